@@ -4,6 +4,9 @@ The standard error of a difference of two arms adds, as squares: each arm's spre
 for accuracies the error of each arm from the size of the test set, sqrt(p (1 - p) / N). More seeds make the first
 smaller and never the second. The second counts both arms as if their test sets were different ones, so it is on the
 careful side. Perplexity has only the first.
+
+Several comparisons of one table are corrected together, by Holm's step-down rule (1979): the clearest of m needs the
+quantile for 5 % / m, the next that for 5 % / (m - 1), and so on; behind the first that is not shown none is.
 """
 
 from __future__ import annotations
@@ -11,15 +14,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from scipy.special import ndtr, ndtri, stdtr, stdtrit
+
 from leansurgeon.report.humans import Spread, listed, plain
 from leansurgeon.report.rows.rows import Row, Section, Task
 
 NEEDED = 2.0  # standard errors, or more where few seeds make the standard error itself uncertain
-# 97.5 % quantiles of Student's t for 1 to 30 degrees of freedom.
-STUDENT = (
-    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
-    2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
-)  # fmt: skip
+TAIL, MANY = 0.025, 60  # the share of a distribution beyond each quantile; degrees of freedom that are as good as all
 LONGER = 1.01  # times the epochs
 ONE_SEED = "; one seed is not a result."
 SMALL_WIDTH = 256  # up to here the stock initialisation is known to leave deep models under-trained
@@ -29,7 +30,7 @@ SMALL_WIDTH = 256  # up to here the stock initialisation is known to leave deep 
 class Verdict:
     """`difference` is arm minus against in the metric's own unit (a fraction for percentages); `verdict` is a fixed
     word for programs: "better", "worse", "not shown", "one seed", "not credible", "not comparable" or "no spread";
-    `needed` is how many standard errors it takes."""
+    `needed` is how many standard errors it takes in this table, `p` how often chance alone gives such a distance."""
 
     arm: str
     against: str
@@ -39,6 +40,7 @@ class Verdict:
     verdict: str
     sentence: str
     needed: float | None = None
+    p: float | None = None
 
 
 def verdicts(section: Section) -> list[Verdict]:
@@ -46,22 +48,26 @@ def verdicts(section: Section) -> list[Verdict]:
     if section.kind != "experiment" or section.task is None:
         return []
     originals = [r for r in section.rows if r.role == "original"]
-    all_verdicts = []
-    for lean in (r for r in section.rows if r.role == "lean"):
-        for other in [*originals, *controls_of(lean, section.rows)]:
-            verdict = judge(lean, other, section.task)
-            if verdict:
-                all_verdicts.append(verdict)
-    return all_verdicts
+    leans = [row for row in section.rows if row.role == "lean"]
+    pairs = [(lean, other) for lean in leans for other in [*originals, *controls_of(lean, section.rows)]]
+    found = {i: verdict for i, pair in enumerate(pairs) if (verdict := judge(*pair, section.task))}
+    tested = sorted((i for i in found if found[i].p is not None), key=lambda i: found[i].p)
+    left = len(tested)
+    for i in tested:
+        found[i] = verdict = judge(*pairs[i], section.task, left)
+        left -= verdict.verdict != "not shown"
+    return [*found.values()]
 
 
 def sentences(verdicts_here: list[Verdict]) -> list[str]:
     """What is said of all of them; more than three of one seed each become one sentence."""
     single = [v for v in verdicts_here if v.sentence.endswith(ONE_SEED)]
-    if len(single) <= 3:
-        return [v.sentence for v in verdicts_here]
-    together = "; ".join(v.sentence.removesuffix(ONE_SEED) for v in single)
-    return [v.sentence for v in verdicts_here if v not in single] + [f"One seed is not a result: {together}."]
+    said = [v.sentence for v in verdicts_here if len(single) <= 3 or v not in single]
+    if len(single) > 3:
+        said.append(f"One seed is not a result: {'; '.join(v.sentence.removesuffix(ONE_SEED) for v in single)}.")
+    if (tested := sum(v.p is not None for v in verdicts_here)) > 1:
+        said.append(f"The {tested} comparisons are corrected together (Holm), so that chance shows in 1 of 20 tables.")
+    return said
 
 
 def controls_of(lean: Row, rows: tuple[Row, ...]) -> list[Row]:
@@ -73,8 +79,8 @@ def controls_of(lean: Row, rows: tuple[Row, ...]) -> list[Row]:
     return bound or [r for r in free if r.name == f"control-{lean.name}"] or free
 
 
-def judge(arm: Row, other: Row, task: Task) -> Verdict | None:
-    """Compare two arms; None when one of them has no metric."""
+def judge(arm: Row, other: Row, task: Task, comparisons: int = 1) -> Verdict | None:
+    """Compare two arms, where so many comparisons of a table are still to be told; None when one has no metric."""
     if arm.metric is None or other.metric is None:
         return None
     difference = arm.metric.mean - other.metric.mean
@@ -88,11 +94,12 @@ def judge(arm: Row, other: Row, task: Task) -> Verdict | None:
         sentence = f"{begin}; the seeds do not differ, so there is no spread to judge by."
         return Verdict(arm.name, other.name, difference, 0.0, None, "no spread", sentence)
     ratio = abs(difference) / error
-    enough = needed(degrees_of_freedom(arm.metric, other.metric, error))
-    word, ending = _words(arm, other, ahead, ratio, enough)
+    freedom = degrees_of_freedom(arm.metric, other.metric, error)
+    enough = needed(freedom, comparisons)
+    word, ending = _words(arm, other, ahead, ratio, enough, comparisons)
     # Cut, not rounded: 1.96 must not read as the 2.0 that would have been enough.
     sentence = f"{begin}, {math.floor(ratio * 10) / 10:.1f} standard errors: {ending}."
-    return Verdict(arm.name, other.name, difference, error, ratio, word, sentence, enough)
+    return Verdict(arm.name, other.name, difference, error, ratio, word, sentence, enough, 2 * beyond(ratio, freedom))
 
 
 def degrees_of_freedom(one: Spread, two: Spread, error: float) -> float:
@@ -103,20 +110,31 @@ def degrees_of_freedom(one: Spread, two: Spread, error: float) -> float:
     return error**4 / estimated if estimated else math.inf
 
 
-def needed(freedom: float) -> float:
-    """Standard errors from which on a difference counts: Student's two-sided 95 %, and never below two."""
-    if freedom >= 60:
-        return NEEDED
-    whole = int(freedom + 1e-9)  # 3.9999999 are 4
-    return STUDENT[min(max(whole, 1), len(STUDENT)) - 1]
+def needed(freedom: float, comparisons: int = 1) -> float:
+    """Standard errors from which on a difference counts: Student's two-sided 95 %, that of so many comparisons
+    together, and never below two.
+    """
+    tail = TAIL / comparisons
+    return max(NEEDED, -float(ndtri(tail) if freedom >= MANY else stdtrit(whole(freedom), tail)))
 
 
-def _words(arm: Row, other: Row, ahead: bool, ratio: float, enough: float) -> tuple[str, str]:
+def beyond(ratio: float, freedom: float) -> float:
+    """The share of Student's distribution beyond so many standard errors."""
+    return float(ndtr(-ratio) if freedom >= MANY else stdtr(whole(freedom), -ratio))
+
+
+def whole(freedom: float) -> int:
+    """Degrees of freedom, counted down: 3.9999999 are 4."""
+    return max(1, int(freedom + 1e-9))
+
+
+def _words(arm: Row, other: Row, ahead: bool, ratio: float, enough: float, comparisons: int) -> tuple[str, str]:
     control = other.role == "control"
     if ratio < enough:
         ending = "not shown to be better" if ahead or ratio == 0 else "behind, but not shown to be worse"
         if ratio >= NEEDED:
-            ending = f"{math.ceil(enough * 10) / 10:.1f} are needed with so few seeds; {ending}"
+            of = "few seeds" if comparisons == 1 else "few seeds and many comparisons"
+            ending = f"{math.ceil(enough * 10) / 10:.1f} are needed with so {of}; {ending}"
         return "not shown", ending + (", so more heads are not shown to help" if control else "")
     if ahead and arm.trained > LONGER * other.trained:
         return "not comparable", "ahead, but trained longer, so not comparable"

@@ -179,7 +179,7 @@ def test_what_is_known_of_a_model_that_nobody_trained(tmp_path: Path) -> None:
         "",
         "",
     )
-    assert made.cut.method == {"layers": "auto", "heal": "none", "keep": 0} and made.cut.starts == ()
+    assert made.cut.method == {"layers": "auto", "heal": "none", "keep": ""} and made.cut.starts == ()
     assert made.curve is made.recipe is made.experiment_file is made.bench is made.heads is None
     assert [name for name, _ in made.judged] == ["brown"]
     same = run(tmp_path, SURGERY | {"plan": PLAN | {"after": PLAN["before"]}}, "surgery.json")

@@ -200,3 +200,27 @@ def test_one_seed_each_is_said_once_from_four_on() -> None:
     together = sentences([*single, sure])
     assert together[0] == "e is better." and len(together) == 2
     assert together[1].endswith("a is ahead; b is ahead; c is ahead; d is ahead.")
+
+
+def test_comparisons_of_one_table_are_corrected_together() -> None:
+    """Against Holm's adjusted p-values of Welch's tests; alone each of the arms would have been better."""
+    from scipy import stats
+
+    original = (23.4, 23.6, 23.8)
+    arms = {name: tuple(x - gap for x in original) for name, gap in (("a", 0.5), ("b", 0.52), ("c", 0.54), ("d", 2.0))}
+    made = perplexities({"original": original, **arms})
+    for one in made:
+        if one["experiment"]["arm"] in arms:
+            one["experiment"]["control_of"] = None
+    got = {name: verdict for (name, against), verdict in found(made).items() if against == "original"}
+    p = {name: stats.ttest_ind(values, original, equal_var=False).pvalue for name, values in arms.items()}
+    ordered = sorted(p, key=p.get)
+    adjusted, worst = {}, 0.0
+    for rank, name in enumerate(ordered):
+        adjusted[name] = worst = max(worst, min(1.0, p[name] * (len(p) - rank)))
+    assert {name: verdict.p for name, verdict in got.items()} == pytest.approx(p, rel=1e-6)
+    assert all(value < 0.05 for value in p.values()) and {name for name in p if adjusted[name] < 0.05} == {"d"}
+    assert {name: v.verdict for name, v in got.items()} == {
+        name: "better" if adjusted[name] < 0.05 else "not shown" for name in arms
+    }
+    assert "Holm" in " ".join(sentences([*got.values()])) and "Holm" not in " ".join(sentences([got["a"]]))
