@@ -132,8 +132,11 @@ class ImageFolder(base.Task):
         if not all(folder.is_dir() for folder in folders.values()):
             return ""
         old, new = (image_files.readable_names(folder, disk.read_info(folder)) for folder in folders.values())
-        told = [f"{plural(len(some), 'image')} {what}: {', '.join(sorted(some)[:3])}{' ...' * (len(some) > 3)}."
-                for what, some in (("gone or damaged", old - new), ("new", new - old)) if some]  # fmt: skip
+        told = []
+        for what, some in (("gone or damaged", old - new), ("new", new - old)):
+            if some:
+                more = " ..." if len(some) > 3 else "."
+                told.append(f"{plural(len(some), 'image')} {what}: {', '.join(sorted(some)[:3])}{more}")
         return " ".join(told)
 
     def _chosen(self) -> dict[str, np.ndarray | None]:
