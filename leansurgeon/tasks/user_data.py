@@ -359,15 +359,16 @@ def tell(
     counted: Mapping[str, int],
     roles: Sequence[tuple[str, Sequence[str]]],
     columns: Sequence[str] = (),
-    labels: Sequence[Any] = (),
+    labels: Mapping[str, int] | None = None,
     cut: tuple[int, int] = (0, 0),
 ) -> str:
     """What a person is told of data that was read: how much of what (`counted`, "rows" first, then what was left out of
-    them), which of the `columns` is what, the shares of the `labels`, and how many texts are `cut` at how many tokens.
+    them), which of the `columns` is what, how often each of the `labels` is there, and how many texts are `cut` at how
+    many tokens.
     """
-    shares = Counter(map(str, labels))
-    most = [f"{label} {100 * count / len(labels):.0f} %" for label, count in sorted(shares.most_common(4))]
-    most += [f"{len(shares) - 4} more"] if len(shares) > 4 else []
+    often, total = Counter(labels), sum((labels or {}).values())
+    most = [f"{label} {100 * count / total:.0f} %" for label, count in sorted(often.most_common(4))]
+    most += [f"{len(often) - 4} more"] if len(often) > 4 else []
     amount, *rest = [f"{count:,} {what}" for what, count in counted.items() if count] or ["nothing"]
     read = {role: ", ".join(names) for role, names in roles if columns}
     if "label" in read and most:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import json
 import re
 from itertools import pairwise
 
@@ -139,3 +141,28 @@ def test_an_error_names_the_flag_that_was_typed(model, text, flag, tmp_path):
     with pytest.raises(UsageError) as caught:
         open_pairs(str(path) if text else "", source, flag=flag)
     assert set(re.findall(r"--\w+", f"{caught.value.message} {caught.value.hint}")) == {flag}
+
+
+@pytest.mark.parametrize("form", ["csv", "jsonl"])
+def test_a_table_gives_inputs_and_answers(model, lines, form, tmp_path):
+    """Not its lines with their commas; the id is no text, and rows that lack one of both are left out."""
+    folder, _, tokenizer = model
+    said = [(line, " ".join(line.split()[::-1][:5])) for line in lines]
+    rows_of_file = [
+        *({"id": f"R{i}", "input": a, "target": b} for i, (a, b) in enumerate(said)),
+        {"id": "R", "input": "a"},
+    ]
+    path, told = tmp_path / f"pairs.{form}", []
+    if form == "csv":
+        with path.open("w", newline="") as file:
+            writer = csv.DictWriter(file, ["id", "input", "target"])
+            writer.writeheader()
+            writer.writerows(rows_of_file)
+    else:
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows_of_file))
+    data = open_pairs(str(path), open_source(str(folder)), say=told.append)
+    expected = sorted((tuple(tokenizer(a)["input_ids"]), tuple(tokenizer(b)["input_ids"])) for a, b in said)
+    assert sorted(rows([*data.fit, *data.guard, *data.heldout])) == expected
+    assert told[0] == f"pairs.{form}: 61 rows; input = input; answer = target; 60 pairs; id left out."
+    turned = open_pairs(str(path), open_source(str(folder)), columns="input=target,target=input")
+    assert sorted(rows([*turned.fit, *turned.guard, *turned.heldout])) == sorted((b, a) for a, b in expected)

@@ -18,7 +18,7 @@ from leansurgeon.reading.jsonfile import JsonObject
 class SampleData(Part):
     """The sample data that decided: what can be typed behind --calibrate, what it is, its digest, its samples by part,
     its sources where it has several, how many samples were asked for, and the rule and the digests of its split,
-    and which outputs its classes are.
+    which outputs its classes are, and what was typed behind --columns.
     """
 
     name: str
@@ -29,6 +29,7 @@ class SampleData(Part):
     asked: int | None = None
     split: Mapping[str, str] = field(default_factory=dict)
     classes: str | None = None
+    columns: str | None = None
 
 
 # -- which layers ----------------------------------------------------------------------------------

@@ -72,6 +72,7 @@ class Calibration:
     asked: int | None = None  # samples to fit on, where somebody said how many
     sources: tuple[Calibration, ...] = field(default=(), repr=False, compare=False)  # where it is of several
     guards: tuple[int, ...] = ()  # and which source every batch of the guard is of
+    columns: str | None = None
     classes: str | None = None  # which outputs they are, in words
     beside: Calibration | None = field(default=None, repr=False, compare=False)  # to be mixed in where it is too little
     split: Mapping[str, str] = field(default_factory=dict, compare=False)  # rule and digests (`splits.Split.identity`)
@@ -102,7 +103,9 @@ class Calibration:
 
         samples = {part: sum(map(rows_of, getattr(self, part))) for part in WORDS}
         sources = tuple(source.recorded() for source in self.sources)
-        return SampleData(self.name, self.says, self.digest, samples, sources, self.asked, self.split, self.classes)
+        return SampleData(
+            self.name, self.says, self.digest, samples, sources, self.asked, self.split, self.classes, self.columns
+        )
 
 
 def open_calibration(
@@ -133,7 +136,7 @@ def open_calibration(
         data = from_task(chosen.name, chosen.options, source, **how)
     except UsageError as error:
         raise UsageError(error.message, fitting_hint(error, flag)) from error
-    return replace(data, name=spec)
+    return replace(data, name=spec, columns=columns)
 
 
 def fitting_hint(error: UsageError, flag: str) -> str | None:

@@ -17,7 +17,7 @@ from pydantic import Field, model_validator
 
 from leansurgeon.errors import UsageError, plural
 from leansurgeon.reading import files, images
-from leansurgeon.tasks import base, classes, draws, splits
+from leansurgeon.tasks import base, classes, draws, splits, user_data
 from leansurgeon.tasks import cache as disk
 from leansurgeon.tasks.images import files as image_files
 from leansurgeon.tasks.images import places
@@ -123,6 +123,15 @@ class ImageFolder(base.Task):
         named = {self._info["stored"].get(split, split) for split in self._info["sizes"]}
         stored = [np.unique(self._array(f"{split}-labels")) for split in sorted(named)]
         self._stored_classes = classes.StoredClasses(self._info.get("labels"), stored, o.class_names)
+        numbers, counts = np.unique(
+            np.concatenate([self._array(f"{n}-labels") for n in sorted(named)]), return_counts=True
+        )
+        names = self._info.get("labels") or range(int(numbers.max()) + 1)
+        shares = {str(names[i]): int(count) for i, count in zip(numbers, counts, strict=True) if i >= 0}
+        where = ["class folders" if source.kind == "folder" else "as the data says"] if shares else []
+        total = {"images": int(counts.sum()), "of them damaged": len(self._info.get("damaged") or ())}
+        said = user_data.tell([Path(o.data).name], total, [("label", where)], where, shares)
+        self._info = {**self._info, "was_read": said}
 
     def changes_since(self, before: str) -> str:
         """Which images came, went or are damaged since the data was prepared as `before`; empty where that entry is

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from itertools import chain
 from pathlib import Path
@@ -95,7 +96,7 @@ class TextClassification(Tokenized):
             texts = [("text", [o.text, *([o.text_pair] if o.text_pair else [])])]
             roles = [*texts, ("label", [o.label] if isinstance(o.label, str) else o.label)]
             there = tables.columns(files["train"][0])
-            labels = [label for part, _ in read.values() for label in part.labels]
+            labels = Counter(str(label) for part, _ in read.values() for label in part.labels)
             said = [path.name for paths in files.values() for path in paths]
             return info | {"was_read": user_data.tell(said, counted, roles, there, labels, (info["cut"], o.seq_len))}
 

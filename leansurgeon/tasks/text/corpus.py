@@ -259,7 +259,7 @@ def tell(
     if any(one.counted.get("chats") for one in corpora.values()):
         written = any(one.counted.get("rendered") for one in corpora.values())
         role = "chat (by the model's template)" if written else "chat (joined, as the tokenizer has no template)"
-    return user_data.tell(names, counted, roles or [(role, train.columns)], columns, (), cut)
+    return user_data.tell(names, counted, roles or [(role, train.columns)], columns, None, cut)
 
 
 def sentences(text: str) -> list[str]:
