@@ -106,25 +106,29 @@ def collect(paths: Sequence[Path] = (), workspace: Path = Path("runs")) -> Colle
 
 
 def _walk(path: Path, depth: int, collected: Collection) -> None:
+    """What lies at `path` and below; what the system does not let be read is said and passed over."""
+    try:
+        inside = _look(path, collected)
+        for below in inside if depth else ():
+            _walk(below, depth - 1, collected)
+    except OSError as error:
+        collected.problems.append(f"{error.filename or path} cannot be read: {error.strerror or error}.")
+
+
+def _look(path: Path, collected: Collection) -> list[Path]:
+    """Take what a folder is, and return the folders in one that is none of ours."""
     for name, kind in ((SUMMARY, "run"), (record.NAME, "model")):
         if (path / name).is_file():
             entry = _read(path / name, kind, collected.problems)
             if entry:
                 collected.entries.append(entry)
-            return  # what lies inside a run belongs to it
+            return []  # what lies inside a run belongs to it
     if (path / METRICS).is_file():
         step = next((int(step) for step, _ in folder.logged(path, newest_first=True)), None)
         name = text(folder.called(path), "?")
         collected.unfinished.append(Unfinished(path, name, step, is_held(path), resume_line(path)))
-        return
-    if depth:
-        try:
-            inside = sorted(p for p in path.iterdir() if p.is_dir() and not p.name.startswith(".") and p.name != STARTS)
-        except OSError as error:
-            collected.problems.append(f"{path} cannot be read: {error.strerror}.")
-            return
-        for below in inside:
-            _walk(below, depth - 1, collected)
+        return []
+    return sorted(p for p in path.iterdir() if p.is_dir() and not p.name.startswith(".") and p.name != STARTS)
 
 
 def resume_line(run: Path) -> str:
