@@ -158,7 +158,7 @@ class SurgeryRecord(Strict):
     """
 
     WHERE = NAME
-    OPTIONAL = ("starts", "judged", "source_config", "source_surgery", "restored", "files")
+    OPTIONAL = ("starts", "judged", "fitted", "source_config", "source_surgery", "restored", "files")
     KEYS: ClassVar[Mapping[str, str]] = {"form": "schema_version"}
 
     source: Origin
@@ -172,6 +172,7 @@ class SurgeryRecord(Strict):
     language: bool = False  # whether the scores are those of a language model
     starts: Mapping[str, Comparison] = field(default_factory=dict)
     judged: Mapping[str, Comparison] = field(default_factory=dict)  # on data that was named for it, by name
+    fitted: tuple[Mapping[str, Any], ...] = ()  # splits (rule and digests) of what the weights were trained on since
     source_config: Mapping[str, Any] | None = None
     source_surgery: SurgeryRecord | None = None
     restored: SurgeryRecord | None = None
@@ -199,6 +200,14 @@ class SurgeryRecord(Strict):
     def tower(self) -> str | None:
         """The part of a model of several (text, vision, audio) that surgery was for."""
         return towers.of_section(self.plan.inferred.get("tower"))
+
+    @property
+    def all_fitted(self) -> list[Mapping[str, Any]]:
+        """The splits of all data that decided the weights, in the cut and in trainings after it; an empty one where
+        that is not known.
+        """
+        used = self.decided.calibration
+        return [*self.fitted, *(one.split for one in (used.sources or (used,) if used else ()))]
 
     @property
     def preset(self) -> str:

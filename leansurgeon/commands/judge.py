@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -115,10 +116,17 @@ def on_all(
     if data:
         sample = data_to_measure(prepares(origin, opened), data, origin.name, "Judging", None, seed, say, columns)
         say(f"Judging on {data} ...")
-        comparisons[data] = judged.on_data(sample, origin, opened.folder, opened.parameters.total)
+        comparisons[data] = judged.on_data(
+            sample, origin, opened.folder, opened.parameters.total, fitted=fitted_on(opened) + fitted_on(origin)
+        )
     if tasks:
         comparisons |= harness.judged(tasks, origin.folder, opened.folder, limit=limit, say=say)
     return comparisons
+
+
+def fitted_on(opened: Source) -> list[Mapping[str, str]]:
+    """The splits of what a model's cut and trainings of ours were fitted on."""
+    return opened.record.all_fitted if opened.record else []
 
 
 def refuse_other_tokens(opened: Source, origin: Source) -> None:

@@ -176,7 +176,7 @@ def _shrink(source: str, wanted: Wanted, how: Method, asked: ShrinkOptions, say:
         for name, part in (domains(decided.calibration) if asked.proof else {}).items():
             made = judged_on(name, part.heldout, part, folder, made, opened, say)
         if other and asked.judge:
-            made = judged_on(asked.judge, [*other.guard, *other.heldout], other, folder, made, opened, say)
+            made = judged_on(asked.judge, other.heldout, other, folder, made, opened, say)
     return Shrunk(decided, made, folder)
 
 
@@ -271,7 +271,8 @@ def judged_on(
     folder.
     """
     say(f"Judging on {name} ...")
-    return judged.note(folder, made, {name: judged.on_data(other, opened, folder, made.proof.parameters, batches)})
+    found = judged.on_data(other, opened, folder, made.proof.parameters, batches, fitted=made.all_fitted)
+    return judged.note(folder, made, {name: found})
 
 
 def first_words(decided: Decided, record: SurgeryRecord | None) -> list[str]:

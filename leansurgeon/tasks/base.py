@@ -135,7 +135,7 @@ class Task(ABC):
     def describe(self) -> Description:
         """Sizes, what is particular to the task, source and licence of the data: goes into `summary.json`."""
         sizes = {f"{split}_samples": self.size(split) for split in dict.fromkeys((*SPLITS, *self.splits))}
-        split = {"split": self.identity} if self.identity else {}
+        split = {"split": self.identity} if self.held_out else {}
         return {**sizes, **split, **self._particulars(), "source": self.source, "licence": self.licence}
 
     def size(self, split: str) -> int:
@@ -155,10 +155,11 @@ class Task(ABC):
 
     @property
     def identity(self) -> dict[str, str]:
-        """The rule of the split and a digest of the samples of each side (`splits.Split.identity`); empty where the
-        task brings its own split.
+        """The rule of the split and a digest of the samples of each side (`splits.Split.identity`); of a split that the
+        task brings, its name and that of its prepared data.
         """
-        return dict(self._info.get("split", {}))
+        theirs = {"rule": f"task {self.name}", "train": str(self.prepared_as), "test": str(self.prepared_as)}
+        return dict(self._info.get("split", theirs))
 
     @property
     def was_read(self) -> str | None:

@@ -11,7 +11,7 @@ import hashlib
 import re
 import unicodedata
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 RULE = "content-1"  # raised when a sample would fall on another side than before
 OWN = f"{RULE}, and the data's own parts"  # where names of files, or small classes, decide too
+MADE = "made"  # instead of a rule: samples that a model made itself, which no data holds
 SIDES = ("train", "eval", "test")
 HELD = 0.1  # of all contents in each of "eval" and "test"
 LEAST = 0.05  # of all samples in each, where so few fall there by chance
@@ -157,6 +158,18 @@ def _moved(ids: np.ndarray, side: np.ndarray, own: np.ndarray, part: int) -> boo
         return False
     side[(ids == there[0]) & (side == 0)] = part
     return True
+
+
+def stands_apart(split: Mapping[str, str], fitted: Iterable[Mapping[str, str]]) -> bool:
+    """Whether nothing of the "test" of a split was trained on in other data, whose splits are `fitted`: it is the same
+    test, or content alone decided in both.
+    """
+    return all(
+        one.get("rule") == MADE
+        or (one.get("rule") == split.get("rule") == RULE)
+        or (one.get("test") is not None and one.get("test") == split.get("test"))
+        for one in fitted
+    )
 
 
 def digest(ids: np.ndarray) -> str:

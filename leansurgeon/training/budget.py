@@ -76,7 +76,7 @@ def judges_start(run: Run) -> bool:
     """Whether the weights that a training began with are judged on its test split, too: where it is of one's own data,
     to say what the training brought.
     """
-    return bool(run.task.identity) and run.recipe.train.eval.at_start
+    return run.task.held_out is not None and run.recipe.train.eval.at_start
 
 
 def beyond(whole: float, startup: float, step: float, rest: float) -> str | None:

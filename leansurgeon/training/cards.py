@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from leansurgeon.checkpoints import record
@@ -11,12 +13,17 @@ from leansurgeon.training.runs import folder as runfolder
 from leansurgeon.training.runs.summary import Scores, Summary
 
 
-def cards(run_dir: Path, start: Path, made: Summary) -> None:
-    """Write README.md into the best and the last model of a run; `start` is the folder that the training began with."""
+def cards(run_dir: Path, start: Path, made: Summary, split: Mapping[str, str]) -> None:
+    """Write README.md into the best and the last model of a run, and into their records what they were trained on, a
+    task with this `split`; `start` is the folder that the training began with.
+    """
     for name, scores in ((runfolder.BEST, made.best or made.final), (runfolder.LAST, made.final)):
         folder = run_dir / name
         if (folder / "config.json").is_file():
-            write_card(folder, record.read_if_whole(folder), called(run_dir, made), start, training(made, scores))
+            surgery = record.read_if_whole(folder)
+            if surgery:
+                surgery = record.write(folder, replace(surgery, fitted=(*surgery.fitted, split)))
+            write_card(folder, surgery, called(run_dir, made), start, training(made, scores))
 
 
 def called(run_dir: Path, made: Summary) -> str:

@@ -55,7 +55,7 @@ def finish(run: Run, experiment: Part | None) -> Summary:
     if any(run.council.share(lambda: list(known))):
         made = replace(made, **known)
         _publish(run, made)
-    run.council.on_main(lambda: cards(run.folder, run.loaded.folder, made))
+    run.council.on_main(lambda: cards(run.folder, run.loaded.folder, made, run.task.identity))
     run.progress.say(f"done in {duration_text(run.spent())}: {run.folder}")
     run.trainer.accelerator.free_memory()
     return made
@@ -98,7 +98,7 @@ def _tested(run: Run) -> OnTest:
     training is over, and nothing is chosen by it. Of a published split the last weights, too; of one's own data those
     that the training began with, to say what it brought. The models are written by then.
     """
-    best, done, own = run.history.best, run.history.done, bool(run.task.identity)
+    best, done, own = run.history.best, run.history.done, run.task.held_out is not None
     kept = best is not None and best.step != done and run.recipe.train.checkpoint.keep_best
     before = (
         _on_test(run, _scored(run, starting.loaded(run.recipe, run.loaded.folder, run.task)))

@@ -7,6 +7,7 @@ from typing import TypeAlias
 
 from leansurgeon.checkpoints.record import Both, Comparison, Embeddings
 
+SEEN = "data that it may have been trained on"  # instead of "held-out data", where nobody can say that it was not
 Line: TypeAlias = dict[str, str]  # cells of a table by their column's head
 
 
@@ -84,8 +85,8 @@ def sentence(compared: Comparison | None, language: bool) -> str:
             for name, both in compared.scores.items()
         ]
         return f"On {compared.scored or 0:,} documents: {', '.join(said)}."
-    noise = compared.data == "noise"
-    where = f"On {compared.rows or 0:,} {'' if noise else 'held-out '}outputs{' (noise as input)' if noise else ''}"
+    held, of = {"noise": ("", " (noise as input)"), SEEN: ("", f" of {SEEN}")}.get(compared.data, ("held-out ", ""))
+    where = f"On {compared.rows or 0:,} {held}outputs{of}"
     known = [
         ("largest difference {:.2g}", compared.max_difference),
         ("relative error {:.2g}", compared.relative_error),

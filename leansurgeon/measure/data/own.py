@@ -46,6 +46,7 @@ from leansurgeon.progress import Say, silent
 from leansurgeon.reading import jsonfile
 from leansurgeon.tasks import Task
 from leansurgeon.tasks.base import IGNORED
+from leansurgeon.tasks.splits import MADE
 from leansurgeon.tasks.text import corpus, vocab
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ def samples(source: Source, *, seed: int = 0, device: str = "cpu", say: Say = si
 def made(name: str, says: str, parts: Parts[list[Batch]], task: Task | None = None) -> Calibration:
     """Calibration of parts that were made, not read; what it says of itself ends in their sizes."""
     counts = told(parts.each(lambda _, batches: sum(map(rows_of, batches))))
-    return of_parts(name, f"{says}: {counts}", parts, task)
+    return replace(of_parts(name, f"{says}: {counts}", parts, task), split={"rule": MADE})
 
 
 # -- what a model says ----------------------------------------------------------------------------

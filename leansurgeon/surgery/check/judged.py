@@ -4,18 +4,20 @@ in the result's record and card.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from leansurgeon.architectures.base import Architecture
 from leansurgeon.checkpoints import record
 from leansurgeon.checkpoints.proof.prove import prove
+from leansurgeon.checkpoints.proof.report_numbers import SEEN
 from leansurgeon.checkpoints.publish import card
 from leansurgeon.checkpoints.record import Comparison, SurgeryRecord
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.measure.data.calibration import Batch, Calibration
 from leansurgeon.surgery.shrink import kind_of
+from leansurgeon.tasks.splits import stands_apart
 
 
 def on_data(
@@ -25,14 +27,17 @@ def on_data(
     parameters: int,
     batches: Sequence[Batch] | None = None,
     family: Architecture | None = None,
+    fitted: Iterable[Mapping[str, str]] = (),
 ) -> Comparison:
     """The outputs of the model in `folder`, which has so many parameters, against those of its source, on `batches` of
-    the data (None: all that nothing was fitted on). `family` is that of the model, where it is known. Raises what
-    `prove` raises.
+    the data (None: the held-out ones). `family` is that of the model, where it is known, and `fitted` are the splits of
+    what both were fitted on: where nobody can say that these batches were not, the comparison does not call them held
+    out. Raises what `prove` raises.
     """
-    batches = [*data.guard, *data.heldout] if batches is None else batches
+    batches = data.heldout if batches is None else batches
     kind, families = kind_of(data), (family, source.architecture)
-    return prove(folder, parameters, source=source.folder, batches=batches, kind=kind, families=families).compared
+    found = prove(folder, parameters, source=source.folder, batches=batches, kind=kind, families=families).compared
+    return found if stands_apart(data.split, fitted) else replace(found, data=SEEN)
 
 
 def note(

@@ -1,0 +1,127 @@
+"""What one command fits or chooses by, no other reports on: the samples that were really read, through the commands."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import numpy as np
+import pytest
+
+from leansurgeon.checkpoints import record
+from leansurgeon.tasks.images.folder import ImageFolder
+from leansurgeon.tasks.text.classification import TextClassification
+from leansurgeon.tasks.text.language import CausalLM
+from tests.support.command_line import leansurgeon
+from tests.support.content import side_of
+from tests.support.models import strangers
+from tests.support.models.word_models import WORDS
+
+PIECE = 6  # tokens that are content of their own: windows of two commands begin in different places
+
+
+@pytest.fixture
+def read(monkeypatch, tmp_path):
+    """What the commands have read, by split: pieces of token ids, or pictures."""
+    monkeypatch.setenv("LEANSURGEON_CACHE", str(tmp_path / "cache"))
+    seen: dict[str, set[bytes]] = {}
+    for cls in (TextClassification, CausalLM, ImageFolder):
+
+        def batch(self, split, indices, *, seed, epoch, known=cls.batch):
+            made = known(self, split, indices, seed=seed, epoch=epoch)
+            rows = made.get("input_ids", made.get("pixel_values")).numpy()
+            here = seen.setdefault(split, set())
+            for row in rows:
+                if row.ndim == 1:
+                    here.update(row[i : i + PIECE].tobytes() for i in range(max(1, len(row) - PIECE + 1)))
+                else:
+                    here.add(row.tobytes())
+            return made
+
+        monkeypatch.setattr(cls, "batch", batch)
+    return seen
+
+
+@pytest.fixture
+def said(tmp_path):
+    """A model and data for it, by kind."""
+
+    def made(kind):
+        if kind == "text":
+            return strangers.model(tmp_path / "source", "llama"), strangers.texts(tmp_path / "texts", 600)
+        if kind == "table":
+            source = strangers.classifier(tmp_path / "source", ("good", "bad"))
+            return source, strangers.reviews(tmp_path / "reviews.csv", 200, ("good", "bad"))
+        source = strangers.model(tmp_path / "source", "vit", num_channels=3, image_size=8, num_labels=2)
+        return strangers.processor(source, 8, 3), strangers.pictures(tmp_path / "images", each=60)
+
+    return made
+
+
+@pytest.mark.parametrize("kind", ["text", "table", "pictures"])
+def test_no_command_reports_on_what_another_fitted_on(kind, said, read, tmp_path):
+    source, data = said(kind)
+    lean, run = tmp_path / "lean", tmp_path / "run"
+    for command in (
+        ("shrink", source, "--layers", 2, "--calibrate", data, "-o", lean),
+        ("retrain", lean, "--data", data, "-o", run, "--set", "train.duration=3st"),
+        ("judge", run, "--data", data),
+        ("judge", lean, "--data", data),
+    ):
+        done = leansurgeon(*command)
+        assert done.returncode == 0, done.stderr
+        assert read["test"] and not read["test"] & (read["train"] | read["eval"]), command[0]
+        assert "Held out: " in done.stderr
+    # And the records say by what: the same rule and the same samples for the cut and for the training.
+    made = record.read(run / "model")
+    assert made.fitted[0] in made.all_fitted[1:]
+    assert {one.data for one in made.judged.values()} == {"held-out data"}
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["test"]["before"]["metric"] is not None and summary["task"]["data"]["split"] == made.fitted[0]
+
+
+def test_other_data_that_was_trained_on_is_not_called_held_out(said, tmp_path, read):
+    """A model that was trained on the first nine tenths of a file, whatever stands in them."""
+    source, data = said("text")
+    lean, run = strangers.halved(tmp_path / "lean", source), tmp_path / "run"
+    done = strangers.healed(lean, data, run, "--set", "task.eval_fraction=0.1")
+    assert done.returncode == 0, done.stderr
+    done = leansurgeon("judge", run, "--data", data)
+    assert done.returncode == 0 and "held-out" not in done.stdout.replace("\n", " "), done.stderr
+    assert "may have been trained on" in " ".join(done.stdout.split())
+    assert "may have been trained on" in " ".join((run / "model" / "README.md").read_text().split())
+
+
+def test_reviews_that_come_three_times_with_coins_for_labels_are_not_healed(said, tmp_path, read):
+    source, _ = said("table")
+    rng = random.Random(0)
+    texts = [f"{WORDS[i % 10]} {' '.join(rng.choices(WORDS, k=7))}" for i in range(150)]
+    rows = [f"{text},{rng.choice(('good', 'bad'))}" for text in texts * 3]
+    (tmp_path / "coins.csv").write_text("\n".join(["review,stars", *rows]) + "\n")
+    lean = strangers.halved(tmp_path / "lean", source)
+    more = ("--set", "train.duration=40ep", "--set", "train.optim.lr=3e-3", "--set", "train.eval.every=10ep")
+    done = strangers.healed(lean, tmp_path / "coins.csv", tmp_path / "run", *more)
+    assert done.returncode == 0, done.stderr
+    assert "It healed" not in done.stderr and "300 rows that repeat others stay on one side" in " ".join(
+        done.stderr.split()
+    )
+    assert not read["test"] & (read["train"] | read["eval"])
+
+
+@pytest.mark.parametrize("positives", [59, 10])
+def test_a_rare_class_is_held_out_too(said, tmp_path, positives, read):
+    from leansurgeon import tasks
+
+    texts = [f"case {i} {' '.join(np.random.default_rng(i).choice(WORDS, 4))}" for i in range(3_000)]
+    rows = [f"{text},{int(i < positives)}" for i, text in enumerate(texts)]
+    found = []
+    for name, lines in (("a", rows), ("b", rows[::-1])):
+        (tmp_path / f"{name}.csv").write_text("\n".join(["text,label", *lines]) + "\n")
+        task = tasks.make("text-classification", {"train": str(tmp_path / f"{name}.csv"), "tokenizer": "byte"})
+        task.prepare(tmp_path / "cache", None, workers=1, say=print)
+        found.append(task.identity)
+        for split in ("eval", "test"):
+            labels = task.batch(split, np.arange(task.size(split)), seed=0, epoch=0)["labels"]
+            by_content = sum(side_of(text) == split for text in texts[:positives])
+            assert int(labels.sum()) == max(1, by_content), split
+    assert found[0] == found[1]  # whatever the order of the rows
