@@ -68,11 +68,7 @@ class Loaded:
         architecture = self.architecture
         if not (place := tower_around((self.projections or [""])[0], self.model, architecture)):
             return self
-        stages = tuple(
-            replace(blocks, projection=tuple(path.removeprefix(place + ".") for path in blocks.projection))
-            for blocks in architecture.stages
-        )
-        own = derive(architecture, stages=stages, section="")
+        own = derive(inside(architecture, place), section="")
         return Loaded(self.model.get_submodule(place), own, self.config[architecture.section], self.folder, None)
 
     def features(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
@@ -137,6 +133,15 @@ class Loaded:
         if self.surgery:
             record.write(folder, self.surgery.trained())
         give_mode(folder)
+
+
+def inside(architecture: Architecture, place: str) -> Architecture:
+    """The family with names of modules as seen from the part of the model at `place`."""
+    stages = (
+        replace(blocks, projection=tuple(path.removeprefix(place + ".") for path in blocks.projection))
+        for blocks in architecture.stages
+    )
+    return derive(architecture, stages=tuple(stages))
 
 
 def tower_around(inside: str, model: torch.nn.Module, architecture: Architecture) -> str:
@@ -284,8 +289,11 @@ def load(
             used = used_class(folder, config, architecture, trains=head is not None)
             config = config | {"architectures": [used]} if used else config
         model = load_transformers(folder, config, architecture, head, overrides, dtype)
-        # What is written is called as it was: only the head is missing, as before.
-        config = model.config.to_dict() | {"architectures": [type(model).__name__ if head in SUFFIX else said]}
+        if class_name(config) != said:
+            architecture = inside(architecture, model.base_model_prefix)
+        # What is written is called as it was, also where it has no head; with a new one it is of another class.
+        same = head not in SUFFIX or said.endswith(SUFFIX[head]) or writes_text(architecture.section, said)
+        config = model.config.to_dict() | {"architectures": [said if same else type(model).__name__]}
     return Loaded(model, architecture, config, folder, surgery, stored)
 
 

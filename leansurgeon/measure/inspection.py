@@ -1,5 +1,5 @@
 """What a model's files say of it without running it: shape, parameters, what its library does with head_dim, where it
-comes from, and known traps. No torch.
+comes from, and known traps. Of torch only what it takes to ask the library which weights a head needs.
 
 The trap above all: where a library derives head_dim from width // heads, an edit of the number of heads leaves every
 tensor its shape. The checkpoint loads strictly, without a warning, and computes another function.
@@ -62,6 +62,7 @@ def inspect(source: Source) -> Inspection:
     findings += contradictions(source.shape, record)
     findings += ignored_head_dim(source)
     findings += hidden_edits(source, recorded=record is not None)
+    findings += (Finding("trap", f"{note}.") for note in source.head_note)
     return Inspection(source, head_policy(source.architecture), tuple(findings), record)
 
 

@@ -134,3 +134,23 @@ def test_a_classifier_without_its_head_has_no_accuracy_and_gets_a_new_one(own_ca
     healed = open_source(str(tmp_path / "run/model"))
     assert healed.head == "sequence-classification" and healed.outputs == 2
     assert healed.config["id2label"] == {"0": "good", "1": "bad"}
+
+
+def test_a_body_gets_heads_of_their_own_and_keeps_the_name_of_its_class(texts, own_cache, tmp_path):
+    """A family that nobody declared, whose result is of a class of ours; with its head it keeps that one, too."""
+    sizes = {"embedding_size": 32, "max_position_embeddings": 64, "initializer_range": 0.3, **SIZES}
+    for number, cls in enumerate((transformers.ElectraModel, transformers.ElectraForMaskedLM)):
+        torch.manual_seed(5)
+        source = tmp_path / f"source{number}"
+        cls(transformers.ElectraConfig(**sizes)).save_pretrained(source)
+        words(source, mask="<extra_id_0>")
+        named(source, "ElectraForMaskedLM")
+        said = " ".join(leansurgeon("inspect", source).stdout.split())
+        assert ("its head is not in the files: it is used and measured as ElectraModel" in said) == (not number)
+        cut, run = tmp_path / f"cut{number}", tmp_path / f"run{number}"
+        how = ("--heads", "6", "--keep", "0,2", "--head-dim", "keep", "--uncalibrated", "--no-proof")
+        assert leansurgeon("shrink", source, *how, "-o", cut).returncode == 0
+        done = strangers.healed(cut, texts, run)
+        assert done.returncode == 0, done.stderr
+        assert ("perplexity" in done.stderr) == bool(number)
+        assert json.loads((run / "model/config.json").read_text())["architectures"] == ["LeanForMaskedLM"]
