@@ -68,12 +68,7 @@ POSITIONS = (
     *("max_2d_position_embeddings", "num_position_embeddings"),
 )
 WINDOWS = ("sliding_window", "window_size", "attention_window_size", "local_attention", "attention_chunk_size")
-MAMBA_HEADS = (
-    "mamba_n_heads",
-    "mamba_num_heads",
-    "num_mamba_heads",
-    "n_mamba_heads",
-)  # times their size: the width, expanded
+MAMBA_HEADS = ("mamba_n_heads", "mamba_num_heads", "num_mamba_heads")  # times their size: the width, expanded
 MAMBA_DIMS, MAMBA_DIM = ("mamba_d_head", "mamba_head_dim", "mamba_headdim"), 16
 # Lists of layers' numbers: they follow the layers that stay.
 INDEX_LISTS = (
