@@ -32,7 +32,7 @@ from leansurgeon.checkpoints.publish.leftovers import scratch
 from leansurgeon.checkpoints.record import DamagedRecord, SurgeryRecord
 from leansurgeon.checkpoints.record import read as read_record
 from leansurgeon.checkpoints.weights import Weights, same_bytes
-from leansurgeon.errors import LeanSurgeonError, UnsupportedModel, UsageError, did_you_mean
+from leansurgeon.errors import LeanSurgeonError, UnsupportedModel, UsageError, did_you_mean, plural
 from leansurgeon.progress import downloads
 from leansurgeon.reading import modelcard
 from leansurgeon.shape import ParameterCount, Shape
@@ -341,6 +341,15 @@ def record_of(path: Path) -> tuple[SurgeryRecord | None, str]:
         return read_record(path), ""
     except DamagedRecord as error:
         return None, error.message
+
+
+def ask_tower(source: Source, named: str | None) -> None:
+    """Raises `UsageError` with a model's towers where it has several and nobody has said which is meant."""
+    if not source.architecture.section or named or towers.chosen() or (source.record and source.record.tower):
+        return
+    if there := infer.built_towers(source.config):
+        each = ", ".join(f"{tower} ({plural(layers, 'layer')})" for tower, layers in there.items())
+        raise UsageError(f"{source.name} has several towers: {each}.", f"Say which: --tower {next(iter(there))}.")
 
 
 def tower_of(record: SurgeryRecord | None, config: Config) -> str | None:

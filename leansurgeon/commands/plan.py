@@ -79,7 +79,7 @@ def plan(
     operations, too. Raises `UsageError` for what cannot be, and what opening and predicting raise.
     """
     from leansurgeon.checkpoints.record import shown_if_newer
-    from leansurgeon.checkpoints.source import open_source
+    from leansurgeon.checkpoints.source import ask_tower, open_source
     from leansurgeon.measure.costs import gpus
     from leansurgeon.measure.costs.memory import Setting
     from leansurgeon.surgery.plan.costs import costs
@@ -94,4 +94,5 @@ def plan(
     with ExitStack() as keep:
         keep.enter_context(shown_if_newer(progress.say))
         opened = open_source(source, allow_pickle=allow_pickle, tower=tower, weights=False, keep=keep)
+        ask_tower(opened, tower)
         return Plan(costs(opened, wanted, setting, card, cross_check=cross_check and setting is not None))

@@ -14,7 +14,7 @@ from typing import Any
 
 from leansurgeon.architectures.presets import PRESETS
 from leansurgeon.checkpoints.publish.output import check_apart, held
-from leansurgeon.checkpoints.source import Source, open_source
+from leansurgeon.checkpoints.source import Source, ask_tower, open_source
 from leansurgeon.errors import UsageError
 from leansurgeon.measure.costs.memory import OPTIMIZERS, Setting
 from leansurgeon.measure.data.calibration import Calibration
@@ -119,6 +119,7 @@ def begin(source: str, space: Space, budget: Budget, asked: SearchOptions) -> Op
         raise UsageError(f"--share {asked.share:g}: a share of the recipe's length is needed, above 0 and at most 1.")
     changes = config_changes(asked.recipe, source)
     opened = open_source(source, allow_pickle=asked.allow_pickle, config_changes=changes)
+    ask_tower(opened, None)
     training = recipe_of(opened, asked.recipe, asked.sets)
     if training and asked.data:
         raise UsageError("A recipe names its own data, and --data is for heals.", "Leave one of them out.")

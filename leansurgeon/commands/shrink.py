@@ -14,7 +14,7 @@ from leansurgeon.checkpoints.proof.report_numbers import sentence
 from leansurgeon.checkpoints.publish.output import check_apart, held
 from leansurgeon.checkpoints.record import Comparison, Proof, SurgeryRecord
 from leansurgeon.checkpoints.recorded.part import plain
-from leansurgeon.checkpoints.source import Source, left_out, open_source
+from leansurgeon.checkpoints.source import Source, ask_tower, left_out, open_source
 from leansurgeon.errors import UsageError
 from leansurgeon.measure.data.calibration import Batch, Calibration
 from leansurgeon.progress import Say
@@ -131,6 +131,7 @@ def _shrink(source: str, wanted: Wanted, how: Method, asked: ShrinkOptions, say:
     has_data = bool(asked.sources or task)
     check(asked, how, has_data)
     opened = open_source(source, allow_pickle=asked.allow_pickle, tower=asked.tower, weights=wanted.init != "fresh")
+    ask_tower(opened, asked.tower)
     opened = replace(opened, name=asked.called) if asked.called else opened
     knows = opened.learned and wanted.init != "fresh"
     used, own, data = has_data and knows, knows and not (has_data or how.uncalibrated), None

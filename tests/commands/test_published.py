@@ -10,6 +10,8 @@ import pytest
 import torch
 import transformers
 
+from leansurgeon import architectures
+from leansurgeon.architectures import infer
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.checkpoints.weights import Weights
 from leansurgeon.errors import UnsupportedModel
@@ -171,3 +173,69 @@ def test_a_body_under_the_name_of_a_class_with_a_head_keeps_its_pooler(kind, tmp
     with torch.no_grad():
         assert torch.allclose(result.eval()(input_ids=IDS)[0], by_hand, atol=1e-5)
     assert unread(plan(open_source(str(folder)), Wanted(layers="3"))) == ()
+
+
+@pytest.mark.parametrize("command", ["shrink", "plan"])
+def test_of_several_towers_one_is_asked_for(command, tmp_path):
+    size = {"hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 48}
+    config = transformers.CLIPConfig(
+        vision_config=size | {"num_hidden_layers": 3, "image_size": 32, "patch_size": 8},
+        text_config=size | {"num_hidden_layers": 4, "vocab_size": 160},
+        projection_dim=32,
+    )
+    folder = saved(transformers.CLIPModel(config), tmp_path / "clip")
+    done = leansurgeon(command, folder, "--layers", 2, cwd=tmp_path)
+    assert done.returncode == 2 and "text (4 layers), vision (3 layers)" in done.stderr and "--tower" in done.stderr
+    assert leansurgeon("plan", folder, "--layers", 2, "--tower", "vision").returncode == 0
+
+
+def test_a_cut_that_keeps_the_last_layer_of_gemma_4(tmp_path):
+    """Its library makes the last layer one of full attention, whatever the config says of it."""
+    kinds = ["sliding_attention", "sliding_attention", "full_attention"] * 2
+    config = transformers.Gemma4TextConfig(
+        **SMALL, **TOKENS, num_hidden_layers=6, num_key_value_heads=2, head_dim=8, layer_types=kinds, sliding_window=4,
+        hidden_size_per_layer_input=0, per_layer_config={2: {"head_dim": 16}, 5: {"head_dim": 16}},
+    )  # fmt: skip
+    folder = saved(transformers.Gemma4ForCausalLM(config), tmp_path / "gemma")
+    refused = leansurgeon("shrink", folder, "--uncalibrated", "--keep", "0,2,3,4", cwd=tmp_path)
+    assert refused.returncode == 2 and "Layer 5 has to stay" in refused.stderr
+    _, made = cut(folder, tmp_path, "--keep", "0,2,3,5")
+    source = load(folder)
+    by_hand = skipping(source, source.model.layers, {0, 2, 3, 5}, input_ids=IDS)
+    with torch.no_grad():
+        assert torch.allclose(load(made)(input_ids=IDS)[0], by_hand, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"model_type": "deberta-v2", "architectures": ["DebertaV2ForSequenceClassification"], "pooler_hidden_size": 64}
+        | {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 96, "num_hidden_layers": 4},
+        {"model_type": "longformer", "attention_window": [512] * 12, "num_hidden_layers": 12},
+        {"model_type": "led", "attention_window": [1024] * 12},
+        {"model_type": "gemma3n_text"},
+        {"model_type": "gemma4_text"},
+        {"model_type": "falcon_h1"},
+        {"model_type": "bamba", "hidden_size": 64, "mamba_n_heads": 8, "mamba_d_head": 16, "attn_layer_indices": [1]}
+        | {"num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 96},
+        {"model_type": "granitemoehybrid", "layer_types": ["mamba", "attention"] * 2, "num_hidden_layers": 4}
+        | {"hidden_size": 64, "mamba_n_heads": 8, "mamba_d_head": 16, "num_attention_heads": 4}
+        | {"num_key_value_heads": 2, "intermediate_size": 96, "shared_intermediate_size": 96},
+        {"model_type": "swin"},
+    ],
+    ids=lambda config: config["model_type"],
+)
+def test_a_small_model_with_the_flags_of_this_one_runs(config):
+    from leansurgeon.architectures.infer import library
+    from leansurgeon.architectures.infer.differences import built
+
+    with library.quietly():
+        full = library.whole(config)
+        built(library.Library.of(full), full)
+
+
+def test_what_a_library_raises_is_no_text_of_a_refusal():
+    """Zamba 2 does not run when it is small; what torch says of that helps nobody."""
+    with pytest.raises(UnsupportedModel, match="no small model") as refused:
+        architectures.of(infer.completed({"model_type": "zamba2", "architectures": ["Zamba2ForCausalLM"]}))
+    assert not re.search(r"Error|shape|\[|size of", refused.value.message)

@@ -116,6 +116,25 @@ def completed(config: Mapping[str, Any]) -> dict[str, Any]:
     return whole | {k: v for k, v in config.items() if k not in whole and not moved(k)}
 
 
+def built_towers(config: Mapping[str, Any]) -> dict[str, int]:
+    """The towers that the class of a model of several builds, with their layers; empty where it builds fewer."""
+    from leansurgeon.architectures.infer import library, tiny
+
+    try:
+        with library.quietly():
+            full = library.whole(config)
+            model = library.Library.of(full).build(full, None, "meta")
+    except (library.Unbuildable, UnsupportedModel):
+        return {}
+    kinds = {type(module.config) for module in model.modules() if hasattr(module, "config")}
+    found: dict[str, int] = {}
+    for key, part in vars(model.config).items():
+        layers = next((n for name in tiny.LAYERS if isinstance(n := getattr(part, name, None), int)), None)
+        if layers and type(part) in kinds and (tower := of_section(key)):
+            found[tower] = layers
+    return found if len(found) > 1 else {}
+
+
 def sample(config: Mapping[str, Any]) -> dict[str, Any]:
     """Noise that a model of an undeclared family runs on, by the names of its inputs."""
     from leansurgeon.architectures.infer import inputs, library, widened

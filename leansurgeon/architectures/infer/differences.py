@@ -15,6 +15,7 @@ from leansurgeon.architectures.infer import inputs, tiny
 from leansurgeon.architectures.infer.library import LARGEST, Library, Unbuildable, outputs
 from leansurgeon.architectures.infer.tiny import Config, aliases, per_layer
 from leansurgeon.architectures.limits import TAPS, followed
+from leansurgeon.architectures.tensors import numbered
 
 Shapes = dict[str, tuple[int, ...]]
 Axis = tuple[str, int]  # a tensor's name and the number of an axis
@@ -60,11 +61,24 @@ def numbers(config: Config) -> list[str]:
     return [k for k, v in config.items() if isinstance(v, int) and not isinstance(v, bool) and v > 0]
 
 
-def without_last(config: Config, key: str) -> Config:
-    """The config with one layer less of this depth; its lists of layers are cut."""
+def without_one(config: Config, key: str, gone: int = 1) -> Config:
+    """The config with one layer less of this depth, the last one, or the one before (`gone` 2); its lists follow."""
     depth = config[key]
-    cut = {k: config[k][:-1] for k in per_layer(config, depth)}
-    return config | cut | {key: depth - 1} | followed(config, (), (), range(depth - 1), depth)
+    left = [i for i in range(depth) if i != depth - gone]
+    cut = {k: [config[k][i] for i in left] for k in per_layer(config, depth)}
+    return config | cut | {key: depth - 1} | followed(config, (), (), left, depth)
+
+
+def shortened(library: Library, config: Config, key: str) -> tuple[Config, nn.Module] | None:
+    """The config with a layer less and its model; None where the library builds none. Some libraries want a last layer
+    of a certain kind, and some lists are another stage's (LED's windows).
+    """
+    for less in (without_one(config, key), without_one(config, key, 2), config | {key: config[key] - 1}):
+        try:
+            return less, library.build(less, None)
+        except Unbuildable:
+            continue
+    return None
 
 
 def module_lists(model: nn.Module) -> dict[str, int]:
@@ -81,12 +95,10 @@ def levels(library: Library, config: Config) -> tuple[list[Level], list[str]]:
     for key in numbers(config):
         if not 2 <= config[key] <= 12 or not looks_like_depth(key):
             continue
-        less = without_last(config, key)
-        try:
-            model = library.build(less, None)
-            after = sizes(library, model)
-        except Unbuildable:
+        if (shorter_one := shortened(library, config, key)) is None:
             continue
+        less, model = shorter_one
+        after = sizes(library, model)
         gone = sorted(set(base) - set(after))
         if not gone:
             continue
@@ -102,7 +114,8 @@ def levels(library: Library, config: Config) -> tuple[list[Level], list[str]]:
         if len(shorter) != 1:
             troubles.append(f"{key}: {len(shorter)} lists of modules shorten with it")
             continue
-        outside = grown(after, {name: base[name] for name in after}) or {}
+        changed = grown(after, {name: base[name] for name in after}) or {}
+        outside = {at: by for at, by in changed.items() if not numbered(prefix).match(at[0])}
         of_layers = tuple(k for k in less if isinstance(less[k], list | tuple) and len(less[k]) == len(config[k]) - 1)
         taps = taps_of(library, config) if not stages else ()
         stages.append(Level(key, prefix, shorter[0] + ".{i}", config[key], of_layers, taps, outside))

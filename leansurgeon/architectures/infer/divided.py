@@ -95,7 +95,7 @@ def free_bases(trial: Trial, stage: Stage, now: Numbers) -> str:
 
     try:
         return "".join(pair for pair in ("qk", "vo") if differs(pair) <= EQUAL and differs(pair[0]) >= ALIVE)
-    except Unbuildable:
+    except (Unbuildable, RuntimeError):  # or some layers have heads of another size
         return ""
 
 
