@@ -225,6 +225,11 @@ def shown_on(screen: Screen) -> Iterator[None]:
         _SCREEN.reset(before)
 
 
+def is_shown() -> bool:
+    """Whether anybody is told how far the work is."""
+    return not _SCREEN.get().quiet
+
+
 def on_a_terminal() -> bool:
     """Whether phases are drawn as a bar that rewrites itself, so that looking often is worth while."""
     screen = _SCREEN.get()
@@ -281,6 +286,16 @@ def downloads() -> type[tqdm[Any]] | None:
 
     screen.begin()
     return Download
+
+
+def size_text(size: float) -> str:
+    """Bytes in the unit that shows them.
+
+    >>> size_text(3_200_000_000), size_text(48_000), size_text(0)
+    ('3.2 GB', '48 kB', '0 bytes')
+    """
+    unit, name = next((u for u in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")) if size >= u[0]), (1, "bytes"))
+    return f"{size / unit:.3g} {name}"
 
 
 def silent(text: str) -> None:

@@ -45,6 +45,15 @@ def ranges(numbers: Sequence[int]) -> str:
     return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
 
 
+def in_markdown(text: str) -> str:
+    r"""Text that Markdown shows as it is, in one line, in cells of tables too.
+
+    >>> print(in_markdown("a|b_c<i>"))
+    a\|b\_c\<i\>
+    """
+    return re.sub(r"([\\`*_{}\[\]<>|~&])", r"\\\1", " ".join(text.split()))
+
+
 def harmless(cell: object) -> object:
     """A cell of a CSV file that no spreadsheet takes for a formula: text that would begin one gets a `'` in front, and
     control characters become `?`.

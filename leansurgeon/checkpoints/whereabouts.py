@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from contextlib import suppress
 from hashlib import sha256 as hashed
@@ -11,6 +10,7 @@ from pathlib import Path
 from leansurgeon.checkpoints.digests import sha256
 from leansurgeon.checkpoints.publish.durable import write_durably
 from leansurgeon.checkpoints.record import Origin
+from leansurgeon.reading.cache_folder import cache_folder
 from leansurgeon.reading.files import is_name
 
 
@@ -44,7 +44,5 @@ def holding(folder: Path, origin: Origin) -> Path | None:
 
 
 def _note(digests: Iterable[str]) -> Path:
-    given = os.environ.get("LEANSURGEON_CACHE")
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "leansurgeon"
     key = hashed("\n".join(sorted(digests)).encode()).hexdigest()[:32]
-    return (Path(given) if given else home) / "sources" / key
+    return cache_folder() / "sources" / key

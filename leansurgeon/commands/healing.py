@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from leansurgeon.architectures.presets import PRESETS
 from leansurgeon.checkpoints import record
 from leansurgeon.errors import UsageError
+from leansurgeon.reading.cache_folder import cache_folder
 from leansurgeon.tasks import user_data
 from leansurgeon.training.recipe import from_model, reading
 from leansurgeon.training.recipe.asked import Asked
@@ -37,7 +38,7 @@ def recipe_of(folder: Path, asked: Asked, say: Callable[[str], None]) -> Trainin
     kept = _of_run(asked)
     if kept is not None:
         return kept
-    made = from_model.make(folder, data, asked, runfolder.cache_dir(), say)
+    made = from_model.make(folder, data, asked, cache_folder(), say)
     say(f"The recipe, made for {folder} and {asked.data}; the run folder keeps it, to be edited and named by --recipe:")
     say("".join(f"    {line}\n" for line in reading.brief(made).splitlines()).rstrip("\n"))
     return made

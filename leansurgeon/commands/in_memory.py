@@ -22,6 +22,7 @@ from leansurgeon.commands.results import RESULT, Folder
 from leansurgeon.errors import UnsupportedModel, UsageError
 from leansurgeon.progress import quiet_transformers
 from leansurgeon.reading import modelcard, names
+from leansurgeon.reading.cache_folder import cache_folder
 
 if TYPE_CHECKING:
     import torch
@@ -237,14 +238,14 @@ def wrong(value: object, name: str) -> UsageError:
 
 def stored(rows: list[dict[str, Any]]) -> str:
     """A file of the cache with these rows, one JSON object a line, named by their digest."""
-    from leansurgeon.training.runs.folder import cache_dir, write_text
+    from leansurgeon.training.runs.folder import write_text
 
     try:
         text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
         digest = hashlib.sha256(text.encode()).hexdigest()[:16]
     except (TypeError, UnicodeEncodeError) as error:
         raise UsageError(f"The data cannot be written down: {error}.", "Labels are words or numbers.") from None
-    file = cache_dir() / "given" / digest / "texts.jsonl"
+    file = cache_folder() / "given" / digest / "texts.jsonl"
     if not file.is_file():
         file.parent.mkdir(parents=True, exist_ok=True)
         write_text(file, text)

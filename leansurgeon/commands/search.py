@@ -20,6 +20,7 @@ from leansurgeon.measure.costs.memory import OPTIMIZERS, Setting
 from leansurgeon.measure.data.calibration import Calibration
 from leansurgeon.measure.data.task_spec import spell_task
 from leansurgeon.progress import Say
+from leansurgeon.reading.cache_folder import cache_folder
 from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.search import table, verdict
 from leansurgeon.search.outcome import Outcome
@@ -31,7 +32,7 @@ from leansurgeon.surgery.shrink import carry_out, decide
 from leansurgeon.tasks.classes import spell_names
 from leansurgeon.training.recipe.reading import load, load_training
 from leansurgeon.training.recipe.schema import ExperimentRecipe, TrainingRecipe
-from leansurgeon.training.runs.folder import cache_dir, write_json
+from leansurgeon.training.runs.folder import write_json
 from leansurgeon.training.runs.sample_data import sample_data, trained_on
 from leansurgeon.words import wrap
 
@@ -164,7 +165,7 @@ def tried(
     from leansurgeon.search.evidence import gather
 
     opened, seeds = begun.source, asked.seeds
-    evidence = gather(opened, sample, cache_dir(), seeds[0], say)
+    evidence = gather(opened, sample, cache_folder(), seeds[0], say)
     if evidence.says:
         say(evidence.says)
     if begun.training:

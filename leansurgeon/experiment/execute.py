@@ -7,9 +7,9 @@ from leansurgeon.experiment.jobs import Job
 from leansurgeon.experiment.kept import part_of
 from leansurgeon.measure.data.calibration import from_task
 from leansurgeon.progress import silent
+from leansurgeon.reading.cache_folder import cache_folder
 from leansurgeon.surgery.plan.planning import plan, without_data
 from leansurgeon.surgery.shrink import Decided, carry_out, decide
-from leansurgeon.training.runs import folder as runfolder
 from leansurgeon.training.runs.summary import Summary
 
 
@@ -43,7 +43,7 @@ def start_of(job: Job, source: Source) -> Decided:
     data = None
     if steps.exactness == "near" and job.calibrate and source.learned:
         task = job.experiment.task_of(job.arm)
-        data = from_task(task.name, task.options, source, cache=runfolder.cache_dir(), seed=job.seed)
+        data = from_task(task.name, task.options, source, cache=cache_folder(), seed=job.seed)
     if data is None and job.calibrate:
         steps = without_data(steps)
     return decide(steps, data)

@@ -9,6 +9,7 @@ from pathlib import Path
 from leansurgeon import tasks
 from leansurgeon.experiment.arms import method_of
 from leansurgeon.rank import cores
+from leansurgeon.reading.cache_folder import cache_folder
 from leansurgeon.surgery.plan.method import Method
 from leansurgeon.surgery.plan.wanted import Wanted
 from leansurgeon.training.recipe.schema import ExperimentRecipe
@@ -89,6 +90,6 @@ def prepare_data(recipe: ExperimentRecipe, say: Callable[[str], None], arms: Ite
     sizes = []
     for choice in {repr(choice): choice for choice in map(recipe.task_of, arms or recipe.arms)}.values():
         task = tasks.make(choice.name, choice.options)
-        task.prepare(runfolder.cache_dir(), None, workers=cores(), say=say)
+        task.prepare(cache_folder(), None, workers=cores(), say=say)
         sizes.append(task.size("train"))
     return sizes[0]

@@ -9,6 +9,7 @@ from leansurgeon.report.humans import plain
 from leansurgeon.report.rows.expected import Expected, expectations
 from leansurgeon.report.rows.rows import Note, Row, Section, heals, kept_start
 from leansurgeon.report.verdict import is_accuracy, longer_training, verdicts
+from leansurgeon.training.runs.folder import BEST
 
 
 def title(section: Section) -> str:
@@ -58,7 +59,8 @@ def of_quality(section: Section) -> list[Note]:
         begin = "± is the standard deviation over seeds; the" if many else "The"
         better = "" if section.task.higher_is_better else ", lower is better"
         healed = [row for row in section.rows if row.runs and all(heals(run.summary) for run in row.runs)]
-        of_best = "that of the model in model/, the best of all evaluations"
+        gone = [row.name for row in healed if not all((run.path / BEST).is_dir() for run in row.runs)]
+        of_best = f"that of the {'best model' if gone else 'model in model/, the best'} of all evaluations"
         if healed and len(healed) == len([row for row in section.rows if row.runs]):
             said.append(f"{begin} {section.task.label} is {of_best}{better}.")
         else:
@@ -66,7 +68,10 @@ def of_quality(section: Section) -> list[Note]:
             said += [f"Of {' and '.join(row.name for row in healed)}, which heal, it is {of_best}."] if healed else []
         unchanged = [row.name for row in healed if any(kept_start(run.summary) for run in row.runs)]
         if unchanged:
-            said.append(f"{' and '.join(unchanged)}: no step was better than the model as it was, which is in model/.")
+            where = "" if gone else ", which is in model/"
+            said.append(f"{' and '.join(unchanged)}: no step was better than the model as it was{where}.")
+        if gone:
+            said.append(f"{' and '.join(gone)}: the run folder holds no model any more.")
     if any(r.test for r in section.rows):
         said.append("test: the published test split, read once, with the weights that were best in validation.")
     if any(v.standard_error for v in verdicts(section)):

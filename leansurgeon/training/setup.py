@@ -14,6 +14,7 @@ from leansurgeon.checkpoints.publish.leftovers import sweep
 from leansurgeon.errors import UsageError, plural
 from leansurgeon.measure.costs.memory import checkpoint_activations
 from leansurgeon.rank import HERE, cores, number, rank
+from leansurgeon.reading.cache_folder import cache_folder
 from leansurgeon.tasks.base import Batch
 from leansurgeon.training import plan, starting, state
 from leansurgeon.training.data import order
@@ -49,12 +50,12 @@ def prepared_task(recipe: TrainingRecipe, model_dir: Path, say: Callable[[str], 
     """The recipe's task with its data ready. Heavy the first time, so call it before a process group exists."""
     options = starting.image_options(recipe, model_dir, say)
     task = tasks.make(recipe.task.name, options)
-    task.prepare(runfolder.cache_dir(), model_dir, workers=cores(), say=say)
+    task.prepare(cache_folder(), model_dir, workers=cores(), say=say)
     found = None if recipe.train.new_head else starting.own_classes(task, model_dir)
     if found and list(found.names) not in (task.data_classes, task.options.class_names):
         say(found.says)
         task = tasks.make(recipe.task.name, options | {"class_names": list(found.names)})
-        task.prepare(runfolder.cache_dir(), model_dir, workers=1, say=lambda text: None)
+        task.prepare(cache_folder(), model_dir, workers=1, say=lambda text: None)
     starting.check_tokenizer(recipe, task, model_dir)
     return task
 

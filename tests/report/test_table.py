@@ -7,6 +7,8 @@ import io
 import json
 import re
 import statistics
+from dataclasses import replace
+from html import escape
 from pathlib import Path
 
 import pytest
@@ -220,6 +222,22 @@ def test_no_cell_of_a_csv_begins_a_formula(begin: str, tmp_path: Path) -> None:
     assert float(numbers[1]["change"]) == pytest.approx(152394 / 302154 - 1)
 
 
+@pytest.mark.parametrize("name", ["a|b", "*a*", "_a_ `b`", "<b>x</b>", "[x](y)", "a\\\\b", "~~a~~", "&lt;"])
+def test_names_are_shown_in_markdown_as_they_are(name) -> None:
+    """As a renderer has them, in a table, its title and its sentences."""
+    from markdown_it import MarkdownIt
+
+    made = [s | {"experiment": s["experiment"] | {"arm": name, "name": name}} for s in digits(arms=("lean",))]
+    html = (
+        MarkdownIt("commonmark", {"html": True})
+        .enable("table")
+        .enable("strikethrough")
+        .render(experiment_table(made, "markdown"))
+    )
+    assert f'<td style="text-align:left">{escape(name)}' in html
+    assert not re.search(r"<(em|code|b|a|s|del)>", html.replace("<strong>", ""))
+
+
 def test_markdown_has_rank_centred_and_verdicts() -> None:
     text = experiment_table(
         [s | {"experiment": s["experiment"] | {"arm": "a|b"}} for s in digits(arms=("lean",))], "markdown"
@@ -307,7 +325,7 @@ def test_a_median_over_layers_is_a_bound_as_soon_as_one_of_them_is() -> None:
     assert kappa_of([measured]).jacobian == Bound(2.0, True)
 
 
-def test_a_run_that_heals_shows_the_model_that_it_leaves():
+def test_a_run_that_heals_shows_the_model_that_it_leaves(tmp_path):
     """Three runs of one task: one that got better, one whose best is the model as it was, and one from scratch."""
     heals = {"recipe": {"name": "digits-vit", "train": {"checkpoint": {"keep_start": True, "keep_best": True}}}}
     final = {"loss": 0.3, "metric": 0.61}
@@ -326,7 +344,11 @@ def test_a_run_that_heals_shows_the_model_that_it_leaves():
     assert sorted(found.values()) == [(0.61, 0.3), (0.68, 0.2), (0.72, 0.2)]
     (alone,) = sections(runs(made[1]))
     said = " ".join(note.says for note in notes.notes(alone))
-    assert "model/" in said and "as it was" in said and "last step" not in said
+    assert "model/" not in said and "as it was" in said and "no model any more" in said and "last step" not in said
+    there = [replace(run, path=tmp_path) for run in runs(made[1])]
+    (tmp_path / "model").mkdir()
+    said = " ".join(note.says for note in notes.notes(sections(there)[0]))
+    assert "which is in model/" in said and "no model any more" not in said
     assert "as it was" not in " ".join(note.says for note in notes.notes(sections(runs(made[0]))[0]))
 
 

@@ -25,6 +25,7 @@ from leansurgeon.architectures.infer.finding import Finding, Part, Stage
 from leansurgeon.architectures.tensors import Blocks
 from leansurgeon.errors import UsageError
 from leansurgeon.reading import jsonfile
+from leansurgeon.reading.cache_folder import cache_folder
 from leansurgeon.reading.jsonfile import JsonObject
 
 Kept = TypeVar("Kept", Architecture, Finding)
@@ -34,9 +35,7 @@ UNSAID = ("_name_or_path", "transformers_version", "torch_dtype", "dtype", "id2l
 
 
 def folder() -> Path:
-    given = os.environ.get("LEANSURGEON_CACHE")
-    root = given or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "leansurgeon"
-    return Path(root) / "families"
+    return cache_folder() / "families"
 
 
 def config_digest(config: Mapping[str, Any], tower: str | None = None) -> str:

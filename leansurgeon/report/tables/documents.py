@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -21,7 +21,7 @@ from leansurgeon.report.rows.glue import mean_of
 from leansurgeon.report.rows.rows import Row, Section
 from leansurgeon.report.tables.columns import Column, chosen, layer_rows, one_line, rank_columns, without_gaps
 from leansurgeon.report.verdict import sentences, verdicts, warnings
-from leansurgeon.words import harmless
+from leansurgeon.words import harmless, in_markdown
 
 SCHEMA_VERSION = 1
 
@@ -43,11 +43,12 @@ def _beside(section: Section, wide: bool, kappa: bool) -> tuple[Sequence[Any], l
 
 
 def markdown(section: Section, wide: bool, kappa: bool) -> str:
-    """A section in Markdown: verdicts, warnings, notes and its table, pipes in cells escaped."""
+    """A section in Markdown: verdicts, warnings, notes and its table; what is written there shows as it is."""
     rows, columns = _beside(section, wide, kappa)
-    safe = [replace(c, show=lambda value, c=c: c.show(value).replace("|", "\\|")) for c in columns]
-    lines = said_beside(section, kappa, "**{}**")
-    return f"### {title(section)}\n\n{_markup(rows, safe, 'pipe')}\n\n" + "\n".join(f"- {line}" for line in lines)
+    safe = [replace(c, show=lambda value, c=c: in_markdown(c.show(value))) for c in columns]
+    lines = said_beside(section, kappa, "**{}**", in_markdown)
+    head = f"### {in_markdown(title(section))}"
+    return f"{head}\n\n{_markup(rows, safe, 'pipe')}\n\n" + "\n".join(f"- {line}" for line in lines)
 
 
 def latex(section: Section, wide: bool, kappa: bool) -> str:
@@ -60,10 +61,11 @@ def latex(section: Section, wide: bool, kappa: bool) -> str:
     return "\n".join([f"% {title(section)}", body, *(f"% {line}" for line in said_beside(section, kappa))])
 
 
-def said_beside(section: Section, kappa: bool, warning: str = "{}") -> list[str]:
-    """What must be said beside a section's table: verdicts, warnings (in this form), notes."""
-    warned = [warning.format(said) for said in warnings(section)]
-    return [*sentences(verdicts(section)), *warned, *(note.says for note in notes(section, kappa))]
+def said_beside(section: Section, kappa: bool, warning: str = "{}", written: Callable[[str], str] = str) -> list[str]:
+    """What must be said beside a section's table: verdicts, warnings (in this form), notes, each as it is `written`."""
+    warned = [warning.format(written(said)) for said in warnings(section)]
+    found = map(written, sentences(verdicts(section)))
+    return [*found, *warned, *(written(note.says) for note in notes(section, kappa))]
 
 
 def as_csv(sections: Sequence[Section], kappa: bool) -> str:
@@ -89,7 +91,8 @@ def as_csv(sections: Sequence[Section], kappa: bool) -> str:
 
 def unfinished(runs: Sequence[Unfinished]) -> str:
     """Markdown of what has not come to its end."""
-    lines = (f"- {one.sentence}{f' `{one.resume}`' if one.resume and not one.running else ''}" for one in runs)
+    calls = [f" `` {one.resume} ``" if one.resume and not one.running else "" for one in runs]
+    lines = (f"- {in_markdown(one.sentence)}{call}" for one, call in zip(runs, calls, strict=True))
     return "### Interrupted\n\n" + "\n".join(lines)
 
 

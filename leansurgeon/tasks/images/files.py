@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from leansurgeon.errors import LeanSurgeonError, UsageError
-from leansurgeon.progress import track
+from leansurgeon.progress import size_text, track
 from leansurgeon.reading import archives, files, images, jsonfile
 from leansurgeon.tasks import base, ragged, splits
 from leansurgeon.tasks.images import tables as image_tables
@@ -305,12 +305,12 @@ def _room_for(folder: Path, size: int, say: Callable[[str], None]) -> None:
     free = shutil.disk_usage(folder).free
     if size > free:
         raise LeanSurgeonError(
-            f"The images of the parquet files take {size / 1e9:.1f} GB in the data cache, and {free / 1e9:.1f} GB are "
+            f"The images of the parquet files take {size_text(size)} in the data cache, and {size_text(free)} are "
             "free there.",
             "Free some, put the cache elsewhere, or give the images as webdataset shards, which stay where they are.",
         )
     if size > 1e9:
-        say(f"images: copying {size / 1e9:.1f} GB out of parquet files into the cache, once")
+        say(f"images: copying {size_text(size)} out of parquet files into the cache, once")
 
 
 def _write(folder: Path, split: str, index: Index) -> None:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from leansurgeon.checkpoints.publish.durable import sync
 from leansurgeon.errors import LeanSurgeonError, UsageError
-from leansurgeon.progress import Say, silent
+from leansurgeon.progress import Say, silent, size_text
 from leansurgeon.reading import jsonfile, tensorfile
 from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.training.runs import folder as runfolder
@@ -176,7 +176,7 @@ def check_room(folder: Path, needed: int, *, what: str = "A checkpoint", spare: 
     free = shutil.disk_usage(there).free
     if free < needed + spare:
         raise LeanSurgeonError(
-            f"{what} needs {(needed + spare) / 1e9:.2f} GB and {folder} has {free / 1e9:.2f} GB free.",
+            f"{what} needs {size_text(needed + spare)}, and {folder} has {size_text(free)} free.",
             "Free some space, or choose another folder with -o.",
         )
 

@@ -62,12 +62,6 @@ def call_in(recipe: str) -> str:
         return ""
 
 
-def cache_dir() -> Path:
-    """Where prepared data is kept: `$LEANSURGEON_CACHE`, or the user's cache folder."""
-    given = os.environ.get("LEANSURGEON_CACHE")
-    return Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "leansurgeon"
-
-
 def new_run(workspace: Path, name: str, seed: int) -> Path:
     """A path for a new run that does not exist yet: `runs/digits-vit-s0-20260131-142501`, `-2` behind it if taken."""
     stem = f"{name}-s{seed}-{time.strftime('%Y%m%d-%H%M%S')}"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from leansurgeon.errors import Interrupted, LeanSurgeonError, OutOfMemory, UsageError, readable
 from leansurgeon.progress import Say
-from leansurgeon.training.runs.folder import cache_dir
+from leansurgeon.reading.cache_folder import cache_folder
 
 if TYPE_CHECKING:
     from leansurgeon.checkpoints.source import Source
@@ -53,7 +53,7 @@ def sample_data(
     from leansurgeon.measure.data import calibration, own, pairs
     from leansurgeon.measure.data.choose_task import has_two_stacks
 
-    settings = {"cache": cache_dir(), "samples": samples, "seed": seed, "say": say}
+    settings = {"cache": cache_folder(), "samples": samples, "seed": seed, "say": say}
     if named == own.NAME:
         try:
             return own.samples(opened, seed=seed, device=device, say=say)
@@ -125,7 +125,7 @@ def own_samples(opened: Source, seed: int, device: str, say: Say, otherwise: str
     made, why = tried(lambda: own.samples(opened, seed=seed, device=device, say=say))
     why = f"{opened.name} makes no samples of its own: {why}" if why else ""
     if made is None and otherwise == BY_WEIGHTS:
-        made, lacking = tried(lambda: shipped.samples(opened, cache=cache_dir(), seed=seed))
+        made, lacking = tried(lambda: shipped.samples(opened, cache=cache_folder(), seed=seed))
         why += f" {lacking}" if lacking else ""
     if made is None:
         say(f"{why} {otherwise}")
@@ -161,7 +161,7 @@ def data_to_measure(
     if has_two_stacks(opened):
         spec = named or f"task:{task.name}"
         return pairs.open_pairs(spec, opened, samples=samples, seed=seed, flag="--data", columns=columns, say=say)
-    settings = {"cache": cache_dir(), "samples": samples, "seed": seed, "say": say}
+    settings = {"cache": cache_folder(), "samples": samples, "seed": seed, "say": say}
     if named:
         return calibration.open_calibration(named, opened, flag="--data", columns=columns, **settings)
     refuse_columns(columns)
