@@ -343,11 +343,13 @@ def load_transformers(
             able = ", ".join(other for other in SUFFIX if any(task_classes(architecture, other)))
             raise UnsupportedModel(f"{architecture.name} has no class for {head}.", able and f"It has one for: {able}.")
         name = own[0]
+    anew = [name] != (config.get("architectures") or [name])[:1]  # the head is none of the files'
     cls = transformers_class(architecture, name)
     extra = {}
     labels = overrides.get("num_labels")
-    if labels and labels != len(config.get("id2label") or {0: 0, 1: 1}):
+    if labels and (labels != len(config.get("id2label") or {0: 0, 1: 1}) or anew):
         extra = {"num_labels": labels, "ignore_mismatched_sizes": True}
+        extra |= {"problem_type": overrides["problem_type"]} if "problem_type" in overrides else {}
     own = config.get("id2label") or {}
     named = any(name != f"LABEL_{number}" for number, name in own.items())
     if overrides.get("id2label") and not (named and len(own) == labels):

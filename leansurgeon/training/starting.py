@@ -157,6 +157,8 @@ def head_anew(loaded: Loaded, names: Sequence[str]) -> None:
         for parameter in part.parameters():
             parameter._is_hf_initialized = False  # else transformers leaves it as it is
         part.apply(model._init_weights)
+    if not names:
+        return
     model.config.id2label = dict(enumerate(names))
     model.config.label2id = {name: number for number, name in enumerate(names)}
     loaded.config |= {"id2label": dict(model.config.id2label), "label2id": dict(model.config.label2id)}

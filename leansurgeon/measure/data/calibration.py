@@ -92,7 +92,8 @@ class Calibration:
         """Loss sum and count of a batch; None where the data has no labels for this head."""
         if self.task is None or "labels" not in batch:
             return None
-        if self.task.head not in LANGUAGE and logits.shape[-1] <= int(batch["labels"].max()):
+        classes = batch["labels"].dim() == 1 and not batch["labels"].is_floating_point()
+        if self.task.head not in LANGUAGE and classes and logits.shape[-1] <= int(batch["labels"].max()):
             return None  # the model's head is for other classes
         score = self.task.score(logits, batch)
         return float(score.loss_sum.detach()), float(score.loss_count)

@@ -31,7 +31,7 @@ def check_classes(source: Source, task: Task, found: ClassMap | None, *, chance:
     """
     whole = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     heard = source.learned and source.folder is not None and 8 * source.parameters.total < whole
-    if found is None or found.new_head or NAMED.get() or not heard:
+    if getattr(task, "objective", "class") != "class" or found is None or found.new_head or NAMED.get() or not heard:
         return
     splits = sorted({"eval", *task.splits} - {"train"})
     held = [(split, row) for split in splits for row in range(task.size(split))]

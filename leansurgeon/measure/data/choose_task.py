@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from leansurgeon.architectures.base import Config
+from leansurgeon.checkpoints.foreign import companions
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import UsageError
 from leansurgeon.measure.data import images, inputs
@@ -48,14 +49,18 @@ def choose_task(
     tokens: int = WINDOW,
     new_tokenizer: bool = False,
     measured: bool = False,
+    taught: bool = False,
 ) -> Chosen:
     """The task with which this model learns from the data, or is `measured` on it: then classifiers take data without
-    labels, too. Running text is cut into windows of `tokens`. Raises `UsageError` for data that the model does not
-    take.
+    labels, too. A model without a head learns from the labels of a table or of class folders, unless it is an embedder
+    or is to be `taught` by a named model. Running text is cut into windows of `tokens`.
+
+    Raises `UsageError` for data that the model does not take.
     """
     kind, reads_images = source.head, takes_images(source)
     if measured and "classification" in kind and not source.has_head:
         kind = "features"  # there are no outputs to compare with labels
+    labelled = kind == "features" and not (measured or taught or companions.is_embedder(source.folder))
     has_images = data.kind in ("classes", "images")
     if reads_images != has_images:
         needs, has = ("images", "text") if reads_images else ("text", "images")
@@ -68,9 +73,14 @@ def choose_task(
             "Put them into a folder for every class: DATA/cat/1.jpg, DATA/dog/2.jpg.",
         )
     if reads_images:
+        if labelled and data.kind == "classes" and source.record is None:
+            kind = "image-classification"
         return of_images(source, kind, data, columns)
     tokenizer = tokenizer_options(source, kind, new_tokenizer)
     chosen = user_data.columns_of(data, columns, kind) if data.kind in ("table", "hub") else None
+    if labelled and data.kind == "table":
+        found = user_data.columns_of(data, columns, "sequence-classification")
+        kind, chosen = ("sequence-classification", found) if found.labels else (kind, chosen)
     if kind == "sequence-classification":
         if not measured or (data.kind == "table" and chosen.labels):
             return of_table(source, data, chosen, tokenizer)
@@ -98,6 +108,9 @@ def choose_classes(task: Task, source: Source) -> ClassMap | None:
     """Which outputs of the model the classes of a prepared task are, by their names, or as the user or a recipe says;
     None where the data has no classes. Raises what `map_classes` raises.
     """
+    new = not source.outputs or NAMED.get() == [NEW]
+    if new and getattr(task, "objective", "class") == "score":
+        return ClassMap((), f"{source.slug} has no head for scores", new_head=True)
     if not (labels := task.data_classes):
         return None
     own, given = class_names(source.config), NAMED.get() or task.options.class_names
@@ -194,6 +207,10 @@ def of_table(source: Source, data: UserData, chosen: Columns | None, tokenizer: 
     options |= {key: list(names) for key, names in (("eval", data.eval_names), ("test", data.test_names)) if names}
     options |= {"text_pair": chosen.texts[1]} if len(chosen.texts) > 1 else {}
     options |= {"seq_len": text_length(source)} | tokenizer
+    if source.outputs and NAMED.get() != [NEW]:
+        kind = source.config.get("problem_type")
+        score = source.outputs == 1 or kind == "regression"
+        options["objective"] = "score" if score else "several" if kind == "multi_label_classification" else "class"
     return Chosen("text-classification", options, told(options))
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 from pydantic import Field
@@ -20,7 +21,16 @@ from leansurgeon.tasks.text import vocab
 from leansurgeon.tasks.text.tokenized import Tokenized
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from transformers import PreTrainedTokenizerBase
+
+
+CONFUSED = 100  # classes, of more than which no confusion matrix is kept
+METRICS = {
+    "class": base.Metric("accuracy", "accuracy", higher_is_better=True, percent=True),
+    "several": base.Metric("micro_f1", "micro F1", higher_is_better=True, percent=True),
+    "score": base.Metric("spearman", "Spearman's correlation", higher_is_better=True, percent=False),
+}
 
 
 class Options(base.Options):
@@ -28,7 +38,9 @@ class Options(base.Options):
     `hold_out: false` (then `eval` is needed).
 
     Texts are cut at `seq_len` tokens, and padded to the longest of the batch or (`pad: max`) to seq_len.
-    `class_names`: the data's classes in the order of the model's outputs, where that is not the data's.
+    `class_names`: the data's classes in the order of the model's outputs, where that is not the data's. `objective`:
+    one class of each text (cross-entropy), several (binary cross-entropy per output), or a score (squared error, for 0
+    and 1 binary cross-entropy); auto: as the labels are.
     """
 
     train: str | list[str]
@@ -39,6 +51,7 @@ class Options(base.Options):
     text_pair: str | None = None
     label: str | list[str] = "label"
     class_names: list[str] | None = Field(None, min_length=2)
+    objective: Literal["auto", "class", "several", "score"] = "auto"
     seq_len: int = Field(128, ge=4)
     pad: Literal["longest", "max"] = "longest"
     tokenizer: vocab.Choice = "model"
@@ -50,16 +63,19 @@ class Rows(NamedTuple):
 
     texts: list[str]
     pairs: list[str] | None
-    labels: np.ndarray | list[str]
+    labels: np.ndarray | list[Any]
 
 
 class TextClassification(Tokenized):
-    """As many classes as the training rows have different labels, numbered in numerical or else alphabetical order."""
+    """As many classes as the training rows have different labels, numbered in numerical or else alphabetical order; or
+    several classes of each text, or a score.
+    """
 
     name = "text-classification"
     head = "sequence-classification"
-    metric = base.Metric("accuracy", "accuracy", higher_is_better=True, percent=True)
+    metric = METRICS["class"]
     Options = Options
+    objective = "class"
 
     def prepare(self, cache: Path, model_dir: Path | None, *, workers: int, say: Callable[[str], None]) -> None:
         """Read, split and tokenise the tables into the cache once."""
@@ -70,7 +86,7 @@ class TextClassification(Tokenized):
         key = {
             "version": 4,  # 2 stopped at rows without a label, 3 held out at random
             "tokenizer": [self._tokenizer_key(model_dir), self._pad_of(model_dir)],
-            "columns": [o.text, o.text_pair, o.label],
+            "columns": [o.text, o.text_pair, o.label, o.objective],
             "seq_len": o.seq_len,
             "split": splits.RULE if o.hold_out else None,
             **{side: [disk.file_key(path) for path in paths] for side, paths in files.items()},
@@ -85,14 +101,15 @@ class TextClassification(Tokenized):
                 found |= more
             elif "eval" not in rows:
                 raise UsageError("hold_out is false, and no rows to evaluate on are named.", "Name them: task.eval.")
-            names = _label_names(rows)
-            numbers = {name: i for i, name in enumerate(names)}
+            kinds = {type(label) for part in rows.values() for label in part.labels}
+            objective = "several" if tuple in kinds else "score" if float in kinds else "class"
+            names = _label_names(rows, o.label) if objective != "score" else []
             say(f"{self.name}: tokenising {sum(len(part.texts) for part in rows.values()):,} texts ({o.tokenizer})")
             numbered = {
-                split: Rows(part.texts, part.pairs, np.array([numbers[label] for label in part.labels], dtype=np.int32))
+                split: Rows(part.texts, part.pairs, _numbered(part.labels, names, objective))
                 for split, part in rows.items()
             }
-            info = self._store(folder, numbered, model_dir) | {"labels": names} | found
+            info = self._store(folder, numbered, model_dir) | {"labels": names, "objective": objective} | found
             texts = [("text", [o.text, *([o.text_pair] if o.text_pair else [])])]
             roles = [*texts, ("label", [o.label] if isinstance(o.label, str) else o.label)]
             there = tables.columns(files["train"][0])
@@ -101,8 +118,12 @@ class TextClassification(Tokenized):
             return info | {"was_read": user_data.tell(said, counted, roles, there, labels, (info["cut"], o.seq_len))}
 
         self._open(disk.entry(cache, "texts", key, build))
-        stored = [self._array(f"{split}-labels") for split in self._info["sizes"]]
-        self._stored_classes = classes.StoredClasses(self._info["labels"], stored, o.class_names)
+        self.objective = self._info["objective"]
+        self.metric = METRICS[self.objective]
+        if self.objective != "score":
+            stored = [self._array(f"{split}-labels") for split in self._info["sizes"]]
+            stored = stored if self.objective == "class" else [np.arange(len(self._info["labels"]))]
+            self._stored_classes = classes.StoredClasses(self._info["labels"], stored, o.class_names)
         self.source = ", ".join(path.name for paths in files.values() for path in paths)
 
     def _pad_of(self, model_dir: Path | None) -> int | None:
@@ -152,16 +173,102 @@ class TextClassification(Tokenized):
             arrays["token_type_ids"] = ragged.padded(
                 self._array(f"{split}-types"), starts, indices, width, 0, left=left
             )
+        if self.objective == "score" and split != "train":
+            arrays["_index"] = indices.astype(np.int64)
         return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
     def _labels(self, split: str, indices: np.ndarray) -> np.ndarray:
-        labels = self._array(f"{split}-labels")[indices].astype(np.int64)
-        return self._stored_classes.outputs_of(labels) if self._stored_classes else labels
+        """(B,) classes or scores, or (B, C) fp32 marks of the classes that a text has."""
+        labels = self._array(f"{split}-labels")[indices]
+        if self.objective == "score":
+            return labels
+        if self.objective == "class":
+            return self._stored_classes.outputs_of(labels) if self._stored_classes else labels.astype(np.int64)
+        marks = np.zeros((len(labels), len(self.options.class_names or self._info["labels"])), dtype=np.float32)
+        marks[:, self._stored_classes.outputs_of(np.arange(labels.shape[1]))] = labels
+        return marks
+
+    def score(self, logits: Tensor, batch: base.Batch, *, label_smoothing: float = 0.0) -> base.Score:
+        """Cross-entropy and the confusion matrix; of several classes binary cross-entropy, with the counts that F1 is
+        made of; of scores squared error, or binary cross-entropy where all are 0 or 1, with the predictions.
+        """
+        import torch
+        from torch.nn import functional as F
+
+        labels = batch["labels"]
+        if self.objective == "class":
+            made = base.classification_score(logits, labels, label_smoothing)
+            many = self.extra_sums and base.confusion(logits.argmax(-1), labels, logits.shape[-1])
+            return made._replace(extra=many) if self.extra_sums else made
+        several = self.objective == "several"
+        said = logits.float() if several else logits.float().reshape(-1)
+        valid_B = (labels != base.IGNORED).reshape(len(labels), -1).all(-1)
+        wanted = torch.where(labels != base.IGNORED, labels, 0).float()
+        binary = several or self._is_binary
+        errors = F.binary_cross_entropy_with_logits(said, wanted, reduction="none") if binary else (said - wanted) ** 2
+        loss, count = torch.where(valid_B, errors.reshape(len(labels), -1).mean(-1), 0).sum(), valid_B.sum().float()
+        extra = None
+        if several:
+            chosen, real = (said.detach() > 0) & valid_B[:, None], wanted > 0
+            extra = torch.stack([(chosen & real).sum(0), (chosen & ~real).sum(0), (~chosen & real).sum(0)])
+            extra = extra.float().flatten()
+        elif "_index" in batch:
+            extra = torch.zeros(2, self._most, device=said.device)
+            extra[0].index_add_(0, batch["_index"], torch.where(valid_B, said.detach(), 0))
+            extra[1].index_add_(0, batch["_index"], torch.where(valid_B, wanted, 0))
+            extra = extra.flatten()
+        return base.Score(loss, count, loss.detach(), count, extra)
+
+    @property
+    def _most(self) -> int:
+        return max(self.size(split) for split in self.splits if split != "train")
+
+    @property
+    def _is_binary(self) -> bool:
+        """Whether every score to train on is 0 or 1."""
+        if not hasattr(self, "_binary"):
+            self._binary = bool(np.isin(self._array("train-labels"), (0, 1)).all())
+        return self._binary
+
+    @property
+    def extra_sums(self) -> int:
+        """The confusion matrix of not too many classes; true and false positives and negatives; or predictions."""
+        if self.objective == "score":
+            return 2 * self._most
+        many = len(self.options.class_names or self._info["labels"])
+        return 3 * many if self.objective == "several" else many * many if many <= CONFUSED else 0
+
+    def metric_value(self, sums: base.Sums) -> base.Metrics:
+        """Accuracy and macro F1 (of the classes that are there); micro and macro F1; or correlations."""
+        if self.objective == "score":
+            from scipy import stats
+
+            said, wanted = sums.extra.reshape(2, -1)[:, : int(sums.metric_count)]
+            flat = len(said) < 2 or np.ptp(said) == 0 or np.ptp(wanted) == 0
+            both = (0.0, 0.0) if flat else (stats.spearmanr(said, wanted)[0], stats.pearsonr(said, wanted)[0])
+            return {"spearman": float(both[0]), "pearson": float(both[1])}
+        every = {} if self.objective == "several" else super().metric_value(sums)
+        if sums.extra is None:
+            return every
+        if self.objective == "several":
+            right, wrong, missed = sums.extra.reshape(3, -1)
+        else:
+            cells = sums.extra.reshape(round(len(sums.extra) ** 0.5), -1)
+            right = cells.diagonal()
+            wrong, missed = cells.sum(0) - right, cells.sum(1) - right
+            there = right + missed > 0
+            right, wrong, missed = right[there], wrong[there], missed[there]
+        of_each = 2 * right / np.maximum(2 * right + wrong + missed, 1)
+        micro = 2 * right.sum() / max(2 * right.sum() + wrong.sum() + missed.sum(), 1)
+        return every | ({"micro_f1": float(micro)} if not every else {}) | {"macro_f1": float(of_each.mean())}
 
     def model_overrides(self) -> base.Overrides:
         """The classes with their names, and the vocabulary where the tokenizer is the task's own."""
+        if self.objective == "score":
+            return {"num_labels": 1, "problem_type": "regression"} | super().model_overrides()
         names = getattr(self.options, "class_names", None) or self._info["labels"]
-        return {"num_labels": len(names), "id2label": dict(enumerate(names))} | super().model_overrides()
+        kind = {"problem_type": "multi_label_classification"} if self.objective == "several" else {}
+        return kind | {"num_labels": len(names), "id2label": dict(enumerate(names))} | super().model_overrides()
 
     def _particulars(self) -> base.Description:
         return {"labels": self._info["labels"]} | super()._particulars()
@@ -184,9 +291,8 @@ def _read(paths: list[Path], options: Options) -> tuple[Rows, dict[str, int]]:
                     raise UsageError(f"{path}, row {number}: '{column}' is {quoted(text)}, not a text.")
             rows += [] if empty else [row]
     found = user_data.labels_in([row[len(texts) :] for row in rows], columns, tables.class_names(paths[0], columns[0]))
-    if found.kind != "class":
-        what = "numbers with decimals" if found.kind == "score" else "several of a text"
-        raise UsageError(f"{', '.join(map(str, paths))}: the labels are {what}, and this task has one class of each.")
+    if options.objective not in ("auto", found.kind):
+        found = user_data.Labels(options.objective, _converted(found, options.objective, paths))
     whole = [(row, label) for row, label in zip(rows, found.values, strict=True) if label is not None]
     counted["without label left out"] = len(rows) - len(whole)
     if not whole:
@@ -195,8 +301,38 @@ def _read(paths: list[Path], options: Options) -> tuple[Rows, dict[str, int]]:
     return Rows([row[0] for row, _ in whole], pairs, [label for _, label in whole]), counted
 
 
-def _label_names(rows: dict[str, Rows]) -> list[str]:
+def _converted(found: user_data.Labels, objective: str, paths: list[Path]) -> list[Any]:
+    """The labels as this objective has them. Raises UsageError where they are of another kind."""
+    if objective == "several" and found.kind == "class":
+        return [None if label is None else () if classes.key(label) == "none" else (label,) for label in found.values]
+    with suppress(ValueError):
+        if objective == "score" and found.kind == "class":
+            return [None if label is None else float(label) for label in found.values]
+    has = {"class": "names", "several": "several of a text", "score": "numbers with decimals"}[found.kind]
+    wants = {"class": "one class", "several": "several classes", "score": "a score"}[objective]
+    raise UsageError(
+        f"{', '.join(map(str, paths))}: the labels are {has}, and the model gives {wants} of each text.",
+        "Without labels it can still be calibrated: name the text alone, --columns text=COLUMN, in a table without "
+        "them. --classes new trains a new head for them.",
+    )
+
+
+def _numbered(labels: list[Any], names: list[str], objective: str) -> np.ndarray:
+    """(N,) numbers of names, (N, C) marks, or (N,) scores."""
+    if objective == "score":
+        return np.array(labels, dtype=np.float32)
+    if objective == "class":
+        return np.array([names.index(label) for label in labels], dtype=np.int32)
+    return np.array([[name in label for name in names] for label in labels], dtype=np.uint8)
+
+
+def _label_names(rows: dict[str, Rows], columns: str | list[str]) -> list[str]:
+    if isinstance(columns, list):
+        return columns
     names = set(rows["train"].labels)
+    if any(isinstance(label, tuple) for label in names):
+        names = {name for label in names for name in label if classes.key(name) != "none"}
+        return sorted(names, key=lambda name: (int(name), name) if name.isdecimal() else (0, name))
     if len(names) < 2:
         raise UsageError(f"The training rows have one label only, '{names.pop()}': there is nothing to learn.")
     foreign = sorted({label for part in rows.values() for label in part.labels} - names)
@@ -214,11 +350,13 @@ def _split(named: Mapping[str, Rows]) -> tuple[dict[str, Rows], disk.Info]:
     rows = Rows(*(None if column[0] is None else [*chain.from_iterable(column)] for column in columns))
     ids = np.array([*map(splits.hash_text, rows.texts, *([rows.pairs] if rows.pairs else []))], dtype=np.uint64)
     given = np.repeat([splits.SIDES.index(side) for side in named], [len(part.texts) for part in named.values()])
-    split = splits.split_by_content(ids, rows.labels, given)
+    labels = [None if isinstance(label, float) else str(label) for label in rows.labels]
+    labels = None if None in labels else labels
+    split = splits.split_by_content(ids, labels, given)
     parts = {
         side: Rows(*(column and [column[i] for i in chosen] for column in rows)) for side, chosen in split.rows.items()
     }
-    return parts, base.found(split, "rows", rows.labels)
+    return parts, base.found(split, "rows", labels)
 
 
 def store_tokens(

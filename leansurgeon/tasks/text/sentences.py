@@ -88,6 +88,11 @@ class Sentences(classification.TextClassification):
         """`logits` are the student's embeddings (B, D), and the teacher's stand in the batch."""
         return cosine_score(logits, batch)
 
+    extra_sums = 0
+
+    def metric_value(self, sums: base.Sums) -> base.Metrics:
+        return base.Task.metric_value(self, sums)
+
     def model_overrides(self) -> base.Overrides:
         return Tokenized.model_overrides(self)
 

@@ -50,7 +50,9 @@ def make(model_dir: Path, data: UserData, asked: Asked, cache: Path, say: Say) -
             "`leansurgeon shrink --calibrate` refits it on pairs; train it further with transformers.",
         )
     kind = source.head
-    chosen = choose_task(source, data, asked.columns, tokens=WINDOW, new_tokenizer=asked.new_tokenizer)
+    said = value_at(reading.with_sets({}, asked.sets), "train", "distill")
+    how = {"new_tokenizer": asked.new_tokenizer, "taught": isinstance(said, dict)}
+    chosen = choose_task(source, data, asked.columns, tokens=WINDOW, **how)
     options = dict(chosen.options) | (AUGMENTED if chosen.name == "folder" else {})
     notes = (*source.pad_note, *(source.head_note if kind == "features" else ()))  # others get a new head
     for sentence in (*chosen.says, *(f"{source.slug}: {note}." for note in notes)):
@@ -59,11 +61,13 @@ def make(model_dir: Path, data: UserData, asked: Asked, cache: Path, say: Say) -
     task.prepare(cache, model_dir, workers=1, say=say)  # whoever trains finds its data there
     for sentence in filter(None, (task.was_read, task.held_out)):
         say(sentence)
+    kind = task.head
     classes = choose_classes(task, source)
     new_head = classes is not None and classes.new_head
     if classes:
-        say(f"{classes.says}: it gets a new head for {', '.join(classes.names[:6])}." if new_head else classes.says)
-        options["class_names"] = list(classes.names)
+        what = ", ".join(classes.names[:6]) or "scores"
+        say(f"{classes.says}: it gets a new head for {what}." if new_head else classes.says)
+        options |= {"class_names": list(classes.names)} if classes.names else {}
     taught_by = find_teacher(source, model_dir, task, asked, classes)
     if kind == "features" and taught_by.name is None:
         raise UsageError(

@@ -117,6 +117,8 @@ class Distillation:
         return score._replace(loss_sum=score.loss_sum + self.settings.hidden * error) if learning else score
 
     def _of_logits(self, logits: torch.Tensor, taught: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        if getattr(self.task, "objective", "class") != "class":  # outputs that do not compete: squared error of each
+            return (logits.float() - taught.float()).pow(2).mean(-1).sum()
         if self.task.head == "causal-lm":  # position t predicts token t + 1
             logits, taught, labels = logits[:, :-1], taught[:, :-1], labels[:, 1:]
         if self.task.head in LANGUAGE:  # rows behind the last token fill the tables up, each to its own size

@@ -1,0 +1,131 @@
+"""The head's own objective: a score, several classes or one, each with its loss and its metric, through the command."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from scipy.stats import spearmanr
+from sklearn.metrics import f1_score
+
+from tests.support.models import strangers
+from tests.support.models.word_models import WORDS, words
+
+TEXTS = [" ".join(np.random.default_rng(i).choice(WORDS, 8)) for i in range(160)]
+NAMES = WORDS[:3]
+MARKS = [[int(name in text.split()) for name in NAMES] for text in TEXTS]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("LEANSURGEON_CACHE", str(tmp_path / "cache"))
+
+
+def bert(folder, cls="BertForSequenceClassification", **options):
+    torch.manual_seed(3)
+    config = transformers.BertConfig(
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48, vocab_size=61,
+        max_position_embeddings=40, initializer_range=0.3, **options,
+    )  # fmt: skip
+    getattr(transformers, cls)(config).save_pretrained(folder)
+    words(folder)
+    return folder
+
+
+def rows(file, labels, key="label", text=TEXTS):
+    file.write_text("".join(json.dumps({"text": t, key: y}) + "\n" for t, y in zip(text, labels, strict=True)))
+    return file
+
+
+def trained(model, data, run, *more):
+    done = strangers.healed(model, data, run, "--set", "train.optim.lr=1e-12", *more)
+    assert done.returncode == 0, done.stderr
+    return done, json.loads((run / "summary.json").read_text())
+
+
+def logits(model, split, run):
+    """What plain transformers says of the held-out texts, and their labels as the task has them."""
+    import yaml
+
+    from leansurgeon import tasks
+
+    options = yaml.safe_load((run / "recipe.yaml").read_text())["task"]
+    task = tasks.make(options.pop("name"), options)
+    task.prepare(run / "cache", model, workers=1, say=lambda text: None)
+    batch = task.batch(split, np.arange(task.size(split)), seed=0, epoch=0)
+    labels = batch.pop("labels")
+    made = transformers.AutoModelForSequenceClassification.from_pretrained(model).eval()
+    with torch.no_grad():
+        return made(**{k: v for k, v in batch.items() if k[0] != "_"}).logits, labels
+
+
+@pytest.mark.parametrize("binary", [False, True])
+def test_one_output_is_a_score(tmp_path, binary):
+    model = bert(tmp_path / "own", num_labels=1)
+    scores = [
+        sum(marks) > 0 if binary else round(sum(marks) / 3 + len(text) / 100, 3)
+        for marks, text in zip(MARKS, TEXTS, strict=True)
+    ]
+    done, summary = trained(
+        model, rows(tmp_path / "a.jsonl", [int(s) if binary else s for s in scores]), tmp_path / "run"
+    )
+    said, wanted = logits(model, "eval", tmp_path / "run")
+    loss = torch.nn.functional.binary_cross_entropy_with_logits if binary else torch.nn.functional.mse_loss
+    assert summary["task"]["metric"] == "spearman" and "new head" not in done.stderr
+    assert summary["before"]["loss"] == pytest.approx(loss(said[:, 0], wanted).item(), rel=1e-4)
+    assert summary["before"]["metric"] == pytest.approx(spearmanr(said[:, 0], wanted)[0], abs=1e-4)
+    assert transformers.AutoConfig.from_pretrained(tmp_path / "run" / "model").num_labels == 1
+
+
+@pytest.mark.parametrize("form", ["marks", "names", "joined", "columns"])
+def test_several_classes_are_binary_cross_entropy_of_each(tmp_path, form):
+    own = [NAMES[i] for i in (2, 0, 1)]
+    model = bert(tmp_path / "own", problem_type="multi_label_classification", id2label=dict(enumerate(own)))
+    named = [[name for name, mark in zip(NAMES, marks, strict=True) if mark] for marks in MARKS]
+    if form == "columns":
+        data = tmp_path / "a.csv"
+        lines = [",".join([text, *map(str, marks)]) for text, marks in zip(TEXTS, MARKS, strict=True)]
+        data.write_text("\n".join([",".join(["text", *NAMES]), *lines]) + "\n")
+    else:
+        one = {
+            "marks": [[m[2], m[0], m[1]] for m in MARKS],
+            "names": named,
+            "joined": ["|".join(n) or "none" for n in named],
+        }
+        data = rows(tmp_path / "a.jsonl", one[form], "labels")
+    _, summary = trained(model, data, tmp_path / "run")
+    said, wanted = logits(model, "eval", tmp_path / "run")
+    truth = wanted.int().numpy()
+    micro, macro = (f1_score(truth, (said > 0).numpy(), average=kind) for kind in ("micro", "macro"))
+    loss = torch.nn.functional.binary_cross_entropy_with_logits(said, wanted)
+    assert summary["before"]["loss"] == pytest.approx(loss.item(), rel=1e-4)
+    assert (summary["before"]["metrics"]["micro_f1"], summary["before"]["metrics"]["macro_f1"]) == pytest.approx(
+        (micro, macro)
+    )
+    config = json.loads((tmp_path / "run" / "model" / "config.json").read_text())
+    assert config["id2label"] == {str(i): name for i, name in enumerate(own)}
+
+
+def test_scores_do_not_become_classes(tmp_path):
+    model = bert(tmp_path / "own", id2label={0: "no", 1: "yes"})
+    data = rows(tmp_path / "a.jsonl", [0.1 + i / 200 for i in range(160)])
+    done = strangers.healed(model, data, tmp_path / "run")
+    assert done.returncode == 2 and "decimals" in done.stderr and "--classes new" in " ".join(done.stderr.split())
+
+
+@pytest.mark.parametrize(("labels", "outputs"), [(["bad", "good"], 2), (["a", "b", "c"], 3), (None, 1)])
+def test_an_encoder_without_a_head_gets_one_for_the_labels(tmp_path, labels, outputs):
+    model = bert(tmp_path / "own", "BertModel")
+    told = [labels[i % outputs] if labels else 0.5 + i / 100 for i in range(160)]
+    done, summary = trained(model, rows(tmp_path / "a.jsonl", told), tmp_path / "run")
+    made = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "run" / "model")
+    assert made.config.num_labels == outputs and "has no head" in done.stderr and "It healed" not in done.stderr
+    assert summary["task"]["metric"] == ("accuracy" if labels else "spearman")
+    assert not labels or made.config.id2label[1] == labels[1]
+    before = transformers.BertModel.from_pretrained(model)
+    assert torch.allclose(
+        made.bert.embeddings.word_embeddings.weight, before.embeddings.word_embeddings.weight, atol=1e-4
+    )
