@@ -102,6 +102,11 @@ class TextClassification(Tokenized):
             elif "eval" not in rows:
                 raise UsageError("hold_out is false, and no rows to evaluate on are named.", "Name them: task.eval.")
             kinds = {type(label) for part in rows.values() for label in part.labels}
+            if len(kinds) > 1:
+                called = ", ".join(str(path) for paths in files.values() for path in paths)
+                raise UsageError(
+                    f"{called}: the labels are numbers with decimals, or several of a text, in some alone."
+                )
             objective = "several" if tuple in kinds else "score" if float in kinds else "class"
             names = _label_names(rows, o.label) if objective != "score" else []
             say(f"{self.name}: tokenising {sum(len(part.texts) for part in rows.values()):,} texts ({o.tokenizer})")
