@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import re
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -109,19 +108,16 @@ def test_foreign_summaries_get_one_sentence(tmp_path: Path, content: str, senten
         collect([root / "broken"])
 
 
-@pytest.mark.parametrize("call", ["is_file", "stat", "iterdir"])
+@pytest.mark.parametrize("call", ["is_file", "iterdir"])
 def test_a_folder_that_the_system_keeps_shut_costs_its_row_and_a_warning(tmp_path, monkeypatch, call) -> None:
     """As it is for one who is not root: whatever is asked of a folder without permission is refused."""
     root = workspace_of(tmp_path)
     shut = root / "shut"
     shut.mkdir()
-    if call == "stat":
-        (shut / "summary.json").write_text((next(root.rglob("summary.json"))).read_text())
     allowed = getattr(Path, call)
 
     def refused(self, *args, **kwargs):
-        inside = self == shut or shut in self.parents
-        if inside and not (call == "stat" and sys._getframe(1).f_code.co_name in ("is_file", "is_dir")):
+        if self == shut or shut in self.parents:
             raise PermissionError(errno.EACCES, "Permission denied", str(self))
         return allowed(self, *args, **kwargs)
 
