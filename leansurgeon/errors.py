@@ -69,6 +69,10 @@ class NotPushed(LeanSurgeonError):
     """The hub did not take a result, which is whole and stays where it is."""
 
 
+class RunFolderReplaced(LeanSurgeonError):
+    """The folder of a training was deleted or replaced while it went on."""
+
+
 class Terminated(KeyboardInterrupt):
     """SIGTERM as an exception: whatever tidies up after Ctrl-C does so here too."""
 
@@ -92,6 +96,18 @@ def refused_by_the_system(error: OSError) -> UsageError | None:
     if error.errno not in _OF_A_NAME or error.filename is None:
         return None
     return UsageError(f"{error.filename} cannot be used: {os.strerror(error.errno).lower()}.", "Name another path.")
+
+
+def in_words(error: BaseException) -> LeanSurgeonError | None:
+    """An error as the one sentence that one process or any of several ends with; None for a defect of this program."""
+    if isinstance(error, LeanSurgeonError):
+        return error
+    if disk_is_full(error):
+        return LeanSurgeonError(
+            "The disk is full; what was complete before is kept.",
+            "Free some space, or choose another folder with -o or --workspace.",
+        )
+    return refused_by_the_system(error) if isinstance(error, OSError) else None
 
 
 def memory_is_short(error: BaseException) -> bool:

@@ -35,8 +35,8 @@ from leansurgeon.errors import (
     Terminated,
     UsageError,
     disk_is_full,
+    in_words,
     quoted,
-    refused_by_the_system,
 )
 from leansurgeon.progress import command_screen, shown_on
 from leansurgeon.rank import is_first_here, rank
@@ -59,7 +59,7 @@ class Commands(Group):
         try:
             return super().invoke(ctx)
         except OSError as error:
-            if said := refused_by_the_system(error):
+            if said := in_words(error):
                 raise said from error
             raise
         except KeyboardInterrupt as stop:

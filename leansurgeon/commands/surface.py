@@ -11,7 +11,7 @@ from typing import ParamSpec, TypeVar
 
 from leansurgeon import progress as talk
 from leansurgeon.commands import host
-from leansurgeon.errors import LeanSurgeonError, UsageError, disk_is_full, refused_by_the_system
+from leansurgeon.errors import LeanSurgeonError, UsageError, in_words
 from leansurgeon.progress import Say, silent
 
 Progress = bool | Say  # True: lines on stderr; False: silence; or whoever is to be given the lines
@@ -50,10 +50,8 @@ def own_errors(known: Mapping[str, inspect.Parameter]) -> Iterator[None]:
         error.args = (error.message,)
         raise
     except OSError as error:
-        if said := refused_by_the_system(error):
+        if said := in_words(error):
             raise said from error
-        if disk_is_full(error):
-            raise LeanSurgeonError("The disk is full; what was complete before is kept.", "Free some space.") from error
         raise
 
 

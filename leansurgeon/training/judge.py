@@ -6,7 +6,7 @@ import math
 import time
 from pathlib import Path
 
-from leansurgeon.errors import Diverged, LeanSurgeonError
+from leansurgeon.errors import Diverged, LeanSurgeonError, RunFolderReplaced
 from leansurgeon.progress import phase
 from leansurgeon.tasks.base import Metric
 from leansurgeon.training import starting, state
@@ -130,7 +130,7 @@ def save_checkpoint(run: Run) -> None:
     """A checkpoint on the way. A disk without room is said and does not end a training that goes well."""
     try:
         state.save(run)
-    except runfolder.Gone:
+    except RunFolderReplaced:
         raise
     except LeanSurgeonError as error:
         run.saved_at = time.perf_counter()

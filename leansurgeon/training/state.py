@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from leansurgeon.errors import UsageError
+from leansurgeon.errors import RunFolderReplaced, UsageError
 from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.tasks import Task
 from leansurgeon.training.plan import Plan
@@ -107,9 +107,9 @@ class Run:
         return self.council.rank == 0
 
     def check_folder(self) -> None:
-        """Raises `Gone` where the run folder is not the one that the training began in. For the main process."""
+        """Raises `RunFolderReplaced` where the run folder is not that in which the training began. For the main process."""
         if self.place is not None and runfolder.place_of(self.folder) != self.place:
-            raise runfolder.Gone(
+            raise RunFolderReplaced(
                 f"The run folder {self.folder} was deleted or replaced while it was being trained, by step "
                 f"{self.history.done}.",
                 "Nothing more is written there. Start the training again, in a folder of its own.",

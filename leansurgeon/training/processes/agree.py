@@ -10,7 +10,7 @@ from datetime import timedelta
 from typing import Any
 
 from leansurgeon import errors
-from leansurgeon.errors import LeanSurgeonError, memory_is_short
+from leansurgeon.errors import LeanSurgeonError, in_words, memory_is_short
 
 COLLECTIVE_TIMEOUT = timedelta(hours=2)  # rank 0 may measure kappa or prepare data while the others wait
 
@@ -99,10 +99,15 @@ class Council:
 
 
 def _told(error: Exception) -> tuple[str, str, str | None]:
-    if isinstance(error, LeanSurgeonError):
-        return type(error).__name__, error.message, error.hint
+    if said := in_words(error):
+        return kind_of(said), said.message, said.hint
     kind = "OutOfMemory" if memory_is_short(error) else "LeanSurgeonError"
     return kind, f"{type(error).__name__}: {error}", None
+
+
+def kind_of(error: LeanSurgeonError) -> str:
+    """The class of `errors` that the error is of, so that another process raises what this one would."""
+    return next(kind.__name__ for kind in type(error).__mro__ if hasattr(errors, kind.__name__))
 
 
 def _raised(kind: str, message: str, hint: str | None) -> LeanSurgeonError:

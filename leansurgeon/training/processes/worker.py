@@ -14,7 +14,7 @@ import traceback
 from pathlib import Path
 
 from leansurgeon.ending import leave
-from leansurgeon.errors import LeanSurgeonError
+from leansurgeon.errors import in_words
 from leansurgeon.rank import rank
 from leansurgeon.streams import guard
 
@@ -32,10 +32,14 @@ def main(folder: Path) -> int:
         _work(json.loads((folder / JOB).read_text()), folder)
     except KeyboardInterrupt:
         return 130
-    except LeanSurgeonError as error:
-        _leave(folder, type(error).__name__, error.message, error.hint)
-        return error.exit_code
     except Exception as error:
+        from leansurgeon.training.processes.agree import LostOthers, kind_of
+
+        if said := in_words(error):
+            _leave(
+                folder, LostOthers.__name__ if isinstance(said, LostOthers) else kind_of(said), said.message, said.hint
+            )
+            return said.exit_code
         _leave(folder, type(error).__name__, f"{type(error).__name__}: {error}", None)
         return 1
     return 0

@@ -27,10 +27,6 @@ EXPERIMENT = "experiment.yaml"  # the resolved recipe of an experiment, beside t
 STARTS = "starts"  # where an experiment keeps the untrained models of its arms
 
 
-class Gone(LeanSurgeonError):
-    """The folder of a training was deleted or replaced while it went on."""
-
-
 def place_of(folder: Path) -> tuple[int, int] | None:
     """What tells a folder from another of the same name: its device and inode; None where there is none."""
     try:

@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from leansurgeon.training.runs.folder import Gone
+from leansurgeon.errors import RunFolderReplaced
 from leansurgeon.training.train import train
 from tests.support.training_standin import Words, recipe, word_model
 
@@ -30,7 +30,7 @@ def test_a_training_without_its_folder_ends_in_an_error(split, replaced, tmp_pat
 
     options = {"loaded": word_model(), "task": Deleting(), "cpu": True, "say": lambda text: None}
     settings = {"log_every": 100, "checkpoint": {"every": "2st"}}
-    with pytest.raises(Gone) as error:
+    with pytest.raises(RunFolderReplaced) as error:
         train(recipe(**settings), tmp_path, folder, **options)
     assert str(folder) in error.value.message and error.value.exit_code == 1
     assert (list(folder.iterdir()) == []) if replaced else not folder.exists()
