@@ -107,7 +107,7 @@ class Run:
         return self.council.rank == 0
 
     def check_folder(self) -> None:
-        """Raises `RunFolderReplaced` where the run folder is not that in which the training began. For the main process."""
+        """Raises `RunFolderReplaced` where the run folder is another than at the start. For the main process."""
         if self.place is not None and runfolder.place_of(self.folder) != self.place:
             raise RunFolderReplaced(
                 f"The run folder {self.folder} was deleted or replaced while it was being trained, by step "
