@@ -27,7 +27,7 @@ def load(source: str, *, allow_pickle: bool = False) -> torch.nn.Module:
             f"'{source}' is a preset and has no weights.",
             f"`leansurgeon shrink {source} --init fresh -o FOLDER` makes a model of it.",
         )
-    loaded = load_folder(opened.folder, as_stored=True)
+    loaded = load_folder(opened.folder, "features", as_stored=True)  # all that its files hold
     model = loaded.model.eval()
     if loaded.architecture.library != "timm" and type(model).__module__.startswith("leansurgeon.models."):
         travel(model)  # those for timm never do
