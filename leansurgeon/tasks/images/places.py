@@ -100,8 +100,12 @@ def image_column(table: Path) -> str | None:
     if not tables.is_table(table) or table.suffix.lower() == ".parquet" or len(names := tables.columns(table)) < 2:
         return None
     by_name = None
-    for column in names:
-        values = [str(value) for _, (value,) in islice(tables.read(table, [column]), 20)]
+    unique = list(dict.fromkeys(names))
+    if len(unique) < len(names):
+        return None
+    rows = [cells for _, cells in islice(tables.read(table, unique), 20)]
+    for column, cells in zip(unique, zip(*rows, strict=True), strict=False):
+        values = list(map(str, cells))
         called = re.sub(r"[\W_]+", "", column.lower()) in _FILE_COLUMNS
         if values and (called or all(Path(value).suffix.lower() in SUFFIXES for value in values)):
             by_name = by_name or images_beside(table)
