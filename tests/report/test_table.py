@@ -10,6 +10,7 @@ import statistics
 from dataclasses import replace
 from html import escape
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 
@@ -260,7 +261,15 @@ def test_latex_is_balanced_and_escaped() -> None:
 def test_unknown_format() -> None:
     with pytest.raises(UsageError, match=r"'markdown'"):
         experiment_table(digits(), "markdwon")
-    assert all(experiment_table(digits(), style) for style in FORMATS)
+
+
+@pytest.mark.parametrize("style", FORMATS)
+def test_every_format_has_every_arm_with_its_mean(style) -> None:
+    text = experiment_table(digits(), style)
+    for arm in ("original", "lean", "control"):
+        mean = fmean(one["final"]["metric"] for one in digits(arms=(arm,)))
+        figures = {f"{100 * mean:.1f}", f"{mean:.4f}", f"{mean:.3f}", repr(mean)}
+        assert arm in text and any(figure in text for figure in figures), (arm, figures)
 
 
 @pytest.mark.parametrize(

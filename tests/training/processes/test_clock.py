@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 
 def test_a_process_knows_how_long_it_has_been_there():
@@ -16,7 +17,13 @@ def test_a_process_knows_how_long_it_has_been_there():
     assert all(0.35 < float(line) < whole + 0.05 for line in done.stdout.split())
 
 
-def test_where_nothing_is_marked_a_command_begins_when_it_is_asked():
+def test_a_command_begins_with_its_process_or_where_nothing_is_marked_when_it_is_asked(monkeypatch):
     from leansurgeon import clock
 
-    assert abs(clock.began() - time.perf_counter()) < 0.1
+    monkeypatch.setattr(clock, "time", SimpleNamespace(perf_counter=lambda: 100.0))
+    monkeypatch.setattr(clock, "age", lambda: 7.5)
+    monkeypatch.setattr(clock, "_marked", None)
+    assert clock.began() == 100.0
+    clock.mark()
+    monkeypatch.setattr(clock, "time", SimpleNamespace(perf_counter=lambda: 200.0))
+    assert clock.began() == 92.5
