@@ -231,7 +231,8 @@ class Architecture:
         """A copy of a config of this family that describes `shape`, with these `layers` of the source."""
         config = {k: dict(v) if isinstance(v, dict) else v for k, v in config.items()}
         c, apart = self.flat(config), self._keys_apart(config)
-        depth = self.shape(config).stages[0].depth
+        before = self.shape(config)
+        depth = before.stages[0].depth
         several = isinstance(c.get(self.keys.depth), list | tuple)
         # A list that a file leaves out because a rule gives it is written in full: the rule fails for kept layers.
         rules = {key: rule for key in self.per_layer if callable(rule := self.defaults.get(key))}
@@ -255,7 +256,11 @@ class Architecture:
             c.pop("head_dim", None)  # ignored by the library's attention, but some rotary positions read it
         for key, values in lists.items():
             if values:
-                c[key] = of_layers(key, values, layers if layers is not None else range(shape.depth))
+                stage = next((i for i, at in enumerate(before.stages) if len(values) == at.depth < before.depth), None)
+                whole = range(shape.depth if stage is None else shape.stages[stage].depth)
+                start = 0 if stage is None else before.spans[stage].start
+                here = [i - start for i in layers or () if 0 <= i - start < len(values)]
+                c[key] = of_layers(key, values, whole if layers is None else here if stage is not None else layers)
         if layers is not None:
             c.update(followed(c, self.counters, self.index_lists, list(layers), depth))
             move_taps(self.taps, (c, config), list(layers), depth)
