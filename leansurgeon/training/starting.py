@@ -106,7 +106,7 @@ def check_tokenizer(recipe: TrainingRecipe, task: Task, model_dir: Path) -> None
     tokenizer = task.tokenizer()
     if choice == "model":
         rows = rows_of(model_dir)
-        if rows and len(tokenizer) > rows:
+        if rows and vocab.needed_rows(tokenizer) > rows:
             raise Refused(
                 f"The tokenizer in {model_dir} has {len(tokenizer):,} tokens, and the model's vocabulary {rows:,}.",
                 "They do not belong together: bring the tokenizer that the model was trained with.",

@@ -239,3 +239,26 @@ def test_what_a_library_raises_is_no_text_of_a_refusal():
     with pytest.raises(UnsupportedModel, match="no small model") as refused:
         architectures.of(infer.completed({"model_type": "zamba2", "architectures": ["Zamba2ForCausalLM"]}))
     assert not re.search(r"Error|shape|\[|size of", refused.value.message)
+
+
+def test_a_padding_token_without_a_row_is_never_fed(tmp_path):
+    """As many a Llama has it: `[PAD]` was added to the tokenizer, and no row to the embedding."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = ["<s>", "</s>", "<unk>", *(f"w{i}" for i in range(60))]
+    plain = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
+    plain.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=plain, eos_token="</s>", unk_token="<unk>")
+    tokenizer.add_special_tokens({"pad_token": "[PAD]"})
+    size = SMALL | {"vocab_size": len(words), "max_position_embeddings": 32, "num_hidden_layers": 2}
+    config = transformers.LlamaConfig(**size, bos_token_id=0, eos_token_id=1, num_labels=2)
+    folder = saved(transformers.LlamaForSequenceClassification(config), tmp_path / "llama", pad_token_id=1)
+    tokenizer.save_pretrained(folder)
+    assert len(transformers.AutoTokenizer.from_pretrained(folder)) == len(words) + 1
+    rows = (f"{' '.join(f'w{(i * 7 + j) % 60}' for j in range(3 + i % 9))},{i % 2}\n" for i in range(96))
+    data = tmp_path / "data.csv"
+    data.write_text("text,label\n" + "".join(rows))
+    cut_too = leansurgeon("shrink", folder, "--calibrate", data, "--layers", 1, "--heal", "closed", cwd=tmp_path)
+    assert cut_too.returncode == 0, cut_too.stderr
+    trained = leansurgeon("retrain", folder, "--data", data, "--set", "train.duration=2st", cwd=tmp_path)
+    assert trained.returncode == 0, trained.stderr

@@ -338,7 +338,9 @@ def tokenised(texts: list[str], tokenizer: PreTrainedTokenizerBase, source: Sour
     """Padded batches of sentences of about the same length, since padding costs as much as tokens."""
     if tokenizer.pad_token_id is None:
         tokenizer.padding_side = "right"  # where it does not move the positions of real tokens
-    tokenizer.pad_token = tokenizer.convert_ids_to_tokens(vocab.pad_id(tokenizer, source.config.get("pad_token_id")))
+    rows = source.architecture.flat(source.config).get("vocab_size")
+    pad = vocab.pad_id(tokenizer, source.config.get("pad_token_id"), rows)
+    tokenizer.pad_token = tokenizer.convert_ids_to_tokens(pad)
     only = only_length(source)
     how = {"padding": "max_length", "max_length": only} if only else {"padding": True}
     prompt = default_prompt(source.folder)

@@ -138,6 +138,7 @@ class TextClassification(Tokenized):
     def _store(self, folder: Path, rows: Mapping[str, Rows], model_dir: Path | None) -> disk.Info:
         """Write tokens and labels of every split; what `batch` has to know of them."""
         tokenizer = self._make_tokenizer(folder, rows["train"].texts + (rows["train"].pairs or []), model_dir)
+        most = vocab.said_in(model_dir, "config.json", "vocab_size") if self.options.tokenizer == "model" else None
         marked, cut = [], 0
         for split, (texts, pairs, labels) in rows.items():
             kinds, longer = store_tokens(folder, split, texts, pairs, tokenizer, self.options.seq_len)
@@ -146,7 +147,7 @@ class TextClassification(Tokenized):
         return {
             "sizes": {split: len(part.texts) for split, part in rows.items()},
             "vocab": len(tokenizer),
-            "pad": vocab.pad_id(tokenizer, self._pad_of(model_dir)),
+            "pad": vocab.pad_id(tokenizer, self._pad_of(model_dir), most),
             "left": tokenizer.padding_side == "left",
             "cut": cut,
             "token_types": any(marked),

@@ -142,12 +142,18 @@ def beginning(tokenizer: PreTrainedTokenizerBase) -> list[int]:
     return [begin] if begin is not None and tokenizer("a", verbose=False)["input_ids"][:1] == [begin] else []
 
 
-def pad_id(tokenizer: PreTrainedTokenizerBase, of_model: int | None) -> int:
+def pad_id(tokenizer: PreTrainedTokenizerBase, of_model: int | None, rows: int | None = None) -> int:
     """The token that fills up texts: that of the model's config.json (decoders find the last token of a text, and
-    RoBERTa its positions, by that one), else the tokenizer's, else what ends a text.
+    RoBERTa its positions, by that one), else the tokenizer's, else what ends a text; one of the `rows` that the model
+    has, since many a tokenizer got a padding token later.
     """
     ids = (of_model, tokenizer.pad_token_id, tokenizer.eos_token_id, tokenizer.sep_token_id)
-    return next((number for number in ids if isinstance(number, int)), 0)
+    return next((number for number in ids if isinstance(number, int) and not (rows and number >= rows)), 0)
+
+
+def needed_rows(tokenizer: PreTrainedTokenizerBase) -> int:
+    """Rows of an embedding that a tokenizer needs: a padding token behind all others is none, see `pad_id`."""
+    return len(tokenizer) - (tokenizer.pad_token_id == len(tokenizer) - 1)
 
 
 def said_in(folder: Path | None, name: str, *keys: str) -> Any:
