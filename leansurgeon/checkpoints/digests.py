@@ -7,6 +7,7 @@ Standard library only, so that it can begin before anything else is imported.
 from __future__ import annotations
 
 import hashlib
+import mmap
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -35,12 +36,14 @@ class Hashing(threading.Thread):
 
 def digest(path: Path, wanted: Callable[[], bool] = lambda: True) -> str:
     """SHA-256 of a file in hex, read in chunks. Raises `InterruptedError` where it is not `wanted` to its end."""
-    sha, buffer = hashlib.sha256(), bytearray(CHUNK)
-    with path.open("rb", buffering=0) as file:
-        while size := file.readinto(buffer):
+    sha = hashlib.sha256()
+    # A mapping goes back to the system; what a thread frees stays in its part of the heap, call after call.
+    with path.open("rb", buffering=0) as file, mmap.mmap(-1, CHUNK) as buffer, memoryview(buffer) as view:
+        while size := file.readinto(view):
             if not wanted():
                 raise InterruptedError
-            sha.update(memoryview(buffer)[:size])
+            with view[:size] as read:
+                sha.update(read)
     return sha.hexdigest()
 
 

@@ -151,3 +151,21 @@ def test_a_fork_does_not_wait_for_threads_that_it_has_not_got(decoder):
     )
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
     assert run.stdout.strip() == "7", run.stderr
+
+
+def test_twenty_cuts_leave_memory_where_it_was(decoder, tmp_path):
+    """In a process of its own; what the libraries load at first comes before."""
+    script = (
+        "import gc, os, sys, leansurgeon\n"
+        "def held():\n"
+        "    gc.collect()\n"
+        "    return int(open('/proc/self/statm').read().split()[1]) * os.sysconf('SC_PAGE_SIZE')\n"
+        "how = dict(layers=2, uncalibrated=True, proof=False, progress=False, force=True, out=sys.argv[2])\n"
+        "for call in range(20):\n"
+        "    leansurgeon.shrink(sys.argv[1], **how)\n"
+        "    first = held() if call == 4 else first if call > 4 else 0\n"
+        "print(held() - first)\n"
+    )
+    run = [sys.executable, "-c", script, str(decoder[0]), str(tmp_path / "lean")]
+    done = subprocess.run(run, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0 and int(done.stdout) < 4e6, (done.stdout, done.stderr)
