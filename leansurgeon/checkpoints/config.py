@@ -220,8 +220,7 @@ def check_sizes(config: Mapping[str, Any], shapes: Iterable[tuple[int, ...]]) ->
                 raise UnsupportedModel(
                     f"{said}, and the weights hold {len(shapes):,} tensors.", "The config does not fit its weights."
                 )
-            largest = max(numbers, default=0)
-            if key in (*WIDTHS, *HEADS) and largest > widest:
+            if key in (*WIDTHS, *HEADS) and (largest := max(numbers, default=0)) > widest:
                 if "model_type" in config and (where or "image_size" in values) and not is_built(config, largest):
                     continue
                 raise UnsupportedModel(

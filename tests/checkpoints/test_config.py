@@ -103,6 +103,11 @@ def test_words_of_pictures_need_no_tensor():
     check_sizes(config | {"vocab_size": 8192, "image_size": 224, "hidden_size": 768}, [(768, 3072), (1000, 768)])
 
 
+def test_lists_of_more_than_numbers_are_no_sizes():
+    """As LeViT's `down_ops`."""
+    check_sizes({"down_ops": [["Subsample", 16, 8], ["Subsample", 16, 12]]}, [(32, 16)])
+
+
 @pytest.mark.parametrize("key, value", [("num_hidden_layers", 9_999), ("hidden_size", 33)])
 def test_sizes_of_a_part_of_a_model_are_looked_at_too(key, value):
     shapes = [(32, 16), (32,)]
