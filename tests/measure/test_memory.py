@@ -276,3 +276,13 @@ def test_models_without_made_up_samples_say_so():
     source = open_source("d-retrieval")
     with pytest.raises(UnsupportedModel, match=r"\bd_retrieval\b.*\bleansurgeon inspect\b"):
         predict(source.config, source.architecture, Setting())
+
+
+@pytest.mark.parametrize("batch", [10**12, 10**18, 10**20])
+def test_a_batch_beyond_all_memory_is_one_sentence(batch):
+    from tests.support.command_line import leansurgeon
+
+    for source in ("vit-b", "gpt2-tinystories"):
+        done = leansurgeon("plan", source, "--heads", "16", f"--batch={batch}")
+        assert "Traceback" not in done.stderr and (done.returncode, "--batch" in done.stderr) in ((0, False), (2, True))
+    assert done.returncode == 2

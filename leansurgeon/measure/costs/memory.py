@@ -150,7 +150,15 @@ class Rehearsal:
             if (count := self.known.get(setting.batch)) is None:
                 with quietly(), leaving_no_fakes(self.model), self.mode:
                     count = self.known[setting.batch] = step(self.model, setting, self._batch, cuda=self.cuda)
-        except RuntimeError as error:
+        except (RuntimeError, TypeError) as error:
+            if "overflow" in str(error).lower():  # sizes beyond 64 bits
+                raise UsageError(
+                    f"--batch {setting.batch:,}: {setting.tokens or 1:,} tokens of so many samples are more than any "
+                    "memory holds.",
+                    "Give a smaller batch.",
+                ) from error
+            if isinstance(error, TypeError):
+                raise
             reason = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
             raise UnsupportedModel(
                 f"{type(self.model).__name__} does not run on tensors without numbers, so that its memory cannot be "
