@@ -10,7 +10,7 @@ from leansurgeon.checkpoints import record
 from leansurgeon.checkpoints.places import without_places
 from leansurgeon.checkpoints.publish.card import Measured, Metric, Training, write_card
 from leansurgeon.training.runs import folder as runfolder
-from leansurgeon.training.runs.summary import Scores, Summary
+from leansurgeon.training.runs.summary import Scores, Summary, own_test
 
 
 def cards(run_dir: Path, start: Path, made: Summary, split: Mapping[str, str]) -> None:
@@ -39,16 +39,20 @@ def training(made: Summary, scores: Scores | None) -> Training:
     metrics = [Metric(task.metric, task.metric_label, scores.metric)] if scores and scores.metric is not None else []
     if scores and scores.loss is not None and task.metric != "loss":
         metrics.append(Metric("loss", "loss", scores.loss))
-    measured = [Measured(f"{data}, evaluation", tuple(metrics))]
-    if made.test and made.test.best and made.test.best.metric is not None:
+    measured, before, count = [Measured(f"{data}, evaluation", tuple(metrics))], made.before, task.eval_samples
+    if own_test(made):  # the figures of what chose nothing
+        scores, before, count = made.test.best or made.test.last, made.test.before, made.test.samples
+        metrics = [Metric(task.metric, task.metric_label, scores.metric), Metric("loss", "loss", scores.loss)]
+        measured = [Measured(f"{data}, held out", tuple(m for m in metrics if m.value is not None))]
+    elif made.test and made.test.best and made.test.best.metric is not None:
         metric = Metric(task.metric, task.metric_label, made.test.best.metric)
         measured.append(Measured(f"{data}, published test split", (metric,)))
     how = f"{made.steps:,} steps" if made.steps is not None else "steps of an unknown number"
     how += f" ({made.epochs:.3g} epochs)" if made.epochs is not None else ""
     says = [f"Trained for {how} on {data} with seed {made.seed}."]
-    before, after = made.before and made.before.metric, scores and scores.metric
+    first, after = before and before.metric, scores and scores.metric
     if after is not None:
-        was = f" before and {task.shown(after)} after" if before is not None else ""
-        of = f" of {task.eval_samples:,} samples" if task.eval_samples else ""
-        says.append(f"{task.metric_label}: {task.shown(before if before is not None else after)}{was}{of}.")
+        was = f" before and {task.shown(after)} after" if first is not None else ""
+        of = f" of {count:,} {'held-out ' if own_test(made) else ''}samples" if count else ""
+        says.append(f"{task.metric_label}: {task.shown(first if first is not None else after)}{was}{of}.")
     return Training(tuple(measured), tuple(says))

@@ -125,3 +125,27 @@ def test_a_rare_class_is_held_out_too(said, tmp_path, positives, read):
             by_content = sum(side_of(text) == split for text in texts[:positives])
             assert int(labels.sum()) == max(1, by_content), split
     assert found[0] == found[1]  # whatever the order of the rows
+
+
+def test_rows_of_one_table_were_judged_on_the_same_samples(said, tmp_path, read):
+    """However many samples chose on the way; another length of the texts is another table."""
+    source, data = said("table")
+    lean = strangers.halved(tmp_path / "lean", source)
+    runs = tmp_path / "runs"
+    for name, change in (
+        ("few", "train.eval.samples=4"),
+        ("more", "train.eval.samples=9"),
+        ("short", "task.seq_len=6"),
+    ):
+        done = strangers.healed(lean, data, runs / name, "--set", change)
+        assert done.returncode == 0, done.stderr
+    shown = json.loads(leansurgeon("report", *(runs / n for n in ("few", "more", "short")), "--json").stdout)
+    tables = [sorted(row["name"] for row in section["rows"]) for section in shown["sections"]]
+    assert sorted(tables) == [["few", "more"], ["short"]]
+    for name in ("few", "more"):
+        test = json.loads((runs / name / "summary.json").read_text())["test"]
+        row = next(row for section in shown["sections"] for row in section["rows"] if row["name"] == name)
+        assert row["metric"]["mean"] == pytest.approx(test["best"]["metric"])
+        assert row["before"]["mean"] == pytest.approx(test["before"]["metric"])
+        card = " ".join((runs / name / "model" / "README.md").read_text().split())
+        assert f"of {test['samples']} held-out samples" in card

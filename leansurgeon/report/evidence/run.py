@@ -22,16 +22,21 @@ from leansurgeon.report.evidence.studies import Bench, HeadStudy, bench_of, head
 from leansurgeon.report.evidence.surgery import Cut, cut_of, judged_of
 from leansurgeon.training.runs import folder as runfolder
 from leansurgeon.training.runs import summary
-from leansurgeon.training.runs.summary import Summary
+from leansurgeon.training.runs.summary import Summary, own_test
 
 SHAPE = ("depth", "heads", "head_dim", "mlp_dim")
 PARTS = ("embeddings", "attention", "mlp", "rest")
+PREPARED = (  # options of a task that change what a held-out sample is
+    "image_size", "channels", "crop_pct", "interpolation", "mean", "std", "seq_len", "mask_prob",
+)  # fmt: skip
 UNTRAINED = Summary(summary.Model(), summary.Task("", ""))
 
 
 @dataclass(frozen=True)
 class Task:
-    """What was measured: the task, the paper's name of its metric, and on how many samples."""
+    """What was measured: the task, the paper's name of its metric, on how many samples, and what stands for these and
+    for how they were prepared: rows of one table were judged on the same ones.
+    """
 
     name: str
     metric: str
@@ -39,6 +44,7 @@ class Task:
     higher_is_better: bool
     percent: bool
     eval_samples: int | None
+    samples: str = ""
 
     @property
     def decimals(self) -> int:
@@ -141,7 +147,7 @@ def training(entry: Entry, summary: Summary) -> Run:
         kind="run",
         when=entry.when,
         summary=summary,
-        task=task_of(summary.task),
+        task=task_of(summary),
         cut=cut_of(summary.model.record),
         parameters=summary.model.parameters,
         parameters_of_source=whole(value_at(surgery, "plan", "parameters_before", "total")),
@@ -155,11 +161,17 @@ def training(entry: Entry, summary: Summary) -> Run:
     )
 
 
-def task_of(task: summary.Task) -> Task:
+def task_of(made: Summary) -> Task:
     """The task as reports name it; what a summary leaves out is shown as a question mark."""
+    task, options = made.task, value_at(made.recipe, "task")
     name, metric = (said or "?" for said in (task.name, task.metric))
-    label = task.metric_label or metric
-    return Task(name, metric, label, task.higher_is_better, task.percent, task.eval_samples or None)
+    label, count = task.metric_label or metric, made.test.samples if own_test(made) else task.eval_samples
+    held = text(value_at(task.data, "split", "test"), text(task.data.get("source")))
+    how = [f"{key} {options[key]}" for key in PREPARED if isinstance(options, dict) and options.get(key) is not None]
+    words = [f"vocabulary {task.data.get('vocab_size')}"] if metric == "perplexity" else []
+    return Task(
+        name, metric, label, task.higher_is_better, task.percent, count or None, ", ".join([held, *how, *words])
+    )
 
 
 def expected_of(said: Json) -> Mapping[str, Mapping[str, float]]:

@@ -10,7 +10,7 @@ from leansurgeon.report.evidence.kappa import Kappa, kappa_of
 from leansurgeon.report.evidence.run import Run, Task
 from leansurgeon.report.evidence.surgery import Cut
 from leansurgeon.report.humans import Spread, spread
-from leansurgeon.training.runs.summary import Scores, Summary
+from leansurgeon.training.runs.summary import Scores, Summary, own_test
 
 
 @dataclass(frozen=True)
@@ -120,6 +120,7 @@ def make_row(name: str, role: str, runs: Sequence[Run], control_of: str | None =
         return spread(pick(run.summary) for run in runs)
 
     best = over(lambda s: metric(s.best))
+    published = not any(own_test(run.summary) for run in runs)  # else the test's figure is the row's own
     return Row(
         name=name,
         role=role,
@@ -127,9 +128,11 @@ def make_row(name: str, role: str, runs: Sequence[Run], control_of: str | None =
         seeds=tuple(run.summary.seed for run in runs),
         metric=over(lambda s: metric(kept(s))) or best,
         best=best,
-        before=over(lambda s: metric(s.before)),
-        test=over(lambda s: s.test and metric(s.test.best)) or over(lambda s: s.test and metric(s.test.last)),
-        test_last=over(lambda s: s.test and metric(s.test.last)),
+        before=over(lambda s: metric((own_test(s) and s.test.before) or s.before)),
+        test=(over(lambda s: s.test and metric(s.test.best)) or over(lambda s: s.test and metric(s.test.last)))
+        if published
+        else None,
+        test_last=over(lambda s: s.test and metric(s.test.last)) if published else None,
         loss=over(lambda s: (scores := kept(s)) and scores.loss),
         parameters=first.parameters,
         reference_parameters=first.parameters_of_source,
@@ -165,8 +168,10 @@ def kept_start(summary: Summary) -> bool:
 
 def kept(summary: Summary) -> Scores | None:
     """The scores that stand for a run: of the last step, which nothing has chosen; of healing those of the model that
-    it leaves in model/.
+    it leaves in model/, on samples that chose nothing where there are such.
     """
+    if own_test(summary):
+        return summary.test.best or summary.test.last
     return summary.best or summary.final if heals(summary) else summary.final
 
 

@@ -239,6 +239,11 @@ class Summary:
         return document | self.other
 
 
+def own_test(made: Summary) -> bool:
+    """Whether a run on somebody's own data was judged on a part of it that chose nothing: then that is its figure."""
+    return made.test is not None and "split" in made.task.data and (made.test.best or made.test.last) is not None
+
+
 def read(run_dir: Path) -> Summary:
     """The summary of a run folder. Raises `DamagedSummary`, naming the file."""
     path = run_dir / runfolder.SUMMARY
