@@ -250,7 +250,7 @@ def test_a_training_s_card_goes_on_from_the_model_that_it_began_with(tmp_path, c
         best=Scores(2.0, 7.5),
         final=Scores(2.5, 9.0),
     )
-    cards(tmp_path / "run", start, made)
+    cards(tmp_path / "run", start, made, {"rule": "task digits"})
     best, last = (ModelCard.load(tmp_path / "run" / name / "README.md") for name in ("model", "last"))
     assert best.data.license == "other" and best.data.to_dict()["datasets"] == ["s2orc", "ms_marco"]
     numbers = [{r.metric_type: r.metric_value for r in one.data.eval_results} for one in (best, last)]

@@ -10,7 +10,7 @@ are of the task's splits "train", "eval" and "test", as in a training; where the
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,7 +37,7 @@ from leansurgeon.measure.data.parts import WORDS, Parts, told
 from leansurgeon.measure.data.task_spec import PREFIX, parse_task, spell_task
 from leansurgeon.progress import Say, silent
 from leansurgeon.reading.pooling import default_prompt
-from leansurgeon.tasks import Task, user_data
+from leansurgeon.tasks import Task, splits, user_data
 from leansurgeon.tasks.base import IGNORED
 from leansurgeon.tasks.text import vocab
 
@@ -76,6 +76,10 @@ class Calibration:
     classes: str | None = None  # which outputs they are, in words
     beside: Calibration | None = field(default=None, repr=False, compare=False)  # to be mixed in where it is too little
     split: Mapping[str, str] = field(default_factory=dict, compare=False)  # rule and digests (`splits.Split.identity`)
+
+    def stands_apart(self, fitted: Iterable[Mapping[str, str]]) -> bool:
+        """Whether nothing held out was trained on in other data, whose splits are `fitted`."""
+        return splits.stands_apart(self.split, fitted)
 
     def mask(self, batch: Batch) -> Tensor | None:
         """(batch, tokens) bool, True at real tokens; None where all are."""
@@ -191,12 +195,12 @@ def from_task(
         usual = TOKENS.each(lambda _, count: max(4, count // tokens))
     wanted = for_samples(usual, samples)
     third = "test" in task.splits
-    splits = Parts("train", "eval" if third else "train", "test" if third else "eval")
-    rows = choose(splits.each(lambda _, split: task.size(split)), wanted, seed, f"task {name}", apart=third)
+    parted = Parts("train", "eval" if third else "train", "test" if third else "eval")
+    rows = choose(parted.each(lambda _, split: task.size(split)), wanted, seed, f"task {name}", apart=third)
     size = max(1, 2_048 // tokens) if tokens else 64
 
     def read(part: str, chosen: np.ndarray) -> list[Batch]:
-        split = splits[part]
+        split = parted[part]
         some = by_length(chosen, task.lengths(split)[chosen]) if lines else chunks(chosen, size)
         batches = (task.batch(split, c, seed=seed, epoch=0) for c in some)
         # Keys with "_" are a task's own book-keeping for its metric.

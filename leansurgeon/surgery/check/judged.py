@@ -17,7 +17,6 @@ from leansurgeon.checkpoints.record import Comparison, SurgeryRecord
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.measure.data.calibration import Batch, Calibration
 from leansurgeon.surgery.shrink import kind_of
-from leansurgeon.tasks.splits import stands_apart
 
 
 def on_data(
@@ -37,7 +36,7 @@ def on_data(
     batches = data.heldout if batches is None else batches
     kind, families = kind_of(data), (family, source.architecture)
     found = prove(folder, parameters, source=source.folder, batches=batches, kind=kind, families=families).compared
-    return found if stands_apart(data.split, fitted) else replace(found, data=SEEN)
+    return found if data.stands_apart(fitted) else replace(found, data=SEEN)
 
 
 def note(
