@@ -43,6 +43,8 @@ def test_generators_environment_precision_and_accelerate_are_as_they_were(decode
     source, data = decoder
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    AcceleratorState._reset_state(reset_partial_state=True)  # of commands that other tests typed in this process
+    GradientState._reset_state()
     mine = Accelerator(cpu=True, gradient_accumulation_steps=3)
     torch.set_float32_matmul_precision("high")
     level = transformers.logging.get_verbosity()
