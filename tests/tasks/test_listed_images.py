@@ -92,3 +92,11 @@ def test_a_folder_called_train_beside_other_classes_is_a_class_and_a_test_is_rea
         if sizes[1]:
             batch = task.batch("test", np.arange(sizes[1]), seed=0, epoch=0)
             assert task.size("test") == sizes[1] and float(batch["pixel_values"].min()) * 255 >= 119
+
+
+def test_a_damaged_table_among_pictures_is_passed_over(tmp_path):
+    for name in NAMES:
+        draw(tmp_path / name / "0.png", 1)
+    (tmp_path / "notes.csv").write_text('file_name,label\n"open,1\n')
+    (tmp_path / "metadata.csv").write_bytes(b"\xff\xfe")
+    assert recognise(str(tmp_path)).columns == ()

@@ -97,13 +97,16 @@ def tables_of_images(place: Path) -> dict[str, list[Path]]:
 
 def image_column(table: Path) -> str | None:
     """The column of a table that names images; None where none does, or there is no other column."""
-    if not tables.is_table(table) or table.suffix.lower() == ".parquet" or len(names := tables.columns(table)) < 2:
+    if not tables.is_table(table) or table.suffix.lower() == ".parquet":
         return None
     by_name = None
-    unique = list(dict.fromkeys(names))
-    if len(unique) < len(names):
+    try:
+        unique = list(tables.columns(table))
+        if len(unique) < 2:
+            return None
+        rows = [cells for _, cells in islice(tables.read(table, unique), 20)]
+    except UsageError:  # whoever reads it says so
         return None
-    rows = [cells for _, cells in islice(tables.read(table, unique), 20)]
     for column, cells in zip(unique, zip(*rows, strict=True), strict=False):
         values = list(map(str, cells))
         called = re.sub(r"[\W_]+", "", column.lower()) in _FILE_COLUMNS
