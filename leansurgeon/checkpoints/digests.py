@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import mmap
+import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -98,7 +99,7 @@ def early(source: str | None) -> Iterator[None]:
 
 def begin(source: str) -> dict[Identity, Hashing]:
     """Start hashing the weights of a folder."""
-    folder = Path(source).expanduser()
+    folder = Path(os.path.expanduser(source))
     folder = folder if (folder / "config.json").is_file() else folder / "model"
     begun = {}
     for path in sorted(folder.glob("*.safetensors")) if folder.is_dir() else ():

@@ -35,6 +35,7 @@ from leansurgeon.checkpoints.weights import Weights, same_bytes
 from leansurgeon.errors import LeanSurgeonError, UnsupportedModel, UsageError, did_you_mean, plural
 from leansurgeon.progress import downloads
 from leansurgeon.reading import modelcard
+from leansurgeon.reading.files import in_home
 from leansurgeon.shape import ParameterCount, Shape
 
 
@@ -176,7 +177,7 @@ def resolve_source(
         raise UsageError(f"Config keys can be changed for presets only, and '{source}' is none.")
     if source.startswith("timm/"):
         return from_timm(source.removeprefix("timm/"), weights, keep)
-    path = Path(source).expanduser()
+    path = in_home(source)
     # Not `path.is_dir()`, which raises for names that no file system takes.
     if os.path.isdir(path):
         return from_folder(path, name=source, allow_pickle=allow_pickle, keep=keep, tower=tower)

@@ -11,7 +11,7 @@ from leansurgeon.checkpoints.digests import sha256
 from leansurgeon.checkpoints.publish.durable import write_durably
 from leansurgeon.checkpoints.record import Origin
 from leansurgeon.reading.cache_folder import cache_folder
-from leansurgeon.reading.files import is_name
+from leansurgeon.reading.files import in_home, is_name
 
 
 def remember(origin: Origin, folder: Path | None) -> None:
@@ -26,7 +26,7 @@ def remember(origin: Origin, folder: Path | None) -> None:
 
 def find(origin: Origin) -> Path | None:
     """The folder with exactly the weight files of `origin`: at its name, or where it lay when it was cut."""
-    places = [Path(origin.name).expanduser()] if origin.kind != "hub" else []
+    places = [in_home(origin.name)] if origin.kind != "hub" else []
     with suppress(OSError, UnicodeDecodeError):
         places.append(Path(_note(origin.sha256.values()).read_text(encoding="utf-8").rstrip("\n")))
     return next((folder for place in places if (folder := holding(place, origin))), None)

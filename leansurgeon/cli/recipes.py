@@ -6,7 +6,6 @@ import json
 import re
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -14,6 +13,7 @@ import typer
 from leansurgeon.cli import completion
 from leansurgeon.cli.help import Command, Group
 from leansurgeon.errors import UsageError
+from leansurgeon.reading.files import in_home
 
 if TYPE_CHECKING:
     from leansurgeon.training.recipe.schema import Recipe
@@ -74,7 +74,7 @@ def copy(
     from leansurgeon.training.runs import folder as runfolder
 
     source = recipefile.find(name)
-    target = Path(to or source.name).expanduser()
+    target = in_home(to or source.name)
     # A Path forgets the slash that says that a folder is meant.
     target = target / source.name if target.is_dir() or (to or "").endswith("/") else target
     if target.exists() and not force:

@@ -8,7 +8,6 @@ tensor its shape. The checkpoint loads strictly, without a warning, and computes
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 
 from leansurgeon import architectures
 from leansurgeon.architectures.base import Architecture
@@ -16,6 +15,7 @@ from leansurgeon.checkpoints.config import read_config
 from leansurgeon.checkpoints.record import SurgeryRecord, read_if_whole
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import LeanSurgeonError, UnsupportedModel
+from leansurgeon.reading.files import in_home
 from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.shape import NUMBERS, Shape, Stage
 
@@ -158,7 +158,7 @@ def other_heads(stage: Stage) -> Stage:
 
 def explain(source: str, error: UnsupportedModel) -> UnsupportedModel:
     """The same error, with surgery.json called as a witness where a folder's config and weights disagree."""
-    folder = Path(source).expanduser()
+    folder = in_home(source)
     folder = folder if (folder / "config.json").exists() else folder / "model"
     record = read_if_whole(folder)
     if record is None:

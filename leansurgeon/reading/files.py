@@ -21,6 +21,11 @@ KINDS = (
 )
 
 
+def in_home(path: str | Path) -> Path:
+    """A path with `~` and `~name` spelled out; that of a user who is not there stays as it is."""
+    return Path(os.path.expanduser(path))
+
+
 def open_regular(path: Path, *, raising: type[LeanSurgeonError] = UsageError) -> BinaryIO:
     """Open a regular file without ever waiting for one (opening a named pipe would). Raises `raising` for everything
     that is none or cannot be opened.

@@ -22,6 +22,7 @@ from typing import Any, Literal
 
 from leansurgeon.errors import UsageError, quoted
 from leansurgeon.reading import tables
+from leansurgeon.reading.files import in_home
 from leansurgeon.tasks import hub
 from leansurgeon.tasks.images import places as image_places
 from leansurgeon.tasks.text import files as text_files
@@ -109,7 +110,7 @@ def recognise(spec: str, flag: str = "--data") -> UserData:
     words = [word.strip() for word in spec.split(",") if word.strip()]
     if not words:
         raise UsageError(f"{flag} names no data.", hint)
-    path = Path(spec).expanduser()
+    path = in_home(spec)
     if path.is_dir():
         return _of_folder(path, spec)
     if path.is_file():

@@ -85,3 +85,11 @@ def test_a_word_of_5_000_columns_is_cut(words, place):
 def test_data_behind_a_flag_that_takes_none_is_told_where_it_goes(place):
     done = leansurgeon("plan", "source", "--layers", 2, "--calibrate", "TEXTS", cwd=place)
     assert done.returncode == 2 and "shrink --calibrate" in " ".join(done.stderr.replace("│", " ").split())
+
+
+@pytest.mark.parametrize("call", [("inspect", "~nosuchuser"), ("plan", "~nosuchuser/x", "--layers", "2")])
+def test_a_home_that_is_not_there_is_one_sentence(call):
+    from tests.support.command_line import leansurgeon
+
+    done = leansurgeon(*call)
+    assert done.returncode in (2, 3) and "~nosuchuser" in done.stderr and "Traceback" not in done.stderr

@@ -11,6 +11,7 @@ from pydantic import Field
 
 from leansurgeon.errors import UsageError
 from leansurgeon.reading import archives, files, pickles
+from leansurgeon.reading.files import in_home
 from leansurgeon.reading.images import decode
 from leansurgeon.tasks import base, hub
 from leansurgeon.tasks import cache as disk
@@ -99,7 +100,7 @@ def find(data: str) -> Path | image_places.ImagePlaces:
         theirs = {"train": "train", "eval": "test"}
         splits = {split: [hub.load(*named, name, by_hand=BY_HAND)] for split, name in theirs.items()}
         return image_places.ImagePlaces("hub", splits)
-    path = Path(data).expanduser()
+    path = in_home(data)
     if path.is_file():
         return path
     for folder in (path, path / "cifar-10-batches-py", path / "cifar-10-batches-bin"):

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from leansurgeon.errors import LeanSurgeonError, UsageError
 from leansurgeon.reading import files, tables
+from leansurgeon.reading.files import in_home
 from leansurgeon.tasks import hub
 
 if TYPE_CHECKING:
@@ -168,7 +169,7 @@ def find(data: str, eval_data: str | None) -> ImagePlaces:
 
 
 def _expand(text: str) -> list[Path]:
-    path = Path(text).expanduser()
+    path = in_home(text)
     paths = [path] if os.path.exists(path) else sorted(map(Path, glob.glob(str(path), recursive=True)))
     if not paths:
         hint = (

@@ -17,6 +17,7 @@ from pydantic import Field, model_validator
 
 from leansurgeon.errors import UsageError, quoted
 from leansurgeon.reading import archives, files, tables
+from leansurgeon.reading.files import in_home
 from leansurgeon.tasks import base, hub, ragged
 from leansurgeon.tasks import cache as disk
 from leansurgeon.tasks.images import cifar10
@@ -165,7 +166,7 @@ class LraRetrieval(_Bytes):
     def prepare(self, cache: Path, model_dir: Path | None, *, workers: int, say: Callable[[str], None]) -> None:
         """Read the published files into the cache once, as bytes."""
         vocab.check_length(self.options.seq_len, model_dir)
-        files = _pairs_files(Path(self.options.data).expanduser())
+        files = _pairs_files(in_home(self.options.data))
         key = {"version": 1, "files": {split: image_places.stamp(path) for split, path in files.items()}}
 
         def build(folder: Path) -> disk.Info:
@@ -246,7 +247,7 @@ def _imdb(data: str) -> dict[str, Any]:
     words = {"train": "train", "eval": "test"}
     if named := hub.parse(data):
         return {split: hub.load(*named, word, by_hand=IMDB_BY_HAND) for split, word in words.items()}
-    path = Path(data).expanduser().absolute()
+    path = in_home(data).absolute()
     if path.is_file():
         if tables.is_table(path):
             raise UsageError(

@@ -18,6 +18,7 @@ from pydantic import Field
 from leansurgeon.errors import UsageError
 from leansurgeon.progress import phase
 from leansurgeon.reading import files
+from leansurgeon.reading.files import in_home
 from leansurgeon.reading.images import decode
 from leansurgeon.tasks import base
 from leansurgeon.tasks import cache as disk
@@ -71,7 +72,7 @@ class Pathfinder(base.Task):
             )
             return
         self.licence = "as its authors say"
-        folder = _published(Path(o.data).expanduser().absolute(), o.difficulty)
+        folder = _published(in_home(o.data).absolute(), o.difficulty)
         lists = sorted((folder / "metadata").glob("*.npy"), key=lambda p: (len(p.name), p.name))
         stamps = [[path.name, path.stat().st_size, path.stat().st_mtime_ns] for path in lists]
         key = {"version": _VERSION, "folder": str(folder), "lists": stamps, "seed": o.seed}

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from leansurgeon.errors import UsageError
 from leansurgeon.reading import files, tables
+from leansurgeon.reading.files import in_home
 
 LARGEST = 4_000_000_000  # bytes; it is read at once
 SUFFIXES = (".txt", ".text", ".md", ".rst")  # what is text in a folder; a file that is named may be called anything
@@ -23,8 +24,8 @@ def find(names: str | Sequence[str]) -> list[Path]:
     for name in [names] if isinstance(names, str) else names:
         if name in PACKAGED:
             paths = [PACKAGED[name]]
-        elif Path(name).expanduser().is_dir():
-            paths = in_folder(Path(name).expanduser())
+        elif in_home(name).is_dir():
+            paths = in_folder(in_home(name))
             if not paths:
                 endings = ", ".join(sorted({*SUFFIXES, *tables.SUFFIXES}))
                 raise UsageError(
@@ -32,7 +33,7 @@ def find(names: str | Sequence[str]) -> list[Path]:
                     f"A file that is named may end in anything: '{Path(name) / '*'}' names them all.",
                 )
         else:
-            pattern = str(Path(name).expanduser())
+            pattern = str(in_home(name))
             paths = (
                 [Path(pattern)] if Path(pattern).is_file() else sorted(map(Path, glob.glob(pattern, recursive=True)))
             )

@@ -17,6 +17,7 @@ from pydantic import Field
 
 from leansurgeon.errors import UsageError, quoted
 from leansurgeon.reading import files, tables
+from leansurgeon.reading.files import in_home
 from leansurgeon.tasks import base, hub
 from leansurgeon.tasks import cache as disk
 from leansurgeon.tasks.images import places as image_places
@@ -264,7 +265,7 @@ def _places(data: str, task: str) -> dict[str, list[Any]]:
     if hub.parse(data):
         name, _ = hub.parse(data)
         return {part: [hub.load(name, task, words[-1], by_hand=BY_HAND)] for part, words in wanted.items()}
-    root = Path(data).expanduser().absolute()
+    root = in_home(data).absolute()
     for folder in (root / KINDS[task].folder, root / task, root):
         files = sorted(p for p in folder.glob("*") if tables.is_table(p)) if folder.is_dir() else []
         # dev_matched-00000-of-00001.parquet; "dev" must not take dev_matched.

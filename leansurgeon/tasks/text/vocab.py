@@ -17,6 +17,7 @@ from pydantic import AfterValidator
 
 from leansurgeon.errors import UsageError
 from leansurgeon.reading import jsonfile, names
+from leansurgeon.reading.files import in_home
 from leansurgeon.tasks import cache as disk
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def key_of(kind: str, vocab_size: int | None, model_dir: Path | None) -> dict[st
     if kind.startswith(_HUB):
         return {"kind": kind}
     if kind not in KINDS:
-        return {"kind": "folder", "form": 2, "files": _digests(Path(kind).expanduser())}
+        return {"kind": "folder", "form": 2, "files": _digests(in_home(kind))}
     if kind != "model":
         return {"kind": kind, "size": (vocab_size or DEFAULT_SIZE) if kind in _TRAINED else None}
     hint = "Choose a tokenizer of the task's own: char, byte, bpe or wordpiece."
@@ -77,7 +78,7 @@ def make(
     if kind.startswith(_HUB):
         return _from_hub(kind.removeprefix(_HUB))
     if kind not in KINDS:
-        return load(Path(kind).expanduser())
+        return load(in_home(kind))
     from tokenizers import processors
     from transformers import PreTrainedTokenizerFast
 

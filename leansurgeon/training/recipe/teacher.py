@@ -16,6 +16,7 @@ from leansurgeon.checkpoints.source import Source, open_source
 from leansurgeon.errors import LeanSurgeonError, UsageError
 from leansurgeon.measure.data.calibration import check_kind
 from leansurgeon.measure.data.choose_task import brings_tokenizer, class_names
+from leansurgeon.reading.files import in_home
 from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.tasks import Task, hub
 from leansurgeon.tasks.classes import match
@@ -165,7 +166,7 @@ def at_hand(origin: Origin, model_dir: Path) -> str | None:
         return name if cached(name) or hub.reachable() else None
     if whereabouts.find(origin) is not None:
         return name
-    path = Path(name).expanduser()
+    path = in_home(name)
     if path.is_absolute():
         return name if path.is_dir() else None
     above = [folder / path for folder in model_dir.resolve().parents if (folder / path).is_dir()]

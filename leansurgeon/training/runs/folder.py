@@ -21,6 +21,7 @@ from leansurgeon.checkpoints.publish import leftovers
 from leansurgeon.checkpoints.publish.durable import sync, write_durably
 from leansurgeon.errors import LeanSurgeonError, UsageError, disk_is_full
 from leansurgeon.reading import files
+from leansurgeon.reading.files import in_home
 
 RECIPE, METRICS, SUMMARY, BEST, LAST = "recipe.yaml", "metrics.jsonl", "summary.json", "model", "last"
 EXPERIMENT = "experiment.yaml"  # the resolved recipe of an experiment, beside the runs of its arms
@@ -133,7 +134,7 @@ def called(model_dir: Path) -> str:
 
 def run_of(model: str | Path) -> Path | None:
     """The run folder that MODEL names, itself or by a model in it; None for anything else."""
-    folder = Path(model).expanduser()
+    folder = in_home(model)
     if is_trained(folder):
         return Path(os.path.abspath(folder)).parent if folder.name in ("", "..") else folder.parent
     return folder if (folder / RECIPE).is_file() and (folder / BEST / "config.json").is_file() else None

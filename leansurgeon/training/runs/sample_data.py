@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from leansurgeon.errors import Interrupted, LeanSurgeonError, OutOfMemory, UsageError, readable
 from leansurgeon.progress import Say
 from leansurgeon.reading.cache_folder import cache_folder
+from leansurgeon.reading.files import in_home
 
 if TYPE_CHECKING:
     from leansurgeon.checkpoints.source import Source
@@ -27,7 +27,7 @@ BY_WEIGHTS = "The weights alone decide; --calibrate DATA does much better."
 
 def trained_on(source: str) -> TaskChoice | None:
     """The task of the run that left this model, as its recipe says; None where there is none."""
-    folder = Path(source).expanduser()
+    folder = in_home(source)
     recipes = [place / "recipe.yaml" for place in (folder, folder.parent) if (place / "recipe.yaml").is_file()]
     if not recipes or not ((folder / "config.json").exists() or (folder / "model" / "config.json").exists()):
         return None
