@@ -10,22 +10,41 @@ The words are those of the command line; errors are those of `leansurgeon.errors
 torch, transformers and timm are imported by the functions that need them.
 """
 
+from typing import Any
+
 # Two functions have the names of rooms. Python sets a package's attribute when a room is loaded for the first time;
 # loading these two here, which is a docstring each, leaves the names to the functions below for good.
 # Whoever wants the rooms says `from leansurgeon.search import ...`.
 import leansurgeon.report
 import leansurgeon.search  # noqa: F401
 from leansurgeon import errors
-from leansurgeon.api.cutting import plan, shrink
-from leansurgeon.api.looking import heads, kappa, load, search
-from leansurgeon.api.training import heal, retrain
-from leansurgeon.commands import diff as _diff
-from leansurgeon.commands import report as _report
-from leansurgeon.commands.command import function_of
+from leansurgeon.commands.command import LazyFunction
 from leansurgeon.version import __version__
 
-diff = function_of(_diff.COMMAND)
-report = function_of(_report.COMMAND)
+diff = LazyFunction("diff")
+heads = LazyFunction("heads")
+kappa = LazyFunction("kappa")
+load = LazyFunction("load")
+plan = LazyFunction("plan")
+report = LazyFunction("report")
+retrain = LazyFunction("retrain")
+search = LazyFunction("search")
+shrink = LazyFunction("shrink")
+
+
+def heal(model: Any, data: Any, **options: Any) -> Any:
+    """`retrain` on one's own data: the model learns from the one that it was cut from, where that is at hand, and is
+    kept as it was where nothing got better. Takes and gives what `retrain` does.
+
+    >>> import leansurgeon, tempfile
+    >>> folder = tempfile.mkdtemp()
+    >>> cut = leansurgeon.shrink("digits-vit", layers=2, out=f"{folder}/lean", proof=False, progress=False)
+    >>> leansurgeon.heal(cut, ["some text"], progress=False)
+    Traceback (most recent call last):
+    leansurgeon.errors.UsageError: lean takes images, and ...
+    """
+    return retrain(model, data=data, **options)
+
 
 __all__ = [
     "__version__",

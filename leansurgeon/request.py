@@ -5,6 +5,7 @@ alike and refuse them in one voice.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, NamedTuple, TypeVar
 
@@ -29,6 +30,10 @@ class Opt(NamedTuple):
     model: bool = False  # in Python also a model in memory, which is written to a folder while the command runs
 
 
+class Names(tuple[str, ...]):
+    """Several names, one for each time that an option was typed."""
+
+
 class Request(BaseModel):
     """What is asked of one command; a field that it does not have is refused."""
 
@@ -42,7 +47,7 @@ class Access(Request):
     trust_remote_code: Annotated[bool, Opt("Run modelling code that comes with a checkpoint.")] = False
 
 
-def spell_number(value: Any) -> Any:
+def spell_number(value: float | str | Sequence[float] | None) -> str | None:
     """Numbers, words and one number for each stage as text: 24, "2x" and [16, 32] become "24", "2x" and "16,32".
 
     >>> spell_number([16, 32]), spell_number("2x"), spell_number(0.5)
@@ -87,11 +92,24 @@ R = TypeVar("R", bound=Request)
 
 
 def options_of(request: type[Request]) -> list[tuple[str, FieldInfo, Opt]]:
-    """Every field with what the command line needs of it: the class's own before inherited ones, panel by panel."""
-    own = [name for name in request.__annotations__ if name in request.model_fields]
-    fields = {name: request.model_fields[name] for name in (*own, *request.model_fields)}
-    found = [(name, field, next(m for m in field.metadata if isinstance(m, Opt))) for name, field in fields.items()]
-    return sorted(found, key=lambda one: -1 if one[2].positional else PANELS.index(one[2].panel))
+    """Every field with what the command line needs of it, panel by panel: what commands share stands first under Shape
+    and Data, and last elsewhere.
+    """
+    places: dict[str, list[tuple[int, int]]] = {}  # (class from the request upwards, place in it), one for each mention
+    for level, base in enumerate(request.__mro__):
+        for place, name in enumerate(inspect.get_annotations(base)):
+            places.setdefault(name, []).append((level, place))
+
+    def order(one: tuple[str, FieldInfo, Opt]) -> tuple[int, int, int]:
+        """The panel, and the place in it."""
+        name, _, opt = one
+        panel = -1 if opt.positional else PANELS.index(opt.panel)
+        level, place = places[name][-1 if opt.panel in ("Shape", "Data") else 0]
+        return panel, -level if opt.panel in ("Shape", "Data") else level, place
+
+    fields = request.model_fields.items()
+    found = [(name, field, next(m for m in field.metadata if isinstance(m, Opt))) for name, field in fields]
+    return sorted(found, key=order)
 
 
 def check_request(request: type[R], given: Mapping[str, Any], *, python: bool = False) -> R:
@@ -109,6 +127,8 @@ def check_request(request: type[R], given: Mapping[str, Any], *, python: bool = 
         if isinstance(cause, LeanSurgeonError):
             raise cause from None
         said = str(cause) if cause else fault["msg"][:1].lower() + fault["msg"][1:]
+        if fault["type"] == "literal_error":
+            said = f"give one of {fault['ctx']['expected'].replace(chr(39), '').replace(' or ', ', ')}"
         value = quoted(fault["input"])
         flag = f"{name}={value}: " if python else f"--{name.replace('_', '-')} {fault['input']}: "
         raise UsageError(f"{flag if name else ''}{said.rstrip('.')}.") from None

@@ -28,7 +28,7 @@ from leansurgeon.checkpoints.config import check_sizes, read_config
 from leansurgeon.checkpoints.digests import Identity, changed_since, identity
 from leansurgeon.checkpoints.foreign import companions, converted, crammed_bert_layout, trust, unpacked
 from leansurgeon.checkpoints.kind import LANGUAGE, SUFFIX, class_name, head_note, used_class
-from leansurgeon.checkpoints.publish.leftovers import scratch
+from leansurgeon.checkpoints.publish.leftovers import passing, scratch
 from leansurgeon.checkpoints.record import DamagedRecord, SurgeryRecord
 from leansurgeon.checkpoints.record import read as read_record
 from leansurgeon.checkpoints.weights import Weights, same_bytes
@@ -180,7 +180,8 @@ def resolve_source(
     path = in_home(source)
     # Not `path.is_dir()`, which raises for names that no file system takes.
     if os.path.isdir(path):
-        return from_folder(path, name=source, allow_pickle=allow_pickle, keep=keep, tower=tower)
+        name = path.name if passing(path) else source  # of a model in memory, whose folder goes with it
+        return from_folder(path, name=name, allow_pickle=allow_pickle, keep=keep, tower=tower)
     if os.path.isfile(path):
         raise unpacked.of_file(path)
     near = did_you_mean(source, PRESETS)

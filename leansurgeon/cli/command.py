@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
 
 from leansurgeon.cli import completion
-from leansurgeon.commands.command import Command, access_to
+from leansurgeon.commands.command import Command, access_to, pushing
 from leansurgeon.progress import say
-from leansurgeon.request import check_request, options_of
+from leansurgeon.rank import is_worker, rank
+from leansurgeon.request import Names, check_request, options_of
+
+KEYWORD = inspect.Parameter.KEYWORD_ONLY
 
 
 def command_of(command: Command) -> Callable[..., None]:
@@ -27,28 +31,32 @@ def command_of(command: Command) -> Callable[..., None]:
         else:
             spelled = opt.names or (f"--{name.replace('_', '-')}",)
             made = typer.Option(*spelled, rich_help_panel=opt.panel, **said)
-        kind = (opt.cli if default is not None else opt.cli | None) if opt.cli else field.annotation
-        parameters.append(parameter(name, Annotated[kind, made], default))
+        kind = field.annotation
+        if opt.cli:  # what Typer reads is made a value by the request, and so is the default
+            default = None if default in (None, ()) else default
+            kind = opt.cli | None if default is None else opt.cli
+            default = ",".join(map(str, default)) if isinstance(default, tuple) else default
+        parameters.append(inspect.Parameter(name, KEYWORD, annotation=Annotated[kind, made], default=default))
     as_json = typer.Option("--json", help="Print one JSON document.", rich_help_panel="Output")
-    parameters.append(parameter("as_json", Annotated[bool, as_json], False))
+    parameters.append(inspect.Parameter("as_json", KEYWORD, annotation=Annotated[bool, as_json], default=False))
 
     def callback(**given: Any) -> None:
         as_json = given.pop("as_json")
+        given = {name: value for name, value in given.items() if value is not None}  # None: as the request has it
+        given |= {name: Names(value) for name, value in given.items() if isinstance(value, list)}
         asked = check_request(command.request, given)
-        with access_to(asked):
+        with access_to(asked), pushing(asked, say) as push:
             result = command.run(asked, say)
-        print(json.dumps(result.as_dict()) if as_json else result)
+            if is_worker() and rank() > 0:
+                return
+            print(json.dumps(result.as_dict()) if as_json else result, flush=True)
+            push(result)
         if code := getattr(result, "exit_code", 0):
             raise typer.Exit(code)
 
     callback.__name__ = command.name
-    callback.__doc__ = inspect.cleandoc(command.run.__doc__ or "").split("\n\nRaises")[0].split("\n\n>>>")[0]
+    callback.__doc__ = re.split(r"\n\n(?:In Python|>>>|Raises)", inspect.cleandoc(command.run.__doc__ or ""))[0]
     callback.examples = command.examples  # type: ignore[attr-defined]
     callback.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     callback.__annotations__ = {one.name: one.annotation for one in parameters}
     return callback
-
-
-def parameter(name: str, kind: Any, default: Any) -> inspect.Parameter:
-    """A parameter that is given by name."""
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=kind, default=default)

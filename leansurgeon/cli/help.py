@@ -1,76 +1,34 @@
 """Help pages: what people need comes first, rare options last, an example at the end that works as typed.
 
-An option's panel is looked up here by its name, so that a word means the same place in every command.
+Options stand in the panels that their requests name.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, get_type_hints
 
 import typer
 
 from leansurgeon.errors import readable
+from leansurgeon.request import PANELS
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-PANELS = {
-    "Shape": "heads layers head_dim mlp_dim mlp_ratio params memory latency tower class_attention sweep_heads",
-    "Data": "data lm_eval limit against columns classes skip_damaged calibrate judge "
-    "time recipe sets set train label samples calibration_samples judge_samples",
-    "Method": "init method keep more_heads heal heal_time balance uncalibrated prune reduction normalize ablate "
-    "curve lora new_tokenizer distill",
-    "Output": "out workspace as_json force html plots format dry_run compare proof push public",
-}
-MORE = "More"
-TITLES = (*PANELS, MORE)
-PANEL_OF = {name: panel for panel, names in PANELS.items() for name in names.split()}
-
 KINDS = (("Path", "PATH"), ("int", "N"), ("float", "X"), ("str", "TEXT"))
-
-EXAMPLES = {
-    "shrink": [
-        "leansurgeon shrink digits-vit --heads 8 --layers 3",
-        "leansurgeon shrink my-model --layers 24 --calibrate texts/ -o runs/lean",
-    ],
-    "retrain": [
-        "leansurgeon retrain runs/lean --data texts/ --time 20m",
-        "leansurgeon retrain runs/digits-vit-h8-l3 --recipe digits-vit",
-    ],
-    "run": ["leansurgeon run digits-vit", "leansurgeon run digits-vit --seeds 0 --set train.duration=3ep"],
-    "search": ["leansurgeon search my-model --params 100M --data texts/"],
-    "plan": ["leansurgeon plan vit-b --heads 16 --layers 7 --gpu a100-40"],
-    "kappa": ["leansurgeon kappa my-model --data texts/"],
-    "heads": ["leansurgeon heads my-model --data texts/ --prune 50% -o runs/pruned"],
-    "judge": ["leansurgeon judge runs/lean --data texts/", "leansurgeon judge runs/lean --lm-eval arc_easy,piqa"],
-    "list": ["leansurgeon recipes list"],
-    "show": ["leansurgeon recipes show digits-vit"],
-    "schema": ["leansurgeon recipes schema"],
-    "copy": ["leansurgeon recipes copy digits-vit my-recipe.yaml"],
-}
-
-
-# Options that are mere flags here and take a value in another command, and what to say to who gives them one.
-PLAIN_FLAGS = {
-    "plan": ("--calibrate", "`plan --calibrate` foretells the cost and takes no data; `shrink --calibrate` does."),
-}
 
 
 @contextmanager
-def in_few_words(name: str, args: Sequence[str]) -> Iterator[None]:
-    """What Typer has against the words after the command `name`, without the whole of a long one."""
-    given = list(args)
+def in_few_words() -> Iterator[None]:
+    """What Typer has against the words of a command, without the whole of a long one."""
     try:
         yield
     except Exception as error:
-        flag, said = PLAIN_FLAGS.get(name, ("", ""))
-        message = getattr(error, "message", None)
-        if isinstance(message, str):
-            more = f". {said}" if flag in given and "unexpected extra argument" in message else ""
-            error.message = readable(message + more)  # type: ignore[attr-defined]
+        if isinstance(message := getattr(error, "message", None), str):
+            error.message = readable(message)  # type: ignore[attr-defined]
         raise
 
 
@@ -79,8 +37,13 @@ class Group(typer.core.TyperGroup):
 
     def resolve_command(self, ctx: typer.Context, args: list[str]) -> tuple[object, ...]:
         """The name of the command that `args` begin with, the command, and the rest."""
-        with in_few_words("", args):
+        with in_few_words():
             return super().resolve_command(ctx, args)
+
+    def panels(self, ctx: typer.Context) -> dict[str, list[tuple[str, str]]]:
+        """Names and first sentences of the commands, panel by panel."""
+        commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+        return {"Commands": [(name, (command.help or "").split("\n\n")[0]) for name, command in commands]}
 
     def format_help(self, ctx: typer.Context, formatter: object) -> None:
         """Print the page; `formatter`, which would collect plain text, is left empty."""
@@ -96,7 +59,7 @@ class Command(typer.core.TyperCommand):
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:
         """The arguments and options of what was typed."""
-        with in_few_words(self.name or "", args):
+        with in_few_words():
             return super().parse_args(ctx, args)
 
     def format_help(self, ctx: typer.Context, formatter: object) -> None:
@@ -115,13 +78,7 @@ def overview(group: Group, ctx: typer.Context) -> Iterator[RenderableType]:
 
     yield Text("\n" + group.get_usage(ctx))
     yield Padding(Text(group.help or ""), (1, 2, 0, 2))
-    panels: dict[str, list[tuple[str, str]]] = {}
-    for name in group.list_commands(ctx):
-        command = group.get_command(ctx, name)
-        title = getattr(command, "rich_help_panel", None)
-        first = " ".join((command.help or "").split("\n\n")[0].split())
-        panels.setdefault(title if isinstance(title, str) else "Commands", []).append((name, first))
-    for title, rows in panels.items():
+    for title, rows in group.panels(ctx).items():
         yield panel(title, rows)
     own = [p for p in group.get_params(ctx) if isinstance(p, typer.core.TyperOption)]
     yield panel("Options", [(spelled(p), said(p)) for p in own])
@@ -138,20 +95,19 @@ def page(command: Command, ctx: typer.Context) -> Iterator[RenderableType]:
     yield Text("\n" + command.get_usage(ctx))
     for paragraph in (command.help or "").split("\n\n"):
         yield Padding(Text(" ".join(paragraph.split())), (1, 2, 0, 2))
-    options: dict[str, list[typer.core.TyperOption]] = {title: [] for title in TITLES}
+    options: dict[str, list[typer.core.TyperOption]] = {title: [] for title in PANELS}
     arguments, kind = [], kinds(command)
     for param in command.get_params(ctx):
         if isinstance(param, typer.core.TyperArgument):
             arguments.append(param)
         elif not getattr(param, "hidden", False):
-            title = getattr(param, "rich_help_panel", None) or PANEL_OF.get(param.name or "", MORE)
-            options[title].append(param)
+            options[getattr(param, "rich_help_panel", None) or PANELS[-1]].append(param)
     if arguments:
         yield panel("Arguments", [((a.name or "").upper(), said(a)) for a in arguments])
     for title, params in options.items():
         if params:
             yield panel(title, [(spelled(p, kind.get(p.name or "", "")), said(p)) for p in params])
-    if lines := EXAMPLES.get(command.name or "", getattr(command.callback, "examples", ())):
+    if lines := getattr(command.callback, "examples", ()):
         yield panel("Examples", [(line, "") for line in lines])
     yield Text("")
 

@@ -5,8 +5,14 @@ Nothing here imports torch; a command imports what it needs when it runs.
 
 from __future__ import annotations
 
+import functools
+import importlib
 import os
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
 from typing import Annotated
 
 import typer
@@ -15,18 +21,8 @@ import typer.core
 import leansurgeon
 from leansurgeon import streams
 from leansurgeon.cli.command import command_of
-from leansurgeon.cli.common import let_go
-from leansurgeon.cli.heads import heads
 from leansurgeon.cli.help import Command, Group
-from leansurgeon.cli.measure.judge import judge
-from leansurgeon.cli.measure.kappa import kappa
-from leansurgeon.cli.plan import plan
-from leansurgeon.cli.recipes import recipes
-from leansurgeon.cli.retrain import retrain, sigterm_as_exception
-from leansurgeon.cli.run import run
-from leansurgeon.cli.search import search
-from leansurgeon.cli.shrink import shrink
-from leansurgeon.commands import bench, diff, families, inspect, paper, report, undo
+from leansurgeon.commands import PANELS
 from leansurgeon.errors import (
     Diverged,
     Interrupted,
@@ -52,7 +48,19 @@ RESUMABLE = {"run": "arms", "search": "tries"}
 
 
 class Commands(Group):
-    """Typer ends at Ctrl-C without a word; this says one."""
+    """Commands are imported when they are needed. Typer ends at Ctrl-C without a word; this says one."""
+
+    def list_commands(self, ctx: typer.Context) -> list[str]:
+        """Names of all commands, the most needed first."""
+        return [name for commands in PANELS.values() for name in commands]
+
+    def get_command(self, ctx: typer.Context, name: str) -> typer.core.TyperCommand | None:
+        """The command of this name."""
+        return load_command(name) if name in self.list_commands(ctx) else None
+
+    def panels(self, ctx: typer.Context) -> dict[str, list[tuple[str, str]]]:
+        """What the overview shows, without importing any command."""
+        return {panel: list(commands.items()) for panel, commands in PANELS.items()}
 
     def invoke(self, ctx: typer.Context) -> object:
         """Run the command; errors of the system (disk full, no permission) become LeanSurgeon's own."""
@@ -68,8 +76,16 @@ class Commands(Group):
             said = Interrupted(f"{'terminated' if isinstance(stop, Terminated) else 'interrupted'}{kept}.")
             said.exit_code = getattr(stop, "exit_code", said.exit_code)
             raise said from stop
-        finally:
-            let_go()
+
+
+@functools.cache
+def load_command(name: str) -> typer.core.TyperCommand:
+    """The command with the options that its request has."""
+    module = importlib.import_module(f"leansurgeon.{'cli' if name == 'recipes' else 'commands'}.{name}")
+    made = module.recipes if name == "recipes" else typer.Typer(add_completion=False)
+    if name != "recipes":
+        made.command(name, cls=Command)(command_of(module.COMMAND))
+    return typer.main.get_command(made)
 
 
 app = typer.Typer(
@@ -99,19 +115,6 @@ def root(
     pass
 
 
-PANELS = {
-    "Cut, train, compare": (shrink, retrain, report, run, search),
-    "Measure": (plan, judge, kappa, heads, bench),
-    "Look": (inspect, diff, undo, families),
-    "Reproduce": (paper,),
-}
-for panel, commands in PANELS.items():
-    for command in commands:
-        called = command_of(command.COMMAND) if hasattr(command, "COMMAND") else command
-        app.command(called.__name__, cls=Command, rich_help_panel=panel)(called)
-app.add_typer(recipes, name="recipes", rich_help_panel="Reproduce")
-
-
 def is_mine_to_say(error: LeanSurgeonError) -> bool:
     """Whether this process says it. Under torchrun all processes end with what they agreed on, and the first says it
     for all; a wrong flag or a missing file is said once on every machine; what befell one process it says itself.
@@ -131,6 +134,25 @@ def main() -> None:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # of this command and the processes that it starts
     with streams.guarded():
         carry_out()
+
+
+@contextmanager
+def sigterm_as_exception() -> Iterator[None]:
+    """SIGTERM raises `Terminated` here, so that a training says what was kept. Processes forked from this one end as
+    SIGTERM ends them.
+    """
+    from leansurgeon.training.processes.signals import handled, insisting
+
+    owner = os.getpid()
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        """The handler: forked children end at once, the process itself by an exception."""
+        if os.getpid() != owner:
+            os._exit(Terminated.exit_code)
+        raise Terminated
+
+    with handled([signal.SIGTERM], stop), insisting():
+        yield
 
 
 def check_encoding(words: list[str]) -> None:

@@ -117,3 +117,8 @@ def _hardware(name: str) -> str:
 
     match = re.search(r"^# Hardware +(.*)$", recipefile.text_of(recipefile.shipped()[name]), re.MULTILINE)
     return re.split(r" \(|[,.;:]| with ", match[1])[0] if match else ""
+
+
+EXAMPLES = {list_: "list", show: "show digits-vit", schema: "schema", copy: "copy digits-vit my-recipe.yaml"}
+for command, words in EXAMPLES.items():
+    command.examples = (f"leansurgeon recipes {words}",)

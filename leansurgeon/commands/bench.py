@@ -129,4 +129,4 @@ def choose_backends(text: str, known: tuple[str, ...]) -> list[str]:
     return [word for word in dict.fromkeys(words) if word != "auto"]
 
 
-COMMAND = Command("bench", BenchRequest, bench, "Measure", ("leansurgeon bench digits-vit --sweep-heads 4,8",))
+COMMAND = Command("bench", BenchRequest, bench, ("leansurgeon bench digits-vit --sweep-heads 4,8",))

@@ -5,11 +5,12 @@ command of the terminal.
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, get_type_hints
 
 from leansurgeon import progress as screen
 from leansurgeon.commands import host
@@ -32,8 +33,9 @@ class Command:
     name: str
     request: type[Request]
     run: Callable[[Any, Say], Result]
-    panel: str
     examples: tuple[str, ...]
+    gives_model: bool = False  # in Python a model in memory gives a model, which carries the result
+    temporary_out: bool = False  # and without `out` the result lies in a temporary folder
 
 
 @contextmanager
@@ -52,17 +54,48 @@ def speaking(progress: bool | Say | None) -> Iterator[Say]:
 
 @contextmanager
 def access_to(request: Request) -> Iterator[None]:
-    """While it lasts, code of a checkpoint runs or not and a tower is meant as the request says."""
+    """While it lasts, whose code runs, which tower is meant and what classes are called is as the request says."""
     from leansurgeon.architectures.towers import meant
     from leansurgeon.checkpoints.foreign import trust
+    from leansurgeon.reading.images import skipping_damaged
+    from leansurgeon.tasks.classes import naming
 
     before = trust.allowed()
     trust.allow(getattr(request, "trust_remote_code", False))
     try:
-        with meant(getattr(request, "tower", None)):
+        with ExitStack() as stack:
+            stack.enter_context(meant(getattr(request, "tower", None)))
+            stack.enter_context(naming(getattr(request, "classes", None)))
+            if getattr(request, "skip_damaged", False):
+                stack.enter_context(skipping_damaged())
             yield
     finally:
         trust.allow(before)
+
+
+@contextmanager
+def pushing(request: Request, say: Say) -> Iterator[Callable[[Any], None]]:
+    """What puts a result on the hub, where the request wants that: checked before the work, in the first process of a
+    training. Raises `UsageError` and `NotPushed`.
+    """
+    from leansurgeon.commands import push
+    from leansurgeon.rank import rank
+
+    repo, public = getattr(request, "push", None), getattr(request, "public", False)
+    where = None
+    if (repo is not None or public) and rank() == 0:
+        look = getattr(request, "dry_run", False) or getattr(request, "eval_only", False)
+        where = push.target(repo, public=public, dry_run=look, force=getattr(request, "force", False))
+        if where is not None:
+            push.check(where, say)
+
+    def push_result(result: Result) -> None:
+        """Push the folder of the result."""
+        if where is not None:
+            done = push.push(result.folder, where.repo, private=where.private, force=where.force, say=say)
+            say(f"Pushed: {done}")
+
+    yield push_result
 
 
 def function_of(command: Command) -> Callable[..., Any]:
@@ -70,36 +103,76 @@ def function_of(command: Command) -> Callable[..., Any]:
     a model, leaves the process as it was, and raises leansurgeon's own errors.
     """
     request, run = command.request, command.run
+    types = get_type_hints(request)  # as a reader wants them, without what pydantic and the terminal need beside
     keyword, either = inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
     parameters = [
         inspect.Parameter(
             name,
-            either if opt.positional else keyword,
-            annotation=field.annotation,
+            either if opt.positional or name == "data" else keyword,
+            annotation=types[name],
             default=inspect.Parameter.empty if field.is_required() else field.get_default(call_default_factory=True),
         )
-        for name, field, opt in options_of(request)
+        for name, field, opt in sorted(options_of(request), key=lambda one: (not one[2].positional, one[0] != "data"))
     ]
+    models = [name for name, _, opt in options_of(request) if opt.model]
+    if models:
+        parameters.append(inspect.Parameter("tokenizer", keyword, annotation=object, default=None))
     parameters.append(inspect.Parameter("progress", keyword, annotation=bool | Say, default=True))
     signature = inspect.Signature(parameters)
-    models = [name for name, _, opt in options_of(request) if opt.model]
 
     @functools.wraps(run)
     def function(*args: Any, **kwargs: Any) -> Any:
-        from leansurgeon.commands.in_memory import folder_of
+        from leansurgeon.commands import in_memory
 
         given = signature.bind(*args, **kwargs).arguments
         with ExitStack() as stack:
             stack.enter_context(own_errors(signature.parameters))
             say = stack.enter_context(speaking(given.pop("progress", True)))
             stack.enter_context(host.left_alone(say))
+            tokenizer = given.pop("tokenizer", None)
+            held: list[in_memory.Copy] = []
             for name in models:
-                if given.get(name) is not None:
-                    given[name] = folder_of(given[name], given.get("tokenizer"), stack)
+                if not in_memory.is_model(model := given.get(name)):
+                    given |= {} if model is None else {name: in_memory.place(model, name)}
+                    continue
+                held.append(in_memory.written(model, tokenizer))
+                given[name] = str(held[-1].folder)
+            if held and command.temporary_out and given.get("out") is None:
+                held.append(in_memory.Copy())
+                given["out"] = held[-1].folder / f"{held[0].folder.name}-lean"
+            if not command.gives_model:
+                stack.callback(lambda: [copy.close() for copy in held])
             asked = check_request(request, given, python=True)
             stack.enter_context(access_to(asked))
-            return run(asked, say)
+            with pushing(asked, say) as push:
+                result = run(asked, say)
+                push(result)
+            if not (held and command.gives_model):
+                return result
+            return in_memory.returned(replace(result, held=tuple(held)), model)
 
     del function.__wrapped__
     function.__signature__ = signature  # type: ignore[attr-defined]
     return function
+
+
+class LazyFunction:
+    """A function of Python whose command is imported at its first use, so that `import leansurgeon` is light."""
+
+    def __init__(self, name: str) -> None:
+        self.__name__ = self.__qualname__ = name
+
+    @functools.cached_property
+    def _function(self) -> Callable[..., Any]:
+        return function_of(importlib.import_module(f"leansurgeon.commands.{self.__name__}").COMMAND)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._function(*args, **kwargs)
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return inspect.signature(self._function)
+
+    @property
+    def __doc__(self) -> str | None:  # type: ignore[override]
+        return self._function.__doc__

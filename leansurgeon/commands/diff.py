@@ -58,4 +58,4 @@ def diff(request: DiffRequest, say: Say) -> Diff:
         return Diff(compare(*(open_source(name, allow_pickle=pickle, keep=keep) for name in names)))
 
 
-COMMAND = Command("diff", DiffRequest, diff, "Look", ("leansurgeon diff vit-b deit-b",))
+COMMAND = Command("diff", DiffRequest, diff, ("leansurgeon diff vit-b deit-b",))

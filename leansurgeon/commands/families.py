@@ -181,4 +181,4 @@ def shortly(row: FamilyCheck) -> str:
 
 
 EXAMPLES = ("leansurgeon families granite gptj", "leansurgeon families --timm --state rows.jsonl -o families.md")
-COMMAND = Command("families", FamiliesRequest, families, "Look", EXAMPLES)
+COMMAND = Command("families", FamiliesRequest, families, EXAMPLES)

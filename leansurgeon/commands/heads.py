@@ -5,122 +5,147 @@ from __future__ import annotations
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Literal, Self
+
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from leansurgeon.checkpoints.proof.report_numbers import sentence
 from leansurgeon.checkpoints.publish.output import check_apart, held
 from leansurgeon.checkpoints.record import SurgeryRecord
 from leansurgeon.checkpoints.recorded.decided import Importance
 from leansurgeon.checkpoints.source import Source, open_source
-from leansurgeon.errors import UsageError
+from leansurgeon.commands.command import Command
+from leansurgeon.commands.options import DataRequest, DeviceRequest, PushRequest, check_folder_name, spell_share
+from leansurgeon.commands.results import Cut
+from leansurgeon.errors import UsageError, short
 from leansurgeon.measure.data.calibration import Calibration
 from leansurgeon.measure.data.choose_task import has_two_stacks
 from leansurgeon.progress import Say
 from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.report.evidence.folder import HEADS
 from leansurgeon.report.tables.decided import closing
+from leansurgeon.request import Opt
 from leansurgeon.surgery.shrink import Decided, blaming_weights, carry_out
 from leansurgeon.training.runs.folder import keep_beside, run_of
 from leansurgeon.training.runs.sample_data import data_to_measure
 from leansurgeon.words import wrap
 
 if TYPE_CHECKING:
+    import numpy as np
+
+    from leansurgeon.commands.report import Picture
     from leansurgeon.measure.heads.document import Options, Study
 
 
+class HeadsRequest(DataRequest, DeviceRequest, PushRequest):
+    """A model, how its heads are measured, and how many go."""
+
+    model: Annotated[str, Opt("Folder, run, hub id or timm/NAME.", complete="models", positional=True, model=True)]
+    samples: Annotated[int | None, Field(ge=2), Opt("Training samples that importance is taken from.", "Data")] = None
+    judge_samples: Annotated[int | None, Field(ge=2), Opt("Held-out samples to judge on, at most.", "Data")] = None
+    reduction: Annotated[
+        Literal["sample", "token", "batch"],
+        Opt("Absolute value per sample (the paper), token or batch (two other conventions).", "Method", cli=str),
+    ] = "sample"
+    normalize: Annotated[
+        Literal["none", "layer"],
+        Opt("layer divides by each layer's l2 norm (the paper's advice); none compares layers too.", "Method", cli=str),
+    ] = "none"
+    ablate: Annotated[bool, Opt("Also switch off every head alone and test it: one pass a head.", "Method")] = False
+    curve: Annotated[
+        bool, Opt("Score by the share of heads off, in several orders.", "Method", ("--curve/--no-curve",))
+    ] = True
+    steps: Annotated[int, Field(ge=1, le=100), Opt("Steps of the curve.")] = 10
+    prune: Annotated[
+        str | None,
+        BeforeValidator(spell_share),
+        Opt("Write the model without so many heads of every layer: 40%.", "Method", cli=str),
+    ] = None
+    out: Annotated[Path | None, Opt("Folder for --prune.", "Output", ("--out", "-o"))] = None
+    heal: Annotated[
+        bool, Opt("After --prune, refit output projections on the sample data.", "Method", ("--heal/--no-heal",))
+    ] = True
+    plots: Annotated[
+        Path | None, AfterValidator(check_folder_name), Opt("Folder for charts as SVG, PNG and PDF.", "Output")
+    ] = None
+    seed: Annotated[int, Field(ge=0), Opt("Seed of the choice of samples.")] = 0
+    force: Annotated[bool, Opt("Replace an existing output folder.", "Output")] = False
+
+    @model_validator(mode="after")
+    def _go_together(self) -> Self:
+        if (self.prune is None) != (self.out is None):
+            raise UsageError("--prune and -o belong together: how many heads go, and where the rest is written.")
+        if self.push and self.prune is None:
+            raise UsageError("--push is for a pruned model.", "Add --prune SHARE -o FOLDER.")
+        return self
+
+
 @dataclass(frozen=True)
-class Pruning:
-    """What `--prune` asks for: the share of every layer's heads that goes, and where the rest is written. `heal` refits
-    the output projections.
-    """
+class Heads:
+    """The importance of every head, what its absence costs where that was asked for, and the pruned model."""
 
-    share: float
-    out: Path
-    heal: bool = True
-    force: bool = False
-    device: str = "auto"
+    document: JsonObject = field(repr=False)
+    pruned: Cut | None = None
 
+    @property
+    def folder(self) -> Path | None:
+        """The pruned model's folder."""
+        return self.pruned and self.pruned.folder
 
-@dataclass(frozen=True)
-class Pruned:
-    """The smaller checkpoint that was written: what was decided, its record, and what was asked for."""
+    @property
+    def importance(self) -> list[np.ndarray]:
+        """One array for every attention, a number for every head in it."""
+        import numpy as np
 
-    decided: Decided
-    record: SurgeryRecord
-    asked: Pruning
+        return [np.asarray(one["importance"]) for one in self.document["attentions"]]
+
+    def charts(self) -> list[Picture]:
+        """The map of importance and the pruning curve, as a notebook shows them."""
+        from leansurgeon.commands.report import pictures
+        from leansurgeon.report.charts.heads import head_charts
+        from leansurgeon.report.evidence.studies import heads_of
+
+        study = heads_of(self.document)
+        return pictures(head_charts(study)) if study else []
 
     def as_dict(self) -> JsonObject:
-        """What --json says of it."""
-        steps = self.decided.plan
-        return {
-            "asked": self.asked.share,
-            "out": str(self.asked.out),
-            "before": steps.before.as_dict(),
-            "after": steps.after.as_dict(),
-            "parameters_before": steps.parameters_before.total,
-            "parameters_after": steps.parameters_after.total,
-            "healed": self.asked.heal,
-            "kept_heads": {layer: list(kept) for layer, kept in self.record.decided.kept_heads.items()},
-            "library": steps.architecture.library,
-            "proof": self.record.proof.as_dict(),
-            "language": self.record.language,
-        }
+        """What --json prints."""
+        return self.document
 
-    def told(self) -> str:
-        """The same for a person."""
-        proof, steps = self.record.proof, self.decided.plan
-        before, after = steps.before, steps.after
-        a, b = steps.parameters_before.total, steps.parameters_after.total
-        lines = closing(self.asked.out, proof).split("\n")
-        lines += wrap(
-            f"Heads a layer: {before.column('heads')} before, {after.column('heads')} now (head_dim "
-            f"{after.column('head_dim')}); parameters {a:,} before, {b:,} now ({100 * (b / a - 1):+.1f} %)."
-        )
-        if steps.architecture.library == "leansurgeon":
-            lines += wrap("No library stores such heads here: the folder carries its own modelling file.")
-        lines += wrap(sentence(proof.compared, self.record.language))
-        if self.asked.heal:
-            lines += wrap(
-                f"`leansurgeon shrink MODEL --heads {after.column('heads')} --head-dim keep --calibrate DATA` chooses "
-                "heads by what the others can take over instead, and kept more where it was measured."
-            )
-        else:
-            lines += wrap("Output projections were not refitted; `leansurgeon retrain` takes back what that costs.")
-        return "\n".join(lines)
+    def __str__(self) -> str:
+        from leansurgeon.report.tables.heads import describe
+
+        document = self.document | {"model": short(self.document["model"], 60)}
+        return "\n".join([*describe(document), *([str(self.pruned)] if self.pruned else [])])
 
 
-@dataclass(frozen=True)
-class Measured:
-    """The heads of a model: the document that JSON holds, and the pruned checkpoint where one was written."""
+def heads(request: HeadsRequest, say: Say) -> Heads:
+    """Importance of every head, what its absence costs, and how many heads can go.
 
-    document: JsonObject
-    pruned: Pruned | None = field(default=None, repr=False)
+    On a run's folder the result is also kept as heads.json in it.
 
-
-def heads(
-    model: str,
-    data: str | None,
-    options: Options,
-    pruning: Pruning | None,
-    say: Say,
-    *,
-    samples: int | None = None,
-    columns: str | None = None,
-    allow_pickle: bool = False,
-) -> Measured:
-    """Measure the heads of `model` on sample data, and prune where that is asked for. On a run's folder the document is
-    also kept as heads.json in it.
+    >>> import leansurgeon, tempfile
+    >>> folder = tempfile.mkdtemp()
+    >>> cut = leansurgeon.shrink("digits-vit", layers=2, out=f"{folder}/lean", proof=False, progress=False)
+    >>> found = leansurgeon.heads(cut, "task:digits", samples=64, judge_samples=64, curve=False, progress=False)
+    >>> [layer.shape for layer in found.importance]
+    [(4,), (4,)]
 
     Raises `UsageError` for a model without weights or a share that is no whole head, before anything is measured; and
     what opening, measuring and writing raise.
     """
     from leansurgeon.measure.device import chosen
+    from leansurgeon.measure.heads.document import Options
     from leansurgeon.surgery import prune
 
+    model, seed = request.model, request.seed
+    share = None if request.prune is None else prune.share(request.prune)
+    how = request.model_dump(include={"reduction", "ablate", "curve", "steps", "judge_samples", "seed"})
+    options = Options(normalise=request.normalize, **how)
     with ExitStack() as stack:
-        if pruning is not None:
-            stack.enter_context(held(pruning.out, force=pruning.force))
-        opened = open_source(model, allow_pickle=allow_pickle)
+        if share is not None:
+            stack.enter_context(held(request.out, force=request.force))
+        opened = open_source(model, allow_pickle=request.allow_pickle)
         if opened.weights is None:
             raise UsageError(
                 f"'{model}' is a preset and has no weights, so its heads have done nothing yet.",
@@ -128,13 +153,11 @@ def heads(
             )
         if not opened.learned:
             say(f"{opened.name} was initialised and never trained: its importance is that of random weights.")
-        if pruning is not None:
-            check_apart(pruning.out, opened.folder)
-            pruning = replace(pruning, device=chosen(pruning.device))
-            prune.check(opened, pruning.share)
-            if has_two_stacks(opened):  # sample data cannot be run through both, block by block
-                pruning = replace(pruning, heal=False)
-        sample = data_to_measure(opened, data, model, "Importance", samples, options.seed, say, columns)
+        if share is not None:
+            check_apart(request.out, opened.folder)
+            device = chosen(request.device)
+            prune.check(opened, share)
+        sample = data_to_measure(opened, request.data, model, "Importance", request.samples, seed, say, request.columns)
         study = measured(opened, sample, options, say)
         document = {
             "schema_version": 1,
@@ -144,11 +167,67 @@ def heads(
             "parameters": opened.parameters.total,
             **study.document,
         }
-        smaller = pruned(opened, study, pruning, sample, options.seed, say) if pruning else None
+        smaller = None
+        if share is not None:
+            # Sample data cannot be run through an encoder and a decoder, block by block.
+            heal = request.heal and not has_two_stacks(opened)
+            decided = prune.decide(
+                opened, study.sites, study.importance, share, sample, seed=seed, heal=heal, say=say, device=device
+            )
+            by_head = tuple(tuple(entry["importance"]) for entry in study.document["attentions"])
+            importance = Importance(request.reduction, request.normalize, by_head)
+            decided = replace(decided, record=replace(decided.record, importance=importance))
+            record = carry_out(decided, request.out, force=request.force, say=say)
+            smaller = pruned_model(decided, record, request.out, share, heal)
     document |= {"prune": smaller.as_dict()} if smaller else {}
     if run := run_of(model):
         keep_beside(run / HEADS, document, say)
-    return Measured(document, smaller)
+    found = Heads(document, smaller)
+    if request.plots is not None:
+        from leansurgeon.report.charts.heads import head_charts
+        from leansurgeon.report.charts.render import save
+        from leansurgeon.report.evidence.studies import heads_of
+
+        for chart in head_charts(heads_of(document)):
+            for file in save(chart, request.plots / chart.key):
+                say(f"Wrote {file}.")
+    return found
+
+
+def pruned_model(decided: Decided, record: SurgeryRecord, out: Path, share: float, heal: bool) -> Cut:
+    """The smaller checkpoint: what --json says of it, and the same for a person."""
+    proof, steps = record.proof, decided.plan
+    before, after = steps.before, steps.after
+    a, b = steps.parameters_before.total, steps.parameters_after.total
+    document = {
+        "asked": share,
+        "out": str(out),
+        "before": before.as_dict(),
+        "after": after.as_dict(),
+        "parameters_before": a,
+        "parameters_after": b,
+        "healed": heal,
+        "kept_heads": {layer: list(kept) for layer, kept in record.decided.kept_heads.items()},
+        "library": steps.architecture.library,
+        "proof": proof.as_dict(),
+        "language": record.language,
+    }
+    lines = closing(out, proof).split("\n")
+    lines += wrap(
+        f"Heads a layer: {before.column('heads')} before, {after.column('heads')} now (head_dim "
+        f"{after.column('head_dim')}); parameters {a:,} before, {b:,} now ({100 * (b / a - 1):+.1f} %)."
+    )
+    if steps.architecture.library == "leansurgeon":
+        lines += wrap("No library stores such heads here: the folder carries its own modelling file.")
+    lines += wrap(sentence(proof.compared, record.language))
+    if heal:
+        lines += wrap(
+            f"`leansurgeon shrink MODEL --heads {after.column('heads')} --head-dim keep --calibrate DATA` chooses "
+            "heads by what the others can take over instead, and kept more where it was measured."
+        )
+    else:
+        lines += wrap("Output projections were not refitted; `leansurgeon retrain` takes back what that costs.")
+    return Cut(out, record, document, "\n".join(lines))
 
 
 def measured(opened: Source, sample: Calibration, options: Options, say: Say) -> Study:
@@ -165,43 +244,6 @@ def measured(opened: Source, sample: Calibration, options: Options, say: Say) ->
         return study(loaded, sample, options)
 
 
-def pruned(opened: Source, study: Study, pruning: Pruning, sample: Calibration, seed: int, say: Say) -> Pruned:
-    """Write the smaller checkpoint."""
-    from leansurgeon.surgery import prune
-
-    asked = pruning.share
-    decided = prune.decide(
-        opened,
-        study.sites,
-        study.importance,
-        asked,
-        sample,
-        seed=seed,
-        heal=pruning.heal,
-        say=say,
-        device=pruning.device,
-    )
-    options = study.document["options"]
-    by_head = tuple(tuple(entry["importance"]) for entry in study.document["attentions"])
-    importance = Importance(options["reduction"], options["normalise"], by_head)
-    decided = replace(decided, record=replace(decided.record, importance=importance))
-    return Pruned(decided, carry_out(decided, pruning.out, force=pruning.force, say=say), pruning)
-
-
-def checked(
-    reduction: str, normalize: str, prune: str | None, out: Path | None, heal: bool, force: bool, device: str
-) -> Pruning | None:
-    """Refuse what cannot be before anything is opened; what --prune asks for. Raises `UsageError`."""
-    for value, flag, known in (
-        (reduction, "--reduction", ("sample", "token", "batch")),
-        (normalize, "--normalize", ("none", "layer")),
-    ):
-        if value not in known:
-            raise UsageError(f"{flag} {value}: give one of {', '.join(known)}.")
-    if (prune is None) != (out is None):
-        raise UsageError("--prune and -o belong together: how many heads go, and where the rest is written.")
-    if prune is None or out is None:
-        return None
-    from leansurgeon.surgery.prune import share
-
-    return Pruning(share(prune), out, heal, force, device)
+COMMAND = Command(
+    "heads", HeadsRequest, heads, ("leansurgeon heads my-model --data texts/ --prune 50% -o runs/pruned",)
+)

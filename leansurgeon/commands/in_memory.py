@@ -131,7 +131,7 @@ def written(model: torch.nn.Module, tokenizer: object | None = None) -> Copy:
 
 def moved(model: torch.nn.Module, folder: Path) -> bool:
     """Whether somebody trained a model since it was loaded from its folder; one that is gone cannot say no."""
-    from leansurgeon.commands.load import load
+    from leansurgeon.checkpoints.loading import load
 
     if not (folder / "config.json").is_file():
         return True
@@ -177,26 +177,17 @@ def home_of(model: torch.nn.Module) -> tuple[Path | None, str | None]:
 
 def returned(result: Folder, source: torch.nn.Module) -> torch.nn.Module:
     """The model of a result, on the device of its source, which carries the result."""
-    from leansurgeon.commands.load import load
+    from leansurgeon.checkpoints.loading import load
 
     made = load(str(result.folder)).to(next(source.parameters()).device).train(source.training)
     setattr(made, RESULT, result)
     return made
 
 
-def folder_of(model: object, tokenizer: object | None, stack: ExitStack) -> str:
-    """The path or name of a model; one in memory is written to a folder that goes when the stack is left."""
-    if not is_model(model):
-        return place(model, "model")
-    kept = written(model, tokenizer)
-    stack.callback(lambda: kept.close())  # it lives as long as somebody holds it
-    return str(kept.folder)
-
-
 # -- data ------------------------------------------------------------------------------------------
 
 
-def data(value: object, name: str = "data") -> str | None:
+def data(value: Data | None, name: str = "data") -> str | None:
     """The data as the commands take it: a path or name as it is, paths (also strings that are all files) joined by
     commas; texts, pairs of text and label, and rows (mappings, a data set of `datasets`, a frame of pandas) as a file
     in the cache.
@@ -228,7 +219,7 @@ def data(value: object, name: str = "data") -> str | None:
     raise wrong(value, name)
 
 
-def wrong(value: object, name: str) -> UsageError:
+def wrong(value: Data, name: str) -> UsageError:
     """The error for data of another kind."""
     return UsageError(
         f"{name}={type(value).__name__}: give a path, or a list of paths, of texts, of (text, label), or of rows.",

@@ -206,6 +206,5 @@ COMMAND = Command(
     "inspect",
     InspectRequest,
     inspect,
-    "Look",
     ("leansurgeon inspect digits-vit", "leansurgeon inspect my-model --infer"),
 )

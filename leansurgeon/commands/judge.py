@@ -5,23 +5,36 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import Field
 
 from leansurgeon.checkpoints import whereabouts
 from leansurgeon.checkpoints.foreign import companions
-from leansurgeon.checkpoints.kind import LANGUAGE
-from leansurgeon.checkpoints.proof.report_numbers import sentence
 from leansurgeon.checkpoints.record import Comparison
 from leansurgeon.checkpoints.source import Source, open_source
+from leansurgeon.commands.command import Command
+from leansurgeon.commands.options import DataRequest
 from leansurgeon.errors import UsageError
-from leansurgeon.measure import harness
-from leansurgeon.measure.data.choose_task import brings_tokenizer
 from leansurgeon.progress import Say
 from leansurgeon.reading.jsonfile import JsonObject
-from leansurgeon.surgery.check import judged
-from leansurgeon.tasks.text import vocab
-from leansurgeon.training.recipe.teacher import at_hand
-from leansurgeon.training.runs.sample_data import data_to_measure
+from leansurgeon.request import Opt
 from leansurgeon.words import wrap
+
+
+class JudgeRequest(DataRequest):
+    """A model, what it is compared with, and on what."""
+
+    model: Annotated[str, Opt("A cut or retrained model.", complete="models", positional=True, model=True)]
+    lm_eval: Annotated[
+        str | None, Opt("Tasks of lm-evaluation-harness: names, or YAML files of your own (extra lm-eval).", "Data")
+    ] = None
+    against: Annotated[
+        str | None,
+        Opt("The model to compare with. Default: the one that it was cut from.", "Data", complete="models", model=True),
+    ] = None
+    limit: Annotated[int | None, Field(ge=2), Opt("First so many documents of each lm-eval task.", "Data")] = None
+    seed: Annotated[int, Field(ge=0), Opt("Seed of the choice of samples.")] = 0
 
 
 @dataclass(frozen=True)
@@ -38,39 +51,36 @@ class Judged:
         results = {name: one.as_dict() for name, one in self.comparisons.items()}
         return {"schema_version": 1, "model": self.model, "against": self.against, "judged": results}
 
-    def told(self) -> str:
-        """The same for a person."""
+    def __str__(self) -> str:
+        from leansurgeon.checkpoints.proof.report_numbers import sentence
+
         lines = [wrap(f"{name}: {sentence(one, self.language)}") for name, one in self.comparisons.items()]
         return "\n".join(line for several in lines for line in several)
 
 
-def judge(
-    model: str,
-    data: str | None,
-    tasks: str | None,
-    say: Say,
-    *,
-    against: str | None = None,
-    limit: int | None = None,
-    seed: int = 0,
-    columns: str | None = None,
-    allow_pickle: bool = False,
-) -> Judged:
-    """Judge a model and the one that it was cut from (or `against`) on `data` as `--calibrate` takes it, and on `tasks`
-    of lm-evaluation-harness; kept in the model's record and card, where it has one and was not named another.
+def judge(request: JudgeRequest, say: Say) -> Judged:
+    """Judge MODEL and the model that it was cut from on data of your own: the same samples, with intervals.
+
+    A difference is given as the interval in which it lies with 95 %, since both models see the same samples. The result
+    is kept in MODEL's surgery.json and its card; `leansurgeon report` and its page show it.
 
     Raises `UsageError` where there is nothing to judge on or to compare with; and what opening and measuring raise.
     """
-    if not data and not tasks:
+    model, against = request.model, request.against
+    if not request.data and not request.lm_eval:
         raise UsageError("Nothing to judge on.", "Give --data FILES, --lm-eval TASKS, or both.")
+    from leansurgeon.checkpoints.kind import LANGUAGE
+    from leansurgeon.checkpoints.source import open_source
+    from leansurgeon.surgery.check import judged
+
     with ExitStack() as keep:
-        opened = open_source(model, allow_pickle=allow_pickle, keep=keep)
+        opened = open_source(model, allow_pickle=request.allow_pickle, keep=keep)
         if opened.folder is None:
             raise UsageError(f"'{model}' is a preset and has no weights to judge.", "Give the folder of a model.")
-        origin = source_of(opened, against, keep, allow_pickle=allow_pickle)
-        if data:
+        origin = source_of(opened, against, keep, allow_pickle=request.allow_pickle)
+        if request.data:
             refuse_other_tokens(opened, origin)
-        comparisons = on_all(opened, origin, data, tasks, limit, seed, say, columns)
+        comparisons = on_all(opened, origin, request, say)
         language = opened.head in LANGUAGE
         if opened.record and against is None:
             judged.note(opened.folder, opened.record, comparisons, language=language)
@@ -86,6 +96,8 @@ def source_of(opened: Source, against: str | None, keep: ExitStack, *, allow_pic
     if against is None and opened.record is None:
         raise UsageError(f"{opened.name} holds no surgery.json, so nobody knows what it was cut from.", hint)
     if against is None:
+        from leansurgeon.training.recipe.teacher import at_hand
+
         origin = opened.record.source
         place = None if origin.kind == "preset" else whereabouts.find(origin) or at_hand(origin, opened.folder)
         if place is None:
@@ -98,29 +110,25 @@ def source_of(opened: Source, against: str | None, keep: ExitStack, *, allow_pic
     return other
 
 
-def on_all(
-    opened: Source,
-    origin: Source,
-    data: str | None,
-    tasks: str | None,
-    limit: int | None,
-    seed: int,
-    say: Say,
-    columns: str | None,
-) -> dict[str, Comparison]:
+def on_all(opened: Source, origin: Source, request: JudgeRequest, say: Say) -> dict[str, Comparison]:
     """Both models on the data and the tasks that were named."""
-    comparisons = {}
+    from leansurgeon.measure import harness
+    from leansurgeon.surgery.check import judged
+    from leansurgeon.training.runs.sample_data import data_to_measure
+
+    data, tasks, comparisons = request.data, request.lm_eval, {}
     if tasks:  # a task that is not there is known at once
         harness.named(tasks)
         harness.harness()
     if data:
-        sample = data_to_measure(prepares(origin, opened), data, origin.name, "Judging", None, seed, say, columns)
+        prepared_by, seed = prepares(origin, opened), request.seed
+        sample = data_to_measure(prepared_by, data, origin.name, "Judging", None, seed, say, request.columns)
         say(f"Judging on {data} ...")
         comparisons[data] = judged.on_data(
             sample, origin, opened.folder, opened.parameters.total, fitted=fitted_on(opened) + fitted_on(origin)
         )
     if tasks:
-        comparisons |= harness.judged(tasks, origin.folder, opened.folder, limit=limit, say=say)
+        comparisons |= harness.judged(tasks, origin.folder, opened.folder, limit=request.limit, say=say)
     return comparisons
 
 
@@ -133,6 +141,9 @@ def refuse_other_tokens(opened: Source, origin: Source) -> None:
     """Raises `UsageError` where two models read text by different tokenizers, of whatever size: what one reads as words
     are other words to the other, and losses per token of different tokens do not compare.
     """
+    from leansurgeon.measure.data.choose_task import brings_tokenizer
+    from leansurgeon.tasks.text import vocab
+
     if not (brings_tokenizer(opened.folder) and brings_tokenizer(origin.folder)):
         return
     both = [vocab.load(one.folder) for one in (opened, origin)]
@@ -150,3 +161,7 @@ def prepares(origin: Source, opened: Source) -> Source:
     """
     lacks = set(companions.found(opened.folder)) - set(companions.found(origin.folder))
     return opened if lacks & set(companions.READING) else origin
+
+
+EXAMPLES = ("leansurgeon judge runs/lean --data texts/", "leansurgeon judge runs/lean --lm-eval arc_easy,piqa")
+COMMAND = Command("judge", JudgeRequest, judge, EXAMPLES)

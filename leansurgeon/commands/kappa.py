@@ -2,49 +2,92 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated
 
+from pydantic import Field
+
+from leansurgeon.commands.command import Command
+from leansurgeon.commands.options import DataRequest
 from leansurgeon.errors import UsageError
 from leansurgeon.progress import Say
+from leansurgeon.reading.jsonfile import JsonObject
+from leansurgeon.request import Opt
 
 if TYPE_CHECKING:
     from leansurgeon.measure.kappa.study import KappaDocument
 
-SAMPLES, PROBES = 256, 16
 PRECISIONS = ("fp32", "bf16", "fp16")
 
 
-def kappa(
-    model: str,
-    data: str | None,
-    say: Say,
-    *,
-    samples: int = SAMPLES,
-    probes: int = PROBES,
-    precision: str = "fp32",
-    seed: int = 0,
-    columns: str | None = None,
-    allow_pickle: bool = False,
-) -> KappaDocument:
-    """Measure a model on held-out samples of `data`. None is what a run was trained on; then the document is also kept
-    as kappa.json in its folder.
+class KappaRequest(DataRequest):
+    """A model, and how it is measured."""
 
-    Raises `UsageError` for another precision, a preset, or missing data; and what opening and measuring raise.
+    model: Annotated[str, Opt("Folder, run, hub id or timm/NAME.", complete="models", positional=True, model=True)]
+    samples: Annotated[int, Field(ge=1), Opt("Held-out samples to measure on, at most.", "Data")] = 256
+    probes: Annotated[int, Field(ge=0), Opt("Directions in which each block's Jacobian is tried; 0 leaves it out.")] = (
+        16
+    )
+    precision: Annotated[str, Opt("Forward pass in fp32, bf16 or fp16; the last two cap large values.")] = "fp32"
+    seed: Annotated[int, Field(ge=0), Opt("Seed of the choice of samples.")] = 0
+
+
+@dataclass(frozen=True)
+class Kappa:
+    """Condition numbers of every layer's attention: `document["layers"]` has them."""
+
+    document: KappaDocument = field(repr=False)
+
+    @property
+    def layers(self) -> list[JsonObject]:
+        """The figures layer by layer."""
+        return list(self.document["layers"])
+
+    def as_dict(self) -> KappaDocument:
+        """What --json prints."""
+        return self.document
+
+    def __str__(self) -> str:
+        from leansurgeon.report.tables.kappa import describe
+
+        return "\n".join(describe(self.document))
+
+
+def kappa(request: KappaRequest, say: Say) -> Kappa:
+    """Condition numbers of MODEL's attention blocks, raw and such that no change of basis moves them.
+
+    Per sample, real tokens only, spectrum in fp64; a layer whose blocks lack rank shows a lower bound. On a run's
+    folder, without --data, the result is kept as kappa.json in it; `leansurgeon report` shows it where the training
+    measured none.
+
+    >>> import leansurgeon, tempfile
+    >>> folder = tempfile.mkdtemp()
+    >>> cut = leansurgeon.shrink("digits-vit", layers=2, out=f"{folder}/lean", proof=False, progress=False)
+    >>> found = leansurgeon.kappa(cut, "task:digits", samples=8, probes=0, progress=False)
+    >>> len(found.layers)
+    2
+
+    Raises `UsageError` for a preset or missing data, `UnsupportedModel` for a source that cannot be read.
     """
-    if precision not in PRECISIONS:
-        raise UsageError(f"--precision {precision}: give one of {', '.join(PRECISIONS)}.")
+    if request.precision not in PRECISIONS:
+        raise UsageError(f"--precision {request.precision}: give one of {', '.join(PRECISIONS)}.")
     from leansurgeon.checkpoints.record import shown_if_newer
     from leansurgeon.checkpoints.source import open_source
     from leansurgeon.report.evidence.collect import KAPPA
     from leansurgeon.training.runs.folder import keep_beside, run_of
     from leansurgeon.training.runs.sample_data import data_for_kappa
 
+    model, data = request.model, request.data
     with shown_if_newer(say):
-        opened = open_source(model, allow_pickle=allow_pickle)
-        sample = data_for_kappa(opened, data, model, seed, say, columns)
+        opened = open_source(model, allow_pickle=request.allow_pickle)
+        sample = data_for_kappa(opened, data, model, request.seed, say, request.columns)
         from leansurgeon.measure.kappa.study import study
 
-        document = study(opened, sample, samples=samples, probes=probes, precision=precision, say=say)
+        how = request.model_dump(include={"samples", "probes", "precision"})
+        document = study(opened, sample, **how, say=say)
     if data is None and (run := run_of(model)):  # figures of its own data, which a report shows
         keep_beside(run / KAPPA, document, say)
-    return document
+    return Kappa(document)
+
+
+COMMAND = Command("kappa", KappaRequest, kappa, ("leansurgeon kappa my-model --data texts/",))

@@ -1,44 +1,48 @@
-"""Load: a model folder as a model in memory, whatever class or modelling file it needs."""
+"""Load: a model folder as a model in memory."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-from leansurgeon.checkpoints.family import auto_map
-from leansurgeon.checkpoints.foreign.trust import shipped_file
-from leansurgeon.checkpoints.source import open_source
-from leansurgeon.errors import UsageError
+from leansurgeon.commands.command import Command
+from leansurgeon.progress import Say
+from leansurgeon.request import Access, Opt
 
 if TYPE_CHECKING:
     import torch
 
 
-def load(source: str, *, allow_pickle: bool = False) -> torch.nn.Module:
-    """The model of a folder, a run, a hub id or `timm/NAME` in the precision that it is stored in, on the CPU, ready to
-    predict. A modelling file of ours comes from this package; what `save_pretrained` writes carries it along.
+class LoadRequest(Access):
+    """What is loaded."""
 
-    Raises `UsageError` for a preset, which has no weights, and what opening raises.
+    source: Annotated[str, Opt("Folder, run, result, hub id or timm/NAME.", positional=True, model=True)]
+
+
+def load_result(request: LoadRequest, say: Say) -> torch.nn.Module:
+    """The model of a folder, a run, a result, a hub id or `timm/NAME`, in the precision that it is stored in, ready to
+    predict; the record of a result is `model.leansurgeon.record`. What needs a modelling file of ours needs no
+    `trust_remote_code`.
+
+    >>> import leansurgeon, tempfile
+    >>> folder = tempfile.mkdtemp()
+    >>> cut = leansurgeon.shrink("digits-vit", layers=2, out=f"{folder}/lean", proof=False, progress=False)
+    >>> leansurgeon.load(f"{folder}/lean").config.num_hidden_layers
+    2
+
+    Raises `UsageError` for a preset, `UnsupportedModel` for what cannot be read.
     """
-    from leansurgeon.checkpoints.model import load as load_folder
+    from leansurgeon.checkpoints import record
+    from leansurgeon.checkpoints.loading import load
+    from leansurgeon.commands.results import RESULT, Cut
 
-    opened = open_source(source, allow_pickle=allow_pickle)
-    if opened.folder is None:
-        raise UsageError(
-            f"'{source}' is a preset and has no weights.",
-            f"`leansurgeon shrink {source} --init fresh -o FOLDER` makes a model of it.",
-        )
-    loaded = load_folder(opened.folder, "features", as_stored=True)  # all that its files hold
-    model = loaded.model.eval()
-    if loaded.architecture.library != "timm" and type(model).__module__.startswith("leansurgeon.models."):
-        travel(model)  # those for timm never do
-    return model
+    name = request.source
+    made = load(name, allow_pickle=request.allow_pickle)
+    folder = Path(name) / "model" if (Path(name) / "model" / "config.json").is_file() else Path(name)
+    surgery = record.read_if_whole(folder)
+    if surgery is not None:
+        setattr(made, RESULT, Cut(folder, surgery, surgery.as_dict()))
+    return made
 
 
-def travel(model: torch.nn.Module) -> None:
-    """Let `save_pretrained` write the modelling file of a class of ours beside the weights, as results have it."""
-    module = type(model).__module__.rpartition(".")[2]
-    known = auto_map(shipped_file(f"{module}.py"), model.config.model_type)
-    auto = next((key for key, name in known.items() if name.endswith(f".{type(model).__name__}")), "AutoModel")
-    model.config.auto_map = known  # a result of an earlier version may name another file
-    type(model).register_for_auto_class(auto)
-    type(model.config).register_for_auto_class()
+COMMAND = Command("load", LoadRequest, load_result, ())

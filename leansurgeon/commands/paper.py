@@ -71,4 +71,4 @@ def paper(request: PaperRequest, say: Say) -> Audit:
     return Audit([(one, audit(one, request.count, what_if=request.what_if)) for one in exhibits], request)
 
 
-COMMAND = Command("paper", PaperRequest, paper, "Reproduce", ("leansurgeon paper --table 4",))
+COMMAND = Command("paper", PaperRequest, paper, ("leansurgeon paper --table 4",))

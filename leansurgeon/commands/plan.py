@@ -3,41 +3,40 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Annotated
 
-from leansurgeon import progress
+from leansurgeon.commands.command import Command
+from leansurgeon.commands.options import ModelAccess
 from leansurgeon.errors import short
+from leansurgeon.progress import Say
 from leansurgeon.reading.jsonfile import JsonObject
+from leansurgeon.request import Opt, ShapeRequest
 
 if TYPE_CHECKING:
     from leansurgeon.surgery.plan.costs import Cost, Costs
-    from leansurgeon.surgery.plan.wanted import Wanted
 
 DEFAULT_BATCH = 32
+TRAINING = {"batch", "tokens", "precision", "attention", "optimizer", "checkpointing", "world_size"}
 
 
-@dataclass(frozen=True)
-class Training:
-    """How the model would be trained, for its memory; None is the usual. `memory` asks for it, and so does everything
-    else here.
-    """
+class PlanRequest(ShapeRequest, ModelAccess):
+    """A model, the shape that is wanted, and how it would be trained; None is the usual."""
 
-    memory: bool = False
-    batch: int | None = None
-    tokens: int | None = None
-    precision: str | None = None
-    attention: str | None = None
-    optimizer: str | None = None
-    checkpointing: bool = False
-    world_size: int | None = None
-    gpu: str | None = None
-
-    @property
-    def asked(self) -> bool:
-        """Whether memory is wanted."""
-        others = (self.batch, self.tokens, self.precision, self.attention, self.optimizer, self.world_size, self.gpu)
-        return self.memory or self.checkpointing or any(value is not None for value in others)
+    source: Annotated[
+        str, Opt("Preset, folder, run, hub id or timm/NAME.", complete="sources", positional=True, model=True)
+    ]
+    memory: Annotated[bool, Opt("Predict peak training memory; --batch to --gpu imply it.", "Shape")] = False
+    batch: Annotated[int | None, Opt(f"Micro batch of one GPU. Default: {DEFAULT_BATCH}.")] = None
+    tokens: Annotated[int | None, Opt("Tokens of a text sample. Default: what the model takes, at most 1024.")] = None
+    precision: Annotated[str | None, Opt("bf16 (default), fp16 or fp32; weights are fp32.")] = None
+    attention: Annotated[str | None, Opt("sdpa (default): fused. eager: score matrices in memory.")] = None
+    optimizer: Annotated[str | None, Opt("adamw (default, fused), adamw-foreach, adam or sgd.")] = None
+    checkpointing: Annotated[bool, Opt("Activations are computed again in the backward pass.")] = False
+    world_size: Annotated[int | None, Opt("GPUs of a DDP training.")] = None
+    gpu: Annotated[
+        str | None, Opt("a100-40, a100-80, h100, h200 or a6000: does it fit, and how much?", complete="gpus")
+    ] = None
 
 
 @dataclass(frozen=True)
@@ -66,33 +65,39 @@ class Plan:
         return costs_table(replace(self.costs, source=short(self.costs.source, 32)))
 
 
-def plan(
-    source: str,
-    wanted: Wanted,
-    training: Training,
-    *,
-    tower: str | None = None,
-    allow_pickle: bool = False,
-    cross_check: bool = False,
-) -> Plan:
-    """Parameters, operations and peak training memory before and after; with memory, `cross_check` lets torch count the
-    operations, too. Raises `UsageError` for what cannot be, and what opening and predicting raise.
+def plan(request: PlanRequest, say: Say) -> Plan:
+    """Parameters, operations and peak training memory of SOURCE before and after a cut; writes nothing.
+
+    Counts alone answer at once; memory takes a rehearsal of a training step on tensors without memory, a few seconds.
+
+    >>> import leansurgeon
+    >>> found = leansurgeon.plan("vit-b", heads=16, layers=7)
+    >>> found.before.parameters.total, found.after.parameters.total
+    (86567656, 56638696)
+
+    Raises `UsageError` for a shape that cannot be, `UnsupportedModel` for a source that cannot be read.
     """
     from leansurgeon.checkpoints.record import shown_if_newer
     from leansurgeon.checkpoints.source import ask_tower, open_source
     from leansurgeon.measure.costs import gpus
     from leansurgeon.measure.costs.memory import Setting
     from leansurgeon.surgery.plan.costs import costs
+    from leansurgeon.surgery.plan.wanted import Wanted
 
+    wanted = Wanted(**request.model_dump(include=set(ShapeRequest.model_fields)))
     wanted.check()
-    card = gpus.find(training.gpu) if training.gpu else None
+    card = gpus.find(request.gpu) if request.gpu else None
+    said = request.model_dump(include=TRAINING, exclude_defaults=True)
     setting = None
-    if training.asked:
-        said = {key: value for key, value in asdict(training).items() if value is not None}
-        setting = Setting(**{"batch": DEFAULT_BATCH} | {key: said[key] for key in said if key not in ("memory", "gpu")})
+    if said or request.memory or request.gpu:
+        setting = Setting(**{"batch": DEFAULT_BATCH} | said)
         setting.check()
     with ExitStack() as keep:
-        keep.enter_context(shown_if_newer(progress.say))
-        opened = open_source(source, allow_pickle=allow_pickle, tower=tower, weights=False, keep=keep)
-        ask_tower(opened, tower)
-        return Plan(costs(opened, wanted, setting, card, cross_check=cross_check and setting is not None))
+        keep.enter_context(shown_if_newer(say))
+        access = {"allow_pickle": request.allow_pickle, "tower": request.tower}
+        opened = open_source(request.source, weights=False, keep=keep, **access)
+        ask_tower(opened, request.tower)
+        return Plan(costs(opened, wanted, setting, card, cross_check=setting is not None))
+
+
+COMMAND = Command("plan", PlanRequest, plan, ("leansurgeon plan vit-b --heads 16 --layers 7 --gpu a100-40",))

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import BeforeValidator, Field
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from leansurgeon.report.rows.rows import Section
 
 
-def list_folders(given: Any) -> Any:
+def list_folders(given: str | os.PathLike[str] | Iterable[os.PathLike[str]]) -> list[Path]:
     """Paths and results as folders: of a training its run, which has the figures; of everything else its folder."""
     single = isinstance(given, str | os.PathLike) or hasattr(given, "folder")
     several = [given] if single else list(given or ())
@@ -97,7 +97,7 @@ class Report:
 
     def as_dict(self) -> JsonObject:
         """What --json prints."""
-        return jsonfile.parse(self.text("json"), "the report")
+        return jsonfile.parse(self.text("json", wide=self.request.wide, kappa=self.request.kappa), "the report")
 
     def charts(self) -> list[Picture]:
         """The charts of every table, as a notebook shows them."""
@@ -158,4 +158,4 @@ def report(request: ReportRequest, say: Say) -> Report:
 
 
 EXAMPLES = ("leansurgeon report", "leansurgeon report --html report.html")
-COMMAND = Command("report", ReportRequest, report, "Cut, train, compare", EXAMPLES)
+COMMAND = Command("report", ReportRequest, report, EXAMPLES)

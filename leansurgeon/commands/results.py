@@ -15,13 +15,10 @@ from leansurgeon.reading.jsonfile import JsonObject
 RESULT = "leansurgeon"  # the attribute of a model in memory that has its `Cut` or `Trained`
 
 if TYPE_CHECKING:
-    import numpy as np
     import torch
 
     from leansurgeon.checkpoints.record import Proof, SurgeryRecord
     from leansurgeon.checkpoints.recorded.planned import Planned
-    from leansurgeon.commands.report import Picture
-    from leansurgeon.measure.kappa.study import KappaDocument
     from leansurgeon.shape import Shape
     from leansurgeon.training.runs.summary import Summary
 
@@ -35,7 +32,7 @@ class Folder:
     @public
     def model(self) -> torch.nn.Module:
         """The model, loaded once; `model.leansurgeon` is this result."""
-        from leansurgeon.commands.load import load
+        from leansurgeon.checkpoints.loading import load
 
         made = load(str(self.folder))
         setattr(made, RESULT, self)
@@ -94,9 +91,11 @@ class Cut(Folder):
         return self.document
 
     def __str__(self) -> str:
+        if self.text:
+            return self.text
         before, after = self.record.plan.parameters_before.get("total"), self.parameters
         known = f" with {after:,} of {before:,} parameters" if before is not None and after is not None else ""
-        return self.text or f"{self.folder}: {self.record.source.name}{known}"
+        return f"{self.folder}: {self.record.source.name}{known}"
 
 
 @dataclass(frozen=True)
@@ -131,59 +130,4 @@ class Trained(Folder):
         return self.summary.as_dict()
 
     def __str__(self) -> str:
-        task = self.summary.task
-        return f"{self.run}: {task.metric_label} {task.shown(self.before)} before, {task.shown(self.after)} after"
-
-
-@dataclass(frozen=True)
-class Kappa:
-    """Condition numbers of every layer's attention: `document["layers"]` has them."""
-
-    document: KappaDocument = field(repr=False)
-
-    @property
-    def layers(self) -> list[JsonObject]:
-        """The figures layer by layer."""
-        return list(self.document["layers"])
-
-    def as_dict(self) -> KappaDocument:
-        """What --json prints."""
-        return self.document
-
-    def __str__(self) -> str:
-        from leansurgeon.report.tables.kappa import describe
-
-        return "\n".join(describe(self.document))
-
-
-@dataclass(frozen=True)
-class Heads:
-    """The importance of every head, what its absence costs where that was asked for, and the pruned model."""
-
-    document: JsonObject = field(repr=False)
-    pruned: Cut | None = None
-
-    @property
-    def importance(self) -> list[np.ndarray]:
-        """One array for every attention, a number for every head in it."""
-        import numpy as np
-
-        return [np.asarray(one["importance"]) for one in self.document["attentions"]]
-
-    def charts(self) -> list[Picture]:
-        """The map of importance and the pruning curve, as a notebook shows them."""
-        from leansurgeon.commands.report import pictures
-        from leansurgeon.report.charts.heads import head_charts
-        from leansurgeon.report.evidence.studies import heads_of
-
-        study = heads_of(self.document)
-        return pictures(head_charts(study)) if study else []
-
-    def as_dict(self) -> JsonObject:
-        """What --json prints."""
-        return self.document
-
-    def __str__(self) -> str:
-        from leansurgeon.report.tables.heads import describe
-
-        return "\n".join([*describe(self.document), *([str(self.pruned)] if self.pruned else [])])
+        return str(self.run)

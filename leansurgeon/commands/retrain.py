@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Self
 
+from pydantic import BeforeValidator, Field, model_validator
+
+from leansurgeon import clock
 from leansurgeon.commands import healing
+from leansurgeon.commands.command import Command
+from leansurgeon.commands.options import Data, DataRequest, PushRequest, spell_changes, spell_path, spell_time
+from leansurgeon.commands.results import Trained
 from leansurgeon.errors import UsageError
 from leansurgeon.progress import Say
+from leansurgeon.progress import say as to_stderr
 from leansurgeon.rank import is_worker, rank
-from leansurgeon.reading.jsonfile import JsonObject
+from leansurgeon.request import Opt
 from leansurgeon.training.processes import environment
 from leansurgeon.training.processes.launch import check_gpus
 from leansurgeon.training.recipe.asked import Asked
@@ -17,20 +24,84 @@ from leansurgeon.training.recipe.schema import TrainingRecipe
 from leansurgeon.training.runs import checkpoint
 from leansurgeon.training.runs import folder as runfolder
 from leansurgeon.training.runs.resume import interrupted
-from leansurgeon.training.runs.summary import Summary
+
+if TYPE_CHECKING:
+    from leansurgeon.training.preview import Preview
 
 
-@dataclass(frozen=True)
-class Running:
-    """What is asked beside model and recipe (`Asked`): where the training runs, and where its folder lies."""
+class RetrainRequest(DataRequest, PushRequest):
+    """A model, what it is trained on and how, and where that runs."""
 
-    gpus: int | None = None
-    cpu_processes: int | None = None
-    seed: int | None = None
-    out: Path | None = None
-    workspace: Path = Path("runs")
-    resume_anyway: bool = False
-    limit_batches: int | None = None
+    model: Annotated[
+        Path | None,
+        Opt(
+            "Model folder or run folder; default: the newest shrunk model in the workspace.",
+            complete="models",
+            positional=True,
+            model=True,
+        ),
+    ] = None
+    data: Annotated[
+        Data | None, Opt("Heal on your own data, without a recipe: texts, a table, class folders.", "Data", cli=str)
+    ] = None
+    time: Annotated[
+        str | None, BeforeValidator(spell_time), Opt("Length of the whole command: 20m, 90s, 2h.", "Data", cli=str)
+    ] = None
+    recipe: Annotated[
+        str | None,
+        BeforeValidator(spell_path),
+        Opt(
+            "A shipped recipe or a file; default: the one of the model's preset.",
+            "Data",
+            ("--recipe", "-r"),
+            complete="recipes",
+            cli=str,
+        ),
+    ] = None
+    set: Annotated[
+        tuple[str, ...],
+        BeforeValidator(spell_changes),
+        Opt("Change one key: train.optim.lr=1e-3. Repeatable.", "Data", cli=list[str], metavar="A.B=C"),
+    ] = ()
+    new_tokenizer: Annotated[bool, Opt("Reinitialise the embeddings, for another tokenizer.", "Method")] = False
+    lora: Annotated[
+        int | None, Field(ge=1), Opt("Train adapters of this rank only, merged when saved (needs peft).", "Method")
+    ] = None
+    gpus: Annotated[int | None, Field(ge=1), Opt("Train on so many GPUs of this machine.")] = None
+    cpu_processes: Annotated[int | None, Field(ge=1), Opt("Train on the CPU with so many processes (gloo).")] = None
+    seed: Annotated[int | None, Field(ge=0, lt=2**63), Opt("In place of the recipe's train.seed.")] = None
+    out: Annotated[Path | None, Opt("Run folder; default: a new one in the workspace.", "Output", ("--out", "-o"))] = (
+        None
+    )
+    workspace: Annotated[Path, Opt("Where shrunk models and runs lie.", "Output")] = Path("runs")
+    resume: Annotated[
+        str,
+        BeforeValidator(spell_path),
+        Opt(
+            "auto: continue the interrupted run of this recipe, or start; PATH: a run folder or checkpoint.",
+            cli=str,
+            metavar="auto|never|PATH",
+        ),
+    ] = "never"
+    resume_anyway: Annotated[bool, Opt("Resume although recipe or model have changed since.")] = False
+    limit_batches: Annotated[int | None, Field(ge=1), Opt("So many batches per epoch and per evaluation.")] = None
+    eval_only: Annotated[bool, Opt("Evaluate the model by the recipe's task.")] = False
+    dry_run: Annotated[
+        bool,
+        Opt(
+            "Check recipe and model, print the resolved recipe and the plan, try one step (on made-up data where the "
+            "data is not there), save nothing.",
+            "Output",
+        ),
+    ] = False
+    force: Annotated[bool, Opt("With --push: replace the model that somebody else has there.", "Output")] = False
+
+    @property
+    def asked(self) -> Asked:
+        """What decides on the recipe."""
+        return Asked(
+            self.data, self.time, self.columns, self.new_tokenizer, self.recipe, self.set, self.resume, self.lora
+        )
 
     @property
     def processes(self) -> int:
@@ -42,90 +113,73 @@ class Running:
         """Whether a GPU is left alone."""
         return self.cpu_processes is not None
 
-    def check(self) -> None:
-        """Raises `UsageError` for numbers that cannot be."""
+    @model_validator(mode="after")
+    def _go_together(self) -> Self:
         if self.gpus is not None and self.cpu_processes is not None:
             raise UsageError("--gpus and --cpu-processes exclude each other.")
-        for flag, number in (("--cpu-processes", self.cpu_processes), ("--gpus", self.gpus)):
-            if number is not None and number < 1:
-                raise UsageError(f"{flag} must be at least 1, and {number} was given.")
+        if not self.resume.strip():
+            raise UsageError(
+                "--resume is empty.", "Use --resume auto, never, or the path of a run folder or checkpoint."
+            )
+        trial = "--dry-run" if self.dry_run else "--eval-only" if self.eval_only else None
+        other = "--eval-only" if self.dry_run and self.eval_only else "--resume-anyway" if self.resume_anyway else None
+        other = other or (None if self.resume == "never" else f"--resume {self.resume}")
+        if trial and other:
+            raise UsageError(
+                f"{trial} and {other} exclude each other.", f"Leave one of them out: {trial} continues no run."
+            )
+        return self
 
 
-@dataclass(frozen=True)
-class Ready:
-    """A model folder and the resolved recipe that it is trained by."""
+def retrain(request: RetrainRequest, say: Say) -> Trained | Preview:
+    """Train a model by a recipe, or heal it on your data without one, and leave a run folder: best and last model,
+    metrics.jsonl, summary.json.
 
-    folder: Path
-    recipe: TrainingRecipe
+    In Python a path gives a `Trained`: the run, its summary, the best model. A model in memory gives a model, whose
+    `Trained` is `model.leansurgeon`. `set` changes keys of the recipe (`{"train.optim.lr": 1e-3}`).
 
+    >>> import leansurgeon, tempfile
+    >>> folder = tempfile.mkdtemp()
+    >>> cut = leansurgeon.shrink("digits-vit", layers=2, out=f"{folder}/lean", proof=False, progress=False)
+    >>> run = leansurgeon.retrain(cut, out=f"{folder}/run", set={"train.duration": "2st"}, progress=False)
+    >>> run.summary.steps, run.summary.task.metric
+    (2, 'accuracy')
 
-@dataclass(frozen=True)
-class Trained:
-    """What a training came to: its summary, its run folder, and the folder that it began with."""
-
-    summary: Summary
-    folder: Path
-    start: Path
-
-    @property
-    def best(self) -> Path:
-        """The folder of the best model."""
-        return self.folder / runfolder.BEST
-
-    def as_dict(self) -> JsonObject:
-        """What --json prints."""
-        return self.summary.as_dict()
-
-
-def prepare(model: Path | None, how: Asked, asked: Running, say: Say, *, start: bool = True) -> Ready:
-    """The model (None: the newest shrunk one) and its recipe, as this machine can carry it out. `start` False is for a
-    look at it alone.
-
-    Raises `UsageError` for what excludes each other, or is not there.
+    Raises `UsageError`, `OutOfMemory`, `Diverged`, and after a signal `Stopped` or `Interrupted`, when everything is
+    saved.
     """
-    asked.check()
+    began = clock.began()
     environment.group_size()
-    folder = runfolder.model_of(model) if model is not None else runfolder.newest_shrunk(asked.workspace)
-    settings = healing.recipe_of(folder, how, say)
-    if asked.seed is not None:
-        settings = settings.model_copy(update={"train": settings.train.model_copy(update={"seed": asked.seed})})
-    settings = healing.for_device(settings, cpu=asked.cpu, say=say)
-    if asked.gpus is not None and start and not is_worker():
-        check_gpus(asked.gpus)
-    return Ready(folder, settings)
+    folder = runfolder.model_of(request.model) if request.model else runfolder.newest_shrunk(request.workspace)
+    recipe = healing.recipe_of(folder, request.asked, say)
+    if request.seed is not None:
+        recipe = recipe.model_copy(update={"train": recipe.train.model_copy(update={"seed": request.seed})})
+    recipe = healing.for_device(recipe, cpu=request.cpu, say=say)
+    if request.gpus is not None and not request.dry_run and not is_worker():
+        check_gpus(request.gpus)
+    options = {"cpu": request.cpu, "limit_batches": request.limit_batches}
+    if request.dry_run or request.eval_only:
+        from leansurgeon.training import preview
 
-
-def retrain(ready: Ready, how: Asked, asked: Running, say: Say, *, began: float, talk: Say | None = None) -> Trained:
-    """Train, and leave a run folder. `began` is when the command began, by `time.perf_counter`; `talk` takes the
-    training's own lines (None: a progress line on stderr).
-
-    Raises what `training.train.train` raises.
-    """
+        look = preview.dry_run if request.dry_run else preview.evaluation
+        return look(recipe, folder, request.processes, **options, say=say)
     from leansurgeon.training.together import train_on
 
-    run_dir = run_folder(ready, how.resume, asked, say)
-    summary = train_on(
-        asked.processes,
-        ready.recipe,
-        ready.folder,
-        run_dir,
-        cpu=asked.cpu,
-        say=talk,
-        resume=how.resume,
-        resume_anyway=asked.resume_anyway,
-        limit_batches=asked.limit_batches,
-        began=began,
-    )
+    run_dir = run_folder(request, recipe, folder, say)
+    options |= {"resume": request.resume, "resume_anyway": request.resume_anyway, "began": began}
+    # On stderr a training draws its own progress; whoever takes the lines gets those of the training, too.
+    talk = None if say is to_stderr else say
+    summary = train_on(request.processes, recipe, folder, run_dir, say=talk, **options)
     # A run that is resumed names the recipe that was made for it, and no data.
-    heals = how.data is not None or ready.recipe.train.checkpoint.keep_start
-    if heals and (told := healing.did_it_help(summary, ready.folder)):
+    heals = request.data is not None or recipe.train.checkpoint.keep_start
+    if heals and (told := healing.did_it_help(summary, folder)):
         say(told)
-    return Trained(summary, run_dir, ready.folder)
+    return Trained(run_dir, run_dir / runfolder.BEST, summary)
 
 
-def run_folder(ready: Ready, resume: str, asked: Running, say: Say) -> Path:
+def run_folder(request: RetrainRequest, recipe: TrainingRecipe, start: Path, say: Say) -> Path:
     """Where the run goes: `-o`, the run that is resumed, or a new folder in the workspace."""
-    out, workspace, settings = asked.out, asked.workspace, ready.recipe
+    out, workspace, resume = request.out, request.workspace, request.resume
     if resume not in ("auto", "never"):
         run_dir = checkpoint.located(Path(resume))[0]
         if out is not None and out.resolve() != run_dir.resolve():
@@ -133,12 +187,19 @@ def run_folder(ready: Ready, resume: str, asked: Running, say: Say) -> Path:
         return run_dir
     if out is not None:
         return out
-    new = runfolder.new_run(workspace, settings.name, settings.train.seed)
+    new = runfolder.new_run(workspace, recipe.name, recipe.train.seed)
     if rank() > 0:
         return new  # rank 0 says which
-    unfinished = interrupted(workspace, settings, ready.folder) if workspace.is_dir() else None
+    unfinished = interrupted(workspace, recipe, start) if workspace.is_dir() else None
     if unfinished is not None and resume == "auto":
         return unfinished
     if unfinished is not None:
         say(f"An interrupted run of this recipe is in {unfinished}; --resume auto goes on with it.")
     return new
+
+
+EXAMPLES = (
+    "leansurgeon retrain runs/lean --data texts/ --time 20m",
+    "leansurgeon retrain runs/digits-vit-h8-l3 --recipe digits-vit",
+)
+COMMAND = Command("retrain", RetrainRequest, retrain, EXAMPLES, gives_model=True)

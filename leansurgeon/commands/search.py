@@ -7,21 +7,34 @@ import shlex
 import shutil
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from leansurgeon.architectures.presets import PRESETS
+from leansurgeon.checkpoints import digests
 from leansurgeon.checkpoints.publish.output import check_apart, held
 from leansurgeon.checkpoints.source import Source, ask_tower, open_source
-from leansurgeon.errors import UsageError
+from leansurgeon.commands.command import Command
+from leansurgeon.commands.options import (
+    DataRequest,
+    DeviceRequest,
+    Seeds,
+    check_folder_name,
+    spell_changes,
+    spell_path,
+)
+from leansurgeon.errors import UsageError, short
 from leansurgeon.measure.costs.memory import OPTIMIZERS, Setting
 from leansurgeon.measure.data.calibration import Calibration
 from leansurgeon.measure.data.task_spec import spell_task
 from leansurgeon.progress import Say
 from leansurgeon.reading.cache_folder import cache_folder
 from leansurgeon.reading.jsonfile import JsonObject
+from leansurgeon.request import Number, Opt
 from leansurgeon.search import table, verdict
 from leansurgeon.search.outcome import Outcome
 from leansurgeon.search.outcome import search as find
@@ -39,29 +52,102 @@ from leansurgeon.words import wrap
 DOCUMENT = "search.json"  # what --json prints, in the folder of the search
 
 
-@dataclass(frozen=True)
-class SearchOptions:
-    """What is asked beside the budget and the space. `data` names sample data for heals, `recipe` (changed by `sets`)
-    how candidates are trained instead; `out` or `write` say where the winner goes, if it is to be written. `device` is
-    where they are healed.
-    """
+class SearchRequest(DataRequest, DeviceRequest):
+    """A source, the budget, the shapes that are tried, and how."""
 
-    data: str | None = None
-    columns: str | None = None
-    samples: int | None = None
-    recipe: str | None = None
-    sets: tuple[str, ...] = ()
-    share: float = 0.25
-    seeds: tuple[int, ...] = (0,)
-    tries: int = 8
-    batch: int | None = None
-    parallel: int | None = None
-    out: Path | None = None
-    write: bool = False
-    workspace: Path = Path("runs")
-    force: bool = False
-    allow_pickle: bool = False
-    device: str = "auto"
+    source: Annotated[
+        str, Opt("Preset, folder, run, hub id or timm/NAME.", complete="sources", positional=True, model=True)
+    ]
+    params: Annotated[Number | None, Opt("Most parameters: 60M or 152394.", "Shape", cli=str)] = None
+    memory: Annotated[str | None, Opt("Most memory while training, predicted: 16GB or 16GiB.", "Shape")] = None
+    latency: Annotated[
+        str | None, Opt("Longest forward pass of one sample, measured on this machine: 5ms.", "Shape")
+    ] = None
+    heads: Annotated[
+        Number | None, Opt("Heads to try: 12,16,24 or factors; default 1x,4/3x,3/2x,2x,3x.", "Shape", cli=str)
+    ] = None
+    layers: Annotated[
+        Number | None, Opt("Layers to try: 6-12; default from all down to a quarter.", "Shape", cli=str)
+    ] = None
+    mlp_dim: Annotated[
+        Number | None, Opt("MLP widths to try: 1536,3072 or factors; default 1x,3/4x,1/2x.", "Shape", cli=str)
+    ] = None
+    head_dim: Annotated[Number, Opt("keep, split, a number or auto, as in shrink.", "Shape", cli=str)] = "auto"
+    samples: Annotated[int | None, Field(ge=2), Opt("Samples that the last round fits on.", "Data")] = None
+    recipe: Annotated[
+        str | None,
+        BeforeValidator(spell_path),
+        Opt(
+            "Train candidates by this recipe; default: heal them, or the preset's recipe.",
+            "Data",
+            ("--recipe", "-r"),
+            complete="recipes",
+            cli=str,
+        ),
+    ] = None
+    set: Annotated[
+        tuple[str, ...],
+        BeforeValidator(spell_changes),
+        Opt("Change one key of the recipe. Repeatable.", "Data", cli=list[str], metavar="A.B=C"),
+    ] = ()
+    share: Annotated[float, Opt("Share of the recipe's length that the last round trains.")] = 0.25
+    seeds: Annotated[Seeds, Opt("Seeds of every training, whose scores are averaged; a heal has one.", cli=str)] = (0,)
+    tries: Annotated[int, Field(ge=1), Opt("Candidates of the first round; each later one has half of them.")] = 8
+    batch: Annotated[
+        int | None, Field(ge=1), Opt("Samples of a step for --memory; default: the recipe's, else 32.")
+    ] = None
+    parallel: Annotated[
+        int | None, Field(ge=1), Opt("Trainings side by side; default: one per core, or one on a GPU.")
+    ] = None
+    out: Annotated[Path | None, Opt("Write the winner to this folder.", "Output", ("--out", "-o"))] = None
+    write: Annotated[bool, Opt("Write the winner into the search's folder.", "Output")] = False
+    plots: Annotated[
+        Path | None, AfterValidator(check_folder_name), Opt("Draw SVG, PNG and PDF into this folder.", "Output")
+    ] = None
+    workspace: Annotated[Path, Opt("Where searches, models and runs live.", "Output")] = Path("runs")
+    dry_run: Annotated[bool, Opt("List the shapes that fit and try none.", "Output")] = False
+    force: Annotated[bool, Opt("Forget what an earlier call of this search found.", "Output")] = False
+
+    @property
+    def space(self) -> Space:
+        """The shapes that are looked at."""
+        return Space(self.heads, self.layers, self.mlp_dim, self.head_dim)
+
+    @property
+    def budget(self) -> Budget:
+        """What a shape may cost."""
+        return Budget.parse(self.params, self.memory, self.latency)
+
+
+@dataclass(frozen=True)
+class Listed:
+    """The shapes that fit, of a dry run."""
+
+    source: Source
+    shapes: Shapes
+
+    def _ranked(self) -> tuple[Any, list[Candidate]]:
+        from leansurgeon.search import cheap
+
+        scores = cheap.scores(self.source, self.shapes.candidates, None)
+        return scores, cheap.order(self.shapes.candidates, scores)
+
+    def as_dict(self) -> JsonObject:
+        """What --json prints."""
+        shapes = self.shapes
+        document: JsonObject = {"schema_version": 1, "dry_run": True, "source": self.source.name}
+        document["space"] = {"shapes": shapes.looked_at, "too_large": shapes.too_large, "refused": shapes.refused}
+        ranked = self._ranked()[1]
+        candidates = [{"name": c.name, "parameters": c.parameters, "shape": c.shape.as_dict()} for c in ranked]
+        return document | {"candidates": candidates}
+
+    def __str__(self) -> str:
+        scores, ranked = self._ranked()
+        name, size = short(self.source.name, 60), self.source.parameters.total
+        lines = [*wrap(f"{name}, {size:,} parameters. {table.space_line(self.shapes)}"), ""]
+        more = len(ranked) - 20
+        end = f"\n{f'... and {more} more. ' if more > 0 else ''}Dry run: nothing was tried."
+        return "\n".join([*lines, table.candidates_table(ranked, scores), end])
 
 
 @dataclass(frozen=True)
@@ -87,6 +173,7 @@ class Searched:
     mode: str  # training | heal
     written: Path | None = None
     recipe: str | None = None  # that was named
+    plots: tuple[str, ...] = ()  # files with charts
 
     @property
     def winner(self) -> Candidate:
@@ -98,6 +185,8 @@ class Searched:
         extra: JsonObject = {"folder": str(self.folder), "mode": self.mode}
         if self.written:
             extra["written"] = str(self.written)
+        if self.plots:
+            extra["plots"] = list(self.plots)
         return verdict.document(self.outcome, self.command, extra)
 
     def __str__(self) -> str:
@@ -114,14 +203,34 @@ class Searched:
         return "\n".join([*lines, f"The search is in {self.folder}."])
 
 
-def begin(source: str, space: Space, budget: Budget, asked: SearchOptions) -> Opened:
+def search(request: SearchRequest, say: Say) -> Searched | Listed:
+    """Find the best (heads, layers, MLP) of SOURCE under a budget by successive halving. Rerun to resume.
+
+    In Python `.winner` is the best shape and `.command` the `shrink` that makes it.
+
+    >>> import leansurgeon
+    >>> leansurgeon.search("digits-vit", params="1k")
+    Traceback (most recent call last):
+    leansurgeon.errors.UsageError: ...
+
+    Raises `UsageError` where nothing keeps the budget, and what `shrink` and `retrain` raise.
+    """
+    with digests.early(None if request.dry_run else request.source):
+        begun = begin(request)
+        if request.dry_run:
+            return Listed(begun.source, begun.shapes)
+        return try_shapes(begun, request, say)
+
+
+def begin(asked: SearchRequest) -> Opened:
     """Open the source and list the shapes that fit. Raises `UsageError` for what excludes each other."""
+    space, budget = asked.space, asked.budget
     if not 0 < asked.share <= 1:
         raise UsageError(f"--share {asked.share:g}: a share of the recipe's length is needed, above 0 and at most 1.")
-    changes = config_changes(asked.recipe, source)
-    opened = open_source(source, allow_pickle=asked.allow_pickle, config_changes=changes)
+    changes = config_changes(asked.recipe, asked.source)
+    opened = open_source(asked.source, allow_pickle=asked.allow_pickle, config_changes=changes)
     ask_tower(opened, None)
-    training = recipe_of(opened, asked.recipe, asked.sets)
+    training = recipe_of(opened, asked.recipe, asked.set)
     if training and asked.data:
         raise UsageError("A recipe names its own data, and --data is for heals.", "Leave one of them out.")
     if training and asked.device != "auto":
@@ -131,35 +240,38 @@ def begin(source: str, space: Space, budget: Budget, asked: SearchOptions) -> Op
         raise UsageError(f"--seeds {seeds}: a heal has one seed.", "Give one, or train with --recipe.")
     init = "transfer" if opened.learned else "fresh"
     shapes = enumerate_shapes(opened, space, budget, init=init, calibrated=opened.learned)
-    return Opened(source, opened, training, changes, shapes)
+    return Opened(asked.source, opened, training, changes, shapes)
 
 
-def search(begun: Opened, space: Space, budget: Budget, asked: SearchOptions, say: Say) -> Searched:
-    """Try the shapes, the better half for twice as long, and write the winner where that is asked for. The same call
-    goes on with a search that was ended.
-    """
+def try_shapes(begun: Opened, asked: SearchRequest, say: Say) -> Searched:
+    """Try the shapes, the better half for twice as long, and write the winner where that is asked for."""
     opened, training = begun.source, begun.training
     say(table.space_line(begun.shapes))
     sample = samples_of(begun, asked, say)
     setting = setting_of(training, sample, asked.batch)
-    folder = folder_of(begun, space, budget, asked, setting, sample, say)
+    folder = folder_of(begun, asked, setting, sample, say)
     target, force = asked.out or (folder / "winner" if asked.write else None), asked.force or asked.out is None
     with ExitStack() as stack:
         if target:
             stack.enter_context(held(target, force=force))
             check_apart(target, opened.folder)
-        outcome = tried(begun, budget, sample, setting, folder, asked, say)
+        outcome = tried(begun, asked.budget, sample, setting, folder, asked, say)
         if target:
             say(f"Writing the winner to {target} ...")
             write_winner(opened, outcome.winner, sample, asked, target, force=force, say=say)
     command, mode = shrink_command(begun, outcome.winner, asked), "training" if training else "heal"
     searched = Searched(outcome, command, folder, mode, target, asked.recipe)
+    if asked.plots:
+        from leansurgeon.search import plots
+
+        drawn = tuple(str(file) for file in plots.draw(outcome, asked.plots))
+        searched = replace(searched, plots=drawn)
     write_json(folder / DOCUMENT, searched.as_dict())
     return searched
 
 
 def tried(
-    begun: Opened, budget: Budget, sample: Calibration, setting: Setting, folder: Path, asked: SearchOptions, say: Say
+    begun: Opened, budget: Budget, sample: Calibration, setting: Setting, folder: Path, asked: SearchRequest, say: Say
 ) -> Outcome:
     """The search itself, by heals or by trainings."""
     from leansurgeon.search.evidence import gather
@@ -204,7 +316,7 @@ def config_changes(recipe: str | None, source: str) -> JsonObject | None:
     return (loaded.source_config or None) if same else None
 
 
-def samples_of(begun: Opened, asked: SearchOptions, say: Say) -> Calibration:
+def samples_of(begun: Opened, asked: SearchRequest, say: Say) -> Calibration:
     """The sample data of heals; of trainings what their task gives."""
     training = begun.training
     task = training.task if training else None if asked.data else trained_on(begun.name)
@@ -230,10 +342,9 @@ def setting_of(training: TrainingRecipe | None, sample: Calibration, batch: int 
     return Setting(size, tokens, train.precision, optimizer=name, checkpointing=train.activation_checkpointing)
 
 
-def folder_of(
-    begun: Opened, space: Space, budget: Budget, asked: SearchOptions, setting: Setting, sample: Calibration, say: Say
-) -> Path:
+def folder_of(begun: Opened, asked: SearchRequest, setting: Setting, sample: Calibration, say: Say) -> Path:
     """The folder of this search; everything that decides its results is in the name."""
+    space, budget = asked.space, asked.budget
     settings = [begun.shapes.candidates, budget, space, asked.tries, str(Fraction(asked.share)), asked.seeds]
     settings += [setting, sample.digest, begun.training.model_dump(mode="json") if begun.training else None]
     folder = place_of(asked.workspace, begun.source, settings)
@@ -256,7 +367,7 @@ def place_of(workspace: Path, opened: Source, settings: list[Any]) -> Path:
 # -- what comes out -------------------------------------------------------------------------------
 
 
-def shrink_command(begun: Opened, winner: Candidate, asked: SearchOptions) -> str:
+def shrink_command(begun: Opened, winner: Candidate, asked: SearchRequest) -> str:
     """The `shrink` that makes the winner."""
     wanted, opened, training = winner.wanted, begun.source, begun.training
     flags = {
@@ -268,7 +379,7 @@ def shrink_command(begun: Opened, winner: Candidate, asked: SearchOptions) -> st
         "--calibrate": asked.data,
         "--columns": asked.columns,
         "--classes": spell_names(),
-        "--calibration-samples": asked.samples,
+        "--samples": asked.samples,
         "--seed": asked.seeds[0] or None,
     }
     if training and opened.learned and trained_on(begun.name) is None:
@@ -278,7 +389,7 @@ def shrink_command(begun: Opened, winner: Candidate, asked: SearchOptions) -> st
 
 
 def write_winner(
-    opened: Source, winner: Candidate, sample: Calibration, asked: SearchOptions, target: Path, *, force: bool, say: Say
+    opened: Source, winner: Candidate, sample: Calibration, asked: SearchRequest, target: Path, *, force: bool, say: Say
 ) -> None:
     """What `shrink_command` would do, with the sample data at hand."""
     from leansurgeon.measure.device import chosen
@@ -287,3 +398,6 @@ def write_winner(
     steps = plan(opened, winner.wanted, asked.seeds[0], calibrated=used is not None)
     device = chosen(asked.device) if used is not None else "cpu"
     carry_out(decide(steps, used, say, device=device), target, force=force, say=say)
+
+
+COMMAND = Command("search", SearchRequest, search, ("leansurgeon search my-model --params 100M --data texts/",))

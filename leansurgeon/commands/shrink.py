@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field, ValidationInfo
 
 from leansurgeon.checkpoints import digests
 from leansurgeon.checkpoints.places import without_places
@@ -15,6 +17,10 @@ from leansurgeon.checkpoints.publish.output import check_apart, held
 from leansurgeon.checkpoints.record import Comparison, Proof, SurgeryRecord
 from leansurgeon.checkpoints.recorded.part import plain
 from leansurgeon.checkpoints.source import Source, ask_tower, left_out, open_source
+from leansurgeon.commands import in_memory
+from leansurgeon.commands.command import Command
+from leansurgeon.commands.options import Data, DataRequest, DeviceRequest, PushRequest, Seconds, spell_share
+from leansurgeon.commands.results import Cut
 from leansurgeon.errors import UsageError
 from leansurgeon.measure.data.calibration import Batch, Calibration
 from leansurgeon.progress import Say
@@ -23,13 +29,13 @@ from leansurgeon.report.tables.decided import closing
 from leansurgeon.report.tables.decided import table as decided_table
 from leansurgeon.report.tables.in_words import verdict
 from leansurgeon.report.tables.plan import plan_table
+from leansurgeon.request import Names, Number, Opt, ShapeRequest
 from leansurgeon.surgery.check import compare, judged
 from leansurgeon.surgery.plan.method import Method
 from leansurgeon.surgery.plan.next_steps import indivisible
 from leansurgeon.surgery.plan.planning import Plan, plan, without_data
 from leansurgeon.surgery.plan.wanted import Wanted
 from leansurgeon.surgery.shrink import Decided, carry_out, decide, telling_what_is_kept, unread
-from leansurgeon.training.recipe.durations import clock_seconds
 from leansurgeon.training.runs.sample_data import (
     BY_WEIGHTS,
     own_samples,
@@ -41,144 +47,189 @@ from leansurgeon.training.runs.sample_data import (
 from leansurgeon.words import wrap
 
 
-@dataclass(frozen=True)
-class ShrinkOptions:
-    """What is asked of a source, beside its shape (`Wanted`) and the way (`Method`). `data` and `judge` name sample
-    data as `--calibrate` does (`data` also several sources); `params` is a number of parameters from which the shape is
-    chosen; `out` None is a name in the `workspace`; `resume` goes on with an interrupted cut to it.
-    """
+def name_sources(value: Names | in_memory.Data | None, field: ValidationInfo) -> tuple[str, ...]:
+    """Sample data as names: on the command line each is a source; in Python all that is given is one."""
+    if isinstance(value, Names):
+        return value
+    named = in_memory.data(value, field.field_name or "data")
+    return () if named is None else (named,)
 
-    data: str | Sequence[str] | None = None
-    samples: int | None = None
-    judge: str | None = None
-    params: str | None = None
-    compare: bool = False
-    proof: bool = True
-    seed: int = 0
-    out: Path | None = None
-    workspace: Path = Path("runs")
-    columns: str | None = None
-    dry_run: bool = False
-    force: bool = False
-    tower: str | None = None
-    allow_pickle: bool = False
-    called: str | None = None  # the source's name, where its path says nothing
-    device: str = "auto"
-    resume: bool = False
+
+class ShrinkRequest(ShapeRequest, DataRequest, DeviceRequest, PushRequest):
+    """What is wanted of a source, how it is carried out, and where the result goes."""
+
+    source: Annotated[
+        str, Opt("Preset, folder, run, hub id or timm/NAME.", complete="sources", positional=True, model=True)
+    ]
+    params: Annotated[
+        str | None,
+        BeforeValidator(spell_share),
+        Opt("Target size: -30%, 70% or 60M; explains the shape it picks.", "Shape", cli=str),
+    ] = None
+    data: Annotated[
+        tuple[str, ...],
+        BeforeValidator(name_sources),
+        Opt(
+            "Data that chooses the layers and refits: text files, a table, a folder of images, or task:NAME,key=value. "
+            "Several times: an even mixture. Default: what a run was trained on, else what the model makes itself.",
+            "Data",
+            ("--calibrate", "--data"),
+            cli=list[str],
+        ),
+    ] = ()
+    samples: Annotated[int | None, Field(ge=2), Opt("Samples to fit on, plus a quarter for validation.", "Data")] = None
+    uncalibrated: Annotated[bool, Opt("Use the weights alone, even if quality drops.", "Method")] = False
+    judge: Annotated[Data | None, Opt("Also judge the result on other data.", "Data", cli=str)] = None
+    init: Annotated[
+        str, Opt("transfer keeps what can be kept; fresh is the paper's way; or fresh-attention.", "Method")
+    ] = "transfer"
+    method: Annotated[
+        str,
+        Opt("Layers by auto, even, first-of-each, last-of-each, influence, angular, leave-one-out, greedy.", "Method"),
+    ] = "auto"
+    keep: Annotated[Number | None, Opt("The layers that stay: 0,2,4-9 (from 0).", "Method", cli=str)] = None
+    more_heads: Annotated[str, Opt("add: silent new heads. split: children of the old ones.", "Method")] = "add"
+    heal: Annotated[str, Opt("With data: closed refits, local also fits the blocks around a cut; none.", "Method")] = (
+        "local"
+    )
+    heal_time: Annotated[Seconds | None, Opt("Longest time of the local fit: 90s or 5m.", "Method", cli=str)] = None
+    balance: Annotated[bool, Opt("Even out values and outputs by an exact change of basis.", "Method")] = False
+    compare: Annotated[bool, Opt("Also score a fresh and a naive start of the same shape.", "Output")] = False
+    proof: Annotated[bool, Opt("Reload the result and compare it.", "Output", ("--proof/--no-proof",))] = True
+    seed: Annotated[int, Opt("Seed of everything that is drawn.")] = 0
+    out: Annotated[Path | None, Opt("Folder to write. Default: WORKSPACE/NAME-h24-l10.", "Output", ("--out", "-o"))] = (
+        None
+    )
+    workspace: Annotated[Path, Opt("Where models and runs live.", "Output")] = Path("runs")
+    resume: Annotated[bool, Opt("Continue an interrupted cut to the same folder.")] = False
+    dry_run: Annotated[bool, Opt("Print the plan and write nothing.", "Output")] = False
+    force: Annotated[bool, Opt("Replace an existing output folder.", "Output")] = False
 
     @property
-    def sources(self) -> Sequence[str]:
-        """The names of sample data, one for each source."""
-        return (self.data,) if isinstance(self.data, str) else tuple(self.data or ())
+    def wanted(self) -> Wanted:
+        """The shape."""
+        return Wanted(**self.model_dump(include={*ShapeRequest.model_fields, "init"}))
+
+    @property
+    def how(self) -> Method:
+        """The way."""
+        return Method(
+            self.method, self.keep, self.more_heads, self.heal, self.balance, self.uncalibrated, self.heal_time
+        )
 
 
-@dataclass(frozen=True)
-class Shrunk:
-    """What came of it: the plan with what was decided, and the record of the result in `folder`; no record where
-    nothing was written.
+def shrink(request: ShrinkRequest, say: Say) -> Cut:
+    """Rewrite SOURCE to more heads and fewer layers, keep what can be kept, and prove that the result loads.
+
+    In Python a path gives a `Cut`: its folder, the record and the proof; `.model` loads it. A model in memory gives a
+    model, on the same device and in the same precision, whose `Cut` is `model.leansurgeon`; without `out` its folder
+    is a temporary one. `tokenizer` is needed for texts where the model does not say where it came from.
+
+    >>> import leansurgeon, tempfile
+    >>> folder = tempfile.mkdtemp()
+    >>> cut = leansurgeon.shrink("digits-vit", heads="2x", layers=3, out=f"{folder}/lean", progress=False)
+    >>> cut.before.depth, cut.after.depth, cut.after.column("heads")
+    (6, 3, '8')
+    >>> cut.proof.parameters == sum(p.numel() for p in cut.model.parameters())
+    True
+
+    Raises `UsageError` for what cannot be, before long work, `UnsupportedModel` for a source that cannot be read,
+    `OutOfMemory`, and `Diverged` for weights that are no numbers.
     """
-
-    decided: Decided
-    record: SurgeryRecord | None
-    folder: Path
-
-    def as_dict(self) -> JsonObject:
-        """What --json prints."""
-        head = {"schema_version": 1, "dry_run": self.record is None, "out": self.record and str(self.folder)}
-        document = head | {"plan": self.decided.plan.as_dict(), "decided": self.decided.record.as_dict()}
-        document["indivisible"] = plain(list(map(vars, indivisible(self.decided.plan.after))))
-        document["cannot_hold"] = plain(vars(refused)) if (refused := self.decided.plan.cannot_hold) else None
-        if self.record is None:
-            return document
-        document["proof"] = self.record.proof and self.record.proof.as_dict()
-        if self.record.judged:
-            document["judged"] = {name: other.as_dict() for name, other in self.record.judged.items()}
-        if self.record.starts:
-            document["compare"] = {name: start.as_dict() for name, start in self.record.starts.items()}
-        return document
-
-    def told(self) -> str:
-        """The plan, what data decided, and how the result compares, for a person."""
-        decided, record, folder = self.decided, self.record, self.folder
-        lines = [*first_words(decided, record), plan_table(decided.plan)]
-        if choices := decided_table(record.decided if record else decided.record):
-            lines += ["", choices]
-        if record is None:
-            return "\n".join([*lines, "", "Dry run: nothing was written."])
-        if record.proof is None:
-            return "\n".join([*lines, "", *wrap(f"Written to {folder}; neither reloaded nor checked for NaN.")])
-        lines += [closing(folder, record.proof), *compared(decided, record)]
-        if record.starts:
-            lines += ["", compare.table(record.starts, decided.calibration)]
-        return "\n".join(lines)
+    with digests.early(None if request.dry_run else request.source):
+        decided, record, folder = cut(request, say)
+    return Cut(folder, record, document_of(decided, record, folder), describe(decided, record, folder))
 
 
-def shrink(
-    source: str, wanted: Wanted, how: Method, asked: ShrinkOptions, say: Say, *, unchanged: Say | None = None
-) -> Shrunk:
-    """Rewrite a source to another shape, and prove it. `unchanged` is told the source's name where nothing is to be
-    changed, and may raise.
-
-    Raises `UsageError` for what cannot be, before long work; and what opening, calibrating and writing raise.
-    """
-    with digests.early(None if asked.dry_run else source):
-        return _shrink(source, wanted, how, asked, say, unchanged)
-
-
-def _shrink(source: str, wanted: Wanted, how: Method, asked: ShrinkOptions, say: Say, unchanged: Say | None) -> Shrunk:
+def cut(request: ShrinkRequest, say: Say) -> tuple[Decided, SurgeryRecord | None, Path]:
+    """What was decided, the record of the result (None: a dry run wrote nothing), and its folder."""
+    wanted, how, source, seed = request.wanted, request.how, request.source, request.seed
     wanted.check()
-    task = None if asked.sources or how.uncalibrated or wanted.init == "fresh" else trained_on(source)
-    has_data = bool(asked.sources or task)
-    check(asked, how, has_data)
-    opened = open_source(source, allow_pickle=asked.allow_pickle, tower=asked.tower, weights=wanted.init != "fresh")
-    ask_tower(opened, asked.tower)
-    opened = replace(opened, name=asked.called) if asked.called else opened
+    task = None if request.data or how.uncalibrated or wanted.init == "fresh" else trained_on(source)
+    has_data = bool(request.data or task)
+    check(request, how, has_data)
+    opened = open_source(source, allow_pickle=request.allow_pickle, weights=wanted.init != "fresh")
+    ask_tower(opened, request.tower)
     knows = opened.learned and wanted.init != "fresh"
     used, own, data = has_data and knows, knows and not (has_data or how.uncalibrated), None
-    place = device_of(asked.device, computes=used or own)
+    place = device_of(request.device, computes=used or own)
 
     def samples() -> Calibration:
-        """The data to choose and heal on, opened once."""
-        return sample_data_of_all(opened, asked.sources, task, asked.samples, asked.seed, say, place, asked.columns)
+        """The data to choose and refit on, opened once."""
+        return sample_data_of_all(opened, request.data, task, request.samples, seed, say, place, request.columns)
 
-    if asked.params:
+    if request.params:
         from leansurgeon.search.choose import by_parameters
 
         data = samples() if used else None
-        chosen = by_parameters(opened, asked.params, wanted, data, asked.seed, say)
+        chosen = by_parameters(opened, request.params, wanted, data, seed, say)
         for sentence in chosen.says:
             say(sentence)
         wanted = chosen.wanted
-    steps = plan(opened, wanted, asked.seed, how, calibrated=used or own)
+    steps = plan(opened, wanted, seed, how, calibrated=used or own)
     if own and not steps.asks_data:
         steps, own = without_data(steps), False
     if (used or own) and (names := unread(steps)):  # torch is needed in any case
         specs = tuple(spec for spec in opened.specs if spec.name not in names)
         opened = replace(opened, specs=specs, notes=(*opened.notes, left_out(names, opened.config)))
-        steps = plan(opened, wanted, asked.seed, how, calibrated=used or own)
+        steps = plan(opened, wanted, seed, how, calibrated=used or own)
     for note in opened.notes:
         say(f"{note[:1].upper()}{note[1:]}.")
     heads, layers = steps.after.column("heads"), steps.after.column("depth")
-    folder = asked.out or asked.workspace / f"{opened.slug}-h{heads}-l{layers}"
-    if unchanged and nothing_changes(steps, wanted, how):
-        unchanged(opened.name)
-    with held_for(steps, folder, asked, has_data=has_data, say=say):
+    folder = request.out or request.workspace / f"{opened.slug}-h{heads}-l{layers}"
+    if nothing_changes(steps, wanted, how):
+        raise UsageError(
+            f"Nothing is to be changed, so the result would be a copy of {opened.name}.",
+            "Say what to change: --heads 2x, --layers 6, --mlp-dim 512 or --params -30%.",
+        )
+    with held_for(steps, folder, request, has_data=has_data, say=say):
         if used and data is None:
             data = samples()
         other = None
-        if asked.judge and used:
-            other = sample_data(opened, asked.judge, None, None, asked.seed, say, "--judge", place, asked.columns)
-        settings = {"device": place, "output": None if asked.dry_run else folder, "resume": asked.resume}
+        if request.judge and used:
+            other = sample_data(opened, request.judge, None, None, seed, say, "--judge", place, request.columns)
+        settings = {"device": place, "output": None if request.dry_run else folder, "resume": request.resume}
         decided = decide_on_own(steps, opened, say, settings) if own else decide(steps, data, say, **settings)
-        if asked.dry_run:
+        if request.dry_run:
             decided.close()
-            return Shrunk(decided, None, folder)
-        made = carried_out(decided, folder, wanted if asked.compare else None, asked, say)
-        for name, part in (domains(decided.calibration) if asked.proof else {}).items():
+            return decided, None, folder
+        made = carried_out(decided, folder, wanted if request.compare else None, request, say)
+        for name, part in (domains(decided.calibration) if request.proof else {}).items():
             made = judged_on(name, part.heldout, part, folder, made, opened, say)
-        if other and asked.judge:
-            made = judged_on(asked.judge, other.heldout, other, folder, made, opened, say)
-    return Shrunk(decided, made, folder)
+        if other and request.judge:
+            made = judged_on(request.judge, other.heldout, other, folder, made, opened, say)
+    return decided, made, folder
+
+
+def document_of(decided: Decided, record: SurgeryRecord | None, folder: Path) -> JsonObject:
+    """What --json prints."""
+    head = {"schema_version": 1, "dry_run": record is None, "out": record and str(folder)}
+    document = head | {"plan": decided.plan.as_dict(), "decided": decided.record.as_dict()}
+    document["indivisible"] = plain(list(map(vars, indivisible(decided.plan.after))))
+    document["cannot_hold"] = plain(vars(refused)) if (refused := decided.plan.cannot_hold) else None
+    if record is None:
+        return document
+    document["proof"] = record.proof and record.proof.as_dict()
+    if record.judged:
+        document["judged"] = {name: other.as_dict() for name, other in record.judged.items()}
+    if record.starts:
+        document["compare"] = {name: start.as_dict() for name, start in record.starts.items()}
+    return document
+
+
+def describe(decided: Decided, record: SurgeryRecord | None, folder: Path) -> str:
+    """The plan, what data decided, and how the result compares, for a person."""
+    lines = [*first_words(decided, record), plan_table(decided.plan)]
+    if choices := decided_table(record.decided if record else decided.record):
+        lines += ["", choices]
+    if record is None:
+        return "\n".join([*lines, "", "Dry run: nothing was written."])
+    if record.proof is None:
+        return "\n".join([*lines, "", *wrap(f"Written to {folder}; neither reloaded nor checked for NaN.")])
+    lines += [closing(folder, record.proof), *compared(decided, record)]
+    if record.starts:
+        lines += ["", compare.table(record.starts, decided.calibration)]
+    return "\n".join(lines)
 
 
 def device_of(asked: str, *, computes: bool) -> str:
@@ -205,12 +256,12 @@ def decide_on_own(steps: Plan, opened: Source, say: Say, settings: Mapping[str, 
     return decide(without_data(steps), None, say)
 
 
-def check(asked: ShrinkOptions, how: Method, has_data: bool) -> None:
+def check(request: ShrinkRequest, how: Method, has_data: bool) -> None:
     """Refuse what excludes each other before anything is opened. Raises `UsageError`."""
     how.check(has_data)
-    if asked.compare and not (has_data and asked.proof):
+    if request.compare and not (has_data and request.proof):
         raise UsageError("--compare scores on held-out data.", "Add --calibrate DATA and leave --no-proof out.")
-    if (asked.judge and not (asked.proof and has_data)) or (asked.judge and asked.dry_run):
+    if (request.judge and not (request.proof and has_data)) or (request.judge and request.dry_run):
         raise UsageError("--judge judges a result that sample data has made.", "Add --calibrate DATA.")
 
 
@@ -221,22 +272,22 @@ def nothing_changes(steps: Plan, wanted: Wanted, how: Method) -> bool:
 
 
 @contextmanager
-def held_for(steps: Plan, folder: Path, asked: ShrinkOptions, *, has_data: bool, say: Say) -> Iterator[None]:
+def held_for(steps: Plan, folder: Path, request: ShrinkRequest, *, has_data: bool, say: Say) -> Iterator[None]:
     """Refuse what cannot be written or compared before long work, and hold the output's name while the block runs."""
-    if asked.compare:
+    if request.compare:
         compare.refuse_unlearned(steps.source, steps.init)
     if has_data and steps.init == "fresh":
         say(f"The sample data is not used: nothing of {steps.source.name} is kept.")
-    if asked.dry_run:
+    if request.dry_run:
         yield
         return
-    with held(folder, force=asked.force), telling_what_is_kept(folder):
+    with held(folder, force=request.force), telling_what_is_kept(folder):
         check_apart(folder, steps.source.folder)
         yield
 
 
 def carried_out(
-    decided: Decided, folder: Path, compared: Wanted | None, asked: ShrinkOptions, say: Say
+    decided: Decided, folder: Path, compared: Wanted | None, request: ShrinkRequest, say: Say
 ) -> SurgeryRecord:
     """Write the result; `compared` is what other starting points of the same shape are made for."""
 
@@ -244,7 +295,7 @@ def carried_out(
         """The comparisons of other ways to start, measured as the result was."""
         return compare.starts(compared, decided.plan, decided.calibration, proof.compared, say)
 
-    how = {"force": asked.force, "check": asked.proof, "starts": starts if compared else None}
+    how = {"force": request.force, "check": request.proof, "starts": starts if compared else None}
     return carry_out(decided, folder, keep_unproved=True, say=say, **how)
 
 
@@ -304,9 +355,8 @@ def compared(decided: Decided, record: SurgeryRecord) -> list[str]:
     return lines
 
 
-def seconds(text: str | None, flag: str) -> float | None:
-    """`90s`, `5m` or `1h` as seconds. Raises `UsageError`."""
-    duration = None if text is None else clock_seconds(text)
-    if duration is None and text is not None:
-        raise UsageError(f"{flag} {text}: a time with its unit is needed, such as 90s or 5m.")
-    return duration
+EXAMPLES = (
+    "leansurgeon shrink digits-vit --heads 8 --layers 3",
+    "leansurgeon shrink my-model --layers 24 --calibrate texts/ -o runs/lean",
+)
+COMMAND = Command("shrink", ShrinkRequest, shrink, EXAMPLES, gives_model=True, temporary_out=True)

@@ -105,30 +105,3 @@ def shown(wish: Progress) -> AbstractContextManager:
     if wish is True or callable(wish):
         return talk.shown_on(talk.command_screen(None if wish is True else wish))
     return nullcontext()
-
-
-@contextmanager
-def trusting(value: bool) -> Iterator[None]:
-    """Let code of a checkpoint run while the block does, or not."""
-    from leansurgeon.checkpoints.foreign import trust
-
-    before = trust.allowed()
-    trust.allow(value)
-    try:
-        yield
-    finally:
-        trust.allow(before)
-
-
-def word(value: Number | float | None, name: str) -> str | None:
-    """A number, a word or one number per stage as the commands take it: `24`, `"2x"`, `[16, 32, 32, 32]`.
-
-    >>> word([16, 32], "heads"), word("2x", "heads"), word(24, "heads")
-    ('16,32', '2x', '24')
-    """
-    if value is None or isinstance(value, str):
-        return value
-    several = list(value) if isinstance(value, Sequence) else [value]
-    if not several or any(isinstance(one, bool) or not isinstance(one, int | float) for one in several):
-        raise UsageError(f"{name}={value!r}: give a number, a word such as '2x', or one number for each stage.")
-    return ",".join(f"{one:g}" if isinstance(one, float) else str(one) for one in several)

@@ -96,4 +96,4 @@ def closing(out: Path, record: SurgeryRecord) -> str:
     return f"Written to {out}: bit for bit the tensors of {verified.source} ({how}).{also}"
 
 
-COMMAND = Command("undo", UndoRequest, undo, "Look", ("leansurgeon undo runs/wide -o back",))
+COMMAND = Command("undo", UndoRequest, undo, ("leansurgeon undo runs/wide -o back",))

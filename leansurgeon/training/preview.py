@@ -5,10 +5,9 @@ Neither leaves a file, beside the prepared data.
 
 from __future__ import annotations
 
-import json
-import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +16,7 @@ import numpy as np
 from leansurgeon import tasks
 from leansurgeon.errors import LeanSurgeonError, plural
 from leansurgeon.rank import rank
+from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.training import plan, setup, starting, together
 from leansurgeon.training.data import feed
 from leansurgeon.training.data.limit import first_batches
@@ -35,6 +35,21 @@ if TYPE_CHECKING:
 LONG = 10.0  # seconds
 
 
+@dataclass(frozen=True)
+class Preview:
+    """What a look at a training gave: `document` for programs, `text` for a person."""
+
+    document: JsonObject
+    text: str
+
+    def as_dict(self) -> JsonObject:
+        """What --json prints."""
+        return self.document
+
+    def __str__(self) -> str:
+        return self.text
+
+
 def dry_run(
     recipe: TrainingRecipe,
     model_dir: Path,
@@ -42,10 +57,9 @@ def dry_run(
     *,
     cpu: bool,
     limit_batches: int | None,
-    as_json: bool,
     say: Callable[[str], None],
-) -> None:
-    """Print the resolved recipe (stdout) and the plan with its costs (stderr), then try one step; or all as JSON.
+) -> Preview:
+    """The resolved recipe and the plan with its costs, which is said before one step is tried.
 
     The data is prepared, since its size decides the steps. Where that fails, it is said, and sizes and shapes come from
     the recipe. The step is one micro batch of the real shapes, forward, backward and update, in this process. On a CPU
@@ -63,22 +77,17 @@ def dry_run(
     first = task.batch("train", np.arange(scheme.micro), seed=recipe.train.seed, epoch=0)
     per_sample = flops.of_training(loaded, task, first, sparse_prediction=recipe.train.sparse_prediction)
     numbers = _numbers(recipe, scheme, task, loaded, per_sample, sized) | {"device": engine.device_name(accelerator)}
-    if rank() == 0 and not as_json:
-        sys.stdout.write(recipefile.dump(recipe))
-        sys.stdout.flush()
+    if rank() == 0:
         _show(numbers, say)
         say(f"Trying one micro batch of {len(first['labels'])} ...")
     less = f"Try --set train.micro_batch={scheme.micro // 2}." if scheme.micro > 1 else guards.LESS
     with guards.memory_explained(accelerator, lambda: (f"a micro batch of {scheme.micro}", less)):
         tried = _tried(recipe, model_dir, task, loaded, accelerator, scheme, first)
-    if rank() > 0:
-        return
-    if not as_json:
+    if rank() == 0:
         _show(tried, say)
-        return
     plan_of = {"data": f"synthetic: {missing}" if missing else "prepared"} | numbers | tried
     document = {"schema_version": 1, "dry_run": True, "model": str(model_dir), "plan": plan_of}
-    print(json.dumps(document | {"recipe": recipe.model_dump(mode="json")}))
+    return Preview(document | {"recipe": recipe.model_dump(mode="json")}, recipefile.dump(recipe).rstrip("\n"))
 
 
 Numbers = dict[str, int | float | str | None]  # by the name that is shown
@@ -164,17 +173,12 @@ def evaluation(
     *,
     cpu: bool,
     limit_batches: int | None,
-    as_json: bool,
     say: Callable[[str], None],
-) -> None:
-    """Print what the model in `model_dir` reaches on the evaluation data: one line, or one JSON document."""
+) -> Preview:
+    """What the model in `model_dir` reaches on the evaluation data."""
     told = together.evaluate_on(processes, recipe, model_dir, cpu=cpu, limit_batches=limit_batches, say=say)
-    if rank() > 0:
-        return
-    if as_json:
-        document = {"schema_version": 1, "model": str(model_dir), "task": recipe.task.name}
-        print(json.dumps(document | {"loss": told.loss, "samples": told.samples, "metrics": told.metrics}))
-        return
     metric = tasks.make(recipe.task.name, recipe.task.options).metric
     shown = f"{100 * told.metric:.2f} %" if metric.percent else f"{told.metric:.4g}"
-    print(f"{metric.label} {shown}, loss {told.loss:.4f}, {plural(told.samples, 'sample')}")
+    document = {"schema_version": 1, "model": str(model_dir), "task": recipe.task.name}
+    document |= {"loss": told.loss, "samples": told.samples, "metrics": told.metrics}
+    return Preview(document, f"{metric.label} {shown}, loss {told.loss:.4f}, {plural(told.samples, 'sample')}")

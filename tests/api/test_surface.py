@@ -4,35 +4,38 @@ from __future__ import annotations
 
 import doctest
 import inspect
+import json
 import subprocess
 import sys
 
 import pytest
 
 import leansurgeon
-from leansurgeon.api import cutting, training
 from leansurgeon.commands import surface
-from leansurgeon.commands.surface import speaker, word
+from leansurgeon.commands.command import speaking
+from leansurgeon.commands.options import spell_changes, spell_share
 from leansurgeon.errors import LeanSurgeonError, UsageError
+from leansurgeon.request import spell_number
+from tests.support.command_line import leansurgeon as run
 
 SHAPE = "heads layers head_dim mlp_dim mlp_ratio class_attention"
 TRUST = "allow_pickle trust_remote_code"
-DATA = "columns classes"
+DATA = "columns classes skip_damaged"
+OUT = "dry_run force push public"
 SURFACE = {
     "plan": f"source {SHAPE} memory batch tokens precision attention optimizer checkpointing world_size gpu "
     f"tower {TRUST}",
     "shrink": f"source {SHAPE} params data {DATA} judge samples uncalibrated init method keep more_heads heal "
-    f"heal_time balance compare proof seed out workspace device resume force tokenizer tower {TRUST} progress",
+    f"heal_time balance compare proof seed out workspace device resume {OUT} tower {TRUST}",
     "retrain": f"model data time {DATA} recipe set lora new_tokenizer gpus cpu_processes seed out workspace resume "
-    "resume_anyway limit_batches tokenizer tower trust_remote_code progress",
-    "heal": "model data time options",
-    "kappa": f"model data {DATA} samples probes precision seed tokenizer tower {TRUST} progress",
-    "heads": f"model data {DATA} samples judge_samples reduction normalize ablate curve steps prune out heal "
-    f"seed device force tokenizer tower {TRUST} progress",
-    "diff": f"a b {TRUST} progress",
-    "report": "paths format wide kappa html plots workspace progress",
+    f"resume_anyway limit_batches eval_only {OUT} tower {TRUST}",
+    "kappa": f"model data {DATA} samples probes precision seed tower {TRUST}",
+    "heads": f"model data {DATA} samples judge_samples reduction normalize ablate curve steps prune out heal plots "
+    f"seed device force push public tower {TRUST}",
+    "diff": f"a b {TRUST}",
+    "report": "paths format wide kappa html plots workspace",
     "search": f"source params memory latency heads layers mlp_dim head_dim data {DATA} samples recipe set share "
-    f"seeds tries batch parallel out workspace device force tokenizer tower {TRUST} progress",
+    f"seeds tries batch parallel out write plots workspace device dry_run force tower {TRUST}",
     "load": f"source {TRUST}",
 }
 
@@ -43,38 +46,32 @@ def arguments(function: object) -> set[str]:
 
 def test_the_surface_is_what_it_was():
     """Who changes a name or an argument says so in the changelog, and here."""
-    assert set(leansurgeon.__all__) == {*SURFACE, "errors", "__version__"}
+    assert set(leansurgeon.__all__) == {*SURFACE, "heal", "errors", "__version__"}
     for name, words in SURFACE.items():
         function = getattr(leansurgeon, name)
-        assert arguments(function) == set(words.split()), name
+        assert arguments(function) - {"tokenizer", "progress"} == set(words.split()), name
         assert function.__doc__ and ">>>" in function.__doc__, name
 
 
-# Where Python and the command line differ, and why: what a terminal alone needs; what a memory alone has.
-SPELLED = {"calibrate": "data", "calibration_samples": "samples", "sets": "set", "as_json": "", "no_heal": ""}
-TERMINAL = {
-    "plan": set(),
-    "shrink": {"dry_run", "push", "public"},  # `plan`, and `push_to_hub` of what comes back
-    "retrain": {"dry_run", "eval_only", "push", "public"},
-    "kappa": set(),
-    "heads": {"plots", "push", "public"},
-    "diff": set(),
-    "report": set(),
-    "search": {"dry_run", "plots", "write"},
-}
-MEMORY = {"tokenizer", "progress"}
+SAME = [  # words of the terminal, the call that means the same
+    (["plan", "vit-b", "--heads", "16", "--layers", "7"], lambda: leansurgeon.plan("vit-b", heads=16, layers=7)),
+    (["diff", "vit-b", "deit-b"], lambda: leansurgeon.diff("vit-b", "deit-b")),
+    (
+        ["shrink", "digits-vit", "--heads", "2x", "--dry-run"],
+        lambda: leansurgeon.shrink("digits-vit", heads="2x", dry_run=True, progress=False),
+    ),
+    (
+        ["search", "digits-vit", "--params", "160k", "--dry-run"],
+        lambda: leansurgeon.search("digits-vit", params="160k", dry_run=True, progress=False),
+    ),
+]
 
 
-@pytest.mark.parametrize("name", TERMINAL)
-def test_the_words_are_those_of_the_command_line(name):
-    from typer.main import get_command
-
-    from leansurgeon.cli.main import app
-
-    command = get_command(app).commands[name]
-    known = arguments(getattr(leansurgeon, name))
-    typed = {one.name if one.name in known else SPELLED.get(one.name, one.name) for one in command.params} - {""}
-    assert typed - TERMINAL[name] == known - MEMORY
+@pytest.mark.parametrize(("words", "call"), SAME, ids=lambda one: one[0] if isinstance(one, list) else "")
+def test_terminal_and_python_give_the_same(words, call):
+    found = call()
+    assert run(*words).stdout == f"{found}\n"
+    assert json.loads(run(*words, "--json").stdout) == json.loads(json.dumps(found.as_dict()))
 
 
 def test_importing_it_is_light_and_the_rooms_leave_its_names_alone():
@@ -93,7 +90,7 @@ def test_importing_it_is_light_and_the_rooms_leave_its_names_alone():
     assert done.returncode == 0, done.stderr[-800:]
 
 
-PARTS = [surface.in_python, surface.word, training.changes, cutting.share]
+PARTS = [surface.in_python, spell_number, spell_changes, spell_share]
 
 
 @pytest.mark.parametrize("function", [*map(leansurgeon.__dict__.get, SURFACE), *PARTS], ids=lambda f: f.__name__)
@@ -155,11 +152,13 @@ def test_progress_goes_where_it_is_wanted(capsys):
     told: list[str] = []
     for progress, heard in ((told.append, ["a line"]), (False, [])):
         told.clear()
-        speaker(progress)("a line")
+        with speaking(progress) as say:
+            say("a line")
         assert told == heard and capsys.readouterr() == ("", "")
-    speaker(True)("a line")
+    with speaking(True) as say:
+        say("a line")
     assert capsys.readouterr() == ("", "a line\n")
 
 
 def test_numbers_words_and_stages():
-    assert [word(v, "x") for v in (24, "2x", [16, 32], 2.5, None)] == ["24", "2x", "16,32", "2.5", None]
+    assert [spell_number(v) for v in (24, "2x", [16, 32], 2.5, None)] == ["24", "2x", "16,32", "2.5", None]

@@ -13,9 +13,9 @@ import pytest
 from leansurgeon.checkpoints import load
 from leansurgeon.checkpoints.config import read_config
 from leansurgeon.checkpoints.foreign import trust
+from leansurgeon.checkpoints.loading import load as load_anything
 from leansurgeon.checkpoints.proof.prove import how_to_load
 from leansurgeon.checkpoints.source import open_source
-from leansurgeon.commands.load import load as load_anything
 from leansurgeon.errors import UnsupportedModel, UsageError
 from tests.conftest import build
 from tests.support.command_line import leansurgeon

@@ -9,12 +9,13 @@ import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from leansurgeon.cli.help import EXAMPLES, TITLES
 from leansurgeon.cli.main import app
+from leansurgeon.request import PANELS
 
 
 def every_command(group, path=()):
-    for name, command in group.commands.items():
+    for name in group.list_commands(None):
+        command = group.get_command(None, name)
         if hasattr(command, "commands"):
             yield from every_command(command, (*path, name))
         else:
@@ -40,21 +41,18 @@ def test_a_page_shows_every_option_in_80_columns_and_ends_with_an_example(path):
             continue
         for spelling in param.opts:
             assert spelling.startswith("-") is False or spelling in text
-    titles = [t for t in TITLES if f"─ {t} ─" in text]
-    assert titles == sorted(titles, key=TITLES.index)
+    titles = [t for t in PANELS if f"─ {t} ─" in text]
+    assert titles == sorted(titles, key=PANELS.index)
     assert "leansurgeon " + " ".join(path) in text.rpartition("Examples")[2]
 
 
-EVERY = [*EXAMPLES.values(), *(getattr(command.callback, "examples", ()) for command in COMMANDS.values())]
-
-
-@pytest.mark.parametrize("line", [line for lines in EVERY for line in lines])
+@pytest.mark.parametrize("line", [line for command in COMMANDS.values() for line in command.callback.examples])
 def test_examples_are_taken_by_the_command_line(line):
     words = shlex.split(line)[1:]
     command, path = get_command(app), []
     while hasattr(command, "commands"):
         path.append(words.pop(0))
-        command = command.commands[path[-1]]
+        command = command.get_command(None, path[-1])
     assert command.make_context(" ".join(path), words)
 
 

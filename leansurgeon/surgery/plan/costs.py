@@ -110,15 +110,15 @@ def costs(
     }
     ends = {0: (source.config, source.architecture), 3: (configs[3], target.architecture)}
     priced = {i: Cost(shapes[i], counts[i], closed[i]) for i in ends}
-    if cross_check or None in closed:
-        for i, (config, architecture) in ends.items():
-            priced[i] = replace(priced[i], flops_counted=counted(config, architecture, tokens))
     start = None
     if setting is not None:
         chain = [ends[0], *((c, target.architecture) for c in configs[1:])]
         start, totals, priced = memory(chain, shapes, setting, gpu, priced)
         sums = [start, *totals]
         saved["memory"] = {step: a - b for step, a, b in zip(STEPS, sums, sums[1:], strict=False)}
+    if cross_check or None in closed:
+        for i, (config, architecture) in ends.items():
+            priced[i] = replace(priced[i], flops_counted=counted(config, architecture, tokens))
     refused = cannot_hold(source.architecture, target.architecture, target.shape)
     return Costs(source.name, target.architecture.name, target.why, priced[0], priced[3], saved, start, gpu, refused)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -229,7 +229,7 @@ def _pack(
     for split, documents in texts.items():
         count = [0]
 
-        def counted(documents: Any = documents, count: list[int] = count) -> Iterator[Any]:
+        def counted(documents: Iterable[str | list[int]] = documents, count: list[int] = count) -> Iterator[Any]:
             for document in documents:
                 count[0] += len(document) if isinstance(document, str) else 0
                 if time.monotonic() - told[0] > 10:

@@ -341,7 +341,7 @@ def _all_pieces(texts: Iterable[str]) -> Iterator[str]:
         yield from pieces(text)
 
 
-def _refuse_ids(text: Any) -> None:
+def _refuse_ids(text: str | list[int]) -> None:
     if not isinstance(text, str):
         raise UsageError(
             "The data holds token ids and no text, so no vocabulary can be made from it.",

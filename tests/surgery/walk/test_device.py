@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from leansurgeon.checkpoints.source import open_source
-from leansurgeon.commands.shrink import ShrinkOptions, shrink
+from leansurgeon.commands.shrink import ShrinkRequest, shrink
 from leansurgeon.errors import UsageError
 from leansurgeon.measure import device
 from leansurgeon.measure.data.calibration import Calibration
@@ -86,8 +86,8 @@ def test_auto_takes_a_gpu_for_a_cut(asked, saved, tmp_path, monkeypatch):
     monkeypatch.setattr(guards, "calibrate_safely", look)
     said: list[str] = []
     with plugged_in(monkeypatch, count=3), pytest.raises(Asked) as found:
-        options = ShrinkOptions(out=tmp_path / "out", device=asked)
-        shrink(str(saved("vit")[0]), Wanted(layers="2"), Method(), options, said.append)
+        request = ShrinkRequest(source=str(saved("vit")[0]), layers=2, out=tmp_path / "out", device=asked)
+        shrink(request, said.append)
     assert found.value.args == ("cpu" if asked == "cpu" else "cuda:0",)
     assert any("on cuda:0" in line for line in said) is (asked != "cpu")
 

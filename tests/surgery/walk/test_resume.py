@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from leansurgeon.checkpoints.source import open_source
-from leansurgeon.commands.shrink import ShrinkOptions, shrink
+from leansurgeon.commands.shrink import ShrinkRequest, shrink
 from leansurgeon.errors import OutOfMemory, UsageError
 from leansurgeon.surgery import shrink as surgery
 from leansurgeon.surgery.plan.method import Method
@@ -133,7 +133,7 @@ def test_a_cut_on_own_samples_without_room_is_not_made_by_weights(saved, tmp_pat
 
     monkeypatch.setattr(guards, "calibrate_safely", full)
     with pytest.raises(OutOfMemory, match="ran out of memory"):
-        shrink(str(saved("vit")[0]), Wanted(layers="2"), Method(), ShrinkOptions(out=tmp_path / "out"), print)
+        shrink(ShrinkRequest(source=str(saved("vit")[0]), layers=2, out=tmp_path / "out"), print)
     assert not (tmp_path / "out").exists()
 
 

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from leansurgeon.cli.retrain import sigterm_as_exception
+from leansurgeon.cli.main import sigterm_as_exception
 from leansurgeon.errors import Stopped, Terminated
 from leansurgeon.search import outcome as search
 from leansurgeon.training.processes.signals import insisting, raising

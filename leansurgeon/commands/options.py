@@ -1,0 +1,147 @@
+"""Options that several commands share: their data, where they run, where a result goes."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BeforeValidator, ValidationInfo
+
+from leansurgeon.commands import in_memory
+from leansurgeon.errors import UsageError
+from leansurgeon.request import Access, Opt, Request
+
+
+def name_data(value: in_memory.Data | None, field: ValidationInfo) -> str | None:
+    """Data as the commands name it: texts, rows and paths in memory become a name."""
+    return in_memory.data(value, field.field_name or "data")
+
+
+def join_words(value: str | Sequence[str] | None) -> str | None:
+    """Several words as one text: ["a", "b"] becomes "a,b"."""
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return ",".join(f'"{word}"' if "," in str(word) else str(word) for word in value)
+    return value
+
+
+def spell_share(params: float | str | None) -> str | None:
+    """A number, or a share between 0 and 1, as text.
+
+    >>> spell_share(0.7), spell_share(60_000_000), spell_share("-30%")
+    ('70%', '60000000', '-30%')
+    """
+    return f"{100 * params:g}%" if isinstance(params, float) and 0 < params < 1 else params and str(params)
+
+
+def parse_seconds(value: float | str | None, field: ValidationInfo) -> float | None:
+    """`90s`, `5m`, `1h30` or a number as seconds. Raises `UsageError`."""
+    from leansurgeon.training.recipe.durations import clock_seconds
+
+    if value is None or isinstance(value, int | float):
+        return value
+    seconds = clock_seconds(value)
+    if seconds is None:
+        flag = f"--{(field.field_name or '').replace('_', '-')}"
+        raise UsageError(f"{flag} {value}: a time with its unit is needed, such as 90s or 5m.")
+    return seconds
+
+
+def spell_time(value: float | str | None) -> str | None:
+    """A time as a recipe has it: 90 is "90s"."""
+    return f"{value:g}s" if isinstance(value, int | float) else value
+
+
+def spell_path(value: str | os.PathLike[str] | None) -> str | None:
+    """A path as text."""
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
+
+
+def spell_changes(changes: Mapping[str, object] | Sequence[str]) -> tuple[str, ...]:
+    """Changed keys of a recipe as --set takes them.
+
+    >>> spell_changes({"train.optim.lr": 1e-3, "train.compile": False, "train.duration": "2st"})
+    ('train.optim.lr=0.001', 'train.compile=false', 'train.duration=2st')
+    """
+    if isinstance(changes, str):
+        return (changes,)
+    if not isinstance(changes, Mapping):
+        return tuple(changes)
+    return tuple(f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in changes.items())
+
+
+def list_seeds(value: int | str | Sequence[int]) -> tuple[int, ...]:
+    """`0,1,2` or numbers as seeds. Raises `UsageError`."""
+    if isinstance(value, int):
+        return (value,)
+    if not isinstance(value, str):
+        return tuple(value)
+    words = [word.strip() for word in value.split(",")]
+    if not all(word.isascii() and word.isdigit() for word in words):
+        raise UsageError(f"--seeds {value}: whole numbers from 0 on are needed, such as 0,1,2.")
+    seeds = tuple(map(int, words))
+    if len(set(seeds)) < len(seeds):
+        raise UsageError(f"--seeds {value} names a seed twice.")
+    return seeds
+
+
+Data = Annotated[str, BeforeValidator(name_data)]
+Seconds = Annotated[float, BeforeValidator(parse_seconds)]
+Seeds = Annotated[tuple[int, ...], BeforeValidator(list_seeds)]
+
+
+class ModelAccess(Access):
+    """A checkpoint that may have several towers."""
+
+    tower: Annotated[str | None, Opt("Part of a model with several: text, vision or audio.", "Shape")] = None
+
+
+class DataRequest(ModelAccess):
+    """Sample data, and how it is read."""
+
+    data: Annotated[
+        Data | None,
+        Opt(
+            "Your data: text files, a table, a folder of images, or task:NAME,key=value. Default: what a run was "
+            "trained on.",
+            "Data",
+            cli=str,
+        ),
+    ] = None
+    columns: Annotated[
+        str | None, Opt("What a table's columns are: text=COLUMN,label=COLUMN. By default their names say it.", "Data")
+    ] = None
+    classes: Annotated[
+        str | None,
+        BeforeValidator(join_words),
+        Opt(
+            "The data's classes in the order of the model's outputs, where names do not say it; new: other classes.",
+            "Data",
+            metavar="A,B,C",
+        ),
+    ] = None
+    skip_damaged: Annotated[bool, Opt("Leave out, and count, images that cannot be read.", "Data")] = False
+
+
+class DeviceRequest(Request):
+    """Where tensors are computed."""
+
+    device: Annotated[str, Opt("Where sample data is run: auto takes a GPU if there is one; cpu, cuda:1.")] = "auto"
+
+
+class PushRequest(Request):
+    """Whether the result goes to the hub."""
+
+    push: Annotated[str | None, Opt("Put the result on the hub, private if new.", "Output", metavar="ORG/NAME")] = None
+    public: Annotated[bool, Opt("With --push: for everybody to see.", "Output")] = False
+
+
+def check_folder_name(value: Path | None) -> Path | None:
+    """A folder for charts, refused before long work where it cannot be made. Raises `UsageError`."""
+    from leansurgeon.report.places import check_folder
+
+    if value is not None:
+        check_folder(value)
+    return value
