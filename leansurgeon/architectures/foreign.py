@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from leansurgeon.errors import LeanSurgeonError, UnsupportedModel, disk_is_full, memory_is_short
+from leansurgeon.errors import LeanSurgeonError, UnsupportedModel, disk_is_full, memory_is_short, quoted
 
 # What a rule such as `c["hidden_size"] // c["patch_size"]` raises for a value that is missing or of another kind.
 _UNFIT = (KeyError, TypeError, ValueError, AttributeError, ZeroDivisionError, IndexError, OverflowError)
@@ -45,6 +45,8 @@ def library_builds(what: str) -> Iterator[None]:
 
 def in_words(error: Exception) -> str:
     """What a library itself says of a config, where it is a sentence of its own and not one of Python or torch."""
+    if isinstance(error, KeyError) and error.args:
+        return f": it knows no {quoted(error.args[0])}"
     last = traceback.extract_tb(error.__traceback__)[-1].line or ""
     said = " ".join(str(error).split()).rstrip(".")
     of_library = isinstance(error, ValueError) and last.startswith("raise ") and " " in said and "Error" not in said
