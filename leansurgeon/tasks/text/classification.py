@@ -356,8 +356,8 @@ def _split(named: Mapping[str, Rows]) -> tuple[dict[str, Rows], disk.Info]:
     rows = Rows(*(None if column[0] is None else [*chain.from_iterable(column)] for column in columns))
     ids = np.array([*map(splits.hash_text, rows.texts, *([rows.pairs] if rows.pairs else []))], dtype=np.uint64)
     given = np.repeat([splits.SIDES.index(side) for side in named], [len(part.texts) for part in named.values()])
-    labels = [None if isinstance(label, float) else str(label) for label in rows.labels]
-    labels = None if None in labels else labels
+    labels = [" + ".join(label) or "none" if isinstance(label, tuple) else label for label in rows.labels]
+    labels = None if any(isinstance(label, float) for label in labels) else labels  # scores are no classes
     split = splits.split_by_content(ids, labels, given)
     parts = {
         side: Rows(*(column and [column[i] for i in chosen] for column in rows)) for side, chosen in split.rows.items()
