@@ -10,10 +10,12 @@ import pytest
 import torch
 from scipy import stats
 from sklearn import metrics
+from transformers import AutoTokenizer
 
 from leansurgeon import tasks
 from leansurgeon.errors import LeanSurgeonError, UsageError
 from leansurgeon.tasks.text import glue
+from tests.support.models.word_models import crammed_words
 
 NLI = ["entailment", "neutral", "contradiction"]
 
@@ -243,3 +245,32 @@ def test_missing_and_bad_files_are_one_sentence(tmp_path):
             (folder / f"{name}.tsv").write_text(content)
         with pytest.raises(UsageError, match=message):
             prepared(tmp_path / "cache", task="rte", data=str(tmp_path))
+
+
+@pytest.mark.parametrize("task", ["cola", "sst2", "rte"])
+def test_a_text_alone_is_paired_with_an_empty_one_where_the_tokenizer_marks_pairs_only(tmp_path, task):
+    """As Crammed BERT's own code does it, whose tokenizer has a `<cls>` in the template of pairs alone."""
+    crammed_words(tmp_path / "tokenizer")
+    made = prepared(
+        tmp_path / "cache", task=task, data=write_hub(tmp_path / "data", task), tokenizer=f"{tmp_path}/tokenizer"
+    )
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "tokenizer")
+    first, second = (
+        [row[place] for row in rows(task, "train")] if len(glue.KINDS[task].texts) > place else [""] * 24
+        for place in (0, 1)
+    )
+    batch = made.batch("train", np.arange(24), seed=0, epoch=0)
+    wanted = tokenizer(first, second)["input_ids"]
+    real = zip(batch["input_ids"], batch["attention_mask"], strict=True)
+    assert [ids[mask.bool()].tolist() for ids, mask in real] == wanted
+    assert (batch["input_ids"][:, 0] == tokenizer.cls_token_id).all()
+
+
+def test_an_encoder_whose_tokenizer_marks_no_text_is_refused(tmp_path):
+    crammed_words(tmp_path / "model", pair=False)
+    (tmp_path / "model" / "config.json").write_text('{"model_type": "bert"}')
+    task = tasks.make("glue", {"task": "sst2", "data": write_hub(tmp_path / "data", "sst2")})
+    with pytest.raises(UsageError, match=r"reads the token <cls>.*before no text"):
+        task.prepare(tmp_path / "cache", tmp_path / "model", workers=1, say=quiet)
+    (tmp_path / "model" / "config.json").write_text('{"model_type": "gpt2"}')  # reads the last token
+    task.prepare(tmp_path / "cache", tmp_path / "model", workers=1, say=quiet)

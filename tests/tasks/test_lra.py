@@ -224,6 +224,10 @@ def test_grey_pixels_are_those_of_tensorflow(tmp_path):
     images = np.concatenate([cifar_rows(name)[0] for name in NAMES]).reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
     parts = [everything(task, split)["input_ids"] for split in ("train", "eval", "test")]
     assert torch.equal(torch.cat(parts), torch.from_numpy(lra.grey(images).reshape(120, 1024).astype(np.int64)))
+    hidden = everything(task)  # id 0, black, as in every task of the authors' code
+    assert torch.equal(hidden["attention_mask"] == 1, hidden["input_ids"] > 0)
+    shown = prepared(tmp_path / "cache", "lra-image", data=str(task.options.data), mask_black=False)
+    assert set(everything(shown)) == {"input_ids", "labels"}
 
 
 class Harm:

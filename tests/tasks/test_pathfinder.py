@@ -6,11 +6,13 @@ import pickle
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from scipy import ndimage, stats
 
 from leansurgeon import tasks
 from leansurgeon.errors import UsageError
+from leansurgeon.models.nystromformer_lra import NystromformerLraConfig, NystromformerLraForSequenceClassification
 from leansurgeon.tasks.long_range import pathfinder_draw
 from leansurgeon.tasks.long_range.pathfinder_dashes import PAD, Style, ends
 from leansurgeon.tasks.long_range.pathfinder_draw import CONTOUR_LENGTH
@@ -147,3 +149,25 @@ def test_bad_files_are_one_sentence(tmp_path):
     (level / "metadata" / "0.npy").write_text("imgs/0 sample_1.png 1\n")
     with pytest.raises(UsageError, match=r"\b0\b.*\b1\b"):
         prepared(tmp_path / "cache", data=str(level))
+
+
+def test_black_pixels_are_hidden_as_in_the_authors_code(tmp_path):
+    """With them hidden it makes no difference how the embedding shows black; without, it does."""
+    torch.manual_seed(0)
+    config = NystromformerLraConfig(
+        vocab_size=256, hidden_size=16, num_attention_heads=2, head_dim=8, intermediate_size=16, num_hidden_layers=1,
+        num_landmarks=32, max_position_embeddings=1024, num_labels=2,
+    )  # fmt: skip
+    model = NystromformerLraForSequenceClassification(config).eval()
+    moved = {}
+    for hidden in (True, False):
+        task = prepared(tmp_path, difficulty="easy", samples=10, **({} if hidden else {"mask_black": False}))
+        batch = task.batch("train", np.arange(4), seed=0, epoch=0)
+        assert ("attention_mask" in batch) == hidden and (batch["input_ids"] == 0).any()
+        labels = batch.pop("labels")
+        assert len(labels) == 4
+        with torch.no_grad():
+            before = model(**batch).logits
+            model.get_input_embeddings().weight[0] += torch.randn(16)
+            moved[hidden] = float((model(**batch).logits - before).abs().max())
+    assert moved[True] < 1e-6 < 1e-3 < moved[False]

@@ -17,6 +17,7 @@ from leansurgeon import tasks
 from leansurgeon.errors import UsageError
 from leansurgeon.reading import tables
 from leansurgeon.tasks.text import vocab
+from tests.support.models.word_models import crammed_words
 
 ROWS = [
     {"text": f'row {i}, "quoted"\nand a second line' + " word" * (i % 7), "other": f"pair {i}", "label": 3 * (i % 3)}
@@ -177,3 +178,13 @@ def test_quotation_marks_mean_themselves_between_tabs(tmp_path):
     lines = "".join("\t".join(row) + "\r\n" for row in [["text", "label"], *rows])
     (tmp_path / "reviews.tsv").write_text(lines, newline="")
     assert [row for _, row in tables.read(tmp_path / "reviews.tsv", ["text", "label"])] == rows
+
+
+def test_a_tokenizer_that_marks_pairs_alone_reads_a_text_with_an_empty_one(tmp_path):
+    crammed_words(tmp_path / "tokenizer")
+    table = tmp_path / "rows.csv"
+    table.write_text("text,label\n" + "".join(f"w{i} w{i + 1},{i % 2}\n" for i in range(40)))
+    task = tasks.make("text-classification", {"train": str(table), "tokenizer": f"{tmp_path}/tokenizer", "seq_len": 16})
+    task.prepare(tmp_path / "cache", None, workers=1, say=lambda line: None)
+    ids = task.batch("train", np.arange(task.size("train")), seed=0, epoch=0)["input_ids"]
+    assert ids[:, :1].unique().tolist() == [2] and (ids[:, 3:5] == 3).all()  # <cls> w w <sep> <sep>

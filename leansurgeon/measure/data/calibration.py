@@ -348,7 +348,9 @@ def tokenised(texts: list[str], tokenizer: PreTrainedTokenizerBase, source: Sour
     only = only_length(source)
     how = {"padding": "max_length", "max_length": only} if only else {"padding": True}
     prompt = default_prompt(source.folder)
-    whole = tokenizer([prompt + text for text in texts], truncation=True, max_length=text_length(source))
+    second = vocab.second_text(tokenizer)
+    pairs = None if second is None else [second] * len(texts)
+    whole = tokenizer([prompt + text for text in texts], pairs, truncation=True, max_length=text_length(source))
     # A model without a table of token types may add them as if they were words.
     typed = source.architecture.flat(source.config).get("type_vocab_size")
     keys = [key for key in whole if typed or key != "token_type_ids"]

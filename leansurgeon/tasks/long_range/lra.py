@@ -22,6 +22,7 @@ from leansurgeon.tasks import base, hub, ragged
 from leansurgeon.tasks import cache as disk
 from leansurgeon.tasks.images import cifar10
 from leansurgeon.tasks.images import places as image_places
+from leansurgeon.tasks.long_range.pathfinder import pixels_as_tokens
 from leansurgeon.tasks.text import vocab
 
 if TYPE_CHECKING:
@@ -69,9 +70,10 @@ class TextOptions(BytesOptions):
 
 
 class ImageOptions(base.Options):
-    """`data`: as that of `cifar10`."""
+    """`data`: as that of `cifar10`; `mask_black` as that of `pathfinder`."""
 
     data: str = cifar10.HUB
+    mask_black: bool = True
     train_samples: int | None = Field(None, ge=1)
     eval_samples: int | None = Field(None, ge=1)
 
@@ -200,16 +202,13 @@ class LraImage(_Sequences):
         self._check_limits(f"Task '{self.name}'", "samples")
 
     def batch(self, split: str, indices: np.ndarray, *, seed: int, epoch: int) -> base.Batch:
-        """`input_ids` and `attention_mask` (B, T), of both texts where a sample has two, and `labels` (B,)."""
-        import torch
-
+        """`input_ids` (B, 1024) and `labels` (B,); `attention_mask` is 0 at black pixels."""
         rows = self._indices(split, indices)
         if split == "eval":
             rows = rows + self._info["sizes"]["train"]
         stored = "eval" if split == "test" else "train"
-        input_ids = grey(self._array(f"{stored}-images")[rows]).reshape(len(rows), -1).astype(np.int64)
-        labels = self._array(f"{stored}-labels")[rows].astype(np.int64)
-        return {"input_ids": torch.from_numpy(input_ids), "labels": torch.from_numpy(labels)}
+        grey_BT = grey(self._array(f"{stored}-images")[rows]).reshape(len(rows), -1)
+        return pixels_as_tokens(grey_BT, self._array(f"{stored}-labels")[rows], self.options.mask_black)
 
     def model_overrides(self) -> base.Overrides:
         """The number of classes, and of bytes with the padding where the input is text."""

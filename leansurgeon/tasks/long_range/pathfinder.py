@@ -42,12 +42,14 @@ _HINT = (
 class Options(base.Options):
     """`data`: `generated`, or the published folder (of Pathfinder-32, or of the level in it). `samples` is the number
     of images to make; 80 % are for training, 10 % for evaluation, 10 % for a test. `seed` is that of the data.
+    `mask_black` hides black pixels from the attention, as the code of the Nystromformer authors does for every id 0.
     """
 
     data: str = GENERATED
     difficulty: Literal["easy", "intermediate", "hard"] = "hard"
     samples: int = Field(200_000, ge=10)
     seed: int = Field(0, ge=0)
+    mask_black: bool = True
 
 
 class Pathfinder(base.Task):
@@ -79,16 +81,23 @@ class Pathfinder(base.Task):
         self._open(disk.entry(cache, "pathfinder", key, lambda f: _read(f, folder, lists, o.seed, say)))
 
     def batch(self, split: str, indices: np.ndarray, *, seed: int, epoch: int) -> base.Batch:
-        """`input_ids` (B, 1024), a grey level for each pixel, and `labels` (B,)."""
-        import torch
-
+        """`input_ids` (B, 1024), a grey level for each pixel, and `labels` (B,); `attention_mask` is 0 at black."""
         rows = self._indices(split, indices) + self._info["first"][split]
-        input_ids = torch.from_numpy(self._array("images")[rows].astype(np.int64))
-        return {"input_ids": input_ids, "labels": torch.from_numpy(self._array("labels")[rows].astype(np.int64))}
+        return pixels_as_tokens(self._array("images")[rows], self._array("labels")[rows], self.options.mask_black)
 
     def model_overrides(self) -> base.Overrides:
         """Two classes, 256 grey levels."""
         return {"num_labels": 2, "vocab_size": 256}
+
+
+def pixels_as_tokens(grey_BT: np.ndarray, labels_B: np.ndarray, mask_black: bool) -> base.Batch:
+    """Grey values as `input_ids` (B, T), with an `attention_mask` that is 0 at black ones where these are hidden."""
+    import torch
+
+    batch = {"input_ids": torch.from_numpy(grey_BT.astype(np.int64))}
+    if mask_black:
+        batch["attention_mask"] = (batch["input_ids"] != 0).long()
+    return batch | {"labels": torch.from_numpy(labels_B.astype(np.int64))}
 
 
 def _split(total: int) -> disk.Info:

@@ -131,6 +131,19 @@ class TextClassification(Tokenized):
             self._stored_classes = classes.StoredClasses(self._info["labels"], stored, o.class_names)
         self.source = ", ".join(path.name for paths in files.values() for path in paths)
 
+    @property
+    def _paired(self) -> bool:
+        """Whether a sample is a pair of texts."""
+        return self.options.text_pair is not None
+
+    def _tokenizer_key(self, model_dir: Path | None) -> dict[str, Any]:
+        """Also what is put behind texts that stand alone, where anything is."""
+        key, kind = super()._tokenizer_key(model_dir), self.options.tokenizer
+        if self._paired or kind in vocab.KINDS[1:] or kind.startswith(vocab.HUB):
+            return key
+        second = vocab.second_text(vocab.make(kind, None, (), model_dir))
+        return key if second is None else key | {"second": second}
+
     def _pad_of(self, model_dir: Path | None) -> int | None:
         """The token by which the model finds the end of a text, where it says one and reads by its own tokenizer."""
         return vocab.said_in(model_dir, "config.json", "pad_token_id") if self.options.tokenizer == "model" else None
@@ -139,8 +152,10 @@ class TextClassification(Tokenized):
         """Write tokens and labels of every split; what `batch` has to know of them."""
         tokenizer = self._make_tokenizer(folder, rows["train"].texts + (rows["train"].pairs or []), model_dir)
         most = vocab.said_in(model_dir, "config.json", "vocab_size") if self.options.tokenizer == "model" else None
-        marked, cut = [], 0
+        reads = model_dir if self.options.tokenizer == "model" and self.head == "sequence-classification" else None
+        marked, cut, second = [], 0, None if self._paired else vocab.second_text(tokenizer, reads)
         for split, (texts, pairs, labels) in rows.items():
+            pairs = pairs if second is None else [second] * len(texts)
             kinds, longer = store_tokens(folder, split, texts, pairs, tokenizer, self.options.seq_len)
             marked, cut = [*marked, kinds], cut + longer
             np.save(folder / f"{split}-labels.npy", labels)

@@ -112,6 +112,10 @@ class Glue(TextClassification):
         self.kind = KINDS[options.task]
         self.metric = self.kind.metric
 
+    @property
+    def _paired(self) -> bool:
+        return len(self.kind.texts) == 2
+
     def prepare(self, cache: Path, model_dir: Path | None, *, workers: int, say: Callable[[str], None]) -> None:
         """Read and tokenise the published files of one task into the cache once."""
         o = self.options

@@ -50,6 +50,7 @@ class Sentences(classification.TextClassification):
     head = "features"
     metric = base.Metric("cosine", "cosine to the source", higher_is_better=True, percent=False)
     Options = Options
+    _paired = False
 
     def prepare(self, cache: Path, model_dir: Path | None, *, workers: int, say: Callable[[str], None]) -> None:
         o = self.options

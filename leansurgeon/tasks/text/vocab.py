@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 KINDS = ("model", "char", "byte", "bpe", "wordpiece")
-_HUB = "hub:"
+HUB = "hub:"
 
 
 def _known(value: str) -> str:
     """`model`, an own kind, or another tokenizer: the folder that it was saved in, or `hub:NAME`."""
-    if value in KINDS or value.startswith(_HUB) or "/" in value:
+    if value in KINDS or value.startswith(HUB) or "/" in value:
         return value
     raise ValueError(f"must be one of {', '.join(map(repr, KINDS))}, a folder (with a '/'), or hub:NAME")
 
@@ -46,7 +46,7 @@ def key_of(kind: str, vocab_size: int | None, model_dir: Path | None) -> dict[st
 
     Raises UsageError when the model's own tokenizer is asked for and its folder has none.
     """
-    if kind.startswith(_HUB):
+    if kind.startswith(HUB):
         return {"kind": kind}
     if kind not in KINDS:
         return {"kind": "folder", "form": 2, "files": _digests(in_home(kind))}
@@ -75,8 +75,8 @@ def make(
     """
     if kind == "model":
         return load(model_dir)
-    if kind.startswith(_HUB):
-        return _from_hub(kind.removeprefix(_HUB))
+    if kind.startswith(HUB):
+        return _from_hub(kind.removeprefix(HUB))
     if kind not in KINDS:
         return load(in_home(kind))
     from tokenizers import processors
@@ -141,6 +141,33 @@ def beginning(tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """
     begin = tokenizer.bos_token_id
     return [begin] if begin is not None and tokenizer("a", verbose=False)["input_ids"][:1] == [begin] else []
+
+
+def second_text(tokenizer: PreTrainedTokenizerBase, model_dir: Path | None = None) -> str | None:
+    """What stands behind a text alone: an empty text where only then the tokenizer puts its [CLS] before it (Crammed
+    BERT's, whose authors do the same); None where it needs nothing. Raises UsageError where no text gets a [CLS] and
+    the model in `model_dir` is an encoder, whose head reads it.
+    """
+    if tokenizer.cls_token_id is None:
+        return None
+    # In lists, since the library takes an empty text that is not in one for none.
+    alone, paired = (tokenizer(["a"], second, verbose=False)["input_ids"][0] for second in (None, [""]))
+    if tokenizer.cls_token_id in alone:
+        return None
+    if tokenizer.cls_token_id in paired:
+        return ""
+    if model_dir is not None:
+        from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES as ENCODERS
+
+        config = jsonfile.read_object_if_whole(model_dir / "config.json") or {}
+        averaged = config.get("is_encoder_decoder") or config.get("classifier_pooling") == "mean"
+        if config.get("model_type") in (*ENCODERS, "crammed_bert") and not averaged:
+            raise UsageError(
+                f"The model's head reads the token {tokenizer.cls_token}, and the tokenizer puts it before no text.",
+                "Give tokenizer.json a post_processor (TemplateProcessing) that does, or choose a tokenizer of the "
+                "task's own: --set task.tokenizer=wordpiece --set train.new_tokenizer=true.",
+            )
+    return None
 
 
 def pad_id(tokenizer: PreTrainedTokenizerBase, of_model: int | None, rows: int | None = None) -> int:

@@ -32,3 +32,21 @@ def sentence_encoder(saved, folder: Path, sentences: int) -> tuple[Path, Path]:
     text = folder / "text.txt"
     text.write_text("\n".join(" ".join(rng.choice(WORDS, rng.integers(8, 31))) for _ in range(sentences)))
     return model_folder, text
+
+
+def crammed_words(folder: Path, *, pair: bool = True) -> None:
+    """A tokenizer with the templates of Crammed BERT's: `<cls>` and `<sep>` for pairs alone (or for nothing)."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    names = ("pad", "unk", "cls", "sep", "mask")
+    vocabulary = {word: i for i, word in enumerate([*(f"<{name}>" for name in names), *WORDS])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="$A",
+        pair="<cls>:0 $A:0 <sep>:0 $B:0 <sep>:0" if pair else "$A $B",
+        special_tokens=[("<cls>", 2), ("<sep>", 3)],
+    )
+    special = {f"{name}_token": f"<{name}>" for name in names}
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(folder)
