@@ -119,7 +119,7 @@ def measures_seconds(run: Run) -> float | None:
 def measured(run: Run) -> tuple[float, float]:
     """Seconds of an optimizer step and of a sample in evaluation, on this process."""
     train, accelerator, size = run.recipe.train, run.trainer.accelerator, run.task.size("train")
-    _, indices = order.global_batch(train.seed, 0, size, run.plan.batch)
+    _, indices = order.global_batch(train.order_seed, 0, size, run.plan.batch)
     rows = order.micro_batches(indices[: run.plan.group], run.plan.processes, accelerator.process_index, run.plan.micro)
     # A quarter of a micro batch tells as much on a CPU, which has no lanes to fill.
     parts = 4 if accelerator.device.type == "cpu" and run.plan.micro >= 8 and run.plan.micro % 8 == 0 else 1

@@ -264,7 +264,7 @@ def _fit(run: Run) -> None:
     train, accelerator = run.recipe.train, run.trainer.accelerator
 
     def batch(scheme: plan.Plan) -> Batch:
-        _, indices = order.global_batch(train.seed, 0, run.task.size("train"), scheme.batch)
+        _, indices = order.global_batch(train.order_seed, 0, run.task.size("train"), scheme.batch)
         rows = order.micro_batches(indices[: scheme.group], scheme.processes, accelerator.process_index, scheme.micro)
         made = to_device(run.task.batch("train", rows[0], seed=train.seed, epoch=0), accelerator.device)
         return run.trainer.mixing(made, 0, 0) if run.trainer.mixing else made
@@ -276,7 +276,7 @@ def _fit(run: Run) -> None:
     run.trainer.pace.plan = run.plan
     run.peak_flops = flops.peak(engine.device_name(accelerator), train.precision)
     if run.peak_flops:
-        some = order.epoch_order(train.seed, 0, run.task.size("train"))[: run.plan.micro]
+        some = order.epoch_order(train.order_seed, 0, run.task.size("train"))[: run.plan.micro]
         first = run.task.batch("train", some, seed=0, epoch=0)
         run.flops_per_sample = flops.of_training(
             run.twin or run.loaded, run.task, first, sparse_prediction=train.sparse_prediction

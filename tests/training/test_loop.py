@@ -71,6 +71,19 @@ def test_losses_equal_those_of_a_bare_loop(tmp_path):
     assert summary["steps"] == 8 and summary["epochs"] == 2 and summary["seed"] == 3
 
 
+def test_rows_are_read_as_stored_where_the_recipe_says_so(tmp_path):
+    """As the rows of the Pile by its authors, whose order is a curriculum: in every epoch."""
+    read = []
+
+    class Watched(Words):
+        def batch(self, split, indices, **chance):
+            read.extend(indices.tolist() if split == "train" else ())
+            return super().batch(split, indices, **chance)
+
+    summary, _ = _run(tmp_path, task=Watched(), order="as-stored", batch=16, micro_batch=8, duration="2ep")
+    assert summary["steps"] == 8 and read[-128:] == [*range(64)] * 2
+
+
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_accumulation_changes_nothing_though_token_counts_differ(tmp_path, precision):
     tolerance = 1e-5 if precision == "fp32" else 3e-2

@@ -40,9 +40,9 @@ def train_batches(
     """For every optimizer step from `start`: the micro batches of process `rank`, on the device."""
 
     def rows() -> Iterator[tuple[int, np.ndarray]]:
-        size = task.size("train")
+        size, ordered_by = task.size("train"), None if plan.train.order == "as-stored" else seed
         for step in range(start, plan.steps):
-            for epoch, indices in order.groups(seed, plan.position(step), plan.batch_at(step), size, plan.group):
+            for epoch, indices in order.groups(ordered_by, plan.position(step), plan.batch_at(step), size, plan.group):
                 for row in order.micro_batches(indices, plan.processes, rank, plan.micro):
                     yield epoch, row
 

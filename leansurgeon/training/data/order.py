@@ -16,20 +16,24 @@ _ORDER, _DROPOUT, _MIXING = 1, 2, 3  # names of independent streams of random nu
 
 
 @lru_cache(maxsize=2)
-def epoch_order(seed: int, epoch: int, size: int) -> np.ndarray:
-    """All indices below `size`, shuffled: `(size,)` int64, read-only; the same on every machine."""
-    order = np.random.Generator(np.random.PCG64([_ORDER, seed, epoch])).permutation(size)
+def epoch_order(seed: int | None, epoch: int, size: int) -> np.ndarray:
+    """All indices below `size`, shuffled: `(size,)` int64, read-only; the same on every machine. None for the seed
+    leaves them as they are.
+    """
+    order = np.arange(size)
+    if seed is not None:
+        order = np.random.Generator(np.random.PCG64([_ORDER, seed, epoch])).permutation(size)
     order.setflags(write=False)
     return order
 
 
-def global_batch(seed: int, step: int, size: int, batch: int) -> tuple[int, np.ndarray]:
+def global_batch(seed: int | None, step: int, size: int, batch: int) -> tuple[int, np.ndarray]:
     """Epoch and sample indices `(batch,)` of optimizer step `step` (from 0). An epoch's ragged tail is left out."""
     epoch, place = divmod(step, size // batch)
     return epoch, epoch_order(seed, epoch, size)[place * batch : (place + 1) * batch]
 
 
-def groups(seed: int, position: int, samples: int, size: int, group: int) -> list[tuple[int, np.ndarray]]:
+def groups(seed: int | None, position: int, samples: int, size: int, group: int) -> list[tuple[int, np.ndarray]]:
     """Epoch and sample indices `(group,)` of `samples` samples from `position` on, counted over all epochs.
 
     With group = samples = batch and position = step * batch this is `global_batch`.

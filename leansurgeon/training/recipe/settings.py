@@ -199,6 +199,7 @@ class Train(Strict):
     log_every: int = Field(default=10, ge=1)  # optimizer steps between two looks at the loss (each is one host sync)
     trackers: tuple[Literal["tensorboard", "trackio", "wandb"], ...] = ()  # besides metrics.jsonl
     seed: Seed = 0
+    order: Literal["shuffled", "as-stored"] = "shuffled"  # of the training data: anew in every epoch, or never
 
     @model_validator(mode="after")
     def _numbers_fit(self) -> Train:
@@ -221,6 +222,11 @@ class Train(Strict):
         if isinstance(warmup, str) and (parse_duration(warmup).seconds is not None) != timed:
             raise ValueError(f"schedule.warmup {warmup} and duration {self.duration} must both be times, or neither")
         return self
+
+    @property
+    def order_seed(self) -> int | None:
+        """What the order of the training data follows from; None where it is that of the data."""
+        return self.seed if self.order == "shuffled" else None
 
     @property
     def mixes(self) -> bool:
