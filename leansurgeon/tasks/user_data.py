@@ -67,6 +67,7 @@ _ID = re.compile(r"(^|[^a-z])(ids?|idx|index|uuid|guid|key|url|link|date|time|ti
 _IMAGE_COLUMNS = ("image", "img", "jpg")
 _SAMPLE = 200  # rows that are looked at where names of columns say nothing
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(/[\w.-]+)?")
+ABOUT = ("readme", "license", "licence")  # files that say what data is, and are none
 _DEPTH = 3  # folders below the given one that are looked through for its kind
 
 
@@ -154,10 +155,10 @@ def _of_files(files: list[Path], spec: str, words: list[str] | None = None, root
         return UserData("classes", spec, (spec,))
     if len(files) == 1 and image_places.image_column(files[0]):
         return UserData("classes", spec, (str(files[0]),), tables.columns(files[0]))
-    tabular = all(map(tables.is_table, files))
-    parts = image_places.parts_by_name(files, root, mixed=tabular)
-    train, more = parts.get("train", files), {}
-    if len(parts) > 1 and parts.get("train"):
+    parts, more = parts_of(files, root), {}
+    train = parts.get("train", files)
+    tabular = all(map(tables.is_table, train))
+    if parts:
         words = [str(file) for file in train]
         more = {f"{part}_names": tuple(map(str, parts.get(part, ()))) for part in ("eval", "test")}
     if not tabular:
@@ -166,6 +167,17 @@ def _of_files(files: list[Path], spec: str, words: list[str] | None = None, root
     if train[0].suffix.lower() == ".parquet" and any(name in columns for name in _IMAGE_COLUMNS):
         return UserData("classes", spec, (spec,), columns)
     return UserData("table", spec, tuple(words if words and root is None else map(str, train)), columns, **more)
+
+
+def parts_of(files: Sequence[Path], root: Path | None = None) -> dict[str, list[Path]]:
+    """Files by the part that their names say, or those of the folders between them and `root`; empty where they do not
+    say "train" and another. Where tables and text files both say it, the data is there twice, and tables are taken.
+    """
+    tabular = [file for file in files if tables.is_table(file)]
+    text = [file for file in files if file not in tabular and file.stem.lower() not in ABOUT]
+    parted = [image_places.parts_by_name(some, root, mixed=some is tabular) for some in (tabular, text) if some]
+    parts = parted[0] if all(parted) and parted else {}
+    return parts if len(parts) > 1 and "train" in parts else {}
 
 
 def _of_hub(spec: str) -> UserData:

@@ -22,6 +22,8 @@ from leansurgeon import tasks
 from leansurgeon.errors import LeanSurgeonError, UsageError
 from leansurgeon.tasks.text import files as text_files
 from leansurgeon.tasks.text import vocab
+from leansurgeon.training.recipe.reading import load
+from tests.support.models.word_models import crammed_words
 
 TEXT = text_files.PACKAGED["austen"].read_text(encoding="utf-8")
 KINDS = ("char", "byte", "bpe", "wordpiece")
@@ -320,6 +322,58 @@ def test_rows_of_tables_are_documents(tmp_path, suffix):
     other = write_stories(tmp_path / f"held{suffix}", STORIES[:5])
     held = prepared(tmp_path / "cache", "masked-lm", data=data, eval_data=other, tokenizer="wordpiece", seq_len=16)
     assert len(tokens_of(held, "train")) > 5 * len(tokens_of(held, "eval"))
+
+
+def write_tiny_stories(root, kinds) -> str:
+    """The files of hub:roneneldan/TinyStories: parquet by part, or the text files beside them, or both."""
+    (root / "data").mkdir(parents=True)
+    (root / "README.md").write_text("# A card\n\nof the data set.\n")
+    for part, long, rows in (("train", "train", STORIES[:40]), ("validation", "valid", STORIES[40:])):
+        if "parquet" in kinds:
+            write_stories(root / "data" / f"{part}-00000-of-00001-2d5a1467fff1081b.parquet", rows)
+        if "txt" in kinds:
+            (root / f"TinyStories-{long}.txt").write_text("".join(f"{row}\n<|endoftext|>\n" for row in rows))
+    return str(root)
+
+
+@pytest.mark.parametrize("kinds", [("parquet",), ("txt",), ("parquet", "txt")])
+def test_the_files_of_tiny_stories_are_used_each_for_its_part(tmp_path, kinds):
+    """Under --debug, which asks for no number of stories, as with one."""
+    data = write_tiny_stories(tmp_path / "TinyStories", kinds)
+
+    def read(*sets):
+        recipe = load("tinystories-gpt", (f"task.data={data}", "task.seq_len=8", *sets), debug=True)
+        task = tasks.make(recipe.task.name, recipe.task.options)
+        task.prepare(tmp_path / "cache", None, workers=1, say=quiet)
+        texts = {split: task.tokenizer().decode(tokens_of(task, split)) for split in task.splits}
+        return {split: {int(number) for number in re.findall(r"story (\d+)", text)} for split, text in texts.items()}
+
+    held = read()  # a fraction of the training stories, the last of them
+    assert held["train"] | held["eval"] == {*range(40)}
+    assert read("task.documents=12", "task.eval_fraction=0.25") == {"train": {*range(9)}, "eval": {9, 10, 11}}
+    parts = read("task.eval_fraction=null")
+    assert parts["eval"] == {*range(40, 50)} and parts["train"] | parts["test"] == {*range(40)}
+
+
+def test_documents_of_a_text_are_counted_by_their_marks(tmp_path):
+    (tmp_path / "a.txt").write_text("no marks\n" * 50)
+    with pytest.raises(UsageError, match=r"`documents`.*<\|endoftext\|>.*a\.txt has no"):
+        prepared(tmp_path / "cache", data=str(tmp_path / "a.txt"), documents=5)
+
+
+def test_a_tokenizer_that_names_no_mask_token_is_told_before_the_work(tmp_path):
+    crammed_words(tmp_path / "tokenizer")
+    for name in ("tokenizer_config.json", "special_tokens_map.json"):
+        (tmp_path / "tokenizer" / name).unlink(missing_ok=True)
+    told = []
+    task = tasks.make("masked-lm", {"tokenizer": f"{tmp_path}/tokenizer", "seq_len": 16})
+    with pytest.raises(UsageError, match="mask token") as refused:
+        task.prepare(tmp_path / "cache", None, workers=1, say=told.append)
+    assert "copy them" in refused.value.hint and "tokenizer_config.json" in refused.value.hint
+    assert not [*(tmp_path / "cache").glob("text-*")]
+    crammed_words(tmp_path / "tokenizer")  # as advised
+    task.prepare(tmp_path / "cache", None, workers=1, say=told.append)
+    assert task.tokenizer().mask_token == "<mask>"
 
 
 def test_token_ids_pass_as_they_are(tmp_path):

@@ -82,7 +82,7 @@ class Corpus:
         """The different sentences of text files, and all texts that stand in the cells of tables, whole."""
         unique: dict[str, None] = {}
         for path in self.files:
-            if not tables.is_table(path):
+            if not self.has_rows(path):
                 unique.update(dict.fromkeys(sentences(text_files.read(path))))
         for cells, where in islice(self._cells(), self.first):
             unique.update(dict.fromkeys(text.strip() for text in user_data.texts_in(cells, where)))
@@ -96,13 +96,22 @@ class Corpus:
             if before and answer:
                 yield before, answer
 
+    def has_rows(self, path: Path) -> bool:
+        """Whether a file is read by rows: a table, or a text of which only the first documents are wanted."""
+        return self.first is not None or tables.is_table(path)
+
+    def _rows_of(self, path: Path, columns: list[str]) -> Iterator[tuple[int, list[Any]]]:
+        if tables.is_table(path):
+            return tables.read(path, columns)
+        return ((number, [text]) for number, text in enumerate(text_files.documents(path), start=1))
+
     def _cells(self) -> Iterator[tuple[list[Any], str]]:
         """The cells of every row of all tables that has any, and where it stands."""
         columns, self.counted["rows"], self.counted["empty"] = list(self.columns), 0, 0
         if self.rows is not None:
             read = [(self.names[0], hub.rows(self.rows, columns, self.names[0]))]
         else:
-            read = ((path, tables.read(path, columns)) for path in self.files if tables.is_table(path))
+            read = ((path, self._rows_of(path, columns)) for path in self.files if self.has_rows(path))
         for place, rows in read:
             for number, cells in rows:
                 empty = all(map(user_data.is_empty, cells))
@@ -122,7 +131,7 @@ class _Part:
 
     def __iter__(self) -> Iterator[Document]:
         corpus = self.corpus
-        plain = [path for path in corpus.files if not tables.is_table(path)]
+        plain = [path for path in corpus.files if not corpus.has_rows(path)]
         for path in plain:
             text = text_files.read(path)
             part = text if self.held is None else text_files.cut(text, self.held)[self.last]
@@ -223,18 +232,23 @@ def find(
             raise UsageError(f"A data set of the hub stands alone, and {len(listed)} names are given.")
         name, config = hub.parse(listed[0])
         return Corpus((), hub.load(name, config, split, by_hand=BY_HAND), read, first, chat, render)
-    files = tuple(text_files.find(listed))
-    if first is not None and not all(map(tables.is_table, files)):
-        raise UsageError("The option `documents` counts rows of tables, and a text file has none.")
-    return Corpus(files, None, read, first, chat, render)
+    return Corpus(tuple(text_files.find(listed)), None, read, first, chat, render)
 
 
 def find_named(options: Any, **how: Any) -> dict[str, Corpus]:
     """The corpora of a language task by the sides that its options name: `data`, `eval_data`, `test_data`; `how` is
     passed on to `find`.
     """
-    corpora = {"train": find(options.data, options.text, first=options.documents, **how)}
-    for side, names, split in (("eval", options.eval_data, "validation"), ("test", options.test_data, "test")):
+    named = {"train": options.data, "eval": options.eval_data, "test": options.test_data}
+    listed = [options.data] if isinstance(options.data, str) else options.data
+    if not any(hub.parse(name) or name in text_files.PACKAGED or Path(name).expanduser().is_file() for name in listed):
+        root = Path(listed[0]).expanduser()
+        parts = user_data.parts_of(text_files.find(listed), root if len(listed) == 1 and root.is_dir() else None)
+        if getattr(options, "eval_fraction", None):
+            parts = {"train": parts["train"]} if parts else {}
+        named |= {part: [*map(str, files)] for part, files in parts.items() if part == "train" or named[part] is None}
+    corpora = {"train": find(named["train"], options.text, first=options.documents, **how)}
+    for side, names, split in (("eval", named["eval"], "validation"), ("test", named["test"], "test")):
         if names is not None:
             corpora[side] = find(names, options.text, split=split, **how)
     return corpora

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import glob
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from leansurgeon.errors import UsageError
@@ -12,6 +12,7 @@ from leansurgeon.reading.files import in_home
 
 LARGEST = 4_000_000_000  # bytes; it is read at once
 SUFFIXES = (".txt", ".text", ".md", ".rst")  # what is text in a folder; a file that is named may be called anything
+END = "<|endoftext|>"  # a line between two documents
 PACKAGED = {"austen": Path(__file__).parent.parent / "data" / "persuasion.txt"}
 
 
@@ -61,6 +62,26 @@ def read(path: Path) -> str:
     if not text.strip():
         raise UsageError(f"{path} holds no text.")
     return text
+
+
+def documents(path: Path) -> Iterator[str]:
+    """The documents of a text file in which a line `END` stands behind each, as in those of TinyStories; no more is
+    read than is asked for. Raises UsageError for a file without such a line.
+    """
+    part, ended = [], False
+    for line in tables.lines(path):
+        if line.strip() != END:
+            part.append(line)
+            continue
+        yield "".join(part).strip()
+        part, ended = [], True
+    if not ended:
+        raise UsageError(
+            f"The option `documents` counts rows of tables and documents that a line {END} ends, and {path} has no "
+            "such line."
+        )
+    if rest := "".join(part).strip():
+        yield rest
 
 
 def cut(text: str, last: float) -> tuple[str, str]:

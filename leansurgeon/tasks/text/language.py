@@ -38,9 +38,11 @@ class Options(base.Options):
     `text`, or a data set of the hub (`hub:roneneldan/TinyStories`; `eval_data` then takes its split "validation",
     `test_data` its "test"). What is not named is cut from `data` by content; with `eval_fraction` the last part of each
     text file, and of the rows of tables, is for evaluation instead, and nothing for a test. `documents`: use only so
-    many rows of `data`, the first. Several columns of texts are read one below the other, or, with `chat`, as what a
-    user says and an assistant answers. A column of lists is taken as token ids of the chosen tokenizer, or as a chat;
-    chats are written by the template of a tokenizer that has one.
+    many rows of `data`, the first; of text files so many of the documents that lines `<|endoftext|>` end. Of a folder
+    or a glob whose files are named after parts (train, validation, test) each is used for its part. Several columns of
+    texts are read one below the other, or, with `chat`, as what a user says and an assistant answers. A column of lists
+    is taken as token ids of the chosen tokenizer, or as a chat; chats are written by the template of a tokenizer that
+    has one.
 
     `vocab_size`: for bpe and wordpiece the size to train (4096), for char and byte the rows of the embedding, if more
     than tokens.
@@ -192,14 +194,24 @@ class MaskedLM(CausalLM):
     def prepare(self, cache: Path, model_dir: Path | None, *, workers: int, say: Callable[[str], None]) -> None:
         """Tokenise the documents and pack them into one long array in the cache once."""
         super().prepare(cache, model_dir, workers=workers, say=say)
-        tokenizer = self.tokenizer()
-        if tokenizer.mask_token_id is None:
-            raise UsageError(
-                "Task 'masked-lm' needs a tokenizer with a mask token, and the model's has none.",
-                "Choose a tokenizer of the task's own: char, byte, bpe or wordpiece.",
-            )
+        tokenizer = self._with_mask(self.tokenizer())
         self._mask_id, self._special = tokenizer.mask_token_id, np.zeros(len(tokenizer), dtype=bool)
         self._special[tokenizer.all_special_ids] = True
+
+    def _make_tokenizer(self, folder: Path, texts: Iterable[str], model_dir: Path | None) -> PreTrainedTokenizerBase:
+        return self._with_mask(super()._make_tokenizer(folder, texts, model_dir))  # before all is tokenised with it
+
+    def _with_mask(self, tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
+        if tokenizer.mask_token_id is not None:
+            return tokenizer
+        kind, hint = self.options.tokenizer, "Choose a tokenizer of the task's own: char, byte, bpe or wordpiece."
+        if "/" in kind and not (Path(kind).expanduser() / "tokenizer_config.json").exists():
+            hint = (
+                "tokenizer_config.json and special_tokens_map.json say which token that is, and are missing: copy them "
+                "from where tokenizer.json came from."
+            )
+        whose = f"that in {kind}" if "/" in kind else "the model's"
+        raise UsageError(f"Task 'masked-lm' needs a tokenizer with a mask token, and {whose} names none.", hint)
 
     def batch(self, split: str, indices: np.ndarray, *, seed: int, epoch: int) -> base.Batch:
         """`input_ids` and `labels` (B, T); in masked language modelling `labels` is -100 where nothing was hidden."""
