@@ -18,6 +18,7 @@ import numpy as np
 
 from leansurgeon.errors import UsageError
 from leansurgeon.reading import tables
+from leansurgeon.reading.files import in_home
 from leansurgeon.tasks import cache as disk
 from leansurgeon.tasks import hub, splits, user_data
 from leansurgeon.tasks.text import files as text_files
@@ -241,8 +242,8 @@ def find_named(options: Any, **how: Any) -> dict[str, Corpus]:
     """
     named = {"train": options.data, "eval": options.eval_data, "test": options.test_data}
     listed = [options.data] if isinstance(options.data, str) else options.data
-    if not any(hub.parse(name) or name in text_files.PACKAGED or Path(name).expanduser().is_file() for name in listed):
-        root = Path(listed[0]).expanduser()
+    if not any(hub.parse(name) or name in text_files.PACKAGED or in_home(name).is_file() for name in listed):
+        root = in_home(listed[0])
         parts = user_data.parts_of(text_files.find(listed), root if len(listed) == 1 and root.is_dir() else None)
         if getattr(options, "eval_fraction", None):
             parts = {"train": parts["train"]} if parts else {}

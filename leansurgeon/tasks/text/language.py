@@ -19,6 +19,7 @@ import numpy as np
 from pydantic import Field
 
 from leansurgeon.errors import UsageError
+from leansurgeon.reading.files import in_home
 from leansurgeon.tasks import base, chance, splits
 from leansurgeon.tasks import cache as disk
 from leansurgeon.tasks.text import corpus, masking, vocab
@@ -205,7 +206,7 @@ class MaskedLM(CausalLM):
         if tokenizer.mask_token_id is not None:
             return tokenizer
         kind, hint = self.options.tokenizer, "Choose a tokenizer of the task's own: char, byte, bpe or wordpiece."
-        if "/" in kind and not (Path(kind).expanduser() / "tokenizer_config.json").exists():
+        if "/" in kind and not (in_home(kind) / "tokenizer_config.json").exists():
             hint = (
                 "tokenizer_config.json and special_tokens_map.json say which token that is, and are missing: copy them "
                 "from where tokenizer.json came from."
