@@ -16,7 +16,6 @@ PACKAGE = TESTS.parent / "leansurgeon"
 # Each room may import itself and every room that stands after it.
 ORDER = [
     "cli",
-    "api",
     "commands",
     "search",
     "experiment",
@@ -159,18 +158,6 @@ def test_light_commands_do_not_import_torch(arguments, tmp_path):
     done = subprocess.run([sys.executable, "-c", code, *arguments], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-500:]
     assert "Traceback" not in done.stderr
-
-
-def test_no_command_imports_another():
-    """What two commands share stands in a room below, or in cli/common.py, cli/completion.py and cli/help.py."""
-    shared = {"__init__", "common", "completion", "help", "main"}
-    commands = {p.stem for p in (PACKAGE / "cli").rglob("*.py")} - shared
-    for path in (PACKAGE / "cli").rglob("*.py"):
-        if path.stem in commands:
-            imported = re.findall(
-                r"from leansurgeon\.cli(?:\.\w+)*? import (\w+)|from leansurgeon\.cli\.(\w+)", path.read_text()
-            )
-            assert not {name for pair in imported for name in pair if name} & (commands - {path.stem}), path.stem
 
 
 def module_of(path: Path) -> str:

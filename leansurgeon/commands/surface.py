@@ -21,7 +21,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 FLAG = re.compile(r"(?<![\w-])--(no-)?([a-z][a-z0-9-]*)")
 # Flags that have another name in Python.
-NAMES = {"calibrate": "data", "calibration_samples": "samples", "push": "repo"}
+NAMES = {"calibrate": "data", "push": "repo"}
 
 
 def public(function: Callable[P, T]) -> Callable[P, T]:

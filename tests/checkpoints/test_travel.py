@@ -139,7 +139,7 @@ def test_so_do_they_from_python(kind, tmp_path):
 
 def test_a_search_writes_them_too(tmp_path, monkeypatch):
     source, data = as_published(decoder(tmp_path / "source")), strangers.texts(tmp_path / "data")
-    asked = ["--params", "30k", "--tries", "2", "--calibration-samples", "16", "-o", tmp_path / "winner"]
+    asked = ["--params", "30k", "--tries", "2", "--samples", "16", "-o", tmp_path / "winner"]
     done("search", source, "--data", data, *asked, cwd=tmp_path)
     unchanged(source, tmp_path / "winner")
 

@@ -17,7 +17,7 @@ BUILD = {
     "retrain": "retrain MODEL --data TEXTS -o OUT --set train.duration=2st",
     "a dry run of it": "retrain MODEL --data TEXTS --dry-run",
     "heads": "heads MODEL --data TEXTS --samples 2 --judge-samples 2 --no-curve --prune 50% --no-heal -o OUT",
-    "search": "search MODEL --data TEXTS --params 20k --calibration-samples 8",
+    "search": "search MODEL --data TEXTS --params 20k --samples 8",
     "judge": "judge MODEL --data TEXTS",
     "force": "shrink SOURCE --layers 1 --uncalibrated --no-proof --force -o MODEL",
 }

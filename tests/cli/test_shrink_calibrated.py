@@ -24,7 +24,7 @@ def trained(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def cut(trained) -> dict:
-    wanted = ("--heads", "8", "--layers", "3", "--mlp-dim", "128", "--calibration-samples", "512")
+    wanted = ("--heads", "8", "--layers", "3", "--mlp-dim", "128", "--samples", "512")
     done = leansurgeon("shrink", "run", *wanted, "--compare", "--json", "-o", "lean", cwd=trained)
     assert done.returncode == 0, done.stderr
     assert re.search(r"\btask digits\b.*\brecipe\b", done.stderr, re.S)

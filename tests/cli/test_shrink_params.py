@@ -38,7 +38,7 @@ def test_the_shape_is_chosen_by_what_its_refit_leaves(tmp_path):
     source = strangers.encoder(tmp_path / "source")
     data = strangers.texts(tmp_path / "texts", lines=30)
     done = leansurgeon(
-        "shrink", source, "--params", "-30%", "--calibrate", data, "--no-heal", "--json", "-o", tmp_path / "lean"
+        "shrink", source, "--params", "-30%", "--calibrate", data, "--heal", "none", "--json", "-o", tmp_path / "lean"
     )
     assert done.returncode == 0, done.stderr
     plan = json.loads(done.stdout)["plan"]
@@ -53,7 +53,7 @@ def test_the_shape_is_chosen_by_what_its_refit_leaves(tmp_path):
 def test_another_domain_judges(tmp_path):
     source, data = strangers.encoder(tmp_path / "source"), strangers.texts(tmp_path / "texts", lines=30)
     other = strangers.texts(tmp_path / "other", lines=20) / "a.txt"
-    wanted = ("--keep", "0,1,3", "--no-heal", "--calibrate", data, "--judge", other, "-o", tmp_path / "lean")
+    wanted = ("--keep", "0,1,3", "--heal", "none", "--calibrate", data, "--judge", other, "-o", tmp_path / "lean")
     done = leansurgeon("shrink", source, *wanted)
     assert done.returncode == 0, done.stderr
     record = json.loads((tmp_path / "lean" / "surgery.json").read_text())

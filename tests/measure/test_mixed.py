@@ -88,7 +88,7 @@ def gpt(tmp_path, monkeypatch):
 
 
 def test_the_proof_says_how_every_source_fares(gpt):
-    both = ["--calibrate", str(gpt / "0.txt"), "--calibrate", str(gpt / "1.txt"), "--calibration-samples", "16"]
+    both = ["--calibrate", str(gpt / "0.txt"), "--calibrate", str(gpt / "1.txt"), "--samples", "16"]
     done = CliRunner().invoke(app, ["shrink", str(gpt / "gpt2"), "--layers", "3", "-o", str(gpt / "out"), *both])
     assert done.exit_code == 0, done.output
     record = json.loads((gpt / "out" / "surgery.json").read_text())

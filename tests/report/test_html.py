@@ -325,7 +325,7 @@ def test_the_data_of_the_command_can_be_typed(saved, tmp_path):
     record = {"plan": {"seed": 0}, "source": {"name": "m"}, "decided": {"calibration": data}}
     assert shlex.split(shrink_command(cut_of(SurgeryRecord.from_dict(record))))[-2:] == ["--calibrate", str(text)]
     record["decided"]["calibration"] = own
-    told = ["--calibrate", "task:digits,split_seed=3", "--calibration-samples", "8"]
+    told = ["--calibrate", "task:digits,split_seed=3", "--samples", "8"]
     assert shlex.split(shrink_command(cut_of(SurgeryRecord.from_dict(record))))[-4:] == told
     for seconds, typed in ((0.5, "0.5s"), (90.0, "90s"), (1200, "1200s")):
         record["plan"]["method"] = {"heal_time": seconds}

@@ -26,7 +26,7 @@ from leansurgeon.surgery import shrink
 from tests.support.processes.forks import trainings_forked
 
 # About a tenth of a second for each heal.
-DATA = ["--data", "task:digits", "--calibration-samples", "64"]
+DATA = ["--data", "task:digits", "--samples", "64"]
 
 
 def call(*arguments, capsys):

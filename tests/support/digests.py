@@ -118,7 +118,7 @@ def reports(folder: Path) -> None:
 
 TINY = "--set train.duration=9st --set train.batch=24 --set train.micro_batch=8 --set train.log_every=2"
 TINY += " --set train.eval.every=4st --set train.checkpoint.every=3st --set measure.kappa.samples=8"
-DATA = "--calibration-samples 24"
+DATA = "--samples 24"
 LOOK = "--samples 24 --judge-samples 16 --steps 3"
 
 CASES: dict[str, Case] = {
@@ -148,7 +148,7 @@ CASES: dict[str, Case] = {
         f"shrink {{vit}} --layers 2 --method influence --calibrate task:digits {DATA} -o out --dry-run --json"
     ),
     "greedy-timm": Case(
-        f"shrink {{timm-vit}} --layers 2 --method greedy --calibrate task:digits {DATA} --no-heal --no-proof -o out"
+        f"shrink {{timm-vit}} --layers 2 --method greedy --calibrate task:digits {DATA} --heal none --no-proof -o out"
     ),
     "layers-t5": Case("shrink {t5} --layers 2,3 --uncalibrated -o out"),
     # heads, kappa, looks

@@ -206,7 +206,7 @@ def shrink_command(cut: Cut) -> str:
     if data and (data.name or data.says) and data.name != RANDOM:  # those come without --calibrate
         words += ["--calibrate", data.name or "DATA"]
         words += ["--columns", data.columns] if data.columns else []
-        words += ["--calibration-samples", str(data.asked)] if data.asked else []
+        words += ["--samples", str(data.asked)] if data.asked else []
     return shlex.join([*words, *(["--seed", str(cut.plan.seed)] if cut.plan.seed else [])])  # a record may say anything
 
 

@@ -169,7 +169,7 @@ def test_a_cut_that_fails_at_its_end_is_not_made_again(failure, where, saved, tm
         "3",
         "--calibrate",
         text,
-        "--calibration-samples",
+        "--samples",
         "8",
         "-o",
         tmp_path / "out",
