@@ -123,6 +123,7 @@ def test_ctrl_c_during_the_proof_keeps_the_result_unproved(tmp_path, monkeypatch
     assert json.loads((tmp_path / "lean" / "surgery.json").read_text())["proof"] is None
 
 
-def test_nothing_to_do_is_questioned(tmp_path):
+def test_nothing_to_do_is_a_usage_error_and_writes_nothing(tmp_path):
     done = leansurgeon("shrink", "digits-vit", "--no-proof", "-o", tmp_path / "copy")
-    assert done.returncode == 0 and re.search(r"\bNothing\b.*\bchange", done.stderr, re.S)
+    assert done.returncode == 2 and re.search(r"\bNothing\b.*\bchanged\b.*\bcopy\b", done.stderr, re.S)
+    assert not (tmp_path / "copy").exists()
