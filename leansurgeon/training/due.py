@@ -1,5 +1,5 @@
-"""What comes after a step, as one value that all processes agree on: a look at the losses, another basis of the heads,
-a measure, an evaluation, a checkpoint.
+"""What comes after a step, as one value that all processes agree on: a look at the losses, a measure, an evaluation, a
+checkpoint.
 
 Most of it follows from the recipe and the number of the step. What a clock decides is read from that of rank 0, at a
 look.
@@ -20,7 +20,6 @@ class Due:
     """What comes after a step, in this order."""
 
     look: bool = False
-    basis: bool = False
     measure: bool = False
     evaluate: bool = False
     save: bool = False
@@ -28,7 +27,7 @@ class Due:
     @property
     def pause(self) -> bool:
         """Whether something comes that is no part of the steps."""
-        return self.basis or self.measure or self.evaluate or self.save
+        return self.measure or self.evaluate or self.save
 
     def at_end(self) -> Due:
         """After the last step: it is evaluated; what else is wanted then, `finish` does."""
@@ -40,13 +39,12 @@ def after_step(run: Run) -> Due:
     train, done = run.recipe.train, run.history.done
     save, measure = run.plan.due(train.checkpoint.every, done), measures.due(run, done)
     evaluate = run.plan.evaluate_after(done)
-    basis = train.basis is not None and run.plan.due(train.basis.every, done)
     look = evaluate or done % train.log_every == 0 or run.trainer.pace.over(done)
     # A timed training does not know how long a step takes, and stays at the start of its schedule until it does.
     look = look or (run.plan.timed and done < train.log_every and done.bit_count() == 1)
     # A look raises then; nothing spoilt is saved or measured.
-    look = look or ((save or measure or basis) and not guards.sound(run.window.rows, run.trainer))
-    return Due(look, basis, measure, evaluate, save)
+    look = look or ((save or measure) and not guards.sound(run.window.rows, run.trainer))
+    return Due(look, measure, evaluate, save)
 
 
 def by_clock(run: Run, due: Due, step_seconds: float) -> Due:

@@ -28,7 +28,7 @@ from leansurgeon.training.recipe.schema import TrainingRecipe
 from leansurgeon.training.runs import checkpoint, resume
 from leansurgeon.training.runs import folder as runfolder
 from leansurgeon.training.state import History, Run
-from leansurgeon.training.update import basis, distill, dropout, frozen, hold_kappa, lora, optimizer, stochastic_depth
+from leansurgeon.training.update import distill, dropout, frozen, lora, optimizer, stochastic_depth
 from leansurgeon.training.update.averaging import Average
 from leansurgeon.training.update.mixing import Mixing
 from leansurgeon.training.update.pace import Pace
@@ -168,12 +168,6 @@ def make_trainer(
     """
     train, device = recipe.train, accelerator.device
     mixing = _changed_for(train, task, loaded)
-    basis.check(train, loaded, sharing=sharing)
-    hold_kappa.check(train, loaded, sharing=sharing)
-    if train.identity:
-        basis.add_identity(loaded, train.identity)
-    if train.sharpen != 1:
-        basis.sharpen(loaded, train.sharpen)
     loaded.model.to(device)
     average = Average(loaded, train.ema) if train.ema else None
     distillation = distill.of_recipe(train, loaded, task, model_dir, device)
@@ -186,7 +180,6 @@ def make_trainer(
             precision=train.precision,
             label_smoothing=train.label_smoothing,
             distillation=teacher if of is loaded or teacher is None else teacher.of_copy(of),
-            penalty=hold_kappa.Penalty(train.hold_kappa, of, task) if train.hold_kappa else None,
             sparse_prediction=train.sparse_prediction,
         )
         return made.train()

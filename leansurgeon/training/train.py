@@ -34,7 +34,6 @@ from leansurgeon.training.runs import checkpoint
 from leansurgeon.training.runs import folder as runfolder
 from leansurgeon.training.runs.summary import Part, Summary
 from leansurgeon.training.state import Run
-from leansurgeon.training.update import basis
 from leansurgeon.training.watch import guards, measures, speed
 from leansurgeon.training.watch.progress import Progress
 
@@ -194,8 +193,6 @@ def _step(run: Run, step: int, batches: Iterator[list[feed.Batch]]) -> None:
 
 def _between_steps(run: Run, due: Due) -> None:
     """What is due and no part of a step."""
-    if due.basis:
-        basis.change(run.loaded, run.recipe.train.basis)
     if due.measure:  # before the evaluation, which may be stopped by a signal: what is resumed has this row
         measures.at_step(run)
     if due.evaluate:

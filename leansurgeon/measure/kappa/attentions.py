@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from leansurgeon.architectures.base import TensorSpec
 from leansurgeon.checkpoints.blockwise.file_names import names_in_files
 from leansurgeon.checkpoints.pieces import ATTENTION_ROLES, Array, to_pieces
-from leansurgeon.errors import UnsupportedModel, UsageError
+from leansurgeon.errors import UnsupportedModel
 from leansurgeon.measure.kappa.blocks import Measured
 from leansurgeon.shape import Stage
 
@@ -59,17 +59,6 @@ def of(loaded: Measured) -> list[AttentionModule | None]:
             stage = shape.stages[next(iter(tensors.values())).stage]
             by_path[output.rpartition(".")[0]] = AttentionModule(output.rpartition(".")[0], stage, tensors)
     return [by_path.get(name) for name in loaded.projections]
-
-
-def require(loaded: Measured, key: str) -> None:
-    """Raises `UsageError` where not every block has an attention that `of` knows, which the setting `key` needs."""
-    found = of(loaded)
-    if not found or None in found:
-        raise UsageError(
-            f"{key} needs attention with values and an output projection, and not every block of "
-            f"{type(loaded.model).__name__} has one.",
-            f"Leave {key} out.",
-        )
 
 
 def matrices(loaded: Measured, attention: AttentionModule) -> dict[str, Array] | None:

@@ -4,8 +4,7 @@ A head's values reach the output through W_o W_v alone, so W_v -> R W_v, W_o -> 
 invertible R; only kappa of the factors changes, and with it what a gradient step does. `balance` gives the best
 conditioned factors: since kappa(W_o) kappa(W_v) >= kappa(W_o W_v), the larger of the two cannot be pushed below
 sqrt(kappa(W_o W_v)). With the SVD W_o W_v = U S V^T the factors U S^1/2 and S^1/2 V^T reach just that, and no other
-pair has smaller norms together; of their rotations the one nearest to the old factors is taken. `skew` goes the other
-way, to any condition number that is wanted.
+pair has smaller norms together; of their rotations the one nearest to the old factors is taken.
 
 Shape letters: D head_dim, N and M the sizes of the two outer sides.
 """
@@ -61,21 +60,3 @@ def balance(left: Array, right: Array) -> Pair:
 def kappa(singular: Array) -> float:
     """sigma_1 / sigma_last; infinite for a singular matrix."""
     return float(singular[0] / singular[-1]) if len(singular) and singular[-1] > 0 else float("inf")
-
-
-def skew(left: Array, right: Array, wanted: float) -> Pair:
-    """Factors of the same product `left @ right` of which the right one has the condition number `wanted`, its singular
-    values evenly spaced in logarithm about their old geometric mean, its singular vectors the old ones.
-
-    A factor without full rank, or a head of one dimension, stays as it is. Raises `ValueError` for `wanted` below 1.
-    """
-    if not wanted >= 1:
-        raise ValueError(f"a condition number is at least 1, and {wanted} is wanted")
-    left, right = left.astype(np.float64), right.astype(np.float64)
-    u, s, vt = np.linalg.svd(right, full_matrices=False)
-    before = (kappa(np.linalg.svd(left, compute_uv=False)), kappa(s))
-    if len(s) < 2 or len(s) < left.shape[1] or s[-1] <= FULL_RANK * s[0]:
-        return Pair(left, right, None, before, before)
-    new = np.exp(np.log(s).mean()) * np.geomspace(wanted**0.5, wanted**-0.5, len(s))
-    basis, new_left, new_right = (u * (new / s)) @ u.T, (left @ u * (s / new)) @ u.T, (u * new) @ vt
-    return Pair(new_left, new_right, basis, before, (kappa(np.linalg.svd(new_left, compute_uv=False)), wanted))

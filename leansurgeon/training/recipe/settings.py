@@ -6,15 +6,17 @@ below.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from leansurgeon.training.recipe.durations import Counted, DurationText, Warmup, parse_duration
+from leansurgeon.training.recipe.durations import DurationText, Warmup, parse_duration
 
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]  # what torch takes
 Share = Annotated[float, Field(ge=0, le=1)]
+# Keys of `train` that are no more, at the values that changed nothing: recipes of earlier runs have them.
+REMOVED = {"basis": None, "identity": 0.0, "sharpen": 1.0, "hold_kappa": None}
 
 
 class Strict(BaseModel):
@@ -99,37 +101,6 @@ class Lora(Strict):
     dropout: Fraction = 0.0
 
 
-class Basis(Strict):
-    """Another basis for the values of every head, every so often: an exact change that moves kappa and no output.
-
-    `balance` makes W_v and W_o of a head as well conditioned as they can be, `skew` gives W_v of every head the
-    condition number `kappa`. For experiments: does kappa matter when heads and function are the same?
-    """
-
-    kind: Literal["balance", "skew"]
-    every: Counted = "1ep"
-    kappa: float | None = Field(default=None, ge=1)  # of skew
-
-    @model_validator(mode="after")
-    def _kappa_is_that_of_skew(self) -> Basis:
-        if (self.kind == "skew") != (self.kappa is not None):
-            raise ValueError("kappa is the condition number that `skew` gives; `balance` takes none")
-        return self
-
-
-class HoldKappa(Strict):
-    """A penalty that holds kappa of every attention block at `most`, or at `least`, at `bound` through the training:
-    `weight` times the mean over layers and the first `samples` of a micro batch. `most`: the sum over singular values
-    of (1 - bound * sigma_i / sigma_1)^2 where that is short; `least`: (ln bound - ln kappa)^2 where kappa is below.
-    For experiments: does kappa matter when heads and parameters are the same?
-    """
-
-    kind: Literal["most", "least"]
-    bound: float = Field(ge=1)
-    weight: float = Field(default=1.0, gt=0)
-    samples: int = Field(default=8, ge=1)
-
-
 class EarlyStopping(Strict):
     """End after `patience` evaluations in a row that did not bring the metric `min_delta` beyond the best."""
 
@@ -185,10 +156,6 @@ class Train(Strict):
     ema: Ema | None = None
     distill: Distill | None = None
     lora: Lora | None = None
-    basis: Basis | None = None
-    identity: float = Field(default=0.0, ge=0)  # lambda of W_v + lambda I and W_o + lambda I before the first step
-    sharpen: float = Field(default=1.0, gt=0)  # W_q times this before the first step: attention less even, kappa lower
-    hold_kappa: HoldKappa | None = None
     new_tokenizer: bool = False  # another tokenizer than the checkpoint's own: embeddings start anew
     new_head: bool = False  # other classes than the checkpoint's own, though there may be as many
     sparse_prediction: bool = True  # masked-lm: the head at the hidden tokens only; the same loss in less time
@@ -200,6 +167,13 @@ class Train(Strict):
     trackers: tuple[Literal["tensorboard", "trackio", "wandb"], ...] = ()  # besides metrics.jsonl
     seed: Seed = 0
     order: Literal["shuffled", "as-stored"] = "shuffled"  # of the training data: anew in every epoch, or never
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_removed(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        return {key: value for key, value in data.items() if key not in REMOVED or value != REMOVED[key]}
 
     @model_validator(mode="after")
     def _numbers_fit(self) -> Train:

@@ -4,8 +4,8 @@ The loss of a step is the sum over everything that was scored, divided by how mu
 and all processes together: 1 process or 8, one micro batch or 16, give the same optimisation even where token counts
 differ.
 
-Three exceptions wait: fp16 (its scaler reads whether a gradient was infinite), `nan: skip`, which decides at every step
-whether to take it, and `hold_kappa`, whose singular values are checked on the host.
+Two exceptions wait: fp16 (its scaler reads whether a gradient was infinite) and `nan: skip`, which decides at every
+step whether to take it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from leansurgeon.training.plan import Plan
     from leansurgeon.training.update.averaging import Average
     from leansurgeon.training.update.distill import Distillation
-    from leansurgeon.training.update.hold_kappa import Penalty
     from leansurgeon.training.update.mixing import Mixing
     from leansurgeon.training.update.pace import Pace
 
@@ -42,7 +41,7 @@ class Scored(nn.Module):
 
     DDP and torch.compile wrap this module and leave the model itself untouched, so that it can be exported as it is.
     The loss is computed inside, so that only four numbers, and not fp32 copies of all logits, leave the forward.
-    Label smoothing, distillation and a penalty are for training mode; evaluation knows the task's loss alone. A masked
+    Label smoothing and distillation are for training mode; evaluation knows the task's loss alone. A masked
     language model predicts at hidden tokens only (`sparse`), where its head is known and `sparse_prediction` is wanted.
     """
 
@@ -54,7 +53,6 @@ class Scored(nn.Module):
         precision: str = "fp32",
         label_smoothing: float = 0.0,
         distillation: Distillation | None = None,
-        penalty: Penalty | None = None,
         sparse_prediction: bool = True,
     ) -> None:
         super().__init__()
@@ -64,7 +62,6 @@ class Scored(nn.Module):
         self._sparse = sparse_prediction and all(sparse.head_of(model) for model in models)
         self._precision = precision
         self._smoothing = {"label_smoothing": label_smoothing} if label_smoothing else {}
-        self._penalty = penalty
         self._distillation = [distillation]  # in a list: a teacher is no part of this module
         self._features = task.head == FEATURES  # no labels: the teacher is asked in evaluation, too
 
@@ -77,16 +74,12 @@ class Scored(nn.Module):
         learning = self.training
         distillation = self._distillation[0] if learning else None
         batch = self.seen(batch)
-        penalty = self._penalty if learning else None
-        listening = penalty.listening() if penalty else nullcontext({})
-        with engine.autocast(self._precision, batch["labels"].device), listening as blocks:
+        with engine.autocast(self._precision, batch["labels"].device):
             if self._features:
-                score = self._distillation[0].of_features(self.loaded, batch, learning)
-            else:
-                logits = sparse.forward(self.loaded, batch)
-                score = self._score(logits, sparse.scored(batch), **(self._smoothing if learning else {}))
-                score = score if distillation is None else distillation.added(score, logits, batch)
-            return penalty.added(score, batch, blocks) if penalty else score
+                return self._distillation[0].of_features(self.loaded, batch, learning)
+            logits = sparse.forward(self.loaded, batch)
+            score = self._score(logits, sparse.scored(batch), **(self._smoothing if learning else {}))
+            return score if distillation is None else distillation.added(score, logits, batch)
 
     def seen(self, batch: Batch) -> Batch:
         """The batch as the model takes it: without a list of places where it predicts everywhere."""
