@@ -268,8 +268,8 @@ class TextClassification(Tokenized):
             flat = len(said) < 2 or np.ptp(said) == 0 or np.ptp(wanted) == 0
             both = (0.0, 0.0) if flat else (stats.spearmanr(said, wanted)[0], stats.pearsonr(said, wanted)[0])
             return {"spearman": float(both[0]), "pearson": float(both[1])}
-        every = {} if self.objective == "several" else super().metric_value(sums)
-        if sums.extra is None:
+        every = {} if self.objective == "several" else {"accuracy": sums.metric_sum / max(sums.metric_count, 1)}
+        if not self.extra_sums:
             return every
         if self.objective == "several":
             right, wrong, missed = sums.extra.reshape(3, -1)

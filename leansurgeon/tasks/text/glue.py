@@ -66,7 +66,9 @@ KINDS = {
         tsv=("#1 String", "#2 String", "Quality"),
         metrics=("f1", "accuracy"),
     ),
-    "stsb": GlueTask("STS-B", ("sentence1", "sentence2"), _PEARSON, (), ("sentence1", "sentence2", "score"), ()),
+    "stsb": GlueTask(
+        "STS-B", ("sentence1", "sentence2"), _PEARSON, (), ("sentence1", "sentence2", "score"), ("pearson", "spearman")
+    ),
     "qqp": GlueTask(
         "QQP",
         ("question1", "question2"),
@@ -110,7 +112,7 @@ class Glue(TextClassification):
     def __init__(self, options: Options) -> None:
         super().__init__(options)
         self.kind = KINDS[options.task]
-        self.metric = self.kind.metric
+        self.metric, self.objective = self.kind.metric, "class" if self.kind.labels else "score"
 
     @property
     def _paired(self) -> bool:
@@ -149,71 +151,44 @@ class Glue(TextClassification):
         import torch
 
         batch = super().batch(split, indices, seed=seed, epoch=epoch)
-        if self.options.task == "stsb":
-            batch["labels"] = torch.from_numpy(self._array(f"{split}-labels")[np.asarray(indices)])
-            if split == "eval":
-                batch["_index"] = torch.from_numpy(np.asarray(indices, dtype=np.int64))
-        elif self.options.task == "mnli" and split == "eval":
+        if self.options.task == "mnli" and split == "eval":
             batch["_group"] = torch.from_numpy((np.asarray(indices) >= self._info["matched"]).astype(np.int64))
         return batch
 
     def score(self, logits: Tensor, batch: base.Batch, *, label_smoothing: float = 0.0) -> base.Score:
         """Cross-entropy, or squared error for STS-B, with the sums that the task's own metrics need."""
-        labels = batch["labels"]
-        if self.options.task == "stsb":
-            return self._regression(logits.float().reshape(-1), labels.float(), batch.get("_index"))
-        score = base.classification_score(logits, labels, label_smoothing)
-        best = logits.argmax(-1)
-        if "_group" in batch:
-            return score._replace(extra=_by_group(best == labels, labels != base.IGNORED, batch["_group"]))
-        if self.kind.metrics != ("accuracy",) and self.options.task != "mnli":
-            return score._replace(extra=base.confusion(best, labels, 2))
-        return score
-
-    def _regression(self, predicted: Tensor, labels: Tensor, index: Tensor | None) -> base.Score:
-        """Squared errors; with `index`, the predictions and a mark for each, in the places of their samples."""
         import torch
 
-        valid = labels != base.IGNORED
-        errors = torch.where(valid, (predicted - labels) ** 2, 0).sum()
-        count = valid.sum().float()
-        extra = None
-        if index is not None:
-            extra = torch.zeros(2, self.size("eval"), device=predicted.device)
-            extra[0].index_add_(0, index, torch.where(valid, predicted.detach(), 0))
-            extra[1].index_add_(0, index, valid.float())
-            extra = extra.flatten()
-        return base.Score(errors, count, errors.detach(), count, extra)
+        score = super().score(logits, batch, label_smoothing=label_smoothing)
+        if self.options.task != "mnli":
+            return score
+        if "_group" not in batch:
+            return score._replace(extra=None)
+        right = (logits.argmax(-1) == batch["labels"]).long()
+        group = torch.where(batch["labels"] != base.IGNORED, batch["_group"], base.IGNORED)
+        return score._replace(extra=base.confusion(right, group, 2))
 
     @property
     def extra_sums(self) -> int:
         """Predictions and answers of STS-B, the confusion matrix of tasks with F1 or MCC, else nothing."""
-        if self.options.task == "stsb":
-            return 2 * self.size("eval")
+        if self.objective == "score":
+            return super().extra_sums
         return 0 if self.kind.metrics == ("accuracy",) else 4
 
     def metric_value(self, sums: base.Sums) -> base.Metrics:
         """The metrics of this task, 0..1 (correlations -1..1; 0 where predictions are all alike)."""
-        task = self.options.task
-        if task == "stsb":
-            predicted, seen = sums.extra.reshape(2, -1)
-            labels = np.asarray(self._array("eval-labels"), dtype=np.float64)
-            return _correlations(predicted[seen > 0], labels[seen > 0])
-        if task == "mnli":
-            right, there = sums.extra.reshape(2, 2)
-            matched, mismatched = right / np.maximum(there, 1)
+        if self.options.task == "mnli":
+            wrong, right = sums.extra.reshape(2, 2).T
+            matched, mismatched = right / np.maximum(wrong + right, 1)
             return {"accuracy": float(matched), "accuracy_mismatched": float(mismatched)}
-        every = {"accuracy": sums.metric_sum / max(sums.metric_count, 1)}
-        if self.extra_sums:
-            every |= of_confusion(sums.extra.reshape(2, 2))
-        return {name: every[name] for name in self.kind.metrics}
+        every = super().metric_value(sums)
+        if self.objective == "class" and self.extra_sums:
+            from sklearn import metrics
 
-    def model_overrides(self) -> base.Overrides:
-        """The number of classes; one, without names, for STS-B."""
-        if self.options.task != "stsb":
-            return super().model_overrides()
-        overrides = super().model_overrides() | {"num_labels": 1}
-        return {name: value for name, value in overrides.items() if name != "id2label"}
+            how = {"y_true": [0, 0, 1, 1], "y_pred": [0, 1, 0, 1], "sample_weight": sums.extra}
+            every["f1"] = float(metrics.f1_score(**how, zero_division=0))
+            every["matthews"] = float(metrics.matthews_corrcoef(**how))
+        return {name: every[name] for name in self.kind.metrics}
 
     def describe(self) -> base.Description:
         """Sizes, task, source and licence, and lines that were left out."""
@@ -221,37 +196,6 @@ class Glue(TextClassification):
         if self.options.task == "mnli":
             told["eval_matched"] = self._info["matched"]
         return told | ({"lines_left_out": self._info["left_out"]} if self._info["left_out"] else {})
-
-
-def of_confusion(cells_22: np.ndarray) -> base.Metrics:
-    """F1 of class 1 and Matthews correlation from counts, rows the truth; 0 where a denominator is 0."""
-    (tn, fp), (fn, tp) = np.asarray(cells_22, dtype=np.float64)
-    positives = 2 * tp + fp + fn
-    spread = math.sqrt((tp + fp) * (tp + fn) * (tn + fp) * (tn + fn))
-    return {
-        "f1": float(2 * tp / positives) if positives else 0.0,
-        "matthews": float((tp * tn - fp * fn) / spread) if spread else 0.0,
-    }
-
-
-def _correlations(predicted: np.ndarray, labels: np.ndarray) -> base.Metrics:
-    if len(labels) < 2 or np.ptp(predicted) == 0 or np.ptp(labels) == 0:
-        return {"pearson": 0.0, "spearman": 0.0}
-    from scipy import stats
-
-    return {
-        "pearson": float(stats.pearsonr(predicted, labels).statistic),
-        "spearman": float(stats.spearmanr(predicted, labels).statistic),
-    }
-
-
-def _by_group(right_B: Tensor, valid_B: Tensor, group_B: Tensor) -> Tensor:
-    """(4,) right answers of both groups, then samples of both."""
-    import torch
-
-    other_B = group_B == 1
-    cells = [(right_B & valid_B & ~other_B), (right_B & valid_B & other_B), valid_B & ~other_B, valid_B & other_B]
-    return torch.stack([cell.sum().float() for cell in cells])
 
 
 # -- files -----------------------------------------------------------------------------------------
