@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import sys
 
 import pytest
 import torch
@@ -114,3 +115,52 @@ def test_differences_are_those_of_torch():
     assert found["cosine"] == pytest.approx(float(cosines.mean()))
     assert found["embeddings"]["cosine"] == pytest.approx(float(cosines[:9].mean()))
     assert found["embeddings"]["samples"] == 9
+
+
+PEAKS = """
+import resource, sys
+from pathlib import Path
+from leansurgeon.checkpoints.proof import prove
+
+for prove.ROOM in (2**22, 2**40):
+    accounts, _ = prove.run(Path(sys.argv[1]), None, None, "plain")
+    print(accounts["result"]["parameters"], resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024)
+"""
+
+
+def test_a_proof_has_its_weights_in_memory_only_as_far_as_there_is_room(tmp_path):
+    """The peak of the process that reloads 160 MB of weights (in fp32), with room for 4 MB and for all."""
+    import transformers
+
+    size = dict(hidden_size=512, intermediate_size=2048, num_attention_heads=8, vocab_size=100, num_hidden_layers=10)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**size)).bfloat16()
+    model.save_pretrained(tmp_path / "model")
+    done = proofs.own_process(
+        [sys.executable, "-c", PEAKS, tmp_path / "model"], capture_output=True, text=True, check=True
+    )
+    (small, low), (whole, high) = (map(int, line.split()) for line in done.stdout.splitlines())
+    count = sum(p.numel() for p in model.parameters())
+    assert small == whole == count
+    assert high - low > 0.6 * 4 * count, f"{low:,} and {high:,} bytes"
+
+
+@pytest.mark.parametrize("family", ["bert", "gpt2", "gemma3_text", "t5", "bart", "dinov2", "modernbert", "mixtral"])
+def test_weights_on_the_disk_give_the_same_account(family, saved, tmp_path, monkeypatch):
+    """Tied tables, several stacks, and experts that the library merges while it loads."""
+    if family == "mixtral":
+        import transformers
+
+        torch.manual_seed(0)
+        sizes = dict(hidden_size=32, intermediate_size=16, num_hidden_layers=2, num_attention_heads=4, vocab_size=61)
+        model = transformers.MixtralForCausalLM(
+            transformers.MixtralConfig(**sizes, num_key_value_heads=2, num_local_experts=4)
+        )
+        model.save_pretrained(tmp_path / "mixtral")
+        folder = tmp_path / "mixtral"
+    else:
+        folder, model = saved(family)
+    whole, _ = prove.run(folder, folder, None, "plain")
+    monkeypatch.setattr(prove, "ROOM", 2**12)
+    assert prove.run(folder, folder, None, "plain")[0] == whole
+    assert whole["result"]["parameters"] == sum(p.numel() for p in model.parameters())
+    assert whole["source"]["differences"]["max_difference"] == 0

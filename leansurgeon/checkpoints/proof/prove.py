@@ -28,6 +28,7 @@ from leansurgeon.reading.pooling import read_pooling
 from leansurgeon.version import PACKAGE
 
 SCRIPT = Path(__file__).with_name("reload_check.py")
+ROOM = 2**29  # bytes of weights that are in memory at a time, about what a cut block by block holds
 EXACT = 1e-4  # of the outputs' spread: what rounding in fp32 may cost an exact plan
 
 Families = tuple[Architecture | None, Architecture | None]
@@ -177,7 +178,8 @@ def run(
     if source is not None:
         asked += ["--source", str(source.absolute()), "--source-how", json.dumps(how_to_load(source, families[1]))]
     asked += ["--inputs", str(inputs)] if inputs else []
-    # Isolated mode keeps the working directory off the path; modelling files are cached in a folder that goes away.
+    # Isolated mode keeps the working directory off the path; modelling files, and weights that the library has to write
+    # where not all of them fit the memory, lie in a folder that goes away.
     with scratch() as cache:
         env = os.environ | {
             "HF_MODULES_CACHE": str(cache),
@@ -186,7 +188,7 @@ def run(
             "HF_HUB_DISABLE_PROGRESS_BARS": "1",
         }
         done = subprocess.run(
-            [sys.executable, "-I", str(SCRIPT), *asked],
+            [sys.executable, "-I", str(SCRIPT), *asked, "--room", str(ROOM), "--offload", str(cache)],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

@@ -1,18 +1,23 @@
 """Runs alone in a fresh process: load a folder the documented way, run it forward, print what was found as JSON.
 
 Usage: python -I reload_check.py FOLDER --how JSON [--source FOLDER --source-how JSON] [--root FOLDER] [--inputs FILE]
-[--kind KIND]. `how` names the `class` of transformers; a `module` of leansurgeon (which lies in `--root`) to take it
-from, or that registers a timm entry point; with `trust` says that the folder's own code may run; and names the `tokens`
-of a model that takes one length only, with `two_texts` one that reads two, with `body` one whose head is not in its
-files or not meant, the `pad` token where config.json names none, and the `pooling` of states. Nothing else of
-leansurgeon is imported but `reading/pooling.py`, which stands alone, so a result is seen as a user of plain
-transformers or timm sees it.
+[--kind KIND] [--room BYTES] [--offload FOLDER].
+`how` names the `class` of transformers; a `module` of leansurgeon (which lies in `--root`) to take it from, or that
+registers a timm entry point; with `trust` says that the folder's own code may run; and names the `tokens` of a model
+that takes one length only, with `two_texts` one that reads two, with `body` one whose head is not in its files or not
+meant, the `pad` token where config.json names none, and the `pooling` of states. Nothing else of leansurgeon is
+imported but `reading/pooling.py`, which stands alone, so a result is seen as a user of plain transformers or timm sees
+it.
 
 One line of JSON says what became of the folder (`{"result": ...}`). With `--source` that model is let go, the source is
 loaded in the same way and run on the same inputs, and a second line compares them (`{"source": ...}`).
 
 `--inputs` is a safetensors file of batches (`0.input_ids`, `0.attention_mask`, ..., `0.labels`); without it a small
 example is made. `--kind` says how labels score: `causal-lm` (those of the next position) or `plain`.
+
+Weights beyond `--room` are read from the disk whenever they are multiplied with (accelerate's disk offload; the outputs
+are the same), so that a model that was cut block by block is never whole in memory here either. What the library has to
+write for that goes to `--offload`.
 """
 
 import argparse
@@ -22,6 +27,7 @@ import json
 import os
 import sys
 import warnings
+from contextlib import suppress
 from pathlib import Path
 
 ROOM = 2**26  # values of outputs that are kept for the comparison (256 MiB)
@@ -32,24 +38,29 @@ def load_timm(folder: Path, module: str | None):
     """The timm model of the folder and an account of its tensors: missing, unexpected, by what it was loaded."""
     import timm
     import torch
-    from safetensors.torch import load_file
+    from safetensors import safe_open
 
     if module:
         importlib.import_module(module)
     # create_model loads strictly; the keys are compared once more because pretrained loading may filter.
     model = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
-    stored, built = load_file(folder / "model.safetensors"), model.state_dict()
-    differing = [k for k in stored if k in built and not torch.equal(stored[k].float(), built[k].float())]
+    built = model.state_dict()
+    with safe_open(folder / "model.safetensors", "pt") as file:
+        stored = set(file.keys())
+        read = file.get_tensor  # one at a time: the model is whole in memory once
+        differing = [k for k in sorted(stored & set(built)) if not torch.equal(read(k).float(), built[k].float())]
     account = {
-        "missing": sorted(set(built) - set(stored)) + differing,
-        "unexpected": sorted(set(stored) - set(built)),
+        "missing": sorted(set(built) - stored) + differing,
+        "unexpected": sorted(stored - set(built)),
         "loaded_with": "timm.create_model" + (f" after `import {module}`" if module else ""),
     }
     return model, account
 
 
-def load_transformers(folder: Path, config: dict, how: dict):
-    """The transformers model of the folder and an account of its tensors, as `load_timm` gives it."""
+def load_transformers(folder: Path, config: dict, how: dict, offload: dict):
+    """The transformers model of the folder and an account of its tensors, as `load_timm` gives it. `offload` are
+    arguments that leave weights on the disk.
+    """
     import torch
     import transformers
 
@@ -59,7 +70,9 @@ def load_transformers(folder: Path, config: dict, how: dict):
     home = importlib.import_module(how["module"]) if "module" in how else transformers
     cls = getattr(home, auto or name)
     torch.manual_seed(0)  # what a folder lacks is drawn: the same for the result and its source
-    model, info = cls.from_pretrained(folder, output_loading_info=True, trust_remote_code=trusted, dtype=torch.float32)
+    model, info = cls.from_pretrained(
+        folder, output_loading_info=True, trust_remote_code=trusted, dtype=torch.float32, **offload
+    )
     account = {
         "missing": sorted(info["missing_keys"]),
         "unexpected": sorted(info["unexpected_keys"]),
@@ -176,23 +189,35 @@ def seeded(torch):
     return torch.Generator().manual_seed(0)
 
 
-def examined(folder: Path, how: dict, inputs: str | None, kind: str, torch) -> tuple[dict, list]:
-    """What loading and running a folder shows, and its outputs (see `run`)."""
+def examined(folder: Path, how: dict, asked, torch, offload: dict | None = None) -> tuple[dict, list]:
+    """What loading and running a folder shows, and its outputs (see `run`). `offload` are the library's arguments for
+    weights that stay on the disk; by default those of files that may take more than the room that there is in fp32.
+    """
     config = json.loads((folder / "config.json").read_text())
     timm = "architecture" in config and "model_type" not in config
-    model, account = load_timm(folder, how.get("module")) if timm else load_transformers(folder, config, how)
-    batches = (
-        read_batches(Path(inputs)) if inputs else [timm_example(config, torch) if timm else example(model, how, torch)]
+    stored = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    if offload is None and not timm and 2 * stored > asked.room:
+        beside = {"device_map": "auto", "max_memory": {"cpu": asked.room}, "offload_folder": asked.offload}
+        with suppress(Exception):  # of a class that takes weights past the modules that hold them, among others
+            return examined(folder, how, asked, torch, beside)
+        gc.collect()  # what is wrong in any case is seen once more
+    model, account = (
+        load_timm(folder, how.get("module")) if timm else load_transformers(folder, config, how, offload or {})
     )
-    if inputs and type(model).__name__.endswith("ForMultipleChoice"):  # sentences, each as the only choice
+    if asked.inputs:
+        batches = read_batches(Path(asked.inputs))
+    else:
+        batches = [timm_example(config, torch) if timm else example(model, how, torch)]
+    if asked.inputs and type(model).__name__.endswith("ForMultipleChoice"):  # sentences, each as the only choice
         batches = [{k: v[:, None] for k, v in batch.items() if k != "labels"} for batch in batches]
     body = model.base_model if how.get("body") else model
-    sums, outputs = run(body, batches, kind, pooling_of(how), torch)
+    sums, outputs = run(body, batches, asked.kind, pooling_of(how), torch)
     # Some parameters are constants that the library neither saves nor loads (Marian's positions).
     unsaved = {*account["missing"], *(getattr(model, "_keys_to_ignore_on_save", None) or ())}
-    lacking = [p.numel() for name, p in model.named_parameters() if name in unsaved]
-    counts = {"parameters": sum(p.numel() for p in model.parameters()), "missing_parameters": sum(lacking)}
-    return account | counts | sums, outputs
+    tied = model.all_tied_weights_keys if offload else {}  # on the disk each name is a tensor of its own
+    sizes = {name: p.numel() for name, p in model.named_parameters() if name not in tied}
+    lacking = sum(size for name, size in sizes.items() if name in unsaved)
+    return account | {"parameters": sum(sizes.values()), "missing_parameters": lacking} | sums, outputs
 
 
 def differences(source: list, result: list, torch) -> dict:
@@ -264,6 +289,8 @@ def main() -> None:
     parser.add_argument("--kind", default="plain")
     parser.add_argument("--inputs")
     parser.add_argument("--root")
+    parser.add_argument("--room", type=int, default=2**40)
+    parser.add_argument("--offload")
     for name in ("--how", "--source-how"):
         parser.add_argument(name, type=json.loads, default={})
     asked = parser.parse_args()
@@ -271,11 +298,11 @@ def main() -> None:
         sys.path.insert(0, asked.root)  # the leansurgeon that asks, and no other that may be installed
     import torch
 
-    account, outputs = examined(asked.folder, asked.how, asked.inputs, asked.kind, torch)
+    account, outputs = examined(asked.folder, asked.how, asked, torch)
     print("\n" + json.dumps({"result": account}), flush=True)
     if asked.source:
         gc.collect()  # one model in memory at a time
-        original, theirs = examined(asked.source, asked.source_how, asked.inputs, asked.kind, torch)
+        original, theirs = examined(asked.source, asked.source_how, asked, torch)
         if original["output"] == account["output"]:
             original["differences"] = differences(theirs, outputs, torch)
         print("\n" + json.dumps({"source": original}), flush=True)
