@@ -35,7 +35,7 @@ from leansurgeon.progress import Say
 from leansurgeon.reading.cache_folder import cache_folder
 from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.request import Number, Opt
-from leansurgeon.search import table, verdict
+from leansurgeon.search import findings
 from leansurgeon.search.outcome import Outcome
 from leansurgeon.search.outcome import search as find
 from leansurgeon.search.space import Budget, Candidate, Shapes, Space, enumerate_shapes
@@ -144,10 +144,10 @@ class Listed:
     def __str__(self) -> str:
         scores, ranked = self._ranked()
         name, size = short(self.source.name, 60), self.source.parameters.total
-        lines = [*wrap(f"{name}, {size:,} parameters. {table.space_line(self.shapes)}"), ""]
+        lines = [*wrap(f"{name}, {size:,} parameters. {findings.describe_space(self.shapes)}"), ""]
         more = len(ranked) - 20
         end = f"\n{f'... and {more} more. ' if more > 0 else ''}Dry run: nothing was tried."
-        return "\n".join([*lines, table.candidates_table(ranked, scores), end])
+        return "\n".join([*lines, findings.make_candidates_table(ranked, scores), end])
 
 
 @dataclass(frozen=True)
@@ -187,14 +187,14 @@ class Searched:
             extra["written"] = str(self.written)
         if self.plots:
             extra["plots"] = list(self.plots)
-        return verdict.document(self.outcome, self.command, extra)
+        return findings.make_document(self.outcome, self.command, extra)
 
     def __str__(self) -> str:
-        training, shown = self.mode == "training", table.table(self.outcome)
+        training, shown = self.mode == "training", findings.make_table(self.outcome)
         unit = "the recipe's length times --share" if training else "the sample data"
         kept = " kept: influence kept at best." if " kept " in shown else ""
         lines = [shown, "", *wrap(f"* Pareto front. Columns 1 and below: shares of {unit}.{kept}")]
-        for sentence in table.sentences(self.outcome):
+        for sentence in findings.describe(self.outcome):
             lines += wrap(sentence, "  ")
         lines += ["", "Carry it out:", f"  {self.command}"]
         if training:
@@ -246,7 +246,7 @@ def begin(asked: SearchRequest) -> Opened:
 def try_shapes(begun: Opened, asked: SearchRequest, say: Say) -> Searched:
     """Try the shapes, the better half for twice as long, and write the winner where that is asked for."""
     opened, training = begun.source, begun.training
-    say(table.space_line(begun.shapes))
+    say(findings.describe_space(begun.shapes))
     sample = samples_of(begun, asked, say)
     setting = setting_of(training, sample, asked.batch)
     folder = folder_of(begun, asked, setting, sample, say)

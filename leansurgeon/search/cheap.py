@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING
 
 from leansurgeon.checkpoints.reshaped import Reshaped
 from leansurgeon.checkpoints.source import Source
-from leansurgeon.search.score import ranks
 from leansurgeon.search.space import Candidate
 from leansurgeon.shape import Shape, evenly_per_stage
 from leansurgeon.surgery.plan.wanted import holder
@@ -116,12 +115,14 @@ def order(candidates: Sequence[Candidate], numbers: dict[str, Cheap]) -> list[Ca
     """By the mean of the ranks in parameters (more is better under a limit), influence (more) and kappa (less), as far
     as they are known; of equals the smaller one first.
     """
+    from scipy.stats import rankdata  # takes a second
+
     tables = []
     for key, wish in WISHES.items():
         values = [getattr(numbers[c.name], key) for c in candidates]
         if all(value is not None for value in values):
-            tables.append(ranks([wish * value for value in values]))
-    points = {c.name: fmean(table[i] for table in tables) for i, c in enumerate(candidates)}
+            tables.append(rankdata([wish * value for value in values]))
+    points = {c.name: fmean(float(table[i]) for table in tables) for i, c in enumerate(candidates)}
     return sorted(candidates, key=lambda c: (points[c.name], c.parameters, c.name))
 
 

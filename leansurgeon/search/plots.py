@@ -7,8 +7,8 @@ from pathlib import Path
 from leansurgeon.report.charts.forms import Chart, Label, Point, Series, lines
 from leansurgeon.report.charts.render import save
 from leansurgeon.report.charts.scales import COUNT, PERCENT, PLAIN, Axis
+from leansurgeon.search.findings import find_front
 from leansurgeon.search.outcome import Outcome
-from leansurgeon.search.verdict import pareto
 
 
 def draw(outcome: Outcome, folder: Path) -> list[Path]:
@@ -25,7 +25,7 @@ def picture(outcome: Outcome) -> Chart:
         scores = [(c.parameters, results[name].score) for name, c in everyone.items() if name in results]
         points = tuple(Point(x, score.value) for x, score in scores if score)
         series.append(Series(rung.length, points, rung.number, joined=False))
-    front = sorted((everyone[n].parameters, outcome.scores(n)[-1].value) for n in pareto(outcome))
+    front = sorted((everyone[n].parameters, outcome.scores(n)[-1].value) for n in find_front(outcome))
     series.append(Series("Pareto front", tuple(Point(*at) for at in front), len(series) + 1, marks=False))
     if score := last[outcome.original.name].score:
         series.append(

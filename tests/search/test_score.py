@@ -8,36 +8,18 @@ from math import ceil, log2
 
 import numpy as np
 import pytest
-import scipy.stats
 
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.search.cheap import Cheap, flops, gaussian_kappa, kept_layers, old_heads, order, scores
 from leansurgeon.search.evidence import Evidence
 from leansurgeon.search.halving import Result, climb, schedule
-from leansurgeon.search.score import Score, binomial_error, front, kendall_tau, moves, ranks
+from leansurgeon.search.score import Score, binomial_error
 from leansurgeon.search.space import Candidate
 from leansurgeon.search.trainings import arm_of, scaled, shortened
 from leansurgeon.shape import Shape
 from leansurgeon.surgery.plan.wanted import Wanted
 from leansurgeon.training.recipe.reading import load_training
 from leansurgeon.training.recipe.settings import Train
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_tau_and_ranks_are_scipys(seed):
-    rng = np.random.default_rng(seed)
-    a, b = rng.integers(0, 6, 12).tolist(), rng.integers(0, 6, 12).tolist()
-    assert kendall_tau(a, b) == pytest.approx(scipy.stats.kendalltau(a, b).statistic)
-    assert ranks(a) == scipy.stats.rankdata(a).tolist()
-
-
-def test_tau_of_equal_values_is_unknown():
-    assert kendall_tau([1, 1], [1, 2]) is None
-
-
-def test_moves_count_places_among_those_that_are_left():
-    before = {"a": 1, "b": 2, "c": 3, "d": 4}
-    assert moves(before, {"c": 0.1, "a": 0.2, "d": 0.3}) == {"a": -1, "c": 1, "d": 0}
 
 
 @pytest.mark.parametrize("tries", [1, 2, 3, 5, 8, 13, 64])
@@ -74,17 +56,6 @@ def test_halving_keeps_the_better_half_and_brings_in_what_stands_beside():
     assert seen[1] == (Fraction(1, 2), [names[i] for i in (3, 2, 1, 5)])  # 2 and 4 equal, but 4 is lost; 1 before 5
     assert seen[2] == (Fraction(1), [names[3], names[2], candidates(9)[8].name])
     assert len(results) == 3
-
-
-def test_a_front_compares_on_the_last_rung_that_both_saw():
-    points = {
-        "large": ((10,), [(-0.9, 0), (-0.95, 0)]),
-        "small": ((5,), [(-0.8, 0)]),
-        "worse": ((6,), [(-0.7, 0)]),
-        "same": ((10,), [(-0.9, 0)]),
-    }
-    assert front(points) == ["large", "small", "same"]  # equal on the rung that both saw
-    assert front({"a": ((1,), []), "b": ((1,), [(0, 0)])}) == ["b"]
 
 
 def test_standard_error_of_a_share():

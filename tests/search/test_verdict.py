@@ -13,15 +13,15 @@ import torch
 
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import Diverged
-from leansurgeon.search import heals, table
+from leansurgeon.search import findings, heals
 from leansurgeon.search.cheap import Cheap, order
+from leansurgeon.search.findings import correlate_cheap, find_front, list_as_good, list_changes
 from leansurgeon.search.halving import Result, Rung
 from leansurgeon.search.limits import Limit
 from leansurgeon.search.outcome import Outcome
 from leansurgeon.search.plots import picture
 from leansurgeon.search.score import Score, binomial_error
 from leansurgeon.search.space import Budget, Candidate, Shapes
-from leansurgeon.search.verdict import as_good, changes, foretold, pareto
 from leansurgeon.surgery.plan.wanted import Wanted
 from leansurgeon.tasks.base import Metric
 from leansurgeon.tasks.base import Score as TaskScore
@@ -67,7 +67,7 @@ def test_as_good_are_those_within_one_standard_error_of_the_difference(source):
     three = [candidate(source, 8, m, 1000 * m) for m in (96, 64, 32)]
     both = 2**0.5 * ERROR
     made = outcome(source, three, [[0.9, 0.9 - 0.95 * both, 0.9 - 1.1 * both]], [Cheap(c.parameters) for c in three])
-    assert made.winner is three[0] and as_good(made) == [three[1]]
+    assert made.winner is three[0] and list_as_good(made) == [three[1]]
 
 
 @pytest.mark.parametrize(("margin", "says"), [(1.8, "not shown"), (2.2, "seem to help")])
@@ -75,14 +75,14 @@ def test_heads_seem_to_help_from_two_standard_errors_on(source, margin, says):
     lean = candidate(source, 8, 64, 100_000)
     old = candidate(source, 4, 96, 100_001, control_of=lean.name)
     made = outcome(source, [lean], [[0.9]], [Cheap(100_000)], (old, 0.9 - margin * 2**0.5 * ERROR))
-    assert says in table.of_control(made)
+    assert says in findings.compare_with_control(made)
 
 
 def test_the_space_is_counted_in_words(source):
     nine = [candidate(source, 8, m, 1) for m in range(1, 10)]
-    said = table.space_line(Shapes(tuple(nine), 19, 7, {"no": 3}))
+    said = findings.describe_space(Shapes(tuple(nine), 19, 7, {"no": 3}))
     assert re.search(r"^19 shapes: 3\b\D*\b7\b.*\blarge\b\D*\b9 fit\b.*\bparameters\.$", said)
-    assert re.findall(r"\d+", table.space_line(Shapes(tuple(nine), 9, 0, {}))) == ["9", "9"]  # --memory alone
+    assert re.findall(r"\d+", findings.describe_space(Shapes(tuple(nine), 9, 0, {}))) == ["9", "9"]  # --memory alone
 
 
 def test_what_foretold_the_scores_is_scipys_tau_with_the_better_side_up(source):
@@ -90,23 +90,40 @@ def test_what_foretold_the_scores_is_scipys_tau_with_the_better_side_up(source):
     influence, kappa = [0.9, 0.7, 0.8, 0.1], [8.0, 5.0, 6.0, 9.0]
     numbers = [Cheap(c.parameters, influence=i, kappa=k) for c, i, k in zip(four, influence, kappa, strict=True)]
     values = [0.8, 0.95, 0.9, 0.7]
-    found = foretold(outcome(source, four, [values, values[:2]], numbers))
+    found = correlate_cheap(outcome(source, four, [values, values[:2]], numbers))
     assert found["influence"] == pytest.approx(scipy.stats.kendalltau(influence, values).statistic)
     assert found["kappa"] == pytest.approx(scipy.stats.kendalltau([-k for k in kappa], values).statistic)
     assert found["parameters"] == pytest.approx(scipy.stats.kendalltau([4, 3, 2, 1], values).statistic)
     assert "flops" not in found
-    (first, second) = changes(outcome(source, four, [values, values[:2]], numbers))
+    (first, second) = list_changes(outcome(source, four, [values, values[:2]], numbers))
     assert (first.tau, first.count) == (pytest.approx(scipy.stats.kendalltau([4, 3, 2, 1], values).statistic), 4)
     assert (second.tau, second.count, set(second.moves.values())) == (1.0, 2, {0})
+
+
+def test_the_front_compares_on_the_last_rung_that_both_saw(source):
+    """Large, small, one that is worse and larger than small, and one that is as good as the large one was at first."""
+    four = [candidate(source, 8, m, p) for m, p in ((16, 10), (32, 5), (48, 6), (64, 10))]
+    made = outcome(source, four, [[0.9, 0.8, 0.7, 0.9], [0.95]], [Cheap(c.parameters) for c in four])
+    assert find_front(made) == [four[i].name for i in (0, 1, 3)]
+    made.rungs[0][four[1].name] = made.rungs[0][four[3].name] = Result(None, "failed")
+    assert find_front(made) == [four[i].name for i in (0, 2)]
+
+
+def test_moves_count_places_among_those_that_are_left(source):
+    four = [candidate(source, 8, m, 100) for m in (16, 32, 48, 64)]
+    made = outcome(source, four, [[0.8, 0.0, 0.9, 0.7]], [Cheap(100) for _ in four])
+    made.rungs[0][four[1].name] = Result(None, "failed")
+    (change,) = list_changes(made)
+    assert change.moves == {four[0].name: -1, four[2].name: 1, four[3].name: 0}
 
 
 def test_the_front_knows_latency_and_memory_too(source):
     """The second is worse and as large, but faster; the third is faster than neither."""
     three = [candidate(source, 8, m, 100) for m in (16, 32, 48)]
     numbers = [Cheap(100, memory=9, latency=x) for x in (2.0, 1.0, 2.0)]
-    assert pareto(outcome(source, three, [[0.9, 0.8, 0.85]], numbers)) == [c.name for c in three[:2]]
+    assert find_front(outcome(source, three, [[0.9, 0.8, 0.85]], numbers)) == [c.name for c in three[:2]]
     numbers = [Cheap(100, memory=x, latency=2.0) for x in (9, 9, 8)]
-    assert pareto(outcome(source, three, [[0.9, 0.8, 0.85]], numbers)) == [three[0].name, three[2].name]
+    assert find_front(outcome(source, three, [[0.9, 0.8, 0.85]], numbers)) == [three[0].name, three[2].name]
 
 
 @pytest.mark.parametrize(("key", "wish"), [("influence", 1), ("kappa", -1)])

@@ -31,8 +31,9 @@ from leansurgeon.checkpoints.source import Source, open_source
 from leansurgeon.measure.data import calibration
 from leansurgeon.measure.data.calibration import Batch, Calibration
 from leansurgeon.measure.data.inputs import answer
+from leansurgeon.search.findings import kendall_tau
 from leansurgeon.search.heals import Heals, task_score
-from leansurgeon.search.score import Score, kendall_tau
+from leansurgeon.search.score import Score
 from leansurgeon.search.space import Budget, Candidate, Space, enumerate_shapes
 from leansurgeon.surgery.plan.method import Method
 from leansurgeon.surgery.plan.planning import plan

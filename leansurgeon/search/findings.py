@@ -1,0 +1,339 @@
+"""What a search found: its table, JSON document and sentences. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from math import hypot, isnan
+from typing import Any
+
+from leansurgeon.errors import plural
+from leansurgeon.reading.jsonfile import JsonObject
+from leansurgeon.report.humans import NONE, change, count, listed, memory, plain
+from leansurgeon.search.cheap import Cheap
+from leansurgeon.search.halving import Result
+from leansurgeon.search.outcome import Outcome
+from leansurgeon.search.score import Score
+from leansurgeon.search.space import Candidate, Shapes
+from leansurgeon.words import WIDTH, in_columns
+
+LEFT_OUT = ("kept", "kappa", "cheap", "memory")  # first where the table would be too wide
+FORETELL = ("parameters", "flops", "influence", "kappa")  # kappa is better small, the others large
+TOLD = 3  # so many moves are named
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One candidate, control or the source: its place by the cheap scores (from 1), and its results by rung."""
+
+    candidate: Candidate
+    numbers: Cheap
+    place: int | None
+    results: dict[str, Result]
+    on_front: bool
+
+
+@dataclass(frozen=True)
+class Change:
+    """Two stages, Kendall's tau of their orders, and the places that candidates moved up (down: negative)."""
+
+    before: str
+    after: str
+    tau: float | None
+    moves: dict[str, int]
+    count: int
+
+
+def list_findings(outcome: Outcome) -> list[Finding]:
+    """Candidates, then controls, the source last."""
+    front, names = find_front(outcome), [c.name for c in outcome.tried]
+    return [
+        Finding(
+            candidate,
+            outcome.cheap[name],
+            names.index(name) + 1 if name in names else None,
+            {str(g.share): r[name] for g, r in zip(outcome.schedule, outcome.rungs, strict=True) if name in r},
+            name in front,
+        )
+        for candidate in (*outcome.everyone.values(), outcome.original)
+        for name in (candidate.name,)
+    ]
+
+
+# -- orders ---------------------------------------------------------------------------------------
+
+
+def list_stages(outcome: Outcome) -> list[tuple[str, dict[str, tuple]]]:
+    """Every stage with a key by name, the smaller the better. A stage has those alone that came to it from the one
+    before: controls come in on the last rung, so they have no place in the order of earlier ones.
+    """
+    stages: list[tuple[str, dict[str, tuple]]] = [("cheap", {c.name: (i,) for i, c in enumerate(outcome.tried)})]
+    for rung, results in zip(outcome.schedule, outcome.rungs, strict=True):
+        keys = {c.name: results[c.name].score.key for c in outcome.tried if c.name in results and results[c.name].score}
+        stages.append((str(rung.share), keys))
+    return stages
+
+
+def kendall_tau(a: Sequence[Any], b: Sequence[Any]) -> float | None:
+    """Kendall's tau-b (1945) of two lists of keys for the same things; None where one list has a single value."""
+    from scipy.stats import kendalltau
+
+    places = ([sorted(set(keys)).index(key) for key in keys] for keys in (a, b))
+    tau = float(kendalltau(*places).statistic)
+    return None if isnan(tau) else tau
+
+
+def list_changes(outcome: Outcome) -> list[Change]:
+    """How the order changed from each stage to the next, among those that both have."""
+    changes = []
+    for (first, a), (then, b) in pairwise(list_stages(outcome)):
+        names = [name for name in a if name in b]
+        before = sorted(names, key=a.__getitem__)
+        after = sorted(before, key=b.__getitem__)
+        moves = {name: before.index(name) - after.index(name) for name in names}
+        tau = kendall_tau([a[n] for n in names], [b[n] for n in names])
+        changes.append(Change(first, then, tau, moves, len(names)))
+    return changes
+
+
+def correlate_cheap(outcome: Outcome) -> dict[str, float | None]:
+    """Kendall's tau between each cheap number (turned so that better is first) and the first rung's scores."""
+    _, keys = list_stages(outcome)[1]
+    taus = {}
+    for number in FORETELL:
+        values = [getattr(outcome.cheap[name], number) for name in keys]
+        if None not in values:
+            wish = 1 if number == "kappa" else -1
+            taus[number] = kendall_tau([wish * value for value in values], list(keys.values()))
+    return taus
+
+
+def find_front(outcome: Outcome) -> list[str]:
+    """The Pareto front: names that no other candidate is at least as good as in parameters, memory and latency (as far
+    as known of all) and in score. Candidates are compared on the last rung that both saw, since a longer training is
+    no merit of a shape; a control with those of the last rung.
+    """
+    everyone, tried, last = outcome.everyone, {c.name for c in outcome.tried}, outcome.rungs[-1]
+    numbers = [[getattr(outcome.cheap[n], key) for n in everyone] for key in ("parameters", "memory", "latency")]
+    known = [values for values in numbers if None not in values]
+    costs = dict(zip(everyone, zip(*known, strict=True), strict=True))
+    keys = {name: [score.key for score in outcome.scores(name)] for name in everyone}
+
+    def beats(a: str, b: str) -> bool:
+        """Whether `a` is nowhere worse than `b` and somewhere better."""
+        rungs = [min(len(keys[a]), len(keys[b])) - 1] if {a, b} <= tried else []
+        rungs += [-1] if a in last and b in last else []
+        pairs = [((*costs[a], keys[a][i]), (*costs[b], keys[b][i])) for i in rungs if keys[a]]
+        return any(x != y and all(p <= q for p, q in zip(x, y, strict=True)) for x, y in pairs)
+
+    return [b for b in everyone if keys[b] and not any(beats(a, b) for a in everyone if a != b)]
+
+
+def list_as_good(outcome: Outcome) -> list[Candidate]:
+    """Finalists that the winner's margin does not tell from it: within one standard error of the difference, counted as
+    if the samples were independent (they are shared, so this is cautious). Empty where the metric has no standard
+    error.
+    """
+    winner, *others = ((c, outcome.rungs[-1][c.name].score) for c in outcome.finalists)
+    best = winner[1]
+    return [
+        candidate
+        for candidate, score in others
+        if best.error is not None and abs(best.value - score.value) <= hypot(best.error, score.error)
+    ]
+
+
+def make_document(outcome: Outcome, command: str, extra: dict[str, Any]) -> JsonObject:
+    """The search as one JSON document."""
+    rows = [
+        {
+            "name": one.candidate.name,
+            "shape": one.candidate.shape.as_dict(),
+            "control_of": one.candidate.control_of,
+            "cheap": asdict(one.numbers),
+            "cheap_rank": one.place,
+            "scores": {share: result.score and asdict(result.score) for share, result in one.results.items()},
+            "failed": next((result.failed for result in one.results.values() if result.failed), None),
+            "pareto": one.on_front,
+        }
+        for one in list_findings(outcome)
+    ]
+    budget, space = outcome.budget, outcome.space
+    return {
+        "schema_version": 1,
+        "source": outcome.source.name,
+        "budget": {"parameters": budget.parameters, "memory_bytes": budget.memory, "latency_ms": budget.latency},
+        "space": {
+            "shapes": space.looked_at,
+            "too_large": space.too_large,
+            "refused": space.refused,
+            "within_budget": len(space.candidates),
+        },
+        "rungs": [{"share": str(r.share), "candidates": r.size} for r in outcome.schedule],
+        "candidates": rows,
+        "source_row": outcome.original.name,
+        "winner": outcome.winner.name,
+        "control": outcome.control.name if outcome.control else None,
+        "as_good": [c.name for c in list_as_good(outcome)],
+        "untouched": {name: asdict(score) for name, score in outcome.untouched.items()},
+        "order": {
+            "changes": [
+                {"from": c.before, "to": c.after, "kendall_tau": c.tau, "candidates": c.count, "moved_up": c.moves}
+                for c in list_changes(outcome)
+            ],
+            "foretold": correlate_cheap(outcome),
+        },
+        "command": command,
+    } | extra
+
+
+# -- table ----------------------------------------------------------------------------------------
+
+
+def make_table(outcome: Outcome) -> str:
+    """Candidates and controls, the best first by the longest rung that they saw; the source last. 80 columns."""
+
+    def success(one: Finding) -> tuple:
+        """The last rung that it reached, then its score there."""
+        seen = [i for i, rung in enumerate(outcome.schedule) if (r := one.results.get(str(rung.share))) and r.score]
+        best = one.results[str(outcome.schedule[seen[-1]].share)].score.key if seen else ()
+        return (-(seen[-1] if seen else -1), best, one.candidate.parameters)
+
+    def row(one: Finding) -> dict[str, str]:
+        """Its cells by the head of their column."""
+        cells = {"": label(one.candidate) + " *" * one.on_front} | shape_cells(one.candidate, one.numbers)
+        cells["cheap"] = str(one.place or NONE)
+        for share in (str(rung.share) for rung in outcome.schedule):
+            result = one.results.get(share)
+            cells[share] = NONE if result is None else result.score.text if result.score else "failed"
+        return cells
+
+    def label(candidate: Candidate) -> str:
+        """`source`, `winner`, `control`, or that it has the old heads."""
+        if candidate is outcome.original:
+            return "source"
+        if candidate.name == outcome.winner.name:
+            return "winner"
+        if outcome.control and candidate.name == outcome.control.name:
+            return "control"
+        return "" if candidate.more_heads else "old heads"
+
+    *others, source = list_findings(outcome)
+    rows = [row(one) for one in (*sorted(others, key=success), source)]
+    for name in (None, *LEFT_OUT):
+        for cells in rows:
+            cells.pop(name, None)
+        text = draw_cells(rows)
+        if len(text.splitlines()[0]) <= WIDTH:
+            break
+    return text
+
+
+def draw_cells(rows: Sequence[dict[str, str]]) -> str:
+    """The columns that say something, under their heads."""
+    columns = [c for c in rows[0] if any(r[c] != NONE for r in rows)]
+    return in_columns(columns, [[row[c] for c in columns] for row in rows])
+
+
+def shape_cells(candidate: Candidate, numbers: Cheap) -> dict[str, str]:
+    """Layers, heads, MLP and costs of a candidate."""
+    shape = candidate.shape
+    return {
+        "layers": shape.column("depth"),
+        "heads": shape.column("heads"),
+        "MLP": shape.column("mlp_dim"),
+        "params": count(numbers.parameters, short=True),
+        "memory": memory(numbers.memory),
+        "ms": plain(numbers.latency),
+        "kept": NONE if numbers.influence is None else f"{100 * numbers.influence:.0f} %",
+        "kappa": plain(numbers.kappa),
+    }
+
+
+def make_candidates_table(ranked: list[Candidate], numbers: dict[str, Cheap], most: int = 20) -> str:
+    """The candidates of a dry run in the order of the cheap scores."""
+    return draw_cells(
+        [shape_cells(c, numbers[c.name]) | {"head_dim": c.shape.column("head_dim")} for c in ranked[:most]]
+    )
+
+
+# -- sentences ------------------------------------------------------------------------------------
+
+
+def describe_space(space: Shapes) -> str:
+    """`180 shapes: 12 cannot be made, 100 are too large and 68 fit the budget in parameters.`"""
+    parts = [f"{sum(space.refused.values()):,} cannot be made"] if space.refused else []
+    parts += [f"{space.too_large:,} are too large"] if space.too_large else []
+    # Without a limit of parameters, or where it excludes nothing, this says nothing of the other limits.
+    parts += [f"{len(space.candidates):,} {'fit the budget in parameters' if space.too_large else 'can be made'}"]
+    return f"{plural(space.looked_at, 'shape')}: {listed(parts)}."
+
+
+def describe(outcome: Outcome) -> list[str]:
+    """What may be said, one paragraph each."""
+    winner, score = outcome.winner, outcome.rungs[-1][outcome.winner.name].score
+    lines = [
+        f"Winner: {name_shape(winner)}: {score.label} {score.text}{describe_error(score)}, {winner.parameters:,} "
+        f"parameters ({change(winner.parameters, outcome.original.parameters)}).",
+        compare_with_control(outcome),
+    ]
+    if untouched := outcome.untouched:
+        names = {winner.name: "winner", outcome.original.name: "source"}
+        told = [f"{names.get(name, 'control')} {score.text}" for name, score in untouched.items()]
+        some = next(iter(untouched.values()))
+        lines.append(f"On {plural(some.samples, 'held-out sample')} that chose nothing: {listed(told)}.")
+    else:
+        lines.append(
+            "The evaluation data chose the winner, which flatters it: train it, its control and the source on other "
+            "seeds before you believe the difference."
+        )
+    if others := list_as_good(outcome):
+        small = min((winner, *others), key=lambda c: c.parameters)
+        ending = f"; the smallest is {name_shape(small)} with {small.parameters:,} parameters"
+        less = "" if small is winner else ending
+        lines.append(f"Not to be told from it (one standard error): {listed(map(name_shape, others))}{less}.")
+    for step in list_changes(outcome):
+        if step.tau is None:
+            continue
+        far = sorted(step.moves.items(), key=lambda item: (-abs(item[1]), item[0]))[:TOLD]
+        told = [f"{name} {'up' if by > 0 else 'down'} {abs(by)}" for name, by in far if by]
+        moved = f" ({', '.join(told)})" if told else ""
+        lines.append(
+            f"Order {step.before} to {step.after}, {plural(step.count, 'shape')}: Kendall's tau {step.tau:+.2f}{moved}."
+        )
+    if known := [f"{name} {tau:+.2f}" for name, tau in correlate_cheap(outcome).items() if tau is not None]:
+        lines.append(f"What foretold the first rung (tau): {', '.join(known)}.")
+    return [*lines, outcome.says] if outcome.says else lines
+
+
+def compare_with_control(outcome: Outcome) -> str:
+    """What the control says of the winner's heads."""
+    last, winner, other = outcome.rungs[-1], outcome.winner, outcome.control
+    if not winner.more_heads:
+        rival = next((c for c in outcome.finalists if c.more_heads), None)
+        beside = f"; the best with more, {name_shape(rival)}, has {last[rival.name].score.text}" if rival else ""
+        return f"It has the old number of heads{beside}."
+    score = last[other.name].score if other and other.name in last else None
+    if score is None:
+        return "It has no control: no MLP gives the old heads as many parameters."
+    best = last[winner.name].score
+    said = f"Its control, {name_shape(other)}, has {score.text} with {other.parameters:,} parameters"
+    if best.error is None:
+        return f"{said}."
+    apart = abs(best.value - score.value) > 2 * (best.error**2 + score.error**2) ** 0.5
+    return f"{said}, so more heads {'seem to help here' if apart else 'are not shown to help'}."
+
+
+def name_shape(candidate: Candidate) -> str:
+    """A candidate's shape in words."""
+    shape = candidate.shape
+    layers, heads = plural(shape.column("depth"), "layer"), plural(shape.column("heads"), "head")
+    return f"{layers} x {heads}, MLP {shape.column('mlp_dim')}"
+
+
+def describe_error(score: Score) -> str:
+    """` (standard error 0.9 points)` of the sample, or ` (sd 0.3)` over seeds."""
+    if score.spread is not None:
+        return f" (sd over seeds {100 * score.spread:.1f} points)" if score.percent else f" (sd {score.spread:.3g})"
+    return f" (standard error {100 * score.error:.1f} points)" if score.error is not None else ""
