@@ -17,6 +17,7 @@ from leansurgeon.checkpoints.source import Source, open_source
 from leansurgeon.commands.command import Command
 from leansurgeon.commands.options import DataRequest, DeviceRequest, PushRequest, check_folder_name, spell_share
 from leansurgeon.commands.results import Cut
+from leansurgeon.commands.samples import data_to_measure
 from leansurgeon.errors import UsageError, short
 from leansurgeon.measure.data.calibration import Calibration
 from leansurgeon.measure.data.choose_task import has_two_stacks
@@ -27,7 +28,6 @@ from leansurgeon.report.tables.decided import closing
 from leansurgeon.request import Opt
 from leansurgeon.surgery.shrink import Decided, blaming_weights, carry_out
 from leansurgeon.training.runs.folder import keep_beside, run_of
-from leansurgeon.training.runs.sample_data import data_to_measure
 from leansurgeon.words import wrap
 
 if TYPE_CHECKING:

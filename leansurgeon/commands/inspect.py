@@ -130,8 +130,8 @@ def infer_declaration(source: Source) -> Architecture:
 
 def measure_or_read_kappa(source: Source, request: InspectRequest, say: Say) -> JsonObject | None:
     """Kappa on the sample data that --data names, else what the training of this run's model has left."""
+    from leansurgeon.commands.samples import data_for_kappa
     from leansurgeon.training.runs.folder import LAST
-    from leansurgeon.training.runs.sample_data import data_for_kappa
     from leansurgeon.training.runs.summary import read_if_whole
 
     if request.data:

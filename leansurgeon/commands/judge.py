@@ -112,9 +112,9 @@ def source_of(opened: Source, against: str | None, keep: ExitStack, *, allow_pic
 
 def on_all(opened: Source, origin: Source, request: JudgeRequest, say: Say) -> dict[str, Comparison]:
     """Both models on the data and the tasks that were named."""
+    from leansurgeon.commands.samples import data_to_measure
     from leansurgeon.measure import harness
     from leansurgeon.surgery.check import judged
-    from leansurgeon.training.runs.sample_data import data_to_measure
 
     data, tasks, comparisons = request.data, request.lm_eval, {}
     if tasks:  # a task that is not there is known at once

@@ -73,9 +73,9 @@ def kappa(request: KappaRequest, say: Say) -> Kappa:
         raise UsageError(f"--precision {request.precision}: give one of {', '.join(PRECISIONS)}.")
     from leansurgeon.checkpoints.record import shown_if_newer
     from leansurgeon.checkpoints.source import open_source
+    from leansurgeon.commands.samples import data_for_kappa
     from leansurgeon.report.evidence.collect import KAPPA
     from leansurgeon.training.runs.folder import keep_beside, run_of
-    from leansurgeon.training.runs.sample_data import data_for_kappa
 
     model, data = request.model, request.data
     with shown_if_newer(say):

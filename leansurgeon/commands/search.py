@@ -27,6 +27,7 @@ from leansurgeon.commands.options import (
     spell_changes,
     spell_path,
 )
+from leansurgeon.commands.samples import sample_data, trained_on
 from leansurgeon.errors import UsageError, short
 from leansurgeon.measure.costs.memory import OPTIMIZERS, Setting
 from leansurgeon.measure.data.calibration import Calibration
@@ -46,7 +47,6 @@ from leansurgeon.tasks.classes import spell_names
 from leansurgeon.training.recipe.reading import load, load_training
 from leansurgeon.training.recipe.schema import ExperimentRecipe, TrainingRecipe
 from leansurgeon.training.runs.folder import write_json
-from leansurgeon.training.runs.sample_data import sample_data, trained_on
 from leansurgeon.words import wrap
 
 DOCUMENT = "search.json"  # what --json prints, in the folder of the search

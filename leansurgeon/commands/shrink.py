@@ -21,6 +21,14 @@ from leansurgeon.commands import in_memory
 from leansurgeon.commands.command import Command
 from leansurgeon.commands.options import Data, DataRequest, DeviceRequest, PushRequest, Seconds, spell_share
 from leansurgeon.commands.results import Cut
+from leansurgeon.commands.samples import (
+    BY_WEIGHTS,
+    own_samples,
+    sample_data,
+    sample_data_of_all,
+    trained_on,
+    tried,
+)
 from leansurgeon.errors import UsageError
 from leansurgeon.measure.data.calibration import Batch, Calibration
 from leansurgeon.progress import Say
@@ -36,14 +44,6 @@ from leansurgeon.surgery.plan.next_steps import indivisible
 from leansurgeon.surgery.plan.planning import Plan, plan, without_data
 from leansurgeon.surgery.plan.wanted import Wanted
 from leansurgeon.surgery.shrink import Decided, carry_out, decide, telling_what_is_kept, unread
-from leansurgeon.training.runs.sample_data import (
-    BY_WEIGHTS,
-    own_samples,
-    sample_data,
-    sample_data_of_all,
-    trained_on,
-    tried,
-)
 from leansurgeon.words import wrap
 
 

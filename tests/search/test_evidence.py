@@ -7,8 +7,8 @@ import pytest
 
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.commands import search
+from leansurgeon.commands.samples import sample_data
 from leansurgeon.search import evidence
-from leansurgeon.training.runs.sample_data import sample_data
 from tests.support.models.word_models import sentence_encoder
 
 

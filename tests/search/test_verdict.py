@@ -194,8 +194,8 @@ def test_a_training_is_judged_at_its_end_and_the_test_set_is_not_larger_for_more
 
 def test_the_source_is_nearest_to_itself(saved, tmp_path):
     """Without labels a candidate is judged by the cosine of its outputs with the source's: 1 where nothing is cut."""
+    from leansurgeon.commands.samples import sample_data
     from leansurgeon.search.heals import Heals
-    from leansurgeon.training.runs.sample_data import sample_data
 
     folder, text = sentence_encoder(saved, tmp_path, 40)
     encoder = open_source(str(folder))

@@ -28,6 +28,7 @@ from tabulate import tabulate
 from leansurgeon.checkpoints.model import load
 from leansurgeon.checkpoints.publish.leftovers import scratch
 from leansurgeon.checkpoints.source import Source, open_source
+from leansurgeon.commands.samples import sample_data
 from leansurgeon.measure.data import calibration
 from leansurgeon.measure.data.calibration import Batch, Calibration
 from leansurgeon.measure.data.inputs import answer
@@ -39,7 +40,6 @@ from leansurgeon.surgery.plan.method import Method
 from leansurgeon.surgery.plan.planning import plan
 from leansurgeon.surgery.shrink import decide
 from leansurgeon.surgery.write.apply import apply
-from leansurgeon.training.runs.sample_data import sample_data
 
 RATE = 1e-3
 Row = dict[str, float | str | Sequence[float]]

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from leansurgeon.checkpoints.model import load
 from leansurgeon.checkpoints.source import Source, open_source
+from leansurgeon.commands.samples import sample_data, sample_data_of_all
 from leansurgeon.measure.data.batches import thin
 from leansurgeon.measure.data.calibration import Calibration
-from leansurgeon.training.runs.sample_data import sample_data, sample_data_of_all
 from tests.benchmarks.rivals import dropping, flattengpt, folded, laco, linearpatch, replaceme
 from tests.benchmarks.rivals.common import Batches, Noted, Rival
 from tests.benchmarks.rivals.judge import judged, said_by

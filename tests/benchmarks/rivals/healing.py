@@ -24,7 +24,7 @@ from tabulate import tabulate
 from torch import nn
 
 from leansurgeon.checkpoints.source import open_source
-from leansurgeon.training.runs.sample_data import sample_data_of_all
+from leansurgeon.commands.samples import sample_data_of_all
 from tests.benchmarks.rivals.__main__ import Contest
 from tests.benchmarks.rivals.__main__ import rows_of as lines_of
 from tests.benchmarks.rivals.common import Batches

@@ -101,7 +101,7 @@ def by_hand(folder, source, other) -> tuple[list[float], list[int]]:
     from transformers import AutoModelForCausalLM
 
     from leansurgeon.checkpoints.source import open_source
-    from leansurgeon.training.runs.sample_data import sample_data
+    from leansurgeon.commands.samples import sample_data
 
     data = sample_data(open_source(str(source)), str(other), None, None, 0, lambda _: None)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()

@@ -14,8 +14,8 @@ import torch
 
 from leansurgeon.checkpoints.model import load
 from leansurgeon.checkpoints.source import open_source
+from leansurgeon.commands.samples import data_for_kappa
 from leansurgeon.report.tables.kappa import tables
-from leansurgeon.training.runs.sample_data import data_for_kappa
 from tests.support.command_line import leansurgeon
 from tests.support.models.word_models import WORDS, sentence_encoder, words
 from tests.support.report.report_fixtures import summary, write

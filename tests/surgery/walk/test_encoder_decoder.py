@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.cli.main import app
+from leansurgeon.commands.samples import sample_data_of_all
 from leansurgeon.errors import UsageError
 from leansurgeon.measure.data.calibration import IGNORED, Calibration
 from leansurgeon.measure.data.pairs import Seq2Seq, batch_of
@@ -15,7 +16,6 @@ from leansurgeon.surgery.plan.planning import plan
 from leansurgeon.surgery.plan.wanted import Wanted
 from leansurgeon.surgery.walk.calibrated import calibrate
 from leansurgeon.surgery.walk.ground import Options
-from leansurgeon.training.runs.sample_data import sample_data_of_all
 from tests.conftest import build
 from tests.support.models.word_models import WORDS, words
 from tests.surgery.walk.test_calibrated import cut, error, text_batches

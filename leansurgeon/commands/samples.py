@@ -50,25 +50,43 @@ def sample_data(
     """What the user has `named` by the `flag`, else data of the `task`; what the model makes itself is made on the
     `device`. Raises `UsageError` for data that is not there or unfit.
     """
-    from leansurgeon.measure.data import calibration, own, pairs
+    from leansurgeon.measure.data import own
+
+    if named != own.NAME:
+        return read_samples(opened, named, task, samples, seed, say, flag, columns)
+    try:
+        return own.samples(opened, seed=seed, device=device, say=say)
+    except UsageError as error:
+        hint = "Give other data."
+        if flag == "--calibrate":
+            hint = "Without --calibrate the novel that comes along, or random tokens, take their place."
+        raise UsageError(f"{opened.name} makes no samples of its own: {error.message}", hint) from error
+
+
+def read_samples(
+    opened: Source,
+    named: str | None,
+    task: TaskChoice | None,
+    samples: int | None,
+    seed: int,
+    say: Say,
+    flag: str,
+    columns: str | None,
+) -> Calibration:
+    """The same of data that no model made; a model of two stacks gets pairs of texts."""
+    from leansurgeon.measure.data import calibration, pairs
     from leansurgeon.measure.data.choose_task import has_two_stacks
 
-    settings = {"cache": cache_folder(), "samples": samples, "seed": seed, "say": say}
-    if named == own.NAME:
-        try:
-            return own.samples(opened, seed=seed, device=device, say=say)
-        except UsageError as error:
-            hint = "Give other data."
-            if flag == "--calibrate":
-                hint = "Without --calibrate the novel that comes along, or random tokens, take their place."
-            raise UsageError(f"{opened.name} makes no samples of its own: {error.message}", hint) from error
-    if named and has_two_stacks(opened):
-        return pairs.open_pairs(named, opened, samples=samples, seed=seed, flag=flag, columns=columns, say=say)
+    if columns and not named:
+        raise UsageError(f"--columns {columns} says what is in a table, and none is named.", "Name the table.")
+    how = {"samples": samples, "seed": seed, "say": say}
+    if has_two_stacks(opened):
+        return pairs.open_pairs(named or f"task:{task.name}", opened, flag=flag, columns=columns, **how)
     if named:
-        return calibration.open_calibration(named, opened, flag=flag, columns=columns, **settings)
-    refuse_columns(columns)
-    say(f"Sample data: task {task.name}, as in the run's recipe (--uncalibrated does without).")
-    return calibration.from_task(task.name, task.options, opened, **settings)
+        return calibration.open_calibration(named, opened, cache=cache_folder(), flag=flag, columns=columns, **how)
+    without = " (--uncalibrated does without)" if flag == "--calibrate" else ""
+    say(f"Sample data: task {task.name}, as in the run's recipe{without}.")
+    return calibration.from_task(task.name, task.options, opened, cache=cache_folder(), **how)
 
 
 def sample_data_of_all(
@@ -145,34 +163,17 @@ def data_to_measure(
     say: Say,
     columns: str | None = None,
 ) -> Calibration:
-    """The same for `what` is measured, where the flag is --data; a model of two stacks gets pairs of texts.
+    """The data on which `what` is measured, where the flag is --data.
 
     Raises `UsageError` where nothing is named and `model` is no run either.
     """
-    from leansurgeon.measure.data import calibration, pairs
-    from leansurgeon.measure.data.choose_task import has_two_stacks
-
     task = None if named else trained_on(model)
     if not named and task is None:
         raise UsageError(
             f"{what} needs sample data, and {model} is no run that says what it was trained on.",
             "Give --data: text files, a folder of images, or task:NAME.",
         )
-    if has_two_stacks(opened):
-        spec = named or f"task:{task.name}"
-        return pairs.open_pairs(spec, opened, samples=samples, seed=seed, flag="--data", columns=columns, say=say)
-    settings = {"cache": cache_folder(), "samples": samples, "seed": seed, "say": say}
-    if named:
-        return calibration.open_calibration(named, opened, flag="--data", columns=columns, **settings)
-    refuse_columns(columns)
-    say(f"Sample data: task {task.name}, as in the run's recipe.")
-    return calibration.from_task(task.name, task.options, opened, **settings)
-
-
-def refuse_columns(columns: str | None) -> None:
-    """Raise `UsageError` where columns are given and no data is named."""
-    if columns:
-        raise UsageError(f"--columns {columns} says what is in a table, and none is named.", "Name the table.")
+    return read_samples(opened, named, task, samples, seed, say, "--data", columns)
 
 
 def data_for_kappa(
