@@ -12,6 +12,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
+import torch
 from scipy import stats
 
 from leansurgeon import tasks
@@ -256,6 +257,32 @@ def test_a_batch_holds_padded_tokens_and_the_value(tmp_path):
     for beyond in (1200, -1):  # the next split's first sample, the file's last
         with pytest.raises(IndexError):
             task.batch("train", np.array([beyond]), seed=0, epoch=0)
+
+
+def test_the_published_files_are_read(tmp_path):
+    """As lra_release/listops-1000 has them: a header, round brackets, which mean nothing, and the value behind a tab."""
+    folder = tmp_path / "lra_release" / "listops-1000"
+    folder.mkdir(parents=True)
+    made, shown = {}, prepared(tmp_path / "cache")
+    for split, name in (("train", "train"), ("eval", "val"), ("test", "test")):
+        batch = shown.batch(split, np.arange(40), seed=0, epoch=0)
+        made[split] = batch
+        lines = ["Source\tTarget"]
+        for tokens, label in zip(batch["input_ids"].tolist(), batch["labels"].tolist(), strict=True):
+            words = [SYMBOLS[token - 1] for token in tokens if token]
+            lines.append(f"( ( {' ) ( '.join(words)} ) )\t{label}")
+        (folder / f"basic_{name}.tsv").write_text("\n".join(lines) + "\n")
+    task = prepared(tmp_path / "cache", data=str(tmp_path / "lra_release"))
+    for split, expected in made.items():
+        batch = task.batch(split, np.arange(task.size(split)), seed=0, epoch=0)
+        assert all(torch.equal(batch[name], expected[name]) for name in expected)
+    assert task.describe()["test_samples"] == 40 and "generated" not in task.describe()["source"]
+    (folder / "basic_val.tsv").write_text("Source\tTarget\n( [MAX 1 2 ] )\t2\n( [MUL 1 2 ] )\t2\n")
+    with pytest.raises(UsageError, match=r"basic_val\.tsv, line 3: '\[MUL' is no symbol"):
+        prepared(tmp_path / "cache", data=str(folder))
+    (folder / "basic_test.tsv").unlink()
+    with pytest.raises(UsageError, match=r"basic_test\.tsv is missing"):
+        prepared(tmp_path / "cache", data=str(folder))
 
 
 def test_small_spaces_are_exhausted_and_then_refused(tmp_path):

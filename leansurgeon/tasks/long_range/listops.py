@@ -1,6 +1,7 @@
 """ListOps of the Long Range Arena: the value, 0 to 9, of a nested expression such as `[MAX 2 9 [MIN 4 7 ] 0 ]`.
 
-Made here, since the distribution is published and the files need a network: depth and arguments up to 10, 500 <
+Made here, since the distribution is published and the files are part of an archive of 7.7 GB, or read from them
+(`lra_release/listops-1000/basic_train.tsv` and so on): depth and arguments up to 10, 500 <
 length < 2000, 96,000 / 2,000 / 2,000 expressions, none twice (Tay et al., "Long Range Arena", ICLR 2021). The
 published split takes a Python set in hash order, which no two runs share; ours takes the expressions in the order in
 which they are drawn, which is as random and repeats.
@@ -12,28 +13,36 @@ import hashlib
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
 from pydantic import Field, model_validator
 
-from leansurgeon.errors import UsageError
+from leansurgeon.errors import UsageError, quoted
 from leansurgeon.progress import phase
+from leansurgeon.reading import tables
+from leansurgeon.reading.files import in_home
 from leansurgeon.tasks import base, ragged
 from leansurgeon.tasks import cache as disk
 from leansurgeon.tasks.long_range import makers
-from leansurgeon.tasks.long_range.listops_trees import TREES_PER_CHUNK, Grammar, Trees, chunk, read_chunk
+from leansurgeon.tasks.long_range.listops_trees import SYMBOLS, TREES_PER_CHUNK, Grammar, Trees, chunk, read_chunk
 from leansurgeon.tasks.text import vocab
 
 PAD = 0  # symbol i of SYMBOLS is token i + 1: 15 symbols and the padding, in the published vocabulary of 32
+GENERATED = "generated"
+FILES = {"train": "basic_train.tsv", "eval": "basic_val.tsv", "test": "basic_test.tsv"}
 PROGRAM = "leansurgeon.tasks.long_range.listops_trees"  # makes chunks
 _VERSION = 1  # of the generator: a change that changes the data changes this
 _PATIENCE = 50  # chunks in a row without one new expression
 
 
 class Options(base.Options):
-    """The published data set; smaller numbers give a mini variant. Both length bounds are exclusive."""
+    """The published data set; smaller numbers give a mini variant. Both length bounds are exclusive. `data`:
+    `generated`, or the folder of the published files, of which all is taken.
+    """
 
+    data: str = GENERATED
     train: int = Field(96_000, ge=1)
     eval: int = Field(2_000, ge=1)
     test: int = Field(2_000, ge=0)
@@ -60,11 +69,22 @@ class ListOps(base.Task):
     head = "sequence-classification"
     metric = base.Metric("accuracy", "accuracy", higher_is_better=True, percent=True)
     Options = Options
+    licence = "made by leansurgeon: no rights attached"
 
     def prepare(self, cache: Path, model_dir: Path | None, *, workers: int, say: Callable[[str], None]) -> None:
         """Generate the trees once, in `workers` processes; what comes out depends on the seed alone."""
         o = self.options
         vocab.check_length(self.seq_len, model_dir)
+        if o.data != GENERATED:
+            files = _published(in_home(o.data).absolute())
+            self.source, self.licence = f"ListOps of the Long Range Arena, {o.data}", "as its authors say"
+            key = {"version": _VERSION, "files": {split: disk.file_key(path) for split, path in files.items()}}
+            self._open(disk.entry(cache, "listops", key, lambda folder: _read(folder, files, self.seq_len, say)))
+            return
+        self.source = (
+            f"ListOps of the Long Range Arena, generated: depth {o.max_depth}, {o.max_args} arguments, "
+            f"{o.min_length} < length < {o.max_length}, seed {o.seed}"
+        )
         grammar = Grammar(o.max_depth, o.max_args, o.min_length, o.max_length)
         sizes = {"train": o.train, "eval": o.eval} | ({"test": o.test} if o.test else {})
         key = {"version": _VERSION, "seed": o.seed, "sizes": list(sizes.items()), "grammar": vars(grammar)}
@@ -91,18 +111,52 @@ class ListOps(base.Task):
         """Ten classes, the digits."""
         return {"num_labels": 10}
 
-    def describe(self) -> base.Description:
-        """Sizes and the grammar that the data follows."""
-        o = self.options
-        return {
-            "train_samples": o.train,
-            "eval_samples": o.eval,
-            "test_samples": o.test,
-            "source": f"ListOps of the Long Range Arena, generated: depth {o.max_depth}, {o.max_args} arguments, "
-            f"{o.min_length} < length < {o.max_length}, seed {o.seed}",
-            "licence": "made by leansurgeon: no rights attached",
-            "seq_len": self.seq_len,
-        }
+    def _particulars(self) -> base.Description:
+        return {"seq_len": self.seq_len}
+
+
+def _published(folder: Path) -> dict[str, Path]:
+    """The published file of every split, in the folder or below it."""
+    found = {split: sorted(folder.rglob(name)) for split, name in FILES.items()}
+    if missing := [FILES[split] for split, paths in found.items() if not paths]:
+        raise UsageError(
+            f"ListOps is not in {folder}: {missing[0]} is missing.",
+            "It is listops-1000 in lra_release.gz (7.7 GB) from storage.googleapis.com/long-range-arena; or leave "
+            "`data` out, and the expressions are made here.",
+        )
+    return {split: paths[0] for split, paths in found.items()}
+
+
+def _read(folder: Path, files: dict[str, Path], most: int, say: Callable[[str], None]) -> disk.Info:
+    """Tokens, starts and labels of the published files: a header, then lines of an expression, in which round brackets
+    mean nothing, a tab and the value.
+    """
+    numbers = {symbol: number for number, symbol in enumerate(SYMBOLS, start=PAD + 1)}
+    tokens, lengths, labels, sizes = disk.ArrayWriter(folder / "tokens.npy", np.uint8), [], [], {}
+    for split, path in files.items():
+        say(f"listops: reading {path}")
+        for number, line in enumerate(islice(tables.lines(path), 1, None), start=2):
+            expression, _, value = line.rstrip("\n").rpartition("\t")
+            symbols = expression.replace("(", " ").replace(")", " ").split()
+            strange = [symbol for symbol in symbols if symbol not in numbers]
+            if strange or value not in SYMBOLS[:10] or not 0 < len(symbols) <= most:
+                told = f"{quoted(strange[0])} is no symbol of ListOps" if strange else f"the value is {quoted(value)}"
+                if not strange and value in SYMBOLS[:10]:
+                    told = f"{len(symbols):,} symbols, where seq_len leaves room for 1 to {most:,}"
+                raise UsageError(f"{path}, line {number:,}: {told}.")
+            tokens.append(np.array([numbers[symbol] for symbol in symbols], dtype=np.uint8))
+            lengths.append(len(symbols))
+            labels.append(int(value))
+        sizes[split] = len(labels) - sum(sizes.values())
+    tokens.close()
+    return _finish(folder, sizes, np.array(lengths), np.array(labels))
+
+
+def _finish(folder: Path, sizes: dict[str, int], lengths: np.ndarray, labels: np.ndarray) -> disk.Info:
+    np.save(folder / "starts.npy", ragged.starts_of(lengths))
+    np.save(folder / "labels.npy", labels.astype(np.uint8))
+    ends = np.cumsum(list(sizes.values()))
+    return {"sizes": sizes, "first": {name: int(end) - sizes[name] for name, end in zip(sizes, ends, strict=True)}}
 
 
 def _generate(
@@ -124,11 +178,8 @@ def _generate(
             labels.append(trees.values)
             advance(len(trees.lengths))
     tokens.close()
-    np.save(folder / "starts.npy", ragged.starts_of(np.concatenate(lengths)))
-    np.save(folder / "labels.npy", np.concatenate(labels).astype(np.uint8))
     say(f"listops: {total:,} expressions, {tokens.length:,} symbols, in {time.monotonic() - begun:.1f} s")
-    ends = np.cumsum(list(sizes.values()))
-    return {"sizes": sizes, "first": {name: int(end) - sizes[name] for name, end in zip(sizes, ends, strict=True)}}
+    return _finish(folder, sizes, np.concatenate(lengths), np.concatenate(labels))
 
 
 def _distinct(chunks: Iterator[Trees | None], total: int, grammar: Grammar) -> Iterator[Trees]:
