@@ -26,6 +26,9 @@ def in_home(path: str | Path) -> Path:
     return Path(os.path.expanduser(path))
 
 
+LFS = b"version https://git-lfs.github.com/spec/"  # begins what git leaves where git-lfs did not fetch a file
+
+
 def open_regular(path: Path, *, raising: type[LeanSurgeonError] = UsageError) -> BinaryIO:
     """Open a regular file without ever waiting for one (opening a named pipe would). Raises `raising` for everything
     that is none or cannot be opened.
@@ -42,6 +45,12 @@ def open_regular(path: Path, *, raising: type[LeanSurgeonError] = UsageError) ->
         os.close(handle)
         kind = next((name for test, name in KINDS if test(mode)), "no regular file")
         raise raising(f"{path} is {kind}, and a file is expected.")
+    if os.fstat(handle).st_size < 1024 and os.pread(handle, len(LFS), 0) == LFS:
+        os.close(handle)
+        raise raising(
+            f"{path} is a git-lfs pointer, and not the file that it stands for.",
+            f"Fetch it: git -C {shlex.quote(str(path.parent))} lfs pull",
+        )
     return os.fdopen(handle, "rb")
 
 

@@ -9,8 +9,10 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from leansurgeon.errors import UsageError
-from leansurgeon.reading import tables
+from leansurgeon.errors import LeanSurgeonError, UsageError
+from leansurgeon.reading import archives, files, tables, tensorfile
+from leansurgeon.tasks.text import files as text_files
+from leansurgeon.tasks.text import vocab
 
 ROWS = [["so, so", "0"], ['he said "good"', "1"], ["a | b; c", "0"], ["two\u2028lines", "1"]]
 
@@ -73,3 +75,30 @@ def test_a_parquet_file_with_gaps_and_names_of_classes(tmp_path):
     assert read(tmp_path / "a.PARQUET") == [["a", 1], [None, None]]
     assert tables.class_names(tmp_path / "a.PARQUET", "label") == ["no", "yes"]
     assert tables.class_names(tmp_path / "a.PARQUET", "text") is None
+
+
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a214614ab2935c943f9e0ff69d22e\nsize 9\n"
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.parquet", "a.jsonl", "a.json"])
+def test_a_git_lfs_pointer_is_called_one(tmp_path, name):
+    """What a clone without git-lfs leaves in the place of every large file."""
+    (tmp_path / name).write_text(POINTER)
+    with pytest.raises(UsageError, match=rf"{name} is a git-lfs pointer") as refused:
+        list(tables.read(tmp_path / name, ["text"]))
+    assert refused.value.hint == f"Fetch it: git -C {tmp_path} lfs pull"
+
+
+def test_every_reader_of_files_calls_a_git_lfs_pointer_one(tmp_path):
+    for name in ("model.safetensors", "tokenizer.json", "a.tar", "a.png", "a.txt"):
+        (tmp_path / name).write_text(POINTER)
+    readers = {
+        "model.safetensors": tensorfile.read_header,
+        "tokenizer.json": lambda path: vocab.key_of("model", None, path.parent),
+        "a.tar": lambda path: list(archives.places(path)),
+        "a.png": lambda path: files.read_bytes(path, 1000),
+        "a.txt": text_files.read,
+    }
+    for name, reader in readers.items():
+        with pytest.raises(LeanSurgeonError, match=rf"{name} is a git-lfs pointer"):
+            reader(tmp_path / name)

@@ -111,15 +111,16 @@ def write_hub(root, task: str) -> str:
 
 
 @pytest.mark.parametrize("task", glue.KINDS)
-def test_both_forms_hold_the_same_rows(tmp_path, task):
+def test_all_forms_hold_the_same_rows(tmp_path, task):
     made = [prepared(tmp_path / "cache", task=task, data=write(tmp_path / write.__name__, task)) for write in WRITERS]
     kind = glue.KINDS[task]
     for split in ("train", "eval"):
         expected = [
             row for part in parts_of(task) if (part == "train") == (split == "train") for row in rows(task, part)
         ]
-        first, second = (t.batch(split, np.arange(t.size(split)), seed=0, epoch=0) for t in made)
-        assert all(torch.equal(first[name], second[name]) for name in first) and set(first) == set(second)
+        first, *others = (t.batch(split, np.arange(t.size(split)), seed=0, epoch=0) for t in made)
+        for other in others:
+            assert all(torch.equal(first[name], other[name]) for name in first) and set(first) == set(other)
         assert first["labels"].tolist() == pytest.approx([row[-1] for row in expected])
         assert first["labels"].dtype == (torch.int64 if kind.labels else torch.float32)
         for ids, (*texts, _) in zip(first["input_ids"], expected, strict=True):
@@ -128,7 +129,35 @@ def test_both_forms_hold_the_same_rows(tmp_path, task):
     assert made[0].describe().get("lines_left_out") == (1 if task == "qqp" else None)
 
 
-WRITERS = (write_distribution, write_hub)
+def write_converted(root, task: str) -> str:
+    """Parquet files as the hub converts them: a folder for each part."""
+    write_hub(root, task)
+    for path in (root / task).iterdir():
+        part = root / task / path.name.split("-")[0]
+        part.mkdir()
+        path.rename(part / "0000.parquet")
+    return str(root)
+
+
+WRITERS = (write_distribution, write_hub, write_converted)
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_the_files_of_the_paraphrase_corpus_are_found(tmp_path, beside):
+    """msr_paraphrase_train.txt and _test.txt as Microsoft's installer leaves them; GLUE's own files go first."""
+    if beside:
+        write_distribution(tmp_path, "mrpc")
+    folder = tmp_path / "MRPC"
+    folder.mkdir(exist_ok=True)
+    for part, name in (("eval", "train"), ("train", "test")):  # the other way round, to tell them apart
+        lines = ["\t".join(HEADS["mrpc"])]
+        lines += [f"{label}\t{i}\t{i}\t{one}\t{two}" for i, (one, two, label) in enumerate(rows("mrpc", part))]
+        (folder / f"msr_paraphrase_{name}.txt").write_text("\ufeff" + "\r\n".join(lines) + "\r\n", encoding="utf-8")
+    made = prepared(tmp_path / "cache", task="mrpc", data=str(tmp_path))
+    assert (made.size("train"), made.size("eval")) == ((24, 13) if beside else (13, 24))
+    batch = made.batch("train", np.arange(2), seed=0, epoch=0)
+    whole = [one + two for one, two, _ in rows("mrpc", "train" if beside else "eval")[:2]]
+    assert [made.tokenizer().decode(ids, skip_special_tokens=True) for ids in batch["input_ids"]] == whole
 
 
 def summed(task, logits: torch.Tensor, parts: int) -> dict[str, float]:

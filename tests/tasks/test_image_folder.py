@@ -7,6 +7,7 @@ import json
 import pickle
 import random
 import shutil
+import subprocess
 import tarfile
 
 import datasets
@@ -265,6 +266,46 @@ def test_bad_sets_are_one_sentence(tmp_path):
     with pytest.raises(UsageError, match=r"\b3\b.*\b2\b"):
         prepared(tmp_path / "cache", data=write(tmp_path / "again", "folder"), classes=2)
     assert not [path for path in (tmp_path / "cache").glob("*") if path.name.startswith(".partial")]
+
+
+@pytest.mark.parametrize("name", ["imagenet", "folder"])
+def test_imagenet_as_it_is_downloaded_is_told_what_to_do(tmp_path, name):
+    """Validation images beside each other, as its archive unpacks, and an archive for each class of training images."""
+    root = tmp_path / "imagenet"
+    write(root, "folder")
+    for path in [*(root / "val").glob("*/*")]:
+        path.rename(root / "val" / f"ILSVRC2012_val_0000{path.stem}{path.parent.name[-1]}.JPEG")
+        if not any(path.parent.iterdir()):
+            path.parent.rmdir()
+    with pytest.raises(UsageError, match=r"val holds 7 images beside each other, and no folders of classes") as flat:
+        prepared(tmp_path / "cache", name, data=str(root))
+    assert f"folders named as those in {root / 'train'}" in flat.value.hint and "task.eval_data" in flat.value.hint
+
+    classes = sorted((root / "train").iterdir())
+    for folder in classes:
+        with tarfile.open(root / "train" / f"{folder.name}.tar", "w") as tar:
+            for image in sorted(folder.iterdir()):
+                tar.add(image, f"{folder.name}_{image.name}")
+        shutil.rmtree(folder)
+    with pytest.raises(UsageError, match=rf"train/{classes[0].name}\.tar: the sample .* has no class") as packed:
+        prepared(tmp_path / "cache", name, data=str(root))
+    advice = packed.value.hint[packed.value.hint.index("cd ") :]
+    subprocess.run(["sh", "-c", advice], check=True)
+    for path in [*(root / "val").iterdir()]:
+        (root / "val" / f"n0{path.stem[-1]}").mkdir(exist_ok=True)
+        path.rename(root / "val" / f"n0{path.stem[-1]}" / path.name)
+    task = prepared(tmp_path / "cache", "imagenet", data=str(root))
+    assert (task.size("train"), task.size("eval")) == (12, 7) and task._info["labels"] == [c.name for c in classes]
+
+
+def test_shards_in_a_folder_for_their_part_are_read(tmp_path):
+    write(tmp_path / "data", "tar")
+    for part in ("train", "val"):
+        (tmp_path / "data" / part).mkdir()
+        for number, path in enumerate(sorted((tmp_path / "data").glob(f"set-{part}-*.tar"))):
+            path.rename(tmp_path / "data" / part / f"{number:04d}.tar")
+    task = prepared(tmp_path / "cache", data=str(tmp_path / "data"))
+    assert (task.size("train"), task.size("eval")) == (12, 7)
 
 
 @pytest.mark.parametrize(

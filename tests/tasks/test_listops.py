@@ -260,7 +260,7 @@ def test_a_batch_holds_padded_tokens_and_the_value(tmp_path):
 
 
 def test_the_published_files_are_read(tmp_path):
-    """As lra_release/listops-1000 has them: a header, round brackets, which mean nothing, and the value behind a tab."""
+    """As lra_release/listops-1000 has them: a header, round brackets without a meaning, and the value behind a tab."""
     folder = tmp_path / "lra_release" / "listops-1000"
     folder.mkdir(parents=True)
     made, shown = {}, prepared(tmp_path / "cache")

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from leansurgeon.errors import LeanSurgeonError, UsageError
+from leansurgeon.errors import LeanSurgeonError, UsageError, plural
 from leansurgeon.progress import size_text, track
 from leansurgeon.reading import archives, files, images, jsonfile
 from leansurgeon.tasks import base, ragged, splits
@@ -72,6 +72,12 @@ def build(
             index, own = _unpack(place.kind, places, folder / f"{split}-images.bin", label, say)
             names = names or own
         if not index.file:
+            if beside := listing(str(places[0])).images if place.kind == "folder" else []:
+                raise UsageError(
+                    f"{places[0]} holds {plural(len(beside), 'image')} beside each other, and no folders of classes.",
+                    f"Sort them into folders named as those in {place.places['train'][0]} (ImageNet's valprep.sh does "
+                    "so), or name others to evaluate on: task.eval_data.",
+                )
             raise UsageError(f"{_called(places)} holds no images ({', '.join(sorted(SUFFIXES))}).")
         _write(folder, split, index)
         sizes[split], many = len(index.file), max(many, max(index.label) + 1)
@@ -250,7 +256,15 @@ def _shard(number: int, path: Path, index: Index) -> None:
             return
         if image is None or label is None:
             lacks = "image" if image is None else "class (.cls or .json)"
-            raise UsageError(f"{path}: the sample '{key}' has no {lacks}.")
+            whole = "/".join(filter(None, key))
+            raise UsageError(
+                f"{path}: the sample '{whole}' has no {lacks}.",
+                f"Where {path.name} holds the images of the class {path.stem}, as ImageNet's do, unpack each archive "
+                f"into a folder of its name: cd {path.parent} && for f in *.tar; do mkdir ${{f%.tar}} && tar -xf $f -C "
+                "${f%.tar}; done"
+                if label is None
+                else None,
+            )
         index.add(number, *image, label)
 
     for whole, start, size, read in archives.places(path):

@@ -158,7 +158,7 @@ def find(data: str, eval_data: str | None) -> ImagePlaces:
         parts = parts_by_name([Path(path) for path in listing(str(root)).folders])
         if parts and "train" not in parts:
             raise UsageError(f"{root} has {next(iter(parts.values()))[0].name} and no folder train beside it.")
-        if parts and _kind_of(parts["train"][:1], data) in ("folder", "flat"):
+        if parts and any(vars(listing(str(parts["train"][0]))).values()):
             return ImagePlaces(_kind_of(parts["train"][:1], data), {part: found[:1] for part, found in parts.items()})
         for suffix, kind in ((".tar", "tar"), (".parquet", "parquet")):
             files = sorted(root.rglob(f"*{suffix}"))

@@ -91,7 +91,8 @@ KINDS = {
 
 class Options(base.Options):
     """`task`: which one. `data`: the folder of the GLUE distribution (`CoLA/train.tsv`, ...), a folder with the hub's
-    parquet files (`cola/train-*.parquet`, ...) or jsonl, csv or tsv files with the hub's columns, or the hub.
+    parquet files (`cola/train-*.parquet` or `cola/train/0000.parquet`, ...) or jsonl, csv or tsv files with the hub's
+    columns, or the hub. MRPC without GLUE's own files is msr_paraphrase_train.txt, evaluated on its _test.txt.
     """
 
     task: Literal["cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte"]
@@ -215,13 +216,18 @@ def _places(data: str, task: str) -> dict[str, list[Any]]:
         return {part: [hub.load(name, task, words[-1], by_hand=BY_HAND)] for part, words in wanted.items()}
     root = in_home(data).absolute()
     for folder in (root / KINDS[task].folder, root / task, root):
-        files = sorted(p for p in folder.glob("*") if tables.is_table(p)) if folder.is_dir() else []
-        # dev_matched-00000-of-00001.parquet; "dev" must not take dev_matched.
-        places = {
-            part: [p for p in files if p.stem.split("-")[0].split(".")[0] in words] for part, words in wanted.items()
-        }
-        if all(places.values()):
-            return places
+        found: dict[str, list[Path]] = {}
+        for path in sorted((*folder.glob("*"), *folder.glob("*/*"))):
+            # validation_matched/0000.parquet, or dev_matched-00000-of-00001.parquet: "dev" must not take dev_matched.
+            said = path.stem.split("-")[0].split(".")[0] if path.parent == folder else path.parent.name
+            if tables.is_table(path):
+                found.setdefault(said, []).append(path)
+            elif task == "mrpc" and path.stem.startswith("msr_paraphrase_"):
+                found.setdefault(path.stem, []).append(path)
+        for named in (wanted, {"train": ("msr_paraphrase_train",), "eval": ("msr_paraphrase_test",)}):
+            places = {part: [path for word in words for path in found.get(word, ())] for part, words in named.items()}
+            if all(places.values()):
+                return places
     raise UsageError(
         f"GLUE {task} is not in {data}: {KINDS[task].folder}/train.tsv or {task}/train-*.parquet is missing.",
         BY_HAND,
@@ -257,7 +263,7 @@ def _fields(place: Path | Dataset, kind: GlueTask) -> Iterator[tuple[str, list[A
     if not isinstance(place, Path):
         for number, row in hub.rows(place, columns, "GLUE"):
             yield f"row {number}", row
-    elif place.suffix.lower() == ".tsv":
+    elif place.suffix.lower() in (".tsv", ".txt"):
         yield from _tsv(place, kind)
     else:
         for number, row in tables.read(place, columns):
