@@ -79,6 +79,7 @@ def write_surgery(
             proof=proof,
             language=language,
             starts=starts or {},
+            fitted=source.fitted,
             source_config=trust.as_written(source.config) if exact else None,
             source_surgery=source.record if exact else None,
             restored=restored,

@@ -172,7 +172,7 @@ class SurgeryRecord(Strict):
     language: bool = False  # whether the scores are those of a language model
     starts: Mapping[str, Comparison] = field(default_factory=dict)
     judged: Mapping[str, Comparison] = field(default_factory=dict)  # on data that was named for it, by name
-    fitted: tuple[Mapping[str, Any], ...] = ()  # splits (rule and digests) of what the weights were trained on since
+    fitted: tuple[Mapping[str, Any], ...] = ()  # splits (rule and digests) of what else the weights were fitted on
     source_config: Mapping[str, Any] | None = None
     source_surgery: SurgeryRecord | None = None
     restored: SurgeryRecord | None = None
@@ -203,8 +203,8 @@ class SurgeryRecord(Strict):
 
     @property
     def all_fitted(self) -> list[Mapping[str, Any]]:
-        """The splits of all data that decided the weights, in the cut and in trainings after it; an empty one where
-        that is not known.
+        """The splits of all data that decided the weights, in this cut, before and after it; an empty one where that
+        is not known.
         """
         used = self.decided.calibration
         return [*self.fitted, *(one.split for one in (used.sources or (used,) if used else ()))]

@@ -16,6 +16,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from leansurgeon import architectures
 from leansurgeon.architectures import infer, towers
@@ -78,6 +79,11 @@ class Source:
     def learned(self) -> bool:
         """Whether the weights know anything: a preset and what was initialised and never trained do not."""
         return self.weights is not None and (self.record is None or self.record.learned)
+
+    @property
+    def fitted(self) -> tuple[Mapping[str, Any], ...]:
+        """The splits of what a cut and trainings of ours fitted its weights on."""
+        return tuple(self.record.all_fitted) if self.record else ()
 
     @cached_property
     def used_config(self) -> Config:

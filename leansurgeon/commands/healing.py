@@ -17,7 +17,7 @@ from leansurgeon.training.recipe.durations import clock_seconds
 from leansurgeon.training.recipe.schema import ExperimentRecipe, TrainingRecipe
 from leansurgeon.training.runs import checkpoint
 from leansurgeon.training.runs import folder as runfolder
-from leansurgeon.training.runs.summary import OnTest, Summary, Task
+from leansurgeon.training.runs.summary import OnTest, Scores, Summary, Task
 
 Made = TypeVar("Made", TrainingRecipe, ExperimentRecipe)
 
@@ -142,8 +142,9 @@ def did_it_help(summary: Summary, folder: Path) -> str | None:
         return f"{100 * value:.2f} %" if task.percent else f"{value:.4g}"
 
     if summary.recipe["train"].get("new_head"):
-        return f"Its new head reaches {task.metric_label} {shown(after.metric)}."
+        return f"Its new head reaches {task.metric_label} {shown(after.metric)}{macro_f1(after)}."
     change = f"{task.metric_label} {shown(before.metric)} before and {shown(after.metric)} after"
+    change += macro_f1(before, after)
     better = (
         not kept_start and (after.metric > before.metric) == task.higher_is_better and after.metric != before.metric
     )
@@ -156,6 +157,13 @@ def did_it_help(summary: Summary, folder: Path) -> str | None:
         return f"It healed: {change}."
     where = f"The model as it was is in {folder}{', and was kept as the best' if kept_start else ''}"
     return f"It did not help: {change}. {where}; give it more --time, or more data."
+
+
+def macro_f1(*scores: Scores) -> str:
+    """` (macro F1 49.00 % and 72.10 %; the largest class has 96.0 %)`, where one class has so many samples."""
+    known = [f"{100 * one.metrics['macro_f1']:.2f} %" for one in scores if one.largest_class]
+    most = f"the largest class has {100 * scores[-1].largest_class:.1f} %" if known else ""
+    return f" (macro F1 {' and '.join(known)}; {most})" if known else ""
 
 
 def gained(test: OnTest, *, higher: bool) -> bool:

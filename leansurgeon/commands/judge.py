@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Annotated
@@ -124,17 +123,10 @@ def on_all(opened: Source, origin: Source, request: JudgeRequest, say: Say) -> d
         prepared_by, seed = prepares(origin, opened), request.seed
         sample = data_to_measure(prepared_by, data, origin.name, "Judging", None, seed, say, request.columns)
         say(f"Judging on {data} ...")
-        comparisons[data] = judged.on_data(
-            sample, origin, opened.folder, opened.parameters.total, fitted=fitted_on(opened) + fitted_on(origin)
-        )
+        comparisons[data] = judged.on_data(sample, origin, opened.folder, opened.parameters.total, fitted=opened.fitted)
     if tasks:
         comparisons |= harness.judged(tasks, origin.folder, opened.folder, limit=request.limit, say=say)
     return comparisons
-
-
-def fitted_on(opened: Source) -> list[Mapping[str, str]]:
-    """The splits of what a model's cut and trainings of ours were fitted on."""
-    return opened.record.all_fitted if opened.record else []
 
 
 def refuse_other_tokens(opened: Source, origin: Source) -> None:

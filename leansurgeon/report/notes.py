@@ -72,6 +72,8 @@ def of_quality(section: Section) -> list[Note]:
             said.append(f"{' and '.join(unchanged)}: no step was better than the model as it was{where}.")
         if gone:
             said.append(f"{' and '.join(gone)}: the run folder holds no model any more.")
+    if share := max((r.largest_class or 0.0 for r in section.rows), default=0.0):
+        said.append(f"The largest class has {100 * share:.1f} % of the samples: macro F1 counts every class alike.")
     if any(r.test for r in section.rows):
         said.append("test: the published test split, read once, with the weights that were best in validation.")
     if any(v.standard_error for v in verdicts(section)):

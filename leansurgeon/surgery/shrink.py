@@ -284,6 +284,7 @@ def proved(decided: Decided, folder: Path) -> Proof:
         steps.parameters_after.total,
         source=source.folder if compare else None,
         batches=data.heldout if compare and data else None,
+        held_out=data is None or data.stands_apart(source.fitted),
         kind=kind_of(data),
         exact=steps.exactness == "exact",
         families=(steps.architecture, source.architecture),

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 IGNORED = -100
 SPLITS = ("train", "eval")
+CONFUSED = 100  # classes, of more than which no confusion matrix is kept
 
 Batch: TypeAlias = "dict[str, Tensor]"  # what a model takes by name, "labels", and what only `score` reads, by "_..."
 Overrides: TypeAlias = dict[str, Any]  # config keys of a model
@@ -293,6 +294,21 @@ def confusion(predicted_B: Tensor, labels_B: Tensor, classes: int) -> Tensor:
     valid_B = labels_B != IGNORED
     cells_B = torch.where(valid_B, labels_B, 0) * classes + predicted_B
     return torch.zeros(classes * classes, device=labels_B.device).index_add_(0, cells_B, valid_B.float())
+
+
+def cells_of(classes: int) -> int:
+    """Length of the confusion matrix of so many classes; 0 of more than `CONFUSED`, of which none is kept."""
+    return classes * classes if classes <= CONFUSED else 0
+
+
+def of_confusion(cells: np.ndarray) -> Metrics:
+    """Macro F1 of the classes that are there, and the share of the largest one; nothing of an empty matrix."""
+    if not cells.any():
+        return {}
+    cells_CC = cells.reshape(round(len(cells) ** 0.5), -1)
+    real_C = cells_CC.sum(1)
+    f1_C = 2 * cells_CC.diagonal() / np.maximum(cells_CC.sum(0) + real_C, 1)
+    return {"macro_f1": float(f1_C[real_C > 0].mean()), "largest_class": float(real_C.max() / real_C.sum())}
 
 
 def token_score(logits_BTV: Tensor, labels_BT: Tensor, label_smoothing: float = 0.0) -> Score:

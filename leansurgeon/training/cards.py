@@ -36,14 +36,14 @@ def training(made: Summary, scores: Scores | None) -> Training:
     """The figures of these weights, and how they came about."""
     task = made.task
     data = str(without_places(task.data.get("source") or task.name))
-    metrics = [Metric(task.metric, task.metric_label, scores.metric)] if scores and scores.metric is not None else []
-    if scores and scores.loss is not None and task.metric != "loss":
-        metrics.append(Metric("loss", "loss", scores.loss))
-    measured, before, count = [Measured(f"{data}, evaluation", tuple(metrics))], made.before, task.eval_samples
+    measured, before, count = (
+        [Measured(f"{data}, evaluation", metrics_of(made, scores))],
+        made.before,
+        task.eval_samples,
+    )
     if own_test(made):  # the figures of what chose nothing
         scores, before, count = made.test.best or made.test.last, made.test.before, made.test.samples
-        metrics = [Metric(task.metric, task.metric_label, scores.metric), Metric("loss", "loss", scores.loss)]
-        measured = [Measured(f"{data}, held out", tuple(m for m in metrics if m.value is not None))]
+        measured = [Measured(f"{data}, held out", metrics_of(made, scores))]
     elif made.test and made.test.best and made.test.best.metric is not None:
         metric = Metric(task.metric, task.metric_label, made.test.best.metric)
         measured.append(Measured(f"{data}, published test split", (metric,)))
@@ -56,3 +56,12 @@ def training(made: Summary, scores: Scores | None) -> Training:
         of = f" of {count:,} {'held-out ' if own_test(made) else ''}samples" if count else ""
         says.append(f"{task.metric_label}: {task.shown(first if first is not None else after)}{was}{of}.")
     return Training(tuple(measured), tuple(says))
+
+
+def metrics_of(made: Summary, scores: Scores | None) -> tuple[Metric, ...]:
+    """The figures that are known: the metric, macro F1 where one class has most samples, and the loss."""
+    task = made.task
+    known = [(task.metric, task.metric_label, scores and scores.metric)]
+    known += [("f1", "macro F1", scores.metrics["macro_f1"])] if scores and scores.largest_class else []
+    known += [("loss", "loss", scores and scores.loss)] if task.metric != "loss" else []
+    return tuple(Metric(*one) for one in known if one[-1] is not None)

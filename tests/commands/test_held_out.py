@@ -90,6 +90,15 @@ def test_other_data_that_was_trained_on_is_not_called_held_out(said, tmp_path, r
     assert done.returncode == 0 and "held-out" not in done.stdout.replace("\n", " "), done.stderr
     assert "may have been trained on" in " ".join(done.stdout.split())
     assert "may have been trained on" in " ".join((run / "model" / "README.md").read_text().split())
+    # Nor is it by a cut of that model, in its own record.
+    again = tmp_path / "again"
+    done = leansurgeon("shrink", run, "--layers", 1, "--calibrate", data, "-o", again)
+    assert done.returncode == 0, done.stderr
+    assert record.read(run / "model").fitted[0] in record.read(again).fitted
+    assert record.read(again).proof.compared.data == "data that it may have been trained on"
+    assert "texts + own, held out" not in (again / "README.md").read_text()
+    done = leansurgeon("judge", again, "--data", data, "--against", source)
+    assert done.returncode == 0 and "may have been trained on" in " ".join(done.stdout.split()), done.stderr
 
 
 def test_reviews_that_come_three_times_with_coins_for_labels_are_not_healed(said, tmp_path, read):
@@ -149,3 +158,52 @@ def test_rows_of_one_table_were_judged_on_the_same_samples(said, tmp_path, read)
         assert row["before"]["mean"] == pytest.approx(test["before"]["metric"])
         card = " ".join((runs / name / "model" / "README.md").read_text().split())
         assert f"of {test['samples']} held-out samples" in card
+
+
+@pytest.mark.parametrize("kind", ["table", "pictures"])
+def test_macro_f1_stands_beside_accuracy_where_one_class_is_large(said, tmp_path, kind):
+    """As scikit-learn counts it on the held-out samples that transformers reads."""
+    from sklearn.metrics import accuracy_score, f1_score
+
+    source, data = said(kind)
+    if kind == "table":
+        lines = data.read_text().splitlines()
+        good = [line for line in lines[1:] if line.startswith("good")]
+        data.write_text("\n".join([lines[0], *good, *[line for line in lines if line.startswith("bad")][:20]]) + "\n")
+    else:
+        for file in sorted((data / "bee").iterdir())[12:]:
+            file.unlink()
+    lean = strangers.halved(tmp_path / "lean", source)
+    done = strangers.healed(lean, data, tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    real, answers = held_out_answers(tmp_path / "run")
+    share = max(np.mean(real == each) for each in (0, 1))
+    assert share > 0.7
+    macro, right = f1_score(real, answers, average="macro", labels=np.unique(real)), accuracy_score(real, answers)
+    (section,) = json.loads(leansurgeon("report", tmp_path / "run", "--json").stdout)["sections"]
+    (row,) = section["rows"]
+    assert (row["metric"]["mean"], row["macro_f1"]["mean"]) == pytest.approx((right, macro))
+    told = " ".join(leansurgeon("report", tmp_path / "run").stdout.split())
+    assert f"The largest class has {100 * share:.1f} % of the samples" in told and f"{100 * macro:.1f} %" in told
+    assert f"and {100 * macro:.2f} %; the largest class has {100 * share:.1f} %)" in " ".join(done.stderr.split())
+    assert "macro F1" in (tmp_path / "run" / "model" / "README.md").read_text()
+
+
+def held_out_answers(run):
+    """(N,) classes of a run's held-out samples, and what its model takes them for by transformers alone."""
+    import torch
+    import transformers
+
+    from leansurgeon import tasks
+    from leansurgeon.reading.cache_folder import cache_folder
+    from leansurgeon.training.recipe import reading
+
+    chosen = reading.load_training(str(run / "recipe.yaml")).task
+    task = tasks.make(chosen.name, chosen.options)
+    task.prepare(cache_folder(), run / "model", workers=1, say=print)
+    batch = task.batch("test", np.arange(task.size("test")), seed=0, epoch=0)
+    real = batch.pop("labels").numpy()
+    kinds = (transformers.AutoModelForImageClassification, transformers.AutoModelForSequenceClassification)
+    model = kinds["input_ids" in batch].from_pretrained(run / "model").eval()
+    with torch.no_grad():
+        return real, model(**batch).logits.argmax(-1).numpy()

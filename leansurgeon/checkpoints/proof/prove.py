@@ -20,6 +20,7 @@ from leansurgeon.checkpoints.config import read_config
 from leansurgeon.checkpoints.foreign import trust
 from leansurgeon.checkpoints.kind import classes_of
 from leansurgeon.checkpoints.proof import paired
+from leansurgeon.checkpoints.proof.report_numbers import SEEN
 from leansurgeon.checkpoints.publish.leftovers import scratch
 from leansurgeon.checkpoints.record import Comparison, Proof
 from leansurgeon.checkpoints.source import with_pad_token
@@ -54,6 +55,7 @@ def prove(
     *,
     source: Path | None = None,
     batches: Sequence[dict[str, Any]] | None = None,
+    held_out: bool = True,
     kind: str = "plain",
     exact: bool = False,
     families: Families = (None, None),
@@ -61,11 +63,12 @@ def prove(
 ) -> Proof:
     """Reload `folder` and check parameter count, missing and unexpected keys, and the outputs.
 
-    `source` is the folder that the result is compared with, on held-out `batches` (without them, on noise). `exact`
-    says that the plan promises the same function. `families` are those of the result and the source, where they are
-    known: a family that nobody declared need not be inferred once more. `origin` is what the result was made from, also
-    where nothing is compared: what it lacks the result may lack. Returns the account of the fresh process, with
-    `compared` where a source was given. Raises `LeanSurgeonError` with the first thing that is wrong.
+    `source` is the folder that the result is compared with, on `batches` (without them, on noise), which one of both
+    may have been fitted on unless they are `held_out`. `exact` says that the plan promises the same function.
+    `families` are those of the result and the source, where they are known: a family that nobody declared need not be
+    inferred once more. `origin` is what the result was made from, also where nothing is compared: what it lacks the
+    result may lack. Returns the account of the fresh process, with `compared` where a source was given. Raises
+    `LeanSurgeonError` with the first thing that is wrong.
     """
     with scratch() as place:
         given = batches or undeclared_sample(folder)
@@ -82,7 +85,8 @@ def prove(
     if source is None:
         return proof
     original = accounts.get("source") or {"trouble": trouble}
-    return replace(proof, compared=against(original, account, "held-out data" if batches else "noise", exact))
+    data = ("held-out data" if held_out else SEEN) if batches else "noise"
+    return replace(proof, compared=against(original, account, data, exact))
 
 
 def undeclared_sample(folder: Path) -> list[dict[str, Any]]:

@@ -20,7 +20,7 @@ from leansurgeon.checkpoints.config import read_config
 from leansurgeon.checkpoints.foreign import companions
 from leansurgeon.checkpoints.kind import class_name, head_note, used_in
 from leansurgeon.checkpoints.places import public
-from leansurgeon.checkpoints.proof.report_numbers import sentence
+from leansurgeon.checkpoints.proof.report_numbers import SEEN, sentence
 from leansurgeon.checkpoints.publish.durable import write_durably
 from leansurgeon.checkpoints.record import FRESH, Comparison, Origin, SurgeryRecord
 from leansurgeon.errors import LeanSurgeonError
@@ -195,8 +195,9 @@ def measured_of(made: SurgeryRecord) -> list[Measured]:
     if made.proof is None or made.initialised == FRESH:
         return []
     used = made.decided.calibration
-    noise = made.proof.compared is not None and made.proof.compared.data == "noise"
-    name = "noise as input" if noise else f"{public(used.name if used and used.name else 'data')}, held out"
+    kind = made.proof.compared and made.proof.compared.data
+    of = "" if kind == SEEN else ", held out"
+    name = "noise as input" if kind == "noise" else f"{public(used.name if used and used.name else 'data')}{of}"
     metrics = [of_comparison(name, made.proof.compared, made.language)]
     return metrics + [of_comparison(public(data), other, made.language) for data, other in made.judged.items()]
 

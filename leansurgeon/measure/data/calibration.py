@@ -79,7 +79,7 @@ class Calibration:
 
     def stands_apart(self, fitted: Iterable[Mapping[str, str]]) -> bool:
         """Whether nothing held out was trained on in other data, whose splits are `fitted`."""
-        return splits.stands_apart(self.split, fitted)
+        return all(splits.stands_apart(one.split, fitted) for one in self.sources or (self,))
 
     def mask(self, batch: Batch) -> Tensor | None:
         """(batch, tokens) bool, True at real tokens; None where all are."""

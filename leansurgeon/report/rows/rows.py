@@ -35,6 +35,8 @@ class Row:
     control_of: str | None = None
     seeds: tuple[int | None, ...] = ()
     metric: Spread | None = None
+    macro_f1: Spread | None = None  # where one class has most samples, `largest_class` of all
+    largest_class: float | None = None
     best: Spread | None = None
     before: Spread | None = None
     test: Spread | None = None  # of the test split, by the weights that were best in validation
@@ -127,6 +129,8 @@ def make_row(name: str, role: str, runs: Sequence[Run], control_of: str | None =
         control_of=control_of,
         seeds=tuple(run.summary.seed for run in runs),
         metric=over(lambda s: metric(kept(s))) or best,
+        macro_f1=over(lambda s: (scores := kept(s)) and scores.largest_class and scores.metrics.get("macro_f1")),
+        largest_class=(scores := kept(head)) and scores.largest_class,
         best=best,
         before=over(lambda s: metric((own_test(s) and s.test.before) or s.before)),
         test=(over(lambda s: s.test and metric(s.test.best)) or over(lambda s: s.test and metric(s.test.last)))

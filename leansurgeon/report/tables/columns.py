@@ -93,6 +93,7 @@ def metric_columns(section: Section) -> list[Column]:
     show = partial(spread_cell, decimals=decimals, percent=task.percent)
     heads = {
         "metric": task.label,
+        "macro_f1": "macro\nF1",
         "best": "best",
         "before": "before\ntraining",
         "test": "test",
@@ -164,8 +165,8 @@ def columns(section: Section, *, wide: bool = False, short: bool = False) -> lis
     worst = kappa_column("kappa_worst", "kappa\nworst", lambda k: k.worst)
     if not wide:
         shape = shape_columns() if section.kind == "models" else [layers_heads_column()]
-        test = [column for column in metric if column.key == "test"]
-        return [name_column(section), *shape, *metric[:1], *test, *parameters, *cost, median, worst]
+        metric = [column for column in metric if column.key in ("metric", "macro_f1", "test")]
+        return [name_column(section), *shape, *metric, *parameters, *cost, median, worst]
     unit = next((r.throughput_unit for r in section.rows if r.throughput_unit), "throughput")
     return [
         name_column(section),

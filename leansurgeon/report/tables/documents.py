@@ -128,10 +128,15 @@ def document(
     }
 
 
+SPREADS = (
+    "metric", "macro_f1", "best", "before", "test", "test_last", "loss", "memory", "step_ms", "throughput", "seconds",
+)  # fmt: skip
+
+
 def row_dict(row: Row) -> JsonObject:
     """One row for a program; shapes as in the table, kappa with every layer."""
     out: dict[str, Any] = {"name": row.name, "role": row.role, "control_of": row.control_of, "seeds": list(row.seeds)}
-    for key in ("metric", "best", "before", "test", "test_last", "loss", "memory", "step_ms", "throughput", "seconds"):
+    for key in SPREADS:
         value = getattr(row, key)
         out[key] = value and asdict(value)
     out |= {key: getattr(row, key) for key in ("parameters", "reference_parameters", "change", "parts", "shape")}

@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
+from leansurgeon.checkpoints.proof import report_numbers
 from leansurgeon.checkpoints.proof.report_numbers import perplexity
 from leansurgeon.checkpoints.record import Comparison
 from leansurgeon.errors import plural
@@ -58,7 +59,8 @@ def changed(before: Shape, after: Shape) -> list[str]:
 def cost(compared: Comparison, language: bool, one: bool = False) -> str:
     """What it costs, as the rest of that sentence; `one`: in the singular."""
     costs, change, keep = (word + "s" * one for word in ("cost", "change", "keep"))
-    on = "with noise as input" if compared.data == "noise" else "on held-out samples"
+    others = {"noise": "with noise as input", report_numbers.SEEN: f"on {report_numbers.SEEN}"}
+    on = others.get(compared.data, "on held-out samples")
     if compared.relative_error is not None and compared.relative_error < ROUNDING:
         return f"{change} nothing: the outputs are the same but for rounding"
     if compared.loss and language:

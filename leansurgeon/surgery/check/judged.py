@@ -11,7 +11,6 @@ from pathlib import Path
 from leansurgeon.architectures.base import Architecture
 from leansurgeon.checkpoints import record
 from leansurgeon.checkpoints.proof.prove import prove
-from leansurgeon.checkpoints.proof.report_numbers import SEEN
 from leansurgeon.checkpoints.publish import card
 from leansurgeon.checkpoints.record import Comparison, SurgeryRecord
 from leansurgeon.checkpoints.source import Source
@@ -30,13 +29,13 @@ def on_data(
 ) -> Comparison:
     """The outputs of the model in `folder`, which has so many parameters, against those of its source, on `batches` of
     the data (None: the held-out ones). `family` is that of the model, where it is known, and `fitted` are the splits of
-    what both were fitted on: where nobody can say that these batches were not, the comparison does not call them held
-    out. Raises what `prove` raises.
+    what it was fitted on beside its source: where nobody can say that these batches were not, the comparison does not
+    call them held out. Raises what `prove` raises.
     """
     batches = data.heldout if batches is None else batches
     kind, families = kind_of(data), (family, source.architecture)
-    found = prove(folder, parameters, source=source.folder, batches=batches, kind=kind, families=families).compared
-    return found if data.stands_apart(fitted) else replace(found, data=SEEN)
+    how = {"batches": batches, "kind": kind, "held_out": data.stands_apart((*source.fitted, *fitted))}
+    return prove(folder, parameters, source=source.folder, families=families, **how).compared
 
 
 def note(

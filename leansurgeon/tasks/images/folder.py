@@ -190,24 +190,35 @@ class ImageFolder(base.Task):
         return {"pixel_values": torch.stack(pixels), "labels": torch.from_numpy(labels)}
 
     def score(self, logits: Tensor, batch: base.Batch, *, label_smoothing: float = 0.0) -> base.Score:
-        """Cross-entropy, top-1, and top-5 in `extra`."""
-        return base.classification_score(logits, batch["labels"], label_smoothing, top=5)
+        """Cross-entropy, top-1, and in `extra` top-5 and the confusion matrix."""
+        import torch
+
+        labels = batch["labels"]
+        made = base.classification_score(logits, labels, label_smoothing, top=5)
+        if labels.dim() > 1 or self.extra_sums == 1:  # shares of classes are for training alone
+            return made
+        cells = base.confusion(logits.argmax(-1), labels, logits.shape[-1])
+        return made._replace(extra=torch.cat([made.extra, cells]))
 
     @property
     def extra_sums(self) -> int:
-        """One: the number of samples whose class is among the five best."""
-        return 1
+        """The number of samples whose class is among the five best, and the confusion matrix."""
+        return 1 + base.cells_of(self._outputs)
 
     def metric_value(self, sums: base.Sums) -> base.Metrics:
-        """Top-1 accuracy, and the share of samples whose class is among the five best."""
-        return super().metric_value(sums) | {"top5": float(sums.extra[0]) / max(sums.metric_count, 1)}
+        """Top-1 accuracy, the share of samples whose class is among the five best, and macro F1."""
+        top5 = {"top5": float(sums.extra[0]) / max(sums.metric_count, 1)}
+        return super().metric_value(sums) | top5 | base.of_confusion(sums.extra[1:])
 
     def model_overrides(self) -> base.Overrides:
         """As many classes as there are folders, the image size and the channels."""
-        o, overrides = self.options, {}
-        if self._info["classes"] > 0:  # images without classes ask for no head
-            overrides["num_labels"] = len(self.options.class_names or ()) or self._info["classes"]
-        return overrides | {"image_size": o.image_size, "num_channels": o.channels}
+        o = self.options
+        head = {"num_labels": self._outputs} if self._info["classes"] > 0 else {}  # else no head is asked for
+        return head | {"image_size": o.image_size, "num_channels": o.channels}
+
+    @property
+    def _outputs(self) -> int:
+        return len(self.options.class_names or ()) or self._info.get("classes", 0)
 
     def _particulars(self) -> base.Description:
         damaged = {"damaged": len(self._info["damaged"])} if self._info.get("damaged") else {}

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-CONFUSED = 100  # classes, of more than which no confusion matrix is kept
 METRICS = {
     "class": base.Metric("accuracy", "accuracy", higher_is_better=True, percent=True),
     "several": base.Metric("micro_f1", "micro F1", higher_is_better=True, percent=True),
@@ -257,7 +256,7 @@ class TextClassification(Tokenized):
         if self.objective == "score":
             return 2 * self._most
         many = len(self.options.class_names or self._info["labels"])
-        return 3 * many if self.objective == "several" else many * many if many <= CONFUSED else 0
+        return 3 * many if self.objective == "several" else base.cells_of(many)
 
     def metric_value(self, sums: base.Sums) -> base.Metrics:
         """Accuracy and macro F1 (of the classes that are there); micro and macro F1; or correlations."""
@@ -268,20 +267,13 @@ class TextClassification(Tokenized):
             flat = len(said) < 2 or np.ptp(said) == 0 or np.ptp(wanted) == 0
             both = (0.0, 0.0) if flat else (stats.spearmanr(said, wanted)[0], stats.pearsonr(said, wanted)[0])
             return {"spearman": float(both[0]), "pearson": float(both[1])}
-        every = {} if self.objective == "several" else {"accuracy": sums.metric_sum / max(sums.metric_count, 1)}
-        if not self.extra_sums:
-            return every
-        if self.objective == "several":
-            right, wrong, missed = sums.extra.reshape(3, -1)
-        else:
-            cells = sums.extra.reshape(round(len(sums.extra) ** 0.5), -1)
-            right = cells.diagonal()
-            wrong, missed = cells.sum(0) - right, cells.sum(1) - right
-            there = right + missed > 0
-            right, wrong, missed = right[there], wrong[there], missed[there]
+        if self.objective == "class":
+            every = {"accuracy": sums.metric_sum / max(sums.metric_count, 1)}
+            return every | (base.of_confusion(sums.extra) if self.extra_sums else {})
+        right, wrong, missed = sums.extra.reshape(3, -1)
         of_each = 2 * right / np.maximum(2 * right + wrong + missed, 1)
         micro = 2 * right.sum() / max(2 * right.sum() + wrong.sum() + missed.sum(), 1)
-        return every | ({"micro_f1": float(micro)} if not every else {}) | {"macro_f1": float(of_each.mean())}
+        return {"micro_f1": float(micro), "macro_f1": float(of_each.mean())}
 
     def model_overrides(self) -> base.Overrides:
         """The classes with their names, and the vocabulary where the tokenizer is the task's own."""

@@ -28,6 +28,7 @@ from leansurgeon.training.runs import folder as runfolder
 
 FORM = 1  # raised where an older reader would misread what is written
 DONE = "done"
+UNEVEN = 0.7  # share of the largest class, from which on accuracy alone says little
 
 
 class DamagedSummary(UsageError):
@@ -54,6 +55,12 @@ class Scores(Read):
     step: int | None = None
     low: float | None = None
     high: float | None = None
+
+    @property
+    def largest_class(self) -> float | None:
+        """The share of the largest class where it is so large that macro F1 must stand beside accuracy; else None."""
+        share = self.metrics.get("largest_class")
+        return share if share is not None and share > UNEVEN else None
 
     def as_dict(self) -> JsonObject:
         more = {"metrics": self.metrics} if len(self.metrics) > 1 else {}
