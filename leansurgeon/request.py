@@ -40,11 +40,16 @@ class Request(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
 
-class Access(Request):
-    """What may be read and whose code may run, for commands that open a checkpoint."""
+class Trust(Request):
+    """Whose code may run."""
+
+    trust_remote_code: Annotated[bool, Opt("Run modelling code that comes with a checkpoint.")] = False
+
+
+class Access(Trust):
+    """What may be read of a checkpoint, too."""
 
     allow_pickle: Annotated[bool, Opt("Read pickled weights (weights_only=True).")] = False
-    trust_remote_code: Annotated[bool, Opt("Run modelling code that comes with a checkpoint.")] = False
 
 
 def spell_number(value: float | str | Sequence[float] | None) -> str | None:

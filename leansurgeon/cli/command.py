@@ -16,6 +16,7 @@ from leansurgeon.progress import say
 from leansurgeon.rank import is_worker, rank
 from leansurgeon.request import Names, check_request, options_of
 
+METAVARS = (("bool", ""), ("Path", "PATH"), ("int", "N"), ("float", "X"), ("str", "TEXT"))
 KEYWORD = inspect.Parameter.KEYWORD_ONLY
 
 
@@ -28,6 +29,7 @@ def command_of(command: Command) -> Callable[..., None]:
         said["autocompletion"] = getattr(completion, opt.complete) if opt.complete else None
         if opt.positional:
             made = typer.Argument(**said)
+            opt = opt._replace(metavar=opt.metavar or name.upper())
         else:
             spelled = opt.names or (f"--{name.replace('_', '-')}",)
             made = typer.Option(*spelled, rich_help_panel=opt.panel, **said)
@@ -36,8 +38,9 @@ def command_of(command: Command) -> Callable[..., None]:
             default = None if default in (None, ()) else default
             kind = opt.cli | None if default is None else opt.cli
             default = ",".join(map(str, default)) if isinstance(default, tuple) else default
+        made.metavar = opt.metavar or next((word for part, word in METAVARS if part in str(kind)), "")
         parameters.append(inspect.Parameter(name, KEYWORD, annotation=Annotated[kind, made], default=default))
-    as_json = typer.Option("--json", help="Print one JSON document.", rich_help_panel="Output")
+    as_json = typer.Option("--json", metavar="", help="Print one JSON document.", rich_help_panel="Output")
     parameters.append(inspect.Parameter("as_json", KEYWORD, annotation=Annotated[bool, as_json], default=False))
 
     def callback(**given: Any) -> None:
@@ -56,7 +59,6 @@ def command_of(command: Command) -> Callable[..., None]:
 
     callback.__name__ = command.name
     callback.__doc__ = re.split(r"\n\n(?:In Python|>>>|Raises)", inspect.cleandoc(command.run.__doc__ or ""))[0]
-    callback.examples = command.examples  # type: ignore[attr-defined]
     callback.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     callback.__annotations__ = {one.name: one.annotation for one in parameters}
     return callback

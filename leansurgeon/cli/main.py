@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 import typer.core
@@ -21,7 +21,6 @@ import typer.core
 import leansurgeon
 from leansurgeon import streams
 from leansurgeon.cli.command import command_of
-from leansurgeon.cli.help import Command, Group
 from leansurgeon.commands import PANELS
 from leansurgeon.errors import (
     Diverged,
@@ -33,6 +32,7 @@ from leansurgeon.errors import (
     disk_is_full,
     in_words,
     quoted,
+    readable,
 )
 from leansurgeon.progress import command_screen, shown_on
 from leansurgeon.rank import is_first_here, rank
@@ -47,7 +47,7 @@ EPILOG = (
 RESUMABLE = {"run": "arms", "search": "tries"}
 
 
-class Commands(Group):
+class Commands(typer.core.TyperGroup):
     """Commands are imported when they are needed. Typer ends at Ctrl-C without a word; this says one."""
 
     def list_commands(self, ctx: typer.Context) -> list[str]:
@@ -58,9 +58,12 @@ class Commands(Group):
         """The command of this name."""
         return load_command(name) if name in self.list_commands(ctx) else None
 
-    def panels(self, ctx: typer.Context) -> dict[str, list[tuple[str, str]]]:
-        """What the overview shows, without importing any command."""
-        return {panel: list(commands.items()) for panel, commands in PANELS.items()}
+    def format_help(self, ctx: typer.Context, formatter: Any) -> None:
+        """The overview, without importing any command."""
+        rows = [(panel, name, line) for panel, commands in PANELS.items() for name, line in commands.items()]
+        lines = {name: typer.core.TyperCommand(name, help=line, rich_help_panel=panel) for panel, name, line in rows}
+        about = {"help": self.help, "epilog": self.epilog, "params": self.params, "commands": lines}
+        typer.core.TyperGroup(name=self.name, rich_markup_mode="rich", **about).format_help(ctx, formatter)
 
     def invoke(self, ctx: typer.Context) -> object:
         """Run the command; errors of the system (disk full, no permission) become LeanSurgeon's own."""
@@ -69,6 +72,12 @@ class Commands(Group):
         except OSError as error:
             if said := in_words(error):
                 raise said from error
+            raise
+        except LeanSurgeonError:
+            raise
+        except Exception as error:  # Typer's own, which may quote a long word whole
+            if isinstance(message := getattr(error, "message", None), str):
+                error.message = readable(message)  # type: ignore[attr-defined]
             raise
         except KeyboardInterrupt as stop:
             what = RESUMABLE.get(ctx.invoked_subcommand or "")
@@ -84,7 +93,8 @@ def load_command(name: str) -> typer.core.TyperCommand:
     module = importlib.import_module(f"leansurgeon.{'cli' if name == 'recipes' else 'commands'}.{name}")
     made = module.recipes if name == "recipes" else typer.Typer(add_completion=False)
     if name != "recipes":
-        made.command(name, cls=Command)(command_of(module.COMMAND))
+        examples = "\n\n".join(("Examples:", *module.COMMAND.examples))
+        made.command(name, epilog=examples)(command_of(module.COMMAND))
     return typer.main.get_command(made)
 
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from leansurgeon.cli import completion
-from leansurgeon.cli.help import Command, Group
 from leansurgeon.errors import UsageError
 from leansurgeon.reading.files import in_home
 
@@ -19,13 +18,12 @@ if TYPE_CHECKING:
     from leansurgeon.training.recipe.schema import Recipe
 
 recipes = typer.Typer(
-    cls=Group,
     help="The recipes that come with leansurgeon: list them, show one, copy one to change it; their schema.",
     no_args_is_help=True,
 )
 
 
-@recipes.command("list", cls=Command)
+@recipes.command("list", epilog="Example: leansurgeon recipes list")
 def list_(as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False) -> None:
     """Task, length and hardware of every shipped recipe: first those for a CPU, then those for a GPU."""
     from leansurgeon.training.recipe import reading as recipefile
@@ -42,7 +40,7 @@ def list_(as_json: Annotated[bool, typer.Option("--json", help="One JSON documen
     print(tabulate(table, headers="keys", disable_numparse=True))
 
 
-@recipes.command(cls=Command)
+@recipes.command(epilog="Example: leansurgeon recipes show digits-vit")
 def show(
     name: Annotated[
         str, typer.Argument(autocompletion=completion.recipes, help="A name from `recipes list`, or a file.")
@@ -60,7 +58,7 @@ def show(
     sys.stdout.write(text)
 
 
-@recipes.command(cls=Command)
+@recipes.command(epilog="Example: leansurgeon recipes copy digits-vit my-recipe.yaml")
 def copy(
     name: Annotated[str, typer.Argument(autocompletion=completion.recipes, help="A name from `recipes list`.")],
     to: Annotated[
@@ -90,7 +88,7 @@ def copy(
     print(target)
 
 
-@recipes.command(cls=Command)
+@recipes.command(epilog="Example: leansurgeon recipes schema")
 def schema() -> None:
     """Print the JSON schema of recipe files, by which editors check and complete them."""
     from leansurgeon.training.recipe.editors import json_schema
@@ -117,8 +115,3 @@ def _hardware(name: str) -> str:
 
     match = re.search(r"^# Hardware +(.*)$", recipefile.text_of(recipefile.shipped()[name]), re.MULTILINE)
     return re.split(r" \(|[,.;:]| with ", match[1])[0] if match else ""
-
-
-EXAMPLES = {list_: "list", show: "show digits-vit", schema: "schema", copy: "copy digits-vit my-recipe.yaml"}
-for command, words in EXAMPLES.items():
-    command.examples = (f"leansurgeon recipes {words}",)

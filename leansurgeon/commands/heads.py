@@ -25,7 +25,7 @@ from leansurgeon.progress import Say
 from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.report.evidence.folder import HEADS
 from leansurgeon.report.tables.decided import closing
-from leansurgeon.request import Opt
+from leansurgeon.request import Access, Opt
 from leansurgeon.surgery.shrink import Decided, blaming_weights, carry_out
 from leansurgeon.training.runs.folder import keep_beside, run_of
 from leansurgeon.words import wrap
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from leansurgeon.measure.heads.document import Options, Study
 
 
-class HeadsRequest(DataRequest, DeviceRequest, PushRequest):
+class HeadsRequest(DataRequest, DeviceRequest, PushRequest, Access):
     """A model, how its heads are measured, and how many go."""
 
     model: Annotated[str, Opt("Folder, run, hub id or timm/NAME.", complete="models", positional=True, model=True)]

@@ -17,11 +17,11 @@ from leansurgeon.commands.options import DataRequest
 from leansurgeon.errors import UsageError
 from leansurgeon.progress import Say
 from leansurgeon.reading.jsonfile import JsonObject
-from leansurgeon.request import Opt
+from leansurgeon.request import Access, Opt
 from leansurgeon.words import wrap
 
 
-class JudgeRequest(DataRequest):
+class JudgeRequest(DataRequest, Access):
     """A model, what it is compared with, and on what."""
 
     model: Annotated[str, Opt("A cut or retrained model.", complete="models", positional=True, model=True)]

@@ -12,7 +12,7 @@ from leansurgeon.commands.options import DataRequest
 from leansurgeon.errors import UsageError
 from leansurgeon.progress import Say
 from leansurgeon.reading.jsonfile import JsonObject
-from leansurgeon.request import Opt
+from leansurgeon.request import Access, Opt
 
 if TYPE_CHECKING:
     from leansurgeon.measure.kappa.study import KappaDocument
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 PRECISIONS = ("fp32", "bf16", "fp16")
 
 
-class KappaRequest(DataRequest):
+class KappaRequest(DataRequest, Access):
     """A model, and how it is measured."""
 
     model: Annotated[str, Opt("Folder, run, hub id or timm/NAME.", complete="models", positional=True, model=True)]

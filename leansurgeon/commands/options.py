@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, ValidationInfo
 
 from leansurgeon.commands import in_memory
 from leansurgeon.errors import UsageError
-from leansurgeon.request import Access, Opt, Request
+from leansurgeon.request import Opt, Request, Trust
 
 
 def name_data(value: in_memory.Data | None, field: ValidationInfo) -> str | None:
@@ -92,13 +92,13 @@ Seconds = Annotated[float, BeforeValidator(parse_seconds)]
 Seeds = Annotated[tuple[int, ...], BeforeValidator(list_seeds)]
 
 
-class ModelAccess(Access):
+class ModelRequest(Trust):
     """A checkpoint that may have several towers."""
 
     tower: Annotated[str | None, Opt("Part of a model with several: text, vision or audio.", "Shape")] = None
 
 
-class DataRequest(ModelAccess):
+class DataRequest(ModelRequest):
     """Sample data, and how it is read."""
 
     data: Annotated[

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated
 
 from leansurgeon.commands.command import Command
-from leansurgeon.commands.options import ModelAccess
+from leansurgeon.commands.options import ModelRequest
 from leansurgeon.errors import short
 from leansurgeon.progress import Say
 from leansurgeon.reading.jsonfile import JsonObject
-from leansurgeon.request import Opt, ShapeRequest
+from leansurgeon.request import Access, Opt, ShapeRequest
 
 if TYPE_CHECKING:
     from leansurgeon.surgery.plan.costs import Cost, Costs
@@ -20,7 +20,7 @@ DEFAULT_BATCH = 32
 TRAINING = {"batch", "tokens", "precision", "attention", "optimizer", "checkpointing", "world_size"}
 
 
-class PlanRequest(ShapeRequest, ModelAccess):
+class PlanRequest(ShapeRequest, ModelRequest, Access):
     """A model, the shape that is wanted, and how it would be trained; None is the usual."""
 
     source: Annotated[

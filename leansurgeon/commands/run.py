@@ -14,13 +14,13 @@ from leansurgeon.errors import UsageError
 from leansurgeon.progress import Say
 from leansurgeon.reading import jsonfile
 from leansurgeon.reading.jsonfile import JsonObject
-from leansurgeon.request import Opt, Request
+from leansurgeon.request import Opt, Trust
 
 if TYPE_CHECKING:
     from leansurgeon.training.runs.summary import Summary
 
 
-class RunRequest(Request):
+class RunRequest(Trust):
     """An experiment, what is changed in it, and where its trainings run."""
 
     recipe: Annotated[str, Opt("Name of a shipped experiment, or a .yaml file.", complete="recipes", positional=True)]
@@ -42,7 +42,6 @@ class RunRequest(Request):
     workspace: Annotated[Path, Opt("Where models and runs live.", "Output")] = Path("runs")
     format: Annotated[str, Opt("table, markdown, csv, json or latex.", "Output")] = "table"
     force: Annotated[bool, Opt("Run finished arms again.", "Output")] = False
-    trust_remote_code: Annotated[bool, Opt("Run modelling code that comes with a checkpoint.")] = False
 
     @property
     def processes(self) -> int:

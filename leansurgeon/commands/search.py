@@ -35,7 +35,7 @@ from leansurgeon.measure.data.task_spec import spell_task
 from leansurgeon.progress import Say
 from leansurgeon.reading.cache_folder import cache_folder
 from leansurgeon.reading.jsonfile import JsonObject
-from leansurgeon.request import Number, Opt
+from leansurgeon.request import Access, Number, Opt
 from leansurgeon.search import findings
 from leansurgeon.search.outcome import Outcome
 from leansurgeon.search.outcome import search as find
@@ -52,7 +52,7 @@ from leansurgeon.words import wrap
 DOCUMENT = "search.json"  # what --json prints, in the folder of the search
 
 
-class SearchRequest(DataRequest, DeviceRequest):
+class SearchRequest(DataRequest, DeviceRequest, Access):
     """A source, the budget, the shapes that are tried, and how."""
 
     source: Annotated[

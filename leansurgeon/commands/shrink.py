@@ -37,7 +37,7 @@ from leansurgeon.report.tables.decided import closing
 from leansurgeon.report.tables.decided import table as decided_table
 from leansurgeon.report.tables.in_words import verdict
 from leansurgeon.report.tables.plan import plan_table
-from leansurgeon.request import Names, Number, Opt, ShapeRequest
+from leansurgeon.request import Access, Names, Number, Opt, ShapeRequest
 from leansurgeon.surgery.check import compare, judged
 from leansurgeon.surgery.plan.method import Method
 from leansurgeon.surgery.plan.next_steps import indivisible
@@ -55,7 +55,7 @@ def name_sources(value: Names | in_memory.Data | None, field: ValidationInfo) ->
     return () if named is None else (named,)
 
 
-class ShrinkRequest(ShapeRequest, DataRequest, DeviceRequest, PushRequest):
+class ShrinkRequest(ShapeRequest, DataRequest, DeviceRequest, PushRequest, Access):
     """What is wanted of a source, how it is carried out, and where the result goes."""
 
     source: Annotated[

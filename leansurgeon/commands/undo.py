@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from leansurgeon.commands.command import Command
 from leansurgeon.progress import Say
 from leansurgeon.reading.jsonfile import JsonObject
-from leansurgeon.request import Opt, Request
+from leansurgeon.request import Opt, Trust
 from leansurgeon.words import wrap
 
 if TYPE_CHECKING:
@@ -17,14 +17,13 @@ if TYPE_CHECKING:
     from leansurgeon.surgery.write.undo import Undo
 
 
-class UndoRequest(Request):
+class UndoRequest(Trust):
     """A result, and where its source shall be written."""
 
     model: Annotated[str, Opt("A folder that leansurgeon has written.", complete="models", positional=True)]
     out: Annotated[Path, Opt("Folder to write.", "Output", ("--out", "-o"))]
     dry_run: Annotated[bool, Opt("Print the plan and write nothing.", "Output")] = False
     force: Annotated[bool, Opt("Replace an existing output folder.", "Output")] = False
-    trust_remote_code: Annotated[bool, Opt("Run modelling code that comes with a checkpoint.")] = False
 
 
 @dataclass(frozen=True)

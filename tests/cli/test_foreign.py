@@ -82,11 +82,6 @@ def test_a_word_of_5_000_columns_is_cut(words, place):
     assert len(done.stderr) < 1500 and len(re.findall("x", done.stderr)) < 600, done.stderr
 
 
-def test_data_behind_a_flag_that_takes_none_is_told_where_it_goes(place):
-    done = leansurgeon("plan", "source", "--layers", 2, "--calibrate", "TEXTS", cwd=place)
-    assert done.returncode == 2 and "shrink --calibrate" in " ".join(done.stderr.replace("│", " ").split())
-
-
 @pytest.mark.parametrize("call", [("inspect", "~nosuchuser"), ("plan", "~nosuchuser/x", "--layers", "2")])
 def test_a_home_that_is_not_there_is_one_sentence(call):
     from tests.support.command_line import leansurgeon

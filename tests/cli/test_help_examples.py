@@ -8,7 +8,7 @@ import shlex
 
 import pytest
 
-from leansurgeon.cli.help import EXAMPLES
+from tests.cli.test_help import EXAMPLES
 from tests.support.command_line import leansurgeon
 from tests.support.models import strangers
 
@@ -55,8 +55,8 @@ def shortened(line: str) -> list[str]:
 
 def test_examples_run_as_they_are_typed(place):
     """In one go, since each builds on those before it."""
-    ordered = sorted(EXAMPLES, key=lambda name: FIRST.index(name) if name in FIRST else len(FIRST))
-    lines = [line for name in ordered for line in EXAMPLES[name] if not re.search("|".join(ELSEWHERE), line)]
+    ordered = sorted(EXAMPLES, key=lambda path: FIRST.index(path[0]) if path[0] in FIRST else len(FIRST))
+    lines = [line for path in ordered for line in EXAMPLES[path] if not re.search("|".join(ELSEWHERE), line)]
     assert len(lines) >= 18
     for line in lines:
         done = leansurgeon(*shortened(line), cwd=place)
