@@ -58,15 +58,31 @@ def read_bytes(path: Path, limit: int, *, raising: type[LeanSurgeonError] = Usag
     """The content of a regular file of at most `limit` bytes. Raises `raising` with both numbers where it has more."""
     with open_regular(path, raising=raising) as file:
         try:
-            size = os.fstat(file.fileno()).st_size
+            size, parts = os.fstat(file.fileno()).st_size, []
             if size <= limit:
-                content = file.read(limit + 1)  # it may grow, and files of the kernel say that they are empty
-                size = len(content)
+                # It may grow, and files of the kernel say that they are empty. `read` reserves what it is asked for.
+                least, size = max(size + 1, 2**16), 0
+                while size <= limit and (part := file.read(min(least, limit + 1 - size))):
+                    parts.append(part)
+                    size += len(part)
         except OSError as error:
             raise raising(f"{path} cannot be read: {why(error)}.") from None
     if size > limit:
         raise raising(f"{path} has {size:,} bytes, more than the {limit:,} that such a file may have.")
-    return content
+    return b"".join(parts)
+
+
+def files_below(folder: Path, depth: int | None = None) -> list[Path]:
+    """The files in a folder and, at most `depth` folders deep, below it, sorted. What begins with a dot is left out;
+    what cannot be looked at, or goes away meanwhile, is passed over. Links to folders are followed to a `depth` only.
+    """
+    found: list[Path] = []
+    for root, folders, names in os.walk(folder, followlinks=depth is not None):
+        ends = depth is not None and len(Path(root).relative_to(folder).parts) >= depth
+        folders[:] = [] if ends else [name for name in folders if not name.startswith(".")]
+        paths = (os.path.join(root, name) for name in names if not name.startswith("."))
+        found += [Path(path) for path in paths if os.path.isfile(path)]
+    return sorted(found)
 
 
 def read_text(path: Path, limit: int, *, raising: type[LeanSurgeonError] = UsageError, encoding: str = "utf-8") -> str:

@@ -22,7 +22,7 @@ from typing import Any, Literal
 
 from leansurgeon.errors import UsageError, quoted
 from leansurgeon.reading import tables
-from leansurgeon.reading.files import in_home
+from leansurgeon.reading.files import files_below, in_home
 from leansurgeon.tasks import hub
 from leansurgeon.tasks.images import places as image_places
 from leansurgeon.tasks.text import files as text_files
@@ -126,8 +126,7 @@ def recognise(spec: str, flag: str = "--data") -> UserData:
 
 
 def _of_folder(path: Path, spec: str) -> UserData:
-    below = [file for depth in range(_DEPTH + 1) for file in path.glob("/".join(["*"] * (depth + 1)))]
-    files = [f for f in below if f.is_file() and not any(p.startswith(".") for p in f.relative_to(path).parts)]
+    files = files_below(path, _DEPTH)
     suffixes = {file.suffix.lower() for file in files}
     images = [file for file in files if file.suffix.lower() in image_places.SUFFIXES]
     if images and (listed := image_places.tables_of_images(path)):

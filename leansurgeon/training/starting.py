@@ -106,9 +106,9 @@ def check_tokenizer(recipe: TrainingRecipe, task: Task, model_dir: Path) -> None
     tokenizer = task.tokenizer()
     if choice == "model":
         rows = rows_of(model_dir)
-        if rows and vocab.needed_rows(tokenizer) > rows:
+        if rows and (needed := vocab.needed_rows(tokenizer)) > rows:
             raise Refused(
-                f"The tokenizer in {model_dir} has {len(tokenizer):,} tokens, and the model's vocabulary {rows:,}.",
+                f"The tokenizer in {model_dir} has {needed:,} tokens, and the model's vocabulary {rows:,}.",
                 "They do not belong together: bring the tokenizer that the model was trained with.",
             )
         return
@@ -170,7 +170,7 @@ def embeddings_anew(loaded: Loaded, tokenizer: PreTrainedTokenizerBase, size: in
     model, std = loaded.model, loaded.init_std or 0.02
     if not hasattr(model, "resize_token_embeddings"):
         raise UsageError(f"{type(model).__name__} has no embeddings of tokens.", "Leave --new-tokenizer out.")
-    model.resize_token_embeddings(size or len(tokenizer), mean_resizing=False)
+    model.resize_token_embeddings(size or vocab.count_ids(tokenizer), mean_resizing=False)
     inner, outer = model.get_input_embeddings(), model.get_output_embeddings()
     inner.weight.normal_(0.0, std)
     if outer is not None and outer.weight is not inner.weight:

@@ -439,3 +439,26 @@ def test_tables_that_do_not_fit_are_one_sentence(tmp_path):
         with pytest.raises(LeanSurgeonError, match=message) as caught:
             prepared(tmp_path / "cache", "causal-lm", **{"tokenizer": "byte", "seq_len": 16, **options})
         assert "\n" not in caught.value.message
+
+
+def test_ids_of_a_tokenizer_may_have_gaps(tmp_path, cache):
+    """Its largest id is beyond its number of tokens, so no table of that size holds what is known of each."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = {
+        "[MASK]": 70_000,
+        "[UNK]": 1,
+        **{word: 69_000 + i for i, word in enumerate(["the", "a", "of", "to", "and"])},
+    }
+    made = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=made, mask_token="[MASK]", unk_token="[UNK]").save_pretrained(tmp_path)
+    (tmp_path / "text.txt").write_text("the a of to and\n" * 400)
+    options = {"data": str(tmp_path / "text.txt"), "tokenizer": f"{tmp_path}/", "seq_len": 16, "eval_fraction": 0.2}
+    task = tasks.make("masked-lm", options)
+    task.prepare(cache, None, workers=1, say=print)
+    batch = task.batch("train", np.arange(4), seed=0, epoch=0)
+    scored = batch["labels"][batch["labels"] != -100]
+    assert len(scored) and set(scored.tolist()) <= set(range(69_000, 69_005))
+    assert task.model_overrides() == {"vocab_size": 70_001} and 70_000 in batch["input_ids"]

@@ -208,7 +208,7 @@ def fillings(source: Source, seed: int, device: str, say: Say) -> Parts[list[Bat
     model = load(source.folder).model.eval().to(device)
     chance = torch.Generator().manual_seed(seed)
     size = source.architecture.flat(source.config)["vocab_size"]
-    unknown = range(len(tokenizer), size)  # rows of the embedding that no token has
+    unknown = {*range(size)} - {*tokenizer.get_vocab().values()}  # rows of the embedding that no token has
     drawing = Drawing(banned=tuple({*tokenizer.all_special_ids, *unknown}))
     whole = torch.cat([
         filled(model, torch.full((len(some), length), tokenizer.mask_token_id), drawing, chance)

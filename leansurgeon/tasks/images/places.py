@@ -52,6 +52,8 @@ class ImagePlaces:
             for root, folders, names in os.walk(place, followlinks=False):
                 folders.sort()
                 for name in sorted(names):
+                    if not os.path.isfile(os.path.join(root, name)):
+                        continue  # a link that leads nowhere, or a file that went away
                     stat = os.stat(os.path.join(root, name))
                     sha256.update(f"{root}/{name} {stat.st_size} {stat.st_mtime_ns}\n".encode(errors="replace"))
         return sha256.hexdigest()
@@ -226,7 +228,7 @@ def stamp(place: Path | Dataset) -> list[Any]:
 
 def _times_below(folder: Path | str) -> list[tuple[str, int]]:
     """(path, time of change in ns) of every folder below this one, sorted: what `_images_in` descends into."""
-    inner = sorted((path, os.stat(path).st_mtime_ns) for path in listing(str(folder)).folders)
+    inner = [(path, os.stat(path).st_mtime_ns) for path in listing(str(folder)).folders if os.path.isdir(path)]
     return [row for path, time_ns in inner for row in ((path, time_ns), *_times_below(path))]
 
 

@@ -160,7 +160,7 @@ class TextClassification(Tokenized):
             np.save(folder / f"{split}-labels.npy", labels)
         return {
             "sizes": {split: len(part.texts) for split, part in rows.items()},
-            "vocab": len(tokenizer),
+            "vocab": vocab.count_ids(tokenizer),
             "pad": vocab.pad_id(tokenizer, self._pad_of(model_dir), most),
             "left": tokenizer.padding_side == "left",
             "cut": cut,
@@ -383,7 +383,7 @@ def store_tokens(
     """Write tokens, their starts and kinds of one split. Returns whether the second text of a pair is marked as such,
     and how many samples were cut.
     """
-    dtype = vocab.dtype_for(len(tokenizer))
+    dtype = vocab.dtype_for(vocab.count_ids(tokenizer))
     typed = pairs is not None and "token_type_ids" in tokenizer.model_input_names
     tokens = disk.ArrayWriter(folder / f"{split}-tokens.npy", dtype)
     types = disk.ArrayWriter(folder / f"{split}-types.npy", np.uint8)

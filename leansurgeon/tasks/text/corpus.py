@@ -144,7 +144,7 @@ class _Part:
             yield from corpus.all_rows()
             return
         count = sum(1 for _ in corpus.all_rows())
-        at = count - max(1, round(count * self.held))
+        at = max(0, count - max(1, round(count * self.held)))
         yield from islice(corpus.all_rows(), at, None) if self.last else islice(corpus.all_rows(), at)
 
 

@@ -49,8 +49,7 @@ def find(names: str | Sequence[str]) -> list[Path]:
 def in_folder(folder: Path) -> list[Path]:
     """All text files and tables in a folder and below it, sorted; what begins with a dot is left out."""
     known = (*SUFFIXES, *tables.SUFFIXES)
-    readable = (path for path in folder.rglob("*") if path.suffix.lower() in known and path.is_file())
-    return sorted(p for p in readable if not any(part.startswith(".") for part in p.relative_to(folder).parts))
+    return [path for path in files.files_below(folder) if path.suffix.lower() in known]
 
 
 def read(path: Path) -> str:

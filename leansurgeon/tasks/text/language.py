@@ -196,7 +196,7 @@ class MaskedLM(CausalLM):
         """Tokenise the documents and pack them into one long array in the cache once."""
         super().prepare(cache, model_dir, workers=workers, say=say)
         tokenizer = self._with_mask(self.tokenizer())
-        self._mask_id, self._special = tokenizer.mask_token_id, np.zeros(len(tokenizer), dtype=bool)
+        self._mask_id, self._special = tokenizer.mask_token_id, np.zeros(vocab.count_ids(tokenizer), dtype=bool)
         self._special[tokenizer.all_special_ids] = True
 
     def _make_tokenizer(self, folder: Path, texts: Iterable[str], model_dir: Path | None) -> PreTrainedTokenizerBase:
@@ -237,7 +237,8 @@ def _pack(
     folder: Path, tokenizer: PreTrainedTokenizerBase, texts: dict[str, Any], say: Callable[[str], None]
 ) -> disk.Info:
     """One array of tokens per split, the documents one after another."""
-    dtype = vocab.dtype_for(len(tokenizer))
+    size = vocab.count_ids(tokenizer)
+    dtype = vocab.dtype_for(size)
     tokens, characters, told = {}, {}, [time.monotonic()]
     for split, documents in texts.items():
         count = [0]
@@ -252,4 +253,4 @@ def _pack(
 
         tokens[split] = disk.append_all(folder / f"{split}.npy", dtype, vocab.encode_all(tokenizer, counted(), dtype))
         characters[split] = count[0]
-    return {"characters": characters, "tokens": tokens, "vocab": len(tokenizer)}
+    return {"characters": characters, "tokens": tokens, "vocab": size}

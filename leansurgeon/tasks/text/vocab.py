@@ -181,7 +181,13 @@ def pad_id(tokenizer: PreTrainedTokenizerBase, of_model: int | None, rows: int |
 
 def needed_rows(tokenizer: PreTrainedTokenizerBase) -> int:
     """Rows of an embedding that a tokenizer needs: a padding token behind all others is none, see `pad_id`."""
-    return len(tokenizer) - (tokenizer.pad_token_id == len(tokenizer) - 1)
+    rows = count_ids(tokenizer)
+    return rows - (tokenizer.pad_token_id == rows - 1)
+
+
+def count_ids(tokenizer: PreTrainedTokenizerBase) -> int:
+    """One more than the largest token id; where ids have gaps that is more than there are tokens."""
+    return 1 + max(tokenizer.get_vocab().values(), default=-1)
 
 
 def said_in(folder: Path | None, name: str, *keys: str) -> Any:
@@ -222,6 +228,7 @@ def encode_all(
     """
     end = tokenizer.eos_token_id if tokenizer.eos_token_id is not None else tokenizer.sep_token_id
     last = np.array([] if end is None else [end], dtype=dtype)
+    rows = count_ids(tokenizer)
     waiting: list[tuple[str, bool]] = []
     for document in documents:
         if isinstance(document, str):
@@ -235,10 +242,10 @@ def encode_all(
         yield from _encoded(tokenizer, waiting, last, dtype)
         waiting = []
         ids = np.array(document, dtype=np.int64)
-        strange = ids[(ids < 0) | (ids >= len(tokenizer))]
+        strange = ids[(ids < 0) | (ids >= rows)]
         if len(strange):
             raise UsageError(
-                f"The data holds the token id {strange[0]}, and the tokenizer has {len(tokenizer):,}: it is not the "
+                f"The data holds the token id {strange[0]}, and the tokenizer has {rows:,}: it is not the "
                 "one that the data was made with."
             )
         yield ids.astype(dtype)
