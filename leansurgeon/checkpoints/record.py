@@ -91,7 +91,7 @@ class Comparison(Strict):
     loss: Both | None = None
     accuracy: Both | None = None
     scored: int | None = None
-    scores: Mapping[str, Both] = field(default_factory=dict)  # by the names of another program's metrics (lm-eval)
+    scores: Mapping[str, Both] = field(default_factory=dict)  # by the metrics of scores, marks, or lm-eval
 
 
 @dataclass(frozen=True)

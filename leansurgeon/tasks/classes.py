@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -134,6 +134,11 @@ def key(name: str) -> str:
     bare = re.sub(r"(?<=.)[\s_-]+|\s", "", name).casefold()
     number = re.fullmatch(r"(?:label)?(\d+)(?:\.0+)?", bare)
     return str(int(number[1])) if number else bare
+
+
+def sort_names(names: Iterable[str]) -> list[str]:
+    """The order of classes that the data gives none: numbers by their size, then words by the alphabet."""
+    return sorted(names, key=lambda name: (0, int(name), name) if re.fullmatch(r"-?\d+", name) else (1, 0, name))
 
 
 @contextmanager

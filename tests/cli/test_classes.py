@@ -143,3 +143,18 @@ def test_a_new_head_for_as_many_other_classes_is_trained_from_nothing(trained, f
     assert made.config.id2label[3] == "animald"
     assert not torch.allclose(made.classifier.weight, before.classifier.weight, atol=1e-3)
     assert torch.allclose(made.vit.layernorm.weight, before.vit.layernorm.weight, atol=1e-3)
+
+
+@pytest.mark.parametrize(("changes", "gives"), [
+    ({"problem_type": "multi_label_classification"}, "several classes"), ({"problem_type": "regression"}, "a score"),
+])  # fmt: skip
+def test_a_head_of_another_objective_is_refused_and_calibrates(trained, folders, tmp_path, changes, gives):
+    model, data = named(trained, tmp_path / "model", NAMES), folders(NAMES)
+    config = json.loads((model / "config.json").read_text()) | changes
+    (model / "config.json").write_text(json.dumps(config))
+    done = strangers.healed(model, data, tmp_path / "run")
+    said = " ".join(done.stderr.split())
+    assert done.returncode == 2 and gives in said and "--calibrate" in said and "--classes new" in said, said
+    assert not (tmp_path / "run").exists()
+    cut = leansurgeon("shrink", model, "--layers", "2", "--calibrate", data, "-o", tmp_path / "cut")
+    assert cut.returncode == 0 and "accuracy" not in cut.stdout + cut.stderr, cut.stderr

@@ -11,6 +11,9 @@ import transformers
 from scipy.stats import spearmanr
 from sklearn.metrics import f1_score
 
+from leansurgeon.checkpoints.source import open_source
+from leansurgeon.measure.data import calibration
+from tests.support.command_line import leansurgeon
 from tests.support.models import strangers
 from tests.support.models.word_models import WORDS, words
 
@@ -129,3 +132,33 @@ def test_an_encoder_without_a_head_gets_one_for_the_labels(tmp_path, labels, out
     assert torch.allclose(
         made.bert.embeddings.word_embeddings.weight, before.embeddings.word_embeddings.weight, atol=1e-4
     )
+
+
+@pytest.mark.parametrize("kind", ["score", "marks"])
+def test_cut_and_judged_the_head_is_measured_by_its_own_metric(tmp_path, kind):
+    """What `shrink` and `judge` say of source and result is what plain transformers and scikit-learn make of it."""
+    options = {"num_labels": 1} if kind == "score" else {"problem_type": "multi_label_classification", "num_labels": 3}
+    model = bert(tmp_path / "own", **options)
+    made = (
+        [round(sum(m) / 3 + len(t) / 100, 3) for m, t in zip(MARKS, TEXTS, strict=True)] if kind == "score" else MARKS
+    )
+    data = rows(tmp_path / "a.jsonl", made, "label" if kind == "score" else "labels")
+    done = leansurgeon("shrink", model, "--layers", 1, "--calibrate", data, "-o", tmp_path / "cut")
+    assert done.returncode == 0, done.stderr
+    by_shrink = json.loads((tmp_path / "cut" / "surgery.json").read_text())
+    judged = leansurgeon("judge", tmp_path / "cut", "--data", data, "--json")
+    assert judged.returncode == 0, judged.stderr
+    held = calibration.open_calibration(str(data), open_source(str(model)), cache=tmp_path / "cache").heldout
+    wanted = torch.cat([batch["labels"] for batch in held])
+    compared = json.loads(judged.stdout)["judged"][str(data)]["scores"]
+    assert compared == by_shrink["judged"]["a.jsonl"]["scores"]
+    for folder, of in ((model, "source"), (tmp_path / "cut", "result")):
+        plain = transformers.AutoModelForSequenceClassification.from_pretrained(folder).eval()
+        with torch.no_grad():
+            said = torch.cat([plain(**{k: v for k, v in batch.items() if k != "labels"}).logits for batch in held])
+        if kind == "score":
+            expected = {"Spearman's correlation": spearmanr(said[:, 0], wanted)[0]}
+        else:
+            expected = {f"{how} F1": f1_score(wanted, said > 0, average=how) for how in ("micro", "macro")}
+        assert {name: both[of] for name, both in compared.items()} == pytest.approx(expected, abs=1e-4)
+        assert all(f"{name} " in " ".join(done.stdout.split()) for name in expected)

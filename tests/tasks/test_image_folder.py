@@ -362,3 +362,23 @@ def test_classes_are_two_or_more_and_an_empty_or_hidden_folder_is_none(tmp_path)
         (tmp_path / "data" / "train" / name).mkdir()
     (tmp_path / "data" / "train" / "__MACOSX" / "a.png").write_bytes(samples("train")[0][0])
     assert prepared(tmp_path / "cache", data=str(tmp_path / "data")).data_classes == ["n01", "n02"]
+
+
+def test_shards_say_classes_by_name(tmp_path):
+    """Bare words, as JSON and under "label": classes of the training shards, by their names, also where the others lack
+    one.
+    """
+    said = {"train": ["cat", '"dog"', "cat", '{"label": "sea lion"}'], "val": ["sea lion", "dog"]}
+    for split, labels in said.items():
+        with tarfile.open(tmp_path / f"{split}-0.tar", "w") as tar:
+            for i, label in enumerate(labels):
+                kind = "json" if label.startswith("{") else "cls"
+                content = png(np.full((20, 20, 3), 40 * i + len(split), dtype=np.uint8))
+                for suffix, part in (("png", content), (kind, f"{label}\n".encode())):
+                    member = tarfile.TarInfo(f"{i:04d}.{suffix}")
+                    member.size = len(part)
+                    tar.addfile(member, io.BytesIO(part))
+    task = prepared(tmp_path / "cache", data=str(tmp_path))
+    assert task.data_classes == ["cat", "dog", "sea lion"]
+    assert everything(task, "train")["labels"].tolist() == [0, 1, 0, 2]
+    assert everything(task)["labels"].tolist() == [2, 1]

@@ -135,6 +135,10 @@ def against(original: dict[str, Any], result: dict[str, Any], data: str, exact: 
         right, loss = ({of: one[key] / one["count"] for of, one in both.items()} for key in ("right", "loss_sum"))
         loss |= certain(original, result, 0)
         scored = {"loss": loss, "accuracy": right | certain(original, result, 2), "scored": result["count"]}
+    if result["valued"]:
+        reached = {of: of_values(one["valued"]) for of, one in (("source", original), ("result", result))}
+        scored["scores"] = {name: {of: reached[of][name] for of in reached} for name in reached["result"]}
+        scored["scored"] = len(result["valued"])
     differences = dict(original["differences"])
     if (cosines := differences.pop("cosines", [])) and (interval := paired.interval(cosines)):
         differences["embeddings"] = differences["embeddings"] | {"low": interval[0], "high": min(interval[1], 1.0)}
@@ -146,6 +150,22 @@ def against(original: dict[str, Any], result: dict[str, Any], data: str, exact: 
             "Nothing was kept. Please report this.",
         )
     return comparison
+
+
+def of_values(valued: Sequence[Sequence[Sequence[float]]]) -> dict[str, float]:
+    """Spearman's correlation of one output with the score of every sample (0 where either never changes), or micro and
+    macro F1 of several outputs with marks of 0 and 1; `valued` are (samples, 2, outputs).
+    """
+    import numpy as np
+    from scipy.stats import spearmanr
+    from sklearn.metrics import f1_score
+
+    said, wanted = np.moveaxis(np.array(valued), 1, 0)
+    if said.shape[1] == 1:
+        flat = min(np.ptp(said), np.ptp(wanted)) == 0
+        return {"Spearman's correlation": 0.0 if flat else float(spearmanr(said[:, 0], wanted[:, 0])[0])}
+    kinds = ("micro", "macro")
+    return {f"{kind} F1": float(f1_score(wanted > 0, said > 0, average=kind, zero_division=0)) for kind in kinds}
 
 
 def certain(original: dict[str, Any], result: dict[str, Any], part: int) -> dict[str, float]:

@@ -94,10 +94,11 @@ def forward(model, inputs: dict):
 
 
 def run(model, batches: list, kind: str, pooling, torch) -> tuple[dict, list]:
-    """Sums of the loss over all batches, the same of every sample (loss, labels, right ones), and the outputs
-    (rows, values) of real tokens as long as there is room.
+    """Sums of the loss over all batches, the same of every sample (loss, labels, right ones), what it says where labels
+    are scores or marks beside these (samples, 2, outputs), and the outputs (rows, values) of real tokens as long as
+    there is room.
     """
-    rows, pooled, samples, room = [], [], [], ROOM
+    rows, pooled, samples, valued, room = [], [], [], [], ROOM
     shape, finite = [], True
     for batch in batches:
         labels = batch.get("labels")
@@ -116,6 +117,8 @@ def run(model, batches: list, kind: str, pooling, torch) -> tuple[dict, list]:
             hits = flat.argmax(-1) == wanted.flatten()
             parts = (losses, wanted.flatten() != -100, hits)
             samples += torch.stack([part.double().view(size).sum(1) for part in parts], dim=1).tolist()
+        elif labels is not None and output.dim() == 2 and labels.numel() == output.numel():
+            valued += torch.stack([output, labels.view_as(output)], dim=1).tolist()
         if output.dim() == 3 and not predicts:  # embeddings of sentences, as their users pool them
             pooled.append(pooling.pool(output, mask))
         flat = output[real] if real is not None else output.flatten(0, -2)
@@ -124,7 +127,7 @@ def run(model, batches: list, kind: str, pooling, torch) -> tuple[dict, list]:
         rows.append(flat)
     loss, count, right = (sum(sample[i] for sample in samples) for i in range(3))
     sums = {"loss_sum": float(loss), "count": int(count), "right": int(right), "output": shape, "finite": finite}
-    sums["samples"] = samples
+    sums |= {"samples": samples, "valued": valued}
     return sums, [torch.cat(rows), torch.cat(pooled) if pooled else torch.zeros(0, 1)]
 
 

@@ -16,6 +16,7 @@ def of_comparison(name: str, compared: Comparison, language: bool) -> Line:
     row = {"start": name}
     if compared.loss:
         row |= scores(compared.loss.result, compared.accuracy and compared.accuracy.result, language)
+    row |= {name: f"{both.result:.4f}" for name, both in compared.scores.items()}
     if compared.embeddings:
         row["cosine of embeddings"] = f"{compared.embeddings.cosine:.4f}"
         row["1st percentile"] = f"{compared.embeddings.first_percentile:.4f}"
@@ -28,9 +29,10 @@ def of_comparison(name: str, compared: Comparison, language: bool) -> Line:
 
 def of_source(name: str, compared: Comparison, language: bool) -> Line:
     """The same cells for the source that was compared with; its name alone where nothing is scored."""
+    row = {"start": name} | {name: f"{both.source:.4f}" for name, both in compared.scores.items()}
     if compared.loss is None:
-        return {"start": name}
-    return {"start": name} | scores(compared.loss.source, compared.accuracy and compared.accuracy.source, language)
+        return row
+    return row | scores(compared.loss.source, compared.accuracy and compared.accuracy.source, language)
 
 
 def scores(loss: float, accuracy: float | None, language: bool) -> Line:
@@ -79,12 +81,12 @@ def sentence(compared: Comparison | None, language: bool) -> str:
         return "Not compared with the source: give --calibrate DATA to measure what is left of it."
     if not compared.done:
         return f"Not compared with the source: {compared.why}."
-    if compared.scores:
-        said = [
-            f"{name} {both.result:.4g} (source {both.source:.4g}{difference(both, '+.3g')})"
-            for name, both in compared.scores.items()
-        ]
-        return f"On {compared.scored or 0:,} documents: {', '.join(said)}."
+    reached = [
+        f"{name} {both.result:.4g} (source {both.source:.4g}{difference(both, '+.3g')})"
+        for name, both in compared.scores.items()
+    ]
+    if reached and compared.rows is None:
+        return f"On {compared.scored or 0:,} documents: {', '.join(reached)}."
     held, of = {"noise": ("", " (noise as input)"), SEEN: ("", f" of {SEEN}")}.get(compared.data, ("held-out ", ""))
     where = f"On {compared.rows or 0:,} {held}outputs{of}"
     known = [
@@ -105,4 +107,4 @@ def sentence(compared: Comparison | None, language: bool) -> str:
             a, b = compared.accuracy.source, compared.accuracy.result
             points = difference(compared.accuracy, "+.1f", 100, " points")
             parts.append(f"accuracy {100 * b:.1f} % (source {100 * a:.1f} %{points}) of {compared.scored or 0:,}")
-    return f"{where}: {', '.join(parts)}."
+    return f"{where}: {', '.join(parts + reached)}."

@@ -75,6 +75,10 @@ def choose_task(
     if reads_images:
         if labelled and data.kind == "classes" and source.record is None:
             kind = "image-classification"
+        if kind == "image-classification" and (gives := other_objective(source)):
+            kind = "features"
+            if not measured:
+                raise UsageError(*gives)
         return of_images(source, kind, data, columns)
     tokenizer = tokenizer_options(source, kind, new_tokenizer)
     chosen = user_data.columns_of(data, columns, kind) if data.kind in ("table", "hub") else None
@@ -96,6 +100,28 @@ def choose_task(
         options["pad"] = "max"
     options |= tokenizer
     return Chosen("sentences" if kind == "features" else kind, options, told(options))
+
+
+def objective_of(source: Source) -> str | None:
+    """What a trained head gives of each sample: "class", "several" of them, or a "score"; None where it has none that
+    is to be kept.
+    """
+    if not source.outputs or NAMED.get() == [NEW]:
+        return None
+    kind = source.config.get("problem_type")
+    if source.outputs == 1 or kind == "regression":
+        return "score"
+    return "several" if kind == "multi_label_classification" else "class"
+
+
+def other_objective(source: Source) -> tuple[str, str] | None:
+    """What to say, and what can still be done, where a head of images tells no classes apart; None where it does."""
+    gives = {"several": "several classes", "score": "a score"}.get(objective_of(source) or "class")
+    return gives and (
+        f"{source.slug} gives {gives} of each image, and no task here trains that: images have one class each.",
+        "Without labels it is calibrated on images and judged by its outputs: `leansurgeon shrink --calibrate`, "
+        "`judge`. A new head for classes: --classes new.",
+    )
 
 
 def takes_images(source: Source) -> bool:
@@ -207,10 +233,8 @@ def of_table(source: Source, data: UserData, chosen: Columns | None, tokenizer: 
     options |= {key: list(names) for key, names in (("eval", data.eval_names), ("test", data.test_names)) if names}
     options |= {"text_pair": chosen.texts[1]} if len(chosen.texts) > 1 else {}
     options |= {"seq_len": text_length(source)} | tokenizer
-    if source.outputs and NAMED.get() != [NEW]:
-        kind = source.config.get("problem_type")
-        score = source.outputs == 1 or kind == "regression"
-        options["objective"] = "score" if score else "several" if kind == "multi_label_classification" else "class"
+    if objective := objective_of(source):
+        options["objective"] = objective
     return Chosen("text-classification", options, told(options))
 
 

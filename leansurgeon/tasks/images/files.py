@@ -26,6 +26,7 @@ from leansurgeon.errors import LeanSurgeonError, UsageError, plural
 from leansurgeon.progress import size_text, track
 from leansurgeon.reading import archives, files, images, jsonfile
 from leansurgeon.tasks import base, ragged, splits
+from leansurgeon.tasks.classes import sort_names
 from leansurgeon.tasks.images import tables as image_tables
 from leansurgeon.tasks.images.places import SUFFIXES, ImagePlaces, listing
 
@@ -42,14 +43,33 @@ class Index:
     file: list[int] = field(default_factory=list)
     start: list[int] = field(default_factory=list)
     size: list[int] = field(default_factory=list)
-    label: list[int] = field(default_factory=list)
+    label: list[Any] = field(default_factory=list)
 
-    def add(self, file: int, start: int, size: int, label: int) -> None:
+    def add(self, file: int, start: int, size: int, label: int | str) -> None:
         """One image more: `size` bytes from `start` in file number `file`, of class `label`."""
         self.file.append(file)
         self.start.append(start)
         self.size.append(size)
         self.label.append(label)
+
+    def add_file(self, path: str, label: int | str) -> None:
+        """An image in a file of its own."""
+        self.add(len(self.files), 0, _WHOLE, label)
+        self.files.append(path)
+
+    def number_labels(self, names: list[str] | None, where: str) -> list[str] | None:
+        """Make labels that are names places in `names`, those of the training images, or of these (None). Raises
+        UsageError for others.
+        """
+        present = {label for label in self.label if isinstance(label, str)}
+        if not present:
+            return names
+        names = sort_names(present) if names is None else names
+        if strange := sorted({*map(str, self.label)} - {*names}):
+            raise UsageError(f"{where} has the class '{strange[0]}', which the training images do not have.")
+        places = {name: place for place, name in enumerate(names)}
+        self.label = [places[label] for label in self.label]
+        return names
 
 
 def build(
@@ -59,13 +79,13 @@ def build(
     sizes, names, many = {}, None, 0
     for split, places in place.places.items():
         if place.kind == "folder":
-            index, names = _folders(places, names)
+            index = _folders(places)
         elif place.kind == "flat":
             index = _flat(places)
         elif place.kind == "listed":
-            found, labels, names = image_tables.listed(places[0], label, names, say)
-            many_files = len(found)
-            index = Index(found, list(range(many_files)), [0] * many_files, [_WHOLE] * many_files, labels)
+            index = Index()
+            for path, name in image_tables.listed(places[0], label, say):
+                index.add_file(path, name)
         elif place.kind == "tar":
             index = _shards(places)
         else:
@@ -79,6 +99,7 @@ def build(
                     "so), or name others to evaluate on: task.eval_data.",
                 )
             raise UsageError(f"{_called(places)} holds no images ({', '.join(sorted(SUFFIXES))}).")
+        names = index.number_labels(names, _called(places))
         _write(folder, split, index)
         sizes[split], many = len(index.file), max(many, max(index.label) + 1)
     others = Counter(
@@ -214,29 +235,20 @@ def _images_in(folder: str) -> Iterator[str]:
         yield from _images_in(path)
 
 
-def _folders(places: list[Path], names: list[str] | None) -> tuple[Index, list[str]]:
-    (root,) = places
-    found = {os.path.basename(path): list(_images_in(path)) for path in listing(str(root)).folders}
-    present = [name for name, images in found.items() if images]  # an empty folder is no class
-    names = present if names is None else names
-    strange = [name for name in present if name not in set(names)]
-    if strange:
-        raise UsageError(f"{root} has the class folder '{strange[0]}', which the training images do not have.")
-    numbers = {name: number for number, name in enumerate(names)}
+def _folders(places: list[Path]) -> Index:
+    """A class for every folder in which there are images, however deep."""
     index = Index()
-    for name in present:
-        for path in found[name]:
-            index.add(len(index.files), 0, _WHOLE, numbers[name])
-            index.files.append(path)
-    return index, names
+    for folder in listing(str(places[0])).folders:
+        for path in _images_in(folder):
+            index.add_file(path, os.path.basename(folder))
+    return index
 
 
 def _flat(places: list[Path]) -> Index:
     """Images without classes: enough to calibrate with, nothing to score."""
     index = Index()
     for path in _images_in(str(places[0])):
-        index.add(len(index.files), 0, _WHOLE, base.IGNORED)
-        index.files.append(path)
+        index.add_file(path, base.IGNORED)
     return index
 
 
@@ -280,13 +292,19 @@ def _shard(number: int, path: Path, index: Index) -> None:
     close()
 
 
-def _class(content: bytes, suffix: str, where: str) -> int:
-    value = jsonfile.parse(content, where)
+def _class(content: bytes, suffix: str, where: str) -> int | str:
+    """A class number, or a name: as JSON has it, or the bare words of a .cls file."""
+    try:
+        value = jsonfile.parse(content, where)
+    except UsageError:
+        value = content.decode(errors="replace").strip()
+        if suffix == "json" or not value or len(value.splitlines()) > 1 or not value.isprintable():
+            raise
     if suffix == "json" and isinstance(value, dict):
         value = next((value[name] for name in image_tables.LABEL_COLUMNS if name in value), None)
-    if isinstance(value, int) and 0 <= value < image_tables.CLASSES:
+    if (isinstance(value, int) and 0 <= value < image_tables.CLASSES) or (isinstance(value, str) and value.strip()):
         return value
-    raise UsageError(f"{where} holds no class number.")
+    raise UsageError(f"{where} holds no class.")
 
 
 def _unpack(
@@ -294,7 +312,6 @@ def _unpack(
 ) -> tuple[Index, list[str] | None]:
     """Copy the image bytes of parquet files, or of a hub data set, one after another into `target`."""
     names, rows = image_tables.rows_of(kind, places, label)
-    words: dict[str, int] = {}  # of labels that are names, in the order in which they come
     without = 0
     _room_for(target.parent, sum(p.stat().st_size for p in places if isinstance(p, Path)), say)
     index, place = Index(files=[target.name]), 0
@@ -303,15 +320,11 @@ def _unpack(
             if value is None or value == -1:
                 without += 1
                 continue
-            index.add(0, place, len(content), words.setdefault(value, len(words)) if isinstance(value, str) else value)
+            index.add(0, place, len(content), value)
             file.write(content)
             place += len(content)
     if without:
         say(f"images: {without:,} of {without + len(index.label):,} rows have no label and are left out")
-    if words:
-        names = sorted(words)
-        order = {number: names.index(word) for word, number in words.items()}
-        index.label = [order[number] for number in index.label]
     return index, names
 
 

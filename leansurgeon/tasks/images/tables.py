@@ -76,12 +76,10 @@ def _columns(present: list[str], label: str | None, where: str) -> tuple[str, st
     return columns[0], columns[1]
 
 
-def listed(
-    table: Path, label: str | None, names: list[str] | None, say: Callable[[str], None]
-) -> tuple[list[str], list[int], list[str] | None]:
-    """Files and classes of the images that a table names, and the names of the classes (`names` of the training images,
-    where these are others); without a column of labels their class is IGNORED. Rows whose image is not there, or that
-    have no label, are left out, and counted in one line. Raises UsageError for labels that are no classes.
+def listed(table: Path, label: str | None, say: Callable[[str], None]) -> list[tuple[str, int | str]]:
+    """Files and classes of the images that a table names; without a column of labels their class is IGNORED. Rows whose
+    image is not there, or that have no label, are left out, and counted in one line. Raises UsageError for labels that
+    are no classes.
     """
     image, columns = places.image_column(table) or "", tables.columns(table)
     data = user_data.UserData("table", str(table), (str(table),), columns)
@@ -90,8 +88,7 @@ def listed(
     read = tables.read(table, [image, *found])
     rows = [(places.image_of(str(cells[0]), table, by_name), cells[1:]) for _, cells in read]
     if not found:
-        files = [file for file, _ in rows if file]
-        return files, [base.IGNORED] * len(files), None
+        return [(file, base.IGNORED) for file, _ in rows if file]
     labels = user_data.labels_in([cells for _, cells in rows], found)
     if labels.kind != "class":
         raise UsageError(f"{table}: '{', '.join(found)}' holds no classes of images, one of each.")
@@ -101,8 +98,4 @@ def listed(
         say(
             f"{table.name}: {gone:,} rows name no image that is there, {len(rows) - len(whole) - gone:,} have no label."
         )
-    present = {name for _, name in whole}
-    names = names or sorted(present, key=lambda name: (0, int(name), "") if name.isdecimal() else (1, 0, name))
-    if strange := sorted(present - set(names)):
-        raise UsageError(f"{table} has the class '{strange[0]}', which the training images do not have.")
-    return [file for file, _ in whole], [names.index(name) for _, name in whole], names
+    return whole

@@ -345,16 +345,13 @@ def _label_names(rows: dict[str, Rows], columns: str | list[str]) -> list[str]:
     names = set(rows["train"].labels)
     if any(isinstance(label, tuple) for label in names):
         names = {name for label in names for name in label if classes.key(name) != "none"}
-        return sorted(names, key=lambda name: (int(name), name) if name.isdecimal() else (0, name))
+        return classes.sort_names(names)
     if len(names) < 2:
         raise UsageError(f"The training rows have one label only, '{names.pop()}': there is nothing to learn.")
     foreign = sorted({label for part in rows.values() for label in part.labels} - names)
     if foreign:
         raise UsageError(f"The evaluation rows have the label '{foreign[0]}', which no training row has.")
-    try:
-        return sorted(names, key=int)
-    except ValueError:
-        return sorted(names)
+    return classes.sort_names(names)
 
 
 def _split(named: Mapping[str, Rows]) -> tuple[dict[str, Rows], disk.Info]:
