@@ -17,7 +17,8 @@ from leansurgeon.commands import host
 from leansurgeon.commands.surface import own_errors
 from leansurgeon.errors import UsageError
 from leansurgeon.progress import Say
-from leansurgeon.request import Request, check_request, options_of
+from leansurgeon.rank import rank
+from leansurgeon.request import Request, Trust, check_request, options_of
 
 
 class Result(Protocol):
@@ -55,13 +56,16 @@ def speaking(progress: bool | Say | None) -> Iterator[Say]:
 @contextmanager
 def access_to(request: Request) -> Iterator[None]:
     """While it lasts, whose code runs, which tower is meant and what classes are called is as the request says."""
+    if not isinstance(request, Trust):
+        yield
+        return
     from leansurgeon.architectures.towers import meant
     from leansurgeon.checkpoints.foreign import trust
     from leansurgeon.reading.images import skipping_damaged
     from leansurgeon.tasks.classes import naming
 
     before = trust.allowed()
-    trust.allow(getattr(request, "trust_remote_code", False))
+    trust.allow(request.trust_remote_code)
     try:
         with ExitStack() as stack:
             stack.enter_context(meant(getattr(request, "tower", None)))
@@ -78,22 +82,20 @@ def pushing(request: Request, say: Say) -> Iterator[Callable[[Any], None]]:
     """What puts a result on the hub, where the request wants that: checked before the work, in the first process of a
     training. Raises `UsageError` and `NotPushed`.
     """
-    from leansurgeon.commands import push
-    from leansurgeon.rank import rank
-
     repo, public = getattr(request, "push", None), getattr(request, "public", False)
-    where = None
-    if (repo is not None or public) and rank() == 0:
-        look = getattr(request, "dry_run", False) or getattr(request, "eval_only", False)
-        where = push.target(repo, public=public, dry_run=look, force=getattr(request, "force", False))
-        if where is not None:
-            push.check(where, say)
+    if (repo is None and not public) or rank() > 0:
+        yield lambda result: None
+        return
+    from leansurgeon.commands import push
+
+    look = getattr(request, "dry_run", False) or getattr(request, "eval_only", False)
+    where = push.target(repo, public=public, dry_run=look, force=getattr(request, "force", False))
+    push.check(where, say)
 
     def push_result(result: Result) -> None:
         """Push the folder of the result."""
-        if where is not None:
-            done = push.push(result.folder, where.repo, private=where.private, force=where.force, say=say)
-            say(f"Pushed: {done}")
+        done = push.push(result.folder, where.repo, private=where.private, force=where.force, say=say)
+        say(f"Pushed: {done}")
 
     yield push_result
 

@@ -106,7 +106,7 @@ def by_hand(folder, source, other) -> tuple[list[float], list[int]]:
     data = sample_data(open_source(str(source)), str(other), None, None, 0, lambda _: None)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     sums, counts = [], []
-    for batch in [*data.guard, *data.heldout]:
+    for batch in data.heldout:
         for ids in batch["input_ids"]:
             with torch.no_grad():
                 sums.append(float(model(ids[None], labels=ids[None]).loss) * (len(ids) - 1))
