@@ -8,7 +8,7 @@ damage. What a later version adds is kept as it is (`other`), so that a record t
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -20,12 +20,11 @@ from leansurgeon.architectures import towers
 from leansurgeon.checkpoints.places import public, without_place, without_places
 from leansurgeon.checkpoints.publish.durable import write_durably
 from leansurgeon.checkpoints.recorded.decided import Decisions
+from leansurgeon.checkpoints.recorded.part import NAME, DamagedRecord, Whole
 from leansurgeon.checkpoints.recorded.planned import Planned
-from leansurgeon.checkpoints.recorded.taker import NAME, NO_KEY, DamagedRecord, Strict, Taker
 from leansurgeon.errors import UnsupportedModel
 from leansurgeon.progress import Say
 from leansurgeon.reading import jsonfile
-from leansurgeon.reading.jsonfile import Json, JsonObject
 from leansurgeon.reading.values import text
 
 FORM = 1  # raised where an older reader would misread what is written
@@ -36,7 +35,7 @@ TRAINED, FRESH = "trained", "fresh"  # `initialised` after a training, and of we
 
 
 @dataclass(frozen=True)
-class Both(Strict):
+class Both(Whole):
     """One number of the source and of the result, on the same samples; the difference lies between `low` and `high`
     with 95 % (None: not known).
     """
@@ -51,7 +50,7 @@ class Both(Strict):
 
 
 @dataclass(frozen=True)
-class Embeddings(Strict):
+class Embeddings(Whole):
     """Cosine of pooled embeddings of source and result: mean, first percentile, number of samples; rank correlation of
     the similarities of all pairs, and the share of the `nearest` samples of each that are kept (None: not known).
     """
@@ -70,7 +69,7 @@ class Embeddings(Strict):
 
 
 @dataclass(frozen=True)
-class Comparison(Strict):
+class Comparison(Whole):
     """Outputs of a result against its source's on the same inputs; where that could not be `done`, `why`.
 
     `data` is "noise" or "held-out data"; `rows` outputs of real tokens are compared, `scored` labels counted.
@@ -93,9 +92,14 @@ class Comparison(Strict):
     scored: int | None = None
     scores: Mapping[str, Both] = field(default_factory=dict)  # by the metrics of scores, marks, or lm-eval
 
+    @property
+    def required(self) -> Collection[str]:
+        """Whether it was done; of the rest what is known."""
+        return ("done",)
+
 
 @dataclass(frozen=True)
-class Proof(Strict):
+class Proof(Whole):
     """The account of the fresh process that reloaded a result: how, what it counted, and how outputs compare."""
 
     WHERE = "proof"
@@ -126,13 +130,14 @@ class Proof(Strict):
 
 
 @dataclass(frozen=True)
-class Origin(Strict):
+class Origin(Whole):
     """What was cut. `name` is a preset, a hub id, `timm/NAME`, a relative path, or the last part of an absolute one;
     `sha256` has the digest of every weight file. `code` has those of modelling files that came with the checkpoint and
     ran, because --trust-remote-code said so.
     """
 
     WHERE = "source"
+    SURE = ("name", "kind", "sha256", "notes", "code")
     OPTIONAL = ("code",)
 
     name: str = "?"
@@ -142,16 +147,9 @@ class Origin(Strict):
     notes: tuple[str, ...] = ()
     code: Mapping[str, str] = field(default_factory=dict)
 
-    @classmethod
-    def from_dict(cls, data: Json) -> Origin:
-        """Raises `DamagedRecord`."""
-        if isinstance(data, Mapping) and not isinstance(data.get("preset"), str):
-            data = {**data, "preset": None}
-        return super().from_dict(data)
-
 
 @dataclass(frozen=True)
-class SurgeryRecord(Strict):
+class SurgeryRecord(Whole):
     """All of surgery.json. `plan` is the plan as it was carried out, `decided` what was chosen on the way. An exact
     plan also keeps what undoing it needs: the source's config and record; `restored` is the record that the model had
     in the first place, where surgery was undone.
@@ -178,18 +176,6 @@ class SurgeryRecord(Strict):
     restored: SurgeryRecord | None = None
     files: tuple[str, ...] = ()  # of the folder, so that --force deletes nothing else
     form: int = FORM
-    other: Mapping[str, Any] = field(default_factory=dict, repr=False, metadata=NO_KEY)
-
-    @classmethod
-    def from_dict(cls, data: Json) -> SurgeryRecord:
-        """Raises `DamagedRecord` for what is no record. One of a later form may hold what this version misreads."""
-        Taker(data, NAME)("schema_version", int, FORM)
-        known = {key for _, key, _ in cls.entries()}
-        return replace(super().from_dict(data), other={key: data[key] for key in data if key not in known})
-
-    def as_dict(self) -> JsonObject:
-        """What stands in the file."""
-        return super().as_dict() | dict(self.other)
 
     @property
     def learned(self) -> bool:

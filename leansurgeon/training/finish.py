@@ -171,8 +171,7 @@ def _summary(run: Run, experiment: Part | None, seconds: float) -> Summary:
         name=run.recipe.name,
         model=summary.Model(
             **{key: info.get(key) for key in ("source", "shape", "parameters", "parts", "surgery", "init_std")},
-            start_name=runfolder.called(run.loaded.folder),
-            start_files=run.origin,
+            start=summary.Start(runfolder.called(run.loaded.folder), run.origin),
         ),
         task=summary.Task(
             run.task.name,
@@ -205,8 +204,7 @@ def _summary(run: Run, experiment: Part | None, seconds: float) -> Summary:
         throughput=rate,
         throughput_unit=unit,
         data_wait=history.waited / max(trained, 1e-9),
-        memory_bytes=int(run.council.largest([max(history.peak, run.memory.bytes)])[0]),
-        memory_kind=run.memory.kind,
+        memory=summary.Memory(int(run.council.largest([max(history.peak, run.memory.bytes)])[0]), run.memory.kind),
         recipe=run.recipe.model_dump(mode="json"),
         started=history.started,
         finished=datetime.now(UTC).isoformat(timespec="seconds"),

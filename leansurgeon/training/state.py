@@ -61,7 +61,8 @@ class History:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> History:
-        return cls(**data | {key: Scores.from_dict(data.get(key)) for key in ("before", "best", "last")})
+        scores = {key: Scores.from_dict(data[key]) for key in ("before", "best", "last") if data.get(key)}
+        return cls(**data | scores)
 
     def as_dict(self) -> JsonObject:
         return {key: value.as_dict() if isinstance(value, Scores) else value for key, value in vars(self).items()}

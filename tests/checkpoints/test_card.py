@@ -241,8 +241,8 @@ def test_a_training_s_card_goes_on_from_the_model_that_it_began_with(tmp_path, c
             (tmp_path / "run" / name / file).write_bytes((start / file).read_bytes())
     task = Task("masked-lm", "perplexity", "perplexity", False, False, 100, 20, {"source": "/home/me/texts/brown.txt"})
     made = Summary(
-        Model(),
-        task,
+        model=Model(),
+        task=task,
         seed=3,
         steps=40,
         epochs=0.5,

@@ -38,8 +38,8 @@ def trained(job, **changes) -> summary.Summary:
     """What the training of a job leaves, without the training."""
     stages = [{"depth": 3, "heads": 8, "mlp_dim": 128}] if job.arm == "lean" else [{"depth": 6, "heads": 4}]
     left = summary.Summary(
-        summary.Model(source=job.source, shape={"stages": stages}, parameters=152_394),
-        summary.Task("digits", "accuracy", "top-1 accuracy", percent=True, eval_samples=360),
+        model=summary.Model(source=job.source, shape={"stages": stages}, parameters=152_394),
+        task=summary.Task("digits", "accuracy", "top-1 accuracy", percent=True, eval_samples=360),
         name=job.experiment.name,
         seed=job.seed,
         final=summary.Scores(0.1, 0.97),

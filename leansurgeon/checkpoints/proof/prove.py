@@ -81,7 +81,7 @@ def prove(
     if account["missing"] and original is None and origin is not None:
         original = run(folder, origin, None, kind, families)[0].get("source")
     check(account, parameters, (original or {}).get("missing", ()))
-    proof = Proof.from_dict(account)
+    proof = Proof.within(account)
     if source is None:
         return proof
     original = accounts.get("source") or {"trouble": trouble}
@@ -142,7 +142,7 @@ def against(original: dict[str, Any], result: dict[str, Any], data: str, exact: 
     differences = dict(original["differences"])
     if (cosines := differences.pop("cosines", [])) and (interval := paired.interval(cosines)):
         differences["embeddings"] = differences["embeddings"] | {"low": interval[0], "high": min(interval[1], 1.0)}
-    comparison = Comparison.from_dict({"done": True, "data": data, **differences, **scored})
+    comparison = Comparison.within({"done": True, "data": data, **differences, **scored})
     if exact and comparison.max_difference > EXACT * comparison.spread:
         raise LeanSurgeonError(
             f"The plan promises the same function, and outputs differ by {comparison.max_difference:.2g} where their "

@@ -6,7 +6,7 @@ part, or hold something odd in its place: then it is None or empty here, and wri
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -66,9 +66,9 @@ class Tried(Part):
     data: str = "all"
 
     @property
-    def required(self) -> frozenset[str]:
+    def required(self) -> Collection[str]:
         """What it was judged on is always said."""
-        return frozenset({"data"})
+        return ("data",)
 
 
 # -- what became of a layer ------------------------------------------------------------------------
@@ -249,8 +249,9 @@ class Verified(Part):
     left_out: tuple[str, ...] | None = None
 
 
-WALKED = frozenset(
-    {"layers", "criterion", "evidence", "candidates", "decisions", "changed_tensors", "held_back", "steps_taken_over"}
+WALKED = (
+    *("layers", "criterion", "evidence", "candidates", "decisions"),
+    *("changed_tensors", "held_back", "steps_taken_over"),
 )
 
 
@@ -286,6 +287,6 @@ class Decisions(Part):
         return bool(self.as_dict())
 
     @property
-    def required(self) -> frozenset[str]:
+    def required(self) -> Collection[str]:
         """Whoever walks says all of it, the empty too."""
-        return WALKED if self.criterion else frozenset()
+        return WALKED if self.criterion else ()

@@ -1,48 +1,60 @@
-"""What every part of the record is: a value whose fields are the keys of its object, written as it was read.
+"""What every part of a record is: a value whose fields are the keys of its object.
 
-What a field may hold follows from its type alone. A key that is missing, or holds something odd, gives the field's
-default, else what is empty of its type; a list with an odd entry is empty as a whole. A record is read to be shown and
-to go on with, and versions differ.
+What a field may hold follows from its type alone. Where the part is to be shown, a key that is missing, or holds
+something odd, gives the field's default, else what is empty of its type, and a list with an odd entry is empty as a
+whole: versions differ. Where a program builds on it (`SURE`), something odd is damage, and so is a key that is missing
+and has no default.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import MISSING, Field, dataclass, field, fields
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from functools import cache
-from types import UnionType
+from types import NoneType, UnionType
 from typing import Any, ClassVar, Self, Union, get_args, get_origin, get_type_hints
 
+from leansurgeon.errors import UnsupportedModel, UsageError
 from leansurgeon.reading.jsonfile import Json, JsonObject
-from leansurgeon.reading.values import items, number, text, whole
+from leansurgeon.reading.values import number, text, whole
 
-LEAVES: Mapping[type, Callable[[Json], Json]] = {
-    str: lambda value: text(value) or None,
-    int: whole,
-    float: number,
-    bool: lambda value: value if isinstance(value, bool) else None,
-}
-EMPTY = {str: "", int: 0, bool: False}
+NAME = "surgery.json"
+FORMS = {str: str, int: int, float: (int, float), bool: bool}
+READ: Mapping[type, Callable[[Json], Json]] = {str: lambda value: text(value) or None, int: whole, float: number}
+EMPTY = {str: "", int: 0, bool: False, tuple: (), Mapping: {}}
 INSIDE = {"inside": True}  # of a field without a key of its own: the keys of its value stand among the others
+
+
+class DamagedRecord(UnsupportedModel):
+    """A surgery.json that cannot be read, or holds something else than a record."""
+
+
+class Odd(ValueError):
+    """A value of the file that is none of its field's type."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """A value that stands in surgery.json as an object, a key for every field; a field that has its default is left
-    out, unless it is one of `required`. What was read is written again as it was, with all that this version does not
-    know (`raw`); a changed copy (`dataclasses.replace`) is written from its fields.
+    """A value that stands in the file as an object, a key for every field; a field that has its default is left out,
+    unless it is one of `required`. What was read is written again as it was, with all that this version does not know
+    (`raw`); a changed copy (`dataclasses.replace`) is written from its fields.
     """
 
+    WHERE: ClassVar[str] = ""  # what damage calls it
+    SURE: ClassVar[Collection[str] | None] = ()  # fields in which something odd is damage; None: all
     KEYS: ClassVar[Mapping[str, str]] = {}  # of fields that have another name in the file
     raw: JsonObject | None = field(init=False, default=None, repr=False, compare=False)
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Json]) -> Self:
-        """The value of an object of the file."""
-        return cls.within(data).as_read(data)
+    def from_dict(cls, data: Json) -> Self:
+        """The value of an object of the file. Raises `DamagedRecord`."""
+        if not isinstance(data, Mapping):
+            raise DamagedRecord(f"{NAME} is damaged: '{cls.WHERE}' is no object.")
+        return cls.within(data)._of(data)
 
-    def as_read(self, data: Mapping[str, Json]) -> Self:
-        """The same value, which was read from `data` and is written so."""
+    def _of(self, data: Mapping[str, Json]) -> Self:
+        """The same value with what else its object has."""
         object.__setattr__(self, "raw", dict(data))
         return self
 
@@ -51,18 +63,25 @@ class Part:
         """The value whose keys stand among others."""
         values = {}
         for one, kind in kinds(cls):
-            apart = not one.metadata.get("inside")
-            value = taken(kind, data.get(cls.KEYS.get(one.name, one.name))) if apart else kind.within(data)
-            if value is not None:
-                values[one.name] = value
-            elif default_of(one) is MISSING:
-                values[one.name] = EMPTY.get(kind)
+            key, sure = cls.KEYS.get(one.name, one.name), cls.SURE is None or one.name in cls.SURE
+            try:
+                if one.metadata.get("inside"):
+                    values[one.name] = kind.within(data)
+                elif data.get(key) is not None:
+                    values[one.name] = taken(kind, data[key], sure)
+                elif default_of(one) is MISSING:
+                    raise Odd("is missing")
+            except Odd as odd:
+                if sure:
+                    raise DamagedRecord(f"{NAME} is damaged: '{key}' in '{cls.WHERE}' {odd}.") from None
+                if default_of(one) is MISSING:
+                    values[one.name] = EMPTY.get(get_origin(kind) or kind)
         return cls(**values)
 
     @property
-    def required(self) -> frozenset[str]:
+    def required(self) -> Collection[str]:
         """Fields that are written in any case."""
-        return frozenset()
+        return ()
 
     def as_dict(self) -> JsonObject:
         """As the file holds it."""
@@ -78,30 +97,70 @@ class Part:
         return document
 
 
+@dataclass(frozen=True)
+class Whole(Part):
+    """A part that is written in full, but for what is empty of `OPTIONAL`. What a later version adds is kept beside its
+    fields (`other`), in a changed copy too.
+    """
+
+    SURE = None
+    OPTIONAL: ClassVar[tuple[str, ...]] = ()  # fields that are left out where they have their default
+    other: JsonObject = field(default_factory=dict, kw_only=True, repr=False)
+
+    def _of(self, data: Mapping[str, Json]) -> Self:
+        known = {self.KEYS.get(one.name, one.name) for one, _ in kinds(type(self))}
+        return replace(self, other={key: data[key] for key in data if key not in known})
+
+    @property
+    def required(self) -> Collection[str]:
+        """All but the optional ones."""
+        return {one.name for one, _ in kinds(type(self))} - set(self.OPTIONAL)
+
+    def as_dict(self) -> JsonObject:
+        """As the file holds it."""
+        return super().as_dict() | plain(self.other)
+
+
 @cache
 def kinds(part: type[Part]) -> tuple[tuple[Field, Any], ...]:
     """The fields that the file has, with their types."""
     hints = get_type_hints(part)
-    return tuple((one, hints[one.name]) for one in fields(part) if one.init)
+    return tuple((one, hints[one.name]) for one in fields(part) if one.name not in ("raw", "other"))
 
 
-def taken(kind: Any, value: Json) -> Any:
-    """A value of the file as one of this type; None where it is none."""
+def taken(kind: Any, value: Json, sure: bool = False) -> Any:
+    """A value of the file as one of this type. Raises `Odd`, and `DamagedRecord` for damage within it."""
     form, inner = get_origin(kind), get_args(kind)
     if form in (Union, UnionType):
-        readings = (taken(one, value) for one in inner if one is not type(None))
-        return next((one for one in readings if one is not None), None)
-    if form is tuple:
-        known = tuple(taken(inner[0], item) for item in items(value))
-        return () if None in known else known  # what stands at a place means something there
-    if form is dict:  # of any form
-        return value if isinstance(value, dict) else None
-    if form is not None:
-        named = value.items() if isinstance(value, Mapping) else ()
-        return {text(key): one for key, item in named if (one := taken(inner[1], item)) is not None}
-    if kind in LEAVES:
-        return LEAVES[kind](value)
-    return kind.from_dict(value) if isinstance(value, Mapping) else None
+        for one in inner:
+            with suppress(Odd):
+                return taken(one, value, sure)
+    elif form is tuple and isinstance(value, list | tuple):
+        known = {at: one for at, item in enumerate(value) if (one := _entry(inner[0], item, sure)) is not None}
+        return tuple(known.values()) if len(known) == len(value) else ()  # what stands at a place means something there
+    elif form in (dict, Mapping) and isinstance(value, Mapping):
+        if form is dict or inner[1] is Any:  # of any form
+            return value
+        known = {key: _entry(inner[1], item, sure) for key, item in value.items()}
+        return {key if sure else text(key): one for key, one in known.items() if one is not None}
+    elif kind in FORMS:
+        known = READ[kind](value) if kind in READ and not sure else value
+        if isinstance(known, FORMS[kind]) and isinstance(known, bool) == (kind is bool):
+            return known
+    elif form is None and isinstance(value, Mapping) and kind is not NoneType:
+        with suppress(KeyError, TypeError, ValueError, AttributeError, UsageError):  # of a `Shape`
+            return kind.from_dict(value)
+    raise Odd(f"is no {getattr(kind, '__name__', kind)}")
+
+
+def _entry(kind: Any, value: Json, sure: bool) -> Any:
+    """A value in a list or an object; None where it is odd and may be."""
+    try:
+        return taken(kind, value, sure)
+    except Odd:
+        if sure:
+            raise
+        return None
 
 
 def default_of(one: Field) -> Any:

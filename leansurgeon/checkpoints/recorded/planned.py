@@ -6,14 +6,11 @@ odd ones are damage; all else is shown, and odd values of it are None or empty (
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Self
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 
 from leansurgeon.checkpoints.recorded.part import Part
-from leansurgeon.checkpoints.recorded.taker import NAME, DamagedRecord, Taker
-from leansurgeon.errors import LeanSurgeonError
-from leansurgeon.reading.jsonfile import Json, JsonObject
+from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.reading.values import text
 from leansurgeon.shape import Shape
 
@@ -24,22 +21,18 @@ class Step(Part):
     "fresh" forgets it.
     """
 
+    WHERE = "operators"
+    SURE = ("name", "exactness", "settings")
+
     name: str
     exactness: str
     says: str
     settings: JsonObject = field(default_factory=dict)
 
-    @classmethod
-    def from_dict(cls, data: Json) -> Self:
-        """Raises `DamagedRecord`."""
-        take = Taker(data, "operators")
-        name, exactness, says = (take(key, str, needed=True) for key in ("name", "exactness", "says"))
-        return cls(name, exactness, text(says), take("settings", dict, {})).as_read(data)
-
     @property
-    def required(self) -> frozenset[str]:
+    def required(self) -> Collection[str]:
         """Settings are written, where there are none too."""
-        return frozenset({"settings"})
+        return ("settings",)
 
 
 @dataclass(frozen=True)
@@ -47,6 +40,9 @@ class Planned(Part):
     """A plan: what is kept of which source, by which operators, and what that saves. `layers` are those of the source
     that are kept; `inferred` is what was found of a family that nobody declared; `method` has its settings by name.
     """
+
+    WHERE = "plan"
+    SURE = ("head_policy", "seed", "method", "class_attention", "before", "after", "layers", "operators")
 
     source: str = ""
     architecture: str = ""
@@ -70,36 +66,15 @@ class Planned(Part):
     flops_after: JsonObject | None = None
     flops_saved_by: JsonObject | None = None
 
-    @classmethod
-    def from_dict(cls, data: Json) -> Self:
-        """Raises `DamagedRecord`."""
-        take = Taker(data, "plan")
-        policy = take.data.get("head_policy")  # a size is a word or a number
-        strict = {
-            "head_policy": text(policy) or take("head_policy", str if isinstance(policy, str) else int, ""),
-            "seed": take("seed", int),
-            "method": take("method", dict, {}),
-            "class_attention": take("class_attention", bool, False),
-            "before": take.part("before", shape_of),
-            "after": take.part("after", shape_of),
-            "layers": take.several("layers", int),
-            "operators": tuple(map(Step.from_dict, take.several("operators", dict))),
-        }
-        return replace(cls.within(take.data), **strict).as_read(data)
+    def __post_init__(self) -> None:
+        if isinstance(self.head_policy, str):  # a size is a word or a number
+            object.__setattr__(self, "head_policy", text(self.head_policy))
 
     def __bool__(self) -> bool:
         """Whether anything is known of the plan."""
         return bool(self.as_dict())
 
     @property
-    def required(self) -> frozenset[str]:
+    def required(self) -> Collection[str]:
         """A plan says all of itself."""
-        return frozenset(self.__dataclass_fields__) - {"inferred"} if self.before is not None else frozenset()
-
-
-def shape_of(data: Json) -> Shape:
-    """Raises `DamagedRecord`."""
-    try:
-        return Shape.from_dict(data)  # type: ignore[arg-type]
-    except (KeyError, TypeError, ValueError, AttributeError, LeanSurgeonError) as error:
-        raise DamagedRecord(f"{NAME} is damaged: a shape in it cannot be read ({type(error).__name__}).") from None
+        return set(self.__dataclass_fields__) - {"inferred"} if self.before is not None else ()

@@ -29,7 +29,7 @@ PARTS = ("embeddings", "attention", "mlp", "rest")
 PREPARED = (  # options of a task that change what a held-out sample is
     "image_size", "channels", "crop_pct", "interpolation", "mean", "std", "seq_len", "mask_prob",
 )  # fmt: skip
-UNTRAINED = Summary(summary.Model(), summary.Task("", ""))
+UNTRAINED = Summary(model=summary.Model(), task=summary.Task())
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class Run:
     @cached_property
     def predicted(self) -> Prediction | None:
         """Its peak memory on a GPU as it should have been."""
-        return predicted_of(self.path, self.summary.memory_kind, setting_of(self.summary))
+        return predicted_of(self.path, self.summary.memory.kind, setting_of(self.summary))
 
 
 def run_of(entry: Entry) -> Run:

@@ -71,9 +71,9 @@ def _start(run: Run) -> tuple:
     """What tells pretrained models apart: the arm of an experiment, or the digests of the weights that a run took."""
     if run.part and run.part.arm:
         return (run.part.name, _name(run))
-    weights = sorted(f"{k}={v}" for k, v in run.summary.model.start_files.items() if k.endswith(".safetensors"))
+    weights = sorted(f"{k}={v}" for k, v in run.summary.model.start.files.items() if k.endswith(".safetensors"))
     return (_name(run), *weights)
 
 
 def _name(run: Run) -> str:
-    return (run.part.arm if run.part else "") or run.summary.model.start_name or run.summary.model.source or "?"
+    return (run.part.arm if run.part else "") or run.summary.model.start.name or run.summary.model.source or "?"

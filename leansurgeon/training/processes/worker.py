@@ -54,7 +54,7 @@ def _work(job: dict, folder: Path) -> None:
 
     recipe, model_dir, options = TrainingRecipe.model_validate(job["recipe"]), Path(job["model_dir"]), job["options"]
     if job["work"] == "train":
-        options["experiment"] = Part.from_dict(options["experiment"])
+        options["experiment"] = options["experiment"] and Part.from_dict(options["experiment"])
         train(recipe, model_dir, Path(options.pop("run_dir")), **options)
         return
     told = evaluate_model(recipe, model_dir, **options)

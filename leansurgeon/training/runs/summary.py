@@ -12,18 +12,18 @@ of one name. `recipe.yaml` has them since a training goes on with them. Both sta
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
 from leansurgeon.checkpoints.record import DamagedRecord, SurgeryRecord
-from leansurgeon.checkpoints.recorded.part import kinds, taken
+from leansurgeon.checkpoints.recorded import part
 from leansurgeon.errors import UsageError
 from leansurgeon.reading import jsonfile
-from leansurgeon.reading.jsonfile import JsonObject
-from leansurgeon.reading.values import text, whole, wholes
+from leansurgeon.reading.jsonfile import Json, JsonObject
+from leansurgeon.reading.values import whole
 from leansurgeon.training.runs import folder as runfolder
 
 FORM = 1  # raised where an older reader would misread what is written
@@ -35,16 +35,8 @@ class DamagedSummary(UsageError):
     """A summary.json that cannot be read, or is none."""
 
 
-class Read:
-    """What an object of the file is read as; None for what is none."""
-
-    @classmethod
-    def from_dict(cls, data: object) -> Self | None:
-        return cls(**_known(cls, data)) if isinstance(data, Mapping) else None
-
-
 @dataclass(frozen=True)
-class Scores(Read):
+class Scores(part.Part):
     """What one evaluation found: the mean loss, the task's metric, all metrics by name where there are several, the
     step after which it came, where that is not said elsewhere, and between which figures the metric lies with 95 %.
     """
@@ -62,14 +54,19 @@ class Scores(Read):
         share = self.metrics.get("largest_class")
         return share if share is not None and share > UNEVEN else None
 
+    @property
+    def required(self) -> Collection[str]:
+        """Loss and metric, known or not."""
+        return ("loss", "metric")
+
     def as_dict(self) -> JsonObject:
-        more = {"metrics": self.metrics} if len(self.metrics) > 1 else {}
-        known = {key: value for key in ("step", "low", "high") if (value := getattr(self, key)) is not None}
-        return {"loss": self.loss, "metric": self.metric} | more | known
+        """As the file holds it: one metric has no name."""
+        document = super().as_dict()
+        return {key: value for key, value in document.items() if key != "metrics" or len(value) > 1}
 
 
 @dataclass(frozen=True)
-class OnTest(Read):
+class OnTest(part.Part):
     """Of the test split, read once at the end: by the last weights and by those that the evaluation split chose (None
     where these were not kept). Of one's own data by those that the training began with, too; the `gain` of the best
     over them lies between `gain_low` and `gain_high` with 95 %, on the same samples (of a perplexity: in nats a token).
@@ -82,18 +79,29 @@ class OnTest(Read):
     gain_low: float | None = None
     gain_high: float | None = None
 
-    def as_dict(self) -> JsonObject:
-        last, best = (scores and scores.as_dict() for scores in (self.last, self.best))
-        before = {} if self.before is None else {"before": self.before.as_dict()}
-        gain = {} if self.gain_low is None else {"gain_low": self.gain_low, "gain_high": self.gain_high}
-        return {"samples": self.samples, "last": last, "best": best} | before | gain
+    @property
+    def required(self) -> Collection[str]:
+        """What every test split gives, known or not."""
+        return ("samples", "last", "best")
 
 
 @dataclass(frozen=True)
-class Model:
-    """The trained model: where it came from, its shape and parameters by part, and the surgery before the training.
-    `start_name` and `start_files` (with their SHA-256) are the folder that the training began with.
+class Start(part.Whole):
+    """The folder that a training began with, and the SHA-256 of its files."""
+
+    SURE = ()
+
+    name: str = ""
+    files: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Model(part.Whole):
+    """The trained model: where it came from, its shape and parameters by part, the surgery before the training, and
+    what the training began with.
     """
+
+    SURE = ()
 
     source: str = ""
     shape: dict[str, Any] | None = None
@@ -101,20 +109,7 @@ class Model:
     parts: dict[str, int] | None = None
     surgery: dict[str, Any] | None = None
     init_std: float | None = None
-    start_name: str = ""
-    start_files: dict[str, str] = field(default_factory=dict)
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Model:
-        start = data.get("start")
-        files = jsonfile.value_at(start, "files")
-        files = {k: v for k, v in files.items() if isinstance(v, str)} if isinstance(files, Mapping) else {}
-        return cls(**_known(cls, data) | {"start_name": text(jsonfile.value_at(start, "name")), "start_files": files})
-
-    def as_dict(self) -> JsonObject:
-        keys = ("source", "shape", "parameters", "parts", "surgery", "init_std")
-        start = {"name": self.start_name, "files": self.start_files}
-        return {key: getattr(self, key) for key in keys} | {"start": start}
+    start: Start = Start()
 
     @cached_property
     def record(self) -> SurgeryRecord | None:
@@ -126,8 +121,10 @@ class Model:
 
 
 @dataclass(frozen=True)
-class Task:
+class Task(part.Whole):
     """What was trained and measured; `data` is what the task says of its data."""
+
+    SURE = ()
 
     name: str = ""
     metric: str = ""
@@ -139,12 +136,10 @@ class Task:
     data: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Task:
-        known = cls(**_known(cls, data))
-        return replace(known, metric_label=known.metric_label or known.metric)
-
-    def as_dict(self) -> JsonObject:
-        return dict(vars(self))
+    def from_dict(cls, data: Json) -> Self:
+        """A metric without a label is called by its name."""
+        made = super().from_dict(data)
+        return replace(made, metric_label=made.metric_label or made.metric)
 
     def shown(self, metric: float | None) -> str:
         """`97.2 %`, `31.415`: the metric as a line of talk says it."""
@@ -154,10 +149,12 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Part(Read):
+class Part(part.Whole):
     """Where a run belongs in an experiment. `settings` are the values that decide its result, by key; older versions
     wrote their `digest` only.
     """
+
+    SURE, OPTIONAL = (), ("settings",)
 
     name: str = ""
     arm: str = ""
@@ -168,20 +165,30 @@ class Part(Read):
     own_task: str = ""
     settings: dict[str, Any] | None = None
 
-    def as_dict(self) -> JsonObject:
-        return {key: value for key, value in vars(self).items() if key != "settings" or value is not None}
-
 
 @dataclass(frozen=True)
-class Summary:
-    """One training. Times are in seconds but for `step_ms`; `memory_bytes` is the peak of `memory_kind`; `kappa` and
-    `heads` are documents of the measuring room; `recipe` is the resolved recipe.
+class Memory(part.Whole):
+    """The peak of a training, and of which kind it is."""
+
+    SURE = ()
+
+    bytes: int | None = None
+    kind: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary(part.Whole):
+    """One training. Times are in seconds but for `step_ms`; `kappa` and `heads` are documents of the measuring room;
+    `recipe` is the resolved recipe.
     """
 
-    model: Model
-    task: Task
+    SURE = ()
+
+    schema_version: int = FORM
     name: str = ""
     status: str = DONE
+    model: Model
+    task: Task
     seed: int | None = None
     device: str = ""
     world_size: int | None = None
@@ -202,8 +209,7 @@ class Summary:
     throughput: float | None = None
     throughput_unit: str = ""
     data_wait: float | None = None
-    memory_bytes: int | None = None
-    memory_kind: str = ""
+    memory: Memory = Memory()
     test: OnTest | None = None
     kappa: dict[str, Any] | None = None
     heads: dict[str, Any] | None = None
@@ -212,38 +218,14 @@ class Summary:
     finished: str = ""
     experiment: Part | None = None
     last_losses_still_falling: bool = False
-    schema_version: int = FORM
-    other: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def from_dict(cls, data: object) -> Summary:
+    def from_dict(cls, data: Json) -> Self:
         """Raises `DamagedSummary`, whose message is the end of a sentence about the file."""
         if trouble := what_is_wrong(data):
             raise DamagedSummary(trouble)
-        known = _known(cls, data) | {
-            "model": Model.from_dict(data["model"]),
-            "task": Task.from_dict(data["task"]),
-            "status": DONE if data.get("status") is None else text(data["status"]),
-            **{key: wholes(data.get(key)) for key in ("left_out_steps", "resumed_after")},
-            "memory_bytes": whole(jsonfile.value_at(data, "memory", "bytes")),
-            "memory_kind": text(jsonfile.value_at(data, "memory", "kind")),
-        }
-        ours = {"memory", *(one.name for one in fields(cls) if one.name != "other")}
-        return cls(**known | {"other": {key: value for key, value in data.items() if key not in ours}})
-
-    def as_dict(self) -> JsonObject:
-        """As the file holds it."""
-        document: dict[str, Any] = {"schema_version": self.schema_version, "name": self.name, "status": self.status}
-        for one in fields(self):
-            if one.name in ("memory_bytes", "other"):
-                continue
-            if one.name == "memory_kind":
-                document["memory"] = {"bytes": self.memory_bytes, "kind": self.memory_kind}
-                continue
-            value = getattr(self, one.name)
-            value = value.as_dict() if hasattr(value, "as_dict") else value
-            document[one.name] = list(value) if isinstance(value, tuple) else value
-        return document | self.other
+        made = super().from_dict(data)
+        return made if isinstance(data.get("status") or DONE, str) else replace(made, status="")
 
 
 def own_test(made: Summary) -> bool:
@@ -287,8 +269,3 @@ def what_is_wrong(data: object) -> str | None:
     if not isinstance(jsonfile.value_at(data, "task", "metric"), str):
         lacking.append("task.metric")
     return f"lacks {', '.join(lacking)}" if lacking else None
-
-
-def _known(cls: type, data: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields that an object of the file has, as their types say; what is missing or odd is left to its default."""
-    return {one.name: value for one, kind in kinds(cls) if (value := taken(kind, data.get(one.name))) is not None}
