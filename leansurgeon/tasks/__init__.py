@@ -69,8 +69,10 @@ def options_of(name: str, options: Mapping[str, Any]) -> Options:
         return schema(**options)
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or "options"
         what = first["msg"].removeprefix("Value error, ")
+        if not first["loc"]:  # of several options together
+            raise UsageError(f"Task '{name}': {what}.") from None
+        where = ".".join(str(part) for part in first["loc"])
         raise UsageError(f"Task '{name}', option '{where}': {what} (got {first['input']!r}).") from None
 
 

@@ -7,6 +7,7 @@ known key.
 
 from __future__ import annotations
 
+import re
 import types
 import typing
 from collections.abc import Sequence
@@ -173,11 +174,18 @@ class _Source:
     sets: tuple[str, ...] = ()
     over: tuple[str, ...] | None = None
 
-    def of(self, path: tuple[str, ...]) -> str:
+    def of(self, path: tuple[str, ...], said: str = "") -> str:
+        """Where `path` was written; of several `--set` below it those that the words of what is `said` name most."""
+        words, below = set(re.findall(r"\w+", said)), {}
         for text in reversed(self.sets):
-            key = tuple(text.partition("=")[0].strip().split("."))
-            if key == path[: len(key)] or path == key[: len(path)]:
+            key, _, value = text.partition("=")
+            keys = tuple(key.strip().split("."))
+            if keys == path[: len(keys)]:
                 return f"--set {text}"
+            if path == keys[: len(path)]:
+                below[text] = 2 * (keys[-1] in words) + len(words & set(re.findall(r"\w+", value)))
+        if below:
+            return " ".join(f"--set {text}" for text in reversed(below) if below[text] == max(below.values()))
         for candidate in ([(*self.over, *path)] if self.over else []) + [path]:
             if candidate in self.places:
                 return self.places[candidate]
@@ -213,6 +221,8 @@ def _check(raw: dict[str, Any], source: _Source) -> Recipe:
     recipe = _validate(models[kind], raw, (), source)
     if isinstance(recipe, ExperimentRecipe):
         _validate(Train, merge(raw["train"], recipe.retrain), ("retrain",), source)
+        for name, arm in recipe.arms.items():
+            _validate(Train, merge(raw["train"], arm.train or {}), ("arms", name, "train"), source)
     _check_task(recipe, source)
     return recipe
 
@@ -225,7 +235,7 @@ def _check_task(recipe: Recipe, source: _Source) -> None:
         try:
             tasks.make(task.name, task.options)
         except UsageError as error:
-            raise UsageError(f"{source.of(path)}: {error.message}", error.hint) from None
+            raise UsageError(f"{source.of(path, error.message)}: {error.message}", error.hint) from None
 
 
 def _validate(model: type[BaseModel], raw: Any, prefix: tuple[str, ...], source: _Source) -> Any:
@@ -256,10 +266,13 @@ def _sentence(error: ValidationError, model: type[BaseModel], prefix: tuple[str,
     elif mistake["type"] == "value_error":
         text = str(mistake["ctx"]["error"])
         shown = ""
+    elif mistake["type"] == "model_type":
+        keys = [*_model_at(model, mistake["loc"]).model_fields]
+        text = f"holds keys ({', '.join(keys)}), and is no value itself{shown} (did you mean '{name}.{keys[0]}'?)"
     else:
         text = mistake["msg"].replace("Input should be", "must be")
         text = text[0].lower() + text[1:] + shown
-    return UsageError(f"{source.of(path)}: {f'`{name}`: ' if name else ''}{text}.")
+    return UsageError(f"{source.of(path, text)}: {f'`{name}`: ' if name else ''}{text}.")
 
 
 def _unknown(path: tuple[str, ...], model: type[BaseModel] | None, source: _Source) -> UsageError:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
 
 from leansurgeon.training.recipe.durations import Counted
 from leansurgeon.training.recipe.settings import Seed, Strict, Train
@@ -119,12 +119,6 @@ class ExperimentRecipe(Strict):
     def _empty_arm(cls, arms: Any) -> Any:
         """`original:` with nothing behind it means `{}`."""
         return {name: {} if arm is None else arm for name, arm in arms.items()} if isinstance(arms, dict) else arms
-
-    @model_validator(mode="after")
-    def _trainings_of_arms_are_trainings(self) -> ExperimentRecipe:
-        for name in self.arms:
-            self.training(transferred=False, arm=name)
-        return self
 
     @field_validator("arms", mode="after")
     @classmethod

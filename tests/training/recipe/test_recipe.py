@@ -288,3 +288,30 @@ def test_only_a_control_matches_another_arm():
     whole |= {"train": {"duration": "1st", "batch": 8, "optim": {"lr": 1e-3}}}
     with pytest.raises(ValueError, match="matches flops of no arm"):
         ExperimentRecipe.model_validate(whole | {"arms": {"original": {}, "lean": {"heads": 8, "match": "flops"}}})
+
+
+@pytest.mark.parametrize(
+    ("recipe", "sets", "blamed"),
+    [
+        ("crammed-bert-glue", ("task.tokenizer=foo", "task.seq_len=64"), "task.tokenizer=foo"),
+        ("crammed-bert-glue", ("task.tokenizr=byte", "task.seq_len=64"), "task.tokenizr=byte"),
+        ("crammed-bert-glue", ("train.schedule.min_lr=1", "train.log_every=5"), "train.schedule.min_lr=1"),
+        ("crammed-bert", ("train.batch_ramp.start=3", "train.log_every=5"), "train.batch_ramp.start=3"),
+        ("crammed-bert", ("arms.lean.train={clip_grad: -1}", "seeds=[1]"), "arms.lean.train={clip_grad: -1}"),
+        ("crammed-bert", ("arms.control.control_of=foo", "arms.lean.heads=12"), "arms.control.control_of=foo"),
+        ("imagenet-vit-b", ("task.mean=[1]", "task.data=x"), "task.mean=[1]"),
+        ("lra-text", ("task.max_length=9", "task.seq_len=8", "task.data=x"), "task.max_length=9 --set task.seq_len=8"),
+    ],
+)
+def test_the_set_is_named_that_is_wrong(recipe, sets, blamed):
+    with pytest.raises(UsageError) as refused:
+        recipefile.load(recipe, sets)
+    assert refused.value.message.startswith(f"--set {blamed}: ")
+
+
+@pytest.mark.parametrize(("key", "value"), [("ema", "0.9"), ("optim", "adamw"), ("schedule", "linear")])
+def test_a_value_in_the_place_of_keys_is_told_its_key(key, value):
+    with pytest.raises(UsageError, match=rf"`train\.{key}`.*did you mean 'train\.{key}\.(\w+)'") as refused:
+        recipefile.load("crammed-bert-glue", (f"train.{key}={value}",))
+    advised = refused.value.message.split("did you mean '")[1].split("'")[0]
+    assert recipefile.load("crammed-bert-glue", (f"{advised}={value}",))
