@@ -63,6 +63,7 @@ def test_unknown_names_and_values_are_usage_errors(name, options, message):
 
 def test_options_show_their_defaults():
     assert tasks.options_of("listops", {"train": 10}).model_dump() == {
+        "data": "generated",
         "train": 10,
         "eval": 2000,
         "test": 2000,
