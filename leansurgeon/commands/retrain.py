@@ -152,6 +152,10 @@ def retrain(request: RetrainRequest, say: Say) -> Trained | Preview:
     environment.group_size()
     folder = runfolder.model_of(request.model) if request.model else runfolder.newest_shrunk(request.workspace)
     recipe = healing.recipe_of(folder, request.asked, say)
+    if request.data is None and not request.eval_only:
+        from leansurgeon.training.setup import for_classes
+
+        recipe = for_classes(recipe, folder, say)
     if request.seed is not None:
         recipe = recipe.model_copy(update={"train": recipe.train.model_copy(update={"seed": request.seed})})
     recipe = healing.for_device(recipe, cpu=request.cpu, say=say)

@@ -11,8 +11,11 @@ import torch
 
 from leansurgeon import tasks
 from leansurgeon.checkpoints.publish.leftovers import sweep
-from leansurgeon.errors import UsageError, plural
+from leansurgeon.checkpoints.source import open_source
+from leansurgeon.errors import LeanSurgeonError, UsageError, plural
 from leansurgeon.measure.costs.memory import checkpoint_activations
+from leansurgeon.measure.data.check_classes import check_classes
+from leansurgeon.measure.data.choose_task import check_objective, choose_classes
 from leansurgeon.rank import HERE, cores, number, rank
 from leansurgeon.reading.cache_folder import cache_folder
 from leansurgeon.tasks.base import Batch
@@ -24,7 +27,7 @@ from leansurgeon.training.processes import engine, shards
 from leansurgeon.training.processes.agree import Council
 from leansurgeon.training.processes.signals import Stops
 from leansurgeon.training.recipe.reading import dump
-from leansurgeon.training.recipe.schema import TrainingRecipe
+from leansurgeon.training.recipe.schema import TaskChoice, TrainingRecipe
 from leansurgeon.training.runs import checkpoint, resume
 from leansurgeon.training.runs import folder as runfolder
 from leansurgeon.training.state import History, Run
@@ -52,12 +55,40 @@ def prepared_task(recipe: TrainingRecipe, model_dir: Path, say: Callable[[str], 
     task = tasks.make(recipe.task.name, options)
     task.prepare(cache_folder(), model_dir, workers=cores(), say=say)
     found = None if recipe.train.new_head else starting.own_classes(task, model_dir)
-    if found and list(found.names) not in (task.data_classes, task.options.class_names):
+    if found and not found.new_head and list(found.names) not in (task.data_classes, task.options.class_names):
         say(found.says)
         task = tasks.make(recipe.task.name, options | {"class_names": list(found.names)})
         task.prepare(cache_folder(), model_dir, workers=1, say=lambda text: None)
     starting.check_tokenizer(recipe, task, model_dir)
     return task
+
+
+def for_classes(recipe: TrainingRecipe, model_dir: Path, say: Callable[[str], None]) -> TrainingRecipe:
+    """The recipe for a trained classifier: with a new head where the data has other classes, said in one line. Raises
+    `UsageError` where the head gives something else than classes, or does not agree with the data (`check_classes`).
+    """
+    if recipe.train.new_head or not (model_dir / "config.json").is_file():
+        return recipe
+    source = open_source(str(model_dir))
+    if not (source.learned and source.outputs):
+        return recipe  # whoever trains it gives it a head
+    try:
+        task = prepared_task(recipe, model_dir, say)
+    except LeanSurgeonError:
+        return recipe  # whoever trains, or looks at shapes alone, says so
+    objective = getattr(task, "objective", "class" if task.data_classes else None)
+    if objective:
+        check_objective(source, objective)
+    if (found := choose_classes(task, source)) is None:
+        return recipe
+    if found.new_head:
+        say(f"{found.says}: it gets a new head for {', '.join(found.names[:6]) or 'scores'}.")
+        return recipe.model_copy(update={"train": recipe.train.model_copy(update={"new_head": True})})
+    check_classes(source, task, found, chance=source.record is None)
+    if task.options.class_names is None:
+        return recipe
+    choice = TaskChoice(name=recipe.task.name, **recipe.task.options | {"class_names": task.options.class_names})
+    return recipe.model_copy(update={"task": choice})
 
 
 def ready(

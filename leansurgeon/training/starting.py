@@ -68,14 +68,13 @@ def image_options(recipe: TrainingRecipe, model_dir: Path, say: Callable[[str], 
 
 
 def own_classes(task: Task, model_dir: Path) -> ClassMap | None:
-    """Which outputs of a model that has learned the data's classes are; None where its head is not for them, or it has
-    learned nothing.
+    """Which outputs of a trained model the data's classes are, or that they are others; None where it has learned
+    nothing, or the data has no classes.
     """
     if not task.data_classes or not (Path(model_dir) / "config.json").is_file():
         return None
     source = open_source(str(model_dir))
-    found = choose_classes(task, source) if source.learned else None
-    return None if found is None or found.new_head else found
+    return choose_classes(task, source) if source.learned else None
 
 
 def from_elsewhere(source: Source, model_dir: Path) -> bool:

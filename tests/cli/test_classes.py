@@ -158,3 +158,57 @@ def test_a_head_of_another_objective_is_refused_and_calibrates(trained, folders,
     assert not (tmp_path / "run").exists()
     cut = leansurgeon("shrink", model, "--layers", "2", "--calibrate", data, "-o", tmp_path / "cut")
     assert cut.returncode == 0 and "accuracy" not in cut.stdout + cut.stderr, cut.stderr
+
+
+def recipe(file, task, **train):
+    train = {"duration": "2st", "batch": 16, "precision": "fp32", "optim": {"name": "adamw", "lr": 1e-12}} | train
+    document = {"version": 1, "name": "own", "kind": "training", "task": task, "train": train, "measure": None}
+    file.write_text(json.dumps(document))
+    return file
+
+
+def test_a_recipe_on_ones_own_folders_keeps_to_the_same_rules(trained, folders, tmp_path):
+    """Another order of the classes stops it, other classes get a new head, and the model's own keep theirs."""
+    model = named(trained, tmp_path / "model", NAMES)
+    images = {"image_size": 8, "mean": [0.3] * 3, "std": [0.2] * 3, "crop_pct": 1.0, "augment": False}
+    for number, (start, names, says) in enumerate((
+        (trained, NAMES, "--classes"),
+        (model, [f"animal{chr(97 + i)}" for i in range(10)], "new head for animala"),
+        (model, [name.upper() for name in NAMES], "by name"),
+    )):  # fmt: skip
+        data, run = folders(names, root=f"images-{number}"), tmp_path / f"run-{number}"
+        file = recipe(tmp_path / f"{number}.yaml", {"name": "folder", "data": str(data)} | images)
+        done = leansurgeon("retrain", start, "--recipe", file, "-o", run, "--cpu-processes", "1")
+        assert done.returncode == (2 if number == 0 else 0) and says in " ".join(done.stderr.split()), done.stderr
+        assert run.exists() == (number > 0) and "It healed" not in done.stderr
+    before, new, own = (
+        transformers.AutoModelForImageClassification.from_pretrained(place)
+        for place in (model, tmp_path / "run-1" / "model", tmp_path / "run-2" / "model")
+    )
+    assert new.config.id2label[3] == "animald" and not torch.allclose(new.classifier.weight, before.classifier.weight)
+    assert torch.allclose(own.classifier.weight, before.classifier.weight, atol=1e-6)
+
+
+def test_glue_is_read_by_the_names_of_the_models_classes(tmp_path):
+    """As roberta-large-mnli: contradiction is output 0, which GLUE calls 2."""
+    from tests.support.models.word_models import words
+    from tests.tasks import test_glue
+
+    own, theirs = ["CONTRADICTION", "NEUTRAL", "ENTAILMENT"], test_glue.NLI
+    torch.manual_seed(1)
+    config = transformers.BertConfig(
+        hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=48, vocab_size=61,
+        max_position_embeddings=40, initializer_range=0.8, id2label=dict(enumerate(own)),
+    )  # fmt: skip
+    model = transformers.BertForSequenceClassification(config).eval()
+    model.save_pretrained(tmp_path / "model")
+    words(tmp_path / "model")
+    data = test_glue.write_distribution(tmp_path / "data", "mnli")
+    file = recipe(tmp_path / "r.yaml", {"name": "glue", "task": "mnli", "data": data, "seq_len": 40})
+    done = leansurgeon("retrain", tmp_path / "model", "--recipe", file, "--eval-only", "--json", "--cpu-processes", "1")
+    assert done.returncode == 0, done.stderr
+    tokenizer, right = transformers.AutoTokenizer.from_pretrained(tmp_path / "model"), []
+    for *texts, label in test_glue.rows("mnli", "matched"):
+        said = model(**tokenizer(*texts, truncation=True, max_length=40, return_tensors="pt")).logits.argmax(-1)
+        right.append(own[int(said)].lower() == theirs[label])
+    assert json.loads(done.stdout)["metrics"]["accuracy"] == pytest.approx(np.mean(right))

@@ -29,6 +29,7 @@ from leansurgeon.measure.data.choose_task import (
     choose_classes,
     choose_task,
     has_two_stacks,
+    objective_of,
     only_length,
     takes_images,
     text_length,
@@ -246,7 +247,8 @@ def scores(task: Task, source: Source) -> bool:
     """Whether the source's head predicts the labels of this task."""
     if task.head in LANGUAGE:
         return source.head == task.head
-    return source.outputs > 0 and source.outputs == task.model_overrides().get("num_labels")
+    alike = objective_of(source) in (None, getattr(task, "objective", "class"))
+    return alike and source.outputs > 0 and source.outputs == task.model_overrides().get("num_labels")
 
 
 def without_labels(batch: Batch) -> Batch:

@@ -75,10 +75,10 @@ def choose_task(
     if reads_images:
         if labelled and data.kind == "classes" and source.record is None:
             kind = "image-classification"
-        if kind == "image-classification" and (gives := other_objective(source)):
-            kind = "features"
-            if not measured:
-                raise UsageError(*gives)
+        if kind == "image-classification" and not measured:
+            check_objective(source, "class")
+        elif kind == "image-classification" and objective_of(source) in ("several", "score"):
+            kind = "features"  # judged by its outputs
         return of_images(source, kind, data, columns)
     tokenizer = tokenizer_options(source, kind, new_tokenizer)
     chosen = user_data.columns_of(data, columns, kind) if data.kind in ("table", "hub") else None
@@ -114,14 +114,18 @@ def objective_of(source: Source) -> str | None:
     return "several" if kind == "multi_label_classification" else "class"
 
 
-def other_objective(source: Source) -> tuple[str, str] | None:
-    """What to say, and what can still be done, where a head of images tells no classes apart; None where it does."""
-    gives = {"several": "several classes", "score": "a score"}.get(objective_of(source) or "class")
-    return gives and (
-        f"{source.slug} gives {gives} of each image, and no task here trains that: images have one class each.",
-        "Without labels it is calibrated on images and judged by its outputs: `leansurgeon shrink --calibrate`, "
-        "`judge`. A new head for classes: --classes new.",
-    )
+def check_objective(source: Source, objective: str) -> None:
+    """Raise `UsageError`, with what can still be done, where a trained head does not give what the data has of each
+    sample: "class", "several" or "score".
+    """
+    words = {"class": "one class", "several": "several classes", "score": "a score"}
+    given = objective_of(source) or objective
+    if given != objective:
+        raise UsageError(
+            f"{source.slug} gives {words[given]} of each sample, and the data has {words[objective]}.",
+            "Without labels it is calibrated and judged all the same: `leansurgeon shrink --calibrate`, `judge`. A new "
+            "head for this data: --classes new.",
+        )
 
 
 def takes_images(source: Source) -> bool:

@@ -18,7 +18,7 @@ from pydantic import Field
 from leansurgeon.errors import UsageError, quoted
 from leansurgeon.reading import files, tables
 from leansurgeon.reading.files import in_home
-from leansurgeon.tasks import base, hub
+from leansurgeon.tasks import base, classes, hub
 from leansurgeon.tasks import cache as disk
 from leansurgeon.tasks.images import places as image_places
 from leansurgeon.tasks.text import files as text_files
@@ -93,10 +93,12 @@ class Options(base.Options):
     """`task`: which one. `data`: the folder of the GLUE distribution (`CoLA/train.tsv`, ...), a folder with the hub's
     parquet files (`cola/train-*.parquet` or `cola/train/0000.parquet`, ...) or jsonl, csv or tsv files with the hub's
     columns, or the hub. MRPC without GLUE's own files is msr_paraphrase_train.txt, evaluated on its _test.txt.
+    `class_names`: the classes in the order of the model's outputs, where that is not GLUE's.
     """
 
     task: Literal["cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte"]
     data: str = HUB
+    class_names: list[str] | None = Field(None, min_length=2)
     seq_len: int = Field(128, ge=4)
     pad: Literal["longest", "max"] = "longest"
     tokenizer: vocab.Choice = "model"
@@ -145,6 +147,9 @@ class Glue(TextClassification):
             }
 
         self._open(disk.entry(cache, "glue", key, build))
+        if self.kind.labels:
+            stored = [np.arange(len(self.kind.labels))]
+            self._stored_classes = classes.StoredClasses(self.kind.labels, stored, o.class_names)
         self.source = f"GLUE {self.kind.folder} (Wang et al., 2018)"
 
     def batch(self, split: str, indices: np.ndarray, *, seed: int, epoch: int) -> base.Batch:
@@ -187,7 +192,8 @@ class Glue(TextClassification):
             from sklearn import metrics
 
             how = {"y_true": [0, 0, 1, 1], "y_pred": [0, 1, 0, 1], "sample_weight": sums.extra}
-            every["f1"] = float(metrics.f1_score(**how, zero_division=0))
+            positive = int(self._stored_classes.outputs_of(np.ones(1))[0])
+            every["f1"] = float(metrics.f1_score(**how, pos_label=positive, zero_division=0))
             every["matthews"] = float(metrics.matthews_corrcoef(**how))
         return {name: every[name] for name in self.kind.metrics}
 
