@@ -247,7 +247,7 @@ def from_folder(
     config = complete(config, weights.shapes)
     filled = with_pad_token(config, original)
     if filled is not config:
-        config, notes = filled, (*notes, f"{NO_PAD}: texts are filled up with {filled['pad_token_id']}")
+        config, notes = filled, (*notes, f"{NO_PAD}: texts are filled up with token {filled['pad_token_id']}")
     architecture = trust.judged(architectures.of(config, tower or tower_of(record, config)), config, original)
     config = trust.with_known_classes(config, architecture)
     weights = weights.renamed(architecture.renames)

@@ -35,29 +35,33 @@ def map_classes(
     labels: Sequence[str], own: Sequence[str], outputs: int, given: Sequence[str] | None = None
 ) -> ClassMap:
     """The classes `labels` of the data, in its order, as outputs of a model that calls them `own` (empty: it names
-    none). By name where the model knows all; else numbers in their order, as many as outputs, or from 0; else, for a
-    model without names, as many in the order of the data. `given` is what the user says: the data's classes in the
-    order of the outputs, or what its numbers from 0 are called.
+    none). By name where the model knows all, or by how their names begin; else numbers in their order, as many as
+    outputs, or from 0; else, for a model without names, as many in the order of the data. `given` is what the user
+    says: the data's classes in the order of the outputs, or what its numbers from 0 are called.
 
     Raises `UsageError` where the model knows at least half of the names and not all, or `given` does not name them.
     """
     if len(labels) < 2 and given is None:
         has = f"one: {labels[0]}" if labels else "none"
         raise UsageError(f"A classifier needs two classes or more, and the data has {has}.")
-    numbers = [int(key(label)) if key(label).isdecimal() else -1 for label in labels]
-    by_number = dict(zip(labels, numbers, strict=True))
+    word, by_number = numbered(labels)
     if given is not None and list(given) != [NEW]:
-        return _as_given(labels, own, outputs, given, numbers)
+        return _as_given(labels, own, outputs, given, by_number)
     known = match(labels, own)
     if given is None:
         if own and len(known) == len(labels):
             return _mapped(known, own, outputs, "by name")
-        if min(numbers) >= 0 and (len(labels) == outputs or max(numbers) < outputs):
+        if short := {} if known else _shortened(labels, own):
+            return _mapped(short, own, outputs, "by how their names begin")
+        fits = not (own and word) and set(by_number.values()) <= set(range(outputs))
+        if by_number and (len(labels) == outputs or fits):
             if len(labels) == outputs:
                 by_number = {label: place for place, label in enumerate(sorted(labels, key=by_number.__getitem__))}
             return _mapped(by_number, own, outputs, "by number")
         if not own and len(labels) == outputs:
-            return _mapped({label: i for i, label in enumerate(labels)}, own, outputs, "in this order; it names none")
+            return _mapped(
+                {label: i for i, label in enumerate(labels)}, own, outputs, "in this order, since the model names none"
+            )
         if own and 2 * len(known) >= len(labels):
             strange = [label for label in labels if label not in known]
             near = did_you_mean(strange[0], list(own))
@@ -68,16 +72,18 @@ def map_classes(
                 "--classes A,B,C. Others get a new head with --classes new.",
             )
     goes = f" ({_some(own)})" if own else ""
-    has = f"The data has {len(labels)} classes ({_some(labels)}) and the model {outputs} others{goes}"
+    gives = f"{outputs} others{goes}" if outputs > 1 else "one output, a score"
+    has = f"The data has {len(labels)} classes ({_some(labels)}) and the model {gives}"
     return ClassMap(tuple(labels), has, new_head=True)
 
 
 def _as_given(
-    labels: Sequence[str], own: Sequence[str], outputs: int, given: Sequence[str], numbers: Sequence[int]
+    labels: Sequence[str], own: Sequence[str], outputs: int, given: Sequence[str], numbers: dict[str, int]
 ) -> ClassMap:
     places = match(labels, given)
-    if len(places) < len(labels) and min(numbers) >= 0 and max(numbers) - (first := min(1, *numbers)) < len(given):
-        called = {label: given[number - first] for label, number in zip(labels, numbers, strict=True)}
+    first = min(1, *numbers.values()) if numbers else 0
+    if len(places) < len(labels) and numbers and max(numbers.values()) - first < len(given):
+        called = {label: given[number - first] for label, number in numbers.items()}
         known = match(list(called.values()), own or given)
         if len(known) < len(called):
             known = match(list(called.values()), given)
@@ -116,24 +122,49 @@ def _mapped(places: dict[str, int], own: Sequence[str], outputs: int, how: str) 
 
 def match(labels: Sequence[str], names: Sequence[str]) -> dict[str, int]:
     """Label -> place among the names, of every label that is one of them: case, blanks, `_` and `-` aside, LABEL_3
-    being 3, "4 stars" 4 where every name begins with a number of its own, and "tench, Tinca tinca" either of them.
+    being 3, "4 stars" 4 where all names are numbered so, and "tench, Tinca tinca" either of them.
     """
     aliases: dict[str, set[int]] = {}
-    leading = [re.match(r"\d+(?=\D)", name.strip()) for name in names]
-    by_number = all(leading) and len({int(found[0]) for found in leading}) == len(names)
+    word, numbers = numbered(names)
     for place, name in enumerate(names):
-        for alias in (*name.split(","), *([leading[place][0]] if by_number else [])):
+        for alias in (*name.split(","), *([str(numbers[name])] if numbers else [])):
             aliases.setdefault(key(alias), set()).add(place)
     whole = {key(name): place for place, name in reversed(list(enumerate(names)))}
     places = {alias: min(found) for alias, found in aliases.items() if len(found) == 1} | whole
-    return {label: places[key(label)] for label in labels if key(label) in places}
+    called = {label: key(label) for label in labels}
+    for label, own in called.items():
+        theirs, number = numbered([label])
+        if own not in places and number and (not word or theirs in ("", word)):
+            called[label] = str(number[label])
+    return {label: places[own] for label, own in called.items() if own in places}
+
+
+def _shortened(labels: Sequence[str], names: Sequence[str]) -> dict[str, int]:
+    """The same where every label is how one name begins, as "neg" is of "negative", or begins with it; else nothing."""
+    places = {}
+    for label in labels:
+        pairs = [sorted((key(label), key(name)), key=len) for name in names]
+        near = [place for place, (short, long) in enumerate(pairs) if len(short) > 2 and long.startswith(short)]
+        places |= {label: near[0]} if len(near) == 1 else {}
+    return places if len(places) == len(set(places.values())) == len(labels) else {}
+
+
+def numbered(names: Sequence[str]) -> tuple[str, dict[str, int]]:
+    """The word and the number of each, of names that are one word (or none) with a number of their own: `class_3`,
+    "4 stars"; else nothing.
+    """
+    found = {name: re.fullmatch(r"([^\W\d]*)(-?\d+)([^\W\d]*)", key(name)) for name in names}
+    words = {number and number[1] + number[3].removesuffix("s") for number in found.values()}
+    numbers = {name: int(number[2]) for name, number in found.items() if number}
+    alike = len(words) == 1 and len(set(numbers.values())) == len(names)
+    return (words.pop() or "", numbers) if alike else ("", {})
 
 
 def key(name: str) -> str:
-    """A class name by what matters of it."""
-    bare = re.sub(r"(?<=.)[\s_-]+|\s", "", name).casefold()
-    number = re.fullmatch(r"(?:label)?(\d+)(?:\.0+)?", bare)
-    return str(int(number[1])) if number else bare
+    """A class name by what matters of it; a hyphen between numbers does ("3-9" is not 39)."""
+    bare = re.sub(r"(?<=[^\d\s_-])[\s_-]+|(?<=.)[\s_-]++(?=\D|$)", "", name.strip()).casefold()
+    number = re.fullmatch(r"(?:label|class)?(\d+)(?:\.0+)?", bare)
+    return str(int(number[1])) if number else {"false": "0", "true": "1"}.get(bare, re.sub(r"[\s_-]+", "-", bare))
 
 
 def sort_names(names: Iterable[str]) -> list[str]:

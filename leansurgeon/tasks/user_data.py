@@ -24,6 +24,7 @@ from leansurgeon.errors import UsageError, quoted
 from leansurgeon.reading import tables
 from leansurgeon.reading.files import files_below, in_home
 from leansurgeon.tasks import hub
+from leansurgeon.tasks.classes import key
 from leansurgeon.tasks.images import places as image_places
 from leansurgeon.tasks.text import files as text_files
 
@@ -329,7 +330,7 @@ def labels_among(data: UserData, columns: Sequence[str]) -> tuple[str, ...]:
 
 def _texts_of(values: Sequence[Any]) -> set[str]:
     """The different values, 1.0 and True being 1."""
-    return {str(_number(value)) if _number(value) is not None else str(value) for value in values}
+    return {key(str(value)) for value in values}
 
 
 def _is_unique(values: Sequence[Any]) -> bool:
@@ -371,16 +372,18 @@ def tell(
     counted: Mapping[str, int],
     roles: Sequence[tuple[str, Sequence[str]]],
     columns: Sequence[str] = (),
-    labels: Mapping[str, int] | None = None,
+    labels: Mapping[Any, int] | None = None,
     cut: tuple[int, int] = (0, 0),
 ) -> str:
     """What a person is told of data that was read: how much of what (`counted`, "rows" first, then what was left out of
-    them), which of the `columns` is what, how often each of the `labels` is there, and how many texts are `cut` at how
-    many tokens.
+    them), which of the `columns` is what, how often each of the `labels` is there (of scores the least and the
+    largest), and how many texts are `cut` at how many tokens.
     """
     often, total = Counter(labels), sum((labels or {}).values())
     most = [f"{label} {100 * count / total:.0f} %" for label, count in sorted(often.most_common(4))]
     most += [f"{len(often) - 4} more"] if len(often) > 4 else []
+    if any(isinstance(label, float) for label in often):
+        most = [f"{min(often):g} to {max(often):g}"]
     amount, *rest = [f"{count:,} {what}" for what, count in counted.items() if count] or ["nothing"]
     read = {role: ", ".join(names) for role, names in roles if columns}
     if "label" in read and most:
@@ -456,8 +459,8 @@ class Labels:
 
 def labels_in(cells: Sequence[Sequence[Any]], columns: Sequence[str], names: Sequence[str] | None = None) -> Labels:
     """The labels of rows from their cells in these columns. Whole floats are integers; lists, `a|b` and columns of 0
-    and 1 are several; numbers with decimals are scores; empty is none, and so is -1 among classes. `names` are those of
-    numbers from 0. Raises `UsageError` for values of which some are names and others scores.
+    and 1 are several; numbers with decimals are scores; empty is none, and so is -1 among several classes. `names` are
+    those of numbers from 0. Raises `UsageError` for objects, and where some are names and others scores.
     """
 
     def name_of(value: Any) -> str:
@@ -468,18 +471,23 @@ def labels_in(cells: Sequence[Sequence[Any]], columns: Sequence[str], names: Seq
 
     if len(columns) > 1:
         return Labels("several", [
-            None if all(map(is_empty, row)) else tuple(c for c, v in zip(columns, row, strict=True) if _number(v) == 1)
+            None if all(map(is_empty, row))
+            else tuple(column for column, mark in zip(columns, row, strict=True) if key(str(mark)) == "1")
             for row in cells
         ])  # fmt: skip
     values = [row[0] for row in cells]
+    if strange := next((value for value in values if isinstance(value, Mapping)), None):
+        raise UsageError(
+            f"'{columns[0]}' holds {quoted(strange)}, which is no label.", "Write one of its fields into a column."
+        )
     lists = [value for value in values if isinstance(value, list)]
     if lists:
-        widths, inner = {len(one) for one in lists}, {str(_number(v)) for one in lists for v in one}
+        widths, inner = {len(one) for one in lists}, {key(str(v)) for one in lists for v in one}
         marks = len(widths) == 1 and inner <= {"0", "1"} and widths != {1}
         places = names or [str(i) for i in range(max(widths))]
         return Labels("several", [
             None if not isinstance(value, list)
-            else tuple(places[i] for i, v in enumerate(value) if _number(v) == 1) if marks
+            else tuple(places[i] for i, v in enumerate(value) if key(str(v)) == "1") if marks
             else tuple(map(name_of, value))
             for value in values
         ])  # fmt: skip
@@ -494,8 +502,10 @@ def labels_in(cells: Sequence[Sequence[Any]], columns: Sequence[str], names: Seq
             if number is None and not is_empty(value):
                 raise UsageError(f"{quoted(value)} stands among labels that are numbers with decimals.")
         return Labels("score", [None if number is None else float(number) for number in numbers])
+    others = {name_of(value) for value in values if not is_empty(value)} - {"-1"}
+    skips = names is not None or len(others) != 1  # else -1 and 1 are two classes
     return Labels("class", [
-        None if is_empty(value) or number == -1 else name_of(value)
+        None if is_empty(value) or (number == -1 and skips) else name_of(value)
         for value, number in zip(values, numbers, strict=True)
     ])  # fmt: skip
 

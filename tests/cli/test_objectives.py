@@ -78,19 +78,21 @@ def test_one_output_is_a_score(tmp_path, binary):
     said, wanted = logits(model, "eval", tmp_path / "run")
     loss = torch.nn.functional.binary_cross_entropy_with_logits if binary else torch.nn.functional.mse_loss
     assert summary["task"]["metric"] == "spearman" and "new head" not in done.stderr
+    assert f"label = label ({min(scores):g} to {max(scores):g})" in " ".join(done.stderr.split())
     assert summary["before"]["loss"] == pytest.approx(loss(said[:, 0], wanted).item(), rel=1e-4)
     assert summary["before"]["metric"] == pytest.approx(spearmanr(said[:, 0], wanted)[0], abs=1e-4)
     assert transformers.AutoConfig.from_pretrained(tmp_path / "run" / "model").num_labels == 1
 
 
-@pytest.mark.parametrize("form", ["marks", "names", "joined", "columns"])
+@pytest.mark.parametrize("form", ["marks", "names", "joined", "columns", "words"])
 def test_several_classes_are_binary_cross_entropy_of_each(tmp_path, form):
     own = [NAMES[i] for i in (2, 0, 1)]
     model = bert(tmp_path / "own", problem_type="multi_label_classification", id2label=dict(enumerate(own)))
     named = [[name for name, mark in zip(NAMES, marks, strict=True) if mark] for marks in MARKS]
-    if form == "columns":
+    if form in ("columns", "words"):  # words: as pandas writes get_dummies
         data = tmp_path / "a.csv"
-        lines = [",".join([text, *map(str, marks)]) for text, marks in zip(TEXTS, MARKS, strict=True)]
+        kind = bool if form == "words" else int
+        lines = [",".join([text, *map(str, map(kind, marks))]) for text, marks in zip(TEXTS, MARKS, strict=True)]
         data.write_text("\n".join([",".join(["text", *NAMES]), *lines]) + "\n")
     else:
         one = {
@@ -99,7 +101,10 @@ def test_several_classes_are_binary_cross_entropy_of_each(tmp_path, form):
             "joined": ["|".join(n) or "none" for n in named],
         }
         data = rows(tmp_path / "a.jsonl", one[form], "labels")
-    _, summary = trained(model, data, tmp_path / "run")
+    done, summary = trained(model, data, tmp_path / "run")
+    alone = sum(tuple(marks) == (1, 0, 0) for marks in MARKS)
+    if form != "marks":
+        assert f"{NAMES[0]} {100 * alone / len(MARKS):.0f} %" in " ".join(done.stderr.split())
     said, wanted = logits(model, "eval", tmp_path / "run")
     truth = wanted.int().numpy()
     micro, macro = (f1_score(truth, (said > 0).numpy(), average=kind) for kind in ("micro", "macro"))

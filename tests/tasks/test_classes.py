@@ -25,7 +25,16 @@ TEN = ["tshirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sne
         ([str(n) for n in (1, 10, 2, 3, 4, 5, 6, 7, 8, 9)], TEN, [str(n) for n in range(1, 11)], "by number"),
         (["LABEL_2", "LABEL_0"], [], ["LABEL_0", "LABEL_1", "LABEL_2"], "by number"),
         (["0", "3"], TEN, ["0", *TEN[1:3], "3", *TEN[4:]], "by number"),
-        (["b", "a"], [], ["b", "a"], "it names none"),
+        (["b", "a"], [], ["b", "a"], "the model names none"),
+        (["class_1", "class_10", "class_2"], [], ["class_1", "class_2", "class_10"], "by number"),
+        (["1", "Class 3"], ["class_1", "class-2", "CLASS 3"], ["1", "class-2", "Class 3"], "by name"),
+        (["grade 2", "grade 1"], ["1", "2", "3"], ["grade 1", "grade 2", "3"], "by name"),
+        (["10 - 19", "3_9"], ["0-2", "3-9", "10-19"], ["0-2", "3_9", "10 - 19"], "by name"),
+        (["pos", "neg"], ["NEGATIVE", "POSITIVE"], ["neg", "pos"], "neg, pos are read as NEGATIVE, POSITIVE"),
+        (["neutral", "positive"], ["neg", "neu", "pos"], ["neg", "neutral", "positive"], "by how their names begin"),
+        (["False", "True"], ["harmless", "toxic"], ["False", "True"], "are read as harmless, toxic"),
+        (["1", "-1"], ["harmless", "toxic"], ["-1", "1"], "-1, 1 are read as harmless, toxic"),
+        (["True", "False"], ["true", "false"], ["True", "False"], "by name"),
     ],
 )
 def test_classes_are_the_outputs_that_are_called_so(labels, own, names, says):
@@ -33,7 +42,10 @@ def test_classes_are_the_outputs_that_are_called_so(labels, own, names, says):
     assert (list(found.names), found.new_head) == (names, False) and says in found.says
 
 
-@pytest.mark.parametrize("labels", [["ship", "car"], [str(n) for n in range(12)], [str(n) for n in range(1, 12)]])
+@pytest.mark.parametrize(
+    "labels",
+    [["ship", "car"], [str(n) for n in range(12)], [str(n) for n in range(1, 12)], ["site 3", "site 4"]],
+)
 def test_other_classes_need_a_new_head_and_say_whose_names_go(labels):
     found = map_classes(labels, TEN, 10)
     assert found.new_head and list(found.names) == labels and "tshirt" in found.says

@@ -113,6 +113,7 @@ def test_columns_of_0_and_1_are_labels_together(tmp_path):
 @pytest.mark.parametrize("cells, kind, values", [
     (["0.0", "11.0", "", "-1", None, "-1.0"], "class", ["0", "11", None, None, None, None]),
     ([0.0, 1.0, float("nan"), -1, True], "class", ["0", "1", None, None, "1"]),
+    (["-1", "1", ""], "class", ["-1", "1", None]),  # two classes
     (["neg ", "pos", " "], "class", ["neg", "pos", None]),
     (["007", "12"], "class", ["007", "12"]),
     (["0.5", "-1", "", "3"], "score", [0.5, -1.0, None, 3.0]),
@@ -127,9 +128,15 @@ def test_labels(cells, kind, values):
 
 def test_labels_of_several_columns_and_of_named_numbers():
     assert labels_in([["1", "0"], [0.0, True], ["", None]], ["a", "b"]).values == [("a",), ("b",), None]
+    assert labels_in([["True", "False"], ["False", "false"]], ["a", "b"]).values == [
+        ("a",),
+        (),
+    ]  # as pandas writes them
     assert labels_in([[1], [0], [-1]], ["label"], ["no", "yes"]).values == ["yes", "no", None]
     with pytest.raises(UsageError, match="'good' stands among labels that are numbers"):
         labels_in([["good"], ["0.5"]], ["label"])
+    with pytest.raises(UsageError, match=r"'label' holds \{'name': 'good'\}, which is no label"):
+        labels_in([[{"name": "good"}]], ["label"])
 
 
 CHAT = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "Anne."}]

@@ -117,7 +117,7 @@ class TextClassification(Tokenized):
             texts = [("text", [o.text, *([o.text_pair] if o.text_pair else [])])]
             roles = [*texts, ("label", [o.label] if isinstance(o.label, str) else o.label)]
             there = tables.columns(files["train"][0])
-            labels = Counter(str(label) for part, _ in read.values() for label in part.labels)
+            labels = Counter(chain.from_iterable(_in_words(part.labels) for part, _ in read.values()))
             said = [path.name for paths in files.values() for path in paths]
             return info | {"was_read": user_data.tell(said, counted, roles, there, labels, (info["cut"], o.seq_len))}
 
@@ -360,13 +360,17 @@ def _split(named: Mapping[str, Rows]) -> tuple[dict[str, Rows], disk.Info]:
     rows = Rows(*(None if column[0] is None else [*chain.from_iterable(column)] for column in columns))
     ids = np.array([*map(splits.hash_text, rows.texts, *([rows.pairs] if rows.pairs else []))], dtype=np.uint64)
     given = np.repeat([splits.SIDES.index(side) for side in named], [len(part.texts) for part in named.values()])
-    labels = [" + ".join(label) or "none" if isinstance(label, tuple) else label for label in rows.labels]
-    labels = None if any(isinstance(label, float) for label in labels) else labels  # scores are no classes
+    labels = None if any(isinstance(label, float) for label in rows.labels) else _in_words(rows.labels)
     split = splits.split_by_content(ids, labels, given)
     parts = {
         side: Rows(*(column and [column[i] for i in chosen] for column in rows)) for side, chosen in split.rows.items()
     }
     return parts, base.found(split, "rows", labels)
+
+
+def _in_words(labels: list[Any]) -> list[Any]:
+    """Labels as they are told: several of a row joined; scores stay numbers."""
+    return [" + ".join(label) or "none" if isinstance(label, tuple) else label for label in labels]
 
 
 def store_tokens(
