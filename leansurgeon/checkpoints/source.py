@@ -461,13 +461,19 @@ def from_timm(name: str, weights: bool, keep: ExitStack) -> Source:
 
 def from_hub(name: str, allow_pickle: bool, keep: ExitStack, tower: str | None = None) -> Source:
     """A model of the Hugging Face hub, downloaded or from its cache."""
-    from huggingface_hub import snapshot_download
+    from huggingface_hub import constants, snapshot_download
 
     patterns = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja", "README.md", "LICENSE*", "NOTICE"]
     patterns += ["*.bin"] if allow_pickle else []
     try:
         folder = Path(snapshot_download(name, allow_patterns=patterns, tqdm_class=downloads()))
     except Exception as error:
+        if constants.is_offline_mode():
+            raise UnsupportedModel(
+                f"'{name}' is neither a preset nor a folder, and not in the hub's cache. The hub was not asked, since "
+                "HF_HUB_OFFLINE is set.",
+                "Take HF_HUB_OFFLINE away, or download it elsewhere and give its folder.",
+            ) from None
         raise UnsupportedModel(
             f"'{name}' is neither a preset nor a folder, and the hub does not give it ({type(error).__name__}).",
             "Check the name and the network, or download it elsewhere and give its folder.",

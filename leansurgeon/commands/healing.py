@@ -47,7 +47,7 @@ def recipe_of(folder: Path, asked: Asked, say: Callable[[str], None]) -> Trainin
 def check_time(time: str | None) -> None:
     """Raises `UsageError` for what is no length by the clock."""
     if time is not None and clock_seconds(time) is None:
-        raise UsageError(f"--time {time}: a time is needed, such as 90s, 20m or 2h.")
+        raise UsageError(f"--time {time}: a time is needed, such as 90s, 20m or 1h30.")
 
 
 def _named(folder: Path, asked: Asked, say: Callable[[str], None]) -> TrainingRecipe:
@@ -87,7 +87,10 @@ def has_learned(folder: Path) -> bool:
 
 def bound_recipe(folder: Path) -> str:
     """The recipe of the preset that the model in `folder` was cut from. Raises `UsageError` where there is none."""
-    hint = "Name one: --recipe NAME (`leansurgeon recipes list`) or --recipe FILE.yaml."
+    hint = (
+        "--data PATH heals it on your own data. Or name a recipe: --recipe NAME (`leansurgeon recipes list`) or "
+        "--recipe FILE.yaml."
+    )
     made = record.read(folder)
     if made is None:
         raise UsageError(f"{folder} holds no surgery.json, so no recipe is bound to it.", hint)

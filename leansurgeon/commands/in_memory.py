@@ -36,6 +36,7 @@ Data = (
     | Sequence[Labelled]
     | Sequence[Mapping[str, Any]]
 )
+WRAPPERS = ("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel")
 
 
 def is_model(value: object) -> bool:
@@ -113,10 +114,10 @@ def written(model: torch.nn.Module, tokenizer: object | None = None) -> Copy:
         # folder says that config and weights differ.
         save_for_hf(model, str(folder), safe_serialization=True)
     else:
-        raise UnsupportedModel(
-            f"A {type(model).__name__} is neither a model of transformers nor of timm.",
-            "Merge its adapters first: model.merge_and_unload()." if adapters else "Save it, and give its folder.",
-        )
+        hint = "Merge its adapters first: model.merge_and_unload()." if adapters else "Save it, and give its folder."
+        if type(model).__name__ in WRAPPERS:
+            hint = "Give the model in it: model.module."
+        raise UnsupportedModel(f"A {type(model).__name__} is neither a model of transformers nor of timm.", hint)
     if tokenizer is not None:
         reads = hasattr(tokenizer, "get_vocab")  # else a processor, of images alone or around a tokenizer
         old = () if reads else names.PROCESSOR

@@ -45,7 +45,7 @@ class RetrainRequest(DataRequest, PushRequest):
         Data | None, Opt("Heal on your own data, without a recipe: texts, a table, class folders.", "Data", cli=str)
     ] = None
     time: Annotated[
-        str | None, BeforeValidator(spell_time), Opt("Length of the whole command: 20m, 90s, 2h.", "Data", cli=str)
+        str | None, BeforeValidator(spell_time), Opt("Length of the whole command: 20m, 90s, 1h30.", "Data", cli=str)
     ] = None
     recipe: Annotated[
         str | None,

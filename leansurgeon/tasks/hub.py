@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterator
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -46,14 +45,21 @@ def load(name: str, config: str | None, split: str, *, by_hand: str) -> Any:
     if not _offline() and not reachable():  # it is cached: without a word the library would try for half a minute
         import huggingface_hub
 
-        huggingface_hub.constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
-
+        places = (huggingface_hub.constants, datasets.config)
+    else:
+        places = ()
+    before = [place.HF_HUB_OFFLINE for place in places]
     try:
+        for place in places:
+            place.HF_HUB_OFFLINE = True
         return datasets.load_dataset(name, config, split=split)
     except Exception as error:
         # The client has an exception of its own for every layer it goes through, and changes them between versions.
         said = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise missing(name, config, split, by_hand, said.rstrip(".")) from error
+    finally:
+        for place, value in zip(places, before, strict=True):
+            place.HF_HUB_OFFLINE = value
 
 
 def missing(name: str, config: str | None, split: str, by_hand: str, reason: str) -> UsageError:
@@ -74,9 +80,8 @@ def is_cached(name: str) -> bool:
     return any(place.exists() for place in places)
 
 
-@lru_cache(maxsize=1)
 def reachable() -> bool:
-    """Whether the hub, or the proxy that leads to it, takes a connection. Asked once."""
+    """Whether the hub, or the proxy that leads to it, takes a connection now."""
     if _offline():
         return False
     hub = os.environ.get("HF_ENDPOINT") or "https://huggingface.co"

@@ -146,3 +146,20 @@ def test_what_neither_hub_nor_cache_has_is_refused_before_their_library_is_impor
     monkeypatch.setattr(hub, "is_cached", lambda name: True)
     with pytest.raises(ImportError):
         hub.load("o/name", None, "train", by_hand="Bring it.")
+
+
+def test_a_hub_that_is_not_reached_once_is_asked_again(monkeypatch):
+    """The cache alone is read while it lasts, and the process is not offline for good."""
+    import datasets
+    import huggingface_hub
+
+    for key in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):
+        monkeypatch.delenv(key, raising=False)
+    answers, places = iter([False, True]), (huggingface_hub.constants, datasets.config)
+    for place in places:
+        monkeypatch.setattr(place, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(hub, "reachable", lambda: next(answers))
+    monkeypatch.setattr(hub, "is_cached", lambda name: True)
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: [place.HF_HUB_OFFLINE for place in places])
+    assert hub.load("o/name", None, "train", by_hand="Bring it.") == [True, True]
+    assert hub.load("o/name", None, "train", by_hand="Bring it.") == [False, False]

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from leansurgeon.architectures.base import Config
-from leansurgeon.checkpoints.foreign import companions
+from leansurgeon.checkpoints.foreign import companions, unpacked
 from leansurgeon.checkpoints.foreign import crammed_bert_layout as layout
 from leansurgeon.checkpoints.publish.leftovers import scratch
 from leansurgeon.checkpoints.weights import Out, Weights, write
@@ -28,7 +28,8 @@ def from_pickle(path: Path, allow_pickle: bool, keep: ExitStack) -> tuple[Path, 
     if not allow_pickle:
         raise UnsupportedModel(
             f"{pickles[0].name} is a pickle, and reading a pickle can run foreign code.",
-            "If you trust it, --allow-pickle reads it with weights_only=True.",
+            "If you trust it, shrink, plan and inspect read it with --allow-pickle (weights_only=True). For other "
+            f"commands save it anew:\n{unpacked.saving(path)}",
         )
     from leansurgeon.reading.pickles import read_tensors
 

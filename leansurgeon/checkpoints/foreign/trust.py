@@ -19,6 +19,7 @@ from typing import Any
 
 from leansurgeon.architectures.base import Architecture, Config
 from leansurgeon.checkpoints.digests import digest
+from leansurgeon.checkpoints.foreign import unpacked
 from leansurgeon.errors import UnsupportedModel, quoted
 from leansurgeon.reading import jsonfile
 from leansurgeon.reading.jsonfile import Json
@@ -32,7 +33,7 @@ KERNELS = ("attn_implementation", "experts_implementation")
 LOADERS = ("checkpoint_path", "pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "cache_dir")
 # What transformers loads in the place of the weights that surgery reads: a file named in the config, and, where peft is
 # installed, adapters beside them, which may be a pickle.
-WEIGHTS_KEY, ADAPTER = "transformers_weights", "adapter_config.json"
+WEIGHTS_KEY = "transformers_weights"
 # What transformers runs of a folder that it may run code of, whatever config.json names.
 GENERATION = "custom_generate"
 BESIDE = (
@@ -112,10 +113,10 @@ def refuse_loaders(config: Config, folder: Path) -> None:
     which are what surgery reads: a timm config that names a file (some versions run what a pickle there says), a
     transformers config that does so, an adapter.
     """
-    if os.path.lexists(folder / ADAPTER):
+    if os.path.lexists(folder / unpacked.ADAPTER):
         raise UnsupportedModel(
-            f"{folder} holds an adapter ({ADAPTER}), which transformers would put on top of the weights.",
-            f"Merge it into the weights (peft's merge_and_unload), or take {ADAPTER} away.",
+            f"{folder} holds an adapter ({unpacked.ADAPTER}), which transformers would put on top of the weights.",
+            f"{unpacked.merging(folder)}\nOr take {unpacked.ADAPTER} away.",
         )
     if named := config.get(WEIGHTS_KEY):
         raise UnsupportedModel(

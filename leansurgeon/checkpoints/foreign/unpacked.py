@@ -6,8 +6,17 @@ from math import prod
 from pathlib import Path
 
 from leansurgeon.errors import LeanSurgeonError, UnsupportedModel
+from leansurgeon.reading import jsonfile
 from leansurgeon.reading.tensorfile import read_header
 
+ADAPTER = "adapter_config.json"
+ADAPTED = {  # what peft calls a task, and the end of its class for that
+    "SEQ_CLS": "SequenceClassification",
+    "SEQ_2_SEQ_LM": "Seq2SeqLM",
+    "TOKEN_CLS": "TokenClassification",
+    "QUESTION_ANS": "QuestionAnswering",
+    "FEATURE_EXTRACTION": "FeatureExtraction",
+}
 PICKLES = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pickle")
 NEEDED = "A source needs config.json and safetensors weights."
 OTHERS = {
@@ -43,6 +52,8 @@ def of_file(path: Path) -> UnsupportedModel:
 
 def of_folder(path: Path) -> UnsupportedModel:
     """The error for a folder without config.json."""
+    if (path / ADAPTER).is_file():
+        return UnsupportedModel(f"{path} holds an adapter, which is a part of a model.", merging(path))
     weights = sorted(file for file in path.glob("*") if file.suffix.lower() in (".safetensors", *PICKLES))
     if weights:
         what = f"holds weights ({weights[0].name}) and no config.json, which says class and shape of the model"
@@ -65,6 +76,26 @@ def lines(weights: Path) -> str:
             '    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained("NAME"))',
             f"    model.load_state_dict({read})",
             '    model.save_pretrained("FOLDER")',
+        )
+    )
+
+
+def saving(folder: Path) -> str:
+    """The Python that writes a folder of transformers anew, with weights as safetensors."""
+    named = (jsonfile.read_object_if_whole(folder / "config.json") or {}).get("architectures")
+    name = str(named[0]) if isinstance(named, list) and named else "AutoModel"
+    return f'    from transformers import {name}\n    {name}.from_pretrained("{folder}").save_pretrained("FOLDER")'
+
+
+def merging(folder: Path) -> str:
+    """The Python that makes a whole model of an adapter."""
+    task = (jsonfile.read_object_if_whole(folder / ADAPTER) or {}).get("task_type")
+    name = f"AutoPeftModelFor{ADAPTED.get(str(task), 'CausalLM')}"
+    return "\n".join(
+        (
+            "These lines merge it into the weights that it was trained on:",
+            f"    from peft import {name}",
+            f'    {name}.from_pretrained("{folder}").merge_and_unload().save_pretrained("FOLDER")',
         )
     )
 

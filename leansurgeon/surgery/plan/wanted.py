@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from math import isfinite
 
@@ -83,7 +84,9 @@ def number(word: str, old: int | None, flag: str, times: bool) -> int:
             value = int(word)
     except ValueError:
         example = "24, 2x or 16,32,32,32" if times else "10 or 4,4,8,2"
-        raise UsageError(f"{flag} {word}: a whole number is needed, such as {example}.") from None
+        which = flag == "--layers" and re.fullmatch(r"\d+-\d+", word)
+        hint = f"It says how many stay; --keep {word} says which (counted from 0)." if which else None
+        raise UsageError(f"{flag} {word}: a whole number is needed, such as {example}.", hint) from None
     if value > LARGEST:
         raise UsageError(f"{flag} {word}: more than {LARGEST:,} is no model's size.")
     if value < 1:

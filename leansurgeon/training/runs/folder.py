@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from leansurgeon.checkpoints.foreign import unpacked
 from leansurgeon.checkpoints.publish import leftovers
 from leansurgeon.checkpoints.publish.durable import sync, write_durably
 from leansurgeon.errors import LeanSurgeonError, UsageError, disk_is_full
@@ -98,7 +99,7 @@ def model_of(path: Path) -> Path:
         return path
     if (path / BEST / "config.json").is_file():
         return path / BEST
-    raise UsageError(f"{path} holds no config.json, so it is neither a model nor a run folder with a model in it.")
+    raise unpacked.of_folder(path)
 
 
 def newest_shrunk(workspace: Path) -> Path:
