@@ -20,13 +20,6 @@ from tests.support.models import strangers
 
 SPEECH = {path: ast.parse(path.read_text()) for path in sorted(PACKAGE.rglob("*.py"))}
 FOREIGN = {"--private", "--nproc-per-node", "--version", "--help", "--outtype", "--standalone"}  # of other programs
-    "--private",
-    "--nproc-per-node",
-    "--version",
-    "--help",
-    "--outtype",
-    "--standalone",
-}  # of other programs, and Typer's own
 OTHERS = ("reload_check.py", "launch.py")  # which `prove` calls, and which calls torchrun
 
 
