@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
@@ -58,7 +59,7 @@ def kappa(request: KappaRequest, say: Say) -> Kappa:
 
     Per sample, real tokens only, spectrum in fp64; a layer whose blocks lack rank shows a lower bound. On a run's
     folder, without --data, the result is kept as kappa.json in it; `leansurgeon report` shows it where the training
-    measured none.
+    measured none. `--data RUN` measures another model on the data of a run, which keeps it, too.
 
     >>> import leansurgeon, tempfile
     >>> folder = tempfile.mkdtemp()
@@ -74,7 +75,7 @@ def kappa(request: KappaRequest, say: Say) -> Kappa:
     from leansurgeon.checkpoints.record import shown_if_newer
     from leansurgeon.checkpoints.source import open_source
     from leansurgeon.commands.samples import data_for_kappa
-    from leansurgeon.report.evidence.collect import KAPPA
+    from leansurgeon.report.evidence.collect import KAPPA, kappa_name
     from leansurgeon.training.runs.folder import keep_beside, run_of
 
     model, data = request.model, request.data
@@ -85,8 +86,9 @@ def kappa(request: KappaRequest, say: Say) -> Kappa:
 
         how = request.model_dump(include={"samples", "probes", "precision"})
         document = study(opened, sample, **how, say=say)
-    if data is None and (run := run_of(model)):  # figures of its own data, which a report shows
-        keep_beside(run / KAPPA, document, say)
+    own = run_of(model)
+    if run := run_of(data) if data else own:  # figures on a run's own data, which a report shows
+        keep_beside(run / (KAPPA if run == own else kappa_name(Path(model))), document, say)
     return Kappa(document)
 
 

@@ -163,11 +163,12 @@ def data_to_measure(
     say: Say,
     columns: str | None = None,
 ) -> Calibration:
-    """The data on which `what` is measured, where the flag is --data.
+    """The data on which `what` is measured, where the flag is --data; that may name a run for what it was trained on.
 
     Raises `UsageError` where nothing is named and `model` is no run either.
     """
-    task = None if named else trained_on(model)
+    task = trained_on(named or model)
+    named = None if task else named
     if not named and task is None:
         raise UsageError(
             f"{what} needs sample data, and {model} is no run that says what it was trained on.",

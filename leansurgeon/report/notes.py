@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
+
 from leansurgeon.errors import plural
 from leansurgeon.report.evidence.kappa import Kappa
 from leansurgeon.report.evidence.run import Run
-from leansurgeon.report.humans import plain
+from leansurgeon.report.humans import listed, plain
 from leansurgeon.report.rows.expected import Expected, expectations
 from leansurgeon.report.rows.rows import Note, Row, Section, heals, kept_start
 from leansurgeon.report.verdict import is_accuracy, longer_training, verdicts
@@ -40,7 +42,7 @@ def notes(section: Section, kappa: bool = False) -> list[Note]:
     measured = of_kappa([row.kappa for row in section.rows if row.kappa], kappa)
     if kappa:
         return measured + list(section.notes)
-    lines = [*of_quality(section), *of_expectations(section), *of_judged(section), *measured]
+    lines = [*of_quality(section), *of_expectations(section), *of_judged(section), *measured, *of_gaps(section)]
     lines += of_memory([row for row in section.rows if row.memory])
     if section.kind == "runs" and len(section.rows) > 1:
         said = (
@@ -61,7 +63,7 @@ def of_quality(section: Section) -> list[Note]:
         healed = [row for row in section.rows if row.runs and all(heals(run.summary) for run in row.runs)]
         gone = [row.name for row in healed if not all((run.path / BEST).is_dir() for run in row.runs)]
         of_best = f"that of the {'best model' if gone else 'model in model/, the best'} of all evaluations"
-        if healed and len(healed) == len([row for row in section.rows if row.runs]):
+        if healed and len(healed) == len([row for row in section.rows if row.runs and row.role != "model"]):
             said.append(f"{begin} {section.task.label} is {of_best}{better}.")
         else:
             said.append(f"{begin} {section.task.label} is that of the last step, not of the best{better}.")
@@ -110,6 +112,20 @@ def of_judged(section: Section) -> list[Note]:
         for run in row.runs
         for name, says in run.judged
     ]
+
+
+def of_gaps(section: Section) -> list[Note]:
+    """How to fill the empty cells of a table."""
+    said = []
+    for row in section.rows if any(row.kappa for row in section.rows) else ():
+        lacking = next((run for run in row.runs if not run.summary.kappa), None)
+        if row.kappa is None and lacking:
+            words = [lacking.path, *(["--data", lacking.judged_in] if lacking.judged_in else [])]
+            said.append(f"kappa of {row.name}: `leansurgeon kappa {shlex.join(map(str, words))}`")
+    untrained = [row.name for row in section.rows if row.role == "model"]
+    if untrained and section.task:
+        said.append(f"{listed(untrained)}: not trained here, so without memory and time of a step.")
+    return [Note(one, "kappa") for one in said]
 
 
 def seed(row: Row, run: Run) -> str:

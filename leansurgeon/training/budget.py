@@ -11,10 +11,13 @@ import time
 from dataclasses import dataclass, replace
 
 import torch
+from torch import nn
 
+from leansurgeon.checkpoints import whereabouts
 from leansurgeon.errors import plural
 from leansurgeon.measure.costs.speed import clocked
 from leansurgeon.progress import duration_text
+from leansurgeon.reading.files import in_home
 from leansurgeon.training.data import feed, order
 from leansurgeon.training.data.limit import Sampled
 from leansurgeon.training.plan import Plan
@@ -56,10 +59,13 @@ def fit(run: Run, began: float | None) -> None:
     (startup,) = run.council.of_main([time.perf_counter() - began])
     spent = run.history.seconds  # by those that continued it before
     looking = run.task.size("eval") * cost.evaluated
-    last = looking + 2 * written(run) / DISK + cost.step / 2 + (EXIT if command else 0.0)
+    last = looking + 2 * written(run.loaded.model) / DISK + cost.step / 2 + (EXIT if command else 0.0)
     last += MEASURES * whole if run.recipe.measure else 0.0
     if TEST in run.task.splits and run.recipe.train.eval.test:
-        last += 2 * run.task.size(TEST) * cost.evaluated  # by the best weights, and by the first or the last ones
+        models = 2.0  # the best weights, and the first or the last ones
+        if judges_source(run):
+            models += written(run.judged.teacher.teacher.model) / written(run.loaded.model)
+        last += models * run.task.size(TEST) * cost.evaluated
     run.clock = time.perf_counter()
     seconds = max(spent + cost.step / 2, whole - startup - last)
     if run.history.expected_steps is None:
@@ -77,6 +83,15 @@ def judges_start(run: Run) -> bool:
     to say what the training brought.
     """
     return run.task.held_out is not None and run.recipe.train.eval.at_start
+
+
+def judges_source(run: Run) -> bool:
+    """Whether the model that this one was cut from is judged there, too: where it teaches by its answers."""
+    teacher, made = run.judged.teacher, run.loaded.surgery
+    if not (judges_start(run) and teacher and teacher.settings.logits and made):
+        return False
+    name = teacher.settings.teacher
+    return name == "source" or whereabouts.holding(in_home(name), made.source) is not None
 
 
 def beyond(whole: float, startup: float, step: float, rest: float) -> str | None:
@@ -173,9 +188,9 @@ def affordable(run: Run, cost: Cost, seconds: float) -> int:
     )
 
 
-def written(run: Run) -> int:
+def written(model: nn.Module) -> int:
     """Bytes of a saved model."""
-    return sum(parameter.nbytes for parameter in run.loaded.model.parameters())
+    return sum(parameter.nbytes for parameter in model.parameters())
 
 
 def sentence(run: Run, cost: Cost) -> str:

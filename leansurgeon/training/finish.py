@@ -23,7 +23,7 @@ from leansurgeon.errors import plural
 from leansurgeon.progress import duration_text
 from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.training import budget, judge, starting
-from leansurgeon.training.budget import TEST, judges_start
+from leansurgeon.training.budget import TEST, judges_source, judges_start
 from leansurgeon.training.cards import cards
 from leansurgeon.training.evaluate import Evaluation, evaluate, still_falling
 from leansurgeon.training.processes import engine
@@ -33,7 +33,7 @@ from leansurgeon.training.runs import folder as runfolder
 from leansurgeon.training.runs.summary import OnTest, Part, Summary
 from leansurgeon.training.state import Run
 from leansurgeon.training.update.distill import FEATURES
-from leansurgeon.training.update.step import Scored
+from leansurgeon.training.update.step import Scored, Taught
 from leansurgeon.training.watch import measures, speed
 from leansurgeon.version import __version__
 
@@ -111,7 +111,11 @@ def _tested(run: Run) -> OnTest:
     )
     missed = best is not None and best.step != done and not kept
     result = OnTest(
-        run.task.size(TEST), last and last.scores(), None if missed else chosen.scores(), before and before.scores()
+        run.task.size(TEST),
+        last and last.scores(),
+        None if missed else chosen.scores(),
+        before and before.scores(),
+        _on_test(run, Taught(run.judged)).scores() if judges_source(run) else None,
     )
     if before and (gain := paired.interval(*_differences(before, chosen))):
         result = replace(result, gain_low=gain[0], gain_high=gain[1])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+import re
+import shlex
 
 import numpy as np
 import pytest
@@ -191,8 +193,8 @@ def test_macro_f1_stands_beside_accuracy_where_one_class_is_large(said, tmp_path
     assert "macro F1" in (tmp_path / "run" / "model" / "README.md").read_text()
 
 
-def held_out_answers(run):
-    """(N,) classes of a run's held-out samples, and what its model takes them for by transformers alone."""
+def held_out_answers(run, model=None):
+    """(N,) classes of a run's held-out samples, and what its model, or another, takes them for by transformers."""
     import torch
     import transformers
 
@@ -206,6 +208,37 @@ def held_out_answers(run):
     batch = task.batch("test", np.arange(task.size("test")), seed=0, epoch=0)
     real = batch.pop("labels").numpy()
     kinds = (transformers.AutoModelForImageClassification, transformers.AutoModelForSequenceClassification)
-    model = kinds["input_ids" in batch].from_pretrained(run / "model").eval()
+    model = kinds["input_ids" in batch].from_pretrained(model or run / "model").eval()
     with torch.no_grad():
         return real, model(**batch).logits.argmax(-1).numpy()
+
+
+def test_source_cut_and_healed_model_are_three_rows_of_one_table(said, tmp_path, read):
+    """Each with what transformers and scikit-learn find of it on the same held-out samples."""
+    source, data = said("table")
+    lean, run = strangers.halved(tmp_path / "lean", source), tmp_path / "healed"
+    done = strangers.healed(lean, data, run)
+    assert done.returncode == 0, done.stderr
+    shown = json.loads(leansurgeon("report", source, lean, run, "--json").stdout)
+    (section,) = shown["sections"]
+    assert [row["name"] for row in section["rows"]] == ["source", "lean", "healed"]
+    for row, folder in zip(section["rows"], (source, lean, run / "model"), strict=True):
+        real, answers = held_out_answers(run, folder)
+        assert row["metric"]["mean"] == pytest.approx(np.mean(real == answers)), row["name"]
+    assert section["rows"][0]["parameters"] > section["rows"][1]["parameters"] == section["rows"][2]["parameters"]
+    # What is empty says how it is filled, in words that can be typed.
+    assert leansurgeon("kappa", run).returncode == 0
+    for name in ("source", "lean"):
+        told = " ".join(leansurgeon("report", source, lean, run, "--wide").stdout.split())
+        command = re.search(f"kappa of {name}: `leansurgeon ([^`]+)`", told)[1]
+        done = leansurgeon(*shlex.split(command))
+        assert done.returncode == 0, done.stderr
+    (section,) = json.loads(leansurgeon("report", source, lean, run, "--json").stdout)["sections"]
+    assert all(row["kappa"] for row in section["rows"]) and "kappa of" not in " ".join(section["notes"])
+    assert not (source / "kappa.json").exists()
+    # Nobody judged another model there: it stands apart, and why is said.
+    other = strangers.classifier(tmp_path / "other", ("good", "bad", "fair"))
+    shown = json.loads(leansurgeon("report", source, lean, run, other, "--json").stdout)
+    tables = [[row["name"] for row in one["rows"]] for one in shown["sections"]]
+    assert tables == [["source", "lean", "healed"], ["other"]]
+    assert "no run here began with it" in " ".join(shown["sections"][1]["notes"])

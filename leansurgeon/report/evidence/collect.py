@@ -13,7 +13,8 @@ from pathlib import Path
 
 from leansurgeon.checkpoints import record
 from leansurgeon.checkpoints.record import SurgeryRecord
-from leansurgeon.errors import UsageError
+from leansurgeon.checkpoints.source import Source, open_source
+from leansurgeon.errors import LeanSurgeonError, UsageError
 from leansurgeon.reading import jsonfile
 from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.reading.values import stamp, text
@@ -23,17 +24,23 @@ from leansurgeon.training.runs.checkpoint import all_of
 from leansurgeon.training.runs.folder import METRICS, RECIPE, STARTS, SUMMARY, call_in, is_held
 from leansurgeon.training.runs.summary import Summary
 
+CONFIG = "config.json"
 KAPPA = "kappa.json"  # what `leansurgeon kappa` leaves in the folder of a run
 DEPTH = 3  # runs of an experiment lie at workspace/experiment/arm/seed at most
 MAKE_ONE = "`leansurgeon run digits-vit` makes some."
 
 
+def kappa_name(model: Path) -> str:
+    """The file in a run that holds what `leansurgeon kappa MODEL --data RUN` found of another model."""
+    return f"kappa-{folder.called(model)}.json"
+
+
 @dataclass(frozen=True)
 class Entry:
-    """One folder that was read: a run by its summary, or a model by the record of its surgery."""
+    """One folder that was read: a run by its summary, a model by the record of its surgery, or as it stands."""
 
     path: Path
-    evidence: Summary | SurgeryRecord
+    evidence: Summary | SurgeryRecord | Source
     when: float
 
     @property
@@ -90,7 +97,10 @@ def collect(paths: Sequence[Path] = (), workspace: Path = Path("runs")) -> Colle
             if not paths:
                 raise UsageError(f"There is no workspace {path}, so there are no runs.", MAKE_ONE)
             raise UsageError(f"There is no folder {path}.", "Name a run, a shrunk model, or a folder that holds runs.")
-        _walk(path, DEPTH, collected)
+        if paths and (path / CONFIG).is_file() and not (path / record.NAME).is_file():
+            collected.entries += _model(path, collected.problems)
+        else:
+            _walk(path, DEPTH, collected)
     if not collected.entries and not collected.unfinished:
         where = ", ".join(map(str, paths or [workspace]))
         raise UsageError(
@@ -103,6 +113,15 @@ def collect(paths: Sequence[Path] = (), workspace: Path = Path("runs")) -> Colle
         trained = [e.evidence.model.record for e in collected.entries if isinstance(e.evidence, Summary)]
         collected.entries = [e for e in collected.entries if e.evidence not in trained]
     return collected
+
+
+def _model(path: Path, problems: list[str]) -> list[Entry]:
+    """A model without a record of ours, which is shown where it is named: none where it cannot be opened."""
+    try:
+        return [Entry(path, open_source(str(path)), (path / CONFIG).stat().st_mtime)]
+    except LeanSurgeonError as error:
+        problems.append(error.message)
+        return []
 
 
 def _walk(path: Path, depth: int, collected: Collection) -> None:

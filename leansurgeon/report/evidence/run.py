@@ -10,19 +10,21 @@ from functools import cached_property
 from pathlib import Path
 
 from leansurgeon.checkpoints import record
-from leansurgeon.checkpoints.record import FRESH, SurgeryRecord
+from leansurgeon.checkpoints.record import FRESH, Origin, SurgeryRecord
+from leansurgeon.checkpoints.source import Source
+from leansurgeon.checkpoints.whereabouts import holding
 from leansurgeon.measure.costs.memory import Prediction
 from leansurgeon.reading import jsonfile
 from leansurgeon.reading.jsonfile import Json, value_at
 from leansurgeon.reading.values import figures, text, whole, words
 from leansurgeon.report.evidence import folder
-from leansurgeon.report.evidence.collect import Entry
+from leansurgeon.report.evidence.collect import Entry, kappa_name
 from leansurgeon.report.evidence.predicted import predicted_of, setting_of
 from leansurgeon.report.evidence.studies import Bench, HeadStudy, bench_of, heads_of
 from leansurgeon.report.evidence.surgery import Cut, cut_of, judged_of
 from leansurgeon.training.runs import folder as runfolder
 from leansurgeon.training.runs import summary
-from leansurgeon.training.runs.summary import Summary, own_test
+from leansurgeon.training.runs.summary import OnTest, Summary, own_test
 
 SHAPE = ("depth", "heads", "head_dim", "mlp_dim")
 PARTS = ("embeddings", "attention", "mlp", "rest")
@@ -70,6 +72,7 @@ class Run:
     began_trained: bool = False  # its first weights had learned something, here or elsewhere
     init_std: float | None = None  # of weights that were drawn
     expected: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # what its recipe expects of each arm
+    judged_in: Path | None = None  # the run that judged it, where it is none itself
     judged: tuple[tuple[str, str], ...] = ()  # names of data that it was judged on against its source, and sentences
 
     @property
@@ -117,7 +120,23 @@ class Run:
 def run_of(entry: Entry) -> Run:
     """What a folder says of itself, be it a model or a training run."""
     evidence = entry.evidence
+    if isinstance(evidence, Source):
+        counts, shape = evidence.parameters.as_dict(), shape_of(evidence.shape.as_dict())
+        return Run(entry.path, "model", entry.when, parameters=counts["total"], parts=parts_of(counts), shape=shape)
     return training(entry, evidence) if isinstance(evidence, Summary) else model(entry, evidence)
+
+
+def judged_by(one: Run, run: Run) -> Run | None:
+    """The model as `run` judged it on its held-out samples, because it began with it or learned from it; else None."""
+    test, began = run.summary.test, run.summary.model
+    if not own_test(run.summary):
+        return None
+    for scores, files in ((test.before, began.start_files), (test.source, began.record and began.record.source.sha256)):
+        if scores and files and holding(one.path, Origin(sha256=files)):
+            kappa = jsonfile.read_object_if_whole(run.path / kappa_name(one.path))
+            made = replace(one.summary, task=run.summary.task, test=OnTest(test.samples, scores), kappa=kappa)
+            return replace(one, task=run.task, summary=made, judged_in=run.path)
+    return None
 
 
 def model(entry: Entry, surgery: SurgeryRecord) -> Run:

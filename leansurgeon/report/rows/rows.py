@@ -127,7 +127,7 @@ def make_row(name: str, role: str, runs: Sequence[Run], control_of: str | None =
         name=name,
         role=role,
         control_of=control_of,
-        seeds=tuple(run.summary.seed for run in runs),
+        seeds=tuple(run.summary.seed for run in runs if run.kind == "run"),
         metric=over(lambda s: metric(kept(s))) or best,
         macro_f1=over(lambda s: (scores := kept(s)) and scores.largest_class and scores.metrics.get("macro_f1")),
         largest_class=(scores := kept(head)) and scores.largest_class,

@@ -12,22 +12,28 @@ from leansurgeon.errors import plural
 from leansurgeon.reading.values import stamp, text
 from leansurgeon.report.evidence.collect import Entry
 from leansurgeon.report.evidence.folder import called
-from leansurgeon.report.evidence.run import Run, run_of
+from leansurgeon.report.evidence.run import Run, judged_by, run_of
 from leansurgeon.report.humans import listed
 from leansurgeon.report.rows import glue
 from leansurgeon.report.rows.rows import Note, Section, make_row
-from leansurgeon.training.runs.summary import DONE, Summary
+from leansurgeon.training.runs.summary import DONE, Summary, own_test
 
+APART = (
+    "A table of its own: no run here began with it or was cut and learned from it, so nobody judged it on the samples "
+    "of the others. `leansurgeon judge MODEL --against OTHER --data RUN` compares any two on the data of a run."
+)
 ROLES = ("original", "lean", "control")
 
 
 def sections(entries: Sequence[Entry]) -> list[Section]:
     """Group what was collected into tables, the one with the newest entry first, models at the end."""
-    runs = [run_of(entry) for entry in sorted(entries, key=lambda e: -e.when)]
+    runs = with_judged([run_of(entry) for entry in sorted(entries, key=lambda e: -e.when)])
     groups: dict[tuple, list[Run]] = {}
     for run in runs:
         groups.setdefault(_group_key(run), []).append(run)
     made = [_section(key[0], group) for key, group in groups.items()]
+    if any(own_test(run.summary) for run in runs):
+        made = [replace(one, notes=(*one.notes, Note(APART, "quality"))) if one.task is None else one for one in made]
     together = glue.section(runs)
     return sorted([*made, *([together] if together else [])], key=lambda s: s.kind == "models")
 
@@ -37,8 +43,17 @@ def experiment_section(summaries: Iterable[Summary]) -> list[Section]:
     return sections([Entry(Path(), summary, float(i)) for i, summary in enumerate(summaries)])
 
 
+def with_judged(runs: Sequence[Run]) -> list[Run]:
+    """The runs, and in place of a model that some of them judged on their held-out samples one for each table."""
+    found = []
+    for one in runs:
+        judged = [judged_by(one, run) for run in runs if run.kind == "run"] if one.kind == "model" else []
+        found += {made.task: made for made in judged if made}.values() or [one]
+    return found
+
+
 def _group_key(run: Run) -> tuple:
-    if run.kind == "model":
+    if run.task is None:
         return ("models",)
     if run.part is None or not run.part.name:
         return ("runs", run.task)
@@ -51,12 +66,20 @@ def _group_key(run: Run) -> tuple:
 def _section(kind: str, runs: list[Run]) -> Section:
     if kind == "experiment":
         return _experiment(runs)
+    runs = sorted(runs, key=lambda run: (run.kind == "run", run.kind == "model" and -(run.parameters or 0)))
     names = _unique_names(runs)
+    rows = tuple(make_row(names[run.path], run.kind, [run]) for run in runs)
     if kind == "models":
-        rows = tuple(replace(make_row(names[run.path], "model", [run]), seeds=()) for run in runs)
-        return Section(kind, "shrunk, not trained yet", None, rows)
-    rows = tuple(make_row(names[run.path], "run", [run]) for run in runs)
-    return Section(kind, runs[0].task.name, runs[0].task, rows)
+        return Section(kind, "shrunk, not trained yet" if all(run.cut for run in runs) else "models", None, rows)
+    judged: dict[Path, list[str]] = {}
+    for run in runs:
+        if run.judged_in:
+            judged.setdefault(run.judged_in, []).append(names[run.path])
+    notes = [
+        Note(f"{listed(some)}: as {called(run)} judged {'it' if len(some) == 1 else 'them'} at its end.", "quality")
+        for run, some in judged.items()
+    ]
+    return Section(kind, runs[0].task.name, runs[0].task, rows, tuple(notes))
 
 
 def _experiment(runs: list[Run]) -> Section:

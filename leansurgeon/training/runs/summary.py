@@ -68,14 +68,16 @@ class Scores(part.Part):
 @dataclass(frozen=True)
 class OnTest(part.Part):
     """Of the test split, read once at the end: by the last weights and by those that the evaluation split chose (None
-    where these were not kept). Of one's own data by those that the training began with, too; the `gain` of the best
-    over them lies between `gain_low` and `gain_high` with 95 %, on the same samples (of a perplexity: in nats a token).
+    where these were not kept). Of one's own data by those that the training began with, too, and by the `source` that they
+    were cut from where that teaches; the `gain` of the best over the first lies between `gain_low` and `gain_high` with
+    95 %, on the same samples (of a perplexity: in nats a token).
     """
 
     samples: int | None = None
     last: Scores | None = None
     best: Scores | None = None
     before: Scores | None = None
+    source: Scores | None = None
     gain_low: float | None = None
     gain_high: float | None = None
 

@@ -91,16 +91,19 @@ class Distillation:
         """The student's score with the teacher's terms added to `loss_sum`; metrics stay as they are. The student has
         just computed `logits` of this batch.
         """
-        seen = self._seen(batch)
         with torch.no_grad():
-            taught = sparse.forward(self.teacher, seen) if self.settings.logits else self.teacher.features(seen)
+            taught = self.answers(batch) if self.settings.logits else self.teacher.features(self._seen(batch))
         loss = score.loss_sum
         if self.settings.logits:
-            taught = taught if self._outputs is None else taught[..., self._outputs]
             loss = loss + self.settings.logits * self._of_logits(logits, taught, sparse.scored(batch)["labels"])
         if self.settings.hidden:
             loss = loss + self.settings.hidden * self._of_states(batch)
         return score._replace(loss_sum=loss)
+
+    def answers(self, batch: Batch) -> torch.Tensor:
+        """The teacher's logits, in the order of the student's."""
+        taught = sparse.forward(self.teacher, self._seen(batch))
+        return taught if self._outputs is None else taught[..., self._outputs]
 
     def of_features(self, student: Any, batch: Batch, learning: bool) -> Score:
         """The task's score of the student's embeddings against the teacher's and, while it is `learning`, the terms

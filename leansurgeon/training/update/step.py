@@ -57,10 +57,10 @@ class Scored(nn.Module):
     ) -> None:
         super().__init__()
         self.model = loaded.model
-        self.loaded, self._score = loaded, task.score
+        self.loaded, self.score = loaded, task.score
         models = [loaded.model] + ([distillation.teacher.model] if distillation else [])
         self._sparse = sparse_prediction and all(sparse.head_of(model) for model in models)
-        self._precision = precision
+        self.precision = precision
         self._smoothing = {"label_smoothing": label_smoothing} if label_smoothing else {}
         self._distillation = [distillation]  # in a list: a teacher is no part of this module
         self._features = task.head == FEATURES  # no labels: the teacher is asked in evaluation, too
@@ -74,16 +74,30 @@ class Scored(nn.Module):
         learning = self.training
         distillation = self._distillation[0] if learning else None
         batch = self.seen(batch)
-        with engine.autocast(self._precision, batch["labels"].device):
+        with engine.autocast(self.precision, batch["labels"].device):
             if self._features:
                 return self._distillation[0].of_features(self.loaded, batch, learning)
             logits = sparse.forward(self.loaded, batch)
-            score = self._score(logits, sparse.scored(batch), **(self._smoothing if learning else {}))
+            score = self.score(logits, sparse.scored(batch), **(self._smoothing if learning else {}))
             return score if distillation is None else distillation.added(score, logits, batch)
 
     def seen(self, batch: Batch) -> Batch:
         """The batch as the model takes it: without a list of places where it predicts everywhere."""
         return batch if self._sparse else sparse.dense(batch)
+
+
+class Taught(nn.Module):
+    """The teacher of a `student` on the student's task, judged as this is: batch -> `Score`."""
+
+    def __init__(self, student: Scored) -> None:
+        super().__init__()
+        self._student = [student]  # in a list: it is no part of this module
+
+    def forward(self, batch: Batch) -> Score:
+        student = self._student[0]
+        batch = student.seen(batch)
+        with engine.autocast(student.precision, batch["labels"].device):
+            return student.score(student.teacher.answers(batch), sparse.scored(batch))
 
 
 def _norm(parameters: list[nn.Parameter]) -> torch.Tensor:
