@@ -55,6 +55,7 @@ def test_the_recipes_temperature_and_share_are_those_of_the_loss():
     batch = task.batch("train", np.arange(5), seed=0, epoch=0)
     made = object.__new__(distill.Distillation)
     made.settings, made.task, made.teacher = Distill(logits=0.5, temperature=3.0), task, teacher
+    made._seen, made._outputs = lambda batch: batch, None
     logits = student.forward(batch)
     score = task.score(logits, batch)
     p, q = (torch.softmax(model.forward(batch) / 3.0, dim=-1) for model in (student, teacher))
