@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from leansurgeon.checkpoints import record
+from leansurgeon.reading import modelcard
 from leansurgeon.tasks.images.folder import ImageFolder
 from leansurgeon.tasks.text.classification import TextClassification
 from leansurgeon.tasks.text.language import CausalLM
@@ -226,6 +227,10 @@ def test_source_cut_and_healed_model_are_three_rows_of_one_table(said, tmp_path,
         real, answers = held_out_answers(run, folder)
         assert row["metric"]["mean"] == pytest.approx(np.mean(real == answers)), row["name"]
     assert section["rows"][0]["parameters"] > section["rows"][1]["parameters"] == section["rows"][2]["parameters"]
+    # The card has the healed model's figure, and no other.
+    index = modelcard.front_matter(run / "model")["model-index"]
+    figures = [one["value"] for result in index[0]["results"] for one in result["metrics"] if one["type"] == "accuracy"]
+    assert figures == [pytest.approx(np.mean(real == answers), abs=1e-6)]
     # What is empty says how it is filled, in words that can be typed.
     assert leansurgeon("kappa", run).returncode == 0
     for name in ("source", "lean"):

@@ -131,7 +131,7 @@ def judged_by(one: Run, run: Run) -> Run | None:
     test, began = run.summary.test, run.summary.model
     if not own_test(run.summary):
         return None
-    for scores, files in ((test.before, began.start_files), (test.source, began.record and began.record.source.sha256)):
+    for scores, files in ((test.before, began.start.files), (test.source, began.record and began.record.source.sha256)):
         if scores and files and holding(one.path, Origin(sha256=files)):
             kappa = jsonfile.read_object_if_whole(run.path / kappa_name(one.path))
             made = replace(one.summary, task=run.summary.task, test=OnTest(test.samples, scores), kappa=kappa)
