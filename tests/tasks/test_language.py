@@ -10,6 +10,7 @@ import pickle
 import re
 from collections import Counter
 
+import datasets
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -20,6 +21,7 @@ from transformers import AutoTokenizer, BertConfig, BertForMaskedLM, GPT2Config,
 
 from leansurgeon import tasks
 from leansurgeon.errors import LeanSurgeonError, UsageError
+from leansurgeon.tasks import user_data
 from leansurgeon.tasks.text import files as text_files
 from leansurgeon.tasks.text import vocab
 from leansurgeon.training.recipe.reading import load
@@ -374,6 +376,26 @@ def test_a_tokenizer_that_names_no_mask_token_is_told_before_the_work(tmp_path):
     crammed_words(tmp_path / "tokenizer")  # as advised
     task.prepare(tmp_path / "cache", None, workers=1, say=told.append)
     assert task.tokenizer().mask_token == "<mask>"
+
+
+@pytest.mark.parametrize("where", ["parquet", "hub"])
+def test_rows_of_token_ids_are_not_made_into_python_numbers(tmp_path, monkeypatch, where):
+    """43 million rows took a process an hour and a quarter; 100,000 of 128 ids take 1.0 s of it instead of 5.2. Empty
+    rows are left out as elsewhere.
+    """
+    monkeypatch.setattr(user_data, "document_in", lambda *row: pytest.fail("a row became Python numbers"))
+    vocab.make("byte", None, []).save_pretrained(tmp_path / "tokenizer")
+    rows = [[], None, *(np.random.default_rng(i).integers(5, 200, 32).tolist() for i in range(200))]
+    data = write_stories(tmp_path / "packed.parquet", rows, "input_ids")
+    if where == "hub":
+        made = datasets.Dataset.from_parquet(data, cache_dir=str(tmp_path / "hf"))
+        monkeypatch.setattr(datasets, "load_dataset", lambda *names, **how: made)
+    options = {"data": data if where == "parquet" else "hub:a/b", "text": "input_ids", "seq_len": 32}
+    options |= {"random_windows": False, "eval_fraction": 0.1, "tokenizer": str(tmp_path / "tokenizer")}
+    task = prepared(tmp_path / "cache", **options)
+    ids = [task.batch(s, np.arange(task.size(s)), seed=0, epoch=0)["input_ids"] for s in ("train", "eval")]
+    assert [len(part) for part in ids] == [180, 20] and torch.equal(torch.cat(ids), torch.tensor(rows[2:]))
+    assert "2 empty rows left out" in task.was_read
 
 
 def test_token_ids_pass_as_they_are(tmp_path):

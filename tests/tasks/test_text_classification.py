@@ -13,7 +13,7 @@ import torch
 from pyarrow import parquet
 from transformers import AutoTokenizer, BertTokenizer
 
-from leansurgeon import tasks
+from leansurgeon import progress, tasks
 from leansurgeon.errors import UsageError
 from leansurgeon.reading import tables
 from leansurgeon.tasks.text import vocab
@@ -188,3 +188,12 @@ def test_a_tokenizer_that_marks_pairs_alone_reads_a_text_with_an_empty_one(tmp_p
     task.prepare(tmp_path / "cache", None, workers=1, say=lambda line: None)
     ids = task.batch("train", np.arange(task.size("train")), seed=0, epoch=0)["input_ids"]
     assert ids[:, :1].unique().tolist() == [2] and (ids[:, 3:5] == 3).all()  # <cls> w w <sep> <sep>
+
+
+def test_tokenising_shows_how_far_it_is(tmp_path, monkeypatch):
+    monkeypatch.setattr(progress, "PLAIN_EVERY", 0)
+    table, told = tmp_path / "rows.csv", []
+    table.write_text("text,label\n" + "".join(f"row {i},{i % 2}\n" for i in range(4000)))
+    with progress.shown_on(progress.Screen(told.append)):
+        prepared(tmp_path / "cache", train=str(table))
+    assert any(line.startswith("tokenising: 1/") and "texts/s" in line for line in told)

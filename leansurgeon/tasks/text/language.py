@@ -19,6 +19,7 @@ import numpy as np
 from pydantic import Field
 
 from leansurgeon.errors import UsageError
+from leansurgeon.progress import PLAIN_EVERY
 from leansurgeon.reading.files import in_home
 from leansurgeon.tasks import base, chance, splits
 from leansurgeon.tasks import cache as disk
@@ -243,12 +244,12 @@ def _pack(
     for split, documents in texts.items():
         count = [0]
 
-        def counted(documents: Iterable[str | list[int]] = documents, count: list[int] = count) -> Iterator[Any]:
-            for document in documents:
+        def counted(documents: Iterable[corpus.Document] = documents, count: list[int] = count) -> Iterator[Any]:
+            for number, document in enumerate(documents):
                 count[0] += len(document) if isinstance(document, str) else 0
-                if time.monotonic() - told[0] > 10:
+                if time.monotonic() - told[0] > PLAIN_EVERY:
                     told[0] = time.monotonic()
-                    say(f"tokenising: {count[0]:,} characters so far")
+                    say(f"tokenising: {number:,} documents, {count[0]:,} characters so far")
                 yield document
 
         tokens[split] = disk.append_all(folder / f"{split}.npy", dtype, vocab.encode_all(tokenizer, counted(), dtype))
