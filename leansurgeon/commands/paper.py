@@ -61,7 +61,7 @@ def paper(request: PaperRequest, say: Say) -> Audit:
 
     Raises `UsageError` for a table or a format that there is not.
     """
-    from leansurgeon.report.tables.table import check_format
+    from leansurgeon.report.tables.render import check_format
 
     check_format(request.format)
     from leansurgeon.paper import chosen

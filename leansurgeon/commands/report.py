@@ -86,7 +86,7 @@ class Report:
 
     def text(self, format: str = "table", *, wide: bool = False, kappa: bool = False) -> str:
         """The tables as table, markdown, csv, json or latex. Raises `UsageError` for another format."""
-        from leansurgeon.report.tables.table import render
+        from leansurgeon.report.tables.render import render
 
         return render(
             self.sections, format, wide=wide, kappa=kappa, problems=self.problems, unfinished=self.collection.unfinished
@@ -139,7 +139,7 @@ def report(request: ReportRequest, say: Say) -> Report:
     from leansurgeon.checkpoints.record import shown_if_newer
     from leansurgeon.report.evidence.collect import collect
     from leansurgeon.report.rows.sections import sections
-    from leansurgeon.report.tables.table import check_format
+    from leansurgeon.report.tables.render import check_format
 
     check_format(request.format)
     if request.plots is not None:

@@ -70,14 +70,14 @@ class Experiment:
 
     def as_dict(self) -> JsonObject:
         """What --json prints."""
-        from leansurgeon.report.tables.table import experiment_table
+        from leansurgeon.report.tables.render import render_experiment
 
-        return jsonfile.parse(experiment_table(self.summaries, format="json"), "the experiment")
+        return jsonfile.parse(render_experiment(self.summaries, format="json"), "the experiment")
 
     def __str__(self) -> str:
-        from leansurgeon.report.tables.table import experiment_table
+        from leansurgeon.report.tables.render import render_experiment
 
-        return experiment_table(self.summaries, format=self.format)
+        return render_experiment(self.summaries, format=self.format)
 
 
 def run(request: RunRequest, say: Say) -> Experiment:
@@ -88,7 +88,7 @@ def run(request: RunRequest, say: Say) -> Experiment:
     from leansurgeon import experiment
     from leansurgeon.commands.healing import for_device
     from leansurgeon.experiment.arms import told_of_sets
-    from leansurgeon.report.tables.table import check_format
+    from leansurgeon.report.tables.render import check_format
     from leansurgeon.training.recipe.reading import dump, load
     from leansurgeon.training.recipe.schema import ExperimentRecipe
 

@@ -138,11 +138,13 @@ def _words(arm: Row, other: Row, ahead: bool, ratio: float, enough: float, compa
         return "not shown", ending + (", so more heads are not shown to help" if control else "")
     if ahead and arm.trained > LONGER * other.trained:
         return "not comparable", "ahead, but trained longer, so not comparable"
-    if ahead and other.still_falling:
+    if ahead and other.seeds_still_improving:
         return "not credible", f"ahead, but {other.name} was still improving at its end: not a credible win"
     if ahead:
         return "better", "better"
-    return "worse", "worse" + (", though it was still improving when its training ended" if arm.still_falling else "")
+    return "worse", "worse" + (
+        ", though it was still improving when its training ended" if arm.seeds_still_improving else ""
+    )
 
 
 def is_accuracy(task: Task) -> bool:
@@ -191,8 +193,8 @@ def warnings(section: Section) -> list[str]:
         return []
     told = []
     for row in (row for row in section.rows if row.role == "original"):
-        if row.still_falling:
-            of = f" in {row.still_falling} of {len(row.seeds)} seeds" if len(row.seeds) > 1 else ""
+        if row.seeds_still_improving:
+            of = f" in {row.seeds_still_improving} of {len(row.seeds)} seeds" if len(row.seeds) > 1 else ""
             told.append(
                 f"{row.name} was still improving when its training ended{of}: it is not fully trained, so "
                 "a win of another arm over it is not credible. Train longer."

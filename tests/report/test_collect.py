@@ -16,7 +16,7 @@ from leansurgeon.report.evidence.collect import collect
 from leansurgeon.report.evidence.run import Run, run_of
 from leansurgeon.report.evidence.surgery import Cut, cut_of, judged_of
 from leansurgeon.report.rows.sections import sections
-from leansurgeon.report.tables.table import render
+from leansurgeon.report.tables.render import render
 from tests.support.report.report_fixtures import digits, summary, write
 
 PLAN = {

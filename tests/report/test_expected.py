@@ -10,7 +10,7 @@ from leansurgeon.report.evidence.collect import collect
 from leansurgeon.report.notes import notes
 from leansurgeon.report.rows.expected import expectations
 from leansurgeon.report.rows.sections import sections
-from leansurgeon.report.tables.table import render
+from leansurgeon.report.tables.render import render
 from tests.support.report.report_fixtures import digits, experiment_section, perplexities, summary, write
 
 EXPECTED = {

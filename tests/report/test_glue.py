@@ -9,7 +9,7 @@ import pytest
 
 from leansurgeon.report.evidence.collect import collect
 from leansurgeon.report.rows.sections import sections
-from leansurgeon.report.tables.table import render
+from leansurgeon.report.tables.render import render
 from tests.support.report.report_fixtures import experiment_section, summary
 
 # Paper, Table 1: original and lean on the eight tasks, and what it prints as their average.

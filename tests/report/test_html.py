@@ -23,11 +23,9 @@ from leansurgeon.report.evidence.studies import bench_of
 from leansurgeon.report.evidence.surgery import cut_of
 from leansurgeon.report.page import page as html_page
 from leansurgeon.report.page.again import shrink_command
-from leansurgeon.report.page.cut import candidates
-from leansurgeon.report.page.results import LAYERS, bench
+from leansurgeon.report.page.parts import LAYERS_CAPTION, rank_candidates, show_bench
 from leansurgeon.report.rows.sections import sections
-from leansurgeon.report.tables.documents import document
-from leansurgeon.report.tables.table import render
+from leansurgeon.report.tables.render import make_document, render
 from leansurgeon.training.runs.summary import Summary
 from tests.support.models.word_models import sentence_encoder
 from tests.support.report.html_reading import Cell, Page
@@ -43,7 +41,7 @@ def page_of(*folders: Path) -> tuple[Page, dict]:
     made = sections(found.entries)
     text = html_page.page(made, found)
     text.encode("utf-8")  # a lone surrogate would not
-    return Page(text), document(made, found.problems)
+    return Page(text), make_document(made, found.problems)
 
 
 @pytest.fixture(scope="module")
@@ -202,9 +200,9 @@ def test_recipes_and_tables_of_layers_fold(digits_page, tmp_path):
     found = collect([workspace(tmp_path)])
     text = html_page.page(sections(found.entries), found)
     folded = "".join(re.findall(r"<details>(.*?)</details>", text, re.S))
-    assert "name: digits-vit" in folded and LAYERS in folded
+    assert "name: digits-vit" in folded and LAYERS_CAPTION in folded
     outside = re.sub(r"<details>.*?</details>", "", text, flags=re.S)
-    assert "duration: 30ep" not in outside and LAYERS not in outside
+    assert "duration: 30ep" not in outside and LAYERS_CAPTION not in outside
     assert "<details open" not in text
 
 
@@ -218,9 +216,9 @@ def test_bench_stands_beside_the_training(digits_page):
     assert first.text == "1.00" and "7 interleaved rounds" in page.text  # of itself nothing is to be told
     # Rounds that do not agree show no difference, which is not to say that there is none.
     same = bench_of(BENCH | {"rows": [*BENCH["rows"], dict(BENCH["rows"][0])]})
-    assert bench("lean", same)[0].rows[-1][-1].beside == "(not told apart)"
+    assert show_bench("lean", same)[0].rows[-1][-1].beside == "(not told apart)"
     text = bench_of(BENCH | {"load": BENCH["load"] | {"tokens": 128}, "unit": "tokens"})
-    assert re.search(r"^lean: batch 64\b.*\b128 tokens\b.*\bfp32\b", bench("lean", text)[0].caption)
+    assert re.search(r"^lean: batch 64\b.*\b128 tokens\b.*\bfp32\b", show_bench("lean", text)[0].caption)
 
 
 def test_images_and_tables_speak_to_those_who_do_not_see_them(digits_page):
@@ -293,7 +291,7 @@ def test_odd_files_beside_a_summary_are_no_reason_to_fail(tmp_path):
     page, _ = page_of(tmp_path / "runs")
     assert not page.open and not page.wrong
     odd = Decisions.from_dict({"candidates": [{"judged_by": 1.0, "data": ["part"]}, {"judged_by": 2.0, "data": {}}]})
-    assert candidates(odd.candidates)
+    assert rank_candidates(odd.candidates)
 
 
 def test_without_more_than_a_summary(tmp_path):

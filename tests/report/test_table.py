@@ -20,8 +20,8 @@ from leansurgeon.report.evidence.collect import Entry
 from leansurgeon.report.evidence.kappa import Bound, kappa_of
 from leansurgeon.report.rows.sections import sections
 from leansurgeon.report.tables import columns
-from leansurgeon.report.tables import table as terminal
-from leansurgeon.report.tables.table import FORMATS, render
+from leansurgeon.report.tables import render as terminal
+from leansurgeon.report.tables.render import FORMATS, render
 from leansurgeon.training.runs.summary import Summary
 from leansurgeon.words import WIDTH
 from tests.support.report.report_fixtures import (
@@ -54,7 +54,7 @@ def words(text: str, name: str) -> str:
 
 def test_throughput_is_called_by_its_unit_and_small_figures_keep_their_digits() -> None:
     (section,) = sections(runs(summary(experiment=None, throughput=812.34, throughput_unit="tokens/s")))
-    column = next(c for c in columns.columns(section, wide=True) if c.key == "throughput")
+    column = columns.define_columns(section)["throughput"]
     assert (column.head, column.cell(section.rows[0])) == ("tokens/s", "812")
     (slow,) = sections(runs(summary(experiment=None, throughput=45.23)))
     assert column.cell(slow.rows[0]) == "45.2"
@@ -362,20 +362,26 @@ def test_a_run_that_heals_shows_the_model_that_it_leaves(tmp_path):
 
 
 def test_long_heads_are_broken_at_the_blank_nearest_to_their_middle() -> None:
-    assert terminal._two_lines("twelve chars") == "twelve chars"  # no longer than twelve
-    assert terminal._two_lines("accuracy on the test") == "accuracy on\nthe test"
-    assert terminal._two_lines("one\nbroken already here") == "one\nbroken already here"
+    assert terminal.break_head("twelve chars") == "twelve chars"  # no longer than twelve
+    assert terminal.break_head("accuracy on the test") == "accuracy on\nthe test"
+    assert terminal.break_head("one\nbroken already here") == "one\nbroken already here"
 
 
 def test_names_run_down_the_lines_that_they_have() -> None:
-    layers = [["a long name", str(i)] for i in range(2)] + [["b", "0"]]
-    terminal._run_names_down(layers, 6, together=True)
-    assert [line[0] for line in layers] == ["a long", "name", "b"]
-    alone = [["a long name", "0"], ["a long name", "1"]]
-    terminal._run_names_down(alone, 6, together=False)
-    assert [line[0] for line in alone] == ["a long\nname"] * 2
+    name = columns.Column("name", "name", lambda row: row[0], left=True)
+    shown = [name, columns.Column("i", "i", lambda row: row[1])]
+    layers = [("a long name", 0), ("a long name", 1), ("b", 0)]
+    lines = terminal.draw_grid(layers, shown, 6).splitlines()[2:]
+    assert [line.rstrip("01 ") for line in lines] == ["a long", "name", "b"]
+    alone = terminal.draw_grid([list(row) for row in layers[:2]], shown, 6).splitlines()[2:]
+    assert [line.rstrip("01 ") for line in alone] == ["a long", "name"] * 2
 
 
 def test_a_rank_needs_both_numbers() -> None:
-    assert columns.rank_cell(31.0, 64.0) == "31/64"
-    assert columns.rank_cell(None, 64.0) == columns.rank_cell(31.0, None) == humans.NONE
+    measured = kappa((40, 50))
+    measured["layers"][0] |= {"rank": 31, "k": 64}
+    for key in ("rank", "k"):
+        layer = dict(measured["layers"][0]) | {key: None}
+        first, _ = kappa_of([measured | {"layers": [layer, measured["layers"][1]]}]).layers
+        assert columns.show_rank(first) == humans.NONE
+    assert columns.show_rank(kappa_of([measured]).layers[0]) == "31/64"

@@ -10,7 +10,7 @@ from leansurgeon.report.evidence.collect import collect
 from leansurgeon.report.evidence.folder import called
 from leansurgeon.report.page.page import page
 from leansurgeon.report.rows.sections import sections
-from leansurgeon.report.tables.table import render
+from leansurgeon.report.tables.render import render
 from leansurgeon.training.runs import folder as runfolder
 from tests.support.report.html_reading import Page
 from tests.support.report.report_fixtures import summary, write

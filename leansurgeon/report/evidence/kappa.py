@@ -7,9 +7,9 @@ from statistics import fmean, median
 from typing import Any
 
 from leansurgeon.measure.kappa.figures import ceiling
-from leansurgeon.reading.jsonfile import Json, JsonObject, value_at
+from leansurgeon.reading.jsonfile import Json, value_at
 from leansurgeon.reading.values import number, objects, text, whole
-from leansurgeon.report.humans import spread
+from leansurgeon.report.humans import Spread
 
 # Condition numbers of weights, by their keys in a summary: those of the matrices as they stand depend on the basis of
 # every head, those of the products do not.
@@ -49,7 +49,9 @@ class LayerKappa:
 
 @dataclass(frozen=True)
 class Kappa:
-    """Conditioning of a model: means over layers as `measure.kappa` defines them, and the layers themselves."""
+    """Conditioning of a model: means over layers as `measure.kappa` defines them, and the layers themselves. `output`
+    and `jacobian` are medians over layers (cross-attention has no Jacobian of one input).
+    """
 
     mean: Bound | None
     median: Bound | None
@@ -58,23 +60,15 @@ class Kappa:
     deficient: int
     samples: int
     dtype: str
+    output: Bound | None
+    jacobian: Bound | None
     layers: tuple[LayerKappa, ...]
 
     @property
     def poorest(self) -> LayerKappa | None:
         """The layer whose rank lacks most."""
-        known = [layer for layer in self.layers if layer.rank is not None and layer.k is not None]
+        known = [layer for layer in self.layers if layer.rank is not None]
         return max(known, key=lambda layer: layer.k - layer.rank, default=None)
-
-    @property
-    def output(self) -> Bound | None:
-        """Median over layers of the kappa of A W_o."""
-        return _median_bound([layer.output for layer in self.layers])
-
-    @property
-    def jacobian(self) -> Bound | None:
-        """Median over layers of the bound on the kappa of the block's Jacobian."""
-        return _median_bound([layer.jacobian for layer in self.layers])
 
 
 def kappa_of(measured: list[Any]) -> Kappa | None:
@@ -85,18 +79,15 @@ def kappa_of(measured: list[Any]) -> Kappa | None:
     dtype = text(measured[0].get("forward_dtype"))
     limit = ceiling(dtype)
 
-    def over(parts: list[Any], key: str, bound: str) -> Bound | None:
-        """The mean over runs of a figure; a lower bound only, where it exceeds what the dtype can tell."""
-        merged = _mean_bound([(number(value_at(part, key)), number(value_at(part, bound))) for part in parts])
-        return Bound(merged.value, False) if merged and limit and merged.value > limit else merged
-
     def figures(parts: list[Any], deficient: int) -> dict[str, Bound | None]:
         """What is said of the whole model and of every layer."""
+        mean = average(parts, "mean", "median_lower_bound", limit)
         return {
-            "mean": _at_least(over(parts, "mean", "median_lower_bound"), deficient),
-            "median": over(parts, "median", "median_lower_bound"),
-            "worst": over(parts, "worst", "lower_bound"),
-            "centred": over(parts, "centred_median", "centred_lower_bound"),
+            # It leaves deficient samples out, each of which is worse than any that it counts.
+            "mean": Bound(mean.value, False) if mean and deficient else mean,
+            "median": average(parts, "median", "median_lower_bound", limit),
+            "worst": average(parts, "worst", "lower_bound", limit),
+            "centred": average(parts, "centred_median", "centred_lower_bound", limit),
         }
 
     def layer(i: int) -> LayerKappa:
@@ -104,19 +95,27 @@ def kappa_of(measured: list[Any]) -> Kappa | None:
         parts = [k["layers"][i] if len(k["layers"]) > i else None for k in measured]
         deficient = sum(whole(value_at(part, "deficient")) or 0 for part in parts)
         ranks = [(number(value_at(part, "rank")), number(value_at(part, "k"))) for part in parts]
-        poorest = min((r for r in ranks if None not in r), default=(None, None))
-        plain = ("stable_rank", "effective_rank", "aspect")
-        known = {key: spread(number(value_at(part, key)) for part in parts) for key in plain}
+        rank, k = min((r for r in ranks if None not in r), default=(None, None))
+        plain = {
+            key: fmean(known) if (known := [n for p in parts if (n := number(value_at(p, key))) is not None]) else None
+            for key in ("stable_rank", "effective_rank", "aspect")
+        }
+        slopes = [value_at(part, "jacobian") for part in parts]
+        jacobian = average(slopes, "at_least", "")
+        exact = all(value_at(slope, "exact") is True for slope in slopes)
         return LayerKappa(
             layer=i + 1,
             **figures(parts, deficient),
-            rank=poorest[0],
-            k=poorest[1],
+            rank=rank,
+            k=k,
             deficient=deficient,
-            **{key: value and value.mean for key, value in known.items()},
-            output=over([value_at(part, "output") for part in parts], "median", "median_lower_bound"),
-            jacobian=_jacobian([value_at(part, "jacobian") for part in parts]),
-            weights={w: _figure([value_at(part, "weights", w) for part in parts]) for w in (*MATRICES, *PRODUCTS)},
+            **plain,
+            output=average([value_at(part, "output") for part in parts], "median", "median_lower_bound", limit),
+            jacobian=jacobian and Bound(jacobian.value, exact),
+            weights={
+                key: average([value_at(part, "weights", key) for part in parts], "value", "lower_bound")
+                for key in (*MATRICES, *PRODUCTS)
+            },
         )
 
     layers = tuple(layer(i) for i in range(len(measured[0]["layers"])))
@@ -126,54 +125,35 @@ def kappa_of(measured: list[Any]) -> Kappa | None:
         deficient=deficient,
         samples=whole(measured[0].get("samples")) or 0,
         dtype=dtype,
+        output=middle([layer.output for layer in layers]),
+        jacobian=middle([layer.jacobian for layer in layers]),
         layers=layers,
     )
 
 
-def _at_least(mean: Bound | None, deficient: int) -> Bound | None:
-    """A mean that leaves `deficient` samples out, each of which is worse than any that it counts."""
-    return Bound(mean.value, False) if mean and deficient else mean
-
-
-def _mean_bound(values: list[tuple[float | None, float | None]]) -> Bound | None:
-    """Mean of figures of which some may only be known to be at least a bound; None when a seed has neither."""
-    known = [bound if value is None else value for value, bound in values]
-    if not known or any(v is None for v in known):
+def average(parts: list[Any], value: str, bound: str, limit: float | None = None) -> Bound | None:
+    """The mean of a figure over runs; a lower bound only, where one is of them or beyond the `limit` that the dtype can
+    tell. None when a run has neither a value nor a bound.
+    """
+    known = [(number(value_at(part, value)), number(value_at(part, bound))) for part in parts]
+    values = [lower if exact is None else exact for exact, lower in known]
+    if not values or None in values:
         return None
-    return Bound(fmean(known), all(value is not None for value, _ in values))
+    mean = fmean(values)
+    return Bound(mean, all(exact is not None for exact, _ in known) and not (limit and mean > limit))
 
 
-def _figure(measured: list[Any]) -> Bound | None:
-    """A figure of the weights, which no forward pass has anything to do with."""
-    return _mean_bound([(number(value_at(f, "value")), number(value_at(f, "lower_bound"))) for f in measured])
-
-
-def _jacobian(measured: list[Any]) -> Bound | None:
-    merged = _mean_bound([(number(value_at(f, "at_least")), None) for f in measured])
-    return Bound(merged.value, all(value_at(f, "exact") is True for f in measured)) if merged else None
-
-
-def _median_bound(bounds: list[Bound | None]) -> Bound | None:
-    """Median over layers that have it (cross-attention has no Jacobian of one input); a bound where one of them is."""
+def middle(bounds: list[Bound | None]) -> Bound | None:
+    """Median over layers that have it; a bound where one of them is."""
     known = [bound for bound in bounds if bound]
     return Bound(median(b.value for b in known), all(b.exact for b in known)) if known else None
 
 
-def as_dict(kappa: Kappa | None) -> JsonObject | None:
+def as_dict(kappa: Kappa | LayerKappa | Bound | Spread | Json) -> Json:
     """Everything for a program; bounds become `{"value": null, "lower_bound": x}`."""
-    if kappa is None:
-        return None
-
-    def plain(value: Bound | Json) -> Any:
-        """Dicts and values as JSON takes them: an exact bound fills `value`, another one `lower_bound`."""
-        if isinstance(value, dict):
-            return {key: plain(inner) for key, inner in value.items()}
-        if not isinstance(value, Bound):
-            return value
-        return (
-            {"value": value.value, "lower_bound": None} if value.exact else {"value": None, "lower_bound": value.value}
-        )
-
-    out = {key: plain(value) for key, value in kappa.__dict__.items() if key != "layers"}
-    out |= {"output": plain(kappa.output), "jacobian": plain(kappa.jacobian)}
-    return out | {"layers": [{key: plain(value) for key, value in layer.__dict__.items()} for layer in kappa.layers]}
+    if isinstance(kappa, Bound):
+        return {"value": None, "lower_bound": None} | {"value" if kappa.exact else "lower_bound": kappa.value}
+    if isinstance(kappa, tuple):
+        return [as_dict(layer) for layer in kappa]
+    items = kappa if isinstance(kappa, dict) else getattr(kappa, "__dict__", None)
+    return kappa if items is None else {key: as_dict(value) for key, value in items.items()}

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from leansurgeon.errors import LeanSurgeonError
 from leansurgeon.measure.data.parts import RANDOM
@@ -13,214 +14,164 @@ from leansurgeon.report import humans
 from leansurgeon.report.evidence.run import SHAPE, Run
 from leansurgeon.report.evidence.surgery import Cut
 from leansurgeon.report.humans import NONE, listed
-from leansurgeon.report.page.blocks import Block, Code, Facts, cell, folded, table, words
-from leansurgeon.report.page.cut import shortened, values_of
+from leansurgeon.report.page.blocks import Block, Code, Facts, Group, Table, cell, sentences
+from leansurgeon.report.page.parts import numbers_of, shorten
 from leansurgeon.report.rows.rows import Row, Section
-from leansurgeon.report.tables.columns import spread_cell
+from leansurgeon.report.tables.columns import show_spread
 from leansurgeon.training.runs.folder import call_in
 
-FLAGS = (("layers", "depth"), ("heads", "heads"), ("mlp-dim", "mlp_dim"))
+if TYPE_CHECKING:
+    from leansurgeon.paper.base import Exhibit
+    from leansurgeon.paper.base import Row as PaperRow
+
+FLAGS = (("--layers", "depth"), ("--heads", "heads"), ("--mlp-dim", "mlp_dim"))
 PRINTED = (
     "The paper's figures are printed ones, from its own data, schedule and hardware (its memory is of all GPUs "
     "together). They are no measurement of ours."
 )
 
 
-@dataclass(frozen=True)
-class Printed:
-    """What the paper prints for a shape: where, the model's name, parameters as its text, score and memory (GB)."""
-
-    where: str
-    model: str
-    parameters: str | None
-    score_name: str
-    score: float | None
-    memory: float | None
-
-
-def printed(preset: str, wanted: dict[str, str] | None) -> list[Printed]:
+def list_printed(preset: str, wanted: Mapping[str, str] | None) -> list[tuple[Exhibit, PaperRow]]:
     """Every row of the paper's tables (not its figures, whose points are no text) with this preset and shape."""
-    from leansurgeon import paper
-
-    known = [(exhibit, r) for exhibit in paper.TABLES for r in exhibit.rows if r.preset == preset]
-    if not known or not wanted:
-        return []
+    from leansurgeon.paper import TABLES
     from leansurgeon.paper.audit import Start, target_of
 
-    rows = []
-    for exhibit, candidate in known:
-        try:
-            shape = target_of(Start(preset), candidate.words, candidate.policy).shape
-        except LeanSurgeonError:
-            continue
-        if {key: shape.column(key) for key in SHAPE} == wanted:
-            said = candidate.printed
-            score = said.scores.get(exhibit.headline)
-            model = f"{candidate.model}, {candidate.role}"
-            rows.append(Printed(exhibit.name, model, said.parameters, exhibit.headline, score, said.memory))
-    return rows
+    found = []
+    for exhibit in TABLES if wanted else ():
+        for printed in exhibit.rows:
+            with suppress(LeanSurgeonError):
+                if printed.preset == preset:
+                    shape = target_of(Start(preset), printed.words, printed.policy).shape
+                    found += [(exhibit, printed)] * ({key: shape.column(key) for key in SHAPE} == wanted)
+    return found
 
 
-def paper(section: Section) -> list[Block]:
+def show_paper(section: Section) -> list[Block]:
     """The paper's figures beside ours for arms of the same shape; never in place of ours."""
-    rows = []
+    rows, task = [], section.task
     for row in section.rows:
         preset = row.cut.record.preset if row.cut else ""
-        for said in printed(preset, row.shape) if preset else ():
-            percent = section.task is not None and section.task.percent
-            ours = spread_cell(row.metric, section.task.decimals, percent) if section.task else NONE
+        for exhibit, printed in list_printed(preset, row.shape) if preset else ():
+            said, score = printed.printed, printed.printed.scores.get(exhibit.headline)
+            ours = show_spread(row.metric, task.decimals, task.percent) if task else NONE
             rows.append(
                 [
                     cell(row.name),
                     cell(ours, row.metric and row.metric.mean),
-                    cell(NONE if said.score is None else f"{said.score} ({said.score_name})"),
+                    cell(NONE if score is None else f"{score} ({exhibit.headline})"),
                     cell(humans.count(row.parameters), row.parameters),
                     cell(said.parameters or NONE),
                     cell(NONE if said.memory is None else f"{said.memory:g} GB"),
-                    cell(f"{said.where}: {said.model}"),
+                    cell(f"{exhibit.name}: {printed.model}, {printed.role}"),
                 ]
             )
     if not rows:
         return []
-    label = section.task.label if section.task else "metric"
-    heads = ["", f"{label}, measured here", "the paper's", "parameters here", "the paper's", "memory, the paper's"]
-    return [*words([PRINTED]), table("Ours beside the paper's row", [*heads, "where"], rows)]
+    heads = ["", f"{task.label if task else 'metric'}, measured here", "the paper's", "parameters here", "the paper's"]
+    table = Table("Ours beside the paper's row", [*heads, "memory, the paper's", "where"], rows)
+    return [*sentences([PRINTED]), table]
 
 
 # -- commands -------------------------------------------------------------------------------------
 
 
-def reproduce(section: Section) -> list[Block]:
+def show_commands(section: Section) -> list[Block]:
     """What was run, on what, and how to run it again."""
-    runs = section.runs
-    first = runs[0] if runs else None
-    task = first.summary.task if first else None
-    versions = first.summary.versions if first else {}
-    amounts = [(task.train_samples, "to train"), (task.eval_samples, "to evaluate")] if task else []
-    pairs = [
-        ("seeds", seeds(section)),
-        ("samples", ", ".join(f"{n:,.0f} {what}" for n, what in amounts if n is not None)),
-        ("kappa", kappa_samples(section)),
-        ("data", data_of(first) if first else ""),
-        ("hardware", listed(dict.fromkeys(run.summary.device for run in runs if run.summary.device))),
-        ("precision", listed(dict.fromkeys(row.precision for row in section.rows if row.precision))),
-        ("software", ", ".join(f"{name} {version}" for name, version in versions.items())),
-        ("finished", span([run.summary.finished for run in runs])),
-    ]
-    lines = commands(section)
-    known = tuple(pair for pair in pairs if pair[1])
+    runs, kappas = section.runs, [row.kappa for row in section.rows if row.kappa]
+    if not runs:
+        return []
+    first = runs[0].summary
+    amounts = [(first.task.train_samples, "to train"), (first.task.eval_samples, "to evaluate")]
+    source, licence = (text(first.task.data.get(key)) for key in ("source", "licence"))
+    by_row = {row.name: join_seeds(row).replace(",", ", ") for row in section.rows if row.seeds}
+    same = len(set(by_row.values())) == 1
+    dates = sorted({run.summary.finished for run in runs} - {""})
+    pairs = {
+        "seeds": "; ".join(list(by_row.values())[:1] if same else (f"{name}: {said}" for name, said in by_row.items())),
+        "samples": ", ".join(f"{n:,.0f} {what}" for n, what in amounts if n is not None),
+        "kappa": f"{listed(dict.fromkeys(str(k.samples) for k in kappas))} samples" if kappas else "",
+        "data": f"{source} ({licence})" if licence else source,
+        "hardware": listed(dict.fromkeys(run.summary.device for run in runs if run.summary.device)),
+        "precision": listed(dict.fromkeys(row.precision for row in section.rows if row.precision)),
+        "software": ", ".join(f"{name} {version}" for name, version in first.versions.items()),
+        "finished": " to ".join((*dates[:1], *dates[1:][-1:])),
+    }
+    if section.kind == "experiment":
+        lines = [experiment_command(section)]
+    else:
+        lines = [line for row in section.rows for run in row.runs[:1] for line in list_commands(run)]
+    known = tuple(pair for pair in pairs.items() if pair[1])
     return [
         *([Code("\n".join(lines))] if lines else []),
         *([Facts(known)] if known else []),
-        *recipes(runs),
+        *show_recipe(runs),
     ]
-
-
-def data_of(run: Run) -> str:
-    """The source of a run's data, with its licence where it is known."""
-    source, licence = (text(run.summary.task.data.get(key)) for key in ("source", "licence"))
-    return f"{source} ({licence})" if licence else source
-
-
-def seeds(section: Section) -> str:
-    """`0, 1, 2`, or which row has which where they differ."""
-    by_row = {row.name: seeds_of(row).replace(",", ", ") for row in section.rows if row.seeds}
-    if len(set(by_row.values())) == 1:
-        return next(iter(by_row.values()))
-    return "; ".join(f"{name}: {said}" for name, said in by_row.items())
-
-
-def kappa_samples(section: Section) -> str:
-    """The numbers of samples the condition numbers were measured on; empty without any."""
-    counts = dict.fromkeys(row.kappa.samples for row in section.rows if row.kappa)
-    return f"{listed(str(n) for n in counts)} samples" if counts else ""
-
-
-def span(dates: Sequence[str]) -> str:
-    """The first and the last of the dates, or the one there is."""
-    known = sorted(d for d in dates if d)
-    if not known:
-        return ""
-    return known[0] if known[0] == known[-1] else f"{known[0]} to {known[-1]}"
-
-
-def commands(section: Section) -> list[str]:
-    """The commands that make the section's rows again, a line each."""
-    if section.kind == "experiment":
-        return [experiment_command(section)]
-    return [line for row in section.rows for run in row.runs[:1] for line in again(run)]
 
 
 def experiment_command(section: Section) -> str:
     """The call that made the experiment, as it was typed where `run` noted it, with its --set and --seeds."""
     file = next((run.experiment_file for run in section.runs if run.experiment_file), None)
     if file and file.call:
-        return shlex.join(shortened(word) if word.startswith("/") else word for word in shlex.split(file.call))
-    known = next((seeds_of(row) for row in section.rows if row.seeds), "0")
+        return shlex.join(shorten(word) if word.startswith("/") else word for word in shlex.split(file.call))
+    known = next((join_seeds(row) for row in section.rows if row.seeds), "0")
     name = shlex.quote(file.path.name if file else section.name.split(",")[0])
     note = "the file below" if file else "and the --set of the first call, if there was one"
     return f"leansurgeon run {name} --seeds {known}    # {note}"
 
 
-def seeds_of(row: Row) -> str:
+def join_seeds(row: Row) -> str:
     """The row's known seeds in order, joined by commas as `--seeds` takes them."""
     return ",".join(map(str, sorted(s for s in row.seeds if s is not None)))
 
 
-def again(run: Run) -> list[str]:
+def list_commands(run: Run) -> list[str]:
     """The commands that lead to one model or run: the cut, and the training behind it."""
     lines = [shrink_command(run.cut)] if run.cut and run.cut.changes_shape else []
     if run.kind == "run":
+        call = shlex.split(call_in(run.recipe or ""))  # its own recipe notes what it began with
+        model = shlex.quote(shorten(call[2])) if len(call) > 2 else "MODEL"
         # The recipe of a run is resolved and holds all of its settings.
-        lines.append(f"leansurgeon retrain {model_of(run)} --recipe {shlex.quote(f'{run.path.name}/recipe.yaml')}")
-        lines[-1] += "" if run.summary.seed is None else f" --seed {run.summary.seed}"
+        line = f"leansurgeon retrain {model} --recipe {shlex.quote(f'{run.path.name}/recipe.yaml')}"
+        lines.append(line + ("" if run.summary.seed is None else f" --seed {run.summary.seed}"))
     return lines
-
-
-def model_of(run: Run) -> str:
-    """What a run began with, as its own recipe notes it."""
-    call = shlex.split(call_in(run.recipe or ""))
-    return shlex.quote(shortened(call[2])) if len(call) > 2 else "MODEL"
 
 
 def shrink_command(cut: Cut) -> str:
     """The cut as a command: only what differs from the source, and what is not the default."""
-    words = ["leansurgeon", "shrink", shortened(cut.source) if cut.source != "?" else "SOURCE"]
-    method = cut.method
-    for flag, key in FLAGS:
-        old, new = (values_of(side, key) for side in (cut.plan.before, cut.plan.after))
-        if old != new:
-            words += [f"--{flag}", ",".join(str(v) for v in new)]
-    words += ["--head-dim", str(cut.plan.head_policy)] if cut.plan.head_policy else []
-    words += ["--init", cut.plan.init] if cut.plan.init not in ("", "transfer") else []
-    words += ["--method", str(method["layers"])] if method.get("layers") not in (None, "", "auto") else []
-    words += ["--keep", str(method["keep"])] if method.get("keep") else []
-    words += ["--more-heads", str(method["more"])] if method.get("more") not in (None, "", "add") else []
-    words += [
-        flag for key, flag in (("balance", "--balance"), ("uncalibrated", "--uncalibrated")) if method.get(key) is True
-    ]
-    words += ["--heal", str(method["heal"])] if method.get("heal") in ("none", "closed") else []
-    words += ["--heal-time", f"{method['heal_time']:.9g}s"] if method.get("heal_time") else []
-    words += ["--class-attention"] if cut.plan.class_attention else []
-    data = cut.record.decided.calibration
-    if data and (data.name or data.says) and data.name != RANDOM:  # those come without --calibrate
-        words += ["--calibrate", data.name or "DATA"]
-        words += ["--columns", data.columns] if data.columns else []
-        words += ["--samples", str(data.asked)] if data.asked else []
-    return shlex.join([*words, *(["--seed", str(cut.plan.seed)] if cut.plan.seed else [])])  # a record may say anything
+    method, plan, data = cut.method, cut.plan, cut.record.decided.calibration
+    named = data and (data.name or data.says) and data.name != RANDOM  # random samples come without --calibrate
+    before, after = ({flag: numbers_of(side, key) for flag, key in FLAGS} for side in (plan.before, plan.after))
+    flags = {flag: ",".join(map(str, after[flag])) for flag in after if after[flag] != before[flag]}
+    flags |= {
+        "--head-dim": plan.head_policy,
+        "--init": plan.init if plan.init != "transfer" else "",
+        "--method": method.get("layers") if method.get("layers") != "auto" else "",
+        "--keep": method.get("keep"),
+        "--more-heads": method.get("more") if method.get("more") != "add" else "",
+        "--balance": method.get("balance") is True,
+        "--uncalibrated": method.get("uncalibrated") is True,
+        "--heal": method.get("heal") if method.get("heal") in ("none", "closed") else "",
+        "--heal-time": method.get("heal_time") and f"{method['heal_time']:.9g}s",
+        "--class-attention": bool(plan.class_attention),
+        "--calibrate": named and (data.name or "DATA"),
+        "--columns": named and data.columns,
+        "--samples": named and data.asked,
+        "--seed": plan.seed,
+    }
+    words = [word for flag, value in flags.items() if value for word in (flag, value) if word is not True]
+    source = shorten(cut.source) if cut.source != "?" else "SOURCE"
+    return shlex.join(["leansurgeon", "shrink", source, *map(str, words)])  # a record may say anything
 
 
-def recipes(runs: Sequence[Run]) -> list[Block]:
-    """The settings in full: the experiment's file where `run` left one, else the recipe of the first run."""
+def show_recipe(runs: Sequence[Run]) -> list[Block]:
+    """The settings in full: the experiment's file where `run` left one, else the recipe of the first run; without the
+    command in the first line, which may name folders of this machine.
+    """
     for run in runs:
         file = run.experiment_file
-        said = without_call(file.text if file else run.recipe or "")
+        said = file.text if file else run.recipe or ""
+        said = said.split("\n", 1)[-1] if call_in(said) else said
         if said:
             whose = "the experiment" if file else f"{run.path.name} (every run has its own in its folder)"
-            return folded(f"Recipe of {whose}, with every setting", [Code(said.rstrip())])
+            return [Group(f"Recipe of {whose}, with every setting", (Code(said.rstrip()),), folded=True)]
     return []
-
-
-def without_call(recipe: str) -> str:
-    """A recipe without the command in its first line, which may name folders of this machine."""
-    return recipe.split("\n", 1)[-1] if call_in(recipe) else recipe

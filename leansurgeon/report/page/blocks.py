@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from leansurgeon.report.charts.forms import Chart
 from leansurgeon.report.humans import NONE
-from leansurgeon.report.tables.columns import Column, one_line, without_gaps
+from leansurgeon.report.tables.columns import Column, TableRow, without_gaps
 
 
 @dataclass(frozen=True)
@@ -23,15 +23,15 @@ class Cell:
 @dataclass(frozen=True)
 class Table:
     """The first column names the row. Where a screen is narrow, `cards` makes each row a block of its own (labels
-    before the figures); else the table scrolls inside its frame.
+    before the figures); else the table scrolls inside its frame. `hidden` keeps the caption for screen readers.
     """
 
     kind: ClassVar[str] = "table"
     caption: str
-    heads: tuple[str, ...]
-    rows: tuple[tuple[Cell, ...], ...]
+    heads: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
     cards: bool = True
-    caption_hidden: bool = False
+    hidden: bool = False
 
 
 @dataclass(frozen=True)
@@ -73,23 +73,15 @@ class Facts:
 
 @dataclass(frozen=True)
 class Group:
-    """Blocks under a heading of their own."""
+    """Blocks under a heading of their own; `folded`, behind one that a reader opens."""
 
     kind: ClassVar[str] = "group"
     title: str
     blocks: tuple[Block, ...]
+    folded: bool = False
 
 
-@dataclass(frozen=True)
-class Folded:
-    """Blocks that a reader opens."""
-
-    kind: ClassVar[str] = "folded"
-    summary: str
-    blocks: tuple[Block, ...]
-
-
-Block = Table | Figures | Words | Code | Facts | Group | Folded
+Block = Table | Figures | Words | Code | Facts | Group
 
 
 @dataclass(frozen=True)
@@ -107,8 +99,8 @@ def cell(shown: str, value: str | float | None = None, beside: str = "") -> Cell
     return Cell(shown, value if is_number else None, beside)
 
 
-def words(lines: Iterable[str], look: str = "") -> list[Block]:
-    """Sentences; nothing without any."""
+def sentences(lines: Iterable[str], look: str = "") -> list[Block]:
+    """Sentences as a block; none without any."""
     said = tuple(Line(line) for line in lines if line)
     return [Words(said, look)] if said else []
 
@@ -118,22 +110,10 @@ def figures(charts: Sequence[Chart]) -> list[Block]:
     return [Figures(tuple(charts))] if charts else []
 
 
-def folded(summary: str, blocks: Sequence[Block]) -> list[Block]:
-    """The blocks behind a summary to be opened; nothing where there are none."""
-    return [Folded(summary, tuple(blocks))] if blocks else []
-
-
 def grid(
-    caption: str, rows: Sequence[Any], columns: Sequence[Column], *, cards: bool = True, hidden: bool = False
-) -> list[Block]:
+    caption: str, rows: Sequence[TableRow], columns: Sequence[Column], *, cards: bool = True, hidden: bool = False
+) -> Table:
     """A table of columns; where a column has a number behind its text, the page carries it too."""
     columns = without_gaps(columns, rows)
-    cells = [tuple(cell(c.cell(row), c.raw(row) if i else None) for i, c in enumerate(columns)) for row in rows]
-    return [table(caption, [one_line(c.head) for c in columns], cells, cards=cards, hidden=hidden)]
-
-
-def table(
-    caption: str, heads: Sequence[str], rows: Sequence[Sequence[Cell]], *, cards: bool = True, hidden: bool = False
-) -> Table:
-    """A table; on narrow screens its rows become cards, and `hidden` keeps its caption for screen readers."""
-    return Table(caption, tuple(heads), tuple(map(tuple, rows)), cards, hidden)
+    cells = [[cell(c.cell(row), c.raw(row) if i else None) for i, c in enumerate(columns)] for row in rows]
+    return Table(caption, [c.title for c in columns], cells, cards, hidden)

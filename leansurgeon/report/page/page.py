@@ -1,30 +1,33 @@
 """The report as one HTML page: no script, nothing from elsewhere, for screen, phone and paper, light and dark.
 
-A section opens with the model's name, the date, three tiles and the verdict. Then come a reader's questions: what came
-out, from which start, how it got there, what was cut and why, conditioning, heads, cost, the paper, and how to do it
-again. What was not measured is named at its end.
+A section opens with the model's name, the date, three tiles (size, quality, speed) and the verdict. Then come a
+reader's questions: what came out, from which start, how it got there, what was cut and why, conditioning, heads, cost,
+the paper, and how to do it again. What was not measured is named at its end.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from leansurgeon.errors import UsageError
+from leansurgeon.errors import UsageError, plural
+from leansurgeon.report import humans
 from leansurgeon.report.charts.palette import COLOURS
 from leansurgeon.report.charts.render import svg
 from leansurgeon.report.charts.sections import of_section
 from leansurgeon.report.evidence.collect import Collection
-from leansurgeon.report.notes import notes
-from leansurgeon.report.page import again, cut, results
-from leansurgeon.report.page.blocks import Block, Part, figures, words
-from leansurgeon.report.page.tiles import Tile, name_of, tiles, under_the_name
+from leansurgeon.report.notes import notes, setting
+from leansurgeon.report.page import again, parts
+from leansurgeon.report.page.blocks import Block, Cell, Part, cell, figures
+from leansurgeon.report.page.blocks import sentences as as_words
 from leansurgeon.report.places import check_file
-from leansurgeon.report.rows.rows import Section
-from leansurgeon.report.verdict import sentences, verdicts, warnings
+from leansurgeon.report.rows.rows import Row, Section
+from leansurgeon.report.tables.columns import define_columns
+from leansurgeon.report.verdict import controls_of, sentences, verdicts, warnings
 from leansurgeon.training.runs.folder import write_text
 from leansurgeon.version import __version__
 
@@ -34,16 +37,16 @@ HOW = "This page needs nothing but itself; `leansurgeon report --json` has the t
 TEMPLATES = Path(__file__).parent / "templates"
 # The headings of a section, what stands under them, and the notes that concern it.
 PARTS: tuple[tuple[str, Callable[[Section], list[Block]], tuple[str, ...]], ...] = (
-    ("Results", results.results, ("quality", "runs")),
-    ("Starting points", results.starts, ()),
+    ("Results", parts.show_results, ("quality", "runs")),
+    ("Starting points", parts.show_starts, ()),
     ("Training curves", lambda s: figures(of_section(s, "Training curves")), ()),
-    ("What was cut, and why", cut.surgeries, ()),
-    ("Conditioning", results.conditioning, ("kappa",)),
+    ("What was cut, and why", parts.show_cuts, ()),
+    ("Conditioning", parts.show_conditioning, ("kappa",)),
     ("Head importance", lambda s: figures(of_section(s, "Head importance")), ()),
-    ("Memory and speed", results.cost, ("memory", "speed")),
-    ("Speed apart from training", results.benches, ()),
-    ("The paper", again.paper, ()),
-    ("Do it again", again.reproduce, ()),
+    ("Memory and speed", parts.show_cost, ("memory", "speed")),
+    ("Speed apart from training", parts.show_benches, ()),
+    ("The paper", again.show_paper, ()),
+    ("Do it again", again.show_commands, ()),
 )
 # What a section can hold, and how to get it where it is not there.
 GET = {
@@ -55,6 +58,17 @@ GET = {
 GET_PREDICTED = (
     "Predicted memory: it is that of a GPU, so runs on a CPU have no counterpart; `leansurgeon plan SOURCE` says it."
 )
+GET_SPEED = "`leansurgeon bench MODEL` measures it."
+
+
+@dataclass(frozen=True)
+class Tile:
+    """One figure with what it is compared with; `caveats` may decide whether the comparison counts."""
+
+    name: str
+    figure: Cell
+    beside: str
+    caveats: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -64,11 +78,11 @@ class Chapter:
     anchor: str
     name: str
     under: str
-    tiles: tuple[Tile, ...]
-    verdicts: tuple[str, ...]
-    warnings: tuple[str, ...]
-    parts: tuple[Part, ...]
-    missing: tuple[str, ...]
+    tiles: list[Tile]
+    verdicts: list[str]
+    warnings: list[str]
+    parts: list[Part]
+    missing: list[str]
 
 
 def write(path: Path, sections: Sequence[Section], collection: Collection) -> None:
@@ -85,9 +99,9 @@ def write(path: Path, sections: Sequence[Section], collection: Collection) -> No
 
 def page(sections: Sequence[Section], collection: Collection) -> str:
     """The whole page."""
-    chapters = [chapter(section, i) for i, section in enumerate(sections, 1)]
+    chapters = [make_chapter(section, i) for i, section in enumerate(sections, 1)]
     heading = chapters[0].name if len(chapters) == 1 else "leansurgeon report"
-    return template("page.html.j2").render(
+    return load_template().render(
         chapters=chapters,
         heading=heading,
         unfinished=collection.unfinished,
@@ -97,22 +111,23 @@ def page(sections: Sequence[Section], collection: Collection) -> str:
     )
 
 
-def chapter(section: Section, index: int) -> Chapter:
+def make_chapter(section: Section, index: int) -> Chapter:
     """One experiment, the runs of one task, or the untrained models."""
-    parts = parts_of(section)
+    row = headline(section)
+    shown = make_parts(section)
     return Chapter(
         anchor=f"s{index}",
-        name=name_of(section),
-        under=under_the_name(section),
-        tiles=tuple(tiles(section)),
-        verdicts=tuple(sentences(verdicts(section))),
-        warnings=tuple(warnings(section)),
-        parts=tuple(parts),
-        missing=tuple(not_measured(section, {part.title for part in parts})),
+        name=name_section(section, row),
+        under=describe_section(section, row),
+        tiles=make_tiles(section, row) if row and section.kind != "glue" else [],
+        verdicts=sentences(verdicts(section)),
+        warnings=warnings(section),
+        parts=shown,
+        missing=list_missing(section, {part.title for part in shown}),
     )
 
 
-def parts_of(section: Section) -> list[Part]:
+def make_parts(section: Section) -> list[Part]:
     """What a section has to show; every note stands with what it concerns, or in a part of its own at the end."""
     left, made = notes(section), []
     for title, show, about in PARTS:
@@ -123,15 +138,15 @@ def parts_of(section: Section) -> list[Part]:
             continue
         here = [note for note in left if note.about in about]
         left = [note for note in left if note not in here]
-        quiet = words((note.says for note in here if not note.caveat), "quiet")
+        quiet = as_words((note.says for note in here if not note.caveat), "quiet")
         caveats = tuple(note.says for note in here if note.caveat)
         made.append(Part(title, (*blocks, *quiet), caveats))
     if left:
-        made.append(Part("How to read the figures", tuple(words((note.says for note in left), "quiet"))))
+        made.append(Part("How to read the figures", tuple(as_words((note.says for note in left), "quiet"))))
     return made
 
 
-def not_measured(section: Section, shown: set[str]) -> list[str]:
+def list_missing(section: Section, shown: set[str]) -> list[str]:
     """What this section could have shown, and how to get it."""
     if section.kind == "glue":
         return []
@@ -139,16 +154,93 @@ def not_measured(section: Section, shown: set[str]) -> list[str]:
     missing = [how for name, how in wanted.items() if name not in shown]
     if any(row.memory and not row.on_gpu for row in section.rows):
         missing.append(GET_PREDICTED)
-    if cut.cut_but_not_compared(section):
-        missing.append(cut.GET_STARTS)
+    if parts.lacks_starts(section):
+        missing.append(parts.GET_STARTS)
     return missing
 
 
-# -- templates ------------------------------------------------------------------------------------
+# -- what a section opens with --------------------------------------------------------------------
 
 
-def template(name: str) -> Any:
-    """A template of the page by its file's name; undefined names in it are errors."""
+def headline(section: Section) -> Row | None:
+    """The row whose figures the tiles show: the best lean arm, else the first row, which is the newest."""
+    lean = [row for row in section.rows if row.role == "lean"]
+    known = [row for row in lean if row.metric] if section.task else []
+    if known:
+        sign = 1 if section.task.higher_is_better else -1
+        return max(known, key=lambda row: sign * row.metric.mean)
+    return next(iter((*lean, *section.rows)), None)
+
+
+def name_section(section: Section, row: Row | None) -> str:
+    """What a reader calls it: the experiment, or the run or model itself."""
+    if section.kind in ("experiment", "glue") or row is None:
+        return section.name
+    return row.name if len(section.rows) == 1 else f"{row.name} and {plural(len(section.rows) - 1, 'other')}"
+
+
+def describe_section(section: Section, row: Row | None) -> str:
+    """`digits-vit, cut to 3 layers of 8 heads; digits, 360 evaluation samples, cpu; 31 January 2026`: the model that
+    all of it began with, what was measured, and the day on which the newest of its runs ended.
+    """
+    first, source = section.original or row, ""
+    if first is not None and first.runs and section.kind != "glue":
+        run = first.runs[0]
+        source = parts.shorten(run.summary.model.source or (run.cut.source if run.cut else ""))
+    model = [source] if source not in ("", name_section(section, row)) else []
+    if row is not None and row.shape and row.cut and row.cut.changes_shape:
+        model.append(f"cut to {row.shape['depth']} layers of {row.shape['heads']} heads")
+    when = max((run.when for run in section.runs), default=0.0)
+    day = datetime.fromtimestamp(when, UTC)
+    date = f"{day.day} {day:%B %Y}" if when > 0 else ""
+    return "; ".join(filter(None, [", ".join(model), ", ".join(setting(section)), date]))
+
+
+def make_tiles(section: Section, row: Row) -> list[Tile]:
+    """Size, quality and speed of a row, each beside the rows that it is compared with: of a lean one the original and
+    the controls.
+    """
+    others = [section.original, *controls_of(row, section.rows)] if row.role == "lean" else []
+    others = [other for other in others if other is not None and other.metric]
+
+    def caveats(*about: str) -> list[str]:
+        """The sentences of those notes that qualify a figure `about` such a thing."""
+        return [note.says for note in notes(section) if note.caveat and note.about in about]
+
+    beside = []
+    if row.reference_parameters and row.role != "original":
+        of, change = section.original, humans.change(row.parameters, row.reference_parameters)
+        beside = [f"{change} against {of.name if of else 'its source'}: {row.reference_parameters:,}"]
+    figure = cell(humans.count(row.parameters), row.parameters, "parameters")
+    tiles = [Tile("Size", figure, join_clauses(beside))]
+    if section.task is None or row.metric is None:
+        tiles.append(Tile("Quality", Cell("not trained yet"), row.cut.compared if row.cut else ""))
+    else:
+        shown, lean = define_columns(section)["metric"], [other for other in section.rows if other.role == "lean"]
+        best = f"{row.name}, the best of {plural(len(lean), 'lean arm')} in this figure" if len(lean) > 1 else row.name
+        beside = [best, *(f"{other.name} {shown.cell(other)}" for other in others)]
+        figure = cell(shown.cell(row), row.metric.mean, section.task.label)
+        tiles.append(Tile("Quality", figure, join_clauses(beside), caveats("quality")))
+    if row.step_ms is None:
+        return [*tiles, Tile("Speed", Cell("not measured"), GET_SPEED)]
+    beside = [f"{other.name} {humans.plain(other.step_ms.mean)} ms" for other in others if other.step_ms]
+    if row.memory:
+        beside.append(f"peak memory {humans.memory(row.memory.mean)}{'' if row.on_gpu else ' of the process'}")
+    figure = cell(humans.plain(row.step_ms.mean), row.step_ms.mean, "ms a step of training")
+    return [*tiles, Tile("Speed", figure, join_clauses(beside), caveats("speed", "memory"))]
+
+
+def join_clauses(clauses: Iterable[str]) -> str:
+    """The clauses joined by semicolons into a sentence, with unbroken percentages."""
+    said = "; ".join(clauses).replace(" %", "\u00a0%")
+    return f"{said}." if said else ""
+
+
+# -- template -------------------------------------------------------------------------------------
+
+
+def load_template() -> Any:
+    """The template of the page; undefined names in it are errors."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
 
@@ -161,10 +253,15 @@ def template(name: str) -> Any:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    made.globals["style"] = Markup(style())  # our own file
+    light, dark = ("".join(f"--{name}:{pair[i]};" for name, pair in COLOURS.items()) for i in (0, 1))
+    style = (
+        f":root{{color-scheme:light dark;{light}}}@media (prefers-color-scheme:dark){{:root{{{dark}}}}}"
+        f"@media print{{:root{{color-scheme:light;{light}}}}}\n{(TEMPLATES / 'page.css').read_text(encoding='utf-8')}"
+    )
+    made.globals["style"] = Markup(style)  # our own file
     made.filters["svg"] = lambda chart: Markup(svg(chart))  # written by an XML library, which escapes
     made.filters["pieces"] = lambda line: line.split("`")
-    return made.get_template(name)
+    return made.get_template("page.html.j2")
 
 
 def printable(value: str | float | None) -> str | float | None:
@@ -174,18 +271,3 @@ def printable(value: str | float | None) -> str | float | None:
     if not isinstance(value, str) or isinstance(value, Markup):
         return value
     return "".join(c if c.isprintable() or c in "\n\t\u00a0" else "?" for c in value)
-
-
-def variables(index: int) -> str:
-    """The palette as CSS variables; `index` 0 is the light scheme, 1 the dark one."""
-    return "".join(f"--{name}:{pair[index]};" for name, pair in COLOURS.items())
-
-
-def style() -> str:
-    """The style sheet, with the colours of the charts as variables: for screen, phone and print, light and dark."""
-    sheet = (TEMPLATES / "page.css").read_text(encoding="utf-8")
-    return (
-        f":root{{color-scheme:light dark;{variables(0)}}}"
-        f"@media (prefers-color-scheme:dark){{:root{{{variables(1)}}}}}"
-        f"@media print{{:root{{color-scheme:light;{variables(0)}}}}}\n{sheet}"
-    )

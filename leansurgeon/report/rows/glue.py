@@ -9,32 +9,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from leansurgeon.report.evidence.run import Run
-from leansurgeon.report.humans import Spread, listed, spread
-from leansurgeon.report.rows.rows import Note, Row, Section, metric
+from leansurgeon.report.humans import listed, spread
+from leansurgeon.report.rows.rows import GLUE, Note, Row, Section, metric
 from leansurgeon.training.runs.summary import DONE
-
-NAMES = {
-    "mnli": "MNLI",
-    "sst2": "SST-2",
-    "stsb": "STS-B",
-    "rte": "RTE",
-    "qnli": "QNLI",
-    "qqp": "QQP",
-    "mrpc": "MRPC",
-    "cola": "CoLA",
-}
 
 
 def section(runs: Sequence[Run]) -> Section | None:
     """The table over all finished runs of task `glue` among these, newest first; None where there are none."""
     models: dict[tuple, list[Run]] = {}
     for run in runs:
-        if run.glue_task in NAMES and run.summary.status == DONE:
+        if run.glue_task in GLUE and run.summary.status == DONE:
             models.setdefault(_start(run), []).append(run)
     rows = [_row(_name(group[0]), group) for group in models.values()]
     if not rows:
         return None
-    missing = [row.name for row in rows if len(row.scores or {}) < len(NAMES)]
+    missing = [row.name for row in rows if len(row.scores or {}) < len(GLUE)]
     said = [
         "MNLI matched, SST-2, RTE, QNLI: accuracy; QQP, MRPC: F1; STS-B: Pearson's, CoLA: Matthews' correlation; all "
         "times 100, on the development sets, after the last step, as means over seeds.",
@@ -43,12 +32,6 @@ def section(runs: Sequence[Run]) -> Section | None:
         said.append(f"A mean is said of all eight tasks only; some are missing of {listed(missing)}.")
     notes = tuple(Note(line, "quality") for line in said)
     return Section("glue", "GLUE", None, tuple(sorted(rows, key=lambda row: row.name)), notes)
-
-
-def mean_of(row: Row) -> Spread | None:
-    """Mean of the eight tasks' means; None while one is missing."""
-    scores = row.scores or {}
-    return Spread(sum(s.mean for s in scores.values()) / len(NAMES), None, 1) if len(scores) == len(NAMES) else None
 
 
 def _row(name: str, runs: list[Run]) -> Row:

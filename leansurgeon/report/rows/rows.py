@@ -12,6 +12,17 @@ from leansurgeon.report.evidence.surgery import Cut
 from leansurgeon.report.humans import Spread, spread
 from leansurgeon.training.runs.summary import Scores, Summary, own_test
 
+GLUE = {  # its tasks as the paper's Table 1 has them
+    "mnli": "MNLI",
+    "sst2": "SST-2",
+    "stsb": "STS-B",
+    "rte": "RTE",
+    "qnli": "QNLI",
+    "qqp": "QQP",
+    "mrpc": "MRPC",
+    "cola": "CoLA",
+}
+
 
 @dataclass(frozen=True)
 class Note:
@@ -56,9 +67,9 @@ class Row:
     kappa: Kappa | None = None
     init: str = ""
     epochs: float | None = None
-    inherited: float | None = None  # epochs of the training here that its first weights come from
+    inherited_epochs: float | None = None  # epochs of the training here that its first weights come from
     began_trained: bool = False  # its first weights had learned something, here or elsewhere
-    still_falling: int = 0
+    seeds_still_improving: int = 0
     device: str = ""
     precision: str = ""
     runs: tuple[Run, ...] = ()
@@ -66,7 +77,7 @@ class Row:
     @property
     def trained(self) -> float:
         """Epochs that its last weights have seen in this experiment."""
-        return (self.epochs or 0.0) + (self.inherited or 0.0)
+        return (self.epochs or 0.0) + (self.inherited_epochs or 0.0)
 
     @property
     def on_gpu(self) -> bool:
@@ -83,6 +94,12 @@ class Row:
         """The surgery behind it: that of the first seed, or of the first whose result was proven."""
         cuts = [run.cut for run in sorted(self.runs, key=lambda run: run.summary.seed or 0) if run.cut]
         return next((cut for cut in cuts if cut.proven), cuts[0] if cuts else None)
+
+    @property
+    def mean_of_scores(self) -> float | None:
+        """Mean of the means of GLUE's eight tasks; None while one is missing."""
+        scores = self.scores or {}
+        return sum(s.mean for s in scores.values()) / len(GLUE) if len(scores) == len(GLUE) else None
 
     @property
     def change(self) -> float | None:
@@ -152,7 +169,7 @@ def make_row(name: str, role: str, runs: Sequence[Run], control_of: str | None =
         init=first.part.init if first.part else "",
         began_trained=first.began_trained,
         epochs=head.epochs,
-        still_falling=sum(run.summary.last_losses_still_falling for run in runs),
+        seeds_still_improving=sum(run.summary.last_losses_still_falling for run in runs),
         device=head.device,
         precision=head.precision,
         runs=tuple(runs),

@@ -87,7 +87,7 @@ def _experiment(runs: list[Run]) -> Section:
     rows = [make_row(arm, _role(arm, group[0]), group, group[0].part.control_of) for arm, group in arms.items()]
     original = next((r for r in rows if r.role == "original"), None)
     rows = [replace(r, reference_parameters=original and original.parameters) for r in rows]
-    rows = [replace(r, inherited=original.epochs) if original and r.init == "transfer" else r for r in rows]
+    rows = [replace(r, inherited_epochs=original.epochs) if original and r.init == "transfer" else r for r in rows]
     # Trained side by side they end in any order, and a table that is shown again must be the same.
     rows.sort(key=lambda r: (ROLES.index(r.role), by_number(r.name)))
     seeds = max((len(r.seeds) for r in rows), default=0)

@@ -4,19 +4,20 @@ of basis cannot move. No torch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tabulate import tabulate
 
 from leansurgeon.errors import plural, short
 from leansurgeon.measure.kappa.figures import ceiling
-from leansurgeon.report.evidence.kappa import MATRICES, PRODUCTS, Bound, Kappa, kappa_of
-from leansurgeon.report.humans import NONE, plain
-from leansurgeon.report.tables.columns import bound_cell, rank_cell
+from leansurgeon.report.evidence.kappa import Bound, Kappa, kappa_of
+from leansurgeon.report.humans import NONE
+from leansurgeon.report.tables.columns import INVARIANTS, LayerRow, define_layer_columns, pick, show
 from leansurgeon.words import WIDTH, wrap
 
-NAMES = {"vo": "W_o W_v", "qk": "W_q' W_k"} | {key: f"W_{key}" for key in MATRICES}
+RAW = {"kappa_median": "kappa", "kappa_worst": "worst", "kappa_centred": "centred", "rank": "rank"}
+RAW |= {"deficient": "lost", "stable_rank": "stable", "effective_rank": "eff.", "aspect": "h*d/N"}
 
 
 def describe(document: dict[str, Any]) -> list[str]:
@@ -29,55 +30,41 @@ def describe(document: dict[str, Any]) -> list[str]:
 
 def tables(measured: dict[str, Any]) -> list[str]:
     """Raw and invariant, from a document of this command or from what a run's summary keeps under `kappa`."""
-    figures = kappa_of([measured])
-    if figures is None:
+    kappa = kappa_of([measured])
+    if kappa is None:
         return []
-    kinds = [layer.get("kind", "self") for layer in measured["layers"]]
-    intervals = [layer.get("median_interval") for layer in measured["layers"]]
-    said = [line for text in notes(measured, figures) for line in wrap(text, "  ")]
-    blocks = [raw(figures, kinds, intervals), beside(figures, kinds), said]
-    lines: list[str] = []
-    for block in blocks:
-        lines += ["", *block] if lines and block else block
-    return lines
+    said = [line for text in notes(measured, kappa) for line in wrap(text, "  ")]
+    blocks = [tabulate_raw(measured, kappa), tabulate_basis(measured, kappa), said]
+    return "\n\n".join("\n".join(block) for block in blocks if block).split("\n")
 
 
-def raw(kappa: Kappa, kinds: Sequence[str], intervals: Sequence[list | None]) -> list[str]:
+def tabulate_raw(measured: dict[str, Any], kappa: Kappa) -> list[str]:
     """One row per layer: kappa of the block over samples, its 95 % interval, the worst, centred, and ranks."""
-    rows = [
-        [
-            name,
-            bound_cell(layer.median),
-            ends(interval),
-            bound_cell(layer.worst),
-            bound_cell(layer.centred),
-            rank_cell(layer.rank, layer.k),
-            str(layer.deficient),
-            plain(layer.stable_rank),
-            plain(layer.effective_rank),
-            plain(layer.aspect),
-        ]
-        for layer, name, interval in zip(kappa.layers, names(kinds), intervals, strict=True)
-    ]
-    spare = ["stable"] if kappa.deficient else ["lost", "stable"]
-    return grid(["layer", "kappa", "95 %", "worst", "centred", "rank", "lost", "stable", "eff.", "h*d/N"], rows, spare)
+    heads, rows = cells_of(measured, kappa, RAW)
+    heads.insert(2, "95 %")
+    for row, layer in zip(rows, measured["layers"], strict=True):
+        row.insert(2, show_interval(layer.get("median_interval")))
+    return draw_grid(heads, rows, ["stable"] if kappa.deficient else ["lost", "stable"])
 
 
-def beside(kappa: Kappa, kinds: Sequence[str]) -> list[str]:
+def tabulate_basis(measured: dict[str, Any], kappa: Kappa) -> list[str]:
     """One row per layer: what depends on the basis of the heads, then what does not."""
-    rows = [
-        [
-            name,
-            bound_cell(layer.median),
-            *(bound_cell((layer.weights or {}).get(key)) for key in MATRICES),
-            bound_cell(layer.output),
-            bound_cell(layer.jacobian),
-            *(bound_cell((layer.weights or {}).get(key)) for key in PRODUCTS),
-        ]
-        for layer, name in zip(kappa.layers, names(kinds), strict=True)
-    ]
-    heads = ["layer", "A", *(NAMES[key] for key in MATRICES), "A W_o", "Jacobian", *(NAMES[key] for key in PRODUCTS)]
-    return grid(heads, rows)
+    return draw_grid(*cells_of(measured, kappa, dict.fromkeys(INVARIANTS[2:])))
+
+
+def cells_of(
+    measured: dict[str, Any], kappa: Kappa, heads: Mapping[str, str | None]
+) -> tuple[list[str], list[list[str]]]:
+    """Heads and cells of the columns with these keys, under these heads or their own; the first names the layer: `3`,
+    or `cross 3` where a model has several kinds of attention.
+    """
+    columns = pick(define_layer_columns(), heads)
+    kinds = [layer.get("kind", "self") for layer in measured["layers"]]
+    rows = []
+    for i, (kind, layer) in enumerate(zip(kinds, kappa.layers, strict=True)):
+        name = ("" if set(kinds) == {"self"} else f"{kind} ") + str(kinds[: i + 1].count(kind))
+        rows.append([name, *(column.cell(LayerRow(None, layer)) for column in columns)])
+    return ["layer", *(heads[column.key] or column.title for column in columns)], rows
 
 
 def notes(document: dict[str, Any], kappa: Kappa) -> list[str]:
@@ -109,29 +96,16 @@ def notes(document: dict[str, Any], kappa: Kappa) -> list[str]:
     return said
 
 
-def ends(interval: list | None) -> str:
-    """An interval as `low-high`, a dash where it was not measured."""
-    if interval is None:
-        return NONE
-    low, high = (end_cell(end) for end in interval)
-    return f"{low}-{high}"
+def show_interval(interval: list[float | None] | None) -> str:
+    """An interval as `low-high`, a dash where it was not measured; None is infinity."""
+    ends = (
+        "inf" if end is None else show(Bound(end)) if end < 9_999.5 else f"{end:.1e}".replace("e+0", "e")
+        for end in interval or ()
+    )
+    return "-".join(ends) or NONE
 
 
-def end_cell(end: float | None) -> str:
-    """One end of an interval, written short; None is infinity."""
-    return "inf" if end is None else bound_cell(Bound(end)) if end < 9_999.5 else f"{end:.1e}".replace("e+0", "e")
-
-
-def names(kinds: Sequence[str]) -> list[str]:
-    """Attentions as a person calls them: `3`, or `cross 3` where a model has several kinds."""
-    called: list[str] = []
-    for i, kind in enumerate(kinds):
-        number = kinds[: i + 1].count(kind)
-        called.append(f"{number}" if set(kinds) == {"self"} else f"{kind} {number}")
-    return called
-
-
-def grid(heads: list[str], rows: list[list[str]], spare: Sequence[str] = ()) -> list[str]:
+def draw_grid(heads: list[str], rows: list[list[str]], spare: Sequence[str] = ()) -> list[str]:
     """Right-aligned columns; those that say nothing are left out, and the `spare` ones where it is too wide."""
     kept = [i for i in range(len(heads)) if any(row[i] != NONE for row in rows)]
     for name in (None, *spare):

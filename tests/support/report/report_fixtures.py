@@ -9,7 +9,7 @@ from typing import Any
 
 from leansurgeon.report.rows import sections
 from leansurgeon.report.rows.rows import Section
-from leansurgeon.report.tables import table
+from leansurgeon.report.tables import render
 from leansurgeon.training.runs.summary import Summary
 
 ARMS = {  # depth, heads, mlp, parameters, accuracies of three seeds, kappa per layer, ms per step, MiB
@@ -154,4 +154,4 @@ def experiment_section(summaries: Iterable[dict]) -> list[Section]:
 
 def experiment_table(summaries: Iterable[dict], format: str = "table") -> str:
     """The table of trainings whose summary.json would hold these."""
-    return table.experiment_table(map(Summary.from_dict, summaries), format)
+    return render.render_experiment(map(Summary.from_dict, summaries), format)

@@ -1,0 +1,318 @@
+"""Sections as text: in a terminal (80 columns by default), as Markdown, LaTeX, CSV and JSON."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+import textwrap
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
+from itertools import groupby
+
+from tabulate import tabulate
+
+from leansurgeon.errors import UsageError, did_you_mean
+from leansurgeon.reading.jsonfile import JsonObject
+from leansurgeon.report.evidence.collect import Unfinished
+from leansurgeon.report.evidence.kappa import as_dict
+from leansurgeon.report.humans import NONE
+from leansurgeon.report.notes import notes, title
+from leansurgeon.report.rows.expected import expectations
+from leansurgeon.report.rows.rows import Section
+from leansurgeon.report.rows.sections import experiment_section
+from leansurgeon.report.tables.columns import (
+    INVARIANTS,
+    RANKS,
+    Column,
+    TableRow,
+    define_columns,
+    define_layer_columns,
+    lay_out,
+    list_layers,
+    pick,
+    pick_columns,
+    show,
+    without_gaps,
+)
+from leansurgeon.report.verdict import sentences, verdicts, warnings
+from leansurgeon.training.runs.summary import Summary
+from leansurgeon.words import WIDTH, harmless, in_markdown, wrap
+
+FORMATS = ("table", "markdown", "csv", "json", "latex")
+SCHEMA_VERSION = 1
+LAYERS_SHOWN = 10
+SHORTEST_NAME = 10
+SIGNS = {"±": r"$\pm$", "≥": r"$\ge$", "…": r"\dots{}", NONE: "--"}
+# The keys of a row's JSON object.
+ROW = (
+    "name", "role", "control_of", "seeds", "metric", "macro_f1", "best", "before", "test", "test_last", "loss",
+    "memory", "step_ms", "throughput", "seconds", "parameters", "reference_parameters", "change", "parts", "shape",
+    "memory_kind", "throughput_unit", "device", "precision", "init", "epochs", "inherited_epochs",
+    "seeds_still_improving", "kappa", "paths", "scores", "mean_of_scores",
+)  # fmt: skip
+
+
+def render_experiment(summaries: Iterable[Summary], format: str = "table") -> str:
+    """The table that ends `leansurgeon run`: arms with mean and spread over seeds, and what may be said about them.
+
+    `summaries` are those of every training of the experiment, in the order of training.
+    """
+    return render(experiment_section(summaries), format)
+
+
+def check_format(format: str) -> None:
+    """Raises `UsageError` for what is none of `FORMATS`."""
+    if format not in FORMATS:
+        raise UsageError(
+            f"There is no format '{format}'{did_you_mean(format, FORMATS)}.", f"Formats: {', '.join(FORMATS)}."
+        )
+
+
+def render(
+    sections: Sequence[Section],
+    format: str = "table",
+    *,
+    wide: bool = False,
+    kappa: bool = False,
+    problems: Sequence[str] = (),
+    unfinished: Sequence[Unfinished] = (),
+) -> str:
+    """Text of the sections in one of `FORMATS`, and what is `unfinished` behind them; only JSON carries `problems`.
+
+    `wide` shows all columns, `kappa` one row per layer instead. Raises `UsageError` for another format.
+    """
+    check_format(format)
+    if kappa:
+        sections = [s for s in sections if list_layers(s)]
+        if not sections:
+            raise UsageError(
+                "None of these runs measured kappa.",
+                "`leansurgeon kappa RUN` measures it; or put `measure: {kappa: {}}` into the recipe.",
+            )
+    if format == "json":
+        document = make_document(sections, problems, unfinished)
+        return json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)
+    if format == "csv":
+        return render_csv(sections, kappa)
+    write, end = {
+        "table": (render_terminal, list_unfinished),
+        "markdown": (render_markdown, list_unfinished_in_markdown),
+        "latex": (render_latex, lambda runs: "\n".join(f"% {one.sentence} {one.resume}".rstrip() for one in runs)),
+    }[format]
+    return "\n\n".join([write(s, wide, kappa) for s in sections] + ([end(unfinished)] if unfinished else []))
+
+
+# -- documents ------------------------------------------------------------------------------------
+
+
+def draw_markup(
+    section: Section, wide: bool, kappa: bool, style: str, written: Callable[[str], str] = str
+) -> tuple[str, list[str]]:
+    """The table in a style of `tabulate`, with the rank and the centred value beside kappa, for which a document has
+    room; and what must be said beside it: verdicts, warnings, notes. `written` makes a text harmless.
+    """
+    rows, columns = lay_out(section, wide, kappa)
+    if not (wide or kappa):
+        columns = [*columns, *without_gaps(pick(define_columns(section), RANKS), rows)]
+    body = tabulate(
+        [[written(column.cell(row)) for column in columns] for row in rows],
+        headers=[column.title for column in columns],
+        tablefmt=style,
+        disable_numparse=True,
+        colalign=["left" if column.left else "right" for column in columns],
+    )
+    warned = [written(said) for said in warnings(section)]
+    warned = [f"**{said}**" for said in warned] if style == "pipe" else warned
+    found = sentences(verdicts(section))
+    return body, [*map(written, found), *warned, *(written(note.says) for note in notes(section, kappa))]
+
+
+def render_markdown(section: Section, wide: bool, kappa: bool) -> str:
+    """A section in Markdown: its table, verdicts, warnings and notes; what is written there shows as it is."""
+    body, said = draw_markup(section, wide, kappa, "pipe", in_markdown)
+    return f"### {in_markdown(title(section))}\n\n{body}\n\n" + "\n".join(f"- {line}" for line in said)
+
+
+def render_latex(section: Section, wide: bool, kappa: bool) -> str:
+    """A booktabs tabular; needs `\\usepackage{booktabs}`. What must be said beside it stands in comments."""
+    body, said = draw_markup(section, wide, kappa, "latex_booktabs")
+    for sign, command in SIGNS.items():
+        body = body.replace(sign, command)
+    body = re.sub(r"(?<=\s)-(?=\d)", "$-$", body)
+    return "\n".join([f"% {title(section)}", body, *(f"% {line}" for line in said)])
+
+
+def render_csv(sections: Sequence[Section], kappa: bool) -> str:
+    """All columns of all sections in one file, numbers as they are, one header."""
+    lines = []
+    for section in sections:
+        rows, columns = lay_out(section, True, kappa)
+        task = section.task
+        start = {"section": section.name, "task": task and task.name, "metric_name": task and task.metric}
+        for row in rows:
+            line = start | {column.key: column.raw(row) for column in columns}
+            if not kappa:
+                line["metric_sd"] = row.metric.sd if row.metric else None
+                line |= {"memory_kind": row.memory_kind, "paths": " ".join(row.paths)}
+            lines.append(line)
+    out = io.StringIO()
+    writer = csv.DictWriter(out, list(dict.fromkeys(key for line in lines for key in line)), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({k: "" if v in (None, NONE) else harmless(v) for k, v in line.items()} for line in lines)
+    return out.getvalue().rstrip("\n")
+
+
+def list_unfinished_in_markdown(runs: Sequence[Unfinished]) -> str:
+    """What has not come to its end."""
+    calls = [f" `` {one.resume} ``" if one.resume and not one.running else "" for one in runs]
+    lines = (f"- {in_markdown(one.sentence)}{call}" for one, call in zip(runs, calls, strict=True))
+    return "### Interrupted\n\n" + "\n".join(lines)
+
+
+def make_document(
+    sections: Sequence[Section], problems: Sequence[str] = (), unfinished: Sequence[Unfinished] = ()
+) -> JsonObject:
+    """Everything that is known, as one JSON-able dict with `schema_version`."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "sections": [
+            {
+                "kind": section.kind,
+                "name": section.name,
+                "task": section.task.__dict__ if section.task else None,
+                # What is empty is not known.
+                "rows": [
+                    {key: None if (value := getattr(row, key)) == "" else as_dict(value) for key in ROW}
+                    for row in section.rows
+                ],
+                "verdicts": list(map(asdict, verdicts(section))),
+                "warnings": warnings(section),
+                "expected": list(map(asdict, expectations(section))),
+                "notes": [note.says for note in notes(section)],
+            }
+            for section in sections
+        ],
+        "unfinished": [one.as_dict() for one in unfinished],
+        "problems": list(problems),
+    }
+
+
+# -- terminal -------------------------------------------------------------------------------------
+
+
+def render_terminal(section: Section, wide: bool, kappa: bool) -> str:
+    """The verdict, the table, and how its numbers came about."""
+    rows, shown = lay_out(section, wide, kappa)
+    body, gone = (draw_grid(rows, shown), ()) if wide else fit(section, rows, shown, kappa)
+    found = [*sentences(verdicts(section)), *(f"! {warning}" for warning in warnings(section))]
+    more = "" if wide else tabulate_invariants(section) if kappa else tabulate_layers(section)
+    left_out = [f"Not in {WIDTH} columns: {' and '.join(gone)}; `leansurgeon report --wide` shows all."] if gone else []
+    said = sorted(notes(section, kappa), key=lambda note: not note.caveat)  # what may decide comes first
+    below = [*left_out, *(note.says for note in said)]
+    blocks = ["\n".join(wrap(title(section))), "" if kappa else hang(found), body, more, hang(below)]
+    return "\n\n".join(filter(None, blocks))
+
+
+def list_unfinished(runs: Sequence[Unfinished]) -> str:
+    """What has not come to its end, with the line that goes on with it once for all that it is of."""
+    lines = []
+    for resume, several in groupby(runs, key=lambda one: "" if one.running else one.resume):
+        lines += [line for one in several for line in wrap(one.sentence)]
+        lines += [f"  {resume}"] if resume else []  # whole, whatever its length: it is meant to be copied
+    return "\n".join(lines)
+
+
+def hang(lines: Sequence[str]) -> str:
+    """Sentences whose further lines are indented."""
+    return "\n".join(line for said in lines for line in wrap(said, "  "))
+
+
+def fit(section: Section, rows: Sequence[TableRow], shown: list[Column], kappa: bool) -> tuple[str, list[str]]:
+    """The table in 80 columns and the heads of what it had to leave out.
+
+    At need it goes without the shape, gives parameters in millions, breaks names over several lines, and leaves out
+    time, then memory.
+    """
+    body = draw_grid(rows, shown)
+    for short in () if kappa else (False, True):
+        if measure(body) > WIDTH:
+            shown = without_gaps([c for c in pick_columns(section, short=short) if c.key != "layers_heads"], rows)
+            body = draw_grid(rows, shown)
+    gone: list[str] = []
+    longest = max((len(shown[0].cell(row)) for row in rows), default=0)
+    for key in (None, "step_ms", "memory"):
+        if measure(body) > WIDTH:
+            gone += [c.title for c in shown if c.key == key]
+            shown = [c for c in shown if c.key != key]
+            over = measure(draw_grid(rows, shown)) - WIDTH
+            body = draw_grid(rows, shown, name_width=max(SHORTEST_NAME, longest - over) if over > 0 else None)
+    return body, gone
+
+
+def draw_grid(rows: Sequence[TableRow], shown: Sequence[Column], name_width: int | None = None) -> str:
+    """Head, rule and rows; names are broken at `name_width`, and lines of one name (layers) share its pieces. The head
+    goes in as rows, since tabulate pads real heads by two more blanks a column.
+    """
+    heads = [break_head(column.head).split("\n") for column in shown]
+    tall = max(map(len, heads))
+    lines = [list(line) for line in zip(*([""] * (tall - len(h)) + h for h in heads), strict=True)]
+    cells = [[column.cell(row) for column in shown] for row in rows]
+    together = bool(rows) and isinstance(rows[0], tuple)
+    for _, several in groupby(enumerate(cells), key=lambda item: (item[1][0], None if together else item[0])):
+        group = [line for _, line in several]
+        pieces = textwrap.wrap(group[0][0], name_width) if name_width else [group[0][0]]
+        for line in group[:-1]:
+            line[0] = pieces.pop(0) if pieces else ""
+        group[-1][0] = "\n".join(pieces)
+    across = zip(*lines, *cells, strict=True)
+    rule = ["-" * max(len(part) for cell in column for part in cell.split("\n")) for column in across]
+    return draw_plain([*lines, rule, *cells], left=sum(column.left for column in shown))
+
+
+def draw_plain(lines: Sequence[Sequence[str]], left: int = 1) -> str:
+    """Cells in columns, two blanks between them; the first `left` columns are flush left."""
+    align = ["left"] * left + ["right"] * (len(lines[0]) - left)
+    body = tabulate(lines, tablefmt="plain", disable_numparse=True, colalign=align)
+    return "\n".join(line.rstrip() for line in body.splitlines())
+
+
+def tabulate_invariants(section: Section) -> str:
+    """The second table of `--kappa`: what depends on the basis of the heads beside what does not."""
+    rows = list_layers(section)
+    shown = without_gaps(pick(define_layer_columns(section), INVARIANTS), rows)
+    return fit(section, rows, shown, True)[0] if len(shown) > 3 else ""
+
+
+def tabulate_layers(section: Section) -> str:
+    """Kappa of equal layers side by side, where models of different depth would otherwise be compared by an average."""
+    known = [row for row in section.rows if row.kappa and row.kappa.layers]
+    depths = {len(row.kappa.layers) for row in known}
+    if section.kind == "models" or len(depths) < 2:
+        return ""
+    deepest = max(depths)
+    steps = min(deepest, LAYERS_SHOWN)
+    shown = sorted({round(i * (deepest - 1) / (steps - 1)) for i in range(steps)})
+    while True:
+        lines = [["kappa of layer", *(str(i + 1) for i in shown)]]
+        for row in known:
+            cells = [show(row.kappa.layers[i].median) if i < len(row.kappa.layers) else "" for i in shown]
+            lines.append(["\n".join(textwrap.wrap(row.name, 32)), *cells])
+        body = draw_plain(lines)
+        if measure(body) <= WIDTH or len(shown) < 3:
+            return body
+        del shown[len(shown) // 2]
+
+
+def break_head(head: str) -> str:
+    """A long metric name broken at its middle blank; a one-line head stands on the rule."""
+    if "\n" in head or len(head) <= 12 or " " not in head:
+        return head
+    middle = min((i for i, c in enumerate(head) if c == " "), key=lambda i: abs(i - len(head) / 2))
+    return f"{head[:middle]}\n{head[middle + 1 :]}"
+
+
+def measure(body: str) -> int:
+    """The width of a text."""
+    return max(map(len, body.splitlines()), default=0)
