@@ -214,9 +214,10 @@ def held_out_answers(run, model=None):
         return real, model(**batch).logits.argmax(-1).numpy()
 
 
-def test_source_cut_and_healed_model_are_three_rows_of_one_table(said, tmp_path, read):
-    """Each with what transformers and scikit-learn find of it on the same held-out samples."""
-    source, data = said("table")
+@pytest.mark.parametrize("kind", ["table", "pictures"])
+def test_source_cut_and_healed_model_are_three_rows_of_one_table(said, tmp_path, kind, read):
+    """Each with what transformers finds of it on the same held-out samples."""
+    source, data = said(kind)
     lean, run = strangers.halved(tmp_path / "lean", source), tmp_path / "healed"
     done = strangers.healed(lean, data, run)
     assert done.returncode == 0, done.stderr
