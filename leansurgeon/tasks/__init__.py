@@ -28,7 +28,7 @@ TASKS: dict[str, str] = {
     "cifar10": "leansurgeon.tasks.images.cifar10:Cifar10",
     "imagenet": "leansurgeon.tasks.images.folder:ImageNet",
     "folder": "leansurgeon.tasks.images.folder:ImageFolder",
-    "images": "leansurgeon.tasks.images.unlabelled:Images",
+    "images": "leansurgeon.tasks.images.folder:Images",
     "listops": "leansurgeon.tasks.long_range.listops:ListOps",
     "lra-text": "leansurgeon.tasks.long_range.lra:LraText",
     "lra-retrieval": "leansurgeon.tasks.long_range.lra:LraRetrieval",

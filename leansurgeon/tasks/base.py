@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 IGNORED = -100
 SPLITS = ("train", "eval")
+TARGET = "_target"  # (B, D) of a batch: the teacher's embeddings
 CONFUSED = 100  # classes, of more than which no confusion matrix is kept
 
 Batch: TypeAlias = "dict[str, Tensor]"  # what a model takes by name, "labels", and what only `score` reads, by "_..."
@@ -248,6 +249,22 @@ class Shortened(Task):
                 raise UsageError(f"{called} holds {there:,} {kind} where {split}_samples asks for {limit:,}.")
 
 
+class Embedded(Task):
+    """A task without labels: the target of a sample is the embedding that a teacher gives it
+    (`training.update.distill`), and the metric is the mean cosine of both.
+    """
+
+    head = "features"
+    metric = Metric("cosine", "cosine to the source", higher_is_better=True, percent=False)
+    data_classes: list[str] = []  # noqa: RUF012
+    extra_sums = 0
+    metric_value = Task.metric_value
+
+    def score(self, logits: Tensor, batch: Batch, *, label_smoothing: float = 0.0) -> Score:
+        """Of the student's embeddings `logits` (B, D), beside the teacher's in the batch."""
+        return cosine_score(logits, batch)
+
+
 def found(split: Split, kind: str, labels: Sequence[str] | None = None) -> disk.Info:
     """What a cache entry keeps of a split of samples of this kind."""
     return {"split": split.identity(), "held_out": split.sentence(kind, labels)}
@@ -285,6 +302,18 @@ def classification_score(
         best_BK = logits_BC.topk(min(top, logits_BC.shape[-1]), dim=-1).indices
         among = ((best_BK == answers_B[:, None]).any(-1) & valid_B).sum().float()
     return Score(loss_sum, count, right, count, among.reshape(1))
+
+
+def cosine_score(embeddings: Tensor, batch: Batch) -> Score:
+    """Sums over samples of 1 - cosine (the loss) and of the cosine, between (B, D) embeddings and `batch[TARGET]`."""
+    import torch
+    from torch.nn import functional as F
+
+    cosines_B = F.cosine_similarity(embeddings.float(), batch[TARGET].float(), dim=-1)
+    valid_B = batch["labels"] != IGNORED
+    count = valid_B.sum().float()
+    kept_B = torch.where(valid_B, cosines_B, 0)
+    return Score(count - kept_B.sum(), count, kept_B.detach().sum(), count)
 
 
 def confusion(predicted_B: Tensor, labels_B: Tensor, classes: int) -> Tensor:

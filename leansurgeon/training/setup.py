@@ -76,8 +76,7 @@ def for_classes(recipe: TrainingRecipe, model_dir: Path, say: Callable[[str], No
         task = prepared_task(recipe, model_dir, say)
     except LeanSurgeonError:
         return recipe  # whoever trains, or looks at shapes alone, says so
-    objective = getattr(task, "objective", "class" if task.data_classes else None)
-    if objective:
+    if task.head != "features" and (objective := getattr(task, "objective", task.data_classes and "class")):
         check_objective(source, objective)
     if (found := choose_classes(task, source)) is None:
         return recipe

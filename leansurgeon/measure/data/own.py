@@ -129,16 +129,16 @@ class Drawing:
 
     def draw(self, logits_NV: Tensor, chance: torch.Generator) -> Tensor:
         """(N,) tokens drawn on the CPU, so that the same seed draws the same whatever the device."""
+        from transformers import TopKLogitsWarper, TopPLogitsWarper
+
         if bool(torch.isnan(logits_NV).any()):
             raise Diverged("The model predicts NaN.", "Are the weights sound?")
         logits = logits_NV.detach().float().cpu() / self.temperature
         logits[:, [token for token in self.banned if token < logits.shape[-1]]] = -torch.inf
-        if self.top_k is not None and self.top_k < logits.shape[-1]:
-            logits[logits < logits.topk(self.top_k).values[:, -1:]] = -torch.inf
+        if self.top_k is not None:
+            logits = TopKLogitsWarper(self.top_k)(None, logits)
         if self.top_p < 1:
-            order = logits.sort(descending=True)
-            before = order.values.softmax(-1).cumsum(-1) - order.values.softmax(-1)
-            logits.scatter_(1, order.indices, order.values.masked_fill(before > self.top_p, -torch.inf))
+            logits = TopPLogitsWarper(self.top_p)(None, logits)
         return torch.multinomial(logits.softmax(-1), 1, generator=chance)[:, 0]
 
 

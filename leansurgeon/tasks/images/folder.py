@@ -260,6 +260,23 @@ class ImageNet(ImageFolder):
     licence = "ImageNet terms of access: non-commercial research and education"
 
 
+class Images(base.Embedded, ImageFolder):
+    """The images of a folder, with or without class folders, for a backbone without a head, which learns what its
+    source says of them. Classes play no part.
+    """
+
+    name = "images"
+
+    def batch(self, split: str, indices: np.ndarray, *, seed: int, epoch: int) -> base.Batch:
+        """As `ImageFolder`; every label is 0."""
+        batch = super().batch(split, indices, seed=seed, epoch=epoch)
+        return batch | {"labels": batch["labels"] * 0}
+
+    def model_overrides(self) -> base.Overrides:
+        """Size and channels of the images."""
+        return {key: value for key, value in super().model_overrides().items() if key != "num_labels"}
+
+
 def _check_transform(options: Options) -> None:
     """Make the transforms once, before any data is read: timm takes `auto_augment` apart with assertions."""
     try:

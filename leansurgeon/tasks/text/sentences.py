@@ -1,15 +1,14 @@
 """Sentences one by one for an encoder without a head, which learns what its source says of them.
 
-There are no labels: the target of a sentence is the embedding that the teacher gives it (`training.update.distill`),
-and the metric is the mean cosine of both. Embeddings are pooled as the files of sentence-transformers
-beside the model say (`reading.pooling`), else means over the real tokens; its default prompt stands before every text.
+Embeddings are pooled as the files of sentence-transformers beside the model say (`reading.pooling`), else means over
+the real tokens; its default prompt stands before every text.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 from pydantic import Field
@@ -20,11 +19,6 @@ from leansurgeon.tasks import base, splits
 from leansurgeon.tasks import cache as disk
 from leansurgeon.tasks.text import classification, corpus, vocab
 from leansurgeon.tasks.text.tokenized import Tokenized
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-TARGET = "_target"  # (B, D) of a batch: the teacher's embeddings
 
 
 class Options(base.Options):
@@ -43,12 +37,10 @@ class Options(base.Options):
     vocab_size: int | None = Field(None, ge=16)
 
 
-class Sentences(classification.TextClassification):
+class Sentences(base.Embedded, classification.TextClassification):
     """Sentences as an encoder embeds them: special tokens around each, padding behind."""
 
     name = "sentences"
-    head = "features"
-    metric = base.Metric("cosine", "cosine to the source", higher_is_better=True, percent=False)
     Options = Options
     _paired = False
 
@@ -85,29 +77,8 @@ class Sentences(classification.TextClassification):
         self._open(disk.entry(cache, "sentences", key, build))
         self.source = ", ".join(name for one in corpora.values() for name in one.names)
 
-    def score(self, logits: Tensor, batch: dict[str, Tensor], *, label_smoothing: float = 0.0) -> base.Score:
-        """`logits` are the student's embeddings (B, D), and the teacher's stand in the batch."""
-        return cosine_score(logits, batch)
-
-    extra_sums = 0
-
-    def metric_value(self, sums: base.Sums) -> base.Metrics:
-        return base.Task.metric_value(self, sums)
-
     def model_overrides(self) -> base.Overrides:
         return Tokenized.model_overrides(self)
 
     def _particulars(self) -> base.Description:
         return Tokenized._particulars(self)
-
-
-def cosine_score(embeddings: Tensor, batch: dict[str, Tensor]) -> base.Score:
-    """Sums over samples of 1 - cosine (the loss) and of the cosine, between (B, D) embeddings and `batch[TARGET]`."""
-    import torch
-    from torch.nn import functional as F
-
-    cosines_B = F.cosine_similarity(embeddings.float(), batch[TARGET].float(), dim=-1)
-    valid_B = batch["labels"] != base.IGNORED
-    count = valid_B.sum().float()
-    kept_B = torch.where(valid_B, cosines_B, 0)
-    return base.Score(count - kept_B.sum(), count, kept_B.detach().sum(), count)

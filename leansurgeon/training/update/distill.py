@@ -33,7 +33,7 @@ from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import UsageError
 from leansurgeon.measure.data import images
 from leansurgeon.tasks import Score, Task
-from leansurgeon.tasks.text.sentences import TARGET
+from leansurgeon.tasks.base import TARGET
 from leansurgeon.training.data import sparse
 from leansurgeon.training.data.feed import Batch
 from leansurgeon.training.recipe import teacher as teaching

@@ -14,8 +14,7 @@ from leansurgeon.checkpoints.digests import sha256
 from leansurgeon.checkpoints.record import Origin, SurgeryRecord
 from leansurgeon.errors import UsageError
 from leansurgeon.reading.pooling import Pooling
-from leansurgeon.tasks.base import Score
-from leansurgeon.tasks.text.sentences import cosine_score
+from leansurgeon.tasks.base import Score, cosine_score
 from leansurgeon.training.recipe.settings import Distill, Train
 from leansurgeon.training.update import distill
 from tests.conftest import build
