@@ -29,7 +29,6 @@ ORDER = [
     "shape",
     "reading",
     "request",
-    "intervals",
     "errors",
     "progress",
     "words",

@@ -79,6 +79,7 @@ def judge(request: JudgeRequest, say: Say) -> Judged:
         origin = source_of(opened, against, keep, allow_pickle=request.allow_pickle)
         if request.data:
             refuse_other_tokens(opened, origin)
+            refuse_other_classes(opened, origin)
         comparisons = on_all(opened, origin, request, say)
         language = opened.head in LANGUAGE
         if opened.record and against is None:
@@ -144,6 +145,23 @@ def refuse_other_tokens(opened: Source, origin: Source) -> None:
             f"{opened.name} and {origin.name} have different tokenizers ({len(both[0]):,} and {len(both[1]):,} "
             "tokens): the same numbers are other words to each, and their losses do not compare.",
             "Compare with a model of the same tokenizer, or by tasks: --lm-eval TASKS.",
+        )
+
+
+def refuse_other_classes(opened: Source, origin: Source) -> None:
+    """Raises `UsageError` where two classifiers have another number of outputs, or the classes in another order."""
+    from leansurgeon.measure.data.choose_task import class_names
+    from leansurgeon.tasks.classes import match
+
+    ours, theirs = class_names(opened.config), class_names(origin.config)
+    places = list(match(ours, theirs).values())
+    other = opened.outputs != origin.outputs or (len(places) == len(ours) and places != sorted(places))
+    if opened.outputs and origin.outputs and other:
+        has = [f"{', '.join(names[:6]) or 'without names'}" for names in (ours, theirs)]
+        raise UsageError(
+            f"The outputs of {opened.name} ({opened.outputs}: {has[0]}) are other classes than those of {origin.name} "
+            f"({origin.outputs}: {has[1]}), or in another order, so they do not compare.",
+            "Compare with a model of the same classes in the same order.",
         )
 
 

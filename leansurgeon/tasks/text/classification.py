@@ -83,8 +83,9 @@ class TextClassification(Tokenized):
         vocab.check_length(o.seq_len, model_dir)
         named = {"train": o.train, "eval": o.eval, "test": o.test}
         files = {side: text_files.find(names) for side, names in named.items() if names is not None}
+        called = text_files.short_names([path for paths in files.values() for path in paths])
         key = {
-            "version": 4,  # 2 stopped at rows without a label, 3 held out at random
+            "version": 5,  # 2 stopped at rows without a label, 3 held out at random, 4 took objects for labels
             "tokenizer": [self._tokenizer_key(model_dir), self._pad_of(model_dir)],
             "columns": [o.text, o.text_pair, o.label, o.objective],
             "seq_len": o.seq_len,
@@ -103,9 +104,8 @@ class TextClassification(Tokenized):
                 raise UsageError("hold_out is false, and no rows to evaluate on are named.", "Name them: task.eval.")
             kinds = {type(label) for part in rows.values() for label in part.labels}
             if len(kinds) > 1:
-                called = ", ".join(str(path) for paths in files.values() for path in paths)
                 raise UsageError(
-                    f"{called}: the labels are numbers with decimals, or several of a text, in some alone."
+                    f"{', '.join(called)}: the labels are numbers with decimals, or several of a text, in some alone."
                 )
             objective = "several" if tuple in kinds else "score" if float in kinds else "class"
             names = _label_names(rows, o.label) if objective != "score" else []
@@ -119,8 +119,7 @@ class TextClassification(Tokenized):
             roles = [*texts, ("label", [o.label] if isinstance(o.label, str) else o.label)]
             there = tables.columns(files["train"][0])
             labels = Counter(chain.from_iterable(_in_words(part.labels) for part, _ in read.values()))
-            said = [path.name for paths in files.values() for path in paths]
-            return info | {"was_read": user_data.tell(said, counted, roles, there, labels, (info["cut"], o.seq_len))}
+            return info | {"was_read": user_data.tell(called, counted, roles, there, labels, (info["cut"], o.seq_len))}
 
         self._open(disk.entry(cache, "texts", key, build))
         self.objective = self._info["objective"]
@@ -129,7 +128,7 @@ class TextClassification(Tokenized):
             stored = [self._array(f"{split}-labels") for split in self._info["sizes"]]
             stored = stored if self.objective == "class" else [np.arange(len(self._info["labels"]))]
             self._stored_classes = classes.StoredClasses(self._info["labels"], stored, o.class_names)
-        self.source = ", ".join(path.name for paths in files.values() for path in paths)
+        self.source = ", ".join(called)
 
     @property
     def _paired(self) -> bool:

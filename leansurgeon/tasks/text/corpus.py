@@ -47,7 +47,7 @@ class Corpus:
     @property
     def names(self) -> list[str]:
         """Names of the files, or of the hub data set."""
-        return [path.name for path in self.files] if self.rows is None else [str(self.rows.info.dataset_name)]
+        return text_files.short_names(self.files) if self.rows is None else [str(self.rows.info.dataset_name)]
 
     def key(self) -> list[Any]:
         """What the content follows from, for the name of the cache entry."""

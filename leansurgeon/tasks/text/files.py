@@ -89,3 +89,9 @@ def cut(text: str, last: float) -> tuple[str, str]:
     newline = text.rfind("\n", 0, at)
     at = newline + 1 if newline >= 0 else at
     return text[:at], text[at:]
+
+
+def short_names(paths: Sequence[Path]) -> list[str]:
+    """Names of files, with their folder where two are called alike."""
+    alike = len({path.name for path in paths}) < len(paths)
+    return [f"{path.parent.name}/{path.name}" if alike else path.name for path in paths]

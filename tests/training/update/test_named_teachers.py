@@ -18,8 +18,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from leansurgeon import tasks
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.measure.data import images
+from leansurgeon.reading.cache_folder import cache_folder
 from leansurgeon.tasks.text import vocab
-from leansurgeon.training.runs.folder import cache_dir
 from leansurgeon.training.update import distill
 from tests.support.command_line import leansurgeon
 from tests.support.models import strangers
@@ -62,7 +62,7 @@ def test_classes_in_another_order_are_taught_by_name(own_cache, tmp_path):
     recipe = yaml.safe_load((tmp_path / "run/recipe.yaml").read_text())
     options = {key: value for key, value in recipe["task"].items() if key != "name"}
     task = tasks.make("text-classification", options)
-    task.prepare(cache_dir(), student, workers=1, say=lambda text: None)
+    task.prepare(cache_folder(), student, workers=1, say=lambda text: None)
     if task.size("train") < 70:
         pytest.fail("the first step should hold every training row")
     rows = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
@@ -78,6 +78,18 @@ def test_classes_in_another_order_are_taught_by_name(own_cache, tmp_path):
     p, q = ours.log_softmax(-1), theirs[:, [1, 0]].log_softmax(-1)  # bad, good
     wanted = torch.nn.functional.cross_entropy(ours, batch["labels"]) + (q.exp() * (q - p)).sum(-1).mean()
     assert first == pytest.approx(wanted.item(), rel=1e-4)
+
+
+def test_a_model_is_not_judged_against_other_classes_or_another_order(own_cache, tmp_path):
+    table = strangers.reviews(tmp_path / "reviews.csv")
+    model = strangers.classifier(tmp_path / "model", ("bad", "good"))
+    for number, names in enumerate((("GOOD", "Bad"), ("bad", "good", "neither"))):
+        other = strangers.classifier(tmp_path / f"other{number}", names)
+        done = leansurgeon("judge", model, "--against", other, "--data", table)
+        assert done.returncode == 2 and f"({len(names)}: {', '.join(names)})" in " ".join(done.stderr.split())
+    again = strangers.classifier(tmp_path / "again", ("Bad", "GOOD"))
+    done = leansurgeon("judge", model, "--against", again, "--data", table, "--classes", "bad,good")
+    assert done.returncode == 0, done.stderr
 
 
 def test_another_tokenizer_of_equal_size_is_another_vocabulary(own_cache, tmp_path):
@@ -104,7 +116,7 @@ def test_a_teacher_sees_pixels_as_its_own_processor_makes_them(own_cache, tmp_pa
         (folder / "config.json").write_text(json.dumps(config))
         source = open_source(str(folder))
         task = tasks.make("folder", {"data": str(data)} | images.folder_options(source).as_options())
-        task.prepare(cache_dir(), folder, workers=1, say=lambda text: None)
+        task.prepare(cache_folder(), folder, workers=1, say=lambda text: None)
         seen.append((source, task, task.batch("train", np.arange(4), seed=0, epoch=0)))
     (_, task, batch), (teacher, _, wanted) = seen
     found = distill.standardised(teacher, task)(batch)["pixel_values"]
