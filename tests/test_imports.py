@@ -29,6 +29,7 @@ ORDER = [
     "shape",
     "reading",
     "request",
+    "intervals",
     "errors",
     "progress",
     "words",

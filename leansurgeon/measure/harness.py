@@ -12,10 +12,10 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
-from leansurgeon.checkpoints.proof import paired
 from leansurgeon.checkpoints.proof.prove import how_to_load
 from leansurgeon.checkpoints.record import Both, Comparison
 from leansurgeon.errors import UsageError
+from leansurgeon.intervals import paired_interval
 from leansurgeon.progress import Say, silent
 from leansurgeon.reading import files
 from leansurgeon.tasks.text import vocab
@@ -124,7 +124,7 @@ def compared(before: Scores, after: Scores) -> Comparison:
         if not both:
             continue
         weights = [a[1] for a, _ in both]
-        around = paired.interval([b[0] - a[0] for a, b in both], weights)
+        around = paired_interval([b[0] - a[0] for a, b in both], weights)
         means = [sum(pair[side][0] for pair in both) / sum(weights) for side in (0, 1)]
         scores_of_both[name] = Both(*means, *(around or (None, None)))
         documents = max(documents, len(both))

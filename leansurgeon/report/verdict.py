@@ -14,13 +14,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from scipy.special import ndtr, ndtri, stdtr, stdtrit
-
-from leansurgeon.report.humans import Spread, listed, plain
+from leansurgeon.intervals import NEEDED, binomial_variance, degrees_of_freedom, needed_errors, p_value
+from leansurgeon.report.humans import listed, plain
 from leansurgeon.report.rows.rows import Row, Section, Task
 
-NEEDED = 2.0  # standard errors, or more where few seeds make the standard error itself uncertain
-TAIL, MANY = 0.025, 60  # the share of a distribution beyond each quantile; degrees of freedom that are as good as all
 LONGER = 1.01  # times the epochs
 ONE_SEED = "; one seed is not a result."
 SMALL_WIDTH = 256  # up to here the stock initialisation is known to leave deep models under-trained
@@ -54,8 +51,8 @@ def verdicts(section: Section) -> list[Verdict]:
     tested = sorted((i for i in found if found[i].p is not None), key=lambda i: found[i].p)
     left = len(tested)
     for i in tested:
-        found[i] = verdict = judge(*pairs[i], section.task, left)
-        left -= verdict.verdict != "not shown"
+        found[i] = judge(*pairs[i], section.task, left)
+        left -= found[i].verdict != "not shown"
     return [*found.values()]
 
 
@@ -88,44 +85,18 @@ def judge(arm: Row, other: Row, task: Task, comparisons: int = 1) -> Verdict | N
     begin = f"{arm.name} vs {other.name}: {difference_text(difference, task)}"
     if arm.metric.n < 2 or other.metric.n < 2:
         return Verdict(arm.name, other.name, difference, None, None, "one seed", f"{begin}{ONE_SEED}")
-    of_test = binomial_variance(arm, task) + binomial_variance(other, task)
+    of_test = variance_of_test(arm, task) + variance_of_test(other, task)
     error = math.sqrt(arm.metric.error**2 + other.metric.error**2 + of_test)
     if error == 0:
         sentence = f"{begin}; the seeds do not differ, so there is no spread to judge by."
         return Verdict(arm.name, other.name, difference, 0.0, None, "no spread", sentence)
     ratio = abs(difference) / error
-    freedom = degrees_of_freedom(arm.metric, other.metric, error)
-    enough = needed(freedom, comparisons)
+    freedom = degrees_of_freedom(error, [(one.metric.error, one.metric.n) for one in (arm, other)])
+    enough = needed_errors(freedom, comparisons)
     word, ending = _words(arm, other, ahead, ratio, enough, comparisons)
     # Cut, not rounded: 1.96 must not read as the 2.0 that would have been enough.
     sentence = f"{begin}, {math.floor(ratio * 10) / 10:.1f} standard errors: {ending}."
-    return Verdict(arm.name, other.name, difference, error, ratio, word, sentence, enough, 2 * beyond(ratio, freedom))
-
-
-def degrees_of_freedom(one: Spread, two: Spread, error: float) -> float:
-    """Welch and Satterthwaite's degrees of freedom of a standard error, of which the seeds' share is estimated and
-    the test set's share (binomial) is known; infinite where nothing is estimated.
-    """
-    estimated = sum(s.error**4 / (s.n - 1) for s in (one, two) if s.n > 1)
-    return error**4 / estimated if estimated else math.inf
-
-
-def needed(freedom: float, comparisons: int = 1) -> float:
-    """Standard errors from which on a difference counts: Student's two-sided 95 %, that of so many comparisons
-    together, and never below two.
-    """
-    tail = TAIL / comparisons
-    return max(NEEDED, -float(ndtri(tail) if freedom >= MANY else stdtrit(whole(freedom), tail)))
-
-
-def beyond(ratio: float, freedom: float) -> float:
-    """The share of Student's distribution beyond so many standard errors."""
-    return float(ndtr(-ratio) if freedom >= MANY else stdtr(whole(freedom), -ratio))
-
-
-def whole(freedom: float) -> int:
-    """Degrees of freedom, counted down: 3.9999999 are 4."""
-    return max(1, int(freedom + 1e-9))
+    return Verdict(arm.name, other.name, difference, error, ratio, word, sentence, enough, p_value(ratio, freedom))
 
 
 def _words(arm: Row, other: Row, ahead: bool, ratio: float, enough: float, comparisons: int) -> tuple[str, str]:
@@ -152,16 +123,10 @@ def is_accuracy(task: Task) -> bool:
     return task.percent and "accuracy" in task.metric
 
 
-def binomial_variance(row: Row, task: Task) -> float:
-    """Binomial variance p (1 - p) / N of an accuracy on N samples; 0 for other metrics.
-
-    p is moved by half a sample, so that 100 % on a small test set does not count as certain.
-    """
-    if row.metric is None or not task.eval_samples or not is_accuracy(task):
-        return 0.0
-    n = task.eval_samples
-    p = (min(max(row.metric.mean, 0.0), 1.0) * n + 0.5) / (n + 1)
-    return p * (1 - p) / n
+def variance_of_test(row: Row, task: Task) -> float:
+    """What the size of the test set adds to the variance of an accuracy; 0 for other metrics."""
+    known = row.metric and task.eval_samples and is_accuracy(task)
+    return binomial_variance(row.metric.mean, task.eval_samples) if known else 0.0
 
 
 def difference_text(difference: float, task: Task) -> str:

@@ -21,6 +21,7 @@ from leansurgeon.checkpoints.model import Loaded, load
 from leansurgeon.checkpoints.publish.leftovers import scratch
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import Diverged, LeanSurgeonError, UsageError
+from leansurgeon.intervals import binomial_variance
 from leansurgeon.measure.data.batches import inner
 from leansurgeon.measure.data.calibration import Batch, Calibration
 from leansurgeon.measure.data.inputs import answer
@@ -29,7 +30,7 @@ from leansurgeon.progress import Say, silent, track
 from leansurgeon.reading import jsonfile
 from leansurgeon.reading.pooling import read_pooling
 from leansurgeon.search.halving import Result, Results, Rung
-from leansurgeon.search.score import Score, binomial_error
+from leansurgeon.search.score import Score
 from leansurgeon.search.space import Candidate
 from leansurgeon.surgery.plan.method import Method
 from leansurgeon.surgery.plan.planning import plan
@@ -151,7 +152,7 @@ def task_score(loaded: Loaded, data: Calibration, batches: list[Batch]) -> Score
     metric = data.task.metric
     value = data.task.metric_value(sums)[metric.key]
     right = metric.percent and "accuracy" in metric.key and int(sums.metric_count) == samples
-    error = binomial_error(value, samples) if right else None
+    error = math.sqrt(binomial_variance(value, samples)) if right else None
     return Score(value, metric.label, metric.higher_is_better, metric.percent, loss, samples, error)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 
@@ -30,9 +29,3 @@ class Score:
     def text(self) -> str:
         """The value as a person reads it."""
         return f"{100 * self.value:.1f} %" if self.percent else f"{self.value:.4g}"
-
-
-def binomial_error(value: float, samples: int) -> float:
-    """Standard error of a share of `samples`; moved by half a sample, so that 100 % of few is not certain."""
-    p = (value * samples + 0.5) / (samples + 1)
-    return math.sqrt(p * (1 - p) / samples)

@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from math import sqrt
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -19,10 +20,11 @@ from leansurgeon.experiment.jobs import Job, make_jobs, prepare_data
 from leansurgeon.experiment.kept import finished
 from leansurgeon.experiment.machine import default_parallel
 from leansurgeon.experiment.side_by_side import Key, drive
+from leansurgeon.intervals import binomial_variance
 from leansurgeon.progress import Say, silent
 from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.search.halving import Result, Results, Rung
-from leansurgeon.search.score import Score, binomial_error
+from leansurgeon.search.score import Score
 from leansurgeon.search.space import Candidate
 from leansurgeon.training.recipe.durations import parse_duration
 from leansurgeon.training.recipe.schema import ExperimentRecipe, TrainingRecipe
@@ -150,6 +152,6 @@ def score_of(summaries: Sequence[Summary]) -> Score:
         task.percent,
         fmean(losses),
         task.eval_samples,
-        binomial_error(value, task.eval_samples) if right else None,
+        sqrt(binomial_variance(value, task.eval_samples)) if right else None,
         stdev(values) if len(values) > 1 else None,
     )

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from leansurgeon.checkpoints.proof import paired
 from leansurgeon.errors import Diverged, LeanSurgeonError, OutOfMemory, memory_is_short
+from leansurgeon.intervals import paired_interval
 from leansurgeon.progress import Say, silent
 from leansurgeon.tasks.base import Sums
 from leansurgeon.training import setup, starting
@@ -53,7 +53,7 @@ class Evaluation(NamedTuple):
         mean, scale = sum(parts) / max(sum(counts), 1), float
         if not math.isclose(self.metric, mean, rel_tol=1e-4, abs_tol=1e-9):
             scale = math.exp  # of a perplexity
-        around = paired.interval(parts, counts)
+        around = paired_interval(parts, counts)
         if around is None or around[1] > 700 or not math.isclose(self.metric, scale(mean), rel_tol=1e-4, abs_tol=1e-9):
             return None
         return scale(around[0]), scale(around[1])

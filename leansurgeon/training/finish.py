@@ -18,8 +18,8 @@ import torch
 
 from leansurgeon import checkpoints
 from leansurgeon.checkpoints.model import Loaded
-from leansurgeon.checkpoints.proof import paired
 from leansurgeon.errors import plural
+from leansurgeon.intervals import paired_interval
 from leansurgeon.progress import duration_text
 from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.training import budget, judge, starting
@@ -117,7 +117,7 @@ def _tested(run: Run) -> OnTest:
         before and before.scores(),
         _on_test(run, Taught(run.judged)).scores() if judges_source(run) else None,
     )
-    if before and (gain := paired.interval(*_differences(before, chosen))):
+    if before and (gain := paired_interval(*_differences(before, chosen))):
         result = replace(result, gain_low=gain[0], gain_high=gain[1])
     metric = run.task.metric
     shown = f"{100 * chosen.metric:.2f} %" if metric.percent else f"{chosen.metric:.4g}"

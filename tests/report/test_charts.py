@@ -22,7 +22,7 @@ from leansurgeon.report.charts.forms import lines as drawing
 from leansurgeon.report.charts.heads import head_charts
 from leansurgeon.report.charts.palette import COLOURS, DASHES, MARKS, SERIES, form
 from leansurgeon.report.charts.render import save, svg
-from leansurgeon.report.charts.scales import APART, PERCENT, PLAIN, Axis, dodged, log_ticks, ticks
+from leansurgeon.report.charts.scales import APART, PERCENT, PLAIN, Axis, dodge, log_ticks, ticks
 from leansurgeon.report.evidence.collect import collect
 from leansurgeon.report.evidence.folder import POINTS, thinned
 from leansurgeon.report.evidence.studies import heads_of
@@ -242,7 +242,7 @@ def test_a_loss_that_is_not_positive_makes_a_linear_axis_and_stays():
 
 
 def test_equal_places_stand_side_by_side():
-    moved = dodged([100.0, 100.0, 101.0, 300.0], 300)
+    moved = dodge([100.0, 100.0, 101.0, 300.0], 300)
     assert moved[3] == 0 and sum(moved) == pytest.approx(0) and len(set(moved[:3])) == 3
     assert all(abs(a - b) >= 0.9 * APART for i, a in enumerate(moved[:3]) for b in moved[:i])
 

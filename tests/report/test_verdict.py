@@ -7,8 +7,9 @@ import re
 
 import pytest
 
+from leansurgeon.intervals import needed_errors
 from leansurgeon.report.rows.rows import Section
-from leansurgeon.report.verdict import ONE_SEED, Verdict, binomial_variance, needed, sentences, verdicts, warnings
+from leansurgeon.report.verdict import ONE_SEED, Verdict, sentences, variance_of_test, verdicts, warnings
 from tests.support.report.report_fixtures import digits, experiment_section, experiment_table, perplexities, summary
 
 
@@ -84,8 +85,10 @@ def test_few_seeds_need_more_than_two_standard_errors() -> None:
     from scipy import stats
 
     for freedom in (*range(1, 31), 35, 59.9):
-        assert needed(freedom) == pytest.approx(max(2, stats.t.ppf(0.975, freedom)), abs=0.05 if freedom > 30 else 5e-4)
-    assert needed(60) == needed(math.inf) == 2.0
+        assert needed_errors(freedom) == pytest.approx(
+            max(2, stats.t.ppf(0.975, freedom)), abs=0.05 if freedom > 30 else 5e-4
+        )
+    assert needed_errors(60) == needed_errors(math.inf) == 2.0
     for lean, word in (
         ((22.9, 23.1, 23.3), "better"),
         ((23.1, 23.3, 23.5), "not shown"),
@@ -161,7 +164,7 @@ def test_a_win_over_an_unfinished_original_is_not_credible() -> None:
 
 def test_perfect_score_on_a_small_test_set_is_not_certain() -> None:
     made = section(with_accuracy({"original": (1.0, 1.0), "lean": (1.0, 1.0)}, samples=10))
-    assert 0.003 < binomial_variance(made.rows[0], made.task) < 0.02
+    assert 0.003 < variance_of_test(made.rows[0], made.task) < 0.02
 
 
 def test_every_lean_arm_meets_its_own_control() -> None:

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from leansurgeon.checkpoints.source import open_source
+from leansurgeon.intervals import binomial_variance
 from leansurgeon.search.cheap import Cheap, flops, gaussian_kappa, kept_layers, old_heads, order, scores
 from leansurgeon.search.evidence import Evidence
 from leansurgeon.search.halving import Result, climb, schedule
-from leansurgeon.search.score import Score, binomial_error
+from leansurgeon.search.score import Score
 from leansurgeon.search.space import Candidate
 from leansurgeon.search.trainings import arm_of, scaled, shortened
 from leansurgeon.shape import Shape
@@ -59,8 +60,8 @@ def test_halving_keeps_the_better_half_and_brings_in_what_stands_beside():
 
 
 def test_standard_error_of_a_share():
-    assert binomial_error(0.5, 100) == pytest.approx(0.05, rel=0.01)
-    assert binomial_error(1.0, 100) > 0
+    assert binomial_variance(0.5, 100) == pytest.approx(0.05**2, rel=0.02)
+    assert binomial_variance(1.0, 100) > 0
 
 
 @pytest.mark.parametrize("name", ["digits-vit", "vit-b"])

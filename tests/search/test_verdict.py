@@ -13,6 +13,7 @@ import torch
 
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import Diverged
+from leansurgeon.intervals import binomial_variance
 from leansurgeon.search import findings, heals
 from leansurgeon.search.cheap import Cheap, order
 from leansurgeon.search.findings import correlate_cheap, find_front, list_as_good, list_changes
@@ -20,7 +21,7 @@ from leansurgeon.search.halving import Result, Rung
 from leansurgeon.search.limits import Limit
 from leansurgeon.search.outcome import Outcome
 from leansurgeon.search.plots import picture
-from leansurgeon.search.score import Score, binomial_error
+from leansurgeon.search.score import Score
 from leansurgeon.search.space import Budget, Candidate, Shapes
 from leansurgeon.surgery.plan.wanted import Wanted
 from leansurgeon.tasks.base import Metric
@@ -29,7 +30,7 @@ from tests.support.models.word_models import sentence_encoder
 from tests.support.report.chart_reading import axis, legend, lines, marks
 
 SAMPLES = 10_000
-ERROR = binomial_error(0.9, SAMPLES)  # 0.3 points
+ERROR = binomial_variance(0.9, SAMPLES) ** 0.5  # 0.3 points
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +43,7 @@ def candidate(source, heads: int, mlp: int, parameters: int, **more) -> Candidat
 
 
 def score(value: float) -> Result:
-    return Result(Score(value, "accuracy", True, True, 1 - value, SAMPLES, binomial_error(value, SAMPLES)))
+    return Result(Score(value, "accuracy", True, True, 1 - value, SAMPLES, binomial_variance(value, SAMPLES) ** 0.5))
 
 
 def outcome(source, tried: list[Candidate], rungs: list[list[float]], cheap: list[Cheap], control=None) -> Outcome:

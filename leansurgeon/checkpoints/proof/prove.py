@@ -19,12 +19,12 @@ from leansurgeon.architectures.base import Architecture, Config
 from leansurgeon.checkpoints.config import read_config
 from leansurgeon.checkpoints.foreign import trust
 from leansurgeon.checkpoints.kind import classes_of
-from leansurgeon.checkpoints.proof import paired
 from leansurgeon.checkpoints.proof.report_numbers import SEEN
 from leansurgeon.checkpoints.publish.leftovers import scratch
 from leansurgeon.checkpoints.record import Comparison, Proof
 from leansurgeon.checkpoints.source import with_pad_token
 from leansurgeon.errors import Diverged, LeanSurgeonError, disk_is_full
+from leansurgeon.intervals import paired_interval
 from leansurgeon.reading.pooling import read_pooling
 from leansurgeon.version import PACKAGE
 
@@ -140,7 +140,7 @@ def against(original: dict[str, Any], result: dict[str, Any], data: str, exact: 
         scored["scores"] = {name: {of: reached[of][name] for of in reached} for name in reached["result"]}
         scored["scored"] = len(result["valued"])
     differences = dict(original["differences"])
-    if (cosines := differences.pop("cosines", [])) and (interval := paired.interval(cosines)):
+    if (cosines := differences.pop("cosines", [])) and (interval := paired_interval(cosines)):
         differences["embeddings"] = differences["embeddings"] | {"low": interval[0], "high": min(interval[1], 1.0)}
     comparison = Comparison.within({"done": True, "data": data, **differences, **scored})
     if exact and comparison.max_difference > EXACT * comparison.spread:
@@ -173,7 +173,7 @@ def certain(original: dict[str, Any], result: dict[str, Any], part: int) -> dict
     right answers. Empty for a single sample.
     """
     both = list(zip(original["samples"], result["samples"], strict=True))
-    interval = paired.interval([after[part] - before[part] for before, after in both], [after[1] for _, after in both])
+    interval = paired_interval([after[part] - before[part] for before, after in both], [after[1] for _, after in both])
     return {"low": interval[0], "high": interval[1]} if interval else {}
 
 

@@ -7,7 +7,7 @@ by side. Every mark says its own numbers (channel `description`).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any, TypeAlias
 
@@ -15,7 +15,7 @@ import altair as alt
 
 from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.report.charts.palette import DASHES, LIGHT, MARKS, colour, form
-from leansurgeon.report.charts.scales import Axis, dodged, log_ticks
+from leansurgeon.report.charts.scales import Axis, dodge, log_ticks
 from leansurgeon.report.humans import plain_small
 
 WIDTH, HEIGHT = 360, 180
@@ -78,69 +78,44 @@ def data(rows: Sequence[dict[str, Any]]) -> alt.Data:
     return alt.Data(values=list(rows))
 
 
-def styled(names: Sequence[tuple[str, int]], *, marks: bool = True) -> Channels:
+def style_channels(names: Sequence[tuple[str, int]], *, marks: bool = True) -> Channels:
     """The channels colour, dash and shape, each name with its style, and one legend under the drawing: of marks where
     there are some, else of lines.
     """
     domain = [name for name, _ in names]
     widest = max(map(len, domain), default=0) * ABOUT + 36
-    columns = max(1, int(WIDTH // widest))
     key = alt.Legend(
         orient="bottom",
-        columns=columns,
+        columns=max(1, int(WIDTH // widest)),
         labelLimit=0,
         symbolSize=90,
         columnPadding=16,
         **({"symbolStrokeWidth": 0} if marks else {}),  # the dashes of a line would be drawn around its mark
     )
-    legend = {"title": None, "legend": key if len(domain) > 1 else None}
-    bare = {"title": None, "legend": None}
+
+    def channel(kind: type, looks: list[Any], legend: bool) -> alt.Color | alt.StrokeDash | alt.Shape:
+        """One of the three, with the look of every name."""
+        scale = alt.Scale(domain=domain, range=looks)
+        return kind("name:N", scale=scale, title=None, legend=key if legend and len(domain) > 1 else None)
+
     return {
-        "color": alt.Color("name:N", scale=alt.Scale(domain=domain, range=[colour(s) for _, s in names]), **legend),
-        "dash": alt.StrokeDash(
-            "name:N",
-            scale=alt.Scale(domain=domain, range=[list(DASHES[form(s)]) for _, s in names]),
-            **(bare if marks else legend),
-        ),
-        "shape": alt.Shape(
-            "name:N",
-            scale=alt.Scale(domain=domain, range=[MARKS[form(s)] for _, s in names]),
-            **(legend if marks else bare),
-        ),
+        "color": channel(alt.Color, [colour(style) for _, style in names], True),
+        "dash": channel(alt.StrokeDash, [list(DASHES[form(style)]) for _, style in names], not marks),
+        "shape": channel(alt.Shape, [MARKS[form(style)] for _, style in names], marks),
     }
 
 
 def lines(series: Sequence[Series], x: Axis, y: Axis, labels: Sequence[Label] = ()) -> alt.LayerChart | None:
-    """Series as lines, points, or both; None without a point. A logarithmic axis becomes linear where a value is not
-    positive.
+    """Series as lines, points (hollow where the value is only a bound), or both, with error bars; None without a point.
+    A logarithmic axis becomes linear where a value is not positive.
     """
     series = [s for s in series if s.points]
     if not series:
         return None
-    rows = rows_of(series, x, y)
-    marks = any(row["mark"] for row in rows)
-    styles = styled(list(dict.fromkeys((s.name, s.style) for s in series)), marks=marks)
-    reach = [row[end] for row in rows for end in ("low", "high")]
-    if y.log and min(reach) <= 0:
-        y = Axis(y.title, y.labels)
-    values = log_ticks(min(reach), max(reach)) if y.log else None
-    place = {
-        "x": alt.X("x:Q", title=x.title, scale=x.scale(), axis=x.axis()),
-        "y": alt.Y("y:Q", title=y.title, scale=y.scale(), axis=y.axis(values)),
-    }
-    layers = ranges(rows, place, styles["color"]) + joined(rows, place, styles) + points(rows, place, styles)
-    if labels:
-        words = alt.Chart(data([{"x": one.x, "y": one.y, "text": one.text} for one in labels]))
-        layers.append(words.mark_text(align="left", dx=8, dy=-6).encode(**place, text="text:N"))
-    return finished(alt.layer(*layers))
-
-
-def rows_of(series: Sequence[Series], x: Axis, y: Axis) -> list[dict[str, Any]]:
-    """The data of a chart: one row a point, with the name, the number of its line, and what a reader is told."""
     drawn = [(i, s, p) for i, s in enumerate(series) for p in s.points]
     apart = not any(s.joined for s in series)
-    shifts = dodged([p.x for _, _, p in drawn], WIDTH - 80) if apart else [0.0] * len(drawn)
-    return [
+    shifts = dodge([p.x for _, _, p in drawn], WIDTH - 80) if apart else [0.0] * len(drawn)
+    rows = [
         {
             "name": s.name,
             "line": i,
@@ -156,37 +131,34 @@ def rows_of(series: Sequence[Series], x: Axis, y: Axis) -> list[dict[str, Any]]:
         }
         for (i, s, p), shift in zip(drawn, shifts, strict=True)
     ]
-
-
-def ranges(rows: list[dict[str, Any]], place: dict[str, Any], colour: alt.Color) -> list[alt.Chart]:
-    """Error bars; empty where nothing has any."""
-    some = [row for row in rows if row["low"] != row["high"]]
-    if not some:
-        return []
-    ends = {"y": alt.Y("low:Q", scale=place["y"]["scale"], title=place["y"]["title"]), "y2": "high:Q"}
-    return [alt.Chart(data(some)).mark_rule(strokeWidth=2, xOffset=SHIFT).encode(x=place["x"], color=colour, **ends)]
-
-
-def joined(rows: list[dict[str, Any]], place: dict[str, Any], styles: dict[str, Any]) -> list[alt.Chart]:
-    """One line chart over the rows marked `joined`; empty where there is none to draw."""
-    some = [row for row in rows if row["joined"]]
-    if not some:
-        return []
-    line = alt.Chart(data(some)).mark_line(strokeWidth=2, strokeJoin="round")
-    return [line.encode(**place, detail="line:N", color=styles["color"], strokeDash=styles["dash"])]
-
-
-def points(rows: list[dict[str, Any]], place: dict[str, Any], styles: dict[str, Any]) -> list[alt.Chart]:
-    """Marks, hollow where the value is only a bound."""
+    names = list(dict.fromkeys((s.name, s.style) for s in series))
+    styles = style_channels(names, marks=any(row["mark"] for row in rows))
+    reach = [row[end] for row in rows for end in ("low", "high")]
+    if y.log and min(reach) <= 0:
+        y = Axis(y.title, y.labels)
+    values = log_ticks(min(reach), max(reach)) if y.log else None
+    place = {
+        "x": alt.X("x:Q", title=x.title, scale=x.scale(), axis=x.axis()),
+        "y": alt.Y("y:Q", title=y.title, scale=y.scale(), axis=y.axis(values)),
+    }
     layers = []
-    for bound in (False, True):
-        some = [row for row in rows if row["mark"] and row["bound"] is bound]
-        if some:
-            look = {"filled": False, "fill": LIGHT["ground"], "strokeWidth": 1.5} if bound else {"filled": True}
+    if bars := [row for row in rows if row["low"] != row["high"]]:
+        ends = {"y": alt.Y("low:Q", scale=place["y"]["scale"], title=y.title), "y2": "high:Q"}
+        rule = alt.Chart(data(bars)).mark_rule(strokeWidth=2, xOffset=SHIFT)
+        layers.append(rule.encode(x=place["x"], color=styles["color"], **ends))
+    if joined := [row for row in rows if row["joined"]]:
+        line = alt.Chart(data(joined)).mark_line(strokeWidth=2, strokeJoin="round")
+        layers.append(line.encode(**place, detail="line:N", color=styles["color"], strokeDash=styles["dash"]))
+    hollow = {"filled": False, "fill": LIGHT["ground"], "strokeWidth": 1.5}
+    for bound, look in ((False, {"filled": True}), (True, hollow)):
+        if some := [row for row in rows if row["mark"] and row["bound"] is bound]:
             point = alt.Chart(data(some)).mark_point(size=42, opacity=1, xOffset=SHIFT, **look)
-            channels = {"color": styles["color"], "shape": styles["shape"], "description": alt.Description("says:N")}
-            layers.append(point.encode(**place, **channels))
-    return layers
+            said = alt.Description("says:N")
+            layers.append(point.encode(**place, color=styles["color"], shape=styles["shape"], description=said))
+    if labels:
+        words = alt.Chart(data(list(map(asdict, labels))))
+        layers.append(words.mark_text(align="left", dx=8, dy=-6).encode(**place, text="text:N"))
+    return finished(alt.layer(*layers))
 
 
 def stacked(
@@ -209,7 +181,7 @@ def stacked(
             pieces.append({"row": i, "name": part, "start": start, "end": start + value, "says": says})
             start += value
         ends.append({"row": i, "label": name, "sum": label})
-    channels = styled([(part, i) for i, part in enumerate(parts)])
+    channels = style_channels([(part, i) for i, part in enumerate(parts)])
     down = alt.Y("row:O", axis=None, scale=alt.Scale(paddingInner=0, paddingOuter=0))
     across = alt.X("start:Q", axis=None, scale=alt.Scale(nice=False, zero=True))
     bars = alt.Chart(data(pieces)).mark_bar(size=12, yOffset=9)

@@ -73,7 +73,7 @@ def log_ticks(low: float, high: float) -> list[float]:
     return marks if len(marks) > 2 else ticks(low, high, 4)
 
 
-def dodged(values: Sequence[float], width: float) -> list[float]:
+def dodge(values: Sequence[float], width: float) -> list[float]:
     """By how many units each point moves along an axis of this width, so that those which would lie on each other
     stand side by side.
     """

@@ -5,7 +5,7 @@ A row has one look in all of them. A new chart is a function here, and its name 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import altair as alt
 
@@ -17,7 +17,7 @@ from leansurgeon.report.charts.forms import Chart, Point, Series, lines, stacked
 from leansurgeon.report.charts.heads import head_charts
 from leansurgeon.report.charts.scales import COUNT, PERCENT, PLAIN, WHOLE, Axis
 from leansurgeon.report.evidence.folder import Curve
-from leansurgeon.report.evidence.kappa import LayerKappa
+from leansurgeon.report.evidence.kappa import Bound
 from leansurgeon.report.evidence.run import PARTS
 from leansurgeon.report.humans import Spread
 from leansurgeon.report.rows.by_heads import sweep
@@ -58,6 +58,11 @@ def with_error(x: float, spread: Spread) -> Point:
     return Point(x, spread.mean, spread.mean - sd, spread.mean + sd)
 
 
+def bounded_points(known: Iterable[tuple[float, Bound | None]]) -> tuple[Point, ...]:
+    """Points at the figures that are known; a lower bound is marked as such."""
+    return tuple(Point(x, bound.value, bound=not bound.exact) for x, bound in known if bound)
+
+
 def one(key: str, title: str, says: str, drawing: alt.LayerChart | None) -> list[Chart]:
     """The chart in a list of its own; no chart where there was nothing to draw."""
     return [Chart(key, title, says, drawing)] if drawing is not None else []
@@ -83,15 +88,7 @@ def metric_by_heads(section: Section) -> list[Chart]:
 def kappa_by_heads(section: Section) -> list[Chart]:
     """The paper's figure 5: kappa against heads."""
     series = [
-        Series(
-            curve.name,
-            tuple(
-                Point(heads, row.kappa.median.value, bound=not row.kappa.median.exact)
-                for heads, row in curve.arms
-                if row.kappa and row.kappa.median
-            ),
-            i,
-        )
+        Series(curve.name, bounded_points((heads, row.kappa and row.kappa.median) for heads, row in curve.arms), i)
         for i, curve in enumerate(sweep(section))
     ]
     bounded = " Hollow: at least so much." if any(p.bound for s in series for p in s.points) else ""
@@ -166,26 +163,17 @@ def loss_by_epoch(section: Section) -> list[Chart]:
 
 def kappa_by_layer(section: Section) -> list[Chart]:
     """The condition numbers against layers, a chart for each kind that was measured."""
-    return [chart for key, title, says in KAPPA for chart in of_layers(section, key, title, says)]
-
-
-def of_layers(section: Section, key: str, title: str, says: str) -> list[Chart]:
-    """The chart of one figure of `LayerKappa` (`key`) against the layer, one line for every row."""
-    look = styles(section)
-    series = [
-        Series(row.name, tuple(kappa_points(row.kappa.layers, key)), look[row.name])
-        for row in section.rows
-        if row.kappa
-    ]
-    bounded = any(p.bound for s in series for p in s.points)
-    says += "; hollow: at least so much." if bounded else "."
-    return one(f"kappa-{key}", title, says, lines(series, Axis("layer", WHOLE), Axis("kappa", log=True)))
-
-
-def kappa_points(layers: tuple[LayerKappa, ...], key: str) -> list[Point]:
-    """The layers at which `key` is known; a lower bound is marked as such."""
-    known = [(layer.layer, getattr(layer, key)) for layer in layers]
-    return [Point(number, bound.value, bound=not bound.exact) for number, bound in known if bound]
+    look, charts = styles(section), []
+    for key, title, says in KAPPA:
+        series = [
+            Series(row.name, bounded_points((one.layer, getattr(one, key)) for one in row.kappa.layers), look[row.name])
+            for row in section.rows
+            if row.kappa
+        ]
+        says += "; hollow: at least so much." if any(p.bound for s in series for p in s.points) else "."
+        drawing = lines(series, Axis("layer", WHOLE), Axis("kappa", log=True))
+        charts += one(f"kappa-{key}", title, says, drawing)
+    return charts
 
 
 # -- heads, memory --------------------------------------------------------------------------------
@@ -204,7 +192,7 @@ def of_heads(section: Section) -> list[Chart]:
 
 def predicted_memory(section: Section) -> list[Chart]:
     """Stacked bars of the predicted peak memory (bytes), for the rows whose first run has a prediction."""
-    known = [(row, prediction_of(row)) for row in section.rows if prediction_of(row)]
+    known = [(row, memory) for row in section.rows if (memory := prediction_of(row))]
     rows = [(row.name, [getattr(memory, key) for key in MEMORY]) for row, memory in known]
     sums = [humans.memory(memory.total) for _, memory in known]
     says = "What lives at the moment of the peak, by a rehearsal without a GPU."

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from leansurgeon.intervals import degrees_of_freedom, needed_errors
 from leansurgeon.report.humans import Spread
 from leansurgeon.report.rows.rows import Row, Section, Task
-from leansurgeon.report.verdict import binomial_variance, degrees_of_freedom, needed
+from leansurgeon.report.verdict import variance_of_test
 
 DEBUG = "-debug"  # ends the name of an experiment that was only tried out: nothing is expected of it
 
@@ -64,7 +65,7 @@ def within(value: float, measured: Spread, row: Row, task: Task | None) -> bool 
     """Whether the seeds and the size of the test set allow the expected value; None for one seed."""
     if measured.n < 2:
         return None
-    of_test = binomial_variance(row, task) if task is not None and measured is row.metric else 0.0
+    of_test = variance_of_test(row, task) if task is not None and measured is row.metric else 0.0
     error = (measured.error**2 + of_test) ** 0.5
-    still = Spread(value, None, 1)
-    return abs(measured.mean - value) <= needed(degrees_of_freedom(measured, still, error)) * error
+    freedom = degrees_of_freedom(error, [(measured.error, measured.n)])
+    return abs(measured.mean - value) <= needed_errors(freedom) * error

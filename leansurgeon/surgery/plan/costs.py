@@ -18,7 +18,7 @@ from leansurgeon.measure.costs.flops import Flops
 from leansurgeon.measure.costs.gpus import Gpu
 from leansurgeon.measure.costs.memory import Prediction, Rehearsal, Setting
 from leansurgeon.reading.jsonfile import JsonObject
-from leansurgeon.shape import ParameterCount, Shape
+from leansurgeon.shape import ParameterCount, Shape, evenly_per_stage
 from leansurgeon.surgery.plan.next_steps import CannotHold, cannot_hold, indivisible
 from leansurgeon.surgery.plan.planning import models_along, reshaped, saved_along
 from leansurgeon.surgery.plan.wanted import Wanted
@@ -119,7 +119,8 @@ def costs(
     if cross_check or None in closed:
         for i, (config, architecture) in ends.items():
             priced[i] = replace(priced[i], flops_counted=counted(config, architecture, tokens))
-    refused = cannot_hold(source.architecture, target.architecture, target.shape)
+    layers = evenly_per_stage(source.shape, target.shape, source.architecture.period)  # nobody has chosen yet
+    refused = cannot_hold(source.architecture, target.architecture, target.shape, source.config, layers)
     return Costs(source.name, target.architecture.name, target.why, priced[0], priced[3], saved, start, gpu, refused)
 
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from leansurgeon.architectures.base import Architecture
-from leansurgeon.architectures.formats import KNOWN, OURS, UNREAD
+from leansurgeon.architectures.base import Architecture, Config
+from leansurgeon.architectures.formats import KNOWN, OURS, PATTERNS, UNREAD
 from leansurgeon.shape import Shape, Stage
 
 GROUPS = (32, 64, 128, 256)  # values that share a scale, along what a matrix takes in (GPTQ, AWQ, GGUF, torchao)
@@ -68,8 +68,60 @@ class CannotHold:
     instead: str
 
 
-def cannot_hold(before: Architecture, after: Architecture, shape: Shape) -> CannotHold | None:
-    """The formats that know the family `before` and cannot hold `shape` in the family `after`; None for none."""
+def breaks_pattern(family: str, config: Config, layers: Sequence[int]) -> CannotHold | None:
+    """The format whose program counts by itself which layers are of another kind, where these source `layers` would be
+    taken for others; with layers near to equal spacing that would not. None where there is none.
+    """
+    for name, families in PATTERNS.items():
+        if family not in families:
+            continue
+        key, value, called, period = families[family]
+        kinds = config.get(key)
+        source = [kind == value for kind in kinds] if isinstance(kinds, list) else []
+        fixed = [(i + 1) % period == 0 for i in range(len(source))]
+        kept = [source[i] for i in layers] if source and max(layers) < len(source) else []
+        if source != fixed or kept == fixed[: len(kept)]:
+            continue
+        there = ", ".join(str(i + 1) for i, other in enumerate(kept) if other) or "none"
+        why = f"every {period}{'nd' if period == 2 else 'th'} layer there is {called}, and here it would be {there}"
+        return CannotHold((name,), why, f"--keep {','.join(map(str, in_pattern(len(source), len(kept), period)))}")
+    return None
+
+
+def in_pattern(depth: int, count: int, period: int) -> list[int]:
+    """`count` of `depth` layers near to equal spacing, each of the kind of its new place: every `period`-th is another.
+
+    >>> in_pattern(12, 5, 4)
+    [0, 2, 5, 7, 10]
+    """
+
+    def follows(layer: int, place: int) -> bool:
+        """Whether the layers behind this one have all that places behind this one need."""
+        for other in range(place + 1, count):
+            alike = (i for i in range(layer + 1, depth) if ((i + 1) % period == 0) == ((other + 1) % period == 0))
+            layer = next(alike, depth)
+        return layer < depth
+
+    kept: list[int] = []
+    for place in range(count):
+        wanted = place * (depth - 1) / max(1, count - 1)
+        fitting = [
+            i
+            for i in range(kept[-1] + 1 if kept else 0, depth)
+            if ((i + 1) % period == 0) == ((place + 1) % period == 0) and follows(i, place)
+        ]
+        kept.append(min(fitting, key=lambda i: abs(i - wanted)))
+    return kept
+
+
+def cannot_hold(
+    before: Architecture, after: Architecture, shape: Shape, config: Config | None = None, layers: Sequence[int] = ()
+) -> CannotHold | None:
+    """The formats that know the family `before` and cannot hold `shape` in the family `after`, or the source `layers`
+    that stay of a model with this `config`; None for none.
+    """
+    if config is not None and layers and (pattern := breaks_pattern(before.name, before.flat(config), layers)):
+        return pattern
     stage = next((s for s in shape.stages if s.inner != s.width), None)
     if stage is None:
         return None

@@ -86,7 +86,7 @@ class Plan:
     @property
     def cannot_hold(self) -> CannotHold | None:
         """Formats that know the source's family and have no place for the result; None for none."""
-        return cannot_hold(self.source.architecture, self.architecture, self.after)
+        return cannot_hold(self.source.architecture, self.architecture, self.after, self.source.config, self.layers)
 
     @property
     def asks_data(self) -> bool:

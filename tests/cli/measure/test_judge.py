@@ -10,10 +10,10 @@ import pytest
 from scipy import stats
 
 from leansurgeon.checkpoints import record
-from leansurgeon.checkpoints.proof import paired
 from leansurgeon.checkpoints.proof.report_numbers import sentence
 from leansurgeon.checkpoints.record import Both, Comparison
 from leansurgeon.errors import UsageError
+from leansurgeon.intervals import paired_interval
 from leansurgeon.measure import harness
 from tests.support.command_line import leansurgeon
 from tests.support.models import strangers
@@ -24,10 +24,10 @@ def test_the_interval_is_that_of_the_paired_t_test():
     before = rng.normal(size=40)
     after = before + 0.1 + 0.05 * rng.normal(size=40)
     wanted = stats.ttest_rel(after, before).confidence_interval(0.95)
-    assert paired.interval((after - before).tolist()) == pytest.approx((wanted.low, wanted.high))
-    sevens = paired.interval((7 * (after - before)).tolist(), [7.0] * 40)  # samples of seven labels each
+    assert paired_interval((after - before).tolist()) == pytest.approx((wanted.low, wanted.high))
+    sevens = paired_interval((7 * (after - before)).tolist(), [7.0] * 40)  # samples of seven labels each
     assert sevens == pytest.approx((wanted.low, wanted.high))
-    assert paired.interval([0.5]) is None
+    assert paired_interval([0.5]) is None
 
 
 def test_samples_of_other_sizes_are_weighed_and_the_interval_covers_what_it_says():
@@ -37,7 +37,7 @@ def test_samples_of_other_sizes_are_weighed_and_the_interval_covers_what_it_says
     for _ in range(4000):
         counts = rng.integers(1, 60, 30)
         sums = np.array([rng.normal(0.2, 1.0 / np.sqrt(c)) * c for c in counts])
-        low, high = paired.interval(sums.tolist(), counts.tolist())
+        low, high = paired_interval(sums.tolist(), counts.tolist())
         inside += low <= 0.2 <= high
     assert 0.935 < inside / 4000 < 0.965
 
@@ -61,7 +61,7 @@ def test_a_language_model_is_judged_as_by_hand_and_it_shows_in_report_page_and_c
     losses = [by_hand(folder, source, other) for folder in (source, place / "lean")]
     means = [sum(sums) / sum(counts) for sums, counts in losses]
     assert (found["loss"]["source"], found["loss"]["result"]) == pytest.approx(means, rel=1e-4)
-    wanted = paired.interval([b - a for a, b in zip(losses[0][0], losses[1][0], strict=True)], losses[0][1])
+    wanted = paired_interval([b - a for a, b in zip(losses[0][0], losses[1][0], strict=True)], losses[0][1])
     assert (found["loss"]["low"], found["loss"]["high"]) == pytest.approx(wanted, rel=1e-3)
     assert found["loss"]["low"] < means[1] - means[0] < found["loss"]["high"]
 

@@ -107,3 +107,41 @@ def test_a_source_of_our_own_family_is_told_the_same(saved, tmp_path):
     made = plan(ours, Wanted(layers="2"))
     assert made.cannot_hold and made.cannot_hold.instead == "--head-dim split (8 heads of 4)"
     assert cannot_hold(ours.architecture, ours.architecture, ours.shape) == made.cannot_hold
+
+
+@pytest.mark.parametrize(
+    ("family", "period", "cut"), [("smollm3", 4, "6"), ("gemma3_text", 6, "9"), ("cohere2", 4, "6")]
+)
+def test_a_pattern_of_layers_that_a_format_counts_by_itself(family, period, cut, tmp_path):
+    """llama.cpp takes every so many-th layer for the other kind, whatever config.json says of each."""
+    import transformers
+
+    names = {"smollm3": "SmolLM3", "gemma3_text": "Gemma3Text", "cohere2": "Cohere2"}
+    sizes = dict(hidden_size=32, intermediate_size=48, num_attention_heads=4, num_key_value_heads=2, vocab_size=61)
+    special = dict(pad_token_id=0, bos_token_id=1, eos_token_id=2, num_hidden_layers=12)
+    config = getattr(transformers, f"{names[family]}Config")(**sizes, **special)
+    transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").save_pretrained(
+        tmp_path / "model"
+    )
+
+    def kinds(folder):
+        said = json.loads((folder / "config.json").read_text())
+        return [k in (0, "full_attention") for k in said["no_rope_layers" if family == "smollm3" else "layer_types"]]
+
+    assert kinds(tmp_path / "model") == [(i + 1) % period == 0 for i in range(12)]
+    asked = ("shrink", "model", "--layers", cut, "--uncalibrated", "--no-proof", "--json")
+    done = leansurgeon(*asked, "-o", "out", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    held = kinds(tmp_path / "out") == [(i + 1) % period == 0 for i in range(int(cut))]
+    found = json.loads(done.stdout)["cannot_hold"]
+    assert held == (found is None)
+    assert (
+        found == json.loads(leansurgeon("plan", "model", "--layers", cut, "--json", cwd=tmp_path).stdout)["cannot_hold"]
+    )
+    if found:
+        assert found["formats"] == ["GGUF (llama.cpp)"]
+        better = leansurgeon(*asked[:2], *found["instead"].split(), *asked[4:], "-o", "better", cwd=tmp_path)
+        assert better.returncode == 0 and json.loads(better.stdout)["cannot_hold"] is None, better.stderr
+        assert kinds(tmp_path / "better") == [(i + 1) % period == 0 for i in range(int(cut))]
+    first = leansurgeon("shrink", "model", "--keep", f"0-{int(cut) - 1}", *asked[4:], "-o", "first", cwd=tmp_path)
+    assert json.loads(first.stdout)["cannot_hold"] is None
