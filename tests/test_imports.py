@@ -225,3 +225,27 @@ def test_every_import_is_declared_and_every_declared_package_is_imported():
     packages = {CALLED.get(name, name).lower() for name in foreign}
     assert sorted(packages - core - asked) == []
     assert sorted(core - packages) == ["vl-convert-python"]  # altair imports it
+
+
+def test_files_and_modules_that_a_comment_names_are_there():
+    """`room/file.py` and `room.module.Name` in backticks; recipe keys and files of results look alike."""
+    rooms = {path.name for path in PACKAGE.iterdir() if path.is_dir()}
+    modules = {".".join(path.relative_to(PACKAGE).with_suffix("").parts) for path in PACKAGE.rglob("*.py")}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for name in re.findall(r"`([\w./-]+)`", path.read_text()):
+            room = re.split(r"[./]", name)[0]
+            others = (
+                "architectures/attention.py",
+                "measure.invariant",
+                "measure.pruning",
+                "surgery.json",
+                "search.svg",
+                "architectures/attention.py",
+            )
+            if room not in rooms or name.startswith(others):
+                continue
+            if name.endswith(".py"):
+                assert (PACKAGE / name).is_file(), f"{path}: {name}"
+            elif "." in name:
+                whole = any(module == name or module.startswith(f"{name}.") for module in modules)
+                assert whole or name.rpartition(".")[0] in modules, f"{path}: {name}"

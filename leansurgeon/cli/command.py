@@ -12,6 +12,7 @@ import typer
 
 from leansurgeon.cli import completion
 from leansurgeon.commands.command import Command, access_to, pushing
+from leansurgeon.errors import UsageError
 from leansurgeon.progress import say
 from leansurgeon.rank import is_worker, rank
 from leansurgeon.request import Names, check_request, options_of
@@ -48,6 +49,8 @@ def command_of(command: Command) -> Callable[..., None]:
         given = {name: value for name, value in given.items() if value is not None}  # None: as the request has it
         given |= {name: Names(value) for name, value in given.items() if isinstance(value, list)}
         asked = check_request(command.request, given)
+        if as_json and (form := getattr(asked, "format", "json")) not in ("table", "json"):
+            raise UsageError(f"--json and --format {form} are two forms of one output.", "Leave one of them out.")
         with access_to(asked), pushing(asked, say) as push:
             result = command.run(asked, say)
             if is_worker() and rank() > 0:

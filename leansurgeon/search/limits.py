@@ -27,7 +27,7 @@ def config_of(source: Source, shape: Shape) -> tuple[Config, Architecture]:
 
 
 def training_memory(source: Source, shape: Shape, setting: memory.Setting) -> int:
-    """Predicted peak bytes of training on one GPU. Raises what `measure.memory.predict` raises."""
+    """Predicted peak bytes of training on one GPU. Raises what `measure.costs.memory.predict` raises."""
     return memory.predict(*config_of(source, shape), setting).total
 
 

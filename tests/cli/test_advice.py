@@ -202,3 +202,12 @@ def test_a_cut_that_changes_nothing_is_refused_and_its_advice_works(place):
         words = words.replace("--layers 6", "--layers 2").replace("--mlp-dim 512", "--mlp-dim 16")
         done = leansurgeon("shrink", "my-model", *shlex.split(words), "--dry-run", cwd=place)
         assert done.returncode == 0, (words, done.stderr)
+
+
+@pytest.mark.parametrize("command", [("report", "runs"), ("paper",)])
+def test_two_forms_of_one_output_are_refused(command, tmp_path):
+    done = leansurgeon(*command, "--format", "csv", "--json", cwd=tmp_path)
+    assert done.returncode == 2 and not done.stdout
+    assert re.search(r"--json and --format csv", done.stderr)
+    if command == ("paper",):
+        assert leansurgeon(*command, "--format", "json", "--json", cwd=tmp_path).stdout.startswith("{")

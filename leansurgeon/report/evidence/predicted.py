@@ -20,7 +20,7 @@ from leansurgeon.training.runs.summary import Summary
 
 
 def predicted_of(run: Path, memory_kind: str, setting: tuple[tuple[str, Any], ...] | None) -> Prediction | None:
-    """What `measure.memory` predicts for the model, batch, precision and optimizer of a run.
+    """What `measure.costs.memory` predicts for the model, batch, precision and optimizer of a run.
 
     None on a CPU, whose peak is that of a whole process and no counterpart; where the model or its setting is not
     known; and for text whose length the recipe leaves to the task.
@@ -32,7 +32,7 @@ def predicted_of(run: Path, memory_kind: str, setting: tuple[tuple[str, Any], ..
 
 
 def setting_of(summary: Summary) -> tuple[tuple[str, Any], ...] | None:
-    """The fields of `measure.memory.Setting`, as pairs, since they are looked up again for equal ones."""
+    """The fields of `measure.costs.memory.Setting`, as pairs, since they are looked up again for equal ones."""
     train = summary.recipe.get("train")
     if not summary.micro_batch or text(value_at(train, "parallel")) == "fsdp2":  # the rehearsal knows DDP alone
         return None

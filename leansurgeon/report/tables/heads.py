@@ -1,6 +1,6 @@
 """What `leansurgeon heads` prints: the map of importance, ablations and the pruning curve, in 80 columns.
 
-All functions read the document of `measure.heads.study` (also from RUN/heads.json) and import no torch.
+All functions read the document of `measure.heads.document` (also from RUN/heads.json) and import no torch.
 """
 
 from __future__ import annotations
