@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import NamedTuple
@@ -79,50 +79,40 @@ def audit(exhibit: Exhibit, how: str = "meta", *, what_if: bool = False) -> list
     """Every row of an exhibit, counted. Raises `UsageError` for a way of counting that does not exist."""
     if how not in COUNTS:
         raise UsageError(f"--count {how}: give meta or formula{did_you_mean(how, COUNTS)}.")
-    count = meta_count if how == "meta" else formula_count
-    return [audit_row(row, exhibit.original(row), count, what_if) for row in exhibit.rows]
+    return [audit_row(row, exhibit.original(row), how, what_if) for row in exhibit.rows]
 
 
-def audit_row(row: Row, original: Row, count: Count, what_if: bool) -> Audited:
+def audit_row(row: Row, original: Row, how: str, what_if: bool) -> Audited:
     """One row counted: parameters under the paper's head policy, and under others with `what_if`."""
     start = Start(row.preset)
     target = target_of(start, row.words, row.policy)
-    first = target_of(start, original.words, original.policy)
-    others = {name: count(start, target_of(start, words, row.policy)) for name, words in row.others.items()}
+    # The MLP as printed stands in every part of the model, as if it had been built so (VOLO's class attention has an
+    # MLP that surgery would leave alone).
+    wider, printed = Start(row.preset, row.printed.words.mlp_dim), row.printed.words
     return Audited(
         row=row,
         shape=target.shape,
-        parameters=count(start, target),
-        original=count(start, first),
+        parameters=count(start, target, how),
+        original=count(start, target_of(start, original.words, original.policy), how),
         saved_by=saved_by(start, target),
-        as_printed=count_as_printed(row, count) if row.reading else None,
-        others=others,
-        what_if=tuple(alternatives(row, count)) if what_if and row.role != "original" else (),
+        as_printed=count(wider, target_of(wider, printed, row.policy), how) if row.reading else None,
+        others={name: count(start, target_of(start, words, row.policy), how) for name, words in row.others.items()},
+        what_if=tuple(alternatives(row, target.shape, how)) if what_if and row.role != "original" else (),
     )
 
 
-def count_as_printed(row: Row, count: Count) -> int:
-    """The printed shape, its MLP in every part of the model as if it had been built so (VOLO's class attention has an
-    MLP that surgery would leave alone).
-    """
-    start = Start(row.preset, row.printed.words.mlp_dim)
-    return count(start, target_of(start, row.printed.words, row.policy))
-
-
-def alternatives(row: Row, count: Count) -> list[Alternative]:
+def alternatives(row: Row, papers: Shape, how: str) -> Iterator[Alternative]:
     """The row under both head policies, each with its own MLP and with that of the original."""
-    others, start = [], Start(row.preset)
-    papers = target_of(start, row.words, row.policy).shape
+    start = Start(row.preset)
     for policy in ("keep", "split"):
         for original_mlp in (False, True):
-            words = Words(row.words.layers, row.words.heads, None if original_mlp else row.words.mlp_dim)
+            words = replace(row.words, mlp_dim=None) if original_mlp else row.words
             try:
                 made = target_of(start, words, policy)
             except LeanSurgeonError as error:
-                others.append(Alternative(policy, original_mlp, False, None, error.message))
+                yield Alternative(policy, original_mlp, False, None, error.message)
             else:
-                others.append(Alternative(policy, original_mlp, made.shape == papers, count(start, made)))
-    return others
+                yield Alternative(policy, original_mlp, made.shape == papers, count(start, made, how))
 
 
 # -- shapes ---------------------------------------------------------------------------------------
@@ -133,9 +123,6 @@ class Start(NamedTuple):
 
     preset: str
     mlp_dim: str | None = None
-
-
-Count = Callable[[Start, Target], int]
 
 
 @cache
@@ -176,9 +163,10 @@ def saved_by(start: Start, target: Target) -> dict[str, int]:
 # -- counts ---------------------------------------------------------------------------------------
 
 
-def formula_count(start: Start, target: Target) -> int:
-    """Parameters by the torch-free declaration."""
-    return declared_count(start, target.architecture.name, target.shape)
+def count(start: Start, target: Target, how: str) -> int:
+    """Parameters by the torch-free declaration ("formula") or of the model that the library builds ("meta")."""
+    counted = library_count if how == "meta" else declared_count
+    return counted(start, target.architecture.name, target.shape)
 
 
 @cache
@@ -192,11 +180,6 @@ def declared_count(start: Start, family: str, shape: Shape) -> int:
         second = spec.layer is not None and spec.index == 1
         total += spec.counted * spec.size * (shape.stages[spec.stage].depth - 1 if second else 1)
     return total
-
-
-def meta_count(start: Start, target: Target) -> int:
-    """Parameters of the model that the library builds, without memory for its weights."""
-    return library_count(start, target.architecture.name, target.shape)
 
 
 @cache

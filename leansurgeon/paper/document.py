@@ -7,7 +7,7 @@ import io
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from leansurgeon.paper.audit import Alternative, Audited
+from leansurgeon.paper.audit import Audited
 from leansurgeon.paper.base import Exhibit
 from leansurgeon.reading.jsonfile import JsonObject
 
@@ -70,19 +70,18 @@ def record(a: Audited) -> JsonObject:
         "change_percent": a.change_percent,
         "saved_by": dict(a.saved_by),
         "remark": a.remark or None,
-        "what_if": [alternative(x, a.original) for x in a.what_if] or None,
-    }
-
-
-def alternative(x: Alternative, original: int) -> JsonObject:
-    """Another reading of a row as JSON holds it."""
-    return {
-        "head_policy": x.policy,
-        "mlp": "original" if x.original_mlp else "as counted",
-        "is_the_papers": x.is_papers,
-        "parameters": x.parameters,
-        "change_percent": None if x.parameters is None else 100 * (x.parameters / original - 1),
-        "problem": x.problem or None,
+        "what_if": [
+            {
+                "head_policy": x.policy,
+                "mlp": "original" if x.original_mlp else "as counted",
+                "is_the_papers": x.is_papers,
+                "parameters": x.parameters,
+                "change_percent": None if x.parameters is None else 100 * (x.parameters / a.original - 1),
+                "problem": x.problem or None,
+            }
+            for x in a.what_if
+        ]
+        or None,
     }
 
 
@@ -90,33 +89,23 @@ def as_csv(exhibits: Exhibits) -> str:
     """One line a row, all numbers as they are."""
     lines = [flat(exhibit, a) for exhibit, rows in exhibits for a in rows]
     text = io.StringIO()
-    if lines:
-        writer = csv.DictWriter(text, list(dict.fromkeys(key for line in lines for key in line)), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(lines)
+    writer = csv.DictWriter(text, list(dict.fromkeys(key for line in lines for key in line)), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(lines)
     return text.getvalue().rstrip("\n")
 
 
 def flat(exhibit: Exhibit, a: Audited) -> JsonObject:
     """A row as one line of CSV."""
-    row, printed = a.row, a.row.printed
-    words = {
-        f"{kind}_{key}": value
-        for kind, w in (("printed", printed.words), ("counted", row.words))
-        for key, value in asdict(w).items()
-    }
+    known, printed = record(a), a.row.printed
     return {
         "exhibit": exhibit.name,
-        "model": row.model,
-        "role": row.role,
-        "preset": row.preset,
-        **words,
-        "head_policy": row.policy,
+        **{key: known[key] for key in ("model", "role", "preset")},
+        **{f"printed_{key}": value for key, value in asdict(printed.words).items()},
+        **{f"counted_{key}": value for key, value in known["counted"].items()},
+        "head_policy": a.row.policy,
         "printed_parameters": printed.parameters,
-        "parameters": a.parameters,
-        "difference": a.difference,
-        "agreement": a.agreement,
-        "parameters_as_printed": a.as_printed,
+        **{key: known[key] for key in ("parameters", "difference", "agreement", "parameters_as_printed")},
         "change_percent": a.change_percent,
         **{f"saved_by_{part}": value for part, value in a.saved_by.items()},
         "printed_headline": exhibit.headline if exhibit.headline in printed.scores else None,

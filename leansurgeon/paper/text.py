@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from leansurgeon.paper.audit import Alternative, Audited
 from leansurgeon.paper.base import UNITS, Exhibit
 from leansurgeon.paper.document import Exhibits, summary
@@ -14,26 +12,34 @@ CLAIM = (
     "No table says whether more heads do it or a lower kappa. `leansurgeon run claim-retrieval` tries them apart; what "
     "came out so far is in examples/results/claim.md of the repository."
 )
+COUNTED = ["", "layers", "heads", "head_dim", "MLP", "paper", "counted", "off by"]
 STYLES = {"markdown": "pipe", "latex": "latex_booktabs"}
-
-
-@dataclass(frozen=True)
-class Grid:
-    """A table: a caption, heads, and rows of cells, the first of which is a name."""
-
-    caption: str
-    heads: list[str]
-    rows: list[list[str]]
 
 
 def render(exhibits: Exhibits, format: str = "table", *, what_if: bool = False) -> str:
     """Every exhibit and a closing summary; `format` is table, markdown or latex."""
     blocks = []
     for exhibit, rows in exhibits:
+        unit = "M" if any(a.parameters >= 10_000_000 for a in rows) else "k"  # what an exhibit's changes are given in
+        made = [a for a in rows if a.row.role != "original"]
         blocks += prose([f"{exhibit.name}: {exhibit.title}"], format, heading=True)
-        for grid in (counts(rows), savings(exhibit, rows), *([alternatives(exhibit, rows)] if what_if else [])):
-            if grid.rows:
-                blocks += [*prose([grid.caption] if grid.caption else [], format), draw(grid, format)]
+        blocks += [draw([COUNTED, *map(count_cells, rows)], format)] if rows else []
+        saving = ["", "all", "paper", "depth", "heads", "MLP", exhibit.headline, "GB"]
+        others = ["", "keep", "keep, old MLP", "split", "split, old MLP"]
+        tables = {
+            f"Change against the original, and where it comes from ({unit})": [
+                saving,
+                *(saving_cells(exhibit, a, unit) for a in made),
+            ],
+            f"What if: parameters ({unit}) and change; * is the row itself": [
+                others,
+                *([label(exhibit, a), *(what_if_cell(x, a, unit) for x in a.what_if)] for a in made if what_if),
+            ],
+        }
+        for caption, lines in tables.items():
+            if len(lines) > 1:
+                kept = [i for i in range(len(lines[0])) if i == 0 or any(line[i].strip() for line in lines[1:])]
+                blocks += [*prose([caption], format), draw([[line[i] for i in kept] for line in lines], format)]
         blocks += prose(lines_below(exhibit, rows), format)
     return "\n\n".join([*blocks, *prose(wrap(closing(exhibits)), format), *prose(wrap(CLAIM), format)])
 
@@ -52,39 +58,28 @@ def prose(lines: list[str], format: str, *, heading: bool = False) -> list[str]:
 # -- tables ---------------------------------------------------------------------------------------
 
 
-def counts(rows: list[Audited]) -> Grid:
-    """Shape, head policy, the printed figure and ours."""
-    heads = ["", "layers", "heads", "head_dim", "MLP", "paper", "counted", "off by"]
-    return Grid("", heads, [count_cells(a) for a in rows])
-
-
 def count_cells(a: Audited) -> list[str]:
-    """Cells of a row of the table of counts."""
+    """Shape, head policy (`64` of an original, `keep 64` or `split 32` of what was made from it), the printed figure
+    and ours.
+    """
     row, printed, shape = a.row, a.row.printed, a.shape
     starred = {
         key: "*" if getattr(printed.words, key) not in (None, getattr(row.words, key)) else ""
         for key in ("layers", "heads", "mlp_dim")
     }
+    sizes = {stage.head_dim for stage in shape.stages}
+    number = str(*sizes) if len(sizes) == 1 else ""  # left out where stages differ
     off = "" if a.difference_percent is None else per_cent(a.difference_percent, 2)
     return [
         {"original": row.model, "lean": "  lean"}.get(row.role, ""),
         shape.column("depth") + starred["layers"],
         shape.column("heads") + starred["heads"],
-        head_dim(a),
+        number if row.role == "original" else f"{row.policy} {number}".rstrip(),
         mlp(shape) + starred["mlp_dim"],
         printed.parameters or "",
         f"{a.parameters:,}",
         off + (" !" if missed(a) else "  " if off else ""),
     ]
-
-
-def head_dim(a: Audited) -> str:
-    """`64` of an original, `keep 64` or `split 32` of what was made from it; the number is left out where stages
-    differ.
-    """
-    sizes = {stage.head_dim for stage in a.shape.stages}
-    number = str(*sizes) if len(sizes) == 1 else ""
-    return number if a.row.role == "original" else f"{a.row.policy} {number}".rstrip()
 
 
 def mlp(shape: Shape) -> str:
@@ -95,36 +90,19 @@ def mlp(shape: Shape) -> str:
     return f"{ratios.pop():g}x" if len(ratios) == 1 else "mixed"
 
 
-def savings(exhibit: Exhibit, rows: list[Audited]) -> Grid:
+def saving_cells(exhibit: Exhibit, a: Audited, unit: str) -> list[str]:
     """Where the change in parameters comes from, and what the paper says it costs."""
-    unit = unit_of(rows)
-    heads = ["", "all", "paper", "depth", "heads", "MLP", exhibit.headline, "GB"]
-    lines = []
-    for a in rows:
-        if a.row.role == "original":
-            continue
-        first, now = exhibit.original(a.row).printed, a.row.printed
-        lines.append(
-            [
-                label(exhibit, a),
-                per_cent(a.change_percent),
-                now.change or "",
-                *(signed(-a.saved_by[part], unit) for part in ("depth", "heads", "mlp")),
-                arrow(first.scores.get(exhibit.headline), now.scores.get(exhibit.headline)),
-                arrow(first.memory, now.memory),
-            ]
-        )
-    return without_empty(Grid(f"Change against the original, and where it comes from ({unit})", heads, lines))
-
-
-def alternatives(exhibit: Exhibit, rows: list[Audited]) -> Grid:
-    """Both head policies, each with the row's MLP and with the original's."""
-    unit = unit_of(rows)
-    heads = ["", "keep", "keep, old MLP", "split", "split, old MLP"]
-    lines = [
-        [label(exhibit, a), *(what_if_cell(x, a, unit) for x in a.what_if)] for a in rows if a.row.role != "original"
+    first, now = exhibit.original(a.row).printed, a.row.printed
+    digits = 2 if unit == "M" else 1
+    parts = [-a.saved_by[part] for part in ("depth", "heads", "mlp")]
+    return [
+        label(exhibit, a),
+        per_cent(a.change_percent),
+        now.change or "",
+        *(f"{value / UNITS[unit]:+.{digits}f}" if value else "0" for value in parts),
+        arrow(first.scores.get(exhibit.headline), now.scores.get(exhibit.headline)),
+        arrow(first.memory, now.memory),
     ]
-    return without_empty(Grid(f"What if: parameters ({unit}) and change; * is the row itself", heads, lines))
 
 
 def what_if_cell(x: Alternative, a: Audited, unit: str) -> str:
@@ -147,16 +125,6 @@ def label(exhibit: Exhibit, a: Audited) -> str:
     return f"{words.layers} x " + (f"MLP {words.mlp_dim}" if same_heads else f"{words.heads} heads")
 
 
-def unit_of(rows: list[Audited]) -> str:
-    """Millions, where a model of the table has as many as ten."""
-    return "M" if any(a.parameters >= 10_000_000 for a in rows) else "k"
-
-
-def signed(value: int, unit: str) -> str:
-    """A difference with its sign in this unit."""
-    return f"{value / UNITS[unit]:+.{2 if unit == 'M' else 1}f}" if value else "0"
-
-
 def per_cent(value: float, digits: int = 1) -> str:
     """`-53.7 %`; no sign before a zero."""
     text = f"{value:+.{digits}f}"
@@ -166,12 +134,6 @@ def per_cent(value: float, digits: int = 1) -> str:
 def arrow(before: float | None, after: float | None) -> str:
     """Before and after, where both are known."""
     return "" if before is None or after is None else f"{before} -> {after}"
-
-
-def without_empty(grid: Grid) -> Grid:
-    """The table without columns that say nothing."""
-    keep = [i for i in range(len(grid.heads)) if i == 0 or any(row[i].strip() for row in grid.rows)]
-    return Grid(grid.caption, [grid.heads[i] for i in keep], [[row[i] for i in keep] for row in grid.rows])
 
 
 # -- words ----------------------------------------------------------------------------------------
@@ -185,7 +147,9 @@ def lines_below(exhibit: Exhibit, rows: list[Audited]) -> list[str]:
     if any(missed(a) for a in rows):
         lines += wrap("! does not round to the paper's figure")
     if any(a.row.printed.scores or a.row.printed.memory for a in rows if a.row.role != "original"):
-        lines += wrap(f"The paper's own, not measured here: {said_by_paper(exhibit, rows)}.")
+        own = [exhibit.headline] * any(a.row.printed.scores for a in rows)
+        own += ["memory (GB, all GPUs together)"] * any(a.row.printed.memory for a in rows)
+        lines += wrap(f"The paper's own, not measured here: {' and '.join(own)}.")
     said: dict[str, list[str]] = {}
     for a in rows:
         if a.remark:
@@ -202,13 +166,6 @@ def lines_below(exhibit: Exhibit, rows: list[Audited]) -> list[str]:
     for remark in exhibit.remarks:
         lines += wrap(f"- {remark}", "  ")
     return lines
-
-
-def said_by_paper(exhibit: Exhibit, rows: list[Audited]) -> str:
-    """Which scores and costs the paper prints for these rows."""
-    words = [exhibit.headline] * any(a.row.printed.scores for a in rows)
-    words += ["memory (GB, all GPUs together)"] * any(a.row.printed.memory for a in rows)
-    return " and ".join(words)
 
 
 def closing(exhibits: Exhibits) -> str:
@@ -237,11 +194,12 @@ def name(exhibit: Exhibit, a: Audited) -> str:
 # -- drawing --------------------------------------------------------------------------------------
 
 
-def draw(grid: Grid, format: str) -> str:
-    """A table in a format of `tabulate`, or for a terminal."""
+def draw(lines: list[list[str]], format: str) -> str:
+    """A table, heads first, in a format of `tabulate`, or for a terminal."""
+    heads, *rows = lines
     if format not in STYLES:
-        return in_columns(grid.heads, grid.rows)
+        return in_columns(heads, rows)
     from tabulate import tabulate
 
-    align = ["left", *["right"] * (len(grid.heads) - 1)]
-    return tabulate(grid.rows, grid.heads, tablefmt=STYLES[format], colalign=align, disable_numparse=True)
+    align = ["left", *["right"] * (len(heads) - 1)]
+    return tabulate(rows, heads, tablefmt=STYLES[format], colalign=align, disable_numparse=True)

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from leansurgeon.paper import EXHIBITS, TABLES
-from leansurgeon.paper.audit import audit, audit_row, formula_count, meta_count
+from leansurgeon.paper.audit import audit, audit_row
 
 # Counted on the original code: cramming, Tiny-Stories-GPT, the LRA code of the Nystromformer, and timm with its
 # attention classes rebuilt where the paper keeps head_dim.
@@ -62,7 +62,7 @@ def pair(key: str, model: str) -> list:
     """Both rows of a model."""
     exhibit = EXHIBITS[key]
     rows = [row for row in exhibit.rows if row.model == model]
-    return [audit_row(row, exhibit.original(row), formula_count, what_if=True) for row in rows]
+    return [audit_row(row, exhibit.original(row), "formula", what_if=True) for row in rows]
 
 
 def same(count: int, known: float) -> bool:
@@ -184,9 +184,7 @@ def test_the_formula_counts_what_the_library_builds(key, index):
     exhibit = EXHIBITS[key]
     row = exhibit.rows[index]
     what_if = key in "12345" and row.role == "lean"
-    declared, built = (
-        audit_row(row, exhibit.original(row), count, what_if=what_if) for count in (formula_count, meta_count)
-    )
+    declared, built = (audit_row(row, exhibit.original(row), how, what_if=what_if) for how in ("formula", "meta"))
     assert declared == built  # the printed shape, the alternatives and the what-ifs, too
 
 

@@ -26,7 +26,7 @@ def costs_table(costs: Costs) -> str:
         rows.append(sizes("memory, peak", a.memory.total, b.memory.total))
     if costs.gpu:
         rows.append(numbers("largest micro batch", a.largest_batch, b.largest_batch))
-    lines = [side_by_side(rows, [costs.source, "before", "after", "change"]), "", *wrap(costs.why + ".")]
+    lines = [*side_by_side(rows, [costs.source, "before", "after", "change"]), "", *wrap(costs.why + ".")]
     for says in (credit(costs), how(costs), fitting(costs)):
         lines += wrap(says) if says else []
     lines += next_steps(a.shape, b.shape, costs.refused)

@@ -7,12 +7,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tabulate import tabulate
-
 from leansurgeon.checkpoints.record import Proof
 from leansurgeon.checkpoints.recorded.decided import BlockRefit, Decisions, MadeLayer
 from leansurgeon.errors import short
 from leansurgeon.report.tables.in_words import criteria
+from leansurgeon.report.tables.shape_rows import draw_table
 from leansurgeon.words import ranges, wrap
 
 
@@ -50,7 +49,7 @@ def tried(decided: Decisions) -> str:
         note += " Those judged on less could not have won."
     told = criteria(c.criterion for c in candidates)
     note += f" {told[0].upper()}{told[1:]}." if told else ""
-    return "\n".join([tabulate(rows, headers=head, disable_numparse=True), *wrap(note)])
+    return "\n".join([*draw_table(rows, head), *wrap(note)])
 
 
 def changed(layers: Sequence[MadeLayer]) -> str:
@@ -65,7 +64,7 @@ def changed(layers: Sequence[MadeLayer]) -> str:
         return ""
     head = ["layer", "for", "made", "refitted", "error"]
     note = "'for': the layers of the source that it stands for; 'error': that of its output on guard samples."
-    return "\n".join([tabulate(rows, headers=head, disable_numparse=True), *wrap(note)])
+    return "\n".join([*draw_table(rows, head), *wrap(note)])
 
 
 def made(layer: MadeLayer) -> str:
@@ -98,7 +97,7 @@ def spent(decided: Decisions) -> str:
 def weighed(kept: Mapping[str, Sequence[int]]) -> str:
     """Heads that stay because of their weights alone."""
     rows = [[layer, short(ranges(heads), 60)] for layer, heads in kept.items()]
-    return tabulate(rows, headers=["source layer", "heads kept"], disable_numparse=True) if rows else ""
+    return "\n".join(draw_table(rows, ["source layer", "heads kept"])) if rows else ""
 
 
 def closing(folder: Path, proof: Proof) -> str:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 
-from tabulate import tabulate
-
 from leansurgeon.checkpoints.diff import ABSENT, Absent, Compared, Diff
 from leansurgeon.errors import short
 from leansurgeon.reading.jsonfile import Json
-from leansurgeon.report.tables.shape_rows import parameters, shapes, side_by_side
+from leansurgeon.report.tables.shape_rows import draw_table, parameters, shapes, side_by_side
 from leansurgeon.words import ranges, wrap
 
 COLUMNS = {"q k v": ("q", "k", "v", "qk", "qkv", "vkq"), "o": ("o",), "up gate": ("up", "gate"), "down": ("down",)}
@@ -41,13 +39,13 @@ def numbers(diff: Diff) -> list[str]:
     """Shape and parameters."""
     counts = parameters(diff.a.parameters, diff.b.parameters)
     compared = [[*count, "" if changed == "new" else changed] for *count, changed in counts]
-    return side_by_side([*shapes(diff.a.shape, diff.b.shape), *compared], ["", "A", "B", ""]).splitlines()
+    return side_by_side([*shapes(diff.a.shape, diff.b.shape), *compared], ["", "A", "B", ""])
 
 
 def configs(diff: Diff) -> list[str]:
     """The keys of the config that differ, as lines of a table."""
     rows = [[short(key, 26), short(text(a), ROOM), short(text(b), ROOM)] for key, a, b in diff.config]
-    return tabulate(rows, headers=["config", "A", "B"], disable_numparse=True).splitlines()
+    return draw_table(rows, ["config", "A", "B"])
 
 
 def text(value: Json | Absent) -> str:
@@ -72,7 +70,7 @@ def blocks(diff: Diff) -> list[str]:
         [ranges([b for _, b in run]), ranges([a for a, _ in run]), *(cell(cells[name]) for name in cells)]
         for run, cells in rows
     ]
-    lines = tabulate(table, headers=["layer", "of A", *COLUMNS, "rest"], disable_numparse=True).splitlines()
+    lines = draw_table(table, ["layer", "of A", *COLUMNS, "rest"])
     paired = {"A": {a for a, _ in diff.layers}, "B": {b for _, b in diff.layers}}
     for letter, source in (("A", diff.a), ("B", diff.b)):
         alone = [i for i in range(source.shape.depth) if i not in paired[letter]]
@@ -115,6 +113,6 @@ def outside(diff: Diff) -> list[str]:
     here = [t for t in diff.tensors if t.layer_a is None and t.layer_b is None]
     rows = [[short(t.name, 50), cell([t])] for t in here if t.state != "same"]
     same = len(here) - len(rows)
-    lines = tabulate(rows, headers=["outside the layers", ""], disable_numparse=True).splitlines() if rows else []
+    lines = draw_table(rows, ["outside the layers", ""]) if rows else []
     said = f"{same} of {len(here)} tensors outside the layers are the same." if here else ""
     return [*lines, *wrap(said), ""] if here else lines

@@ -10,9 +10,8 @@ import textwrap
 from bisect import bisect_left
 from typing import TYPE_CHECKING
 
-from tabulate import tabulate
-
 from leansurgeon.errors import plural
+from leansurgeon.report.tables.shape_rows import draw_table
 from leansurgeon.words import wrap
 
 if TYPE_CHECKING:
@@ -69,12 +68,12 @@ def importance_map(document: HeadsDocument) -> list[str]:
         rows.append([name(entry, document), pieces[0], share, f"{best + 1} ({100 * values[best] / total:.1f} %)"])
         rows += [["", piece, "", ""] for piece in pieces[1:]]
     headers = ["layer", "heads", "importance", "strongest"]
-    lines = tabulate(rows, headers=headers, colalign=("left", "left", "right", "right"), disable_numparse=True)
+    lines = draw_table(rows, headers, ("left", "left", "right", "right"))
     says = "A digit a head: 9 is the most important tenth of all heads, 0 the least."
     if len(document["kinds"]) > 1:
         shares = (f"{k} {100 * v['share']:.0f} % in {plural(v['heads'], 'head')}" for k, v in document["kinds"].items())
         says += f" By kind of attention: {', '.join(shares)}."
-    return [*lines.splitlines(), *wrap(says)]
+    return [*lines, *wrap(says)]
 
 
 def tenth(ordered: list[float], value: float) -> int:
@@ -99,7 +98,7 @@ def ablation(document: HeadsDocument) -> list[str]:
         return [name(entry, document), number, loss, error(off), p(off["p_holm"]), *accuracy]
 
     headers = ["layer", "head off", "loss", "error", "p (Holm)"] + (["accuracy"] if percent else [])
-    lines = tabulate([row(*each) for each in ends], headers=headers, disable_numparse=True).splitlines()
+    lines = draw_table([row(*each) for each in ends], headers)
     if len(ends) < len(heads):
         lines.insert(2 + SHOWN, f"... {plural(len(heads) - len(ends), 'head')} in between ...")
     n = document["samples"]["ablation"]
@@ -118,7 +117,7 @@ def ablation(document: HeadsDocument) -> list[str]:
     only = [row(entry, entry["only"]["head"], entry["only"]) for entry in document["attentions"]]
     headers[1] = "only head"
     return [
-        *lines, *wrap(says), "", *tabulate(only, headers=headers, disable_numparse=True).splitlines(),
+        *lines, *wrap(says), "", *draw_table(only, headers),
         *wrap("The most important head of one layer alone left; all other layers whole."),
     ]  # fmt: skip
 
@@ -141,13 +140,13 @@ def curve(document: HeadsDocument) -> list[str]:
     columns = [[value(point, document) for point in points] for points in orders.values()]
     rows = [[f"{100 * step:.0f} %", *cells] for step, *cells in zip(steps, *columns, strict=True)]
     aligned = ("right",) * (1 + len(orders))
-    lines = tabulate(rows, headers=["off", *(LABELS[k] for k in orders)], colalign=aligned, disable_numparse=True)
+    lines = draw_table(rows, ["off", *(LABELS[k] for k in orders)], aligned)
     shown = unit(document)
     allowed = "a hundredth less of it" if "accuracy" in document["whole"] else "a hundredth more of it"
     allowed = allowed if labelled(document) else "0.01 of it"
     able = ", ".join(f"{LABELS[key]} {100 * curves['prunable'][key]:.0f} %" for key in orders)
     lines = [
-        *lines.splitlines(),
+        *lines,
         *wrap(
             f"{shown} on {document['samples']['curve']:,} held-out samples. least: the least important heads of the "
             "model first, layers may lose all. most: backwards."
@@ -166,8 +165,8 @@ def by_kind(document: HeadsDocument) -> list[str]:
     rows = [
         [f"{100 * f:.0f} %"] + [value(points[i], document) for points in kinds.values()] for i, f in enumerate(steps)
     ]
-    lines = tabulate(rows, headers=["off", *kinds], colalign=("right",) * (1 + len(kinds)), disable_numparse=True)
-    return [*lines.splitlines(), *wrap("Each kind of attention alone, its least important heads first.")]
+    lines = draw_table(rows, ["off", *kinds], ("right",) * (1 + len(kinds)))
+    return [*lines, *wrap("Each kind of attention alone, its least important heads first.")]
 
 
 def labelled(document: HeadsDocument) -> bool:

@@ -19,7 +19,7 @@ def plan_table(plan: Plan) -> str:
     a, b = plan.flops_before, plan.flops_after
     if a and b:
         rows.append([f"GFLOPs forward, {a.tokens:,} tokens", giga(a.total), giga(b.total), change(a.total, b.total)])
-    lines = [side_by_side(rows, [plan.source.name, "before", "after", "change"]), ""]
+    lines = [*side_by_side(rows, [plan.source.name, "before", "after", "change"]), ""]
     saved = old.total - new.total
     if saved:
         by = ", ".join(f"{part} {-value:+,}" for part, value in plan.saved_by.items())

@@ -9,9 +9,14 @@ from tabulate import tabulate
 from leansurgeon.shape import NUMBERS, PARTS, ParameterCount, Shape
 
 
-def side_by_side(rows: Sequence[Sequence[str]], heads: Sequence[str]) -> str:
+def draw_table(rows: Sequence[Sequence[object]], heads: Sequence[str], align: Sequence[str] | None = None) -> list[str]:
+    """A table as lines; cells stand as they are written, at the left or as `align` says of each column."""
+    return tabulate(rows, headers=heads, colalign=align, disable_numparse=True).splitlines()
+
+
+def side_by_side(rows: Sequence[Sequence[str]], heads: Sequence[str]) -> list[str]:
     """A table of names, two columns of figures, and what is said of both."""
-    return tabulate(rows, headers=heads, colalign=("left", "right", "right", "right"), disable_numparse=True)
+    return draw_table(rows, heads, ("left", "right", "right", "right"))
 
 
 def shapes(before: Shape, after: Shape, keys: Iterable[str] = NUMBERS) -> list[list[str]]:
