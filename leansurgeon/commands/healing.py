@@ -102,6 +102,7 @@ def bound_recipe(folder: Path) -> str:
     return bound
 
 
+BY_LOSS = ("micro_f1", "spearman")  # no means of what samples give: their losses are compared
 GPU_ONLY = {"precision": ("fp16", "fp32", "fp32 instead of fp16"), "compile": (True, False, "no compile")}
 
 
@@ -152,7 +153,7 @@ def did_it_help(summary: Summary, folder: Path) -> str | None:
         not kept_start and (after.metric > before.metric) == task.higher_is_better and after.metric != before.metric
     )
     if test and test.before:
-        sure = gained(test, higher=task.higher_is_better)
+        sure = gained(test, higher=task.higher_is_better and task.metric not in BY_LOSS)
         change += f", on {test.samples:,} held-out samples{gain(test, task)}"
         if better and not sure:
             return f"Not shown to help: {change}. Give it more --time, or more data."
@@ -179,6 +180,7 @@ def gain(test: OnTest, task: Task) -> str:
     """The interval of a gain in words; empty where it is not known."""
     if test.gain_low is None or test.gain_high is None:
         return ""
-    times, unit = (100, " points") if task.percent else (1, "" if task.higher_is_better else " nats a token")
-    digits = ".2f" if task.percent else ".4f"
+    times, digits, unit = (100, ".2f", " points") if task.percent else (1, ".4f", "")
+    if task.metric in BY_LOSS or not task.higher_is_better:
+        times, digits, unit = 1, ".4f", " of loss" if task.metric in BY_LOSS else " nats a token"
     return f" (difference {times * test.gain_low:+{digits}} to {times * test.gain_high:+{digits}}{unit}, 95 %)"

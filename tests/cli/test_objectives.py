@@ -78,6 +78,7 @@ def test_one_output_is_a_score(tmp_path, binary):
     said, wanted = logits(model, "eval", tmp_path / "run")
     loss = torch.nn.functional.binary_cross_entropy_with_logits if binary else torch.nn.functional.mse_loss
     assert summary["task"]["metric"] == "spearman" and "new head" not in done.stderr
+    assert " of loss, 95 %)" in " ".join(done.stderr.split())
     assert f"label = label ({min(scores):g} to {max(scores):g})" in " ".join(done.stderr.split())
     assert summary["before"]["loss"] == pytest.approx(loss(said[:, 0], wanted).item(), rel=1e-4)
     assert summary["before"]["metric"] == pytest.approx(spearmanr(said[:, 0], wanted)[0], abs=1e-4)
@@ -102,6 +103,7 @@ def test_several_classes_are_binary_cross_entropy_of_each(tmp_path, form):
         }
         data = rows(tmp_path / "a.jsonl", one[form], "labels")
     done, summary = trained(model, data, tmp_path / "run")
+    assert " of loss, 95 %)" in " ".join(done.stderr.split())  # F1 is no mean of what samples give
     alone = sum(tuple(marks) == (1, 0, 0) for marks in MARKS)
     if form != "marks":
         assert f"{NAMES[0]} {100 * alone / len(MARKS):.0f} %" in " ".join(done.stderr.split())
