@@ -23,6 +23,7 @@ from leansurgeon.training.data.limit import Sampled
 from leansurgeon.training.plan import Plan
 from leansurgeon.training.recipe.durations import parse_duration
 from leansurgeon.training.state import Run
+from leansurgeon.training.watch import guards
 
 TEST = "test"  # the split, read at the end where a task has one
 LOOK = 0.02  # of the time, for one evaluation at most
@@ -140,7 +141,6 @@ def measured(run: Run) -> tuple[float, float]:
     parts = 4 if accelerator.device.type == "cpu" and run.plan.micro >= 8 and run.plan.micro % 8 == 0 else 1
     rows = [row[: len(row) // parts] for row in rows]
     model, clocks = run.trainer.scored, []
-    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     devices = [accelerator.device] if accelerator.device.type == "cuda" else []
 
     def step() -> None:
@@ -150,16 +150,11 @@ def measured(run: Run) -> tuple[float, float]:
             score = model(run.trainer.mixing(batch, 0, 0) if run.trainer.mixing else batch)
             (score.loss_sum / score.loss_count.clamp(min=1)).backward()
 
-    try:
+    with guards.undone(run.trainer):
         # The first is mostly warming up. Processes that share weights must take as many.
         while len(clocks) < 2 and (run.plan.processes > 1 or sum(clocks) < ENOUGH):
             clocks.append(clocked(step, accelerator.device))
         evaluated = of_evaluation(run)
-    finally:
-        run.trainer.optimizer.zero_grad(set_to_none=True)
-        with torch.no_grad():
-            for buffer, before in buffers:
-                buffer.copy_(before)
     return parts * min(clocks) * run.plan.accumulation, evaluated
 
 

@@ -179,8 +179,7 @@ def evaluate_model(
         # Where a task has no labels, the teacher judges.
         features = task.head == distill.FEATURES
         judge = distill.of_recipe(train, loaded, task, model_dir, device) if features else None
-        options = {"precision": train.precision, "sparse_prediction": train.sparse_prediction}
-        scored = Scored(loaded, task, distillation=judge, **options).to(device)
+        scored = Scored(loaded, task, train, judge).to(device)
     return evaluate(scored, task, accelerator, batch=train.eval.batch, workers=train.workers)
 
 

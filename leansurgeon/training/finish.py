@@ -148,10 +148,9 @@ def _best(run: Run) -> Loaded:
 
 
 def _scored(run: Run, loaded: Loaded) -> Scored:
-    train, teacher = run.recipe.train, run.judged.teacher
-    options = {"precision": train.precision, "sparse_prediction": train.sparse_prediction}
-    teacher = teacher.of_copy(loaded) if teacher and run.task.head == FEATURES else None
-    return Scored(loaded, run.task, distillation=teacher, **options).to(run.trainer.accelerator.device)
+    teacher = run.judged.teacher if run.task.head == FEATURES else None
+    scored = Scored(loaded, run.task, run.recipe.train, teacher and teacher.of_copy(loaded))
+    return scored.to(run.trainer.accelerator.device)
 
 
 def _publish(run: Run, made: Summary) -> None:

@@ -79,21 +79,16 @@ class Plan:
 
     def lr(self, place: float) -> float:
         """Learning rate at a place of the schedule: optimizer step (from 0), or tick where the clock decides."""
-        schedule = self.train.schedule
-        return lr_at(
-            place,
-            total=TICKS if self.timed else self.steps,
-            warmup=self.warmup,
-            peak=self.peak,
-            min_lr=schedule.min_lr,
-            name=schedule.name,
-            shape=schedule,
-        )
+        return lr_at(place, self.train.schedule, total=self._end, warmup=self.warmup, peak=self.peak)
 
     def momentum(self, place: float) -> float | None:
         """beta1 or momentum there, where the schedule changes it."""
-        total = TICKS if self.timed else self.steps
-        return momentum_at(place, total=total, warmup=self.warmup, shape=self.train.schedule)
+        return momentum_at(place, self.train.schedule, total=self._end, warmup=self.warmup)
+
+    @property
+    def _end(self) -> float:
+        """The place at which the schedule ends."""
+        return TICKS if self.timed else self.steps
 
     def evaluate_after(self, done: int) -> bool:
         """Whether an evaluation follows when `done` steps are finished (those that the clock asks for are not here)."""

@@ -34,7 +34,6 @@ from leansurgeon.training.state import History, Run
 from leansurgeon.training.update import distill, dropout, frozen, lora, optimizer, stochastic_depth
 from leansurgeon.training.update.averaging import Average
 from leansurgeon.training.update.mixing import Mixing
-from leansurgeon.training.update.pace import Pace
 from leansurgeon.training.update.step import Scored, Trainer
 from leansurgeon.training.watch import flops, guards, trackers
 from leansurgeon.training.watch.memory import PeakMemory
@@ -204,15 +203,7 @@ def make_trainer(
 
     def scored_of(of: Any, *, taught: bool = True) -> Scored:
         teacher = distillation if taught else None
-        made = Scored(
-            of,
-            task,
-            precision=train.precision,
-            label_smoothing=train.label_smoothing,
-            distillation=teacher if of is loaded or teacher is None else teacher.of_copy(of),
-            sparse_prediction=train.sparse_prediction,
-        )
-        return made.train()
+        return Scored(of, task, train, teacher if of is loaded or teacher is None else teacher.of_copy(of)).train()
 
     scored = scored_of(loaded).to(device)
     judged = scored
@@ -237,7 +228,6 @@ def make_trainer(
         parameters=[parameter for parameter in scored.parameters() if parameter.requires_grad],
         plan=scheme,
         seed=train.seed,
-        pace=Pace(scheme),
         scaler=engine.scaler(train.precision, device),
         average=average,
         mixing=mixing,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import tempfile
 from collections.abc import Callable
@@ -11,6 +10,8 @@ from typing import Any
 
 from leansurgeon.checkpoints.publish.leftovers import scratch
 from leansurgeon.rank import is_worker
+from leansurgeon.reading import jsonfile
+from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.training.evaluate import Evaluation, evaluate_model
 from leansurgeon.training.processes import launch
 from leansurgeon.training.recipe.schema import TrainingRecipe
@@ -41,15 +42,11 @@ def train_on(
     """
     if processes == 1 or is_worker():
         return train(recipe, model_dir, run_dir, seed=seed, experiment=experiment, say=say, cpu=cpu, **options)
-    if not cpu:
-        launch.check_gpus(processes)
     if options.get("resume", "never") == "never":
         runfolder.check_free(run_dir, replace=options.get("replace", False))  # before anything is started
-    prepared_task(recipe, model_dir, say or _talk)
-    options |= {"run_dir": str(Path(run_dir).resolve()), "seed": seed}
+    options |= {"run_dir": str(Path(run_dir).resolve()), "seed": seed, "cpu": cpu}
     options |= {"experiment": experiment and experiment.as_dict()}
-    with scratch() as folder:
-        launch.carry_out("train", processes, recipe, model_dir, options | {"cpu": cpu}, Path(folder), Path(run_dir))
+    _by_workers("train", processes, recipe, model_dir, options, Path(run_dir), say or _talk)
     return summary.read(Path(run_dir))
 
 
@@ -66,13 +63,27 @@ def evaluate_on(
     options = {"cpu": cpu, "limit_batches": limit_batches}
     if processes == 1 or is_worker():
         return evaluate_model(recipe, model_dir, say=say or _talk, **options)
-    if not cpu:
+    trace = Path(tempfile.gettempdir()) / "leansurgeon-evaluation"
+    return Evaluation(**_by_workers("evaluate", processes, recipe, model_dir, options, trace, say or _talk))
+
+
+def _by_workers(
+    work: str,
+    processes: int,
+    recipe: TrainingRecipe,
+    model_dir: Path,
+    options: dict[str, Any],
+    trace: Path,
+    say: Callable[[str], None],
+) -> JsonObject:
+    """Let processes do this work, their data prepared; what they answer, if anything."""
+    if not options["cpu"]:
         launch.check_gpus(processes)
-    prepared_task(recipe, model_dir, say or _talk)
+    prepared_task(recipe, model_dir, say)
     with scratch() as folder:
-        trace = Path(tempfile.gettempdir()) / "leansurgeon-evaluation"
-        launch.carry_out("evaluate", processes, recipe, model_dir, options, Path(folder), trace)
-        return Evaluation(**json.loads((Path(folder) / launch.ANSWER).read_text(encoding="utf-8")))
+        launch.carry_out(work, processes, recipe, model_dir, options, folder, trace)
+        answer = folder / launch.ANSWER
+        return jsonfile.read_object(answer) if answer.exists() else {}
 
 
 def _talk(text: str) -> None:

@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import itertools
 import math
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -25,10 +27,10 @@ from leansurgeon.errors import Diverged, Interrupted, Stopped
 from leansurgeon.rank import rank
 from leansurgeon.training import budget, judge, setup, state
 from leansurgeon.training.data import feed
-from leansurgeon.training.due import Due, after_step, by_clock
 from leansurgeon.training.finish import finish
 from leansurgeon.training.processes import signals
 from leansurgeon.training.processes.agree import lost_others
+from leansurgeon.training.recipe.durations import parse_duration
 from leansurgeon.training.recipe.schema import TrainingRecipe
 from leansurgeon.training.runs import checkpoint
 from leansurgeon.training.runs import folder as runfolder
@@ -132,9 +134,18 @@ def _train(run: Run) -> None:
             try:
                 if run.history.evaluate:
                     judge.evaluated(run)
-                with closing(_batches(run)) as batches:
-                    _steps(run, batches)
-                return
+                accelerator = run.trainer.accelerator
+                batches = feed.train_batches(
+                    run.task,
+                    run.plan,
+                    seed=run.trainer.seed,
+                    rank=accelerator.process_index,
+                    device=accelerator.device,
+                    start=run.history.done,
+                    workers=run.recipe.train.workers,
+                )
+                with closing(batches):
+                    return _steps(run, batches)
             except guards.RollBack as back:
                 _roll_back(run, back)
     except signals.Wish as wish:
@@ -142,64 +153,65 @@ def _train(run: Run) -> None:
         raise _stopped(run, wish) from None
 
 
-def _batches(run: Run) -> Iterator[list[feed.Batch]]:
-    """The micro batches of every step, from where the training stands."""
-    accelerator = run.trainer.accelerator
-    return feed.train_batches(
-        run.task,
-        run.plan,
-        seed=run.trainer.seed,
-        rank=accelerator.process_index,
-        device=accelerator.device,
-        start=run.history.done,
-        workers=run.recipe.train.workers,
-    )
-
-
 def _steps(run: Run, batches: Iterator[list[feed.Batch]]) -> None:
     """Step, look, measure, evaluate, save, stop: from where the training stands to its end."""
-    if run.plan.timed and run.history.done == 0:  # what went before the first step is no part of a step's time
-        run.trainer.pace.look(0, run.council.of_main([run.spent()])[0])
+    history, pace = run.history, run.trainer.pace
+    if run.plan.timed and history.done == 0:  # what went before the first step is no part of a step's time
+        pace.look(0, run.council.of_main([run.spent()])[0])
     run.memory.resume()
     run.window.begin()
-    for step in itertools.count(run.history.done):
-        if run.trainer.pace.over(step) or run.history.early:
+    for step in itertools.count(history.done):
+        if pace.over(step) or history.early:
             break
-        _step(run, step, batches)
-        due = after_step(run)
+        with run.window.waiting():
+            micro_batches = next(batches)
+        run.tokens_per_sample = speed.tokens_in(run.task, micro_batches[0])
+        left_out = step in history.given_up  # before a roll back its numbers were not finite
+        device = run.trainer.accelerator.device
+        run.window.add(torch.zeros(3, device=device) if left_out else run.trainer.step(step, micro_batches))
+        history.done = step + 1
+        due = _due(run)
         if due.look:
             due = _looked(run, due)
-        if run.trainer.pace.over(run.history.done):
-            due = due.at_end()
-        if due.pause:
+        if pace.over(history.done):  # evaluated; what else is wanted then, `finish` does
+            due = replace(due, measure=False, evaluate=True, save=False)
+        if due.measure or due.evaluate or due.save:
             with run.window.paused(), run.memory.paused():
-                _between_steps(run, due)
-        if run.stops.after_step(run.history.done):
+                if due.measure:  # before the evaluation, which a signal may stop: what is resumed has this row
+                    measures.at_step(run)
+                if due.evaluate:
+                    history.evaluate = True
+                    judge.evaluated(run)
+                if due.save:
+                    judge.save_checkpoint(run)
+        if run.stops.after_step(history.done):
             run.stops.raise_if_asked()
     run.memory.pause()
 
 
-def _step(run: Run, step: int, batches: Iterator[list[feed.Batch]]) -> None:
-    """One optimizer step; one that was given up is left out."""
-    with run.window.waiting():
-        micro_batches = next(batches)
-    run.tokens_per_sample = speed.tokens_in(run.task, micro_batches[0])
-    if step in run.history.given_up:
-        run.window.add(torch.zeros(3, device=run.trainer.accelerator.device))
-    else:
-        run.window.add(run.trainer.step(step, micro_batches))
-    run.history.done = step + 1
+@dataclass(frozen=True)
+class Due:
+    """What comes after a step, in this order, the same on every process. Most of it follows from the recipe and the
+    number of the step; what a clock decides is read from that of rank 0, at a look.
+    """
+
+    look: bool
+    measure: bool
+    evaluate: bool
+    save: bool
 
 
-def _between_steps(run: Run, due: Due) -> None:
-    """What is due and no part of a step."""
-    if due.measure:  # before the evaluation, which may be stopped by a signal: what is resumed has this row
-        measures.at_step(run)
-    if due.evaluate:
-        run.history.evaluate = True
-        judge.evaluated(run)
-    if due.save:
-        judge.save_checkpoint(run)
+def _due(run: Run) -> Due:
+    """What the recipe wants after the step that was just done, and a look where any of it needs one."""
+    train, done = run.recipe.train, run.history.done
+    save, measure = run.plan.due(train.checkpoint.every, done), measures.due(run, done)
+    evaluate = run.plan.evaluate_after(done)
+    look = evaluate or done % train.log_every == 0 or run.trainer.pace.over(done)
+    # A timed training does not know how long a step takes, and stays at the start of its schedule until it does.
+    look = look or (run.plan.timed and done < train.log_every and done.bit_count() == 1)
+    # A look raises then; nothing spoilt is saved or measured.
+    look = look or ((save or measure) and not guards.sound(run.window.rows, run.trainer))
+    return Due(look, measure, evaluate, save)
 
 
 def _looked(run: Run, due: Due) -> Due:
@@ -222,7 +234,7 @@ def _looked(run: Run, due: Due) -> Due:
     run.note(type="train", step=done, epoch=epoch, **row, **more, **timing)
     rate, unit = speed.rate(run, done, look.steps, look.seconds)
     run.trackers.log(row | {unit: rate}, done)
-    due = by_clock(run, due, step_seconds)
+    due = _by_clock(run, due, step_seconds)
     run.progress.step(
         done,
         loss=loss,
@@ -236,6 +248,23 @@ def _looked(run: Run, due: Due) -> Due:
         fraction=run.trainer.pace.fraction(done),
     )
     return due
+
+
+def _by_clock(run: Run, due: Due, step_seconds: float) -> Due:
+    """`due`, with the evaluation and the checkpoint that the clock of rank 0 asks for. Sets the pace of a timed
+    training, too. To be called by all processes, at a look.
+    """
+    train, now = run.recipe.train, time.perf_counter()
+    evaluation, saving = (parse_duration(text).seconds for text in (train.eval.every, train.checkpoint.every))
+    run.stops.pace(step_seconds)
+    if evaluation is None and saving is None and not run.plan.timed:
+        return due
+    evaluate = evaluation is not None and now - run.evaluated_at >= evaluation
+    save = saving is not None and now - run.saved_at >= saving
+    evaluate, save, spent = run.council.of_main([float(evaluate), float(save), run.spent()])
+    if run.plan.timed:
+        run.trainer.pace.look(run.history.done, spent)
+    return replace(due, evaluate=due.evaluate or bool(evaluate), save=due.save or bool(save))
 
 
 def _stopped(run: Run, wish: signals.Wish) -> Interrupted | Stopped:

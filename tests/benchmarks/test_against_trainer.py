@@ -57,7 +57,7 @@ def _ours(model, task, settings):
     accelerator = engine.start()
     scheme = plan.make(settings, task.size("train"), 1)
     loaded = _Loaded(model)
-    scored = Scored(loaded, task, sparse_prediction=settings.sparse_prediction).to(accelerator.device).train()
+    scored = Scored(loaded, task, settings).to(accelerator.device).train()
     adamw = optimizer.make(scored, settings.optim, fused=accelerator.device.type == "cuda")
     mixing = None
     if settings.mixes:

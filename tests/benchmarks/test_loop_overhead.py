@@ -52,7 +52,7 @@ def _ours(task, settings):
     """A generator that does one step of our loop each time, a look at the losses every `log_every` steps included."""
     accelerator = engine.start()
     scheme = plan.make(settings, task.size("train"), 1)
-    scored = Scored(_Loaded(), task).to(accelerator.device).train()
+    scored = Scored(_Loaded(), task, settings).to(accelerator.device).train()
     adamw = optimizer.make(scored, settings.optim, fused=accelerator.device.type == "cuda")
     wrapped = accelerator.prepare(scored)
     trainer = Trainer(accelerator, wrapped, wrapped, adamw, list(scored.parameters()), scheme, 0)

@@ -7,16 +7,7 @@ import math
 from leansurgeon.training.recipe.settings import Schedule
 
 
-def lr_at(
-    step: float,
-    *,
-    total: float,
-    warmup: float,
-    peak: float,
-    min_lr: float = 0.0,
-    name: str = "cosine",
-    shape: Schedule | None = None,
-) -> float:
+def lr_at(step: float, shape: Schedule, *, total: float, warmup: float, peak: float) -> float:
     """Learning rate of optimizer step `step` (from 0) of `total`.
 
     `cosine` (Loshchilov and Hutter, 2017, without restarts), `linear` and `constant` rise linearly from 0 (or the
@@ -25,29 +16,23 @@ def lr_at(
     `torch.optim.lr_scheduler.OneCycleLR` does, with `warmup`
     steps in the place of pct_start * total. `triangle` knows no warm-up. The last two read their numbers from `shape`.
     """
-    if name == "one-cycle":
+    if shape.name == "one-cycle":
         low, last = peak / shape.div, peak / shape.div / shape.final_div
         return _cycle(step, total, warmup, low, peak, last, shape.anneal)
-    if name == "triangle":
+    if shape.name == "triangle":
         done = step / total
         rising = shape.base + done * (1 - shape.base) / (1 - shape.fall)
         return peak * max(0.0, min(rising, (1 - done) / shape.fall))
     if step < warmup:
-        start = shape.warmup_lr if shape else 0.0
-        return start + (peak - start) * step / warmup
-    done = min(1.0, (step - warmup) / max(1, total - warmup))
-    if name == "cosine":
-        left = 0.5 * (1.0 + math.cos(math.pi * done))
-    elif name == "linear":
-        left = 1.0 - done
-    elif name == "constant":
+        return shape.warmup_lr + (peak - shape.warmup_lr) * step / warmup
+    if shape.name == "constant":
         return peak
-    else:
-        raise ValueError(f"unknown schedule {name!r}")
-    return min_lr + (peak - min_lr) * left
+    done = min(1.0, (step - warmup) / max(1, total - warmup))
+    left = 0.5 * (1.0 + math.cos(math.pi * done)) if shape.name == "cosine" else 1.0 - done
+    return shape.min_lr + (peak - shape.min_lr) * left
 
 
-def momentum_at(step: float, *, total: float, warmup: float, shape: Schedule) -> float | None:
+def momentum_at(step: float, shape: Schedule, *, total: float, warmup: float) -> float | None:
     """beta1 (or SGD's momentum) of a one-cycle schedule that cycles it; None where it stays as it is."""
     if shape.name != "one-cycle" or shape.momentum is None:
         return None

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,6 +23,7 @@ from leansurgeon.training.data.feed import Batch
 from leansurgeon.training.processes import engine, shards
 from leansurgeon.training.update.distill import FEATURES
 from leansurgeon.training.update.optimizer import set_lr
+from leansurgeon.training.update.pace import Pace
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -30,10 +31,10 @@ if TYPE_CHECKING:
     from leansurgeon.checkpoints.model import Loaded
     from leansurgeon.tasks import Score, Task
     from leansurgeon.training.plan import Plan
+    from leansurgeon.training.recipe.settings import Train
     from leansurgeon.training.update.averaging import Average
     from leansurgeon.training.update.distill import Distillation
     from leansurgeon.training.update.mixing import Mixing
-    from leansurgeon.training.update.pace import Pace
 
 
 class Scored(nn.Module):
@@ -49,19 +50,16 @@ class Scored(nn.Module):
         self,
         loaded: Loaded,
         task: Task,
-        *,
-        precision: str = "fp32",
-        label_smoothing: float = 0.0,
+        train: Train,
         distillation: Distillation | None = None,
-        sparse_prediction: bool = True,
     ) -> None:
         super().__init__()
         self.model = loaded.model
         self.loaded, self.score = loaded, task.score
         models = [loaded.model] + ([distillation.teacher.model] if distillation else [])
-        self._sparse = sparse_prediction and all(sparse.head_of(model) for model in models)
-        self.precision = precision
-        self._smoothing = {"label_smoothing": label_smoothing} if label_smoothing else {}
+        self._sparse = train.sparse_prediction and all(sparse.head_of(model) for model in models)
+        self.precision = train.precision
+        self._smoothing = {"label_smoothing": train.label_smoothing} if train.label_smoothing else {}
         self._distillation = [distillation]  # in a list: a teacher is no part of this module
         self._features = task.head == FEATURES  # no labels: the teacher is asked in evaluation, too
 
@@ -119,19 +117,17 @@ class Trainer:
     parameters: list[nn.Parameter]
     plan: Plan
     seed: int
-    pace: Pace | None = None
     scaler: Any = None
     average: Average | None = None
     mixing: Mixing | None = None
     rehearsal: Callable[[], nn.Module] | None = None
+    pace: Pace = field(init=False)
 
-    @property
-    def place(self) -> Callable[[int], float]:
-        """Step -> place on the schedule."""
-        return self.pace.place if self.pace else float
+    def __post_init__(self) -> None:
+        self.pace = Pace(self.plan)
 
     def lr(self, step: int) -> float:
-        return self.plan.lr(self.place(step))
+        return self.plan.lr(self.pace.place(step))
 
     def step(self, step: int, batches: list[Batch]) -> torch.Tensor:
         """Train on the micro batches of optimizer step `step`.
@@ -140,7 +136,7 @@ class Trainer:
         on the device.
         """
         plan = self.plan
-        place = self.place(step)
+        place = self.pace.place(step)
         set_lr(self.optimizer, plan.lr(place), plan.momentum(place))
         # Dropout is a function of (seed, step, process) too: no generator state has to be carried from step to step.
         engine.seed_generators(

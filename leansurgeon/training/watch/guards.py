@@ -124,21 +124,34 @@ def memory_explained(accelerator: Accelerator, advice: Callable[[], tuple[str, s
         raise OutOfMemory(f"{engine.device_name(accelerator)} has too little memory for {what}.", hint) from error
 
 
+@contextmanager
+def undone(trainer: Trainer) -> Iterator[None]:
+    """What is tried inside with the model leaves no trace: buffers are put back, gradients go."""
+    buffers = [(buffer, buffer.clone()) for buffer in trainer.scored.buffers()]
+    try:
+        yield
+    finally:
+        trainer.optimizer.zero_grad(set_to_none=True)
+        with torch.no_grad():
+            for buffer, before in buffers:
+                buffer.copy_(before)
+
+
 def _fits(trainer: Trainer, batches: Callable[[Plan], dict[str, Any]]) -> bool:
     """Whether the micro batches of a step go forward and backward beside what the optimizer will hold. Changes
     nothing.
     """
     model, held = trainer.scored, []
-    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     moments = optimizer.numbers_per_weight(trainer.plan.train)
     try:
-        if trainer.rehearsal is not None:
-            model = trainer.rehearsal()
-            moments -= 1  # the weights of this copy take as much
-        held = [torch.empty_like(parameter) for parameter in trainer.parameters for _ in range(moments)]
-        batch = batches(trainer.plan)
-        for _ in range(min(2, trainer.plan.accumulation)):  # the second one runs beside the gradients of the first
-            model(batch).loss_sum.backward()
+        with undone(trainer):
+            if trainer.rehearsal is not None:
+                model = trainer.rehearsal()
+                moments -= 1  # the weights of this copy take as much
+            held = [torch.empty_like(parameter) for parameter in trainer.parameters for _ in range(moments)]
+            batch = batches(trainer.plan)
+            for _ in range(min(2, trainer.plan.accumulation)):  # the second one runs beside the gradients of the first
+                model(batch).loss_sum.backward()
         return True
     except (torch.OutOfMemoryError, RuntimeError, MemoryError) as error:
         if not (isinstance(error, torch.OutOfMemoryError) or memory_is_short(error)):
@@ -146,10 +159,6 @@ def _fits(trainer: Trainer, batches: Callable[[Plan], dict[str, Any]]) -> bool:
         return False
     finally:
         del held, model
-        trainer.optimizer.zero_grad(set_to_none=True)
-        with torch.no_grad():
-            for buffer, before in buffers:
-                buffer.copy_(before)
         gc.collect()
         if trainer.accelerator.device.type == "cuda":
             torch.cuda.empty_cache()

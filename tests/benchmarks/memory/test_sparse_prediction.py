@@ -44,7 +44,8 @@ def _steps(task, settings, *, sparse_prediction):
     accelerator = engine.start()
     scheme = plan.make(settings, task.size("train"), 1)
     loaded = _Loaded(43 * WIDTH)
-    scored = Scored(loaded, task, sparse_prediction=sparse_prediction).to(accelerator.device).train()
+    settings = settings.model_copy(update={"sparse_prediction": sparse_prediction})
+    scored = Scored(loaded, task, settings).to(accelerator.device).train()
     adamw = optimizer.make(scored, settings.optim, fused=accelerator.device.type == "cuda")
     trainer = Trainer(accelerator, scored, scored, adamw, list(scored.parameters()), scheme, 0)
     for step, batches in enumerate(feed.train_batches(task, scheme, seed=0, rank=0, device=accelerator.device)):

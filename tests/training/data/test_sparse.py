@@ -58,9 +58,13 @@ def hidden_batch(share=0.2, rows=3, width=12):
     return {name: torch.from_numpy(a) for name, a in zip(("input_ids", "labels", "_places"), arrays, strict=True)}
 
 
+def train_of(**settings):
+    return Train.model_validate({"duration": "1st", "batch": 1, "optim": {"lr": 1}, **settings})
+
+
 def scored_of(model, **settings):
     task = tasks.make("masked-lm", {"tokenizer": "char"})
-    return Scored(Loaded(model), task, **settings).train()
+    return Scored(Loaded(model), task, train_of(**settings)).train()
 
 
 def loss_and_gradients(model, batch, **settings):
@@ -141,6 +145,6 @@ def test_other_models_and_other_tasks_stay_as_they_are():
     model = build("gpt2")
     assert sparse.head_of(model) is None
     batch = hidden_batch()
-    scored = Scored(Loaded(model), SimpleNamespace(score=None, head="masked-lm"))
+    scored = Scored(Loaded(model), SimpleNamespace(score=None, head="masked-lm"), train_of())
     assert "_places" not in scored.seen(batch) and scored.seen(batch).keys() == {"input_ids", "labels"}
     assert Train.model_validate({"duration": "1st", "batch": 1, "optim": {"lr": 1}}).sparse_prediction is True

@@ -11,7 +11,7 @@ from leansurgeon.errors import UsageError
 from leansurgeon.training import plan
 from leansurgeon.training.data import order
 from leansurgeon.training.recipe.durations import parse_duration
-from leansurgeon.training.recipe.settings import Train
+from leansurgeon.training.recipe.settings import Schedule, Train
 from leansurgeon.training.update import optimizer
 from leansurgeon.training.update.schedule import lr_at
 
@@ -25,7 +25,7 @@ def test_schedule_is_that_of_transformers(name, total, warmup):
     known = "constant_with_warmup" if name == "constant" else name
     schedule = get_scheduler(known, adamw, num_warmup_steps=warmup, num_training_steps=total)
     for step in range(total):
-        ours = lr_at(step, total=total, warmup=warmup, peak=3e-3, name=name)
+        ours = lr_at(step, Schedule(name=name), total=total, warmup=warmup, peak=3e-3)
         assert ours == pytest.approx(schedule.get_last_lr()[0], rel=1e-12, abs=1e-18)
         adamw.step()
         schedule.step()
@@ -38,7 +38,7 @@ def test_min_lr_is_that_of_transformers():
     options = {"min_lr": 1e-4}
     schedule = get_scheduler("cosine_with_min_lr", adamw, 5, 50, scheduler_specific_kwargs=options)
     for step in range(50):
-        ours = lr_at(step, total=50, warmup=5, peak=1e-3, min_lr=1e-4)
+        ours = lr_at(step, Schedule(min_lr=1e-4), total=50, warmup=5, peak=1e-3)
         if step >= 5:  # theirs starts its warm-up elsewhere in some versions
             assert ours == pytest.approx(schedule.get_last_lr()[0], rel=1e-9)
         adamw.step()
@@ -48,13 +48,11 @@ def test_min_lr_is_that_of_transformers():
 def test_a_warm_up_from_a_rate_is_that_of_timm():
     from timm.scheduler import CosineLRScheduler
 
-    from leansurgeon.training.recipe.settings import Schedule
-
     shape = Schedule(warmup="20st", warmup_lr=1e-5)
     adamw = torch.optim.AdamW([nn.Parameter(torch.zeros(1))], lr=3e-3)
     theirs = CosineLRScheduler(adamw, t_initial=300, warmup_t=20, warmup_lr_init=1e-5, warmup_prefix=True)
     for step in range(21):
-        ours = lr_at(step, total=320, warmup=20, peak=3e-3, shape=shape)
+        ours = lr_at(step, shape, total=320, warmup=20, peak=3e-3)
         assert ours == pytest.approx(theirs._get_lr(step)[0], rel=1e-12)
     with pytest.raises(ValueError, match=r"schedule\.warmup_lr.*0\.01.*optim\.lr.*0\.001"):
         Train(duration="1ep", batch=8, optim={"lr": 1e-3}, schedule={"warmup_lr": 1e-2})

@@ -67,7 +67,7 @@ def test_the_budget_triangle_is_the_published_formula():
     for step in range(1001):
         x = step / 1000
         wanted = 1e-3 * min(0.25 + x * 0.75 / 0.75, (1 - x) / 0.25)
-        found = lr_at(step, total=1000, warmup=0, peak=1e-3, name="triangle", shape=shape)
+        found = lr_at(step, shape, total=1000, warmup=0, peak=1e-3)
         assert found == pytest.approx(wanted, abs=1e-15)
 
 

@@ -114,7 +114,7 @@ def trainer_of(case, cache, **train):
     loaded = build({key: value for key, value in task.model_overrides().items() if key == "vocab_size"})
     loaded.model.to(accelerator.device)
     average = Average(loaded, Ema()) if settings.ema else None
-    scored = Scored(loaded, task, label_smoothing=settings.label_smoothing).to(accelerator.device).train()
+    scored = Scored(loaded, task, settings).to(accelerator.device).train()
     adamw = optimizer.make(scored, settings.optim, fused=True)
     scheme = plan.make(settings, task.size("train"), 1)
     trainer = Trainer(accelerator, scored, scored, adamw, list(scored.parameters()), scheme, 0, average=average)
