@@ -159,6 +159,10 @@ def test_cut_and_judged_the_head_is_measured_by_its_own_metric(tmp_path, kind):
     wanted = torch.cat([batch["labels"] for batch in held])
     compared = json.loads(judged.stdout)["judged"][str(data)]["scores"]
     assert compared == by_shrink["judged"]["a.jsonl"]["scores"]
+    ranked = leansurgeon("heads", model, "--data", data, "--steps", 2)
+    whole = json.loads(leansurgeon("heads", model, "--data", data, "--steps", 2, "--json").stdout)["whole"]["scores"]
+    assert whole == pytest.approx({name: both["source"] for name, both in compared.items()}, abs=1e-6)
+    assert next(iter(whole)) in " ".join(ranked.stdout.split())
     for folder, of in ((model, "source"), (tmp_path / "cut", "result")):
         plain = transformers.AutoModelForSequenceClassification.from_pretrained(folder).eval()
         with torch.no_grad():

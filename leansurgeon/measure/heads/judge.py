@@ -12,7 +12,7 @@ unit vector z / |z| with the head's mask, and 1 - cos is |J|^2 / 2 to second ord
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from leansurgeon.checkpoints.model import Loaded
+from leansurgeon.checkpoints.proof.prove import of_values
 from leansurgeon.errors import Diverged
 from leansurgeon.measure.costs.precision import at_rest
 from leansurgeon.measure.data import inputs
@@ -104,10 +105,13 @@ class Unlabelled:
 
 @dataclass(frozen=True)
 class Scores:
-    """Of one model on all samples, each (S,); `right` where there are right answers."""
+    """Of one model on all samples, each (S,); `right` where there are right answers, `scores` (Spearman's correlation,
+    or micro and macro F1) where labels are scores or marks.
+    """
 
     losses: np.ndarray
     right: np.ndarray | None
+    scores: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def loss(self) -> float:
@@ -120,8 +124,9 @@ class Scores:
         return None if self.right is None else float(self.right.mean())
 
     def as_dict(self) -> JsonObject:
-        """Loss, and accuracy where there is one."""
-        return {"loss": self.loss} | ({} if self.right is None else {"accuracy": self.accuracy})
+        """Loss, and accuracy or scores where there are some."""
+        scores = {"scores": dict(self.scores)} if self.scores else {}
+        return {"loss": self.loss} | ({} if self.right is None else {"accuracy": self.accuracy}) | scores
 
 
 @dataclass
@@ -152,7 +157,7 @@ class HeadScorer:
 
     def _run(self, keep: np.ndarray) -> Scores:
         device = next(self.model.parameters()).device
-        losses, right = [], []
+        losses, right, valued = [], [], []
         with torch.no_grad(), at_rest(self.model, device):
             if isinstance(self.judge, Unlabelled) and not self.references:
                 self.references = [self.judge.forward(on(batch, device)) for batch in self.batches]
@@ -162,11 +167,13 @@ class HeadScorer:
                     output = self.judge.forward(batch)
                 losses.append(self.judge.losses(output, batch, self.references[i] if self.references else None).cpu())
                 right.append(self.judge.right(output, batch))
+                if isinstance(self.judge, Labelled) and batch["labels"].is_floating_point():
+                    valued += torch.stack([output.float(), batch["labels"].view_as(output)], dim=1).tolist()
         values = torch.cat(losses).double().numpy()
         if not np.isfinite(values).all():
             raise Diverged("The loss of a held-out sample is NaN or infinite, so heads cannot be judged by it.")
         answers = None if right[0] is None else torch.cat(right).cpu().numpy()
-        return Scores(values, answers)
+        return Scores(values, answers, of_values(valued) if valued else {})
 
 
 def judge_of(loaded: Loaded, task: Task | None, seed: int = 0) -> Labelled | Unlabelled:

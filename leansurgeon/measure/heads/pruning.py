@@ -31,6 +31,7 @@ class Point(TypedDict):
     pruned: int
     loss: float
     accuracy: NotRequired[float]
+    scores: NotRequired[dict[str, float]]
 
 
 class Shares(TypedDict):
@@ -141,9 +142,12 @@ def prunable(rows: Sequence[Point], bench: HeadScorer, tolerance: float = TOLERA
 
 
 def holds(point: Point, whole: Scores, labelled: bool, tolerance: float) -> bool:
-    """Whether a point keeps the score of the whole model: its accuracy, or else its loss."""
+    """Whether a point keeps the score of the whole model: its accuracy, its correlation or F1, or else its loss."""
     if whole.accuracy is not None:
         return point["accuracy"] >= whole.accuracy * (1 - tolerance) - 1e-12
+    if whole.scores:
+        name, best = next(iter(whole.scores.items()))
+        return point["scores"][name] >= best - tolerance * abs(best) - 1e-12
     return point["loss"] <= (whole.loss * (1 + tolerance) if labelled else tolerance) + 1e-12
 
 

@@ -142,7 +142,7 @@ def curve(document: HeadsDocument) -> list[str]:
     aligned = ("right",) * (1 + len(orders))
     lines = draw_table(rows, ["off", *(LABELS[k] for k in orders)], aligned)
     shown = unit(document)
-    allowed = "a hundredth less of it" if "accuracy" in document["whole"] else "a hundredth more of it"
+    allowed = "a hundredth less of it" if {"accuracy", "scores"} & set(document["whole"]) else "a hundredth more of it"
     allowed = allowed if labelled(document) else "0.01 of it"
     able = ", ".join(f"{LABELS[key]} {100 * curves['prunable'][key]:.0f} %" for key in orders)
     lines = [
@@ -175,9 +175,11 @@ def labelled(document: HeadsDocument) -> bool:
 
 
 def unit(document: HeadsDocument) -> str:
-    """What the numbers of the document are: accuracy, perplexity, loss or 1 - cosine."""
+    """What the numbers of the document are: accuracy, another score, perplexity, loss or 1 - cosine."""
     if "accuracy" in document["whole"]:
         return "accuracy, %,"
+    if scores := document["whole"].get("scores"):
+        return next(iter(scores))
     return "perplexity of a token" if document["text"] else "loss" if labelled(document) else "1 - cosine"
 
 
@@ -185,6 +187,8 @@ def value(point: Point, document: HeadsDocument) -> str:
     """A point's score in that unit."""
     if "accuracy" in point:
         return f"{100 * point['accuracy']:.1f}"
+    if scores := point.get("scores"):
+        return f"{next(iter(scores.values())):.3f}"
     loss = point["loss"]
     return perplexity(loss) if document["text"] else f"{loss:.3f}"
 
