@@ -173,3 +173,21 @@ def test_cut_and_judged_the_head_is_measured_by_its_own_metric(tmp_path, kind):
             expected = {f"{how} F1": f1_score(wanted, said > 0, average=how) for how in ("micro", "macro")}
         assert {name: both[of] for name, both in compared.items()} == pytest.approx(expected, abs=1e-4)
         assert all(f"{name} " in " ".join(done.stdout.split()) for name in expected)
+
+
+def test_a_recipe_makes_no_classifier_of_a_reranker(tmp_path):
+    model = bert(tmp_path / "own", num_labels=1)
+    data = rows(tmp_path / "a.jsonl", ["yes" if sum(marks) else "no" for marks in MARKS])
+    task = {"name": "text-classification", "train": str(data), "seq_len": 16}
+    train = {"duration": "2st", "batch": 16, "optim": {"name": "adamw", "lr": 1e-4}}
+    recipe = {"version": 1, "name": "own", "kind": "training", "task": task, "train": train, "measure": None}
+    (tmp_path / "r.yaml").write_text(json.dumps(recipe))
+    asked = ("retrain", model, "--recipe", tmp_path / "r.yaml", "-o", tmp_path / "run", "--cpu-processes", "1")
+    done = leansurgeon(*asked)
+    said = " ".join(done.stderr.split())
+    assert done.returncode == 2 and "gives a score of each sample" in said and "--classes new" in said, said
+    assert not (tmp_path / "run").exists()
+    done = leansurgeon(*asked, "--classes", "new")
+    assert done.returncode == 0 and "new head for no, yes" in " ".join(done.stderr.split()), done.stderr
+    made = transformers.AutoConfig.from_pretrained(tmp_path / "run" / "model")
+    assert made.id2label == {0: "no", 1: "yes"} and made.problem_type != "regression"
