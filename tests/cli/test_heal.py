@@ -217,7 +217,7 @@ def test_a_healing_that_hurts_is_called_so(higher, after, helped):
     from leansurgeon.commands.healing import did_it_help
 
     task = SimpleNamespace(percent=False, metric_label="score", higher_is_better=higher)
-    scores = [SimpleNamespace(metric=value, step=step) for value, step in ((0.6, 0), (after, 9))]
+    scores = [SimpleNamespace(metric=value, step=step, largest_class=None) for value, step in ((0.6, 0), (after, 9))]
     told = did_it_help(
         SimpleNamespace(before=scores[0], best=scores[1], final=None, test=None, task=task, recipe={"train": {}}),
         Path("own/lean"),

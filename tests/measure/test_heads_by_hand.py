@@ -69,7 +69,7 @@ def test_a_model_without_labels_is_judged_by_its_pooled_output(loaded):
     """Each batch against its own reference; padding and labels count nowhere. The distance is scipy's cosine."""
     from scipy.spatial.distance import cosine
 
-    encoder = SimpleNamespace(architecture=loaded.architecture, model=loaded.model.bert.eval())
+    encoder = SimpleNamespace(architecture=loaded.architecture, model=loaded.model.bert.eval(), pooling=loaded.pooling)
     places = [SimpleNamespace(**vars(site) | {"module": site.module.removeprefix("bert.")}) for site in sites(loaded)]
     batches = parts(batch_of(9), 4, 5)
     bench = HeadScorer(Unlabelled(encoder), places, batches)
