@@ -250,13 +250,6 @@ def _sentence(error: ValidationError, model: type[BaseModel], prefix: tuple[str,
     mistake = sorted(error.errors(include_url=False), key=lambda item: item["type"] != "extra_forbidden")[0]
     path = (*prefix, *_keys(mistake["loc"]))
     name = ".".join(path)
-    inner = _model_at(model, mistake["loc"])
-    if mistake["type"] == "model_type" and inner:  # one value for what has several keys: the first of them is meant
-        first, *more = inner.model_fields
-        plain = not isinstance(mistake["input"], dict | list) and len(more) < 8
-        keys = ", ".join([first, *more[:7], *(["..."] if len(more) > 7 else [])])
-        told = f", such as {name}.{first}={mistake['input']}" if plain else ""
-        return UsageError(f"{source.of(path)}: `{name}` has keys of its own ({keys}){told}.")
     if mistake["type"] == "extra_forbidden":
         return _unknown(path, _model_at(model, mistake["loc"][:-1]), source)
     if mistake["type"] == "missing":

@@ -99,7 +99,7 @@ def test_set_changes_one_key(tmp_path):
         ("fp32", "fp23", 7, r"'fp23'.*'fp32'"),
         ("batch: 64", "batch: 0", 6, r"`train\.batch`: .*\b1\b.*\b0\b"),
         ("batch: 64", "batch: many", 6, r"`train\.batch`: .*'many'"),
-        ("2ep", "2 hours", 5, r"`train\.duration`: .*\b30ep\b.*\b5000st\b"),
+        ("2ep", "2 fortnights", 5, r"`train\.duration`: .*\b30ep\b.*\b5000st\b"),
         ("duration: 2ep", "drop: 2", 5, r"\bunknown key `train\.drop`"),
         ("  duration: 2ep\n", "", 4, r"`train\.duration`.*\bmissing\b"),
         ("warmup: 0.1", "warmup: 1.5", 11, r"\bwarmup\b.*\b1\b.*\b0\.1\b"),

@@ -12,7 +12,7 @@ import sys
 
 import pytest
 
-from leansurgeon.errors import LeanSurgeonError, UsageError
+from leansurgeon.errors import LeanSurgeonError, UnsupportedModel, UsageError
 from leansurgeon.progress import Screen, duration_text, phase, rate_text
 from leansurgeon.training.data import feed
 from leansurgeon.training.runs import folder as runfolder
@@ -86,7 +86,7 @@ def test_model_of_a_run_folder(tmp_path):
     (tmp_path / "run" / "model").mkdir(parents=True)
     (tmp_path / "run" / "model" / "config.json").write_text("{}")
     assert runfolder.model_of(tmp_path / "run") == runfolder.model_of(tmp_path / "run" / "model")
-    with pytest.raises(UsageError, match=r"no config\.json"):
+    with pytest.raises(UnsupportedModel, match=r"no config\.json"):
         runfolder.model_of(tmp_path)
     with pytest.raises(UsageError, match="no model folder"):
         runfolder.model_of(tmp_path / "nowhere")
