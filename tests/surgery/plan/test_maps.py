@@ -110,12 +110,14 @@ TWO = Shape((stage(4, depth=4), stage(4, depth=6)))
 
 
 def test_layers_are_kept_as_they_are_named():
-    named = drop_layers.without_data(TWO, TWO, Method(keep="0,1,4,5,8,9"), period=2)
+    cut = Shape((stage(4, depth=2), stage(4, depth=4)))
+    named = drop_layers.without_data(TWO, cut, Method(keep="0,1,4,5,8,9"), period=2)
     assert (named.kept, named.criterion) == ((0, 1, 4, 5, 8, 9), "as listed")
     with pytest.raises(UsageError, match=r"\b2\b"):
         drop_layers.without_data(TWO, TWO, Method(keep="0,1,4,6"), period=2)
     alone = Shape((stage(4, depth=4),))
-    assert drop_layers.without_data(alone, alone, Method(keep="2,3"), period=2).kept == (2, 3)
+    half = Shape((stage(4, depth=2),))
+    assert drop_layers.without_data(alone, half, Method(keep="2,3"), period=2).kept == (2, 3)
     after = Shape((stage(4, depth=2), stage(4, depth=3)))
     spaced = [drop_layers.without_data(TWO, after, Method(layers=name)) for name in ("auto", "first-of-each")]
     assert [choice.kept for choice in spaced] == [(0, 3, 4, 6, 9), (0, 2, 4, 6, 8)]
@@ -137,7 +139,7 @@ def test_named_layers_are_counted_by_stage():
 
 
 def test_first_layers_stay_where_others_tell_them_by_their_number():
-    source = SimpleNamespace(architecture=SimpleNamespace(stay=(2, 1), name="family"), shape=TWO)
+    source = SimpleNamespace(architecture=SimpleNamespace(stay=(2, 1), stay_last=(), name="family"), shape=TWO)
     assert drop_layers.tied_to_the_start(source, (0, 1, 4, 7)) is None
     assert "Layer 1 " in drop_layers.tied_to_the_start(source, (0, 2, 4))
     assert "Layer 4 " in drop_layers.tied_to_the_start(source, (0, 1, 5))
@@ -146,7 +148,7 @@ def test_first_layers_stay_where_others_tell_them_by_their_number():
 
 def test_layers_that_could_stay_instead(monkeypatch):
     """As many of each stage, of which the first ones that have to stay, then the last of those that were named."""
-    source = SimpleNamespace(architecture=SimpleNamespace(stay=(2, 1), name="family"), shape=TWO)
+    source = SimpleNamespace(architecture=SimpleNamespace(stay=(2, 1), stay_last=(), name="family"), shape=TWO)
     monkeypatch.setattr(drop_layers, "misplaced", drop_layers.tied_to_the_start)
     assert drop_layers.placed_well(source, (0, 2, 3, 5, 7)) == [0, 1, 3, 4, 7]
     assert drop_layers.placed_well(source, (1, 3, 4)) == [0, 1, 4]
