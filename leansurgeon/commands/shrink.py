@@ -177,7 +177,7 @@ def cut(request: ShrinkRequest, say: Say) -> tuple[Decided, SurgeryRecord | None
         say(f"{note[:1].upper()}{note[1:]}.")
     heads, layers = steps.after.column("heads"), steps.after.column("depth")
     folder = request.out or request.workspace / f"{opened.slug}-h{heads}-l{layers}"
-    if nothing_changes(steps, wanted, how):
+    if opened.weights is not None and nothing_changes(steps, wanted, how):  # of a preset a new model is made
         raise UsageError(
             f"Nothing is to be changed, so the result would be a copy of {opened.name}.",
             "Say what to change: --heads 2x, --layers 6, --mlp-dim 512 or --params -30%.",
