@@ -63,7 +63,7 @@ def test_models_without_a_run(tmp_path: Path) -> None:
     assert [e.kind for e in collect([root / "trained"]).entries] == ["model"]
 
 
-@pytest.mark.parametrize("damage", [{"schema_version": 2}, {"proof": 7}, {"versions": {"x": 1}}, {"source": 5}])
+@pytest.mark.parametrize("damage", [{"proof": 7}, {"versions": {"x": 1}}, {"source": 5}])
 def test_a_run_says_how_it_began_where_its_surgery_cannot_be_read_as_a_whole(damage, tmp_path: Path) -> None:
     run = summary(experiment=None)
     run["model"]["surgery"] = SURGERY | {"initialised": "transfer", "plan": PLAN | {"init": "transfer"}} | damage
