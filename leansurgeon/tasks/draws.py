@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator
 
 import numpy as np
 
@@ -19,7 +19,7 @@ _LOCK = threading.Lock()
 _STREAM = 11
 
 
-def each(seed: int, epoch: int, indices_B: np.ndarray) -> Iterator[int]:
+def each(seed: int, epoch: int, indices_B: np.ndarray) -> Generator[int, None, None]:
     """The places 0 .. B - 1 of a batch; while the caller works on a place, the generators are those of its sample."""
     import torch
 

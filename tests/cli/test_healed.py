@@ -61,7 +61,9 @@ def test_a_run_is_judged_and_it_shows_in_card_report_and_page(healed):
     figures = results(model)
     assert figures[healed.other.name]["loss"] == pytest.approx(found["loss"]["result"], abs=1e-6)
     (trained,) = (by_kind for data, by_kind in figures.items() if data.endswith("held out"))
-    assert trained["perplexity"] == pytest.approx(summary["test"]["best"]["metric"], abs=1e-6)  # the training's own stay
+    assert trained["perplexity"] == pytest.approx(
+        summary["test"]["best"]["metric"], abs=1e-6
+    )  # the training's own stay
 
     page = healed.place / "page.html"
     report = leansurgeon("report", healed.run, "--html", page)

@@ -8,6 +8,7 @@ training script that the paper used; mixup, cutmix and label smoothing concern w
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -184,7 +185,9 @@ class ImageFolder(base.Task):
         transform = self._transform(split == "train" and self.options.augment)
         if split != "train":
             seed, epoch = 0, 0
-        pixels = [transform(self._image(stored, int(rows[place]))) for place in draws.each(seed, epoch, indices)]
+        # Closed at once where an image cannot be read: others wait for the generators meanwhile.
+        with closing(draws.each(seed, epoch, indices)) as places:
+            pixels = [transform(self._image(stored, int(rows[place]))) for place in places]
         labels = self._array(f"{stored}-labels")[rows].astype(np.int64)
         labels = self._stored_classes.outputs_of(labels)
         return {"pixel_values": torch.stack(pixels), "labels": torch.from_numpy(labels)}
