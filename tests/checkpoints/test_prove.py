@@ -19,7 +19,7 @@ from tests.support.command_line import leansurgeon
 from tests.support.processes import proofs
 
 RESULT = {"output": [2, 5, 7], "count": 8, "loss_sum": 4.0, "right": 6, "finite": True}
-RESULT["samples"] = [[1.0, 4, 3], [3.0, 4, 3]]  # loss, labels and right answers of each sample
+RESULT |= {"samples": [[1.0, 4, 3], [3.0, 4, 3]], "valued": []}  # loss, labels and right answers of each sample
 SAME = {"rows": 10, "max_difference": 1e-5, "spread": 2.0, "relative_error": 1e-6, "cosine": 1.0}
 SOURCE = RESULT | {"loss_sum": 2.0, "differences": SAME, "samples": [[0.5, 4, 3], [1.5, 4, 3]]}
 
