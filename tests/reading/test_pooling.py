@@ -91,8 +91,9 @@ def test_judge_and_retrain_say_the_cosine_of_sentence_transformers(encoder, tmp_
     said = next(iter(json.loads(done.stdout)["judged"].values()))["embeddings"]
     data = calibration.open_calibration(str(text), open_source(str(source)), cache=tmp_path / "cache")
     tokenizer = AutoTokenizer.from_pretrained(source)
-    batches = [*data.guard, *data.heldout]
-    ids = [row[mask.bool()] for b in batches for row, mask in zip(b["input_ids"], b["attention_mask"], strict=True)]
+    ids = [
+        row[mask.bool()] for b in data.heldout for row, mask in zip(b["input_ids"], b["attention_mask"], strict=True)
+    ]
     judged = [tokenizer.decode(row, skip_special_tokens=True).removeprefix(PROMPT) for row in ids]
     assert set(judged) <= set(lines) and len(judged) == said["samples"]
     assert said["cosine"] == pytest.approx(float(cosines_of(source, lean, judged).mean()), abs=1e-5)

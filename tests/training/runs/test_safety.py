@@ -306,23 +306,20 @@ def test_numbers_and_names_that_nothing_can_be_done_with(tmp_path):
         (["--dry-run", "--resume", "auto"], "--dry-run and --resume auto exclude"),
         (["--eval-only", "--resume-anyway"], "--eval-only and --resume-anyway exclude"),
         (["--resume", ""], "--resume is empty"),
-        (["--seed", "99999999999999999999"], None),
+        (["--seed", "99999999999999999999"], "--seed 99999999999999999999: input should be less than"),
     ],
 )
 def test_flags_that_would_be_ignored_are_refused(flags, said, tmp_path):
     from leansurgeon.cli.main import app
 
     found = CliRunner().invoke(app, ["retrain", str(tmp_path), *flags])
-    if said is None:
-        assert found.exit_code == 2
-    else:
-        assert isinstance(found.exception, (UsageError, SystemExit)) and said in f"{found.exception}{found.output}"
+    assert isinstance(found.exception, (UsageError, SystemExit)) and said in f"{found.exception}{found.output}"
 
 
 def test_a_disk_that_cannot_hold_the_models_is_said_before_the_first_step(tmp_path, monkeypatch):
     usage = shutil.disk_usage(tmp_path)._replace(free=4 * 1000)
     monkeypatch.setattr(checkpoint.shutil, "disk_usage", lambda path: usage)
-    with pytest.raises(LeanSurgeonError, match=r"GB.*0\.00.*GB"):
+    with pytest.raises(LeanSurgeonError, match=r"needs .* kB, .* has 4 kB free"):
         cut.run(tmp_path / "not" / "there")
     assert not (tmp_path / "not").exists()
 
