@@ -45,7 +45,12 @@ def open_regular(path: Path, *, raising: type[LeanSurgeonError] = UsageError) ->
         os.close(handle)
         kind = next((name for test, name in KINDS if test(mode)), "no regular file")
         raise raising(f"{path} is {kind}, and a file is expected.")
-    if os.fstat(handle).st_size < 1024 and os.pread(handle, len(LFS), 0) == LFS:
+    try:
+        is_pointer = os.fstat(handle).st_size < 1024 and os.pread(handle, len(LFS), 0) == LFS
+    except OSError as error:  # a disk that fails
+        os.close(handle)
+        raise raising(f"{path} cannot be read: {why(error)}.") from None
+    if is_pointer:
         os.close(handle)
         raise raising(
             f"{path} is a git-lfs pointer, and not the file that it stands for.",
