@@ -180,10 +180,13 @@ def test_images_look_as_the_models_processor_makes_them(vision_model, tmp_path):
     assert len(ours) == 6 and nearest.indices.unique().numel() == 6 and nearest.values.max() < 0.02
 
 
-@pytest.mark.parametrize(("classes", "scored"), [(10, True), (3, False)])
+TEN = [f"class{i}" for i in range(10)]
+
+
+@pytest.mark.parametrize(("classes", "scored"), [(TEN, True), (TEN[:3], True), (["bee", "cow", "owl"], False)])
 def test_a_folder_is_scored_where_the_model_has_its_classes(vision_model, tmp_path, classes, scored):
     source = vision_model("vit", num_channels=3)
-    folder = pictures(tmp_path / "images", [f"class{i}" for i in range(classes)])
+    folder = pictures(tmp_path / "images", classes)
     found = calibration.open_calibration(str(folder), source, cache=tmp_path / "cache")
     assert (found.task is not None) == scored == all("labels" in b for b in found.fit)
 
