@@ -24,7 +24,8 @@ from torch.nn import functional as F
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 
 from leansurgeon.checkpoints.proof.reload_check import differences
-from leansurgeon.tasks.text import corpus, files, sentences
+from leansurgeon.tasks import splits
+from leansurgeon.tasks.text import corpus, files
 
 WINDOW, LONGEST = 512, 128  # tokens of a window, and of a sentence
 
@@ -80,20 +81,9 @@ def lines(text: str, held: bool, count: int) -> list[str]:
     """Sentences of a text: a random choice of all, or of those that were held out of training and calibration."""
     every = corpus.sentences(text)
     if held:
-        left = set(sentences.hold_out(every, 0.1, 0)[1]) - drawn(every)
-        every = [line for line in every if line in left]
+        every = [line for line in every if splits.hash_text(line) < 0.1 * 2**64]  # the test part of every command
     order = np.random.default_rng(0).permutation(len(every))[:count]
     return [every[i] for i in np.sort(order)]
-
-
-def drawn(every: list[str]) -> set[str]:
-    """What `shrink --calibrate` fits and guards with, by its own choice."""
-    from leansurgeon.measure.data import calibration
-    from leansurgeon.tasks.text import sentences
-
-    seen, held = sentences.hold_out(every, 0.1, 0)
-    rows = calibration.choose(len(seen), len(held), calibration.LINES, 0, "text")
-    return {seen[i] for part in ("fit", "guard") for i in rows[part]}
 
 
 @torch.no_grad()

@@ -21,7 +21,8 @@ import torch  # noqa: E402
 import transformers  # noqa: E402
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokenizer, Trainer  # noqa: E402
 
-from leansurgeon.tasks.text import corpus, files, sentences  # noqa: E402
+from leansurgeon.tasks import splits
+from leansurgeon.tasks.text import corpus, files  # noqa: E402
 from leansurgeon.training.recipe.durations import parse_duration  # noqa: E402
 
 WARMUP = 0.05
@@ -91,11 +92,12 @@ class ByTheClock(transformers.TrainerCallback):
 
 
 def training_text(names: list[str], causal: bool) -> list[str]:
-    """All but what leansurgeon holds out: the last part of every file, or of sentences a random choice."""
+    """All but the last part of every file, or of sentences what leansurgeon holds out by their content."""
     texts = [files.read(path) for path in files.find(names)]
     if causal:
         return [files.cut(text, HELD)[0] for text in texts]
-    return ["\n".join(sentences.hold_out(corpus.sentences("\n".join(texts)), HELD, 0)[0])]
+    seen = [line for line in corpus.sentences("\n".join(texts)) if splits.hash_text(line) >= 2 * HELD * 2**64]
+    return ["\n".join(seen)]
 
 
 def windows(texts: list[str], tokenizer, tokens: int, causal: bool) -> list[dict[str, torch.Tensor]]:

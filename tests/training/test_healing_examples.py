@@ -12,7 +12,6 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
-from leansurgeon import tasks
 from tests.support.models import strangers
 
 HEALING = Path(__file__).parents[2] / "examples" / "healing"
@@ -45,18 +44,6 @@ def test_a_plain_training_leaves_a_model_of_the_same_kind(kind, tmp_path, texts,
     assert loaded.config.num_hidden_layers == transformers.AutoConfig.from_pretrained(source).num_hidden_layers
 
 
-def test_it_leaves_the_same_text_alone_as_retrain(tmp_path, texts):
-    script = runpy.run_path(str(HEALING / "plain_trainer.py"))
-    own = strangers.model(tmp_path / "own", "llama")
-    tokenizer = transformers.AutoTokenizer.from_pretrained(own)
-    task = tasks.make("causal-lm", {"data": str(texts), "seq_len": 8})
-    task.prepare(tmp_path / "cache", own, workers=1, say=print)
-    ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in script["training_text"]([texts], True)]
-    assert len(ids) == 2
-    theirs = [token for token in task._array("train").tolist() if token != tokenizer.eos_token_id]  # between documents
-    assert [token for text in ids for token in text] == theirs
-
-
 def test_the_judge_counts_as_a_hand_does(tmp_path, texts, monkeypatch, capsys):
     own = strangers.model(tmp_path / "own", "llama", max_position_embeddings=512)
     ran(monkeypatch, "judge_models.py", own, own, "--text", texts / "a.txt", "--samples", 2)
@@ -69,21 +56,3 @@ def test_the_judge_counts_as_a_hand_does(tmp_path, texts, monkeypatch, capsys):
         losses = [model(input_ids=window[None], labels=window[None]).loss.item() for window in windows]
     assert [float(row[2]) for row in rows] == [pytest.approx(math.exp(sum(losses) / 2), rel=1e-3)] * 2
     assert [row[3].strip() for row in rows] == ["1.000"] * 2
-
-
-def test_the_judge_of_encoders_leaves_out_what_was_calibrated_on(tmp_path, texts, monkeypatch, capsys):
-    own = strangers.encoder(tmp_path / "own")
-    ran(monkeypatch, "judge_models.py", own, own, "--text", texts / "a.txt", "--samples", 40, "--held")
-    (row,) = [line.split("|") for line in capsys.readouterr().out.splitlines()[2:]]
-    assert float(row[2]) == 1.0 and row[5].strip() == "100.0 %"
-    script = runpy.run_path(str(HEALING / "judge_models.py"))
-    from leansurgeon.checkpoints.source import open_source
-    from leansurgeon.measure.data import calibration
-    from leansurgeon.tasks.text import corpus
-
-    every = corpus.sentences((texts / "a.txt").read_text())
-    fitted = calibration.open_calibration(str(texts / "a.txt"), open_source(str(own)), cache=tmp_path / "cache")
-    drawn = script["drawn"](every)
-    count = sum(len(batch["input_ids"]) for part in (fitted.fit, fitted.guard) for batch in part)
-    assert len(drawn) == count
-    assert not drawn & set(script["lines"]((texts / "a.txt").read_text(), True, 1_000))
