@@ -21,7 +21,7 @@ import torch  # noqa: E402
 import transformers  # noqa: E402
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokenizer, Trainer  # noqa: E402
 
-from leansurgeon.tasks import splits
+from leansurgeon.tasks import splits  # noqa: E402
 from leansurgeon.tasks.text import corpus, files  # noqa: E402
 from leansurgeon.training.recipe.durations import parse_duration  # noqa: E402
 
