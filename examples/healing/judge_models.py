@@ -4,9 +4,8 @@
 
 Language models: perplexity in windows of 512 tokens, as a ratio to the source's. Encoders: what the proof of `shrink`
 says, which is the cosine of mean-pooled embeddings (mean and first percentile), the rank correlation of pairwise
-similarities and the share of the ten nearest kept. `--last 0.1` takes the last tenth of the first text only, which is
-what `retrain --data` holds out of a language task; `--held` takes the sentences that it holds out for an encoder,
-without those that `shrink --calibrate` drew.
+similarities and the share of the ten nearest kept. `--held` takes of the first text only what every command holds out
+by its content: blocks of it for a language model, sentences for an encoder.
 """
 
 from __future__ import annotations
@@ -38,7 +37,9 @@ def main() -> None:
     texts = {Path(name).name: files.read(Path(name)) for name in asked.text}
     if causal:
         first = next(iter(texts))
-        texts[first] = files.cut(texts[first], asked.last)[1] if asked.last else texts[first]
+        if asked.held:
+            held = corpus.split_documents({"train": corpus.find(asked.text[0], "text")})[1]["test"]
+            texts[first] = "".join(held)
         samples = {name: windows(text, tokenizer, asked.samples) for name, text in texts.items()}
         rows = perplexities(asked.source, asked.models, samples, asked.bf16)
     else:
@@ -78,10 +79,11 @@ def perplexities(source: str, models: list[str], samples: dict[str, torch.Tensor
 
 
 def lines(text: str, held: bool, count: int) -> list[str]:
-    """Sentences of a text: a random choice of all, or of those that were held out of training and calibration."""
+    """Sentences of a text: a random choice of all, or of those that every command holds out."""
     every = corpus.sentences(text)
     if held:
-        every = [line for line in every if splits.hash_text(line) < 0.1 * 2**64]  # the test part of every command
+        ids = np.array([*map(splits.hash_text, every)], dtype=np.uint64)
+        every = [every[row] for row in splits.split_by_content(ids).rows["test"]]
     order = np.random.default_rng(0).permutation(len(every))[:count]
     return [every[i] for i in np.sort(order)]
 
@@ -127,7 +129,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("models", nargs="*")
     parser.add_argument("--text", action="append", required=True)
     parser.add_argument("--samples", type=int, default=32, help="windows or sentences of each text")
-    parser.add_argument("--last", type=float, default=0.0)
     parser.add_argument("--held", action="store_true")
     parser.add_argument("--bf16", action="store_true", help="matrix products in bf16, of all models alike")
     return parser.parse_args()

@@ -17,16 +17,16 @@ BEGAN = time.perf_counter()
 import argparse  # noqa: E402 (the clock runs while libraries load)
 from pathlib import Path  # noqa: E402
 
+import numpy as np  # noqa: E402
 import torch  # noqa: E402
 import transformers  # noqa: E402
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokenizer, Trainer  # noqa: E402
 
 from leansurgeon.tasks import splits  # noqa: E402
-from leansurgeon.tasks.text import corpus, files  # noqa: E402
+from leansurgeon.tasks.text import corpus  # noqa: E402
 from leansurgeon.training.recipe.durations import parse_duration  # noqa: E402
 
 WARMUP = 0.05
-HELD = 0.1  # of every text, as in leansurgeon's tasks
 LEFT = 4.0  # seconds for the last step, saving and leaving
 
 
@@ -92,12 +92,13 @@ class ByTheClock(transformers.TrainerCallback):
 
 
 def training_text(names: list[str], causal: bool) -> list[str]:
-    """All but the last part of every file, or of sentences what leansurgeon holds out by their content."""
-    texts = [files.read(path) for path in files.find(names)]
+    """What leansurgeon trains on of these files: the rest is held out by content, block by block or by sentences."""
+    texts = corpus.find(names, "text")
     if causal:
-        return [files.cut(text, HELD)[0] for text in texts]
-    seen = [line for line in corpus.sentences("\n".join(texts)) if splits.hash_text(line) >= 2 * HELD * 2**64]
-    return ["\n".join(seen)]
+        return list(corpus.split_documents({"train": texts})[1]["train"])
+    every = texts.texts()
+    rows = splits.split_by_content(np.array([*map(splits.hash_text, every)], dtype=np.uint64)).rows["train"]
+    return ["\n".join(every[row] for row in rows)]
 
 
 def windows(texts: list[str], tokenizer, tokens: int, causal: bool) -> list[dict[str, torch.Tensor]]:

@@ -7,11 +7,15 @@ import runpy
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import transformers
 from safetensors.torch import load_file
 
+from leansurgeon import tasks
+from leansurgeon.checkpoints.source import open_source
+from leansurgeon.measure.data import calibration
 from tests.support.models import strangers
 
 HEALING = Path(__file__).parents[2] / "examples" / "healing"
@@ -44,6 +48,34 @@ def test_a_plain_training_leaves_a_model_of_the_same_kind(kind, tmp_path, texts,
     assert loaded.config.num_hidden_layers == transformers.AutoConfig.from_pretrained(source).num_hidden_layers
 
 
+def test_it_leaves_the_same_text_alone_as_retrain(tmp_path, texts):
+    script = runpy.run_path(str(HEALING / "plain_trainer.py"))
+    own = strangers.model(tmp_path / "own", "llama")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(own)
+    task = tasks.make("causal-lm", {"data": str(texts), "seq_len": 8})
+    task.prepare(tmp_path / "cache", own, workers=1, say=print)
+    seen = script["training_text"]([str(texts)], True)
+    ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in seen]
+    theirs = [token for token in task._array("train").tolist() if token != tokenizer.eos_token_id]  # between documents
+    assert [token for text in ids for token in text] == theirs
+    held = sum(len(task._array(split)) for split in ("eval", "test"))
+    assert 0.1 < held / (held + len(theirs)) < 0.4
+    # Sentences for an encoder.
+    task = tasks.make("sentences", {"data": str(texts), "seq_len": 32})
+    task.prepare(tmp_path / "cache", strangers.encoder(tmp_path / "encoder"), workers=1, say=print)
+    (seen,) = script["training_text"]([str(texts)], False)
+    theirs = [sentence_of(row, tokenizer) for row in rows_of(task, "train")]
+    assert seen.split("\n") == theirs
+
+
+def rows_of(task, split):
+    return task.batch(split, np.arange(task.size(split)), seed=0, epoch=0)["input_ids"]
+
+
+def sentence_of(ids, tokenizer) -> str:
+    return tokenizer.decode(ids, skip_special_tokens=True)
+
+
 def test_the_judge_counts_as_a_hand_does(tmp_path, texts, monkeypatch, capsys):
     own = strangers.model(tmp_path / "own", "llama", max_position_embeddings=512)
     ran(monkeypatch, "judge_models.py", own, own, "--text", texts / "a.txt", "--samples", 2)
@@ -56,3 +88,31 @@ def test_the_judge_counts_as_a_hand_does(tmp_path, texts, monkeypatch, capsys):
         losses = [model(input_ids=window[None], labels=window[None]).loss.item() for window in windows]
     assert [float(row[2]) for row in rows] == [pytest.approx(math.exp(sum(losses) / 2), rel=1e-3)] * 2
     assert [row[3].strip() for row in rows] == ["1.000"] * 2
+
+
+def test_the_judge_of_encoders_leaves_out_what_was_calibrated_on(tmp_path, texts, monkeypatch, capsys):
+    own = strangers.encoder(tmp_path / "own")
+    ran(monkeypatch, "judge_models.py", own, own, "--text", texts / "a.txt", "--samples", 40, "--held")
+    (row,) = [line.split("|") for line in capsys.readouterr().out.splitlines()[2:]]
+    assert float(row[2]) == 1.0 and row[5].strip() == "100.0 %"
+    script = runpy.run_path(str(HEALING / "judge_models.py"))
+    fitted = calibration.open_calibration(str(texts / "a.txt"), open_source(str(own)), cache=tmp_path / "cache")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(own)
+    read = {sentence_of(ids, tokenizer) for part in (fitted.fit, fitted.guard) for b in part for ids in b["input_ids"]}
+    held = script["lines"]((texts / "a.txt").read_text(), True, 1_000)
+    assert held and not read & set(held)
+    assert {sentence_of(ids, tokenizer) for b in fitted.heldout for ids in b["input_ids"]} == set(held)
+
+
+def test_the_judge_of_language_models_reads_what_no_command_trained_on(tmp_path, texts, monkeypatch, capsys):
+    own = strangers.model(tmp_path / "own", "llama", max_position_embeddings=512)
+    ran(monkeypatch, "judge_models.py", own, own, "--text", texts / "a.txt", "--samples", 1, "--held")
+    row = capsys.readouterr().out.splitlines()[2].split("|")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(own)
+    task = tasks.make("causal-lm", {"data": str(texts / "a.txt"), "seq_len": 8})
+    task.prepare(tmp_path / "cache", own, workers=1, say=print)
+    ids = torch.tensor([token for token in task._array("test").tolist() if token != tokenizer.eos_token_id])
+    with torch.no_grad():
+        model = transformers.AutoModelForCausalLM.from_pretrained(own).eval()
+        loss = model(input_ids=ids[None, :512], labels=ids[None, :512]).loss.item()
+    assert float(row[2]) == pytest.approx(math.exp(loss), rel=1e-3)
