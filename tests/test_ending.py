@@ -59,11 +59,13 @@ import sys, typer
 from leansurgeon.cli import main
 from leansurgeon.errors import UsageError
 
-@main.app.command("fail")
 def fail() -> None:
     print("data")
     raise {error}
 
+failing = typer.Typer(add_completion=False)
+failing.command("fail")(fail)
+main.PANELS, main.load_command = {{"": {{"fail": "Fails"}}}}, lambda name: typer.main.get_command(failing)
 sys.argv = ["leansurgeon", "fail"]
 from leansurgeon.__main__ import run
 run()

@@ -4,6 +4,7 @@ sentence about the config.
 
 from __future__ import annotations
 
+import re
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -47,6 +48,8 @@ def in_words(error: Exception) -> str:
     """What a library itself says of a config, where it is a sentence of its own and not one of Python or torch."""
     if isinstance(error, KeyError) and error.args:
         return f": it knows no {quoted(error.args[0])}"
+    if isinstance(error, TypeError) and (extra := re.search(r"unexpected keyword argument '(.+)'", str(error))):
+        return f": it takes no {quoted(extra[1])}"
     last = traceback.extract_tb(error.__traceback__)[-1].line or ""
     said = " ".join(str(error).split()).rstrip(".")
     of_library = isinstance(error, ValueError) and last.startswith("raise ") and " " in said and "Error" not in said

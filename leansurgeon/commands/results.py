@@ -130,4 +130,5 @@ class Trained(Folder):
         return self.summary.as_dict()
 
     def __str__(self) -> str:
-        return str(self.run)
+        task = self.summary.task
+        return f"{self.run}: {task.metric_label} {task.shown(self.before)} before, {task.shown(self.after)} after"

@@ -12,8 +12,8 @@ from leansurgeon import checkpoints
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import UnsupportedModel, UsageError
 from leansurgeon.measure.data.calibration import Calibration
-from leansurgeon.measure.heads.pruning import even
-from leansurgeon.measure.heads.sites import count, sites, switched_off
+from leansurgeon.measure.heads.pruning import strengths
+from leansurgeon.measure.heads.sites import Site, count, sites, switched_off
 from leansurgeon.surgery import prune
 from leansurgeon.surgery.prune import MEASURED
 from leansurgeon.surgery.shrink import carry_out
@@ -23,6 +23,15 @@ NOTHING = Calibration("none", "nothing", "0" * 64, [], [], [])
 # family -> share of heads, (heads, key/value heads) that are left of 4
 HALF = (0.5, 2, 2)
 CASES = {"bert": HALF, "vit": HALF, "gpt2": (0.25, 3, 3), "llama": (0.5, 2, 1), "t5": HALF, "bart": HALF}
+
+
+def strongest(places: list[Site], values: np.ndarray, share: float) -> np.ndarray:
+    """The heads of this share of key/value groups with the largest summed values, in each layer, (all heads,) bool."""
+    kept = []
+    for site, of_site in zip(places, strengths(places, values), strict=True):
+        by_group = of_site.reshape(site.groups, -1).sum(1)
+        kept.append(np.repeat(np.argsort(np.argsort(-by_group)) < site.groups * share, site.heads // site.groups))
+    return np.concatenate(kept)
 
 
 @pytest.mark.parametrize("family", CASES)
@@ -41,7 +50,7 @@ def test_the_checkpoint_is_the_masked_model(family, saved, tmp_path):
     small = checkpoints.load(tmp_path / "out").model.eval()
     assert sum(p.numel() for p in small.parameters()) == decided.plan.parameters_after.total
     assert decided.plan.parameters_after.attention < decided.plan.parameters_before.attention
-    keep = even(places, values, [site.groups * heads // 4 for site in places])
+    keep = strongest(places, values, heads / 4)
     assert keep.sum() == heads * len(places)
     inputs = example(model)
     with torch.no_grad():

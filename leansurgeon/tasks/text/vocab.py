@@ -161,7 +161,8 @@ def second_text(tokenizer: PreTrainedTokenizerBase, model_dir: Path | None = Non
 
         config = jsonfile.read_object_if_whole(model_dir / "config.json") or {}
         averaged = config.get("is_encoder_decoder") or config.get("classifier_pooling") == "mean"
-        if config.get("model_type") in (*ENCODERS, "crammed_bert") and not averaged:
+        encoder = config.get("model_type") in ENCODERS or "AutoModelForMaskedLM" in (config.get("auto_map") or {})
+        if encoder and not averaged:
             raise UsageError(
                 f"The model's head reads the token {tokenizer.cls_token}, and the tokenizer puts it before no text.",
                 "Give tokenizer.json a post_processor (TemplateProcessing) that does, or choose a tokenizer of the "

@@ -231,7 +231,7 @@ def test_weights_that_are_no_numbers(trained, tmp_path):
 
 
 def test_layers_that_do_not_fit_the_plan(trained, tmp_path):
-    with pytest.raises(UsageError, match=r"\[0, 1\] give \[2\]"):
+    with pytest.raises(UsageError, match=r"\[0, 1\] keep 2 and the plan wants 3"):
         cut(tmp_path, trained("gpt2"), {"layers": "3"}, keep=(0, 1))
 
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from leansurgeon.training import due, judge, state
+from leansurgeon.training import judge, state, train
 from leansurgeon.training.update.step import Trainer
 from leansurgeon.training.watch import window
 from tests.support import training_interrupted as cut
@@ -30,7 +30,7 @@ def _train(folder, fast: int, factor: float, settings: dict) -> None:
 
     Trainer.step = stepped
     if rank == fast:
-        due.time = judge.time = window.time = state.time = SimpleNamespace(
+        train.time = judge.time = window.time = state.time = SimpleNamespace(
             perf_counter=lambda: factor * time.perf_counter()
         )
     cut.run(folder, **settings)

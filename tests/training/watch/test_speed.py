@@ -8,7 +8,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from leansurgeon.training import due, judge, state
+from leansurgeon.training import judge, state
+from leansurgeon.training import train as loop
 from leansurgeon.training.train import train
 from leansurgeon.training.watch import flops, window
 from leansurgeon.training.watch.progress import Progress
@@ -28,7 +29,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch):
     made = Clock()
-    for module in (due, judge, state, window):
+    for module in (loop, judge, state, window):
         monkeypatch.setattr(module, "time", made)
     return made
 
