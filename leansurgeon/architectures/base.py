@@ -164,6 +164,11 @@ class Architecture:
         with rules_of(self.name):
             return c | {key: rule(c) for key, rule in self.switches.items()}
 
+    def lists(self, config: Config) -> dict[str, Any]:
+        """What the `per_layer` keys say, by the family's rule where a file leaves one out."""
+        c, rules = self.flat(config), self.defaults
+        return {key: c.get(key) or (rules[key](c) if callable(rules.get(key)) else None) for key in self.per_layer}
+
     def blocks(self, stage: int = 0) -> Blocks:
         """The blocks of a stage, its number filled in."""
         if self.stages:
@@ -234,9 +239,7 @@ class Architecture:
         before = self.shape(config)
         depth = before.stages[0].depth
         several = isinstance(c.get(self.keys.depth), list | tuple)
-        # A list that a file leaves out because a rule gives it is written in full: the rule fails for kept layers.
-        rules = {key: rule for key in self.per_layer if callable(rule := self.defaults.get(key))}
-        lists = {key: c.get(key) or (rules[key](c) if key in rules else None) for key in self.per_layer}
+        lists = self.lists(config)  # written in full, also those left to a rule: it fails for kept layers
         for stage in shape.stages:
             self._check_heads(stage)
         if not apart:

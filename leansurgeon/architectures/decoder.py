@@ -2,13 +2,13 @@
 OLMo2, GLM-4.
 
 One block serves them all: biases and QK norms are present or absent by config. Where norms stand differs: OLMo2 has
-them behind each part, Gemma 3 and GLM-4 around it. Layers of SmolLM3 and Qwen differ in
-position encoding and window, so the lists that say so are re-indexed with the layers that are kept.
+them behind each part, Gemma 3 and GLM-4 around it. Layers of SmolLM3, Gemma 3 and Qwen differ
+in position encoding and window, so the lists that say so are re-indexed with the layers that are kept.
 """
 
 from dataclasses import replace
 
-from leansurgeon.architectures.base import Tensor, derive
+from leansurgeon.architectures.base import Config, Tensor, derive
 from leansurgeon.architectures.lean import of_transformers
 from leansurgeon.architectures.tensors import HEAD_DIM_KEYS, attention
 
@@ -48,6 +48,29 @@ def norms(*places: str) -> tuple[Tensor, ...]:
 NORMS = norms("input", "post_attention")
 BEHIND = ("post_attention", "post_feedforward")
 
+# What a file leaves out: layers of another kind, which the library then counts by their places.
+
+
+def windows_from_above(c: Config) -> list[str]:
+    """Qwen's windows, which only layers from a number on have."""
+    if not c.get("use_sliding_window") or c.get("sliding_window", 4096) is None:
+        return []
+    first = c.get("max_window_layers", 28)
+    return ["sliding_attention" if i >= first else "full_attention" for i in range(c["num_hidden_layers"])]
+
+
+def windows_by_pattern(c: Config) -> list[str]:
+    """Gemma 3's windows, in all but every so many-th layer."""
+    every = c.get("sliding_window_pattern", 6)
+    return ["sliding_attention" if (i + 1) % every else "full_attention" for i in range(c["num_hidden_layers"])]
+
+
+def rotary_by_interval(c: Config) -> list[int]:
+    """SmolLM3's layers with rotary positions (1), all but every so many-th."""
+    every = c.get("no_rope_layer_interval", 4)
+    return [int((i + 1) % every != 0) for i in range(c["num_hidden_layers"])]
+
+
 LLAMA = of_transformers(
     "llama",
     keys=replace(HEAD_DIM_KEYS, kv_heads="num_key_value_heads"),
@@ -76,9 +99,15 @@ MISTRAL = derive(
     per_layer=("layer_types",),
     heads_divide_width=False,
 )
-QWEN2 = derive(MISTRAL, name="qwen2", model_types=("qwen2",), block=(*ATTENTION, *BIASES, *MLP, *NORMS))
+QWEN2 = derive(
+    MISTRAL,
+    name="qwen2",
+    model_types=("qwen2",),
+    block=(*ATTENTION, *BIASES, *MLP, *NORMS),
+    defaults={"layer_types": windows_from_above},
+)
 QWEN3 = derive(
-    MISTRAL, name="qwen3", model_types=("qwen3",), block=(*ATTENTION, *OPTIONAL_BIASES, *QK_NORMS, *MLP, *NORMS)
+    QWEN2, name="qwen3", model_types=("qwen3",), block=(*ATTENTION, *OPTIONAL_BIASES, *QK_NORMS, *MLP, *NORMS)
 )
 GEMMA = derive(
     MISTRAL,
@@ -91,6 +120,7 @@ SMOLLM3 = derive(
     name="smollm3",
     model_types=("smollm3",),
     per_layer=("layer_types", "no_rope_layers"),
+    defaults={"no_rope_layers": rotary_by_interval},
     heads_divide_width=False,
 )
 GEMMA3_TEXT = derive(
@@ -100,6 +130,7 @@ GEMMA3_TEXT = derive(
     block=(*ATTENTION, *OPTIONAL_BIASES, *QK_NORMS, *MLP, *norms("input", *BEHIND, "pre_feedforward")),
     norm="around",
     heads_divide_width=True,
+    defaults={"layer_types": windows_by_pattern},
 )
 OLMO2 = derive(
     MISTRAL,

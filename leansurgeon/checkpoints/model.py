@@ -371,10 +371,14 @@ class Placement:
     unexpected: tuple[str, ...]
     mismatched: tuple[str, ...]
     parameters: int
+    runs: bool = True
 
 
-def place(config: Config, architecture: Architecture, sizes: Mapping[str, tuple[int, ...]]) -> Placement | None:
+def place(
+    config: Config, architecture: Architecture, sizes: Mapping[str, tuple[int, ...]], *, run: bool = False
+) -> Placement | None:
     """Load tensors of these sizes into the library's class without memory for them; None where it cannot be built so.
+    With `run` the model is called as well, with tokens.
 
     What a class passes over by itself (`_keys_to_ignore_on_load_unexpected`) is not among the unexpected.
     """
@@ -406,7 +410,19 @@ def place(config: Config, architecture: Architecture, sizes: Mapping[str, tuple[
     unsaved = getattr(model, "_keys_to_ignore_on_save", None) or ()
     parameters = {name: p for name, p in model.named_parameters() if name not in unsaved}
     lacking = {name: parameters[name].numel() if name in parameters else 0 for name in missing}
-    return Placement(lacking, unexpected, mismatched, sum(p.numel() for p in parameters.values()))
+    total = sum(p.numel() for p in parameters.values())
+    return Placement(lacking, unexpected, mismatched, total, not run or is_callable(model))
+
+
+@torch.no_grad()
+def is_callable(model: torch.nn.Module) -> bool:
+    """Whether a model on meta takes tokens."""
+    try:
+        with quietly():
+            model.eval()(input_ids=torch.zeros(1, 8, dtype=torch.long, device="meta"))
+    except Exception:  # as above
+        return False
+    return True
 
 
 def task_classes(architecture: Architecture, head: str) -> list[str]:

@@ -169,7 +169,7 @@ def cut(request: ShrinkRequest, say: Say) -> tuple[Decided, SurgeryRecord | None
     steps = plan(opened, wanted, seed, how, calibrated=used or own)
     if own and not steps.asks_data:
         steps, own = without_data(steps), False
-    if (used or own) and (names := unread(steps)):  # torch is needed in any case
+    if opened.weights is not None and not request.dry_run and (names := unread(steps)):
         specs = tuple(spec for spec in opened.specs if spec.name not in names)
         opened = replace(opened, specs=specs, notes=(*opened.notes, left_out(names, opened.config)))
         steps = plan(opened, wanted, seed, how, calibrated=used or own)

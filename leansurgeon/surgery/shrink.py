@@ -33,6 +33,7 @@ from leansurgeon.errors import (
 from leansurgeon.measure.data.calibration import Calibration
 from leansurgeon.progress import Say, silent
 from leansurgeon.surgery.plan.method import LAYERS, kept_numbers
+from leansurgeon.surgery.plan.operators import drop_layers
 from leansurgeon.surgery.plan.operators.drop_layers import Choice
 from leansurgeon.surgery.plan.planning import Plan, keeping
 from leansurgeon.surgery.walk.kept import Kept, key_of, place_of
@@ -119,15 +120,26 @@ def unread(steps: Plan) -> tuple[str, ...]:
     specs, source = steps.result.specs, steps.source
     held = held_class(source.folder, source.config, source.architecture)
 
+    kinds = drop_layers.kinds_of(source)
+    lost = next((i for i, kind in enumerate(kinds) if kind not in [kinds[k] for k in steps.layers]), None)
+
     def placed(specs: Sequence[TensorSpec], config: Config, family: Architecture) -> Placement | None:
         """Where the tensors go in the class that the files hold."""
         if held != class_name(source.config):
             config = config | {"architectures": [body_class(family, held)]}
-        return place(config, family, {spec.name: spec.shape for spec in specs if spec.role != "tied"})
+        sizes = {spec.name: spec.shape for spec in specs if spec.role != "tied"}
+        return place(config, family, sizes, run=lost is not None)
 
     found = placed(specs, steps.target.config(steps.layers), steps.architecture)
     if found is None:
         return ()
+    if not found.runs and (before := placed(source.specs, source.config, source.architecture)) and before.runs:
+        there, whole = ", ".join(map(str, steps.layers)), drop_layers.with_every_kind(kinds, steps.layers)
+        raise UsageError(
+            f"{steps.architecture.name} does not run with layers {there} alone: none is of the kind of layer {lost}.",
+            "--keep names the layers that stay."
+            + (f" For example: --keep {','.join(map(str, whole))}" if whole != steps.layers else ""),
+        )
     outside = {spec.name for spec in specs if spec.layer is None}
     wrong = [name for name in found.unexpected if name not in outside] + list(found.mismatched)
     if found.missing and not wrong:

@@ -24,7 +24,10 @@ CRITERIA = {
     "angular": "the neighbours that turn hidden states least go, in one block or in two",
     "influence": "the layers that change their input least go",
     "block": "these neighbours go",
-    "evenly": "what stays is evenly spaced",
+    "even": "what stays is evenly spaced",
+    "first-of-each": "of each group of neighbours the first stays",
+    "last-of-each": "of each group of neighbours the last stays",
+    "pattern": "what stays has layers of another kind where formats such as GGUF expect them",
     "greedy": "the layer that is missed least goes, one after another",
     "leave-one-out": "the layers that are missed least, each by itself, go",
 }

@@ -68,50 +68,70 @@ class CannotHold:
     instead: str
 
 
-def breaks_pattern(family: str, config: Config, layers: Sequence[int]) -> CannotHold | None:
-    """The format whose program counts by itself which layers are of another kind, where these source `layers` would be
-    taken for others; with layers near to equal spacing that would not. None where there is none.
+@dataclass(frozen=True)
+class Pattern:
+    """A format whose program counts by itself which layers are of another kind: every `period`-th, `called` so."""
+
+    name: str
+    called: str
+    period: int
+
+    def holds(self, layers: Sequence[int]) -> bool:
+        """Whether each of these source layers has a place of its kind among those that are left."""
+        return all(self.is_other(layer) == self.is_other(place) for place, layer in enumerate(layers))
+
+    def is_other(self, place: int) -> bool:
+        """Whether a layer in this place is of the other kind."""
+        return (place + 1) % self.period == 0
+
+    def near(self, wanted: Sequence[float], depth: int) -> tuple[int, ...]:
+        """As many of `depth` layers, each near to the wanted one and of the kind of its new place.
+
+        >>> Pattern("", "", 4).near([0, 2.75, 5.5, 8.25, 11], 12)
+        (0, 2, 5, 7, 10)
+        """
+        count = len(wanted)
+
+        def follows(layer: int, place: int) -> bool:
+            """Whether the layers behind this one have all that places behind this one need."""
+            for other in range(place + 1, count):
+                layer = next((i for i in range(layer + 1, depth) if self.is_other(i) == self.is_other(other)), depth)
+            return layer < depth
+
+        kept: list[int] = []
+        for place, near in enumerate(wanted):
+            behind = range(kept[-1] + 1 if kept else 0, depth)
+            fitting = [i for i in behind if self.is_other(i) == self.is_other(place) and follows(i, place)]
+            kept.append(min(fitting, key=lambda i: abs(i - near)))
+        return tuple(kept)
+
+
+def pattern_of(arch: Architecture, config: Config) -> Pattern | None:
+    """The pattern by which a format reads the layers of a family; None for none, or where the source does not follow it
+    itself.
     """
     for name, families in PATTERNS.items():
-        if family not in families:
-            continue
-        key, value, called, period = families[family]
-        kinds = config.get(key)
-        source = [kind == value for kind in kinds] if isinstance(kinds, list) else []
-        fixed = [(i + 1) % period == 0 for i in range(len(source))]
-        kept = [source[i] for i in layers] if source and max(layers) < len(source) else []
-        if source != fixed or kept == fixed[: len(kept)]:
-            continue
-        there = ", ".join(str(i + 1) for i, other in enumerate(kept) if other) or "none"
-        why = f"every {period}{'nd' if period == 2 else 'th'} layer there is {called}, and here it would be {there}"
-        return CannotHold((name,), why, f"--keep {','.join(map(str, in_pattern(len(source), len(kept), period)))}")
+        if arch.name in families:
+            key, value, called, period = families[arch.name]
+            found = Pattern(name, called, period)
+            kinds = arch.lists(config).get(key)
+            if isinstance(kinds, list) and all((k == value) == found.is_other(i) for i, k in enumerate(kinds)):
+                return found
     return None
 
 
-def in_pattern(depth: int, count: int, period: int) -> list[int]:
-    """`count` of `depth` layers near to equal spacing, each of the kind of its new place: every `period`-th is another.
-
-    >>> in_pattern(12, 5, 4)
-    [0, 2, 5, 7, 10]
+def breaks_pattern(arch: Architecture, config: Config, layers: Sequence[int]) -> CannotHold | None:
+    """The format whose program would take these source `layers` for others, with layers near to equal spacing that it
+    would not. None where there is none.
     """
-
-    def follows(layer: int, place: int) -> bool:
-        """Whether the layers behind this one have all that places behind this one need."""
-        for other in range(place + 1, count):
-            alike = (i for i in range(layer + 1, depth) if ((i + 1) % period == 0) == ((other + 1) % period == 0))
-            layer = next(alike, depth)
-        return layer < depth
-
-    kept: list[int] = []
-    for place in range(count):
-        wanted = place * (depth - 1) / max(1, count - 1)
-        fitting = [
-            i
-            for i in range(kept[-1] + 1 if kept else 0, depth)
-            if ((i + 1) % period == 0) == ((place + 1) % period == 0) and follows(i, place)
-        ]
-        kept.append(min(fitting, key=lambda i: abs(i - wanted)))
-    return kept
+    pattern, depth, count = pattern_of(arch, config), arch.shape(config).depth, len(layers)
+    if pattern is None or pattern.holds(layers) or max(layers) >= depth:
+        return None
+    there = ", ".join(str(place + 1) for place, layer in enumerate(layers) if pattern.is_other(layer)) or "none"
+    nth = f"{pattern.period}{'nd' if pattern.period == 2 else 'th'}"
+    why = f"every {nth} layer there is {pattern.called}, and here it would be {there}"
+    evenly = pattern.near([place * (depth - 1) / max(1, count - 1) for place in range(count)], depth)
+    return CannotHold((pattern.name,), why, f"--keep {','.join(map(str, evenly))}")
 
 
 def cannot_hold(
@@ -120,7 +140,7 @@ def cannot_hold(
     """The formats that know the family `before` and cannot hold `shape` in the family `after`, or the source `layers`
     that stay of a model with this `config`; None for none.
     """
-    if config is not None and layers and (pattern := breaks_pattern(before.name, before.flat(config), layers)):
+    if config is not None and layers and (pattern := breaks_pattern(before, config, layers)):
         return pattern
     stage = next((s for s in shape.stages if s.inner != s.width), None)
     if stage is None:

@@ -14,7 +14,7 @@ Changed tensors are written to a scratch folder, so memory holds one block of th
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 
@@ -129,7 +129,7 @@ def contest(ground: Ground, held: ExitStack) -> tuple[list[Candidate], JsonObjec
         students = enrolled(ground, part, chosen, held)
         teacher = walk(ground, part, students, f"trying {len(chosen)} sets of layers")
         room = after_trial(ground, chosen)
-        chosen = finalists(race(ground, part, students, teacher, tried, room))
+        chosen = finalists(race(ground, part, students, teacher, tried, room), ground.breaks_pattern)
         chosen += best_of_stages(ground, tried)
         for student in students:
             student.edits.close()
@@ -206,8 +206,9 @@ def measured(ground: Ground, view: View, stages: list[Groups]) -> tuple[list[Can
                 ground.teacher, ground.fill, batches, masks, stages,
                 greedy=criterion == "greedy", say=ground.say,
             )  # fmt: skip
-        drop_layers.refuse_misplaced(ground.source, ground.plan.init, kept)
-        return [Candidate(kept, criterion)], {"rounds": rounds}
+        chosen = of_every_kind(drop_layers.kinds_of(ground.source), [Candidate(kept, criterion)])
+        drop_layers.refuse_misplaced(ground.source, ground.plan.init, chosen[0].kept)
+        return chosen, {"rounds": rounds}
     evidence = choose_layers.measure_layers(ground.teacher, ground.fill, batches, masks, stages, view.answers["guard"])
     sets = {
         "angular": choose_layers.by_angle(evidence),
@@ -219,10 +220,23 @@ def measured(ground: Ground, view: View, stages: list[Groups]) -> tuple[list[Can
         sets |= {name: evenly_per_stage(before, after, stages[0].period, name) for name in SPACINGS}
     if criterion == "auto":
         sets |= choose_layers.blocks(evidence)
-    candidates_left = [c for c in candidates(criterion, sets) if not drop_layers.misplaced(ground.source, c.kept)]
+        if ground.pattern and (near := sets["angular"] or evenly_per_stage(before, after)):
+            sets["pattern"] = ground.pattern.near(near, before.depth)
+    every = of_every_kind(drop_layers.kinds_of(ground.source), candidates(criterion, sets))
+    candidates_left = [c for c in every if not drop_layers.misplaced(ground.source, c.kept)]
     if not candidates_left:
         raise UsageError(f"Layers cannot be chosen by '{criterion}' here.", "Use --method auto.")
     return candidates_left, evidence.as_dict()
+
+
+def of_every_kind(kinds: Sequence[drop_layers.Kind], chosen: Sequence[Candidate]) -> list[Candidate]:
+    """The candidates, each with one layer of every kind where that is possible; each set once."""
+    by_layers: dict[tuple[int, ...], Candidate] = {}
+    for one in chosen:
+        kept = drop_layers.with_every_kind(kinds, one.kept)
+        named = one.criterion if kept == one.kept else one.criterion + drop_layers.OF_EVERY_KIND
+        by_layers.setdefault(kept, Candidate(kept, named))
+    return list(by_layers.values())
 
 
 def ways_of(ground: Ground, best: Candidate) -> list[Candidate]:
@@ -237,10 +251,13 @@ def ways_of(ground: Ground, best: Candidate) -> list[Candidate]:
     return every
 
 
-def finalists(left: list[tuple[Student, float]]) -> list[Candidate]:
-    """The best of those that a trial has left, and one more that a part of the data cannot tell from it."""
-    ordered = sorted(left, key=lambda pair: pair[1])[:2]
-    return [student.candidate for student, score in ordered if score <= ordered[0][1] * CLOSE]
+def finalists(left: list[tuple[Student, float]], breaks: Callable[[Sequence[int]], bool]) -> list[Candidate]:
+    """The best of those that a trial has left, and one more that a part of the data cannot tell from it: of several
+    one that other formats hold (which does not break their pattern), too.
+    """
+    (best, least), *others = sorted(left, key=lambda pair: pair[1])
+    close = [student.candidate for student, score in others if score <= least * CLOSE]
+    return [best.candidate, *sorted(close, key=lambda one: breaks(one.kept))[:1]]
 
 
 # -- the walk --------------------------------------------------------------------------------------
@@ -264,20 +281,22 @@ def compete(
     teacher = walk(ground, view, students, title)
     scores = judge(ground, view, teacher, [s.streams["guard"] for s in students])
     tried += [s.candidate.tried(score, view.seen) for s, score in zip(students, scores, strict=True)]
-    best = best_of([score.judged_by for score in scores], [len(student.marks) for student in students])
+    costs = [(ground.breaks_pattern(student.kept), len(student.marks)) for student in students]
+    best = best_of([score.judged_by for score in scores], costs)
     for i, student in enumerate(students):
         if i != best:
             student.edits.close()
     return students[best], scores[best], teacher
 
 
-def best_of(scores: list[float], spans: list[int]) -> int:
-    """Which candidate is the best: the lowest score; where a local fit follows, of those within `CLOSE` of that the one
-    with the fewest spans. MiniLM at 4 of 6 layers ends at a cosine of 0.9361 from one cut after 5.5 passes, and at
-    0.9366 from two, which were 0.4 % better before the fit, after 9.6.
+def best_of(scores: Sequence[float], costs: Sequence[tuple[bool, int]]) -> int:
+    """Which candidate is the best: the lowest score; of those within `CLOSE` of that one which breaks no pattern that a
+    format reads layers by, and where a local fit follows the one with the fewest spans. MiniLM at 4 of 6 layers ends at
+    a cosine of 0.9361 from one cut after 5.5 passes, and at 0.9366 from two, which were 0.4 % better before the fit,
+    after 9.6.
     """
     close = [i for i, score in enumerate(scores) if score <= CLOSE * min(scores)]
-    return min(close, key=lambda i: (spans[i], scores[i], i))
+    return min(close, key=lambda i: (costs[i], scores[i], i))
 
 
 def enrolled(ground: Ground, view: View, chosen: list[Candidate], held: ExitStack) -> list[Student]:

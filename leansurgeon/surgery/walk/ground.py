@@ -4,7 +4,7 @@ blocks are filled into, and the sample data that is looked at. Imports torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -26,6 +26,7 @@ from leansurgeon.measure.data.batches import Batch, in_pieces, rows_of, some, so
 from leansurgeon.measure.data.calibration import Calibration
 from leansurgeon.progress import Say, silent
 from leansurgeon.reading.jsonfile import JsonObject
+from leansurgeon.surgery.plan.next_steps import Pattern, pattern_of
 from leansurgeon.surgery.plan.planning import Plan
 from leansurgeon.surgery.refit.block import flat, relative_error
 from leansurgeon.surgery.refit.span_fit import products
@@ -257,6 +258,15 @@ class Ground:
         tokens = Tokens(fit, guard, self.tokens(batches["guard"][:1]))
         effort = Effort(self.heals, self.source.architecture.norm == "pre", self.attentions)
         return cost(self.plan, way, tokens, effort, share)
+
+    @cached_property
+    def pattern(self) -> Pattern | None:
+        """By which a format outside reads the source's layers, if there is one."""
+        return pattern_of(self.source.architecture, self.source.config)
+
+    def breaks_pattern(self, kept: Sequence[int]) -> bool:
+        """Whether that format would take these layers for others."""
+        return self.pattern is not None and not self.pattern.holds(kept)
 
     @cached_property
     def attentions(self) -> int:

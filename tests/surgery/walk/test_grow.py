@@ -132,8 +132,10 @@ def test_a_short_stage_whose_heads_were_divided_is_one_span(trained):  # noqa: F
 
 
 def test_fewer_spans_decide_between_close_candidates():
-    assert best_of([0.40, 0.41, 0.43], [3, 1, 0]) == 1 and best_of([0.40, 0.41], [0, 0]) == 0
-    assert best_of([0.40, 0.40], [1, 1]) == 0 and best_of([0.5, 0.4], [1, 3]) == 1
+    costs = [(False, spans) for spans in range(4)]
+    assert best_of([0.40, 0.41, 0.43], [costs[3], costs[1], costs[0]]) == 1
+    assert best_of([0.40, 0.41], [costs[0]] * 2) == 0
+    assert best_of([0.40, 0.40], [costs[1]] * 2) == 0 and best_of([0.5, 0.4], [costs[1], costs[3]]) == 1
 
 
 def test_spans_cost_so_many_passes_at_most():

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 from leansurgeon.architectures.limits import move_taps
 from leansurgeon.checkpoints.recorded.planned import Step
@@ -22,6 +23,10 @@ SPACED = {
 }
 
 
+OF_EVERY_KIND = ", one of every kind"
+Kind: TypeAlias = tuple[int, Hashable]  # of a layer: its stage, and what sets it apart from others there
+
+
 @dataclass(frozen=True)
 class Choice:
     """The layers that are kept, counted through all stages, what chose them, and the numbers behind it."""
@@ -31,14 +36,63 @@ class Choice:
     evidence: dict[str, Any] = field(default_factory=dict)
 
 
-def without_data(before: Shape, after: Shape, method: Method, period: int = 1) -> Choice:
-    """The layers that stay where no data is asked."""
+def without_data(before: Shape, after: Shape, method: Method, period: int = 1, kinds: Sequence[Kind] = ()) -> Choice:
+    """The layers that stay where no data is asked, of every kind where that is possible and nobody has named them."""
     named = kept_numbers(method.keep)
     if named is not None:
         check_kept(named, before, after, period)
         return Choice(named, "as listed")
     spacing = method.layers if method.layers in SPACINGS else "even"
-    return Choice(evenly_per_stage(before, after, period, spacing), SPACED[spacing])
+    kept = evenly_per_stage(before, after, period, spacing)
+    whole = with_every_kind(kinds, kept)
+    return Choice(whole, SPACED[spacing] + ("" if whole == kept else OF_EVERY_KIND))
+
+
+def kinds_of(source: Source) -> list[Kind]:
+    """What each layer is beside the others of its stage: the names and switches that the config lists for it, and its
+    tensors where those differ. Empty where layers go in groups, each of which holds every kind.
+    """
+    arch, shape = source.architecture, source.shape
+    if arch.period > 1:
+        return []
+    lists = [values for values in arch.lists(dict(source.config)).values() if isinstance(values, list | tuple)]
+    switches = [values for values in lists if all(isinstance(v, str) or v in (0, 1) for v in values)]
+    tensors: dict[int | None, set[str]] = {}
+    for spec in source.specs if arch.uneven else ():
+        if spec.layer is not None:
+            tensors.setdefault(spec.layer, set()).add(within_block(spec, arch))
+    kinds: list[Kind] = []
+    for stage, span in enumerate(shape.spans):
+        told = [values for values in switches if len(values) in (shape.depth, len(span))]
+        for place, layer in enumerate(span):
+            said = tuple(values[layer if len(values) == shape.depth else place] for values in told)
+            kinds.append((stage, (said, frozenset(tensors.get(layer, ())))))
+    return kinds
+
+
+def with_every_kind(kinds: Sequence[Kind], kept: Sequence[int]) -> tuple[int, ...]:
+    """The same number of layers with one of every kind: a kind that is missing comes in the place of the nearest layer
+    of a kind that stays. The set as it is where too few stay for that.
+
+    >>> with_every_kind([(0, kind) for kind in "aaabaaab"], (0, 4, 5))
+    (0, 3, 5)
+    """
+    whole = sorted(kept)
+    for missing in dict.fromkeys(kinds):
+        held = Counter(kinds[layer] for layer in whole)
+        if held[missing]:
+            continue
+        swaps = [
+            (abs(new - old), new, old)
+            for old in whole
+            for new, kind in enumerate(kinds)
+            if kind == missing and held[kinds[old]] > 1 and kind[0] == kinds[old][0]
+        ]
+        if not swaps:
+            return tuple(kept)
+        _, new, old = min(swaps)
+        whole = sorted({*whole, new} - {old})
+    return tuple(whole)
 
 
 def check_kept(kept: Sequence[int], before: Shape, after: Shape, period: int) -> None:
