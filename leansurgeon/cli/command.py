@@ -15,7 +15,7 @@ from leansurgeon.commands.command import Command, access_to, pushing
 from leansurgeon.errors import UsageError
 from leansurgeon.progress import say
 from leansurgeon.rank import is_worker, rank
-from leansurgeon.request import Names, check_request, options_of
+from leansurgeon.request import PANELS, Names, check_request, options_of
 
 METAVARS = (("bool", ""), ("Path", "PATH"), ("int", "N"), ("float", "X"), ("str", "TEXT"))
 KEYWORD = inspect.Parameter.KEYWORD_ONLY
@@ -42,7 +42,9 @@ def command_of(command: Command) -> Callable[..., None]:
         made.metavar = opt.metavar or next((word for part, word in METAVARS if part in str(kind)), "")
         parameters.append(inspect.Parameter(name, KEYWORD, annotation=Annotated[kind, made], default=default))
     as_json = typer.Option("--json", metavar="", help="Print one JSON document.", rich_help_panel="Output")
-    parameters.append(inspect.Parameter("as_json", KEYWORD, annotation=Annotated[bool, as_json], default=False))
+    made = inspect.Parameter("as_json", KEYWORD, annotation=Annotated[bool, as_json], default=False)
+    last = sum(opt.panel == PANELS[-1] and not opt.positional for *_, opt in options_of(command.request))
+    parameters.insert(len(parameters) - last, made)  # where its panel stands
 
     def callback(**given: Any) -> None:
         as_json = given.pop("as_json")

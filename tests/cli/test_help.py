@@ -41,8 +41,8 @@ def test_a_page_shows_every_option_in_80_columns_and_ends_with_an_example(path):
             continue
         for spelling in param.opts:
             assert spelling.startswith("-") is False or spelling in text
-    titles = [t for t in PANELS if f"─ {t} ─" in text]
-    assert titles == sorted(titles, key=PANELS.index)
+    places = [text.index(f"─ {title} ─") for title in PANELS if f"─ {title} ─" in text]
+    assert places == sorted(places)
     assert "leansurgeon " + " ".join(path) in text.rpartition("Example")[2]
 
 

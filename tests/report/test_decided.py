@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from leansurgeon.checkpoints.recorded.decided import Decisions
@@ -54,6 +56,10 @@ def test_heads_by_weight_are_shown_without_sample_data():
     assert "2               0-1, 3" in decided.table(Decisions(kept_heads={"2": (0, 1, 3)}))
 
 
-@pytest.mark.parametrize(("numbers", "text"), [([], ""), ([4], "4"), ([0, 1, 2, 5, 7, 8], "0-2, 5, 7-8")])
-def test_runs(numbers, text):
-    assert ranges(numbers) == text
+@pytest.mark.parametrize("chosen", range(2**7))
+def test_runs_hold_the_numbers_and_no_two_of_them_touch(chosen):
+    numbers = [i for i in range(7) if chosen >> i & 1]
+    runs = [[int(end) for end in run.split("-")] for run in ranges(numbers).split(", ") if run]
+    assert [i for run in runs for i in range(run[0], run[-1] + 1)] == numbers
+    assert all(first[-1] + 1 < second[0] for first, second in pairwise(runs))
+    assert all(len(run) == 1 or run[0] < run[1] for run in runs)

@@ -7,10 +7,12 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from leansurgeon import tasks
 from leansurgeon.errors import UsageError
 from leansurgeon.tasks import hub
+from leansurgeon.tasks.base import TARGET, Sums
 from tests.support.content import side_of
 
 NEEDED = {"text-classification": {"train": "x.csv"}, "glue": {"task": "cola"}}
@@ -37,10 +39,43 @@ def test_every_task_says_what_it_is(name):
     task = tasks.make(name, NEEDED.get(name, {}))
     assert task.name == name
     assert task.head in ("image-classification", "sequence-classification", "causal-lm", "masked-lm", "features")
-    assert task.metric.higher_is_better == (task.metric.key not in ("perplexity", "nmse"))
-    assert task.metric.percent == (task.metric.higher_is_better and task.metric.key != "cosine")
     with pytest.raises(RuntimeError, match="before prepare"):
         task.size("train")
+
+
+def valued(task: tasks.Task, logits: torch.Tensor, batch: dict[str, torch.Tensor]) -> float:
+    """The metric of what a model says of one batch."""
+    score = task.score(logits, batch)
+    extra = None if score.extra is None else score.extra.double().numpy()
+    return task.metric_value(Sums(*(float(part) for part in score[:4]), extra))[task.metric.key]
+
+
+# Those that know their classes, their score or their texts once they are prepared are compared with scikit-learn.
+@pytest.mark.parametrize("name", [n for n in tasks.TASKS if n not in ("text-classification", "glue")])
+def test_a_better_answer_has_a_better_value(name):
+    """Whether high is good and what is a percentage, by what a task says of right answers, half of them, and none."""
+    task = tasks.make(name, NEEDED.get(name, {}))
+    task._info["variance"] = 1.0
+    labels = torch.arange(8) % 4
+    if task.head == "features":
+        target = torch.eye(8)
+        batch = {"labels": torch.zeros(8), TARGET: target}
+        answers = [target, torch.cat([target[:4], target[:4]]), target.roll(1, 0)]
+    elif name == "d-retrieval":
+        batch = {"labels": labels.float()[:, None]}
+        answers = [labels.float()[:, None] + error for error in (0, 1, 2)]
+    else:
+        at = labels.roll(-1) if task.head == "causal-lm" else labels
+        right = 9 * torch.nn.functional.one_hot(at, 4).float()
+        wrong = right.roll(1, -1)
+        answers = [right, torch.cat([right[:4], wrong[4:]]), wrong]
+        batch = {"labels": labels}
+        if task.head.endswith("-lm"):
+            batch, answers = {"labels": labels[None]}, [one[None] for one in answers]
+    best, half, worst = (valued(task, one, batch) for one in answers)
+    assert (best > half > worst) if task.metric.higher_is_better else (best < half < worst)
+    if task.metric.percent:
+        assert (best, half, worst) == (1, 0.5, 0)
 
 
 @pytest.mark.parametrize(
