@@ -174,10 +174,13 @@ class Out:
 def write(folder: Path, tensors: Iterable[Out], shard_bytes: int = SHARD_BYTES) -> list[Path]:
     """Write tensors as `model.safetensors` or as shards with their index; one tensor is in memory at a time."""
     shards: list[list[Out]] = [[]]
+    size = 0
     for tensor in tensors:
-        if shards[-1] and sum(t.nbytes for t in shards[-1]) + tensor.nbytes > shard_bytes:
+        if shards[-1] and size + tensor.nbytes > shard_bytes:
             shards.append([])
+            size = 0
         shards[-1].append(tensor)
+        size += tensor.nbytes
     if len(shards) == 1:
         return [write_file(folder / "model.safetensors", shards[0])]
     names = [f"model-{i:05d}-of-{len(shards):05d}.safetensors" for i in range(1, len(shards) + 1)]

@@ -59,13 +59,13 @@ def _named(folder: Path, asked: Asked, say: Callable[[str], None]) -> TrainingRe
     sets = list(asked.sets)
     if asked.time:
         sets.append(f"train.duration={asked.time}")
-        train = reading.load_training(name, asked.sets, transferred=has_learned(folder)).train
+        train = reading.load_training(name, asked.sets, transferred=runfolder.has_learned(folder)).train
         if isinstance(train.schedule.warmup, str):  # epochs or steps, of which nobody knows how many there will be
             sets.append("train.schedule.warmup=0.1")
             say(f"--time {asked.time}: the warm-up of {train.schedule.warmup} becomes a tenth of the time.")
     sets += ["train.new_tokenizer=true"] if asked.new_tokenizer else []
     sets += [f"train.lora.rank={asked.lora}"] if asked.lora else []
-    settings = reading.load_training(name, sets, transferred=has_learned(folder))
+    settings = reading.load_training(name, sets, transferred=runfolder.has_learned(folder))
     if asked.recipe is None:
         say(f"Model {folder}, recipe {name}.")
     return settings
@@ -75,14 +75,8 @@ def _of_run(asked: Asked) -> TrainingRecipe | None:
     """The recipe of the run that `--resume PATH` names: what was made then is not made anew."""
     if asked.resume in ("auto", "never") or asked.sets:
         return None
-    recipe = checkpoint.located(Path(asked.resume))[0] / runfolder.RECIPE
+    recipe = checkpoint.located(Path(asked.resume), hashes=False)[0] / runfolder.RECIPE
     return reading.load_training(str(recipe)) if recipe.is_file() else None
-
-
-def has_learned(folder: Path) -> bool:
-    """Whether the weights in `folder` come from somewhere: surgery that started fresh is trained as from scratch."""
-    made = record.read(folder)
-    return runfolder.is_trained(folder) or made is None or made.learned
 
 
 def bound_recipe(folder: Path) -> str:
@@ -157,6 +151,8 @@ def did_it_help(summary: Summary, folder: Path) -> str | None:
         change += f", on {test.samples:,} held-out samples{gain(test, task)}"
         if better and not sure:
             return f"Not shown to help: {change}. Give it more --time, or more data."
+    if better and not test:
+        return f"Better on the samples that chose its best step, which proves little: {change}. No others were judged."
     if better:
         return f"It healed: {change}."
     where = f"The model as it was is in {folder}{', and was kept as the best' if kept_start else ''}"

@@ -185,7 +185,7 @@ def run_folder(request: RetrainRequest, recipe: TrainingRecipe, start: Path, say
     """Where the run goes: `-o`, the run that is resumed, or a new folder in the workspace."""
     out, workspace, resume = request.out, request.workspace, request.resume
     if resume not in ("auto", "never"):
-        run_dir = checkpoint.located(Path(resume))[0]
+        run_dir = checkpoint.located(Path(resume), hashes=False)[0]
         if out is not None and out.resolve() != run_dir.resolve():
             raise UsageError(f"--resume {resume} goes on in {run_dir}, and -o says {out}.", "Leave -o out.")
         return run_dir

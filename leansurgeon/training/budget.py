@@ -49,8 +49,8 @@ def fit(run: Run, began: float | None) -> None:
     """
     command, began = began is not None, run.clock if began is None else began
     cost = Cost(*run.council.of_main(list(measured(run))))
-    run.progress.say(sentence(run, cost))
     if run.plan.seconds is None:
+        run.progress.say(sentence(run, cost))
         show(run, run.recipe.train.eval.samples or run.task.size("eval"), cost)
         return
     whole = run.plan.seconds
@@ -74,7 +74,8 @@ def fit(run: Run, began: float | None) -> None:
         run.history.expected_steps = max(1, round((seconds - looks * looking) / cost.step))
     plan = replace(run.plan, seconds=seconds, expected=run.history.expected_steps)
     run.trainer.plan = run.trainer.pace.plan = plan
-    for told in (beyond(whole, startup, cost.step, looking + last), gentler(plan)):
+    late = beyond(whole, startup, cost.step, looking + last)
+    for told in (late or sentence(run, cost), gentler(plan)):
         if told:
             run.progress.say(told)
 

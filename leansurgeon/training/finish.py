@@ -7,7 +7,6 @@ A measure that is cut short costs no result: it is missing from the summary, and
 from __future__ import annotations
 
 import platform
-import statistics
 import time
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -167,7 +166,7 @@ def _publish(run: Run, made: Summary) -> None:
 def _summary(run: Run, experiment: Part | None, seconds: float) -> Summary:
     info, metric, scheme, history = run.loaded.info, run.task.metric, run.plan, run.history
     windows = history.windows[1:] or history.windows  # the first one warms up
-    step_seconds = statistics.median([spent / steps for steps, spent in windows for _ in range(int(steps))])
+    step_seconds = speed.median_step(windows)
     rate, unit = speed.rate(run, history.done, 1, step_seconds)
     trained = sum(spent for _, spent in history.windows)
     return Summary(

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from leansurgeon import architectures, checkpoints
-from leansurgeon.checkpoints import record
 from leansurgeon.checkpoints.config import read_config
 from leansurgeon.checkpoints.foreign import companions
 from leansurgeon.checkpoints.source import Source, complete, open_source
@@ -82,12 +81,6 @@ def from_elsewhere(source: Source, model_dir: Path) -> bool:
     return source.learned and source.preset is None and not runfolder.is_trained(model_dir)
 
 
-def has_learned(model_dir: Path) -> bool:
-    """Whether the weights know anything: what surgery started afresh does not, until it is trained."""
-    made = record.read_if_whole(Path(model_dir))
-    return runfolder.is_trained(model_dir) or made is None or made.learned
-
-
 def check_tokenizer(recipe: TrainingRecipe, task: Task, model_dir: Path) -> None:
     """Raises `Refused` for a tokenizer that is not the one of the model's learned embeddings, and for one that has
     more tokens than the model.
@@ -111,7 +104,7 @@ def check_tokenizer(recipe: TrainingRecipe, task: Task, model_dir: Path) -> None
                 "They do not belong together: bring the tokenizer that the model was trained with.",
             )
         return
-    if not has_learned(model_dir) or not brings_tokenizer(Path(model_dir)):
+    if not runfolder.has_learned(model_dir) or not brings_tokenizer(Path(model_dir)):
         return
     own = vocab.load(model_dir)
     if not vocab.same_tokens(own, tokenizer):
@@ -188,7 +181,7 @@ def replace_tokenizer(folder: Path, loaded: Loaded, task: Task, *, anew: bool) -
     that of new embeddings (`anew`), or of a model that brought none or had learned nothing.
     """
     tokenizer = task.tokenizer()
-    kept = has_learned(loaded.folder) and brings_tokenizer(loaded.folder)
+    kept = runfolder.has_learned(loaded.folder) and brings_tokenizer(loaded.folder)
     if tokenizer is None or (not anew and (kept or getattr(task.options, "tokenizer", None) == "model")):
         return
     companions.remove(folder, (*names.TOKENIZER, *names.TEMPLATES))

@@ -224,6 +224,7 @@ def test_a_healing_that_hurts_is_called_so(higher, after, helped):
     )
     assert ("did not help" in told) != helped and ("own/lean" in told) != helped
     assert "0.6 before" in told and f"{after} after" in told
+    assert "It healed" not in told and ("proves little" in told) == helped  # these samples chose the best step
     kept = did_it_help(
         SimpleNamespace(before=scores[0], best=scores[0], final=scores[1], test=None, task=task, recipe={"train": {}}),
         Path("own/lean"),

@@ -116,5 +116,6 @@ def test_a_time_that_cannot_be_kept_is_said(tmp_path, clock):
     """16 evaluation samples take 64 ms, and are looked at before and after one step of 64 ms."""
     _, _, said = timed(tmp_path, began=clock.now - 3.0, clock=clock, duration="2s")
     assert any("2s cannot be kept" in line for line in said)
+    assert not any("there is time for" in line for line in said)  # not beside a forecast that says it can
     assert budget.beyond(60.0, 3.0, 20.0, 5.0) is None
     assert "64s" in budget.beyond(50.0, 4.0, 40.0, 20.0).replace("1m04s", "64s")

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Array = np.ndarray
+FIFTH = 5  # so many batches, of which the last guards
 
 
 # -- exact ----------------------------------------------------------------------------------------
@@ -225,8 +226,8 @@ def activation_aware(
     masks: `(B, T)`, true where a token is real, or None. causal: whether tokens see only those before them.
     targets_BTW: what the attention should give; by default what the parent gives for the same inputs.
     score_scale: what multiplies q . k in the parent, by default 1/sqrt(head_dim). score_gain: as in `exact`.
-    ridge: of the refit, relative to the mean square of a head's output; None leaves W_o. Every fifth batch guards: the
-    refit is kept only if it lowers the error there (with fewer than five batches, on all of them).
+    ridge: of the refit, relative to the mean square of a head's output; None leaves W_o. Every fifth batch guards, of
+    few batches every fifth piece of them: the refit is kept only if it lowers the error there.
     The numbers: `kept`, the share of the weighted score form that is left; `error_split` and `error_refit`, the
     relative output error on the guard before and after the refit; `refitted`, whether that was kept.
 
@@ -237,6 +238,10 @@ def activation_aware(
         raise UsageError("A calibrated split needs at least one batch of sample data.")
     from leansurgeon.surgery.layer import split_factors as factors
 
+    each = -(-FIFTH // len(inputs_BTW))  # pieces that a batch is cut into, by samples
+    masks = [piece for x, m in zip(inputs_BTW, masks, strict=True) for piece in pieces(m, each, len(x))]
+    targets_BTW = targets_BTW and [piece for y in targets_BTW for piece in y.chunk(each)]
+    inputs_BTW = [piece for x in inputs_BTW for piece in x.chunk(each)]
     parent = factors.Torch.of(attention, score_scale, causal)
     fit, guard = fit_and_guard(len(inputs_BTW))
     gain = gain_of(attention, after, score_gain)
@@ -258,9 +263,12 @@ def activation_aware(
     return refitted if numbers["refitted"] else split, numbers
 
 
+def pieces(mask: Tensor | None, count: int, rows: int) -> Sequence[Tensor | None]:
+    """The masks of the pieces that a batch of so many rows is cut into."""
+    return [None] * -(-rows // -(-rows // count)) if mask is None else mask.chunk(count)
+
+
 def fit_and_guard(count: int) -> tuple[list[int], list[int]]:
-    """Which of `count` batches are fitted to and which guard: every fifth guards; of fewer than five, all do both."""
-    every = range(count)
-    if count < 5:
-        return list(every), list(every)
-    return [b for b in every if b % 5 != 4], [b for b in every if b % 5 == 4]
+    """Which of `count` pieces are fitted to and which guard: every fifth, of fewer the last; a single one does both."""
+    guard = [b for b in range(count) if b % FIFTH == FIFTH - 1] or [count - 1]
+    return [b for b in range(count) if b not in guard] or guard, guard

@@ -104,7 +104,7 @@ def trim(
         solution = sums[0].solve(ridge).cpu()
         trimmed = trim_units.trim(gram, solution, old, group, keep, ridge, shared, worth=worth, fixed=fixed)
         plain = torch.zeros_like(trimmed.change)
-        gone = [g for g in range(old.shape[1] // group) if g not in set(trimmed.kept)]
+        gone = sorted(set(range(old.shape[1] // group)) - set(trimmed.kept))
         at = (torch.tensor(gone)[:, None] * group + torch.arange(group)).reshape(-1)
         plain[at] = -old.T[at]
         for solved, way in ((True, trimmed), (False, replace(trimmed, change=plain))):

@@ -79,9 +79,7 @@ class Undo:
         has put them. Raises `UsageError` where training has changed the others.
         """
         new = self.source.weights.raw(spec.name)
-        firsts = [
-            [int(np.flatnonzero(pick == i)[0]) for i in range(n)] for pick, n in zip(picks, spec.shape, strict=True)
-        ]
+        firsts = [first[places != FRESH] for places, first in (np.unique(p, return_index=True) for p in picks)]
         old = new[np.ix_(*firsts)]
         if not untouched(new, old, picks, spec.role):
             raise UsageError(

@@ -56,11 +56,11 @@ def all_of(run_dir: Path) -> list[Path]:
     return sorted((run_dir / FOLDER).glob("step-" + "[0-9]" * 8), reverse=True)
 
 
-def newest(run_dir: Path, say: Say = silent) -> Path | None:
+def newest(run_dir: Path, say: Say = silent, *, hashes: bool = True) -> Path | None:
     """The newest whole checkpoint of a run; torn ones are named to `say` and passed over."""
     _repair(run_dir)
     for path in all_of(run_dir):
-        fault = torn(path)
+        fault = torn(path, hashes=hashes)
         if fault is None:
             return path
         say(f"{path} is not whole ({fault}); an older one is taken.")
@@ -224,8 +224,9 @@ def read_tensors(path: Path, rank: int) -> tuple[dict[str, Tensor], dict[str, Te
     return load_file(path / SHARED), load_file(own) if own.is_file() else None
 
 
-def located(given: Path) -> tuple[Path, Path]:
-    """Run folder and whole checkpoint that `--resume PATH` means: a run folder, or one checkpoint of it.
+def located(given: Path, *, hashes: bool = True) -> tuple[Path, Path]:
+    """Run folder and whole checkpoint that `--resume PATH` means: a run folder, or one checkpoint of it. Who wants to
+    know only which run is meant needs no `hashes`.
 
     Raises `UsageError` for anything else.
     """
@@ -239,13 +240,13 @@ def located(given: Path) -> tuple[Path, Path]:
                 f"{given} is a checkpoint that does not lie in its run, as RUN/{FOLDER}/{name_of(500)} does.",
                 "Copy it back there under its old name, or name a run folder.",
             )
-        fault = torn(given)
+        fault = torn(given, hashes=hashes)
         if fault:
             raise UsageError(
                 f"{given} is not a whole checkpoint: {fault}.", "Name the run folder to take an older one."
             )
         return run_dir, given
-    last = newest(given)
+    last = newest(given, hashes=hashes)
     if last is None:
         raise UsageError(f"{given} holds no whole checkpoint.", "It cannot be continued; train it anew.")
     return given, last

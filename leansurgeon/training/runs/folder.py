@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from leansurgeon.checkpoints import record
 from leansurgeon.checkpoints.foreign import unpacked
 from leansurgeon.checkpoints.publish import leftovers
 from leansurgeon.checkpoints.publish.durable import sync, write_durably
@@ -125,6 +126,12 @@ def is_trained(folder: Path) -> bool:
     """Whether this model folder is what a training left, `model/` or `last/` of a run."""
     folder = Path(os.path.abspath(folder))  # `.` has no name
     return folder.name in (BEST, LAST) and (folder.parent / RECIPE).is_file()
+
+
+def has_learned(model_dir: Path) -> bool:
+    """Whether the weights know anything: what surgery started afresh does not, until it is trained."""
+    made = record.read(Path(model_dir))
+    return is_trained(model_dir) or made is None or made.learned
 
 
 def called(model_dir: Path) -> str:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import statistics
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 from leansurgeon.tasks import Task
@@ -21,6 +24,14 @@ def rate(run: Run, done: int, steps: int, seconds: float) -> tuple[float, str]:
     unit = "tokens/s" if run.task.head in _LANGUAGE else "samples/s"
     samples = run.plan.position(done) - run.plan.position(done - steps)
     return samples * run.tokens_per_sample / max(seconds, 1e-9), unit
+
+
+def median_step(windows: Sequence[tuple[float, float]]) -> float:
+    """The median over all steps of the seconds that one took, from windows of so many steps in so many seconds."""
+    ordered = sorted((spent / steps, int(steps)) for steps, spent in windows)
+    ends = list(accumulate(steps for _, steps in ordered))
+    middle = ((ends[-1] - 1) // 2, ends[-1] // 2)
+    return statistics.fmean(ordered[bisect_right(ends, step)][0] for step in middle)
 
 
 def mfu(run: Run, speed: float) -> float | None:

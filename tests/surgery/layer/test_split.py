@@ -10,7 +10,7 @@ import torch
 
 from leansurgeon.errors import UnsupportedModel, UsageError
 from leansurgeon.shape import Stage
-from leansurgeon.surgery.layer import split_heads
+from leansurgeon.surgery.layer import split_factors, split_heads
 from leansurgeon.surgery.layer.canonical import Attention
 from leansurgeon.surgery.layer.split_factors import Torch, parts, refit_output, score_moments, some
 
@@ -174,6 +174,26 @@ def test_a_form_of_small_rank_is_found_exactly(children: int, causal: bool, bias
     found, truth = (Torch.of(a, causal=causal).output(fresh, mask) for a in (new, old))
     assert relative(found, truth) < 1e-4
     assert numbers["kept"] == pytest.approx(1.0, abs=1e-6)
+
+
+@pytest.mark.parametrize("batches", [1, 2, 4])
+def test_few_batches_guard_on_other_samples_than_they_fit(batches: int, monkeypatch) -> None:
+    old, x = attention(2, 16, 40), coloured(batches, 6, 12, 40)
+    mask = torch.ones(6, 12, dtype=torch.bool)
+    mask[1, 9:] = False
+    seen = {}
+    for name, inputs, chosen in (("refit_output", 2, 5), ("error", 1, 4)):
+        real = getattr(split_factors, name)
+
+        def spied(*given, name=name, real=real, inputs=inputs, chosen=chosen):
+            seen[name] = [given[inputs][i] for i in given[chosen]]
+            return real(*given)
+
+        monkeypatch.setattr(split_factors, name, spied)
+    split_heads.activation_aware(old, x, [mask] * batches, stage(4, 8, 40))
+    fit, guard = (torch.cat(seen[name]).flatten(1) for name in ("refit_output", "error"))
+    assert len(fit) + len(guard) == 6 * batches
+    assert not (fit[:, None] == guard).all(-1).any()
 
 
 def test_data_helps() -> None:

@@ -12,6 +12,7 @@ import sys
 
 import pytest
 
+from leansurgeon.checkpoints.recorded.part import DamagedRecord
 from leansurgeon.errors import LeanSurgeonError, UnsupportedModel, UsageError
 from leansurgeon.progress import Screen, duration_text, phase, rate_text
 from leansurgeon.training.data import feed
@@ -233,3 +234,12 @@ def test_what_was_measured_is_said_where_it_cannot_be_kept(tmp_path):
     runfolder.keep_beside(tmp_path / "none.json", {"a": float("nan")}, said.append)
     assert json.loads((tmp_path / "kept.json").read_text()) == {"a": 1}
     assert len(said) == 3 and not (tmp_path / "none.json").exists() and list((tmp_path / "taken").iterdir()) == []
+
+
+def test_a_damaged_record_is_no_sign_that_something_was_learned(tmp_path):
+    """Who builds on a model is told, wherever it is asked whether its weights know anything."""
+    (tmp_path / "surgery.json").write_text("{")
+    with pytest.raises(DamagedRecord):
+        runfolder.has_learned(tmp_path)
+    (tmp_path / "surgery.json").unlink()
+    assert runfolder.has_learned(tmp_path)

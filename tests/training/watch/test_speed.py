@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import random
+import statistics
 from types import SimpleNamespace
 
 import pytest
@@ -11,11 +13,21 @@ import torch
 from leansurgeon.training import judge, state
 from leansurgeon.training import train as loop
 from leansurgeon.training.train import train
-from leansurgeon.training.watch import flops, window
+from leansurgeon.training.watch import flops, speed, window
 from leansurgeon.training.watch.progress import Progress
 from tests.support.training_standin import StandIn, WordModel, Words, recipe
 
 FETCH, FORWARD, SCORE = 0.25, 0.75, 0.5  # seconds of a training batch, of its forward pass, of an evaluation batch
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_median_step_is_that_of_all_steps(seed):
+    draw = random.Random(seed)
+    windows = [(float(draw.randint(1, 7)), draw.random()) for _ in range(draw.randint(1, 9))]
+    every = [spent / steps for steps, spent in windows for _ in range(int(steps))]
+    assert speed.median_step(windows) == pytest.approx(statistics.median(every))
+    longer = [(steps * 10**12, spent * 10**12) for steps, spent in windows]  # no list of all steps is made
+    assert speed.median_step(longer) == pytest.approx(statistics.median(every), rel=1e-3)
 
 
 class Clock:
