@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import io
 import sys
+import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -236,6 +237,28 @@ def on_a_terminal() -> bool:
     return screen.rewrites and not screen.quiet
 
 
+_LOCK = threading.Lock()
+_BEFORE: dict[Callable[..., Any], list[Any]] = {}  # what settings of the process were, for each block that changes them
+
+
+@contextmanager
+def changed_setting(write: Callable[[Any], Any], value: Any, read: Callable[[], Any]) -> Iterator[None]:
+    """A setting of the whole process has this value while the block runs. Of blocks in several threads the last one to
+    end puts back what was there before the first.
+    """
+    with _LOCK:
+        before = _BEFORE.setdefault(write, [])
+        before.append(read())
+        write(value)
+    try:
+        yield
+    finally:
+        with _LOCK:
+            was = before.pop()
+            if not before:
+                write(was)
+
+
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
     """transformers without bars and load reports while the block runs; what matters is said by us. Afterwards it is as
@@ -243,15 +266,18 @@ def quiet_transformers() -> Iterator[None]:
     """
     from transformers.utils import logging
 
-    bars, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()
-    try:
+    with (
+        changed_setting(show_bars, False, logging.is_progress_bar_enabled),
+        changed_setting(logging.set_verbosity, logging.ERROR, logging.get_verbosity),
+    ):
         yield
-    finally:
-        logging.set_verbosity(level)
-        if bars:
-            logging.enable_progress_bar()
+
+
+def show_bars(shown: bool) -> None:
+    """Whether transformers draws bars."""
+    from transformers.utils import logging
+
+    (logging.enable_progress_bar if shown else logging.disable_progress_bar)()
 
 
 def downloads() -> type[tqdm[Any]] | None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import io
+import logging
+import sys
 import threading
+import time
 
 import pytest
 
@@ -145,3 +148,31 @@ def test_transformers_is_as_talkative_as_before_when_a_model_was_loaded_saved_an
     finally:
         logging.set_verbosity(before[0])
         (logging.enable_progress_bar if before[1] else logging.disable_progress_bar)()
+
+
+def test_threads_that_silence_the_libraries_leave_them_as_talkative_as_they_were():
+    """The first to begin is the first to end: what the second found is not put back."""
+    from transformers.utils import logging as theirs
+
+    from leansurgeon.architectures.infer.library import quietly
+
+    def state():
+        return theirs.get_verbosity(), theirs.is_progress_bar_enabled(), logging.root.manager.disable, sys.stdout
+
+    before, begun, ended = state(), threading.Event(), threading.Event()
+
+    def first():
+        with quietly():
+            assert begun.wait(20)
+        ended.set()
+
+    thread = threading.Thread(target=first)
+    thread.start()
+    while state() == before:
+        time.sleep(0.01)
+    with quietly():
+        begun.set()
+        assert ended.wait(20)
+        assert theirs.get_verbosity() == logging.ERROR and logging.root.manager.disable == logging.CRITICAL
+    thread.join()
+    assert state() == before

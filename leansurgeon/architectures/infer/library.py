@@ -13,17 +13,18 @@ import inspect
 import io
 import logging
 import math
+import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 from torch import Tensor, nn
 
 from leansurgeon.architectures.foreign import library_builds
 from leansurgeon.errors import UnsupportedModel
-from leansurgeon.progress import quiet_transformers
+from leansurgeon.progress import changed_setting, quiet_transformers
 
 LARGEST = 60_000_000  # parameters of a model that inference builds
 # Which class stands for a family where the config names none: the first that there is.
@@ -54,14 +55,19 @@ class Unbuildable(Exception):
 @contextlib.contextmanager
 def quietly() -> Iterator[None]:
     """No talk of the libraries while small models are tried, most of which nobody asked for."""
-    level = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
-    try:
-        with quiet_transformers(), warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(level)
+    with (
+        changed_setting(logging.disable, logging.CRITICAL, lambda: logging.root.manager.disable),
+        quiet_transformers(),
+        warnings.catch_warnings(),
+        changed_setting(write_to, io.StringIO(), lambda: sys.stdout),
+    ):
+        warnings.simplefilter("ignore")
+        yield
+
+
+def write_to(stream: TextIO) -> None:
+    """Where the process prints."""
+    sys.stdout = stream
 
 
 def config_class(model_type: str) -> type:
