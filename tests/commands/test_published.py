@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file
 
 from leansurgeon import architectures
 from leansurgeon.architectures import infer
@@ -262,3 +263,24 @@ def test_a_padding_token_without_a_row_is_never_fed(tmp_path):
     assert cut_too.returncode == 0, cut_too.stderr
     trained = leansurgeon("retrain", folder, "--data", data, "--set", "train.duration=2st", cwd=tmp_path)
     assert trained.returncode == 0, trained.stderr
+
+
+def test_a_patch_of_two_sides(tmp_path):
+    """Height and width of a patch as a list are no sizes of two stages."""
+    numbers = {"hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 48}
+    config = transformers.DINOv3ViTConfig(**numbers, image_size=32, patch_size=8)
+    folder = saved(transformers.DINOv3ViTModel(config), tmp_path / "dino", patch_size=[8, 8])
+    done = leansurgeon("plan", folder, "--layers", 3)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_result_is_placed_before_the_work_without_data_too(tmp_path):
+    """The head of another task is left out and said, and no reload is needed to find it."""
+    config = transformers.ViTConfig(
+        hidden_size=32, num_hidden_layers=4, num_attention_heads=4, intermediate_size=48, image_size=16, patch_size=8
+    )
+    folder = saved(transformers.ViTForImageClassification(config), tmp_path / "vit")
+    with_tensors(folder, {"decoder.0.weight": torch.randn(48, 32, 1, 1)})
+    done, made = cut(folder, tmp_path, "--keep", "0,1,3", "--no-proof")
+    assert "does not read" in done.stderr and "decoder.0.weight" not in load_file(made / "model.safetensors")
+    assert load(made).config.num_hidden_layers == 3

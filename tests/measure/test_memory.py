@@ -286,3 +286,17 @@ def test_a_batch_beyond_all_memory_is_one_sentence(batch):
         done = leansurgeon("plan", source, "--heads", "16", f"--batch={batch}")
         assert "Traceback" not in done.stderr and (done.returncode, "--batch" in done.stderr) in ((0, False), (2, True))
     assert done.returncode == 2
+
+
+@pytest.mark.parametrize("asked", ["sdpa", "eager"])
+def test_attention_is_fused_only_where_the_library_has_it(asked):
+    """Gemma 2 caps its scores, which no fused kernel does."""
+    import transformers
+
+    sizes = dict(hidden_size=32, intermediate_size=48, num_attention_heads=4, num_key_value_heads=2, head_dim=8)
+    numbers = sizes | dict(num_hidden_layers=2, vocab_size=61, pad_token_id=0)
+    for name, found in (("Gemma2", "eager"), ("Gemma", asked)):
+        config = getattr(transformers, f"{name}Config")(**numbers)
+        model = getattr(transformers, f"{name}ForCausalLM")(config)
+        choose_attention(model, asked)
+        assert model.config._attn_implementation == found

@@ -351,14 +351,14 @@ def quietly() -> Iterator[None]:
 
 
 def choose_attention(model: torch.nn.Module, attention: str) -> None:
-    """Fused or eager attention in the library's own way; models of ours that only call torch's fused function are
-    handled by `CudaRules`.
+    """Fused or eager attention in the library's own way, eager where it has no other (Gemma 2's capped scores); models
+    of ours that only call torch's fused function are handled by `CudaRules`.
     """
     for module in model.modules():
         if hasattr(module, "fused_attn"):  # timm
             module.fused_attn = attention == "sdpa"
     if hasattr(model, "set_attn_implementation"):
-        model.set_attn_implementation(attention)
+        model.set_attn_implementation(attention if getattr(model, "_supports_sdpa", True) else "eager")
 
 
 def checkpoint_activations(model: torch.nn.Module, family: str, hint: str = "Leave --checkpointing out.") -> None:
