@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import inf, sqrt
+from math import atan, cos, erfc, inf, pi, sin, sqrt
+from statistics import NormalDist
 
 LEVEL = 0.95
 NEEDED = 2.0  # standard errors, or more where few seeds make the standard error itself uncertain
@@ -49,17 +50,31 @@ def needed_errors(freedom: float, comparisons: int = 1) -> float:
     """Standard errors from which on a difference counts: Student's two-sided 95 %, that of so many comparisons
     together, and never below two.
     """
-    from scipy.special import ndtri, stdtrit
-
-    tail = TAIL / comparisons
-    return max(NEEDED, -float(ndtri(tail) if freedom >= MANY else stdtrit(count_down(freedom), tail)))
+    wanted = 1 - 2 * TAIL / comparisons
+    if freedom >= MANY:
+        return max(NEEDED, NormalDist().inv_cdf((1 + wanted) / 2))
+    low, high = 0.0, 1e9
+    while high - low > 1e-12 * high:
+        middle = (low + high) / 2
+        low, high = (middle, high) if share_within(middle, count_down(freedom)) < wanted else (low, middle)
+    return max(NEEDED, high)
 
 
 def p_value(ratio: float, freedom: float) -> float:
     """How often chance alone gives a distance of so many standard errors, in either direction."""
-    from scipy.special import ndtr, stdtr
+    return erfc(ratio / sqrt(2)) if freedom >= MANY else 1 - share_within(ratio, count_down(freedom))
 
-    return 2 * float(ndtr(-ratio) if freedom >= MANY else stdtr(count_down(freedom), -ratio))
+
+def share_within(x: float, freedom: int) -> float:
+    """The share of Student's t between -x and x (Abramowitz and Stegun, 26.7.3 and 26.7.4), without scipy: a report is
+    printed at once.
+    """
+    angle, odd = atan(x / sqrt(freedom)), freedom % 2
+    term, total = cos(angle) if odd else 1.0, 0.0
+    for k in range(1 + odd, freedom, 2):
+        total += term
+        term *= cos(angle) ** 2 * k / (k + 1)
+    return 2 / pi * (angle + sin(angle) * total) if odd else sin(angle) * total
 
 
 def count_down(freedom: float) -> int:

@@ -17,7 +17,7 @@ def report(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str
         "import sys; from leansurgeon.cli.main import main\n"
         "try: main()\n"
         "finally:\n"
-        "    heavy = {'torch', 'transformers', 'timm', 'altair', 'jinja2'} & set(sys.modules)\n"
+        "    heavy = {'torch', 'transformers', 'timm', 'altair', 'jinja2', 'numpy'} & set(sys.modules)\n"
         "    assert not heavy, heavy"
     )
     command = [sys.executable, "-c", code, "report", *map(str, arguments)]

@@ -160,6 +160,23 @@ def test_the_files_of_the_paraphrase_corpus_are_found(tmp_path, beside):
     assert [made.tokenizer().decode(ids, skip_special_tokens=True) for ids in batch["input_ids"]] == whole
 
 
+def test_the_paraphrase_corpus_is_divided_by_the_ids_of_glue(tmp_path):
+    """mrpc_dev_ids.tsv, as the script that downloads GLUE takes it: these rows evaluate, all others train."""
+    made = rows("mrpc", "train")
+    lines = ["\t".join(HEADS["mrpc"])] + [f"{c}\t{i}\t{i + 90}\t{a}\t{b}" for i, (a, b, c) in enumerate(made)]
+    (tmp_path / "msr_paraphrase_train.txt").write_text("\ufeff" + "\n".join(lines), encoding="utf-8")
+    (tmp_path / "msr_paraphrase_test.txt").write_text("\n".join(lines[:3]), encoding="utf-8")
+    chosen = [3, 7, 20]
+    (tmp_path / "mrpc_dev_ids.tsv").write_text("".join(f"{i}\t{i + 90}\n" for i in chosen))
+    task = prepared(tmp_path / "cache", task="mrpc", data=str(tmp_path))
+    assert (task.size("train"), task.size("eval")) == (21, 3)
+    for split, numbers in (("eval", chosen), ("train", [i for i in range(24) if i not in chosen])):
+        batch = task.batch(split, np.arange(len(numbers)), seed=0, epoch=0)
+        found = [task.tokenizer().decode(ids, skip_special_tokens=True) for ids in batch["input_ids"]]
+        assert found == [made[i][0] + made[i][1] for i in numbers]
+        assert batch["labels"].tolist() == [made[i][2] for i in numbers]
+
+
 def summed(task, logits: torch.Tensor, parts: int) -> dict[str, float]:
     """Metrics over the evaluation split, its batches cut in `parts` and padded as the last of a process may be."""
     total = None

@@ -484,3 +484,24 @@ def test_ids_of_a_tokenizer_may_have_gaps(tmp_path, cache):
     scored = batch["labels"][batch["labels"] != -100]
     assert len(scored) and set(scored.tolist()) <= set(range(69_000, 69_005))
     assert task.model_overrides() == {"vocab_size": 70_001} and 70_000 in batch["input_ids"]
+
+
+def test_another_tokenizer_of_the_hub_is_other_data(tmp_path, monkeypatch):
+    """What a name of the hub stands for may change; prepared data follows the files, and not the name."""
+    import huggingface_hub
+
+    text = tmp_path / "a.txt"
+    text.write_text("some words that repeat, some words that do not. " * 90)
+    folders = []
+    for number, kind in enumerate(("byte", "char")):
+        task = tasks.make("causal-lm", {"data": str(text), "tokenizer": kind, "seq_len": 16})
+        task.prepare(tmp_path / "cache", None, workers=1, say=print)
+        folders.append(tmp_path / f"hub{number}")
+        task.tokenizer().save_pretrained(folders[-1])
+    found = []
+    for folder in folders:
+        monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, folder=folder, **__: str(folder))
+        task = tasks.make("causal-lm", {"data": str(text), "tokenizer": "hub:a/b", "seq_len": 16})
+        task.prepare(tmp_path / "cache", None, workers=1, say=print)
+        found.append((task.prepared_as, len(task.tokenizer())))
+    assert found[0][0] != found[1][0] and found[0][1] != found[1][1]

@@ -10,10 +10,10 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from leansurgeon.checkpoints import record
 from leansurgeon.checkpoints.record import SurgeryRecord
-from leansurgeon.checkpoints.source import Source, open_source
 from leansurgeon.errors import LeanSurgeonError, UsageError
 from leansurgeon.reading import jsonfile
 from leansurgeon.reading.jsonfile import JsonObject
@@ -23,6 +23,9 @@ from leansurgeon.training.runs import summary
 from leansurgeon.training.runs.checkpoint import all_of
 from leansurgeon.training.runs.folder import METRICS, RECIPE, STARTS, SUMMARY, call_in, is_held
 from leansurgeon.training.runs.summary import Summary
+
+if TYPE_CHECKING:
+    from leansurgeon.checkpoints.source import Source
 
 CONFIG = "config.json"
 KAPPA = "kappa.json"  # what `leansurgeon kappa` leaves in the folder of a run
@@ -117,6 +120,8 @@ def collect(paths: Sequence[Path] = (), workspace: Path = Path("runs")) -> Colle
 
 def _model(path: Path, problems: list[str]) -> list[Entry]:
     """A model without a record of ours, which is shown where it is named: none where it cannot be opened."""
+    from leansurgeon.checkpoints.source import open_source
+
     try:
         return [Entry(path, open_source(str(path)), (path / CONFIG).stat().st_mtime)]
     except LeanSurgeonError as error:

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from leansurgeon.checkpoints import record
 from leansurgeon.checkpoints.record import FRESH, Origin, SurgeryRecord
-from leansurgeon.checkpoints.source import Source
 from leansurgeon.checkpoints.whereabouts import holding
 from leansurgeon.measure.costs.memory import Prediction
 from leansurgeon.reading import jsonfile
@@ -120,10 +119,12 @@ class Run:
 def run_of(entry: Entry) -> Run:
     """What a folder says of itself, be it a model or a training run."""
     evidence = entry.evidence
-    if isinstance(evidence, Source):
-        counts, shape = evidence.parameters.as_dict(), shape_of(evidence.shape.as_dict())
-        return Run(entry.path, "model", entry.when, parameters=counts["total"], parts=parts_of(counts), shape=shape)
-    return training(entry, evidence) if isinstance(evidence, Summary) else model(entry, evidence)
+    if isinstance(evidence, Summary):
+        return training(entry, evidence)
+    if isinstance(evidence, SurgeryRecord):
+        return model(entry, evidence)
+    counts, shape = evidence.parameters.as_dict(), shape_of(evidence.shape.as_dict())
+    return Run(entry.path, "model", entry.when, parameters=counts["total"], parts=parts_of(counts), shape=shape)
 
 
 def judged_by(one: Run, run: Run) -> Run | None:

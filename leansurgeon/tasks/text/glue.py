@@ -7,10 +7,10 @@ F1 and Matthews, and for the correlations of STS-B the prediction of every sampl
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 from pydantic import Field
@@ -92,7 +92,8 @@ KINDS = {
 class Options(base.Options):
     """`task`: which one. `data`: the folder of the GLUE distribution (`CoLA/train.tsv`, ...), a folder with the hub's
     parquet files (`cola/train-*.parquet` or `cola/train/0000.parquet`, ...) or jsonl, csv or tsv files with the hub's
-    columns, or the hub. MRPC without GLUE's own files is msr_paraphrase_train.txt, evaluated on its _test.txt.
+    columns, or the hub. MRPC without GLUE's own files is msr_paraphrase_train.txt, evaluated on what GLUE's
+    mrpc_dev_ids.tsv beside it lists, or on its _test.txt.
     `class_names`: the classes in the order of the model's outputs, where that is not GLUE's.
     """
 
@@ -131,7 +132,7 @@ class Glue(TextClassification):
             "task": o.task,
             "tokenizer": self._tokenizer_key(model_dir),
             "seq_len": o.seq_len,
-            "places": {part: [image_places.stamp(p) for p in paths] for part, paths in places.items()},
+            "places": {part: list(map(image_places.stamp, files_of(paths))) for part, paths in places.items()},
         }
 
         def build(folder: Path) -> disk.Info:
@@ -208,6 +209,19 @@ class Glue(TextClassification):
 # -- files -----------------------------------------------------------------------------------------
 
 
+class Half(NamedTuple):
+    """The rows of MRPC's training file whose ids GLUE lists for its evaluation, or the others."""
+
+    file: Path
+    ids: Path
+    part: str
+
+
+def files_of(paths: Sequence[Any]) -> list[Any]:
+    """The files, or data sets of the hub, that some places are made of."""
+    return [one for place in paths for one in (place[:2] if isinstance(place, Half) else (place,))]
+
+
 def _places(data: str, task: str) -> dict[str, list[Any]]:
     """Part -> files (or one hub data set): "train", then the evaluation parts in their order."""
     wanted = {"train": ("train",), "eval": ("dev", "validation")}
@@ -230,6 +244,9 @@ def _places(data: str, task: str) -> dict[str, list[Any]]:
                 found.setdefault(said, []).append(path)
             elif task == "mrpc" and path.stem.startswith("msr_paraphrase_"):
                 found.setdefault(path.stem, []).append(path)
+        ids = next(folder.glob("*dev_ids.tsv"), None)
+        if ids and "msr_paraphrase_train" in found and "train" not in found:
+            return {part: [Half(*found["msr_paraphrase_train"], ids, part)] for part in wanted}
         for named in (wanted, {"train": ("msr_paraphrase_train",), "eval": ("msr_paraphrase_test",)}):
             places = {part: [path for word in words for path in found.get(word, ())] for part, words in named.items()}
             if all(places.values()):
@@ -263,10 +280,15 @@ def _read(places: list[Any], kind: GlueTask) -> tuple[Rows, int]:
     return Rows(texts[0], texts[1] if len(texts) > 1 else None, kept), left_out
 
 
-def _fields(place: Path | Dataset, kind: GlueTask) -> Iterator[tuple[str, list[Any] | None]]:
+def _fields(place: Path | Half | Dataset, kind: GlueTask) -> Iterator[tuple[str, list[Any] | None]]:
     """(file and row, texts and label) of every row; None for a line that lacks a field."""
     columns = [*kind.texts, "label"]
-    if not isinstance(place, Path):
+    if isinstance(place, Half):
+        listed = {tuple(line.split()) for line in files.read_text(place.ids, text_files.LARGEST).splitlines()}
+        for where, fields in _tsv(place.file, replace(kind, tsv=(*kind.tsv, "#1 ID", "#2 ID"))):
+            if fields is None or (tuple(fields[-2:]) in listed) == (place.part == "eval"):
+                yield where, fields and fields[:-2]
+    elif not isinstance(place, Path):
         for number, row in hub.rows(place, columns, "GLUE"):
             yield f"row {number}", row
     elif place.suffix.lower() in (".tsv", ".txt"):

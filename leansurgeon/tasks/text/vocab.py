@@ -46,10 +46,8 @@ def key_of(kind: str, vocab_size: int | None, model_dir: Path | None) -> dict[st
 
     Raises UsageError when the model's own tokenizer is asked for and its folder has none.
     """
-    if kind.startswith(HUB):
-        return {"kind": kind}
     if kind not in KINDS:
-        return {"kind": "folder", "form": 2, "files": _digests(in_home(kind))}
+        return {"kind": "folder", "form": 2, "files": _digests(_folder(kind))}
     if kind != "model":
         return {"kind": kind, "size": (vocab_size or DEFAULT_SIZE) if kind in _TRAINED else None}
     hint = "Choose a tokenizer of the task's own: char, byte, bpe or wordpiece."
@@ -75,10 +73,8 @@ def make(
     """
     if kind == "model":
         return load(model_dir)
-    if kind.startswith(HUB):
-        return _from_hub(kind.removeprefix(HUB))
     if kind not in KINDS:
-        return load(in_home(kind))
+        return load(_folder(kind))
     from tokenizers import processors
     from transformers import PreTrainedTokenizerFast
 
@@ -305,11 +301,17 @@ def check_length(seq_len: int, model_dir: Path | None) -> None:
             )
 
 
-def _from_hub(name: str) -> PreTrainedTokenizerBase:
-    from transformers import AutoTokenizer
+def _folder(kind: str) -> Path:
+    """Where a tokenizer that is neither the model's nor an own one lies."""
+    return _fetched(kind.removeprefix(HUB)) if kind.startswith(HUB) else in_home(kind)
+
+
+def _fetched(name: str) -> Path:
+    """The folder that the files of a hub's tokenizer were fetched to. Raises UsageError where they cannot be."""
+    from huggingface_hub import snapshot_download
 
     try:
-        return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+        return Path(snapshot_download(name, allow_patterns=[*names.TOKENIZER, *names.TEMPLATES, "config.json"]))
     except Exception as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
         raise UsageError(
