@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -45,16 +46,28 @@ def test_links_lead_somewhere(page):
 
 @pytest.mark.parametrize("words", ALL)
 def test_the_command_line_takes_every_command_of_the_documents(words):
-    """Parsed as if typed, and not carried out: unknown options, missing arguments and wrong types are errors."""
+    """Parsed as if typed, and not carried out: unknown options, missing arguments, wrong types and values that a
+    request refuses are errors.
+    """
     from typer.main import get_command
 
     from leansurgeon.cli.main import app
+    from leansurgeon.request import Names, check_request
 
     command = get_command(app)
     with command.make_context("leansurgeon", list(words)) as context:
         while hasattr(command, "resolve_command"):
             name, command, rest = command.resolve_command(context, [*context._protected_args, *context.args])
             context = command.make_context(name, rest, parent=context)
+    if words[0] == "recipes":
+        return
+    given = {name: value for name, value in context.params.items() if value not in (None, [], ()) and name != "as_json"}
+    given |= {name: Names(value) for name, value in given.items() if isinstance(value, list)}
+    kind = import_module(f"leansurgeon.commands.{words[0]}").COMMAND.request
+    request = check_request(kind, given)
+    for part in ("wanted", "how"):  # a shape and a method
+        if hasattr(request, part):
+            getattr(request, part).check(*([True] if part == "how" else []))
 
 
 def test_enough_commands_are_documented():

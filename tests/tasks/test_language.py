@@ -491,7 +491,9 @@ def test_another_tokenizer_of_the_hub_is_other_data(tmp_path, monkeypatch):
     import huggingface_hub
 
     text = tmp_path / "a.txt"
-    text.write_text("some words that repeat, some words that do not. " * 90)
+    text.write_text(
+        "\n\n".join(f"Paragraph {i} has some words that repeat, and {i * i} that do not." for i in range(90))
+    )
     folders = []
     for number, kind in enumerate(("byte", "char")):
         task = tasks.make("causal-lm", {"data": str(text), "tokenizer": kind, "seq_len": 16})
