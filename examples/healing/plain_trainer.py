@@ -5,7 +5,7 @@
 `transformers.Trainer` with AdamW at --lr (5e-5, its default), linear decay after a short warm-up, the next token for
 causal models. An encoder without a head gets a fresh one for masked language modelling, which is thrown away again. The
 texts are parted as `leansurgeon retrain --data` parts them, so that both leave the same text alone, and --time is that
-of the whole command: start-up and saving are in it.
+of the whole command: start-up and saving are in it. --steps trains so many steps instead, however long they take.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def main() -> None:
         report_to=[],
         seed=asked.seed,
     )
-    clock = ByTheClock(asked.seconds - LEFT)
+    clock = Length(asked.seconds - LEFT, asked.steps)
     optimizer = torch.optim.AdamW(model.parameters(), lr=asked.lr, weight_decay=0.0)
     pace = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: clock.rate())
     trainer = Trainer(
@@ -70,14 +70,17 @@ def main() -> None:
     print(f"{steps} steps of {asked.batch} x {asked.tokens} tokens, {time.perf_counter() - BEGAN:.0f} s in all")
 
 
-class ByTheClock(transformers.TrainerCallback):
-    """Ends the training `seconds` after the script began, and says where its schedule stands."""
+class Length(transformers.TrainerCallback):
+    """Ends the training after `steps`, or `seconds` after the script began; says where its schedule stands."""
 
-    def __init__(self, seconds: float) -> None:
-        self.seconds, self.first = seconds, time.perf_counter() - BEGAN
+    def __init__(self, seconds: float, steps: int | None) -> None:
+        self.seconds, self.steps, self.step = seconds, steps, 0
+        self.first = time.perf_counter() - BEGAN
 
     def done(self) -> float:
-        """Share of the training's own time that is over."""
+        """Share of the training that is over: of its steps, or of its own time."""
+        if self.steps:
+            return self.step / self.steps
         return min(1.0, (time.perf_counter() - BEGAN - self.first) / max(1e-9, self.seconds - self.first))
 
     def rate(self) -> float:
@@ -88,6 +91,7 @@ class ByTheClock(transformers.TrainerCallback):
         self.first = time.perf_counter() - BEGAN
 
     def on_step_end(self, args, state, control, **kwargs) -> None:
+        self.step = state.global_step
         control.should_training_stop = self.done() >= 1
 
 
@@ -120,6 +124,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("texts", nargs="+")
     parser.add_argument("-o", "--out", type=Path, required=True)
     parser.add_argument("--time", default="20m")
+    parser.add_argument("--steps", type=int, help="in place of --time")
     parser.add_argument("--lr", type=float, default=5e-5)
     parser.add_argument("--tokens", type=int, default=256, help="of a window")
     parser.add_argument("--batch", type=int, default=4, help="windows of a step")
