@@ -11,6 +11,7 @@ import pytest
 from tests.cli.test_help import EXAMPLES
 from tests.support.command_line import leansurgeon
 from tests.support.models import strangers
+from tests.test_documents import GUIDE, commands
 
 # What cannot run here (tasks that a harness fetches, minutes for every type), or does in tests/experiment and search.
 ELSEWHERE = ("--lm-eval", "families", "run digits-vit", "leansurgeon search")
@@ -65,3 +66,21 @@ def test_examples_run_as_they_are_typed(place):
     assert (place / "report.html").is_file() and (place / "back" / "config.json").is_file()
     assert json.loads((place / "runs/lean/config.json").read_text())["num_hidden_layers"] == 3
     assert (place / "my-recipe.yaml").is_file() and (place / "runs/pruned/surgery.json").is_file()
+
+
+# Lines of the pages that cost little here; what they cut is there by then.
+CHEAP = ("plan ", "paper", "recipes list", "shrink digits-vit", "shrink my-model --layers 3", "diff", "undo", "kappa")
+CUTS = ("--heads 8 --layers 4", "--heads 16")
+
+
+def test_lines_of_the_pages_run_as_they_are_typed(place):
+    lines = {shlex.join(words): words for page in GUIDE for words in commands(page)}
+    lines = {line: words for line, words in lines.items() if line.startswith(CHEAP) and "my-clip" not in line}
+    assert {words[0] for words in lines.values()} >= {"plan", "paper", "recipes", "shrink", "diff", "undo", "kappa"}
+    for number, asked in enumerate(CUTS):
+        made = ("--uncalibrated", "--no-proof", "-o", ("runs/my-model-h8-l4", "runs/my-model-h24")[number], "--force")
+        assert leansurgeon("shrink", "my-model", *asked.split(), *made, cwd=place).returncode == 0
+    for line in lines:
+        done = leansurgeon(*shortened(line), *(("--force",) if line.startswith(("shrink", "undo")) else ()), cwd=place)
+        assert done.returncode == 0, (line, done.stderr)
+        assert done.stdout.strip(), line
