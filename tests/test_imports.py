@@ -236,7 +236,6 @@ def test_files_and_modules_that_a_comment_names_are_there():
             room = re.split(r"[./]", name)[0]
             others = (
                 "architectures/attention.py",
-                "measure.invariant",
                 "measure.pruning",
                 "surgery.json",
                 "search.svg",

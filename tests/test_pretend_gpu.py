@@ -23,7 +23,7 @@ from leansurgeon.cli.main import app
 from leansurgeon.errors import OutOfMemory, memory_is_short
 from leansurgeon.measure.costs import precision, speed
 from leansurgeon.measure.heads import importance, judge, sites
-from leansurgeon.measure.kappa import invariant
+from leansurgeon.measure.kappa import study
 from leansurgeon.tasks import draws
 from leansurgeon.training import plan
 from leansurgeon.training import train as loop
@@ -81,7 +81,7 @@ def measured(family: str, device: str) -> list[np.ndarray]:
         real = batch.get("attention_mask")
         return None if real is None else real.bool()
 
-    kappa = invariant.measure_invariants(seen, [batch], mask, 3, probes=2)
+    kappa = study.measure_invariants(seen, [batch], mask, 3, probes=2)
     places = sites.sites(loaded)
     watched = judge.Unlabelled(loaded)
     keep = np.arange(sum(site.heads for site in places)) % 3 > 0

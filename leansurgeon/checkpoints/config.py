@@ -35,9 +35,8 @@ class Kind:
         """Whether a value is of this kind. None says nothing, and always fits."""
         if value is None:
             return True
-        if self.several and isinstance(value, list | tuple):
-            return 0 < len(value) <= STAGES and all(item is not None and self.fits_one(item) for item in value)
-        return self.test(value)
+        items = value if self.several and isinstance(value, list | tuple) else [value]
+        return 0 < len(items) <= STAGES and all(item is not None and self.fits_one(item) for item in items)
 
     def fits_one(self, item: Json) -> bool:
         """Whether an entry of a list is of this kind."""
@@ -56,22 +55,6 @@ def is_number(value: Json) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and abs(value) < 1e30
 
 
-def is_token(value: Json) -> bool:
-    """The id of a token, or of several; -1 is none."""
-    test = whole(-1)
-    return all(map(test, value)) if isinstance(value, list) else test(value)
-
-
-def is_texts(value: Json) -> bool:
-    """Whether the value is a list of strings."""
-    return isinstance(value, list) and all(isinstance(item, str) for item in value)
-
-
-def is_labels(value: Json) -> bool:
-    """Whether the value is an object of strings or whole numbers, as `id2label` and `label2id` are."""
-    return isinstance(value, dict) and all(isinstance(item, str | int) for item in value.values())
-
-
 DEPTH = Kind(f"a whole number from 1 to {LAYERS:,}", whole(1, LAYERS), several=True, branches=True)
 COUNT = Kind(f"a whole number from 1 to {LARGEST:,}", whole(1), several=True)
 COUNT_OR_NONE = Kind(f"a whole number from 0 to {LARGEST:,}", whole(0), several=True)
@@ -79,10 +62,14 @@ NUMBER = Kind("a finite number", is_number, several=True)
 ONE_COUNT, ONE_COUNT_OR_NONE, ONE_NUMBER = (replace(kind, several=False) for kind in (COUNT, COUNT_OR_NONE, NUMBER))
 WHOLE = replace(ONE_COUNT, test=lambda value: is_number(value) and value % 1 == 0 and ONE_COUNT.test(int(value)))
 SWITCH = Kind("true or false", lambda value: isinstance(value, bool) or value in (0, 1))
-TOKEN = Kind("the number of a token", is_token)
+TOKEN = Kind("the number of a token", lambda value: all(map(whole(-1), value if isinstance(value, list) else [value])))
 TEXT = Kind("a text", lambda value: isinstance(value, str))
-TEXTS = Kind("a list of texts", is_texts)
-LABELS = Kind("an object of names", is_labels)
+TEXTS = Kind("a list of texts", lambda value: isinstance(value, list) and all(map(TEXT.test, value)))
+# Names, or whole numbers, as `id2label` and `label2id` have them.
+LABELS = Kind(
+    "an object of names",
+    lambda value: isinstance(value, dict) and all(isinstance(item, str | int) for item in value.values()),
+)
 OBJECT = Kind("an object", lambda value: isinstance(value, dict))
 
 DEPTHS = (
@@ -187,10 +174,11 @@ def check_kinds(config: Mapping[str, Any]) -> None:
 
 def flat(value: Json) -> Iterator[Json]:
     """What lists within lists hold; a value itself."""
-    for part in value if isinstance(value, list | tuple) else ():
-        yield from flat(part)
     if not isinstance(value, list | tuple):
         yield value
+        return
+    for part in value:
+        yield from flat(part)
 
 
 def is_built(config: Mapping[str, Any], size: int) -> bool:

@@ -8,9 +8,9 @@ of its files), or both from the same source, layer 4 of B may be layer 9 of A. O
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from math import isfinite, prod, sqrt
+from math import inf, isfinite, prod, sqrt
 from typing import Any
 
 import numpy as np
@@ -19,12 +19,10 @@ from leansurgeon.architectures.base import TensorSpec
 from leansurgeon.checkpoints.digests import sha256
 from leansurgeon.checkpoints.reshaped import within_block
 from leansurgeon.checkpoints.source import Source
-from leansurgeon.checkpoints.weights import RAW, Entry, to_float32
+from leansurgeon.checkpoints.weights import FLOATS, RAW, Entry, same_bytes, to_float32
 from leansurgeon.reading.jsonfile import Json, JsonObject
-from leansurgeon.shape import Shape
 
 PIECE = 1 << 22  # values that are compared at once
-FLOATING = ("F64", "F32", "F16", "BF16")
 
 
 class Absent:
@@ -98,80 +96,61 @@ def side(source: Source) -> JsonObject:
 
 def diff(a: Source, b: Source) -> Diff:
     """Compare two opened sources; those without weights (presets) only by shape and config."""
-    layers, how = matched(a, b)
-    tensors = tuple(compared(a, b, dict(layers))) if a.weights and b.weights else ()
+    layers, how = match_layers(a, b)
+    tensors = tuple(compare_tensors(a, b, layers)) if a.weights and b.weights else ()
     return Diff(a, b, layers, how, tuple(differing(a.config, b.config)), tensors)
 
 
 # -- which layer is which --------------------------------------------------------------------------
 
 
-def matched(a: Source, b: Source) -> tuple[tuple[tuple[int, int], ...], str]:
+def match_layers(a: Source, b: Source) -> tuple[tuple[tuple[int, int], ...], str]:
     """Pairs of layers, and what says so."""
-    all_a, all_b = (tuple(range(s.shape.depth)) for s in (a, b))
-    kept_a, kept_b = origins(a), origins(b)
-    if kept_b and cut_from(b, a):
-        return pairs(all_a, kept_b), "B's surgery.json: B was cut from A"
-    if kept_a and cut_from(a, b):
-        return pairs(kept_a, all_b), "A's surgery.json: A was cut from B"
-    if kept_a and kept_b and hashes(a) and hashes(a) == hashes(b):
-        return pairs(kept_a, kept_b), "both surgery.json: A and B were cut from the same source"
-    return by_number(a.shape, b.shape), "by number"
+    (kept_a, hashes_a), (kept_b, hashes_b) = find_origin(a), find_origin(b)
+    if kept_b and is_made_of(a, hashes_b):
+        return pair_layers(range(a.shape.depth), kept_b), "B's surgery.json: B was cut from A"
+    if kept_a and is_made_of(b, hashes_a):
+        return pair_layers(kept_a, range(b.shape.depth)), "A's surgery.json: A was cut from B"
+    if kept_a and kept_b and hashes_a and hashes_a == hashes_b:
+        return pair_layers(kept_a, kept_b), "both surgery.json: A and B were cut from the same source"
+    stages = zip(a.shape.spans, b.shape.spans, strict=False)
+    return tuple(layers for one, other in stages for layers in zip(one, other, strict=False)), "by number"
 
 
-def origins(source: Source) -> tuple[int, ...] | None:
-    """The layers of its own source that a model's layers come from, by its surgery.json."""
-    layers = source.record.plan.layers if source.record else ()
-    return layers if layers and len(layers) == source.shape.depth else None
+def find_origin(source: Source) -> tuple[Sequence[int], set[str]]:
+    """The layers of its own source that a model's layers come from, and the SHA-256 of that source's files, by its
+    surgery.json; empty where it does not say so.
+    """
+    if source.record is None:
+        return (), set()
+    layers = source.record.plan.layers
+    return layers if len(layers) == source.shape.depth else (), set(source.record.source.sha256.values())
 
 
-def hashes(source: Source) -> set[str]:
-    """SHA-256 of the files that surgery.json names as the source."""
-    return set(source.record.source.sha256.values()) if source.record else set()
+def is_made_of(source: Source, hashes: set[str]) -> bool:
+    """Whether a source has just the files with these SHA-256."""
+    return bool(hashes) and len(hashes) == len(source.files) and hashes == {sha256(file) for file in source.files}
 
 
-def cut_from(result: Source, source: Source) -> bool:
-    """Whether `result` records the SHA-256 of just the files that `source` has."""
-    recorded = hashes(result)
-    return bool(recorded) and len(recorded) == len(source.files) and recorded == {sha256(f) for f in source.files}
-
-
-def pairs(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
+def pair_layers(a: Sequence[int], b: Sequence[int]) -> tuple[tuple[int, int], ...]:
     """Layers of both that come from the same layer."""
     return tuple((a.index(origin), j) for j, origin in enumerate(b) if origin in a)
-
-
-def by_number(a: Shape, b: Shape) -> tuple[tuple[int, int], ...]:
-    """Layer i of every stage with layer i of the same stage."""
-    stages = zip(a.spans, b.spans, strict=False)
-    return tuple(layers for one, other in stages for layers in zip(one, other, strict=False))
 
 
 # -- tensors ---------------------------------------------------------------------------------------
 
 
-def compared(a: Source, b: Source, layers: dict[int, int]) -> Iterator[Compared]:
+def compare_tensors(a: Source, b: Source, pairs: Iterable[tuple[int, int]]) -> Iterator[Compared]:
     """Every tensor of both, in the order of B, then what only A has."""
-    have = {key: spec for spec in a.specs if (key := place(spec, a, layers)) is not None}
-    lost = [spec for spec in a.specs if place(spec, a, layers) is None]
-    stay = {i: i for i in range(b.shape.depth)}
+    layers = dict(pairs) | {None: None}
+    have = {(layers[spec.layer], name_within(spec, a)): spec for spec in a.specs if spec.layer in layers}
     for spec in b.specs:
-        key = place(spec, b, stay)
-        yield compare(a, have.pop(key, None), b, spec, bare(spec, b))
-    for spec in [*have.values(), *lost]:
-        yield compare(a, spec, b, None, bare(spec, a))
+        yield compare_tensor(a, have.pop((spec.layer, name_within(spec, b)), None), b, spec)
+    for spec in (*have.values(), *(spec for spec in a.specs if spec.layer not in layers)):
+        yield compare_tensor(a, spec, b, None)
 
 
-def place(spec: TensorSpec, source: Source, layers: dict[int, int]) -> tuple[int | None, str] | None:
-    """What tells a tensor in both models: its layer as B counts, and its name within the block or behind the prefix of
-    the class. None in a layer that B does not have.
-    """
-    if spec.layer is None:
-        return None, bare(spec, source)
-    return (layers[spec.layer], bare(spec, source)) if spec.layer in layers else None
-
-
-def bare(spec: TensorSpec, source: Source) -> str:
+def name_within(spec: TensorSpec, source: Source) -> str:
     """A tensor's name without that of its block, or without the prefix of the model's class."""
     if spec.layer is not None:
         return within_block(spec, source.architecture)
@@ -179,20 +158,20 @@ def bare(spec: TensorSpec, source: Source) -> str:
     return spec.name.removeprefix(prefix)
 
 
-def compare(a: Source, spec_a: TensorSpec | None, b: Source, spec_b: TensorSpec | None, name: str) -> Compared:
+def compare_tensor(a: Source, spec_a: TensorSpec | None, b: Source, spec_b: TensorSpec | None) -> Compared:
     """One tensor of A beside its counterpart in B; either may be absent, not both."""
-    one = a.weights.entries[spec_a.name] if spec_a else None
-    other = b.weights.entries[spec_b.name] if spec_b else None
-    state, change = "only in B" if one is None else "only in A", None
-    if one is not None and other is not None:
-        state, change = values(one, other)
+    one = spec_a and a.weights.entries[spec_a.name]
+    other = spec_b and b.weights.entries[spec_b.name]
+    state, change = ("only in A" if one else "only in B"), None
+    if one and other:
+        state, change = compare_values(one, other)
     return Compared(
-        name,
+        name_within(spec_b, b) if spec_b else name_within(spec_a, a),
         spec_a and spec_a.name,
         spec_b and spec_b.name,
         (spec_b or spec_a).role,
-        spec_a.layer if spec_a else None,
-        spec_b.layer if spec_b else None,
+        spec_a and spec_a.layer,
+        spec_b and spec_b.layer,
         state,
         change,
         one and one.shape,
@@ -202,51 +181,27 @@ def compare(a: Source, spec_a: TensorSpec | None, b: Source, spec_b: TensorSpec 
     )
 
 
-def values(a: Entry, b: Entry) -> tuple[str, float | None]:
-    """The state of two tensors that stand at the same place, and the relative norm of the change."""
+def compare_values(a: Entry, b: Entry) -> tuple[str, float | None]:
+    """The state of two tensors that stand at the same place, and ||B - A|| / ||A||, None where it is not finite."""
     if a.shape != b.shape:
         return "other shape", None
-    if a.dtype == b.dtype and all(same_bits(x, y) for x, y in zip(pieces(a), pieces(b), strict=True)):
+    if same_bytes(a, b):
         return "same", None
-    return "changed", relative(a, b)
-
-
-def same_bits(x: np.ndarray, y: np.ndarray) -> bool:
-    """Whether two arrays of one shape and dtype are equal byte for byte, NaN included."""
-    return np.array_equal(x.view(np.uint8), y.view(np.uint8))
-
-
-def relative(a: Entry, b: Entry) -> float | None:
-    """||B - A|| / ||A|| of two tensors of one shape, read piece by piece."""
-    moved, size = 0.0, 0.0
-    for x, y in zip(pieces(a), pieces(b), strict=True):
-        u, v = wide(x, a.dtype), wide(y, b.dtype)
+    moved = size = 0.0
+    for u, v in zip(read_pieces(a), read_pieces(b), strict=True):
         moved, size = moved + float(np.square(v - u).sum()), size + float(np.square(u).sum())
-    return ratio(moved, size)
+    change = sqrt(moved / size) if size else inf if moved else 0.0
+    return "changed", change if isfinite(change) else None
 
 
-def ratio(moved: float, size: float) -> float | None:
-    """Root of `moved / size` (sums of squares); None where it is not finite."""
-    share = sqrt(moved / size) if size and moved >= 0 else 0.0 if not moved else float("inf")
-    return share if isfinite(share) else None
-
-
-def wide(raw: np.ndarray, dtype: str) -> np.ndarray:
-    """Values as fp64; integers and fp8 bits count as whole numbers."""
-    return (to_float32(raw, dtype) if dtype in FLOATING and dtype != "F64" else raw).astype(np.float64)
-
-
-def pieces(entry: Entry) -> Iterator[np.ndarray]:
-    """The bits of a tensor, some at a time."""
-    left = prod(entry.shape)
+def read_pieces(entry: Entry) -> Iterator[np.ndarray]:
+    """A tensor's values as fp64, some at a time; integers and the bits of fp8 count as whole numbers."""
+    size = prod(entry.shape)
     with entry.file.open("rb") as file:
         file.seek(entry.start)
-        while left:
-            piece = np.fromfile(file, RAW[entry.dtype], min(PIECE, left))
-            left -= len(piece)
-            yield piece
-            if not len(piece):
-                return
+        for start in range(0, size, PIECE):
+            raw = np.fromfile(file, RAW[entry.dtype], min(PIECE, size - start))
+            yield (to_float32(raw, entry.dtype) if entry.dtype in FLOATS[1:] else raw).astype(np.float64)
 
 
 # -- config ----------------------------------------------------------------------------------------

@@ -42,15 +42,12 @@ def used_class(folder: Path | None, config: Config, architecture: Architecture, 
     return classes_of(folder, config, architecture, trains=trains)[1]
 
 
-def held_class(folder: Path | None, config: Config, architecture: Architecture) -> str:
-    """The class whose weights the files hold: that of the body where nothing of the head is there."""
-    return classes_of(folder, config, architecture)[0]
-
-
 def classes_of(
     folder: Path | None, config: Config, architecture: Architecture, *, trains: bool = False
 ) -> tuple[str, str]:
-    """`held_class` and `used_class`, which are the name in config.json where nothing speaks against it."""
+    """The class whose weights the files hold (that of the body where nothing of the head is there), and `used_class`;
+    both are the name in config.json where nothing speaks against it.
+    """
     name = class_name(config)
     if folder is None or architecture.library == "timm" or not ("For" in name or "LMHead" in name):
         return name, name

@@ -54,12 +54,15 @@ class Loaded:
         self._no_cache = {"use_cache": False} if caches else {}
 
     def forward(self, batch: Mapping[str, torch.Tensor], model: torch.nn.Module | None = None) -> torch.Tensor:
-        """Logits of a batch; `model` may be a wrapper (DDP, compiled) of this one. Labels stay out of the model."""
+        """Logits of a batch, or the last hidden states of a model without a head; `model` may be a wrapper (DDP,
+        compiled) of this one. Labels and what a task notes for itself stay out of the model.
+        """
         model = model or self.model
         if self.architecture.library == "timm":
             return model(batch["pixel_values"])
         inputs = {k: v for k, v in batch.items() if k != "labels" and not k.startswith("_")}
-        return model(**inputs, **self._no_cache).logits
+        said = model(**inputs, **self._no_cache)
+        return said[0] if getattr(said, "logits", None) is None else said.logits
 
     def alone(self) -> Loaded:
         """For measuring: of a model of several towers the one that is meant, where the whole does not run on what that
@@ -174,7 +177,7 @@ def initialise(config: Config, architecture: Architecture, seed: int) -> torch.n
             config, architecture = buildable(config, architecture)
             with library_builds(config["architecture"]):
                 return create_timm(config["architecture"], **architecture.flat(config))
-        cls = transformers_class(architecture, (config.get("architectures") or ["?"])[0])
+        cls = transformers_class(architecture, class_name(config) or "?")
         with library_builds(cls.__name__):
             return cls(cls.config_class.from_dict(config))
 
@@ -336,14 +339,14 @@ def load_transformers(
     dtype: torch.dtype,
 ) -> torch.nn.Module:
     """A transformers model with its weights, of its own class or of that for the task `head`."""
-    name = (config.get("architectures") or [""])[0]
+    name = class_name(config)
     speaks = head == "causal-lm" and writes_text(architecture.section, name)
     if head in SUFFIX and not name.endswith(SUFFIX[head]) and not speaks:
         if not (own := task_classes(architecture, head)):
             able = ", ".join(other for other in SUFFIX if any(task_classes(architecture, other)))
             raise UnsupportedModel(f"{architecture.name} has no class for {head}.", able and f"It has one for: {able}.")
         name = own[0]
-    anew = [name] != (config.get("architectures") or [name])[:1]  # the head is none of the files'
+    anew = name != (class_name(config) or name)  # the head is none of the files'
     cls = transformers_class(architecture, name)
     extra = {}
     labels = overrides.get("num_labels")
@@ -391,7 +394,7 @@ def place(
                 missing, unexpected = set(there) - set(sizes), tuple(sorted(set(sizes) - set(there)))
                 mismatched = tuple(sorted(n for n in sizes if n in there and there[n] != tuple(sizes[n])))
             else:
-                cls = transformers_class(architecture, (config.get("architectures") or ["AutoModel"])[0])
+                cls = transformers_class(architecture, class_name(config) or "AutoModel")
                 state = {name: torch.empty(size, device="meta") for name, size in sizes.items()}
                 model, info = cls.from_pretrained(
                     None,

@@ -27,9 +27,9 @@ from leansurgeon.architectures.tensors import counted
 from leansurgeon.architectures.towers import writes_text
 from leansurgeon.checkpoints.config import check_sizes, read_config
 from leansurgeon.checkpoints.digests import Identity, changed_since, identity
-from leansurgeon.checkpoints.foreign import companions, converted, crammed_bert_layout, trust, unpacked
+from leansurgeon.checkpoints.foreign import companions, converted, trust, unpacked
 from leansurgeon.checkpoints.kind import LANGUAGE, SUFFIX, class_name, head_note, used_class
-from leansurgeon.checkpoints.publish.leftovers import passing, scratch
+from leansurgeon.checkpoints.publish.durable import passing, scratch
 from leansurgeon.checkpoints.record import DamagedRecord, SurgeryRecord
 from leansurgeon.checkpoints.record import read as read_record
 from leansurgeon.checkpoints.weights import Weights, same_bytes
@@ -160,42 +160,29 @@ def open_source(
     as `keep`, where the caller wants it gone at a certain point). Raises `UsageError` for an unknown name and
     `UnsupportedModel` for a source that cannot be read.
     """
-    held = keep or ExitStack()
-    opened = resolve_source(source, allow_pickle, config_changes, weights, held, tower)
-    return opened if keep is not None else replace(opened, held=held)
-
-
-def resolve_source(
-    source: str,
-    allow_pickle: bool,
-    config_changes: Config | None,
-    weights: bool,
-    keep: ExitStack,
-    tower: str | None = None,
-) -> Source:
-    """Open what the words name: a preset, a folder, a published file or a model of the hub."""
-    tower = tower or towers.chosen()
+    held, tower = keep or ExitStack(), tower or towers.chosen()
     if tower and (source in PRESETS or source.startswith("timm/")):
         raise UsageError(f"--tower {tower}: {source} has one tower only.")
-    if source in PRESETS:
-        return from_preset(PRESETS[source], config_changes or {})
-    if config_changes:
+    if config_changes and source not in PRESETS:
         raise UsageError(f"Config keys can be changed for presets only, and '{source}' is none.")
-    if source.startswith("timm/"):
-        return from_timm(source.removeprefix("timm/"), weights, keep)
     path = in_home(source)
-    # Not `path.is_dir()`, which raises for names that no file system takes.
-    if os.path.isdir(path):
+    if source in PRESETS:
+        opened = from_preset(PRESETS[source], config_changes or {})
+    elif source.startswith("timm/"):
+        opened = from_timm(source.removeprefix("timm/"), weights, held)
+    elif os.path.isdir(path):  # not `path.is_dir()`, which raises for names that no file system takes
         name = path.name if passing(path) else source  # of a model in memory, whose folder goes with it
-        return from_folder(path, name=name, allow_pickle=allow_pickle, keep=keep, tower=tower)
-    if os.path.isfile(path):
+        opened = from_folder(path, name=name, allow_pickle=allow_pickle, keep=held, tower=tower)
+    elif os.path.isfile(path):
         raise unpacked.of_file(path)
-    near = did_you_mean(source, PRESETS)
-    looks_like_path = source.startswith((".", "/", "~")) or source.count("/") > 1
-    if near or looks_like_path:
-        what = "There is no folder" if looks_like_path and not near else "There is no preset or folder"
-        raise UsageError(f"{what} '{source}'{near}.", "Presets: " + ", ".join(PRESETS) + ".")
-    return from_hub(source, allow_pickle, keep, tower)
+    else:
+        near = did_you_mean(source, PRESETS)
+        looks_like_path = source.startswith((".", "/", "~")) or source.count("/") > 1
+        if near or looks_like_path:
+            what = "There is no folder" if looks_like_path and not near else "There is no preset or folder"
+            raise UsageError(f"{what} '{source}'{near}.", "Presets: " + ", ".join(PRESETS) + ".")
+        opened = from_hub(source, allow_pickle, held, tower)
+    return replace(opened, held=held) if keep is None else opened
 
 
 def from_preset(preset: Preset, changes: Config) -> Source:
@@ -238,7 +225,7 @@ def from_folder(
         notes += ("read from a pickle",)
     weights = Weights.open(path)
     files = files or tuple(weights.files)
-    if crammed_bert_layout.recognises(config, weights.shapes):
+    if converted.is_crammed_bert(config, weights.shapes):
         path = converted.from_crammed_bert(config, weights, keep)
         companions.copy(original, path, also=("README.md",))
         config, weights = read_config(path), Weights.open(path)
@@ -248,7 +235,11 @@ def from_folder(
     filled = with_pad_token(config, original)
     if filled is not config:
         config, notes = filled, (*notes, f"{NO_PAD}: texts are filled up with token {filled['pad_token_id']}")
-    architecture = trust.judged(architectures.of(config, tower or tower_of(record, config)), config, original)
+
+    def find_family() -> Architecture:
+        return trust.judged(architectures.of(config, tower or tower_of(record, config)), config, original)
+
+    architecture = find_family()
     config = trust.with_known_classes(config, architecture)
     weights = weights.renamed(architecture.renames)
     specs = match(architecture, config, weights.shapes)
@@ -256,7 +247,7 @@ def from_folder(
         notes += (f"'{other}' differs from the embedding that it is said to be, so both are kept",)
         for part in (config, architecture.flat(config)):
             part |= {"tie_word_embeddings": False}
-        architecture = trust.judged(architectures.of(config, tower or tower_of(record, config)), config, original)
+        architecture = find_family()
         specs = match(architecture, config, weights.shapes)
     refuse_whole_numbers(specs, weights)
     have = {spec.name for spec in specs}
@@ -401,7 +392,7 @@ def with_pad_token(config: Config, folder: Path, name: str | None = None) -> Con
     fills up texts: the class finds the last token of a text by it, and takes no two texts without. It is the
     tokenizer's, or where that has none what ends a text.
     """
-    name = name or (config.get("architectures") or [""])[0]
+    name = name or class_name(config)
     if not name.endswith("ForSequenceClassification") or config.get("pad_token_id") is not None:
         return config
     from transformers import AutoTokenizer, PreTrainedTokenizerBase
@@ -468,14 +459,12 @@ def from_hub(name: str, allow_pickle: bool, keep: ExitStack, tower: str | None =
     try:
         folder = Path(snapshot_download(name, allow_patterns=patterns, tqdm_class=downloads()))
     except Exception as error:
+        why, what = f"the hub does not give it ({type(error).__name__})", "Check the name and the network"
         if constants.is_offline_mode():
-            raise UnsupportedModel(
-                f"'{name}' is neither a preset nor a folder, and not in the hub's cache. The hub was not asked, since "
-                "HF_HUB_OFFLINE is set.",
-                "Take HF_HUB_OFFLINE away, or download it elsewhere and give its folder.",
-            ) from None
+            why = "not in the hub's cache. The hub was not asked, since HF_HUB_OFFLINE is set"
+            what = "Take HF_HUB_OFFLINE away"
         raise UnsupportedModel(
-            f"'{name}' is neither a preset nor a folder, and the hub does not give it ({type(error).__name__}).",
-            "Check the name and the network, or download it elsewhere and give its folder.",
+            f"'{name}' is neither a preset nor a folder, and {why}.",
+            f"{what}, or download it elsewhere and give its folder.",
         ) from None
     return from_folder(folder, name=name, kind="hub", allow_pickle=allow_pickle, keep=keep, tower=tower)

@@ -75,6 +75,7 @@ def bench(request: BenchRequest, say: Say) -> Timings:
     from leansurgeon.checkpoints.record import shown_if_newer
     from leansurgeon.checkpoints.source import open_source
     from leansurgeon.measure.costs import bench as benches
+    from leansurgeon.measure.data import inputs
     from leansurgeon.report.evidence.folder import BENCH
     from leansurgeon.training.runs import folder as runfolder
 
@@ -82,12 +83,11 @@ def bench(request: BenchRequest, say: Say) -> Timings:
     with ExitStack() as keep:
         keep.enter_context(shown_if_newer(say))
         source = open_source(request.model, allow_pickle=request.allow_pickle, weights=False, keep=keep)
-        length = benches.default_load_tokens(source, request.tokens)
+        length = inputs.sample_tokens(request.tokens, source.config, source.architecture)
         rivals, skipped = benches.contenders(source, sweep)
         import torch
 
         from leansurgeon.measure.costs import speed
-        from leansurgeon.measure.data import inputs
 
         backends = choose_backends(request.backends, speed.BACKENDS)
         device = torch.device("cuda" if torch.cuda.is_available() and not request.cpu else "cpu")
@@ -110,7 +110,7 @@ def bench(request: BenchRequest, say: Say) -> Timings:
         "peak_memory_kind": "cuda allocator peak" if cuda else "live tensors of a step, counted",
         "rows": [row.as_dict() for row in rows],
         "skipped": [*skipped, *more],
-        "remarks": benches.remarks(rows, hopper=cuda and torch.cuda.get_device_capability(device)[0] == 9),
+        "remarks": benches.remarks(rows),
     }
     if run := runfolder.run_of(request.model):
         runfolder.write_json(run / BENCH, document)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
@@ -43,14 +43,6 @@ class HeadsRequest(DataRequest, DeviceRequest, PushRequest, Access):
     model: Annotated[str, Opt("Folder, run, hub id or timm/NAME.", complete="models", positional=True, model=True)]
     samples: Annotated[int | None, Field(ge=2), Opt("Training samples that importance is taken from.", "Data")] = None
     judge_samples: Annotated[int | None, Field(ge=2), Opt("Held-out samples to judge on, at most.", "Data")] = None
-    reduction: Annotated[
-        Literal["sample", "token", "batch"],
-        Opt("Absolute value per sample (the paper), token or batch (two other conventions).", "Method", cli=str),
-    ] = "sample"
-    normalize: Annotated[
-        Literal["none", "layer"],
-        Opt("layer divides by each layer's l2 norm (the paper's advice); none compares layers too.", "Method", cli=str),
-    ] = "none"
     ablate: Annotated[bool, Opt("Also switch off every head alone and test it: one pass a head.", "Method")] = False
     curve: Annotated[
         bool, Opt("Score by the share of heads off, in several orders.", "Method", ("--curve/--no-curve",))
@@ -140,8 +132,7 @@ def heads(request: HeadsRequest, say: Say) -> Heads:
 
     model, seed = request.model, request.seed
     share = None if request.prune is None else prune.share(request.prune)
-    how = request.model_dump(include={"reduction", "ablate", "curve", "steps", "judge_samples", "seed"})
-    options = Options(normalise=request.normalize, **how)
+    options = Options(**request.model_dump(include={"ablate", "curve", "steps", "judge_samples", "seed"}))
     with ExitStack() as stack:
         if share is not None:
             stack.enter_context(held(request.out, force=request.force))
@@ -175,8 +166,7 @@ def heads(request: HeadsRequest, say: Say) -> Heads:
                 opened, study.sites, study.importance, share, sample, seed=seed, heal=heal, say=say, device=device
             )
             by_head = tuple(tuple(entry["importance"]) for entry in study.document["attentions"])
-            importance = Importance(request.reduction, request.normalize, by_head)
-            decided = replace(decided, record=replace(decided.record, importance=importance))
+            decided = replace(decided, record=replace(decided.record, importance=Importance(by_head)))
             record = carry_out(decided, request.out, force=request.force, say=say)
             smaller = pruned_model(decided, record, request.out, share, heal)
     document |= {"prune": smaller.as_dict()} if smaller else {}

@@ -68,7 +68,7 @@ class Copy:
     """The folder of a model in memory. It goes with the object, or with the process."""
 
     def __init__(self) -> None:
-        from leansurgeon.checkpoints.publish.leftovers import scratch
+        from leansurgeon.checkpoints.publish.durable import scratch
 
         held = ExitStack()
         self.folder = held.enter_context(scratch())

@@ -10,15 +10,12 @@ from pydantic import Field
 
 from leansurgeon.commands.command import Command
 from leansurgeon.commands.options import DataRequest
-from leansurgeon.errors import UsageError
 from leansurgeon.progress import Say
 from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.request import Access, Opt
 
 if TYPE_CHECKING:
     from leansurgeon.measure.kappa.study import KappaDocument
-
-PRECISIONS = ("fp32", "bf16", "fp16")
 
 
 class KappaRequest(DataRequest, Access):
@@ -29,7 +26,6 @@ class KappaRequest(DataRequest, Access):
     probes: Annotated[int, Field(ge=0), Opt("Directions in which each block's Jacobian is tried; 0 leaves it out.")] = (
         16
     )
-    precision: Annotated[str, Opt("Forward pass in fp32, bf16 or fp16; the last two cap large values.")] = "fp32"
     seed: Annotated[int, Field(ge=0), Opt("Seed of the choice of samples.")] = 0
 
 
@@ -70,8 +66,6 @@ def kappa(request: KappaRequest, say: Say) -> Kappa:
 
     Raises `UsageError` for a preset or missing data, `UnsupportedModel` for a source that cannot be read.
     """
-    if request.precision not in PRECISIONS:
-        raise UsageError(f"--precision {request.precision}: give one of {', '.join(PRECISIONS)}.")
     from leansurgeon.checkpoints.record import shown_if_newer
     from leansurgeon.checkpoints.source import open_source
     from leansurgeon.commands.samples import data_for_kappa
@@ -84,8 +78,7 @@ def kappa(request: KappaRequest, say: Say) -> Kappa:
         sample = data_for_kappa(opened, data, model, request.seed, say, request.columns)
         from leansurgeon.measure.kappa.study import study
 
-        how = request.model_dump(include={"samples", "probes", "precision"})
-        document = study(opened, sample, **how, say=say)
+        document = study(opened, sample, samples=request.samples, probes=request.probes, say=say)
     own = run_of(model)
     if run := run_of(data) if data else own:  # figures on a run's own data, which a report shows
         keep_beside(run / (KAPPA if run == own else kappa_name(Path(model))), document, say)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import Field
 
 from leansurgeon.commands.command import Command
 from leansurgeon.commands.options import ModelRequest
@@ -27,13 +29,22 @@ class PlanRequest(ShapeRequest, ModelRequest, Access):
         str, Opt("Preset, folder, run, hub id or timm/NAME.", complete="sources", positional=True, model=True)
     ]
     memory: Annotated[bool, Opt("Predict peak training memory; --batch to --gpu imply it.", "Shape")] = False
-    batch: Annotated[int | None, Opt(f"Micro batch of one GPU. Default: {DEFAULT_BATCH}.")] = None
-    tokens: Annotated[int | None, Opt("Tokens of a text sample. Default: what the model takes, at most 1024.")] = None
-    precision: Annotated[str | None, Opt("bf16 (default), fp16 or fp32; weights are fp32.")] = None
-    attention: Annotated[str | None, Opt("sdpa (default): fused. eager: score matrices in memory.")] = None
-    optimizer: Annotated[str | None, Opt("adamw (default, fused), adamw-foreach, adam or sgd.")] = None
+    batch: Annotated[int | None, Field(ge=1), Opt(f"Micro batch of one GPU. Default: {DEFAULT_BATCH}.")] = None
+    tokens: Annotated[
+        int | None, Field(ge=1), Opt("Tokens of a text sample. Default: what the model takes, at most 1024.")
+    ] = None
+    precision: Annotated[
+        Literal["bf16", "fp16", "fp32"] | None, Opt("bf16 (default), fp16 or fp32; weights are fp32.", cli=str)
+    ] = None
+    attention: Annotated[
+        Literal["sdpa", "eager"] | None, Opt("sdpa (default): fused. eager: score matrices in memory.", cli=str)
+    ] = None
+    optimizer: Annotated[
+        Literal["adamw", "adamw-foreach", "adam", "sgd"] | None,
+        Opt("adamw (default, fused), adamw-foreach, adam or sgd.", cli=str),
+    ] = None
     checkpointing: Annotated[bool, Opt("Activations are computed again in the backward pass.")] = False
-    world_size: Annotated[int | None, Opt("GPUs of a DDP training.")] = None
+    world_size: Annotated[int | None, Field(ge=1), Opt("GPUs of a DDP training.")] = None
     gpu: Annotated[
         str | None, Opt("a100-40, a100-80, h100, h200 or a6000: does it fit, and how much?", complete="gpus")
     ] = None
@@ -91,7 +102,6 @@ def plan(request: PlanRequest, say: Say) -> Plan:
     setting = None
     if said or request.memory or request.gpu:
         setting = Setting(**{"batch": DEFAULT_BATCH} | said)
-        setting.check()
     with ExitStack() as keep:
         keep.enter_context(shown_if_newer(say))
         access = {"allow_pickle": request.allow_pickle, "tower": request.tower}

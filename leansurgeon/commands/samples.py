@@ -138,12 +138,12 @@ def own_samples(opened: Source, seed: int, device: str, say: Say, otherwise: str
     """What the model makes itself where nobody has data; where it makes none, what comes with the package. Beside data
     of the user's (`otherwise` is `BY_YOURS`) only the former. None, with the reason said, where there is neither.
     """
-    from leansurgeon.measure.data import own, shipped
+    from leansurgeon.measure.data import own
 
     made, why = tried(lambda: own.samples(opened, seed=seed, device=device, say=say))
     why = f"{opened.name} makes no samples of its own: {why}" if why else ""
     if made is None and otherwise == BY_WEIGHTS:
-        made, lacking = tried(lambda: shipped.samples(opened, cache=cache_folder(), seed=seed))
+        made, lacking = tried(lambda: own.shipped_samples(opened, cache=cache_folder(), seed=seed))
         why += f" {lacking}" if lacking else ""
     if made is None:
         say(f"{why} {otherwise}")

@@ -57,8 +57,12 @@ class Inspection:
 
 def inspect(source: Source) -> Inspection:
     """Everything that can be said of an opened source."""
-    record, problem = surgery_record(source)
-    findings = [problem] if problem else []
+    record, trouble, findings = source.record, source.record_trouble, []
+    if record is not None and record.plan.after is None:
+        record, trouble = None, "it holds no plan"
+    if trouble:
+        said = f"surgery.json is damaged, so the model's past is not known ({trouble})."
+        findings.append(Finding("contradiction", said))
     findings += contradictions(source.shape, record)
     findings += ignored_head_dim(source)
     findings += hidden_edits(source, recorded=record is not None)
@@ -83,25 +87,14 @@ def head_policy(arch: Architecture) -> str:
     return f"{derived}: heads can be split only (--head-dim split); heads that keep their size cannot be stored."
 
 
-def surgery_record(source: Source) -> tuple[SurgeryRecord | None, Finding | None]:
-    """surgery.json of a folder, or what is wrong with it."""
-    record, trouble = source.record, source.record_trouble
-    if record is not None and record.plan.after is None:
-        record, trouble = None, "it holds no plan"
-    if not trouble:
-        return record, None
-    return None, Finding("contradiction", f"surgery.json is damaged, so the model's past is not known ({trouble}).")
-
-
 def contradictions(shape: Shape, record: SurgeryRecord | None) -> list[Finding]:
     """Where config.json says another shape than surgery left."""
     left = record.plan.after if record else None
     if left is None:
         return []
-    if len(left.stages) != len(shape.stages):
-        return [
-            Finding("contradiction", f"surgery.json has {len(left.stages)} stages, config.json {len(shape.stages)}.")
-        ]
+    stages = len(left.stages), len(shape.stages)
+    if stages[0] != stages[1]:
+        return [Finding("contradiction", f"surgery.json has {stages[0]} stages, config.json {stages[1]}.")]
     plain = all(t.kv_heads == t.heads for t in (*left.stages, *shape.stages))
     differing = [
         (label, left.column(n), shape.column(n))
@@ -150,10 +143,10 @@ def hidden_edits(source: Source, *, recorded: bool) -> list[Finding]:
 
 def other_heads(stage: Stage) -> Stage:
     """More and smaller heads (or fewer and larger) of the same inner width."""
-    for by in range(2, stage.head_dim + 1):
-        if stage.head_dim % by == 0:
-            return replace(stage, heads=stage.heads * by, kv_heads=stage.kv_heads * by, head_dim=stage.head_dim // by)
-    return replace(stage, heads=1, kv_heads=1, head_dim=stage.heads * stage.head_dim)
+    by = next((by for by in range(2, stage.head_dim + 1) if stage.head_dim % by == 0), 0)
+    if by:
+        return replace(stage, heads=stage.heads * by, kv_heads=stage.kv_heads * by, head_dim=stage.head_dim // by)
+    return replace(stage, heads=1, kv_heads=1, head_dim=stage.inner)
 
 
 def explain(source: str, error: UnsupportedModel) -> UnsupportedModel:

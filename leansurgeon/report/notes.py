@@ -171,8 +171,6 @@ def of_kappa(measured: list[Kappa], by_layer: bool) -> list[Note]:
             "tokens, heads without effect, or fewer columns than tokens."
         )
         notes.append(Note(lacking, "kappa", caveat=True))
-    elif any(bound and not bound.exact for k in measured for bound in (k.mean, k.median, k.worst)):
-        notes.append(Note(f"≥ marks values that a {dtype} forward caps; measure in fp32.", "kappa", caveat=True))
     return notes
 
 

@@ -16,7 +16,7 @@ from leansurgeon.architectures.towers import of_section
 from leansurgeon.checkpoints import digests
 from leansurgeon.checkpoints.blockwise.skeleton import Skeleton
 from leansurgeon.checkpoints.model import load
-from leansurgeon.checkpoints.publish.leftovers import scratch
+from leansurgeon.checkpoints.publish.durable import scratch
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import LeanSurgeonError, UsageError
 from leansurgeon.measure.data.batches import thin
@@ -94,7 +94,7 @@ def kappas(source: Source, data: Calibration, seed: int) -> tuple[list[float | N
             carry_out(Decided(plan(source, Wanted(), seed)), folder, check=False)
         loaded = load(folder, tower=of_section(source.architecture.section)).alone()
         guard = thin(data.guard, SAMPLES)  # sentences lie by their length
-        figures = kappa.measure_blocks(kappa.headless(loaded), guard, data.mask, SAMPLES)
+        figures = kappa.measure_blocks(loaded, guard, data.mask, SAMPLES)
     per_layer = [at["median"] if at["median"] is not None else at["median_lower_bound"] for at in figures["layers"]]
     return merged(per_layer, source.shape.depth), figures["tokens"] / figures["samples"]
 

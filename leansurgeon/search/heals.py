@@ -18,13 +18,12 @@ import torch
 
 from leansurgeon.architectures.towers import of_section
 from leansurgeon.checkpoints.model import Loaded, load
-from leansurgeon.checkpoints.publish.leftovers import scratch
+from leansurgeon.checkpoints.publish.durable import scratch
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import Diverged, LeanSurgeonError, UsageError
 from leansurgeon.intervals import binomial_variance
 from leansurgeon.measure.data.batches import inner
 from leansurgeon.measure.data.calibration import Batch, Calibration
-from leansurgeon.measure.data.inputs import answer
 from leansurgeon.measure.heads.judge import Unlabelled
 from leansurgeon.progress import Say, silent, track
 from leansurgeon.reading import jsonfile
@@ -141,7 +140,7 @@ def task_score(loaded: Loaded, data: Calibration, batches: list[Batch]) -> Score
     sums = Sums(0.0, 0.0, 0.0, 0.0)
     samples = 0
     for batch in batches:
-        score = data.task.score(answer(loaded, batch), batch)
+        score = data.task.score(loaded.forward(batch), batch)
         extra = None if score.extra is None else score.extra.double().numpy()
         extra = extra if sums.extra is None else sums.extra + extra
         sums = Sums(*(a + float(b) for a, b in zip(sums[:4], score[:4], strict=True)), extra)

@@ -43,7 +43,7 @@ def latency(source: Source, shape: Shape, tokens: int | None = None) -> float:
     config, family = config_of(source, shape)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = initialise(config, family, 0).eval().to(device)
-    batch = inputs.make(config, family, 1, tokens or inputs.default_tokens(config, family), device)
+    batch = inputs.make(config, family, 1, inputs.sample_tokens(tokens, config, family), device)
     taken: list[float] = []
     with torch.no_grad():
         for _ in range(WARM_UP):

@@ -114,11 +114,11 @@ def unread(steps: Plan) -> tuple[str, ...]:
     """Tensors outside the blocks that the result's class would not read, found without memory for them, before anything
     is computed. Raises `UnsupportedModel` where the result would not load as it should.
     """
-    from leansurgeon.checkpoints.kind import body_class, class_name, held_class
+    from leansurgeon.checkpoints.kind import body_class, class_name, classes_of
     from leansurgeon.checkpoints.model import place
 
     specs, source = steps.result.specs, steps.source
-    held = held_class(source.folder, source.config, source.architecture)
+    held, _ = classes_of(source.folder, source.config, source.architecture)
 
     kinds = drop_layers.kinds_of(source)
     lost = next((i for i, kind in enumerate(kinds) if kind not in [kinds[k] for k in steps.layers]), None)

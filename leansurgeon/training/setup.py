@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from leansurgeon import tasks
-from leansurgeon.checkpoints.publish.leftovers import sweep
+from leansurgeon.checkpoints.publish.durable import sweep
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import LeanSurgeonError, UsageError, plural
 from leansurgeon.measure.costs.memory import checkpoint_activations

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from leansurgeon.checkpoints.publish.leftovers import scratch
+from leansurgeon.checkpoints.publish.durable import scratch
 from leansurgeon.rank import is_worker
 from leansurgeon.reading import jsonfile
 from leansurgeon.reading.jsonfile import JsonObject

@@ -29,8 +29,8 @@ SURFACE = {
     f"heal_time balance compare proof seed out workspace device resume {OUT} tower {TRUST}",
     "retrain": f"model data time {DATA} recipe set lora new_tokenizer gpus cpu_processes seed out workspace resume "
     f"resume_anyway limit_batches eval_only {OUT} tower trust_remote_code",
-    "kappa": f"model data {DATA} samples probes precision seed tower {TRUST}",
-    "heads": f"model data {DATA} samples judge_samples reduction normalize ablate curve steps prune out heal plots "
+    "kappa": f"model data {DATA} samples probes seed tower {TRUST}",
+    "heads": f"model data {DATA} samples judge_samples ablate curve steps prune out heal plots "
     f"seed device force push public tower {TRUST}",
     "diff": f"a b {TRUST}",
     "report": "paths format wide kappa html plots workspace",

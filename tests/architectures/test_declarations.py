@@ -13,7 +13,7 @@ from leansurgeon import architectures
 PACKAGE = Path(architectures.__file__).parent.parent
 # Declarations, what they name, and the tables of the paper; a reader of one published layout, which is its family's.
 HOMES = {"architectures", "models", "paper"}
-LAYOUT = "checkpoints/foreign/crammed_bert_layout.py"
+LAYOUT = "checkpoints/foreign/converted.py"
 FILES = sorted(path for path in PACKAGE.rglob("*.py") if path.relative_to(PACKAGE).parts[0] not in HOMES)
 
 

@@ -20,9 +20,8 @@ from unittest.mock import ANY
 import numpy as np
 import pytest
 
-from leansurgeon.checkpoints.publish import claim, leftovers, output, owners, rename
-from leansurgeon.checkpoints.publish.claim import claimed
-from leansurgeon.checkpoints.publish.durable import write_durably
+from leansurgeon.checkpoints.publish import durable, output
+from leansurgeon.checkpoints.publish.durable import claimed, write_durably
 from leansurgeon.checkpoints.publish.output import output_folder
 from leansurgeon.checkpoints.weights import Out, write_file
 from leansurgeon.errors import LeanSurgeonError, UsageError
@@ -65,17 +64,17 @@ class MacLibrary:
 def renames(request, monkeypatch):
     """With the system's own calls, without them, and with those of macOS (a library that is made up)."""
     if request.param == "portable":
-        monkeypatch.setattr(rename, "_system", lambda: None)
+        monkeypatch.setattr(durable, "_system", lambda: None)
     if not request.param.startswith("macOS"):
         yield
         return
     library = MacLibrary(lacks=request.param.endswith("FAT"))
     of_c = {name: getattr(ctypes, name) for name in ("c_uint", "get_errno")}
-    monkeypatch.setattr(rename, "sys", SimpleNamespace(platform="darwin"))
-    monkeypatch.setattr(rename, "ctypes", SimpleNamespace(CDLL=lambda *_, use_errno: library, **of_c))
-    rename._system.cache_clear()
+    monkeypatch.setattr(durable, "sys", SimpleNamespace(platform="darwin"))
+    monkeypatch.setattr(durable, "ctypes", SimpleNamespace(CDLL=lambda *_, use_errno: library, **of_c))
+    durable._system.cache_clear()
     yield
-    rename._system.cache_clear()
+    durable._system.cache_clear()
     assert library.flags and library.flags <= {2, 4}
 
 
@@ -150,7 +149,7 @@ def test_force_puts_back_what_changed_at_the_last_moment(tmp_path, monkeypatch):
 
 def test_a_failed_swap_leaves_the_old_one(tmp_path, monkeypatch):
     """Without an exchange there is a moment with nothing at the name: what fails then goes back."""
-    monkeypatch.setattr(rename, "_system", lambda: None)
+    monkeypatch.setattr(durable, "_system", lambda: None)
     out = tmp_path / "out"
     out.mkdir()
     fill(out)
@@ -221,12 +220,12 @@ def test_without_locks_number_and_start_of_the_process_decide(writer, tmp_path, 
     monkeypatch.setattr(fcntl, "flock", none)
     with pytest.raises(UsageError), claimed(tmp_path / "out"):
         pass
-    leftovers.sweep(tmp_path)
+    durable.sweep(tmp_path)
     assert len(names(tmp_path)) == 2
     writer.kill()
     writer.wait()
     with claimed(tmp_path / "out"):
-        leftovers.sweep(tmp_path)
+        durable.sweep(tmp_path)
     assert names(tmp_path) == []
 
 
@@ -238,49 +237,49 @@ def test_a_claim_of_another_machine_stands(tmp_path):
     with pytest.raises(UsageError) as error, claimed(tmp_path / "out"):
         pass
     assert "node7" in error.value.message and ".out.writing" in error.value.hint
-    leftovers.sweep(tmp_path)
+    durable.sweep(tmp_path)
     assert foreign.exists()
 
 
 def test_a_number_that_came_back_is_another_process():
-    mine = owners.me()
-    assert not mine.dead and owners.of_name(f".x.unfinished{mine.tag}") == mine
-    assert owners.Owner(mine.host, mine.boot, mine.pid, mine.start + 1).dead
-    assert owners.Owner(mine.host, "0" * 8, mine.pid, mine.start).dead  # before a restart
-    assert not owners.Owner("0" * 8, "0" * 8, mine.pid, mine.start).dead
-    assert owners.of_name(".x.unfinished-12345678") is None
+    mine = durable.me()
+    assert not mine.dead and durable.of_name(f".x.unfinished{mine.tag}") == mine
+    assert durable.Owner(mine.host, mine.boot, mine.pid, mine.start + 1).dead
+    assert durable.Owner(mine.host, "0" * 8, mine.pid, mine.start).dead  # before a restart
+    assert not durable.Owner("0" * 8, "0" * 8, mine.pid, mine.start).dead
+    assert durable.of_name(".x.unfinished-12345678") is None
 
 
 def test_names_of_one_process_do_not_meet():
     """A race of sets of layers has a folder for each: with four digits at the end, 28 met 1 time in 170."""
-    tags = {owners.me().tag for _ in range(4_096)}
-    assert len(tags) == 4_096 and {owners.of_name(f"x{tag}") for tag in tags} == {owners.me()}
-    mine = owners.me()
-    assert owners.of_name(f"x-{mine.host}-{mine.boot}-{mine.pid}-{mine.start}-beef") == mine  # as it was until 2026-11
-    longest = f".{'x' * 150}{leftovers.UNFINISHED}{owners.Owner('f' * 8, 'f' * 8, 2**22, 10**12).tag}"
+    tags = {durable.me().tag for _ in range(4_096)}
+    assert len(tags) == 4_096 and {durable.of_name(f"x{tag}") for tag in tags} == {durable.me()}
+    mine = durable.me()
+    assert durable.of_name(f"x-{mine.host}-{mine.boot}-{mine.pid}-{mine.start}-beef") == mine  # as it was until 2026-11
+    longest = f".{'x' * 150}{durable.UNFINISHED}{durable.Owner('f' * 8, 'f' * 8, 2**22, 10**12).tag}"
     assert len(longest) < 255
 
 
 def test_what_was_moved_out_of_the_way_goes_back(tmp_path):
     """Killed between two renames: the old folder stands aside, and nothing at its name."""
-    dead = owners.Owner(owners.host(), owners.boot(), 2**22 + 1, 1)
+    dead = durable.Owner(durable.host(), durable.boot(), 2**22 + 1, 1)
     (tmp_path / f".out.replaced{dead.tag}" / "old").mkdir(parents=True)
     (tmp_path / f".out.unfinished{dead.tag}").mkdir()
     (tmp_path / f".other.replaced{dead.tag}").mkdir()
     (tmp_path / "other").mkdir()
-    leftovers.sweep(tmp_path)
+    durable.sweep(tmp_path)
     assert names(tmp_path) == ["other", "out"]
 
 
 def test_what_a_killed_writer_of_a_file_left_goes_with_the_next(tmp_path):
     """A living one's, one that is locked and what only looks like one stay."""
-    dead = owners.Owner(owners.host(), owners.boot(), 2**22 + 1, 1)
-    left, locked = (tmp_path / f".{name}{leftovers.PART}{dead.tag}" for name in ("summary.json", "locked"))
-    stay = [f".x{leftovers.PART}{owners.me().tag}", "x.part", f"x.other{dead.tag}", f".link{leftovers.PART}{dead.tag}"]
+    dead = durable.Owner(durable.host(), durable.boot(), 2**22 + 1, 1)
+    left, locked = (tmp_path / f".{name}{durable.PART}{dead.tag}" for name in ("summary.json", "locked"))
+    stay = [f".x{durable.PART}{durable.me().tag}", "x.part", f"x.other{dead.tag}", f".link{durable.PART}{dead.tag}"]
     for path in (left, locked, *(tmp_path / name for name in stay[:3])):
         path.write_text("half")
     (tmp_path / stay[3]).symlink_to("nowhere")
-    handle = leftovers.lock(locked)
+    handle = durable.take_lock(locked)[0]
     write_durably(tmp_path / "recipe.yaml", "whole")
     os.close(handle)
     assert names(tmp_path) == sorted([*stay, locked.name, "recipe.yaml"])
@@ -319,7 +318,7 @@ def test_what_is_published_is_brought_to_the_disk_and_what_is_thrown_away_is_not
 
     names, aside = written(tmp_path / "out")
     assert names >= {"model.safetensors", "config.json", aside, tmp_path.name}
-    with leftovers.scratch(tmp_path) as place:
+    with durable.scratch(tmp_path) as place:
         assert written(place / "out") == (set(), ANY) and (place / "out" / "config.json").read_text() == "{}"
         assert written(tmp_path / "other")[0]  # beside it is not in it
         for folder, brought in ((place, []), (tmp_path, [str(tmp_path / "alone")])):
@@ -330,7 +329,7 @@ def test_what_is_published_is_brought_to_the_disk_and_what_is_thrown_away_is_not
 
 def test_scratch_folders_may_come_and_go_while_another_is_asked_for(tmp_path, monkeypatch):
     """A model in memory that nobody holds takes its scratch folder along whenever Python finds it."""
-    with ExitStack() as others, leftovers.scratch(tmp_path) as place:
+    with ExitStack() as others, durable.scratch(tmp_path) as place:
 
         class Watched(type(place)):
             def is_relative_to(self, *folder):
@@ -338,18 +337,18 @@ def test_scratch_folders_may_come_and_go_while_another_is_asked_for(tmp_path, mo
                 return super().is_relative_to(*folder)
 
         for _ in range(3):
-            others.enter_context(leftovers.scratch(tmp_path))
-        assert leftovers.passing(Watched(place / "file")) and not leftovers.passing(Watched(tmp_path))
+            others.enter_context(durable.scratch(tmp_path))
+        assert durable.passing(Watched(place / "file")) and not durable.passing(Watched(tmp_path))
 
 
 def test_scratch_of_the_dead_goes_and_of_the_living_stays(tmp_path):
-    dead = tmp_path / f"leansurgeon-scratch{owners.Owner(owners.host(), owners.boot(), 2**22 + 1, 1).tag}"
+    dead = tmp_path / f"leansurgeon-scratch{durable.Owner(durable.host(), durable.boot(), 2**22 + 1, 1).tag}"
     dead.mkdir()
     (dead / "file").write_text("x")
     (tmp_path / "leansurgeon-of-somebody").mkdir()
-    with leftovers.scratch(tmp_path) as first:
+    with durable.scratch(tmp_path) as first:
         assert not dead.exists() and stat.S_IMODE(first.stat().st_mode) == 0o700
-        with leftovers.scratch(tmp_path) as second:
+        with durable.scratch(tmp_path) as second:
             assert first.exists() and first != second
     assert names(tmp_path) == ["leansurgeon-of-somebody"]
 
@@ -366,7 +365,7 @@ def test_a_claim_follows_no_link(tmp_path):
 def test_a_claim_leaves_nothing_and_may_be_made_again(tmp_path):
     with claimed(tmp_path / "a" / "b" / "out"), claimed(tmp_path / "a" / "b" / "out"):
         assert names(tmp_path / "a" / "b") == [".out.writing"]
-    assert names(tmp_path) == [] and not claim._held
+    assert names(tmp_path) == [] and not durable._held
 
 
 def _write(out: str, start: float, answers) -> None:
@@ -384,7 +383,7 @@ def _write(out: str, start: float, answers) -> None:
 def test_of_several_at_once_one_wins(locks, tmp_path, monkeypatch):
     """Also where claims fail altogether, the rename decides."""
     if not locks:
-        monkeypatch.setattr(claim, "taken", lambda file, path: os.open(tmp_path, os.O_RDONLY))
+        monkeypatch.setattr(durable, "taken", lambda file, path: os.open(tmp_path, os.O_RDONLY))
     context = multiprocessing.get_context("fork")
     for turn in range(5):
         answers, out = context.Queue(), tmp_path / f"out{turn}"

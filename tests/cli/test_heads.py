@@ -110,8 +110,6 @@ def test_hidden_spans_are_those_of_t5(tmp_path):
     [
         ("digits-vit --data task:digits", 2, r"\bpreset\b"),
         ("MODEL", 2, "needs sample data"),
-        ("MODEL --data task:digits --reduction tokens", 2, "sample, token, batch"),
-        ("MODEL --data task:digits --normalize l2", 2, "none, layer"),
         ("MODEL --data task:digits --prune 40%", 2, "belong together"),
         ("MODEL --data task:digits -o OUT", 2, "belong together"),
         ("MODEL --data task:digits --prune 10% -o OUT", 2, r"\b10%.*\b4 heads\b"),

@@ -100,12 +100,15 @@ def test_every_card_has_the_memory_that_its_data_sheet_names():
     [
         (["--gpu", "h1000"], "did you mean 'h100'"),
         (["--gpu", "a100"], r"\ba100-40 or a100-80\b"),
-        (["--precision", "bf8"], r"bf8.*bf16, fp16 or fp32"),
-        (["--batch", "0"], "at least 1"),
+        (["--precision", "bf8"], r"bf8.*bf16, fp16, fp32"),
+        (["--batch", "0"], r"--batch 0.*\b1\b"),
+        (["--world-size", "0"], r"--world-size 0.*\b1\b"),
+        (["--attention", "flash"], "flash.*sdpa, eager"),
+        (["--optimizer", "lion"], "lion.*adamw, adamw-foreach, adam, sgd"),
         (["--heads", "0"], "at least 1"),
         (["--layers", "99"], "99 is more than"),
     ],
-    ids=["gpu", "gpus", "precision", "batch", "heads", "layers"],
+    ids=["gpu", "gpus", "precision", "batch", "world", "attention", "optimizer", "heads", "layers"],
 )
 def test_bad_input_is_one_sentence(arguments, says):
     with pytest.raises(UsageError, match=says):

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from leansurgeon.cli.main import app
 from leansurgeon.errors import Diverged, UsageError
-from leansurgeon.measure.data import own, shipped
+from leansurgeon.measure.data import own
 from leansurgeon.measure.data.parts import Parts
 from leansurgeon.surgery.refit.local_fit import Clock
 from leansurgeon.surgery.walk import grow
@@ -24,7 +24,7 @@ from tests.support.models.word_models import words as word_tokenizer
 def shrink(tmp_path, monkeypatch):
     monkeypatch.setattr(own, "WINDOWS", Parts(8, 4, 4))
     monkeypatch.setattr(own, "LINES", Parts(8, 4, 4))
-    monkeypatch.setattr(shipped, "PAIRS", Parts(8, 4, 4))
+    monkeypatch.setattr(own, "PAIRS", Parts(8, 4, 4))
 
     def run(family, *words, reads=None, **changes):
         if family in FAMILIES:

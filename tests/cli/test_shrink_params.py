@@ -73,7 +73,7 @@ def test_neighbours_are_those_of_scipy_and_of_a_loop():
     a = torch.randn(40, 6, generator=generator)
     b = a + 0.5 * torch.randn(40, 6, generator=generator)
     b[7] = b[8]  # equal similarities share a rank
-    found = reload_check.neighbours(a, b, torch)
+    found = reload_check.neighbours(a, b)
     similar = []
     for x in (a.numpy().astype(float), b.numpy().astype(float)):
         x /= np.linalg.norm(x, axis=1, keepdims=True)
@@ -86,7 +86,7 @@ def test_neighbours_are_those_of_scipy_and_of_a_loop():
         near = [set(sorted((j for j in range(40) if j != i), key=lambda j: -s[i, j])[:10]) for s in similar]
         kept.append(len(near[0] & near[1]) / 10)
     assert found["nearest_kept"] == pytest.approx(np.mean(kept), abs=2.5e-3)
-    assert reload_check.neighbours(a, a, torch) == {
+    assert reload_check.neighbours(a, a) == {
         "rank_correlation": pytest.approx(1),
         "nearest_kept": 1,
         "nearest": 10,

@@ -85,15 +85,6 @@ def test_eager_attention_is_another_model_and_the_other_backends_share_one():
     )
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
-def test_with_checkpointing_every_layer_runs_a_second_time(checkpointing):
-    one = made(load=Load(2, 1, checkpointing=checkpointing))
-    calls = []
-    one.model.get_submodule("vit.layers.1.attention.q_proj").register_forward_hook(lambda *_: calls.append(1))
-    one.step()
-    assert len(calls) == 1 + checkpointing
-
-
 def test_half_precision_keeps_less_for_the_backward_pass():
     """What a step of 8 more samples takes: half of fp32's activations are bf16's, but for norms and the softmax."""
 

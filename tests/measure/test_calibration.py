@@ -283,4 +283,4 @@ def test_hints_name_only_what_calibrate_takes(language_model, tmp_path, what, hi
     ids=["small", "large", "no"],
 )
 def test_small_images_are_calibrated_on_more(shape, fit):
-    assert calibration.images_wanted({"x": torch.zeros(shape), "labels": torch.zeros(1)})["fit"] == fit
+    assert calibration.images_wanted({"x": torch.zeros(shape), "labels": torch.zeros(1)}).fit == fit

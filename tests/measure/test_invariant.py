@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from leansurgeon.checkpoints.model import load
-from leansurgeon.measure.kappa import attentions, invariant
 from leansurgeon.measure.kappa.jacobian import jacobian
-from leansurgeon.measure.kappa.weights import of_matrix, over_heads, weights
+from leansurgeon.measure.kappa.study import measure_invariants
+from leansurgeon.measure.kappa.weights import find_attentions, of_matrix, over_heads, weights
 from tests import conftest
 from tests.measure.test_importance import loaded_of
 
@@ -38,7 +38,7 @@ def mask_of(batch: dict) -> torch.Tensor | None:
 
 def exact_jacobian(loaded, batch: dict, layer: int, real: torch.Tensor | None = None) -> torch.Tensor:
     """d output / d input of one attention on the first sample, by autograd, row by row."""
-    part = attentions.of(loaded)[layer]
+    part = find_attentions(loaded)[layer]
     one = {k: v[:1] for k, v in batch.items()}
     readers = [loaded.model.get_submodule(name) for name in part.readers]
     seen = {}
@@ -75,7 +75,7 @@ def test_jacobian_is_exact_with_all_probes_and_a_lower_bound_with_fewer(family, 
     if family == "bert":  # two of twelve tokens are padding: neither turned nor looked at
         batch["attention_mask"][0, 5:] = 0
         real = torch.arange(5)
-    parts = attentions.of(loaded)
+    parts = find_attentions(loaded)
     truth = [np.linalg.cond(exact_jacobian(loaded, batch, layer, real).numpy()) for layer in range(2)]
     columns = 5 * 8
     found = jacobian(loaded, parts, [batch], mask_of, samples=1, probes=1_000)
@@ -103,7 +103,7 @@ def test_jacobian_is_exact_with_all_probes_and_a_lower_bound_with_fewer(family, 
 def test_a_jacobian_without_full_rank_has_a_bound_that_json_can_hold(tiny) -> None:
     """With the values of one of two heads gone, at most half of the 40 directions can be told apart behind W_o."""
     loaded, batch = tiny("vit", **SMALL, image_size=4, head_dim=4)
-    parts = attentions.of(loaded)
+    parts = find_attentions(loaded)
     for part in parts:
         loaded.model.get_submodule(part.projection).weight.data[:, 4:] = 0
     for row in jacobian(loaded, parts, [batch], mask_of, samples=1, probes=40):
@@ -115,7 +115,7 @@ def test_it_is_exact_where_all_samples_are_and_every_layer_has_its_mask(tiny) ->
     """40 probes are all directions of five tokens and not of twelve."""
     loaded, batch = tiny("bert", **SMALL)
     batch["attention_mask"][0, 5:] = 0
-    parts = attentions.of(loaded)
+    parts = find_attentions(loaded)
     for samples in (1, 2):
         rows = jacobian(loaded, parts, [batch], mask_of, samples=samples, probes=40)
         assert [row["exact"] for row in rows] == [samples == 1] * 2
@@ -128,9 +128,11 @@ def test_few_samples_of_all_batches_are_probed_and_every_layer_has_its_own_weigh
     loaded, _ = tiny("vit", **SMALL, image_size=4, head_dim=4)
     images = torch.randn(9, 1, 4, 4, dtype=F64, generator=torch.Generator().manual_seed(3))
     batches = [{"pixel_values": part} for part in images.split([2, 4, 3])]
-    found = invariant.measure_invariants(loaded, batches, mask_of, 9, probes=8)["layers"]
+    found = measure_invariants(loaded, batches, mask_of, 9, probes=8)["layers"]
     middles = [{"pixel_values": images[[2, 6]]}]
-    assert [layer["jacobian"] for layer in found] == jacobian(loaded, attentions.of(loaded), middles, mask_of, probes=8)
+    assert [layer["jacobian"] for layer in found] == jacobian(
+        loaded, find_attentions(loaded), middles, mask_of, probes=8
+    )
     for layer, name in zip(found, loaded.projections, strict=True):
         weight = loaded.model.get_submodule(name).weight.detach().numpy()
         assert layer["weights"]["o"]["value"] == pytest.approx(np.linalg.cond(weight), rel=1e-5)
@@ -139,7 +141,7 @@ def test_few_samples_of_all_batches_are_probed_and_every_layer_has_its_own_weigh
 def test_directions_are_found_that_chance_would_miss(tiny) -> None:
     """8 random directions of 40 see less of the exact Jacobian than those of the estimator, in each of 100 draws."""
     loaded, batch = tiny("vit", **SMALL, image_size=4, head_dim=4)
-    rows = jacobian(loaded, attentions.of(loaded), [batch], mask_of, samples=1, probes=8)
+    rows = jacobian(loaded, find_attentions(loaded), [batch], mask_of, samples=1, probes=8)
     rng = np.random.default_rng(0)
     for layer, row in enumerate(rows):
         exact = exact_jacobian(loaded, batch, layer).numpy()
@@ -149,10 +151,10 @@ def test_directions_are_found_that_chance_would_miss(tiny) -> None:
 
 def test_jacobian_in_fp32_is_that_in_fp64(tiny) -> None:
     loaded, batch = tiny("vit", **SMALL, image_size=4, head_dim=4)
-    wide = jacobian(loaded, attentions.of(loaded), [batch], mask_of, samples=2, probes=40)
+    wide = jacobian(loaded, find_attentions(loaded), [batch], mask_of, samples=2, probes=40)
     loaded.model.float()
     narrow = jacobian(
-        loaded, attentions.of(loaded), [{k: v.float() for k, v in batch.items()}], mask_of, samples=2, probes=40
+        loaded, find_attentions(loaded), [{k: v.float() for k, v in batch.items()}], mask_of, samples=2, probes=40
     )
     for a, b in zip(wide, narrow, strict=True):
         assert a["at_least"] == pytest.approx(b["at_least"], rel=1e-2)
@@ -166,7 +168,7 @@ def another_basis(loaded, worst: float) -> None:
         u, v = (torch.linalg.qr(torch.randn(d, d, dtype=F64, generator=generator))[0] for _ in range(2))
         return u * torch.logspace(0, np.log10(worst), d, dtype=F64) @ v
 
-    for part in attentions.of(loaded):
+    for part in find_attentions(loaded):
         modules = {s.role: loaded.model.get_submodule(n.rpartition(".")[0]) for n, s in part.tensors.items()}
         d, heads = part.stage.head_dim, part.stage.heads
         r = torch.block_diag(*(random_basis(d) for _ in range(heads)))
@@ -182,9 +184,9 @@ def test_a_change_of_basis_moves_raw_kappa_and_nothing_that_is_called_invariant(
     loaded, batch = tiny(family)
     with torch.no_grad():
         told = loaded.forward(batch)
-    before = invariant.measure_invariants(loaded, [batch], mask_of, 3, probes=8)
+    before = measure_invariants(loaded, [batch], mask_of, 3, probes=8)
     another_basis(loaded, 30.0)
-    after = invariant.measure_invariants(loaded, [batch], mask_of, 3, probes=8)
+    after = measure_invariants(loaded, [batch], mask_of, 3, probes=8)
     with torch.no_grad():
         torch.testing.assert_close(loaded.forward(batch), told, rtol=1e-8, atol=1e-8)  # the model is what it was
     for one, other in zip(before["layers"], after["layers"], strict=True):
@@ -227,7 +229,7 @@ def test_weights_against_numpy(family, tiny) -> None:
         q, k, v = (stacked[:, i].reshape(32, 32) for i in range(3))
         o = one("attention.dense.weight")
     d = q.shape[0] // heads
-    found = weights(loaded, attentions.of(loaded))[0]
+    found = weights(loaded, find_attentions(loaded))[0]
     for name, matrix in (("q", q), ("k", k), ("v", v), ("o", o)):
         assert found[name]["value"] == pytest.approx(numpy_kappa(matrix), rel=1e-6), name
     q, k, v = (x.reshape(-1, d, x.shape[1]) for x in (q, k, v))
@@ -242,7 +244,7 @@ def test_weights_against_numpy(family, tiny) -> None:
 def test_stages_of_other_sizes_have_weights_of_their_own() -> None:
     """A Swin, whose four stages have heads of 8, 16, 16 and 32; the fused q, k and v taken apart by hand."""
     loaded, _ = loaded_of("timm swin")
-    found = weights(loaded, attentions.of(loaded))
+    found = weights(loaded, find_attentions(loaded))
     for name, layer in zip(loaded.projections, found, strict=True):
         attention = loaded.model.get_submodule(name.rpartition(".")[0])
         heads = attention.num_heads
@@ -258,7 +260,7 @@ def test_an_encoder_without_its_head_has_weights_under_shorter_names(tmp_path) -
     model = conftest.build("bert")
     model.bert.save_pretrained(tmp_path / "bare")
     loaded = load(tmp_path / "bare")
-    for row, layer in zip(weights(loaded, attentions.of(loaded)), model.bert.encoder.layer, strict=True):
+    for row, layer in zip(weights(loaded, find_attentions(loaded)), model.bert.encoder.layer, strict=True):
         assert row["q"]["value"] == pytest.approx(np.linalg.cond(layer.attention.self.query.weight.detach().double()))
 
 
@@ -276,14 +278,14 @@ def test_what_storing_weights_in_fp32_hides_is_no_figure() -> None:
 
 def test_a_silent_head_is_counted_and_no_number(tiny) -> None:
     loaded, _ = tiny("bert")
-    part = attentions.of(loaded)[0]
+    part = find_attentions(loaded)[0]
     loaded.model.get_submodule(part.projection).weight.data[:, :8] = 0
-    found = weights(loaded, attentions.of(loaded))[0]
+    found = weights(loaded, find_attentions(loaded))[0]
     assert (found["vo"]["deficient"], found["vo"]["worst"]) == (1, None) and found["vo"]["value"] > 1
     assert found["o"]["value"] is None and found["o"]["lower_bound"] > 1e5
     values = loaded.model.get_submodule(part.readers[-1]).weight.data  # head 3 says one thing twice, but for rounding
     values[17] = values[16] * (1 + 1e-9)
-    assert weights(loaded, attentions.of(loaded))[0]["vo"]["deficient"] == 2
+    assert weights(loaded, find_attentions(loaded))[0]["vo"]["deficient"] == 2
     json.dumps(found, allow_nan=False)
 
 
@@ -293,7 +295,7 @@ def test_output_is_the_block_behind_the_projection_without_its_bias(inner, tiny)
     seen = []
     module = loaded.model.get_submodule(loaded.projections[1])
     handle = module.register_forward_pre_hook(lambda _m, args: seen.append(args[0].detach()))
-    measured = invariant.measure_invariants(loaded, [batch], mask_of, 3, probes=0)
+    measured = measure_invariants(loaded, [batch], mask_of, 3, probes=0)
     handle.remove()
     assert measured["tokens"] == 3 * 17
     found = measured["layers"][1]
@@ -307,6 +309,6 @@ def test_output_is_the_block_behind_the_projection_without_its_bias(inner, tiny)
 
 def test_cross_attention_and_windows_have_no_jacobian_of_one_input(tiny) -> None:
     loaded, batch = tiny("t5")
-    found = jacobian(loaded, attentions.of(loaded), [batch], lambda b: None, samples=1, probes=4)
+    found = jacobian(loaded, find_attentions(loaded), [batch], lambda b: None, samples=1, probes=4)
     alone = ["EncDecAttention" not in name for name in loaded.projections]
     assert [row is not None for row in found] == alone and not all(alone)

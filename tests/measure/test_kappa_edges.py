@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import nn
 
-from leansurgeon.measure.kappa import blocks as kappa
 from leansurgeon.measure.kappa import spectrum
 from leansurgeon.measure.kappa.blocks import measure_blocks
 
@@ -68,22 +67,6 @@ def test_large_batches_are_worked_on_in_pieces_and_each_keeps_its_mask(monkeypat
     assert [c.kappa for c in found] == pytest.approx([np.linalg.cond(x) for x in real], rel=1e-5)
     sigmas = [np.linalg.svd(x - x.mean(0), compute_uv=False)[: min(len(x) - 1, 6)] for x in real]
     assert [c.centred for c in found] == pytest.approx([s[0] / s[-1] for s in sigmas], rel=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("layer", "dtype", "capped"),
-    [
-        ({"median": 1.1e3, "median_lower_bound": None, "mean": 900.0}, "bfloat16", True),
-        ({"median": 900.0, "median_lower_bound": None, "mean": 1.1e3}, "bfloat16", False),
-        ({"median": 1.1e3, "median_lower_bound": None, "mean": 1.1e3}, "float16", False),
-        ({"median": None, "median_lower_bound": 1.1e3, "mean": None}, "bfloat16, float32", True),
-        ({"median": 1e9, "median_lower_bound": None, "mean": 1e9}, "float32", False),
-    ],
-    ids=["median", "mean only", "float16", "bound", "float32"],
-)
-def test_a_layer_is_capped_by_its_median_or_the_bound_of_it(layer, dtype, capped):
-    """bfloat16 stores 8 bits and float16 11: eight times as fine, so it takes a larger kappa to be capped."""
-    assert kappa.capped(layer, dtype) is capped
 
 
 def test_a_padded_block_without_full_rank_has_the_bound_of_its_crop():

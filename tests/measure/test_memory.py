@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-from dataclasses import replace
 
 import pytest
 
@@ -251,22 +250,13 @@ def test_the_largest_batch_fits_and_the_next_does_not():
     assert rehearsal.largest_batch(10**8) == 0
 
 
-WRONG = [{"precision": "bf8"}, {"attention": "flash"}, {"optimizer": "lion"}, {"batch": 0}, {"world_size": 0}]
-
-
-@pytest.mark.parametrize("wrong", WRONG, ids=str)
-def test_wrong_settings_are_refused(wrong):
-    with pytest.raises(UsageError, match=str(next(iter(wrong.values())))):
-        replace(Setting(), **wrong).check()
-
-
 def test_pythons_search_for_cycles_is_as_it_was_afterwards():
     source = open_source("vit-b")
     for on in (True, False):
         (gc.enable if on else gc.disable)()
         try:
             with pytest.raises(UsageError):
-                predict(source.config, source.architecture, Setting(batch=0))
+                predict(source.config, source.architecture, Setting(tokens=9))  # of images
             assert gc.isenabled() is on
         finally:
             gc.enable()

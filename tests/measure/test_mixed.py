@@ -61,7 +61,7 @@ def test_own_samples_are_added_to_what_is_fitted_and_always_guard():
 
 
 def test_many_samples_are_as_many_as_usual(monkeypatch):
-    monkeypatch.setattr(mixed, "TOKENS", {"fit": 160, "guard": 64, "heldout": 64})
+    monkeypatch.setattr(mixed, "TOKENS", Parts(fit=160, guard=64, heldout=64))
     found = mixed.mixed([data("a", 40, 1), data("b", 6, 2)])
     rows = torch.cat([b["input_ids"][:, 0] for b in found.fit]).tolist()
     assert (rows.count(1), rows.count(2)) == (5, 5)  # ten windows of 16 tokens

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from leansurgeon.measure.kappa.figures import Conditioning, ceiling, interval, over_layers, over_samples, summarise
+from leansurgeon.measure.kappa.figures import Conditioning, interval, over_layers, over_samples, summarise
 from leansurgeon.measure.kappa.spectrum import conditioning
 
 
@@ -99,11 +99,6 @@ def test_a_model_whose_layers_are_partly_unknown_has_a_bound_over_all_of_them():
     assert found["median"] is found["centred_median"] is None
     assert found["median_lower_bound"] == np.median([5.0, 9.0, 4e6]) and found["lower_bound"] == 4e6
     assert found["deficient"] == 1
-
-
-def test_forwards_in_several_precisions_are_capped_by_the_coarsest():
-    assert ceiling("bfloat16, float16") == ceiling("bfloat16, float32") == ceiling("bfloat16")
-    assert ceiling("bfloat16") < ceiling("float16") and ceiling("float32") is None
 
 
 def test_equal_samples_of_two_models_are_resampled_alike():

@@ -1,4 +1,4 @@
-"""Crammed BERT against the published code's mathematics, by hand in numpy on tensors in the published layout."""
+"""Crammed BERT against the published code's mathematics, by hand in numpy on tensors in the published converted."""
 
 import math
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from leansurgeon.checkpoints.foreign import crammed_bert_layout as layout
+from leansurgeon.checkpoints.foreign.converted import convert_crammed_bert, is_crammed_bert
 from leansurgeon.errors import UnsupportedModel
 from leansurgeon.models.crammed_bert import (
     CrammedBertConfig,
@@ -123,7 +123,7 @@ def by_hand(t, ids, mask):
 
 
 def converted(tensors, cls, config=None):
-    new_config, plan = layout.convert(config or published_config(), tensors.__getitem__, list(tensors))
+    new_config, plan = convert_crammed_bert(config or published_config(), tensors.__getitem__, list(tensors))
     assert new_config["architectures"] == [cls.__name__]
     model = cls(CrammedBertConfig.from_dict(new_config)).eval()
     state = {name: torch.from_numpy(make()) for name, make in plan.items()}
@@ -172,9 +172,9 @@ def test_the_embedding_is_found_under_either_of_its_two_names():
 
 
 def test_recognises_only_the_published_layout():
-    assert layout.recognises(published_config(), [])
-    assert layout.recognises({}, published_tensors())
-    assert not layout.recognises({"model_type": "bert"}, ["bert.encoder.layer.0.attention.self.query.weight"])
+    assert is_crammed_bert(published_config(), [])
+    assert is_crammed_bert({}, published_tensors())
+    assert not is_crammed_bert({"model_type": "bert"}, ["bert.encoder.layer.0.attention.self.query.weight"])
 
 
 @pytest.mark.parametrize(
@@ -184,15 +184,15 @@ def test_recognises_only_the_published_layout():
 def test_variants_of_the_published_code_are_refused_by_name(change, word):
     tensors = published_tensors()
     with pytest.raises(UnsupportedModel, match=f"arch.{word} = "):
-        layout.convert(published_config(**change), tensors.__getitem__, list(tensors))
+        convert_crammed_bert(published_config(**change), tensors.__getitem__, list(tensors))
 
 
 def test_a_layer_too_many_or_too_few_is_refused():
     tensors = published_tensors()
     with pytest.raises(UnsupportedModel, match=r"\b1 layer\."):
-        layout.convert(published_config(num_transformer_layers=1), tensors.__getitem__, list(tensors))
+        convert_crammed_bert(published_config(num_transformer_layers=1), tensors.__getitem__, list(tensors))
     with pytest.raises(UnsupportedModel, match=r"lacks 'encoder\.layers\.2"):
-        layout.convert(published_config(num_transformer_layers=3), tensors.__getitem__, list(tensors))
+        convert_crammed_bert(published_config(num_transformer_layers=3), tensors.__getitem__, list(tensors))
 
 
 def small(**changes):

@@ -5,9 +5,6 @@ from __future__ import annotations
 import re
 from typing import Any
 
-import pytest
-
-from leansurgeon.measure.kappa.figures import HALF_CEILING
 from leansurgeon.report.evidence.kappa import MATRICES, PRODUCTS, Bound, kappa_of
 from leansurgeon.report.tables.kappa import notes, tabulate_basis, tabulate_raw
 
@@ -72,16 +69,6 @@ def test_a_figure_that_a_seed_lacks_is_none_and_not_that_of_the_others():
 def test_the_model_is_the_median_of_its_layers():
     found = kappa_of([seed([layer(n) for n in (1, 2, 9)])])
     assert (found.output, found.jacobian) == (Bound(36.0), Bound(38.0))  # and not the mean, 72 and 76
-
-
-@pytest.mark.parametrize("dtype", ["bfloat16", "bfloat16, float32", "float16"])
-def test_half_precision_makes_bounds_of_large_figures_of_the_forward_only(dtype):
-    limit = HALF_CEILING[dtype.split(",")[0]]
-    large = layer(1, median=2 * limit, worst=0.5 * limit)
-    large["weights"]["q"]["value"] = 2 * limit
-    one = kappa_of([seed([large]) | {"forward_dtype": dtype}]).layers[0]
-    assert one.median == Bound(2 * limit, False) and one.worst == Bound(0.5 * limit)
-    assert one.weights["q"] == Bound(2 * limit)
 
 
 def test_every_column_holds_what_its_head_says():

@@ -269,7 +269,6 @@ def test_names_with_markup_are_harmless(tmp_path):
     (folder / "recipe.yaml").write_text("name: </code></pre><script>alert(2)</script>\n")
     heads = {
         "attentions": [{"kind": EVIL, "stage": 0, "layer": 0, "importance": [1.0]}],
-        "options": {"reduction": EVIL},
     }
     write(folder, heads, "heads.json")
     page, _ = page_of(tmp_path)

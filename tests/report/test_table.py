@@ -165,12 +165,6 @@ def test_a_mean_that_leaves_samples_out_is_a_bound_and_rank_is_the_least_of_all_
     assert layers[0]["mean"]["lower_bound"] is None
 
 
-def test_half_precision_forward_caps_kappa() -> None:
-    bf16 = summary("original", experiment=None, kappa=kappa((40.0, 1260.0), dtype="bfloat16"))
-    text = render(sections(runs(bf16)))
-    assert "≥1,260" in text and "caps" in text
-
-
 def test_kappa_rows_per_layer() -> None:
     text = render(experiment_section(digits()), kappa=True)
     assert len(re.findall(r"17/17", text)) == 12

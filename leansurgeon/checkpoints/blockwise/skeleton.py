@@ -32,9 +32,8 @@ from torch.overrides import TorchFunctionMode
 from leansurgeon.architectures.base import Architecture, Config
 from leansurgeon.architectures.foreign import library_builds
 from leansurgeon.architectures.tensors import numbered
-from leansurgeon.checkpoints.blockwise import merged
-from leansurgeon.checkpoints.blockwise.file_names import file_names
-from leansurgeon.checkpoints.kind import transformers_class
+from leansurgeon.checkpoints.blockwise.names import bare_name, file_names, find_owners, join_parts, split_parts
+from leansurgeon.checkpoints.kind import class_name, transformers_class
 from leansurgeon.checkpoints.model import buildable, create_timm
 from leansurgeon.checkpoints.weights import Arrays
 from leansurgeon.errors import LeanSurgeonError, UnsupportedModel
@@ -85,8 +84,7 @@ class Skeleton:
 
     def bare(self, name: str) -> str:
         """A file name without the prefix of the base model, which files of other classes write or leave out."""
-        prefix = next((p for p in self.architecture.prefixes if p and name.startswith(p)), "")
-        return name.removeprefix(prefix)
+        return bare_name(name, self.architecture)
 
     @cached_property
     def shared(self) -> frozenset[str]:
@@ -223,7 +221,7 @@ class Skeleton:
             else:
                 self._put(wanted[bare], name, np.array(tensors[name]))
         if merged_slots := [slot for slot in self._in_block(layer) if slot.parts]:
-            made = merged.together(self.config, self.architecture, layer, tensors, self.blocks[0])
+            made = join_parts(self.config, self.architecture, layer, tensors, self.blocks[0])
             for slot in merged_slots:
                 self._put(slot, slot.file, made[slot.memory[0].removeprefix(self.blocks[layer] + ".")].numpy())
 
@@ -278,7 +276,7 @@ class Skeleton:
         for slot in self._in_block(layer):
             tensor = self._get(slot)
             if slot.parts:
-                for file, part in merged.apart(self.model, {slot.memory[0]: tensor.detach()}).items():
+                for file, part in split_parts(self.model, {slot.memory[0]: tensor.detach()}).items():
                     tensors[slot.parts[self.bare(file)]] = part.float().cpu().numpy().copy()
                 continue
             if tensor.is_floating_point() and (slot.given or not slot.buffer):
@@ -316,7 +314,7 @@ class Skeleton:
 
     def experts(self, layer: int) -> nn.Module | None:
         """A block's mixture of experts with its router, where the file holds them apart; else None."""
-        owners = merged.owners(slot.memory[0] for slot in self._in_block(layer) if slot.parts)
+        owners = find_owners(slot.memory[0] for slot in self._in_block(layer) if slot.parts)
         return self.model.get_submodule(owners.pop()) if len(owners) == 1 else None
 
 
@@ -365,7 +363,7 @@ def built_without_memory(config: Config, architecture: Architecture) -> nn.Modul
     if architecture.library == "timm":
         with library_builds(config["architecture"]):
             return hollow(lambda: create_timm(config["architecture"], **architecture.flat(config))).eval()
-    cls = transformers_class(architecture, (config.get("architectures") or ["?"])[0])
+    cls = transformers_class(architecture, class_name(config) or "?")
     plain = {key: value for key, value in config.items() if key not in ("torch_dtype", "dtype", "auto_map")}
     with library_builds(cls.__name__), quiet_transformers():
         model = hollow(lambda: cls(cls.config_class.from_dict(plain | {"dtype": "float32"})))

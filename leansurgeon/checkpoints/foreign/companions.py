@@ -27,7 +27,10 @@ LARGEST = 512_000_000  # bytes of one file; the largest tokenizers have some 40 
 
 def found(source: Path, also: tuple[str, ...] = ()) -> list[str]:
     """Names of the companions that lie in `source`. Raises `UnsupportedModel` for one that leads out of it."""
-    files = files_of(source, (*NAMES, *also, *of_modules(source)))
+    # What sentence-transformers puts behind the encoder (pooling, dense layers), as modules.json names it; what is no
+    # plain name of a folder there is left out.
+    paths = [path for part in modules(source) if isinstance(path := part.get("path"), str) and is_name(path)]
+    files = files_of(source, (*NAMES, *also, *(f"{path}/{name}" for path in paths for name in MODULE)))
     for name in files:
         refuse_elsewhere(source, name)
         if (size := (source / name).stat().st_size) > LARGEST:
@@ -56,14 +59,6 @@ def modules(source: Path) -> list[JsonObject]:
 def is_embedder(source: Path) -> bool:
     """Whether modules.json pools the hidden states of the model (SPLADE pools logits, by another class)."""
     return any(str(part.get("type")).rpartition(".")[2] == "Pooling" for part in modules(source))
-
-
-def of_modules(source: Path) -> list[str]:
-    """Files of what sentence-transformers puts behind the encoder (pooling, dense layers), as modules.json names it;
-    what is no plain name of a folder there is left out.
-    """
-    paths = [part.get("path") for part in modules(source)]
-    return [f"{path}/{name}" for path in paths if isinstance(path, str) and is_name(path) for name in MODULE]
 
 
 def copy(source: Path, target: Path, also: tuple[str, ...] = ()) -> list[str]:

@@ -190,15 +190,13 @@ def trusted_class(folder: Path, config: Config, name: str) -> type | None:
     return get_class_from_dynamic_module(full, folder) if full else None
 
 
-def as_written(config: Config) -> Config:
+def as_written(config: Json) -> Any:
     """A config without what names code, in its sections (`text_config`) too."""
-    return {key: _as_written(value) for key, value in config.items() if key not in CODE_KEYS}
-
-
-def _as_written(value: Json) -> Json:
-    if isinstance(value, list):
-        return [_as_written(item) for item in value]
-    return as_written(value) if isinstance(value, Mapping) else value
+    if isinstance(config, list):
+        return [as_written(item) for item in config]
+    if not isinstance(config, Mapping):
+        return config
+    return {key: as_written(value) for key, value in config.items() if key not in CODE_KEYS}
 
 
 def with_known_classes(config: Config, architecture: Architecture) -> Config:

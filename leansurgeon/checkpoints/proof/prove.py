@@ -20,7 +20,7 @@ from leansurgeon.checkpoints.config import read_config
 from leansurgeon.checkpoints.foreign import trust
 from leansurgeon.checkpoints.kind import classes_of
 from leansurgeon.checkpoints.proof.report_numbers import SEEN
-from leansurgeon.checkpoints.publish.leftovers import scratch
+from leansurgeon.checkpoints.publish.durable import scratch
 from leansurgeon.checkpoints.record import Comparison, Proof
 from leansurgeon.checkpoints.source import with_pad_token
 from leansurgeon.errors import Diverged, LeanSurgeonError, disk_is_full
@@ -92,9 +92,8 @@ def prove(
 def undeclared_sample(folder: Path) -> list[dict[str, Any]]:
     """Noise for a model whose family nobody declared, and whose inputs the other process could not guess."""
     config = read_config(folder)
-    model_type = config.get("model_type")
-    inferred = model_type and (model_type == infer.DECOUPLED or not architectures.declared(config))
-    return [infer.sample(config)] if inferred else []
+    kind = config.get("model_type")
+    return [infer.sample(config)] if kind and (kind == infer.DECOUPLED or not architectures.declared(config)) else []
 
 
 def check(account: dict[str, Any], parameters: int, lacking: Sequence[str] = ()) -> None:
@@ -106,10 +105,10 @@ def check(account: dict[str, Any], parameters: int, lacking: Sequence[str] = ())
         problems.append(f"{len(missing)} tensors are missing, the first is {missing[0]}")
     else:
         parameters += account.get("missing_parameters", 0)
-    if account["unexpected"]:
-        problems.append(f"{len(account['unexpected'])} tensors have no place, the first is {account['unexpected'][0]}")
-    if account.get("mismatched"):
-        problems.append(f"sizes differ: {account['mismatched'][0]}")
+    if strange := account["unexpected"]:
+        problems.append(f"{len(strange)} tensors have no place, the first is {strange[0]}")
+    if other := account.get("mismatched"):
+        problems.append(f"sizes differ: {other[0]}")
     if account["parameters"] != parameters:
         problems.append(f"the library counts {account['parameters']:,} parameters where the plan has {parameters:,}")
     if not account["finite"]:
@@ -130,15 +129,17 @@ def against(original: dict[str, Any], result: dict[str, Any], data: str, exact: 
     if not original["finite"]:
         return Comparison(done=False, why="the source itself gives NaN or Inf")
     scored: dict[str, Any] = {}
-    if result["count"]:
-        both = {"source": original, "result": result}
-        right, loss = ({of: one[key] / one["count"] for of, one in both.items()} for key in ("right", "loss_sum"))
-        loss |= certain(original, result, 0)
-        scored = {"loss": loss, "accuracy": right | certain(original, result, 2), "scored": result["count"]}
-    if result["valued"]:
-        reached = {of: of_values(one["valued"]) for of, one in (("source", original), ("result", result))}
-        scored["scores"] = {name: {of: reached[of][name] for of in reached} for name in reached["result"]}
-        scored["scored"] = len(result["valued"])
+    both = {"source": original, "result": result}
+    if count := result["count"]:
+        loss, right = (
+            {of: one[key] / one["count"] for of, one in both.items()} | certain(original, result, part)
+            for part, key in ((0, "loss_sum"), (2, "right"))
+        )
+        scored = {"loss": loss, "accuracy": right, "scored": count}
+    if valued := result["valued"]:
+        reached = {of: of_values(one["valued"]) for of, one in both.items()}
+        scores = {name: {of: reached[of][name] for of in both} for name in reached["result"]}
+        scored |= {"scores": scores, "scored": len(valued)}
     differences = dict(original["differences"])
     if (cosines := differences.pop("cosines", [])) and (interval := paired_interval(cosines)):
         differences["embeddings"] = differences["embeddings"] | {"low": interval[0], "high": min(interval[1], 1.0)}
@@ -256,9 +257,5 @@ def how_to_load(folder: Path, family: Architecture | None = None, *, as_document
 def what_it_takes(architecture: Architecture, config: Config) -> HowToLoad:
     """What the family says of its inputs, as `reload_check.example` reads it."""
     takes, flat = architecture.takes, architecture.flat(config)
-    how: HowToLoad = {}
-    if tokens := takes.only_tokens(flat):
-        how["tokens"] = tokens
-    if takes.second_text and flat.get(takes.second_text):
-        how["two_texts"] = True
-    return how
+    said = {"tokens": takes.only_tokens(flat), "two_texts": bool(flat.get(takes.second_text))}
+    return {key: value for key, value in said.items() if value}

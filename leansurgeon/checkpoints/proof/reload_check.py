@@ -30,6 +30,8 @@ import warnings
 from contextlib import suppress
 from pathlib import Path
 
+import torch
+
 ROOM = 2**26  # values of outputs that are kept for the comparison (256 MiB)
 MOST_PAIRED = 2048  # samples whose similarities to each other are compared
 
@@ -37,7 +39,6 @@ MOST_PAIRED = 2048  # samples whose similarities to each other are compared
 def load_timm(folder: Path, module: str | None):
     """The timm model of the folder and an account of its tensors: missing, unexpected, by what it was loaded."""
     import timm
-    import torch
     from safetensors import safe_open
 
     if module:
@@ -61,7 +62,6 @@ def load_transformers(folder: Path, config: dict, how: dict, offload: dict):
     """The transformers model of the folder and an account of its tensors, as `load_timm` gives it. `offload` are
     arguments that leave weights on the disk.
     """
-    import torch
     import transformers
 
     name, trusted = how["class"], how.get("trust", False)
@@ -93,7 +93,7 @@ def forward(model, inputs: dict):
     return (output.logits, True) if "logits" in output else (output[0], False)
 
 
-def run(model, batches: list, kind: str, pooling, torch) -> tuple[dict, list]:
+def run(model, batches: list, kind: str, pooling) -> tuple[dict, list]:
     """Sums of the loss over all batches, the same of every sample (loss, labels, right ones), what it says where labels
     are scores or marks beside these (samples, 2, outputs), and the outputs (rows, values) of real tokens as long as
     there is room.
@@ -150,17 +150,17 @@ def read_batches(file: Path) -> list:
     return [batches[number] for number in sorted(batches)]
 
 
-def example(model, how: dict, torch) -> dict:
+def example(model, how: dict) -> dict:
     """One small input of the model's kind."""
     config = model.config
     if model.main_input_name == "pixel_values":
-        return {"pixel_values": noise(1, config.num_channels, config.image_size, config.image_size, torch=torch)}
+        return {"pixel_values": noise(1, config.num_channels, config.image_size, config.image_size)}
     if model.main_input_name == "input_values":
-        return {"input_values": noise(4, 16, config.input_size, torch=torch)}
+        return {"input_values": noise(4, 16, config.input_size)}
     room = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None) or 64
     tokens = how.get("tokens") or int(min(64, room - room // 4))  # some of the first positions may not be in use
     # Any tokens but the first eighth, where special ones (padding, end) usually stand.
-    ids = torch.randint(config.vocab_size // 8, config.vocab_size, (1, tokens), generator=seeded(torch))
+    ids = torch.randint(config.vocab_size // 8, config.vocab_size, (1, tokens), generator=seeded())
     inputs = {"input_ids": ids}
     if how.get("two_texts"):
         inputs["input_ids_2"] = ids.flip(1)
@@ -173,26 +173,26 @@ def example(model, how: dict, torch) -> dict:
     return inputs
 
 
-def timm_example(config: dict, torch) -> dict:
+def timm_example(config: dict) -> dict:
     """One small batch of images for a timm model."""
     channels, *sides = config["pretrained_cfg"]["input_size"]
     args = config["model_args"]
     size = args.get("img_size", sides)
     sides = [size, size] if isinstance(size, int) else size
-    return {"pixel_values": noise(1, args.get("in_chans", channels), *sides, torch=torch)}
+    return {"pixel_values": noise(1, args.get("in_chans", channels), *sides)}
 
 
-def noise(*shape: int, torch):
+def noise(*shape: int):
     """Standard normal values of this shape, the same in every process."""
-    return torch.randn(*shape, generator=seeded(torch))
+    return torch.randn(*shape, generator=seeded())
 
 
-def seeded(torch):
+def seeded():
     """The same draws in every process."""
     return torch.Generator().manual_seed(0)
 
 
-def examined(folder: Path, how: dict, asked, torch, offload: dict | None = None) -> tuple[dict, list]:
+def examined(folder: Path, how: dict, asked, offload: dict | None = None) -> tuple[dict, list]:
     """What loading and running a folder shows, and its outputs (see `run`). `offload` are the library's arguments for
     weights that stay on the disk; by default those of files that may take more than the room that there is in fp32.
     """
@@ -202,7 +202,7 @@ def examined(folder: Path, how: dict, asked, torch, offload: dict | None = None)
     if offload is None and not timm and 2 * stored > asked.room:
         beside = {"device_map": "auto", "max_memory": {"cpu": asked.room}, "offload_folder": asked.offload}
         with suppress(Exception):  # of a class that takes weights past the modules that hold them, among others
-            return examined(folder, how, asked, torch, beside)
+            return examined(folder, how, asked, beside)
         gc.collect()  # what is wrong in any case is seen once more
     model, account = (
         load_timm(folder, how.get("module")) if timm else load_transformers(folder, config, how, offload or {})
@@ -210,11 +210,11 @@ def examined(folder: Path, how: dict, asked, torch, offload: dict | None = None)
     if asked.inputs:
         batches = read_batches(Path(asked.inputs))
     else:
-        batches = [timm_example(config, torch) if timm else example(model, how, torch)]
+        batches = [timm_example(config) if timm else example(model, how)]
     if asked.inputs and type(model).__name__.endswith("ForMultipleChoice"):  # sentences, each as the only choice
         batches = [{k: v[:, None] for k, v in batch.items() if k != "labels"} for batch in batches]
     body = model.base_model if how.get("body") else model
-    sums, outputs = run(body, batches, asked.kind, pooling_of(how), torch)
+    sums, outputs = run(body, batches, asked.kind, pooling_of(how))
     # Some parameters are constants that the library neither saves nor loads (Marian's positions).
     unsaved = {*account["missing"], *(getattr(model, "_keys_to_ignore_on_save", None) or ())}
     tied = model.all_tied_weights_keys if offload else {}  # on the disk each name is a tensor of its own
@@ -223,23 +223,25 @@ def examined(folder: Path, how: dict, asked, torch, offload: dict | None = None)
     return account | {"parameters": sum(sizes.values()), "missing_parameters": lacking} | sums, outputs
 
 
-def differences(source: list, result: list, torch) -> dict:
+def differences(source: list, result: list) -> dict:
     """Outputs of two models on the same inputs, as `run` gives them, compared in fp64."""
-    rows, cosine = compare_rows(source[0], result[0], torch)
+    rows, cosine = compare_rows(source[0], result[0])
     figures = rows | {"cosine": float(cosine.mean())}
     if len(source[1]):
-        _, pooled = compare_rows(source[1], result[1], torch)
+        _, pooled = compare_rows(source[1], result[1])
         low = torch.quantile(pooled, 0.01)
         figures["embeddings"] = {"cosine": float(pooled.mean()), "first_percentile": float(low), "samples": len(pooled)}
         figures["cosines"] = pooled.tolist()
-        figures["embeddings"] |= neighbours(source[1], result[1], torch)
+        figures["embeddings"] |= neighbours(source[1], result[1])
     return figures
 
 
-def neighbours(a, b, torch) -> dict:
+def neighbours(a, b) -> dict:
     """Whether embeddings still say who is near whom, which a high mean cosine need not mean: the rank correlation
     (Spearman) of the similarities of all pairs, and the share of every sample's ten nearest that are kept.
     """
+    from scipy.stats import rankdata
+
     count = min(len(a), MOST_PAIRED)
     if count < 3:
         return {}
@@ -248,7 +250,7 @@ def neighbours(a, b, torch) -> dict:
         x = torch.nn.functional.normalize(x[:count].double(), dim=-1)
         similar.append(x @ x.T)
     above = torch.triu(torch.ones(count, count, dtype=torch.bool), 1)
-    ranks = [ranked(matrix[above], torch) for matrix in similar]
+    ranks = [torch.from_numpy(rankdata(matrix[above]) - 1) for matrix in similar]
     correlation = torch.corrcoef(torch.stack(ranks))[0, 1]
     near, own = min(10, count - 1), torch.eye(count, dtype=torch.bool)
     sets = [matrix.masked_fill(own, -2.0).topk(near, dim=1).indices for matrix in similar]
@@ -257,14 +259,7 @@ def neighbours(a, b, torch) -> dict:
     return {key: value for key, value in figures.items() if value == value}  # all alike: there is no order
 
 
-def ranked(values, torch):
-    """Ranks from 0, equal values sharing their mean rank."""
-    _, inverse, counts = torch.unique(values, return_inverse=True, return_counts=True)
-    last = counts.cumsum(0)
-    return (last - (counts + 1) / 2)[inverse].double()
-
-
-def compare_rows(a, b, torch) -> tuple[dict, object]:
+def compare_rows(a, b) -> tuple[dict, object]:
     """Largest difference, spread of `a` (standard deviation), relative error, and the cosine of every row."""
     largest, error, size, total, cosines = 0.0, 0.0, 0.0, 0.0, []
     for x, y in zip(a.split(256), b.split(256), strict=True):
@@ -299,15 +294,14 @@ def main() -> None:
     asked = parser.parse_args()
     if asked.root and ("module" in asked.how or "module" in asked.source_how):
         sys.path.insert(0, asked.root)  # the leansurgeon that asks, and no other that may be installed
-    import torch
 
-    account, outputs = examined(asked.folder, asked.how, asked, torch)
+    account, outputs = examined(asked.folder, asked.how, asked)
     print("\n" + json.dumps({"result": account}), flush=True)
     if asked.source:
         gc.collect()  # one model in memory at a time
-        original, theirs = examined(asked.source, asked.source_how, asked, torch)
+        original, theirs = examined(asked.source, asked.source_how, asked)
         if original["output"] == account["output"]:
-            original["differences"] = differences(theirs, outputs, torch)
+            original["differences"] = differences(theirs, outputs)
         print("\n" + json.dumps({"source": original}), flush=True)
 
 

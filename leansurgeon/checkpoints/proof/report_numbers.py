@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 from leansurgeon.checkpoints.record import Both, Comparison, Embeddings
 
@@ -11,12 +11,21 @@ SEEN = "data that it may have been trained on"  # instead of "held-out data", wh
 Line: TypeAlias = dict[str, str]  # cells of a table by their column's head
 
 
-def of_comparison(name: str, compared: Comparison, language: bool) -> Line:
-    """Cells of one starting point. Perplexity for language models, else accuracy; empty where nothing is scored."""
+def cells_of(name: str, compared: Comparison, language: bool, of: Literal["result", "source"] = "result") -> Line:
+    """Cells of one starting point, or of the source that it was compared with: perplexity for language models, else
+    accuracy, where something is scored; of a result also how near its outputs are.
+    """
     row = {"start": name}
     if compared.loss:
-        row |= scores(compared.loss.result, compared.accuracy and compared.accuracy.result, language)
-    row |= {name: f"{both.result:.4f}" for name, both in compared.scores.items()}
+        loss = getattr(compared.loss, of)
+        row["loss"] = f"{loss:.3f}"
+        if language:
+            row["perplexity"] = perplexity(loss)
+        elif compared.accuracy:
+            row["accuracy"] = f"{100 * getattr(compared.accuracy, of):.1f} %"
+    row |= {name: f"{getattr(both, of):.4f}" for name, both in compared.scores.items()}
+    if of == "source":
+        return row
     if compared.embeddings:
         row["cosine of embeddings"] = f"{compared.embeddings.cosine:.4f}"
         row["1st percentile"] = f"{compared.embeddings.first_percentile:.4f}"
@@ -24,24 +33,6 @@ def of_comparison(name: str, compared: Comparison, language: bool) -> Line:
         row["cosine of outputs"] = f"{compared.cosine:.4f}"
     if compared.relative_error is not None:
         row["relative error"] = f"{compared.relative_error:.4f}"
-    return row
-
-
-def of_source(name: str, compared: Comparison, language: bool) -> Line:
-    """The same cells for the source that was compared with; its name alone where nothing is scored."""
-    row = {"start": name} | {name: f"{both.source:.4f}" for name, both in compared.scores.items()}
-    if compared.loss is None:
-        return row
-    return row | scores(compared.loss.source, compared.accuracy and compared.accuracy.source, language)
-
-
-def scores(loss: float, accuracy: float | None, language: bool) -> Line:
-    """Loss with perplexity for a language model, with accuracy (per cent) for a classifier."""
-    row = {"loss": f"{loss:.3f}"}
-    if language:
-        row["perplexity"] = perplexity(loss)
-    elif accuracy is not None:
-        row["accuracy"] = f"{100 * accuracy:.1f} %"
     return row
 
 

@@ -109,9 +109,8 @@ def front(
     made.setdefault("library_name", library)
     if pipeline:
         made.setdefault("pipeline_tag", pipeline)
-    theirs = tags_of(made)
     own = ["custom_code", TAG] if config.get("auto_map") else [TAG]
-    made["tags"] = [*(tag for tag in theirs if tag not in ("custom_code", TAG)), *own]
+    made["tags"] = [*(tag for tag in tags_of(made) if tag not in ("custom_code", TAG)), *own]
     if index := model_index(name, str(made.get("pipeline_tag", "other")), measured):
         made["model-index"] = index
     return made
@@ -145,7 +144,7 @@ def purpose(config: Config) -> tuple[str, str | None]:
     """`library_name` and `pipeline_tag` of a model with this config."""
     if "architecture" in config and "model_type" not in config:
         return "timm", "image-classification" if config.get("num_classes", 1) else "image-feature-extraction"
-    cls = str((config.get("architectures") or [""])[0])
+    cls = class_name(config)
     pipeline = next((word for ending, word in PIPELINES.items() if ending in cls), None)
     return "transformers", pipeline or "feature-extraction"
 
@@ -198,8 +197,12 @@ def measured_of(made: SurgeryRecord) -> list[Measured]:
     kind = made.proof.compared and made.proof.compared.data
     of = "" if kind == SEEN else ", held out"
     name = "noise as input" if kind == "noise" else f"{public(used.name if used and used.name else 'data')}{of}"
-    metrics = [of_comparison(name, made.proof.compared, made.language)]
-    return metrics + [of_comparison(public(data), other, made.language) for data, other in made.judged.items()]
+    return [of_comparison(name, made.proof.compared, made.language), *judged_of(made)]
+
+
+def judged_of(made: SurgeryRecord) -> list[Measured]:
+    """The figures on data that was named for it."""
+    return [of_comparison(public(data), other, made.language) for data, other in made.judged.items()]
 
 
 # -- the card --------------------------------------------------------------------------------------
@@ -222,7 +225,12 @@ def write_card(
     head = front(kept, name, base, config, measured, cut=made is None or made.plan.init != FRESH)
     if note and "pipeline_tag" not in kept and companions.is_embedder(folder):
         head["pipeline_tag"] = "sentence-similarity"
-    lines = [*body(made, name, trouble, training), *([note + ".\n"] if note else [])]
+    lines, trained = [f"# {name}\n"], training is not None
+    lines += surgery(made, trained=trained) if made else []
+    lines += [f"The front matter of the source's card could not be kept: {trouble}\n"] if trouble else []
+    lines += ["## Training\n", "\n\n".join(training.says) + "\n"] if training else []
+    lines += loading(made, trained=trained) if made else []
+    lines += [note + ".\n"] if note else []
     write_durably(folder / modelcard.CARD, text_of(head, "\n".join(lines)))
 
 
@@ -254,7 +262,7 @@ def merged(theirs: str, ours: str) -> str:
     wrote before, between its marks, is replaced. Raises `LeanSurgeonError` for one that cannot be read.
     """
     (kept, text), (head, new) = (modelcard.parts(card, "the repository") for card in (theirs, ours))
-    index = [entry for entry in head.get("model-index") or []]
+    index = list(head.get("model-index") or [])
     names = {entry["name"] for entry in index}
     index += [e for e in kept.get("model-index") or [] if not (isinstance(e, dict) and e.get("name") in names)]
     of_weights = {key: head[key] for key in ("base_model", "base_model_relation") if key in head}
@@ -276,9 +284,8 @@ def judge(folder: Path, made: SurgeryRecord) -> None:
         head, text = modelcard.front_matter(folder), modelcard.body(folder)
     except LeanSurgeonError:
         return
-    metrics = [of_comparison(public(data), other, made.language) for data, other in made.judged.items()]
     task = str(head.get("pipeline_tag", "other"))
-    if new := model_index(text.partition("\n")[0].removeprefix("# "), task, metrics):
+    if new := model_index(text.partition("\n")[0].removeprefix("# "), task, judged_of(made)):
         known = {result["dataset"]["name"] for result in new[0]["results"]}
         older = [entry for entry in head.get("model-index") or [] if isinstance(entry, dict)]
         kept = [r for entry in older for r in entry.get("results") or [] if value_at(r, "dataset", "name") not in known]
@@ -293,14 +300,6 @@ def text_of(head: JsonObject, text: str) -> str:
     """Front matter and body as the file holds them."""
     said = yaml.safe_dump(dict(head), sort_keys=False, allow_unicode=True, default_flow_style=False, width=120)
     return f"---\n{said}---\n\n{text}"
-
-
-def body(made: SurgeryRecord | None, name: str, trouble: str, training: Training | None) -> list[str]:
-    """What a person reads: the shape, what was done, the training, the proof, and how to load it."""
-    lines = [f"# {name}\n", *(surgery(made, trained=training is not None) if made else [])]
-    lines += [f"The front matter of the source's card could not be kept: {trouble}\n"] if trouble else []
-    lines += ["## Training\n", "\n\n".join(training.says) + "\n"] if training else []
-    return lines + (loading(made, trained=training is not None) if made else [])
 
 
 def surgery(made: SurgeryRecord, *, trained: bool) -> list[str]:

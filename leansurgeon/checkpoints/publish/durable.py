@@ -1,14 +1,367 @@
-"""Files that are whole or absent, whatever ends the process: written beside their place, synced, renamed.
+"""Files and folders that are whole or absent, whatever ends the process: written beside their place, synced, renamed.
 
-What a killed process leaves beside a file goes with the next one that is written in its folder.
+`.NAME.writing` beside an output says who writes it. What is written beside its place, or for a while, has a name that
+tells who made it, and is locked while it is in use, so that the next command that writes in the same folder knows what
+dead processes have left and takes it away. Locks tell the truth where file systems have them; elsewhere the process's
+number and start do.
 """
 
 from __future__ import annotations
 
+import atexit
+import ctypes
+import errno
+import json
 import os
+import re
+import shutil
+import socket
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from functools import cache
+from hashlib import sha256
 from pathlib import Path
 
-from leansurgeon.checkpoints.publish.leftovers import PART, beside, lock, passing, sweep
+from leansurgeon.errors import LeanSurgeonError, UsageError
+from leansurgeon.reading import jsonfile
+from leansurgeon.reading.jsonfile import JsonObject
+
+# -- renames of folders that do not replace, and that exchange two at once, where the system has them -------------
+
+NEW, SWAP = 1, 2  # RENAME_NOREPLACE and RENAME_EXCHANGE of Linux
+_CURRENT = -100  # AT_FDCWD
+_LACKING = (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP)
+
+
+@cache
+def _system() -> Callable[[bytes, bytes, int], int] | None:
+    """The system's own call, as a function of two names and a flag; None where there is none."""
+    try:
+        library = ctypes.CDLL(None, use_errno=True)
+        if sys.platform == "darwin":
+            call, flags = library.renamex_np, {NEW: 4, SWAP: 2}
+            return lambda old, new, flag: call(old, new, ctypes.c_uint(flags[flag]))
+        call = library.renameat2
+        return lambda old, new, flag: call(_CURRENT, old, _CURRENT, new, ctypes.c_uint(flag))
+    except (OSError, AttributeError, TypeError):
+        return None
+
+
+def _asked(old: Path, new: Path, flag: int) -> bool:
+    """Whether the system did it; False where it cannot. Raises `OSError`."""
+    call = _system()
+    if call is None:
+        return False
+    if call(os.fsencode(old), os.fsencode(new), flag) == 0:
+        return True
+    number = ctypes.get_errno()
+    if number in _LACKING:
+        return False
+    raise OSError(number, os.strerror(number), str(old), None, str(new))
+
+
+def rename_new(old: Path, new: Path) -> None:
+    """Rename a folder to a name that is free. Raises `FileExistsError` where it is not, whoever took it and when."""
+    if _asked(old, new, NEW):
+        return
+    if os.name == "nt":
+        os.rename(old, new)  # refuses what exists
+        return
+    os.mkdir(new)  # takes the name or fails, and a folder may be renamed to an empty one
+    try:
+        os.rename(old, new)
+    except OSError as error:
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(new)) from None
+        os.rmdir(new)
+        raise
+
+
+def exchange(one: Path, other: Path) -> bool:
+    """Let two folders change places at once; False where the system cannot. Raises `OSError`."""
+    return _asked(one, other, SWAP)
+
+
+# -- who wrote what lies unfinished, and whether that process still lives ------------------------------------------
+#
+# A process is its number, the moment it started, and the kernel it runs on: numbers come back, and a folder may be seen
+# from several machines and containers. Of a process on another machine nothing can be known, so it counts as living.
+
+# The last part was four digits until 2026-11: a hundred folders at once in one process met one another 1 time in 14.
+TAG = re.compile(r"-([0-9a-f]{8})-([0-9a-f]{8})-(\d+)-(\d+)-(?:[0-9a-f]{4}|[0-9a-f]{16})$")
+
+
+@dataclass(frozen=True)
+class Owner:
+    """`host` and `boot` are eight digits that stand for the machine's name and for its present start."""
+
+    host: str
+    boot: str
+    pid: int
+    start: int  # in ticks since the boot; 0 where the system does not say
+
+    @property
+    def tag(self) -> str:
+        """The end of the name of something that this process writes, another one each time; `of_name` reads it."""
+        return f"-{self.host}-{self.boot}-{self.pid}-{self.start}-{os.urandom(8).hex()}"
+
+    @property
+    def dead(self) -> bool:
+        """Whether that process has certainly ended."""
+        if self.boot != boot():
+            return self.host == host()  # this machine, before it was started again
+        try:
+            os.kill(self.pid, 0)
+        except ProcessLookupError:
+            return True
+        except OSError:  # it is somebody else's
+            pass
+        return bool(self.start) and started(self.pid) not in (0, self.start)  # numbers come back
+
+
+def me() -> Owner:
+    """This process."""
+    return Owner(host(), boot(), os.getpid(), started(os.getpid()))
+
+
+def of_name(name: str) -> Owner | None:
+    """The process that a leftover's name carries, None without one."""
+    match = TAG.search(name)
+    return Owner(match[1], match[2], int(match[3]), int(match[4])) if match else None
+
+
+@cache
+def host() -> str:
+    """Eight hex digits of the hash of this machine's name."""
+    return sha256(socket.gethostname().encode()).hexdigest()[:8]
+
+
+@cache
+def boot() -> str:
+    """The present run of the kernel; the machine's name where it does not say."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().replace("-", "")[:8]
+    except OSError:
+        return host()
+
+
+def started(pid: int) -> int:
+    """When a process started, in clock ticks since boot; 0 where that cannot be told."""
+    try:
+        # The name of the program stands in parentheses and may hold anything.
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+# -- a writer holds its name while it writes -----------------------------------------------------------------------
+
+NO_LINK = getattr(os, "O_NOFOLLOW", 0)  # Windows has none
+_held: dict[tuple[Path, int, int], int] = {}  # (name, process, thread) -> how many times over
+
+
+@contextmanager
+def claimed(path: Path) -> Iterator[None]:
+    """Hold the name `path` while the block runs; a thread that holds it may claim it again.
+
+    Raises `UsageError` that says who has it, and `OSError` where nothing can be written beside it.
+    """
+    path = path.resolve()
+    key = (path, os.getpid(), threading.get_ident())
+    if key in _held:
+        _held[key] += 1
+        try:
+            yield
+        finally:
+            _held[key] -= 1
+        return
+    made = [folder for folder in path.parents if not folder.exists()]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    file = path.parent / f".{cut(path.name)}.writing"
+    handle = taken(file, path)
+    _held[key] = 1
+    try:
+        yield
+    finally:
+        del _held[key]
+        with suppress(OSError):
+            file.unlink()  # while the lock is held: who waits for it sees that the file is another one
+        os.close(handle)
+        with suppress(OSError):
+            for folder in made:  # unless something has come to lie there
+                folder.rmdir()
+
+
+def cut(name: str) -> str:
+    """A name that leaves room for what is put around it."""
+    return os.fsdecode(os.fsencode(name)[:150])
+
+
+def taken(file: Path, path: Path) -> int:
+    """The handle of the locked claim file, with its owner written into it. Raises `UsageError` where another process
+    holds it.
+    """
+    while True:
+        # No link is followed: what it leads to would be emptied.
+        handle = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | NO_LINK, 0o666)
+        try:
+            locked, said = lock(handle), jsonfile.read_object_if_whole(file) or {}
+            owner = owner_of(said)
+            ours = owner is None or owner == me() or owner.dead or (locked and owner.boot == me().boot)
+            if locked is False or not ours:
+                who = f"process {said.get('pid', '?')} on {said.get('where', '?')}, since {said.get('since', '?')}"
+                raise UsageError(
+                    f"{path} is being written by another command: {who}.",
+                    f"Wait for it, or choose another folder with -o. If it is long over, delete {file}.",
+                )
+            with suppress(FileNotFoundError):  # its holder has just let go of it and taken the file away
+                if os.path.samestat(os.fstat(handle), os.stat(file)):
+                    now = {"where": socket.gethostname(), "since": datetime.now().isoformat(" ", "seconds")}
+                    os.ftruncate(handle, 0)
+                    os.pwrite(handle, json.dumps(asdict(me()) | now).encode(), 0)
+                    return handle
+        except BaseException:
+            os.close(handle)
+            raise
+        os.close(handle)
+
+
+def owner_of(said: JsonObject) -> Owner | None:
+    """The process that a claim names, None where it is broken or empty."""
+    try:
+        return Owner(str(said["host"]), str(said["boot"]), int(said["pid"]), int(said["start"]))
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def lock(handle: int) -> bool | None:
+    """Lock an open file or folder for as long as it is open; False where another process has it, None without locks."""
+    try:
+        import fcntl
+
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except (ImportError, OSError):
+        return None
+    return True
+
+
+# -- what is written beside its place, or for a while, and what killed processes leave of it -----------------------
+
+UNFINISHED, REPLACED, PART = ".unfinished", ".replaced", ".part"  # two folders, and a file
+_KINDS = (UNFINISHED, REPLACED, PART)
+SCRATCH = "leansurgeon-scratch"
+_scratches: dict[Path, int] = {}
+
+
+@contextmanager
+def unfinished(path: Path) -> Iterator[Path]:
+    """A new folder beside `path`, gone at the end if it has not been renamed. Raises `OSError`."""
+    sweep(path.parent)
+    aside = beside(path, UNFINISHED)
+    aside.mkdir()
+    handle, _ = take_lock(aside)
+    try:
+        yield aside
+    finally:
+        if handle is not None:
+            os.close(handle)
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+@contextmanager
+def scratch(place: Path | None = None) -> Iterator[Path]:
+    """A folder for as long as the block runs, in the system's temporary folder or in `place`."""
+    where = place or Path(tempfile.gettempdir())
+    sweep(where)
+    folder = where / f"{SCRATCH}{me().tag}"
+    try:
+        folder.mkdir(mode=0o700)
+    except OSError as error:
+        raise LeanSurgeonError(f"No temporary folder can be made in {where}: {error.strerror}.") from None
+    handle, _ = take_lock(folder)
+    _scratches[folder] = os.getpid()
+    try:
+        yield folder
+    finally:
+        if handle is not None:
+            os.close(handle)
+        shutil.rmtree(folder, ignore_errors=True)
+        _scratches.pop(folder, None)
+
+
+def passing(path: Path) -> bool:
+    """Whether `path` lies in a scratch folder of this process and goes with it, so that no disk needs to have it."""
+    return any(path.is_relative_to(folder) for folder in tuple(_scratches))  # others may come and go meanwhile
+
+
+@atexit.register
+def _take_away() -> None:
+    """Scratch folders of something that lives as long as the process; those of its parent are not its own."""
+    for folder, owner in tuple(_scratches.items()):
+        if owner == os.getpid():
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def beside(path: Path, kind: str) -> Path:
+    """A hidden name beside `path` that tells its kind and the process it belongs to."""
+    return path.parent / f".{cut(path.name)}{kind}{me().tag}"
+
+
+def sweep(folder: Path) -> None:
+    """Take away what dead processes have left in `folder`; what one of them had moved out of the way goes back."""
+    with suppress(OSError):
+        for entry in list(os.scandir(folder)):
+            ours = entry.name.startswith(f"{SCRATCH}-") or any(kind in entry.name for kind in _KINDS)
+            owner = of_name(entry.name) if ours else None
+            if owner is None or not owner.dead:
+                continue
+            left, is_file = Path(entry.path), entry.is_file(follow_symlinks=False)
+            # A link is not ours, and what is locked is of a process whose number is not seen from here.
+            if not (is_file or entry.is_dir(follow_symlinks=False)) or in_use(left):
+                continue
+            if is_file:
+                if PART in entry.name:
+                    with suppress(OSError):
+                        left.unlink()
+                continue
+            name = entry.name.partition(REPLACED)[0].removeprefix(".")
+            if REPLACED in entry.name and cut(name + "-") != name and not (folder / name).exists():
+                with suppress(OSError):
+                    rename_new(left, folder / name)
+                continue
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def in_use(folder: Path) -> bool:
+    """Whether another process holds a lock on the folder or file; False where locks cannot be had."""
+    handle, taken = take_lock(folder)
+    if handle is not None:
+        os.close(handle)
+    return taken
+
+
+def take_lock(folder: Path) -> tuple[int | None, bool]:
+    """A handle that marks the folder (or file) as in use until it is closed, None without locks or where it is; and
+    whether another process has it.
+    """
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return None, False
+    locked = lock(handle)
+    if not locked:
+        os.close(handle)
+    return handle if locked else None, locked is False
+
+
+# -- files ---------------------------------------------------------------------------------------------------------
 
 
 def write_durably(path: Path, text: str) -> None:
@@ -17,7 +370,7 @@ def write_durably(path: Path, text: str) -> None:
     aside, handle = beside(path, PART), None
     try:
         with open(aside, "x", encoding="utf-8") as file:
-            handle = lock(aside)
+            handle, _ = take_lock(aside)
             file.write(text)
         sync(aside)
         os.replace(aside, path)

@@ -13,10 +13,18 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from leansurgeon.checkpoints.foreign import companions
-from leansurgeon.checkpoints.publish.claim import claimed
-from leansurgeon.checkpoints.publish.durable import give_mode, sync, sync_tree
-from leansurgeon.checkpoints.publish.leftovers import REPLACED, UNFINISHED, beside, unfinished
-from leansurgeon.checkpoints.publish.rename import exchange, rename_new
+from leansurgeon.checkpoints.publish.durable import (
+    REPLACED,
+    UNFINISHED,
+    beside,
+    claimed,
+    exchange,
+    give_mode,
+    rename_new,
+    sync,
+    sync_tree,
+    unfinished,
+)
 from leansurgeon.checkpoints.record import read_if_whole
 from leansurgeon.errors import LeanSurgeonError, UsageError, disk_is_full
 

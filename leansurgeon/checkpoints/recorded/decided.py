@@ -232,8 +232,6 @@ class Mixing(Part):
 class Importance(Part):
     """The measured importance of the heads of every attention, which chose those that stay."""
 
-    reduction: str
-    normalise: str
     by_head: tuple[tuple[float, ...], ...]
 
 

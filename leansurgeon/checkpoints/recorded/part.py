@@ -136,8 +136,8 @@ def taken(kind: Any, value: Json, sure: bool = False) -> Any:
             with suppress(Odd):
                 return taken(one, value, sure)
     elif form is tuple and isinstance(value, list | tuple):
-        known = {at: one for at, item in enumerate(value) if (one := _entry(inner[0], item, sure)) is not None}
-        return tuple(known.values()) if len(known) == len(value) else ()  # what stands at a place means something there
+        known = tuple(_entry(inner[0], item, sure) for item in value)
+        return () if any(one is None for one in known) else known  # what stands at a place means something there
     elif form in (dict, Mapping) and isinstance(value, Mapping):
         if form is dict or inner[1] is Any:  # of any form
             return value

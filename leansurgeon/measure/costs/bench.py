@@ -12,7 +12,6 @@ from leansurgeon.architectures.base import Architecture, Config
 from leansurgeon.checkpoints.reshaped import Reshaped
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import LeanSurgeonError, UsageError
-from leansurgeon.measure.data import inputs
 from leansurgeon.progress import Say
 from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.shape import Shape
@@ -22,8 +21,6 @@ if TYPE_CHECKING:
 
     from leansurgeon.measure.costs.speed import Load, Timing
     from leansurgeon.shape import Stage
-
-FA3_BACKWARD = (64, 96, 128, 192, 256)  # head_dims instantiated in github.com/Dao-AILab/flash-attention, hopper/
 
 
 @dataclass(frozen=True)
@@ -192,8 +189,8 @@ def time_contenders(
 # -- what follows ---------------------------------------------------------------------------------
 
 
-def remarks(rows: list[BenchRow], *, hopper: bool) -> list[str]:
-    """What the numbers say about cuts, and what is known about head sizes on Hopper GPUs."""
+def remarks(rows: list[BenchRow]) -> list[str]:
+    """What the numbers say about cuts."""
     said = []
     first = rows[0]
     for row in rows[1:]:
@@ -212,27 +209,6 @@ def remarks(rows: list[BenchRow], *, hopper: bool) -> list[str]:
                 f"{row.contender.name} {what} here (step {spread} of the first row's)"
                 + (", with fewer parameters." if less else ".")
             )
-    dims = sorted({s.head_dim for row in rows for s in row.contender.shape.stages})
-    said += [known if hopper else f"On Hopper GPUs: {known}" for known in hopper_warnings(dims)]
-    return said
-
-
-def hopper_warnings(head_dims: list[int]) -> list[str]:
-    """What is known, not measured, of these head sizes on Hopper GPUs; nothing of sizes that kernels are made for."""
-    odd = [str(d) for d in head_dims if d % 8]
-    small = [str(d) for d in head_dims if d < FA3_BACKWARD[0] and d % 8 == 0]
-    said = []
-    if odd:
-        said.append(
-            f"head_dim {', '.join(odd)} is no multiple of 8, so fused attention pads every head to one "
-            "(F.scaled_dot_product_attention)."
-        )
-    if small:
-        said.append(
-            f"head_dim {', '.join(small)} is under 64, the smallest that FlashAttention-3 has backward kernels for "
-            f"({', '.join(map(str, FA3_BACKWARD))}: hopper/ of Dao-AILab/flash-attention); smaller heads are padded or "
-            "take other kernels, and the exponentials grow with the number of heads. Known, not measured here."
-        )
     return said
 
 
@@ -258,10 +234,3 @@ def table(rows: list[BenchRow], images: bool) -> str:
     head = ["shape and backend", "step\nms", "middle\nhalf", "fwd 1\nms", "fwd\nms"]
     head += ["images/s\ntraining" if images else "tokens/s\ntraining", "peak\nMiB"]
     return tabulate(cells, headers=head, colalign=("left", *["right"] * 6), disable_numparse=True)
-
-
-def default_load_tokens(source: Source, tokens: int | None) -> int:
-    """Tokens of a sample, checked against what the model takes."""
-    chosen = tokens or inputs.default_tokens(source.config, source.architecture)
-    inputs.check_tokens(chosen, source.config, source.architecture)
-    return chosen

@@ -75,7 +75,7 @@ def sample_tokens(
 ) -> tuple[int, int]:
     """Tokens of a sample, and how many of them are patches of an image."""
     if not inputs.takes_images(config, architecture):
-        return tokens or inputs.default_tokens(config, architecture), 0
+        return tokens or inputs.sample_tokens(None, config, architecture), 0
     _, height, width = inputs.image_size(config, architecture)
     down, right = next((s.shape[-2:] for s in specs if s.role == "embedding" and len(s.shape) == 4), (0, 0))
     if not (down and right):
@@ -126,7 +126,7 @@ def counted(config: Config, architecture: Architecture, tokens: int | None = Non
     # token) has none of here.
     model.requires_grad_(False)
     choose_attention(model, "sdpa")
-    tokens = tokens or inputs.default_tokens(config, architecture)
+    tokens = tokens or inputs.sample_tokens(None, config, architecture)
     try:
         with quietly(), leaving_no_fakes(model), mode, counter, CudaRules(fused=False), torch.no_grad():
             inputs.run(model, inputs.make(config, architecture, 1, tokens, "cpu"))

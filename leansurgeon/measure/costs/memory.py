@@ -35,12 +35,11 @@ if TYPE_CHECKING:
 
     from leansurgeon.hooks import Hooks
 
-PRECISIONS = ("bf16", "fp16", "fp32")
-ATTENTION = ("sdpa", "eager")
 OPTIMIZERS = ("adamw", "adamw-foreach", "adam", "sgd")
 EMPTY = types.CellType()  # of a closure that is not filled yet
 PARTS = ("weights", "gradients", "optimizer", "activations", "temporary")
 MIB = 2**20
+MOST = 2**20  # samples of a batch that are looked at
 # What torch keeps for cuBLAS, once for the thread of the forward pass and once for that of the backward pass:
 # aten/src/ATen/cuda/CublasHandlePool.cpp, parseChosenWorkspaceSize. The larger one where the GPU is not known.
 WORKSPACE = {"hopper": 2 * 32 * MIB, "older": 2 * (2 * 4096 + 8 * 16) * 1024}
@@ -49,7 +48,8 @@ WORKSPACE = {"hopper": 2 * 32 * MIB, "older": 2 * (2 * 4096 + 8 * 16) * 1024}
 @dataclass(frozen=True)
 class Setting:
     """How a model is trained. `batch` is the micro batch of one GPU, `tokens` the length of a text sample (None: what
-    the model takes, at most 1024), `world_size` the number of GPUs of a DDP training.
+    the model takes, at most 1024), `world_size` the number of GPUs of a DDP training. `precision` is bf16, fp16 or
+    fp32, `attention` sdpa or eager, `optimizer` one of `OPTIMIZERS`.
     """
 
     batch: int = 1
@@ -59,19 +59,6 @@ class Setting:
     optimizer: str = "adamw"
     checkpointing: bool = False
     world_size: int = 1
-
-    def check(self) -> None:
-        """Raises `UsageError` for a word that is not known or a number below 1."""
-        for value, known, flag in (
-            (self.precision, PRECISIONS, "--precision"),
-            (self.attention, ATTENTION, "--attention"),
-            (self.optimizer, OPTIMIZERS, "--optimizer"),
-        ):
-            if value not in known:
-                raise UsageError(f"{flag} {value}: give {', '.join(known[:-1])} or {known[-1]}.")
-        for number, flag in ((self.batch, "--batch"), (self.tokens, "--tokens"), (self.world_size, "--world-size")):
-            if number is not None and number < 1:
-                raise UsageError(f"{flag} must be at least 1, and {number} was asked for.")
 
 
 @dataclass(frozen=True)
@@ -117,8 +104,8 @@ def uncollected() -> Iterator[None]:
 def predict(config: Config, architecture: Architecture, setting: Setting, *, gpu: str = "hopper") -> Prediction:
     """Peak memory of one GPU in a training step of a model with this config. `gpu` is a key of `WORKSPACE`.
 
-    Raises `UsageError` for a setting that does not exist and `UnsupportedModel` for a model that cannot run on tensors
-    without numbers.
+    Raises `UsageError` for tokens that the model does not take and `UnsupportedModel` for a model that cannot run on
+    tensors without numbers.
     """
     return Rehearsal(config, architecture, setting).peak(gpu=gpu)
 
@@ -130,9 +117,7 @@ class Rehearsal:
     def __init__(self, config: Config, architecture: Architecture, setting: Setting, *, cuda: bool = True) -> None:
         from torch._subclasses.fake_tensor import FakeTensorMode
 
-        setting.check()
-        tokens = setting.tokens or inputs.default_tokens(config, architecture)
-        inputs.check_tokens(tokens, config, architecture)
+        tokens = inputs.sample_tokens(setting.tokens, config, architecture)
         self.config, self.architecture, self.setting = config, architecture, replace(setting, tokens=tokens)
         self.cuda = cuda
         self.known: dict[int, Any] = {}  # what a step with so many samples took
@@ -173,7 +158,7 @@ class Rehearsal:
     def _batch(self, setting: Setting) -> dict[str, torch.Tensor]:
         return inputs.make(self.config, self.architecture, setting.batch, setting.tokens, "cpu")
 
-    def largest_batch(self, memory: int, *, gpu: str = "hopper", most: int = 2**20) -> int:
+    def largest_batch(self, memory: int, *, gpu: str = "hopper") -> int:
         """The most samples whose peak stays within `memory` bytes, every answer tried; 0 where not even one does.
 
         The peak is the largest of a few straight lines, one for each moment of the step, so it is convex: the chord
@@ -183,7 +168,7 @@ class Rehearsal:
         def needs(batch: int) -> int:
             return self.peak(batch, gpu=gpu).total
 
-        fits, too_many = 0, min(self.setting.batch, most)
+        fits, too_many = 0, min(self.setting.batch, MOST)
         above = needs(too_many)
         if above > memory:
             fits, below = 1, needs(1) if too_many > 1 else above
@@ -191,14 +176,14 @@ class Rehearsal:
                 return 0
         while above <= memory:
             fits, below = too_many, above
-            if fits == most:
-                return most
-            too_many = min(4 * fits, most)
+            if fits == MOST:
+                return MOST
+            too_many = min(4 * fits, MOST)
             above = needs(too_many)
             if above <= memory and fits > 1:  # far beyond the bend the line tells where to look
                 slope = max(1.0, (above - below) / (too_many - fits))
                 fits, below = too_many, above
-                too_many = min(most, fits + int((memory - above) / slope) + 2)
+                too_many = min(MOST, fits + int((memory - above) / slope) + 2)
                 above = needs(too_many)
         while too_many - fits > 1:
             trial = fits + int((memory - below) * (too_many - fits) / (above - below))

@@ -42,12 +42,12 @@ def full_fp32() -> Iterator[None]:
 
 
 @contextmanager
-def at_rest(model: nn.Module, device: torch.device, half: torch.dtype | None = None) -> Iterator[None]:
-    """Eval mode, no TF32, no autocast (or one of `half`); every module's mode is put back afterwards."""
+def at_rest(model: nn.Module, device: torch.device) -> Iterator[None]:
+    """Eval mode, no TF32, no autocast; every module's mode is put back afterwards."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
-        with full_fp32(), torch.autocast(device.type, half, enabled=half is not None, cache_enabled=False):
+        with full_fp32(), torch.autocast(device.type, enabled=False):
             yield
     finally:
         for module, training in modes:

@@ -22,7 +22,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from leansurgeon.architectures.base import Architecture, Config
 from leansurgeon.checkpoints.model import initialise
 from leansurgeon.errors import OutOfMemory, UsageError, memory_is_short
-from leansurgeon.measure.costs.memory import Setting, checkpoint_activations, choose_attention, make_optimizer, step
+from leansurgeon.measure.costs.memory import Setting, choose_attention, make_optimizer, step
 from leansurgeon.measure.data import inputs
 from leansurgeon.progress import Say, quiet_transformers, silent, track
 from leansurgeon.reading.jsonfile import JsonObject
@@ -59,25 +59,26 @@ class Load:
     batch: int
     tokens: int
     precision: str = "fp32"
-    checkpointing: bool = False
 
 
+@dataclass(eq=False)
 class TimedModel:
     """One model with one attention backend on one device, ready to be timed."""
 
-    def __init__(
-        self, config: Config, architecture: Architecture, load: Load, backend: str, device: torch.device
-    ) -> None:
-        self.config, self.architecture, self.load, self.backend, self.device = (
-            config, architecture, load, backend, device,
-        )  # fmt: skip
-        self.model = random_model(config, architecture).to(device)
-        choose_attention(self.model, "eager" if backend == "eager" else "sdpa")
-        if load.checkpointing:
-            checkpoint_activations(self.model, architecture.name)
+    config: Config
+    architecture: Architecture
+    load: Load
+    backend: str
+    device: torch.device
+
+    def __post_init__(self) -> None:
+        self.model = random_model(self.config, self.architecture).to(self.device)
+        choose_attention(self.model, "eager" if self.backend == "eager" else "sdpa")
         self.optimizer = make_optimizer([p for p in self.model.parameters() if p.requires_grad], "adamw")
-        self.large = inputs.make(config, architecture, load.batch, load.tokens, device)
-        self.single = inputs.make(config, architecture, 1, load.tokens, device)
+        self.large, self.single = (
+            inputs.make(self.config, self.architecture, rows, self.load.tokens, self.device)
+            for rows in (self.load.batch, 1)
+        )
 
     def step(self) -> None:
         """Forward, backward, clipping and update of one micro batch."""

@@ -194,14 +194,14 @@ def from_task(
         usual = LINES.each(lambda _, count: max(4, int(count / longer)))
     elif tokens:
         usual = TOKENS.each(lambda _, count: max(4, count // tokens))
-    wanted = for_samples(usual, samples)
+    wanted = usual._replace(fit=samples, guard=max(1, samples // 4)) if samples else usual
     third = "test" in task.splits
     parted = Parts("train", "eval" if third else "train", "test" if third else "eval")
     rows = choose(parted.each(lambda _, split: task.size(split)), wanted, seed, f"task {name}", apart=third)
     size = max(1, 2_048 // tokens) if tokens else 64
 
     def read(part: str, chosen: np.ndarray) -> list[Batch]:
-        split = parted[part]
+        split = getattr(parted, part)
         some = by_length(chosen, task.lengths(split)[chosen]) if lines else chunks(chosen, size)
         batches = (task.batch(split, c, seed=seed, epoch=0) for c in some)
         # Keys with "_" are a task's own book-keeping for its metric.
@@ -220,7 +220,7 @@ def from_task(
     if scores(task, source) and not (found and found.new_head):
         return replace(made, classes=found and found.says)
     bare = parts.each(lambda _, batches: [without_labels(batch) for batch in batches])
-    return replace(made, task=None, **dict(bare.items()))  # its digest is still that of the samples with labels
+    return replace(made, task=None, **bare._asdict())  # its digest is still that of the samples with labels
 
 
 def of_parts(
@@ -228,11 +228,6 @@ def of_parts(
 ) -> Calibration:
     """Calibration that has these parts."""
     return Calibration(name, says, digest(parts), *parts, task, asked)
-
-
-def for_samples(usual: Parts[int], samples: int | None) -> Parts[int]:
-    """As many samples as are usual, or as go with so many to fit on."""
-    return replace(usual, fit=samples, guard=max(1, samples // 4)) if samples else usual
 
 
 def images_wanted(probe: Batch) -> Parts[int]:
@@ -283,9 +278,8 @@ def check_length(batch: Batch, task: Task, source: Source) -> None:
     """Refuse samples that the model has no positions for."""
     if "input_ids" not in batch:
         return
-    tokens, (only, most) = batch["input_ids"].shape[-1], inputs.room(source.config, source.architecture)
-    if (only and tokens != only) or (most and tokens > most):
-        takes = f"exactly {only:,}" if only else f"at most {most:,}"
+    tokens = batch["input_ids"].shape[-1]
+    if takes := inputs.taken_instead(tokens, source.config, source.architecture):
         raise UsageError(
             f"Task {task.name} has samples of {tokens:,} tokens, and {source.name} takes {takes}.",
             "Give text files, or a task with samples of that length.",
@@ -294,15 +288,12 @@ def check_length(batch: Batch, task: Task, source: Source) -> None:
 
 def check_kind(task: Task, source: Source) -> None:
     """Refuse data of another size than the model's: images, vocabulary."""
-    flat = source.architecture.flat(source.config)
-    for key, other in (("image_size", "img_size"), ("num_channels", "in_chans")):
-        asked, have = task.model_overrides().get(key), flat.get(key, flat.get(other))
-        any_size = key == "image_size" and source.architecture.takes.any_image_size
-        if asked and isinstance(have, int) and asked != have and not any_size:
-            raise UsageError(f"The images of task {task.name} have {key} {asked}, and {source.name} takes {have}.")
-    vocabulary, have = task.model_overrides().get("vocab_size"), flat.get("vocab_size")
-    if vocabulary and have and vocabulary > have:
-        raise UsageError(f"Task {task.name} has {vocabulary:,} tokens, and {source.name} knows {have:,}.")
+    from leansurgeon.checkpoints.model import check_fit
+
+    asked = dict(task.model_overrides())
+    if source.architecture.takes.any_image_size:
+        asked.pop("image_size", None)
+    check_fit(source.architecture.flat(source.config), asked)
 
 
 def choose(there: Parts[int], wanted: Parts[int], seed: int, what: str, *, apart: bool) -> Parts[np.ndarray]:
@@ -368,7 +359,7 @@ def tokenised(texts: list[str], tokenizer: PreTrainedTokenizerBase, source: Sour
 def digest(parts: Parts[list[Batch]]) -> str:
     """SHA-256 of every tensor of every batch, in order."""
     sha256 = hashlib.sha256()
-    for part, batches in parts.items():
+    for part, batches in parts._asdict().items():
         sha256.update(part.encode())
         for batch in batches:
             for key, value in batch.items():

@@ -10,7 +10,6 @@ import numpy as np
 
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import UsageError
-from leansurgeon.measure.data import inputs
 from leansurgeon.tasks import Task
 from leansurgeon.tasks.classes import NAMED, ClassMap
 
@@ -48,7 +47,7 @@ def check_classes(source: Source, task: Task, found: ClassMap | None, *, chance:
     for split, row in chosen:
         batch = task.batch(split, np.array([row]), seed=0, epoch=0)
         with torch.no_grad():
-            answers.append(int(inputs.answer(loaded, batch).argmax(-1)))
+            answers.append(int(loaded.forward(batch).argmax(-1)))
         labels.append(int(batch["labels"]))
     answers_N, labels_N = np.array(answers), np.array(labels)
     right = answers_N == labels_N

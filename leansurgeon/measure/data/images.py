@@ -6,7 +6,6 @@ transformers keeps them beside the weights, in `preprocessor_config.json` or a p
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -20,24 +19,20 @@ RESAMPLE = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}  # Pillow's
 SMALLEST = 1e-6  # of a standard deviation or a factor: pixels are divided by it
 
 
-def each(test: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    """A check for one such value, or a short list of them, one for each channel or side."""
-    return lambda value: all(map(test, value)) and 0 < len(value) <= 64 if isinstance(value, list) else test(value)
-
-
 def is_scale(value: Json) -> bool:
     """Whether the value is a number that something can be divided by."""
     return is_number(value) and value >= SMALLEST
 
 
 def is_size(value: Json) -> bool:
-    """Whether the value is a side of an image, several, or an object of them by name."""
-    return each(whole(1))([side for side in value.values() if side is not None] if isinstance(value, dict) else value)
+    """Whether the value is a side of an image, or an object of them by name."""
+    sides = [side for side in value.values() if side is not None] if isinstance(value, dict) else [value]
+    return bool(sides) and all(map(whole(1), sides))
 
 
-MEAN = Kind("a finite number, or a list of them", each(is_number))
-SCALE = Kind(f"a number of at least {SMALLEST:g}, or a list of them", each(is_scale))
-SIZE = Kind("a whole number above 0, or several", is_size)
+MEAN = Kind("a finite number, or a list of them", is_number, several=True)
+SCALE = Kind(f"a number of at least {SMALLEST:g}, or a list of them", is_scale, several=True)
+SIZE = Kind("a whole number above 0, or several", is_size, several=True)
 KINDS = {  # what processors of transformers and configs of timm say of images, as far as it is used here
     **dict.fromkeys(("image_mean", "mean"), MEAN),
     **dict.fromkeys(("image_std", "std", "rescale_factor", "crop_pct"), SCALE),

@@ -5,7 +5,6 @@ Imports torch inside functions; the sizes are read from the config without it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from leansurgeon.architectures.base import Architecture, Config
@@ -14,8 +13,6 @@ from leansurgeon.errors import UnsupportedModel, UsageError
 
 if TYPE_CHECKING:
     import torch
-
-    from leansurgeon.checkpoints.model import Loaded
 
 LONGEST = 1024  # tokens, where a model would take more and nobody says how many
 
@@ -26,15 +23,20 @@ def takes_images(config: Config, architecture: Architecture) -> bool:
     return architecture.library == "timm" or any(key in flat for key in ("patch_size", "num_channels"))
 
 
-def default_tokens(config: Config, architecture: Architecture) -> int:
-    """Tokens of a text sample, where nobody says: as many as the model has positions for, at most 1024.
-
-    1 for models that take images, whose tokens follow from their size.
+def sample_tokens(asked: int | None, config: Config, architecture: Architecture) -> int:
+    """Tokens of a text sample: as many as are asked for, else as the model has positions for, at most 1024. 1 for
+    models that take images, whose tokens follow from their size. Raises `UsageError` where it does not take so many.
     """
     if takes_images(config, architecture):
+        if asked not in (None, 1):
+            raise UsageError(f"--tokens {asked:,}: this model takes images, whose tokens follow from their size.")
         return 1
-    only, most = room(config, architecture)
-    return only or min(LONGEST, most or LONGEST)
+    if asked is None:
+        only, most = room(config, architecture)
+        return only or min(LONGEST, most or LONGEST)
+    if takes := taken_instead(asked, config, architecture):
+        raise UsageError(f"--tokens {asked:,}: this model takes {takes} tokens.", f"Give {takes}.")
+    return asked
 
 
 def room(config: Config, architecture: Architecture) -> tuple[int | None, int | None]:
@@ -46,16 +48,11 @@ def room(config: Config, architecture: Architecture) -> tuple[int | None, int | 
     return architecture.takes.only_tokens(flat), most and most - architecture.skipped_positions
 
 
-def check_tokens(tokens: int, config: Config, architecture: Architecture) -> None:
-    """Raises `UsageError` where the model does not take so many tokens."""
-    if takes_images(config, architecture):
-        if tokens != 1:
-            raise UsageError(f"--tokens {tokens:,}: this model takes images, whose tokens follow from their size.")
-        return
+def taken_instead(tokens: int, config: Config, architecture: Architecture) -> str:
+    """`at most 512`, where a model does not take so many tokens of text; empty where it does."""
     only, most = room(config, architecture)
-    if (only and tokens != only) or (most and tokens > most):
-        takes = f"exactly {only:,}" if only else f"at most {most:,}"
-        raise UsageError(f"--tokens {tokens:,}: this model takes {takes} tokens.", f"Give {takes}.")
+    fits = tokens == only if only else not most or tokens <= most
+    return "" if fits else f"exactly {only:,}" if only else f"at most {most:,}"
 
 
 def image_size(config: Config, architecture: Architecture) -> tuple[int, int, int]:
@@ -101,23 +98,11 @@ def run(model: torch.nn.Module, inputs: dict[str, torch.Tensor]) -> torch.Tensor
     """What the model says: logits `(batch, classes)` or `(batch, tokens, vocab)`, or its last hidden state."""
     import torch
 
-    said = model(inputs["pixel_values"]) if not hasattr(model, "config") else model(**inputs)
+    said = model(**inputs) if hasattr(model, "config") else model(inputs["pixel_values"])
     if isinstance(said, torch.Tensor):
         return said
-    if isinstance(said, tuple):
-        return said[0]
-    return said.logits if "logits" in said else said.last_hidden_state
-
-
-def answer(loaded: Loaded, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """Logits of a batch, or the last hidden states where the model has no head; labels and what a task notes for itself
-    stay out.
-    """
-    given = {key: value for key, value in batch.items() if key != "labels" and not key.startswith("_")}
-    if loaded.architecture.library == "timm":
-        return loaded.model(given["pixel_values"])
-    said = loaded.model(**given)
-    return said.logits if "logits" in said else said[0]
+    logits = getattr(said, "logits", None)
+    return said[0] if logits is None else logits
 
 
 def loss(logits: torch.Tensor) -> torch.Tensor:

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from leansurgeon.measure.data.batches import rows_of, thin
 from leansurgeon.measure.data.calibration import LINES, TOKENS, Batch, Calibration, images_wanted, without_labels
-from leansurgeon.measure.data.parts import WORDS
+from leansurgeon.measure.data.parts import WORDS, Parts, told
 
 T = TypeVar("T")
 JOIN = " + "
@@ -35,16 +35,20 @@ def mixed(sources: Sequence[Calibration]) -> Calibration:
         parts[part] = [batch if alike else without_labels(batch) for batch in in_turns(each)]
         if part == "guard":
             guards = tuple(in_turns([[i] * len(batches) for i, batches in enumerate(each)]))
-    names = [s.name for s in sources]
-    told = "; ".join(
-        f"{name}: " + ", ".join(f"{counts[part][i]} to {word}" for part, word in WORDS.items())
-        for i, name in enumerate(names)
-    )
+    each = (Parts(*of_source) for of_source in zip(*counts.values(), strict=True))
+    says = "; ".join(f"{s.name}: {told(count)}" for s, count in zip(sources, each, strict=True))
     used = hashlib.sha256("".join(s.digest for s in sources).encode() + str(counts).encode()).hexdigest()
     asked = next((s.asked for s in sources if s.asked is not None), None)
     task = sources[0].task if alike else None
     return Calibration(
-        JOIN.join(names), told, used, **parts, task=task, asked=asked, sources=tuple(sources), guards=guards
+        JOIN.join(s.name for s in sources),
+        says,
+        used,
+        **parts,
+        task=task,
+        asked=asked,
+        sources=tuple(sources),
+        guards=guards,
     )
 
 
@@ -61,10 +65,10 @@ def usual(data: Calibration, part: str) -> int:
     """Samples that a part has where there is enough data of this kind."""
     first = next(iter(data.fit or data.guard))
     if "input_ids" not in first:
-        return images_wanted(first)[part]
+        return getattr(images_wanted(first), part)
     if "attention_mask" in first:
-        return LINES[part]
-    return max(4, TOKENS[part] // first["input_ids"].shape[-1])
+        return getattr(LINES, part)
+    return max(4, getattr(TOKENS, part) // first["input_ids"].shape[-1])
 
 
 def is_thin(data: Calibration) -> bool:

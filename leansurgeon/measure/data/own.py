@@ -15,8 +15,10 @@ from __future__ import annotations
 
 import inspect
 import os
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice, zip_longest
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,7 +26,7 @@ import torch
 from torch import Tensor
 
 from leansurgeon import tasks
-from leansurgeon.checkpoints.kind import LANGUAGE
+from leansurgeon.checkpoints.kind import LANGUAGE, class_name
 from leansurgeon.checkpoints.model import load
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import Diverged, UsageError
@@ -36,14 +38,17 @@ from leansurgeon.measure.data.calibration import (
     Calibration,
     chunks,
     of_parts,
+    open_calibration,
     tokenised,
 )
 from leansurgeon.measure.data.choose_task import LINE as LINE_TOKENS
 from leansurgeon.measure.data.choose_task import has_two_stacks, only_length, takes_images, window
 from leansurgeon.measure.data.images import folder_options
-from leansurgeon.measure.data.parts import Parts, told
+from leansurgeon.measure.data.pairs import ROWS, Seq2Seq, open_pairs
+from leansurgeon.measure.data.parts import RANDOM, Parts, told
 from leansurgeon.progress import Say, silent
 from leansurgeon.reading import jsonfile
+from leansurgeon.reading.values import number
 from leansurgeon.tasks import Task
 from leansurgeon.tasks.base import IGNORED
 from leansurgeon.tasks.splits import MADE
@@ -55,6 +60,8 @@ if TYPE_CHECKING:
 NAME, NOVEL = "own", "austen"  # what --calibrate calls them, and the novel
 WINDOWS = Parts(fit=24, guard=8, heldout=8)  # of text that a language model writes, of 512 tokens
 LINES = Parts(fit=512, guard=128, heldout=128)  # of 128 tokens, for encoders; and images
+PAIRS = Parts(fit=256, guard=64, heldout=64)  # of an input and an answer
+ANSWER = 0.5  # of the tokens of a random input
 LEAST = 8  # windows; fewer say too little
 WORK = {"cpu": 1e13, "cuda": 1e15}  # operations that writing may take: minutes on two cores or one GPU
 ROUNDS, AGAIN = 10, 4  # of filling windows of masks, and of hiding a part and filling it anew
@@ -116,15 +123,13 @@ class Drawing:
         config = source.architecture.flat(source.config)
         ends = said.get("eos_token_id", config.get("eos_token_id"))
         banned = [e for e in (ends if isinstance(ends, list) else [ends]) if isinstance(e, int)]
-        drawing = cls(banned=tuple(banned))
-        if said.get("do_sample") is not True:
-            return drawing
-        warm, most, share = (said.get(key) for key in ("temperature", "top_k", "top_p"))
-        return replace(
-            drawing,
-            temperature=float(warm) if isinstance(warm, int | float) and warm > 0 else 1.0,
+        said = said if said.get("do_sample") is True else {}
+        warm, most, share = number(said.get("temperature")), said.get("top_k"), number(said.get("top_p"))
+        return cls(
+            temperature=warm if warm and warm > 0 else 1.0,
             top_k=most if isinstance(most, int) and most > 0 else None,
-            top_p=float(share) if isinstance(share, int | float) and 0 < share < 1 else 1.0,
+            top_p=share if share and 0 < share < 1 else 1.0,
+            banned=tuple(banned),
         )
 
     def draw(self, logits_NV: Tensor, chance: torch.Generator) -> Tensor:
@@ -250,7 +255,7 @@ def sentences(source: Source, seed: int) -> Parts[list[Batch]]:
 
     def both(part: str, count: int) -> list[Batch]:
         chosen = [lines[i] for i in islice(order, count // 2)]
-        two = (tokenised(chosen, tokenizer, source), thin(noise[part], count - len(chosen)))
+        two = (tokenised(chosen, tokenizer, source), thin(getattr(noise, part), count - len(chosen)))
         return [batch for pair in zip_longest(*two) for batch in pair if batch is not None]
 
     return LINES.each(both)
@@ -323,3 +328,51 @@ def parted(rows: Tensor, counts: Parts[int], size: int) -> Parts[list[Tensor]]:
     """Rows by part, in batches of `size`."""
     left = iter(rows.split(list(counts)))
     return counts.each(lambda *_: list(next(left).split(size)))
+
+
+# -- what comes with the package -------------------------------------------------------------------------------------
+
+
+def shipped_samples(source: Source, *, cache: Path, seed: int = 0) -> Calibration:
+    """For surgery without data where a model makes none itself: the novel that comes with the package, in the form that
+    the model reads, or random tokens where it has no tokenizer that knows the novel's words. Only config and tokenizer
+    are looked at, so this serves models of any size. Raises `UsageError` for models that do not read text.
+    """
+    writes = class_name(source.config).endswith("ForConditionalGeneration")
+    if has_two_stacks(source):
+        if writes and novel(source):
+            with suppress(UsageError):  # a tokenizer may have no token that hides others
+                data = open_pairs(NOVEL, source, seed=seed)
+                words = f"spans hidden in a novel that comes with the package ({data.says})"
+                return replace(data, name=NOVEL, says=words)
+        return random_pairs(source, seed, writes)
+    if novel(source):
+        with suppress(UsageError):
+            data = open_calibration(NOVEL, source, cache=cache, seed=seed)
+            return replace(data, says=f"a novel that comes with the package ({data.says})")
+    return random_windows(source, seed)
+
+
+def random_windows(source: Source, seed: int) -> Calibration:
+    """Windows of any tokens; they are their own labels for a causal model, which then judges by its predictions."""
+    if source.head != "causal-lm":
+        return made(RANDOM, RANDOM, random_tokens(source, seed))
+    windows = drawn(source, sum(WINDOWS), window(source), seed)
+    return made(RANDOM, RANDOM, their_own_labels(windows, WINDOWS), tasks.make(source.head, {}))
+
+
+def random_pairs(source: Source, seed: int, writes: bool) -> Calibration:
+    """Any tokens for an encoder, and any others for its decoder to read and to say."""
+    length = only_length(source) or min(LINE_TOKENS, window(source)) // 2
+    rows = drawn(source, sum(PAIRS), length + round(ANSWER * length), seed)
+    start = source.config.get("decoder_start_token_id", source.config.get("pad_token_id")) or 0
+
+    def batch(ids: Tensor) -> Batch:
+        labels = ids[:, length:].clone()
+        before = labels.roll(1, 1)
+        before[:, 0] = int(start)
+        both = {"input_ids": ids[:, :length].clone(), "decoder_input_ids": before}
+        return both | {"labels": labels} if writes else both
+
+    parts = parted(rows, PAIRS, ROWS).each(lambda _, groups: [batch(ids) for ids in groups])
+    return made(RANDOM, RANDOM, parts, Seq2Seq() if writes else None)

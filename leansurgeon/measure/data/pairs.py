@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from leansurgeon.checkpoints.kind import class_name
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import UsageError
 from leansurgeon.measure.data.calibration import Batch, Calibration, choose, chunks, of_parts
@@ -62,7 +63,7 @@ def open_pairs(
     """The pairs that SPEC names, the value of a command's `flag`. Raises `UsageError` where there are none, or for
     another kind of model.
     """
-    name = (source.config.get("architectures") or [""])[0]
+    name = class_name(source.config)
     if not name.endswith("ForConditionalGeneration"):
         raise UsageError(f"{source.name} is a {name or 'model'} with an encoder and a decoder, but no text generator.")
     if spec.startswith("task:"):
@@ -89,13 +90,13 @@ def open_pairs(
     split = split_by_content(np.array([number for number, _ in made], dtype=np.uint64))
     say(split.sentence("pairs" if given else "sentences"))
     sides = Parts(*(split.rows[side] for side in SIDES))
-    wanted = replace(COUNTS, fit=samples or COUNTS.fit)
+    wanted = COUNTS._replace(fit=samples or COUNTS.fit)
     rows = choose(sides.each(lambda _, side: len(side)), wanted, seed, "text", apart=True)
     start = source.config.get("decoder_start_token_id", source.config.get("pad_token_id"))
     pad = tokenizer.pad_token_id or 0
 
     def read(part: str, chosen: np.ndarray) -> list[Batch]:
-        taken = sorted((made[i][1] for i in sides[part][chosen]), key=lambda pair: len(pair[0]))
+        taken = sorted((made[i][1] for i in getattr(sides, part)[chosen]), key=lambda pair: len(pair[0]))
         return [batch_of([taken[i] for i in at], pad, int(start or 0)) for at in chunks(np.arange(len(taken)), ROWS)]
 
     parts = rows.each(read)
@@ -177,14 +178,15 @@ def name_spans(ids: list[int], hidden: Sequence[tuple[int, int]], names: Sequenc
 def batch_of(pairs: Sequence[Pair], pad: int, start: int) -> Batch:
     """Padded inputs, labels (-100 where there are none), and the labels one place later as the decoder's input."""
     import torch
+    from torch.nn.utils.rnn import pad_sequence
 
-    width, length = max(len(a) for a, _ in pairs), max(len(b) for _, b in pairs)
-    inputs = torch.full((len(pairs), width), pad)
-    mask = torch.zeros(len(pairs), width, dtype=torch.long)
-    labels = torch.full((len(pairs), length), IGNORED)
-    for i, (a, b) in enumerate(pairs):
-        inputs[i, : len(a)], mask[i, : len(a)] = torch.tensor(a), 1
-        labels[i, : len(b)] = torch.tensor(b)
+    given, answers = ([torch.tensor(ids, dtype=torch.long) for ids in side] for side in zip(*pairs, strict=True))
+    labels = pad_sequence(answers, batch_first=True, padding_value=IGNORED)
     before = torch.full_like(labels, start)
     before[:, 1:] = labels[:, :-1].masked_fill(labels[:, :-1] == IGNORED, pad)
-    return {"input_ids": inputs, "attention_mask": mask, "decoder_input_ids": before, "labels": labels}
+    return {
+        "input_ids": pad_sequence(given, batch_first=True, padding_value=pad),
+        "attention_mask": pad_sequence([torch.ones_like(ids) for ids in given], batch_first=True),
+        "decoder_input_ids": before,
+        "labels": labels,
+    }

@@ -86,11 +86,10 @@ def paired_p(differences: np.ndarray) -> float | None:
 
 def tested(rows: list[Ablated]) -> None:
     """Put Holm's corrected p beside every p."""
-    raw = [r["p"] for r in rows]
-    known = [p for p in raw if p is not None and np.isfinite(p)]
-    corrected = iter(holm(np.array(known)) if known else ())
-    for r in rows:
-        r["p_holm"] = float(next(corrected)) if r["p"] is not None and np.isfinite(r["p"]) else None
+    raw = [row["p"] for row in rows]
+    corrected = raw if None in raw else holm(np.array(raw)).tolist()  # all of them have a test, or none
+    for row, p in zip(rows, corrected, strict=True):
+        row["p_holm"] = p
 
 
 def holm(p: np.ndarray) -> np.ndarray:

@@ -22,13 +22,6 @@ from leansurgeon.progress import phase
 from leansurgeon.reading.jsonfile import JsonObject
 
 
-class Kind(TypedDict):
-    """One kind of attention: its heads, and their share of all importance."""
-
-    heads: int
-    share: float
-
-
 class Curves(TypedDict):
     """Scores by the fraction pruned: in both orders, and for each kind of attention alone."""
 
@@ -68,24 +61,16 @@ class Ablation(TypedDict):
     spearman: float | None
 
 
-class Samples(TypedDict):
-    """Samples behind each part of the study."""
-
-    importance: int
-    ablation: int
-    curve: int
-
-
 class HeadsDocument(TypedDict):
     """What `study` measures; the command adds who was measured (`model`, ...) and keeps it as `heads.json`."""
 
     data: JsonObject
     judged_by: str
     options: JsonObject
-    samples: Samples
+    samples: dict[str, int]  # behind each part: importance, ablation, curve
     attentions: list[Entry]
     gini: float
-    kinds: dict[str, Kind]
+    kinds: dict[str, dict[str, float]]  # heads of each kind of attention, and their share of all importance
     text: bool
     ablation: NotRequired[Ablation]
     curve: NotRequired[Curves]
@@ -102,8 +87,6 @@ class HeadsDocument(TypedDict):
 class Options:
     """`ablate` costs a forward pass over the samples for every head; `curve` two for every step."""
 
-    reduction: str = "sample"
-    normalise: str = "none"
     ablate: bool = False
     curve: bool = True
     steps: int = pruning.STEPS
@@ -125,7 +108,7 @@ def study(loaded: Loaded, calibration: Calibration, options: Options | None = No
     options = options or Options()
     places = sites(loaded)
     judge = judge_of(loaded, calibration.task, options.seed)
-    values = importance(judge, places, calibration.fit, reduction=options.reduction, normalise=options.normalise)
+    values = importance(judge, places, calibration.fit)
     bench = HeadScorer(judge, places, thin(calibration.heldout, options.judge_samples))
     document: HeadsDocument = {
         "data": calibration.recorded().as_dict(),
@@ -189,9 +172,9 @@ def curves(bench: HeadScorer, values: np.ndarray, options: Options) -> Curves:
     return document
 
 
-def kinds(places: Sequence[Site], values: np.ndarray) -> dict[str, Kind]:
+def kinds(places: Sequence[Site], values: np.ndarray) -> dict[str, dict[str, float]]:
     """Heads of every kind of attention, and their share of all importance."""
-    by_kind: dict[str, Kind] = {}
+    by_kind: dict[str, dict[str, float]] = {}
     for site, part in zip(places, split(values, places), strict=True):
         entry = by_kind.setdefault(site.kind, {"heads": 0, "share": 0.0})
         entry["heads"] += site.heads

@@ -23,7 +23,6 @@ from leansurgeon.checkpoints.model import Loaded
 from leansurgeon.checkpoints.proof.prove import of_values
 from leansurgeon.errors import Diverged
 from leansurgeon.measure.costs.precision import at_rest
-from leansurgeon.measure.data import inputs
 from leansurgeon.measure.data.batches import Batch, on
 from leansurgeon.measure.heads.sites import Site, switched_off
 from leansurgeon.reading.jsonfile import JsonObject
@@ -83,9 +82,8 @@ class Unlabelled:
 
     def forward(self, batch: Batch) -> Tensor:
         """(B, values): the model's output, pooled over real tokens, as a unit vector."""
-        output = (self.pooling or self.loaded.pooling).pool(
-            inputs.answer(self.loaded, batch), batch.get("attention_mask")
-        )
+        pooling = self.pooling or self.loaded.pooling
+        output = pooling.pool(self.loaded.forward(batch), batch.get("attention_mask"))
         wide = output.to(torch.promote_types(output.dtype, torch.float32))
         return torch.nn.functional.normalize(wide, dim=-1)
 

@@ -18,6 +18,7 @@ from leansurgeon.measure.data.batches import Batch
 from leansurgeon.measure.heads.importance import importance
 from leansurgeon.measure.heads.judge import TEXT, HeadScorer, Labelled, Scores, judge_of
 from leansurgeon.measure.heads.sites import Site, count, sites, split
+from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.tasks import Task
 
 STEPS = 10
@@ -34,22 +35,6 @@ class Point(TypedDict):
     scores: NotRequired[dict[str, float]]
 
 
-class Shares(TypedDict):
-    """Each head's share of all importance, layer by layer, and how unequal they are: 0 all alike, 1 one head."""
-
-    share: list[list[float]]
-    gini: float
-
-
-class Prunability(TypedDict):
-    """How many heads a model in training could lose (`at_epoch`)."""
-
-    prunable: float
-    curve: list[Point]
-    importance: Shares
-    samples: dict[str, int]
-
-
 def at_epoch(
     loaded: Loaded,
     task: Task,
@@ -57,8 +42,7 @@ def at_epoch(
     judged: Sequence[Batch],
     *,
     steps: int = STEPS,
-    tolerance: float = TOLERANCE,
-) -> Prunability:
+) -> JsonObject:
     """What `measure: {heads: {every: 10ep}}` writes: how important heads are now and how many could go, so that a run
     shows how prunability grows during training (the paper's last figure).
 
@@ -68,8 +52,8 @@ def at_epoch(
     be on the CPU. The model's mode and gradients are left as they were; nothing is drawn, so a run stays reproducible.
 
     Returns numbers that JSON can hold:
-        prunable     largest fraction of heads that can go, least important first, while the score stays within
-                     `tolerance` (relative) of the whole model's, at this and every smaller step
+        prunable     largest fraction of heads that can go, least important first, while the score stays within 1 %
+                     of the whole model's, at this and every smaller step
         curve        [{"fraction", "pruned", "loss", "accuracy" (classifiers)}] for 0, 1/steps, ... 1
         importance   {"share": [[of each head of all heads' sum] a layer], "gini": 0 (all alike) .. 1 (one head)}
         samples      {"fit", "judged"}
@@ -81,7 +65,7 @@ def at_epoch(
     rows = curve(bench, np.argsort(scores, kind="stable"), fractions(steps))
     total = scores.sum() or 1.0
     return {
-        "prunable": prunable(rows, bench, tolerance),
+        "prunable": prunable(rows, bench),
         "curve": rows,
         "importance": {"share": [(part / total).tolist() for part in split(scores, places)], "gini": gini(scores)},
         "samples": {"fit": sum(len(b["labels"]) for b in fit), "judged": len(bench.whole.losses)},
@@ -91,12 +75,6 @@ def at_epoch(
 def fractions(steps: int) -> list[float]:
     """0 to 1 in equal steps."""
     return [i / steps for i in range(steps + 1)]
-
-
-def row(bench: HeadScorer, keep: np.ndarray) -> Point:
-    """One point of a curve."""
-    gone = int((~keep).sum())
-    return {"fraction": gone / len(keep), "pruned": gone} | bench.scores(keep).as_dict()
 
 
 def curve(
@@ -112,7 +90,9 @@ def curve(
     for fraction in asked:
         keep = np.ones(count(bench.sites), bool)
         keep[order[: round(fraction * len(order))]] = False
-        rows.append(row(bench, keep) | ({} if of is None else {"fraction": fraction}))
+        gone = int((~keep).sum())
+        share = gone / len(keep) if of is None else fraction
+        rows.append({"fraction": share, "pruned": gone} | bench.scores(keep).as_dict())
         step()
     return rows
 

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from statistics import fmean, median, median_low, stdev
 from typing import NotRequired, TypedDict
 
-# From here on a half-precision forward makes kappa look smaller than it is: rounding fills the small singular values.
-HALF_CEILING = {"bfloat16": 1e3, "float16": 1e4}
 RESAMPLES = 1_000
 
 
@@ -82,7 +80,6 @@ class LayerKappa(OverSamples):
     effective_rank: float
     aspect: float
     output: NotRequired[OverSamples]
-    capped: NotRequired[bool]
     weights: NotRequired[dict[str, MatrixKappa] | None]
     jacobian: NotRequired[JacobianKappa | None]
     kind: NotRequired[str]
@@ -101,7 +98,7 @@ class OverLayers(TypedDict):
 
 
 class ModelKappa(TypedDict):
-    """What `blocks.measure_blocks` and `invariant.measure_invariants` give."""
+    """What `blocks.measure_blocks` and `study.measure_invariants` give."""
 
     samples: int
     tokens: int
@@ -110,17 +107,11 @@ class ModelKappa(TypedDict):
     model: OverLayers
 
 
-def ceiling(dtypes: str) -> float | None:
-    """The kappa from which on a forward in one of these dtypes ("float32", or several with ", ") caps it; or None."""
-    return min((HALF_CEILING[name] for name in dtypes.split(", ") if name in HALF_CEILING), default=None)
-
-
 def summarise(samples: Sequence[Conditioning], layer: int) -> LayerKappa:
     """One layer's statistics over samples. `median_interval` is the 95 % interval of the median (`interval`)."""
     whole = [c.kappa for c in samples if math.isfinite(c.kappa)]
     logs = [math.log(value) for value in whole]
-    column = {f.name: [getattr(c, f.name) for c in samples] for f in fields(Conditioning)}
-    centred, centred_bound = median_or_bound(column["centred"], column["centred_bound"])
+    centred, centred_bound = median_or_bound([c.centred for c in samples], [c.centred_bound for c in samples])
     return (
         {"layer": layer}
         | over_samples(samples)
@@ -130,9 +121,9 @@ def summarise(samples: Sequence[Conditioning], layer: int) -> LayerKappa:
             "log_sd": stdev(logs) if len(logs) > 1 else None,
             "centred_median": centred,
             "centred_lower_bound": centred_bound,
-            "stable_rank": median(column["stable_rank"]),
-            "effective_rank": median(column["effective_rank"]),
-            "aspect": median(column["aspect"]),
+            "stable_rank": median(c.stable_rank for c in samples),
+            "effective_rank": median(c.effective_rank for c in samples),
+            "aspect": median(c.aspect for c in samples),
         }
     )
 

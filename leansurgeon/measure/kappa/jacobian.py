@@ -31,13 +31,14 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from leansurgeon.checkpoints.model import Loaded
 from leansurgeon.hooks import Hooks
 from leansurgeon.measure.costs.precision import at_rest
 from leansurgeon.measure.data.batches import first_rows, rows_of, some_rows
-from leansurgeon.measure.kappa.attentions import AttentionModule
-from leansurgeon.measure.kappa.blocks import Mask, Measured, of_layer
+from leansurgeon.measure.kappa.blocks import Mask, of_layer
 from leansurgeon.measure.kappa.figures import JacobianKappa
 from leansurgeon.measure.kappa.spectrum import kappa_above, noise_floor
+from leansurgeon.measure.kappa.weights import AttentionModule
 
 PROBES, SAMPLES = 16, 2
 ROUNDING = 8.0  # errors of a forward against those of storing its result, taken generously
@@ -45,7 +46,7 @@ EXHAUSTED = 1e-5  # what is left of a direction that those before it span: round
 
 
 def jacobian(
-    loaded: Measured,
+    loaded: Loaded,
     modules: list[AttentionModule | None],
     batches: Iterable[dict[str, Tensor]],
     token_mask: Callable[[dict[str, Tensor]], Mask],
@@ -60,36 +61,31 @@ def jacobian(
     functions know no forward-mode derivative.
     """
     device = next(loaded.model.parameters()).device
-    rows: list[list[tuple[float, int, bool]]] = [[] for _ in modules]
+    attentions = {layer: attention for layer, attention in enumerate(modules) if attention is not None}
+    rows: dict[int, list[tuple[float, int, bool]]] = {layer: [] for layer in attentions}
     taken = 0
     quiet = sdpa_kernel(SDPBackend.MATH)  # fused kernels have no forward mode
     with torch.no_grad(), at_rest(loaded.model, device), quiet:
         for batch in batches:
             for i in range(min(rows_of(batch), samples - taken)):
                 one = first_rows(some_rows(batch, slice(i, i + 1)), 1, device)
-                for layer, values in enumerate(_one_sample(loaded, modules, one, token_mask(one), probes)):
-                    rows[layer] += [values] if values else []
+                for layer, values in _one_sample(loaded, attentions, one, token_mask(one), probes).items():
+                    rows[layer].append(values)
                 taken += 1
-    return [_summed(layer, probes) if layer else None for layer in rows]
-
-
-def _summed(values: list[tuple[float, int, bool]], probes: int) -> JacobianKappa:
-    columns = min(c for _, c, _ in values)
-    return {
-        "at_least": median(v for v, _, _ in values),
-        "exact": all(exact for _, _, exact in values),
-        "probes": min(probes, columns),
-        "columns": columns,
-        "samples": len(values),
-    }
+    found: list[JacobianKappa | None] = [None for _ in modules]
+    for layer, values in rows.items():
+        if values:
+            kappas, sizes, exact = zip(*values, strict=True)
+            columns, known = min(sizes), {"at_least": median(kappas), "exact": all(exact)}
+            found[layer] = known | {"probes": min(probes, columns), "columns": columns, "samples": len(values)}
+    return found
 
 
 def _one_sample(
-    loaded: Measured, modules: list[AttentionModule | None], one: dict[str, Tensor], mask: Mask, probes: int
-) -> list[tuple[float, int, bool] | None]:
-    """(kappa(J V), columns of J, whether it is kappa(J)) of every layer on one sample."""
-    ends = _Ends(loaded, modules)
-    inputs, outputs = ends.record(one)
+    loaded: Loaded, attentions: dict[int, AttentionModule], one: dict[str, Tensor], mask: Mask, probes: int
+) -> dict[int, tuple[float, int, bool]]:
+    """(kappa(J V), columns of J, whether it is kappa(J)) of the layers where it can be told, on one sample."""
+    inputs, outputs = _record(loaded, attentions, one)
     generator = torch.Generator().manual_seed(0)  # the same start for every model of this size: paired
     real = {layer: _real(x, of_layer(mask, layer)) for layer, x in inputs.items()}
     columns = {layer: len(at) * inputs[layer].shape[-1] for layer, at in real.items()}
@@ -102,9 +98,9 @@ def _one_sample(
             break
         for layer in live:
             bases[layer].append(_direction(nexts[layer], bases[layer], generator))
-        pushed = ends.push(one, {n: _whole(bases[n][-1], inputs[n], real[n]) for n in live})
+        pushed = _push(loaded, attentions, one, {n: _whole(bases[n][-1], inputs[n], real[n]) for n in live})
         if pushed is None:
-            return [None for _ in modules]
+            return {}
         for layer in live:
             images[layer].append(pushed[layer][0, real[layer]].flatten().double().cpu())
         back = {n: _whole(images[n][-1], outputs[n], real[n]) for n in live}
@@ -113,10 +109,7 @@ def _one_sample(
             [outputs[n] for n in live], [inputs[n] for n in live], list(back.values()), retain_graph=True
         )
         nexts = {n: g[0, real[n]].flatten().double().cpu() for n, g in zip(live, pulled, strict=True)}
-    results: list[tuple[float, int, bool] | None] = [None for _ in modules]
-    for layer in inputs:
-        results[layer] = _kappa(torch.stack(images[layer]), columns[layer], outputs[layer].dtype)
-    return results
+    return {n: _kappa(torch.stack(images[n]), columns[n], outputs[n].dtype) for n in inputs}
 
 
 def _real(x: Tensor, mask: Tensor | None) -> Tensor:
@@ -155,76 +148,76 @@ def _kappa(images_PM: Tensor, columns: int, dtype: torch.dtype) -> tuple[float, 
     return (value if whole else bound), columns, whole and len(sigma) == columns
 
 
-class _Ends:
-    """The two ends of every attention of a model: its readers (q, k, v) and its output projection."""
+# -- the two ends of every attention: its readers (q, k, v) and its output projection --------------------------------
 
-    def __init__(self, loaded: Measured, modules: list[AttentionModule | None]) -> None:
-        self.loaded = loaded
-        self.attentions = {layer: attention for layer, attention in enumerate(modules) if attention is not None}
 
-    def record(self, one: dict[str, Tensor]) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
-        """Input (1, N, D) and output (1, N, D) of every attention with all readers at one input, joined by a graph of
-        their own.
-        """
-        seen: dict[int, tuple[int, Tensor | None]] = {}
-        outputs: dict[int, Tensor] = {}
+def _record(
+    loaded: Loaded, attentions: dict[int, AttentionModule], one: dict[str, Tensor]
+) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
+    """Input (1, N, D) and output (1, N, D) of every attention with all readers at one input, joined by a graph of their
+    own.
+    """
+    seen: dict[int, tuple[int, Tensor | None]] = {}
+    outputs: dict[int, Tensor] = {}
 
-        def enter(layer: int, x: Tensor) -> Tensor:
-            if layer not in seen:
-                plain = x.dim() == 3 and x.shape[0] == 1
-                seen[layer] = (x.data_ptr(), x.detach().requires_grad_() if plain else None)
-            address, leaf = seen[layer]
-            if leaf is None or address != x.data_ptr():
-                seen[layer] = (address, None)
-                return x
-            return leaf
+    def enter(layer: int, x: Tensor) -> Tensor:
+        if layer not in seen:
+            plain = x.dim() == 3 and x.shape[0] == 1
+            seen[layer] = (x.data_ptr(), x.detach().requires_grad_() if plain else None)
+        address, leaf = seen[layer]
+        if leaf is None or address != x.data_ptr():
+            seen[layer] = (address, None)
+            return x
+        return leaf
 
-        def leave(layer: int, out: Tensor) -> Tensor:
-            if layer not in outputs:
-                outputs[layer] = out
-            return out.detach()
+    def leave(layer: int, out: Tensor) -> Tensor:
+        outputs.setdefault(layer, out)
+        return out.detach()
 
-        with torch.enable_grad(), self._hooked(enter, leave):
-            self.loaded.forward(one)
-        inputs = {n: leaf for n, (_, leaf) in seen.items() if leaf is not None and n in outputs}
-        alike = {n: x for n, x in inputs.items() if outputs[n].requires_grad and outputs[n].shape[:2] == x.shape[:2]}
-        return alike, {n: outputs[n] for n in alike}
+    with torch.enable_grad(), _hooked(loaded, attentions, enter, leave):
+        loaded.forward(one)
+    inputs = {n: leaf for n, (_, leaf) in seen.items() if leaf is not None and n in outputs}
+    alike = {n: x for n, x in inputs.items() if outputs[n].requires_grad and outputs[n].shape[:2] == x.shape[:2]}
+    return alike, {n: outputs[n] for n in alike}
 
-    def push(self, one: dict[str, Tensor], tangents: dict[int, Tensor]) -> dict[int, Tensor] | None:
-        """J times a tangent (1, N, D) for every layer; None where a function has no forward-mode derivative."""
-        pushed: dict[int, Tensor] = {}
 
-        def enter(layer: int, x: Tensor) -> Tensor:
-            return forward_ad.make_dual(x, tangents[layer]) if layer in tangents else x
+def _push(
+    loaded: Loaded, attentions: dict[int, AttentionModule], one: dict[str, Tensor], tangents: dict[int, Tensor]
+) -> dict[int, Tensor] | None:
+    """J times a tangent (1, N, D) for every layer; None where a function has no forward-mode derivative."""
+    pushed: dict[int, Tensor] = {}
 
-        def leave(layer: int, out: Tensor) -> Tensor:
-            primal, tangent = forward_ad.unpack_dual(out)
-            if layer in tangents and layer not in pushed:
-                pushed[layer] = torch.zeros_like(primal) if tangent is None else tangent
-            return primal
+    def enter(layer: int, x: Tensor) -> Tensor:
+        return forward_ad.make_dual(x, tangents[layer]) if layer in tangents else x
 
-        try:
-            with warnings.catch_warnings(), forward_ad.dual_level(), self._hooked(enter, leave):
-                warnings.simplefilter("ignore", FutureWarning)  # of torch's own rules for derivatives, built anew
-                self.loaded.forward(one)
-        except (NotImplementedError, RuntimeError) as error:
-            if "forward AD" in str(error) or "forward mode AD" in str(error):
-                return None
-            raise
-        return pushed
+    def leave(layer: int, out: Tensor) -> Tensor:
+        primal, tangent = forward_ad.unpack_dual(out)
+        if layer in tangents:
+            pushed.setdefault(layer, torch.zeros_like(primal) if tangent is None else tangent)
+        return primal
 
-    @contextmanager
-    def _hooked(self, enter: Callable[[int, Tensor], Tensor], leave: Callable[[int, Tensor], Tensor]) -> Iterator[None]:
-        def before(layer: int) -> Callable:
-            return lambda _module, args: (enter(layer, args[0]), *args[1:])
+    try:
+        with warnings.catch_warnings(), forward_ad.dual_level(), _hooked(loaded, attentions, enter, leave):
+            warnings.simplefilter("ignore", FutureWarning)  # of torch's own rules for derivatives, built anew
+            loaded.forward(one)
+    except (NotImplementedError, RuntimeError) as error:
+        if "forward AD" in str(error) or "forward mode AD" in str(error):
+            return None
+        raise
+    return pushed
 
-        def after(layer: int) -> Callable:
-            return lambda _module, _args, out: leave(layer, out)
 
-        module_of = self.loaded.model.get_submodule
-        with Hooks() as hooks:
-            for layer, attention in self.attentions.items():
-                for name in dict.fromkeys(attention.readers):
-                    hooks.before(module_of(name), before(layer))
-                hooks.after(module_of(attention.projection), after(layer))
-            yield
+@contextmanager
+def _hooked(
+    loaded: Loaded,
+    attentions: dict[int, AttentionModule],
+    enter: Callable[[int, Tensor], Tensor],
+    leave: Callable[[int, Tensor], Tensor],
+) -> Iterator[None]:
+    module_of = loaded.model.get_submodule
+    with Hooks() as hooks:
+        for layer, attention in attentions.items():
+            for name in dict.fromkeys(attention.readers):
+                hooks.before(module_of(name), lambda _, args, n=layer: (enter(n, args[0]), *args[1:]))
+            hooks.after(module_of(attention.projection), lambda _, _args, out, n=layer: leave(n, out))
+        yield

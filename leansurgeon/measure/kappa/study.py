@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import Any, TypedDict
 
 import torch
 from torch import Tensor
 
-from leansurgeon.checkpoints.model import load
+from leansurgeon.checkpoints.model import Loaded, load
 from leansurgeon.checkpoints.source import Source
-from leansurgeon.measure.data.batches import rows_of, thin
+from leansurgeon.hooks import Hooks
+from leansurgeon.measure.data.batches import inner, pick, rows_of, thin
 from leansurgeon.measure.data.calibration import Batch, Calibration
 from leansurgeon.measure.heads import sites
-from leansurgeon.measure.kappa import invariant, jacobian
-from leansurgeon.measure.kappa.blocks import Mask, headless
-from leansurgeon.measure.kappa.figures import ModelKappa
+from leansurgeon.measure.kappa import jacobian
+from leansurgeon.measure.kappa.blocks import Mask, measure_blocks
+from leansurgeon.measure.kappa.figures import JacobianKappa, ModelKappa
+from leansurgeon.measure.kappa.weights import find_attentions, weights
 from leansurgeon.progress import Say, phase, silent
 
 SAMPLES, PROBES = 256, 16
-HALVES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class KappaDocument(ModelKappa):
@@ -42,15 +44,9 @@ class DataNamed(TypedDict):
 
 
 def study(
-    opened: Source,
-    sample: Calibration,
-    *,
-    samples: int = SAMPLES,
-    probes: int = PROBES,
-    precision: str = "fp32",
-    say: Say = silent,
+    opened: Source, sample: Calibration, *, samples: int = SAMPLES, probes: int = PROBES, say: Say = silent
 ) -> KappaDocument:
-    """Load the model and measure it on held-out samples. Raises what `invariant.measure_invariants` raises."""
+    """Load the model and measure it on held-out samples. Raises what `measure_invariants` raises."""
     loaded = load(opened.folder, tower=opened.tower).alone()
     loaded.model.to("cuda" if torch.cuda.is_available() else "cpu").requires_grad_(False)
     kinds = [site.kind for site in sites.sites(loaded)]
@@ -59,16 +55,13 @@ def study(
     passes = len(batches) + (min(jacobian.SAMPLES, size) * (probes + 1) if probes else 0)
 
     def mask(batch: Batch) -> Mask:
-        real: Tensor | None = sample.mask(batch)
-        if "decoder_input_ids" not in batch:
-            return real
-        written = batch["labels"] != -100  # behind an answer stand tokens that fill up
-        return [real if kind == "encoder" else written for kind in kinds]
+        real, written = sample.mask(batch), sample.answer_mask(batch)
+        return [real if kind == "encoder" else written for kind in kinds] if "decoder_input_ids" in batch else real
 
     say(f"Measuring on held-out samples of {sample.says.rpartition(': ')[0]} ...")
-    with phase("forward passes", passes, "passes/s") as advance:
-        watched = headless(loaded, advance)
-        figures = invariant.measure_invariants(watched, batches, mask, size, probes=probes, half=HALVES[precision])
+    with phase("forward passes", passes, "passes/s") as advance, Hooks() as hooks:
+        hooks.after(loaded.model, lambda *_: advance())
+        figures = measure_invariants(loaded, batches, mask, size, probes=probes)
     for layer, kind in zip(figures["layers"], kinds, strict=True):
         layer["kind"] = kind
     return {
@@ -78,6 +71,30 @@ def study(
         "family": opened.architecture.name,
         "shape": opened.shape.as_dict(),
         "data": {"name": sample.name, "says": sample.says, "sha256": sample.digest},
-        "options": {"samples": samples, "probes": probes, "precision": precision},
+        "options": {"samples": samples, "probes": probes},
         **figures,
     }
+
+
+def measure_invariants(
+    loaded: Loaded,
+    batches: Iterable[dict[str, Tensor]],
+    token_mask: Callable[[dict[str, Tensor]], Mask],
+    samples: int,
+    *,
+    probes: int = PROBES,
+) -> ModelKappa:
+    """What `measure_blocks` gives, and for every layer `weights` (see `weights.weights`) and `jacobian` (see
+    `jacobian.jacobian`, on a few samples, neither the first nor the last: sentences may stand by their length).
+    `probes` 0 leaves the Jacobian out.
+    """
+    batches = list(batches)
+    figures = measure_blocks(loaded, batches, token_mask, samples)
+    parts = find_attentions(loaded)
+    slopes: list[JacobianKappa | None] = [None for _ in parts]
+    if probes:
+        probed = pick(batches, inner(samples, jacobian.SAMPLES))
+        slopes = jacobian.jacobian(loaded, parts, probed, token_mask, probes=probes)
+    for layer, matrices, slope in zip(figures["layers"], weights(loaded, parts), slopes, strict=True):
+        layer["weights"], layer["jacobian"] = matrices, slope
+    return figures

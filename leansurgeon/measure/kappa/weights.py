@@ -9,32 +9,99 @@ positions or norms stand between queries and keys, W_q^T W_k is not all that cou
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
 import torch
 
-from leansurgeon.measure.kappa import attentions
-from leansurgeon.measure.kappa.blocks import Measured
+from leansurgeon.architectures.base import TensorSpec
+from leansurgeon.checkpoints.blockwise.names import bare_name, file_names
+from leansurgeon.checkpoints.model import Loaded
+from leansurgeon.checkpoints.pieces import ATTENTION_ROLES, Array, to_pieces
+from leansurgeon.errors import UnsupportedModel
 from leansurgeon.measure.kappa.figures import MatrixKappa, median_or_bound
 from leansurgeon.measure.kappa.spectrum import kappa_above, noise_floor, spectrum
+from leansurgeon.shape import Stage
 
 FP32 = torch.finfo(torch.float32).eps
 Matrices: TypeAlias = dict[str, MatrixKappa]  # by the names of `weights`
 
 
-def weights(loaded: Measured, modules: list[attentions.AttentionModule | None]) -> list[Matrices | None]:
+# -- the attentions of a loaded model, by the roles of their tensors -------------------------------------------------
+
+
+@dataclass(frozen=True)
+class AttentionModule:
+    """One attention of a loaded model; `tensors` are its matrices by their names in memory."""
+
+    projection: str
+    stage: Stage
+    tensors: dict[str, TensorSpec]
+
+    @property
+    def readers(self) -> list[str]:
+        """The modules that make queries, keys and values of the block's input."""
+        return [name.rpartition(".")[0] for name, spec in self.tensors.items() if spec.role != "o"]
+
+
+def find_attentions(loaded: Loaded) -> list[AttentionModule | None]:
+    """One for every entry of `loaded.projections`; None where its tensors do not make `softmax(q k) v` and an output
+    projection. Names in memory differ from those in the declaration: the library's own `save_pretrained` tells which is
+    which.
+    """
+    architecture = loaded.architecture
+    try:
+        files = file_names(loaded.model, architecture.library)
+    except UnsupportedModel:
+        return [None for _ in loaded.projections]
+
+    memory = {bare_name(saved[0], architecture): name for name, saved in files.items()}
+    shape = architecture.shape(loaded.config)
+    groups: dict[tuple[int, int], dict[str, TensorSpec]] = {}
+    for spec in architecture.tensors(loaded.config):
+        if spec.layer is None or spec.role not in (*ATTENTION_ROLES, "o") or len(spec.shape) < 2:
+            continue
+        if (name := memory.get(bare_name(spec.name, architecture))) is not None:
+            groups.setdefault((spec.layer, spec.group), {})[name] = spec
+    by_path = {}
+    for tensors in groups.values():
+        letters = "".join(sorted(letter for spec in tensors.values() for letter in spec.role))
+        output = next((name for name, spec in tensors.items() if spec.role == "o"), None)
+        if letters == "koqv" and output:
+            stage = shape.stages[next(iter(tensors.values())).stage]
+            by_path[output.rpartition(".")[0]] = AttentionModule(output.rpartition(".")[0], stage, tensors)
+    return [by_path.get(name) for name in loaded.projections]
+
+
+def matrices(loaded: Loaded, attention: AttentionModule) -> dict[str, Array] | None:
+    """q (heads, head_dim, width), k and v (kv_heads, head_dim, width), o (width, heads, head_dim) in float64; None
+    where the library holds them in other sizes than the declaration says.
+    """
+    state, pieces = loaded.model.state_dict(), {}
+    for name, spec in attention.tensors.items():
+        values = state[name].detach().double().cpu().numpy()
+        if values.shape != spec.shape:
+            return None
+        pieces |= to_pieces(spec, values, attention.stage)
+    return pieces
+
+
+# -- their condition numbers -------------------------------------------------------------------------------------------
+
+
+def weights(loaded: Loaded, modules: list[AttentionModule | None]) -> list[Matrices | None]:
     """For every attention: `q`, `k`, `v`, `o` (whole matrices) and, over heads, the median of `vo` and `qk` with the
     number of heads whose product lacks rank. None where the weights have no such form.
 
     A figure is `{"value": x, "lower_bound": null}`, or the other way round where the rank is not full.
     """
-    pieces = (attentions.matrices(loaded, attention) if attention else None for attention in modules)
-    return [None if matrices is None else of_matrices(matrices) for matrices in pieces]
+    pieces = (matrices(loaded, attention) if attention else None for attention in modules)
+    return [None if found is None else of_matrices(found) for found in pieces]
 
 
 def of_matrices(m: dict[str, np.ndarray]) -> Matrices:
-    """The same from matrices as `attentions.matrices` gives them."""
+    """The same from matrices as `matrices` gives them."""
     width, heads, _ = m["o"].shape
     each = heads // m["k"].shape[0]
     k, v = (np.repeat(m[name], each, axis=0) for name in ("k", "v"))

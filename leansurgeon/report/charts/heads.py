@@ -25,10 +25,7 @@ def maps(study: HeadStudy, name: str, key: str) -> list[Chart]:
     for attention in study.attentions:
         kinds.setdefault(attention.kind, []).append(attention)
     stages = len({a.stage for a in study.attentions})
-    says = (
-        f"Mean slope of the loss by each head's gate, absolute per {study.reduction} (Michel et al. 2019); fuller is "
-        "larger."
-    )
+    says = "Mean slope of the loss by each head's gate, absolute per sample (Michel et al. 2019); fuller is larger."
     says += f" {study.samples:,} samples." if study.samples else ""
     charts = []
     for kind, layers in kinds.items():

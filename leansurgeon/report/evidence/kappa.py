@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any
 
-from leansurgeon.measure.kappa.figures import ceiling
 from leansurgeon.reading.jsonfile import Json, value_at
 from leansurgeon.reading.values import number, objects, text, whole
 from leansurgeon.report.humans import Spread
@@ -76,18 +75,16 @@ def kappa_of(measured: list[Any]) -> Kappa | None:
     measured = [k for k in measured if isinstance(value_at(k, "layers"), list) and objects([k.get("model")])]
     if not measured:
         return None
-    dtype = text(measured[0].get("forward_dtype"))
-    limit = ceiling(dtype)
 
     def figures(parts: list[Any], deficient: int) -> dict[str, Bound | None]:
         """What is said of the whole model and of every layer."""
-        mean = average(parts, "mean", "median_lower_bound", limit)
+        mean = average(parts, "mean", "median_lower_bound")
         return {
             # It leaves deficient samples out, each of which is worse than any that it counts.
             "mean": Bound(mean.value, False) if mean and deficient else mean,
-            "median": average(parts, "median", "median_lower_bound", limit),
-            "worst": average(parts, "worst", "lower_bound", limit),
-            "centred": average(parts, "centred_median", "centred_lower_bound", limit),
+            "median": average(parts, "median", "median_lower_bound"),
+            "worst": average(parts, "worst", "lower_bound"),
+            "centred": average(parts, "centred_median", "centred_lower_bound"),
         }
 
     def layer(i: int) -> LayerKappa:
@@ -110,7 +107,7 @@ def kappa_of(measured: list[Any]) -> Kappa | None:
             k=k,
             deficient=deficient,
             **plain,
-            output=average([value_at(part, "output") for part in parts], "median", "median_lower_bound", limit),
+            output=average([value_at(part, "output") for part in parts], "median", "median_lower_bound"),
             jacobian=jacobian and Bound(jacobian.value, exact),
             weights={
                 key: average([value_at(part, "weights", key) for part in parts], "value", "lower_bound")
@@ -124,23 +121,22 @@ def kappa_of(measured: list[Any]) -> Kappa | None:
         **figures([k["model"] for k in measured], deficient),
         deficient=deficient,
         samples=whole(measured[0].get("samples")) or 0,
-        dtype=dtype,
+        dtype=text(measured[0].get("forward_dtype")),
         output=middle([layer.output for layer in layers]),
         jacobian=middle([layer.jacobian for layer in layers]),
         layers=layers,
     )
 
 
-def average(parts: list[Any], value: str, bound: str, limit: float | None = None) -> Bound | None:
-    """The mean of a figure over runs; a lower bound only, where one is of them or beyond the `limit` that the dtype can
-    tell. None when a run has neither a value nor a bound.
+def average(parts: list[Any], value: str, bound: str) -> Bound | None:
+    """The mean of a figure over runs; a lower bound only, where one of them is. None when a run has neither a value nor
+    a bound.
     """
     known = [(number(value_at(part, value)), number(value_at(part, bound))) for part in parts]
     values = [lower if exact is None else exact for exact, lower in known]
     if not values or None in values:
         return None
-    mean = fmean(values)
-    return Bound(mean, all(exact is not None for exact, _ in known) and not (limit and mean > limit))
+    return Bound(fmean(values), all(exact is not None for exact, _ in known))
 
 
 def middle(bounds: list[Bound | None]) -> Bound | None:

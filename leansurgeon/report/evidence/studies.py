@@ -37,7 +37,6 @@ class HeadStudy:
 
     attentions: tuple[AttentionHeads, ...]
     samples: int | None
-    reduction: str
     judged_by: str
     score: str
     orders: dict[str, tuple[Off, ...]]
@@ -68,7 +67,6 @@ def heads_of(document: Json) -> HeadStudy | None:
     return HeadStudy(
         attentions=tuple(a for a in attentions if a.importance),
         samples=whole(value_at(document, "samples", "importance")),
-        reduction=text(value_at(document, "options", "reduction"), "sample"),
         judged_by=text(document.get("judged_by")),
         score=score,
         orders={name: tuple(filter(None, (off(point, score) for point in points))) for name, points in orders.items()},

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from leansurgeon.checkpoints.proof.report_numbers import of_comparison, of_source, sentence
+from leansurgeon.checkpoints.proof.report_numbers import cells_of, sentence
 from leansurgeon.checkpoints.record import SurgeryRecord
 from leansurgeon.checkpoints.recorded.planned import Planned
 from leansurgeon.reading.values import text
@@ -59,10 +59,10 @@ class Cut:
             return ()
         language = self.record.language
         named = [({"best": "ours"}.get(key, text(key)), start) for key, start in self.record.starts.items()]
-        rows = [of_comparison(name, start, language) for name, start in named]
+        rows = [cells_of(name, start, language) for name, start in named]
         last = named[-1][1]
         if last.loss:
-            rows.insert(0, of_source("the source itself", last, language))
+            rows.insert(0, cells_of("the source itself", last, language, "source"))
         return tuple({key: text(value) for key, value in row.items()} for row in rows)
 
     @property

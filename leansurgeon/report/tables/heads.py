@@ -26,13 +26,11 @@ LABELS = {"importance": "least", "reverse": "most"}
 
 def describe(document: HeadsDocument) -> list[str]:
     """The whole study as a person reads it."""
-    options, samples = document["options"], document["samples"]
-    raw = options["normalise"] == "none"
+    samples = document["samples"]
     heads = sum(entry["heads"] for entry in document["attentions"])
-    how = f"per {options['reduction']}, {'raw' if raw else 'divided by the l2 norm of each layer'}"
     lines = [
         *wrap(f"{document['model']}: {plural(heads, 'head')}. Data: {document['data']['says']}."),
-        *wrap(f"Judged by {document['judged_by']}. Importance on {plural(samples['importance'], 'sample')} ({how})."),
+        *wrap(f"Judged by {document['judged_by']}. Importance on {plural(samples['importance'], 'sample')}."),
         "",
         *importance_map(document),
     ]

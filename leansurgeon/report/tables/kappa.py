@@ -10,7 +10,6 @@ from typing import Any
 from tabulate import tabulate
 
 from leansurgeon.errors import plural, short
-from leansurgeon.measure.kappa.figures import ceiling
 from leansurgeon.report.evidence.kappa import Bound, Kappa, kappa_of
 from leansurgeon.report.humans import NONE
 from leansurgeon.report.tables.columns import INVARIANTS, LayerRow, define_layer_columns, pick, show
@@ -84,13 +83,11 @@ def notes(document: dict[str, Any], kappa: Kappa) -> list[str]:
             f"Jacobian of a block, {slope['probes']} directions of {slope['columns']:,}, "
             f"{plural(slope['samples'], 'sample')}: {exact}."
         )
-    half = ceiling(kappa.dtype) is not None
     if kappa.deficient:
-        why = f"in {dtype} they may only seem so" if half else "look for repeated tokens, heads without effect, or few"
-        columns = "" if half else " columns for the tokens"
-        said.append(f"lost: {plural(kappa.deficient, 'block')} without full rank; {why}{columns}.")
-    if half and any(layer.get("capped") for layer in document["layers"]):
-        said.append(f"≥: the {dtype} forward caps kappa here; measure with --precision fp32.")
+        said.append(
+            f"lost: {plural(kappa.deficient, 'block')} without full rank; look for repeated tokens, heads without "
+            "effect, or few columns for the tokens."
+        )
     if kappa.layers and any(0.8 < (layer.aspect or 0) < 1.25 for layer in kappa.layers):
         said.append("h*d is near the number of tokens, where kappa peaks (Theorem 3.2): fewer heads lower it, too.")
     return said

@@ -12,8 +12,8 @@ from dataclasses import replace
 
 from tabulate import tabulate
 
-from leansurgeon.checkpoints.proof.report_numbers import of_comparison, of_source
-from leansurgeon.checkpoints.publish.leftovers import scratch
+from leansurgeon.checkpoints.proof.report_numbers import cells_of
+from leansurgeon.checkpoints.publish.durable import scratch
 from leansurgeon.checkpoints.record import Comparison
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import UsageError
@@ -71,6 +71,6 @@ def scored(steps: Plan, calibration: Calibration) -> Comparison:
 def table(starts: Mapping[str, Comparison], calibration: Calibration) -> str:
     """The starting points as a person compares them, the source first."""
     language = predicts_words(calibration)
-    rows = [of_comparison(name, compared, language) for name, compared in starts.items()]
-    source = dict.fromkeys(rows[0], "") | of_source("source", starts["best"], language)
+    rows = [cells_of(name, compared, language) for name, compared in starts.items()]
+    source = dict.fromkeys(rows[0], "") | cells_of("source", starts["best"], language, "source")
     return tabulate([source, *rows], headers="keys", disable_numparse=True, stralign="right")

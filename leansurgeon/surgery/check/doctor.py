@@ -16,7 +16,7 @@ import numpy as np
 
 from leansurgeon.architectures.base import Architecture, TensorSpec
 from leansurgeon.architectures.match import match
-from leansurgeon.checkpoints.publish.leftovers import scratch
+from leansurgeon.checkpoints.publish.durable import scratch
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.checkpoints.weights import from_float32
 from leansurgeon.errors import LeanSurgeonError

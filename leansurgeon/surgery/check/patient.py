@@ -91,7 +91,7 @@ class Patient:
         elif self.arch.evidence:  # nobody declared what it takes
             inputs = undeclared.example(self.loaded.model, self.source.config, vocab=self.vocabulary)
         else:
-            inputs = example(self.loaded.model, what_it_takes(self.arch, self.source.config), torch)
+            inputs = example(self.loaded.model, what_it_takes(self.arch, self.source.config))
         kind = torch.float32 if self.large else torch.float64
         return {
             key: torch.randn(value.shape, generator=generator).to(kind) if value.is_floating_point() else value

@@ -30,7 +30,7 @@ from leansurgeon.architectures.infer.library import (
 from leansurgeon.architectures.limits import move_taps, refusals
 from leansurgeon.checkpoints.config import read_config
 from leansurgeon.checkpoints.kind import transformers_class
-from leansurgeon.checkpoints.publish.leftovers import scratch
+from leansurgeon.checkpoints.publish.durable import scratch
 from leansurgeon.checkpoints.source import Source, open_source
 from leansurgeon.errors import LeanSurgeonError, UnsupportedModel, UsageError
 from leansurgeon.reading import jsonfile

@@ -20,8 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from leansurgeon.checkpoints.provenance import versions
-from leansurgeon.checkpoints.publish.durable import sync_tree, write_durably
-from leansurgeon.checkpoints.publish.leftovers import scratch
+from leansurgeon.checkpoints.publish.durable import scratch, sync_tree, write_durably
 from leansurgeon.checkpoints.weights import Arrays
 from leansurgeon.measure.data.calibration import Calibration
 from leansurgeon.reading import jsonfile

@@ -19,7 +19,7 @@ from typing import Any
 
 from leansurgeon.checkpoints import record
 from leansurgeon.checkpoints.foreign import unpacked
-from leansurgeon.checkpoints.publish import leftovers
+from leansurgeon.checkpoints.publish import durable
 from leansurgeon.checkpoints.publish.durable import sync, write_durably
 from leansurgeon.errors import LeanSurgeonError, UsageError, disk_is_full
 from leansurgeon.reading import files
@@ -266,7 +266,7 @@ def explained(path: Path) -> Iterator[None]:
         raise
 
 
-is_held = leftovers.in_use  # whether some process is training in a folder now
+is_held = durable.in_use  # whether some process is training in a folder now
 
 _held: set[int] = set()  # what this process has open by `hold`
 
@@ -276,7 +276,7 @@ def hold(run_dir: Path) -> int | None:
 
     Raises `UsageError` where another process holds it. None where the file system knows no locks.
     """
-    handle, taken = leftovers.locked(run_dir)
+    handle, taken = durable.take_lock(run_dir)
     if taken:
         raise UsageError(f"{run_dir} is being trained by another process.", "Choose another folder with -o.")
     if handle is not None:

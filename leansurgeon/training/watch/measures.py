@@ -81,13 +81,13 @@ def _measure(run: Run, wanted: list[Kappa | Heads], found: dict[str, Any], *, en
 
 
 def _kappa(run: Run, export: Any, wanted: Kappa) -> JsonObject:
-    """Conditioning of the attention blocks, raw and invariant (see `measure.invariant`)."""
-    from leansurgeon.measure.kappa import invariant
+    """Conditioning of the attention blocks, raw and invariant (see `measure.kappa.study`)."""
+    from leansurgeon.measure.kappa import study
 
     samples = min(wanted.samples, run.task.size("eval"))
     device = next(export.model.parameters()).device
     batches = (feed.to_device(batch, device) for batch in _batches(run, "eval", samples))
-    return invariant.measure_invariants(export, batches, run.task.token_mask, samples, probes=wanted.probes)
+    return study.measure_invariants(export, batches, run.task.token_mask, samples, probes=wanted.probes)
 
 
 def _heads(run: Run, export: Any, wanted: Heads) -> JsonObject:

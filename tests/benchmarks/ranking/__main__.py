@@ -17,7 +17,7 @@ import argparse
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 
@@ -26,12 +26,11 @@ import torch
 from tabulate import tabulate
 
 from leansurgeon.checkpoints.model import load
-from leansurgeon.checkpoints.publish.leftovers import scratch
+from leansurgeon.checkpoints.publish.durable import scratch
 from leansurgeon.checkpoints.source import Source, open_source
 from leansurgeon.commands.samples import sample_data
 from leansurgeon.measure.data import calibration
 from leansurgeon.measure.data.calibration import Batch, Calibration
-from leansurgeon.measure.data.inputs import answer
 from leansurgeon.search.findings import kendall_tau
 from leansurgeon.search.heals import Heals, task_score
 from leansurgeon.search.score import Score
@@ -89,10 +88,10 @@ def distil(student, teacher, data: Calibration, how: Healing) -> None:
     optimizer = torch.optim.AdamW(student.model.parameters(), RATE, weight_decay=0.0)
     pace = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     with torch.no_grad():
-        said = [answer(teacher, batch).log_softmax(-1) for batch in data.fit]
+        said = [teacher.forward(batch).log_softmax(-1) for batch in data.fit]
     for _ in range(how.epochs):
         for i in torch.randperm(len(data.fit), generator=order).tolist():
-            logs = answer(student, data.fit[i]).log_softmax(-1)
+            logs = student.forward(data.fit[i]).log_softmax(-1)
             loss = torch.nn.functional.kl_div(logs, said[i], log_target=True, reduction="none").sum(-1).mean()
             optimizer.zero_grad()
             loss.backward()
@@ -104,7 +103,7 @@ def with_judges(more: int) -> None:
     """Held-out images of this process are so many more than a search's."""
     for name in ("IMAGES", "SMALL_IMAGES"):
         usual = getattr(calibration, name)
-        setattr(calibration, name, replace(usual, heldout=usual.heldout + more))
+        setattr(calibration, name, usual._replace(heldout=usual.heldout + more))
 
 
 def apart(batches: list[Batch], more: int) -> tuple[list[Batch], list[Batch]]:

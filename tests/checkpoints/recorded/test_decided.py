@@ -51,7 +51,7 @@ WHOLE = Decisions(
     steps_taken_over=2,
     seconds=1.0,
     mixing=Mixing(0.5, (MixedIn(0, 0.75),), False),
-    importance=Importance("sample", "none", ((0.5, 0.25),)),
+    importance=Importance(((0.5, 0.25),)),
     verified=Verified("source", "m", (), ("x",)),
 )
 # As versions before these values wrote it; the order is that of the file.
@@ -70,10 +70,8 @@ TEXT = (
 "from": 4, "until": 4, "heads": {"ridge": null, "re_solved": false, "guard_without_trim": 0.5, "guard_after": 0.5,
 "kept": [0, 3]}, "refit": "no way"}], "changed_tensors": 3, "passes": 2.5, "tokens": 900,
 "held_back": ["5 steps"], "steps_taken_over": 2, "seconds": 1.0, "mixing": {"own_alone": 0.5,
-"rounds": [{"own": 0, "on_own": 0.75}], "safe": false}, "importance": {"reduction": "sample", "normalise": "none",
-"by_head": [[0.5, 0.25]]}, "verified": {"by": "source", "source": "m", "differing": [], "left_out": ["x"]}}""".replace(
-        "\n", " "
-    )
+"rounds": [{"own": 0, "on_own": 0.75}], "safe": false}, "importance": {"by_head":
+[[0.5, 0.25]]}, "verified": {"by": "source", "source": "m", "differing": [], "left_out": ["x"]}}""".replace("\n", " ")
     % ("ab" * 32)
 )
 

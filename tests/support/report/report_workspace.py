@@ -75,7 +75,6 @@ def surgery(arm: str, **changes: Any) -> dict[str, Any]:
 HEADS = {
     "schema_version": 1,
     "kind": "heads",
-    "options": {"reduction": "sample", "normalise": "none"},
     "samples": {"importance": 128},
     "attentions": [
         {"kind": "self", "stage": 0, "layer": i, "heads": 8, "importance": [0.1 * (i + 1) + 0.01 * h for h in range(8)]}

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from leansurgeon.checkpoints import load, weights
-from leansurgeon.checkpoints.publish import durable, leftovers, output
+from leansurgeon.checkpoints.publish import durable, output
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import Diverged, LeanSurgeonError, UnsupportedModel
 from leansurgeon.surgery import shrink
@@ -150,7 +150,7 @@ MOMENTS = [
     (weights, "write_array", 7),
     (durable, "sync", 1),
     (output, "publish", 0),
-    (leftovers.shutil, "rmtree", 0),
+    (durable.shutil, "rmtree", 0),
 ]
 
 

@@ -115,7 +115,7 @@ def test_everything_at_once_trains(family, saved, tmp_path):
     how = prove.how_to_load(tmp_path / "lean", as_documented=True)
     reloaded, account = reload_check.load_transformers(tmp_path / "lean", config, how, {})
     assert account["missing"] == account["unexpected"] == account["mismatched"] == []
-    assert reload_check.run(reloaded, [reload_check.example(reloaded, how, torch)], "plain", None, torch)[0]["finite"]
+    assert reload_check.run(reloaded, [reload_check.example(reloaded, how)], "plain", None)[0]["finite"]
     output(lean, example(model)).pow(2).sum().backward()
     # New heads say nothing yet (zero output columns): their q, k, v start with a gradient that is zero.
     unused = ("pooler", "distill", "mask_token")

@@ -11,8 +11,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from leansurgeon.checkpoints.publish.leftovers import PART
-from leansurgeon.checkpoints.publish.owners import me
+from leansurgeon.checkpoints.publish.durable import PART, me
 from leansurgeon.errors import UsageError
 from leansurgeon.training.processes.agree import Council
 from leansurgeon.training.runs import checkpoint, resume

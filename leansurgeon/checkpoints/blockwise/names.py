@@ -1,13 +1,15 @@
-"""Blocks whose tensors stand apart in files and together in memory, as those of experts do. Imports torch.
+"""What the tensors of a built model are called in the file that the library writes, also those that stand apart there
+and together in memory, as those of experts do. Imports torch.
 
-How the parts become a whole is the library's business: it says into which names it would save a tensor, and a model of
-one layer that it loads from the parts has the whole.
+How parts become a whole is the library's business: it says into which names it would save a tensor, and a model of one
+layer that it loads from the parts has the whole.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -15,23 +17,55 @@ from torch import Tensor, nn
 
 from leansurgeon.architectures.base import Architecture, Config
 from leansurgeon.architectures.foreign import library_builds
-from leansurgeon.checkpoints.kind import transformers_class
+from leansurgeon.checkpoints.kind import class_name, transformers_class
+from leansurgeon.checkpoints.publish.durable import scratch
 from leansurgeon.errors import UnsupportedModel
 from leansurgeon.progress import quiet_transformers
 from leansurgeon.shape import Shape
 
 
-def file_names(model: nn.Module) -> dict[str, tuple[str, ...]]:
+def bare_name(name: str, architecture: Architecture) -> str:
+    """A file name without the prefix of the base model, which files of other classes write or leave out."""
+    return name.removeprefix(next((p for p in architecture.prefixes if p and name.startswith(p)), ""))
+
+
+def file_names(model: nn.Module, library: str) -> Mapping[str, tuple[str, ...]]:
+    """File names by names in memory. timm's are equal; of transformers' tied tensors some may lack."""
+    memory = list(model.state_dict())
+    if library == "timm":
+        return {name: (name,) for name in memory}
+    from safetensors.numpy import load_file
+
+    numbers = {name: torch.tensor([i]) for i, name in enumerate(memory)}
+    with scratch() as folder:
+        try:
+            with quiet_transformers():
+                model.save_pretrained(folder, state_dict=numbers)
+        except (IndexError, RuntimeError):  # numbers cannot be cut into the pieces that a tensor is saved in
+            return names_of_parts(model)
+        saved = load_file(Path(folder) / "model.safetensors")
+    strange = next((name for name, value in saved.items() if value.shape != (1,)), None)
+    if strange:
+        raise UnsupportedModel(
+            f"The library puts '{strange}' of {type(model).__name__} together from several tensors while saving."
+        )
+    return {memory[int(value[0])]: (name,) for name, value in saved.items()}
+
+
+# -- tensors that are saved in parts --------------------------------------------------------------------------------
+
+
+def names_of_parts(model: nn.Module) -> dict[str, tuple[str, ...]]:
     """The names in files of every tensor in memory; several where it is saved in parts. Raises `UnsupportedModel`."""
     unsaved = {*(getattr(model, "all_tied_weights_keys", None) or ()), *(model._keys_to_ignore_on_save or ())}
     names = {}
     for name, tensor in model.state_dict().items():
         if name not in unsaved:
-            names[name] = tuple(apart(model, {name: torch.empty(tensor.shape, device="meta")}))
+            names[name] = tuple(split_parts(model, {name: torch.empty(tensor.shape, device="meta")}))
     return names
 
 
-def apart(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def split_parts(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Tensors in memory as a file holds them. Raises `UnsupportedModel` where that takes others, too."""
     from transformers.core_model_loading import revert_weight_conversion
 
@@ -45,7 +79,7 @@ def apart(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         ) from None
 
 
-def together(
+def join_parts(
     config: Config, architecture: Architecture, layer: int, tensors: Mapping[str, np.ndarray], block: str
 ) -> dict[str, Tensor]:
     """A block's tensors by their names within it in memory, in fp32, made of those of a file; `block` is the path of
@@ -60,7 +94,7 @@ def together(
         name.replace(pattern.format(i=layer), pattern.format(i=0), 1): torch.from_numpy(np.array(values))
         for name, values in tensors.items()
     }
-    cls = transformers_class(architecture, (alone.get("architectures") or ["?"])[0])
+    cls = transformers_class(architecture, class_name(alone) or "?")
     plain = {key: value for key, value in alone.items() if key not in ("torch_dtype", "dtype", "auto_map")}
     with library_builds(cls.__name__), quiet_transformers(), torch.random.fork_rng(devices=[]):
         made = cls.from_pretrained(
@@ -69,6 +103,6 @@ def together(
     return dict(made.get_submodule(block).state_dict())
 
 
-def owners(paths: Iterable[str]) -> set[str]:
+def find_owners(paths: Iterable[str]) -> set[str]:
     """The modules around those that hold such tensors: a block's mixture of experts, with its router."""
     return {path.rpartition(".")[0].rpartition(".")[0] for path in paths}
