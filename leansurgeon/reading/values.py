@@ -41,11 +41,6 @@ def objects(value: object) -> list[JsonObject]:
     return [item for item in items(value) if isinstance(item, dict)]
 
 
-def wholes(value: object) -> tuple[int, ...]:
-    """The whole numbers of a list."""
-    return tuple(n for item in items(value) if (n := whole(item)) is not None)
-
-
 def figures(value: object) -> dict[str, float]:
     """The names of an object whose values are numbers, with these."""
     known = value if isinstance(value, Mapping) else {}

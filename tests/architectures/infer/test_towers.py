@@ -49,6 +49,8 @@ SIGLIP = 'siglip?architectures=["SiglipModel"]'
         (CLIP, "text", "depth heads mlp_dim"),
         (CLIP, "vision", "depth heads mlp_dim"),
         (SIGLIP, "text", "depth heads mlp_dim"),
+        ("qwen2_5_vl_vision", None, "depth heads mlp_dim"),  # alone: patches and their grid
+        ("glm4v_vision", None, "depth heads"),
         ("whisper", None, "depth heads mlp_dim"),
         ("wav2vec2", None, "depth heads mlp_dim"),
     ],

@@ -38,6 +38,11 @@ def example(
 
     if "spatial_shapes" in takes and "pixel_attention_mask" in takes:
         inputs |= patches(config, noise)
+    elif "grid_thw" in takes:
+        pixels, grid = several.grid(config, noise)
+        inputs = {next(iter(takes)): pixels, "grid_thw": grid}
+        if "merge_sizes" in takes:
+            inputs["merge_sizes"] = torch.ones(len(grid), dtype=torch.int64)
     elif main in ("pixel_values", "pixel_values_videos", "images"):
         inputs[main] = noise(*image_size(config))
     elif main == "input_values":

@@ -107,11 +107,7 @@ def pictures(config: Mapping[str, Any], takes: Mapping[str, Any], noise: Noise) 
     channels = vision.get("num_channels") or vision.get("in_channels") or vision.get("in_chans") or 3
     patch, side = vision.get("patch_size"), vision.get("image_size") or vision.get("img_size")
     if "image_grid_thw" in takes and isinstance(patch, int):
-        merged = vision.get("spatial_merge_size") or vision.get("merge_size") or 1
-        edge = EDGE * merged
-        row = channels * (vision.get("temporal_patch_size") or 1) * patch**2
-        grid = torch.tensor([[1, edge, edge]] * SAMPLES)
-        yield {"pixel_values": noise(SAMPLES * edge**2, row), "image_grid_thw": grid}
+        yield dict(zip(("pixel_values", "image_grid_thw"), grid(vision, noise), strict=True))
     sides = list(side) if isinstance(side, list | tuple) else [side, side]
     if not all(isinstance(n, int) for n in sides):
         return
@@ -128,6 +124,14 @@ def pictures(config: Mapping[str, Any], takes: Mapping[str, Any], noise: Noise) 
         }
     yield {"pixel_values": noise(SAMPLES, channels, *sides)}
     yield {"pixel_values": noise(SAMPLES, 1, channels, *sides)}
+
+
+def grid(vision: Mapping[str, Any], noise: Noise) -> tuple[Tensor, Tensor]:
+    """Pictures of free size as rows of patches, one behind the other, and frames, rows and columns of each."""
+    edge = EDGE * (vision.get("spatial_merge_size") or vision.get("merge_size") or 1)
+    channels = vision.get("num_channels") or vision.get("in_channels") or vision.get("in_chans") or 3
+    row = channels * (vision.get("temporal_patch_size") or 1) * vision["patch_size"] ** 2
+    return noise(SAMPLES * edge**2, row), torch.tensor([[1, edge, edge]] * SAMPLES)
 
 
 def sounds(config: Mapping[str, Any], takes: Mapping[str, Any], noise: Noise) -> Iterator[dict[str, Tensor]]:
