@@ -7,7 +7,7 @@ layer that it loads from the parts has the whole.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -101,8 +101,3 @@ def join_parts(
             None, config=cls.config_class.from_dict(plain), state_dict=state, dtype=torch.float32
         )
     return dict(made.get_submodule(block).state_dict())
-
-
-def find_owners(paths: Iterable[str]) -> set[str]:
-    """The modules around those that hold such tensors: a block's mixture of experts, with its router."""
-    return {path.rpartition(".")[0].rpartition(".")[0] for path in paths}

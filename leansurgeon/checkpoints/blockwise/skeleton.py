@@ -32,7 +32,7 @@ from torch.overrides import TorchFunctionMode
 from leansurgeon.architectures.base import Architecture, Config
 from leansurgeon.architectures.foreign import library_builds
 from leansurgeon.architectures.tensors import numbered
-from leansurgeon.checkpoints.blockwise.names import bare_name, file_names, find_owners, join_parts, split_parts
+from leansurgeon.checkpoints.blockwise.names import bare_name, file_names, join_parts, split_parts
 from leansurgeon.checkpoints.kind import class_name, transformers_class
 from leansurgeon.checkpoints.model import buildable, create_timm
 from leansurgeon.checkpoints.weights import Arrays
@@ -72,7 +72,6 @@ class Skeleton:
                 module._buffers[name] = buffer.to(self.device)
         self.slots = self._slots(file_names(self.model, architecture.library))
         self.blocks = [self._find_block(i) for i in range(self.depth)]
-        self.absent: tuple[str, ...] = ()
         self.work = 0  # tokens that have gone through a block; three times as much where gradients came back
 
     @property
@@ -159,10 +158,9 @@ class Skeleton:
         """Everything outside the blocks. `tensors` gives an array by its name in the file and raises KeyError where
         there is none; the arrays become the model's.
 
-        A head that the file lacks becomes zero and stands in `absent`; anything else that lacks is an error.
+        A head that the file lacks becomes zero; anything else that lacks is an error.
         """
         needed = {self.bare(s.name) for s in self.architecture.tensors(self.config) if s.role != "head"}
-        absent = []
         for slot in self._in_block(None):
             name, values = self._look_up(slot, tensors)
             if values is not None:
@@ -170,9 +168,7 @@ class Skeleton:
             elif slot.file in needed and not slot.buffer:
                 raise UnsupportedModel(f"The weights lack '{slot.file}'.", "Is the file complete?")
             elif not slot.buffer:
-                absent.append(slot.file)
                 self._put(slot, slot.file, np.zeros(slot.shape, np.float32))
-        self.absent = tuple(absent)
 
     def share_outer(self, other: Skeleton) -> None:
         """Everything outside the blocks from another skeleton of the same model, without a second copy in memory.
@@ -192,7 +188,6 @@ class Skeleton:
                 )
             self._set(slot, other._get(shared))
             slot.given = shared.given
-        self.absent = other.absent
 
     def _look_up(self, slot: Slot, tensors: Callable[[str], np.ndarray]) -> tuple[str, np.ndarray | None]:
         for bare in (slot.file, *slot.names):
@@ -314,7 +309,7 @@ class Skeleton:
 
     def experts(self, layer: int) -> nn.Module | None:
         """A block's mixture of experts with its router, where the file holds them apart; else None."""
-        owners = find_owners(slot.memory[0] for slot in self._in_block(layer) if slot.parts)
+        owners = {slot.memory[0].rsplit(".", 2)[0] for slot in self._in_block(layer) if slot.parts}
         return self.model.get_submodule(owners.pop()) if len(owners) == 1 else None
 
 

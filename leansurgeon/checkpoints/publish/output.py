@@ -104,29 +104,24 @@ def refusal(error: Exception, *folders: Path) -> str | None:
 
 
 def check_free(path: Path, *, force: bool) -> None:
-    """Say early that an output exists, or cannot be looked at, before long work."""
+    """Say early, before long work, that `path` cannot be written: it exists without `force`, is a file, holds what is
+    not ours, cannot be looked at, or the folder above takes nothing. Raises `UsageError`.
+    """
     try:
-        look(path, force)
+        with suppress(FileNotFoundError, NotADirectoryError):
+            path.lstat()  # a name that is too long says so here
+        if path.exists() and not force:
+            raise UsageError(f"{path} exists already.", "Use --force to replace it, or choose another folder with -o.")
+        if path.exists() and not path.is_dir():
+            raise UsageError(f"{path} is a file, not a folder.")
+        above = next((folder for folder in path.absolute().parents if folder.exists()), path)  # "/" has none
+        if not above.is_dir() or not os.access(above, os.W_OK):
+            why = "cannot be written to" if above.is_dir() else "is a file"
+            raise UsageError(f"The folder {path} cannot be made: {above} {why}.", "Choose another folder with -o.")
+        if path.exists() and any(path.iterdir()) and (strange := not_ours(path)):
+            raise holds(path, strange)
     except OSError as error:
         raise UsageError(f"The folder {path} cannot be used: {error.strerror or error}.") from None
-
-
-def look(path: Path, force: bool) -> None:
-    """UsageError where `path` cannot be written: it exists without `force`, is a file, holds what is not ours, or the
-    folder above takes nothing.
-    """
-    with suppress(FileNotFoundError, NotADirectoryError):
-        path.lstat()  # a name that is too long says so here
-    if path.exists() and not force:
-        raise UsageError(f"{path} exists already.", "Use --force to replace it, or choose another folder with -o.")
-    if path.exists() and not path.is_dir():
-        raise UsageError(f"{path} is a file, not a folder.")
-    above = next((folder for folder in path.absolute().parents if folder.exists()), path)  # "/" has none
-    if not above.is_dir() or not os.access(above, os.W_OK):
-        why = "cannot be written to" if above.is_dir() else "is a file"
-        raise UsageError(f"The folder {path} cannot be made: {above} {why}.", "Choose another folder with -o.")
-    if path.exists() and any(path.iterdir()) and (strange := not_ours(path)):
-        raise holds(path, strange)
 
 
 def holds(path: Path, strange: str) -> UsageError:
@@ -173,7 +168,7 @@ def publish(aside: Path, path: Path, *, force: bool = False) -> None:
 
 def replace_folder(aside: Path, path: Path) -> None:
     """Put `aside` at `path` and take away the old folder there; both change places at once where the system can."""
-    look(path, force=True)
+    check_free(path, force=True)
     if exchange(aside, path):
         if strange := not_ours(aside):  # it has come since
             exchange(aside, path)
