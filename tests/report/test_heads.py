@@ -24,7 +24,7 @@ def off(number: int) -> dict[str, float]:
 def document() -> dict[str, Any]:
     layers = [
         {"kind": "self", "stage": 0, "layer": i, "heads": 5, "importance": values}
-        | {"off": [off(5 * i + h) for h in range(5)], "only": off(i) | {"head": 3 + i}}
+        | {"off": [off(5 * i + h) for h in range(5)]}
         for i, values in enumerate(IMPORTANCE)
     ]
 
@@ -85,8 +85,6 @@ def test_single_heads_stand_by_what_is_lost_without_them_with_the_corrected_p(do
     assert cells(lines) == expected
     text = " ".join(lines)
     assert re.search(r"\b10 heads 6\b.*\b2\b.*\(paired t\)", text, re.S) and "importance: 0.75" in text
-    only = cells(lines[lines.index("") :])
-    assert only == [["1", "3", *expected[0][2:]], ["2", "4", *expected[1][2:]]]
 
 
 def test_few_of_many_heads_are_named_the_ends_of_the_order(document):

@@ -1,5 +1,4 @@
-"""One head off, and all but one: what single heads are worth, with a paired test for each and a correction for asking
-so often.
+"""One head off: what single heads are worth, with a paired test for each and a correction for asking so often.
 
 The test is Student's t on the differences of the samples' losses (masked minus whole, sample by sample), two-sided, and
 Holm's step-down over all heads keeps the chance of a single false alarm below 5 % whatever the dependence between
@@ -17,60 +16,45 @@ from typing import NotRequired, TypedDict
 import numpy as np
 
 from leansurgeon.measure.heads.judge import HeadScorer, Unlabelled
-from leansurgeon.measure.heads.sites import count, split
+from leansurgeon.measure.heads.sites import count
 from leansurgeon.progress import track
 
 ALPHA = 0.05
 
 
 class Ablated(TypedDict):
-    """A masked model against the whole one, in the order of the samples; `head` (from 1) where all others are off."""
+    """A masked model against the whole one, in the order of the samples."""
 
     change: float
     standard_error: float | None
     p: float | None
     p_holm: NotRequired[float | None]
     accuracy_change: NotRequired[float]
-    head: NotRequired[int]
 
 
 def one_off(bench: HeadScorer) -> list[Ablated]:
     """For every head of the model, in the order of its sites: the mean change of the loss when it alone is off, with
     its standard error, p and Holm's p (None where no test is made), and the change of accuracy.
     """
-    rows = []
+    rows: list[Ablated] = []
+    whole, tests = bench.whole, not isinstance(bench.judge, Unlabelled)
     for head in track(range(count(bench.sites)), "one head off", "heads/s"):
         keep = np.ones(count(bench.sites), bool)
         keep[head] = False
-        rows.append(compared(bench, keep))
-    tested(rows)
+        masked = bench.scores(keep)
+        differences = masked.losses - whole.losses
+        n = len(differences)
+        error = float(differences.std(ddof=1) / np.sqrt(n)) if n > 1 else None
+        row = {"change": float(differences.mean()), "standard_error": error}
+        row["p"] = paired_p(differences) if tests else None
+        if whole.accuracy is not None:
+            row["accuracy_change"] = masked.accuracy - whole.accuracy
+        rows.append(row)
+    raw = [row["p"] for row in rows]
+    corrected = raw if None in raw else holm(np.array(raw)).tolist()  # all of them have a test, or none
+    for row, p in zip(rows, corrected, strict=True):
+        row["p_holm"] = p
     return rows
-
-
-def all_but_one(bench: HeadScorer, values: np.ndarray) -> list[Ablated]:
-    """For every attention: its most important head alone left, against the whole model; `head` counts from 1."""
-    rows = []
-    parts = split(values, bench.sites)
-    for i, part in track(list(enumerate(parts)), "all but one head off", "layers/s"):
-        best = int(np.argmax(part))
-        keeps = [np.ones(len(other), bool) for other in parts]
-        keeps[i] = np.arange(len(part)) == best
-        rows.append({"head": best + 1} | compared(bench, np.concatenate(keeps)))
-    tested(rows)
-    return rows
-
-
-def compared(bench: HeadScorer, keep: np.ndarray) -> Ablated:
-    """A masked model against the whole one."""
-    whole, masked = bench.whole, bench.scores(keep)
-    differences = masked.losses - whole.losses
-    n = len(differences)
-    error = float(differences.std(ddof=1) / np.sqrt(n)) if n > 1 else None
-    row = {"change": float(differences.mean()), "standard_error": error}
-    row["p"] = None if isinstance(bench.judge, Unlabelled) else paired_p(differences)
-    if whole.accuracy is not None:
-        row["accuracy_change"] = masked.accuracy - whole.accuracy
-    return row
 
 
 def paired_p(differences: np.ndarray) -> float | None:
@@ -82,14 +66,6 @@ def paired_p(differences: np.ndarray) -> float | None:
     if not differences.any():
         return 1.0
     return float(stats.ttest_1samp(differences, 0.0).pvalue)
-
-
-def tested(rows: list[Ablated]) -> None:
-    """Put Holm's corrected p beside every p."""
-    raw = [row["p"] for row in rows]
-    corrected = raw if None in raw else holm(np.array(raw)).tolist()  # all of them have a test, or none
-    for row, p in zip(rows, corrected, strict=True):
-        row["p_holm"] = p
 
 
 def holm(p: np.ndarray) -> np.ndarray:

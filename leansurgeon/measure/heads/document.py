@@ -46,7 +46,6 @@ class Entry(TypedDict):
     in_step: bool
     importance: list[float]
     off: NotRequired[list[ablation.Ablated]]
-    only: NotRequired[ablation.Ablated]
 
 
 class Ablation(TypedDict):
@@ -134,14 +133,13 @@ def study(loaded: Loaded, calibration: Calibration, options: Options | None = No
 
 
 def ablate(bench: HeadScorer, values: np.ndarray, document: HeadsDocument) -> None:
-    """One head off and all but one, written into the document."""
+    """One head off, written into the document."""
     total = count(bench.sites)
     off = ablation.one_off(bench)
-    only = ablation.all_but_one(bench, values)
     deltas = np.array([row["change"] for row in off])
     parts = split(np.arange(total), bench.sites)
-    for entry, part, one in zip(document["attentions"], parts, only, strict=True):
-        entry["off"], entry["only"] = [off[i] for i in part], one
+    for entry, part in zip(document["attentions"], parts, strict=True):
+        entry["off"] = [off[i] for i in part]
     document["samples"]["ablation"] = len(bench.whole.losses)
     matter = [row for row in off if ablation.matters(row)]
     document["ablation"] = {

@@ -80,7 +80,7 @@ def tenth(ordered: list[float], value: float) -> int:
 
 
 def ablation(document: HeadsDocument) -> list[str]:
-    """Which single heads matter, and what one head a layer gives."""
+    """Which single heads matter."""
     tested = document["ablation"]
     heads = [
         (entry, number, off) for entry in document["attentions"] for number, off in enumerate(entry["off"], start=1)
@@ -112,12 +112,7 @@ def ablation(document: HeadsDocument) -> list[str]:
         )
     if tested["spearman"] is not None:
         says += f" Rank correlation with importance: {tested['spearman']:.2f}."
-    only = [row(entry, entry["only"]["head"], entry["only"]) for entry in document["attentions"]]
-    headers[1] = "only head"
-    return [
-        *lines, *wrap(says), "", *draw_table(only, headers),
-        *wrap("The most important head of one layer alone left; all other layers whole."),
-    ]  # fmt: skip
+    return [*lines, *wrap(says)]
 
 
 def error(row: Ablated) -> str:
