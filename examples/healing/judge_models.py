@@ -82,7 +82,7 @@ def lines(text: str, held: bool, count: int) -> list[str]:
     """Sentences of a text: a random choice of all, or of those that every command holds out."""
     every = corpus.sentences(text)
     if held:
-        ids = np.array([*map(splits.hash_text, every)], dtype=np.uint64)
+        ids = [*map(splits.hash_text, every)]
         every = [every[row] for row in splits.split_by_content(ids).rows["test"]]
     order = np.random.default_rng(0).permutation(len(every))[:count]
     return [every[i] for i in np.sort(order)]

@@ -17,7 +17,6 @@ BEGAN = time.perf_counter()
 import argparse  # noqa: E402 (the clock runs while libraries load)
 from pathlib import Path  # noqa: E402
 
-import numpy as np  # noqa: E402
 import torch  # noqa: E402
 import transformers  # noqa: E402
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokenizer, Trainer  # noqa: E402
@@ -101,7 +100,7 @@ def training_text(names: list[str], causal: bool) -> list[str]:
     if causal:
         return list(corpus.split_documents({"train": texts})[1]["train"])
     every = texts.texts()
-    rows = splits.split_by_content(np.array([*map(splits.hash_text, every)], dtype=np.uint64)).rows["train"]
+    rows = splits.split_by_content([*map(splits.hash_text, every)]).rows["train"]
     return ["\n".join(every[row] for row in rows)]
 
 

@@ -86,7 +86,11 @@ def _check_complete(declared: Mapping[str, TensorSpec], have: set[str], depth: i
     optional = ("head", "buffer")
     missing = [n for n, s in declared.items() if n not in have and s.role not in optional and n[-5:] != ".bias"]
     if missing and declared[missing[0]].layer is None:
-        raise UnsupportedModel(f"The weights lack '{missing[0]}'.", "Is the file complete, or is a shard missing?")
+        raise UnsupportedModel(
+            f"The weights lack '{missing[0]}'.",
+            "Is the file complete, or is a shard missing? A model without its head is one of its body's class "
+            "(architectures in config.json).",
+        )
     if missing:
         raise UnsupportedModel(
             f"The weights lack {len(missing)} tensors that {depth} layers need, the first '{missing[0]}'.",

@@ -14,6 +14,9 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from leansurgeon.checkpoints.config import read_config
+from leansurgeon.checkpoints.foreign import companions
+from leansurgeon.checkpoints.kind import class_name, head_note, used_in
 from leansurgeon.checkpoints.publish import card
 from leansurgeon.checkpoints.record import NAME
 from leansurgeon.errors import LeanSurgeonError, NotPushed, UsageError
@@ -117,6 +120,7 @@ def push(
     """
     where = Target(repo, private, force)
     check(where, say, token)
+    refuse_random_head(folder)
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
     api = client(token)
@@ -209,6 +213,21 @@ def same(file: Path, size: int, digest: str) -> bool:
         return False
     content = file.read_bytes()
     return digest in (hashlib.sha256(content).hexdigest(), hashlib.sha1(b"blob %d\0" % size + content).hexdigest())
+
+
+def refuse_random_head(folder: Path) -> None:
+    """Raises `NotPushed` where config.json names a class whose head is not in the files: whoever loads the model by it
+    gets one that was drawn at random. What modules.json makes an embedder is loaded by that.
+    """
+    if not (folder / "config.json").is_file() or companions.is_embedder(folder):
+        return
+    name, used = class_name(read_config(folder)), used_in(folder)
+    if note := head_note(name, used, folder):
+        raise NotPushed(
+            f"{folder} is whole, and was not pushed: {note}. Whoever loads {name} would get a random head.",
+            f'Name what it is, "architectures": ["{used}"] in its config.json, or train the head: leansurgeon retrain '
+            "FOLDER --data DATA. Then push.",
+        )
 
 
 def client(token: str | None) -> HfApi:

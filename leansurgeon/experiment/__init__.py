@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from leansurgeon.checkpoints.source import open_source
+from leansurgeon.checkpoints.source import Source, open_source
 from leansurgeon.errors import plural
 from leansurgeon.experiment.arms import base_arm, chosen_arms, wanted_shapes
 from leansurgeon.experiment.jobs import make_jobs, prepare_data
@@ -60,6 +60,7 @@ def run(
     wanted = wanted_shapes(recipe, source)
     chosen = chosen_arms(recipe, arms, wanted)
     parallel = parallel or default_parallel()
+    recipe = for_trained_source(recipe, source, chosen, say)
     jobs = make_jobs(recipe, workspace, wanted, first, parallel, processes=processes, cpu=cpu)
     anew = {key for key in jobs if force and (arms is None or key[0] in arms)}
     say(
@@ -78,3 +79,18 @@ def run(
     with raising("Stopped by a signal. Finished arms are kept, those under way are saved; run the same command again."):
         drive(jobs, done, first, parallel, samples, say, source.architecture.library)
     return [done[name, seed] for name in recipe.arms for seed in recipe.seeds if (name, seed) in done]
+
+
+def for_trained_source(recipe: ExperimentRecipe, source: Source, arms: Sequence[str], say: Say) -> ExperimentRecipe:
+    """The recipe for a source that has learned its classes: with a new head in the first training where the data has
+    others. Raises what `for_classes` raises, before anything is cut.
+    """
+    if not (source.learned and source.outputs and source.folder):
+        return recipe
+    from leansurgeon.training.setup import for_classes
+
+    first = {repr(recipe.task_of(arm)): recipe.training(transferred=False, arm=arm) for arm in arms}
+    if not any(for_classes(training, source.folder, say).train.new_head for training in first.values()):
+        return recipe
+    train = recipe.train.model_copy(update={"new_head": True})
+    return recipe.model_copy(update={"train": train, "retrain": {"new_head": False} | recipe.retrain})

@@ -15,7 +15,7 @@ from leansurgeon.training.runs.folder import BEST
 
 
 def title(section: Section) -> str:
-    """`digits-vit: digits, 360 evaluation samples, 3 seeds, cpu, fp32`."""
+    """`digits-vit: digits, 360 held-out samples, 3 seeds, cpu, fp32`."""
     said = setting(section)
     return f"{section.name}: {', '.join(said)}" if said else section.name
 
@@ -27,7 +27,7 @@ def setting(section: Section) -> list[str]:
     task = section.task
     said = [task.name] if section.kind == "experiment" and task.name != section.name else []
     if task.eval_samples:
-        said.append(plural(task.eval_samples, "evaluation sample"))
+        said.append(plural(task.eval_samples, f"{'held-out' if task.held_out else 'evaluation'} sample"))
     seeds = max((len(r.seeds) for r in section.rows), default=0)
     if section.kind == "experiment":
         said.append(plural(seeds, "seed"))
@@ -44,7 +44,7 @@ def notes(section: Section, kappa: bool = False) -> list[Note]:
         return measured + list(section.notes)
     lines = [*of_quality(section), *of_expectations(section), *of_judged(section), *measured, *of_gaps(section)]
     lines += of_memory([row for row in section.rows if row.memory])
-    if section.kind == "runs" and len(section.rows) > 1:
+    if section.kind == "runs" and sum(row.role == "run" for row in section.rows) > 1:
         said = (
             "Single runs: a difference between rows is no result; `leansurgeon run` repeats, with seeds and a control."
         )
@@ -63,7 +63,9 @@ def of_quality(section: Section) -> list[Note]:
         healed = [row for row in section.rows if row.runs and all(heals(run.summary) for run in row.runs)]
         gone = [row.name for row in healed if not all((run.path / BEST).is_dir() for run in row.runs)]
         of_best = f"that of the {'best model' if gone else 'model in model/, the best'} of all evaluations"
-        if healed and len(healed) == len([row for row in section.rows if row.runs and row.role != "model"]):
+        if all(row.role == "model" for row in section.rows):
+            said.append(f"The {section.task.label} is that of each model on the same samples{better}.")
+        elif healed and len(healed) == len([row for row in section.rows if row.runs and row.role != "model"]):
             said.append(f"{begin} {section.task.label} is {of_best}{better}.")
         else:
             said.append(f"{begin} {section.task.label} is that of the last step, not of the best{better}.")

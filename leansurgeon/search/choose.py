@@ -88,7 +88,7 @@ def measured(
     from leansurgeon.search.heals import Heals
 
     with scratch() as place:
-        bench = Heals(source, replace(data, heldout=data.guard), place, seed, say=say)
+        bench = Heals(source, replace(data, heldout=[]), place, seed, say=say)
         say(f"Refitting {plural(len(tried), 'shape')} of about this size on a quarter of the sample data ...")
         scores = {c.name: bench.of(c, SHARE)["choosing"] for c in track(tried, "shapes", "shapes/s")}
     worked = [candidate for candidate in tried if scores[candidate.name].score is not None]

@@ -1,9 +1,9 @@
-"""Candidates by short heals: calibrated shrink on a share of the sample data, judged on held-out samples. Imports
+"""Candidates by short heals: calibrated shrink on a share of the sample data, judged on samples beside it. Imports
 torch. On the last rung a candidate stands as `shrink` leaves it: refitted in closed form and by the growing local fit,
 which `walk.grow` bounds in passes of the source over the samples; on earlier rungs the closed form is all.
 
-The held-out samples are two halves. The first one chooses among candidates; the second is looked at once, for the
-winner, its control and the source, since the best of many is flattered by what chose it.
+The samples that guard every cut choose among candidates. The held-out ones are looked at once, for the winner, its
+control and the source, since the best of many is flattered by what chose it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from leansurgeon.architectures.towers import of_section
 from leansurgeon.checkpoints.model import Loaded, load
 from leansurgeon.checkpoints.publish.durable import scratch
 from leansurgeon.checkpoints.source import Source
-from leansurgeon.errors import Diverged, LeanSurgeonError, UsageError
+from leansurgeon.errors import Diverged, UsageError
 from leansurgeon.intervals import binomial_variance
 from leansurgeon.measure.data.batches import inner
 from leansurgeon.measure.data.calibration import Batch, Calibration
@@ -51,14 +51,10 @@ class Heals:
     seed: int = 0
     say: Say = silent
     device: str = "cpu"  # where candidates are healed; they are judged on the CPU
-    halves: tuple[list[Batch], list[Batch]] = field(init=False)
     references: dict[str, list[torch.Tensor]] = field(init=False, default_factory=dict)
 
-    def __post_init__(self) -> None:
-        self.halves = split_in_two(self.data.heldout)
-
     def attempt(self, rung: Rung, candidates: Sequence[Candidate]) -> Results:
-        """The scores of one rung on the choosing half."""
+        """The scores of one rung on the samples that choose."""
         results = {}
         for number, candidate in track(list(enumerate(candidates, 1)), f"rung {rung.number}", "candidates/s"):
             results[candidate.name] = result = self.of(candidate, rung.share)["choosing"]
@@ -67,11 +63,11 @@ class Heals:
         return results
 
     def untouched(self, candidate: Candidate) -> Score | None:
-        """The score on the other half, of a candidate that was healed in full."""
+        """The score on held-out samples, of a candidate that was healed in full."""
         return self.of(candidate, Fraction(1))["untouched"].score
 
     def of(self, candidate: Candidate, share: Fraction) -> Results:
-        """Scores on both halves, from the file where there is one."""
+        """Scores on both parts, from the file where there is one."""
         file = self.folder / f"{candidate.name}-{share.numerator}of{share.denominator}-{heal_of(share)}.json"
         try:
             read = jsonfile.read_object(file)
@@ -87,7 +83,7 @@ class Heals:
         return results
 
     def healed(self, candidate: Candidate, share: Fraction) -> Results:
-        """Scores on both halves of a candidate that is cut and refitted now."""
+        """Scores on both parts of a candidate that is cut and refitted now."""
         if candidate.shape == self.source.shape:
             return self.judged(self.source.folder)
         method = Method(heal=heal_of(share))
@@ -103,10 +99,10 @@ class Heals:
             return self.judged(folder)
 
     def judged(self, folder: Path) -> Results:
-        """Scores on both halves of the model in a folder."""
+        """Scores on both parts (held-out samples: where there are any) of the model in a folder."""
         loaded = self.loaded(folder)
-        halves = zip(PARTS, self.halves, strict=True)
-        return {part: Result(self.score(loaded, part, batches)) for part, batches in halves}
+        parts = zip(PARTS, (self.data.guard, self.data.heldout), strict=True)
+        return {part: Result(self.score(loaded, part, batches)) for part, batches in parts if batches}
 
     def loaded(self, folder: Path) -> Loaded:
         """A model for measuring; of one of several towers the one that is searched."""
@@ -168,16 +164,3 @@ def part_of(data: Calibration, share: Fraction) -> Calibration:
         return [batches[i] for i in inner(len(batches), max(1, round(len(batches) * share)))]
 
     return data if share == 1 else replace(data, fit=some(data.fit), guard=some(data.guard))
-
-
-def split_in_two(batches: list[Batch]) -> tuple[list[Batch], list[Batch]]:
-    """Every second batch; a single one is cut in two. Raises `LeanSurgeonError` where there is one sample only."""
-    if len(batches) > 1:
-        return batches[::2], batches[1::2]
-    rows = len(next(iter(batches[0].values())))
-    if rows < 2:
-        raise LeanSurgeonError(
-            "The data holds one held-out sample, and a search needs two at least.", "Give more data."
-        )
-    first = {key: value[: rows // 2] for key, value in batches[0].items()}
-    return [first], [{key: value[rows // 2 :] for key, value in batches[0].items()}]

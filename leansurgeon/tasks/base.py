@@ -151,6 +151,11 @@ class Task(ABC):
         return self._stored_classes.labels if self._stored_classes else []
 
     @property
+    def orders_classes(self) -> bool:
+        """Whether the data says which class is the first, and that is not only the alphabet."""
+        return bool(self._stored_classes and self._stored_classes.ordered)
+
+    @property
     def splits(self) -> tuple[str, ...]:
         """Names of the splits: "train", "eval", and "test" where there is a third one, to be read at the end."""
         return tuple(self._info.get("sizes", SPLITS))

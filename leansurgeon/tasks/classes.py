@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 NAMED: ContextVar[list[str] | None] = ContextVar("class names", default=None)  # what --classes says
 NEW = "new"  # as --classes: other classes than the model's, for which it gets a new head
 SHOWN = 6  # classes in a sentence
+OPTIONS = 20  # in an option that is spelled out
 
 
 @dataclass(frozen=True)
@@ -32,14 +33,20 @@ class ClassMap:
 
 
 def map_classes(
-    labels: Sequence[str], own: Sequence[str], outputs: int, given: Sequence[str] | None = None
+    labels: Sequence[str],
+    own: Sequence[str],
+    outputs: int,
+    given: Sequence[str] | None = None,
+    *,
+    ordered: bool = False,
 ) -> ClassMap:
     """The classes `labels` of the data, in its order, as outputs of a model that calls them `own` (empty: it names
     none). By name where the model knows all, or by how their names begin; else numbers in their order, as many as
-    outputs, or from 0; else, for a model without names, as many in the order of the data. `given` is what the user
-    says: the data's classes in the order of the outputs, or what its numbers from 0 are called.
+    outputs, or from 0; else, for a model without names, as many in the order of the data where that counts (`ordered`).
+    `given` is what the user says: the data's classes in the order of the outputs, or the names of its numbers from 0.
 
-    Raises `UsageError` where the model knows at least half of the names and not all, or `given` does not name them.
+    Raises `UsageError` where a model without names has as many outputs as there are names in no order, where it knows
+    at least half of the names and not all, and where `given` does not name them.
     """
     if len(labels) < 2 and given is None:
         has = f"one: {labels[0]}" if labels else "none"
@@ -59,6 +66,14 @@ def map_classes(
                 by_number = {label: place for place, label in enumerate(sorted(labels, key=by_number.__getitem__))}
             return _mapped(by_number, own, outputs, "by number")
         if not own and len(labels) == outputs:
+            if not ordered:
+                by_alphabet = spell_names(labels) if len(labels) <= OPTIONS else "A,B,C"
+                raise UsageError(
+                    f"The model does not say what its {outputs} outputs are called, so which of them is which of the "
+                    f"data's {len(labels)} classes ({_some(labels)}) is not known.",
+                    f"Say it, in the order of the outputs (by the alphabet: --classes {by_alphabet}); as "
+                    "task.class_names in a recipe. --classes new trains a new head.",
+                )
             return _mapped(
                 {label: i for i, label in enumerate(labels)}, own, outputs, "in this order, since the model names none"
             )
@@ -188,9 +203,9 @@ def naming(classes: str | Sequence[str] | None) -> Iterator[None]:
         NAMED.reset(before)
 
 
-def spell_names() -> str | None:
-    """The value of `--classes`, to have it again."""
-    return ",".join(f'"{name}"' if "," in name else name for name in NAMED.get() or ()) or None
+def spell_names(names: Sequence[str] | None = None) -> str | None:
+    """The value of `--classes` for these names, or to have it again."""
+    return ",".join(f'"{name}"' if "," in name else name for name in names or NAMED.get() or ()) or None
 
 
 class StoredClasses:
@@ -201,10 +216,16 @@ class StoredClasses:
     """
 
     def __init__(
-        self, names: Sequence[str] | None, stored: Sequence[np.ndarray], wanted: Sequence[str] | None = None
+        self,
+        names: Sequence[str] | None,
+        stored: Sequence[np.ndarray],
+        wanted: Sequence[str] | None = None,
+        *,
+        ordered: bool = False,
     ) -> None:
         import numpy as np
 
+        self.ordered = ordered
         self._stored = np.unique(np.concatenate([*map(np.unique, stored)]))
         self._stored = self._stored[self._stored >= 0]
         self.labels = [names[i] if names else str(i) for i in self._stored]

@@ -100,16 +100,23 @@ class Split:
 
 
 def split_by_content(
-    ids: np.ndarray, labels: Sequence[Any] | None = None, given: np.ndarray | None = None, *, most: int = LARGEST
+    ids: Sequence[int] | np.ndarray,
+    labels: Sequence[Any] | None = None,
+    given: np.ndarray | Mapping[str, int] | None = None,
+    *,
+    most: int = LARGEST,
 ) -> Split:
     """The sides of samples with these hashes (N,) uint64: "test" below a tenth of their range, "eval" below two tenths.
 
     Small data, and a class (of `labels`) of ten samples or more, that would have too few or none there gives those of
-    the smallest hash. `given` (N,) are sides, as numbers of SIDES, that the data names itself: these stay; only a side
-    that is not among them is cut from "train", and samples of "train" that are equal to held-out ones are left out. At
-    most `most` samples stand in a "test" that was cut. Raises UsageError where too few samples differ.
+    the smallest hash. `given` (N,) are sides, as numbers of SIDES, that the data names itself (or how many samples, one
+    after the other, are of each): these stay; only a side that is not among them is cut from "train", and samples of
+    "train" that are equal to held-out ones are left out. At most `most` samples stand in a "test" that was cut. Raises
+    UsageError where too few samples differ.
     """
     ids = np.asarray(ids, dtype=np.uint64)
+    if isinstance(given, Mapping):
+        given = np.repeat([*map(SIDES.index, given)], [*given.values()])
     given = np.zeros(len(ids), dtype=int) if given is None else np.asarray(given)
     free, named = given == 0, set(given.tolist())
     cut = [part for part in (2, 1) if part not in named]

@@ -15,7 +15,7 @@ from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import LeanSurgeonError, UsageError, plural
 from leansurgeon.measure.costs.memory import checkpoint_activations
 from leansurgeon.measure.data.check_classes import check_classes
-from leansurgeon.measure.data.choose_task import check_objective, choose_classes
+from leansurgeon.measure.data.choose_task import check_objective, choose_classes, name_classes
 from leansurgeon.rank import HERE, cores, number, rank
 from leansurgeon.reading.cache_folder import cache_folder
 from leansurgeon.tasks.base import Batch
@@ -50,15 +50,19 @@ COMPILE_BACKEND: str | None = None  # torch's default
 
 def prepared_task(recipe: TrainingRecipe, model_dir: Path, say: Callable[[str], None]) -> tasks.Task:
     """The recipe's task with its data ready. Heavy the first time, so call it before a process group exists."""
-    options = starting.image_options(recipe, model_dir, say)
-    task = tasks.make(recipe.task.name, options)
-    task.prepare(cache_folder(), model_dir, workers=cores(), say=say)
+    task = open_task(recipe, model_dir, say)
     found = None if recipe.train.new_head else starting.own_classes(task, model_dir)
-    if found and not found.new_head and list(found.names) not in (task.data_classes, task.options.class_names):
+    named = name_classes(task, found, cache_folder(), model_dir)
+    if named is not task:
         say(found.says)
-        task = tasks.make(recipe.task.name, options | {"class_names": list(found.names)})
-        task.prepare(cache_folder(), model_dir, workers=1, say=lambda text: None)
-    starting.check_tokenizer(recipe, task, model_dir)
+    starting.check_tokenizer(recipe, named, model_dir)
+    return named
+
+
+def open_task(recipe: TrainingRecipe, model_dir: Path, say: Callable[[str], None]) -> tasks.Task:
+    """The recipe's task with its data ready, its classes in the data's own order."""
+    task = tasks.make(recipe.task.name, starting.image_options(recipe, model_dir, say))
+    task.prepare(cache_folder(), model_dir, workers=cores(), say=say)
     return task
 
 
@@ -72,7 +76,7 @@ def for_classes(recipe: TrainingRecipe, model_dir: Path, say: Callable[[str], No
     if not (source.learned and source.outputs):
         return recipe  # whoever trains it gives it a head
     try:
-        task = prepared_task(recipe, model_dir, say)
+        task = open_task(recipe, model_dir, say)
     except LeanSurgeonError:
         return recipe  # whoever trains, or looks at shapes alone, says so
     if task.head != "features" and (objective := getattr(task, "objective", task.data_classes and "class")):
@@ -82,7 +86,10 @@ def for_classes(recipe: TrainingRecipe, model_dir: Path, say: Callable[[str], No
     if found.new_head:
         say(f"{found.says}: it gets a new head for {', '.join(found.names[:6]) or 'scores'}.")
         return recipe.model_copy(update={"train": recipe.train.model_copy(update={"new_head": True})})
-    check_classes(source, task, found, chance=source.record is None)
+    say(found.says)
+    task = name_classes(task, found, cache_folder(), model_dir)
+    if "class_names" not in recipe.task.options:  # else somebody has said it
+        check_classes(source, task, found, chance=source.record is None)
     if task.options.class_names is None:
         return recipe
     choice = TaskChoice(name=recipe.task.name, **recipe.task.options | {"class_names": task.options.class_names})

@@ -11,6 +11,7 @@ import transformers
 import leansurgeon
 from tests.support.command_line import leansurgeon as typed
 from tests.support.models import strangers
+from tests.support.processes.forks import commanded, trainings_forked
 
 OURS = ("config.json", "README.md", "surgery.json", "model.safetensors")
 SHORT = {"train.duration": "2st", "train.batch": 4}
@@ -69,7 +70,7 @@ def embedder(folder: Path) -> Path:
 
 
 def classes(folder: Path) -> Path:
-    return strangers.processor(strangers.model(folder, "vit", num_labels=2, num_channels=3), 8, 3)
+    return strangers.processor(strangers.model(folder, "vit", id2label={0: "ant", 1: "bee"}, num_channels=3), 8, 3)
 
 
 def timm_classes(folder: Path) -> Path:
@@ -135,6 +136,25 @@ def test_so_do_they_from_python(kind, tmp_path):
         if kind == "decoder":  # of a model in memory its settings are the object's own
             said = [json.loads(file.read_text()) for file in (settings, result / settings.name)]
             assert said[0].items() <= said[1].items()
+
+
+@pytest.mark.parametrize("kind", ["reviewer", "timm_classes"])
+def test_an_experiment_writes_them_too(kind, tmp_path, monkeypatch):
+    """Both arms of `run`, in the model of the last step."""
+    monkeypatch.setenv("LEANSURGEON_CACHE", str(tmp_path / "cache"))
+    source, data = as_published(KINDS[kind](tmp_path / "source")), data_for(kind, tmp_path)
+    task = {"name": "text-classification", "train": str(data), "seq_len": 20}
+    if kind == "timm_classes":
+        task = {"name": "folder", "data": str(data), "image_size": 16}
+    train = {"duration": "1st", "batch": 8, "precision": "fp32", "optim": {"name": "adamw", "lr": 1e-5}}
+    recipe = {"version": 1, "name": "own", "kind": "experiment", "source": str(source), "task": task, "train": train}
+    recipe |= {"measure": None, "arms": {"original": {}, "lean": {"layers": 2}}}
+    (tmp_path / "own.yaml").write_text(json.dumps(recipe))
+    with trainings_forked():
+        ran = commanded("run", tmp_path / "own.yaml", cwd=tmp_path).wait()
+    assert ran.returncode == 0, ran.stderr
+    for arm in ("original", "lean"):
+        unchanged(source, tmp_path / f"runs/own/{arm}-s0/last")
 
 
 def test_a_search_writes_them_too(tmp_path, monkeypatch):

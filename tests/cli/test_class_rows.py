@@ -130,7 +130,7 @@ def truth(model, images, labels):
         return float((plain(pixels).logits.argmax(-1) == torch.tensor(labels)).float().mean())
 
 
-@pytest.mark.parametrize("form", ["parquet", "webdataset", "hidden"])
+@pytest.mark.parametrize("form", ["parquet", "webdataset", "unlabelled", "hidden"])
 def test_forms_of_labelled_images(trained, digits, folders, tmp_path, form):  # noqa: F811
     """Parquet whose ClassLabel has another order; shards of five of the ten classes; what a notebook leaves behind."""
     model, (images, labels) = named(trained, tmp_path / "model", NAMES), digits
@@ -147,10 +147,11 @@ def test_forms_of_labelled_images(trained, digits, folders, tmp_path, form):  # 
         columns["label"] = [order.index(NAMES[label]) for label in labels[chosen]]
         data = tmp_path / "train.parquet"
         datasets.Dataset.from_dict(columns, features=features).to_parquet(data)
-    elif form == "webdataset":
+    elif form in ("webdataset", "unlabelled"):
         data = tmp_path / "shard-0.tar"
         with tarfile.open(data, "w") as tar:
             for i, (content, label) in enumerate(zip(pictures, labels[chosen], strict=True)):
+                label = ("-1", "")[i % 2] if form == "unlabelled" and i < 30 else label
                 for suffix, part in (("png", content), ("cls", str(label).encode())):
                     member = tarfile.TarInfo(f"{i:04d}.{suffix}")
                     member.size = len(part)
@@ -164,6 +165,7 @@ def test_forms_of_labelled_images(trained, digits, folders, tmp_path, form):  # 
     said, names = before(done, run, model)
     assert said == pytest.approx(truth(model, images[chosen], labels[chosen]), abs=0.08)
     assert [*names.values()] == NAMES
+    assert ("30 of 600 rows have no label and are left out" in " ".join(done.stderr.split())) == (form == "unlabelled")
 
 
 def test_nine_of_ten_names_stop_every_command(trained, folders, tmp_path):  # noqa: F811
@@ -199,3 +201,39 @@ def test_topics_as_floats_and_rows_without_a_label(tmp_path):
     done = strangers.healed(tmp_path, data, tmp_path / "run", "--set", "train.optim.lr=1e-12")
     said, _ = before(done, tmp_path / "run", tmp_path)
     assert said > 0.9 and "30 without label left out" in " ".join(done.stderr.split())
+
+
+def test_texts_are_cut_at_the_models_own_length(tmp_path):
+    """The words that tell stand behind 140 others, and the model reads 192: 128 would be chance."""
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=48, vocab_size=61,
+        max_position_embeddings=192, initializer_range=0.1, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+        id2label={0: "bad", 1: "good"},
+    )  # fmt: skip
+    model, rng = transformers.BertForSequenceClassification(config), np.random.default_rng(0)
+    words(tmp_path)
+    texts = [f"{' '.join(rng.choice(WORDS[2:12], 140))} {' '.join([WORDS[i % 2]] * 10)}" for i in range(240)]
+    texts += [f"{' '.join(rng.choice(WORDS[2:12], 200))}" for _ in range(20)]
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    ids = tokenizer(texts, return_tensors="pt", padding=True, truncation=True, max_length=192)["input_ids"]
+    fit(model, lambda rows: model(rows, attention_mask=rows != 0).logits, ids[:240], torch.arange(240) % 2, 100)
+    model.save_pretrained(tmp_path)
+    data = tmp_path / "long.csv"
+    with data.open("w", newline="") as file:
+        labels = [("bad", "good")[i % 2] for i in range(260)]
+        csv.writer(file).writerows([("text", "label"), *zip(texts, labels, strict=True)])
+    ranked = leansurgeon("heads", tmp_path, "--data", data, "--steps", 2, "--samples", 32, "--json")
+    assert ranked.returncode == 0, ranked.stderr
+    assert "20 texts longer than 192 tokens are cut" in " ".join(ranked.stderr.split())
+    from leansurgeon.checkpoints.source import open_source
+    from leansurgeon.measure.data.calibration import open_calibration
+
+    found = open_calibration(str(data), open_source(str(tmp_path)), cache=tmp_path / "cache")
+    held = {tokenizer.decode(ids, skip_special_tokens=True) for b in found.heldout for ids in b["input_ids"]}
+    whole = [(text, i % 2) for i, text in enumerate(texts) if " ".join(text.split()[:192]) in held]
+    right = []
+    for text, label in whole:
+        given = tokenizer(text, return_tensors="pt", truncation=True, max_length=192)
+        right.append(int(model(**given).logits.argmax(-1)) == label)
+    assert json.loads(ranked.stdout)["whole"]["accuracy"] == pytest.approx(np.mean(right)) and np.mean(right) > 0.8

@@ -109,13 +109,15 @@ def test_labels_are_those_of_the_model(trained, folders, tmp_path, own, data):
 
 
 def test_what_is_in_another_order_is_neither_cut_nor_healed(trained, folders, tmp_path):
-    """The folders' alphabet is another one than the model's: a shuffle of the classes, and of two of them."""
+    """The model's names are those of other outputs, by a shuffle of all; and the numbers of two classes are swapped."""
     swapped = [f"c{i}" for i in (0, 1, 2, 3, 9, 5, 6, 7, 8, 4)]
-    for number, (names, says) in enumerate(((NAMES, r"chance|another order"), (swapped, "another order"))):
+    model = named(trained, tmp_path / "model", sorted(NAMES))
+    cases = ((model, NAMES, r"chance|another order"), (trained, swapped, "another order"))
+    for number, (start, names, says) in enumerate(cases):
         data = folders(names, root=f"images-{number}")
         for command in (
-            ("shrink", trained, "--layers", "2", "--calibrate", data, "-o", tmp_path / "out"),
-            ("retrain", trained, "--data", data, "-o", tmp_path / "out"),
+            ("shrink", start, "--layers", "2", "--calibrate", data, "-o", tmp_path / "out"),
+            ("retrain", start, "--data", data, "-o", tmp_path / "out"),
         ):
             done = leansurgeon(*command)
             assert done.returncode == 2 and "--classes" in done.stderr and not (tmp_path / "out").exists()
@@ -126,6 +128,46 @@ def test_what_is_in_another_order_is_neither_cut_nor_healed(trained, folders, tm
         "shrink", trained, "--layers", "2", "--calibrate", data, "--classes", classes, "-o", tmp_path / "out"
     )
     assert done.returncode == 0 and "c9 is output 4" in " ".join(done.stderr.split()), done.stderr
+
+
+def test_names_on_a_model_that_names_none_are_asked_for(trained, folders, tmp_path):
+    """By every command, and what the message says helps: the figure is that of plain transformers."""
+    data = folders(NAMES)
+    for command in (
+        ("retrain", trained, "--data", data),
+        ("shrink", trained, "--layers", 2, "--calibrate", data),
+        ("heads", trained, "--data", data),
+        ("kappa", trained, "--data", data),
+    ):
+        done = leansurgeon(*command, cwd=tmp_path)
+        said = " ".join(done.stderr.split())
+        assert done.returncode == 2 and f"--classes {','.join(sorted(NAMES))}" in said, said
+        assert "does not say what its 10 outputs are called" in said and not (tmp_path / "runs").exists()
+    how = ("--classes", ",".join(NAMES), "--steps", 2, "--samples", 64)
+    done = leansurgeon("heads", trained, "--data", data, *how, "--json")
+    found = calibration.open_calibration(
+        str(folders([f"LABEL_{i}" for i in range(10)], root="numbered")), open_source(str(trained)), cache=tmp_path
+    )
+    model, right = transformers.AutoModelForImageClassification.from_pretrained(trained).eval(), []
+    with torch.no_grad():
+        right = [model(b["pixel_values"]).logits.argmax(-1) == b["labels"] for b in found.heldout]
+    assert json.loads(done.stdout)["whole"]["accuracy"] == pytest.approx(float(torch.cat(right).float().mean()))
+
+
+def test_an_experiment_from_a_trained_model_keeps_to_the_same_rules(trained, folders, tmp_path):
+    """`run`: names that the model does not know, and names of other outputs, stop it before anything is cut."""
+    wrong = named(trained, tmp_path / "model", sorted(NAMES))
+    images = {"image_size": 8, "mean": [0.3] * 3, "std": [0.2] * 3, "crop_pct": 1.0, "augment": False}
+    task = {"name": "folder", "data": str(folders(NAMES))} | images
+    for number, (source, says) in enumerate(((trained, "does not say what its 10"), (wrong, "another order"))):
+        train = {"duration": "1st", "batch": 16, "precision": "fp32", "optim": {"name": "adamw", "lr": 1e-12}}
+        document = {"version": 1, "name": f"own{number}", "kind": "experiment", "source": str(source), "task": task}
+        document |= {"train": train, "measure": None, "arms": {"original": {}, "lean": {"layers": 2}}}
+        (tmp_path / f"{number}.yaml").write_text(json.dumps(document))
+        done = leansurgeon("run", tmp_path / f"{number}.yaml", "--workspace", tmp_path / "runs", cwd=tmp_path)
+        said = " ".join(done.stderr.split())
+        assert done.returncode == 2 and says in said and "task.class_names" in said, said
+        assert not (tmp_path / "runs").exists()
 
 
 def test_names_of_which_one_is_unknown_are_refused(trained, folders, tmp_path):

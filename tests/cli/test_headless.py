@@ -117,6 +117,25 @@ def test_a_cut_follows_embeddings_and_no_random_head(texts, own_cache, tmp_path)
     assert not any(c.get("guard_loss") or c.get("guard_divergence") for c in record["decided"]["candidates"])
 
 
+@pytest.mark.parametrize("make", [mlm, lambda f: causal(f, True)], ids=["mlm", "tied"])
+def test_a_search_ranks_embedders_by_their_embeddings(make, texts, own_cache, tmp_path):
+    source, out = make(tmp_path / "source"), tmp_path / "winner"
+    most = int(0.8 * open_source(str(source)).parameters.total)
+    asked = ("--params", most, "--tries", 2, "--samples", 32, "--workspace", tmp_path / "runs", "-o", out)
+    done = leansurgeon("search", source, "--data", texts, *asked, "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    scores = [one for row in found["candidates"] for one in row["scores"].values()]
+    assert {one["label"] for one in scores} == {"cosine"} and "perplexity" not in done.stdout + done.stderr
+    if make is mlm:  # the winner as it was written, by the library alone
+        data = open_calibration(str(texts), open_source(str(source)), cache=tmp_path / "cache", samples=32)
+        for part, value in (("guard", None), ("heldout", found["untouched"][found["winner"]]["value"])):
+            both = [embeddings(folder, getattr(data, part)) for folder in (source, out)]
+            own = float(torch.nn.functional.cosine_similarity(*both).mean())
+            row = next(row for row in found["candidates"] if row["name"] == found["winner"])
+            assert own == pytest.approx(row["scores"]["1"]["value"] if value is None else value, abs=0.02), part
+
+
 def test_a_classifier_without_its_head_has_no_accuracy_and_gets_a_new_one(own_cache, tmp_path):
     source = named(
         strangers.encoder(tmp_path / "source"), "BertForSequenceClassification", id2label={"0": "good", "1": "bad"}
@@ -153,3 +172,33 @@ def test_a_body_gets_heads_of_their_own_and_keeps_the_name_of_its_class(texts, o
         assert done.returncode == 0, done.stderr
         assert ("perplexity" in done.stderr) == bool(number)
         assert json.loads((run / "model/config.json").read_text())["architectures"] == ["LeanForMaskedLM"]
+
+
+@pytest.mark.parametrize("family", ["Siglip", "CLIP"])
+def test_an_image_tower_called_a_classifier_is_refused_by_the_name_of_what_it_lacks(family, own_cache, tmp_path):
+    """Its class has no body to fall back on, and nothing that the library would draw is measured."""
+    from safetensors.torch import load_file, save_file
+
+    torch.manual_seed(0)
+    vision = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    text = vision | {"vocab_size": 99, "num_hidden_layers": 1}
+    config = getattr(transformers, f"{family}Config")(
+        vision_config=vision | {"image_size": 16, "patch_size": 8}, text_config=text, num_labels=10
+    )
+    model = getattr(transformers, f"{family}ForImageClassification")(config)
+    source = tmp_path / "source"
+    model.save_pretrained(source)
+    strangers.processor(source, 16, 3)
+    weights = load_file(source / "model.safetensors")
+    assert weights.pop("classifier.weight").shape == (10, 24) and weights.pop("classifier.bias").shape == (10,)
+    save_file(weights, source / "model.safetensors", metadata={"format": "pt"})
+    data = strangers.pictures(tmp_path / "images", side=16)
+    for command in (
+        ("shrink", source, "--layers", 1, "--calibrate", data),
+        ("retrain", source, "--data", data),
+        ("heads", source, "--data", data),
+    ):
+        done = leansurgeon(*command, cwd=tmp_path)
+        said = " ".join(done.stderr.split())
+        assert done.returncode == 3 and "lack 'classifier." in said and "architectures" in said, said
+        assert not (tmp_path / "runs").exists()

@@ -55,7 +55,9 @@ def said(tmp_path):
         if kind == "table":
             source = strangers.classifier(tmp_path / "source", ("good", "bad"))
             return source, strangers.reviews(tmp_path / "reviews.csv", 200, ("good", "bad"))
-        source = strangers.model(tmp_path / "source", "vit", num_channels=3, image_size=8, num_labels=2)
+        source = strangers.model(
+            tmp_path / "source", "vit", num_channels=3, image_size=8, id2label={0: "ant", 1: "bee"}
+        )
         return strangers.processor(source, 8, 3), strangers.pictures(tmp_path / "images", each=60)
 
     return made
@@ -81,6 +83,72 @@ def test_no_command_reports_on_what_another_fitted_on(kind, said, read, tmp_path
     assert {one.data for one in made.judged.values()} == {"held-out data"}
     summary = json.loads((run / "summary.json").read_text())
     assert summary["test"]["before"]["metric"] is not None and summary["task"]["data"]["split"] == made.fitted[0]
+
+
+def pieces(batch) -> set[bytes]:
+    """What stands for the samples of a batch: their tokens in pieces, or pictures."""
+    rows = batch.get("input_ids", batch.get("pixel_values")).numpy()
+    width = PIECE if rows.ndim == 2 else rows.shape[-1]
+    if rows.ndim == 2:
+        return {row[i : i + width].tobytes() for row in rows for i in range(max(1, len(row) - width + 1))}
+    return {row.tobytes() for row in rows}
+
+
+@pytest.mark.parametrize("kind", ["text", "table", "pictures"])
+def test_what_search_and_heads_choose_by_no_other_reports_on(kind, said, read, tmp_path, monkeypatch):
+    """The samples by which candidates are ranked and heads are pruned, and those on which `judge` reports."""
+    from leansurgeon.measure.heads import document
+    from leansurgeon.search.heals import Heals
+
+    source, data = said(kind)
+    chose: set[bytes] = set()
+    scored, ranked = Heals.score, document.importance
+
+    def score(self, loaded, part, batches):
+        if part == "choosing":
+            chose.update(*map(pieces, batches))
+        return scored(self, loaded, part, batches)
+
+    def importance(judge, places, batches, **how):
+        chose.update(*map(pieces, batches))
+        return ranked(judge, places, batches, **how)
+
+    monkeypatch.setattr(Heals, "score", score)
+    monkeypatch.setattr(document, "importance", importance)
+    from leansurgeon.checkpoints.source import open_source
+
+    most = int(0.75 * open_source(str(source)).parameters.total)
+    quick = ("--samples", 32, "--judge-samples", 16, "--no-curve")
+    for number, command in enumerate((
+        ("search", source, "--params", most, "--tries", 2, "--samples", 32, "--workspace", tmp_path / "runs"),
+        ("heads", source, *quick, "--prune", "50%"),
+    )):  # fmt: skip
+        chose.clear()
+        made = tmp_path / f"made{number}"
+        done = leansurgeon(*command, "--data", data, "-o", made)
+        assert done.returncode == 0 and chose, done.stderr
+        read.clear()
+        done = leansurgeon("judge", made, "--data", data)
+        assert done.returncode == 0, done.stderr
+        assert read["test"] and not read["test"] & chose
+        assert "held-out" in " ".join(done.stdout.split())
+
+
+def test_a_judged_cut_and_its_source_are_two_rows_with_their_figures(said, tmp_path, read):
+    """`judge CUT`, then `report SOURCE CUT`: what transformers makes of both on the held-out rows."""
+    source, data = said("table")
+    lean = strangers.halved(tmp_path / "lean", source)
+    done = leansurgeon("judge", lean, "--data", data)
+    assert done.returncode == 0, done.stderr
+    (section,) = json.loads(leansurgeon("report", source, lean, "--json").stdout)["sections"]
+    assert [row["name"] for row in section["rows"]] == ["source", "lean"]
+    # The samples are those of a run on the same data.
+    assert strangers.healed(lean, data, tmp_path / "run").returncode == 0
+    for row, folder in zip(section["rows"], (source, lean), strict=True):
+        real, answers = held_out_answers(tmp_path / "run", folder)
+        assert row["metric"]["mean"] == pytest.approx(np.mean(real == answers)), row["name"]
+    told = " ".join(leansurgeon("report", source, lean).stdout.split())
+    assert f"{len(real)} held-out samples" in told and "is no result" not in told and "last step" not in told
 
 
 def test_other_data_that_was_trained_on_is_not_called_held_out(said, tmp_path, read):

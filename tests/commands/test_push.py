@@ -5,6 +5,8 @@ from __future__ import annotations
 import shutil
 
 import pytest
+import torch
+import transformers
 from huggingface_hub import ModelCard, constants
 
 from leansurgeon.checkpoints import record
@@ -15,8 +17,10 @@ from leansurgeon.errors import NotPushed, UsageError
 from leansurgeon.surgery.plan.planning import plan
 from leansurgeon.surgery.plan.wanted import Wanted
 from leansurgeon.surgery.shrink import Decided, carry_out
+from tests.cli import test_headless
 from tests.support.command_line import leansurgeon
 from tests.support.hub import TOKEN, hub
+from tests.support.models import strangers
 
 
 @pytest.fixture
@@ -99,6 +103,21 @@ def test_the_card_keeps_what_people_wrote(there, lean):
     held["README.md"] = edited.replace("layers", "LAYERS").encode()
     push(lean, "me/edited")
     assert held["README.md"].decode() == edited
+
+
+def test_a_head_that_is_not_in_the_files_is_not_published(there, tmp_path):
+    """Whoever loads the class in config.json would get a random one; an embedder is loaded by modules.json."""
+    folder = test_headless.named(strangers.encoder(tmp_path / "own"), "BertForSequenceClassification")
+    with pytest.raises(NotPushed, match="random head") as refused:
+        push(folder, "me/headless")
+    assert '"architectures": ["BertModel"]' in refused.value.hint and "me/headless" not in there.files
+    cls = transformers.AutoModelForSequenceClassification
+    before, again = (cls.from_pretrained(folder).classifier.weight for _ in range(2))
+    assert not torch.equal(before, again)  # it is so
+    # What the message says helps.
+    push(test_headless.named(folder, "BertModel"), "me/headless")
+    push(test_headless.mlm(tmp_path / "embedder"), "me/embedder")
+    assert "model.safetensors" in there.files["me/headless"] and "modules.json" in there.files["me/embedder"]
 
 
 @pytest.mark.parametrize(

@@ -166,3 +166,27 @@ def test_a_table_gives_inputs_and_answers(model, lines, form, tmp_path):
     assert told[0] == f"pairs.{form}: 61 rows; input = input; answer = target; 60 pairs; id left out."
     turned = open_pairs(str(path), open_source(str(folder)), columns="input=target,target=input")
     assert sorted(rows([*turned.fit, *turned.guard, *turned.heldout])) == sorted((b, a) for a, b in expected)
+
+
+@pytest.mark.parametrize("form", ["csv", "tsv"])
+def test_files_for_validation_and_test_are_held_out(model, lines, form, tmp_path):
+    """Nothing of test.csv is fitted to, nor of validation.csv; a pair of train that stands in test is left out."""
+    folder, _, tokenizer = model
+    said = [(line, " ".join(line.split()[::-1][:5])) for line in lines]
+    parts = {"train": [*said[:40], said[55]], "validation": said[40:50], "test": said[50:]}
+    (tmp_path / "data").mkdir()
+    for name, some in parts.items():
+        with (tmp_path / "data" / f"{name}.{form}").open("w", newline="") as file:
+            writer = csv.writer(file, delimiter="," if form == "csv" else "\t")
+            writer.writerows([*([("input", "target")] if form == "csv" else []), *some])
+    data = open_pairs(str(tmp_path / "data"), open_source(str(folder)))
+    ids = {
+        name: sorted((tuple(tokenizer(a)["input_ids"]), tuple(tokenizer(b)["input_ids"])) for a, b in some)
+        for name, some in parts.items()
+    }
+    assert [sorted(rows(part)) for part in (data.guard, data.heldout)] == [ids["validation"], ids["test"]]
+    assert sorted([*rows(data.fit), ids["test"][ids["test"].index(encoded(tokenizer, said[55]))]]) == ids["train"]
+
+
+def encoded(tokenizer, pair):
+    return tuple(tuple(tokenizer(text)["input_ids"]) for text in pair)

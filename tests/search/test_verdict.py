@@ -167,18 +167,6 @@ def test_a_heal_on_half_of_the_data_has_no_local_fit(source, monkeypatch):
     assert asked == [(2, "closed", "cuda:0"), (8, "local", "cuda:0")]
 
 
-def test_the_half_that_chooses_and_the_half_that_judges_share_no_sample():
-    import torch
-
-    from leansurgeon.search.heals import split_in_two
-
-    for sizes in ((4, 4, 4), (5,)):
-        numbers = torch.arange(sum(sizes)).split(list(sizes))
-        first, second = (torch.cat([b["x"] for b in half]) for half in split_in_two([{"x": n} for n in numbers]))
-        assert not set(first.tolist()) & set(second.tolist())
-        assert sorted([*first.tolist(), *second.tolist()]) == list(range(sum(sizes)))
-
-
 def test_a_training_is_judged_at_its_end_and_the_test_set_is_not_larger_for_more_seeds():
     from leansurgeon.search.trainings import score_of
     from leansurgeon.training.runs.summary import Summary

@@ -25,7 +25,6 @@ TEN = ["tshirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sne
         ([str(n) for n in (1, 10, 2, 3, 4, 5, 6, 7, 8, 9)], TEN, [str(n) for n in range(1, 11)], "by number"),
         (["LABEL_2", "LABEL_0"], [], ["LABEL_0", "LABEL_1", "LABEL_2"], "by number"),
         (["0", "3"], TEN, ["0", *TEN[1:3], "3", *TEN[4:]], "by number"),
-        (["b", "a"], [], ["b", "a"], "the model names none"),
         (["class_1", "class_10", "class_2"], [], ["class_1", "class_2", "class_10"], "by number"),
         (["1", "Class 3"], ["class_1", "class-2", "CLASS 3"], ["1", "class-2", "Class 3"], "by name"),
         (["grade 2", "grade 1"], ["1", "2", "3"], ["grade 1", "grade 2", "3"], "by name"),
@@ -49,6 +48,17 @@ def test_classes_are_the_outputs_that_are_called_so(labels, own, names, says):
 def test_other_classes_need_a_new_head_and_say_whose_names_go(labels):
     found = map_classes(labels, TEN, 10)
     assert found.new_head and list(found.names) == labels and "tshirt" in found.says
+
+
+def test_a_model_without_names_asks_which_output_is_which():
+    with pytest.raises(UsageError, match="does not say what its 2 outputs are called") as caught:
+        map_classes(["a", "b, c"], [], 2)
+    assert '--classes a,"b, c"' in caught.value.hint and "task.class_names" in caught.value.hint
+    assert list(map_classes(["a", "b"], [], 2, ["b", "a"]).names) == ["b", "a"]
+    # Data that numbers its classes itself says it, too.
+    found = map_classes(["b", "a"], [], 2, ordered=True)
+    assert list(found.names) == ["b", "a"] and "the model names none" in found.says
+    assert map_classes(["a", "b", "c"], [], 2).new_head
 
 
 def test_names_of_which_some_are_known_are_refused_with_what_helps():

@@ -29,6 +29,7 @@ from leansurgeon.measure.data.choose_task import (
     choose_classes,
     choose_task,
     has_two_stacks,
+    name_classes,
     objective_of,
     only_length,
     takes_images,
@@ -179,9 +180,7 @@ def from_task(
     found = choose_classes(task, source)
     if found:
         say(found.says if not found.new_head else f"{found.says}, so its labels are not scored.")
-    if found and not found.new_head and list(found.names) != task.data_classes:
-        task = tasks.make(name, options | {"class_names": list(found.names)})
-        task.prepare(cache, source.folder, workers=1, say=silent)
+    task = name_classes(task, found, cache, source.folder)
     check_kind(task, source)
     check_classes(source, task, found, chance=source.record is None)
     probe = task.batch("train", np.arange(1), seed=seed, epoch=0)

@@ -53,8 +53,8 @@ def check_classes(source: Source, task: Task, found: ClassMap | None, *, chance:
     right = answers_N == labels_N
     told = f"{source.name} is right on {right.sum()} of {len(right)} held-out samples"
     hint = (
-        "Say which output is which: --classes A,B,C, the data's classes in the order of the outputs (the same order "
-        "again goes on all the same); --classes new trains a new head."
+        "Say which output is which: --classes A,B,C (task.class_names in a recipe), the data's classes in the order of "
+        "the outputs; the same order again goes on all the same. --classes new trains a new head."
     )
     other = fitted_elsewhere(answers_N, labels_N)
     if better(other == answers_N, right):

@@ -9,11 +9,13 @@ from typing import Any
 
 from leansurgeon.architectures.base import Config
 from leansurgeon.checkpoints.foreign import companions
+from leansurgeon.checkpoints.kind import LANGUAGE
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import UsageError
 from leansurgeon.measure.data import images, inputs
+from leansurgeon.progress import silent
 from leansurgeon.reading.images import SKIPS
-from leansurgeon.tasks import Task, user_data
+from leansurgeon.tasks import Task, make, user_data
 from leansurgeon.tasks.classes import NAMED, NEW, ClassMap, map_classes, match
 from leansurgeon.tasks.text import vocab
 from leansurgeon.tasks.user_data import Columns, UserData
@@ -21,15 +23,7 @@ from leansurgeon.tasks.user_data import Columns, UserData
 WINDOW = 512  # tokens of a sample of running text
 LINE = 128  # tokens of a sentence that is long
 OWN = {"causal-lm": "bpe", "masked-lm": "wordpiece", "features": "wordpiece", "sequence-classification": "wordpiece"}
-LANGUAGE = ("causal-lm", "masked-lm")
 OWN_SIZE = 8_192  # of a vocabulary that starts anew, if the model holds as many
-NAMES = {
-    "causal-lm": "a causal language model",
-    "masked-lm": "a masked language model",
-    "sequence-classification": "a classifier of texts",
-    "image-classification": "a classifier of images",
-    "features": "a model without a head",
-}
 
 
 @dataclass(frozen=True)
@@ -146,10 +140,21 @@ def choose_classes(task: Task, source: Source) -> ClassMap | None:
     own, given = class_names(source.config), NAMED.get() or task.options.class_names
     own = own if len(own) == (source.outputs or len(own)) else []
     if source.outputs:
-        return map_classes(labels, own, source.outputs, given)
+        ordered = task.orders_classes or not source.learned
+        return map_classes(labels, own, source.outputs, given, ordered=ordered)
     lacks = "has no head" if source.head == "features" else "holds no weights of its head"
     known = given or (own if len(match(labels, own)) == len(labels) else labels)
     return ClassMap(tuple(labels if known == [NEW] else known), f"{source.slug} {lacks}", new_head=True)
+
+
+def name_classes(task: Task, found: ClassMap | None, cache: Path, folder: Path | None) -> Task:
+    """The prepared task, with its classes as the outputs that they are."""
+    if not found or found.new_head or list(found.names) in (task.data_classes, task.options.class_names):
+        return task
+    given = task.options.model_dump(exclude_unset=True) | {"class_names": list(found.names)}
+    named = make(task.name, given)
+    named.prepare(cache, folder, workers=1, say=silent)
+    return named
 
 
 def class_names(config: Config) -> list[str]:

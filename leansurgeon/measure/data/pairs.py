@@ -75,19 +75,27 @@ def open_pairs(
     if data.kind not in ("text", "table", "hub"):
         raise UsageError(f"{source.name} takes text, and {data.spec} holds images.", HINT)
     bare = data.kind == "table" and not columns and all(name.lower().endswith(".tsv") for name in data.names)
+    named = (data.names, data.eval_names, data.test_names)
+    files = {side: list(some) for side, some in zip(SIDES, named, strict=True) if some}
     if bare and not any(map(is_role, data.columns)):
-        given, names, texts = True, [Path(name).name for name in data.names], None
-        said = written_pairs("\n".join(text_files.read(Path(name)) for name in data.names), flag)
+        given, names, texts = True, [Path(name).name for some in files.values() for name in some], {}
+        read = {side: "\n".join(text_files.read(Path(name)) for name in some) for side, some in files.items()}
+        said = {side: written_pairs(text, flag) for side, text in read.items()}
     else:
         roles = columns_of(data, columns, "seq2seq") if data.kind != "text" else Columns("text", ("text",))
-        texts = corpus.find(list(data.names), roles.texts)
-        given, names = len(roles.texts) > 1, texts.names
-        said = texts.answers() if given else texts.texts()
-    made = list(encoded(said, tokenizer) if given else hidden_pairs(said, tokenizer, rng))
+        texts = {side: corpus.find(some, roles.texts) for side, some in files.items()}
+        given, names = len(roles.texts) > 1, [name for one in texts.values() for name in one.names]
+        said = {side: one.answers() if given else one.texts() for side, one in texts.items()}
+    pairs = {
+        side: list(encoded(some, tokenizer) if given else hidden_pairs(some, tokenizer, rng))
+        for side, some in said.items()
+    }
+    made = [pair for some in pairs.values() for pair in some]
     counted = {"pairs" if given else "sentences": len(made)}
     shown = [("input", roles.texts[:-1]), ("answer", roles.texts[-1:])] if texts and given else None
-    say(corpus.tell({"train": texts}, counted, roles=shown) if texts else tell(names, counted, ()))
-    split = split_by_content(np.array([number for number, _ in made], dtype=np.uint64))
+    say(corpus.tell(texts, counted, roles=shown) if texts else tell(names, counted, ()))
+    counts = {side: len(some) for side, some in pairs.items()}
+    split = split_by_content([number for number, _ in made], None, counts)
     say(split.sentence("pairs" if given else "sentences"))
     sides = Parts(*(split.rows[side] for side in SIDES))
     wanted = COUNTS._replace(fit=samples or COUNTS.fit)

@@ -4,13 +4,14 @@ what lies beside it (curves, recipe, what other commands left), which is read wh
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
 from leansurgeon.checkpoints import record
-from leansurgeon.checkpoints.record import FRESH, Origin, SurgeryRecord
+from leansurgeon.checkpoints.record import FRESH, Both, Comparison, Origin, SurgeryRecord
 from leansurgeon.checkpoints.whereabouts import holding
 from leansurgeon.measure.costs.memory import Prediction
 from leansurgeon.reading import jsonfile
@@ -36,7 +37,8 @@ UNTRAINED = Summary(model=summary.Model(), task=summary.Task())
 @dataclass(frozen=True)
 class Task:
     """What was measured: the task, the paper's name of its metric, on how many samples, and what stands for these and
-    for how they were prepared: rows of one table were judged on the same ones.
+    for how they were prepared: rows of one table were judged on the same ones, which are `held_out` where they chose
+    nothing.
     """
 
     name: str
@@ -46,6 +48,7 @@ class Task:
     percent: bool
     eval_samples: int | None
     samples: str = ""
+    held_out: bool = False
 
     @property
     def decimals(self) -> int:
@@ -140,6 +143,58 @@ def judged_by(one: Run, run: Run) -> Run | None:
     return None
 
 
+def compare_models(runs: Sequence[Run]) -> dict[Path, list[Run]]:
+    """Of every model that was judged against its source, which is here, too, the two as that found them: one of both
+    for every data, by their folders.
+    """
+    found: dict[Path, list[Run]] = {}
+    for cut in (run for run in runs if run.kind == "model" and run.cut and run.cut.record.judged):
+        made = cut.cut.record
+        for source in (
+            run for run in runs if run is not cut and run.kind == "model" and holding(run.path, made.source)
+        ):
+            for name, compared in made.judged.items():
+                if (figure := figure_of(compared, made.language)) is None:
+                    continue
+                metric, label, percent, both = figure
+                samples = None if metric == "perplexity" else compared.scored or None
+                held_out = compared.data == "held-out data"
+                same = f"{name} {both.source:.6g}"
+                task = Task(
+                    text(Path(name).name or name),
+                    metric,
+                    label,
+                    metric != "perplexity",
+                    percent,
+                    samples,
+                    same,
+                    held_out,
+                )
+                for run, value in ((source, both.source), (cut, both.result)):
+                    scores = replace(run.summary, final=summary.Scores(metric=value))
+                    found.setdefault(run.path, []).append(replace(run, task=task, summary=scores))
+    return found
+
+
+def figure_of(compared: Comparison, language: bool) -> tuple[str, str, bool, Both] | None:
+    """Key, name and figures of what a comparison found, and whether they are shares; None where it found none."""
+    if compared.loss and language:
+        return (
+            "perplexity",
+            "perplexity",
+            False,
+            Both(*(math.exp(min(loss, 700)) for loss in (compared.loss.source, compared.loss.result))),
+        )
+    if compared.accuracy:
+        return "accuracy", "accuracy", True, compared.accuracy
+    if compared.scores:
+        name, both = next(iter(compared.scores.items()))
+        return name, name, name.endswith("F1"), both
+    if compared.embeddings:
+        return "cosine", "cosine to the source", False, Both(1.0, compared.embeddings.cosine)
+    return None
+
+
 def model(entry: Entry, surgery: SurgeryRecord) -> Run:
     """A model folder, from its `surgery.json`."""
     after = surgery.plan.parameters_after
@@ -189,9 +244,8 @@ def task_of(made: Summary) -> Task:
     held = text(value_at(task.data, "split", "test"), text(task.data.get("source")))
     how = [f"{key} {options[key]}" for key in PREPARED if isinstance(options, dict) and options.get(key) is not None]
     words = [f"vocabulary {task.data.get('vocab_size')}"] if metric == "perplexity" else []
-    return Task(
-        name, metric, label, task.higher_is_better, task.percent, count or None, ", ".join([held, *how, *words])
-    )
+    same = ", ".join([held, *how, *words])
+    return Task(name, metric, label, task.higher_is_better, task.percent, count or None, same, own_test(made))
 
 
 def expected_of(said: Json) -> Mapping[str, Mapping[str, float]]:

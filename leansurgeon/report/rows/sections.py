@@ -12,7 +12,7 @@ from leansurgeon.errors import plural
 from leansurgeon.reading.values import stamp, text
 from leansurgeon.report.evidence.collect import Entry
 from leansurgeon.report.evidence.folder import called
-from leansurgeon.report.evidence.run import Run, judged_by, run_of
+from leansurgeon.report.evidence.run import Run, compare_models, judged_by, run_of
 from leansurgeon.report.humans import listed
 from leansurgeon.report.rows import glue
 from leansurgeon.report.rows.rows import Note, Section, make_row
@@ -44,11 +44,13 @@ def experiment_section(summaries: Iterable[Summary]) -> list[Section]:
 
 
 def with_judged(runs: Sequence[Run]) -> list[Run]:
-    """The runs, and in place of a model that some of them judged on their held-out samples one for each table."""
-    found = []
+    """The runs, and in place of a model that some of them judged on their held-out samples, or that was judged beside
+    its source, one for each table.
+    """
+    found, compared = [], compare_models(runs)
     for one in runs:
         judged = [judged_by(one, run) for run in runs if run.kind == "run"] if one.kind == "model" else []
-        found += {made.task: made for made in judged if made}.values() or [one]
+        found += {made.task: made for made in judged if made}.values() or compared.get(one.path) or [one]
     return found
 
 

@@ -30,7 +30,7 @@ from leansurgeon.tasks.classes import sort_names
 from leansurgeon.tasks.images import tables as image_tables
 from leansurgeon.tasks.images.places import SUFFIXES, ImagePlaces, listing
 
-_WHOLE = -1
+_WHOLE = UNLABELLED = -1
 UNREAD = (".avif", ".heic", ".heif", ".jxl", ".jp2", ".svg", ".cr2", ".nef", ".dng")  # images all the same
 _LABEL = 1_000_000  # bytes of a sample's class
 
@@ -44,13 +44,18 @@ class Index:
     start: list[int] = field(default_factory=list)
     size: list[int] = field(default_factory=list)
     label: list[Any] = field(default_factory=list)
+    unlabelled: int = 0  # samples that were left out
 
-    def add(self, file: int, start: int, size: int, label: int | str) -> None:
-        """One image more: `size` bytes from `start` in file number `file`, of class `label`."""
+    def add(self, file: int, start: int, size: int, label: int | str | None) -> bool:
+        """One image more: `size` bytes from `start` in file number `file`, of class `label`; whether it has one."""
+        if label is None or label == UNLABELLED:
+            self.unlabelled += 1
+            return False
         self.file.append(file)
         self.start.append(start)
         self.size.append(size)
         self.label.append(label)
+        return True
 
     def add_file(self, path: str, label: int | str) -> None:
         """An image in a file of its own."""
@@ -76,14 +81,17 @@ def build(
     place: ImagePlaces, folder: Path, label: str | None, classes: int | None, say: Callable[[str], None]
 ) -> dict[str, Any]:
     """Write the index of every split into `folder`; returns sizes, class names (or None) and the number of classes."""
-    sizes, names, many = {}, None, 0
+    sizes, names, many, own = {}, None, 0, None
     for split, places in place.places.items():
-        if place.kind == "folder":
-            index = _folders(places)
-        elif place.kind == "flat":
-            index = _flat(places)
+        index = Index()
+        if place.kind == "folder":  # a class for every folder in which there are images, however deep
+            for path in listing(str(places[0])).folders:
+                for image in _images_in(path):
+                    index.add_file(image, os.path.basename(path))
+        elif place.kind == "flat":  # images without classes: enough to calibrate with, nothing to score
+            for image in _images_in(str(places[0])):
+                index.add_file(image, base.IGNORED)
         elif place.kind == "listed":
-            index = Index()
             for path, name in image_tables.listed(places[0], label, say):
                 index.add_file(path, name)
         elif place.kind == "tar":
@@ -91,6 +99,9 @@ def build(
         else:
             index, own = _unpack(place.kind, places, folder / f"{split}-images.bin", label, say)
             names = names or own
+        if index.unlabelled:
+            total = index.unlabelled + len(index.file)
+            say(f"images: {index.unlabelled:,} of {total:,} rows have no label and are left out")
         if not index.file:
             if beside := listing(str(places[0])).images if place.kind == "folder" else []:
                 raise UsageError(
@@ -122,7 +133,7 @@ def build(
         )
     if classes is not None and classes < many:
         raise UsageError(f"The data has {many:,} classes, more than the task's option classes {classes:,}.")
-    return {"sizes": sizes, "labels": names, "classes": classes or many}
+    return {"sizes": sizes, "labels": names, "classes": classes or many, "ordered": own is not None}
 
 
 def split(folder: Path, info: dict[str, Any], workers: int, *, skip_damaged: bool = False) -> dict[str, Any]:
@@ -146,7 +157,7 @@ def split(folder: Path, info: dict[str, Any], workers: int, *, skip_damaged: boo
         raise UsageError(damaged[0] + others, "Mend or remove what is damaged, or leave it out: --skip-damaged.")
     kept = np.array([row for row, one in enumerate(ids) if not isinstance(one, UsageError)], dtype=np.int64)
     sides = np.repeat([splits.SIDES.index(side) for side in stored], counts)
-    found = splits.split_by_content(np.array([ids[row] for row in kept], dtype=np.uint64), labels[kept], sides[kept])
+    found = splits.split_by_content([ids[row] for row in kept], labels[kept], sides[kept])
     first = dict(zip(stored, np.cumsum([0, *counts]), strict=False))
     names = info["labels"]
     for side, rows in found.rows.items():
@@ -235,23 +246,6 @@ def _images_in(folder: str) -> Iterator[str]:
         yield from _images_in(path)
 
 
-def _folders(places: list[Path]) -> Index:
-    """A class for every folder in which there are images, however deep."""
-    index = Index()
-    for folder in listing(str(places[0])).folders:
-        for path in _images_in(folder):
-            index.add_file(path, os.path.basename(folder))
-    return index
-
-
-def _flat(places: list[Path]) -> Index:
-    """Images without classes: enough to calibrate with, nothing to score."""
-    index = Index()
-    for path in _images_in(str(places[0])):
-        index.add_file(path, base.IGNORED)
-    return index
-
-
 def _shards(places: list[Path]) -> Index:
     """Samples of webdataset shards: members that share the name up to its first dot; class in NAME.cls or NAME.json."""
     index = Index(files=list(map(str, places)))
@@ -293,7 +287,9 @@ def _shard(number: int, path: Path, index: Index) -> None:
 
 
 def _class(content: bytes, suffix: str, where: str) -> int | str:
-    """A class number, or a name: as JSON has it, or the bare words of a .cls file."""
+    """A class number, or a name: as JSON has it, or the bare words of a .cls file; UNLABELLED where it says none."""
+    if suffix == "cls" and not content.strip():
+        return UNLABELLED
     try:
         value = jsonfile.parse(content, where)
     except UsageError:
@@ -301,8 +297,11 @@ def _class(content: bytes, suffix: str, where: str) -> int | str:
         if suffix == "json" or not value or len(value.splitlines()) > 1 or not value.isprintable():
             raise
     if suffix == "json" and isinstance(value, dict):
-        value = next((value[name] for name in image_tables.LABEL_COLUMNS if name in value), None)
-    if (isinstance(value, int) and 0 <= value < image_tables.CLASSES) or (isinstance(value, str) and value.strip()):
+        said = [value[name] for name in image_tables.LABEL_COLUMNS if name in value]
+        value = UNLABELLED if said and said[0] is None else next(iter(said), None)
+    if (isinstance(value, int) and UNLABELLED <= value < image_tables.CLASSES) or (
+        isinstance(value, str) and value.strip()
+    ):
         return value
     raise UsageError(f"{where} holds no class.")
 
@@ -312,19 +311,13 @@ def _unpack(
 ) -> tuple[Index, list[str] | None]:
     """Copy the image bytes of parquet files, or of a hub data set, one after another into `target`."""
     names, rows = image_tables.rows_of(kind, places, label)
-    without = 0
     _room_for(target.parent, sum(p.stat().st_size for p in places if isinstance(p, Path)), say)
     index, place = Index(files=[target.name]), 0
     with target.open("wb") as file:
         for content, value in rows:
-            if value is None or value == -1:
-                without += 1
-                continue
-            index.add(0, place, len(content), value)
-            file.write(content)
-            place += len(content)
-    if without:
-        say(f"images: {without:,} of {without + len(index.label):,} rows have no label and are left out")
+            if index.add(0, place, len(content), value):
+                file.write(content)
+                place += len(content)
     return index, names
 
 

@@ -123,7 +123,9 @@ class ImageFolder(base.Task):
         self._rows = self._chosen()
         named = {self._info["stored"].get(split, split) for split in self._info["sizes"]}
         stored = [np.unique(self._array(f"{split}-labels")) for split in sorted(named)]
-        self._stored_classes = classes.StoredClasses(self._info.get("labels"), stored, o.class_names)
+        self._stored_classes = classes.StoredClasses(
+            self._info.get("labels"), stored, o.class_names, ordered=self._info.get("ordered", False)
+        )
         numbers, counts = np.unique(
             np.concatenate([self._array(f"{n}-labels") for n in sorted(named)]), return_counts=True
         )

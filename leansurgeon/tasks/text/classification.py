@@ -67,8 +67,8 @@ class Rows(NamedTuple):
 
 
 class TextClassification(Tokenized):
-    """As many classes as the training rows have different labels, numbered in numerical or else alphabetical order; or
-    several classes of each text, or a score.
+    """As many classes as the training rows have different labels, numbered as a parquet file says, or else in numerical
+    or alphabetical order; or several classes of each text, or a score.
     """
 
     name = "text-classification"
@@ -85,7 +85,8 @@ class TextClassification(Tokenized):
         files = {side: text_files.find(names) for side, names in named.items() if names is not None}
         called = text_files.short_names([path for paths in files.values() for path in paths])
         key = {
-            "version": 5,  # 2 stopped at rows without a label, 3 held out at random, 4 took objects for labels
+            # 2 stopped at rows without a label, 3 held out at random, 4 took objects for labels, 5 sorted all classes
+            "version": 6,
             "tokenizer": [self._tokenizer_key(model_dir), self._pad_of(model_dir)],
             "columns": [o.text, o.text_pair, o.label, o.objective],
             "seq_len": o.seq_len,
@@ -109,12 +110,16 @@ class TextClassification(Tokenized):
                 )
             objective = "several" if tuple in kinds else "score" if float in kinds else "class"
             names = _label_names(rows, o.label) if objective != "score" else []
+            said = tables.class_names(files["train"][0], o.label) if isinstance(o.label, str) else None
+            if ordered := said is not None and {*names} <= {*said}:
+                names = [name for name in said if name in names]
             say(f"{self.name}: tokenising {sum(len(part.texts) for part in rows.values()):,} texts ({o.tokenizer})")
             numbered = {
                 split: Rows(part.texts, part.pairs, _numbered(part.labels, names, objective))
                 for split, part in rows.items()
             }
-            info = self._store(folder, numbered, model_dir) | {"labels": names, "objective": objective} | found
+            info = self._store(folder, numbered, model_dir) | found
+            info |= {"labels": names, "objective": objective, "ordered": ordered}
             texts = [("text", [o.text, *([o.text_pair] if o.text_pair else [])])]
             roles = [*texts, ("label", [o.label] if isinstance(o.label, str) else o.label)]
             there = tables.columns(files["train"][0])
@@ -127,7 +132,9 @@ class TextClassification(Tokenized):
         if self.objective != "score":
             stored = [self._array(f"{split}-labels") for split in self._info["sizes"]]
             stored = stored if self.objective == "class" else [np.arange(len(self._info["labels"]))]
-            self._stored_classes = classes.StoredClasses(self._info["labels"], stored, o.class_names)
+            self._stored_classes = classes.StoredClasses(
+                self._info["labels"], stored, o.class_names, ordered=self._info["ordered"]
+            )
         self.source = ", ".join(called)
 
     @property
@@ -358,8 +365,8 @@ def _split(named: Mapping[str, Rows]) -> tuple[dict[str, Rows], disk.Info]:
     """The rows by side, from those that the data names ("train" among them), and what is kept of the split."""
     columns = zip(*named.values(), strict=True)
     rows = Rows(*(None if column[0] is None else [*chain.from_iterable(column)] for column in columns))
-    ids = np.array([*map(splits.hash_text, rows.texts, *([rows.pairs] if rows.pairs else []))], dtype=np.uint64)
-    given = np.repeat([splits.SIDES.index(side) for side in named], [len(part.texts) for part in named.values()])
+    ids = [*map(splits.hash_text, rows.texts, *([rows.pairs] if rows.pairs else []))]
+    given = {side: len(part.texts) for side, part in named.items()}
     labels = None if any(isinstance(label, float) for label in rows.labels) else _in_words(rows.labels)
     split = splits.split_by_content(ids, labels, given)
     parts = {

@@ -61,8 +61,8 @@ class Sentences(base.Embedded, classification.TextClassification):
             if empty := [side for side, some in lines.items() if not some]:
                 raise UsageError(f"The {empty[0]} data has no sentence of more than {corpus.LEAST} characters.")
             every = [line for some in lines.values() for line in some]
-            given = np.repeat([splits.SIDES.index(side) for side in lines], [len(some) for some in lines.values()])
-            split = splits.split_by_content(np.array([*map(splits.hash_text, every)], dtype=np.uint64), None, given)
+            given = {side: len(some) for side, some in lines.items()}
+            split = splits.split_by_content([*map(splits.hash_text, every)], None, given)
             rows = {
                 side: classification.Rows(
                     [prompt + every[i] for i in chosen], None, np.zeros(len(chosen), dtype=np.int32)

@@ -15,7 +15,7 @@ from leansurgeon import tasks
 from leansurgeon.checkpoints.source import Source, open_source
 from leansurgeon.errors import UsageError
 from leansurgeon.measure.data.check_classes import check_classes
-from leansurgeon.measure.data.choose_task import choose_classes, choose_task, has_two_stacks
+from leansurgeon.measure.data.choose_task import choose_classes, choose_task, has_two_stacks, name_classes
 from leansurgeon.progress import Say
 from leansurgeon.reading.jsonfile import JsonObject, value_at
 from leansurgeon.tasks import Task
@@ -75,10 +75,8 @@ def make(model_dir: Path, data: UserData, asked: Asked, cache: Path, say: Say) -
             "Name one: --set train.distill.teacher=FOLDER.",
         )
     if classes and not new_head:
-        named = tasks.make(chosen.name, options)
-        named.prepare(cache, model_dir, workers=1, say=lambda text: None)
         judged = open_source(taught_by.place) if taught_by.place else source
-        check_classes(judged, named, classes, chance=judged.record is None)
+        check_classes(judged, name_classes(task, classes, cache, model_dir), classes, chance=judged.record is None)
     tokens = getattr(task.options, "seq_len", None)  # of a sample; None: images
     if tokens and hasattr(task, "lengths") and task.options.pad == "longest":
         tokens = int(task.lengths("train").max())

@@ -90,8 +90,8 @@ def processor(folder: Path, size: int, channels: int) -> Path:
     return folder
 
 
-def timm_vit(folder: Path, classes: int) -> Path:
-    """A small timm ViT as `save_for_hf` writes it."""
+def timm_vit(folder: Path, classes: int, names: tuple[str, ...] = ("ant", "bee")) -> Path:
+    """A small timm ViT as `save_for_hf` writes it, with these names where it has as many classes."""
     import timm
     import torch
     from timm.models import save_for_hf
@@ -100,6 +100,9 @@ def timm_vit(folder: Path, classes: int) -> Path:
     args = dict(img_size=16, patch_size=4, embed_dim=24, depth=4, num_heads=4, num_classes=classes)
     made = timm.create_model("vit_tiny_patch16_224", **args)
     save_for_hf(made, str(folder), model_config=dict(num_classes=classes, model_args=args), safe_serialization=True)
+    if len(names) == classes:
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | {"label_names": names}))
     return folder
 
 
