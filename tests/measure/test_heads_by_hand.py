@@ -15,7 +15,7 @@ from leansurgeon.checkpoints.model import Loaded
 from leansurgeon.errors import Diverged, LeanSurgeonError
 from leansurgeon.measure.data.batches import thin
 from leansurgeon.measure.data.calibration import Calibration
-from leansurgeon.measure.heads import ablation, pruning
+from leansurgeon.measure.heads import pruning
 from leansurgeon.measure.heads.document import Options, study
 from leansurgeon.measure.heads.importance import importance
 from leansurgeon.measure.heads.judge import HeadScorer, Labelled, Scores, Unlabelled
@@ -58,7 +58,7 @@ def test_importance_is_the_mean_over_samples_whatever_the_batches_and_without_dr
 
 def test_what_single_heads_leave_is_corrected_for_their_number(loaded):
     bench = HeadScorer(Labelled(loaded, Rule()), sites(loaded), [batch_of(40)])
-    off = sorted(ablation.one_off(bench), key=lambda row: row["p"])
+    off = sorted(pruning.one_off(bench), key=lambda row: row["p"])
     assert off[0]["p_holm"] == pytest.approx(min(1, 8 * off[0]["p"]))
     assert off[-1]["p_holm"] >= off[-1]["p"] and all(0 <= row["p_holm"] <= 1 for row in off)
 

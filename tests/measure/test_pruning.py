@@ -12,8 +12,8 @@ from torch.nn import functional as F
 from leansurgeon.checkpoints.model import Loaded
 from leansurgeon.measure.data.batches import rows_of, thin
 from leansurgeon.measure.data.calibration import Calibration
-from leansurgeon.measure.heads import ablation, pruning
 from leansurgeon.measure.heads import document as heads
+from leansurgeon.measure.heads import pruning
 from leansurgeon.measure.heads.document import Options, study
 from leansurgeon.measure.heads.importance import importance
 from leansurgeon.measure.heads.judge import HeadScorer, Labelled, Scores, Unlabelled
@@ -95,11 +95,11 @@ def without_head(trained: Loaded, bench: HeadScorer, head: int) -> tuple[np.ndar
 
 
 def test_one_head_off_is_the_loss_without_it_and_ranks_like_importance(trained, bench, values):
-    off = ablation.one_off(bench)
+    off = pruning.one_off(bench)
     deltas = np.array([row["change"] for row in off])
     assert pruning.spearman(values, deltas) > 0.6
     worst = int(np.argmax(deltas))
-    assert ablation.matters(off[worst])
+    assert pruning.matters(off[worst])
     masked, rights = zip(*(without_head(trained, bench, head) for head in range(len(off))), strict=True)
     changes = [float(right.double().mean()) - bench.whole.accuracy for right in rights]
     assert [row["accuracy_change"] for row in off] == pytest.approx(changes, abs=1e-12)
@@ -116,8 +116,8 @@ def test_one_head_off_is_the_loss_without_it_and_ranks_like_importance(trained, 
 def test_holm_is_that_of_the_book():
     """Against the definition: the largest of (m - j + 1) p_j over all j up to i, at most 1."""
     p = np.array([0.01, 0.04, 0.03, 0.005, 0.9])
-    assert ablation.holm(p) == pytest.approx([0.04, 0.09, 0.09, 0.025, 0.9])
-    assert ablation.holm(np.array([0.7, 0.6])) == pytest.approx([1.0, 1.0])
+    assert pruning.holm(p) == pytest.approx([0.04, 0.09, 0.09, 0.025, 0.9])
+    assert pruning.holm(np.array([0.7, 0.6])) == pytest.approx([1.0, 1.0])
 
 
 def test_holm_keeps_false_alarms_rare():
@@ -128,15 +128,15 @@ def test_holm_keeps_false_alarms_rare():
 
     draws = np.random.default_rng(0).normal(size=(300, 40, 30))
     raw = stats.ttest_1samp(draws, 0.0, axis=-1).pvalue
-    assert ablation.paired_p(draws[0, 0]) == pytest.approx(raw[0, 0])
-    alarms = np.mean([(ablation.holm(p) < 0.05).any() for p in raw])
+    assert pruning.paired_p(draws[0, 0]) == pytest.approx(raw[0, 0])
+    alarms = np.mean([(pruning.holm(p) < 0.05).any() for p in raw])
     assert alarms < 0.09 and np.mean((raw < 0.05).any(1)) > 0.7
 
 
 def test_nothing_is_tested_where_nothing_differs_or_nothing_can_be_told(trained):
-    assert ablation.paired_p(np.zeros(5)) == 1.0 and ablation.paired_p(np.ones(1)) is None
+    assert pruning.paired_p(np.zeros(5)) == 1.0 and pruning.paired_p(np.ones(1)) is None
     judge = Unlabelled(trained)
-    rows = ablation.one_off(HeadScorer(judge, sites(trained), [batch_of(16, 1)]))
+    rows = pruning.one_off(HeadScorer(judge, sites(trained), [batch_of(16, 1)]))
     assert all(row["p"] is None and row["p_holm"] is None for row in rows)
     assert all(row["change"] >= -1e-6 for row in rows) and max(row["change"] for row in rows) > 1e-3
 
@@ -157,7 +157,7 @@ def test_the_document_holds_all_of_it(trained):
         == 16
         == found["ablation"]["worse"]
         + found["ablation"]["better"]
-        + sum(not ablation.matters(off) for entry in found["attentions"] for off in entry["off"])
+        + sum(not pruning.matters(off) for entry in found["attentions"] for off in entry["off"])
     )
     import json
 

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import astuple, replace
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, TypeAlias
 
 from leansurgeon import architectures
 from leansurgeon.architectures import infer
@@ -33,20 +33,7 @@ ROOM = 2**29  # bytes of weights that are in memory at a time, about what a cut 
 EXACT = 1e-4  # of the outputs' spread: what rounding in fp32 may cost an exact plan
 
 Families = tuple[Architecture | None, Architecture | None]
-HowToLoad = TypedDict(
-    "HowToLoad",
-    {
-        "class": str,
-        "module": str,
-        "trust": bool,
-        "tokens": int,
-        "two_texts": bool,
-        "body": bool,
-        "pad": int | None,
-        "pooling": list,
-    },
-    total=False,
-)
+HowToLoad: TypeAlias = dict[str, Any]  # what `reload_check` is told as `how`
 
 
 def prove(
@@ -244,9 +231,9 @@ def how_to_load(folder: Path, family: Architecture | None = None, *, as_document
         return {"module": f"leansurgeon.models.{stem}"} if ours and stem else {}
     config = trust.with_known_classes(config, architecture)
     held, used = classes_of(folder, config, architecture)
-    how: HowToLoad = {"class": held or "AutoModel", "body": used != held}
+    pad = with_pad_token(config, folder, held).get("pad_token_id")
+    how: HowToLoad = {"class": held or "AutoModel", "body": used != held, "pad": pad}
     how["pooling"] = list(astuple(read_pooling(folder)))
-    how["pad"] = with_pad_token(config, folder, held).get("pad_token_id")
     if architecture.code or (stem and as_documented and not trust.brings_code(folder)):
         how["trust"] = True
     elif stem:

@@ -14,7 +14,7 @@ import numpy as np
 from leansurgeon.checkpoints.model import Loaded
 from leansurgeon.measure.data.batches import rows_of, thin
 from leansurgeon.measure.data.calibration import Calibration
-from leansurgeon.measure.heads import ablation, pruning
+from leansurgeon.measure.heads import pruning
 from leansurgeon.measure.heads.importance import importance
 from leansurgeon.measure.heads.judge import HeadScorer, Unlabelled, judge_of
 from leansurgeon.measure.heads.sites import Site, count, sites, split
@@ -45,7 +45,7 @@ class Entry(TypedDict):
     shared: int
     in_step: bool
     importance: list[float]
-    off: NotRequired[list[ablation.Ablated]]
+    off: NotRequired[list[pruning.Ablated]]
 
 
 class Ablation(TypedDict):
@@ -135,13 +135,13 @@ def study(loaded: Loaded, calibration: Calibration, options: Options | None = No
 def ablate(bench: HeadScorer, values: np.ndarray, document: HeadsDocument) -> None:
     """One head off, written into the document."""
     total = count(bench.sites)
-    off = ablation.one_off(bench)
+    off = pruning.one_off(bench)
     deltas = np.array([row["change"] for row in off])
     parts = split(np.arange(total), bench.sites)
     for entry, part in zip(document["attentions"], parts, strict=True):
         entry["off"] = [off[i] for i in part]
     document["samples"]["ablation"] = len(bench.whole.losses)
-    matter = [row for row in off if ablation.matters(row)]
+    matter = [row for row in off if pruning.matters(row)]
     document["ablation"] = {
         "whole": bench.whole.as_dict(),
         "test": None if isinstance(bench.judge, Unlabelled) else "paired t, two-sided, Holm over all heads, 5 %",

@@ -15,9 +15,8 @@ from leansurgeon.report.tables.shape_rows import draw_table
 from leansurgeon.words import wrap
 
 if TYPE_CHECKING:
-    from leansurgeon.measure.heads.ablation import Ablated
     from leansurgeon.measure.heads.document import Entry, HeadsDocument
-    from leansurgeon.measure.heads.pruning import Point
+    from leansurgeon.measure.heads.pruning import Ablated, Point
 
 SHOWN = 6  # heads of an ablation that are named one by one
 PER_LINE = 50  # heads of the map in a line
