@@ -15,7 +15,7 @@ from PIL import Image
 
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import UsageError
-from leansurgeon.measure.data import calibration, images
+from leansurgeon.measure.data import batches, calibration, images
 from leansurgeon.measure.data.task_spec import parse_task, spell_task
 from leansurgeon.tasks.text.vocab import make
 from tests.conftest import build
@@ -278,9 +278,19 @@ def test_hints_name_only_what_calibrate_takes(language_model, tmp_path, what, hi
 
 
 @pytest.mark.parametrize(
-    ("shape", "fit"),
-    [((1, 3, 32, 32), 4_096), ((1, 3, 224, 224), 2_048), ((1, 10), 2_048)],
-    ids=["small", "large", "no"],
+    ("shape", "units", "fit"),
+    [
+        ((1, 3, 32, 32), 768, 4_096),
+        ((1, 3, 224, 224), 3_072, 334),  # 196 patches each: as many tokens as of text, 65,536
+        ((7, 3, 224, 224), 4_096, 334),
+        ((1, 3, 384, 384), 3_072, 128),
+        ((1, 3, 224, 224), 1_536, 167),
+        ((1, 3, 224, 224), 768, 128),
+        ((1, 10), 768, 2_048),
+    ],
+    ids=str,
 )
-def test_small_images_are_calibrated_on_more(shape, fit):
-    assert calibration.images_wanted({"x": torch.zeros(shape), "labels": torch.zeros(1)}).fit == fit
+def test_images_are_calibrated_on_as_many_tokens_as_text(shape, units, fit):
+    wanted = calibration.images_wanted({"x": torch.zeros(shape), "labels": torch.zeros(shape[0])}, units)
+    assert wanted.fit == fit and wanted.guard == fit // 4
+    assert batches.tokens_of({"x": torch.zeros(shape)}) == shape[0] * {224: 196, 384: 576}.get(shape[-1], 64)

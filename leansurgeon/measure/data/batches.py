@@ -66,8 +66,11 @@ def inner(total: int, number: int) -> np.ndarray:
 
 
 def tokens_of(batch: Batch) -> int:
-    """Tokens of a batch; an image counts as 64."""
-    return batch["input_ids"].numel() if "input_ids" in batch else 64 * len(next(iter(batch.values())))
+    """Tokens of a batch; an image counts as its patches of 16 pixels a side, and as 64 at least."""
+    if "input_ids" in batch:
+        return batch["input_ids"].numel()
+    sides = [value.shape[-1] for value in batch.values() if isinstance(value, Tensor) and value.dim() > 3]
+    return rows_of(batch) * max(64, (max(sides, default=0) // 16) ** 2)
 
 
 def in_pieces(batches: list[Batch]) -> list[Batch]:
@@ -84,7 +87,7 @@ def in_pieces(batches: list[Batch]) -> list[Batch]:
 
 
 def some(batches: list[Batch], tokens: int | None) -> list[Batch]:
-    """Batches at equal spacing (sentences lie by length) that hold about so many tokens; an image counts as 64."""
+    """Batches at equal spacing (sentences lie by length) that hold about so many tokens (`tokens_of`)."""
     sizes = [tokens_of(b) for b in batches]
     if tokens is None or tokens >= sum(sizes):
         return list(batches)

@@ -54,6 +54,7 @@ LINES = Parts(fit=4_096, guard=512, heldout=512)  # sentences, for encoders that
 IMAGES = Parts(fit=2_048, guard=512, heldout=2_048)
 SMALL_IMAGES = Parts(fit=4_096, guard=1_024, heldout=2_048)  # up to SMALL pixels a side: they are a few tokens each
 SMALL = 64
+UNITS, LEAST_IMAGES = 3_072, 128  # of the MLP of a ViT-B, whose images have the tokens of text; and of a small ViT
 KINDS = {"causal-lm": "a causal language model", "masked-lm": "a masked language model"}
 
 
@@ -169,6 +170,8 @@ def from_task(
     say: Say = silent,
 ) -> Calibration:
     """Calibration from a task's data, split as a training on it would."""
+    from leansurgeon.measure.data.batches import tokens_of
+
     refuse_two_inputs(source)
     task = tasks.make(name, options)
     check_head(task, source)
@@ -186,7 +189,7 @@ def from_task(
     probe = task.batch("train", np.arange(1), seed=seed, epoch=0)
     check_length(probe, task, source)
     tokens = probe["input_ids"].shape[-1] if "input_ids" in probe else None
-    usual = images_wanted(probe)
+    usual = images_wanted(probe, max(stage.mlp_dim for stage in source.shape.stages))
     lines = hasattr(task, "lengths")
     if lines:  # so many of the usual length, or fewer of longer ones
         longer = max(1.0, float(task.lengths("train").mean()) / LINE)
@@ -197,7 +200,7 @@ def from_task(
     third = "test" in task.splits
     parted = Parts("train", "eval" if third else "train", "test" if third else "eval")
     rows = choose(parted.each(lambda _, split: task.size(split)), wanted, seed, f"task {name}", apart=third)
-    size = max(1, 2_048 // tokens) if tokens else 64
+    size = max(1, 2_048 // tokens) if tokens else max(8, 64 * 64 // tokens_of(probe))
 
     def read(part: str, chosen: np.ndarray) -> list[Batch]:
         split = getattr(parted, part)
@@ -229,12 +232,21 @@ def of_parts(
     return Calibration(name, says, digest(parts), *parts, task, asked)
 
 
-def images_wanted(probe: Batch) -> Parts[int]:
-    """How many images each part gets, by the size of the first, (1, C, S, S); of what is no image, as of
-    large ones.
+def images_wanted(probe: Batch, units: int = UNITS) -> Parts[int]:
+    """How many images each part gets, by the size of the first ones, (B, C, S, S), for a model with so many MLP units.
+    What is solved for has a row for each unit, so a small model needs fewer tokens; one of `UNITS` gets as many as of
+    text. Of what is no image as many as of large ones.
     """
+    from leansurgeon.measure.data.batches import rows_of, tokens_of
+
     sides = [value.shape[-1] for value in probe.values() if value.ndim == 4]
-    return SMALL_IMAGES if sides and max(sides) <= SMALL else IMAGES
+    if not sides:
+        return IMAGES
+    if max(sides) <= SMALL:
+        return SMALL_IMAGES
+    tokens = TOKENS.fit * min(UNITS, units) // UNITS
+    fit = min(IMAGES.fit, max(LEAST_IMAGES, tokens * rows_of(probe) // tokens_of(probe)))
+    return IMAGES._replace(fit=fit, guard=fit // 4)
 
 
 def scores(task: Task, source: Source) -> bool:
