@@ -25,11 +25,10 @@ from leansurgeon.measure.costs import precision, speed
 from leansurgeon.measure.heads import importance, judge, sites
 from leansurgeon.measure.kappa import study
 from leansurgeon.tasks import draws
-from leansurgeon.training import plan
+from leansurgeon.training import data_loader, distributed, schedule
 from leansurgeon.training import train as loop
-from leansurgeon.training.data import feed
-from leansurgeon.training.processes import agree, engine
-from leansurgeon.training.recipe.settings import Train
+from leansurgeon.training.processes import agree
+from leansurgeon.training.recipe.schema import Train
 from tests.conftest import architecture, build, example
 from tests.support.pretend_gpu import CUDA, Mixed, plugged_in
 from tests.support.training_standin import Dots, Words, dot_model, recipe, word_model
@@ -113,7 +112,7 @@ def test_no_tf32_while_measuring_nor_in_training():
             with quiet:
                 assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32) == ("highest", False)
             assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32) == ("medium", True)
-        engine.start(cpu=True)
+        distributed.start_accelerator(cpu=True)
         assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32) == ("highest", False)
     finally:
         precision.allow(*before)
@@ -272,16 +271,18 @@ class Augmented(Words):
 def test_samples_do_not_follow_from_who_draws_first(apart, gpu):
     """Steps seed the generators of the process. A thread ahead of the GPU may only make what does not need them."""
     settings = Train.model_validate({"duration": "6st", "batch": 16, "optim": {"lr": 1e-3}})
-    task, scheme, device = Augmented(), plan.make(settings, 64, 1), torch.device("cuda")
+    task, scheme, device = Augmented(), schedule.make_plan(settings, 64, 1), torch.device("cuda")
     task.draws_globally, task.threads = not apart, Counter()
     found = []
-    for number, (batch,) in enumerate(feed.train_batches(task, scheme, seed=0, rank=0, device=device)):
+    for number, (batch,) in enumerate(data_loader.train_batches(task, scheme, seed=0, rank=0, device=device)):
         found.append(batch["input_ids"].cpu())
         for _ in range(20):  # a step, with dropout and mixup
-            engine.seed_generators(device, number)
+            distributed.seed_generators(device, number)
             np.random.seed(number)
             time.sleep(0.0005)
-    wanted = [b["input_ids"] for (b,) in feed.train_batches(task, scheme, seed=0, rank=0, device=torch.device("cpu"))]
+    wanted = [
+        b["input_ids"] for (b,) in data_loader.train_batches(task, scheme, seed=0, rank=0, device=torch.device("cpu"))
+    ]
     assert ("leansurgeon-data_0" in task.threads) == apart
     assert apart or all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
 
@@ -311,7 +312,7 @@ def test_processes_on_gpus_wait_for_each_other_as_long_as_those_on_cpus(monkeypa
     monkeypatch.setattr(torch.distributed, "get_backend", lambda: "nccl")
     monkeypatch.setattr(torch.distributed, "new_group", lambda **how: made.append(how))
     agree.Council(2, 0)
-    assert made == [{"backend": "gloo", "timeout": engine.COLLECTIVE_TIMEOUT}]
+    assert made == [{"backend": "gloo", "timeout": distributed.COLLECTIVE_TIMEOUT}]
 
 
 def test_a_micro_batch_is_halved_until_it_fits(gpu, tmp_path):

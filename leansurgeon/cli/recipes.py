@@ -26,9 +26,9 @@ recipes = typer.Typer(
 @recipes.command("list", epilog="Example: leansurgeon recipes list")
 def list_(as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False) -> None:
     """Task, length and hardware of every shipped recipe: first those for a CPU, then those for a GPU."""
-    from leansurgeon.training.recipe import reading as recipefile
+    from leansurgeon.training.recipe import reading
 
-    rows = [_row(name, recipefile.load(name)) for name in recipefile.shipped()]
+    rows = [_row(name, reading.load(name)) for name in reading.shipped()]
     if as_json:
         print(json.dumps({"schema_version": 1, "recipes": rows}))
         return
@@ -50,11 +50,11 @@ def show(
     ] = False,
 ) -> None:
     """Print a recipe with its comments: expected result, hardware, where each number comes from."""
-    from leansurgeon.training.recipe import reading as recipefile
+    from leansurgeon.training.recipe import reading
 
-    base = name in recipefile.bases() and not resolved  # a base says too little to be a recipe
-    recipe = None if base else recipefile.load(name)
-    text = recipefile.dump(recipe) if resolved else recipefile.text_of(recipefile.find(name))
+    base = name in reading.bases() and not resolved  # a base says too little to be a recipe
+    recipe = None if base else reading.load(name)
+    text = reading.dump(recipe) if resolved else reading.text_of(reading.find(name))
     sys.stdout.write(text)
 
 
@@ -67,11 +67,10 @@ def copy(
     force: Annotated[bool, typer.Option("--force", help="Write over a file that exists.")] = False,
 ) -> None:
     """Copy a recipe here, to change it and use it by its path."""
-    from leansurgeon.training.recipe import editors
-    from leansurgeon.training.recipe import reading as recipefile
+    from leansurgeon.training.recipe import reading
     from leansurgeon.training.runs import folder as runfolder
 
-    source = recipefile.find(name)
+    source = reading.find(name)
     target = in_home(to or source.name)
     # A Path forgets the slash that says that a folder is meant.
     target = target / source.name if target.is_dir() or (to or "").endswith("/") else target
@@ -84,14 +83,14 @@ def copy(
             raise UsageError(f"The folder {to} cannot be made: {error.strerror}.") from None
     if not target.parent.is_dir():
         raise UsageError(f"There is no folder {target.parent} to copy to.")
-    runfolder.write_text(target, editors.copied(recipefile.text_of(source), target))
+    runfolder.write_text(target, reading.copy_text(reading.text_of(source), target))
     print(target)
 
 
 @recipes.command(epilog="Example: leansurgeon recipes schema")
 def schema() -> None:
     """Print the JSON schema of recipe files, by which editors check and complete them."""
-    from leansurgeon.training.recipe.editors import json_schema
+    from leansurgeon.training.recipe.reading import json_schema
 
     print(json.dumps(json_schema(), indent=2))
 
@@ -111,7 +110,7 @@ def _row(name: str, recipe: Recipe) -> Mapping[str, str]:
 
 def _hardware(name: str) -> str:
     """The first words of a shipped recipe's line about hardware: `2 CPU cores`, `8 A100`."""
-    from leansurgeon.training.recipe import reading as recipefile
+    from leansurgeon.training.recipe import reading
 
-    match = re.search(r"^# Hardware +(.*)$", recipefile.text_of(recipefile.shipped()[name]), re.MULTILINE)
+    match = re.search(r"^# Hardware +(.*)$", reading.text_of(reading.shipped()[name]), re.MULTILINE)
     return re.split(r" \(|[,.;:]| with ", match[1])[0] if match else ""

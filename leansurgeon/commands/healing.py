@@ -12,8 +12,8 @@ from leansurgeon.errors import UsageError
 from leansurgeon.reading.cache_folder import cache_folder
 from leansurgeon.tasks import user_data
 from leansurgeon.training.recipe import from_model, reading
-from leansurgeon.training.recipe.asked import Asked
 from leansurgeon.training.recipe.durations import clock_seconds
+from leansurgeon.training.recipe.from_model import Asked
 from leansurgeon.training.recipe.schema import ExperimentRecipe, TrainingRecipe
 from leansurgeon.training.runs import checkpoint
 from leansurgeon.training.runs import folder as runfolder
@@ -38,7 +38,7 @@ def recipe_of(folder: Path, asked: Asked, say: Callable[[str], None]) -> Trainin
     kept = _of_run(asked)
     if kept is not None:
         return kept
-    made = from_model.make(folder, data, asked, cache_folder(), say)
+    made = from_model.make_recipe(folder, data, asked, cache_folder(), say)
     say(f"The recipe, made for {folder} and {asked.data}; the run folder keeps it, to be edited and named by --recipe:")
     say("".join(f"    {line}\n" for line in reading.brief(made).splitlines()).rstrip("\n"))
     return made

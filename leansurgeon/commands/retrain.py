@@ -17,9 +17,9 @@ from leansurgeon.progress import Say
 from leansurgeon.progress import say as to_stderr
 from leansurgeon.rank import is_worker, rank
 from leansurgeon.request import Opt
-from leansurgeon.training.processes import environment
+from leansurgeon.training.processes import launch
 from leansurgeon.training.processes.launch import check_gpus
-from leansurgeon.training.recipe.asked import Asked
+from leansurgeon.training.recipe.from_model import Asked
 from leansurgeon.training.recipe.schema import TrainingRecipe
 from leansurgeon.training.runs import checkpoint
 from leansurgeon.training.runs import folder as runfolder
@@ -149,7 +149,7 @@ def retrain(request: RetrainRequest, say: Say) -> Trained | Preview:
     saved.
     """
     began = clock.began()
-    environment.group_size()
+    launch.group_size()
     folder = runfolder.model_of(request.model) if request.model else runfolder.newest_shrunk(request.workspace)
     recipe = healing.recipe_of(folder, request.asked, say)
     if request.data is None and not request.eval_only:

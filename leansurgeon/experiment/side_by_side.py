@@ -20,10 +20,10 @@ from leansurgeon.experiment.jobs import Job
 from leansurgeon.experiment.machine import fresh_processes
 from leansurgeon.progress import on_a_terminal, phase
 from leansurgeon.streams import guard
-from leansurgeon.training.plan import Plan
-from leansurgeon.training.plan import make as make_plan
 from leansurgeon.training.runs import folder as runfolder
 from leansurgeon.training.runs.summary import Summary
+from leansurgeon.training.schedule import Plan
+from leansurgeon.training.schedule import make_plan as make_plan
 
 TELL_EVERY = 60.0  # seconds between two lines about trainings that run side by side
 LOOK_EVERY = 1.0  # seconds between two looks at them for a bar

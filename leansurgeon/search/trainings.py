@@ -27,8 +27,7 @@ from leansurgeon.search.halving import Result, Results, Rung
 from leansurgeon.search.score import Score
 from leansurgeon.search.space import Candidate
 from leansurgeon.training.recipe.durations import parse_duration
-from leansurgeon.training.recipe.schema import ExperimentRecipe, TrainingRecipe
-from leansurgeon.training.recipe.settings import Train
+from leansurgeon.training.recipe.schema import ExperimentRecipe, Train, TrainingRecipe
 from leansurgeon.training.runs import folder as runfolder
 from leansurgeon.training.runs.summary import Scores, Summary
 

@@ -256,7 +256,7 @@ class Shortened(Task):
 
 class Embedded(Task):
     """A task without labels: the target of a sample is the embedding that a teacher gives it
-    (`training.update.distill`), and the metric is the mean cosine of both.
+    (`training.distill`), and the metric is the mean cosine of both.
     """
 
     head = "features"

@@ -18,12 +18,11 @@ from leansurgeon.errors import plural
 from leansurgeon.measure.costs.speed import clocked
 from leansurgeon.progress import duration_text
 from leansurgeon.reading.files import in_home
-from leansurgeon.training.data import feed, order
-from leansurgeon.training.data.limit import Sampled
-from leansurgeon.training.plan import Plan
+from leansurgeon.training import data_loader, guards
+from leansurgeon.training.data_loader import Sampled
 from leansurgeon.training.recipe.durations import parse_duration
+from leansurgeon.training.schedule import Plan
 from leansurgeon.training.state import Run
-from leansurgeon.training.watch import guards
 
 TEST = "test"  # the split, read at the end where a task has one
 LOOK = 0.02  # of the time, for one evaluation at most
@@ -136,8 +135,10 @@ def measures_seconds(run: Run) -> float | None:
 def measured(run: Run) -> tuple[float, float]:
     """Seconds of an optimizer step and of a sample in evaluation, on this process."""
     train, accelerator, size = run.recipe.train, run.trainer.accelerator, run.task.size("train")
-    _, indices = order.global_batch(train.order_seed, 0, size, run.plan.batch)
-    rows = order.micro_batches(indices[: run.plan.group], run.plan.processes, accelerator.process_index, run.plan.micro)
+    _, indices = data_loader.global_batch(train.order_seed, 0, size, run.plan.batch)
+    rows = data_loader.split_micro_batches(
+        indices[: run.plan.group], run.plan.processes, accelerator.process_index, run.plan.micro
+    )
     # A quarter of a micro batch tells as much on a CPU, which has no lanes to fill.
     parts = 4 if accelerator.device.type == "cpu" and run.plan.micro >= 8 and run.plan.micro % 8 == 0 else 1
     rows = [row[: len(row) // parts] for row in rows]
@@ -146,7 +147,7 @@ def measured(run: Run) -> tuple[float, float]:
 
     def step() -> None:
         made = run.task.batch("train", rows[len(clocks) % len(rows)], seed=train.seed, epoch=0)
-        batch = feed.to_device(made, accelerator.device)
+        batch = data_loader.to_device(made, accelerator.device)
         with torch.random.fork_rng(devices=devices):
             score = model(run.trainer.mixing(batch, 0, 0) if run.trainer.mixing else batch)
             (score.loss_sum / score.loss_count.clamp(min=1)).backward()
@@ -162,12 +163,12 @@ def measured(run: Run) -> tuple[float, float]:
 def of_evaluation(run: Run) -> float:
     """Seconds of one sample in evaluation."""
     count = min(run.recipe.train.eval.batch, run.plan.micro, run.task.size("eval"))
-    spread = order.eval_batches(run.task.size("eval"), count, 1, 0)[0]
+    spread = data_loader.list_eval_batches(run.task.size("eval"), count, 1, 0)[0]
     model, device = run.judged, run.trainer.accelerator.device
     training = model.training
 
     def look() -> None:
-        model(feed.to_device(run.task.batch("eval", spread, seed=0, epoch=0), device))
+        model(data_loader.to_device(run.task.batch("eval", spread, seed=0, epoch=0), device))
 
     model.eval()
     try:

@@ -1,5 +1,5 @@
-"""The end of a training: the last model, its summary, and what is measured once that stands: announced, bounded, ended
-by the first Ctrl-C.
+"""The end of a training: the last model, its summary, what is measured once that stands (announced, bounded, ended by
+the first Ctrl-C), and the model cards of what it leaves.
 
 A measure that is cut short costs no result: it is missing from the summary, and the exit code is that of success.
 """
@@ -8,32 +8,33 @@ from __future__ import annotations
 
 import platform
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from leansurgeon import checkpoints
+from leansurgeon.checkpoints import record
 from leansurgeon.checkpoints.model import Loaded
+from leansurgeon.checkpoints.places import without_places
+from leansurgeon.checkpoints.publish.card import Measured, Metric, Training, write_card
 from leansurgeon.errors import plural
 from leansurgeon.intervals import paired_interval
 from leansurgeon.progress import duration_text
 from leansurgeon.reading.jsonfile import JsonObject
-from leansurgeon.training import budget, judge, starting
+from leansurgeon.training import budget, distributed, evaluator, measures, starting, state
 from leansurgeon.training.budget import TEST, judges_source, judges_start
-from leansurgeon.training.cards import cards
-from leansurgeon.training.evaluate import Evaluation, evaluate, still_falling
-from leansurgeon.training.processes import engine
+from leansurgeon.training.evaluator import Evaluation, evaluate, still_falling
+from leansurgeon.training.objective import FEATURES, Scored, Taught
 from leansurgeon.training.processes.signals import Enough, Wish, until
 from leansurgeon.training.runs import checkpoint, summary
 from leansurgeon.training.runs import folder as runfolder
-from leansurgeon.training.runs.summary import OnTest, Part, Summary
+from leansurgeon.training.runs.summary import OnTest, Part, Scores, Summary, own_test
 from leansurgeon.training.state import Run
-from leansurgeon.training.update.distill import FEATURES
-from leansurgeon.training.update.step import Scored, Taught
-from leansurgeon.training.watch import measures, speed
 from leansurgeon.version import __version__
 
 BATCHES = 32  # of a test split at least, where it has as many samples
@@ -45,16 +46,16 @@ def finish(run: Run, experiment: Part | None) -> Summary:
     found into the same summary.
     """
     seconds = run.spent()
-    judge.saved(run, runfolder.LAST)
+    evaluator.export_model(run, runfolder.LAST)
     if not run.recipe.train.checkpoint.keep_best:
-        judge.saved(run, runfolder.BEST)
+        evaluator.export_model(run, runfolder.BEST)
     made = _summary(run, experiment, seconds)
     _publish(run, made)
     known = measured(run, seconds)
     if any(run.council.share(lambda: list(known))):
         made = replace(made, **known)
         _publish(run, made)
-    run.council.on_main(lambda: cards(run.folder, run.loaded.folder, made, run.task.identity))
+    run.council.on_main(lambda: write_cards(run.folder, run.loaded.folder, made, run.task.identity))
     run.progress.say(f"done in {duration_text(run.spent())}: {run.folder}")
     run.trainer.accelerator.free_memory()
     return made
@@ -166,8 +167,8 @@ def _publish(run: Run, made: Summary) -> None:
 def _summary(run: Run, experiment: Part | None, seconds: float) -> Summary:
     info, metric, scheme, history = run.loaded.info, run.task.metric, run.plan, run.history
     windows = history.windows[1:] or history.windows  # the first one warms up
-    step_seconds = speed.median_step(windows)
-    rate, unit = speed.rate(run, history.done, 1, step_seconds)
+    step_seconds = state.median_step(windows)
+    rate, unit = state.get_rate(run, history.done, 1, step_seconds)
     trained = sum(spent for _, spent in history.windows)
     return Summary(
         name=run.recipe.name,
@@ -186,7 +187,7 @@ def _summary(run: Run, experiment: Part | None, seconds: float) -> Summary:
             run.task.describe(),
         ),
         seed=run.trainer.seed,
-        device=engine.device_name(run.trainer.accelerator),
+        device=distributed.device_name(run.trainer.accelerator),
         world_size=scheme.processes,
         micro_batch=scheme.micro,
         precision=run.recipe.train.precision,
@@ -213,3 +214,57 @@ def _summary(run: Run, experiment: Part | None, seconds: float) -> Summary:
         experiment=experiment,
         last_losses_still_falling=still_falling(history.eval_losses),
     )
+
+
+def write_cards(run_dir: Path, start: Path, made: Summary, split: Mapping[str, str]) -> None:
+    """Write README.md into the best and the last model of a run, and into their records what they were trained on, a
+    task with this `split`; `start` is the folder that the training began with.
+    """
+    for name, scores in ((runfolder.BEST, made.best or made.final), (runfolder.LAST, made.final)):
+        folder = run_dir / name
+        if (folder / "config.json").is_file():
+            surgery = record.read_if_whole(folder)
+            if surgery:
+                surgery = record.write(folder, replace(surgery, fitted=(*surgery.fitted, split)))
+            write_card(folder, surgery, called(run_dir, made), start, describe_training(made, scores))
+
+
+def called(run_dir: Path, made: Summary) -> str:
+    """The run's name; of an arm, whose folder has the number of its seed alone, experiment, arm and seed."""
+    part = made.experiment
+    return f"{part.name}-{part.arm}-s{part.seed}" if part and part.name else run_dir.resolve().name
+
+
+def describe_training(made: Summary, scores: Scores | None) -> Training:
+    """The figures of these weights, and how they came about."""
+    task = made.task
+    data = str(without_places(task.data.get("source") or task.name))
+    measured, before, count = (
+        [Measured(f"{data}, evaluation", metrics_of(made, scores))],
+        made.before,
+        task.eval_samples,
+    )
+    if own_test(made):  # the figures of what chose nothing
+        scores, before, count = made.test.best or made.test.last, made.test.before, made.test.samples
+        measured = [Measured(f"{data}, held out", metrics_of(made, scores))]
+    elif made.test and made.test.best and made.test.best.metric is not None:
+        metric = Metric(task.metric, task.metric_label, made.test.best.metric)
+        measured.append(Measured(f"{data}, published test split", (metric,)))
+    how = f"{made.steps:,} steps" if made.steps is not None else "steps of an unknown number"
+    how += f" ({made.epochs:.3g} epochs)" if made.epochs is not None else ""
+    says = [f"Trained for {how} on {data} with seed {made.seed}."]
+    first, after = before and before.metric, scores and scores.metric
+    if after is not None:
+        was = f" before and {task.shown(after)} after" if first is not None else ""
+        of = f" of {count:,} {'held-out ' if own_test(made) else ''}samples" if count else ""
+        says.append(f"{task.metric_label}: {task.shown(first if first is not None else after)}{was}{of}.")
+    return Training(tuple(measured), tuple(says))
+
+
+def metrics_of(made: Summary, scores: Scores | None) -> tuple[Metric, ...]:
+    """The figures that are known: the metric, macro F1 where one class has most samples, and the loss."""
+    task = made.task
+    known = [(task.metric, task.metric_label, scores and scores.metric)]
+    known += [("f1", "macro F1", scores.metrics["macro_f1"])] if scores and scores.largest_class else []
+    known += [("loss", "loss", scores and scores.loss)] if task.metric != "loss" else []
+    return tuple(Metric(*one) for one in known if one[-1] is not None)

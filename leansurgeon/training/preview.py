@@ -1,6 +1,9 @@
 """What a training would be, and what a model is worth as it stands: `retrain --dry-run` and `--eval-only`.
 
-Neither leaves a file, beside the prepared data.
+Neither leaves a file, beside the prepared data. Where a dry run has no data, `Synthetic` stands in for it: sizes that
+are published or stand in the recipe, batches of the right shapes.
+
+Shape letters: B samples, T tokens, C channels, S pixels.
 """
 
 from __future__ import annotations
@@ -9,28 +12,110 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from leansurgeon import tasks
+from leansurgeon.checkpoints.model import Loaded
 from leansurgeon.errors import LeanSurgeonError, plural
 from leansurgeon.rank import rank
 from leansurgeon.reading.jsonfile import JsonObject
-from leansurgeon.training import plan, setup, starting, together
-from leansurgeon.training.data import feed
-from leansurgeon.training.data.limit import first_batches
-from leansurgeon.training.data.synthetic import Synthetic
-from leansurgeon.training.processes import engine
-from leansurgeon.training.recipe import reading as recipefile
+from leansurgeon.tasks import Task
+from leansurgeon.tasks.base import Batch, Overrides
+from leansurgeon.training import data_loader, distributed, flops, guards, schedule, setup, starting, together
+from leansurgeon.training.data_loader import Instead, first_batches
+from leansurgeon.training.recipe import reading
 from leansurgeon.training.recipe.schema import TrainingRecipe
-from leansurgeon.training.watch import flops, guards
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
     from leansurgeon.checkpoints.model import Loaded
     from leansurgeon.tasks import Task
+
+
+# Samples to train on and to evaluate, as the authors publish them.
+SIZES = {
+    "imagenet": (1_281_167, 50_000),
+    "cifar10": (50_000, 10_000),
+    "fashion-mnist": (60_000, 10_000),
+    "lra-text": (25_000, 25_000),
+    "lra-retrieval": (147_086, 18_090),
+}
+_ANY = 2**40  # where nobody knows: more than a batch
+
+
+class Synthetic(Instead):
+    """Stands in for `task`, whose data is not there. `know` must have been called before `batch`."""
+
+    def __init__(self, task: Task) -> None:
+        super().__init__(task)
+        self.sizes = _sizes_of(task)
+        self.sized = self.sizes is not None
+        self._config: dict[str, Any] = {}
+
+    def size(self, split: str) -> int:
+        return self.sizes[split == "eval"] if self.sizes else _ANY
+
+    def model_overrides(self) -> Overrides:
+        """What the task knows without its data."""
+        try:
+            return self._task.model_overrides()
+        except (KeyError, AttributeError, RuntimeError):
+            named = {"num_labels": "classes", "image_size": "image_size", "num_channels": "channels"}
+            options = {key: getattr(self._task.options, option, None) for key, option in named.items()}
+            return {key: value for key, value in options.items() if value is not None}
+
+    def know(self, loaded: Loaded) -> None:
+        """Take from the model what the recipe leaves open: image size, vocabulary, number of classes."""
+        self._config = {**loaded.config, **loaded.architecture.flat(loaded.config)}
+
+    def batch(self, split: str, indices: np.ndarray, *, seed: int, epoch: int) -> Batch:
+        generator = torch.Generator().manual_seed(seed)
+        count = len(indices)
+
+        def ids(*shape: int, below: int) -> Tensor:
+            return torch.randint(0, max(1, below), shape, generator=generator)
+
+        if self._task.head == "image-classification":
+            channels, size = self._known("num_channels", "in_chans"), self._known("image_size", "img_size")
+            pixels = torch.randn(count, channels, size, size, generator=generator)
+            return {"pixel_values": pixels, "labels": ids(count, below=self._known("num_labels", "num_classes"))}
+        length = getattr(self._task, "seq_len", None) or getattr(self._task.options, "seq_len", 128)
+        tokens = ids(count, length, below=self._known("vocab_size"))
+        if self._task.head == "causal-lm":
+            return {"input_ids": tokens, "labels": tokens.clone()}
+        if self._task.head == "masked-lm":
+            chosen = torch.rand(tokens.shape, generator=generator) < self._task.options.mask_prob
+            chosen[:, 0] = True
+            return {"input_ids": tokens, "labels": torch.where(chosen, tokens, -100)}
+        texts = getattr(self._task, "texts", ("",))  # of lra-retrieval there are two
+        inputs = {f"input_ids{suffix}": tokens for suffix in texts}
+        inputs |= {f"attention_mask{suffix}": torch.ones_like(tokens) for suffix in texts}
+        classes = self._known("num_labels")
+        return inputs | {"labels": torch.zeros(count) if classes == 1 else ids(count, below=classes)}
+
+    def _known(self, *names: str) -> int:
+        """The first of these that the task or the model's config says."""
+        classes = self._config.get("num_labels") or len(self._config.get("id2label") or {}) or 2
+        known = self.model_overrides() | {"num_labels": classes} | {k: self._config.get(k) for k in names}
+        given = {**known, **{k: v for k, v in self.model_overrides().items() if v is not None}}
+        value = next(given[name] for name in names if given.get(name) is not None)
+        return int(value[0] if isinstance(value, (list, tuple)) else value)
+
+
+def _sizes_of(task: Task) -> tuple[int, int] | None:
+    """From the options of a task that generates its data, or as published."""
+    options, known = task.options, SIZES.get(task.name)
+    train = getattr(options, "train", None) or getattr(options, "train_samples", None)
+    evaluation = getattr(options, "eval", None) or getattr(options, "eval_samples", None)
+    if isinstance(train, int) and isinstance(evaluation, int):
+        return train, evaluation
+    return known and (train if isinstance(train, int) else known[0], known[1])
+
 
 LONG = 10.0  # seconds
 
@@ -66,17 +151,21 @@ def dry_run(
     it may take minutes, so the plan is shown before it.
     """
     task, missing = _task_or_shapes(recipe, model_dir, say)
-    accelerator = engine.start(cpu=cpu, train=recipe.train, say=say)
+    accelerator = distributed.start_accelerator(cpu=cpu, train=recipe.train, say=say)
     task = first_batches(task, recipe.train, limit_batches)
     loaded = starting.loaded(recipe, model_dir, task)
     if missing:
         task.know(loaded)
     sized = not missing or task.sized
     processes = max(processes, accelerator.num_processes)
-    scheme = plan.make(recipe.train, task.size("train"), processes, cut_short=limit_batches is not None or not sized)
+    scheme = schedule.make_plan(
+        recipe.train, task.size("train"), processes, cut_short=limit_batches is not None or not sized
+    )
     first = task.batch("train", np.arange(scheme.micro), seed=recipe.train.seed, epoch=0)
     per_sample = flops.of_training(loaded, task, first, sparse_prediction=recipe.train.sparse_prediction)
-    numbers = _numbers(recipe, scheme, task, loaded, per_sample, sized) | {"device": engine.device_name(accelerator)}
+    numbers = _numbers(recipe, scheme, task, loaded, per_sample, sized) | {
+        "device": distributed.device_name(accelerator)
+    }
     if rank() == 0:
         _show(numbers, say)
         say(f"Trying one micro batch of {len(first['labels'])} ...")
@@ -87,20 +176,20 @@ def dry_run(
         _show(tried, say)
     plan_of = {"data": f"synthetic: {missing}" if missing else "prepared"} | numbers | tried
     document = {"schema_version": 1, "dry_run": True, "model": str(model_dir), "plan": plan_of}
-    return Preview(document | {"recipe": recipe.model_dump(mode="json")}, recipefile.dump(recipe).rstrip("\n"))
+    return Preview(document | {"recipe": recipe.model_dump(mode="json")}, reading.dump(recipe).rstrip("\n"))
 
 
 Numbers = dict[str, int | float | str | None]  # by the name that is shown
 
 
 def _numbers(
-    recipe: TrainingRecipe, scheme: plan.Plan, task: Task, loaded: Loaded, per_sample: float | None, sized: bool
+    recipe: TrainingRecipe, scheme: schedule.Plan, task: Task, loaded: Loaded, per_sample: float | None, sized: bool
 ) -> Numbers:
     """What the training comes to; None where it is not known: of a training by the clock, or where data is missing and
     its size is not published.
     """
-    every = plan.parse_duration(recipe.train.eval.every)
-    known = not scheme.timed and (sized or plan.parse_duration(recipe.train.duration).unit == "st")
+    every = schedule.parse_duration(recipe.train.eval.every)
+    known = not scheme.timed and (sized or schedule.parse_duration(recipe.train.duration).unit == "st")
     steps = scheme.steps if known else None
     return {
         "steps": steps,
@@ -129,15 +218,15 @@ def _tried(
     task: Task,
     loaded: Loaded,
     accelerator: Accelerator,
-    scheme: plan.Plan,
-    first: feed.Batch,
+    scheme: schedule.Plan,
+    first: data_loader.Batch,
 ) -> Numbers:
     """The loss of the first step and the time of the second, each of one micro batch on one process."""
     alone = {"duration": "2st", "batch": scheme.micro, "micro_batch": None, "batch_ramp": None, "parallel": "ddp"}
     alone["schedule"] = recipe.train.schedule.model_copy(update={"warmup": 0.0})
-    micro = plan.make(recipe.train.model_copy(update=alone), len(first["labels"]), 1)
+    micro = schedule.make_plan(recipe.train.model_copy(update=alone), len(first["labels"]), 1)
     trainer, _ = setup.make_trainer(recipe, loaded, task, accelerator, micro, model_dir)
-    batch, losses, seconds = feed.to_device(first, accelerator.device), [], []
+    batch, losses, seconds = data_loader.to_device(first, accelerator.device), [], []
     while len(seconds) < 2 and sum(seconds) < LONG:  # a short first step was mostly warming up
         clock = time.perf_counter()
         loss_sum, count, _ = trainer.step(len(seconds), [batch]).tolist()

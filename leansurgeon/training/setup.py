@@ -19,31 +19,37 @@ from leansurgeon.measure.data.choose_task import check_objective, choose_classes
 from leansurgeon.rank import HERE, cores, number, rank
 from leansurgeon.reading.cache_folder import cache_folder
 from leansurgeon.tasks.base import Batch
-from leansurgeon.training import plan, starting, state
-from leansurgeon.training.data import order
-from leansurgeon.training.data.feed import to_device
-from leansurgeon.training.data.limit import first_batches
-from leansurgeon.training.processes import engine, shards
+from leansurgeon.training import (
+    data_loader,
+    distill,
+    distributed,
+    flops,
+    guards,
+    observe,
+    optimizer,
+    regularize,
+    schedule,
+    starting,
+    state,
+)
+from leansurgeon.training.data_loader import first_batches, to_device
+from leansurgeon.training.objective import FEATURES, Scored
+from leansurgeon.training.observe import PeakMemory, Progress
+from leansurgeon.training.optimizer import Average, Trainer
 from leansurgeon.training.processes.agree import Council
 from leansurgeon.training.processes.signals import Stops
 from leansurgeon.training.recipe.reading import dump
 from leansurgeon.training.recipe.schema import TaskChoice, TrainingRecipe
+from leansurgeon.training.regularize import Mixing
 from leansurgeon.training.runs import checkpoint, resume
 from leansurgeon.training.runs import folder as runfolder
 from leansurgeon.training.state import History, Run
-from leansurgeon.training.update import distill, dropout, frozen, lora, optimizer, stochastic_depth
-from leansurgeon.training.update.averaging import Average
-from leansurgeon.training.update.mixing import Mixing
-from leansurgeon.training.update.step import Scored, Trainer
-from leansurgeon.training.watch import flops, guards, trackers
-from leansurgeon.training.watch.memory import PeakMemory
-from leansurgeon.training.watch.progress import Progress
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
     from leansurgeon.checkpoints.model import Loaded
-    from leansurgeon.training.recipe.settings import Train
+    from leansurgeon.training.recipe.schema import Train
 
 COMPILE_BACKEND: str | None = None  # torch's default
 
@@ -111,10 +117,10 @@ def ready(
     limit_batches: int | None = None,
 ) -> Run:
     """A training at its first step, or where its checkpoint left it. A training that is refused leaves no folder."""
-    trackers.check(recipe.train.trackers)
+    observe.check_trackers(recipe.train.trackers)
     if rank() == 0 and resume_from == resume.NEVER:
         runfolder.check_free(run_dir, replace=replace)
-    accelerator = engine.start(cpu=cpu, train=recipe.train, say=progress.say)
+    accelerator = distributed.start_accelerator(cpu=cpu, train=recipe.train, say=progress.say)
     council = Council(accelerator.num_processes, accelerator.process_index)
     run_dir = Path(council.share(lambda: str(run_dir)))  # its name may have the time in it
     origin = council.share(lambda: resume.origin_of(model_dir))
@@ -129,12 +135,12 @@ def ready(
         changes = state.changes_of(task, saved.get("entry"))
         resume.check_data(saved, state.data_of(task), state.entry_of(task), changes=changes, anyway=resume_anyway)
     limits = {"micro_limit": saved["micro"] if saved else None, "cut_short": limit_batches is not None}
-    scheme = plan.make(recipe.train, task.size("train"), council.processes, **limits)
+    scheme = schedule.make_plan(recipe.train, task.size("train"), council.processes, **limits)
     with guards.memory_explained(accelerator, lambda: guards.SMALLER):
         if loaded is None:
             loaded = starting.loaded(recipe, model_dir, task)
-        sharing = engine.check_parallel(recipe.train, council.processes, progress.say)
-        twin = shards.twin(loaded, main=council.rank == 0) if sharing else None
+        sharing = distributed.check_parallel(recipe.train, council.processes, progress.say)
+        twin = distributed.copy_whole(loaded, main=council.rank == 0) if sharing else None
         trainer, judged = make_trainer(recipe, loaded, task, accelerator, scheme, model_dir, sharing)
         progress.steps = None if scheme.timed else scheme.steps
         run = Run(
@@ -151,7 +157,7 @@ def ready(
             runfolder.MetricsLog(run_dir / runfolder.METRICS if council.rank == 0 else None),
             History(),
             origin,
-            trackers=trackers.Trackers(recipe, run_dir, main=False),
+            trackers=observe.Trackers(recipe, run_dir, main=False),
             twin=twin,
         )
         _fit(run)
@@ -184,7 +190,7 @@ def _occupy(run: Run, start: Path | None, saved: dict[str, Any] | None, replace:
                 council.everywhere(lambda: state.restore(run, start, saved))
             state.look_at_best(run)
             run.history.resumed.append(run.history.done)
-        run.trackers = trackers.Trackers(run.recipe, run.folder, main=run.main)
+        run.trackers = observe.Trackers(run.recipe, run.folder, main=run.main)
     except BaseException:
         runfolder.release(run.lock)
         raise
@@ -195,7 +201,7 @@ def make_trainer(
     loaded: Loaded,
     task: tasks.Task,
     accelerator: Accelerator,
-    scheme: plan.Plan,
+    scheme: schedule.Plan,
     model_dir: Path,
     sharing: bool = False,
 ) -> tuple[Trainer, Scored]:
@@ -215,18 +221,20 @@ def make_trainer(
     scored = scored_of(loaded).to(device)
     judged = scored
     if average is not None:  # where a task has no labels, the teacher judges the average, too
-        judged = scored_of(average.loaded, taught=task.head == distill.FEATURES).to(device).eval()
+        judged = scored_of(average.loaded, taught=task.head == FEATURES).to(device).eval()
     rehearsal = None
     if sharing:  # before the optimizer, which is to know the parts
-        copied = shards.rehearsal(loaded, scored_of, blocks_of, device, accelerator.num_processes)
+        copied = distributed.make_rehearsal(loaded, scored_of, blocks_of, device, accelerator.num_processes)
         rehearsal = (lambda: _compile(copied())) if train.compile else copied
         for module in dict.fromkeys([scored, judged]):
-            shards.split(module, blocks_of(module.loaded), device, accelerator.num_processes)
-    made = optimizer.make(scored, train.optim, fused=optimizer.in_one_kernel(train, device.type, sharing=sharing))
+            distributed.split_weights(module, blocks_of(module.loaded), device, accelerator.num_processes)
+    made = optimizer.make_optimizer(
+        scored, train.optim, fused=optimizer.in_one_kernel(train, device.type, sharing=sharing)
+    )
     # The optimizer is not wrapped: Accelerate's wrapper looks for a package at every step (0.25 ms, measured).
     if train.compile:
         _compile(scored)
-    wrapped = scored if sharing else engine.prepared(accelerator, scored)
+    wrapped = scored if sharing else distributed.wrap_ddp(accelerator, scored)
     trainer = Trainer(
         accelerator=accelerator,
         scored=scored,
@@ -235,7 +243,7 @@ def make_trainer(
         parameters=[parameter for parameter in scored.parameters() if parameter.requires_grad],
         plan=scheme,
         seed=train.seed,
-        scaler=engine.scaler(train.precision, device),
+        scaler=distributed.make_scaler(train.precision, device),
         average=average,
         mixing=mixing,
         rehearsal=rehearsal,
@@ -255,16 +263,16 @@ def _changed_for(train: Train, task: tasks.Task, loaded: Loaded) -> Mixing | Non
         )
     mixing = Mixing(train, task) if train.mixes else None
     if train.dropout is not None:
-        dropout.apply(loaded.model, train.dropout, family)
+        regularize.set_dropout(loaded.model, train.dropout, family)
     if train.drop_path:
-        stochastic_depth.apply(loaded.model, train.drop_path, family)
+        regularize.set_drop_path(loaded.model, train.drop_path, family)
     if train.activation_checkpointing:
         hint = "Leave train.activation_checkpointing out; a smaller train.micro_batch saves memory too."
         checkpoint_activations(loaded.model, family, hint)
     if train.frozen_blocks:
-        frozen.apply(loaded, train.frozen_blocks)
+        regularize.freeze_blocks(loaded, train.frozen_blocks)
     if train.lora:
-        lora.apply(loaded, train.lora, task)
+        regularize.add_lora(loaded, train.lora, task)
     return mixing
 
 
@@ -283,20 +291,24 @@ def _fit(run: Run) -> None:
     """Let the micro batch fit in memory, and learn how much a sample costs."""
     train, accelerator = run.recipe.train, run.trainer.accelerator
 
-    def batch(scheme: plan.Plan) -> Batch:
-        _, indices = order.global_batch(train.order_seed, 0, run.task.size("train"), scheme.batch)
-        rows = order.micro_batches(indices[: scheme.group], scheme.processes, accelerator.process_index, scheme.micro)
+    def batch(scheme: schedule.Plan) -> Batch:
+        _, indices = data_loader.global_batch(train.order_seed, 0, run.task.size("train"), scheme.batch)
+        rows = data_loader.split_micro_batches(
+            indices[: scheme.group], scheme.processes, accelerator.process_index, scheme.micro
+        )
         made = to_device(run.task.batch("train", rows[0], seed=train.seed, epoch=0), accelerator.device)
         return run.trainer.mixing(made, 0, 0) if run.trainer.mixing else made
 
-    def smaller(limit: int) -> plan.Plan:
-        return plan.make(train, run.task.size("train"), run.council.processes, micro_limit=limit, cut_short=True)
+    def smaller(limit: int) -> schedule.Plan:
+        return schedule.make_plan(
+            train, run.task.size("train"), run.council.processes, micro_limit=limit, cut_short=True
+        )
 
     guards.fit_memory(run.trainer, run.council, batch, smaller, run.progress.say)
     run.trainer.pace.plan = run.plan
-    run.peak_flops = flops.peak(engine.device_name(accelerator), train.precision)
+    run.peak_flops = flops.peak(distributed.device_name(accelerator), train.precision)
     if run.peak_flops:
-        some = order.epoch_order(train.order_seed, 0, run.task.size("train"))[: run.plan.micro]
+        some = data_loader.epoch_order(train.order_seed, 0, run.task.size("train"))[: run.plan.micro]
         first = run.task.batch("train", some, seed=0, epoch=0)
         run.flops_per_sample = flops.of_training(
             run.twin or run.loaded, run.task, first, sparse_prediction=train.sparse_prediction
@@ -352,7 +364,7 @@ def checkpoint_free(folder: Path) -> bool:
 
 def _sentence(run: Run, checkpoint_dir: Path | None) -> str:
     scheme, accelerator = run.plan, run.trainer.accelerator
-    seed, precision, device = run.trainer.seed, run.recipe.train.precision, engine.device_name(accelerator)
+    seed, precision, device = run.trainer.seed, run.recipe.train.precision, distributed.device_name(accelerator)
     samples = f"{scheme.batch_at(0)} to {scheme.batch}" if scheme.ramp_steps else str(scheme.batch)
     length = (
         f"{run.recipe.train.duration} in steps of {plural(samples, 'sample')}"

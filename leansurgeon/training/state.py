@@ -1,4 +1,5 @@
-"""The state of one training: what it uses (`Run`), what it has seen (`History`), and both as a checkpoint.
+"""The state of one training: what it uses (`Run`), what it has seen (`History`), both as a checkpoint, and how fast it
+is.
 
 What is not here follows from (recipe, seed, step): the order of the data, augmentation, masks, mixing, dropout, the
 learning rate.
@@ -7,8 +8,12 @@ learning rate.
 from __future__ import annotations
 
 import random
+import statistics
 import time
+from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +23,17 @@ import torch
 from leansurgeon.errors import RunFolderReplaced, UsageError
 from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.tasks import Task
-from leansurgeon.training.plan import Plan
-from leansurgeon.training.processes import shards
+from leansurgeon.training import distributed
+from leansurgeon.training.objective import Scored
+from leansurgeon.training.observe import PeakMemory, Progress, Trackers, Window
+from leansurgeon.training.optimizer import Trainer
 from leansurgeon.training.processes.agree import Council
 from leansurgeon.training.processes.signals import Stops
 from leansurgeon.training.recipe.schema import TrainingRecipe
 from leansurgeon.training.runs import checkpoint
 from leansurgeon.training.runs import folder as runfolder
 from leansurgeon.training.runs.summary import Scores
-from leansurgeon.training.update.step import Scored, Trainer
-from leansurgeon.training.watch.memory import PeakMemory
-from leansurgeon.training.watch.progress import Progress
-from leansurgeon.training.watch.trackers import Trackers
-from leansurgeon.training.watch.window import Window
+from leansurgeon.training.schedule import Plan
 
 
 @dataclass
@@ -137,7 +140,7 @@ def save(run: Run) -> Path:
     shared = {f"model.{name}": tensor for name, tensor in _weights(run.loaded.model).items()} | optimizer
     if run.trainer.average is not None:
         shared |= {f"average.{name}": tensor for name, tensor in _weights(run.trainer.average.model).items()}
-    shared = shards.collected(shared, keep=run.main)
+    shared = distributed.gather_all(shared, keep=run.main)
     own, generators = _generators_out(run.trainer.accelerator.device)
     own |= {f"buffer.{name}": buffer for name, buffer in run.loaded.model.named_buffers()}
     if run.trainer.average is not None:
@@ -199,7 +202,7 @@ def exported(run: Run) -> Any:
     """
     if run.twin is None:
         return run.judged.loaded
-    shards.fill(run.twin, run.judged.loaded.model, main=run.main)
+    distributed.fill_copy(run.twin, run.judged.loaded.model, main=run.main)
     return run.twin
 
 
@@ -246,7 +249,7 @@ def _weights_in(model: torch.nn.Module, tensors: dict[str, torch.Tensor], path: 
             f"{path} is of another model: {differing[0]} differs.", "Name the model that this run was started with."
         )
     for name, tensor in tensors.items():
-        shards.local(here[name]).copy_(shards.local(shards.parted(tensor, here[name])))
+        distributed.local_part(here[name]).copy_(distributed.local_part(distributed.split_like(tensor, here[name])))
 
 
 def _buffers_in(model: torch.nn.Module, tensors: dict[str, torch.Tensor]) -> None:
@@ -279,7 +282,9 @@ def _optimizer_in(
     for name, tensor in _part(tensors, "optimizer.").items():
         index, key = name.split(".", 1)
         like = parameters[int(index)]
-        state.setdefault(int(index), {})[key] = shards.parted(tensor, like) if tensor.shape == like.shape else tensor
+        state.setdefault(int(index), {})[key] = (
+            distributed.split_like(tensor, like) if tensor.shape == like.shape else tensor
+        )
     for group, saved in zip(whole["param_groups"], groups, strict=True):
         # Which kernel takes the step is the device's to say, which may be another one now.
         saved = {key: tuple(value) if isinstance(value, list) else value for key, value in saved.items()}
@@ -309,3 +314,46 @@ def _generators_in(tensors: dict[str, torch.Tensor], rest: dict[str, Any], devic
     random.setstate((version, tuple(tensors["generator.python"].tolist()), gauss))
     kind, position, has_gauss, cached = rest["numpy"]
     np.random.set_state((kind, tensors["generator.numpy"].numpy().astype(np.uint32), position, has_gauss, cached))
+
+
+_LANGUAGE = ("causal-lm", "masked-lm")
+
+
+def count_tokens(task: Task, batch: dict[str, Any]) -> int:
+    """Tokens of one sample where the task counts in tokens, else 1."""
+    return batch["input_ids"].shape[1] if task.head in _LANGUAGE else 1
+
+
+def get_rate(run: Run, done: int, steps: int, seconds: float) -> tuple[float, str]:
+    """Samples or tokens per second over the last `steps` of `done` steps, which took `seconds`."""
+    unit = "tokens/s" if run.task.head in _LANGUAGE else "samples/s"
+    samples = run.plan.position(done) - run.plan.position(done - steps)
+    return samples * run.tokens_per_sample / max(seconds, 1e-9), unit
+
+
+def median_step(windows: Sequence[tuple[float, float]]) -> float:
+    """The median over all steps of the seconds that one took, from windows of so many steps in so many seconds."""
+    ordered = sorted((spent / steps, int(steps)) for steps, spent in windows)
+    ends = list(accumulate(steps for _, steps in ordered))
+    middle = ((ends[-1] - 1) // 2, ends[-1] // 2)
+    return statistics.fmean(ordered[bisect_right(ends, step)][0] for step in middle)
+
+
+def get_mfu(run: Run, speed: float) -> float | None:
+    """The share of what the devices of all processes can do at most that goes into the model, at `speed` (samples or
+    tokens per second, as `rate` has it); None where either is not known.
+    """
+    if not run.peak_flops or not run.flops_per_sample:
+        return None
+    return speed / run.tokens_per_sample * run.flops_per_sample / run.peak_flops / run.plan.processes
+
+
+def get_eta(run: Run, done: int) -> float:
+    """Seconds left, evaluations included, from what steps and evaluations took so far."""
+    if run.plan.timed:
+        return (1 - run.trainer.pace.fraction(done)) * run.plan.seconds
+    steps, spent = (sum(column) for column in zip(*run.history.windows, strict=True))
+    left = (run.plan.steps - done) * spent / steps
+    if run.history.eval_seconds:
+        left += run.plan.evaluations_left(done) * statistics.fmean(run.history.eval_seconds)
+    return left

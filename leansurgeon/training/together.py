@@ -12,7 +12,7 @@ from leansurgeon.checkpoints.publish.durable import scratch
 from leansurgeon.rank import is_worker
 from leansurgeon.reading import jsonfile
 from leansurgeon.reading.jsonfile import JsonObject
-from leansurgeon.training.evaluate import Evaluation, evaluate_model
+from leansurgeon.training.evaluator import Evaluation, evaluate_model
 from leansurgeon.training.processes import launch
 from leansurgeon.training.recipe.schema import TrainingRecipe
 from leansurgeon.training.runs import folder as runfolder

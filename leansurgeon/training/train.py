@@ -25,9 +25,9 @@ from leansurgeon import tasks
 from leansurgeon.checkpoints.model import Loaded
 from leansurgeon.errors import Diverged, Interrupted, Stopped
 from leansurgeon.rank import rank
-from leansurgeon.training import budget, judge, setup, state
-from leansurgeon.training.data import feed
+from leansurgeon.training import budget, data_loader, evaluator, guards, measures, setup, state
 from leansurgeon.training.finish import finish
+from leansurgeon.training.observe import Progress
 from leansurgeon.training.processes import signals
 from leansurgeon.training.processes.agree import lost_others
 from leansurgeon.training.recipe.durations import parse_duration
@@ -36,8 +36,6 @@ from leansurgeon.training.runs import checkpoint
 from leansurgeon.training.runs import folder as runfolder
 from leansurgeon.training.runs.summary import Part, Summary
 from leansurgeon.training.state import Run
-from leansurgeon.training.watch import guards, measures, speed
-from leansurgeon.training.watch.progress import Progress
 
 
 def train(
@@ -94,7 +92,7 @@ def train(
         progress.say(f"Interrupted; {_kept(run)}.")
         raise
     except RuntimeError as error:
-        told = feed.dead_worker(error) or lost_others(error)
+        told = data_loader.explain_dead_worker(error) or lost_others(error)
         if told is None:
             raise
         raise told from error
@@ -133,9 +131,9 @@ def _train(run: Run) -> None:
         while True:
             try:
                 if run.history.evaluate:
-                    judge.evaluated(run)
+                    evaluator.evaluate_and_keep(run)
                 accelerator = run.trainer.accelerator
-                batches = feed.train_batches(
+                batches = data_loader.train_batches(
                     run.task,
                     run.plan,
                     seed=run.trainer.seed,
@@ -153,7 +151,7 @@ def _train(run: Run) -> None:
         raise _stopped(run, wish) from None
 
 
-def _steps(run: Run, batches: Iterator[list[feed.Batch]]) -> None:
+def _steps(run: Run, batches: Iterator[list[data_loader.Batch]]) -> None:
     """Step, look, measure, evaluate, save, stop: from where the training stands to its end."""
     history, pace = run.history, run.trainer.pace
     if run.plan.timed and history.done == 0:  # what went before the first step is no part of a step's time
@@ -165,7 +163,7 @@ def _steps(run: Run, batches: Iterator[list[feed.Batch]]) -> None:
             break
         with run.window.waiting():
             micro_batches = next(batches)
-        run.tokens_per_sample = speed.tokens_in(run.task, micro_batches[0])
+        run.tokens_per_sample = state.count_tokens(run.task, micro_batches[0])
         left_out = step in history.given_up  # before a roll back its numbers were not finite
         device = run.trainer.accelerator.device
         run.window.add(torch.zeros(3, device=device) if left_out else run.trainer.step(step, micro_batches))
@@ -181,9 +179,9 @@ def _steps(run: Run, batches: Iterator[list[feed.Batch]]) -> None:
                     measures.at_step(run)
                 if due.evaluate:
                     history.evaluate = True
-                    judge.evaluated(run)
+                    evaluator.evaluate_and_keep(run)
                 if due.save:
-                    judge.save_checkpoint(run)
+                    evaluator.save_checkpoint(run)
         if run.stops.after_step(history.done):
             run.stops.raise_if_asked()
     run.memory.pause()
@@ -232,7 +230,7 @@ def _looked(run: Run, due: Due) -> Due:
     timing = {"step_ms": round(1000 * step_seconds, 3), "data_wait": round(look.waiting, 4)}
     epoch = round(run.plan.position(done) / run.plan.epoch_samples, 4)
     run.note(type="train", step=done, epoch=epoch, **row, **more, **timing)
-    rate, unit = speed.rate(run, done, look.steps, look.seconds)
+    rate, unit = state.get_rate(run, done, look.steps, look.seconds)
     run.trackers.log(row | {unit: rate}, done)
     due = _by_clock(run, due, step_seconds)
     run.progress.step(
@@ -241,8 +239,8 @@ def _looked(run: Run, due: Due) -> Due:
         lr=lr,
         rate=rate,
         unit=unit,
-        eta=speed.eta(run, done),
-        mfu=speed.mfu(run, rate),
+        eta=state.get_eta(run, done),
+        mfu=state.get_mfu(run, rate),
         waiting=look.waiting,
         memory=run.memory.now(),
         fraction=run.trainer.pace.fraction(done),

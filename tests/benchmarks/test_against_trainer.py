@@ -20,12 +20,10 @@ import torch
 
 from leansurgeon import tasks
 from leansurgeon.tasks import base
-from leansurgeon.training import plan
-from leansurgeon.training.data import feed
-from leansurgeon.training.processes import engine
-from leansurgeon.training.recipe.settings import Train
-from leansurgeon.training.update import optimizer
-from leansurgeon.training.update.step import Scored, Trainer
+from leansurgeon.training import data_loader, distributed, optimizer, schedule
+from leansurgeon.training.objective import Scored
+from leansurgeon.training.optimizer import Trainer
+from leansurgeon.training.recipe.schema import Train
 from tests.benchmarks.pairs import compare
 
 BLOCK, BLOCKS, WARM_UP = 2, 48, 4
@@ -54,19 +52,19 @@ class _Loaded:
 
 def _ours(model, task, settings):
     """A generator of steps of our loop, a look at the losses every `log_every` steps included."""
-    accelerator = engine.start()
-    scheme = plan.make(settings, task.size("train"), 1)
+    accelerator = distributed.start_accelerator()
+    scheme = schedule.make_plan(settings, task.size("train"), 1)
     loaded = _Loaded(model)
     scored = Scored(loaded, task, settings).to(accelerator.device).train()
-    adamw = optimizer.make(scored, settings.optim, fused=accelerator.device.type == "cuda")
+    adamw = optimizer.make_optimizer(scored, settings.optim, fused=accelerator.device.type == "cuda")
     mixing = None
     if settings.mixes:
-        from leansurgeon.training.update.mixing import Mixing
+        from leansurgeon.training.regularize import Mixing
 
         mixing = Mixing(settings, task)
     trainer = Trainer(accelerator, scored, scored, adamw, list(scored.parameters()), scheme, 0, mixing=mixing)
     window = []
-    for step, batches in enumerate(feed.train_batches(task, scheme, seed=0, rank=0, device=accelerator.device)):
+    for step, batches in enumerate(data_loader.train_batches(task, scheme, seed=0, rank=0, device=accelerator.device)):
         window.append(trainer.step(step, batches))
         if (step + 1) % settings.log_every == 0:
             torch.stack(window).tolist()
@@ -184,7 +182,7 @@ def test_transformers_trainer(name, tokenizer, build, tmp_path):
     rows = [{key: batch[key][i] for key in ("input_ids", "labels")} for i in range(task.size("train"))]
     size = task.model_overrides()["vocab_size"]
     theirs = _Turns(_trainer(build(size), rows, settings, tmp_path / "theirs"))
-    device = engine.start().device
+    device = distributed.start_accelerator().device
     ours = _in_a_thread(_ours(build(size), task, settings))
     found = compare(ours, theirs, block=BLOCK, blocks=BLOCKS, warm_up=WARM_UP, device=device)
     _tell(f"transformers.Trainer, {name}", found, device)
@@ -300,7 +298,7 @@ def _script(model, task, settings, device):
 
 @pytest.mark.benchmark
 def test_timm_script():
-    task, device = _Images(), engine.start().device
+    task, device = _Images(), distributed.start_accelerator().device
     settings = Train.model_validate(
         {**SETTINGS, "mixup": 0.8, "cutmix": 1.0, "label_smoothing": 0.1, "schedule": {"warmup": 0.1}}
     )

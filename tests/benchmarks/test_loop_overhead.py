@@ -15,12 +15,10 @@ import torch
 from torch.nn import functional as F
 
 from leansurgeon import tasks
-from leansurgeon.training import plan
-from leansurgeon.training.data import feed, order
-from leansurgeon.training.processes import engine
+from leansurgeon.training import data_loader, distributed, optimizer, schedule
+from leansurgeon.training.objective import Scored
+from leansurgeon.training.optimizer import Trainer
 from leansurgeon.training.recipe.schema import Train
-from leansurgeon.training.update import optimizer
-from leansurgeon.training.update.step import Scored, Trainer
 
 BLOCK, BLOCKS, WARM_UP = 5, 120, 20
 CLAIM = 1.03
@@ -50,14 +48,14 @@ class _Loaded:
 
 def _ours(task, settings):
     """A generator that does one step of our loop each time, a look at the losses every `log_every` steps included."""
-    accelerator = engine.start()
-    scheme = plan.make(settings, task.size("train"), 1)
+    accelerator = distributed.start_accelerator()
+    scheme = schedule.make_plan(settings, task.size("train"), 1)
     scored = Scored(_Loaded(), task, settings).to(accelerator.device).train()
-    adamw = optimizer.make(scored, settings.optim, fused=accelerator.device.type == "cuda")
+    adamw = optimizer.make_optimizer(scored, settings.optim, fused=accelerator.device.type == "cuda")
     wrapped = accelerator.prepare(scored)
     trainer = Trainer(accelerator, wrapped, wrapped, adamw, list(scored.parameters()), scheme, 0)
     window = []
-    for step, batches in enumerate(feed.train_batches(task, scheme, seed=0, rank=0, device=accelerator.device)):
+    for step, batches in enumerate(data_loader.train_batches(task, scheme, seed=0, rank=0, device=accelerator.device)):
         window.append(trainer.step(step, batches))
         if (step + 1) % settings.log_every == 0:
             torch.stack(window).tolist()
@@ -73,18 +71,18 @@ def _bare(task, settings, device):
     model = loaded.model.to(device).train()
     groups = optimizer.parameter_groups(model, settings.optim.weight_decay)
     adamw = torch.optim.AdamW(groups, lr=settings.optim.lr, fused=device.type == "cuda" or None)
-    scheme = plan.make(settings, task.size("train"), 1)
-    schedule = get_scheduler("cosine", adamw, scheme.warmup, scheme.steps)
+    scheme = schedule.make_plan(settings, task.size("train"), 1)
+    falling = get_scheduler("cosine", adamw, scheme.warmup, scheme.steps)
     losses = []
     for step in range(scheme.steps):
-        epoch, indices = order.global_batch(0, step, task.size("train"), scheme.batch)
+        epoch, indices = data_loader.global_batch(0, step, task.size("train"), scheme.batch)
         batch = task.batch("train", indices, seed=0, epoch=epoch)
         images, labels = batch["pixel_values"].to(device), batch["labels"].to(device)
         loss = F.cross_entropy(model(pixel_values=images).logits, labels)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         adamw.step()
-        schedule.step()
+        falling.step()
         adamw.zero_grad(set_to_none=True)
         losses.append(loss.detach())
         if len(losses) == settings.log_every:
@@ -113,7 +111,7 @@ def test_a_step_costs_at_most_three_percent_more_than_a_bare_one(tmp_path):
         | {"schedule": {"name": "cosine", "warmup": 0.1}}
     )
     ours = _ours(task, settings)
-    device = engine.start().device
+    device = distributed.start_accelerator().device
     bare = _bare(task, settings, device)
     for loop in (ours, bare):
         _seconds(loop, WARM_UP, device)

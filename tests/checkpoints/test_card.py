@@ -231,7 +231,7 @@ def test_a_folder_without_a_name_on_the_hub_is_named_as_its_card_or_config_says(
 
 
 def test_a_training_s_card_goes_on_from_the_model_that_it_began_with(tmp_path, cut):
-    from leansurgeon.training.cards import cards
+    from leansurgeon.training.finish import write_cards
     from leansurgeon.training.runs.summary import Model, Scores, Summary, Task
 
     start = cut(SOURCE)
@@ -250,7 +250,7 @@ def test_a_training_s_card_goes_on_from_the_model_that_it_began_with(tmp_path, c
         best=Scores(2.0, 7.5),
         final=Scores(2.5, 9.0),
     )
-    cards(tmp_path / "run", start, made, {"rule": "task digits"})
+    write_cards(tmp_path / "run", start, made, {"rule": "task digits"})
     best, last = (ModelCard.load(tmp_path / "run" / name / "README.md") for name in ("model", "last"))
     assert best.data.license == "other" and best.data.to_dict()["datasets"] == ["s2orc", "ms_marco"]
     numbers = [{r.metric_type: r.metric_value for r in one.data.eval_results} for one in (best, last)]

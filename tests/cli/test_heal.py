@@ -42,7 +42,7 @@ def loaded(folder: Path):
 def test_a_decoder_learns_the_logits_of_the_model_it_was_cut_from(tmp_path):
     """The loss of the first step by hand, from transformers' own outputs of both models."""
     from leansurgeon import tasks
-    from leansurgeon.training.data import order
+    from leansurgeon.training import data_loader
 
     data = strangers.texts(tmp_path / "texts")
     lean = strangers.halved(tmp_path / "lean", strangers.model(tmp_path / "source", "llama"))
@@ -58,7 +58,7 @@ def test_a_decoder_learns_the_logits_of_the_model_it_was_cut_from(tmp_path):
     task = tasks.make("causal-lm", {k: v for k, v in made["task"].items() if k != "name"})
     task.prepare(tmp_path / "cache", lean, workers=1, say=print)
     size, batch = task.size("train"), made["train"]["batch"]
-    given = task.batch("train", order.global_batch(0, 0, size, batch)[1], seed=0, epoch=0)["input_ids"]
+    given = task.batch("train", data_loader.global_batch(0, 0, size, batch)[1], seed=0, epoch=0)["input_ids"]
     with torch.no_grad():
         student, teacher = (
             torch.log_softmax(loaded(p).model.eval()(given).logits[:, :-1].double(), -1)
@@ -283,7 +283,7 @@ def test_a_dry_run_says_that_a_tokenizer_is_refused_and_nothing_of_data(tmp_path
 def test_a_healing_that_is_resumed_says_whether_it_helped(tmp_path, monkeypatch):
     """By the line that `report` prints, which names the run's own recipe and no data."""
     from leansurgeon.report.evidence.collect import resume_line
-    from leansurgeon.training.update.step import Trainer
+    from leansurgeon.training.optimizer import Trainer
     from tests.support.command_line import leansurgeon
 
     data = strangers.texts(tmp_path / "texts")

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from leansurgeon.architectures.presets import PRESETS
 from leansurgeon.cli.main import app, main
 from leansurgeon.errors import UsageError
-from leansurgeon.training.recipe import reading as recipefile
+from leansurgeon.training.recipe import reading
 from tests.support.processes.forks import commanded
 
 RUNNER = CliRunner()
@@ -30,19 +30,19 @@ def _ok(*args: str):
 
 def test_list_show_and_copy(tmp_path):
     table = _ok("recipes", "list").stdout
-    assert all(name in table for name in recipefile.shipped())
+    assert all(name in table for name in reading.shipped())
     assert max(map(len, table.splitlines())) <= 80
     listed = json.loads(_ok("recipes", "list", "--json").stdout)
     assert listed["schema_version"] == 1
     digits = next(row for row in listed["recipes"] if row["name"] == "digits-vit")
     assert (digits["task"], digits["arms"]) == ("digits", "original, lean, control, lean-fresh, control-fresh")
     assert digits["hardware"] == "2 CPU cores" and all(row["hardware"] for row in listed["recipes"])
-    text = recipefile.shipped()["digits-vit"].read_text()
+    text = reading.shipped()["digits-vit"].read_text()
     assert _ok("recipes", "show", "digits-vit").stdout == text
     target = tmp_path / "mine.yaml"
     assert _ok("recipes", "copy", "digits-vit", str(target)).stdout.strip() == str(target)
     assert target.read_text().splitlines()[1:] == text.splitlines()[1:]  # the first leads editors to the schema
-    assert recipefile.load(str(target)).name == "digits-vit"
+    assert reading.load(str(target)).name == "digits-vit"
     with pytest.raises(UsageError, match="exists already"):
         _ok("recipes", "copy", "digits-vit", str(target))
     _ok("recipes", "copy", "fashion-vit", str(target), "--force")
@@ -54,16 +54,16 @@ def test_a_recipe_with_a_base_can_be_shown_whole_and_copied(tmp_path):
     assert "base: imagenet-common" in _ok("recipes", "show", "imagenet-volo-d4").stdout
     whole = _ok("recipes", "show", "imagenet-volo-d4", "--resolved").stdout
     (tmp_path / "whole.yaml").write_text(whole)
-    assert recipefile.load(str(tmp_path / "whole.yaml")) == recipefile.load("imagenet-volo-d4")
+    assert reading.load(str(tmp_path / "whole.yaml")) == reading.load("imagenet-volo-d4")
     assert "Table 6" in _ok("recipes", "show", "imagenet-common").stdout
     _ok("recipes", "copy", "imagenet-volo-d4", str(tmp_path))
-    assert recipefile.load(str(tmp_path / "imagenet-volo-d4.yaml")) == recipefile.load("imagenet-volo-d4")
+    assert reading.load(str(tmp_path / "imagenet-volo-d4.yaml")) == reading.load("imagenet-volo-d4")
 
 
 def test_a_copy_goes_to_a_folder_that_is_made(tmp_path):
     printed = _ok("recipes", "copy", "digits-vit", f"{tmp_path}/new/sub/").stdout.strip()
     assert printed == str(tmp_path / "new" / "sub" / "digits-vit.yaml")
-    assert recipefile.load(printed).name == "digits-vit"
+    assert reading.load(printed).name == "digits-vit"
     with pytest.raises(UsageError, match=r"digits-vit\.yaml/below\b.*Not a directory"):
         _ok("recipes", "copy", "digits-vit", f"{printed}/below/")
 
@@ -103,7 +103,7 @@ def test_retrain_takes_the_newest_shrunk_model_and_its_recipe(shrunk, monkeypatc
     assert "recipe digits-vit" in done.stderr
     run = next(path for path in shrunk.iterdir() if (path / "summary.json").exists())
     assert json.loads((run / "summary.json").read_text()) == summary
-    assert recipefile.load(str(run / "recipe.yaml")).train.seed == 3  # the resolved recipe can be used again
+    assert reading.load(str(run / "recipe.yaml")).train.seed == 3  # the resolved recipe can be used again
     # A run folder is a model too: its best weights have learned something, so they start at the lower rate.
     again = _ok("retrain", str(run), "-r", "digits-vit", "-o", str(shrunk / "again"), *sets)
     assert again.stdout.strip() == str(shrunk / "again")
@@ -172,7 +172,7 @@ def test_a_preset_and_its_recipe_name_each_other():
     bound = {name: preset.recipe for name, preset in PRESETS.items() if preset.recipe}
     assert bound
     for name, recipe in bound.items():
-        assert recipefile.load(recipe).source == PRESETS[name].name == name
+        assert reading.load(recipe).source == PRESETS[name].name == name
 
 
 def test_dry_run_prints_the_resolved_recipe_and_trains_nothing(shrunk, monkeypatch):
@@ -183,7 +183,7 @@ def test_dry_run_prints_the_resolved_recipe_and_trains_nothing(shrunk, monkeypat
     assert (plan["steps"], plan["steps_per_epoch"], plan["accumulation"]) == (660, 22, 4)
     text = _ok("retrain", str(shrunk / "lean"), "--dry-run", "--cpu-processes", "2")
     (shrunk / "cache" / "resolved.yaml").write_text(text.stdout)
-    assert recipefile.load(str(shrunk / "cache" / "resolved.yaml")).train.batch == 64
+    assert reading.load(str(shrunk / "cache" / "resolved.yaml")).train.batch == 64
     assert "micro batch  32" in text.stderr
     assert sorted(shrunk.iterdir()) == sorted({*before, shrunk / "cache"})
 

@@ -22,7 +22,7 @@ from leansurgeon.errors import UsageError
 from leansurgeon.experiment.arms import base_arm, wanted_shapes
 from leansurgeon.experiment.execute import carry_out_job
 from leansurgeon.experiment.jobs import make_jobs, prepare_data
-from leansurgeon.training.recipe import reading as recipefile
+from leansurgeon.training.recipe import reading
 from tests.paper.test_counts import AS_PRINTED, UPSTREAM
 from tests.tasks.test_glue import write_distribution
 from tests.tasks.test_image_folder import write as write_images
@@ -89,12 +89,12 @@ def test_every_row_of_the_tables_has_a_recipe_and_its_arms_are_the_papers_models
 
 def test_a_preset_of_the_paper_is_bound_to_its_recipe():
     for name in ROWS:
-        assert PRESETS[recipefile.load(name).source].recipe == name
+        assert PRESETS[reading.load(name).source].recipe == name
 
 
 @pytest.mark.parametrize("name", IMAGENET)
 def test_imagenet_recipes_are_table_six(name):
-    recipe = recipefile.load(name)
+    recipe = reading.load(name)
     train, large = recipe.train, ROWS[name][0] == "5"
     assert (train.batch, train.duration, train.schedule.warmup) == (512 if large else 1024, "300ep", "20ep")
     assert (train.optim.name, train.optim.lr, train.schedule.warmup_lr) == ("adamw", 3e-3, 1e-5)
@@ -107,7 +107,7 @@ def test_imagenet_recipes_are_table_six(name):
 def test_pixels_are_prepared_as_timm_does_for_the_model(name):
     import timm
 
-    recipe = recipefile.load(name)
+    recipe = reading.load(name)
     architecture = PRESETS[recipe.source].config["architecture"]
     known = timm.get_pretrained_cfg(architecture).to_dict()
     options = recipe.task.options
@@ -124,7 +124,7 @@ def test_pixels_are_prepared_as_timm_does_for_the_model(name):
 def train(name, folder, monkeypatch, sets=(), arms=("lean", "control")):
     """These arms of a recipe's debug variant, trained in this process; summaries by arm."""
     monkeypatch.setenv("LEANSURGEON_CACHE", str(folder / "cache"))
-    recipe = recipefile.load(name, list(sets), debug=True)
+    recipe = reading.load(name, list(sets), debug=True)
     source = open_source(recipe.source, config_changes=recipe.source_config or None, weights=False)
     wanted = wanted_shapes(recipe, source)
     prepare_data(recipe, lambda line: None)
@@ -137,7 +137,7 @@ def train(name, folder, monkeypatch, sets=(), arms=("lean", "control")):
         # The run folder's recipe stands alone: it names no base, and reads back to what was trained.
         written = (folder / "runs" / recipe.name / f"{arm}-s{recipe.seeds[0]}" / "recipe.yaml").read_text()
         assert "base:" not in written.splitlines()
-        assert summary["recipe"]["train"]["optim"]["lr"] == recipefile.load(name).train.optim.lr
+        assert summary["recipe"]["train"]["optim"]["lr"] == reading.load(name).train.optim.lr
     if {"lean", "control"} <= set(done):
         lean, control = (done[arm]["model"]["shape"]["stages"] for arm in ("lean", "control"))
         assert [s["depth"] for s in lean] == [s["depth"] for s in control]
@@ -183,7 +183,7 @@ def test_crammed_bert_trains_on_packed_rows_and_is_tuned_on_glue(tmp_path, monke
     train("crammed-bert", tmp_path, monkeypatch, sets)
     data = write_distribution(tmp_path / "glue", "mrpc")
     sets = [f"task.data={data}", "task.task=mrpc", "task.seq_len=32", "train.duration=2st", "train.precision=fp32"]
-    recipe = recipefile.load_training("crammed-bert-glue", [*sets, "measure.kappa.samples=2"])
+    recipe = reading.load_training("crammed-bert-glue", [*sets, "measure.kappa.samples=2"])
     summary = train_one(recipe, tmp_path / "runs/crammed-bert/lean-s0/model", tmp_path / "tuned", say=lambda line: None)
     assert set(summary.final.metrics) == {"f1", "accuracy"} and summary.steps == 2
     config = json.loads((tmp_path / "tuned/model/config.json").read_text())
@@ -195,20 +195,20 @@ def test_dropout_is_off_where_the_recipe_says_so(preset):
     import torch
 
     from leansurgeon.checkpoints.model import initialise
-    from leansurgeon.training.update import dropout
+    from leansurgeon.training import regularize
 
     tiny = {"num_hidden_layers": 2, "vocab_size": 32, "hidden_size": 64}
     source = open_source(preset, config_changes=tiny)
     model = initialise(source.config, source.architecture, 0).train()
     inputs = {"input_ids": torch.arange(24).reshape(2, 12)}
     assert not torch.equal(model(**inputs).logits, model(**inputs).logits)
-    dropout.apply(model, 0.0, preset)
+    regularize.set_dropout(model, 0.0, preset)
     assert torch.equal(model(**inputs).logits, model(**inputs).logits)
     assert model.config.hidden_dropout_prob > 0  # what is saved still says what the model was made with
-    dropout.apply(model, 0.5, preset)
+    regularize.set_dropout(model, 0.5, preset)
     assert not torch.equal(model(**inputs).logits, model(**inputs).logits)
     with pytest.raises(UsageError, match=r"\bLinear\b.*train\.dropout\b"):
-        dropout.apply(torch.nn.Linear(2, 2), 0.1, "Linear")
+        regularize.set_dropout(torch.nn.Linear(2, 2), 0.1, "Linear")
 
 
 def test_tinystories_train(tmp_path, monkeypatch):
@@ -250,7 +250,7 @@ def test_arms_of_d_retrieval_have_their_own_tasks_and_tables(tmp_path, monkeypat
 @pytest.mark.slow
 def test_the_error_of_d_retrieval_falls_where_the_heads_reach_five(tmp_path, monkeypatch):
     monkeypatch.setenv("LEANSURGEON_CACHE", str(tmp_path / "cache"))
-    recipe = recipefile.load("d-retrieval-5", ["seeds=[1]"])
+    recipe = reading.load("d-retrieval-5", ["seeds=[1]"])
     recipe = recipe.model_copy(update={"arms": {name: recipe.arms[name] for name in ("D5-h1", "D5-h4", "D5-h5")}})
     done = experiment.run(recipe, tmp_path / "runs")
     errors = {one.experiment.arm: one.final.metric for one in done}

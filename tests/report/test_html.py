@@ -368,7 +368,7 @@ def test_run_leaves_the_recipe_that_the_page_names(tmp_path, monkeypatch):
     from typer.testing import CliRunner
 
     from leansurgeon.cli.main import app
-    from leansurgeon.training.recipe import reading as recipefile
+    from leansurgeon.training.recipe import reading
 
     def trained(_recipe, workspace, *, begin, **_):
         begin()  # before anything is trained
@@ -381,8 +381,8 @@ def test_run_leaves_the_recipe_that_the_page_names(tmp_path, monkeypatch):
     arguments = ["run", "digits-vit", "--set", "train.duration=3ep", "--seeds", "4,5", "--workspace", str(tmp_path)]
     done = CliRunner().invoke(app, arguments, catch_exceptions=False)
     assert done.exit_code == 0
-    left = recipefile.load(str(tmp_path / "digits-vit" / "experiment.yaml"))
-    assert left == recipefile.load("digits-vit", ["train.duration=3ep", "seeds=[4,5]"])
+    left = reading.load(str(tmp_path / "digits-vit" / "experiment.yaml"))
+    assert left == reading.load("digits-vit", ["train.duration=3ep", "seeds=[4,5]"])
     # "Do it again" holds the --set of the first call.
     text = page_of(tmp_path)[0].text
     assert "leansurgeon run digits-vit --set train.duration=3ep --seeds 4,5" in text

@@ -20,7 +20,7 @@ from leansurgeon.search.trainings import arm_of, scaled, shortened
 from leansurgeon.shape import Shape
 from leansurgeon.surgery.plan.wanted import Wanted
 from leansurgeon.training.recipe.reading import load_training
-from leansurgeon.training.recipe.settings import Train
+from leansurgeon.training.recipe.schema import Train
 
 
 @pytest.mark.parametrize("tries", [1, 2, 3, 5, 8, 13, 64])

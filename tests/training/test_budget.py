@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from leansurgeon.training import budget, plan
-from leansurgeon.training.data.limit import Sampled
+from leansurgeon.training import budget, schedule
+from leansurgeon.training.data_loader import Sampled
 from leansurgeon.training.train import train
 from tests.support.training_standin import Dots, dot_model, recipe
 
@@ -96,9 +96,9 @@ def test_a_sample_of_the_evaluation_split_is_spread_over_it():
 @pytest.mark.parametrize(("steps", "share"), [(1, 1 / 6), (9, 0.5), (36, 1.0), (400, 1.0)])
 def test_few_steps_get_less_of_the_rate(steps, share):
     optim = {"lr": 1e-3, "full_steps": 36}
-    made = plan.make(recipe(duration=f"{steps}st", optim=optim, schedule={"name": "constant"}).train, 64, 1)
+    made = schedule.make_plan(recipe(duration=f"{steps}st", optim=optim, schedule={"name": "constant"}).train, 64, 1)
     assert made.peak == pytest.approx(1e-3 * share) and made.lr(0) == made.peak
-    by_the_clock = plan.make(recipe(duration="9s", optim=optim).train, 64, 1)
+    by_the_clock = schedule.make_plan(recipe(duration="9s", optim=optim).train, 64, 1)
     assert by_the_clock.peak == 1e-3  # nothing is foretold yet
     assert replace(by_the_clock, expected=steps).peak == pytest.approx(1e-3 * share)
 

@@ -13,8 +13,7 @@ import torch
 from torch.nn import functional as F
 
 from leansurgeon.errors import Diverged, LeanSurgeonError, UsageError
-from leansurgeon.training import evaluate as evaluation
-from leansurgeon.training.data import order
+from leansurgeon.training import data_loader, evaluator
 from leansurgeon.training.train import train
 from tests.support.training_standin import Dots, Words, dot_model, recipe, word_model
 
@@ -54,7 +53,7 @@ def test_losses_equal_those_of_a_bare_loop(tmp_path):
     schedule = get_scheduler("cosine", adamw, num_warmup_steps=2, num_training_steps=8)
     expected = []
     for epoch in range(2):
-        shuffled = order.epoch_order(3, epoch, 64)
+        shuffled = data_loader.epoch_order(3, epoch, 64)
         for start in range(0, 64, 16):
             batch = task.batch("train", shuffled[start : start + 16], seed=3, epoch=epoch)
             logits = model(batch["input_ids"])
@@ -225,10 +224,10 @@ def test_still_falling():
     falling = [2.0 / (1 + i) for i in range(4)] + [0.35, 0.2, 0.1, 0.02]
     finished = [2.0, 1.0, 0.5, 0.3, 0.22, 0.21, 0.205, 0.204]
     overfit = [2.0, 1.0, 0.5, 0.4, 0.45, 0.5]
-    assert evaluation.still_falling(falling)
-    assert not evaluation.still_falling(finished)
-    assert not evaluation.still_falling(overfit)
-    assert not evaluation.still_falling([3.0, 1.0])
+    assert evaluator.still_falling(falling)
+    assert not evaluator.still_falling(finished)
+    assert not evaluator.still_falling(overfit)
+    assert not evaluator.still_falling([3.0, 1.0])
 
 
 def test_training_on_digits_learns(tmp_path):

@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from leansurgeon.errors import UsageError
-from leansurgeon.training import plan
-from leansurgeon.training.recipe.settings import Train
+from leansurgeon.training import schedule
+from leansurgeon.training.recipe.schema import Train
 
 
 def made(samples: int = 1437, processes: int = 1, micro_limit: int | None = None, cut_short=False, **changes):
     train = Train.model_validate({"duration": "3ep", "batch": 64, "optim": {"lr": 1e-3}} | changes)
-    return plan.make(train, samples, processes, micro_limit=micro_limit, cut_short=cut_short)
+    return schedule.make_plan(train, samples, processes, micro_limit=micro_limit, cut_short=cut_short)
 
 
 @pytest.mark.parametrize(
@@ -85,8 +85,8 @@ def test_evaluations_come_every_so_often_and_at_the_end(every, after):
 
 
 def test_the_first_steps_of_a_ramp():
-    assert plan.ramp(2, 8, 6).tolist() == [2, 2, 4, 4, 6, 6] and plan.ramp(4, 4, 3).tolist() == [4, 4, 4]
-    assert plan.ramp(2, 8, 0).tolist() == []
+    assert schedule.ramp(2, 8, 6).tolist() == [2, 2, 4, 4, 6, 6] and schedule.ramp(4, 4, 3).tolist() == [4, 4, 4]
+    assert schedule.ramp(2, 8, 0).tolist() == []
     found = made(20, batch=8, batch_ramp={"start": 2, "until": "6st"}, duration="9st")
     assert [found.batch_at(step) for step in range(9)] == [2, 2, 4, 4, 6, 6, 8, 8, 8]
     assert [found.position(step) for step in range(10)] == [0, 2, 4, 8, 12, 18, 24, 32, 40, 48]

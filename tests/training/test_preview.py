@@ -64,7 +64,7 @@ def test_a_wrong_option_ends_a_dry_run_all_the_same(models, tmp_path):
 
 def _evaluated(model, folder) -> None:
     """What each process of an evaluation does, for 360 digits in batches of 50: five here, three there."""
-    from leansurgeon.training.evaluate import evaluate_model
+    from leansurgeon.training.evaluator import evaluate_model
     from leansurgeon.training.recipe.reading import load_training
 
     recipe = load_training("digits-vit", ["train.eval.batch=50"], transferred=False)

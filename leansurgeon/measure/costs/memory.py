@@ -1,4 +1,4 @@
-"""Peak memory of a training, predicted without a GPU (`training/watch/memory.py` measures it).
+"""Peak memory of a training, predicted without a GPU (`training/observe.py` measures it).
 
 The real model takes a real training step on tensors that have sizes and no memory (torch's FakeTensorMode), while
 every storage that lives is counted as CUDA's allocator would count it:
@@ -6,7 +6,7 @@ every storage that lives is counted as CUDA's allocator would count it:
     found = predict(source.config, source.architecture, Setting(batch=128))
     found.total, found.activations                       # bytes
 
-In the order of `training/update/step.py`: autocast forward, loss in fp32, backward, clipping, optimizer. The step that
+In the order of `training/optimizer.py`: autocast forward, loss in fp32, backward, clipping, optimizer. The step that
 counts comes after the optimizer has its state. What CUDA does otherwise than the CPU stands in `cuda_rules.py`. Not
 seen: the CUDA context (about 0.5 GiB, which no torch counter shows), workspaces of cuDNN, and torch.compile. Imports
 torch inside functions only.
@@ -272,7 +272,7 @@ def use_buckets(parameters: list[torch.nn.Parameter], hooks: Hooks) -> None:
 
 
 def make_optimizer(parameters: Iterable[torch.nn.Parameter], name: str) -> torch.optim.Optimizer:
-    """As `training/update/optimizer.py` makes it on CUDA: the fused form; `adamw-foreach` is torch's own there."""
+    """As `training/optimizer.py` makes it on CUDA: the fused form; `adamw-foreach` is torch's own there."""
     import torch
 
     if name == "sgd":

@@ -1,8 +1,17 @@
-"""Let several processes do one piece of work (`worker`), and bring back one sentence where it fails.
+"""Let several processes do one piece of work (`worker`), and bring back one sentence where it fails; and what of the
+environment would have a training do something else than its recipe says, and is easily forgotten.
 
 torch's own launcher (`torch.distributed.run --standalone`) runs inside this process, so that Ctrl-C and SIGTERM reach
 the workers and its 60 lines of report on a failed worker can be replaced by what the worker said. A process that is
 itself a worker (`RANK` is set: torchrun, `accelerate launch`) never starts others.
+
+`accelerate launch` and schedulers set some variables, a shell's profile others:
+
+    set aside   Accelerate reads them, and transformers some of them, while a training is set up. They are taken out of
+                this process's environment, so they do nothing.
+    in force    torch and the libraries below it read them when they are loaded, so nobody can take them back.
+
+What only says where or how fast (`CUDA_VISIBLE_DEVICES`, `OMP_NUM_THREADS`, the allocator's settings) is left alone.
 """
 
 from __future__ import annotations
@@ -16,12 +25,75 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
-from leansurgeon import errors
+from leansurgeon import errors, rank
 from leansurgeon.errors import LeanSurgeonError, Terminated, UsageError
 from leansurgeon.training.processes.agree import LostOthers
 from leansurgeon.training.processes.signals import handled
-from leansurgeon.training.recipe.schema import TrainingRecipe
+from leansurgeon.training.recipe.schema import Train, TrainingRecipe
 from leansurgeon.training.runs import folder as runfolder
+
+_ASIDE = ("ACCELERATE_", "FSDP_", "MEGATRON_LM_", "PARALLELISM_CONFIG_")
+# Set by `accelerate launch --cpu` and by a wish for one device: they choose where, not what is computed.
+_HARMLESS = ("ACCELERATE_USE_CPU", "ACCELERATE_TORCH_DEVICE", "ACCELERATE_CPU_AFFINITY", "ACCELERATE_LOG_LEVEL")
+_OFF = ("", "no", "false", "0", "none", "strict")  # the last is oneDNN's word for all digits
+# What `accelerate launch` always sets, and nobody has wished for.
+_DEFAULTS = {"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "1", "ACCELERATE_DYNAMO_MODE": "default"}
+
+# fp32 products with fewer digits than fp32 has, by the kind of device that obeys: "cuda" is NVIDIA's and AMD's, and
+# oneDNN works on CPUs and on Intel's GPUs.
+_ONEDNN = ("ONEDNN_DEFAULT_FPMATH_MODE", "DNNL_DEFAULT_FPMATH_MODE")
+_FEWER_DIGITS = {
+    "cuda": ("NVIDIA_TF32_OVERRIDE", "HIPBLASLT_ALLOW_TF32"),
+    "cpu": _ONEDNN,
+    "xpu": _ONEDNN,
+}
+_ON_WITH_ANY_WORD = "TORCHDYNAMO_SUPPRESS_ERRORS"  # even 0: torch/_dynamo/config.py takes any text for yes
+_OTHER_COMPILE = (
+    "TORCHDYNAMO_DISABLE",
+    "TORCH_COMPILE_DISABLE",
+    _ON_WITH_ANY_WORD,
+    "TORCH_COMPILE_OVERRIDE_BACKENDS",
+)
+
+
+def group_size() -> int:
+    """How many processes train together, as the environment says. Raises `UsageError` for what cannot be."""
+    if trouble := rank.contradiction():
+        raise UsageError(trouble, f"For one process: unset {' '.join(rank.said())}. For several: --gpus, or torchrun.")
+    return rank.processes()
+
+
+def set_aside() -> list[str]:
+    """Take what Accelerate would obey out of the environment of this process, for good; names of those that said
+    something. Not only while Accelerate starts: `ACCELERATE_USE_FSDP` with `FSDP_CPU_RAM_EFFICIENT_LOADING`, which
+    `accelerate launch --use_fsdp` sets, lets transformers leave a fresh head without memory on all processes but one.
+    """
+    taken = {key: os.environ.pop(key) for key in list(os.environ) if key.startswith(_ASIDE) and key not in _HARMLESS}
+    return sorted(key for key, value in taken.items() if value.lower() not in _OFF and _DEFAULTS.get(key) != value)
+
+
+def list_overrides(train: Train, device: str) -> list[str]:
+    """`NAME=value (train.key)` of what overrides this recipe all the same on this kind of device ("cuda", "cpu")."""
+    digits = _FEWER_DIGITS.get(device, ()) if train.precision == "fp32" else ()
+    watched = dict.fromkeys(digits, "train.precision")
+    watched |= {name: "train.compile" for name in _OTHER_COMPILE} if train.compile else {}
+    values = {name: os.environ.get(name, "") for name in watched}
+    return [f"{name}={value} ({watched[name]})" for name, value in values.items() if not _is_off(name, value)]
+
+
+def _is_off(name: str, value: str) -> bool:
+    return not value if name == _ON_WITH_ANY_WORD else value.lower() in _OFF
+
+
+def tell_overrides(aside: list[str], forced: list[str]) -> str | None:
+    """What a person should know of both lists, in one line; None where there is nothing."""
+    parts = [f"Ignored: {', '.join(aside)} in the environment; the recipe decides."] if aside else []
+    if forced:
+        parts += [
+            f"Not the recipe but the environment decides here: {', '.join(forced)}; unset it where it is unwanted."
+        ]
+    return " ".join(parts) or None
+
 
 JOB, ANSWER = "job.json", "answer.json"
 _SIGNALS = "--signals-to-handle=SIGHUP,SIGQUIT"  # what is left to torch's launcher; see `passing_on`
@@ -51,7 +123,7 @@ def carry_out(
         well = run_workers(processes, ["-m", "leansurgeon.training.processes.worker", str(folder)])
     if well:
         return
-    error = verdict(folder, trace)
+    error = read_verdict(folder, trace)
     if received and isinstance(error, _WithoutAWord):  # it came before there was anything to save
         raise Terminated if received[0] != signal.SIGINT else KeyboardInterrupt
     raise error
@@ -105,7 +177,7 @@ def run_workers(processes: int, command: list[str]) -> bool:
     return True
 
 
-def verdict(folder: Path, run_dir: Path) -> LeanSurgeonError:
+def read_verdict(folder: Path, run_dir: Path) -> LeanSurgeonError:
     """What the first failing worker left in `folder`, as the error that it raised."""
     left = sorted(folder.glob("rank*.json"), key=lambda path: path.stat().st_mtime_ns)
     left = [path for path in left if json.loads(path.read_text())["kind"] != LostOthers.__name__]

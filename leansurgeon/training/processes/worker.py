@@ -46,7 +46,7 @@ def main(folder: Path) -> int:
 
 
 def _work(job: dict, folder: Path) -> None:
-    from leansurgeon.training.evaluate import evaluate_model
+    from leansurgeon.training.evaluator import evaluate_model
     from leansurgeon.training.processes.launch import ANSWER
     from leansurgeon.training.recipe.schema import TrainingRecipe
     from leansurgeon.training.runs.summary import Part

@@ -3,11 +3,14 @@
 The task follows from the model's class and head; tokenizer, image processor, lengths and classes are the checkpoint's
 own. A model that surgery made learns from the model that it was cut from, where that is at hand: from its logits, or
 where there is no head from its hidden states and embeddings. What is left is batch, learning rate and length, which are
-gentle: healing shall not forget.
+gentle: healing shall not forget. Batches follow from memory and speed of this machine and not of the moment, so that
+the same command gives the same recipe when it is typed again.
 """
 
 from __future__ import annotations
 
+import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +24,123 @@ from leansurgeon.reading.jsonfile import JsonObject, value_at
 from leansurgeon.tasks import Task
 from leansurgeon.tasks.classes import ClassMap
 from leansurgeon.tasks.user_data import UserData
-from leansurgeon.training.recipe import machine, reading, teacher
-from leansurgeon.training.recipe.asked import Asked
+from leansurgeon.training.recipe import reading, teacher
 from leansurgeon.training.recipe.durations import parse_duration
 from leansurgeon.training.recipe.schema import TrainingRecipe
 from leansurgeon.training.runs import folder as runfolder
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What was typed that decides on the recipe of a training: its data or its name, and what shall be otherwise."""
+
+    data: str | None = None
+    time: str | None = None
+    columns: str | None = None
+    new_tokenizer: bool = False
+    recipe: str | None = None
+    sets: tuple[str, ...] = ()
+    resume: str = "never"
+    lora: int | None = None
+
+
+STEP = {"cpu": 1e12, "gpu": 5e13}  # operations of an optimizer step that are worth waiting for
+SPEED = {"cpu": 1e11, "gpu": 2e13}  # operations a second, of a small machine
+STEPS = 40  # that a training by the clock should have at least
+PATCHES = 197  # tokens of an image, nearly always
+TOKENS = {"cpu": (512, 4_096), "gpu": (4_096, 65_536)}  # least and most of a step
+SENTENCES = {"cpu": 32, "gpu": 256}
+CLASSIFIED = {"cpu": 32, "gpu": 64}
+SHARE = 0.5  # of the memory that one step may take
+
+
+@dataclass(frozen=True)
+class Machine:
+    """`memory` is all that the GPU, or the machine, has, in bytes."""
+
+    gpu: bool
+    memory: int
+    bf16: bool
+
+    @property
+    def word(self) -> str:
+        return "gpu" if self.gpu else "cpu"
+
+
+def look_at_machine() -> Machine:
+    """This machine: its first GPU, or where it has none its processor."""
+    import torch
+
+    from leansurgeon.measure.costs.precision import has_bf16
+
+    if torch.cuda.is_available():
+        return Machine(True, torch.cuda.get_device_properties(0).total_memory, torch.cuda.is_bf16_supported())
+    return Machine(False, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), has_bf16("cpu"))
+
+
+def choose_precision(source: Source, here: Machine) -> str:
+    """bf16 where the hardware multiplies in it, and on a CPU where matrices are large enough to gain by it."""
+    from leansurgeon.measure.costs.precision import NARROW
+
+    wide = max(stage.width for stage in source.shape.stages) >= NARROW
+    return "bf16" if here.bf16 and (here.gpu or wide) else "fp32"
+
+
+def choose_batch(
+    kind: str, matrices: int, tokens: int | None, here: Machine, samples: int, seconds: float | None = None
+) -> int:
+    """Samples of an optimizer step: as many as are worth a step of `STEP` operations (`matrices` parameters are
+    multiplied with every token, forward, backward and once more by the teacher), a power of two, and so few that
+    an epoch has 8 steps, and `seconds` some `STEPS`.
+    """
+    a_token = 8 * max(1, matrices)
+    worth = STEP[here.word] if seconds is None else min(STEP[here.word], seconds * SPEED[here.word] / STEPS)
+    if kind in ("causal-lm", "masked-lm"):
+        least, most = TOKENS[here.word]
+        least = least if worth == STEP[here.word] else 1
+        wanted = min(most, max(least, worth / a_token)) / (tokens or 1)
+    elif kind == "features" and tokens:
+        wanted = SENTENCES[here.word]
+    else:
+        wanted = CLASSIFIED[here.word] * (1 if tokens else 2)
+    if seconds is not None:
+        wanted = min(wanted, seconds * SPEED[here.word] / STEPS / (a_token * (tokens or PATCHES)))
+    return power_of_two(min(wanted, max(1, samples // 8)))
+
+
+def choose_micro_batch(source: Source, kind: str, tokens: int | None, here: Machine, *, taught: bool) -> int:
+    """Samples that go through the model at once: what is left beside weights, gradients, moments and the teacher, a
+    power of two.
+    """
+    weights = source.parameters.total * (16 + 4 * taught)
+    room = max(0.0, SHARE * here.memory - weights)
+    return power_of_two(max(1.0, min(1_024.0, room / sample_bytes(source, kind, tokens, taught=taught))))
+
+
+def sample_bytes(source: Source, kind: str, tokens: int | None, *, taught: bool) -> int:
+    """Bytes of activations of one sample, roughly: some 20 numbers of every width and 4 of every MLP unit for a token
+    in a layer, attention weights where no fused kernel saves them, and logits in several fp32 copies.
+    """
+    flat = source.architecture.flat(source.config)
+    count = tokens or image_tokens(flat)
+    layers = sum(stage.depth * (20 * stage.width + 4 * stage.mlp_dim) for stage in source.shape.stages)
+    scores = sum(stage.depth * stage.heads for stage in source.shape.stages) * count
+    words = flat.get("vocab_size") if kind in ("causal-lm", "masked-lm") else 0
+    logits = (words or 0) * (8 if taught else 4)
+    return 4 * count * (layers + scores + logits)
+
+
+def image_tokens(flat: dict) -> int:
+    """Patches of an image, and a class token."""
+    size, patch = flat.get("image_size", flat.get("img_size", 224)), flat.get("patch_size", 16)
+    side, step = (value[0] if isinstance(value, list | tuple) else value for value in (size, patch))
+    return (int(side) // max(1, int(step))) ** 2 + 1
+
+
+def power_of_two(value: float) -> int:
+    """The largest power of two that is not above `value`, at least 1."""
+    return 1 << max(0, int(value).bit_length() - 1)
+
 
 WINDOW = 256  # tokens of a sample of running text
 AUGMENTED = {"augment": True, "crop_scale": [0.6, 1.0], "color_jitter": 0.0, "hflip": 0.0}
@@ -39,7 +154,7 @@ ADAPTED = 5.0  # times that, for low-rank adapters
 LENGTHS = {"image-classification": "3ep", "sequence-classification": "3ep"}  # without --time; others: one epoch
 
 
-def make(model_dir: Path, data: UserData, asked: Asked, cache: Path, say: Say) -> TrainingRecipe:
+def make_recipe(model_dir: Path, data: UserData, asked: Asked, cache: Path, say: Say) -> TrainingRecipe:
     """The recipe, with `asked.sets` laid over it. Prepares the data, since its size decides the batch, and says what
     was chosen and why. Raises `UsageError` where model and data do not go together.
     """
@@ -125,11 +240,11 @@ def settings(
     kept.
     """
     width = source.shape.stages[-1].width
-    here = machine.look()
+    here = look_at_machine()
     matrices = source.parameters.total - source.parameters.embeddings
     seconds = parse_duration(asked.time).seconds if asked.time else None
-    batch = machine.batch(kind, matrices, tokens, here, samples, seconds)
-    micro = machine.micro(source, kind, tokens, here, taught=taught_by.name is not None)
+    batch = choose_batch(kind, matrices, tokens, here, samples, seconds)
+    micro = choose_micro_batch(source, kind, tokens, here, taught=taught_by.name is not None)
     factor = (1.0 if source.learned else FRESH) * (ALONE if source.learned and taught_by.name is None else 1.0)
     lr = RATE * (384 / width) ** 0.5 * factor * (ADAPTED if asked.lora else 1.0)
     duration = asked.time or LENGTHS.get(kind, "1ep")
@@ -137,7 +252,7 @@ def settings(
         "duration": duration,
         "batch": batch,
         **({"micro_batch": micro} if micro < batch else {}),
-        "precision": machine.precision(source, here),
+        "precision": choose_precision(source, here),
         "optim": {"name": "adamw", "lr": float(f"{lr:.2g}"), "betas": [0.9, 0.98 if tokens else 0.999]},
         "schedule": {"name": "cosine", "warmup": 0.05, "min_lr": 0.0},
         "eval": {"every": evaluated_every(duration), "batch": min(micro, 64)},

@@ -1,6 +1,8 @@
-"""Recipes: YAML files that describe a training (`TrainingRecipe`) or an experiment (`ExperimentRecipe`). No torch.
+"""Recipes: YAML files that describe a training (`TrainingRecipe`) or an experiment (`ExperimentRecipe`), with every
+default. No torch.
 
-Every key is known or refused. What may stand under `train` is in `settings`.
+Every key is known or refused. Numbers of a run come from the recipe alone; what a recipe leaves out has the default
+below.
 """
 
 from __future__ import annotations
@@ -8,10 +10,204 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from leansurgeon.training.recipe.durations import Counted
-from leansurgeon.training.recipe.settings import Seed, Strict, Train
+from leansurgeon.training.recipe.durations import Counted, DurationText, Warmup, parse_duration
+
+Fraction = Annotated[float, Field(ge=0, lt=1)]
+Seed = Annotated[int, Field(ge=0, lt=2**63)]  # what torch takes
+Share = Annotated[float, Field(ge=0, le=1)]
+# Keys of `train` that are no more, at the values that changed nothing: recipes of earlier runs have them.
+REMOVED = {"basis": None, "identity": 0.0, "sharpen": 1.0, "hold_kappa": None}
+
+
+class Strict(BaseModel):
+    """Unknown keys are refused, and numbers are finite; values do not change after reading."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Optim(Strict):
+    """The optimizer: AdamW (Loshchilov and Hutter, 2019), Adam with decay in the gradient, SGD with momentum, or LAMB
+    (You et al., 2020). Biases, norms and position/class embeddings are never decayed.
+    """
+
+    name: Literal["adamw", "adam", "sgd", "lamb"] = "adamw"
+    lr: float = Field(gt=0)
+    full_steps: int | None = Field(default=None, ge=1)  # fewer steps than that get less: lr * sqrt(steps / full_steps)
+    betas: tuple[Fraction, Fraction] = (0.9, 0.999)
+    eps: float = Field(default=1e-8, gt=0)
+    weight_decay: float = Field(default=0.0, ge=0)
+    momentum: Fraction = 0.9  # of sgd alone
+
+
+class Schedule(Strict):
+    """Learning rate over the training.
+
+    `cosine`, `linear`, `constant`: linear warm-up from `warmup_lr`, then down to `min_lr`. `triangle`: from `base` of
+    the rate up to all of it, then linearly to 0 in the last `fall` (the budget triangle of Crammed BERT, Geiping and
+    Goldstein, 2023). `one-cycle`: from lr / `div` up to lr during `warmup`, then down to lr / `div` / `final_div`,
+    with momentum going the other way (Smith and Topin, 2019, as in torch's OneCycleLR).
+    """
+
+    name: Literal["cosine", "linear", "constant", "one-cycle", "triangle"] = "cosine"
+    warmup: Warmup = 0.0
+    warmup_lr: float = Field(default=0.0, ge=0)
+    min_lr: float = Field(default=0.0, ge=0)
+    base: Share = 0.25  # triangle
+    fall: float = Field(default=0.25, gt=0, lt=1)  # triangle
+    div: float = Field(default=25.0, ge=1)  # one-cycle, and so are the next three
+    final_div: float = Field(default=1e4, ge=1)
+    anneal: Literal["linear", "cosine"] = "cosine"
+    momentum: tuple[Fraction, Fraction] | None = (0.85, 0.95)  # beta1 (or SGD's momentum) at the peak and at both ends
+
+
+class BatchRamp(Strict):
+    """Batches that grow from `start` samples to `batch`, linearly until `until` (a fraction of all steps, or a length),
+    in multiples of `start`.
+    """
+
+    start: int = Field(ge=1)
+    until: Warmup
+
+
+class Ema(Strict):
+    """Exponential moving average of the weights (timm's ModelEmaV3). It is what is evaluated and exported."""
+
+    decay: float = Field(default=0.9999, gt=0, lt=1)
+    warmup: bool = False  # let the decay grow with the steps
+
+
+class Distill(Strict):
+    """Learn from a teacher: `source` is the model that this one was cut from; otherwise a model folder.
+
+    loss = task + `logits` * temperature^2 * KL(teacher, student) + `hidden` * mean squared error between the hidden
+    states after a layer and those of the teacher where its layers end that this one stands for; `relative`: as a share
+    of the teacher's mean square, so that layers of any scale count alike.
+    """
+
+    teacher: str = "source"
+    logits: float = Field(default=1.0, ge=0)
+    hidden: float = Field(default=0.0, ge=0)
+    relative: bool = False
+    temperature: float = Field(default=1.0, gt=0)
+
+
+class Lora(Strict):
+    """Low-rank adapters (Hu et al., 2021) in every linear layer of the blocks; what is saved is merged. `alpha` is
+    twice the rank where it is not given.
+    """
+
+    rank: int = Field(ge=1)
+    alpha: float | None = Field(default=None, gt=0)
+    dropout: Fraction = 0.0
+
+
+class EarlyStopping(Strict):
+    """End after `patience` evaluations in a row that did not bring the metric `min_delta` beyond the best."""
+
+    patience: int = Field(ge=1)
+    min_delta: float = Field(default=0.0, ge=0)
+
+
+class Checkpoint(Strict):
+    """What an interrupted run continues from, and which models are kept."""
+
+    every: DurationText = "15m"
+    keep_last: int = Field(default=2, ge=1)  # checkpoints of an unfinished run; a finished one keeps none
+    keep_best: bool = True  # model/ is the best of all evaluations; otherwise that of the last step
+    keep_start: bool = False  # the model before the first step counts among them: nothing gets worse than it was
+
+
+class Eval(Strict):
+    """When to evaluate besides the end, and with how many samples at a time (without effect on results). `test`: read
+    the test split once, at the very end, where the task has one; nothing is chosen by it. `samples`: at most so
+    many, evenly spread; not given, a training by the clock takes as many as it has time for, others take all.
+    """
+
+    every: DurationText = "1ep"
+    batch: int = Field(default=256, ge=1)
+    at_start: bool = True
+    test: bool = True
+    samples: int | None = Field(default=None, ge=1)
+
+
+class Train(Strict):
+    """One training: how long, in what batches, with which optimizer."""
+
+    duration: DurationText
+    batch: int = Field(ge=1)  # samples per optimizer step, over all processes
+    micro_batch: int | None = Field(default=None, ge=1)  # at most so many per process and forward; None: no limit
+    batch_ramp: BatchRamp | None = None
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    compile: bool = False  # torch.compile
+    activation_checkpointing: bool = False  # less memory, about a third more time
+    parallel: Literal["ddp", "fsdp2"] = "ddp"  # each process has the whole model, or a part of every weight
+    workers: int = Field(default=0, ge=0)  # processes that make batches, per training process
+    optim: Optim
+    schedule: Schedule = Schedule()
+    clip_grad: float = Field(default=1.0, ge=0)  # largest gradient norm; 0 = off
+    dropout: Fraction | None = None  # of every layer that drops, in this training; None: what the model's config says
+    frozen_blocks: int = Field(default=0, ge=0)  # so many of the first blocks, and what is before them, are not trained
+    drop_path: Fraction = 0.0  # stochastic depth of the last block, linear from 0 at the first (XCiT, CaiT: of all)
+    mixup: float = Field(default=0.0, ge=0)  # alpha; 0 = off
+    cutmix: float = Field(default=0.0, ge=0)  # alpha; 0 = off
+    mixup_prob: Share = 1.0  # of mixing a batch at all
+    switch_prob: Share = 0.5  # of cutmix where both are on
+    label_smoothing: Fraction = 0.0
+    ema: Ema | None = None
+    distill: Distill | None = None
+    lora: Lora | None = None
+    new_tokenizer: bool = False  # another tokenizer than the checkpoint's own: embeddings start anew
+    new_head: bool = False  # other classes than the checkpoint's own, though there may be as many
+    sparse_prediction: bool = True  # masked-lm: the head at the hidden tokens only; the same loss in less time
+    early_stopping: EarlyStopping | None = None
+    checkpoint: Checkpoint = Checkpoint()
+    nan: Literal["stop", "skip", "rollback"] = "stop"  # what to do when a loss or gradient is no finite number
+    eval: Eval = Eval()
+    log_every: int = Field(default=10, ge=1)  # optimizer steps between two looks at the loss (each is one host sync)
+    trackers: tuple[Literal["tensorboard", "trackio", "wandb"], ...] = ()  # besides metrics.jsonl
+    seed: Seed = 0
+    order: Literal["shuffled", "as-stored"] = "shuffled"  # of the training data: anew in every epoch, or never
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_removed(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        return {key: value for key, value in data.items() if key not in REMOVED or value != REMOVED[key]}
+
+    @model_validator(mode="after")
+    def _numbers_fit(self) -> Train:
+        if self.schedule.min_lr > self.optim.lr:
+            raise ValueError(f"schedule.min_lr {self.schedule.min_lr:g} is above optim.lr {self.optim.lr:g}")
+        if self.schedule.min_lr and self.schedule.name not in ("cosine", "linear"):
+            end = {"one-cycle": "final_div says where it ends", "triangle": "it ends at 0"}
+            why = end.get(self.schedule.name, "it stays at optim.lr")
+            raise ValueError(f"schedule.min_lr is of cosine and linear; of {self.schedule.name} {why}")
+        if self.schedule.warmup_lr > self.optim.lr:
+            raise ValueError(f"schedule.warmup_lr {self.schedule.warmup_lr:g} is above optim.lr {self.optim.lr:g}")
+        ramp, timed = self.batch_ramp, parse_duration(self.duration).seconds is not None
+        if ramp and (ramp.start > self.batch or self.batch % ramp.start):
+            raise ValueError(f"batch_ramp.start {ramp.start} does not divide batch {self.batch}")
+        if ramp and isinstance(ramp.until, str) and parse_duration(ramp.until).seconds is not None:
+            raise ValueError("batch_ramp.until is a fraction, epochs or steps; a time would not be reproducible")
+        if ramp and timed and not isinstance(ramp.until, str):
+            raise ValueError("batch_ramp.until must have a unit (5ep, 500st) where the duration is a time")
+        warmup = self.schedule.warmup
+        if isinstance(warmup, str) and (parse_duration(warmup).seconds is not None) != timed:
+            raise ValueError(f"schedule.warmup {warmup} and duration {self.duration} must both be times, or neither")
+        return self
+
+    @property
+    def order_seed(self) -> int | None:
+        """What the order of the training data follows from; None where it is that of the data."""
+        return self.seed if self.order == "shuffled" else None
+
+    @property
+    def mixes(self) -> bool:
+        """Whether samples of a batch are mixed with each other."""
+        return (self.mixup > 0 or self.cutmix > 0) and self.mixup_prob > 0
 
 
 def _name(given: str) -> str:

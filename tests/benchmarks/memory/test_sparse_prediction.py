@@ -11,12 +11,10 @@ import torch
 
 from leansurgeon import tasks
 from leansurgeon.models.crammed_bert import CrammedBertConfig, CrammedBertForMaskedLM
-from leansurgeon.training import plan
-from leansurgeon.training.data import feed
-from leansurgeon.training.processes import engine
-from leansurgeon.training.recipe.settings import Train
-from leansurgeon.training.update import optimizer
-from leansurgeon.training.update.step import Scored, Trainer
+from leansurgeon.training import data_loader, distributed, optimizer, schedule
+from leansurgeon.training.objective import Scored
+from leansurgeon.training.optimizer import Trainer
+from leansurgeon.training.recipe.schema import Train
 from tests.benchmarks.pairs import compare
 
 BLOCKS, ROWS, TOKENS, WIDTH = 16, 8, 128, 128
@@ -41,14 +39,14 @@ class _Loaded:
 
 
 def _steps(task, settings, *, sparse_prediction):
-    accelerator = engine.start()
-    scheme = plan.make(settings, task.size("train"), 1)
+    accelerator = distributed.start_accelerator()
+    scheme = schedule.make_plan(settings, task.size("train"), 1)
     loaded = _Loaded(43 * WIDTH)
     settings = settings.model_copy(update={"sparse_prediction": sparse_prediction})
     scored = Scored(loaded, task, settings).to(accelerator.device).train()
-    adamw = optimizer.make(scored, settings.optim, fused=accelerator.device.type == "cuda")
+    adamw = optimizer.make_optimizer(scored, settings.optim, fused=accelerator.device.type == "cuda")
     trainer = Trainer(accelerator, scored, scored, adamw, list(scored.parameters()), scheme, 0)
-    for step, batches in enumerate(feed.train_batches(task, scheme, seed=0, rank=0, device=accelerator.device)):
+    for step, batches in enumerate(data_loader.train_batches(task, scheme, seed=0, rank=0, device=accelerator.device)):
         trainer.step(step, batches)
         yield
 
@@ -59,7 +57,7 @@ def test_predicting_at_hidden_tokens_only_saves_time(tmp_path):
     task = tasks.make("masked-lm", options)
     task.prepare(tmp_path, None, workers=1, say=lambda text: None)
     settings = Train.model_validate({"duration": f"{BLOCKS + 4}st", "batch": ROWS, "optim": {"lr": 1e-3}})
-    device = engine.start().device
+    device = distributed.start_accelerator().device
     few, every = (_steps(task, settings, sparse_prediction=wanted) for wanted in (True, False))
     found = compare(few, every, block=1, blocks=BLOCKS, warm_up=2, device=device)
     print(

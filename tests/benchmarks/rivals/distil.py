@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from leansurgeon.measure.data.batches import rows_of
 from leansurgeon.surgery.refit.span_fit import products
+from leansurgeon.training.distill import divergence
 from leansurgeon.training.recipe.from_model import RATE
-from leansurgeon.training.update.distill import divergence
 from tests.benchmarks.rivals.common import Batch, Batches, blocks, is_causal, width
 from tests.benchmarks.rivals.judge import IGNORED
 

@@ -63,4 +63,4 @@ def test_hooks_go_when_the_work_fails_and_when_adding_one_fails():
 def test_no_hook_is_added_by_hand():
     by_hand = re.compile(r"\bregister_\w*hook\w*\(")  # of modules, of tensors, and of all modules
     files = {str(p.relative_to(PACKAGE)) for p in PACKAGE.rglob("*.py") if by_hand.search(p.read_text())}
-    assert files == {"hooks.py", "training/update/distill.py"}  # the taps of distillation live as long as the student
+    assert files == {"hooks.py", "training/distill.py"}  # the taps of distillation live as long as the student

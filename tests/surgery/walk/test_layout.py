@@ -12,7 +12,7 @@ from leansurgeon.checkpoints.blockwise.skeleton import Skeleton
 from leansurgeon.checkpoints.model import Loaded
 from leansurgeon.shape import groups_of
 from leansurgeon.surgery.walk.choose_layers import measure_layers
-from leansurgeon.training.update.distill import state_error, taps
+from leansurgeon.training.distill import state_error, taps
 from tests.support.command_line import leansurgeon
 from tests.surgery.test_timm_families import FAMILIES, build, family_of, folder_config, save_folder, stir
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from leansurgeon.training.data import feed
-from leansurgeon.training.data.limit import Limited, Sampled
-from leansurgeon.training.data.synthetic import Synthetic
+from leansurgeon.training import data_loader
+from leansurgeon.training.data_loader import Limited, Sampled
+from leansurgeon.training.preview import Synthetic
 from tests.support.training_standin import Words
 
 STANDING = {
@@ -37,8 +37,8 @@ def test_a_pickle_gives_the_same_task(kind):
 
 @pytest.mark.slow
 def test_workers_that_are_spawned_make_the_same_batches(monkeypatch):
-    monkeypatch.setattr(feed, "_START", multiprocessing.get_context("spawn"))
+    monkeypatch.setattr(data_loader, "_START", multiprocessing.get_context("spawn"))
     rows = [(0, np.arange(at, at + 4)) for at in range(0, 16, 4)]
-    found = list(feed.made(Limited(Words(), 32, 8), "train", rows, seed=0, workers=1))
-    wanted = list(feed.made(Words(), "train", rows, seed=0))
+    found = list(data_loader.make_batches(Limited(Words(), 32, 8), "train", rows, seed=0, workers=1))
+    wanted = list(data_loader.make_batches(Words(), "train", rows, seed=0))
     assert all(torch.equal(a[key], b[key]) for a, b in zip(found, wanted, strict=True) for key in a)

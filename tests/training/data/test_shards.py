@@ -11,10 +11,9 @@ import pytest
 import torch
 
 from leansurgeon.errors import OutOfMemory, UsageError
-from leansurgeon.training import setup
+from leansurgeon.training import guards, setup
 from leansurgeon.training.runs import checkpoint
 from leansurgeon.training.train import train
-from leansurgeon.training.watch import guards
 from tests.support import training_interrupted as cut
 from tests.support.training_standin import Words, recipe, word_model
 
@@ -168,7 +167,7 @@ def test_one_process_short_of_memory_halves_the_micro_batch_of_all(where, plenty
 
 def _look_at_gradients(folder) -> None:
     """Note after every micro batch how many elements of the gradients this process holds."""
-    from leansurgeon.training.update.step import Trainer
+    from leansurgeon.training.optimizer import Trainer
 
     seen, gradients = [], Trainer._gradients
 
@@ -207,10 +206,10 @@ def test_a_model_that_never_fits_is_one_sentence(tmp_path):
 
 @pytest.mark.parametrize("settings", [{"precision": "fp16"}, {"optim": {"name": "lamb", "lr": 0.01}}], ids=str)
 def test_what_does_not_go_together_is_one_sentence(settings):
-    from leansurgeon.training.processes import engine
+    from leansurgeon.training import distributed
 
     with pytest.raises(UsageError, match=r"fsdp2") as error:
-        engine.check_parallel(recipe(parallel="fsdp2", **settings).train, 2, print)
+        distributed.check_parallel(recipe(parallel="fsdp2", **settings).train, 2, print)
     assert "train.parallel=ddp" in error.value.hint
 
 
@@ -224,8 +223,8 @@ def test_one_process_has_nothing_to_share(tmp_path):
 
 def test_the_average_counts_a_tied_weight_once():
     """timm's own update goes by names, of which a tied weight has two, so that it would move by 1 - decay^2."""
-    from leansurgeon.training.recipe.settings import Ema
-    from leansurgeon.training.update.averaging import Average
+    from leansurgeon.training.optimizer import Average
+    from leansurgeon.training.recipe.schema import Ema
 
     loaded = _model(tied=True)
     average = Average(loaded, Ema(decay=0.9))

@@ -10,11 +10,9 @@ import torch
 
 from leansurgeon import tasks
 from leansurgeon.models import crammed_bert, decoupled_bert
-from leansurgeon.training.data import sparse
-from leansurgeon.training.recipe.settings import Train
-from leansurgeon.training.update import dropout
-from leansurgeon.training.update.step import Scored
-from leansurgeon.training.watch import flops
+from leansurgeon.training import flops, objective, regularize
+from leansurgeon.training.objective import Scored
+from leansurgeon.training.recipe.schema import Train
 from tests.conftest import FAMILIES, build
 
 TINY = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48, "vocab_size": 61}
@@ -44,7 +42,7 @@ def model_of(name):
     else:
         config, cls = OURS[name]
         model = cls(config(**TINY, head_dim=16, max_position_embeddings=40))
-    dropout.apply(model, 0.0, name)
+    regularize.set_dropout(model, 0.0, name)
     return model
 
 
@@ -80,8 +78,8 @@ def loss_and_gradients(model, batch, **settings):
 def test_loss_and_gradients_are_those_of_all_logits(name):
     model = model_of(name)
     batch = hidden_batch()
-    assert sparse.head_of(model) is not None
-    assert sparse.forward(Loaded(model), batch).shape == (1, len(batch["_places"]), 61)
+    assert objective.head_of(model) is not None
+    assert objective.predict(Loaded(model), batch).shape == (1, len(batch["_places"]), 61)
     score, gradients = loss_and_gradients(model, batch)
     every, all_gradients = loss_and_gradients(model, batch, sparse_prediction=False)
     own = model.eval()(input_ids=batch["input_ids"], labels=batch["labels"]).loss.detach()
@@ -143,7 +141,7 @@ def test_only_what_is_computed_is_counted():
 
 def test_other_models_and_other_tasks_stay_as_they_are():
     model = build("gpt2")
-    assert sparse.head_of(model) is None
+    assert objective.head_of(model) is None
     batch = hidden_batch()
     scored = Scored(Loaded(model), SimpleNamespace(score=None, head="masked-lm"), train_of())
     assert "_places" not in scored.seen(batch) and scored.seen(batch).keys() == {"input_ids", "labels"}

@@ -168,10 +168,10 @@ def test_a_failure_on_one_process_ends_all_and_is_one_sentence_each(tmp_path):
     for rank, kind, message in ((0, "LostOthers", "Another process"), (1, "UsageError", "picture.jpg cannot be read.")):
         said = {"kind": kind, "message": message, "hint": None, "trace": ""}
         (tmp_path / f"rank{rank}.json").write_text(json.dumps(said))
-    error = launch.verdict(tmp_path, tmp_path / "run")
+    error = launch.read_verdict(tmp_path, tmp_path / "run")
     assert isinstance(error, UsageError) and error.message == "picture.jpg cannot be read."
     (tmp_path / "rank1.json").unlink()
-    killed = launch.verdict(tmp_path, tmp_path / "run")
+    killed = launch.read_verdict(tmp_path, tmp_path / "run")
     assert re.search(r"\bworker process\b.*\bmemory\b", killed.message, re.S) and "--resume auto" in killed.hint
 
 

@@ -10,7 +10,7 @@ import sys
 import pytest
 import torch
 
-from leansurgeon.training.processes import environment
+from leansurgeon.training.processes import launch
 from leansurgeon.training.train import train
 from tests import conftest
 from tests.support import training_interrupted as cut
@@ -34,24 +34,24 @@ FORCING = ("TF32", "FPMATH", "COMPILE", "DYNAMO")
 def clean(monkeypatch):
     """No wish of the machine that the tests run on; what a test sets or loses is as before afterwards."""
     monkeypatch.setattr(os, "environ", os.environ.copy())
-    for name in [n for n in os.environ if n.startswith(environment._ASIDE) or any(word in n for word in FORCING)]:
+    for name in [n for n in os.environ if n.startswith(launch._ASIDE) or any(word in n for word in FORCING)]:
         del os.environ[name]
     return monkeypatch
 
 
 def test_what_accelerate_would_obey_is_taken_away_and_named_once(clean):
     os.environ |= LAUNCHED
-    assert environment.set_aside() == [
+    assert launch.set_aside() == [
         "ACCELERATE_MIXED_PRECISION",
         "ACCELERATE_USE_FSDP",
         "FSDP_CPU_RAM_EFFICIENT_LOADING",
     ]
-    assert environment.set_aside() == [] and os.environ["ACCELERATE_TORCH_DEVICE"] == "cpu"
+    assert launch.set_aside() == [] and os.environ["ACCELERATE_TORCH_DEVICE"] == "cpu"
 
 
 def test_more_accumulation_than_none_is_named(clean):
     os.environ["ACCELERATE_GRADIENT_ACCUMULATION_STEPS"] = "4"
-    assert environment.set_aside() == ["ACCELERATE_GRADIENT_ACCUMULATION_STEPS"]
+    assert launch.set_aside() == ["ACCELERATE_GRADIENT_ACCUMULATION_STEPS"]
 
 
 FORCED = {
@@ -72,7 +72,7 @@ def test_a_zero_suppresses_the_compilers_errors_as_torch_reads_it(clean):
     os.environ["TORCHDYNAMO_SUPPRESS_ERRORS"] = "0"
     code = "import torch._dynamo.config as config; print(config.suppress_errors)"
     torchs = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ)
-    found = environment.in_force(recipe(compile=True).train, "cuda")
+    found = launch.list_overrides(recipe(compile=True).train, "cuda")
     assert (found == ["TORCHDYNAMO_SUPPRESS_ERRORS=0 (train.compile)"]) is (torchs.stdout.strip() == "True")
 
 
@@ -80,7 +80,7 @@ def test_a_zero_suppresses_the_compilers_errors_as_torch_reads_it(clean):
 def test_only_what_overrides_this_recipe_is_named(case, clean):
     device, settings, name, value, told = FORCED[case]
     os.environ[name] = value
-    found = environment.in_force(recipe(**settings).train, device)
+    found = launch.list_overrides(recipe(**settings).train, device)
     assert (len(found) == 1 and found[0].startswith(f"{name}={value} (train.")) if told else found == []
 
 
@@ -97,10 +97,10 @@ def test_a_training_says_in_one_line_what_is_ignored_and_what_is_in_force(clean,
 def _load_on(folder) -> None:
     """A process of a group that starts, and leaves the weights that it would begin with."""
     from leansurgeon import checkpoints
-    from leansurgeon.training.processes import engine
+    from leansurgeon.training import distributed
 
     os.environ |= LAUNCHED
-    engine.start(cpu=True)
+    distributed.start_accelerator(cpu=True)
     torch.manual_seed(0)
     weights = checkpoints.load(folder / "model", "image-classification", {"num_labels": 3}).model.state_dict()
     torch.save(weights, folder / f"{os.environ['RANK']}.pt")

@@ -11,7 +11,7 @@ import leansurgeon
 from leansurgeon.errors import UsageError
 from leansurgeon.progress import command_screen
 from leansurgeon.rank import is_first_here, is_worker, rank, said
-from leansurgeon.training.processes import environment
+from leansurgeon.training.processes import launch
 
 PACKAGE = Path(leansurgeon.__file__).parent
 
@@ -50,7 +50,7 @@ def test_what_cannot_be_is_one_sentence_of_a_lone_process(change, named, monkeyp
         monkeypatch.setenv(name, value)
     assert rank() == 0 and not is_worker()
     with pytest.raises(UsageError) as refused:
-        environment.group_size()
+        launch.group_size()
     assert all(word in refused.value.message for word in named)
     assert f"unset {' '.join(said())}" in refused.value.hint
 

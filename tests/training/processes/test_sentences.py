@@ -11,7 +11,7 @@ from leansurgeon import errors
 from leansurgeon.checkpoints.record import DamagedRecord
 from leansurgeon.training.processes import worker
 from leansurgeon.training.processes.agree import _raised, _told
-from leansurgeon.training.processes.launch import JOB, verdict
+from leansurgeon.training.processes.launch import JOB, read_verdict
 from leansurgeon.training.processes.worker import main
 
 ERRORS = {
@@ -36,7 +36,7 @@ def test_every_process_ends_as_one_does(name, tmp_path, monkeypatch):
     monkeypatch.setattr(worker, "_work", fail)
     (tmp_path / JOB).write_text(json.dumps({}))
     code = main(tmp_path)
-    started = verdict(tmp_path, tmp_path / "run")  # in the command that started them
+    started = read_verdict(tmp_path, tmp_path / "run")  # in the command that started them
     for one in (elsewhere, started):
         assert (one.message, one.hint, one.exit_code) == (alone.message, alone.hint, alone.exit_code)
         assert isinstance(alone, type(one))

@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from leansurgeon.errors import LeanSurgeonError, UsageError
-from leansurgeon.training.data import feed
+from leansurgeon.training import data_loader
+from leansurgeon.training.optimizer import Trainer
 from leansurgeon.training.train import train
-from leansurgeon.training.update.step import Trainer
 from tests.support import training_interrupted as cut
 from tests.support.training_standin import Words, recipe, word_model
 
@@ -168,7 +168,7 @@ def test_a_signal_to_all_does_not_reach_the_workers():
     """
     rows = [(0, np.arange(4)) for _ in range(64)]
     mask, before = signal.pthread_sigmask(signal.SIG_BLOCK, ()), set(multiprocessing.active_children())
-    batches = feed.made(Words(), "train", rows, seed=0, workers=2)
+    batches = data_loader.make_batches(Words(), "train", rows, seed=0, workers=2)
     children = set(multiprocessing.active_children()) - before
     for child in children:
         for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
@@ -179,5 +179,5 @@ def test_a_signal_to_all_does_not_reach_the_workers():
 
 def test_workers_leave_the_generators_alone():
     before = torch.get_rng_state()
-    list(feed.made(Words(), "train", [(0, np.arange(4))], seed=0, workers=1))
+    list(data_loader.make_batches(Words(), "train", [(0, np.arange(4))], seed=0, workers=1))
     assert torch.equal(torch.get_rng_state(), before)

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from leansurgeon.errors import LeanSurgeonError
-from leansurgeon.training.data import order
+from leansurgeon.training import data_loader
 from leansurgeon.training.runs import checkpoint
 from leansurgeon.training.train import train
 from tests.support import training_interrupted as cut
@@ -89,7 +89,7 @@ class _BadOnOne(Words):
 
     def batch(self, split, indices, *, seed, epoch):
         batch = super().batch(split, indices, seed=seed, epoch=epoch)
-        mine = order.micro_batches(order.global_batch(0, 4, 64, 16)[1], 2, 1, 8)[0]
+        mine = data_loader.split_micro_batches(data_loader.global_batch(0, 4, 64, 16)[1], 2, 1, 8)[0]
         bad = split == "train" and epoch == 1 and np.array_equal(indices, mine)
         return batch | {"_factor": torch.tensor(float("nan") if bad else 1.0)}
 

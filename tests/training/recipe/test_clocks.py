@@ -9,9 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from leansurgeon.training import judge, state, train
-from leansurgeon.training.update.step import Trainer
-from leansurgeon.training.watch import window
+from leansurgeon.training import evaluator, observe, state, train
+from leansurgeon.training.optimizer import Trainer
 from tests.support import training_interrupted as cut
 
 BY_CLOCK = {"eval": {"every": "1h", "batch": 2}, "checkpoint": {"every": "1h"}, "log_every": 2, "ema": None}
@@ -21,8 +20,8 @@ TIMED = {"duration": "1h", "schedule": {"name": "triangle"}, "log_every": 2, "em
 def _train(folder, fast: int, factor: float, settings: dict) -> None:
     """One of two processes; on `fast` so many seconds pass in one. Leaves what it saved and where its pace stood."""
     rank = int(os.environ["RANK"])
-    saves, paces, save, step = [], [], judge.save_checkpoint, Trainer.step
-    judge.save_checkpoint = lambda run: (saves.append(run.history.done), save(run))
+    saves, paces, save, step = [], [], evaluator.save_checkpoint, Trainer.step
+    evaluator.save_checkpoint = lambda run: (saves.append(run.history.done), save(run))
 
     def stepped(self, at, batches):
         paces.append(self.pace.state())
@@ -30,7 +29,7 @@ def _train(folder, fast: int, factor: float, settings: dict) -> None:
 
     Trainer.step = stepped
     if rank == fast:
-        train.time = judge.time = window.time = state.time = SimpleNamespace(
+        train.time = evaluator.time = observe.time = state.time = SimpleNamespace(
             perf_counter=lambda: factor * time.perf_counter()
         )
     cut.run(folder, **settings)

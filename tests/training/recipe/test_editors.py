@@ -10,10 +10,10 @@ import pytest
 
 from leansurgeon.errors import UsageError
 from leansurgeon.reading import yamlfile
-from leansurgeon.training.recipe import editors, reading, shipped
+from leansurgeon.training.recipe import reading, shipped
 from tests.support.command_line import leansurgeon
 
-SCHEMA = editors.json_schema()
+SCHEMA = reading.json_schema()
 VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
 TRAINING = """
 name: mine
@@ -46,8 +46,8 @@ def test_shipped_recipes_are_valid_and_name_their_schema(name):
     path = shipped.shipped()[name]
     assert not list(VALIDATOR.iter_errors(yamlfile.read(path)[0]))
     line = path.read_text().splitlines()[0]
-    assert line.startswith(editors.LINE)
-    assert (path.parent / line.removeprefix(editors.LINE)).is_file()
+    assert line.startswith(reading.LINE)
+    assert (path.parent / line.removeprefix(reading.LINE)).is_file()
 
 
 def test_the_shipped_schema_is_what_the_command_prints():
@@ -94,5 +94,5 @@ def test_what_a_base_says_may_be_left_out_and_unknown_keys_may_not(tmp_path):
 def test_a_copy_elsewhere_names_the_schema_of_this_installation(tmp_path):
     done = leansurgeon("recipes", "copy", "digits-vit", tmp_path / "mine.yaml")
     first, *rest = Path(done.stdout.strip()).read_text().splitlines()
-    assert first == editors.LINE + (shipped.folder() / shipped.SCHEMA).as_uri()
+    assert first == reading.LINE + (shipped.folder() / shipped.SCHEMA).as_uri()
     assert rest == shipped.shipped()["digits-vit"].read_text().splitlines()[1:]

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from leansurgeon.errors import UsageError
-from leansurgeon.training import plan
+from leansurgeon.training import schedule
 from leansurgeon.training.recipe import reading
 from leansurgeon.training.recipe.schema import TrainingRecipe
 
@@ -36,11 +36,11 @@ RAMP = {"batch_ramp": {"start": 64, "until": 0.5}}
 def test_what_is_advised_works(train, samples, processes):
     made = TrainingRecipe(**BASE, train=TRAIN | train)
     with pytest.raises(UsageError) as caught:
-        plan.make(made.train, samples, processes)
+        schedule.make_plan(made.train, samples, processes)
     sets = [text.rstrip(".") for text in re.findall(r"--set (\S+)", caught.value.hint)]
     assert sets
     mended = reading.checked(reading.plain(made), sets, "own")
-    plan.make(mended.train, samples, processes)
+    schedule.make_plan(mended.train, samples, processes)
 
 
 @pytest.mark.parametrize(

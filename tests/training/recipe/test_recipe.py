@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from leansurgeon.errors import UsageError
-from leansurgeon.training.recipe import reading as recipefile
+from leansurgeon.training.recipe import reading
 from leansurgeon.training.recipe.schema import ExperimentRecipe, TrainingRecipe, merge
 
 TRAINING = """\
@@ -53,14 +53,14 @@ def _file(tmp_path, text):
 
 def _error(tmp_path, text, sets=()):
     with pytest.raises(UsageError) as error:
-        recipefile.load(_file(tmp_path, text), list(sets))
+        reading.load(_file(tmp_path, text), list(sets))
     assert error.value.exit_code == 2
     assert "\n" not in str(error.value) and "pydantic" not in str(error.value)
     return str(error.value)
 
 
 def test_numbers_and_words(tmp_path):
-    recipe = recipefile.load(_file(tmp_path, TRAINING))
+    recipe = reading.load(_file(tmp_path, TRAINING))
     assert isinstance(recipe, TrainingRecipe)
     assert recipe.train.optim.lr == 1e-3 and isinstance(recipe.train.optim.lr, float)
     assert isinstance(yaml.safe_load("lr: 1e-3")["lr"], str)  # the trap that this avoids
@@ -70,19 +70,17 @@ def test_numbers_and_words(tmp_path):
 
 def test_a_recipe_of_an_earlier_run_may_have_removed_keys_that_changed_nothing(tmp_path):
     old = _file(tmp_path, TRAINING.replace("train:\n", "train:\n  identity: 0.0\n  sharpen: 1.0\n"))
-    assert recipefile.load(old).train == recipefile.load(_file(tmp_path, TRAINING)).train
+    assert reading.load(old).train == reading.load(_file(tmp_path, TRAINING)).train
     with pytest.raises(UsageError, match=r"train\.sharpen"):
-        recipefile.load(_file(tmp_path, TRAINING.replace("train:\n", "train:\n  sharpen: 2.0\n")))
+        reading.load(_file(tmp_path, TRAINING.replace("train:\n", "train:\n  sharpen: 2.0\n")))
 
 
 def test_set_changes_one_key(tmp_path):
     path = _file(tmp_path, TRAINING)
-    recipe = recipefile.load(
-        path, ["train.optim.lr=3e-4", "train.schedule.warmup=500st", "train.optim.betas=[0.9, 0.98]"]
-    )
+    recipe = reading.load(path, ["train.optim.lr=3e-4", "train.schedule.warmup=500st", "train.optim.betas=[0.9, 0.98]"])
     assert (recipe.train.optim.lr, recipe.train.schedule.warmup) == (3e-4, "500st")
     assert recipe.train.optim.betas == (0.9, 0.98) and recipe.train.optim.weight_decay == 0.05
-    assert recipefile.load(path, ["measure.kappa=null"]).measure.kappa is None
+    assert reading.load(path, ["measure.kappa=null"]).measure.kappa is None
 
 
 @pytest.mark.parametrize(
@@ -158,58 +156,58 @@ def test_mistakes_in_set(tmp_path, text, words):
 
 def test_files_that_cannot_be_read(tmp_path):
     with pytest.raises(UsageError, match=r"'digits-vti'.*'digits-vit'"):
-        recipefile.load("digits-vti")
+        reading.load("digits-vti")
     with pytest.raises(UsageError, match=r"nowhere\.yaml\b.*`leansurgeon recipes list`"):
-        recipefile.load("nowhere.yaml")
+        reading.load("nowhere.yaml")
     with pytest.raises(UsageError, match="is a folder"):
-        recipefile.load(str(tmp_path) + "/")
+        reading.load(str(tmp_path) + "/")
     (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(UsageError, match="not UTF-8"):
-        recipefile.load(str(tmp_path / "binary.yaml"))
+        reading.load(str(tmp_path / "binary.yaml"))
     assert "mapping of keys" in _error(tmp_path, "just words")
     assert "mapping of keys" in _error(tmp_path, "")
 
 
 def test_experiment_merges_retrain_and_debug(tmp_path):
     path = _file(tmp_path, EXPERIMENT)
-    recipe = recipefile.load(path)
+    recipe = reading.load(path)
     assert isinstance(recipe, ExperimentRecipe)
     assert recipe.training(transferred=False).train.optim.lr == 2e-3
     assert recipe.training(transferred=True).train.optim.lr == 1e-3
-    assert recipefile.load(path, debug=True).train.duration == "2st"
-    assert recipefile.load(path, ["train.duration=5st"], debug=True).train.duration == "5st"
+    assert reading.load(path, debug=True).train.duration == "2st"
+    assert reading.load(path, ["train.duration=5st"], debug=True).train.duration == "5st"
     # `retrain` takes the training for transferred weights; what the user sets comes last.
-    assert recipefile.load_training(path).train.optim.lr == 1e-3
-    assert recipefile.load_training(path, transferred=False).train.optim.lr == 2e-3
-    assert recipefile.load_training(path, ["train.optim.lr=7e-4"]).train.optim.lr == 7e-4
+    assert reading.load_training(path).train.optim.lr == 1e-3
+    assert reading.load_training(path, transferred=False).train.optim.lr == 2e-3
+    assert reading.load_training(path, ["train.optim.lr=7e-4"]).train.optim.lr == 7e-4
     assert recipe.arms["original"].changes_shape is False and recipe.arms["lean"].heads == "2x"
     assert merge({"a": {"b": 1, "c": 2}}, {"a": {"b": 3}}) == {"a": {"b": 3, "c": 2}}
 
 
 def test_an_empty_arm_may_be_null_and_no_debug_block_is_said(tmp_path):
     with pytest.raises(UsageError, match="no `debug` block"):
-        recipefile.load(_file(tmp_path, TRAINING), debug=True)
+        reading.load(_file(tmp_path, TRAINING), debug=True)
 
 
-@pytest.mark.parametrize("name", recipefile.shipped())
+@pytest.mark.parametrize("name", reading.shipped())
 def test_every_shipped_recipe_is_sound(name, tmp_path):
-    recipe = recipefile.load(name)
+    recipe = reading.load(name)
     assert recipe.name == name
     if isinstance(recipe, ExperimentRecipe):
         assert any(arm.control_of for arm in recipe.arms.values())
-        small = recipefile.load(name, debug=True)
+        small = reading.load(name, debug=True)
         assert small.train.duration == "2st" and len(small.seeds) == 1
-    comment = recipefile.shipped()[name].read_text()
+    comment = reading.shipped()[name].read_text()
     assert all(word in comment for word in ("# Data", "# Model", "# Numbers", "# Expect", "# Hardware"))
     again = tmp_path / "again.yaml"
-    again.write_text(recipefile.dump(recipe))
-    assert recipefile.load(str(again)) == recipe
+    again.write_text(reading.dump(recipe))
+    assert reading.load(str(again)) == recipe
 
 
 def test_the_four_recipes_are_there():
     four = {"digits-vit", "listops-nystromformer", "fashion-vit", "austen-gpt"}
-    assert set(recipefile.shipped()) >= four
-    for recipe in map(recipefile.load, four):
+    assert set(reading.shipped()) >= four
+    for recipe in map(reading.load, four):
         assert {"original", "lean", "control"} <= set(recipe.arms) and recipe.arms["control"].control_of == "lean"
         assert len(recipe.seeds) >= 3
 
@@ -221,17 +219,17 @@ def test_a_recipe_is_laid_upon_its_base(tmp_path):
     top.write_text(
         "base: middle.yaml\nname: top\narms: {wide: {heads: 8, layers: 6}}\ndebug: {seeds: [7], train: {batch: 4}}\n"
     )
-    recipe = recipefile.load(str(top))
+    recipe = reading.load(str(top))
     assert (recipe.name, recipe.source, recipe.train.batch, recipe.train.duration) == ("top", "digits-vit", 32, "2ep")
     assert (recipe.train.optim.lr, recipe.train.optim.eps) == (2e-3, 1e-6)
     assert list(recipe.arms) == ["original", "lean", "control", "wide"] and recipe.arms["lean"].layers == 3
-    small = recipefile.load(str(top), ["train.batch=2"], debug=True)
+    small = reading.load(str(top), ["train.batch=2"], debug=True)
     assert (small.train.duration, small.train.batch, small.seeds) == ("2st", 2, [7])
     # What a run folder gets stands alone.
     again = tmp_path / "elsewhere" / "recipe.yaml"
     again.parent.mkdir()
-    again.write_text(recipefile.dump(recipe))
-    assert "base" not in yaml.safe_load(again.read_text()) and recipefile.load(str(again)) == recipe
+    again.write_text(reading.dump(recipe))
+    assert "base" not in yaml.safe_load(again.read_text()) and reading.load(str(again)) == recipe
 
 
 @pytest.mark.parametrize(
@@ -264,13 +262,13 @@ def test_mistakes_with_a_base(tmp_path, files, words):
     for name, text in files.items():
         (tmp_path / f"{name}.yaml").write_text(text)
     with pytest.raises(UsageError) as error:
-        recipefile.load(str(tmp_path / "top.yaml"))
+        reading.load(str(tmp_path / "top.yaml"))
     assert re.search(words, str(error.value)) and "\n" not in str(error.value)
 
 
 def test_an_arm_may_have_a_task_of_its_own(tmp_path):
     text = EXPERIMENT.replace("layers: 3,", "layers: 3, init: fresh, task: {split_seed: 5},")
-    recipe = recipefile.load(_file(tmp_path, text))
+    recipe = reading.load(_file(tmp_path, text))
     assert [recipe.task_of(arm).options for arm in recipe.arms] == [{}, {"split_seed": 5}, {"split_seed": 5}]
     assert recipe.training(transferred=False, arm="control").task.options == {"split_seed": 5}
     assert re.search(r"\barm '\w+' .*\btask\b.*\boriginal\b", _error(tmp_path, text.replace("init: fresh, ", "")), re.S)
@@ -305,13 +303,13 @@ def test_only_a_control_matches_another_arm():
 )
 def test_the_set_is_named_that_is_wrong(recipe, sets, blamed):
     with pytest.raises(UsageError) as refused:
-        recipefile.load(recipe, sets)
+        reading.load(recipe, sets)
     assert refused.value.message.startswith(f"--set {blamed}: ")
 
 
 @pytest.mark.parametrize(("key", "value"), [("ema", "0.9"), ("optim", "adamw"), ("schedule", "linear")])
 def test_a_value_in_the_place_of_keys_is_told_its_key(key, value):
     with pytest.raises(UsageError, match=rf"`train\.{key}`.*did you mean 'train\.{key}\.(\w+)'") as refused:
-        recipefile.load("crammed-bert-glue", (f"train.{key}={value}",))
+        reading.load("crammed-bert-glue", (f"train.{key}={value}",))
     advised = refused.value.message.split("did you mean '")[1].split("'")[0]
-    assert recipefile.load("crammed-bert-glue", (f"{advised}={value}",))
+    assert reading.load("crammed-bert-glue", (f"{advised}={value}",))

@@ -8,12 +8,10 @@ import torch
 from torch import nn
 
 from leansurgeon.errors import UsageError
-from leansurgeon.training import plan
-from leansurgeon.training.data import order
+from leansurgeon.training import data_loader, optimizer, schedule
 from leansurgeon.training.recipe.durations import parse_duration
-from leansurgeon.training.recipe.settings import Schedule, Train
-from leansurgeon.training.update import optimizer
-from leansurgeon.training.update.schedule import lr_at
+from leansurgeon.training.recipe.schema import Schedule, Train
+from leansurgeon.training.schedule import lr_at
 
 
 @pytest.mark.parametrize("name", ["cosine", "linear", "constant"])
@@ -64,31 +62,31 @@ def test_global_batches_do_not_depend_on_the_number_of_processes(processes, micr
     size, batch = 100, 16
     seen = []
     for step in range(2 * (size // batch)):
-        _, indices = order.global_batch(5, step, size, batch)
-        rows = [order.micro_batches(indices, processes, rank, micro) for rank in range(processes)]
+        _, indices = data_loader.global_batch(5, step, size, batch)
+        rows = [data_loader.split_micro_batches(indices, processes, rank, micro) for rank in range(processes)]
         assert all(row.shape == (batch // processes // micro, micro) for row in rows)
         assert sorted(np.concatenate([row.ravel() for row in rows])) == sorted(indices)
         seen.append(indices)
     for epoch in np.split(np.concatenate(seen), 2):
         assert len(set(epoch)) == len(epoch) == 96  # each sample at most once, the tail of 4 left out
     assert not np.array_equal(seen[0], seen[6])  # the second epoch has another order
-    assert not np.array_equal(seen[0], order.global_batch(6, 0, size, batch)[1])
+    assert not np.array_equal(seen[0], data_loader.global_batch(6, 0, size, batch)[1])
 
 
 def test_the_order_is_the_same_on_every_machine():
     """PCG64 and its permutation are specified by numpy; this pins that we keep asking for the same stream."""
     fresh = np.random.Generator(np.random.PCG64(np.random.SeedSequence([1, 5, 0]))).permutation(100)
-    assert np.array_equal(order.epoch_order(5, 0, 100), fresh)
+    assert np.array_equal(data_loader.epoch_order(5, 0, 100), fresh)
 
 
 @pytest.mark.parametrize("processes", [1, 2, 3, 5])
 def test_evaluation_deals_every_sample_once(processes):
-    dealt = [order.eval_batches(13, 4, processes, rank) for rank in range(processes)]
+    dealt = [data_loader.list_eval_batches(13, 4, processes, rank) for rank in range(processes)]
     assert sorted(np.concatenate([rows for hand in dealt for rows in hand])) == list(range(13))
 
 
 def test_dropout_seeds_differ():
-    seeds = {order.dropout_seed(s, step, rank) for s in range(5) for step in range(50) for rank in range(4)}
+    seeds = {data_loader.dropout_seed(s, step, rank) for s in range(5) for step in range(50) for rank in range(4)}
     assert len(seeds) == 1000 and all(0 <= seed < 2**64 for seed in seeds)
     torch.manual_seed(max(seeds))  # torch takes them
 
@@ -120,11 +118,11 @@ def _train(**changes) -> Train:
 
 
 def test_plan_derives_accumulation_and_steps():
-    made = plan.make(_train(micro_batch=16, schedule={"warmup": 0.1}), 1437, 2)
+    made = schedule.make_plan(_train(micro_batch=16, schedule={"warmup": 0.1}), 1437, 2)
     assert (made.steps_per_epoch, made.steps, made.micro, made.accumulation) == (22, 66, 16, 2)
     assert made.warmup == 6 and made.evaluations_left(21) == 3 and made.epochs == 3
-    assert plan.make(_train(micro_batch=64), 1437, 4).micro == 16  # micro_batch is a limit, the batch is kept
-    assert plan.make(_train(duration="500st", schedule={"warmup": "1ep"}), 1437, 1).warmup == 22
+    assert schedule.make_plan(_train(micro_batch=64), 1437, 4).micro == 16  # micro_batch is a limit, the batch is kept
+    assert schedule.make_plan(_train(duration="500st", schedule={"warmup": "1ep"}), 1437, 1).warmup == 22
     assert parse_duration("0.5ep").steps(22) == 11
 
 
@@ -138,12 +136,12 @@ def test_plan_derives_accumulation_and_steps():
 )
 def test_batches_that_do_not_fit_name_both_numbers(changes, samples, processes, words):
     with pytest.raises(UsageError, match=words):
-        plan.make(_train(**changes), samples, processes)
+        schedule.make_plan(_train(**changes), samples, processes)
 
 
 @pytest.mark.parametrize("ramp", [None, {"start": 16, "until": 0.5}, {"start": 32, "until": "2ep"}])
 def test_what_comes_every_so_often_comes_where_a_multiple_is_passed(ramp):
-    made = plan.make(_train(duration="6ep", batch_ramp=ramp), 1437, 1)
+    made = schedule.make_plan(_train(duration="6ep", batch_ramp=ramp), 1437, 1)
     steps = range(1, made.steps + 1)
     assert [step for step in steps if made.due("7st", step)] == list(range(7, made.steps + 1, 7))
     assert not any(made.due("90s", step) for step in steps)
@@ -156,8 +154,10 @@ def test_what_comes_every_so_often_comes_where_a_multiple_is_passed(ramp):
 def test_a_ramp_is_as_long_as_it_says_and_the_training_sees_as_many_samples():
     whole = _train(duration="6ep").batch
     for until, length in ((0.5, None), ("7st", 7), ("2ep", round(2 * 1408 / ((32 + whole) / 2)))):
-        made = plan.make(_train(duration="6ep", batch_ramp={"start": 32, "until": until}), 1437, 1)
+        made = schedule.make_plan(_train(duration="6ep", batch_ramp={"start": 32, "until": until}), 1437, 1)
         assert made.ramp_steps == (length or made.steps // 2)
         assert made.position(made.steps - 1) < 6 * made.epoch_samples <= made.position(made.steps)
-    short = plan.make(_train(duration="5st", batch_ramp={"start": 32, "until": "9st"}), 1437, 1, cut_short=True)
+    short = schedule.make_plan(
+        _train(duration="5st", batch_ramp={"start": 32, "until": "9st"}), 1437, 1, cut_short=True
+    )
     assert short.steps == short.ramp_steps == 5  # a quick look ends within the ramp

@@ -284,10 +284,12 @@ def test_an_experiment_goes_on_with_the_arm_that_was_interrupted(tmp_path, monke
 
 def _scaled(folder, resume, kill_at) -> None:
     """fp16 with a scale that has to come down at the start and rises every second step: no two steps share it."""
-    from leansurgeon.training.processes import engine
-    from leansurgeon.training.update.step import Trainer
+    from leansurgeon.training import distributed
+    from leansurgeon.training.optimizer import Trainer
 
-    engine.scaler = lambda precision, device: torch.amp.GradScaler("cpu", init_scale=2.0**20, growth_interval=2)
+    distributed.make_scaler = lambda precision, device: torch.amp.GradScaler(
+        "cpu", init_scale=2.0**20, growth_interval=2
+    )
     real = Trainer.step
 
     def step(self, at, batches):

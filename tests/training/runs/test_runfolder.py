@@ -15,9 +15,9 @@ import pytest
 from leansurgeon.checkpoints.recorded.part import DamagedRecord
 from leansurgeon.errors import LeanSurgeonError, UnsupportedModel, UsageError
 from leansurgeon.progress import Screen, duration_text, phase, rate_text
-from leansurgeon.training.data import feed
+from leansurgeon.training import data_loader
+from leansurgeon.training.observe import Progress
 from leansurgeon.training.runs import folder as runfolder
-from leansurgeon.training.watch.progress import Progress
 
 
 def test_a_folder_that_could_not_be_written_leaves_the_old_one(tmp_path):
@@ -197,17 +197,17 @@ print(peak.bytes - before)
 
 
 def test_batches_made_ahead_are_the_same_and_errors_come_through():
-    assert list(feed.ahead(iter(range(50)), depth=2)) == list(range(50))
+    assert list(data_loader.prefetch(iter(range(50)), depth=2)) == list(range(50))
 
     def broken():
         yield 1
         raise ValueError("no more")
 
-    items = feed.ahead(broken(), depth=2)
+    items = data_loader.prefetch(broken(), depth=2)
     assert next(items) == 1
     with pytest.raises(ValueError, match="no more"):
         next(items)
-    early = feed.ahead(iter(range(10**9)), depth=2)
+    early = data_loader.prefetch(iter(range(10**9)), depth=2)
     assert next(early) == 0
     early.close()  # ends its thread
 

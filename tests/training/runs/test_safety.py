@@ -14,14 +14,13 @@ from pydantic import ValidationError
 from typer.testing import CliRunner
 
 from leansurgeon.errors import Diverged, LeanSurgeonError, Stopped, UsageError
-from leansurgeon.training import judge, plan
+from leansurgeon.training import evaluator, guards, schedule
 from leansurgeon.training import train as loop
+from leansurgeon.training.optimizer import Trainer
 from leansurgeon.training.recipe.schema import ExperimentRecipe, Train
 from leansurgeon.training.runs import checkpoint, resume
 from leansurgeon.training.runs import folder as runfolder
 from leansurgeon.training.train import train
-from leansurgeon.training.update.step import Trainer
-from leansurgeon.training.watch import guards
 from tests.support import training_interrupted as cut
 from tests.support.training_standin import StandIn, Words, recipe, word_model
 
@@ -115,12 +114,12 @@ def test_an_interruption_gives_no_new_rollbacks(spoil, tmp_path):
 
 def _falling(metrics, monkeypatch):
     """Evaluations that give these metrics one after the other, and the last of them ever after."""
-    real, left = judge.evaluate, list(metrics)
+    real, left = evaluator.evaluate, list(metrics)
 
     def evaluate(*arguments, **options):
         return real(*arguments, **options)._replace(metric=left.pop(0) if len(left) > 1 else left[0])
 
-    monkeypatch.setattr(judge, "evaluate", evaluate)
+    monkeypatch.setattr(evaluator, "evaluate", evaluate)
 
 
 def test_after_a_rollback_the_best_model_is_the_one_that_is_told(spoil, tmp_path, monkeypatch):
@@ -130,13 +129,13 @@ def test_after_a_rollback_the_best_model_is_the_one_that_is_told(spoil, tmp_path
     _falling([9.0, 5.0, 1.0, 7.0, 8.0], monkeypatch)  # lower is better: before, steps 6, 12, then 12 again, 18
     settings = {"duration": "18st", "eval": {"every": "6st", "batch": 13}, "checkpoint": {"every": "9st"}}
     weights = {}
-    real = judge.saved
+    real = evaluator.export_model
 
     def saved(run, name):
         real(run, name)
         weights[run.history.done] = {key: value.clone() for key, value in run.loaded.model.state_dict().items()}
 
-    monkeypatch.setattr(judge, "saved", saved)
+    monkeypatch.setattr(evaluator, "export_model", saved)
     summary, _ = _run(tmp_path, nan="rollback", **settings)
     assert summary["best"]["step"] == 12 and summary["best"]["metric"] == 7.0
     kept = torch.load(tmp_path / "run" / "model" / "weights.pt", weights_only=True)
@@ -279,9 +278,9 @@ TOO_LONG = {
 def test_a_warm_up_or_ramp_beyond_the_end_is_refused(case):
     changes, said = TOO_LONG[case]
     with pytest.raises(UsageError, match=said):
-        plan.make(_train(**changes), 64, 1)
-    assert plan.make(_train(**changes), 64, 1, cut_short=True).steps
-    assert plan.make(_train(schedule={"warmup": "12st"}), 64, 1).warmup == 12
+        schedule.make_plan(_train(**changes), 64, 1)
+    assert schedule.make_plan(_train(**changes), 64, 1, cut_short=True).steps
+    assert schedule.make_plan(_train(schedule={"warmup": "12st"}), 64, 1).warmup == 12
 
 
 def test_numbers_and_names_that_nothing_can_be_done_with(tmp_path):
@@ -367,7 +366,7 @@ def test_the_room_that_is_asked_for_is_what_the_run_takes_at_its_fullest(case, t
 @pytest.mark.parametrize("every", ["1st", "3st", "7st", "1ep", "2ep", "50ep", "15m"])
 @pytest.mark.parametrize("ramp", [None, {"start": 4, "until": 0.5}], ids=["constant", "ramp"])
 def test_how_often_something_comes_is_counted_without_counting(every, ramp):
-    made = plan.make(_train(duration="9ep", batch_ramp=ramp), 64, 1)
+    made = schedule.make_plan(_train(duration="9ep", batch_ramp=ramp), 64, 1)
     assert made.times(every) == sum(made.due(every, done) for done in range(1, made.steps))
 
 

@@ -10,7 +10,7 @@ import torch
 from transformers import BertConfig, BertForSequenceClassification
 
 from leansurgeon import tasks
-from leansurgeon.training.data.limit import Limited
+from leansurgeon.training.data_loader import Limited
 from leansurgeon.training.recipe.schema import TrainingRecipe
 from leansurgeon.training.train import train
 

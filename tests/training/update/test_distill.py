@@ -10,9 +10,8 @@ import pytest
 import torch
 
 from leansurgeon.errors import UsageError
-from leansurgeon.training.recipe.schema import TrainingRecipe
-from leansurgeon.training.recipe.settings import Distill
-from leansurgeon.training.update import distill
+from leansurgeon.training import distill
+from leansurgeon.training.recipe.schema import Distill, TrainingRecipe
 from tests.support.training_standin import Dots, dot_model
 
 
@@ -119,10 +118,10 @@ def test_a_lean_model_learns_from_its_source(digits):
     rows = [json.loads(line) for line in (digits / "run" / "metrics.jsonl").read_text().splitlines()]
     first = next(row["loss"] for row in rows if row["type"] == "train")
     # The loss of the first step by hand, from the library's own outputs.
-    from leansurgeon.training.data import order
+    from leansurgeon.training import data_loader
 
     task = prepared_task(_recipe(), digits / "lean", lambda text: None)
-    batch = task.batch("train", order.global_batch(0, 0, 1437, 64)[1], seed=0, epoch=0)
+    batch = task.batch("train", data_loader.global_batch(0, 0, 1437, 64)[1], seed=0, epoch=0)
     student, teacher = (checkpoints.load(p).model.eval() for p in (digits / "lean", digits / "teacher" / "last"))
     with torch.no_grad():
         a, b = (m(batch["pixel_values"], output_hidden_states=True) for m in (student, teacher))

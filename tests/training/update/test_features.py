@@ -14,16 +14,11 @@ from torch.nn import functional as F
 
 from leansurgeon.errors import UsageError
 from leansurgeon.measure.costs.memory import checkpoint_activations
-from leansurgeon.training import plan, setup
-from leansurgeon.training.data import order
-from leansurgeon.training.processes import engine
+from leansurgeon.training import data_loader, distributed, flops, optimizer, regularize, schedule, setup
+from leansurgeon.training.optimizer import Trainer
 from leansurgeon.training.recipe.durations import parse_duration
-from leansurgeon.training.recipe.schema import Train
-from leansurgeon.training.recipe.settings import Optim, Schedule
-from leansurgeon.training.update import mixing, optimizer, pace, stochastic_depth
-from leansurgeon.training.update.schedule import lr_at
-from leansurgeon.training.update.step import Trainer
-from leansurgeon.training.watch import flops
+from leansurgeon.training.recipe.schema import Optim, Schedule, Train
+from leansurgeon.training.schedule import lr_at
 from tests.support import training_interrupted as cut
 from tests.support.training_standin import Dots, Words, dot_model, losses, trained, word_model
 
@@ -43,8 +38,8 @@ def test_one_cycle_is_that_of_torch(anneal, total, share):
         "final_div_factor": 100.0,
     }
     theirs = torch.optim.lr_scheduler.OneCycleLR(adamw, 3e-3, total_steps=total, **options)
-    schedule = {"name": "one-cycle", "warmup": share, "anneal": anneal, "div": 10.0, "final_div": 100.0}
-    made = plan.make(_train(duration=f"{total}st", optim={"lr": 3e-3}, schedule=schedule), 64, 1)
+    cycle = {"name": "one-cycle", "warmup": share, "anneal": anneal, "div": 10.0, "final_div": 100.0}
+    made = schedule.make_plan(_train(duration=f"{total}st", optim={"lr": 3e-3}, schedule=cycle), 64, 1)
     for step in range(total):
         assert made.lr(step) == pytest.approx(adamw.param_groups[0]["lr"], rel=1e-6, abs=1e-12), step
         assert made.momentum(step) == pytest.approx(adamw.param_groups[0]["betas"][0], rel=1e-6), step
@@ -57,7 +52,7 @@ def test_one_cycle_is_that_of_torch(anneal, total, share):
 def test_a_lowest_rate_that_a_schedule_does_not_read_is_refused(name):
     with pytest.raises(ValueError, match=f"min_lr.*{name}"):
         _train(schedule={"name": name, "warmup": 0.1, "min_lr": 1e-5})
-    made = plan.make(_train(duration="10st", schedule={"name": "cosine", "min_lr": 1e-5}), 64, 1)
+    made = schedule.make_plan(_train(duration="10st", schedule={"name": "cosine", "min_lr": 1e-5}), 64, 1)
     assert made.lr(10) == pytest.approx(1e-5)
 
 
@@ -72,14 +67,14 @@ def test_the_budget_triangle_is_the_published_formula():
 
 
 def test_a_timed_training_follows_the_clock_between_looks(tmp_path):
-    made = plan.make(_train(duration="24h", schedule={"name": "triangle"}), 640, 1)
-    clock = pace.Pace(made)
+    made = schedule.make_plan(_train(duration="24h", schedule={"name": "triangle"}), 640, 1)
+    clock = schedule.Pace(made)
     clock.look(100, 6 * 3600.0)  # 216 s a step
     assert made.lr(clock.place(100)) == pytest.approx(1e-3 * 0.5)
     assert clock.fraction(110) == pytest.approx(0.275) and not clock.over(110)
     clock.look(200, 24 * 3600.0)
     assert clock.over(200)
-    other = pace.Pace(made)
+    other = schedule.Pace(made)
     other.restore(clock.state())
     assert other.place(201) == clock.place(201)
     summary, rows = trained(
@@ -118,13 +113,13 @@ def test_times_are_no_steps(text):
 @pytest.mark.parametrize("processes", [1, 2, 4])
 @pytest.mark.parametrize("ramp", [None, {"start": 16, "until": 0.5}, {"start": 8, "until": "1ep"}])
 def test_every_epoch_shows_every_sample_once_whatever_the_ramp(ramp, processes):
-    made = plan.make(_train(batch=32, batch_ramp=ramp, micro_batch=2), 100, processes)
+    made = schedule.make_plan(_train(batch=32, batch_ramp=ramp, micro_batch=2), 100, processes)
     seen = []
     batches = []
     for step in range(made.steps):
         rows = []
-        for epoch, indices in order.groups(7, made.position(step), made.batch_at(step), 100, made.group):
-            hands = [order.micro_batches(indices, processes, rank, made.micro) for rank in range(processes)]
+        for epoch, indices in data_loader.list_groups(7, made.position(step), made.batch_at(step), 100, made.group):
+            hands = [data_loader.split_micro_batches(indices, processes, rank, made.micro) for rank in range(processes)]
             assert sorted(np.concatenate([hand.ravel() for hand in hands])) == sorted(indices)
             rows += [(epoch, index) for index in indices]
         assert len(rows) == made.batch_at(step)
@@ -154,13 +149,13 @@ def _picture_batch(size):
 def test_mixing_is_timms_and_the_same_however_the_batch_is_cut():
     from timm.data import Mixup
 
-    made = mixing.Mixing(_train(mixup=0.8, cutmix=1.0, seed=5), cut.Pictures())
+    made = regularize.Mixing(_train(mixup=0.8, cutmix=1.0, seed=5), cut.Pictures())
     kinds = set()
     for step in range(12):
         whole = _picture_batch(8)
         mixed = made(whole, 0, step)
-        places = mixing.paired(8, torch.device("cpu"))
-        np.random.seed(order.mixing_seed(5, 0, step))
+        places = regularize.paired(8, torch.device("cpu"))
+        np.random.seed(data_loader.mixing_seed(5, 0, step))
         options = {"mixup_alpha": 0.8, "cutmix_alpha": 1.0, "label_smoothing": 0.0, "num_classes": 3}
         images, labels = Mixup(**options)(whole["pixel_values"][places].clone(), whole["labels"][places])
         assert torch.equal(mixed["pixel_values"], images) and torch.equal(mixed["labels"], labels)
@@ -178,9 +173,9 @@ def test_mixing_is_timms_and_the_same_however_the_batch_is_cut():
 
 def test_mixing_needs_pictures_in_even_batches():
     with pytest.raises(UsageError, match=r"\bmixup\b.*'words'.*\bmasked-lm\b"):
-        mixing.Mixing(_train(mixup=0.8), Words())
+        regularize.Mixing(_train(mixup=0.8), Words())
     with pytest.raises(UsageError, match="no even number"):
-        plan.make(_train(mixup=0.8, batch=15), 64, 1)
+        schedule.make_plan(_train(mixup=0.8, batch=15), 64, 1)
 
 
 def test_drop_path_is_timms():
@@ -189,13 +184,13 @@ def test_drop_path_is_timms():
     small = {"depth": 4, "embed_dim": 12, "num_heads": 2}
     theirs = timm.create_model("vit_tiny_patch16_224", drop_path_rate=0.3, **small)
     ours = timm.create_model("vit_tiny_patch16_224", **small)
-    stochastic_depth.apply(ours, 0.3, "vit")
+    regularize.set_drop_path(ours, 0.3, "vit")
     rates = [[getattr(m, "drop_prob", 0.0) for b in model.blocks for m in (b.drop_path1, b.drop_path2)]
              for model in (theirs, ours)]  # fmt: skip
     assert rates[0] == pytest.approx(rates[1]) and max(rates[1]) == pytest.approx(0.3)
     assert ours.state_dict().keys() == theirs.state_dict().keys()
     with pytest.raises(UsageError, match="no place for drop_path"):
-        stochastic_depth.apply(word_model().model, 0.1, "WordModel")
+        regularize.set_drop_path(word_model().model, 0.1, "WordModel")
 
 
 @pytest.mark.parametrize(
@@ -225,7 +220,7 @@ def test_drop_path_is_timms_in_every_module(name, small):
     module, cls = name.split(".")
     make = getattr(importlib.import_module(f"timm.models.{module}"), cls)
     theirs, ours = (make(**small, drop_path_rate=rate) for rate in (0.3, 0.0))
-    stochastic_depth.apply(ours, 0.3, type(ours).__name__)
+    regularize.set_drop_path(ours, 0.3, type(ours).__name__)
     rates = [
         {path: part.drop_prob for path, part in model.named_modules() if isinstance(part, DropPath) and part.drop_prob}
         for model in (theirs, ours)
@@ -239,7 +234,7 @@ def test_drop_path_of_a_model_with_heads_of_its_own_is_timms_too():
 
     small = {"depth": 3, "embed_dim": 16, "num_heads": 3, "head_dim": 7, "cls_num_heads": 2}
     ours = lean_xcit.LeanXcit(**small)
-    stochastic_depth.apply(ours, 0.3, "LeanXcit")
+    regularize.set_drop_path(ours, 0.3, "LeanXcit")
     assert [block.drop_path1.drop_prob for block in ours.blocks] == [0.3] * 3
     assert not any(getattr(part, "drop_prob", 0) for part in ours.cls_attn_blocks.modules())
 
@@ -279,7 +274,7 @@ def test_optimizers_are_those_of_torch_and_timm(name, theirs):
     torch.manual_seed(0)
     model = nn.Linear(4, 3)
     other = copy.deepcopy(model)
-    ours = optimizer.make(model, Optim(name=name, lr=1e-2, weight_decay=0.1), fused=False)
+    ours = optimizer.make_optimizer(model, Optim(name=name, lr=1e-2, weight_decay=0.1), fused=False)
     groups = [{"params": [other.weight], "weight_decay": 0.1}, {"params": [other.bias], "weight_decay": 0.0}]
     kind = getattr(timm.optim if name == "lamb" else torch.optim, theirs)
     options = {"momentum": 0.9} if name == "sgd" else {"max_grad_norm": None} if name == "lamb" else {}
@@ -300,14 +295,14 @@ def test_half_precision_with_scaled_losses_learns_what_fp32_does(tmp_path):
     # Clipped and told as they are, not as they were scaled: AdamW alone would not show the difference.
     norms = [(a["grad_norm"], b["grad_norm"]) for a, b in zip(full, half, strict=True) if b.get("grad_norm")]
     assert len(norms) >= 6 and all(ours == pytest.approx(wanted, rel=0.05) for wanted, ours in norms)
-    rates = engine.scaler("fp16", torch.device("cpu"))
-    assert rates.get_scale() == 65536 and engine.scaler("bf16", torch.device("cpu")) is None
+    rates = distributed.make_scaler("fp16", torch.device("cpu"))
+    assert rates.get_scale() == 65536 and distributed.make_scaler("bf16", torch.device("cpu")) is None
 
 
 def test_label_smoothing_is_for_training_alone(tmp_path):
     _, plain = trained(tmp_path / "plain", loaded=dot_model(), task=Dots(), duration="1st")
     _, smooth = trained(tmp_path / "smooth", loaded=dot_model(), task=Dots(), duration="1st", label_smoothing=0.2)
-    rows = order.global_batch(0, 0, 64, 16)[1]
+    rows = data_loader.global_batch(0, 0, 64, 16)[1]
     batch = Dots().batch("train", rows, seed=0, epoch=0)
     logits = dot_model().model(batch["pixel_values"])
     wanted = F.cross_entropy(logits, batch["labels"], label_smoothing=0.2).item()

@@ -10,12 +10,12 @@ import torch
 from leansurgeon import checkpoints
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import UsageError
-from leansurgeon.training.recipe import from_model, machine, teacher
-from leansurgeon.training.update import frozen
+from leansurgeon.training import regularize
+from leansurgeon.training.recipe import from_model, teacher
 from tests.support.command_line import leansurgeon
 from tests.support.models import strangers
 
-AMX = machine.Machine(gpu=False, memory=2**34, bf16=True)
+AMX = from_model.Machine(gpu=False, memory=2**34, bf16=True)
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def test_the_blocks_before_the_cut_stay_as_they_are(tmp_path, source):
 
 def test_something_must_be_left_to_train(source):
     with pytest.raises(UsageError, match="frozen_blocks=5"):
-        frozen.apply(checkpoints.load(source), 6)
+        regularize.freeze_blocks(checkpoints.load(source), 6)
 
 
 @pytest.mark.parametrize(
@@ -77,14 +77,14 @@ def test_wide_models_are_multiplied_in_bf16_where_the_processor_does_it(source):
     narrow = open_source(str(source))
     stage = replace(narrow.shape.stages[0], width=576)
     wide = type("Wide", (), {"shape": replace(narrow.shape, stages=(stage,))})
-    assert machine.precision(narrow, AMX) == "fp32" and machine.precision(wide, AMX) == "bf16"
-    assert machine.precision(wide, replace(AMX, bf16=False)) == "fp32"
-    assert machine.precision(narrow, replace(AMX, gpu=True)) == "bf16"
+    assert from_model.choose_precision(narrow, AMX) == "fp32" and from_model.choose_precision(wide, AMX) == "bf16"
+    assert from_model.choose_precision(wide, replace(AMX, bf16=False)) == "fp32"
+    assert from_model.choose_precision(narrow, replace(AMX, gpu=True)) == "bf16"
 
 
 @pytest.mark.parametrize(("seconds", "samples"), [(None, 4), (1200.0, 4), (120.0, 1), (5.0, 1)])
 def test_a_short_training_takes_small_steps(seconds, samples):
     """SmolLM2-135M has 106e6 parameters in matrices; windows of 256 tokens."""
-    assert machine.batch("causal-lm", 106_000_000, 256, AMX, 9_000, seconds) == samples
-    short = machine.batch("sequence-classification", 106_000_000, 128, AMX, 9_000, seconds)
+    assert from_model.choose_batch("causal-lm", 106_000_000, 256, AMX, 9_000, seconds) == samples
+    short = from_model.choose_batch("sequence-classification", 106_000_000, 128, AMX, 9_000, seconds)
     assert short == {None: 32, 1200.0: 16, 120.0: 2, 5.0: 1}[seconds]

@@ -7,8 +7,8 @@ import torch
 import transformers
 
 from leansurgeon import checkpoints, tasks
-from leansurgeon.training.recipe.settings import Lora
-from leansurgeon.training.update import lora
+from leansurgeon.training import regularize
+from leansurgeon.training.recipe.schema import Lora
 from tests.support.models import strangers
 
 
@@ -17,7 +17,7 @@ def test_merged_it_computes_the_same_and_is_plain(tmp_path, family):
     folder = strangers.model(tmp_path / "own", family)
     loaded = checkpoints.load(folder)
     loaded.model.eval()
-    lora.apply(loaded, Lora(rank=3), tasks.make("causal-lm"))
+    regularize.add_lora(loaded, Lora(rank=3), tasks.make("causal-lm"))
     learning = {name for name, p in loaded.model.named_parameters() if p.requires_grad}
     assert learning and all("lora_" in name for name in learning)
     torch.manual_seed(0)
@@ -30,7 +30,7 @@ def test_merged_it_computes_the_same_and_is_plain(tmp_path, family):
         wanted = loaded.forward(batch)
         plain = checkpoints.load(folder).model.eval()
         assert not torch.allclose(plain(**batch).logits, wanted, atol=1e-2)
-    lora.merged(loaded).save(tmp_path / "merged")
+    regularize.merge_lora(loaded).save(tmp_path / "merged")
     model, info = type(plain).from_pretrained(tmp_path / "merged", output_loading_info=True)
     assert not info["missing_keys"] and not info["unexpected_keys"]
     with torch.no_grad():

@@ -20,7 +20,7 @@ from leansurgeon.checkpoints.source import open_source
 from leansurgeon.measure.data import images
 from leansurgeon.reading.cache_folder import cache_folder
 from leansurgeon.tasks.text import vocab
-from leansurgeon.training.update import distill
+from leansurgeon.training import distill
 from tests.support.command_line import leansurgeon
 from tests.support.models import strangers
 from tests.support.models.word_models import WORDS
@@ -67,9 +67,9 @@ def test_classes_in_another_order_are_taught_by_name(own_cache, tmp_path):
         pytest.fail("the first step should hold every training row")
     rows = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     first = next(row["loss"] for row in rows if row["type"] == "train")
-    from leansurgeon.training.data import order
+    from leansurgeon.training import data_loader
 
-    chosen = order.global_batch(0, 0, task.size("train"), 70)[1]
+    chosen = data_loader.global_batch(0, 0, task.size("train"), 70)[1]
     batch = task.batch("train", chosen, seed=0, epoch=0)
     inputs = {key: batch[key] for key in ("input_ids", "attention_mask")}
     cls = transformers.BertForSequenceClassification

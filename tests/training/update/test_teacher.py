@@ -15,8 +15,8 @@ from leansurgeon.checkpoints.record import Origin, SurgeryRecord
 from leansurgeon.errors import UsageError
 from leansurgeon.reading.pooling import Pooling
 from leansurgeon.tasks.base import Score, cosine_score
-from leansurgeon.training.recipe.settings import Distill, Train
-from leansurgeon.training.update import distill
+from leansurgeon.training import distill
+from leansurgeon.training.recipe.schema import Distill, Train
 from tests.conftest import build
 from tests.support.training_standin import Words
 

@@ -11,15 +11,13 @@ import torch
 from leansurgeon.errors import Stopped
 from leansurgeon.tasks import chance
 from leansurgeon.tasks.base import Metric
-from leansurgeon.training import judge
+from leansurgeon.training import data_loader, distributed, evaluator
 from leansurgeon.training import train as loop
-from leansurgeon.training.data import order
-from leansurgeon.training.processes import engine
-from leansurgeon.training.recipe.settings import EarlyStopping
+from leansurgeon.training.optimizer import Trainer
+from leansurgeon.training.recipe.schema import EarlyStopping
 from leansurgeon.training.runs import checkpoint
 from leansurgeon.training.runs.summary import Scores
 from leansurgeon.training.state import History
-from leansurgeon.training.update.step import Trainer
 from tests.support import training_interrupted as cut
 from tests.support.training_standin import Words, recipe, word_model
 
@@ -79,24 +77,24 @@ def test_a_timed_training_goes_on_at_its_place_in_the_schedule(tmp_path, monkeyp
 
 def test_no_two_steps_or_processes_drop_the_same(tmp_path, monkeypatch):
     seeds = []
-    monkeypatch.setattr(engine, "seed_generators", lambda device, seed: seeds.append(seed))
+    monkeypatch.setattr(distributed, "seed_generators", lambda device, seed: seeds.append(seed))
     options = {"loaded": word_model(dropout=0.5), "task": Words(), "cpu": True, "say": lambda text: None}
     loop.train(recipe(), tmp_path, tmp_path / "run", **options)
-    assert seeds == [order.dropout_seed(0, step, 0) for step in range(8)]
-    every = {order.dropout_seed(seed, step, rank) for seed in range(3) for step in range(50) for rank in range(8)}
+    assert seeds == [data_loader.dropout_seed(0, step, 0) for step in range(8)]
+    every = {data_loader.dropout_seed(seed, step, rank) for seed in range(3) for step in range(50) for rank in range(8)}
     assert len(every) == 3 * 50 * 8
-    assert len({order.mixing_seed(0, epoch, step) for epoch in range(3) for step in range(50)}) == 150
+    assert len({data_loader.mixing_seed(0, epoch, step) for epoch in range(3) for step in range(50)}) == 150
 
 
 def test_the_seeds_of_a_step_are_those_of_earlier_versions():
     assert chance.mix_number(0) == 0xE220A8397B1DCDAF  # the first number of SplitMix64, as its authors print it
-    assert order.dropout_seed(7, 11, 3) == 13299565375620249167
-    assert order.mixing_seed(5, 2, 9) == 2043258626
+    assert data_loader.dropout_seed(7, 11, 3) == 13299565375620249167
+    assert data_loader.mixing_seed(5, 2, 9) == 2043258626
 
 
 def _note_seeds(folder) -> None:
-    seeds, real = [], engine.seed_generators
-    engine.seed_generators = lambda device, seed: (seeds.append(seed), real(device, seed))
+    seeds, real = [], distributed.seed_generators
+    distributed.seed_generators = lambda device, seed: (seeds.append(seed), real(device, seed))
     options = {"loaded": word_model(dropout=0.5), "task": Words(), "cpu": True, "say": lambda text: None}
     loop.train(recipe(), folder, folder / "run", **options)
     (folder / f"seeds-{os.environ.get('RANK', '0')}").write_text(json.dumps(seeds))
@@ -115,14 +113,14 @@ def test_how_many_processes_there_are_changes_no_dropout_of_the_first(tmp_path):
 
 
 def _note_statistics(folder) -> None:
-    real = judge.evaluate
+    real = evaluator.evaluate
 
     def evaluate(judged, *rest, **options):
         means = [b.clone() for name, b in judged.named_buffers() if name.endswith("running_mean")]
         torch.save(means, folder / f"means-{os.environ['RANK']}.pt")
         return real(judged, *rest, **options)
 
-    judge.evaluate = evaluate
+    evaluator.evaluate = evaluate
     cut.run(folder, duration="4st", ema=None)
 
 
@@ -151,5 +149,5 @@ def test_the_best_and_the_patience_are_judged_by_the_metric(case):
     higher, delta, best, new, better, gain = JUDGED[case]
     history = History(done=4, best=Scores(best[1], best[0], step=2), worse=1)
     patience, metric = EarlyStopping(patience=3, min_delta=delta), Metric("m", "m", higher, False)
-    assert judge.verdict(history, Scores(new[1], new[0]), metric, patience) == (better, 0 if gain else 2)
+    assert evaluator.verdict(history, Scores(new[1], new[0]), metric, patience) == (better, 0 if gain else 2)
     assert history.worse == 1  # a verdict writes nothing

@@ -15,7 +15,7 @@ from tests.support.training_standin import Dots, dot_model, recipe
 
 
 def run(folder, monkeypatch, kappa, **settings):
-    from leansurgeon.training.watch import measures
+    from leansurgeon.training import measures
 
     monkeypatch.setattr(measures, "_kappa", kappa)
     said = []

@@ -11,9 +11,8 @@ import torch
 from torch import nn
 
 from leansurgeon.errors import Diverged, OutOfMemory
-from leansurgeon.training.data import order
+from leansurgeon.training import data_loader, guards
 from leansurgeon.training.train import train
-from leansurgeon.training.watch import guards
 from tests.support import training_interrupted as cut
 from tests.support.training_standin import Words, losses, recipe, trained, word_model
 
@@ -38,7 +37,7 @@ class _Poisoned(Words):
         batch["_bad"] = torch.tensor(float(split == "train" and tuple(indices)[:3] == self.bad))
         return batch
 
-    bad = tuple(order.global_batch(0, 4, 64, 16)[1][:3])
+    bad = tuple(data_loader.global_batch(0, 4, 64, 16)[1][:3])
 
     def score(self, logits, batch, **options):
         score = super().score(logits, batch, **options)

@@ -17,14 +17,11 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from leansurgeon import tasks
-from leansurgeon.training import plan
+from leansurgeon.training import data_loader, distributed, optimizer, schedule
 from leansurgeon.training import train as loop
-from leansurgeon.training.data import feed
-from leansurgeon.training.processes import engine
-from leansurgeon.training.recipe.settings import Ema, Train
-from leansurgeon.training.update import optimizer
-from leansurgeon.training.update.averaging import Average
-from leansurgeon.training.update.step import Scored, Trainer
+from leansurgeon.training.objective import Scored
+from leansurgeon.training.optimizer import Average, Trainer
+from leansurgeon.training.recipe.schema import Ema, Train
 from tests.support.training_standin import Words, recipe, word_model
 
 aten = torch.ops.aten
@@ -109,16 +106,16 @@ def trainer_of(case, cache, **train):
     task = tasks.make(name, options)
     task.prepare(cache, None, workers=1, say=lambda text: None)
     settings = Train.model_validate({"duration": "9st", "batch": 8, "optim": {"lr": 1e-3}, **train})
-    accelerator = engine.start()
+    accelerator = distributed.start_accelerator()
     torch.manual_seed(0)
     loaded = build({key: value for key, value in task.model_overrides().items() if key == "vocab_size"})
     loaded.model.to(accelerator.device)
     average = Average(loaded, Ema()) if settings.ema else None
     scored = Scored(loaded, task, settings).to(accelerator.device).train()
-    adamw = optimizer.make(scored, settings.optim, fused=True)
-    scheme = plan.make(settings, task.size("train"), 1)
+    adamw = optimizer.make_optimizer(scored, settings.optim, fused=True)
+    scheme = schedule.make_plan(settings, task.size("train"), 1)
     trainer = Trainer(accelerator, scored, scored, adamw, list(scored.parameters()), scheme, 0, average=average)
-    batches = feed.train_batches(task, scheme, seed=0, rank=0, device=accelerator.device)
+    batches = data_loader.train_batches(task, scheme, seed=0, rank=0, device=accelerator.device)
     trainer.step(0, next(batches))  # the first step makes the optimizer's state
     return trainer, next(batches)
 
@@ -137,8 +134,8 @@ def test_a_step_reads_nothing(case, train, tmp_path, monkeypatch):
 
 def test_the_loop_reads_once_per_look(tmp_path, monkeypatch):
     """Twice the steps and as many looks: not one wait more."""
-    made = optimizer.make
-    monkeypatch.setattr(optimizer, "make", lambda module, settings, fused: made(module, settings, fused=True))
+    made = optimizer.make_optimizer
+    monkeypatch.setattr(optimizer, "make_optimizer", lambda module, settings, fused: made(module, settings, fused=True))
     counts = []
     for steps in (4, 8):
         settings = {"duration": f"{steps}st", "log_every": steps, "eval": {"every": f"{steps}st", "batch": 13}}

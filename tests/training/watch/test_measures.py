@@ -14,7 +14,7 @@ from leansurgeon.errors import UsageError
 from leansurgeon.measure.data.batches import inner
 from leansurgeon.measure.heads.importance import importance
 from leansurgeon.measure.kappa import blocks as kappa
-from leansurgeon.training.recipe import reading as recipefile
+from leansurgeon.training.recipe import reading
 from leansurgeon.training.recipe.schema import TrainingRecipe
 from leansurgeon.training.train import train
 from tests import conftest
@@ -149,15 +149,15 @@ def test_a_resumed_training_has_the_same_rows(batches, measured, model, digits, 
 @pytest.mark.parametrize("every", ["30m", "3", "0ep"])
 def test_every_is_in_epochs_or_steps(every, tmp_path) -> None:
     path = tmp_path / "r.yaml"
-    path.write_text(recipefile.dump(recipe(KAPPA)))
-    assert recipefile.load(path).measure.kappa.every == "3st"
+    path.write_text(reading.dump(recipe(KAPPA)))
+    assert reading.load(path).measure.kappa.every == "3st"
     with pytest.raises(UsageError, match=r"measure\.kappa\.every"):
-        recipefile.load(path, [f"measure.kappa.every={every}"])
+        reading.load(path, [f"measure.kappa.every={every}"])
 
 
 @pytest.mark.parametrize("measure", [{"kappa": None}, {"kappa": None} | HEADS, HEADS, KAPPA], ids=str)
 def test_what_is_measured_survives_writing_and_reading(measure, tmp_path) -> None:
     path, wanted = tmp_path / "r.yaml", recipe(measure)
-    path.write_text(recipefile.dump(wanted))
-    found = recipefile.load(path).measure
+    path.write_text(reading.dump(wanted))
+    found = reading.load(path).measure
     assert (found and found.kappa, found and found.heads) == (wanted.measure.kappa, wanted.measure.heads)

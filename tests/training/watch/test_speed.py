@@ -10,11 +10,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from leansurgeon.training import judge, state
+from leansurgeon.training import evaluator, flops, observe, state
 from leansurgeon.training import train as loop
+from leansurgeon.training.observe import Progress
 from leansurgeon.training.train import train
-from leansurgeon.training.watch import flops, speed, window
-from leansurgeon.training.watch.progress import Progress
 from tests.support.training_standin import StandIn, WordModel, Words, recipe
 
 FETCH, FORWARD, SCORE = 0.25, 0.75, 0.5  # seconds of a training batch, of its forward pass, of an evaluation batch
@@ -25,9 +24,9 @@ def test_the_median_step_is_that_of_all_steps(seed):
     draw = random.Random(seed)
     windows = [(float(draw.randint(1, 7)), draw.random()) for _ in range(draw.randint(1, 9))]
     every = [spent / steps for steps, spent in windows for _ in range(int(steps))]
-    assert speed.median_step(windows) == pytest.approx(statistics.median(every))
+    assert state.median_step(windows) == pytest.approx(statistics.median(every))
     longer = [(steps * 10**12, spent * 10**12) for steps, spent in windows]  # no list of all steps is made
-    assert speed.median_step(longer) == pytest.approx(statistics.median(every), rel=1e-3)
+    assert state.median_step(longer) == pytest.approx(statistics.median(every), rel=1e-3)
 
 
 class Clock:
@@ -41,7 +40,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch):
     made = Clock()
-    for module in (loop, judge, state, window):
+    for module in (loop, evaluator, state, observe):
         monkeypatch.setattr(module, "time", made)
     return made
 
@@ -88,7 +87,7 @@ def test_every_figure_of_speed_is_what_the_clock_says(clock, tmp_path, monkeypat
 
 
 def test_time_that_goes_by_between_steps_is_in_no_step(clock):
-    seen = window.Window()
+    seen = observe.Window()
     seen.begin()
     with seen.waiting():
         clock.now += 1.0
@@ -105,7 +104,7 @@ def test_time_that_goes_by_between_steps_is_in_no_step(clock):
 
 
 def test_rows_of_a_checkpoint_are_read_and_not_counted_as_taken(clock):
-    seen = window.Window([torch.ones(3)])
+    seen = observe.Window([torch.ones(3)])
     seen.begin()
     seen.add(torch.zeros(3))
     assert seen.values() == [[1.0] * 3, [0.0] * 3]
@@ -116,19 +115,19 @@ def test_rows_of_a_checkpoint_are_read_and_not_counted_as_taken(clock):
     ("every", "done", "left"), [("4st", 0, 2), ("4st", 3, 2), ("4st", 4, 1), ("4st", 8, 0), ("3st", 5, 2), ("1h", 5, 1)]
 )
 def test_evaluations_that_are_left(every, done, left):
-    from leansurgeon.training import plan
+    from leansurgeon.training import schedule
 
-    made = plan.make(recipe(eval={"every": every, "batch": 4}).train, 64, 1)
+    made = schedule.make_plan(recipe(eval={"every": every, "batch": 4}).train, 64, 1)
     assert made.evaluations_left(done) == left
     assert left == sum(made.evaluate_after(step) for step in range(done + 1, made.steps + 1))
 
 
 def test_mfu_is_unknown_where_the_device_or_the_model_is():
-    from leansurgeon.training.watch import speed
+    from leansurgeon.training import state
 
     run = SimpleNamespace(
         peak_flops=100.0, flops_per_sample=2.0, tokens_per_sample=4, plan=SimpleNamespace(processes=2)
     )
-    assert speed.mfu(run, 80.0) == pytest.approx(80 / 4 * 2 / 100 / 2)
+    assert state.get_mfu(run, 80.0) == pytest.approx(80 / 4 * 2 / 100 / 2)
     run.peak_flops = None
-    assert speed.mfu(run, 80.0) is None
+    assert state.get_mfu(run, 80.0) is None

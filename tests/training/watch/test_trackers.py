@@ -8,8 +8,8 @@ import pytest
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 
 from leansurgeon.errors import UsageError
+from leansurgeon.training import observe
 from leansurgeon.training.train import train
-from leansurgeon.training.watch import trackers
 from tests.support.training_standin import Words, recipe, word_model
 
 
@@ -38,7 +38,7 @@ made: list[Kept] = []
 
 
 def test_a_tracker_gets_the_numbers_of_metrics_jsonl(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(trackers, "find_spec", lambda name: True)
+    monkeypatch.setattr(observe, "find_spec", lambda name: True)
     monkeypatch.setitem(LOGGER_TYPE_TO_CLASS, "tensorboard", Kept)
     made.clear()
     options = {"loaded": word_model(), "task": Words(), "cpu": True, "say": lambda text: None}
@@ -60,7 +60,7 @@ def test_a_tracker_gets_the_numbers_of_metrics_jsonl(tmp_path, monkeypatch, caps
 
 
 def test_a_tracker_that_is_not_there_is_one_sentence(monkeypatch):
-    monkeypatch.setattr(trackers, "find_spec", lambda name: None)
+    monkeypatch.setattr(observe, "find_spec", lambda name: None)
     with pytest.raises(UsageError, match=r"\btracker wandb\b.*`pip install wandb`") as error:
-        trackers.check(("wandb",))
+        observe.check_trackers(("wandb",))
     assert "pip install wandb" in error.value.hint

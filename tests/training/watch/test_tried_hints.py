@@ -10,10 +10,9 @@ import torch
 from torch import nn
 
 from leansurgeon.errors import Diverged, LeanSurgeonError, OutOfMemory, UsageError
-from leansurgeon.training.processes import engine
+from leansurgeon.training import distributed, guards
 from leansurgeon.training.recipe import reading
 from leansurgeon.training.train import train
-from leansurgeon.training.watch import guards
 from tests.support.training_standin import Dots, StandIn, Words, dot_model, recipe, word_model
 
 
@@ -103,11 +102,11 @@ def test_a_training_that_diverges(tmp_path):
 def test_fsdp2_with_what_it_does_not_bear(settings):
     made = recipe(parallel="fsdp2", **settings)
     with pytest.raises(UsageError) as caught:
-        engine.check_parallel(made.train, 2, lambda text: None)
+        distributed.check_parallel(made.train, 2, lambda text: None)
     sets = advised(caught.value.hint)
     assert "train.parallel=ddp" in sets
     for text in sets:
-        engine.check_parallel(with_set(made, text).train, 2, lambda text: None)
+        distributed.check_parallel(with_set(made, text).train, 2, lambda text: None)
 
 
 class Spoilt(Dots):

@@ -1,10 +1,14 @@
-"""Evaluation: every sample counts exactly once, on any number of processes, and the count is checked. `evaluate` is
-part of a training; `evaluate_model` says what a model is worth as it stands, on the data of a recipe's task.
+"""Evaluation: every sample counts exactly once, on any number of processes, and the count is checked.
+
+`evaluate` is the one evaluator; `evaluate_model` says what a model is worth as it stands, on the data of a recipe's
+task; `evaluate_and_keep` is part of a training: the model on the way, kept where it is the best so far, and written as
+plain libraries read it.
 """
 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -12,19 +16,18 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from leansurgeon.errors import Diverged, LeanSurgeonError, OutOfMemory, memory_is_short
+from leansurgeon.errors import Diverged, LeanSurgeonError, OutOfMemory, RunFolderReplaced, memory_is_short
 from leansurgeon.intervals import paired_interval
-from leansurgeon.progress import Say, silent
-from leansurgeon.tasks.base import Sums
-from leansurgeon.training import setup, starting
-from leansurgeon.training.data import feed, order
-from leansurgeon.training.data.limit import first_batches
-from leansurgeon.training.processes import engine, shards
-from leansurgeon.training.recipe.schema import TrainingRecipe
+from leansurgeon.progress import Say, phase, silent
+from leansurgeon.tasks.base import Metric, Sums
+from leansurgeon.training import data_loader, distill, distributed, guards, regularize, setup, starting, state
+from leansurgeon.training.data_loader import first_batches
+from leansurgeon.training.objective import FEATURES, Scored
+from leansurgeon.training.recipe.schema import EarlyStopping, TrainingRecipe
+from leansurgeon.training.runs import checkpoint
+from leansurgeon.training.runs import folder as runfolder
 from leansurgeon.training.runs.summary import Scores
-from leansurgeon.training.update import distill
-from leansurgeon.training.update.step import Scored
-from leansurgeon.training.watch import guards
+from leansurgeon.training.state import History, Run
 
 if TYPE_CHECKING:
     import numpy as np
@@ -32,6 +35,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from leansurgeon.tasks import Task
+
 
 _ONE_LABEL_PER_SAMPLE = ("image-classification", "sequence-classification")
 
@@ -87,20 +91,20 @@ def evaluate(
     totals = torch.zeros(5, dtype=kind, device=device)  # loss sum and count, metric sum and count, samples
     extra = None  # of `Score`: a vector of the task's own
     size, processes = task.size(split), accelerator.num_processes
-    hands = order.eval_batches(size, batch, processes, accelerator.process_index)
+    hands = data_loader.list_eval_batches(size, batch, processes, accelerator.process_index)
     turns = math.ceil(math.ceil(size / batch) / processes)
     parts = torch.zeros(turns, processes, 2, dtype=kind, device=device)
-    idle = order.eval_batches(1, 1, 1, 0) if shards.are_in(scored) else []
+    idle = data_loader.list_eval_batches(1, 1, 1, 0) if distributed.is_split(scored) else []
     rows = [(0, row) for row in [*hands, *idle][:turns]]
     training = scored.training
     scored.eval()
     try:
-        with torch.no_grad(), closing(feed.made(task, split, rows, seed=0, workers=workers)) as batches:
+        with torch.no_grad(), closing(data_loader.make_batches(task, split, rows, seed=0, workers=workers)) as batches:
             for turn in range(turns):
                 check()  # as often on every process: one may have a batch less than another
                 if turn == len(rows):
                     break
-                inputs = feed.to_device(next(batches), device)
+                inputs = data_loader.to_device(next(batches), device)
                 score = scored(inputs)
                 if turn >= len(hands):
                     break
@@ -114,16 +118,16 @@ def evaluate(
         if not memory_is_short(error):
             raise
         raise OutOfMemory(
-            f"{engine.device_name(accelerator)} has too little memory to evaluate {batch} samples at a time.",
+            f"{distributed.device_name(accelerator)} has too little memory to evaluate {batch} samples at a time.",
             f"Try --set train.eval.batch={max(1, batch // 2)}: it changes no result.",
         ) from error
     finally:
         scored.train(training)
-        shards.give_back(scored)
-    *sums, samples = engine.all_reduced(totals, accelerator).tolist()
+        distributed.reshard(scored)
+    *sums, samples = distributed.all_reduce(totals, accelerator).tolist()
     _check_count(task, size, int(samples), sums[3], sums[1])
     found = _evaluation(task, Sums(*sums, _extra(extra, task, accelerator, kind)), int(samples))
-    every = engine.all_reduced(parts.flatten(), accelerator).reshape(-1, 2).tolist()
+    every = distributed.all_reduce(parts.flatten(), accelerator).reshape(-1, 2).tolist()
     return found._replace(parts=[(part, count) for part, count in every if count])
 
 
@@ -145,7 +149,7 @@ def _extra(extra: torch.Tensor | None, task: Task, accelerator: Accelerator, kin
         return None
     if extra is None:
         extra = torch.zeros(task.extra_sums, dtype=kind, device=accelerator.device)
-    return engine.all_reduced(extra, accelerator).cpu().double().numpy()
+    return distributed.all_reduce(extra, accelerator).cpu().double().numpy()
 
 
 def _check_count(task: Task, size: int, samples: int, metric_count: float, loss_count: float) -> None:
@@ -168,7 +172,7 @@ def evaluate_model(
     say: Say = silent,
 ) -> Evaluation:
     """Loss, samples and metrics of the model, by all processes of the group together. Raises what `evaluate` does."""
-    accelerator = engine.start(cpu=cpu, train=recipe.train, say=say)
+    accelerator = distributed.start_accelerator(cpu=cpu, train=recipe.train, say=say)
     with accelerator.local_main_process_first():
         task = setup.prepared_task(recipe, model_dir, say)
     task = first_batches(task, recipe.train, limit_batches)
@@ -177,7 +181,7 @@ def evaluate_model(
         loaded = starting.loaded(recipe, model_dir, task)
         loaded.model.to(device)
         # Where a task has no labels, the teacher judges.
-        features = task.head == distill.FEATURES
+        features = task.head == FEATURES
         judge = distill.of_recipe(train, loaded, task, model_dir, device) if features else None
         scored = Scored(loaded, task, train, judge).to(device)
     return evaluate(scored, task, accelerator, batch=train.eval.batch, workers=train.workers)
@@ -195,3 +199,119 @@ def still_falling(losses: list[float]) -> bool:
     whole = losses[0] - losses[-1]
     quarter = losses[-1 - max(1, round(len(losses) / 4))] - losses[-1]
     return whole > 0 and quarter > 0.05 * whole
+
+
+def evaluate_and_keep(run: Run) -> Evaluation:
+    """Evaluate at the present step, write it down, and keep the model if it is the best so far. The one before the
+    first step counts only where the recipe says so.
+    """
+    clock, history = time.perf_counter(), run.history
+    distributed.average_statistics(run.judged, run.trainer.accelerator)
+    result = _evaluate_run(run)
+    if history.done:
+        _taken_in(run, result)
+        history.eval_seconds.append(time.perf_counter() - clock)
+        patience = run.recipe.train.early_stopping
+        if patience and history.worse >= patience.patience:
+            history.early = True
+            run.progress.say(f"No better for {history.worse} evaluations: the training ends after step {history.done}.")
+    else:
+        history.before = result.scores()
+        if run.recipe.train.checkpoint.keep_start:
+            _kept(run, result)
+    _told(run, result)
+    history.evaluate = False
+    run.evaluated_at = time.perf_counter()
+    return result
+
+
+def _evaluate_run(run: Run) -> Evaluation:
+    """The evaluation itself. Raises `Diverged`, or where the recipe wants it `RollBack`."""
+    train = run.recipe.train
+    batches = math.ceil(run.task.size("eval") / train.eval.batch / run.council.processes)
+    options = {"batch": train.eval.batch, "workers": train.workers}
+    try:
+        with phase("evaluating", batches, "batches/s", run.progress) as advance:
+
+            def before_batch() -> None:
+                run.stops.raise_if_asked()
+                advance()
+
+            return evaluate(run.judged, run.task, run.trainer.accelerator, check=before_batch, **options)
+    except Diverged as error:
+        if run.history.done and train.nan == "rollback":
+            raise guards.RollBack(run.history.done - 1, error.message) from None
+        raise
+
+
+def _taken_in(run: Run, result: Evaluation) -> None:
+    """Note an evaluation of trained weights, and save them where they are the best so far."""
+    history, scores = run.history, result.scores()
+    best, history.worse = verdict(history, scores, run.task.metric, run.recipe.train.early_stopping)
+    history.last = scores
+    history.eval_losses.append(result.loss)
+    if best:
+        _kept(run, result)
+
+
+def _kept(run: Run, result: Evaluation) -> None:
+    """The present model is the best so far."""
+    if run.recipe.train.checkpoint.keep_best:
+        export_model(run, runfolder.BEST)
+    run.history.best, run.history.stale = result.scores(run.history.done), False
+
+
+def verdict(history: History, new: Scores, metric: Metric, patience: EarlyStopping | None) -> tuple[bool, int]:
+    """Whether `new` is the best so far (of equal metrics the lower loss), or the best is not in model/ any more; and
+    how many evaluations in a row have brought nothing, this one included.
+    """
+    if history.best is None:
+        return True, history.worse
+    sign = 1 if metric.higher_is_better else -1
+    gain = sign * (new.metric - history.best.metric)
+    worse = 0 if gain > (patience.min_delta if patience else 0.0) else history.worse + 1
+    better = (sign * new.metric, -new.loss) > (sign * history.best.metric, -history.best.loss)
+    return history.stale or better, worse
+
+
+def _told(run: Run, result: Evaluation) -> None:
+    """An evaluation in the log, the trackers and on stderr."""
+    metric, done = run.task.metric, run.history.done
+    run.note(type="eval", step=done, **result.scores().as_dict(), metric_key=metric.key, samples=result.samples)
+    run.trackers.log({f"eval/{key}": value for key, value in result.metrics.items()} | {"eval/loss": result.loss}, done)
+    shown = f"{100 * result.metric:.2f} %" if metric.percent else f"{result.metric:.4g}"
+    when = f"after step {done}" if done else "before the first step"
+    run.progress.say(f"{when}: {metric.label} {shown}, loss {result.loss:.4f}")
+
+
+def export_model(run: Run, name: str) -> None:
+    """Write the model as plain libraries read it, with what lay beside its source; one process writes, all wait."""
+
+    export = state.exported(run)
+    if run.recipe.train.lora and run.main:
+        export = regularize.merge_lora(export)
+
+    def fill(folder: Path) -> None:
+        export.save(folder)
+        starting.replace_tokenizer(folder, export, run.task, anew=run.recipe.train.new_tokenizer)
+
+    def write() -> None:
+        run.check_folder()
+        if name == runfolder.BEST:
+            checkpoint.note_best(run.folder, None)  # between the two notes nobody knows what is there
+        runfolder.write_folder(run.folder / name, fill)
+        if name == runfolder.BEST:
+            checkpoint.note_best(run.folder, run.history.done)
+
+    run.council.on_main(write)
+
+
+def save_checkpoint(run: Run) -> None:
+    """A checkpoint on the way. A disk without room is said and does not end a training that goes well."""
+    try:
+        state.save(run)
+    except RunFolderReplaced:
+        raise
+    except LeanSurgeonError as error:
+        run.saved_at = time.perf_counter()
+        run.progress.say(f"No checkpoint at step {run.history.done}: {error}")

@@ -34,14 +34,14 @@ from leansurgeon.errors import UsageError
 from leansurgeon.measure.data import images
 from leansurgeon.tasks import Score, Task
 from leansurgeon.tasks.base import TARGET
-from leansurgeon.training.data import sparse
-from leansurgeon.training.data.feed import Batch
+from leansurgeon.training import objective
+from leansurgeon.training.data_loader import Batch
+from leansurgeon.training.objective import FEATURES
 from leansurgeon.training.recipe import teacher as teaching
-from leansurgeon.training.recipe.settings import Distill, Train
+from leansurgeon.training.recipe.schema import Distill, Train
 
 _IGNORED = -100
 _AT_ONCE = (2**26, 2**19)  # logits in fp32 at once: on a GPU, and on a CPU so many that its cache holds them
-FEATURES = "features"  # head of the tasks whose target is the teacher's embedding
 
 
 def of_recipe(train: Train, loaded: Loaded, task: Task, model_dir: Path, device: torch.device) -> Distillation | None:
@@ -95,14 +95,16 @@ class Distillation:
             taught = self.answers(batch) if self.settings.logits else self.teacher.features(self._seen(batch))
         loss = score.loss_sum
         if self.settings.logits:
-            loss = loss + self.settings.logits * self._of_logits(logits, taught, sparse.scored(batch)["labels"])
+            loss = loss + self.settings.logits * self._of_logits(
+                logits, taught, objective.scored_labels(batch)["labels"]
+            )
         if self.settings.hidden:
             loss = loss + self.settings.hidden * self._of_states(batch)
         return score._replace(loss_sum=loss)
 
     def answers(self, batch: Batch) -> torch.Tensor:
         """The teacher's logits, in the order of the student's."""
-        taught = sparse.forward(self.teacher, self._seen(batch))
+        taught = objective.predict(self.teacher, self._seen(batch))
         return taught if self._outputs is None else taught[..., self._outputs]
 
     def of_features(self, student: Any, batch: Batch, learning: bool) -> Score:

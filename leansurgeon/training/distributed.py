@@ -1,36 +1,46 @@
-"""Accelerate, set up from the recipe alone: device, processes and precision, whatever the environment says.
+"""Accelerate, set up from the recipe alone: device, processes and precision, whatever the environment says; and FSDP2
+(`parallel: fsdp2`).
 
 Accelerate gives device placement, DDP, autocast and unscaled clipping. The schedule, the data order and the division of
 losses are ours (its scheduler steps once per process, its loaders do not restore their order, its loss division ignores
 token counts).
+
+With FSDP2 every process keeps a part of each weight, of its gradient and of its optimizer state, and borrows the rest
+of a block while that block runs: torch's own `fully_shard`, on a CPU and on GPUs. (Accelerate's FSDP plugin calls the
+same function, but on CPU processes 1.15 passes over it without a word and trains by DDP, so its path could not be
+tested here.) Names of parameters do not change. A tensor in parts is a `DTensor`; whatever leaves the training, a
+checkpoint or a model, is put together again.
 """
 
 from __future__ import annotations
 
+import copy
 import os
 import sys
 import threading
 import warnings
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from leansurgeon import rank
+from leansurgeon.checkpoints.model import Loaded
 from leansurgeon.errors import LeanSurgeonError, UsageError, plural
 from leansurgeon.measure.costs.precision import forbid_tf32
 from leansurgeon.progress import Say, silent
-from leansurgeon.training.processes import environment
+from leansurgeon.training.processes import launch
 from leansurgeon.training.processes.agree import COLLECTIVE_TIMEOUT
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
-    from leansurgeon.training.recipe.settings import Train
+    from leansurgeon.training.recipe.schema import Train
 
 
-def start(*, cpu: bool = False, train: Train | None = None, say: Say = silent) -> Accelerator:
+def start_accelerator(*, cpu: bool = False, train: Train | None = None, say: Say = silent) -> Accelerator:
     """An `Accelerator` on the GPU if there is one, in the process group if there is one.
 
     Precision is `autocast` and `scaler` below, the same on a CPU and on a GPU. Environment variables that would change
@@ -40,17 +50,17 @@ def start(*, cpu: bool = False, train: Train | None = None, say: Say = silent) -
     from accelerate.state import AcceleratorState, GradientState
     from accelerate.utils import GradientAccumulationPlugin
 
-    wanted, store = environment.group_size(), None
+    wanted, store = launch.group_size(), None
     cpu = cpu or os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true", "yes")
     # Without a word Accelerate would let every process that torchrun starts on a machine without GPUs train alone.
     cpu = cpu or (wanted > 1 and not torch.accelerator.is_available())
     # Accelerate keeps its state for the life of the process; a second training with another precision starts anew.
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
-    aside = environment.set_aside()
+    aside = launch.set_aside()
     forbid_tf32()  # "precision: fp32" means it
     if wanted > 1 and not torch.distributed.is_initialized():
-        store = met(say)
+        store = meet_others(say)
     alone = {} if wanted > 1 else {name: os.environ.pop(name) for name in rank.said()}  # one needs nobody to meet
     try:
         accelerator = Accelerator(
@@ -68,13 +78,13 @@ def start(*, cpu: bool = False, train: Train | None = None, say: Say = silent) -
     del store
     if accelerator.num_processes != wanted:
         raise UsageError(f"{wanted} processes were started, and {accelerator.num_processes} of them found each other.")
-    told = environment.sentence(aside, environment.in_force(train, accelerator.device.type) if train else [])
+    told = launch.tell_overrides(aside, launch.list_overrides(train, accelerator.device.type) if train else [])
     if told and accelerator.is_main_process:
         say(told)
     return accelerator
 
 
-def met(say: Say) -> object:
+def meet_others(say: Say) -> object:
     """Wait for the other processes, in a thread, so that a signal ends the wait; what they met at is for the caller to
     hold until Accelerate meets there, too. Whoever is not there soon is named.
 
@@ -137,7 +147,7 @@ def check_parallel(train: Train, processes: int, say: Say) -> bool:
     return True
 
 
-def prepared(accelerator: Accelerator, module: nn.Module) -> nn.Module:
+def wrap_ddp(accelerator: Accelerator, module: nn.Module) -> nn.Module:
     """`module` behind DDP where there are several processes."""
     with warnings.catch_warnings():
         # The new name of this option does not exist in every torch that we support.
@@ -152,7 +162,7 @@ def autocast(precision: str, device: torch.device) -> AbstractContextManager:
     return torch.autocast(device.type, dtype=torch.bfloat16 if precision == "bf16" else torch.float16)
 
 
-def scaler(precision: str, device: torch.device) -> torch.amp.GradScaler | None:
+def make_scaler(precision: str, device: torch.device) -> torch.amp.GradScaler | None:
     """fp16 alone needs its losses scaled, since its small gradients are zero."""
     return torch.amp.GradScaler(device.type) if precision == "fp16" else None
 
@@ -169,7 +179,7 @@ def seed_generators(device: torch.device, seed: int) -> None:
         torch.manual_seed(seed)
 
 
-def all_reduced(sums: torch.Tensor, accelerator: Accelerator) -> torch.Tensor:
+def all_reduce(sums: torch.Tensor, accelerator: Accelerator) -> torch.Tensor:
     """The sum over all processes, in place; nothing happens on one."""
     if accelerator.num_processes > 1:
         torch.distributed.all_reduce(sums)
@@ -196,3 +206,134 @@ def device_name(accelerator: Accelerator) -> str:
     if accelerator.device.type == "cpu":
         return f"cpu, {plural(torch.get_num_threads(), 'thread')}"
     return accelerator.device.type
+
+
+def split_weights(module: nn.Module, blocks: list[nn.Module], device: torch.device, processes: int) -> None:
+    """Let every process keep its part of the parameters of `module`; those of a block are borrowed together. All
+    processes must hold the same weights before.
+    """
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh(device.type, (processes,))
+    for block in dict.fromkeys(blocks):
+        fully_shard(block, mesh=mesh)
+    fully_shard(module, mesh=mesh)
+
+
+def is_split(module: nn.Module) -> bool:
+    """Whether `split` has been here."""
+    return hasattr(module, "set_requires_gradient_sync")
+
+
+def reshard(module: nn.Module) -> None:
+    """Drop what was borrowed and not given back: a forward pass without a backward pass keeps the root's weights."""
+    if is_split(module):
+        for part in module.modules():
+            if is_split(part):
+                part.reshard()
+
+
+def local_part(tensor: Tensor) -> Tensor:
+    """The part of this process, sharing memory with `tensor`; a whole tensor as it is."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def gather(tensor: Tensor) -> Tensor:
+    """All parts together, on every process; to be called by all of them. A whole tensor as it is."""
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+def gather_all(tensors: dict[str, Tensor], *, keep: bool) -> dict[str, Tensor]:
+    """The tensors put together, on the CPU where they were in parts; to be called by all processes, and kept by those
+    with `keep`. One is put together at a time, so that the device holds no second model.
+    """
+    by_name = {}
+    for name, tensor in tensors.items():
+        in_parts = hasattr(tensor, "full_tensor")
+        together = gather(tensor.detach())
+        if keep:
+            by_name[name] = together.cpu() if in_parts else together
+    return by_name
+
+
+def split_like(tensor: Tensor, like: Tensor) -> Tensor:
+    """`tensor`, the same on every process, in parts as `like` is; no process talks to another."""
+    if not hasattr(like, "to_local"):
+        return tensor
+    from torch.distributed.tensor import distribute_tensor
+
+    on_device = tensor.to(like.device)
+    return distribute_tensor(on_device, like.device_mesh, like.placements, src_data_rank=None)
+
+
+def copy_whole(loaded: Loaded, *, main: bool) -> Any:
+    """A copy of `loaded` for what needs a whole model: on the CPU on the main process, without memory on the others.
+    To be taken before `split`.
+    """
+    other = copy.copy(loaded)
+    other.model = copy.deepcopy(loaded.model).cpu() if main else without_memory(loaded.model)
+    return other
+
+
+class _Silence:
+    """An exchange of FSDP2 that takes the memory of a real one and talks to nobody."""
+
+    def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(self, output_tensor: Tensor, input_tensor: Tensor, *how: Any, **more: Any) -> None:
+        output_tensor.zero_()  # whatever lay in this memory could be no number, or a slow one
+
+
+def make_rehearsal(
+    loaded: Loaded,
+    scored_of: Callable[[Any], nn.Module],
+    blocks_of: Callable[[Any], list[nn.Module]],
+    device: torch.device,
+    processes: int,
+) -> Callable[[], nn.Module]:
+    """What makes a copy of `scored_of(loaded)` in parts that takes the memory of the real one and runs on one process
+    alone: a process that is out of memory there leaves no other waiting. Its weights are nothing, its buffers those of
+    the model. To be taken before `split`; to be called by all processes, since the group is made again.
+    """
+    bare, buffers = without_memory(loaded.model), dict(loaded.model.named_buffers())
+
+    def made() -> nn.Module:
+        other = copy.copy(loaded)
+        other.model = without_memory(bare)
+        module = scored_of(other)
+        split_weights(module, blocks_of(other), device, processes)
+        module.to_empty(device=device)
+        with torch.no_grad():
+            for name, buffer in other.model.named_buffers():
+                buffer.copy_(buffers[name])
+        for part in filter(is_split, module.modules()):
+            part.set_custom_all_gather(_Silence())
+            part.set_custom_reduce_scatter(_Silence())
+        return module
+
+    return made
+
+
+def fill_copy(twin: Any, model: nn.Module, *, main: bool) -> None:
+    """Give the twin the weights and buffers of `model`; to be called by all processes."""
+    there = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    tensors = gather_all(there, keep=main)
+    if not main:
+        return
+    here = {**dict(twin.model.named_parameters()), **dict(twin.model.named_buffers())}
+    with torch.no_grad():
+        for name, tensor in tensors.items():
+            here[name].copy_(tensor)
+
+
+def without_memory(model: nn.Module) -> nn.Module:
+    """A copy whose tensors have no memory (device "meta"): every parameter and buffer is replaced while copying."""
+    tensors = [*model.parameters(), *model.buffers()]
+    return copy.deepcopy(model, {id(tensor): _shadow(tensor) for tensor in tensors})
+
+
+def _shadow(tensor: torch.Tensor) -> torch.Tensor:
+    empty = torch.empty_like(tensor, device="meta")
+    return torch.nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else empty

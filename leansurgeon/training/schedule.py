@@ -1,4 +1,11 @@
-"""What a recipe comes to on a given number of processes: steps, batches, warm-up. Numbers only, no torch."""
+"""What a recipe comes to on a given number of processes: steps, batches, warm-up, learning rate; and where a training
+stands on its schedule: at the step itself, or where the duration is a time, at the clock. Numbers only, no torch.
+
+Learning rate and momentum are pure functions of the step: nothing to save, the same on any number of processes. A timed
+training would have to look at the clock at every step and agree on it with the other processes. Instead rank 0 looks
+now and then, and between two looks the clock is taken to go on as it did: what happens at a step is a function of the
+step and of the last look, the same on every process.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +18,53 @@ import numpy as np
 
 from leansurgeon.errors import UsageError
 from leansurgeon.training.recipe.durations import Duration, parse_duration
-from leansurgeon.training.recipe.settings import Train
-from leansurgeon.training.update.schedule import lr_at, momentum_at
+from leansurgeon.training.recipe.schema import Schedule, Train
+
+
+def lr_at(step: float, shape: Schedule, *, total: float, warmup: float, peak: float) -> float:
+    """Learning rate of optimizer step `step` (from 0) of `total`.
+
+    `cosine` (Loshchilov and Hutter, 2017, without restarts), `linear` and `constant` rise linearly from 0 (or the
+    `warmup_lr` of `shape`) to `peak` over the first `warmup` steps and fall towards `min_lr`, which would be reached at
+    step `total`; they count as `transformers.get_scheduler` does. `one-cycle` counts as
+    `torch.optim.lr_scheduler.OneCycleLR` does, with `warmup`
+    steps in the place of pct_start * total. `triangle` knows no warm-up. The last two read their numbers from `shape`.
+    """
+    if shape.name == "one-cycle":
+        low, last = peak / shape.div, peak / shape.div / shape.final_div
+        return _cycle(step, total, warmup, low, peak, last, shape.anneal)
+    if shape.name == "triangle":
+        done = step / total
+        rising = shape.base + done * (1 - shape.base) / (1 - shape.fall)
+        return peak * max(0.0, min(rising, (1 - done) / shape.fall))
+    if step < warmup:
+        return shape.warmup_lr + (peak - shape.warmup_lr) * step / warmup
+    if shape.name == "constant":
+        return peak
+    done = min(1.0, (step - warmup) / max(1, total - warmup))
+    left = 0.5 * (1.0 + math.cos(math.pi * done)) if shape.name == "cosine" else 1.0 - done
+    return shape.min_lr + (peak - shape.min_lr) * left
+
+
+def momentum_at(step: float, shape: Schedule, *, total: float, warmup: float) -> float | None:
+    """beta1 (or SGD's momentum) of a one-cycle schedule that cycles it; None where it stays as it is."""
+    if shape.name != "one-cycle" or shape.momentum is None:
+        return None
+    least, most = shape.momentum
+    return _cycle(step, total, warmup, most, least, most, shape.anneal)
+
+
+def _cycle(step: float, total: float, warmup: float, first: float, middle: float, last: float, anneal: str) -> float:
+    """From `first` to `middle` at step warmup - 1, then to `last` at step total - 1."""
+    top, end = warmup - 1, total - 1
+    if step <= top and top > 0:
+        a, b, done = first, middle, step / top
+    else:
+        a, b, done = middle, last, min(1.0, (step - top) / max(1e-9, end - top))
+    if anneal == "cosine":
+        return b + (a - b) / 2 * (1 + math.cos(math.pi * done))
+    return a + (b - a) * done
+
 
 ENDLESS = 2**62  # steps of a training that ends by the clock
 TICKS = 1_000_000.0  # such a training's schedule runs over so many ticks of its time
@@ -118,7 +170,7 @@ class Plan:
         return done // length.steps(self.steps_per_epoch)
 
 
-def _smaller(train: Train, samples: int, processes: int) -> str:
+def _smaller_batch(train: Train, samples: int, processes: int) -> str:
     """What to set for a training set that is smaller than a batch: the largest batch that goes together with the ramp,
     the processes and the micro batch; where there is none, also without those.
     """
@@ -136,7 +188,7 @@ def ramp(start: int, batch: int, steps: int) -> np.ndarray:
     return start * (1 + (np.arange(steps) * (multiples - 1)) // max(1, steps))
 
 
-def make(
+def make_plan(
     train: Train, train_samples: int, processes: int, *, micro_limit: int | None = None, cut_short: bool = False
 ) -> Plan:
     """The plan of `train` on a training set of `train_samples`. An epoch leaves out its last, ragged batch.
@@ -148,7 +200,7 @@ def make(
     if train_samples < train.batch:
         raise UsageError(
             f"The training set has {train_samples} samples, fewer than one batch of {train.batch}.",
-            _smaller(train, train_samples, processes),
+            _smaller_batch(train, train_samples, processes),
         )
     group = train.batch_ramp.start if train.batch_ramp else train.batch
     micro = _micro(train, group, processes, micro_limit)
@@ -270,3 +322,39 @@ def _ramp_steps(train: Train, epoch_samples: int) -> int:
     if until.unit != "ep":
         return until.steps(1)
     return max(1, round(until.value * epoch_samples / ((train.batch_ramp.start + train.batch) / 2)))
+
+
+@dataclass
+class Pace:
+    """`seconds` were spent when `step` steps were done, and a step takes `per_step` seconds."""
+
+    plan: Plan
+    step: int = 0
+    seconds: float = 0.0
+    per_step: float = 0.0
+
+    def look(self, step: int, seconds: float) -> None:
+        """Take over what rank 0 read: `seconds` of training, evaluations included, after `step` steps."""
+        if step > self.step:
+            self.per_step = max(0.0, seconds - self.seconds) / (step - self.step)
+        self.step, self.seconds = step, seconds
+
+    def place(self, step: int) -> float:
+        """The argument of `Plan.lr` for optimizer step `step`."""
+        return TICKS * self.fraction(step) if self.plan.timed else float(step)
+
+    def fraction(self, step: int) -> float:
+        """How much of the training is over before step `step`, from 0 to 1."""
+        if not self.plan.timed:
+            return min(1.0, step / self.plan.steps)
+        return min(1.0, (self.seconds + (step - self.step) * self.per_step) / self.plan.seconds)
+
+    def over(self, done: int) -> bool:
+        """Whether the training ends after `done` steps; a timed one does at least one step."""
+        return self.fraction(done) >= 1.0 and done > 0 if self.plan.timed else done >= self.plan.steps
+
+    def state(self) -> dict[str, float]:
+        return {"step": self.step, "seconds": self.seconds, "per_step": self.per_step}
+
+    def restore(self, state: dict[str, float]) -> None:
+        self.step, self.seconds, self.per_step = int(state["step"]), state["seconds"], state["per_step"]

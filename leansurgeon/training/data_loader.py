@@ -1,7 +1,10 @@
-"""Batches on their way to the device. `order` and the task decide what a batch holds; here is only transport.
+"""The training data on its way to the device: which samples a step takes, how batches get there, and tasks that show a
+part of their data.
 
-A batch is a pure function of (seed, epoch, indices), so it makes no difference who makes it and when: this process, a
-thread ahead of the GPU (not of tasks that seed the generators of the whole process), or `train.workers` processes.
+The order is a pure function of (seed, epoch, step), the same for every number of processes: nothing here has a state,
+so nothing has to be saved (Accelerate's own loaders do not restore their order after a resume). A batch is a pure
+function of (seed, epoch, indices), so it makes no difference who makes it and when: this process, a thread ahead of the
+GPU (not of tasks that seed the generators of the whole process), or `train.workers` processes.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,11 +26,78 @@ from torch.utils.data import DataLoader
 from leansurgeon import errors
 from leansurgeon.errors import LeanSurgeonError
 from leansurgeon.tasks import Task
-from leansurgeon.training.data import order
-from leansurgeon.training.plan import Plan
+from leansurgeon.tasks.base import Batch, Description
+from leansurgeon.tasks.chance import mix_number
+from leansurgeon.training.recipe.schema import Train
 from leansurgeon.training.runs import folder as runfolder
+from leansurgeon.training.schedule import Plan
 
-Batch = dict[str, Any]
+_ORDER, _DROPOUT, _MIXING = 1, 2, 3  # names of independent streams of random numbers
+
+
+@lru_cache(maxsize=2)
+def epoch_order(seed: int | None, epoch: int, size: int) -> np.ndarray:
+    """All indices below `size`, shuffled: `(size,)` int64, read-only; the same on every machine. None for the seed
+    leaves them as they are.
+    """
+    order = np.arange(size)
+    if seed is not None:
+        order = np.random.Generator(np.random.PCG64([_ORDER, seed, epoch])).permutation(size)
+    order.setflags(write=False)
+    return order
+
+
+def global_batch(seed: int | None, step: int, size: int, batch: int) -> tuple[int, np.ndarray]:
+    """Epoch and sample indices `(batch,)` of optimizer step `step` (from 0). An epoch's ragged tail is left out."""
+    epoch, place = divmod(step, size // batch)
+    return epoch, epoch_order(seed, epoch, size)[place * batch : (place + 1) * batch]
+
+
+def list_groups(seed: int | None, position: int, samples: int, size: int, group: int) -> list[tuple[int, np.ndarray]]:
+    """Epoch and sample indices `(group,)` of `samples` samples from `position` on, counted over all epochs.
+
+    With group = samples = batch and position = step * batch this is `global_batch`.
+    """
+    per_epoch, parts = size // group * group, []
+    for start in range(position, position + samples, group):
+        epoch, place = divmod(start, per_epoch)
+        parts.append((epoch, epoch_order(seed, epoch, size)[place : place + group]))
+    return parts
+
+
+def split_micro_batches(indices: np.ndarray, processes: int, rank: int, micro: int) -> np.ndarray:
+    """The rows that process `rank` computes of one global batch: `(accumulation, micro)`.
+
+    Over all ranks the rows are the global batch, each sample once, whatever the number of processes.
+    """
+    return indices.reshape(-1, processes, micro)[:, rank]
+
+
+def list_eval_batches(size: int, batch: int, processes: int, rank: int) -> list[np.ndarray]:
+    """The evaluation batches of process `rank`: consecutive samples, dealt in turn; the last batch may be shorter.
+
+    The batches are the same for every number of processes, and together they hold each sample exactly once.
+    """
+    starts = range(0, size, batch)[rank::processes]
+    return [np.arange(start, min(start + batch, size)) for start in starts]
+
+
+def dropout_seed(seed: int, step: int, rank: int) -> int:
+    """Seed of torch's generators for one optimizer step of one process: 64 bits, a pure function of its arguments."""
+    return _mixed(_DROPOUT, seed, step, rank)
+
+
+def mixing_seed(seed: int, epoch: int, step: int) -> int:
+    """Seed of what is mixed how in one optimizer step, the same for all its micro batches and processes: 32 bits."""
+    return _mixed(_MIXING, seed, epoch, step) >> 32
+
+
+def _mixed(mixed: int, *numbers: int) -> int:
+    for number in numbers:
+        mixed = mix_number(mixed + number)
+    return mixed
+
+
 _AHEAD = 2  # batches that each worker process makes ahead
 _UNHEARD = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)  # by workers
 # Said here, since Python 3.14 changed its own way to a server, whose children inherit neither what this process holds
@@ -42,12 +113,12 @@ def train_batches(
     def rows() -> Iterator[tuple[int, np.ndarray]]:
         size, ordered_by = task.size("train"), None if plan.train.order == "as-stored" else seed
         for step in range(start, plan.steps):
-            for epoch, indices in order.groups(ordered_by, plan.position(step), plan.batch_at(step), size, plan.group):
-                for row in order.micro_batches(indices, plan.processes, rank, plan.micro):
+            for epoch, indices in list_groups(ordered_by, plan.position(step), plan.batch_at(step), size, plan.group):
+                for row in split_micro_batches(indices, plan.processes, rank, plan.micro):
                     yield epoch, row
 
     # Here and not at the first `next`, so that processes are started by the main thread, before any other is.
-    batches = made(task, "train", rows(), seed=seed, workers=workers)
+    batches = make_batches(task, "train", rows(), seed=seed, workers=workers)
     # On a GPU the host is idle while kernels run, so a thread prepares the next two steps. On a CPU it would only take
     # the cores from the model. Nor may it where it would make samples with the generators of this process: the steps
     # seed them meanwhile (dropout, mixup), and samples would follow from who comes first.
@@ -60,7 +131,7 @@ def _steps(batches: Iterator[Batch], plan: Plan, device: torch.device, start: in
         for step in range(start, plan.steps):
             yield [next(batches) for _ in range(plan.batch_at(step) // (plan.processes * plan.micro))]
 
-    source = grouped() if here else ahead(grouped(), depth=2)
+    source = grouped() if here else prefetch(grouped(), depth=2)
     try:
         for micro_batches in source:
             yield [to_device(batch, device) for batch in micro_batches]
@@ -69,7 +140,7 @@ def _steps(batches: Iterator[Batch], plan: Plan, device: torch.device, start: in
         batches.close()
 
 
-def made(
+def make_batches(
     task: Task, split: str, rows: Iterable[tuple[int, np.ndarray]], *, seed: int, workers: int = 0
 ) -> Iterator[Batch]:
     """The batch of every `(epoch, indices)` of `rows`, in their order; made by `workers` processes, or here if 0.
@@ -157,7 +228,7 @@ def _begin(worker: int) -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _UNHEARD)  # see `_held_back`; what waited is forgotten by now
 
 
-def dead_worker(error: BaseException) -> LeanSurgeonError | None:
+def explain_dead_worker(error: BaseException) -> LeanSurgeonError | None:
     """The sentence for a data worker that was killed; None for any other error. torch raises it wherever the main
     thread is at that moment.
     """
@@ -179,7 +250,7 @@ def to_device(batch: Batch, device: torch.device) -> Batch:
     return {key: value.to(device) for key, value in batch.items()}
 
 
-def ahead(source: Iterator[Any], depth: int) -> Iterator[Any]:
+def prefetch(source: Iterator[Any], depth: int) -> Iterator[Any]:
     """The items of `source`, made up to `depth` ahead in a thread; an exception there is raised here, at its place."""
     end = object()
     thread = ThreadPoolExecutor(1, thread_name_prefix="leansurgeon-data")
@@ -190,3 +261,54 @@ def ahead(source: Iterator[Any], depth: int) -> Iterator[Any]:
             yield item
     finally:
         thread.shutdown(cancel_futures=True)
+
+
+class Instead:
+    """Stands for a task: whatever a class below does not change is the task itself."""
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+
+    def __getattr__(self, name: str) -> Any:
+        if "_task" not in self.__dict__:  # while a worker process takes it out of its pickle
+            raise AttributeError(name)
+        return getattr(self._task, name)
+
+
+class Limited(Instead):
+    """Shows the first samples of each split only."""
+
+    def __init__(self, task: Task, train: int, evaluation: int) -> None:
+        super().__init__(task)
+        self._most = {"train": train, "eval": evaluation, "test": evaluation}
+
+    def size(self, split: str) -> int:
+        return min(self._task.size(split), self._most.get(split, self._task.size(split)))
+
+    def describe(self) -> Description:
+        return self._task.describe() | {"limited_to": {split: self.size(split) for split in self._task.splits}}
+
+
+def first_batches(task: Task, train: Train, batches: int | None) -> Task:
+    """So many batches of each split, as `--limit-batches` says; the whole task for None."""
+    return task if batches is None else Limited(task, batches * train.batch, batches * train.eval.batch)
+
+
+class Sampled(Instead):
+    """Shows `samples` of the evaluation split, evenly spread."""
+
+    def __init__(self, task: Task, samples: int) -> None:
+        size = task.size("eval")
+        super().__init__(task)
+        self.whole = task
+        self._rows = np.unique(np.linspace(0, size - 1, min(samples, size)).round().astype(np.int64))
+
+    def size(self, split: str) -> int:
+        return len(self._rows) if split == "eval" else self._task.size(split)
+
+    def batch(self, split: str, indices: np.ndarray, *, seed: int, epoch: int) -> Batch:
+        rows = self._rows[np.asarray(indices)] if split == "eval" else indices
+        return self._task.batch(split, rows, seed=seed, epoch=epoch)
+
+    def describe(self) -> Description:
+        return self._task.describe() | {"eval_samples": len(self._rows), "eval_sampled_of": self._task.size("eval")}

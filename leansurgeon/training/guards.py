@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from leansurgeon.errors import Diverged, OutOfMemory, memory_is_short
-from leansurgeon.training.processes import engine
-from leansurgeon.training.update import optimizer
+from leansurgeon.training import distributed, optimizer
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
-    from leansurgeon.training.plan import Plan
+    from leansurgeon.training.optimizer import Trainer
     from leansurgeon.training.processes.agree import Council
-    from leansurgeon.training.update.step import Trainer
+    from leansurgeon.training.schedule import Plan
+
 
 MOST_ROLLBACKS = 3
 MOST_SKIPPED = 20  # steps in a row
@@ -104,7 +104,7 @@ def fit_memory(
         now = trainer.plan
         less = smaller(now.micro // 2) if now.micro > 1 else now
         if less.micro == now.micro:
-            name = engine.device_name(trainer.accelerator)
+            name = distributed.device_name(trainer.accelerator)
             raise OutOfMemory(f"{name} has too little memory for a micro batch of {now.micro}.", LESS)
         say(f"A micro batch of {now.micro} does not fit in memory; {less.micro} x {less.accumulation} is taken.")
         trainer.plan = less
@@ -121,7 +121,7 @@ def memory_explained(accelerator: Accelerator, advice: Callable[[], tuple[str, s
         if not (isinstance(error, torch.OutOfMemoryError) or memory_is_short(error)):
             raise
         what, hint = advice()
-        raise OutOfMemory(f"{engine.device_name(accelerator)} has too little memory for {what}.", hint) from error
+        raise OutOfMemory(f"{distributed.device_name(accelerator)} has too little memory for {what}.", hint) from error
 
 
 @contextmanager

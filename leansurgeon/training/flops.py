@@ -5,11 +5,11 @@ from __future__ import annotations
 import copy
 
 import torch
-from torch import nn
 
 from leansurgeon.checkpoints.model import Loaded
 from leansurgeon.tasks import Task
-from leansurgeon.training.data import sparse
+from leansurgeon.training import objective
+from leansurgeon.training.distributed import without_memory
 
 # Dense peaks in FLOP/s of the makers' data sheets: (bf16 and fp16, fp32 as torch runs it by default, without TF32).
 PEAKS = {
@@ -46,27 +46,16 @@ def of_training(
     """
     from torch.utils.flop_counter import FlopCounterMode
 
-    if not (sparse_prediction and sparse.head_of(loaded.model)):
-        batch = sparse.dense(batch)
+    if not (sparse_prediction and objective.head_of(loaded.model)):
+        batch = objective.without_places(batch)
     try:
         shadow = copy.copy(loaded)
         shadow.model = without_memory(loaded.model).train()
         inputs = {key: value.to("meta") for key, value in batch.items()}
         counter = FlopCounterMode(display=False)
         with counter, torch.enable_grad():
-            task.score(sparse.forward(shadow, inputs), sparse.scored(inputs)).loss_sum.backward()
+            task.score(objective.predict(shadow, inputs), objective.scored_labels(inputs)).loss_sum.backward()
         total = counter.get_total_flops()
     except Exception:  # a model that looks at its numbers cannot run without them; then there is no figure
         return None
     return total / len(batch["labels"]) if total else None
-
-
-def without_memory(model: nn.Module) -> nn.Module:
-    """A copy whose tensors have no memory (device "meta"): every parameter and buffer is replaced while copying."""
-    tensors = [*model.parameters(), *model.buffers()]
-    return copy.deepcopy(model, {id(tensor): _shadow(tensor) for tensor in tensors})
-
-
-def _shadow(tensor: torch.Tensor) -> torch.Tensor:
-    empty = torch.empty_like(tensor, device="meta")
-    return torch.nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else empty

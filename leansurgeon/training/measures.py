@@ -20,8 +20,7 @@ import torch
 
 from leansurgeon.measure.data.batches import inner
 from leansurgeon.reading.jsonfile import JsonObject
-from leansurgeon.training import state
-from leansurgeon.training.data import feed, order
+from leansurgeon.training import data_loader, state
 from leansurgeon.training.recipe.schema import Heads, Kappa
 from leansurgeon.training.state import Run
 
@@ -86,7 +85,7 @@ def _kappa(run: Run, export: Any, wanted: Kappa) -> JsonObject:
 
     samples = min(wanted.samples, run.task.size("eval"))
     device = next(export.model.parameters()).device
-    batches = (feed.to_device(batch, device) for batch in _batches(run, "eval", samples))
+    batches = (data_loader.to_device(batch, device) for batch in _batches(run, "eval", samples))
     return study.measure_invariants(export, batches, run.task.token_mask, samples, probes=wanted.probes)
 
 
@@ -102,7 +101,7 @@ def _heads(run: Run, export: Any, wanted: Heads) -> JsonObject:
 def _batches(run: Run, split: str, samples: int) -> Iterator[dict[str, Any]]:
     """`samples` of a split, evenly spread: a folder of images stands by class."""
     spread = inner(run.task.size(split), samples)
-    for at in order.eval_batches(samples, min(samples, run.plan.micro), 1, 0):
+    for at in data_loader.list_eval_batches(samples, min(samples, run.plan.micro), 1, 0):
         yield run.task.batch(split, spread[at], seed=0, epoch=0)
 
 

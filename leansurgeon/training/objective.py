@@ -1,0 +1,128 @@
+"""The model and its task as one module; and sparse prediction, by which a masked language model computes its head at
+the hidden tokens only, as Crammed BERT does.
+
+With 15 % of the tokens hidden, 85 % of the logits (as wide as the vocabulary) serve no loss. So the encoder runs over
+all tokens, and transformation, decoder and loss over those that the task lists under "_places". The loss and all
+gradients are the same sums over the same terms; the model itself stays as it is, and so does its checkpoint.
+
+Shape letters: B samples, T tokens, N listed places, D width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from leansurgeon import architectures
+from leansurgeon.checkpoints.model import Loaded
+from leansurgeon.training import distributed
+from leansurgeon.training.data_loader import Batch
+
+if TYPE_CHECKING:
+    from leansurgeon.checkpoints.model import Loaded
+    from leansurgeon.tasks import Score, Task
+    from leansurgeon.training.recipe.schema import Train
+
+
+FEATURES = "features"  # head of the tasks whose target is the teacher's embedding
+
+
+class Scored(nn.Module):
+    """A model and its task as one module: batch -> `Score`.
+
+    DDP and torch.compile wrap this module and leave the model itself untouched, so that it can be exported as it is.
+    The loss is computed inside, so that only four numbers, and not fp32 copies of all logits, leave the forward.
+    Label smoothing and distillation are for training mode; evaluation knows the task's loss alone. A masked
+    language model predicts at hidden tokens only (`sparse`), where its head is known and `sparse_prediction` is wanted.
+    """
+
+    def __init__(
+        self,
+        loaded: Loaded,
+        task: Task,
+        train: Train,
+        distillation: Any = None,
+    ) -> None:
+        super().__init__()
+        self.model = loaded.model
+        self.loaded, self.score = loaded, task.score
+        models = [loaded.model] + ([distillation.teacher.model] if distillation else [])
+        self._sparse = train.sparse_prediction and all(head_of(model) for model in models)
+        self.precision = train.precision
+        self._smoothing = {"label_smoothing": train.label_smoothing} if train.label_smoothing else {}
+        self._distillation = [distillation]  # in a list: a teacher is no part of this module
+        self._features = task.head == FEATURES  # no labels: the teacher is asked in evaluation, too
+
+    @property
+    def teacher(self) -> Any:
+        """The `Distillation` that it learns from, if any."""
+        return self._distillation[0]
+
+    def forward(self, batch: Batch) -> Score:
+        learning = self.training
+        distillation = self._distillation[0] if learning else None
+        batch = self.seen(batch)
+        with distributed.autocast(self.precision, batch["labels"].device):
+            if self._features:
+                return self._distillation[0].of_features(self.loaded, batch, learning)
+            logits = predict(self.loaded, batch)
+            score = self.score(logits, scored_labels(batch), **(self._smoothing if learning else {}))
+            return score if distillation is None else distillation.added(score, logits, batch)
+
+    def seen(self, batch: Batch) -> Batch:
+        """The batch as the model takes it: without a list of places where it predicts everywhere."""
+        return batch if self._sparse else without_places(batch)
+
+
+class Taught(nn.Module):
+    """The teacher of a `student` on the student's task, judged as this is: batch -> `Score`."""
+
+    def __init__(self, student: Scored) -> None:
+        super().__init__()
+        self._student = [student]  # in a list: it is no part of this module
+
+    def forward(self, batch: Batch) -> Score:
+        student = self._student[0]
+        batch = student.seen(batch)
+        with distributed.autocast(student.precision, batch["labels"].device):
+            return student.score(student.teacher.answers(batch), scored_labels(batch))
+
+
+PLACES = "_places"
+
+# What a ForMaskedLM does to the encoder's last hidden states, as names of its children in their order: all that is
+# declared, the longest first, since the last of ModernBERT's is the whole of Crammed BERT's.
+HEADS = sorted({family.masked_head for family in architectures.known().values()} - {()}, key=lambda h: (-len(h), h))
+
+
+def head_of(model: torch.nn.Module) -> tuple[str, ...] | None:
+    """The names that `HEADS` has for this model; None where it is no masked language model that we know."""
+    if not type(model).__name__.endswith("ForMaskedLM"):
+        return None
+    return next((names for names in HEADS if all(hasattr(model, name) for name in names)), None)
+
+
+def predict(loaded: Loaded, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Logits (1, N, V) at the places of the batch, for a model with a known head; where it has none, all logits."""
+    if PLACES not in batch:
+        return loaded.forward(batch)
+    inputs = {name: value for name, value in batch.items() if name != "labels" and not name.startswith("_")}
+    states_BTD = loaded.model.base_model(**inputs)[0]
+    x = states_BTD.flatten(0, 1).index_select(0, batch[PLACES])[None]
+    for name in head_of(loaded.model):
+        x = getattr(loaded.model, name)(x)
+    return x
+
+
+def scored_labels(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The batch with the labels that belong to `forward`'s logits: (1, N) where it has places."""
+    if PLACES not in batch:
+        return batch
+    return {**batch, "labels": batch["labels"].flatten().index_select(0, batch[PLACES])[None]}
+
+
+def without_places(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The batch without places."""
+    return {name: value for name, value in batch.items() if name != PLACES}

@@ -1,0 +1,236 @@
+"""What is seen of a training: its losses, its peak memory, its line on stderr, and where numbers go besides
+`metrics.jsonl` (tensorboard, trackio or wandb, through Accelerate, where installed).
+
+Reading a loss makes the host wait for the device, so losses are read in windows. Of memory, training alone is counted:
+the allocator's peak on CUDA, the peak resident set of the process on a CPU.
+"""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple, TextIO
+
+import torch
+
+from leansurgeon.errors import UsageError
+from leansurgeon.progress import Screen, duration_text, rate_text
+from leansurgeon.reading.jsonfile import JsonObject, by_dotted_key
+from leansurgeon.training.recipe.schema import TrainingRecipe
+
+
+class Look(NamedTuple):
+    """What a look brings: rows of loss sum, count and gradient norm, one a step; how many of these steps this process
+    has taken (others came with a checkpoint), in how many seconds, and for how many of them it waited for data.
+    """
+
+    rows: list[list[float]]
+    steps: int
+    seconds: float
+    waited: float
+
+    @property
+    def waiting(self) -> float:
+        """The share of the time that went by without data."""
+        return self.waited / max(self.seconds, 1e-9)
+
+
+@dataclass
+class Window:
+    """Steps since the last look, on the device, and the clock beside them."""
+
+    rows: list[torch.Tensor] = field(default_factory=list)
+    _began: float = 0.0
+    _waited: float = 0.0
+    _taken: int = 0
+
+    def begin(self) -> None:
+        """Start the clock; rows that a checkpoint brought stay, and are not counted as taken here."""
+        self._began, self._waited, self._taken = time.perf_counter(), 0.0, 0
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """What is done inside is waiting for data."""
+        start = time.perf_counter()
+        yield
+        self._waited += time.perf_counter() - start
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """What is done inside is no part of any step. The clock is not reset: this may come between two looks."""
+        start = time.perf_counter()
+        yield
+        self._began += time.perf_counter() - start
+
+    def add(self, row: torch.Tensor) -> None:
+        """A step: loss sum, count and gradient norm, `(3,)`, still on the device."""
+        self.rows.append(row)
+        self._taken += 1
+
+    def values(self) -> list[list[float]]:
+        """The rows as numbers, which stay where they are: for a checkpoint."""
+        return torch.stack(self.rows).tolist() if self.rows else []
+
+    def look(self) -> Look:
+        """Read all rows (the one place where the host waits for the device) and begin anew."""
+        rows, now = torch.stack(self.rows).tolist(), time.perf_counter()
+        look = Look(rows, self._taken, now - self._began, self._waited)
+        self.rows, self._began, self._waited, self._taken = [], now, 0.0, 0
+        return look
+
+
+class PeakMemory:
+    """A stop watch for memory; `bytes` is the largest peak over all stretches between `resume` and `pause`."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.bytes = 0
+        self.kind = "cuda allocator peak" if device.type == "cuda" else "process peak RSS"
+
+    def resume(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
+        else:
+            reset_peak_rss()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """What is done inside is no part of training."""
+        self.pause()
+        yield
+        self.resume()
+
+    def now(self) -> int:
+        """The peak so far, in the middle of a stretch."""
+        self.pause()
+        return self.bytes
+
+    def pause(self) -> None:
+        if self.device.type == "cuda":
+            self.bytes = max(self.bytes, torch.cuda.max_memory_allocated(self.device))
+        else:
+            self.bytes = max(self.bytes, peak_rss())
+
+
+def reset_peak_rss() -> bool:
+    """Let the kernel start anew with this process's peak (proc(5), clear_refs). False where there is no such file."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return False
+    return True
+
+
+def peak_rss() -> int:
+    """Peak resident set of this process in bytes, since the last reset where the system can reset it."""
+    try:
+        status = Path("/proc/self/status").read_text()
+    except OSError:
+        # ru_maxrss is in kilobytes on Linux and in bytes on macOS, and counts from the start of the process.
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM"))
+
+
+class Progress(Screen):
+    """The line of a training of `steps` steps (None: a clock ends it)."""
+
+    def __init__(
+        self,
+        steps: int | None,
+        say: Callable[[str], None] | None = None,
+        *,
+        quiet: bool = False,
+        stream: TextIO | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__(say, quiet=quiet, stream=stream, clock=clock)
+        self.steps = steps
+
+    def step(
+        self,
+        done: int,
+        *,
+        loss: float,
+        lr: float,
+        rate: float,
+        unit: str,
+        eta: float,
+        mfu: float | None = None,
+        waiting: float | None = None,
+        memory: int | None = None,
+        fraction: float | None = None,
+    ) -> None:
+        """Show the state after `done` steps: `rate` in `unit`, `eta` in seconds, `mfu` and `waiting` (for data) as
+        shares, `memory` in bytes; `fraction` of the training is shown where its steps are not known (`steps` is None).
+        """
+        if self.quiet:
+            return
+        where = f"{done}/{self.steps}" if self.steps is not None else f"{done} ({100 * (fraction or 0):.1f} %)"
+        parts = [f"step {where}", f"loss {loss:.4f}", f"lr {lr:.2e}", rate_text(rate, unit)]
+        parts += [f"mfu {100 * mfu:.0f} %"] if mfu is not None else []
+        parts += [f"data {100 * waiting:.0f} %"] if waiting is not None else []
+        parts += [f"{memory / 1e9:.2f} GB"] if memory else []
+        share = done / self.steps if self.steps else fraction
+        self.show("  ".join([*parts, f"eta {duration_text(eta)}"]), share, always=done == self.steps)
+
+
+_PACKAGES = {"tensorboard": ("tensorboard", "tensorboardX"), "trackio": ("trackio",), "wandb": ("wandb",)}
+
+
+def check_trackers(names: tuple[str, ...]) -> None:
+    """Raises `UsageError` for a tracker that is not installed."""
+    for name in names:
+        if not any(find_spec(package) for package in _PACKAGES[name]):
+            raise UsageError(
+                f"The recipe asks for the tracker {name}, which is not installed.",
+                f"`pip install {name}`, or leave it out of train.trackers; metrics.jsonl is always written.",
+            )
+
+
+class Trackers:
+    """The trackers of one run; without any, everything here does nothing. Rank 0 alone makes one."""
+
+    def __init__(self, recipe: TrainingRecipe, run_dir: Path, *, main: bool) -> None:
+        self._trackers: list[Any] = []
+        names = recipe.train.trackers if main else ()
+        if not names:
+            return
+        from accelerate.tracking import LOGGER_TYPE_TO_CLASS
+
+        for name in names:
+            kind = LOGGER_TYPE_TO_CLASS[name]
+            folder = {"logging_dir": str(run_dir / "trackers")} if kind.requires_logging_directory else {}
+            with redirect_stdout(sys.stderr):  # trackio talks, and stdout is for data
+                tracker = kind(recipe.name, **folder)
+                if hasattr(tracker, "start"):  # newer versions of Accelerate open a tracker in two steps
+                    tracker.start()
+                tracker.store_init_configuration(_plain(recipe.model_dump(mode="json", exclude_none=True)))
+            self._trackers.append(tracker)
+
+    def log(self, values: dict[str, float | None], step: int) -> None:
+        numbers = {key: value for key, value in values.items() if isinstance(value, (int, float))}
+        for tracker in self._trackers:
+            tracker.log(numbers, step=step)
+
+    def close(self) -> None:
+        for tracker in self._trackers:
+            with redirect_stdout(sys.stderr):
+                if tracker.name == "trackio":  # Accelerate's way leaves it to end, and talk, once more with the process
+                    import trackio
+
+                    trackio.finish()
+                else:
+                    tracker.finish()
+        self._trackers = []
+
+
+def _plain(settings: JsonObject) -> JsonObject:
+    """`{"train.optim.lr": 1e-3, ...}`, lists as text: what every tracker takes."""
+    values = by_dotted_key(settings)
+    return {key: v if isinstance(v, (int, float, str, bool)) else str(v) for key, v in values.items()}

@@ -1,0 +1,239 @@
+"""One optimizer step: forward, backward, reduce, clip, update; the optimizer with the parameter groups that the field
+uses, and the moving average of the weights. Nothing in here waits for the device.
+
+The loss of a step is the sum over everything that was scored, divided by how much was scored, over all micro batches
+and all processes together: 1 process or 8, one micro batch or 16, give the same optimisation even where token counts
+differ.
+
+Two exceptions wait: fp16 (its scaler reads whether a gradient was infinite) and `nan: skip`, which decides at every
+step whether to take it.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Adam, AdamW
+
+from leansurgeon.checkpoints.model import Loaded
+from leansurgeon.training import data_loader, distributed
+from leansurgeon.training.data_loader import Batch
+from leansurgeon.training.recipe.schema import Ema, Optim, Train
+from leansurgeon.training.schedule import Pace
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+    from leansurgeon.training.regularize import Mixing
+    from leansurgeon.training.schedule import Plan
+
+
+# Learned positions and class/distillation tokens under the names of transformers, timm and our own modules. Their
+# matrices have two or three dimensions, so that the rule "no decay below two dimensions" would miss them.
+_POSITION_OR_CLASS = re.compile(
+    r"(^|\.)(pos_embed|pos_emb|pos_embedding|position_embeddings?|embed_positions|wpe|cls_token|class_token|cls_pos|"
+    r"dist_token|distillation_token|reg_token|register_tokens|mask_token)(\.|$)"
+)
+
+
+def is_decayed(name: str, ndim: int) -> bool:
+    """Whether weight decay pulls on this parameter: matrices do, biases, norms and position/class embeddings do not."""
+    return ndim >= 2 and not _POSITION_OR_CLASS.search(name)
+
+
+def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict]:
+    """Two groups, decayed and not, of the trainable parameters; a tied parameter stands in one of them, once."""
+    decayed, free = [], []
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            (decayed if is_decayed(name, parameter.ndim) else free).append(parameter)
+    groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": free, "weight_decay": 0.0}]
+    return [group for group in groups if group["params"]]
+
+
+def make_optimizer(model: nn.Module, optim: Optim, *, fused: bool) -> torch.optim.Optimizer:
+    """The optimizer on `parameter_groups`; `fused` is the one-kernel form (torch's own, not LAMB)."""
+    groups = parameter_groups(model, optim.weight_decay)
+    if optim.name == "lamb":
+        from timm.optim import Lamb
+
+        # The gradient is clipped by the loop, as with the others.
+        return Lamb(groups, lr=optim.lr, betas=optim.betas, eps=optim.eps, max_grad_norm=None)
+    if optim.name == "sgd":
+        return SGD(groups, lr=optim.lr, momentum=optim.momentum, fused=fused or None)
+    kind = AdamW if optim.name == "adamw" else Adam
+    return kind(groups, lr=optim.lr, betas=optim.betas, eps=optim.eps, fused=fused or None)
+
+
+def in_one_kernel(train: Train, device: str, *, sharing: bool) -> bool:
+    """Whether the optimizer's one-kernel form is taken: on CUDA, and where it is known to work on a CPU, too, which is
+    Adam on whole weights without fp16's scaler (three times as fast there).
+    """
+    adam = train.optim.name in ("adam", "adamw")
+    return device == "cuda" or (device == "cpu" and adam and not sharing and train.precision != "fp16")
+
+
+def numbers_per_weight(train: Train) -> int:
+    """How many numbers the optimizer keeps for every weight."""
+    if train.optim.name != "sgd":
+        return 2
+    moved = train.schedule.name == "one-cycle" and train.schedule.momentum is not None
+    return int(train.optim.momentum > 0 or moved)
+
+
+def set_lr(optimizer: torch.optim.Optimizer, lr: float, momentum: float | None = None) -> None:
+    """Set the learning rate of every group, and beta1 (or SGD's momentum) where a schedule moves it."""
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+        if momentum is not None:
+            if "betas" in group:
+                group["betas"] = (momentum, group["betas"][1])
+            else:
+                group["momentum"] = momentum
+
+
+class Average:
+    """The average of `loaded.model`; `loaded` here is the same thing with the averaged model in it."""
+
+    def __init__(self, loaded: Loaded, ema: Ema) -> None:
+        from timm.utils import ModelEmaV3
+
+        self._ema = ModelEmaV3(loaded.model, decay=ema.decay, use_warmup=ema.warmup)
+        self._ema.requires_grad_(False)
+        self.loaded = copy.copy(loaded)
+        self.loaded.model = self._ema.module
+
+    @property
+    def model(self) -> nn.Module:
+        return self._ema.module
+
+    def update(self, model: nn.Module, done: int) -> None:
+        """Take in the weights after `done` steps. The first update copies them; no state but the weights is kept.
+
+        Not timm's `update`: that one goes by names, so that a tied weight, which has two, moves twice as fast; and it
+        takes no tensors in parts (`shards`).
+        """
+        share = 1 - self._ema.get_decay(done)
+        means, values = _tensors(self.model), _tensors(model)
+        floating = [name for name, mean in means.items() if mean.is_floating_point()]
+        with torch.no_grad():
+            torch._foreach_lerp_([means[name] for name in floating], [values[name] for name in floating], share)
+            for name in means.keys() - set(floating):
+                means[name].copy_(values[name])
+
+
+def _tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers, each once; of those in parts the part of this process."""
+    by_name = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    return {name: distributed.local_part(tensor) for name, tensor in by_name.items()}
+
+
+def _norm(parameters: list[nn.Parameter]) -> torch.Tensor:
+    """Norm of all gradients together, which are left as they are."""
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    return torch.nn.utils.get_total_norm(gradients)
+
+
+@dataclass
+class Trainer:
+    """What a step needs. `wrapped` is `scored` behind DDP where there are several processes, else the same object;
+    under FSDP2 `scored` and its parameters are in parts, and `rehearsal` makes a copy that needs no other process.
+    """
+
+    accelerator: Accelerator
+    scored: nn.Module
+    wrapped: nn.Module
+    optimizer: Any
+    parameters: list[nn.Parameter]
+    plan: Plan
+    seed: int
+    scaler: Any = None
+    average: Average | None = None
+    mixing: Mixing | None = None
+    rehearsal: Callable[[], nn.Module] | None = None
+    pace: Pace = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.pace = Pace(self.plan)
+
+    def lr(self, step: int) -> float:
+        return self.plan.lr(self.pace.place(step))
+
+    def step(self, step: int, batches: list[Batch]) -> torch.Tensor:
+        """Train on the micro batches of optimizer step `step`.
+
+        Returns loss sum, scored count (both over all processes) and gradient norm before clipping as one tensor `(3,)`
+        on the device.
+        """
+        plan = self.plan
+        place = self.pace.place(step)
+        set_lr(self.optimizer, plan.lr(place), plan.momentum(place))
+        # Dropout is a function of (seed, step, process) too: no generator state has to be carried from step to step.
+        distributed.seed_generators(
+            self.accelerator.device, data_loader.dropout_seed(self.seed, step, self.accelerator.process_index)
+        )
+        alone = plan.processes == 1 and len(batches) == 1
+        sums = self._gradients(step, batches, alone)
+        if self.scaler is not None:
+            self.scaler.unscale_(self.optimizer)
+        if not alone:
+            # DDP and FSDP2 average over processes, hence the factor `processes`.
+            gradients = [
+                distributed.local_part(parameter.grad) for parameter in self.parameters if parameter.grad is not None
+            ]
+            torch._foreach_mul_(gradients, plan.batch * plan.processes / sums[1].clamp(min=1))
+        # The norm tells whether the gradients are numbers, so it is wanted without clipping too. The host does not
+        # wait for it.
+        clip = plan.train.clip_grad
+        norm = self.accelerator.clip_grad_norm_(self.parameters, clip) if clip > 0 else _norm(self.parameters)
+        result = torch.cat([sums, distributed.gather(norm).reshape(1)])
+        self._update(step, result)
+        self.optimizer.zero_grad(set_to_none=True)
+        return result
+
+    def _gradients(self, step: int, batches: list[Batch], alone: bool) -> torch.Tensor:
+        """Forward and backward of all micro batches; loss sum and count `(2,)` over all processes."""
+        sums = None
+        for batch, sync in zip(batches, self._syncs(len(batches)), strict=True):
+            if self.mixing is not None:
+                batch = self.mixing(batch, self.plan.position(step) // self.plan.epoch_samples, step)
+            with sync:
+                score = self.wrapped(batch)
+                # Alone, the count is known before backward. Otherwise a constant keeps the gradients at a usual size
+                # until the true count of the whole step is known.
+                loss = score.loss_sum / (score.loss_count.clamp(min=1) if alone else self.plan.batch)
+                self.accelerator.backward(self.scaler.scale(loss) if self.scaler is not None else loss)
+            part = torch.stack([score.loss_sum.detach(), score.loss_count])
+            sums = part if sums is None else sums + part
+        return distributed.all_reduce(sums, self.accelerator)
+
+    def _update(self, step: int, result: torch.Tensor) -> None:
+        """Take the step, unless something is not finite and the recipe, or fp16, goes on without it: then the average
+        does not take in these weights again.
+        """
+        # The same numbers are seen on every process, so all of them decide alike.
+        looks = self.plan.train.nan == "skip" or self.scaler is not None
+        taken = not looks or bool(torch.isfinite(result).all())
+        if self.scaler is not None:
+            if taken:
+                self.scaler.step(self.optimizer)
+            self.scaler.update()
+        elif taken:
+            self.optimizer.step()
+        if self.average is not None and taken:
+            self.average.update(self.scored.model, step + 1)
+
+    def _syncs(self, count: int) -> Iterator[Any]:
+        """A context per micro batch. DDP exchanges gradients with the last one only; FSDP2 with each, since whole
+        gradients in between would take the memory that it is there to save.
+        """
+        always = distributed.is_split(self.wrapped)
+        for index in range(count):
+            yield nullcontext() if always or index == count - 1 else self.accelerator.no_sync(self.wrapped)

@@ -1,0 +1,220 @@
+"""How a recipe changes the model or its batches for the time of one training: dropout, stochastic depth, mixup and
+cutmix, frozen blocks, low-rank adapters. The model's config keeps its own.
+
+Stochastic depth (drop path, Huang et al., 2016) is in a model that has places for it: every model of timm's kind. Rates
+are those that timm's own models give themselves for `drop_path_rate`, since papers name that number alone: linear from
+0 at the first block to the rate at the last, unless the family's declaration says otherwise (`timm_models.DropPath`).
+Classes are known by their names: a model that was cut is still made of timm's.
+
+Mixup and cutmix are timm's, drawn from (seed, epoch, step), the same on any number of processes and micro batches. timm
+mixes a batch with its own reverse. Here every micro batch is put in such an order that the reverse pairs sample 2i with
+sample 2i + 1: so it is always the same two samples of the global batch that are mixed, by the same amount, however the
+batch is cut.
+
+Low-rank adapters (Hu et al., 2021) are peft's: the blocks' matrices stay as they are, and each learns a correction of
+low rank. What is saved is merged, so that it is a plain checkpoint again.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import nn
+
+from leansurgeon import architectures
+from leansurgeon.checkpoints.model import Loaded
+from leansurgeon.errors import UsageError, plural
+from leansurgeon.tasks import Task
+from leansurgeon.training import data_loader
+from leansurgeon.training.data_loader import Batch
+from leansurgeon.training.distill import blocks
+from leansurgeon.training.recipe.schema import Lora, Train
+
+
+def set_dropout(model: nn.Module, rate: float, family: str) -> None:
+    """Let every `nn.Dropout`, and every module that keeps a dropout rate for its attention, drop with `rate`.
+
+    Raises `UsageError` for a model that has none, unless it asks for none.
+    """
+    has_dropout = False
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p, has_dropout = rate, True
+        # Fused attention takes its rate as a number, which modules keep as `dropout`, `attention_dropout`, ...
+        for name, value in vars(module).items():
+            if "dropout" in name and type(value) is float:
+                setattr(module, name, rate)
+                has_dropout = True
+    if rate and not has_dropout:
+        raise UsageError(f"{family} models have no place for dropout.", "Leave train.dropout out.")
+
+
+_PLACES = ("drop_path", "drop_path1", "drop_path2", "drop_path3")
+_TIMM = [family.timm for family in architectures.known().values() if family.timm]
+_CONSTANT = {timm.kind for timm in _TIMM if timm.drop_path.constant}
+_BESIDE = {name for timm in _TIMM for name in timm.drop_path.beside}
+_SPARED = {name for timm in _TIMM for name in timm.drop_path.spared}
+_HALVES = {name for timm in _TIMM for name in timm.drop_path.halves}
+
+
+def set_drop_path(model: nn.Module, rate: float, family: str) -> None:
+    """Drop the branches of the last block with probability `rate`, those of the first never, linearly between; or as
+    timm does it where that is otherwise (see above).
+
+    Raises `UsageError` for a model that has no place for it.
+    """
+    from timm.layers import DropPath
+
+    blocks = _drop_path_blocks(model)
+    if not blocks:
+        raise UsageError(
+            f"{family} models have no place for drop_path.", "Leave train.drop_path out; timm's models have one."
+        )
+    # Ours with heads of another size are subclasses of timm's.
+    constant = any(kind.__name__ in _CONSTANT for module in model.modules() for kind in type(module).__mro__)
+    for index, modules in enumerate(blocks):
+        share = 1.0 if constant else index / max(1, len(blocks) - 1)
+        for module in modules:
+            if type(module).__name__ not in _SPARED:
+                for name in _places(module):
+                    setattr(module, name, DropPath(rate * share))
+
+
+def _drop_path_blocks(model: nn.Module) -> list[list[nn.Module]]:
+    """The modules with places for drop path, in the order of the depth, those of one block together."""
+    blocks: dict[str, list[nn.Module]] = {}
+    for path, module in model.named_modules():
+        kind = type(module).__name__
+        if kind not in _BESIDE and _places(module):
+            blocks.setdefault(path.rpartition(".")[0] if kind in _HALVES else path, []).append(module)
+    return list(blocks.values())
+
+
+def _places(module: nn.Module) -> list[str]:
+    from timm.layers import DropPath
+
+    return [name for name in _PLACES if isinstance(getattr(module, name, None), (nn.Identity, DropPath))]
+
+
+class Mixing:
+    """Mixes training batches of images: labels (B,) become shares of the classes (B, C)."""
+
+    def __init__(self, train: Train, task: Task) -> None:
+        from timm.data import Mixup
+
+        classes = task.model_overrides().get("num_labels")
+        if task.head != "image-classification" or not classes:
+            raise UsageError(
+                f"mixup and cutmix mix images, and task '{task.name}' is {task.head}.",
+                "Leave train.mixup and train.cutmix out.",
+            )
+        self.seed = train.seed
+        self._mixup = Mixup(
+            mixup_alpha=train.mixup,
+            cutmix_alpha=train.cutmix,
+            prob=train.mixup_prob,
+            switch_prob=train.switch_prob,
+            label_smoothing=0.0,  # the score smooths, mixed or not
+            num_classes=int(classes),
+        )
+
+    def __call__(self, batch: Batch, epoch: int, step: int) -> Batch:
+        """The mixed batch of optimizer step `step`; `pixel_values` (B, C, H, W), B even."""
+        places = paired(len(batch["labels"]), batch["labels"].device)
+        batch = {key: value.index_select(0, places) for key, value in batch.items()}
+        with numpy_seeded(data_loader.mixing_seed(self.seed, epoch, step)):
+            images, shares = self._mixup(batch["pixel_values"], batch["labels"])
+        return batch | {"pixel_values": images, "labels": shares}
+
+
+def paired(size: int, device: torch.device) -> torch.Tensor:
+    """`[0, 2, 4, ..., 5, 3, 1]`: in this order, the reverse of a batch pairs its samples 2i and 2i + 1."""
+    return torch.cat([torch.arange(0, size, 2), torch.arange(size - 1, 0, -2)]).to(device, non_blocking=True)
+
+
+@contextmanager
+def numpy_seeded(seed: int) -> Iterator[None]:
+    """numpy's global generator, which timm draws from, seeded for a moment and then as it was."""
+    before = np.random.get_state()
+    np.random.seed(seed)
+    try:
+        yield
+    finally:
+        np.random.set_state(before)
+
+
+def freeze_blocks(loaded: Loaded, count: int) -> None:
+    """Freeze the first `count` blocks and what the model names before them: embeddings, and where it is tied to them
+    the head. The backward pass ends where they begin. Raises `UsageError` where nothing would be left to train.
+    """
+    every = blocks(loaded)
+    if count >= len(every):
+        raise UsageError(
+            f"train.frozen_blocks is {count}, and {type(loaded.model).__name__} has {plural(len(every), 'block')}.",
+            f"Leave some to train: --set train.frozen_blocks={len(every) - 1}.",
+        )
+    frozen = {id(parameter) for block in every[:count] for parameter in block.parameters()}
+    inside = {id(parameter) for block in every for parameter in block.parameters()}
+    before = True
+    for parameter in loaded.model.parameters():
+        before = before and id(parameter) not in inside
+        if before or id(parameter) in frozen:
+            parameter.requires_grad_(False)
+
+
+CLASSES = ("image-classification", "sequence-classification")
+HEADS = ("classifier", "score", "head", "pooler", "fc_norm")  # what is above the blocks of a model that tells classes
+
+
+def add_lora(loaded: Loaded, settings: Lora, task: Task) -> None:
+    """Put adapters beside every matrix of the blocks and freeze everything else but a classifier's head. Raises
+    `UsageError` where peft is not installed or the family's blocks are not known.
+    """
+    try:
+        from peft import LoraConfig, inject_adapter_in_model
+    except ImportError:
+        raise UsageError("LoRA needs peft.", "pip install 'leansurgeon[lora]'") from None
+    inside = list_matrices(loaded)
+    config = LoraConfig(
+        r=settings.rank,
+        lora_alpha=settings.alpha or 2 * settings.rank,
+        lora_dropout=settings.dropout,
+        target_modules=inside,
+        fan_in_fan_out=any(type(loaded.model.get_submodule(name)).__name__ == "Conv1D" for name in inside),
+    )
+    inject_adapter_in_model(config, loaded.model)
+    for name, parameter in loaded.model.named_parameters():
+        head = task.head in CLASSES and any(part in HEADS for part in name.split("."))
+        parameter.requires_grad_("lora_" in name or head)
+
+
+def list_matrices(loaded: Loaded) -> list[str]:
+    """Names of the linear layers in the blocks. Raises `UsageError` where there are none."""
+    within = {id(module) for block in blocks(loaded) for module in block.modules()}
+    names = [
+        name
+        for name, module in loaded.model.named_modules()
+        if id(module) in within and (isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D")
+    ]
+    if not names:
+        raise UsageError(f"{type(loaded.model).__name__} has no linear layers in its blocks.", "Leave --lora out.")
+    return names
+
+
+@torch.no_grad()
+def merge_lora(loaded: Loaded) -> Loaded:
+    """The same model as a plain one: every adapter added to its matrix, in a copy."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    model = copy.deepcopy(loaded.model)
+    for name, module in list(model.named_modules()):
+        if isinstance(module, BaseTunerLayer):
+            module.merge()
+            parent, _, child = name.rpartition(".")
+            setattr(model.get_submodule(parent), child, module.get_base_layer())
+    return replace(loaded, model=model)

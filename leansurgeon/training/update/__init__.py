@@ -1,1 +1,0 @@
-"""One update of the weights: loss, optimizer, schedule, averages; and how a recipe changes the model before."""

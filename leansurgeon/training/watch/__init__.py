@@ -1,1 +1,0 @@
-"""What looks on while a model trains: progress, trackers, measures, memory, speed, and the guards that stop it."""
