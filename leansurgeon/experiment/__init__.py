@@ -10,9 +10,8 @@ Every training runs in a process of its own, so that its peak memory is its own.
 taken over, and one that was interrupted goes on from its newest checkpoint; one of other settings is never replaced
 unless `force` says so.
 
-`run` is the way in. `arms` says what every arm wants, `jobs` makes each of its trainings a value, `kept` knows what is
-taken over, `execute` carries one out, `side_by_side` drives them in processes, and `machine` knows what this machine
-can carry.
+`run` is the way in. `arms` says what every arm wants, `jobs` makes each of its trainings a value and knows what is
+taken over, `side_by_side` carries them out in processes, as many at a time as this machine can carry.
 """
 
 from __future__ import annotations
@@ -24,10 +23,8 @@ from pathlib import Path
 from leansurgeon.checkpoints.source import Source, open_source
 from leansurgeon.errors import plural
 from leansurgeon.experiment.arms import base_arm, chosen_arms, wanted_shapes
-from leansurgeon.experiment.jobs import make_jobs, prepare_data
-from leansurgeon.experiment.kept import check_interrupted, finished
-from leansurgeon.experiment.machine import default_parallel
-from leansurgeon.experiment.side_by_side import drive
+from leansurgeon.experiment.jobs import check_interrupted, find_finished, make_jobs, prepare_data
+from leansurgeon.experiment.side_by_side import default_parallel, drive
 from leansurgeon.progress import Say, silent
 from leansurgeon.training.processes.signals import raising
 from leansurgeon.training.recipe.schema import ExperimentRecipe
@@ -68,7 +65,7 @@ def run(
         f"{plural(len(chosen) * len(recipe.seeds), 'training')}, "
         f"{parallel} at a time"
     )
-    done = {key: old for key, job in jobs.items() if key not in anew and (old := finished(job))}
+    done = {key: old for key, job in jobs.items() if key not in anew and (old := find_finished(job))}
     for key in jobs.keys() - anew:
         check_interrupted(jobs[key])
     jobs = {key: replace(job, anew=key in anew) for key, job in jobs.items() if key[0] in chosen}

@@ -13,17 +13,88 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 
+from leansurgeon.checkpoints.source import Source, open_source
 from leansurgeon.errors import LeanSurgeonError
-from leansurgeon.experiment.execute import carry_out_job
-from leansurgeon.experiment.jobs import Job
-from leansurgeon.experiment.machine import fresh_processes
-from leansurgeon.progress import on_a_terminal, phase
+from leansurgeon.experiment.jobs import Job, describe_part
+from leansurgeon.measure.data.calibration import from_task
+from leansurgeon.progress import on_a_terminal, phase, silent
+from leansurgeon.rank import cores
+from leansurgeon.reading.cache_folder import cache_folder
 from leansurgeon.streams import guard
+from leansurgeon.surgery.plan.planning import plan, without_data
+from leansurgeon.surgery.shrink import Decided, carry_out, decide
 from leansurgeon.training.runs import folder as runfolder
 from leansurgeon.training.runs.summary import Summary
-from leansurgeon.training.schedule import Plan
-from leansurgeon.training.schedule import make_plan as make_plan
+from leansurgeon.training.schedule import Plan, make_plan
+
+# Imported once by the server process that forks the trainings (CPU only; a process that has touched CUDA must not
+# fork).
+PRELOAD = [
+    "leansurgeon.training.train",
+    "leansurgeon.checkpoints.model",
+    "leansurgeon.measure.kappa.blocks",
+    "accelerate",
+]
+TRANSFORMERS = ["transformers.modeling_utils", "transformers.modeling_layers", "transformers.models.auto.modeling_auto"]
+
+
+def fresh_processes(parallel: int, library: str) -> multiprocessing.context.BaseContext:
+    """How processes start: each from a clean state, so memory is measured from there. `library`
+    (`Architecture.library`) is loaded before they fork.
+    """
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores() // parallel)))
+    forks = not has_gpu() and "forkserver" in multiprocessing.get_all_start_methods()
+    context = multiprocessing.get_context("forkserver" if forks else "spawn")
+    if forks:
+        context.set_forkserver_preload(PRELOAD + (["timm"] if library == "timm" else TRANSFORMERS))
+    return context
+
+
+def default_parallel() -> int:
+    return 1 if has_gpu() else cores()
+
+
+def has_gpu() -> bool:
+    return any(Path(p).exists() for p in ("/dev/nvidiactl", "/dev/kfd"))
+
+
+def carry_out_job(job: Job) -> Summary:
+    """In a process of its own: make the starting model, train it, return the summary."""
+    import torch
+
+    from leansurgeon.training.together import train_on
+
+    torch.set_num_threads(job.threads)
+    changes = job.experiment.source_config or None
+    source = open_source(job.source, config_changes=changes if job.source == job.experiment.source else None)
+    carry_out(start_of(job, source), job.start, force=True, check=job.prove)
+    return train_on(
+        job.processes,
+        job.experiment.training(transferred=job.transferred, arm=job.arm),
+        job.start,
+        job.run,
+        seed=job.seed,
+        experiment=describe_part(job),
+        say=silent if job.quiet else None,
+        cpu=job.cpu,
+        resume="never" if job.anew else "auto",
+        replace=True,  # what cannot be continued: a run that came to no checkpoint, or of another recipe
+    )
+
+
+def start_of(job: Job, source: Source) -> Decided:
+    """The surgery that gives a job its starting model; a transfer calibrates on the experiment's training data."""
+    steps = plan(source, job.wanted, job.seed, job.method, calibrated=job.calibrate)
+    data = None
+    if steps.exactness == "near" and job.calibrate and source.learned:
+        task = job.experiment.task_of(job.arm)
+        data = from_task(task.name, task.options, source, cache=cache_folder(), seed=job.seed)
+    if data is None and job.calibrate:
+        steps = without_data(steps)
+    return decide(steps, data)
+
 
 TELL_EVERY = 60.0  # seconds between two lines about trainings that run side by side
 LOOK_EVERY = 1.0  # seconds between two looks at them for a bar

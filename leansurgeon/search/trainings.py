@@ -16,10 +16,8 @@ from typing import Any
 
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import Diverged, LeanSurgeonError
-from leansurgeon.experiment.jobs import Job, make_jobs, prepare_data
-from leansurgeon.experiment.kept import finished
-from leansurgeon.experiment.machine import default_parallel
-from leansurgeon.experiment.side_by_side import Key, drive
+from leansurgeon.experiment.jobs import Job, find_finished, make_jobs, prepare_data
+from leansurgeon.experiment.side_by_side import Key, default_parallel, drive
 from leansurgeon.intervals import binomial_variance
 from leansurgeon.progress import Say, silent
 from leansurgeon.reading.jsonfile import JsonObject
@@ -58,7 +56,7 @@ class Trainings:
         given = {} if self.source.weights is None else {(ORIGINAL, seed): None for seed in self.seeds}
         while True:
             left = {key: job for key, job in jobs.items() if key[0] not in failed}
-            done = given | {key: old for key, job in left.items() if (old := finished(job))}
+            done = given | {key: old for key, job in left.items() if (old := find_finished(job))}
             try:
                 library, title = self.source.architecture.library, f"rung {rung.number}"
                 drive(left | given, done, ORIGINAL, parallel, samples, self.say, library, title)

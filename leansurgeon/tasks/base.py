@@ -46,6 +46,10 @@ class Metric:
     higher_is_better: bool
     percent: bool
 
+    def shown(self, value: float) -> str:
+        """`97.20 %`, `31.42`: a value of it as a line of talk says it."""
+        return f"{100 * value:.2f} %" if self.percent else f"{value:.4g}"
+
 
 class Score(NamedTuple):
     """Sums over what was scored, as 0-dimensional fp32 tensors on the logits' device: sums of batches and of

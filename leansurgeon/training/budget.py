@@ -22,7 +22,7 @@ from leansurgeon.training import data_loader, guards
 from leansurgeon.training.data_loader import Sampled
 from leansurgeon.training.recipe.durations import parse_duration
 from leansurgeon.training.schedule import Plan
-from leansurgeon.training.state import Run
+from leansurgeon.training.state import Run, first_batch
 
 TEST = "test"  # the split, read at the end where a task has one
 LOOK = 0.02  # of the time, for one evaluation at most
@@ -134,28 +134,19 @@ def measures_seconds(run: Run) -> float | None:
 
 def measured(run: Run) -> tuple[float, float]:
     """Seconds of an optimizer step and of a sample in evaluation, on this process."""
-    train, accelerator, size = run.recipe.train, run.trainer.accelerator, run.task.size("train")
-    _, indices = data_loader.global_batch(train.order_seed, 0, size, run.plan.batch)
-    rows = data_loader.split_micro_batches(
-        indices[: run.plan.group], run.plan.processes, accelerator.process_index, run.plan.micro
-    )
+    micro, kind, clocks = run.plan.micro, run.device.type, []
     # A quarter of a micro batch tells as much on a CPU, which has no lanes to fill.
-    parts = 4 if accelerator.device.type == "cpu" and run.plan.micro >= 8 and run.plan.micro % 8 == 0 else 1
-    rows = [row[: len(row) // parts] for row in rows]
-    model, clocks = run.trainer.scored, []
-    devices = [accelerator.device] if accelerator.device.type == "cuda" else []
+    parts = 4 if kind == "cpu" and micro >= 8 and micro % 8 == 0 else 1
 
     def step() -> None:
-        made = run.task.batch("train", rows[len(clocks) % len(rows)], seed=train.seed, epoch=0)
-        batch = data_loader.to_device(made, accelerator.device)
-        with torch.random.fork_rng(devices=devices):
-            score = model(run.trainer.mixing(batch, 0, 0) if run.trainer.mixing else batch)
+        with torch.random.fork_rng(devices=[run.device] if kind == "cuda" else []):
+            score = run.trainer.scored(first_batch(run, len(clocks), parts))
             (score.loss_sum / score.loss_count.clamp(min=1)).backward()
 
     with guards.undone(run.trainer):
         # The first is mostly warming up. Processes that share weights must take as many.
         while len(clocks) < 2 and (run.plan.processes > 1 or sum(clocks) < ENOUGH):
-            clocks.append(clocked(step, accelerator.device))
+            clocks.append(clocked(step, run.device))
         evaluated = of_evaluation(run)
     return parts * min(clocks) * run.plan.accumulation, evaluated
 
@@ -164,7 +155,7 @@ def of_evaluation(run: Run) -> float:
     """Seconds of one sample in evaluation."""
     count = min(run.recipe.train.eval.batch, run.plan.micro, run.task.size("eval"))
     spread = data_loader.list_eval_batches(run.task.size("eval"), count, 1, 0)[0]
-    model, device = run.judged, run.trainer.accelerator.device
+    model, device = run.judged, run.device
     training = model.training
 
     def look() -> None:

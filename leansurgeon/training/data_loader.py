@@ -47,16 +47,9 @@ def epoch_order(seed: int | None, epoch: int, size: int) -> np.ndarray:
     return order
 
 
-def global_batch(seed: int | None, step: int, size: int, batch: int) -> tuple[int, np.ndarray]:
-    """Epoch and sample indices `(batch,)` of optimizer step `step` (from 0). An epoch's ragged tail is left out."""
-    epoch, place = divmod(step, size // batch)
-    return epoch, epoch_order(seed, epoch, size)[place * batch : (place + 1) * batch]
-
-
 def list_groups(seed: int | None, position: int, samples: int, size: int, group: int) -> list[tuple[int, np.ndarray]]:
-    """Epoch and sample indices `(group,)` of `samples` samples from `position` on, counted over all epochs.
-
-    With group = samples = batch and position = step * batch this is `global_batch`.
+    """Epoch and sample indices `(group,)` of `samples` samples from `position` on, counted over all epochs. An epoch's
+    ragged tail is left out.
     """
     per_epoch, parts = size // group * group, []
     for start in range(position, position + samples, group):

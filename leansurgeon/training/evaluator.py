@@ -206,7 +206,7 @@ def evaluate_and_keep(run: Run) -> Evaluation:
     first step counts only where the recipe says so.
     """
     clock, history = time.perf_counter(), run.history
-    distributed.average_statistics(run.judged, run.trainer.accelerator)
+    distributed.average_statistics(run.judged, run.accelerator)
     result = _evaluate_run(run)
     if history.done:
         _taken_in(run, result)
@@ -237,7 +237,7 @@ def _evaluate_run(run: Run) -> Evaluation:
                 run.stops.raise_if_asked()
                 advance()
 
-            return evaluate(run.judged, run.task, run.trainer.accelerator, check=before_batch, **options)
+            return evaluate(run.judged, run.task, run.accelerator, check=before_batch, **options)
     except Diverged as error:
         if run.history.done and train.nan == "rollback":
             raise guards.RollBack(run.history.done - 1, error.message) from None
@@ -279,9 +279,8 @@ def _told(run: Run, result: Evaluation) -> None:
     metric, done = run.task.metric, run.history.done
     run.note(type="eval", step=done, **result.scores().as_dict(), metric_key=metric.key, samples=result.samples)
     run.trackers.log({f"eval/{key}": value for key, value in result.metrics.items()} | {"eval/loss": result.loss}, done)
-    shown = f"{100 * result.metric:.2f} %" if metric.percent else f"{result.metric:.4g}"
     when = f"after step {done}" if done else "before the first step"
-    run.progress.say(f"{when}: {metric.label} {shown}, loss {result.loss:.4f}")
+    run.progress.say(f"{when}: {metric.label} {metric.shown(result.metric)}, loss {result.loss:.4f}")
 
 
 def export_model(run: Run, name: str) -> None:

@@ -57,7 +57,7 @@ def finish(run: Run, experiment: Part | None) -> Summary:
         _publish(run, made)
     run.council.on_main(lambda: write_cards(run.folder, run.loaded.folder, made, run.task.identity))
     run.progress.say(f"done in {duration_text(run.spent())}: {run.folder}")
-    run.trainer.accelerator.free_memory()
+    run.accelerator.free_memory()
     return made
 
 
@@ -73,7 +73,8 @@ def measured(run: Run, seconds: float) -> JsonObject:
         except Wish:
             run.progress.say("The test split is left out, and so is everything else.")
             return known
-    names = measures.wanted_names(run)
+    wanted = measures.list_wanted(run)
+    names = [one.kind for one in wanted]
     if not names:
         return known
     limit = budget.measures_seconds(run) or max(LONGEST, seconds)
@@ -84,7 +85,7 @@ def measured(run: Run, seconds: float) -> JsonObject:
     start = time.perf_counter()
     try:
         with until(limit):
-            measures.at_end(run, known)
+            measures.measure(run, wanted, known, end=True)
     except Enough as end:
         left = [name for name in names if name not in known]
         run.progress.say(f"{plural(len(left), 'measure')} left out ({', '.join(left)}): {end}.")
@@ -120,9 +121,10 @@ def _tested(run: Run) -> OnTest:
     if before and (gain := paired_interval(*_differences(before, chosen))):
         result = replace(result, gain_low=gain[0], gain_high=gain[1])
     metric = run.task.metric
-    shown = f"{100 * chosen.metric:.2f} %" if metric.percent else f"{chosen.metric:.4g}"
     which = "best by validation" if kept else "last step"
-    run.progress.say(f"test split, {plural(result.samples, 'sample')}: {metric.label} {shown} ({which})")
+    run.progress.say(
+        f"test split, {plural(result.samples, 'sample')}: {metric.label} {metric.shown(chosen.metric)} ({which})"
+    )
     run.note(type="test", step=done, **result.as_dict(), metric_key=metric.key)
     return result
 
@@ -135,7 +137,7 @@ def _differences(before: Evaluation, after: Evaluation) -> tuple[list[float], li
 
 def _on_test(run: Run, scored: Scored) -> Evaluation:
     """In batches so small that there are some dozens, by whose differences an interval is known."""
-    train, accelerator = run.recipe.train, run.trainer.accelerator
+    train, accelerator = run.recipe.train, run.accelerator
     batch = min(train.eval.batch, max(1, run.task.size(TEST) // (BATCHES * accelerator.num_processes)))
     options = {"batch": batch, "check": run.stops.raise_if_asked, "workers": train.workers}
     return evaluate(scored, run.task, accelerator, split=TEST, **options)
@@ -150,7 +152,7 @@ def _best(run: Run) -> Loaded:
 def _scored(run: Run, loaded: Loaded) -> Scored:
     teacher = run.judged.teacher if run.task.head == FEATURES else None
     scored = Scored(loaded, run.task, run.recipe.train, teacher and teacher.of_copy(loaded))
-    return scored.to(run.trainer.accelerator.device)
+    return scored.to(run.device)
 
 
 def _publish(run: Run, made: Summary) -> None:
@@ -187,7 +189,7 @@ def _summary(run: Run, experiment: Part | None, seconds: float) -> Summary:
             run.task.describe(),
         ),
         seed=run.trainer.seed,
-        device=distributed.device_name(run.trainer.accelerator),
+        device=distributed.device_name(run.accelerator),
         world_size=scheme.processes,
         micro_batch=scheme.micro,
         precision=run.recipe.train.precision,

@@ -6,19 +6,19 @@ import gc
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from leansurgeon.errors import Diverged, OutOfMemory, memory_is_short
 from leansurgeon.training import distributed, optimizer
+from leansurgeon.training.schedule import make_plan
+from leansurgeon.training.state import Run, first_batch
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
     from leansurgeon.training.optimizer import Trainer
-    from leansurgeon.training.processes.agree import Council
-    from leansurgeon.training.schedule import Plan
 
 
 MOST_ROLLBACKS = 3
@@ -37,15 +37,16 @@ class RollBack(Exception):
         self.step, self.sentence = step, sentence
 
 
-def check_finite(rows: list[list[float]], first: int, trainer: Trainer, given_up: list[int]) -> list[int]:
-    """Look at the steps from `first` (0 is the first of all): rows of loss sum, count and gradient norm. `given_up` are
-    the steps that were left out before.
+def check_finite(run: Run, rows: list[list[float]]) -> list[int]:
+    """Look at the last steps of a run: rows of loss sum, count and gradient norm.
 
     Returns the steps that were left out under `nan: skip`. Raises `Diverged` or `RollBack` as the recipe says; the rows
     are sums over all processes, so all of them decide alike.
     """
-    train, skipped = trainer.plan.train, []
-    in_a_row = _last_in_a_row(given_up, first)  # a look sees few rows, and may see nothing but bad ones
+    trainer, train, skipped, first = run.trainer, run.recipe.train, [], run.history.done - len(rows)
+    in_a_row = 0  # also those before the first: a look sees few rows, and may see nothing but bad ones
+    while first - 1 - in_a_row in run.history.given_up:
+        in_a_row += 1
     for step, (loss_sum, _, norm) in enumerate(rows, start=first):
         loss_fine = math.isfinite(loss_sum)
         # In fp16 the scaler looks for the largest scale at which gradients are finite; it has left that step out.
@@ -66,19 +67,12 @@ def check_finite(rows: list[list[float]], first: int, trainer: Trainer, given_up
     return skipped
 
 
-def _last_in_a_row(given_up: list[int], end: int) -> int:
-    """How many steps right before step `end` were left out."""
-    out, step = set(given_up), end
-    while step - 1 in out:
-        step -= 1
-    return end - step
-
-
-def sound(rows: list[torch.Tensor], trainer: Trainer) -> bool:
-    """Whether the weights after these steps may be saved: a step whose numbers are not finite has spoilt them, unless
-    it was left out.
+def sound(run: Run) -> bool:
+    """Whether the weights after the steps that nobody has looked at yet may be saved: a step whose numbers are not
+    finite has spoilt them, unless it was left out.
     """
-    if not rows or trainer.plan.train.nan == "skip" or trainer.scaler is not None:
+    rows = run.window.rows
+    if not rows or run.recipe.train.nan == "skip" or run.trainer.scaler is not None:
         return True
     return bool(torch.isfinite(torch.stack([row.to(rows[0].device) for row in rows])).all())
 
@@ -88,26 +82,22 @@ def _advice(lr: float) -> str:
     return f"{less}, a longer warm-up or train.clip_grad."
 
 
-def fit_memory(
-    trainer: Trainer,
-    council: Council,
-    batches: Callable[[Plan], dict[str, Any]],
-    smaller: Callable[[int], Plan],
-    say: Callable[[str], None],
-) -> None:
-    """Halve the micro batch on all processes together until a forward and backward fit; the global batch stays.
-
-    `batches` gives the first micro batch of a plan, `smaller` the plan with micro batches of at most so many samples.
-    Raises `OutOfMemory` where not even the smallest fits.
+def fit_memory(run: Run) -> None:
+    """Halve the micro batch on all processes together until a forward and backward fit; the global batch stays. Raises
+    `OutOfMemory` where not even the smallest fits.
     """
-    while trainer.accelerator.device.type in PROBED and council.any(not _fits(trainer, batches)):
-        now = trainer.plan
-        less = smaller(now.micro // 2) if now.micro > 1 else now
+    train, council = run.recipe.train, run.council
+    while run.device.type in PROBED and council.any(not _fits(run)):
+        now = run.plan
+        half = {"micro_limit": now.micro // 2, "cut_short": True}
+        less = make_plan(train, run.task.size("train"), council.processes, **half) if now.micro > 1 else now
         if less.micro == now.micro:
-            name = distributed.device_name(trainer.accelerator)
+            name = distributed.device_name(run.accelerator)
             raise OutOfMemory(f"{name} has too little memory for a micro batch of {now.micro}.", LESS)
-        say(f"A micro batch of {now.micro} does not fit in memory; {less.micro} x {less.accumulation} is taken.")
-        trainer.plan = less
+        run.progress.say(
+            f"A micro batch of {now.micro} does not fit in memory; {less.micro} x {less.accumulation} is taken."
+        )
+        run.trainer.plan = run.trainer.pace.plan = less
 
 
 @contextmanager
@@ -137,19 +127,19 @@ def undone(trainer: Trainer) -> Iterator[None]:
                 buffer.copy_(before)
 
 
-def _fits(trainer: Trainer, batches: Callable[[Plan], dict[str, Any]]) -> bool:
+def _fits(run: Run) -> bool:
     """Whether the micro batches of a step go forward and backward beside what the optimizer will hold. Changes
     nothing.
     """
-    model, held = trainer.scored, []
-    moments = optimizer.numbers_per_weight(trainer.plan.train)
+    trainer, held = run.trainer, []
+    model, moments = trainer.scored, optimizer.numbers_per_weight(run.recipe.train)
     try:
         with undone(trainer):
             if trainer.rehearsal is not None:
                 model = trainer.rehearsal()
                 moments -= 1  # the weights of this copy take as much
             held = [torch.empty_like(parameter) for parameter in trainer.parameters for _ in range(moments)]
-            batch = batches(trainer.plan)
+            batch = first_batch(run)
             for _ in range(min(2, trainer.plan.accumulation)):  # the second one runs beside the gradients of the first
                 model(batch).loss_sum.backward()
         return True
@@ -160,5 +150,5 @@ def _fits(trainer: Trainer, batches: Callable[[Plan], dict[str, Any]]) -> bool:
     finally:
         del held, model
         gc.collect()
-        if trainer.accelerator.device.type == "cuda":
+        if run.device.type == "cuda":
             torch.cuda.empty_cache()

@@ -25,54 +25,32 @@ from leansurgeon.training.recipe.schema import Heads, Kappa
 from leansurgeon.training.state import Run
 
 
-def due(run: Run, done: int) -> bool:
-    """Whether something is to be measured after step `done`. What is due at the end is measured by `at_end`."""
-    return not run.trainer.pace.over(done) and any(_due(run, wanted, done) for wanted in _wanted(run))
-
-
-def at_start(run: Run) -> None:
-    """Before the first step, what is measured on the way."""
-    _measure(run, [wanted for wanted in _wanted(run) if wanted.every], {})
-
-
-def at_step(run: Run) -> None:
-    """What is due after the step that was just done. To be called by all processes."""
-    _measure(run, [wanted for wanted in _wanted(run) if _due(run, wanted, run.history.done)], {})
-
-
-def at_end(run: Run, found: dict[str, Any]) -> None:
-    """Everything, with the last weights: what the summary holds under `kappa` and `heads`, put into `found` one by one
-    for whoever ends it early. Called by all processes.
-    """
-    _measure(run, _wanted(run), found, end=True)
-
-
-def wanted_names(run: Run) -> list[str]:
-    """What `at_end` will measure."""
-    return [one.kind for one in _wanted(run)]
-
-
-def _wanted(run: Run) -> list[Kappa | Heads]:
+def list_wanted(run: Run) -> list[Kappa | Heads]:
+    """What the recipe wants measured; all of it at the end."""
     wanted = run.recipe.measure
     return [one for one in (wanted.kappa, wanted.heads) if one is not None] if wanted else []
 
 
-def _due(run: Run, wanted: Kappa | Heads, done: int) -> bool:
-    return wanted.every is not None and run.plan.due(wanted.every, done)
+def list_due(run: Run, done: int) -> list[Kappa | Heads]:
+    """What of it is due after step `done`, on the way."""
+    return [one for one in list_wanted(run) if one.every is not None and run.plan.due(one.every, done)]
 
 
-def _measure(run: Run, wanted: list[Kappa | Heads], found: dict[str, Any], *, end: bool = False) -> None:
-    """Measure on one process, and write a row for each that also comes on the way."""
+def measure(run: Run, wanted: list[Kappa | Heads], found: dict[str, Any], *, end: bool = False) -> None:
+    """Measure with the present weights, on one process; what is found is put into `found` under `kappa` and `heads`,
+    one by one for whoever ends it early. A row is written for each that also comes on the way. Called by all processes.
+    """
     if not wanted:
         return
     export = state.exported(run)
     if not run.main:
         return
-    with _generators_kept(run.trainer.accelerator.device):
+    with _generators_kept(run.device):
         for one in wanted:
             found[one.kind] = _kappa(run, export, one) if one.kind == "kappa" else _heads(run, export, one)
             done = run.history.done
-            written = end and run.history.early and _due(run, one, done)  # an early stop comes after its step's rows
+            # An early stop comes after its step's rows.
+            written = end and run.history.early and one in list_due(run, done)
             if one.every and not written:
                 epoch = round(run.plan.position(done) / run.plan.epoch_samples, 4)
                 run.note(type=one.kind, step=done, epoch=epoch, **found[one.kind])

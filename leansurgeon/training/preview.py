@@ -267,7 +267,8 @@ def evaluation(
     """What the model in `model_dir` reaches on the evaluation data."""
     told = together.evaluate_on(processes, recipe, model_dir, cpu=cpu, limit_batches=limit_batches, say=say)
     metric = tasks.make(recipe.task.name, recipe.task.options).metric
-    shown = f"{100 * told.metric:.2f} %" if metric.percent else f"{told.metric:.4g}"
     document = {"schema_version": 1, "model": str(model_dir), "task": recipe.task.name}
     document |= {"loss": told.loss, "samples": told.samples, "metrics": told.metrics}
-    return Preview(document, f"{metric.label} {shown}, loss {told.loss:.4f}, {plural(told.samples, 'sample')}")
+    return Preview(
+        document, f"{metric.label} {metric.shown(told.metric)}, loss {told.loss:.4f}, {plural(told.samples, 'sample')}"
+    )

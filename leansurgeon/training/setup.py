@@ -18,12 +18,9 @@ from leansurgeon.measure.data.check_classes import check_classes
 from leansurgeon.measure.data.choose_task import check_objective, choose_classes, name_classes
 from leansurgeon.rank import HERE, cores, number, rank
 from leansurgeon.reading.cache_folder import cache_folder
-from leansurgeon.tasks.base import Batch
 from leansurgeon.training import (
-    data_loader,
     distill,
     distributed,
-    flops,
     guards,
     observe,
     optimizer,
@@ -32,7 +29,7 @@ from leansurgeon.training import (
     starting,
     state,
 )
-from leansurgeon.training.data_loader import first_batches, to_device
+from leansurgeon.training.data_loader import first_batches
 from leansurgeon.training.objective import FEATURES, Scored
 from leansurgeon.training.observe import PeakMemory, Progress
 from leansurgeon.training.optimizer import Average, Trainer
@@ -160,7 +157,7 @@ def ready(
             trackers=observe.Trackers(recipe, run_dir, main=False),
             twin=twin,
         )
-        _fit(run)
+        guards.fit_memory(run)
     _occupy(run, start, saved, replace)
     progress.say(_sentence(run, start))
     _warn_of_crowd(run)
@@ -186,7 +183,7 @@ def _occupy(run: Run, start: Path | None, saved: dict[str, Any] | None, replace:
         council.on_main(lambda: _take(run, start, saved, replace))
         run.place = runfolder.place_of(run.folder)
         if start:
-            with guards.memory_explained(run.trainer.accelerator, lambda: guards.SMALLER):
+            with guards.memory_explained(run.accelerator, lambda: guards.SMALLER):
                 council.everywhere(lambda: state.restore(run, start, saved))
             state.look_at_best(run)
             run.history.resumed.append(run.history.done)
@@ -287,34 +284,6 @@ def blocks_of(loaded: Loaded) -> list[torch.nn.Module]:
     return distill.blocks(loaded) if hasattr(loaded, "architecture") else []
 
 
-def _fit(run: Run) -> None:
-    """Let the micro batch fit in memory, and learn how much a sample costs."""
-    train, accelerator = run.recipe.train, run.trainer.accelerator
-
-    def batch(scheme: schedule.Plan) -> Batch:
-        _, indices = data_loader.global_batch(train.order_seed, 0, run.task.size("train"), scheme.batch)
-        rows = data_loader.split_micro_batches(
-            indices[: scheme.group], scheme.processes, accelerator.process_index, scheme.micro
-        )
-        made = to_device(run.task.batch("train", rows[0], seed=train.seed, epoch=0), accelerator.device)
-        return run.trainer.mixing(made, 0, 0) if run.trainer.mixing else made
-
-    def smaller(limit: int) -> schedule.Plan:
-        return schedule.make_plan(
-            train, run.task.size("train"), run.council.processes, micro_limit=limit, cut_short=True
-        )
-
-    guards.fit_memory(run.trainer, run.council, batch, smaller, run.progress.say)
-    run.trainer.pace.plan = run.plan
-    run.peak_flops = flops.peak(distributed.device_name(accelerator), train.precision)
-    if run.peak_flops:
-        some = data_loader.epoch_order(train.order_seed, 0, run.task.size("train"))[: run.plan.micro]
-        first = run.task.batch("train", some, seed=0, epoch=0)
-        run.flops_per_sample = flops.of_training(
-            run.twin or run.loaded, run.task, first, sparse_prediction=train.sparse_prediction
-        )
-
-
 def _check_room(run: Run) -> None:
     """Better now than after the last step. What stands in the folder will be gone by then (`_take`)."""
     freed = sum(file.stat().st_size for file in run.folder.rglob("*") if file.is_file())
@@ -363,7 +332,7 @@ def checkpoint_free(folder: Path) -> bool:
 
 
 def _sentence(run: Run, checkpoint_dir: Path | None) -> str:
-    scheme, accelerator = run.plan, run.trainer.accelerator
+    scheme, accelerator = run.plan, run.accelerator
     seed, precision, device = run.trainer.seed, run.recipe.train.precision, distributed.device_name(accelerator)
     samples = f"{scheme.batch_at(0)} to {scheme.batch}" if scheme.ramp_steps else str(scheme.batch)
     length = (

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -23,7 +23,8 @@ import torch
 from leansurgeon.errors import RunFolderReplaced, UsageError
 from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.tasks import Task
-from leansurgeon.training import distributed
+from leansurgeon.tasks.base import Batch
+from leansurgeon.training import data_loader, distributed
 from leansurgeon.training.objective import Scored
 from leansurgeon.training.observe import PeakMemory, Progress, Trackers, Window
 from leansurgeon.training.optimizer import Trainer
@@ -34,6 +35,9 @@ from leansurgeon.training.runs import checkpoint
 from leansurgeon.training.runs import folder as runfolder
 from leansurgeon.training.runs.summary import Scores
 from leansurgeon.training.schedule import Plan
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
 
 
 @dataclass
@@ -95,8 +99,6 @@ class Run:
     saved_at: float = field(default_factory=time.perf_counter)
     evaluated_at: float = field(default_factory=time.perf_counter)
     tokens_per_sample: int = 1
-    flops_per_sample: float | None = None
-    peak_flops: float | None = None
     twin: Any = None
     lock: Any = None
     window: Window = field(default_factory=Window)
@@ -105,6 +107,14 @@ class Run:
     @property
     def plan(self) -> Plan:
         return self.trainer.plan
+
+    @property
+    def accelerator(self) -> Accelerator:
+        return self.trainer.accelerator
+
+    @property
+    def device(self) -> torch.device:
+        return self.trainer.accelerator.device
 
     @property
     def main(self) -> bool:
@@ -130,6 +140,16 @@ class Run:
         return self.history.seconds + time.perf_counter() - self.clock
 
 
+def first_batch(run: Run, number: int = 0, parts: int = 1) -> Batch:
+    """Micro batch `number` of the first step, as it is trained on, or the first of so many equal `parts` of it."""
+    train, plan = run.recipe.train, run.plan
+    indices = data_loader.epoch_order(train.order_seed, 0, run.task.size("train"))[: plan.group]
+    rows = data_loader.split_micro_batches(indices, plan.processes, run.council.rank, plan.micro)
+    row = rows[number % len(rows)][: plan.micro // parts]
+    batch = data_loader.to_device(run.task.batch("train", row, seed=train.seed, epoch=0), run.device)
+    return run.trainer.mixing(batch, 0, 0) if run.trainer.mixing else batch
+
+
 def save(run: Run) -> Path:
     """Write a checkpoint by all processes together."""
     run.council.on_main(run.check_folder)
@@ -141,7 +161,7 @@ def save(run: Run) -> Path:
     if run.trainer.average is not None:
         shared |= {f"average.{name}": tensor for name, tensor in _weights(run.trainer.average.model).items()}
     shared = distributed.gather_all(shared, keep=run.main)
-    own, generators = _generators_out(run.trainer.accelerator.device)
+    own, generators = _generators_out(run.device)
     own |= {f"buffer.{name}": buffer for name, buffer in run.loaded.model.named_buffers()}
     if run.trainer.average is not None:
         own |= {f"average.{name}": buffer for name, buffer in run.trainer.average.model.named_buffers()}
@@ -188,9 +208,9 @@ def _restore(run: Run, path: Path, state: dict[str, Any]) -> None:
         _buffers_in(run.loaded.model, _part(own, "buffer."))
         if run.trainer.average is not None:
             _buffers_in(run.trainer.average.model, _part(own, "average."))
-        _generators_in(own, state["generators"], run.trainer.accelerator.device)
+        _generators_in(own, state["generators"], run.device)
     run.history = History.from_dict(state["history"])
-    run.window = Window([torch.tensor(row, device=run.trainer.accelerator.device) for row in run.history.pending])
+    run.window = Window([torch.tensor(row, device=run.device) for row in run.history.pending])
     run.history.pending = []
     run.log.cut(state["metrics_bytes"])
     run.clock = run.saved_at = run.evaluated_at = time.perf_counter()
@@ -337,15 +357,6 @@ def median_step(windows: Sequence[tuple[float, float]]) -> float:
     ends = list(accumulate(steps for _, steps in ordered))
     middle = ((ends[-1] - 1) // 2, ends[-1] // 2)
     return statistics.fmean(ordered[bisect_right(ends, step)][0] for step in middle)
-
-
-def get_mfu(run: Run, speed: float) -> float | None:
-    """The share of what the devices of all processes can do at most that goes into the model, at `speed` (samples or
-    tokens per second, as `rate` has it); None where either is not known.
-    """
-    if not run.peak_flops or not run.flops_per_sample:
-        return None
-    return speed / run.tokens_per_sample * run.flops_per_sample / run.peak_flops / run.plan.processes
 
 
 def get_eta(run: Run, done: int) -> float:

@@ -31,7 +31,7 @@ from leansurgeon.training.observe import Progress
 from leansurgeon.training.processes import signals
 from leansurgeon.training.processes.agree import lost_others
 from leansurgeon.training.recipe.durations import parse_duration
-from leansurgeon.training.recipe.schema import TrainingRecipe
+from leansurgeon.training.recipe.schema import Heads, Kappa, TrainingRecipe
 from leansurgeon.training.runs import checkpoint
 from leansurgeon.training.runs import folder as runfolder
 from leansurgeon.training.runs.summary import Part, Summary
@@ -83,7 +83,7 @@ def train(
     )
     run.history.started = run.history.started or datetime.now(UTC).isoformat(timespec="seconds")
     try:
-        with signals.listening(run.stops), guards.memory_explained(run.trainer.accelerator, lambda: _smaller(run)):
+        with signals.listening(run.stops), guards.memory_explained(run.accelerator, lambda: _smaller(run)):
             if run.plan.timed or began is not None:
                 budget.fit(run, began)
             _train(run)
@@ -124,7 +124,7 @@ def _train(run: Run) -> None:
     """All steps, rolled back where the recipe wants it; a wish to stop ends in a checkpoint and an error."""
     try:
         if not run.history.resumed:
-            measures.at_start(run)
+            measures.measure(run, [wanted for wanted in measures.list_wanted(run) if wanted.every], {})
             run.history.evaluate = run.recipe.train.eval.at_start
             if run.recipe.train.nan == "rollback":
                 state.save(run)  # there must be something to go back to
@@ -132,7 +132,7 @@ def _train(run: Run) -> None:
             try:
                 if run.history.evaluate:
                     evaluator.evaluate_and_keep(run)
-                accelerator = run.trainer.accelerator
+                accelerator = run.accelerator
                 batches = data_loader.train_batches(
                     run.task,
                     run.plan,
@@ -165,18 +165,18 @@ def _steps(run: Run, batches: Iterator[list[data_loader.Batch]]) -> None:
             micro_batches = next(batches)
         run.tokens_per_sample = state.count_tokens(run.task, micro_batches[0])
         left_out = step in history.given_up  # before a roll back its numbers were not finite
-        device = run.trainer.accelerator.device
+        device = run.device
         run.window.add(torch.zeros(3, device=device) if left_out else run.trainer.step(step, micro_batches))
         history.done = step + 1
         due = _due(run)
         if due.look:
             due = _looked(run, due)
         if pace.over(history.done):  # evaluated; what else is wanted then, `finish` does
-            due = replace(due, measure=False, evaluate=True, save=False)
+            due = replace(due, measure=[], evaluate=True, save=False)
         if due.measure or due.evaluate or due.save:
             with run.window.paused(), run.memory.paused():
                 if due.measure:  # before the evaluation, which a signal may stop: what is resumed has this row
-                    measures.at_step(run)
+                    measures.measure(run, due.measure, {})
                 if due.evaluate:
                     history.evaluate = True
                     evaluator.evaluate_and_keep(run)
@@ -194,7 +194,7 @@ class Due:
     """
 
     look: bool
-    measure: bool
+    measure: list[Kappa | Heads]
     evaluate: bool
     save: bool
 
@@ -202,13 +202,13 @@ class Due:
 def _due(run: Run) -> Due:
     """What the recipe wants after the step that was just done, and a look where any of it needs one."""
     train, done = run.recipe.train, run.history.done
-    save, measure = run.plan.due(train.checkpoint.every, done), measures.due(run, done)
+    save, measure = run.plan.due(train.checkpoint.every, done), measures.list_due(run, done)
     evaluate = run.plan.evaluate_after(done)
     look = evaluate or done % train.log_every == 0 or run.trainer.pace.over(done)
     # A timed training does not know how long a step takes, and stays at the start of its schedule until it does.
     look = look or (run.plan.timed and done < train.log_every and done.bit_count() == 1)
     # A look raises then; nothing spoilt is saved or measured.
-    look = look or ((save or measure) and not guards.sound(run.window.rows, run.trainer))
+    look = look or ((save or measure) and not guards.sound(run))
     return Due(look, measure, evaluate, save)
 
 
@@ -217,7 +217,7 @@ def _looked(run: Run, due: Due) -> Due:
     history, done, look = run.history, run.history.done, run.window.look()
     history.windows.append([look.steps, look.seconds])
     history.waited += look.waited
-    skipped = guards.check_finite(look.rows, done - len(look.rows), run.trainer, history.given_up)
+    skipped = guards.check_finite(run, look.rows)
     history.given_up += skipped
     fine = [row for row in look.rows if math.isfinite(row[0])]
     loss = sum(row[0] for row in fine) / max(1.0, sum(row[1] for row in fine))
@@ -240,7 +240,6 @@ def _looked(run: Run, due: Due) -> Due:
         rate=rate,
         unit=unit,
         eta=state.get_eta(run, done),
-        mfu=state.get_mfu(run, rate),
         waiting=look.waiting,
         memory=run.memory.now(),
         fraction=run.trainer.pace.fraction(done),
@@ -267,7 +266,7 @@ def _by_clock(run: Run, due: Due, step_seconds: float) -> Due:
 
 def _stopped(run: Run, wish: signals.Wish) -> Interrupted | Stopped:
     """Save, and give the error that says how to go on."""
-    if not guards.sound(run.window.rows, run.trainer):
+    if not guards.sound(run):
         raise Diverged(f"A loss or gradient up to step {run.history.done} is no finite number; nothing was saved.")
     state.save(run)
     done, steps = run.history.done, "" if run.plan.timed else f" of {run.plan.steps}"

@@ -16,8 +16,8 @@ import pytest
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import UsageError
 from leansurgeon.experiment.arms import base_arm, wanted_shapes
-from leansurgeon.experiment.execute import carry_out_job
 from leansurgeon.experiment.jobs import make_jobs, prepare_data
+from leansurgeon.experiment.side_by_side import carry_out_job
 from leansurgeon.training.recipe.reading import load
 
 CLAIM = 0.03

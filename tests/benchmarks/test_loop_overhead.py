@@ -75,7 +75,9 @@ def _bare(task, settings, device):
     falling = get_scheduler("cosine", adamw, scheme.warmup, scheme.steps)
     losses = []
     for step in range(scheme.steps):
-        epoch, indices = data_loader.global_batch(0, step, task.size("train"), scheme.batch)
+        epoch, indices = data_loader.list_groups(
+            0, step * scheme.batch, scheme.batch, task.size("train"), scheme.batch
+        )[0]
         batch = task.batch("train", indices, seed=0, epoch=epoch)
         images, labels = batch["pixel_values"].to(device), batch["labels"].to(device)
         loss = F.cross_entropy(model(pixel_values=images).logits, labels)

@@ -21,9 +21,8 @@ from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import Terminated, UsageError
 from leansurgeon.experiment import side_by_side
 from leansurgeon.experiment.arms import base_arm, chosen_arms, wanted_of, wanted_shapes
-from leansurgeon.experiment.execute import carry_out_job
 from leansurgeon.experiment.jobs import make_jobs, prepare_data
-from leansurgeon.experiment.side_by_side import as_a_bar, drive, plan_of, running_line
+from leansurgeon.experiment.side_by_side import as_a_bar, carry_out_job, drive, plan_of, running_line
 from leansurgeon.progress import Screen, duration_text, rate_text, shown_on
 from leansurgeon.surgery.plan.planning import plan
 from leansurgeon.training.recipe.reading import load, shipped

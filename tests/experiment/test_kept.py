@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from leansurgeon import experiment
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import UsageError
-from leansurgeon.experiment import kept
+from leansurgeon.experiment import jobs
 from leansurgeon.experiment.arms import typed, wanted_shapes
 from leansurgeon.experiment.jobs import make_jobs
 from leansurgeon.surgery.plan.wanted import Wanted
@@ -29,7 +29,7 @@ WHOLE = {
 }
 
 
-def jobs(folder, **changes):
+def list_jobs(folder, **changes):
     recipe = ExperimentRecipe.model_validate(merge(WHOLE, changes))
     return make_jobs(recipe, folder, wanted_shapes(recipe, open_source("digits-vit")), "original", 1)
 
@@ -43,8 +43,8 @@ def trained(job, **changes) -> summary.Summary:
         name=job.experiment.name,
         seed=job.seed,
         final=summary.Scores(0.1, 0.97),
-        recipe=kept.training_of(job).model_dump(mode="json"),
-        experiment=kept.part_of(job),
+        recipe=jobs.get_training(job).model_dump(mode="json"),
+        experiment=jobs.describe_part(job),
     )
     left = replace(left, **changes)
     job.run.mkdir(parents=True, exist_ok=True)
@@ -77,34 +77,37 @@ CHANGES = {
 @pytest.mark.parametrize("change", CHANGES)
 def test_an_arm_is_taken_over_while_what_decides_it_is_the_same(change, tmp_path):
     changes, *keys = CHANGES[change]
-    before, now = jobs(tmp_path), jobs(tmp_path, **changes)
+    before, now = list_jobs(tmp_path), list_jobs(tmp_path, **changes)
     for arm, key in zip(("original", "lean"), keys, strict=True):
         left = trained(before[arm, 0])
         if key is None:
-            assert kept.finished(now[arm, 0]) == left
-            assert kept.part_of(now[arm, 0]).digest == left.experiment.digest  # a report takes them for one arm
+            assert jobs.find_finished(now[arm, 0]) == left
+            assert jobs.describe_part(now[arm, 0]).digest == left.experiment.digest  # a report takes them for one arm
         else:
             with pytest.raises(UsageError) as error:
-                kept.finished(now[arm, 0])
+                jobs.find_finished(now[arm, 0])
             assert f": {key} was" in error.value.message and "--force" in error.value.hint
-            assert kept.part_of(now[arm, 0]).digest != left.experiment.digest
+            assert jobs.describe_part(now[arm, 0]).digest != left.experiment.digest
         assert summary.read(before[arm, 0].run) == left
-    assert kept.finished(now["control", 0]) is None  # nobody has trained it
+    assert jobs.find_finished(now["control", 0]) is None  # nobody has trained it
 
 
 def test_an_arm_says_how_it_heals(tmp_path):
-    by_heal = {heal: jobs(tmp_path, arms={"lean": {"heal": heal}})["lean", 0] for heal in ("closed", "none", "local")}
-    unsaid = jobs(tmp_path)["lean", 0]
-    digests = {heal: kept.part_of(job).digest for heal, job in by_heal.items()}
-    assert digests["closed"] == kept.part_of(unsaid).digest and len(set(digests.values())) == 3
+    by_heal = {
+        heal: list_jobs(tmp_path, arms={"lean": {"heal": heal}})["lean", 0] for heal in ("closed", "none", "local")
+    }
+    unsaid = list_jobs(tmp_path)["lean", 0]
+    digests = {heal: jobs.describe_part(job).digest for heal, job in by_heal.items()}
+    assert digests["closed"] == jobs.describe_part(unsaid).digest and len(set(digests.values())) == 3
     assert [job.method.heal for job in by_heal.values()] == list(by_heal)
-    assert jobs(tmp_path, arms={"lean": {"heal": "local"}})["control", 0].method.heal == "local"  # cut as its arm is
+    control = list_jobs(tmp_path, arms={"lean": {"heal": "local"}})["control", 0]
+    assert control.method.heal == "local"  # cut as its arm is
     with pytest.raises(ValidationError):
-        jobs(tmp_path, arms={"lean": {"heal": "locally"}})
+        list_jobs(tmp_path, arms={"lean": {"heal": "locally"}})
 
 
 def test_a_default_that_came_later_does_not_count(tmp_path):
-    (job, lean, _) = jobs(tmp_path).values()
+    (job, lean, _) = list_jobs(tmp_path).values()
     for one in (job, lean):
         trained(one)
         file = one.run / "summary.json"
@@ -116,29 +119,29 @@ def test_a_default_that_came_later_does_not_count(tmp_path):
         settings = written["experiment"]["settings"]
         del settings["method"]["balance"], settings["arm"]["whole_groups"]
         file.write_text(json.dumps(written))
-        assert kept.finished(one) is not None
-    other = jobs(tmp_path, train={"sparse_prediction": False})["original", 0]
+        assert jobs.find_finished(one) is not None
+    other = list_jobs(tmp_path, train={"sparse_prediction": False})["original", 0]
     with pytest.raises(UsageError, match=r"sparse_prediction\b.*\bTrue\b.*\bFalse\b"):
-        kept.finished(other)
+        jobs.find_finished(other)
 
 
 def test_nothing_is_trained_where_a_finished_arm_would_be_replaced(tmp_path):
-    left = trained(jobs(tmp_path)["lean", 0])
+    left = trained(list_jobs(tmp_path)["lean", 0])
     changed = ExperimentRecipe.model_validate(merge(WHOLE, {"train": {"batch": 16}}))
     with pytest.raises(UsageError, match="lean, seed 0"):
         experiment.run(changed, tmp_path)
-    assert summary.read(jobs(tmp_path)["lean", 0].run) == left
+    assert summary.read(list_jobs(tmp_path)["lean", 0].run) == left
     assert [path.name for path in (tmp_path / "test").iterdir()] == ["lean-s0"]
 
 
 def test_an_interrupted_arm_of_other_settings_is_not_given_up_unasked(tmp_path, monkeypatch):
-    before, now = jobs(tmp_path)["original", 0], jobs(tmp_path, train={"optim": {"lr": 2e-3}})["original", 0]
-    state = {"recipe": kept.training_of(before).model_dump(mode="json")}
+    before, now = list_jobs(tmp_path)["original", 0], list_jobs(tmp_path, train={"optim": {"lr": 2e-3}})["original", 0]
+    state = {"recipe": jobs.get_training(before).model_dump(mode="json")}
     monkeypatch.setattr(checkpoint, "newest", lambda folder: folder / "checkpoints" / "step-00000003")
     monkeypatch.setattr(checkpoint, "read_state", lambda path: state)
-    kept.check_interrupted(before)
+    jobs.check_interrupted(before)
     with pytest.raises(UsageError, match=r"train\.optim\.lr.*0\.001.*0\.002"):
-        kept.check_interrupted(now)
+        jobs.check_interrupted(now)
 
 
 def test_an_arm_wants_what_it_says_as_it_would_be_typed():

@@ -8,8 +8,8 @@ import pytest
 
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.experiment.arms import base_arm, wanted_shapes
-from leansurgeon.experiment.execute import carry_out_job
 from leansurgeon.experiment.jobs import make_jobs
+from leansurgeon.experiment.side_by_side import carry_out_job
 from leansurgeon.paper import EXHIBITS
 from leansurgeon.surgery.plan.planning import plan
 from leansurgeon.training.recipe.reading import load

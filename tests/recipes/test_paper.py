@@ -20,8 +20,8 @@ from leansurgeon.architectures.presets import PRESETS
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import UsageError
 from leansurgeon.experiment.arms import base_arm, wanted_shapes
-from leansurgeon.experiment.execute import carry_out_job
 from leansurgeon.experiment.jobs import make_jobs, prepare_data
+from leansurgeon.experiment.side_by_side import carry_out_job
 from leansurgeon.training.recipe import reading
 from tests.paper.test_counts import AS_PRINTED, UPSTREAM
 from tests.tasks.test_glue import write_distribution

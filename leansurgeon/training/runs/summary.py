@@ -5,7 +5,7 @@ A figure that is missing or odd is None: a summary is read to be shown, and a ga
 without (its form, model and task) is refused. What a later version adds is kept as it is (`other`).
 
 The recipe in it names data and teacher by the paths that were given, absolute ones too: by them an experiment knows
-whether a finished arm is still the one that is asked for (`experiment.kept`), and two sets of data may lie in folders
+whether a finished arm is still the one that is asked for (`experiment.jobs`), and two sets of data may lie in folders
 of one name. `recipe.yaml` has them since a training goes on with them. Both stay in the run folder; what is published,
 `model/`, holds none (`checkpoints.places`).
 """

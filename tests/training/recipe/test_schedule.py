@@ -62,7 +62,7 @@ def test_global_batches_do_not_depend_on_the_number_of_processes(processes, micr
     size, batch = 100, 16
     seen = []
     for step in range(2 * (size // batch)):
-        _, indices = data_loader.global_batch(5, step, size, batch)
+        _, indices = data_loader.list_groups(5, step * batch, batch, size, batch)[0]
         rows = [data_loader.split_micro_batches(indices, processes, rank, micro) for rank in range(processes)]
         assert all(row.shape == (batch // processes // micro, micro) for row in rows)
         assert sorted(np.concatenate([row.ravel() for row in rows])) == sorted(indices)
@@ -70,7 +70,7 @@ def test_global_batches_do_not_depend_on_the_number_of_processes(processes, micr
     for epoch in np.split(np.concatenate(seen), 2):
         assert len(set(epoch)) == len(epoch) == 96  # each sample at most once, the tail of 4 left out
     assert not np.array_equal(seen[0], seen[6])  # the second epoch has another order
-    assert not np.array_equal(seen[0], data_loader.global_batch(6, 0, size, batch)[1])
+    assert not np.array_equal(seen[0], data_loader.list_groups(6, 0, batch, size, batch)[0][1])
 
 
 def test_the_order_is_the_same_on_every_machine():

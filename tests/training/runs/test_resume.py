@@ -242,7 +242,7 @@ def test_old_checkpoints_are_pruned_and_a_full_disk_is_said(tmp_path, monkeypatc
 def _first_part(job) -> None:
     """An experiment's training that gets SIGTERM after its first checkpoint."""
     from leansurgeon.errors import Stopped
-    from leansurgeon.experiment.execute import carry_out_job
+    from leansurgeon.experiment.side_by_side import carry_out_job
 
     real = checkpoint.write
 
@@ -260,8 +260,8 @@ def _first_part(job) -> None:
 def test_an_experiment_goes_on_with_the_arm_that_was_interrupted(tmp_path, monkeypatch):
     from leansurgeon.checkpoints.source import open_source
     from leansurgeon.experiment.arms import wanted_shapes
-    from leansurgeon.experiment.execute import carry_out_job
     from leansurgeon.experiment.jobs import make_jobs, prepare_data
+    from leansurgeon.experiment.side_by_side import carry_out_job
     from leansurgeon.training.recipe.schema import ExperimentRecipe
 
     monkeypatch.setenv("LEANSURGEON_CACHE", str(tmp_path / "cache"))

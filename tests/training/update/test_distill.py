@@ -121,7 +121,7 @@ def test_a_lean_model_learns_from_its_source(digits):
     from leansurgeon.training import data_loader
 
     task = prepared_task(_recipe(), digits / "lean", lambda text: None)
-    batch = task.batch("train", data_loader.global_batch(0, 0, 1437, 64)[1], seed=0, epoch=0)
+    batch = task.batch("train", data_loader.list_groups(0, 0, 64, 1437, 64)[0][1], seed=0, epoch=0)
     student, teacher = (checkpoints.load(p).model.eval() for p in (digits / "lean", digits / "teacher" / "last"))
     with torch.no_grad():
         a, b = (m(batch["pixel_values"], output_hidden_states=True) for m in (student, teacher))

@@ -37,7 +37,7 @@ class _Poisoned(Words):
         batch["_bad"] = torch.tensor(float(split == "train" and tuple(indices)[:3] == self.bad))
         return batch
 
-    bad = tuple(data_loader.global_batch(0, 4, 64, 16)[1][:3])
+    bad = tuple(data_loader.list_groups(0, 4 * 16, 16, 64, 16)[0][1][:3])
 
     def score(self, logits, batch, **options):
         score = super().score(logits, batch, **options)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import random
 import statistics
-from types import SimpleNamespace
 
 import pytest
 import torch
 
-from leansurgeon.training import evaluator, flops, observe, state
+from leansurgeon.training import evaluator, observe, state
 from leansurgeon.training import train as loop
 from leansurgeon.training.observe import Progress
 from leansurgeon.training.train import train
@@ -63,8 +62,6 @@ def slow(clock: Clock) -> tuple[Words, StandIn]:
 def test_every_figure_of_speed_is_what_the_clock_says(clock, tmp_path, monkeypatch):
     shown = []
     monkeypatch.setattr(Progress, "step", lambda self, done, **figures: shown.append({"done": done} | figures))
-    monkeypatch.setattr(flops, "peak", lambda name, precision: 1000.0)
-    monkeypatch.setattr(flops, "of_training", lambda *rest, **options: 6.25)
     task, loaded = slow(clock)
     settings = {"log_every": 2, "micro_batch": 8, "checkpoint": {"every": "3st"}}  # two micro batches a step
     options = {"loaded": loaded, "task": task, "cpu": True, "say": lambda text: None}
@@ -77,8 +74,6 @@ def test_every_figure_of_speed_is_what_the_clock_says(clock, tmp_path, monkeypat
     of_steps = [row for row in rows if row["type"] == "train"]
     assert [row["step_ms"] for row in of_steps] == [2000.0] * 4
     assert [row["data_wait"] for row in of_steps] == [0.25] * 4
-    # 16 samples of 6.25 operations in 2 seconds, of 1000 a second at most.
-    assert [figures["mfu"] for figures in shown] == pytest.approx([0.05] * 4)
     assert [figures["rate"] for figures in shown] == pytest.approx([16 * 8 / step] * 4)
     assert [figures["waiting"] for figures in shown] == pytest.approx([0.25] * 4)
     # What an evaluation takes is known from the fourth step's on; then the last one is left.
@@ -120,14 +115,3 @@ def test_evaluations_that_are_left(every, done, left):
     made = schedule.make_plan(recipe(eval={"every": every, "batch": 4}).train, 64, 1)
     assert made.evaluations_left(done) == left
     assert left == sum(made.evaluate_after(step) for step in range(done + 1, made.steps + 1))
-
-
-def test_mfu_is_unknown_where_the_device_or_the_model_is():
-    from leansurgeon.training import state
-
-    run = SimpleNamespace(
-        peak_flops=100.0, flops_per_sample=2.0, tokens_per_sample=4, plan=SimpleNamespace(processes=2)
-    )
-    assert state.get_mfu(run, 80.0) == pytest.approx(80 / 4 * 2 / 100 / 2)
-    run.peak_flops = None
-    assert state.get_mfu(run, 80.0) is None
