@@ -209,7 +209,12 @@ def evaluate_and_keep(run: Run) -> Evaluation:
     distributed.average_statistics(run.judged, run.accelerator)
     result = _evaluate_run(run)
     if history.done:
-        _taken_in(run, result)
+        scores = result.scores()
+        best, history.worse = verdict(history, scores, run.task.metric, run.recipe.train.early_stopping)
+        history.last = scores
+        history.eval_losses.append(result.loss)
+        if best:
+            _kept(run, result)
         history.eval_seconds.append(time.perf_counter() - clock)
         patience = run.recipe.train.early_stopping
         if patience and history.worse >= patience.patience:
@@ -242,16 +247,6 @@ def _evaluate_run(run: Run) -> Evaluation:
         if run.history.done and train.nan == "rollback":
             raise guards.RollBack(run.history.done - 1, error.message) from None
         raise
-
-
-def _taken_in(run: Run, result: Evaluation) -> None:
-    """Note an evaluation of trained weights, and save them where they are the best so far."""
-    history, scores = run.history, result.scores()
-    best, history.worse = verdict(history, scores, run.task.metric, run.recipe.train.early_stopping)
-    history.last = scores
-    history.eval_losses.append(result.loss)
-    if best:
-        _kept(run, result)
 
 
 def _kept(run: Run, result: Evaluation) -> None:

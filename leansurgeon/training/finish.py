@@ -118,8 +118,10 @@ def _tested(run: Run) -> OnTest:
         before and before.scores(),
         _on_test(run, Taught(run.judged)).scores() if judges_source(run) else None,
     )
-    if before and (gain := paired_interval(*_differences(before, chosen))):
-        result = replace(result, gain_low=gain[0], gain_high=gain[1])
+    if before:  # by how much the metric's sum of each batch changed, and its labels
+        both = list(zip(before.parts, chosen.parts, strict=True))
+        if gain := paired_interval([new - old for (old, _), (new, _) in both], [count for _, (_, count) in both]):
+            result = replace(result, gain_low=gain[0], gain_high=gain[1])
     metric = run.task.metric
     which = "best by validation" if kept else "last step"
     run.progress.say(
@@ -127,12 +129,6 @@ def _tested(run: Run) -> OnTest:
     )
     run.note(type="test", step=done, **result.as_dict(), metric_key=metric.key)
     return result
-
-
-def _differences(before: Evaluation, after: Evaluation) -> tuple[list[float], list[float]]:
-    """By how much the metric's sum of each batch changed, and its labels."""
-    both = list(zip(before.parts, after.parts, strict=True))
-    return [new - old for (old, _), (new, _) in both], [count for _, (_, count) in both]
 
 
 def _on_test(run: Run, scored: Scored) -> Evaluation:

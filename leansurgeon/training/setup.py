@@ -310,7 +310,9 @@ def _take(run: Run, start: Path | None, saved: dict[str, Any] | None, replace: b
     if start is None:
         if run.folder.exists():
             runfolder.release(runfolder.hold(run.folder))
-        runfolder.create(run.folder, replace=replace or checkpoint_free(run.folder))
+        # Of an unfinished run that never came to a checkpoint nothing is lost.
+        done = (run.folder / runfolder.SUMMARY).exists() or checkpoint.newest(run.folder) is not None
+        runfolder.create(run.folder, replace=replace or not done)
     run.lock = runfolder.hold(run.folder)
     sweep(run.folder)
     if start is None or saved["recipe"] != run.recipe.model_dump(mode="json"):
@@ -324,11 +326,6 @@ def _take(run: Run, start: Path | None, saved: dict[str, Any] | None, replace: b
         run.progress.say(f"{names} in {later[0].parent} will be deleted: the training goes on from {start.name}.")
     for path in later:
         shutil.rmtree(path, ignore_errors=True)
-
-
-def checkpoint_free(folder: Path) -> bool:
-    """Whether this is an unfinished run that never came to a checkpoint: nothing is lost with it."""
-    return not (folder / runfolder.SUMMARY).exists() and checkpoint.newest(folder) is None
 
 
 def _sentence(run: Run, checkpoint_dir: Path | None) -> str:

@@ -16,7 +16,7 @@ import torch
 from leansurgeon import architectures, checkpoints
 from leansurgeon.checkpoints.config import read_config
 from leansurgeon.checkpoints.foreign import companions
-from leansurgeon.checkpoints.source import Source, complete, open_source
+from leansurgeon.checkpoints.source import complete, open_source
 from leansurgeon.errors import LeanSurgeonError, UsageError
 from leansurgeon.measure.data import images
 from leansurgeon.measure.data.choose_task import brings_tokenizer, choose_classes
@@ -61,7 +61,8 @@ def image_options(recipe: TrainingRecipe, model_dir: Path, say: Callable[[str], 
                 say(f"The recipe has {key} {asked} and the model takes {has}: {has} is taken.")
     if mended.get("channels") != given.get("channels", 3):
         mended = {key: value for key, value in mended.items() if key not in ("mean", "std")}
-    if from_elsewhere(source, Path(model_dir)):
+    # Learned somewhere else than in a training of ours by a preset's recipe.
+    if source.learned and source.preset is None and not runfolder.is_trained(model_dir):
         mended |= {key: wanted[key] for key in OWN if key in wanted and key not in given}
     return mended
 
@@ -74,11 +75,6 @@ def own_classes(task: Task, model_dir: Path) -> ClassMap | None:
         return None
     source = open_source(str(model_dir))
     return choose_classes(task, source) if source.learned else None
-
-
-def from_elsewhere(source: Source, model_dir: Path) -> bool:
-    """Whether the weights were learned somewhere else than in a training of ours by a preset's recipe."""
-    return source.learned and source.preset is None and not runfolder.is_trained(model_dir)
 
 
 def check_tokenizer(recipe: TrainingRecipe, task: Task, model_dir: Path) -> None:

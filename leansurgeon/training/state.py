@@ -157,14 +157,11 @@ def save(run: Run) -> Path:
     peak = max(run.history.peak, int(run.memory.bytes))
     history = run.history.as_dict() | {"pending": run.window.values(), "seconds": run.spent(), "peak": peak}
     optimizer, groups = _optimizer_out(run.trainer.optimizer)
-    shared = {f"model.{name}": tensor for name, tensor in _weights(run.loaded.model).items()} | optimizer
-    if run.trainer.average is not None:
-        shared |= {f"average.{name}": tensor for name, tensor in _weights(run.trainer.average.model).items()}
-    shared = distributed.gather_all(shared, keep=run.main)
-    own, generators = _generators_out(run.device)
-    own |= {f"buffer.{name}": buffer for name, buffer in run.loaded.model.named_buffers()}
-    if run.trainer.average is not None:
-        own |= {f"average.{name}": buffer for name, buffer in run.trainer.average.model.named_buffers()}
+    shared, (own, generators) = {}, _generators_out(run.device)
+    for prefix, of_buffers, model in _models(run):
+        shared |= {f"{prefix}{name}": tensor for name, tensor in _weights(model).items()}
+        own |= {f"{of_buffers}{name}": buffer for name, buffer in model.named_buffers()}
+    shared = distributed.gather_all(shared | optimizer, keep=run.main)
     state = {
         "history": history,
         "groups": groups,
@@ -197,17 +194,17 @@ def restore(run: Run, path: Path, state: dict[str, Any]) -> None:
 
 def _restore(run: Run, path: Path, state: dict[str, Any]) -> None:
     shared, own = checkpoint.read_tensors(path, run.council.rank)
-    _weights_in(run.loaded.model, _part(shared, "model."), path)
-    if run.trainer.average is not None:
-        _weights_in(run.trainer.average.model, _part(shared, "average."), path)
+    for prefix, _, model in _models(run):
+        _weights_in(model, _part(shared, prefix), path)
     _optimizer_in(run.trainer.optimizer, shared, state["groups"])
     if run.trainer.scaler is not None and state["scaler"] is not None:
         run.trainer.scaler.load_state_dict(state["scaler"])
     run.trainer.pace.restore(state["pace"])
     if own is not None and state["world_size"] == run.council.processes:
-        _buffers_in(run.loaded.model, _part(own, "buffer."))
-        if run.trainer.average is not None:
-            _buffers_in(run.trainer.average.model, _part(own, "average."))
+        for _, of_buffers, model in _models(run):
+            buffers = dict(model.named_buffers())
+            for name, tensor in _part(own, of_buffers).items():
+                buffers[name].copy_(tensor)
         _generators_in(own, state["generators"], run.device)
     run.history = History.from_dict(state["history"])
     run.window = Window([torch.tensor(row, device=run.device) for row in run.history.pending])
@@ -251,6 +248,14 @@ def changes_of(task: Task, before: str | None) -> str:
     return task.changes_since(before) if before and name and before != name and hasattr(task, "changes_since") else ""
 
 
+def _models(run: Run) -> list[tuple[str, str, torch.nn.Module]]:
+    """What a checkpoint calls the tensors and the buffers of the model and of its average, and these."""
+    models = [("model.", "buffer.", run.loaded.model)]
+    if run.trainer.average is not None:
+        models.append(("average.", "average.", run.trainer.average.model))
+    return models
+
+
 def _part(tensors: dict[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
@@ -270,12 +275,6 @@ def _weights_in(model: torch.nn.Module, tensors: dict[str, torch.Tensor], path: 
         )
     for name, tensor in tensors.items():
         distributed.local_part(here[name]).copy_(distributed.local_part(distributed.split_like(tensor, here[name])))
-
-
-def _buffers_in(model: torch.nn.Module, tensors: dict[str, torch.Tensor]) -> None:
-    buffers = dict(model.named_buffers())
-    for name, tensor in tensors.items():
-        buffers[name].copy_(tensor)
 
 
 def _optimizer_out(optimizer: torch.optim.Optimizer) -> tuple[dict[str, torch.Tensor], list[dict[str, Any]]]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import sys
+import json
+import signal
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from leansurgeon.checkpoints.publish.durable import scratch
+from leansurgeon.errors import Terminated
+from leansurgeon.progress import say as to_stderr
 from leansurgeon.rank import is_worker
 from leansurgeon.reading import jsonfile
 from leansurgeon.reading.jsonfile import JsonObject
@@ -46,7 +49,7 @@ def train_on(
         runfolder.check_free(run_dir, replace=options.get("replace", False))  # before anything is started
     options |= {"run_dir": str(Path(run_dir).resolve()), "seed": seed, "cpu": cpu}
     options |= {"experiment": experiment and experiment.as_dict()}
-    _by_workers("train", processes, recipe, model_dir, options, Path(run_dir), say or _talk)
+    _by_workers("train", processes, recipe, model_dir, options, Path(run_dir), say or to_stderr)
     return summary.read(Path(run_dir))
 
 
@@ -62,9 +65,9 @@ def evaluate_on(
     """`evaluate.evaluate_model` on `processes` processes, as `train_on` has it."""
     options = {"cpu": cpu, "limit_batches": limit_batches}
     if processes == 1 or is_worker():
-        return evaluate_model(recipe, model_dir, say=say or _talk, **options)
+        return evaluate_model(recipe, model_dir, say=say or to_stderr, **options)
     trace = Path(tempfile.gettempdir()) / "leansurgeon-evaluation"
-    return Evaluation(**_by_workers("evaluate", processes, recipe, model_dir, options, trace, say or _talk))
+    return Evaluation(**_by_workers("evaluate", processes, recipe, model_dir, options, trace, say or to_stderr))
 
 
 def _by_workers(
@@ -76,15 +79,21 @@ def _by_workers(
     trace: Path,
     say: Callable[[str], None],
 ) -> JsonObject:
-    """Let processes do this work, their data prepared; what they answer, if anything."""
+    """Let processes do this work (`worker`), their data prepared; what they answer, if anything. Raises what the first
+    worker that failed said.
+    """
     if not options["cpu"]:
         launch.check_gpus(processes)
     prepared_task(recipe, model_dir, say)
+    job = {"work": work, "recipe": recipe.model_dump(mode="json"), "options": options}
     with scratch() as folder:
-        launch.carry_out(work, processes, recipe, model_dir, options, folder, trace)
-        answer = folder / launch.ANSWER
-        return jsonfile.read_object(answer) if answer.exists() else {}
-
-
-def _talk(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+        (folder / launch.JOB).write_text(json.dumps(job | {"model_dir": str(Path(model_dir).resolve())}))
+        with launch.passing_on(folder) as received:
+            well = launch.run_workers(processes, ["-m", "leansurgeon.training.processes.worker", str(folder)])
+        if well:
+            answer = folder / launch.ANSWER
+            return jsonfile.read_object(answer) if answer.exists() else {}
+        error = launch.read_verdict(folder, trace)
+    if received and isinstance(error, launch.WithoutAWord):  # it came before there was anything to save
+        raise Terminated if received[0] != signal.SIGINT else KeyboardInterrupt
+    raise error

@@ -182,8 +182,7 @@ def _steps(run: Run, batches: Iterator[list[data_loader.Batch]]) -> None:
                     evaluator.evaluate_and_keep(run)
                 if due.save:
                     evaluator.save_checkpoint(run)
-        if run.stops.after_step(history.done):
-            run.stops.raise_if_asked()
+        run.stops.raise_after_step(history.done)
     run.memory.pause()
 
 

@@ -29,7 +29,7 @@ from leansurgeon import errors, rank
 from leansurgeon.errors import LeanSurgeonError, Terminated, UsageError
 from leansurgeon.training.processes.agree import LostOthers
 from leansurgeon.training.processes.signals import handled
-from leansurgeon.training.recipe.schema import Train, TrainingRecipe
+from leansurgeon.training.recipe.schema import Train
 from leansurgeon.training.runs import folder as runfolder
 
 _ASIDE = ("ACCELERATE_", "FSDP_", "MEGATRON_LM_", "PARALLELISM_CONFIG_")
@@ -47,11 +47,11 @@ _FEWER_DIGITS = {
     "cpu": _ONEDNN,
     "xpu": _ONEDNN,
 }
-_ON_WITH_ANY_WORD = "TORCHDYNAMO_SUPPRESS_ERRORS"  # even 0: torch/_dynamo/config.py takes any text for yes
+_ANY_WORD = "TORCHDYNAMO_SUPPRESS_ERRORS"  # even 0: torch/_dynamo/config.py takes any text for yes
 _OTHER_COMPILE = (
     "TORCHDYNAMO_DISABLE",
     "TORCH_COMPILE_DISABLE",
-    _ON_WITH_ANY_WORD,
+    _ANY_WORD,
     "TORCH_COMPILE_OVERRIDE_BACKENDS",
 )
 
@@ -78,11 +78,9 @@ def list_overrides(train: Train, device: str) -> list[str]:
     watched = dict.fromkeys(digits, "train.precision")
     watched |= {name: "train.compile" for name in _OTHER_COMPILE} if train.compile else {}
     values = {name: os.environ.get(name, "") for name in watched}
-    return [f"{name}={value} ({watched[name]})" for name, value in values.items() if not _is_off(name, value)]
-
-
-def _is_off(name: str, value: str) -> bool:
-    return not value if name == _ON_WITH_ANY_WORD else value.lower() in _OFF
+    # Of one any word says yes, even 0 or no.
+    on = {name for name, value in values.items() if value and (name == _ANY_WORD or value.lower() not in _OFF)}
+    return [f"{name}={value} ({watched[name]})" for name, value in values.items() if name in on]
 
 
 def tell_overrides(aside: list[str], forced: list[str]) -> str | None:
@@ -101,8 +99,6 @@ _SIGNALS = "--signals-to-handle=SIGHUP,SIGQUIT"  # what is left to torch's launc
 
 def check_gpus(wanted: int) -> None:
     """Raises `UsageError` when this machine shows fewer GPUs than are wanted."""
-    if wanted < 1:
-        raise UsageError(f"--gpus must be at least 1, and {wanted} was given.")
     import torch
 
     present = torch.cuda.device_count()
@@ -113,23 +109,7 @@ def check_gpus(wanted: int) -> None:
         )
 
 
-def carry_out(
-    work: str, processes: int, recipe: TrainingRecipe, model_dir: Path, options: dict, folder: Path, trace: Path
-) -> None:
-    """Let `worker` do this in every process. Raises what the first worker that failed said."""
-    job = {"work": work, "recipe": recipe.model_dump(mode="json"), "options": options}
-    (folder / JOB).write_text(json.dumps(job | {"model_dir": str(Path(model_dir).resolve())}))
-    with passing_on(folder) as received:
-        well = run_workers(processes, ["-m", "leansurgeon.training.processes.worker", str(folder)])
-    if well:
-        return
-    error = read_verdict(folder, trace)
-    if received and isinstance(error, _WithoutAWord):  # it came before there was anything to save
-        raise Terminated if received[0] != signal.SIGINT else KeyboardInterrupt
-    raise error
-
-
-class _WithoutAWord(LeanSurgeonError):
+class WithoutAWord(LeanSurgeonError):
     """A worker that ended and left nothing."""
 
 
@@ -182,7 +162,7 @@ def read_verdict(folder: Path, run_dir: Path) -> LeanSurgeonError:
     left = sorted(folder.glob("rank*.json"), key=lambda path: path.stat().st_mtime_ns)
     left = [path for path in left if json.loads(path.read_text())["kind"] != LostOthers.__name__]
     if not left:
-        return _WithoutAWord(
+        return WithoutAWord(
             "A worker process ended without a word; it may have been killed for its memory.",
             "A training goes on from its last checkpoint with the same command and --resume auto.",
         )

@@ -51,9 +51,10 @@ class Stops:
         if kind:
             raise Wish(kind)
 
-    def after_step(self, done: int) -> int:
-        """`asked`, but only about once a second where the question has a price."""
-        return self.asked() if done % self.every == 0 else 0
+    def raise_after_step(self, done: int) -> None:
+        """The same, but only about once a second where the question has a price."""
+        if done % self.every == 0:
+            self.raise_if_asked()
 
     def pace(self, step_seconds: float) -> None:
         """Set how many steps make a second, as rank 0 measures them."""
