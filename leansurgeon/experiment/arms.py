@@ -59,8 +59,8 @@ def wanted_shapes(recipe: ExperimentRecipe, source: Source) -> dict[str, Wanted]
     for name in sorted(recipe.arms, key=lambda name: recipe.arms[name].control_of is not None):
         try:
             wanted_by_arm[name] = wanted_of(name, recipe, source)
-            method, calibrate = method_of(name, recipe)
-            plan(source, wanted_by_arm[name], 0, method, calibrated=calibrate)
+            method = method_of(name, recipe)
+            plan(source, wanted_by_arm[name], 0, method, calibrated=not method.uncalibrated)
         except LeanSurgeonError as error:
             error.message = f"Arm '{name}': {error.message}"
             raise
@@ -122,9 +122,9 @@ def equal_mlp(source: Source, wanted: Wanted, size: int, of: Callable[[Reshaped]
     return [s.mlp_dim for s in at(scale)[0]]
 
 
-def method_of(name: str, recipe: ExperimentRecipe) -> tuple[Method, bool]:
-    """How an arm is cut, and whether on sample data; a control is cut as the arm that it controls unless it says
-    otherwise.
+def method_of(name: str, recipe: ExperimentRecipe) -> Method:
+    """How an arm is cut, on sample data unless it is `uncalibrated`; a control is cut as the arm that it controls
+    unless it says otherwise.
     """
     arm = recipe.arms[name]
     other = recipe.arms[arm.control_of] if arm.control_of else arm
@@ -132,15 +132,14 @@ def method_of(name: str, recipe: ExperimentRecipe) -> tuple[Method, bool]:
     def of(key: str, default: Any) -> Any:
         return next((v for a in (arm, other) if (v := getattr(a, key)) is not None), default)
 
-    calibrate = of("calibrate", True)
     method = Method(
         layers=of("method", "auto"),
         more=of("more_heads", "add"),
         heal=of("heal", "closed"),
-        uncalibrated=not calibrate,
+        uncalibrated=not of("calibrate", True),
     )
-    method.check(calibrate)
-    return method, calibrate
+    method.check(not method.uncalibrated)
+    return method
 
 
 def told_of_sets(recipe: ExperimentRecipe, sets: Iterable[str], before: ExperimentRecipe) -> list[str]:

@@ -41,7 +41,6 @@ class Job:
     seed: int
     wanted: Wanted
     method: Method
-    calibrate: bool
     source: str
     start: Path
     run: Path
@@ -77,14 +76,12 @@ def make_jobs(
     for name in recipe.arms:
         for seed in recipe.seeds:
             transfer = name != first and wanted[name].init == "transfer"
-            method, calibrate = method_of(name, recipe)
             jobs[name, seed] = Job(
                 experiment=recipe,
                 arm=name,
                 seed=seed,
                 wanted=wanted[name],
-                method=method,
-                calibrate=calibrate,
+                method=method_of(name, recipe),
                 source=str(folder / f"{first}-s{seed}" / runfolder.LAST) if transfer else recipe.source,
                 start=folder / runfolder.STARTS / f"{name}-s{seed}",
                 run=folder / f"{name}-s{seed}",
@@ -118,7 +115,8 @@ FREE = (*FREE, "train.checkpoint")
 def list_settings(job: Job) -> JsonObject:
     """What decides the job's result beside its recipe, by name, as a summary keeps it."""
     recipe = job.experiment
-    settings: dict[str, Any] = {"arm": asdict(job.wanted), "method": asdict(job.method) | {"calibrate": job.calibrate}}
+    method = asdict(job.method) | {"calibrate": not job.method.uncalibrated}
+    settings: dict[str, Any] = {"arm": asdict(job.wanted), "method": method}
     settings |= {"source": recipe.source, "source_config": recipe.source_config}
     if job.transferred:
         settings |= {"cut_from": CUT_FROM, "original": recipe.training(transferred=False).model_dump(mode="json")}

@@ -86,12 +86,13 @@ def carry_out_job(job: Job) -> Summary:
 
 def start_of(job: Job, source: Source) -> Decided:
     """The surgery that gives a job its starting model; a transfer calibrates on the experiment's training data."""
-    steps = plan(source, job.wanted, job.seed, job.method, calibrated=job.calibrate)
+    calibrate = not job.method.uncalibrated
+    steps = plan(source, job.wanted, job.seed, job.method, calibrated=calibrate)
     data = None
-    if steps.exactness == "near" and job.calibrate and source.learned:
+    if steps.exactness == "near" and calibrate and source.learned:
         task = job.experiment.task_of(job.arm)
         data = from_task(task.name, task.options, source, cache=cache_folder(), seed=job.seed)
-    if data is None and job.calibrate:
+    if data is None and calibrate:
         steps = without_data(steps)
     return decide(steps, data)
 

@@ -239,6 +239,11 @@ def local_part(tensor: Tensor) -> Tensor:
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
+def list_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers by name, a tied one once."""
+    return dict(model.named_parameters()) | dict(model.named_buffers())
+
+
 def gather(tensor: Tensor) -> Tensor:
     """All parts together, on every process; to be called by all of them. A whole tensor as it is."""
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
@@ -318,11 +323,10 @@ def make_rehearsal(
 
 def fill_copy(twin: Any, model: nn.Module, *, main: bool) -> None:
     """Give the twin the weights and buffers of `model`; to be called by all processes."""
-    there = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    tensors = gather_all(there, keep=main)
+    tensors = gather_all(list_tensors(model), keep=main)
     if not main:
         return
-    here = {**dict(twin.model.named_parameters()), **dict(twin.model.named_buffers())}
+    here = list_tensors(twin.model)
     with torch.no_grad():
         for name, tensor in tensors.items():
             here[name].copy_(tensor)

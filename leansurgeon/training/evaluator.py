@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from leansurgeon.errors import Diverged, LeanSurgeonError, OutOfMemory, RunFolderReplaced, memory_is_short
+from leansurgeon.errors import Diverged, LeanSurgeonError, RunFolderReplaced
 from leansurgeon.intervals import paired_interval
 from leansurgeon.progress import Say, phase, silent
 from leansurgeon.tasks.base import Metric, Sums
@@ -96,10 +96,13 @@ def evaluate(
     parts = torch.zeros(turns, processes, 2, dtype=kind, device=device)
     idle = data_loader.list_eval_batches(1, 1, 1, 0) if distributed.is_split(scored) else []
     rows = [(0, row) for row in [*hands, *idle][:turns]]
+    advice = f"Try --set train.eval.batch={max(1, batch // 2)}: it changes no result."
+    explained = guards.memory_explained(accelerator, lambda: (f"evaluating {batch} samples at a time", advice))
+    made = data_loader.make_batches(task, split, rows, seed=0, workers=workers)
     training = scored.training
     scored.eval()
     try:
-        with torch.no_grad(), closing(data_loader.make_batches(task, split, rows, seed=0, workers=workers)) as batches:
+        with explained, torch.no_grad(), closing(made) as batches:
             for turn in range(turns):
                 check()  # as often on every process: one may have a batch less than another
                 if turn == len(rows):
@@ -114,13 +117,6 @@ def evaluate(
                 if score.extra is not None:
                     extra = score.extra.to(kind) if extra is None else extra + score.extra.to(kind)
                 totals[4] += inputs["labels"].shape[0]
-    except (RuntimeError, MemoryError) as error:
-        if not memory_is_short(error):
-            raise
-        raise OutOfMemory(
-            f"{distributed.device_name(accelerator)} has too little memory to evaluate {batch} samples at a time.",
-            f"Try --set train.eval.batch={max(1, batch // 2)}: it changes no result.",
-        ) from error
     finally:
         scored.train(training)
         distributed.reshard(scored)

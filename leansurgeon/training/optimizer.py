@@ -131,8 +131,7 @@ class Average:
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:
     """Parameters and buffers, each once; of those in parts the part of this process."""
-    by_name = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    return {name: distributed.local_part(tensor) for name, tensor in by_name.items()}
+    return {name: distributed.local_part(tensor) for name, tensor in distributed.list_tensors(model).items()}
 
 
 def _norm(parameters: list[nn.Parameter]) -> torch.Tensor:

@@ -2,8 +2,6 @@
 
 Neither leaves a file, beside the prepared data. Where a dry run has no data, `Synthetic` stands in for it: sizes that
 are published or stand in the recipe, batches of the right shapes.
-
-Shape letters: B samples, T tokens, C channels, S pixels.
 """
 
 from __future__ import annotations
@@ -12,15 +10,15 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from leansurgeon import tasks
 from leansurgeon.checkpoints.model import Loaded
 from leansurgeon.errors import LeanSurgeonError, plural
+from leansurgeon.measure.data import inputs
 from leansurgeon.rank import rank
 from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.tasks import Task
@@ -32,9 +30,6 @@ from leansurgeon.training.recipe.schema import TrainingRecipe
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
-
-    from leansurgeon.checkpoints.model import Loaded
-    from leansurgeon.tasks import Task
 
 
 # Samples to train on and to evaluate, as the authors publish them.
@@ -53,9 +48,14 @@ class Synthetic(Instead):
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)
-        self.sizes = _sizes_of(task)
-        self.sized = self.sizes is not None
-        self._config: dict[str, Any] = {}
+        options, known = task.options, SIZES.get(task.name)
+        train = getattr(options, "train", None) or getattr(options, "train_samples", None)
+        evaluation = getattr(options, "eval", None) or getattr(options, "eval_samples", None)
+        if isinstance(train, int) and isinstance(evaluation, int):  # of a task that generates its data
+            known = train, evaluation
+        elif known and isinstance(train, int):
+            known = train, known[1]
+        self.sizes, self.sized = known, known is not None
 
     def size(self, split: str) -> int:
         return self.sizes[split == "eval"] if self.sizes else _ANY
@@ -70,51 +70,19 @@ class Synthetic(Instead):
             return {key: value for key, value in options.items() if value is not None}
 
     def know(self, loaded: Loaded) -> None:
-        """Take from the model what the recipe leaves open: image size, vocabulary, number of classes."""
-        self._config = {**loaded.config, **loaded.architecture.flat(loaded.config)}
+        """Take from the model what the recipe leaves open: image size, vocabulary."""
+        self._loaded = loaded
 
     def batch(self, split: str, indices: np.ndarray, *, seed: int, epoch: int) -> Batch:
-        generator = torch.Generator().manual_seed(seed)
-        count = len(indices)
-
-        def ids(*shape: int, below: int) -> Tensor:
-            return torch.randint(0, max(1, below), shape, generator=generator)
-
-        if self._task.head == "image-classification":
-            channels, size = self._known("num_channels", "in_chans"), self._known("image_size", "img_size")
-            pixels = torch.randn(count, channels, size, size, generator=generator)
-            return {"pixel_values": pixels, "labels": ids(count, below=self._known("num_labels", "num_classes"))}
+        count, loaded = len(indices), self._loaded
         length = getattr(self._task, "seq_len", None) or getattr(self._task.options, "seq_len", 128)
-        tokens = ids(count, length, below=self._known("vocab_size"))
-        if self._task.head == "causal-lm":
-            return {"input_ids": tokens, "labels": tokens.clone()}
-        if self._task.head == "masked-lm":
-            chosen = torch.rand(tokens.shape, generator=generator) < self._task.options.mask_prob
-            chosen[:, 0] = True
-            return {"input_ids": tokens, "labels": torch.where(chosen, tokens, -100)}
-        texts = getattr(self._task, "texts", ("",))  # of lra-retrieval there are two
-        inputs = {f"input_ids{suffix}": tokens for suffix in texts}
-        inputs |= {f"attention_mask{suffix}": torch.ones_like(tokens) for suffix in texts}
-        classes = self._known("num_labels")
-        return inputs | {"labels": torch.zeros(count) if classes == 1 else ids(count, below=classes)}
-
-    def _known(self, *names: str) -> int:
-        """The first of these that the task or the model's config says."""
-        classes = self._config.get("num_labels") or len(self._config.get("id2label") or {}) or 2
-        known = self.model_overrides() | {"num_labels": classes} | {k: self._config.get(k) for k in names}
-        given = {**known, **{k: v for k, v in self.model_overrides().items() if v is not None}}
-        value = next(given[name] for name in names if given.get(name) is not None)
-        return int(value[0] if isinstance(value, (list, tuple)) else value)
-
-
-def _sizes_of(task: Task) -> tuple[int, int] | None:
-    """From the options of a task that generates its data, or as published."""
-    options, known = task.options, SIZES.get(task.name)
-    train = getattr(options, "train", None) or getattr(options, "train_samples", None)
-    evaluation = getattr(options, "eval", None) or getattr(options, "eval_samples", None)
-    if isinstance(train, int) and isinstance(evaluation, int):
-        return train, evaluation
-    return known and (train if isinstance(train, int) else known[0], known[1])
+        batch = inputs.make(loaded.config, loaded.architecture, count, length, "cpu")
+        if self._task.head in ("causal-lm", "masked-lm"):
+            return batch | {"labels": batch["input_ids"].clone()}
+        texts = {name: ids for name, ids in batch.items() if name.startswith("input_ids")}  # of lra-retrieval two
+        masks = {name.replace("input_ids", "attention_mask"): torch.ones_like(ids) for name, ids in texts.items()}
+        kind = torch.float32 if self.model_overrides().get("num_labels") == 1 else torch.int64  # a score or a class
+        return batch | masks | {"labels": torch.zeros(count, dtype=kind)}
 
 
 LONG = 10.0  # seconds

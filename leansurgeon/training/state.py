@@ -159,7 +159,7 @@ def save(run: Run) -> Path:
     optimizer, groups = _optimizer_out(run.trainer.optimizer)
     shared, (own, generators) = {}, _generators_out(run.device)
     for prefix, of_buffers, model in _models(run):
-        shared |= {f"{prefix}{name}": tensor for name, tensor in _weights(model).items()}
+        shared |= {f"{prefix}{name}": tensor for name, tensor in distributed.list_tensors(model).items()}
         own |= {f"{of_buffers}{name}": buffer for name, buffer in model.named_buffers()}
     shared = distributed.gather_all(shared | optimizer, keep=run.main)
     state = {
@@ -260,14 +260,9 @@ def _part(tensors: dict[str, torch.Tensor], prefix: str) -> dict[str, torch.Tens
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
-def _weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Parameters and buffers by name, a tied one once."""
-    return dict(model.named_parameters()) | dict(model.named_buffers())
-
-
 @torch.no_grad()
 def _weights_in(model: torch.nn.Module, tensors: dict[str, torch.Tensor], path: Path) -> None:
-    here = _weights(model)
+    here = distributed.list_tensors(model)
     differing = sorted(here.keys() ^ tensors.keys()) or [n for n in here if here[n].shape != tensors[n].shape]
     if differing:
         raise UsageError(

@@ -13,7 +13,6 @@ is torn and never read.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -21,6 +20,7 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from leansurgeon.checkpoints.digests import digest
 from leansurgeon.checkpoints.publish.durable import sync
 from leansurgeon.errors import LeanSurgeonError, UsageError
 from leansurgeon.progress import Say, silent, size_text
@@ -108,11 +108,6 @@ def torn(path: Path, *, hashes: bool = True) -> str | None:
         if hashes and digest(file) != wanted["sha256"]:
             return f"{name} has changed"
     return None
-
-
-def digest(file: Path) -> str:
-    with file.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 def write(

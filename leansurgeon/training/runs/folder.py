@@ -20,7 +20,7 @@ from typing import Any
 from leansurgeon.checkpoints import record
 from leansurgeon.checkpoints.foreign import unpacked
 from leansurgeon.checkpoints.publish import durable
-from leansurgeon.checkpoints.publish.durable import sync, write_durably
+from leansurgeon.checkpoints.publish.durable import sync, sync_tree, write_durably
 from leansurgeon.errors import LeanSurgeonError, UsageError, disk_is_full
 from leansurgeon.reading import files
 from leansurgeon.reading.files import in_home
@@ -182,9 +182,7 @@ def write_folder(path: Path, fill: Callable[[Path], None]) -> None:
         aside.mkdir(parents=True)
         try:
             fill(aside)
-            for file in aside.rglob("*"):
-                if file.is_file():
-                    sync(file)
+            sync_tree(aside)
             put_in_place(aside, path)
         finally:
             shutil.rmtree(aside, ignore_errors=True)
