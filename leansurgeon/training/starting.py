@@ -129,7 +129,7 @@ def loaded(recipe: TrainingRecipe, model_dir: Path, task: Task) -> Loaded:
     if train.new_tokenizer:
         embeddings_anew(model, task.tokenizer(), size)
     if train.new_head:
-        head_anew(model, task.data_classes if task.options.class_names is None else task.options.class_names)
+        head_anew(model, getattr(task.options, "class_names", None) or task.data_classes or ())
     return model
 
 
@@ -137,9 +137,9 @@ def head_anew(loaded: Loaded, names: Sequence[str]) -> None:
     """Give the model a head for these classes that has learned nothing, also where it has as many already."""
     model = loaded.model
     if loaded.architecture.library == "timm":
-        model.reset_classifier(len(names))
+        model.reset_classifier(len(names) or model.num_classes)
         loaded.config = {key: value for key, value in loaded.config.items() if not key.startswith("label_")}
-        loaded.config |= {"label_names": list(names)}
+        loaded.config |= {"label_names": list(names)} if names else {}
         return
     for part in (part for name, part in model.named_children() if name != model.base_model_prefix):
         for parameter in part.parameters():

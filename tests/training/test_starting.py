@@ -115,3 +115,14 @@ def test_a_cpu_trains_in_fp32_and_says_so_once(tmp_path):
     assert sum("fp16" in line and "There is no GPU" in line for line in done.stderr.splitlines()) == 1
     train = yaml.safe_load((tmp_path / "run" / "recipe.yaml").read_text())["train"]
     assert (train["precision"], train["compile"]) == ("fp32", False)
+
+
+def test_a_new_head_is_made_where_the_task_names_no_classes(tmp_path):
+    source = tmp_path / "cut"
+    assert leansurgeon("shrink", "digits-vit", "--layers", "2", "-o", source, "--no-proof").returncode == 0
+    head = ("--set", "train.new_head=true", "--limit-batches", "2")
+    done = leansurgeon("retrain", source, "-r", "digits-vit", "-o", tmp_path / "run", *STEPS, *head)
+    assert done.returncode == 0, done.stderr
+    before, after = (load_file(folder / "model.safetensors") for folder in (source, tmp_path / "run" / "last"))
+    names = [name for name in before if "head" in name or "classifier" in name]
+    assert names and all(before[name].shape == after[name].shape for name in names)
