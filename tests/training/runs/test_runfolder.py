@@ -177,10 +177,10 @@ def test_peak_memory_sees_what_was_held_and_freed():
     """In a process of its own: what thousands of tests have left in this one comes and goes meanwhile."""
     watched = """
 import torch
-from leansurgeon.training.watch import memory
+from leansurgeon.training import observe
 
-peak = memory.PeakMemory(torch.device("cpu"))
-assert memory.reset_peak_rss()  # every Linux can
+peak = observe.PeakMemory(torch.device("cpu"))
+assert observe.reset_peak_rss()  # every Linux can
 block = torch.ones(64 * 2**20 // 4)  # 64 MiB before training counts as long as it is held
 del block
 peak.resume()
