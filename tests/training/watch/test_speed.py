@@ -1,4 +1,4 @@
-"""Step time, throughput, data wait, MFU and ETA under a clock that only the test moves."""
+"""Step time, throughput, data wait and ETA under a clock that only the test moves."""
 
 from __future__ import annotations
 
