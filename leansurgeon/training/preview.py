@@ -81,8 +81,8 @@ class Synthetic(Instead):
             return batch | {"labels": batch["input_ids"].clone()}
         texts = {name: ids for name, ids in batch.items() if name.startswith("input_ids")}  # of lra-retrieval two
         masks = {name.replace("input_ids", "attention_mask"): torch.ones_like(ids) for name, ids in texts.items()}
-        kind = torch.float32 if self.model_overrides().get("num_labels") == 1 else torch.int64  # a score or a class
-        return batch | masks | {"labels": torch.zeros(count, dtype=kind)}
+        classes = self.model_overrides().get("num_labels") or 2
+        return batch | masks | {"labels": torch.zeros(count) if classes == 1 else torch.arange(count) % classes}
 
 
 LONG = 10.0  # seconds
