@@ -107,9 +107,14 @@ def _tested(run: Run) -> OnTest:
         else None
     )
     last = None if own and kept else _on_test(run, run.judged)
-    chosen = (
-        last if last and not kept else before if before and best.step == 0 else _on_test(run, _scored(run, _best(run)))
-    )
+    if last and not kept:
+        chosen = last
+    elif before and best.step == 0:
+        chosen = before
+    else:  # read back from the run folder
+        torch.manual_seed(run.recipe.train.seed)
+        model = checkpoints.load(run.folder / runfolder.BEST, run.task.head, run.task.model_overrides())
+        chosen = _on_test(run, _scored(run, model))
     missed = best is not None and best.step != done and not kept
     result = OnTest(
         run.task.size(TEST),
@@ -137,12 +142,6 @@ def _on_test(run: Run, scored: Scored) -> Evaluation:
     batch = min(train.eval.batch, max(1, run.task.size(TEST) // (BATCHES * accelerator.num_processes)))
     options = {"batch": batch, "check": run.stops.raise_if_asked, "workers": train.workers}
     return evaluate(scored, run.task, accelerator, split=TEST, **options)
-
-
-def _best(run: Run) -> Loaded:
-    """The best model, read back from the run folder."""
-    torch.manual_seed(run.recipe.train.seed)
-    return checkpoints.load(run.folder / runfolder.BEST, run.task.head, run.task.model_overrides())
 
 
 def _scored(run: Run, loaded: Loaded) -> Scored:

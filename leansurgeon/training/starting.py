@@ -45,7 +45,7 @@ def image_options(recipe: TrainingRecipe, model_dir: Path, say: Callable[[str], 
     elsewhere also prepared as its processor does, where the recipe says nothing else.
     """
     given = recipe.task.options
-    if recipe.task.name not in IMAGE_TASKS or not (Path(model_dir) / "config.json").is_file():
+    if recipe.task.name not in IMAGE_TASKS or not (model_dir / "config.json").is_file():
         return given
     try:
         source = open_source(str(model_dir))
@@ -71,7 +71,7 @@ def own_classes(task: Task, model_dir: Path) -> ClassMap | None:
     """Which outputs of a trained model the data's classes are, or that they are others; None where it has learned
     nothing, or the data has no classes.
     """
-    if not task.data_classes or not (Path(model_dir) / "config.json").is_file():
+    if not task.data_classes or not (model_dir / "config.json").is_file():
         return None
     source = open_source(str(model_dir))
     return choose_classes(task, source) if source.learned else None
@@ -82,7 +82,7 @@ def check_tokenizer(recipe: TrainingRecipe, task: Task, model_dir: Path) -> None
     more tokens than the model.
     """
     choice = getattr(task.options, "tokenizer", None)
-    if choice is None or not (Path(model_dir) / "config.json").is_file():
+    if choice is None or not (model_dir / "config.json").is_file():
         return
     if recipe.train.new_tokenizer:
         if choice == "model":
@@ -93,14 +93,15 @@ def check_tokenizer(recipe: TrainingRecipe, task: Task, model_dir: Path) -> None
         return
     tokenizer = task.tokenizer()
     if choice == "model":
-        rows = rows_of(model_dir)
-        if rows and (needed := vocab.needed_rows(tokenizer)) > rows:
+        config = complete(read_config(model_dir))
+        rows = architectures.of(config).flat(config).get("vocab_size")
+        if isinstance(rows, int) and rows and (needed := vocab.needed_rows(tokenizer)) > rows:
             raise Refused(
                 f"The tokenizer in {model_dir} has {needed:,} tokens, and the model's vocabulary {rows:,}.",
                 "They do not belong together: bring the tokenizer that the model was trained with.",
             )
         return
-    if not runfolder.has_learned(model_dir) or not brings_tokenizer(Path(model_dir)):
+    if not runfolder.has_learned(model_dir) or not brings_tokenizer(model_dir):
         return
     own = vocab.load(model_dir)
     if not vocab.same_tokens(own, tokenizer):
@@ -109,13 +110,6 @@ def check_tokenizer(recipe: TrainingRecipe, task: Task, model_dir: Path) -> None
             f"{model_dir} belong to ({len(own):,} tokens).",
             "Take the model's own: --set task.tokenizer=model. Or let the embeddings start anew: --new-tokenizer.",
         )
-
-
-def rows_of(model_dir: Path) -> int | None:
-    """Tokens that the model has embeddings for, as its config says."""
-    config = complete(read_config(Path(model_dir)))
-    rows = architectures.of(config).flat(config).get("vocab_size")
-    return rows if isinstance(rows, int) else None
 
 
 def loaded(recipe: TrainingRecipe, model_dir: Path, task: Task) -> Loaded:

@@ -89,7 +89,9 @@ def train(
             _train(run)
             return finish(run, experiment)
     except KeyboardInterrupt:
-        progress.say(f"Interrupted; {_kept(run)}.")
+        best = run.history.best
+        kept = best and f"the best model so far (step {best.step}) is in {run.folder / runfolder.BEST}"
+        progress.say(f"Interrupted; {kept or 'no model was saved yet'}.")
         raise
     except RuntimeError as error:
         told = data_loader.explain_dead_worker(error) or lost_others(error)
@@ -100,14 +102,6 @@ def train(
         progress.clear()
         run.trackers.close()
         runfolder.release(run.lock)
-
-
-def _kept(run: Run) -> str:
-    """What an interrupted training leaves."""
-    best = run.history.best
-    if best is None:
-        return "no model was saved yet"
-    return f"the best model so far (step {best.step}) is in {run.folder / runfolder.BEST}"
 
 
 def _smaller(run: Run) -> tuple[str, str]:
