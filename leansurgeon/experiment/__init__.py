@@ -69,7 +69,7 @@ def run(
     for key in jobs.keys() - anew:
         check_interrupted(jobs[key])
     jobs = {key: replace(job, anew=key in anew) for key, job in jobs.items() if key[0] in chosen}
-    samples = prepare_data(recipe, say, chosen)
+    samples = prepare_data(recipe, say, chosen, source.folder)
     begin()
     if taken := len(done.keys() & jobs.keys()):
         say(f"{taken} of them were finished by an earlier call and are taken over (--force runs them again)")

@@ -94,14 +94,20 @@ def make_jobs(
     return jobs
 
 
-def prepare_data(recipe: ExperimentRecipe, say: Callable[[str], None], arms: Iterable[str] | None = None) -> int:
-    """Generate or read the data of these arms (all by default) once, before several processes want it; returns the
-    number of training samples (of the first arm's task, where arms differ in it).
+def prepare_data(
+    recipe: ExperimentRecipe,
+    say: Callable[[str], None],
+    arms: Iterable[str] | None = None,
+    model_dir: Path | None = None,
+) -> int:
+    """Generate or read the data of these arms (all by default) once, before several processes want it, with the
+    tokenizer in `model_dir` where the model's own is asked for; returns the number of training samples (of the first
+    arm's task, where arms differ in it).
     """
     sizes = []
     for choice in {repr(choice): choice for choice in map(recipe.task_of, arms or recipe.arms)}.values():
         task = tasks.make(choice.name, choice.options)
-        task.prepare(cache_folder(), None, workers=cores(), say=say)
+        task.prepare(cache_folder(), model_dir, workers=cores(), say=say)
         sizes.append(task.size("train"))
     return sizes[0]
 

@@ -51,7 +51,7 @@ class Trainings:
         """The scores of one rung: means over the seeds of the task's metric at the end of training."""
         jobs = self.jobs(rung, candidates)
         parallel = self.parallel or default_parallel()
-        samples = prepare_data(next(iter(jobs.values())).experiment, self.say)
+        samples = prepare_data(next(iter(jobs.values())).experiment, self.say, model_dir=self.source.folder)
         failed: dict[str, str] = {}
         given = {} if self.source.weights is None else {(ORIGINAL, seed): None for seed in self.seeds}
         while True:
