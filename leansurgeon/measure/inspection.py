@@ -57,16 +57,14 @@ class Inspection:
 
 def inspect(source: Source) -> Inspection:
     """Everything that can be said of an opened source."""
-    record, trouble, findings = source.record, source.record_trouble, []
+    record, trouble = source.record, source.record_trouble
     if record is not None and record.plan.after is None:
         record, trouble = None, "it holds no plan"
-    if trouble:
-        said = f"surgery.json is damaged, so the model's past is not known ({trouble})."
-        findings.append(Finding("contradiction", said))
-    findings += contradictions(source.shape, record)
-    findings += ignored_head_dim(source)
-    findings += hidden_edits(source, recorded=record is not None)
-    findings += (Finding("trap", f"{note}.") for note in source.head_note)
+    damage = trouble and f"surgery.json is damaged, so the model's past is not known ({trouble})."
+    wrong = damage, contradiction(source.shape, record), ignored_head_dim(source)
+    traps = hidden_edits(source, recorded=record is not None), *(f"{note}." for note in source.head_note)
+    findings = [Finding("contradiction", says) for says in wrong if says]
+    findings += [Finding("trap", says) for says in traps if says]
     return Inspection(source, head_policy(source.architecture), tuple(findings), record)
 
 
@@ -87,14 +85,14 @@ def head_policy(arch: Architecture) -> str:
     return f"{derived}: heads can be split only (--head-dim split); heads that keep their size cannot be stored."
 
 
-def contradictions(shape: Shape, record: SurgeryRecord | None) -> list[Finding]:
-    """Where config.json says another shape than surgery left."""
+def contradiction(shape: Shape, record: SurgeryRecord | None) -> str:
+    """Where config.json says another shape than surgery left; empty where it does not."""
     left = record.plan.after if record else None
     if left is None:
-        return []
+        return ""
     stages = len(left.stages), len(shape.stages)
     if stages[0] != stages[1]:
-        return [Finding("contradiction", f"surgery.json has {stages[0]} stages, config.json {stages[1]}.")]
+        return f"surgery.json has {stages[0]} stages, config.json {stages[1]}."
     plain = all(t.kv_heads == t.heads for t in (*left.stages, *shape.stages))
     differing = [
         (label, left.column(n), shape.column(n))
@@ -102,33 +100,33 @@ def contradictions(shape: Shape, record: SurgeryRecord | None) -> list[Finding]:
         if left.column(n) != shape.column(n) and not (plain and n == "kv_heads")
     ]
     if not differing:
-        return []
+        return ""
     what = ", ".join(f"{label} {a} in surgery.json and {b} in config.json" for label, a, b in differing)
     only_heads = {label for label, *_ in differing} <= {"heads", "head_dim", "key/value heads"}
     silent = only_heads and left.column("inner") == shape.column("inner")
     says = " Every tensor keeps its shape, so libraries load it without a warning and compute another function."
-    return [Finding("contradiction", f"Edited by hand after surgery: {what}.{says if silent else ''}")]
+    return f"Edited by hand after surgery: {what}.{says if silent else ''}"
 
 
-def ignored_head_dim(source: Source) -> list[Finding]:
-    """A head_dim in the config of a family whose library does not use it."""
+def ignored_head_dim(source: Source) -> str:
+    """A head_dim in the config of a family whose library does not use it; empty where there is none."""
     arch, stage = source.architecture, source.shape.stages[0]
     asked = arch.flat(source.config).get("head_dim")
     if arch.stores_head_dim or asked is None or asked == stage.head_dim:
-        return []
+        return ""
     reads = " for attention, while its rotary positions read it: it fails or computes something else"
     also = reads if arch.positions == "rope" else ""
     says = f"config.json says head_dim = {asked}, which {arch.library} ignores in {arch.name}{also}"
-    return [Finding("contradiction", f"{says}; heads are {stage.head_dim} wide.")]
+    return f"{says}; heads are {stage.head_dim} wide."
 
 
-def hidden_edits(source: Source, *, recorded: bool) -> list[Finding]:
-    """Whether somebody could have changed the number of heads without any tensor showing it."""
+def hidden_edits(source: Source, *, recorded: bool) -> str:
+    """Which keys somebody could have changed without any tensor showing it; empty where there are none."""
     arch, shape = source.architecture, source.shape
     split = Shape(tuple(other_heads(stage) for stage in shape.stages))
     sizes = [[spec.shape for spec in arch.tensors(source.config, s)] for s in (shape, split)]
     if source.weights is None or sizes[0] != sizes[1]:
-        return []
+        return ""
     flat = arch.flat(source.config)
     key = " or ".join(dict.fromkeys(blocks.keys.heads for blocks in arch.stages if blocks.keys)) or arch.keys.heads
     if arch.keys.head_dim and flat.get(arch.keys.head_dim):
@@ -138,7 +136,7 @@ def hidden_edits(source: Source, *, recorded: bool) -> list[Finding]:
         if recorded
         else "Without a surgery.json nothing can tell with how many heads it was trained."
     )
-    return [Finding("trap", f"An edit of {key} in config.json would show in no tensor's shape. {known}")]
+    return f"An edit of {key} in config.json would show in no tensor's shape. {known}"
 
 
 def other_heads(stage: Stage) -> Stage:
@@ -158,7 +156,7 @@ def explain(source: str, error: UnsupportedModel) -> UnsupportedModel:
         return error
     try:
         config = read_config(folder)
-        against = contradictions(architectures.of(config).shape(config), record)
+        against = contradiction(architectures.of(config).shape(config), record)
     except LeanSurgeonError:
         return error
-    return UnsupportedModel(error.message, against[0].says) if against else error
+    return UnsupportedModel(error.message, against) if against else error
