@@ -6,38 +6,26 @@ This file stands alone: it travels inside checkpoints and needs nothing but torc
 Tensor names are the library's; a head_dim of None (d_model // heads) gives the library's model itself. transformers
 derives head_dim from the width and silently ignores one in the config, so heads * head_dim could not differ from the
 width, nor heads fail to divide it. Both attentions of a decoder layer have the decoder's heads.
-
-The library has the two families as twins; what they share here are the `Free...` classes, each put before the class of
-the library.
 """
 
 import copy
-import math
 
-import torch
 from torch import nn
-from transformers import PreTrainedModel
 from transformers.models.bart.configuration_bart import BartConfig
 from transformers.models.bart.modeling_bart import (
-    BartClassificationHead,
-    BartDecoder,
-    BartEncoder,
+    BartAttention,
     BartForConditionalGeneration,
     BartForQuestionAnswering,
     BartForSequenceClassification,
     BartModel,
-    BartScaledWordEmbedding,
 )
 from transformers.models.mbart.configuration_mbart import MBartConfig
 from transformers.models.mbart.modeling_mbart import (
-    MBartClassificationHead,
-    MBartDecoder,
-    MBartEncoder,
+    MBartAttention,
     MBartForConditionalGeneration,
     MBartForQuestionAnswering,
     MBartForSequenceClassification,
     MBartModel,
-    MBartScaledWordEmbedding,
 )
 
 
@@ -59,18 +47,8 @@ class LeanMBartConfig(MBartConfig):
     decoder_head_dim: int | None = None
 
 
-def one_head(config):
-    """A copy with one head in each stack, which divides every width: what the library's constructors are given before
-    the attention is rebuilt.
-    """
-    config = copy.copy(config)
-    config.encoder_attention_heads = config.decoder_attention_heads = 1
-    return config
-
-
 def rebuild(attention, config, heads, head_dim):
     """`(batch, tokens, d_model)` -> `(batch, tokens, heads * head_dim)` -> back; the forward pass is the library's."""
-    attention.config = config
     attention.num_heads = heads
     attention.head_dim = head_dim or config.d_model // heads
     attention.scaling = attention.head_dim**-0.5
@@ -80,114 +58,53 @@ def rebuild(attention, config, heads, head_dim):
     attention.out_proj = nn.Linear(inner, config.d_model)
 
 
-class FreeEncoder:
+class Free:
+    """Put before a class of the library."""
+
     def __init__(self, config):
-        super().__init__(one_head(config))
-        self.config = config
-        for layer in self.layers:
-            rebuild(layer.self_attn, config, config.encoder_attention_heads, config.encoder_head_dim)
+        config = copy.copy(config)
+        encoder, decoder = config.encoder_attention_heads, config.decoder_attention_heads
+        # One head divides every width: so the library's constructors take it.
+        config.encoder_attention_heads = config.decoder_attention_heads = 1
+        super().__init__(config)
+        config.encoder_attention_heads, config.decoder_attention_heads = encoder, decoder
+        for module in self.modules():
+            if isinstance(module, BartAttention | MBartAttention):
+                own = (decoder, config.decoder_head_dim) if module.is_decoder else (encoder, config.encoder_head_dim)
+                rebuild(module, config, *own)
         self.post_init()
 
 
-class FreeDecoder:
-    def __init__(self, config):
-        super().__init__(one_head(config))
-        self.config = config
-        for layer in self.layers:
-            for attention in (layer.self_attn, layer.encoder_attn):
-                rebuild(attention, config, config.decoder_attention_heads, config.decoder_head_dim)
-        self.post_init()
-
-
-class FreeModel:
-    """The library's model, made of these `parts`: embedding, encoder, decoder."""
-
-    def __init__(self, config):
-        PreTrainedModel.__init__(self, config)
-        scale = math.sqrt(config.d_model) if config.scale_embedding else 1.0
-        embedding, encoder, decoder = self.parts
-        self.shared = embedding(config.vocab_size, config.d_model, config.pad_token_id, embed_scale=scale)
-        self.encoder = encoder(config)
-        self.decoder = decoder(config)
-        self.post_init()
-
-
-class FreeForConditionalGeneration:
-    def __init__(self, config):
-        PreTrainedModel.__init__(self, config)
-        self.model = self.body(config)
-        self.register_buffer("final_logits_bias", torch.zeros((1, config.vocab_size)))
-        self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=False)
-        self.post_init()
-
-
-class FreeForSequenceClassification:
-    def __init__(self, config):
-        PreTrainedModel.__init__(self, config)
-        self.model = self.body(config)
-        self.classification_head = self.head(
-            config.d_model, config.d_model, config.num_labels, config.classifier_dropout
-        )
-        self.post_init()
-
-
-class FreeForQuestionAnswering:
-    def __init__(self, config):
-        PreTrainedModel.__init__(self, config)
-        config.num_labels = self.num_labels = 2
-        self.model = self.body(config)
-        self.qa_outputs = nn.Linear(config.d_model, config.num_labels)
-        self.post_init()
-
-
-class LeanBartEncoder(FreeEncoder, BartEncoder):
-    pass
-
-
-class LeanBartDecoder(FreeDecoder, BartDecoder):
-    pass
-
-
-class LeanBartModel(FreeModel, BartModel):
+class LeanBartModel(Free, BartModel):
     config_class = LeanBartConfig
-    parts = (BartScaledWordEmbedding, LeanBartEncoder, LeanBartDecoder)
 
 
-class LeanBartForConditionalGeneration(FreeForConditionalGeneration, BartForConditionalGeneration):
-    config_class, body = LeanBartConfig, LeanBartModel
+class LeanBartForConditionalGeneration(Free, BartForConditionalGeneration):
+    config_class = LeanBartConfig
 
 
-class LeanBartForSequenceClassification(FreeForSequenceClassification, BartForSequenceClassification):
-    config_class, body, head = LeanBartConfig, LeanBartModel, BartClassificationHead
+class LeanBartForSequenceClassification(Free, BartForSequenceClassification):
+    config_class = LeanBartConfig
 
 
-class LeanBartForQuestionAnswering(FreeForQuestionAnswering, BartForQuestionAnswering):
-    config_class, body = LeanBartConfig, LeanBartModel
+class LeanBartForQuestionAnswering(Free, BartForQuestionAnswering):
+    config_class = LeanBartConfig
 
 
-class LeanMBartEncoder(FreeEncoder, MBartEncoder):
-    pass
-
-
-class LeanMBartDecoder(FreeDecoder, MBartDecoder):
-    pass
-
-
-class LeanMBartModel(FreeModel, MBartModel):
+class LeanMBartModel(Free, MBartModel):
     config_class = LeanMBartConfig
-    parts = (MBartScaledWordEmbedding, LeanMBartEncoder, LeanMBartDecoder)
 
 
-class LeanMBartForConditionalGeneration(FreeForConditionalGeneration, MBartForConditionalGeneration):
-    config_class, body = LeanMBartConfig, LeanMBartModel
+class LeanMBartForConditionalGeneration(Free, MBartForConditionalGeneration):
+    config_class = LeanMBartConfig
 
 
-class LeanMBartForSequenceClassification(FreeForSequenceClassification, MBartForSequenceClassification):
-    config_class, body, head = LeanMBartConfig, LeanMBartModel, MBartClassificationHead
+class LeanMBartForSequenceClassification(Free, MBartForSequenceClassification):
+    config_class = LeanMBartConfig
 
 
-class LeanMBartForQuestionAnswering(FreeForQuestionAnswering, MBartForQuestionAnswering):
-    config_class, body = LeanMBartConfig, LeanMBartModel
+class LeanMBartForQuestionAnswering(Free, MBartForQuestionAnswering):
+    config_class = LeanMBartConfig
 
 
 AUTO_MAP = {
