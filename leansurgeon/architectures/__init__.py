@@ -3,30 +3,15 @@
 from __future__ import annotations
 
 import difflib
-import importlib
-import pkgutil
 from fnmatch import fnmatchcase
-from functools import cache
 
 from leansurgeon.architectures import infer, towers
 from leansurgeon.architectures.base import Architecture, Config
+from leansurgeon.architectures.families import known
 from leansurgeon.architectures.tensors import exists
 from leansurgeon.errors import UnsupportedModel, UsageError
 
 NEAR = 0.6  # of difflib's measure: from there on two names are called near
-
-
-@cache
-def known() -> dict[str, Architecture]:
-    """Every declared family by name."""
-    names = sorted(
-        m.name
-        for m in pkgutil.iter_modules(__path__)
-        if m.name not in ("base", "foreign", "presets", "infer", "towers")
-    )
-    modules = [importlib.import_module(f"{__name__}.{name}") for name in names]
-    families = [v for m in modules for v in vars(m).values() if isinstance(v, Architecture)]
-    return {a.name: a for a in families}
 
 
 def of(config: Config, tower: str | None = None) -> Architecture:
@@ -52,8 +37,8 @@ def of(config: Config, tower: str | None = None) -> Architecture:
     said = f"; the nearest known one is '{near[0]}'" if near else ""
     raise UnsupportedModel(
         f"'{model_type}' is an architecture that leansurgeon does not know{said}.",
-        "A family is one declaration of some 50 lines: leansurgeon/architectures/base.py says on top how to add it, "
-        "opt.py beside it is an example, and `leansurgeon inspect MODEL --doctor` puts it to the test.",
+        "A family is one declaration of some 30 lines: leansurgeon/architectures/families/__init__.py says how to add "
+        "it, decoders.toml beside it has examples, and `leansurgeon inspect MODEL --doctor` puts it to the test.",
     )
 
 

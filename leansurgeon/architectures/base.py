@@ -4,14 +4,10 @@ A family is one `Architecture`: a list of tensor templates, each with a *role* a
 from it: parameter counts without torch, the check of a config against its weights, and surgery, which only has to know
 how each axis changes.
 
-To add a family, write `architectures/<family>.py` with one `of_transformers(...)`: it is found by itself; `opt.py` is
-an example. Put it to the test on a real model with `leansurgeon inspect MODEL --doctor`, then add one line to
-`FAMILIES` in `tests/conftest.py`: every test of families runs over it. A template reads like the library's state dict:
+A template says the name in the library's state dict, the role and the axes; `families/` has them as lines of text, and
+says how to add a family:
 
-    Tensor("embeddings.cls_token", "embedding", "1 1 width")      # name in the file, role, axes
-
-and `linear("attention.self.query", "q", "q", "width")` stands for a weight and its bias, `norm("norm1")` for those of
-a norm. Where a library derives head_dim from the width, `lean.py` makes the form that has one of its own.
+    embeddings.cls_token  embedding  1,1,width
 
 Axes, one word per dimension, `+` where several parts are stacked along it:
 
@@ -22,7 +18,7 @@ Axes, one word per dimension, `+` where several parts are stacked along it:
 A family with several stages (pyramids such as DaViT) has lists in its config where others have numbers. Either all
 stages are alike and `{s}` in `layer` is the number of the stage, or `stages` holds one `Blocks` each. Outside the
 blocks the axes `width0`, `width1`, ... are the widths of the stages, and `width` is that of the last. An encoder and a
-decoder are two stages, too, whose `Blocks` name config keys of their own (`t5.py`, `bart.py`).
+decoder are two stages, too, whose `Blocks` name config keys of their own (T5, BART).
 
 Roles: `q k v qkv o` attention, `up gate down` feed-forward, `head_param` other per-head parameters, `qk_norm`
 (over the entries of a head), `qk_norm_all` (over the channels of all heads, whose number then has to stay), `norm`,
@@ -35,7 +31,7 @@ attention). Names are those of the tensors in the file (transformers renames som
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -242,11 +238,12 @@ class Architecture:
         lists = self.lists(config)  # written in full, also those left to a rule: it fails for kept layers
         for stage in shape.stages:
             self._check_heads(stage)
-        if not apart:
-            c |= {key: like(c.get(key), n) for key, n in self._numbers(self.keys, shape, several).items()}
+        parts = [(self.keys, shape, several)]
+        if apart:
+            parts = [(keys, Shape((stage,)), False) for keys, stage in zip(apart, shape.stages, strict=True)]
         written: dict[str, Any] = {}
-        for keys, stage in zip(apart, shape.stages, strict=True) if apart else ():
-            for key, value in self._numbers(keys, Shape((stage,)), several=False).items():
+        for keys, part, lists_stages in parts:
+            for key, value in self._numbers(keys, part, lists_stages).items():
                 if written.setdefault(key, value) != value:
                     every = "all stages" if len(apart) > 2 else "encoder and decoder"
                     said = f"{self.name} has one {key} for {every}; it cannot hold {written[key]} and {value}."
@@ -407,8 +404,3 @@ class Architecture:
     def count(self, config: Config, shape: Shape | None = None) -> ParameterCount:
         """Parameters by part from the declaration alone (no torch)."""
         return counted(self.tensors(config, shape))
-
-
-def derive(base: Architecture, **changes: Any) -> Architecture:
-    """A family that shares its tensors with another one."""
-    return replace(base, **changes)

@@ -50,7 +50,7 @@ def match(architecture: Architecture, config: Config, names: Mapping[str, tuple[
         if spec is None and inside:
             raise UnsupportedModel(
                 f"'{name}' is not part of the {architecture.name} declaration, so its role is not known.",
-                "Surgery would be a guess; see architectures/base.py on how to declare it.",
+                "Surgery would be a guess; see architectures/families/__init__.py on how to declare it.",
             )
         if spec is not None and spec.shape != tuple(size) and spec.role != "head":
             raise UnsupportedModel(

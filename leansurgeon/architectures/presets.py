@@ -10,16 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from leansurgeon.architectures.base import Config
-from leansurgeon.architectures.timm_davit import TIMM_DAVIT
+from leansurgeon.architectures.families import known
 from leansurgeon.architectures.timm_models import folder_config
-from leansurgeon.architectures.timm_tnt import TIMM_TNT
-from leansurgeon.architectures.timm_vit import TIMM_VIT
-from leansurgeon.architectures.timm_volo import TIMM_VOLO
-from leansurgeon.architectures.timm_xcit import TIMM_XCIT
 from leansurgeon.errors import UsageError, did_you_mean
 from leansurgeon.reading import yamlfile
-
-OF_TIMM = {family.name: family for family in (TIMM_VIT, TIMM_XCIT, TIMM_TNT, TIMM_VOLO, TIMM_DAVIT)}
 
 
 @dataclass(frozen=True)
@@ -64,7 +58,7 @@ def _preset(
     **said: Any,
 ) -> Preset:
     if timm:
-        config = folder_config(OF_TIMM[family], timm, config, pixels)
+        config = folder_config(known()[family], timm, config, pixels)
     if labels:  # the config keys by which transformers knows the number of classes
         config = config | {
             "id2label": {str(i): f"LABEL_{i}" for i in range(labels)},

@@ -1,12 +1,12 @@
 """Tensors of a declaration: templates with their roles and axes, and the sizes that follow from a config. How to write
-them stands in `base.py`.
+them stands in `families/__init__.py`, what they mean in `base.py`.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -49,40 +49,6 @@ class Tensor:
         return self.in_others if index else self.in_first
 
 
-def linear(name: str, role: str, out: str, into: str, *, bias: str | bool = True, **more: Any) -> tuple[Tensor, ...]:
-    """Weight `(out, into)` and bias of a layer; `bias` may name the config key that switches it on. `into` may hold
-    several words, as a convolution's weight has.
-    """
-    return (Tensor(f"{name}.weight", role, f"{out} {into}", **more), *_bias(name, role, out, bias, more))
-
-
-def attention(
-    start: str, names: str, *, bias: str | bool = True, o_bias: str | bool | None = None, **more: Any
-) -> tuple[Tensor, ...]:
-    """The layers for queries, keys, values and the output, whose `names` (four words) stand behind `start`; `o_bias` is
-    that of the output, where it is another.
-    """
-    q, k, v, o = (start + name for name in names.split())
-    return (
-        *linear(q, "q", "q", "width", bias=bias, **more),
-        *linear(k, "k", "kv", "width", bias=bias, **more),
-        *linear(v, "v", "kv", "width", bias=bias, **more),
-        *linear(o, "o", "width", "q", bias=bias if o_bias is None else o_bias, **more),
-    )
-
-
-def norm(
-    name: str, axis: str = "width", role: str = "norm", *, bias: str | bool = True, **more: Any
-) -> tuple[Tensor, ...]:
-    """Weight and bias of a layer norm; `bias` as of a layer."""
-    return (Tensor(f"{name}.weight", role, axis, **more), *_bias(name, role, axis, bias, more))
-
-
-def _bias(name: str, role: str, axis: str, bias: str | bool, more: Mapping[str, Any]) -> tuple[Tensor, ...]:
-    when = {"when": bias} if isinstance(bias, str) else {}
-    return (Tensor(f"{name}.bias", role, axis, **{**more, **when}),) if bias else ()
-
-
 @dataclass(frozen=True)
 class Keys:
     """Which config key holds which number of the shape. `mlp_ratio` where the library stores a ratio instead of a
@@ -102,11 +68,6 @@ class Keys:
     width_grows: int = 1
     whole_ratio: bool = False  # the library takes a whole number only
     depth_like: str | None = None
-
-
-# What most families of transformers call them, and those of them that store a head_dim.
-USUAL_KEYS = Keys("num_hidden_layers", "num_attention_heads", "hidden_size", mlp_dim="intermediate_size")
-HEAD_DIM_KEYS = replace(USUAL_KEYS, head_dim="head_dim")
 
 
 @dataclass(frozen=True)

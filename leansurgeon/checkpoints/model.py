@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from leansurgeon import architectures
-from leansurgeon.architectures.base import Architecture, Config, derive
+from leansurgeon.architectures.base import Architecture, Config
 from leansurgeon.architectures.foreign import library_builds
 from leansurgeon.architectures.infer.library import quietly
 from leansurgeon.architectures.towers import writes_text
@@ -71,7 +71,7 @@ class Loaded:
         architecture = self.architecture
         if not (place := tower_around((self.projections or [""])[0], self.model, architecture)):
             return self
-        own = derive(inside(architecture, place), section="")
+        own = replace(inside(architecture, place), section="")
         return Loaded(self.model.get_submodule(place), own, self.config[architecture.section], self.folder, None)
 
     def features(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
@@ -144,7 +144,7 @@ def inside(architecture: Architecture, place: str) -> Architecture:
         replace(blocks, projection=tuple(path.removeprefix(place + ".") for path in blocks.projection))
         for blocks in architecture.stages
     )
-    return derive(architecture, stages=tuple(stages))
+    return replace(architecture, stages=tuple(stages))
 
 
 def tower_around(inside: str, model: torch.nn.Module, architecture: Architecture) -> str:

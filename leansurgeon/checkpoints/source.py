@@ -421,7 +421,7 @@ def timm_config(name: str, args: Config | None = None) -> Config:
     family = architectures.declared({"architecture": name.split(".")[0]})
     try:
         if family:
-            return timm_models.source_config(family, name, model)
+            return timm_models.source_config(family, name, model, args)
     except UnsupportedModel:
         pass  # a variant that the declaration does not know
     return infer.timm_config(name, args)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from leansurgeon.architectures.families import read_families, read_tensors
 from leansurgeon.architectures.tensors import (
     Blocks,
     Tensor,
     TensorSpec,
-    attention,
     axis_size,
     counted,
     exact_ratio,
@@ -16,8 +16,6 @@ from leansurgeon.architectures.tensors import (
     fill,
     is_count,
     like,
-    linear,
-    norm,
     read_key,
     sizes_of,
     write_key,
@@ -118,32 +116,48 @@ def rows(tensors):
     return [(t.name, t.role, t.axes, t.when) for t in tensors]
 
 
-def test_layers_and_norms_have_the_biases_that_are_asked_for():
-    assert rows(linear("up", "up", "mlp", "width 1 1")) == [
+def test_a_line_is_a_tensor_or_a_weight_and_its_bias():
+    assert rows(read_tensors("up* up mlp,width,1,1")) == [
         ("up.weight", "up", "mlp width 1 1", ""),
         ("up.bias", "up", "mlp", ""),
     ]
-    assert rows(linear("up", "up", "mlp", "width", bias=False)) == [("up.weight", "up", "mlp width", "")]
-    switched = linear("up", "up", "mlp", "width", bias="mlp_bias", when="gated", group=1, new=0.0)
+    assert rows(read_tensors("cls embedding 1,1,width\nsteps buffer -")) == [
+        ("cls", "embedding", "1 1 width", ""),
+        ("steps", "buffer", "", ""),
+    ]
+    switched = list(read_tensors("up*  up  mlp,width  if=gated bias=mlp_bias group=1 new=0"))
     assert rows(switched) == [("up.weight", "up", "mlp width", "gated"), ("up.bias", "up", "mlp", "mlp_bias")]
     assert all((t.group, t.new) == (1, 0.0) for t in switched)
-    assert rows(norm("ln")) == [("ln.weight", "norm", "width", ""), ("ln.bias", "norm", "width", "")]
-    assert rows(norm("ln", "q", "qk_norm", bias=False, when="x")) == [("ln.weight", "qk_norm", "q", "x")]
-    assert rows(norm("ln", bias="b"))[1] == ("ln.bias", "norm", "width", "b")
+    assert [t.when for t in read_tensors("ln* norm width if=!a")] == ["!a", "!a"]
+    first, others, some = read_tensors("a q q only=first\nb q q only=others\nc q q layers=1,3")
+    assert (first.in_first, first.in_others, others.in_first, others.in_others) == (True, False, False, True)
+    assert some.layers == (1, 3) and first.layers is None
+    with pytest.raises(TypeError, match="grup"):
+        list(read_tensors("a q q grup=1"))
 
 
-def test_an_attention_has_four_layers_of_which_the_output_may_differ():
-    names, roles = "query key value out", ["q", "k", "v", "o"]
-    plain = attention("self.", names, bias=False)
-    assert rows(plain) == [
-        (f"self.{name}.weight", role, axes, "")
-        for name, role, axes in zip(names.split(), roles, ("q width", "kv width", "kv width", "width q"), strict=True)
-    ]
-    assert [t.name for t in attention("", names, bias=False, o_bias=True)][-1] == "out.bias"
-    mixed = attention("", names, bias="qkv_bias", o_bias=False, in_first=False)
-    assert [t.when for t in mixed] == ["", "qkv_bias"] * 3 + [""] and not any(t.in_first for t in mixed)
-    same = attention("", names, bias="b", group=2)
-    assert [t.when for t in same] == ["", "b"] * 4 and all(t.group == 2 for t in same)
+def test_a_family_takes_over_what_stands_before_it():
+    text = """
+        [usual]
+        library = "timm"
+        keys = {depth = "depth", heads = "num_heads", width = "dim", mlp_dim = "units"}
+        norm = "pre"
+        outer = "a embedding width"
+        [one]
+        model_types = ["one", "uno"]
+        decoupled = "other"
+        takes = {special_tokens = "@one"}
+        [two]
+        from = "one"
+        keys = {mlp_dim = "", mlp_ratio = "ratio"}
+        decoupled = ""
+    """
+    one, two = dict(read_families(text)).values()
+    assert (one.model_types, one.decoupled, one.keys.mlp_dim) == (("one", "uno"), "other", "units")
+    assert (two.name, two.model_types, two.decoupled, two.norm) == ("two", ("two",), None, "pre")
+    assert (two.keys.mlp_dim, two.keys.mlp_ratio, two.keys.width) == (None, "ratio", "dim")
+    assert two.outer == one.outer == (Tensor("a", "embedding", "width"),)
+    assert two.takes.special_tokens({}) == 1
 
 
 def test_which_layers_of_a_stage_have_a_tensor():

@@ -9,7 +9,6 @@ import pytest
 
 from leansurgeon import architectures
 from leansurgeon.architectures.timm_models import skeleton, source_config
-from leansurgeon.architectures.timm_vit import TIMM_VIT
 from leansurgeon.checkpoints.config import KINDS, check_kinds, check_sizes
 from leansurgeon.checkpoints.family import convert_config
 from leansurgeon.checkpoints.source import open_source
@@ -120,7 +119,7 @@ def test_sizes_of_a_part_of_a_model_are_looked_at_too(key, value):
 def test_timm_models_whose_blocks_have_no_attn_are_named_by_the_declaration(name):
     """No traceback; what can be done with them is inferred (`architectures/infer/test_timm.py`)."""
     with pytest.raises(UnsupportedModel, match=f"timm/{name}.*Parallel"):
-        source_config(TIMM_VIT, name, skeleton(name))
+        source_config(architectures.known()["timm_vit"], name, skeleton(name))
 
 
 def test_a_library_that_refuses_a_config_is_one_sentence(saved):

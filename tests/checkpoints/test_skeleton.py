@@ -10,7 +10,6 @@ import torch
 from safetensors.torch import save_file
 
 from leansurgeon.architectures import timm_models
-from leansurgeon.architectures.timm_vit import TIMM_VIT
 from leansurgeon.checkpoints.blockwise.skeleton import Skeleton
 from leansurgeon.checkpoints.blockwise.stream import Stream
 from leansurgeon.checkpoints.family import convert_config
@@ -65,7 +64,8 @@ def timm_model(key: str):
         args = dict(img_size=32, patch_size=8, num_classes=5, embed_dim=32, depth=4, num_heads=4, mlp_ratio=2)
         from timm.models.vision_transformer import VisionTransformer
 
-        return VisionTransformer(**args), timm_models.folder_config(TIMM_VIT, "vit_tiny_patch16_224", args)
+        family = timm_families.family_of("vit")
+        return VisionTransformer(**args), timm_models.folder_config(family, "vit_tiny_patch16_224", args)
     name, args = timm_families.FAMILIES[key][1:3]
     config = timm_models.folder_config(timm_families.family_of(key), name, args, {"input_size": (3, 32, 32)})
     return timm_families.build(key), config

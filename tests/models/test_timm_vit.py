@@ -10,7 +10,6 @@ from safetensors.torch import save_file
 import leansurgeon.models.timm_vit  # noqa: F401  registers the entry point
 from leansurgeon import architectures
 from leansurgeon.architectures.timm_models import folder_config, skeleton, source_config
-from leansurgeon.architectures.timm_vit import LEAN_TIMM_VIT, TIMM_VIT
 from leansurgeon.checkpoints.model import load
 from leansurgeon.checkpoints.source import complete, open_source, timm_config
 from leansurgeon.errors import UnsupportedModel
@@ -88,7 +87,7 @@ def test_a_folder_loads_with_create_model(tmp_path, changes):
     for p in model.parameters():
         torch.nn.init.normal_(p, std=0.2)
     save_file(model.state_dict(), tmp_path / "model.safetensors")
-    config = folder_config(LEAN_TIMM_VIT, "leansurgeon_vit", args)
+    config = folder_config(architectures.known()["leansurgeon_vit"], "leansurgeon_vit", args)
     (tmp_path / "config.json").write_text(json.dumps(config))
     loaded = timm.create_model(f"local-dir:{tmp_path}", pretrained=True).eval()
     channels = args.get("in_chans", 3)
@@ -179,7 +178,7 @@ def test_model_args_that_timm_does_not_take_are_one_sentence():
 )
 def test_variants_that_are_not_a_plain_vit_are_named(name, words):
     with pytest.raises(UnsupportedModel, match=words):
-        source_config(TIMM_VIT, name, skeleton(name))
+        source_config(architectures.known()["timm_vit"], name, skeleton(name))
 
 
 def test_an_unknown_name_gets_a_suggestion():

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from leansurgeon import architectures
 from leansurgeon.architectures.timm_models import source_config
-from leansurgeon.architectures.timm_vit import TIMM_VIT
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import UnsupportedModel
 from leansurgeon.surgery.plan.planning import plan
@@ -32,7 +32,7 @@ def folder(tmp_path):
     path = tmp_path / "source"
     path.mkdir()
     save_file(model.state_dict(), path / "model.safetensors", metadata={"format": "pt"})
-    config = source_config(TIMM_VIT, "vit_tiny_patch16_224", model)
+    config = source_config(architectures.known()["timm_vit"], "vit_tiny_patch16_224", model, ARGS)
     (path / "config.json").write_text(json.dumps(config))
     return path, model
 

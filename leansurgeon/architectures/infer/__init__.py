@@ -67,7 +67,7 @@ def _remembered(key: str, infer: Callable[[], Architecture]) -> Architecture:
     from leansurgeon.architectures.infer import cache
 
     if key not in _found:
-        family = cache.read(key, cache.declaration)
+        family = cache.read(key, Architecture)
         if family is None:
             family = infer()
             cache.write(key, family)
@@ -162,12 +162,13 @@ def counter(full: Mapping[str, Any]) -> nn.Module | type[nn.Module]:
 def explored(full: Mapping[str, Any], tower: str | None) -> Finding:
     """What is found of a family on a small model of it; kept for all models that are alike when small."""
     from leansurgeon.architectures.infer import cache, explore, library, tiny
+    from leansurgeon.architectures.infer.finding import Finding
 
     with library.quietly():
         small = [tiny.shrunk(dict(full), attempt) for attempt in range(tiny.ATTEMPTS + 1)]
     said = {"model_type": full["model_type"], "small": [cache.said(one) for one in small]}
     key = cache.config_digest(said, tower)
-    if (finding := cache.read(key, cache.finding)) is not None:
+    if (finding := cache.read(key, Finding)) is not None:
         return finding
     _announce(full["model_type"])
     finding = explore.explore(full, tower)
@@ -205,5 +206,5 @@ def _announce(name: str) -> None:
 def _not_inferred(model_type: str, why: str) -> UnsupportedModel:
     return UnsupportedModel(
         f"'{model_type}' has no declaration, and none could be inferred: {why}.",
-        "A family is one declaration of some 50 lines: leansurgeon/architectures/base.py says how to add it.",
+        "A family is one declaration: leansurgeon/architectures/families/__init__.py says how to add it.",
     )

@@ -11,22 +11,21 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import MISSING, asdict, fields
 from functools import cache
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 
-from leansurgeon.architectures.base import Architecture, Keys, Tensor
-from leansurgeon.architectures.infer.finding import Finding, Part, Stage
-from leansurgeon.architectures.tensors import Blocks
+from pydantic import TypeAdapter
+
+from leansurgeon.architectures.base import Architecture
+from leansurgeon.architectures.infer.finding import Finding
 from leansurgeon.errors import UsageError
 from leansurgeon.reading import jsonfile
 from leansurgeon.reading.cache_folder import cache_folder
-from leansurgeon.reading.jsonfile import JsonObject
 
 Kept = TypeVar("Kept", Architecture, Finding)
 STALE_SECONDS = 3600  # a file that was begun longer ago belongs to a process that was killed: writing takes a moment
@@ -81,25 +80,24 @@ def _digest(files: list[Path]) -> str:
     return sha256.hexdigest()
 
 
-def read(key: str, made: Callable[[JsonObject], Kept]) -> Kept | None:
-    """What is kept under `key`, `made` (by `declaration` or `finding`) of its document; None where nothing is."""
+def read(key: str, kind: type[Kept]) -> Kept | None:
+    """The record of this `kind` that is kept under `key`; None where there is none."""
     try:
-        return made(jsonfile.read_object(folder() / f"{key}.json"))
-    except (UsageError, ValueError, TypeError, KeyError, AttributeError):
+        return TypeAdapter(kind).validate_python(jsonfile.read_object(folder() / f"{key}.json"))
+    except (UsageError, ValueError, TypeError):
         return None
 
 
 def write(key: str, made: Architecture | Finding) -> None:
     """Keep the fields that differ from their defaults; a folder that cannot be written costs only time."""
-    usual = {one.name: one.default if one.default_factory is MISSING else one.default_factory() for one in fields(made)}
-    document = {name: value for name, value in asdict(made).items() if getattr(made, name) != usual[name]}
+    document = TypeAdapter(type(made)).dump_json(made, exclude_defaults=True)
     with suppress(OSError):
         folder().mkdir(parents=True, exist_ok=True)
         sweep()
         handle, name = tempfile.mkstemp(dir=folder(), suffix=PART)
         try:
-            with os.fdopen(handle, "w") as file:
-                json.dump(document, file)
+            with os.fdopen(handle, "wb") as file:
+                file.write(document)
             os.replace(name, folder() / f"{key}.json")
         finally:  # of a full disk nothing stays
             Path(name).unlink(missing_ok=True)
@@ -111,35 +109,3 @@ def sweep() -> None:
         with suppress(OSError):
             if time.time() - part.stat().st_mtime > STALE_SECONDS:
                 part.unlink()
-
-
-def finding(document: JsonObject) -> Finding:
-    """What was found, as `write` has kept it."""
-    return Finding(**_tuples(document) | {"stages": tuple(map(_stage, document["stages"]))})
-
-
-def _stage(document: Mapping[str, Any]) -> Stage:
-    parts = {name: _part(document[name]) for name in ("heads", "mlp")}
-    return Stage(**_tuples(document) | parts)
-
-
-def _part(document: Mapping[str, Any] | None) -> Part | None:
-    if document is None:
-        return None
-    axes = {t: tuple((axis, word) for axis, word in places) for t, places in document["axes"].items()}
-    return Part(document["key"], axes, tuple(document["sinks"]))
-
-
-def _tuples(document: Mapping[str, Any]) -> dict[str, Any]:
-    return {k: tuple(v) if isinstance(v, list) else v for k, v in document.items()}
-
-
-def declaration(document: JsonObject) -> Architecture:
-    """A declaration, as `write` has kept it."""
-    stages = tuple(Blocks(**_with_tensors(stage, "block")) for stage in document["stages"])
-    return Architecture(**_with_tensors(document, "outer") | {"stages": stages})
-
-
-def _with_tensors(document: JsonObject, name: str) -> dict[str, Any]:
-    tensors = tuple(Tensor(**_tuples(one)) for one in document[name])
-    return _tuples(document) | {"keys": Keys(**document["keys"]), name: tensors}

@@ -104,10 +104,10 @@ class Whole:
     output: Tensor
 
     @classmethod
-    def of(cls, library: Library, config: Config, make_inputs: Any, seed: int = 0, **more: Any) -> Self:
+    def of(cls, library: Library, config: Config, seed: int = 0, **more: Any) -> Self:
         """The model that the library makes with random weights; `more` is what a kind of its own has beside."""
         model = library.build(config, seed)
-        inputs = make_inputs(model, config)
+        inputs = library.example(model, config)
         return cls(library, config, model, inputs, library.saved(model), outputs(model, inputs), **more)
 
 
@@ -171,7 +171,6 @@ def depth_trouble(
     library: Library,
     config: Config,
     level: Level,
-    make_inputs: Any,
     seed: int = 0,
     group: int = 1,
     first: int = 0,
@@ -180,12 +179,12 @@ def depth_trouble(
     """Why layers (groups of them) behind the `first` and before the `last` ones cannot be dropped from this stage; None
     where every cut was proven.
     """
-    whole = Whole.of(library, config, make_inputs, seed)
+    whole = Whole.of(library, config, seed)
     troubles = (proven_cut(whole, level, keep) for keep in cuts(level.depth, group, first, last))
     return next(filter(None, troubles), None)
 
 
-def proven_depth(library: Library, config: Config, level: Level, make_inputs: Any) -> tuple[str, int, int]:
+def proven_depth(library: Library, config: Config, level: Level) -> tuple[str, int, int]:
     """Why no layer of a stage can be dropped (empty: they can), and how many of the first and last ones have to stay.
     Proven at two depths, the second over a whole period of kinds of layers.
     """
@@ -194,7 +193,7 @@ def proven_depth(library: Library, config: Config, level: Level, make_inputs: An
     ways = ((0, 0), *((n, 0) for n in range(1, min(FIRST, level.depth - 2) + 1)), (0, 1))
     troubles: list[str] = []
     for first, last in ways:
-        why = depth_trouble(library, config, level, make_inputs, first=first, last=last)
+        why = depth_trouble(library, config, level, first=first, last=last)
         if why is None:
             break
         troubles.append(why)
@@ -203,32 +202,30 @@ def proven_depth(library: Library, config: Config, level: Level, make_inputs: An
     other = deeper(config, level, min(max(level.depth + 2, period(config) + 3), 13))
     depth = other[level.key]
     try:
-        again = depth_trouble(library, other, replace(level, depth=depth), make_inputs, seed=7, first=first, last=last)
+        again = depth_trouble(library, other, replace(level, depth=depth), seed=7, first=first, last=last)
     except Unbuildable as error:
         again = f"at depth {depth} no model of it runs: {error}"
     return (troubles[0] if troubles else again, 0, 0) if again else ("", first, last)
 
 
-def droppable(library: Library, config: Config, level: Level, make_inputs: Any) -> tuple[str, int, int, int]:
+def droppable(library: Library, config: Config, level: Level) -> tuple[str, int, int, int]:
     """Why no layer of a stage can be dropped (empty: they can), how many of the first and last ones have to stay, and
     in groups of how many the others go, where kinds of layers take turns by a rule that no list of the config says.
     """
-    trouble, first, last = proven_depth(library, config, level, make_inputs)
+    trouble, first, last = proven_depth(library, config, level)
     if not trouble or level.outside or level.lists:
         return trouble, first, last, 1
     for group in sorted({2, 3, period(config)}):
         counts = (3, 4) if group < 5 else (2, 3)
-        if not any(group_trouble(library, config, level, make_inputs, group, count) for count in counts):
+        if not any(group_trouble(library, config, level, group, count) for count in counts):
             return "", 0, 0, group
     return trouble, first, last, 1
 
 
-def group_trouble(
-    library: Library, config: Config, level: Level, make_inputs: Any, group: int, count: int
-) -> str | None:
+def group_trouble(library: Library, config: Config, level: Level, group: int, count: int) -> str | None:
     """Why whole groups cannot be dropped of `count` of them."""
     other = replace(level, depth=group * count)
     try:
-        return depth_trouble(library, deeper(config, level, group * count), other, make_inputs, count, group)
+        return depth_trouble(library, deeper(config, level, group * count), other, count, group)
     except Unbuildable as error:
         return str(error)

@@ -6,17 +6,19 @@ A key whose change takes a layer away is a depth; an axis that grows with a key 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
 
-from torch import Tensor, nn
+from torch import nn
 
-from leansurgeon.architectures.infer import inputs, tiny
+from leansurgeon.architectures.infer import tiny
 from leansurgeon.architectures.infer.library import LARGEST, Library, Unbuildable, outputs
 from leansurgeon.architectures.infer.tiny import Config, aliases, per_layer
 from leansurgeon.architectures.limits import TAPS, followed
 from leansurgeon.architectures.tensors import numbered
 
+Kind = TypeVar("Kind", bound=Library)
 Shapes = dict[str, tuple[int, ...]]
 Axis = tuple[str, int]  # a tensor's name and the number of an axis
 
@@ -160,25 +162,27 @@ def effect(library: Library, config: Config, base: Shapes, changes: Mapping[str,
         return None
 
 
-def check_runs(library: Library, small: Config, example: Callable[[nn.Module, Config], dict[str, Tensor]]) -> None:
-    """Raises `Unbuildable` where a model of this config is too large for a trial, or does not run on its `example`."""
-    if (size := library.size(small)) > LARGEST:
-        raise Unbuildable(f"it has {size / 1e6:.0f} million parameters however small its numbers")
-    model = library.build(small)
-    outputs(model, example(model, small))
-
-
-def built(library: Library, full: Config, *, geometry: bool = False) -> Config:
-    """The first small config that runs (see `tiny.shrunk`). Raises `Unbuildable` with what the first attempt said."""
+def first_that_runs(attempts: Iterable[tuple[Kind, Config]]) -> tuple[Kind, Config]:
+    """The first library and config whose model is small enough for a trial and runs. Raises `Unbuildable` with what the
+    first attempt said.
+    """
     first = None
-    for attempt in range(tiny.ATTEMPTS + 1):
+    for library, small in attempts:
         try:
-            small = tiny.shrunk(full, attempt, geometry=geometry)
-            check_runs(library, small, inputs.example)
-            return small
+            if (size := library.size(small)) > LARGEST:
+                raise Unbuildable(f"it has {size / 1e6:.0f} million parameters however small its numbers")
+            model = library.build(small)
+            outputs(model, library.example(model, small))
+            return library, small
         except Unbuildable as error:
             first = first or error
     raise first
+
+
+def built(library: Library, full: Config, *, geometry: bool = False) -> Config:
+    """The first small config that runs (see `tiny.shrunk`). Raises `Unbuildable`."""
+    attempts = range(tiny.ATTEMPTS + 1)
+    return first_that_runs((library, tiny.shrunk(full, attempt, geometry=geometry)) for attempt in attempts)[1]
 
 
 def probed(library: Library, small: Config) -> Config:
@@ -194,7 +198,7 @@ def probed(library: Library, small: Config) -> Config:
             if effect(library, small, base, {key: value}):
                 try:
                     model = library.build(tried)
-                    outputs(model, inputs.example(model, library.joined(tried)))
+                    outputs(model, library.example(model, tried))
                 except Unbuildable:
                     continue
                 small = tried

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from leansurgeon.architectures.infer import cuts, divided, inputs, tiny, traits
+from leansurgeon.architectures.infer import cuts, divided, tiny, traits
 from leansurgeon.architectures.infer.differences import (
     Axis,
     Level,
@@ -30,7 +31,17 @@ from leansurgeon.architectures.infer.library import (
     whole,
 )
 from leansurgeon.architectures.infer.tiny import Config, aliases
-from leansurgeon.architectures.infer.units import Kind, Trial, conv1d, explained, heads_kind, mlp_kind, proof, unreached
+from leansurgeon.architectures.infer.units import (
+    Kind,
+    Trial,
+    conv1d,
+    explained,
+    heads_kind,
+    mlp_kind,
+    of_stages,
+    proof,
+    unreached,
+)
 from leansurgeon.architectures.infer.widened import HEAD_DIM, Heads, LeanLibrary, lean_config, projected, specs
 from leansurgeon.architectures.infer.words import Numbers, Place, head_words, mlp_words
 from leansurgeon.architectures.towers import MORE_SECTIONS, SECTIONS
@@ -98,16 +109,13 @@ class Search:
         self.library, self.config, self.names = library, config, aliases(config)
         self.base: Shapes = shapes(library, config)
         self.levels, self.troubles = levels(library, config)
-        self.trial = Trial.of(library, config, self.example, levels=tuple(self.levels))
+        self.trial = Trial.of(library, config, levels=tuple(self.levels))
         self.memory = memory_names(library, self.trial.model)
         self.state_sizes = {n: tuple(t.shape) for n, t in self.trial.model.state_dict().items()}
         self.turned = conv1d(self.trial.model)
         self.known: dict[tuple, Effect | None] = {}
         self.joint: dict[str, tuple[dict[str, list[Place]], str | None]] = {}  # of numbers that several stages share
-
-    def example(self, model: torch.nn.Module, config: Config) -> dict[str, torch.Tensor]:
-        """Inputs that a model of this config runs on."""
-        return inputs.example(model, self.library.joined(config))
+        self.ratios: dict[str, tuple[dict[int, Part], str]] = {}
 
     def width(self, stage: Stage) -> int | None:
         """Channels of the stream through a stage."""
@@ -203,7 +211,7 @@ class Search:
         shared = next((n for n in self.library.tied(self.trial.model) if self.trial.placed(n)), None)
         if shared:
             return replace(stage, depth_trouble=f"its layers share weights ('{shared}')")
-        trouble, first, last, group = cuts.droppable(self.library, self.config, level, self.example)
+        trouble, first, last, group = cuts.droppable(self.library, self.config, level)
         return replace(stage, depth_trouble=trouble, stay=first, stay_last=last, period=group)
 
     # -- heads ---------------------------------------------------------------------------------------
@@ -270,8 +278,8 @@ class Search:
         if name not in self.joint:
             places, trouble = explained(self.trial, options, kind)
             self.joint[name] = places, trouble or unreached(self.trial, places)
-        (places, trouble), number = self.joint[name], self.levels.index(level)
-        return {n: here for n, here in places.items() if (self.trial.placed(n) or (0,))[0] == number}, trouble
+        places, trouble = self.joint[name]
+        return of_stages(self.trial, places).get(self.levels.index(level), {}), trouble
 
     def widened(self, stage: Stage, level: Level, heads: int, kv: int) -> Stage:
         """Heads of a library that derives head_dim from width // heads: by our modelling file, if it can be proven."""
@@ -381,21 +389,58 @@ class Search:
                 return replace(stage, mlp_key=key, mlp=self.part(key, places), mlp_trouble="")
             stage = replace(stage, mlp_key=stage.mlp_key or key)
             trouble = trouble_here
-        if (ratio := self.ratio(stage, level)) is not None:
-            return ratio
-        return replace(stage, mlp_trouble=trouble)
+        by_ratio = self.with_ratio(stage, level)
+        return by_ratio if by_ratio.mlp_ratio else replace(stage, mlp_trouble=trouble)
 
-    def ratio(self, stage: Stage, level: Level) -> Stage | None:
-        """The MLP as a multiple of the width."""
-        key, width = "mlp_ratio", self.config.get(stage.width_key)
-        old = self.config.get(key)
-        if not isinstance(old, int | float) or isinstance(old, bool) or not isinstance(width, int):
-            return None
-        axes = self.inside(Effect(1, effect(self.library, self.config, self.base, {key: old + 1}) or {}), level)
-        now = Numbers(1, 1, 1, int(width * old))
-        options = {at: mlp_words(self.base[at[0]][at[1]], by // width, now) for at, by in axes.items()}
-        if not options or any(not words for words in options.values()):
-            return None
-        kind = mlp_kind(now, lambda n: {key: type(old)(n / width)}, now.mlp + width, now.mlp - width)
-        places, trouble = explained(self.trial, options, kind)
-        return replace(stage, mlp_key=key, mlp_ratio=True, mlp=self.part(key, places), mlp_trouble=trouble or "")
+    def with_ratio(self, stage: Stage, level: Level) -> Stage:
+        """The MLP as a multiple of the width, which may hold for several stages at once."""
+        number = self.levels.index(level)
+        for key in self.ratio_keys(level):
+            if key not in self.ratios:
+                self.ratios[key] = self.proven_ratio(key)
+            parts, trouble = self.ratios[key]
+            if number in parts:
+                return replace(stage, mlp_key=key, mlp_ratio=True, mlp=parts[number], mlp_trouble=trouble)
+            stage = replace(stage, mlp_trouble=trouble or stage.mlp_trouble)
+        return stage
+
+    def ratio_keys(self, level: Level) -> list[str]:
+        """Keys of the MLP's ratio to the width of a stage."""
+        return ["mlp_ratio"] if tiny.is_number(self.config.get("mlp_ratio")) else []
+
+    def proven_ratio(self, key: str) -> tuple[dict[int, Part], str]:
+        """The units that a ratio counts, by stage, and why they cannot change."""
+        old = self.config[key]
+        grown = effect(self.library, self.config, self.base, {key: old + 1})
+        if grown is None:
+            return {}, f"its library does not build it with another {key}"
+        by_stage: dict[int, dict[Axis, int]] = {}
+        for at, by in grown.items():
+            placed = self.trial.placed(at[0]) or ((0, at[0]) if len(self.levels) == 1 else None)
+            if placed is None:
+                return {}, f"'{at[0]}' outside the blocks follows the MLP"
+            by_stage.setdefault(placed[0], {})[at] = by
+        kinds, options = {}, {}
+        for number, axes in by_stage.items():
+            width = min(axes.values())
+            now = Numbers(1, 1, 1, int(width * old))
+            words = {at: mlp_words(self.base[at[0]][at[1]], by // width, now) for at, by in axes.items()}
+            name, axis = self.measured(self.levels[number])
+            own = self.base[self.levels[number].layer.format(i=1) + name][axis]
+            if any(not of_axis for of_axis in words.values()) or width != own:
+                return {}, "its MLP is no plain multiple of the width"
+            less = old - 1 if old > 1 else old / 2
+            by_units = {now.mlp: old, now.mlp + width: old + 1, int(width * less): less}
+            kinds[number] = mlp_kind(now, lambda n, u=by_units: {key: u[n]}, now.mlp + width, int(width * less))
+            options |= words
+        places, trouble = explained(self.trial, options, kinds)
+        trouble = trouble or unreached(self.trial, places) or ""
+        return {number: self.part(key, own) for number, own in of_stages(self.trial, places).items()}, trouble
+
+    def measured(self, level: Level) -> tuple[str, int]:
+        """A tensor of a block and its axis that has the width, which is what most axes of a block have."""
+        start = level.layer.format(i=1)
+        inside = {n.removeprefix(start): s for n, s in self.base.items() if n.startswith(start)}
+        width = Counter(size for s in inside.values() for size in s if size > 1).most_common(1)[0][0]
+        places = [(n, axis) for n, s in inside.items() for axis, size in enumerate(s) if size == width]
+        return min(places, key=lambda place: len(inside[place[0]]))

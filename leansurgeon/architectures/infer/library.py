@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from leansurgeon.architectures.foreign import library_builds
+from leansurgeon.architectures.infer import inputs
 from leansurgeon.errors import UnsupportedModel
 from leansurgeon.progress import changed_setting, quiet_transformers
 
@@ -81,7 +82,7 @@ def config_class(model_type: str) -> type:
         raise UnsupportedModel(
             f"'{model_type}' is an architecture that neither leansurgeon nor transformers {transformers.__version__} "
             "knows.",
-            "A newer transformers may know it; a family of your own is one declaration (architectures/base.py).",
+            "A newer transformers may know it; a family of your own is one declaration (see architectures/families).",
         ) from None
 
 
@@ -228,6 +229,10 @@ class Library:
         state = remove_tied_weights_from_state_dict(state, model)
         return {name: tensor.detach() for name, tensor in revert_weight_conversion(model, state).items()}
 
+    def example(self, model: nn.Module, config: Mapping[str, Any]) -> dict[str, Tensor]:
+        """Inputs that a model of this config runs on."""
+        return inputs.example(model, self.joined(config))
+
     def tied(self, model: nn.Module) -> list[str]:
         """Names in memory of tensors that are others as well."""
         return sorted(getattr(model, "all_tied_weights_keys", None) or {})
@@ -291,12 +296,12 @@ def perturb(model: nn.Module, seed: int) -> None:
 
 
 @torch.no_grad()
-def outputs(model: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
+def outputs(model: nn.Module, given: Mapping[str, Tensor]) -> Tensor:
     """Logits, or what a model without a head gives first. Raises `Unbuildable`."""
     try:
         torch.manual_seed(0)
         cache = {"use_cache": False} if "use_cache" in inspect.signature(model.forward).parameters else {}
-        output = model(**inputs, **cache)
+        output = model(**given, **cache)
         return first(output).float()
     except Exception as error:
         raise Unbuildable(UNRUN) from error

@@ -1,52 +1,59 @@
-"""An inferred declaration as the text of a hand-written one, with what was proven and what is refused."""
+"""An inferred declaration as the text of one in `families/`, with what was proven and what is refused."""
 
 from __future__ import annotations
 
-import re
-from dataclasses import MISSING, fields
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from typing import Any
 
 from leansurgeon.architectures.base import Architecture
 from leansurgeon.architectures.limits import CAN, CANNOT
-from leansurgeon.architectures.tensors import Blocks, Keys, Tensor
+from leansurgeon.architectures.tensors import Tensor
 
-# What a module says in another way, or what only an inferred declaration has.
-ELSEWHERE = ("name", "library", "model_types", "keys", "outer", "stages", "evidence", "decoupled", "shared")
+# What the table's name says, what follows from the user's flags, and what only an inferred declaration has.
+ELSEWHERE = ("name", "model_types", "code", "evidence", "decoupled", "shared")
 
 
 def as_source(made: Architecture) -> str:
-    """A module for `architectures/`: numbers that the config names elsewhere stand in it as plain integers."""
-    name = re.sub(r"\W", "_", made.name).upper()
-    block = [blocks_text(blocks) for blocks in made.stages]
-    lines = [
-        f'"""{made.name}: {verdict(made)}.',
-        "",
-        *said(made),
-        '"""',
-        "",
-        "from leansurgeon.architectures.base import Architecture, Keys, Tensor",
-        "from leansurgeon.architectures.tensors import Blocks",
-        "",
-        f"{name} = Architecture(",
-        *(f"    {key}={getattr(made, key)!r}," for key in ("name", "library", "model_types")),
-        f"    keys={keys_text(made.keys)},",
-        *(f"    {key}={getattr(made, key)!r}," for key in told(made)),
-        "    outer=(",
-        *(f"        {tensor_text(t)}," for t in made.outer),
-        "    ),",
-        "    stages=(",
-        *(line for text in block for line in text),
-        "    ),",
-        ")",
-    ]
+    """A table for a file of `families/`: numbers that the config names elsewhere stand in it as plain integers."""
+    name = json.dumps(made.name)
+    lines = [f"# {made.name}: {verdict(made)}.", *(f"# {line}" for line in said(made)), f"[{name}]"]
+    lines += entries(made, *ELSEWHERE, "stages")
+    for blocks in made.stages:
+        lines += ["", f"[[{name}.stages]]", *entries(blocks)]
     return "\n".join(lines)
 
 
-def told(made: Architecture) -> list[str]:
-    """The fields that a declaration of this family has to name, beside its names, keys and tensors."""
-    needed = ("norm", "causal", "positions", "prefixes", "tied")
-    others = [f for f in fields(made) if f.name not in ELSEWHERE and f.name not in needed]
-    plain = {f.name: f.default if f.default_factory is MISSING else f.default_factory() for f in others}
-    return [*needed, *(name for name, value in plain.items() if getattr(made, name) != value)]
+def entries(record: Any, *elsewhere: str) -> Iterator[str]:
+    """The lines of a table: a record's fields, but for those that stand `elsewhere`."""
+    for key, value in told(record).items():
+        if key in ("block", "outer"):
+            yield f'{key} = """'
+            yield from (tensor_text(tensor) for tensor in value)
+            yield '"""'
+        elif key not in elsewhere:
+            yield f"{key} = {in_toml(value)}"
+
+
+def told(record: Any) -> dict[str, Any]:
+    """The fields of a record that differ from their defaults."""
+    usual = {f.name: f.default if f.default_factory is MISSING else f.default_factory() for f in fields(record)}
+    return {name: value for name in usual if (value := getattr(record, name)) != usual[name]}
+
+
+def in_toml(value: Any) -> str:
+    if is_dataclass(value):
+        value = told(value)
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{json.dumps(key)} = {in_toml(entry)}" for key, entry in value.items()) + "}"
+    return "[" + ", ".join(map(in_toml, value)) + "]" if isinstance(value, tuple) else json.dumps(value)
+
+
+def tensor_text(tensor: Tensor) -> str:
+    group = f" group={tensor.group}" if tensor.group else ""
+    layers = f" layers={','.join(map(str, tensor.layers))}" if tensor.layers else ""
+    return f"{tensor.name:<48} {tensor.role:<16} {tensor.axes.replace(' ', ',') or '-'}{group}{layers}"
 
 
 def verdict(made: Architecture) -> str:
@@ -83,26 +90,3 @@ def said(made: Architecture) -> list[str]:
     if made.uneven:
         lines.append("Layers are of several kinds; a tensor says in `layers` which of this model have it.")
     return lines
-
-
-def blocks_text(blocks: Blocks) -> list[str]:
-    keys = keys_text(blocks.keys) if blocks.keys else None
-    return [
-        f"        Blocks({blocks.layer!r}, (",
-        *(f"            {tensor_text(t)}," for t in blocks.block),
-        f"        ), {blocks.projection!r}, {keys}),",
-    ]
-
-
-def tensor_text(tensor: Tensor) -> str:
-    more = "".join(f", {key}={getattr(tensor, key)!r}" for key in ("group", "layers") if getattr(tensor, key))
-    return f"Tensor({tensor.name!r}, {tensor.role!r}, {tensor.axes!r}{more})"
-
-
-def keys_text(keys: Keys) -> str:
-    given = {f.name: getattr(keys, f.name) for f in fields(keys)}
-    default = Keys("", "", "")
-    more = "".join(
-        f", {k}={v!r}" for k, v in given.items() if v != getattr(default, k) and k not in ("depth", "heads", "width")
-    )
-    return f"Keys({keys.depth!r}, {keys.heads!r}, {keys.width!r}{more})"

@@ -11,12 +11,12 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
 
+from leansurgeon.architectures.infer.inputs import VOCAB
 from leansurgeon.architectures.limits import BEHIND_LAYERS, BY_LAYER, FROM_END, HIDDEN_STATES, ONCE_EACH, TAPS
 
 Config = dict[str, Any]
 
 DEPTH = 5
-VOCAB = 200  # more than any other size: real vocabularies are the longest axis of a model
 LEAST_MLP = 16  # units; so many are taken away to see what follows
 LEAST = 2  # with one layer nothing tells a list of blocks from a single module
 LAYERS = (

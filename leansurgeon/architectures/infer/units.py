@@ -142,18 +142,31 @@ def is_sink(trial: Trial, name: str, axis: int, flipped: bool) -> bool:
     return axis == entering and len(shape) <= 4  # a convolution's channels stand as a matrix's do
 
 
-def explained(trial: Trial, options: Mapping[Axis, list[str]], kind: Kind) -> tuple[dict[str, list[Place]], str | None]:
-    """Words for every axis with which the proof holds, and why the best try failed where none does."""
+def explained(
+    trial: Trial, options: Mapping[Axis, list[str]], kinds: Kind | Mapping[int, Kind]
+) -> tuple[dict[str, list[Place]], str | None]:
+    """Words for every axis with which the proof holds, and why the best try failed where none does. `kinds` are those
+    of each stage where one number counts units of several.
+    """
     trouble: str | None = "no tensor follows the number"
     places: dict[str, list[Place]] = {}
     for places in guesses(trial, options):
-        if not any(p.sink for unit_places in places.values() for p in unit_places):
+        by_stage = {0: places} if isinstance(kinds, Kind) else of_stages(trial, places)
+        if not all(any(p.sink for of_layer in own.values() for p in of_layer) for own in by_stage.values()):
             trouble = "no projection leads from the units to the stream"
             continue
-        trouble = proof(trial, (kind, places))
+        trouble = proof(trial, *((kinds if isinstance(kinds, Kind) else kinds[n], own) for n, own in by_stage.items()))
         if trouble is None:
             return places, None
     return places, trouble
+
+
+def of_stages(trial: Trial, places: Mapping[str, list[Place]]) -> dict[int, dict[str, list[Place]]]:
+    """Places by stage; those beside the blocks are with the first."""
+    by_stage: dict[int, dict[str, list[Place]]] = {}
+    for name, here in places.items():
+        by_stage.setdefault((trial.placed(name) or (0,))[0], {})[name] = here
+    return by_stage
 
 
 def guesses(trial: Trial, options: Mapping[Axis, list[str]]) -> Iterator[dict[str, list[Place]]]:

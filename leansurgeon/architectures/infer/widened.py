@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from leansurgeon.architectures.base import Architecture, derive
+from leansurgeon.architectures.base import Architecture
 from leansurgeon.architectures.infer.differences import Level
 from leansurgeon.architectures.infer.library import REFUSED, Library, Unbuildable, outputs, spelled_out
 from leansurgeon.architectures.infer.tiny import Config
@@ -289,7 +289,7 @@ def with_head_dims(
         replace(blocks, keys=replace(blocks.keys, head_dim=spec["head_dim"]) if spec else blocks.keys)
         for blocks, spec in zip(base.stages, base.evidence["decoupled"]["stages"], strict=True)
     )
-    return derive(
+    return replace(
         base,
         name=f"{model_type} {base.name}",
         model_types=(model_type,),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from leansurgeon.architectures.base import Architecture, Tensor, derive
+from leansurgeon.architectures.base import Architecture, Tensor
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import UnsupportedModel, UsageError
 
@@ -27,7 +27,7 @@ def following(arch: Architecture) -> Architecture:
         raise UnsupportedModel(
             f"--class-attention: {arch.name} {what}; it can follow the heads of XCiT and CaiT.", "Leave the flag out."
         )
-    return derive(arch, outer=outer, shared=tuple(n for n in arch.shared if n != "heads"), class_follows=True)
+    return replace(arch, outer=outer, shared=tuple(n for n in arch.shared if n != "heads"), class_follows=True)
 
 
 def follower(t: Tensor) -> Tensor:

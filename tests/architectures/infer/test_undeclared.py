@@ -12,7 +12,10 @@ from safetensors.torch import load_file
 
 from leansurgeon import architectures
 from leansurgeon.architectures import infer
+from leansurgeon.architectures.base import Architecture
+from leansurgeon.architectures.families import read_families
 from leansurgeon.architectures.infer import cache
+from leansurgeon.architectures.infer.finding import Finding
 from leansurgeon.architectures.infer.printing import as_source
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import UnsupportedModel, UsageError
@@ -227,7 +230,7 @@ def test_a_full_disk_and_the_dead_leave_nothing_in_the_cache(tmp_path, monkeypat
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(cache.json, "dump", full)
+    monkeypatch.setattr(cache.os, "replace", full)
     cache.write("other", made)
     assert sorted(cache.folder().iterdir()) == [cache.folder() / "one.json", young]
 
@@ -237,9 +240,7 @@ def test_a_printed_declaration_is_one(model_type, tmp_path):
     """It says all but what only inference knows: how the modelling file that travels widens attentions."""
     small_model(model_type, tmp_path / "source")
     opened = open_source(str(tmp_path / "source"))
-    made: dict = {}
-    exec(compile(as_source(opened.architecture), "printed", "exec"), made)
-    printed = made[model_type.upper()]
+    printed = dict(read_families(as_source(opened.architecture)))[model_type]
     assert list(printed.tensors(opened.config)) == list(opened.architecture.tensors(opened.config))
     own = {"evidence": {}, "decoupled": None, "shared": ()}
     assert printed == replace(opened.architecture, **own)
@@ -356,4 +357,4 @@ def test_a_damaged_cache_is_no_answer(text, tmp_path, monkeypatch):
     monkeypatch.setenv("LEANSURGEON_CACHE", str(tmp_path))
     cache.folder().mkdir(parents=True)
     (cache.folder() / "key.json").write_text(text)
-    assert cache.read("key", cache.declaration) is None and cache.read("key", cache.finding) is None
+    assert cache.read("key", Architecture) is None and cache.read("key", Finding) is None

@@ -26,10 +26,11 @@ def numbers_of(model_name: str, given: Config) -> Config:
     """What a model's class is given when timm builds it: the numbers that surgery or its images need, lists as lists.
     Raises what timm raises.
     """
-    taken = constructor_arguments(model_name, given)
+    model = build(model_name, given)
+    taken = constructor_arguments(type(model), model_name, given)
     names = (*DEPTHS, *HEADS, *WIDTHS, *RATIOS, *INDEX_LISTS, *IMAGES)
     numbers = {name: as_lists(taken[name]) for name in names if name in taken and is_number(taken[name])}
-    known = sizes(build(model_name, given))
+    known = sizes(model)
     for kept in (numbers, {k: v for k, v in numbers.items() if k in (*DEPTHS, *HEADS, *RATIOS)}):
         try:
             if sizes(build(model_name, {**kept, **given})) == known:
@@ -59,9 +60,9 @@ def sizes(model: nn.Module) -> dict[str, tuple[int, ...]]:
     return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
 
 
-def constructor_arguments(model_name: str, given: Config) -> Config:
+def constructor_arguments(cls: type[nn.Module], model_name: str, given: Config) -> Config:
     """Every argument of the class of a model, by name, as its entry point calls it."""
-    cls, noted = type(build(model_name, given)), {}
+    noted: Config = {}
     inherited = "__init__" not in vars(cls)
     init = cls.__init__
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from leansurgeon.architectures.base import Architecture, derive
+from leansurgeon.architectures.base import Architecture
 from leansurgeon.architectures.infer import bind
 from leansurgeon.architectures.infer.finding import Stage
 from leansurgeon.architectures.infer.library import Unbuildable
@@ -36,7 +36,7 @@ def architecture(config: Mapping[str, Any]) -> Architecture:
         made = bind.declaration(finding, flat, TimmLibrary.of(flat))
     except Unbuildable as error:
         raise UnsupportedModel(f"timm does not build this {name}: {error}") from error
-    return derive(
+    return replace(
         made,
         library="timm",
         init_std=0.02,

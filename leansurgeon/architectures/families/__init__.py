@@ -1,0 +1,99 @@
+"""The declared families as data: every table of a `*.toml` file beside this one is an `Architecture` (`base.py`), under
+its name, which is also its only model type unless `model_types` says otherwise. No torch here.
+
+To add a family, write a table: it is found by itself. Put it to the test on a real model with `leansurgeon inspect
+MODEL --doctor`, then add one line to `FAMILIES` in `tests/conftest.py`: every test of families runs over it.
+
+The table `usual` of a file holds what its families have in common; `from` takes over another family of the file
+instead. Tables are put on top of each other entry by entry, and an empty text takes an entry away. `@name` is a
+function of `rules.py`.
+
+A tensor is a line: its name in the library's state dict, its role, its axes with a comma between them (`-`: none). A
+name that ends in `*` stands for `.weight` and `.bias`, which has the first axis. Behind these may stand
+
+    if=KEY          the config key or switch that must be true (`!KEY`: false; `KEY=16`) for the tensor to exist
+    bias=KEY        the same for the bias alone
+    only=others     the first layer of a stage lacks it; `only=first`: only that layer has it
+    layers=0,2      so do these layers alone
+    group=1, new=1  as in `Tensor`
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from leansurgeon.architectures import rules
+from leansurgeon.architectures.base import Architecture
+from leansurgeon.architectures.facts import Takes
+from leansurgeon.architectures.tensors import Blocks, Keys, Tensor
+from leansurgeon.architectures.timm_models import DropPath, TimmModels
+
+KINDS = {"stages": Blocks, "keys": Keys, "takes": Takes, "timm": TimmModels, "drop_path": DropPath}
+
+
+@cache
+def known() -> dict[str, Architecture]:
+    """Every declared family by name."""
+    files = sorted(Path(__file__).parent.glob("*.toml"))
+    return {name: family for file in files for name, family in read_families(file.read_text(encoding="utf-8"))}
+
+
+def read_families(text: str) -> Iterator[tuple[str, Architecture]]:
+    """The families of a file, with their names."""
+    tables = tomllib.loads(text)
+    for name in [name for name in tables if name != "usual"]:
+        base = tables.get(tables[name].pop("from", "usual"), {})
+        tables[name] = merge(base, {"model_types": [name]} | tables[name])
+        yield name, Architecture(name=name, **read_value("", tables[name]))
+
+
+def merge(base: Any, said: Any) -> Any:
+    """What is `said` on top of a `base`: tables, and those in lists, entry by entry."""
+    if isinstance(base, dict) and isinstance(said, dict):
+        both = base | {key: merge(base.get(key), value) for key, value in said.items()}
+        return {key: value for key, value in both.items() if value != ""}
+    if isinstance(base, list) and said and isinstance(said[0], dict):
+        return [merge(*pair) for pair in zip(base, said, strict=True)]
+    return said
+
+
+def read_value(key: str, said: Any) -> Any:
+    """What an entry of a table stands for, by the `key` that it has there."""
+    if isinstance(said, dict):
+        found = {name: read_value(name, value) for name, value in said.items()}
+        return KINDS[key](**found) if key in KINDS else found
+    if isinstance(said, list):
+        return tuple(read_value(key, value) for value in said)
+    if key in ("block", "outer"):
+        return tuple(read_tensors(said))
+    return getattr(rules, said[1:]) if isinstance(said, str) and said.startswith("@") else said
+
+
+def read_tensors(text: str) -> Iterator[Tensor]:
+    """The tensors that the lines of a text declare."""
+    for name, role, axes, *options in map(str.split, text.strip().splitlines()):
+        given = dict(option.split("=", 1) for option in options)
+        when, only = given.pop("if", ""), given.pop("only", "")
+        bias = given.pop("bias", when)
+        layers = given.pop("layers", None)
+        tensor = Tensor(
+            name,
+            role,
+            axes.replace(",", " ").strip("-"),
+            when,
+            in_first=only != "others",
+            in_others=only != "first",
+            new=float(given.pop("new")) if "new" in given else None,
+            group=int(given.pop("group", 0)),
+            layers=layers and tuple(map(int, layers.split(","))),
+            **given,
+        )
+        if name.endswith("*"):
+            yield replace(tensor, name=f"{name[:-1]}.weight")
+            tensor = replace(tensor, name=f"{name[:-1]}.bias", axes=axes.split(",")[0], when=bias)
+        yield tensor

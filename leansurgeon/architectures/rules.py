@@ -1,0 +1,373 @@
+"""Rules that declarations name (`@patches`): what follows from more than one key of a config, or of a model that timm
+has built. No torch or timm at module level.
+"""
+
+from __future__ import annotations
+
+from math import ceil, sqrt
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from leansurgeon.architectures.tensors import Config
+
+if TYPE_CHECKING:
+    from torch import nn
+
+Built: TypeAlias = "nn.Module"  # a model that timm has built
+
+# -- what models take ---------------------------------------------------------------------------------
+
+
+def one(config: Config) -> int:
+    """A class token."""
+    return 1
+
+
+def two(config: Config) -> int:
+    """A class token and a distillation token."""
+    return 2
+
+
+def class_and_registers(config: Config) -> int:
+    return 1 + config.get("num_register_tokens", 0)
+
+
+def class_token(config: Config) -> int:
+    """The class token, which only timm's ViT may lack."""
+    return int(bool(config.get("class_token", True)))
+
+
+def up_to_padding(config: Config) -> int:
+    """RoBERTa's first position stands behind that of the padding token."""
+    return config.get("pad_token_id", 1) + 1
+
+
+def segmented(config: Config) -> int | None:
+    """The length that Nystromformer's segments are cut for; with as many landmarks as tokens the attention is an
+    ordinary one.
+    """
+    tokens = config.get("segment_means_seq_len")
+    return None if tokens == config.get("num_landmarks") else tokens
+
+
+# -- sizes and switches -------------------------------------------------------------------------------
+
+
+def spare_positions(config: Config) -> int:
+    """Rows of a table of positions with two spare ones."""
+    return config["max_position_embeddings"] + 2
+
+
+def labels(config: Config) -> int:
+    """Classes of the head; transformers leaves out id2label where there are two."""
+    return len(config.get("id2label") or {0: 0, 1: 1})
+
+
+def patches(config: Config) -> int:
+    """Image patches, without class tokens."""
+    return (config.get("image_size", 224) // config.get("patch_size", 16)) ** 2
+
+
+def patches_and_class(config: Config) -> int:
+    return patches(config) + 1
+
+
+def patches_and_two(config: Config) -> int:
+    return patches(config) + 2
+
+
+def is_narrow(config: Config) -> bool:
+    """Whether ELECTRA's embeddings are narrower than the model."""
+    return config["embedding_size"] != config["hidden_size"]
+
+
+def opt_embedding(config: Config) -> int:
+    return config.get("word_embed_proj_dim") or config["hidden_size"]
+
+
+def opt_projects(config: Config) -> bool:
+    return opt_embedding(config) != config["hidden_size"]
+
+
+def opt_final_norm(config: Config) -> bool:
+    return (
+        config["do_layer_norm_before"]
+        and config["layer_norm_elementwise_affine"]
+        and not config.get("_remove_final_layer_norm")
+    )
+
+
+def gate_bias(config: Config) -> bool:
+    return config.get("use_gated_mlp") and config["mlp_bias"]
+
+
+def generates(config: Config) -> bool:
+    """Whether the model's class is BART's for generation."""
+    return (config.get("architectures") or [""])[0].endswith("ForConditionalGeneration")
+
+
+def has_decoder(config: Config) -> bool:
+    """Whether the class of a T5 has a decoder."""
+    return not (config.get("architectures") or [""])[0].endswith(("EncoderModel", "ForTokenClassification"))
+
+
+def is_gated(config: Config) -> bool:
+    return str(config.get("feed_forward_proj", "relu")).startswith("gated")
+
+
+def t5_is_tied(config: Config) -> bool:
+    """The first T5 scales its output and ties it to the embedding; v1.1 does neither. transformers 5 writes
+    `tie_word_embeddings` true into every config, so the scaling is what tells them apart.
+    """
+    return config.get("tie_word_embeddings") is not False and config.get("scale_decoder_outputs") is not False
+
+
+def never(config: Config) -> bool:
+    return False
+
+
+def layer_types(config: Config) -> list[str]:
+    """Which layers of ModernBERT see everything, where a file gives only the interval."""
+    every = config.get("global_attn_every_n_layers", 3)
+    return ["sliding_attention" if i % every else "full_attention" for i in range(config["num_hidden_layers"])]
+
+
+# What a file leaves out: layers of another kind, which the library then counts by their places.
+
+
+def windows_from_above(config: Config) -> list[str]:
+    """Qwen's windows, which only layers from a number on have."""
+    if not config.get("use_sliding_window") or config.get("sliding_window", 4096) is None:
+        return []
+    first = config.get("max_window_layers", 28)
+    return ["sliding_attention" if i >= first else "full_attention" for i in range(config["num_hidden_layers"])]
+
+
+def windows_by_pattern(config: Config) -> list[str]:
+    """Gemma 3's windows, in all but every so many-th layer."""
+    every = config.get("sliding_window_pattern", 6)
+    return ["sliding_attention" if (i + 1) % every else "full_attention" for i in range(config["num_hidden_layers"])]
+
+
+def rotary_by_interval(config: Config) -> list[int]:
+    """SmolLM3's layers with rotary positions (1), all but every so many-th."""
+    every = config.get("no_rope_layer_interval", 4)
+    return [int((i + 1) % every != 0) for i in range(config["num_hidden_layers"])]
+
+
+def pooled(config: Config) -> int:
+    """What the head of the Long Range Arena reads: one text, or two with their product and difference."""
+    return config["hidden_size"] * (4 if config.get("dual_input") else 1)
+
+
+# -- scales and new weights ---------------------------------------------------------------------------
+
+
+def unscaled(config: Config) -> float:
+    """Scores are not divided by the root of head_dim."""
+    return 1.0
+
+
+def gpt2_scale(config: Config) -> float | None:
+    return 1.0 if config.get("scale_attn_weights") is False else None
+
+
+def clip_std(config: Config) -> float:
+    """CLIP scales q, k and v by width and depth."""
+    factor = config.get("initializer_factor", 1.0)
+    return factor * config["hidden_size"] ** -0.5 * (2 * config["num_hidden_layers"]) ** -0.5
+
+
+def xavier(config: Config) -> float:
+    """Xavier of a square matrix (SigLIP)."""
+    return sqrt(1 / config["hidden_size"])
+
+
+def t5_std(config: Config) -> float:
+    """T5's standard deviation for a matrix that reads the residual stream."""
+    return config.get("initializer_factor", 1.0) / sqrt(config["d_model"])
+
+
+def t5_query_std(config: Config) -> float:
+    """Queries start smaller instead of scores being divided."""
+    return t5_std(config) / sqrt(config["d_kv"])
+
+
+# -- timm ---------------------------------------------------------------------------------------------
+
+
+def pair(value: int | list[int] | tuple[int, int]) -> tuple[int, int]:
+    """Height and width of an image or patch, which timm lets be one number."""
+    return (value, value) if isinstance(value, int) else (int(value[0]), int(value[-1]))
+
+
+def patch_height(config: Config) -> int:
+    return pair(config["patch_size"])[0]
+
+
+def patch_width(config: Config) -> int:
+    return pair(config["patch_size"])[1]
+
+
+def grid(config: Config) -> tuple[int, int]:
+    """Rows and columns of patches."""
+    (height, width), (down, right) = pair(config["img_size"]), pair(config["patch_size"])
+    return height // down, width // right
+
+
+def cells(config: Config) -> int:
+    """Patches of an image."""
+    rows, columns = grid(config)
+    return rows * columns
+
+
+def tokens(config: Config) -> int:
+    """Rows of the position table: patches and the class token."""
+    return cells(config) + class_token(config)
+
+
+def beit_offsets(config: Config) -> int:
+    """Rows of a table: relative positions of patches, and three for the class token."""
+    rows, columns = grid(config)
+    return (2 * rows - 1) * (2 * columns - 1) + 3
+
+
+def swin_offsets(config: Config) -> list[int]:
+    """Relative positions within a window of every stage; timm shrinks a window that does not fit the image."""
+    counts = []
+    for stage in range(4):
+        sides = [min(-(-side // 2**stage), config["window_size"]) for side in grid(config)]
+        counts.append((2 * sides[0] - 1) * (2 * sides[1] - 1))
+    return counts
+
+
+def pixel_rows(config: Config) -> int:
+    """Rows of pixels in a patch of TNT's."""
+    return ceil(patch_height(config) / config["first_stride"])
+
+
+def pixel_columns(config: Config) -> int:
+    return ceil(patch_width(config) / config["first_stride"])
+
+
+def pixels(config: Config) -> int:
+    return pixel_rows(config) * pixel_columns(config)
+
+
+def inner_mlp(config: Config) -> int:
+    """Width of the MLP of TNT's inner transformer, which timm fixes."""
+    return 4 * config["inner_dim"]
+
+
+def xcit_stem0(config: Config) -> int:
+    return config["embed_dim"] * 2 // config["patch_size"]
+
+
+def xcit_stem1(config: Config) -> int:
+    return config["embed_dim"] * 4 // config["patch_size"]
+
+
+def xcit_stem2(config: Config) -> int:
+    return config["embed_dim"] * 8 // config["patch_size"]
+
+
+def volo_grid(config: Config) -> int:
+    """Rows (and columns) of tokens behind the pooling."""
+    return config["img_size"] // config["patch_size"] // config["pooling_scale"]
+
+
+def volo_patch(config: Config) -> int:
+    return config["patch_size"] // 2
+
+
+def class_inner(config: Config) -> int:
+    """Inner width of the class attention: timm's is the width, ours has heads and a head_dim of its own."""
+    heads = config.get("cls_num_heads") or config["num_heads"]
+    return heads * config["cls_head_dim"] if config.get("cls_head_dim") else config["embed_dim"]
+
+
+def cait_class_mlp(config: Config) -> int:
+    return int(config["embed_dim"] * config["mlp_ratio_token_only"])
+
+
+def xcit_class_mlp(config: Config) -> int:
+    return int(config["embed_dim"] * config.get("cls_mlp_ratio", config.get("mlp_ratio", 4)))
+
+
+def last_ratio(config: Config) -> float:
+    """MLP ratio of VOLO's last stage."""
+    ratio = config.get("mlp_ratio", 3)
+    return ratio[-1] if isinstance(ratio, list | tuple) else ratio
+
+
+def volo_class_mlp(config: Config) -> int:
+    return int(config["embed_dims"][-1] * config.get("cls_mlp_ratio", last_ratio(config)))
+
+
+def keep_class_attention(config: Config, **said: Any) -> Config:
+    """A config of timm's as one of ours in which the class attention stays as it is: what timm takes from other
+    arguments stands in arguments of its own.
+    """
+    config["model_args"] |= {key: value for key, value in said.items() if key not in config["model_args"]}
+    return config
+
+
+def adopt_cait(config: Config) -> Config:
+    return keep_class_attention(config, cls_num_heads=config["model_args"]["num_heads"])
+
+
+def adopt_xcit(config: Config) -> Config:
+    args = config["model_args"]
+    return keep_class_attention(config, cls_num_heads=args["num_heads"], cls_mlp_ratio=args.get("mlp_ratio", 4))
+
+
+def adopt_volo(config: Config) -> Config:
+    args = config["model_args"]
+    return keep_class_attention(config, cls_num_heads=args["num_heads"][-1], cls_mlp_ratio=last_ratio(args))
+
+
+def is_norm(module: Built) -> bool:
+    """Whether a place for a norm holds one; timm puts an identity where there is none."""
+    return bool(list(module.parameters()))
+
+
+def unlike_vit(model: Built) -> str | None:
+    """The parts of a timm model that our declaration does not know, in words; None for a plain ViT."""
+    from timm.layers import Mlp, PatchEmbed
+    from timm.models.vision_transformer import Block, VisionTransformer
+    from torch import nn
+
+    kind = type(model).__name__
+    if kind == "VisionTransformerDistilled":
+        return "a distillation token (a distilled DeiT)"
+    if type(model) is not VisionTransformer:
+        return None
+    block = model.blocks[0]
+    attention = block.attn
+    identity = nn.Identity()
+    tests = {
+        f"blocks of the kind {type(block).__name__}": type(block) is not Block,
+        f"an MLP of the kind {type(block.mlp).__name__}": type(block.mlp) is not Mlp,
+        f"a patch embedding of the kind {type(model.patch_embed).__name__}": type(model.patch_embed) is not PatchEmbed,
+        "LayerScale": bool(list(getattr(block, "ls1", identity).parameters())),
+        "query/key norms (qk_norm)": is_norm(getattr(attention, "q_norm", identity)),
+        "a norm inside the attention (scale_attn_norm)": is_norm(getattr(attention, "norm", identity)),
+        "a norm inside the MLP (scale_mlp_norm)": is_norm(getattr(block.mlp, "norm", identity)),
+        "gated attention": getattr(attention, "gate", None) is not None,
+        "register tokens": bool(getattr(model, "num_reg_tokens", 0)),
+        "a position table without the class token (no_embed_class)": bool(model.no_embed_class),
+        "no learned positions": model.pos_embed is None,
+        "a norm before the first block (pre_norm)": is_norm(model.norm_pre),
+        "no norm behind the last block": not (is_norm(model.norm) or is_norm(model.fc_norm)),
+        f"'{model.global_pool}' pooling": model.global_pool not in ("token", "avg"),
+        "flexible image sizes (dynamic_img_size)": bool(model.dynamic_img_size),
+        "projections without bias": getattr(attention, "proj", None) is None or attention.proj.bias is None,
+        f"norms of the kind {type(block.norm1).__name__}": not isinstance(block.norm1, nn.LayerNorm),
+        "an activation other than GELU": not isinstance(getattr(block.mlp, "act", None), nn.GELU),
+    }
+    return ", ".join(words for words, is_so in tests.items() if is_so) or None
+
+
+def unlike_eva(model: Built) -> str | None:
+    """The parts of an Eva that the declaration does not know, in words."""
+    kinds = {type(block).__name__ for block in model.blocks} - {"EvaBlock"} if type(model).__name__ == "Eva" else ()
+    return f"blocks of the kind {', '.join(sorted(kinds))}" if kinds else None
