@@ -369,7 +369,7 @@ class Architecture:
             except (KeyError, TypeError, ValueError, AttributeError, ZeroDivisionError):
                 raise UnsupportedModel(f"The config's numbers do not give the size of '{name}'.") from None
             key = name if callable(source) else source
-            if isinstance(value, list | tuple) and len(set(map(str, value))) == 1:  # height and width of a patch
+            if isinstance(value, list | tuple) and len(value) == 2 and value[0] == value[1]:  # the sides of a patch
                 value = value[0]
             if isinstance(value, list | tuple):
                 if len(value) != len(shape.stages):
