@@ -132,6 +132,8 @@ class Search:
         """The whole of it."""
         size = sum(p.numel() for p in self.trial.model.parameters())
         trouble = "" if self.levels else "; ".join(self.troubles) or "no list of blocks follows a number of the config"
+        if trouble and isinstance(depths := self.config.get("depths"), list | tuple):
+            trouble = f"its {len(depths)} stages differ in width, and only models of timm are cut in stages (timm/NAME)"
         stages = [self.stage(level) for level in self.levels]
         stages = [traits.described(self, stage, level) for stage, level in zip(stages, self.levels, strict=True)]
         stages = [

@@ -39,7 +39,7 @@ PARTS = ("fit", "guard")
 STREAMS, SHARE = 16, 0.3  # times all hidden states are at hand, and which share of a GPU's memory they may take
 TRAINED = 5  # copies of a block's weights while it is fitted: values, gradients, two of Adam, and the way back
 FITTED = 8 * 2**30  # bytes that blocks may take while they are fitted, and more only where the weights are more
-LEAST_IMAGES = 32  # that sets of layers are judged on: a classifier says one thing of each
+JUDGED = 32  # images at least that sets of layers are judged on: a classifier says one thing of each
 AGREES = 0.03  # relative error of the source's last hidden states by products in bf16
 Streams: TypeAlias = dict[str, Stream]  # by part of the samples
 
@@ -83,10 +83,10 @@ class View:
 
     @classmethod
     def of(cls, calibration: Calibration, tokens: Mapping[str, int] | None) -> View:
-        """So many tokens of every part, in whole batches (None: all), and `LEAST_IMAGES` of the guard at least."""
+        """So many tokens of every part, in whole batches (None: all), and `JUDGED` of the guard at least."""
         first = calibration.guard[0]
         if tokens and "input_ids" not in first:
-            tokens = {**tokens, "guard": max(tokens["guard"], LEAST_IMAGES * tokens_of(first) // rows_of(first))}
+            tokens = {**tokens, "guard": max(tokens["guard"], JUDGED * tokens_of(first) // rows_of(first))}
         batches = {part: some(getattr(calibration, part), tokens and tokens[part]) for part in PARTS}
         if tokens:
             batches["guard"] = in_pieces(batches["guard"])

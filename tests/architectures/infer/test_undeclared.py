@@ -77,6 +77,8 @@ def test_mlp(model_type, tmp_path):
         ("diffllama", {}, {"heads": "12"}, "changes the output"),
         ("diffllama", {}, {"layers": "3"}, "differ by"),  # a number of every layer's own follows its place
         ("albert", {}, {"layers": "2"}, r"\bblocks\b"),
+        ("swin", {}, {"layers": "1,1,3,1"}, r"4 stages differ in width.*timm/NAME"),
+        ("swinv2", {}, {"layers": "1,1,3,1"}, r"4 stages differ in width.*timm/NAME"),
     ],
 )
 def test_what_is_not_proven_is_refused(model_type, flags, wanted, reason, tmp_path):
