@@ -163,7 +163,8 @@ class Architecture:
     def lists(self, config: Config) -> dict[str, Any]:
         """What the `per_layer` keys say, by the family's rule where a file leaves one out."""
         c, rules = self.flat(config), self.defaults
-        return {key: c.get(key) or (rules[key](c) if callable(rules.get(key)) else None) for key in self.per_layer}
+        with rules_of(self.name):
+            return {key: c.get(key) or (rules[key](c) if callable(rules.get(key)) else None) for key in self.per_layer}
 
     def blocks(self, stage: int = 0) -> Blocks:
         """The blocks of a stage, its number filled in."""

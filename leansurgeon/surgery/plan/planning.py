@@ -146,9 +146,7 @@ def plan(
         raise UsageError(f"--seed must be at least 0 and below 2^63, and {seed} was given.")
     target, resolved = reshaped(source, drop_layers.with_kept(source.shape, wanted, method))
     source, init = target.source, "fresh" if source.weights is None else wanted.init
-    choice = drop_layers.without_data(
-        source.shape, target.shape, method, source.architecture.period, drop_layers.kinds_of(source)
-    )
+    choice = drop_layers.without_data(source.shape, target.shape, method, source.architecture.period, source)
     target = target.keeping(choice.kept)
     target.config()  # an impossible config is refused here
     refuse_moved_layers(source, init, choice.kept)
@@ -197,8 +195,7 @@ def reshaped(source: Source, wanted: Wanted) -> tuple[Reshaped, Target]:
 def without_data(steps: Plan) -> Plan:
     """The same plan where no sample data is at hand after all. Raises `UsageError` where some is needed."""
     period = steps.source.architecture.period
-    kinds = drop_layers.kinds_of(steps.source)
-    choice = drop_layers.without_data(steps.before, steps.after, steps.method, period, kinds)
+    choice = drop_layers.without_data(steps.before, steps.after, steps.method, period, steps.source)
     return keeping(replace(steps, calibrated=False), choice)
 
 

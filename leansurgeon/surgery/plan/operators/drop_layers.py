@@ -36,16 +36,20 @@ class Choice:
     evidence: dict[str, Any] = field(default_factory=dict)
 
 
-def without_data(before: Shape, after: Shape, method: Method, period: int = 1, kinds: Sequence[Kind] = ()) -> Choice:
-    """The layers that stay where no data is asked, of every kind where that is possible and nobody has named them."""
+def without_data(before: Shape, after: Shape, method: Method, period: int = 1, source: Source | None = None) -> Choice:
+    """The layers that stay where no data is asked; where nobody has named them, and they can move, those of a `source`
+    are of every kind.
+    """
     named = kept_numbers(method.keep)
     if named is not None:
         check_kept(named, before, after, period)
         return Choice(named, "as listed")
     spacing = method.layers if method.layers in SPACINGS else "even"
     kept = evenly_per_stage(before, after, period, spacing)
-    whole = with_every_kind(kinds, kept)
-    return Choice(whole, SPACED[spacing] + ("" if whole == kept else OF_EVERY_KIND))
+    whole = with_every_kind(kinds_of(source), kept) if source else kept
+    if whole == kept or misplaced(source, whole):
+        return Choice(kept, SPACED[spacing])
+    return Choice(whole, SPACED[spacing] + OF_EVERY_KIND)
 
 
 def kinds_of(source: Source) -> list[Kind]:
@@ -72,7 +76,8 @@ def kinds_of(source: Source) -> list[Kind]:
 
 def with_every_kind(kinds: Sequence[Kind], kept: Sequence[int]) -> tuple[int, ...]:
     """The same number of layers with one of every kind: a kind that is missing comes in the place of the nearest layer
-    of a kind that stays. The set as it is where too few stay for that.
+    of a kind that stays, of the ends of a stage last, since they do what no other does and may have no other in their
+    place. The set as it is where too few stay for that.
 
     >>> with_every_kind([(0, kind) for kind in "aaabaaab"], (0, 4, 5))
     (0, 3, 5)
@@ -82,15 +87,16 @@ def with_every_kind(kinds: Sequence[Kind], kept: Sequence[int]) -> tuple[int, ..
         held = Counter(kinds[layer] for layer in whole)
         if held[missing]:
             continue
+        here = [layer for layer in whole if kinds[layer][0] == missing[0]]
         swaps = [
-            (abs(new - old), new, old)
-            for old in whole
+            (2 * (old == here[0]) + (old == here[-1]), abs(new - old), new, old)
+            for old in here
             for new, kind in enumerate(kinds)
-            if kind == missing and held[kinds[old]] > 1 and kind[0] == kinds[old][0]
+            if kind == missing and held[kinds[old]] > 1
         ]
         if not swaps:
             return tuple(kept)
-        _, new, old = min(swaps)
+        *_, new, old = min(swaps)
         whole = sorted({*whole, new} - {old})
     return tuple(whole)
 
