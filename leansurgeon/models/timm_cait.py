@@ -12,7 +12,7 @@ Tensor names are timm's; without these arguments the model is timm's own.
 from timm.models.cait import Cait, checkpoint_filter_fn
 from torch import nn
 
-from leansurgeon.models.timm_parts import IMAGENET, ClassAttention, FusedAttention, entry_point
+from leansurgeon.models.timm_parts import IMAGENET, FreeClassAttention, FusedAttention, entry_point
 
 
 class DecoupledTalkingHeads(FusedAttention):
@@ -34,24 +34,10 @@ class DecoupledTalkingHeads(FusedAttention):
         return self.proj_drop(self.proj((weights @ v).transpose(1, 2).flatten(2)))
 
 
-class LeanCait(Cait):
+class LeanCait(FreeClassAttention, Cait):
     """Cait whose talking-heads attention and class attention have heads of their own."""
 
-    def __init__(self, *, num_heads=12, head_dim=None, cls_num_heads=None, cls_head_dim=None, **kwargs):
-        width = kwargs.get("embed_dim", 768)
-        cls_num_heads = cls_num_heads or num_heads
-        # The constructor wants heads that divide the width; where they do not, the class attention is built anew.
-        native = cls_head_dim in (None, width // cls_num_heads) and width % cls_num_heads == 0
-        super().__init__(num_heads=cls_num_heads if native else 1, **kwargs)
-        more = [kwargs.get(name, default) for name, default in (("qkv_bias", True), ("attn_drop_rate", 0.0))]
-        more.append(kwargs.get("proj_drop_rate", 0.0))
-        if not native or num_heads != cls_num_heads or head_dim not in (None, width // num_heads):
-            for block in self.blocks:
-                block.attn = DecoupledTalkingHeads(width, num_heads, head_dim or width // num_heads, *more)
-                block.attn.apply(self._init_weights)
-        for block in () if native else self.blocks_token_only:
-            block.attn = ClassAttention(width, cls_num_heads, cls_head_dim or width // cls_num_heads, *more)
-            block.attn.apply(self._init_weights)
+    attention, class_blocks = DecoupledTalkingHeads, "blocks_token_only"
 
 
 leansurgeon_cait = entry_point(

@@ -128,3 +128,36 @@ class ClassAttention(nn.Module):
         q, k, v = heads(self.q(x[:, :1])), heads(self.k(x)), heads(self.v(x))
         weights = self.attn_drop((q * self.head_dim**-0.5 @ k.transpose(-2, -1)).softmax(dim=-1))
         return self.proj_drop(self.proj((weights @ v).transpose(1, 2).flatten(2)))
+
+
+class FreeClassAttention:
+    """Put before a class of timm's: its blocks have `num_heads` heads of `head_dim` by an `attention` of ours, and its
+    `class_blocks` have heads of their own.
+    """
+
+    attention: type[FusedAttention]
+    class_blocks: str
+
+    def __init__(
+        self,
+        *,
+        num_heads: int = 12,
+        head_dim: int | None = None,
+        cls_num_heads: int | None = None,
+        cls_head_dim: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        width = kwargs.get("embed_dim", 768)
+        cls_num_heads = cls_num_heads or num_heads
+        # The constructor wants heads that divide the width; where they do not, the class attention is built anew.
+        native = cls_head_dim in (None, width // cls_num_heads) and width % cls_num_heads == 0
+        super().__init__(num_heads=cls_num_heads if native else 1, **kwargs)
+        usual = (("qkv_bias", True), ("attn_drop_rate", 0.0), ("proj_drop_rate", 0.0))
+        more = [kwargs.get(name, default) for name, default in usual]
+        if not native or num_heads != cls_num_heads or head_dim not in (None, width // num_heads):
+            for block in self.blocks:
+                block.attn = self.attention(width, num_heads, head_dim or width // num_heads, *more)
+                block.attn.apply(self._init_weights)
+        for block in () if native else getattr(self, self.class_blocks):
+            block.attn = ClassAttention(width, cls_num_heads, cls_head_dim or width // cls_num_heads, *more)
+            block.attn.apply(self._init_weights)

@@ -14,7 +14,7 @@ from timm.layers import Mlp
 from timm.models.xcit import Xcit, checkpoint_filter_fn
 from torch import nn, ones
 
-from leansurgeon.models.timm_parts import IMAGENET, ClassAttention, FusedAttention, entry_point
+from leansurgeon.models.timm_parts import IMAGENET, FreeClassAttention, FusedAttention, entry_point
 
 
 class DecoupledXCA(FusedAttention):
@@ -37,40 +37,18 @@ class DecoupledXCA(FusedAttention):
         return {"temperature"}
 
 
-class LeanXcit(Xcit):
+class LeanXcit(FreeClassAttention, Xcit):
     """Xcit whose cross-covariance attention and class attention have heads and widths of their own."""
 
-    def __init__(
-        self,
-        *,
-        num_heads=12,
-        head_dim=None,
-        mlp_ratio=4.0,
-        cls_num_heads=None,
-        cls_head_dim=None,
-        cls_mlp_ratio=None,
-        **kwargs,
-    ):
-        width, qkv_bias = kwargs.get("embed_dim", 768), kwargs.get("qkv_bias", True)
-        cls_num_heads = cls_num_heads or num_heads
-        # The constructor wants heads that divide the width; where they do not, the class attention is built anew.
-        native = cls_head_dim in (None, width // cls_num_heads) and width % cls_num_heads == 0
-        super().__init__(num_heads=cls_num_heads if native else 1, mlp_ratio=mlp_ratio, **kwargs)
-        attn_drop, proj_drop = kwargs.get("attn_drop_rate", 0.0), kwargs.get("proj_drop_rate", 0.0)
-        if not native or num_heads != cls_num_heads or head_dim not in (None, width // num_heads):
-            for block in self.blocks:
-                head = head_dim or width // num_heads
-                block.attn = DecoupledXCA(width, num_heads, head, qkv_bias, attn_drop, proj_drop)
-                block.attn.apply(self._init_weights)
-        for block in () if native else self.cls_attn_blocks:
-            head = cls_head_dim or width // cls_num_heads
-            block.attn = ClassAttention(width, cls_num_heads, head, qkv_bias, attn_drop, proj_drop)
-            block.attn.apply(self._init_weights)
-        units = int(width * (mlp_ratio if cls_mlp_ratio is None else cls_mlp_ratio))
+    attention, class_blocks = DecoupledXCA, "cls_attn_blocks"
+
+    def __init__(self, *, mlp_ratio=4.0, cls_mlp_ratio=None, **kwargs):
+        super().__init__(mlp_ratio=mlp_ratio, **kwargs)
+        units = int(self.embed_dim * (mlp_ratio if cls_mlp_ratio is None else cls_mlp_ratio))
         for block in self.cls_attn_blocks:
             if block.mlp.fc1.out_features != units:
-                act_layer = kwargs.get("act_layer") or nn.GELU
-                block.mlp = Mlp(in_features=width, hidden_features=units, act_layer=act_layer, drop=proj_drop)
+                more = {"act_layer": kwargs.get("act_layer") or nn.GELU, "drop": kwargs.get("proj_drop_rate", 0.0)}
+                block.mlp = Mlp(in_features=self.embed_dim, hidden_features=units, **more)
                 block.mlp.apply(self._init_weights)
 
 
