@@ -96,7 +96,7 @@ def likeness(source: str, models: list[str], samples: dict[str, list[str]], toke
     for name in models:
         row = {"model": name}
         for text, found in samples.items():
-            made = differences(kept[text], outputs(name, found, tokenizer), torch)["embeddings"]
+            made = differences(kept[text], outputs(name, found, tokenizer))["embeddings"]
             row |= {
                 f"{text} ({len(found)}) cosine": f"{made['cosine']:.4f}",
                 "1 %" + f" {text}": f"{made['first_percentile']:.3f}",

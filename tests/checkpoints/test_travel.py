@@ -70,7 +70,9 @@ def embedder(folder: Path) -> Path:
 
 
 def classes(folder: Path) -> Path:
-    return strangers.processor(strangers.model(folder, "vit", id2label={0: "ant", 1: "bee"}, num_channels=3), 8, 3)
+    return strangers.processor(
+        strangers.model(folder, "vit", num_labels=2, id2label={0: "ant", 1: "bee"}, num_channels=3), 8, 3
+    )
 
 
 def timm_classes(folder: Path) -> Path:

@@ -56,7 +56,7 @@ def said(tmp_path):
             source = strangers.classifier(tmp_path / "source", ("good", "bad"))
             return source, strangers.reviews(tmp_path / "reviews.csv", 200, ("good", "bad"))
         source = strangers.model(
-            tmp_path / "source", "vit", num_channels=3, image_size=8, id2label={0: "ant", 1: "bee"}
+            tmp_path / "source", "vit", num_channels=3, image_size=8, num_labels=2, id2label={0: "ant", 1: "bee"}
         )
         return strangers.processor(source, 8, 3), strangers.pictures(tmp_path / "images", each=60)
 

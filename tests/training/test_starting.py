@@ -70,7 +70,7 @@ def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(tmp_path):
 
 def test_images_get_the_size_that_the_model_takes(tmp_path):
     data = strangers.pictures(tmp_path / "images")
-    source = strangers.model(tmp_path / "own", "vit", num_channels=3, id2label={0: "ant", 1: "bee"})
+    source = strangers.model(tmp_path / "own", "vit", num_channels=3, num_labels=2, id2label={0: "ant", 1: "bee"})
     strangers.processor(source, 8, 3)
     named = recipe(tmp_path, name="folder", data=str(data), image_size=224)
     done = leansurgeon("retrain", source, "-r", named, "-o", tmp_path / "run")
