@@ -97,7 +97,7 @@ def evaluate(
     idle = data_loader.list_eval_batches(1, 1, 1, 0) if distributed.is_split(scored) else []
     rows = [(0, row) for row in [*hands, *idle][:turns]]
     advice = f"Try --set train.eval.batch={max(1, batch // 2)}: it changes no result."
-    explained = guards.memory_explained(accelerator, lambda: (f"evaluating {batch} samples at a time", advice))
+    explained = guards.memory_explained(accelerator, lambda: (f"to evaluate {batch} samples at a time", advice))
     made = data_loader.make_batches(task, split, rows, seed=0, workers=workers)
     training = scored.training
     scored.eval()

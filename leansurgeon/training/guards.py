@@ -25,7 +25,7 @@ MOST_ROLLBACKS = 3
 MOST_SKIPPED = 20  # steps in a row
 _LEAST_SCALE = 2.0**-10  # of fp16's losses; below it every step was infinite for long
 LESS = "Try --set train.precision=bf16 or --set train.activation_checkpointing=true, or a smaller model."
-SMALLER = ("the model", LESS)
+SMALLER = ("for the model", LESS)
 PROBED = ("cuda", "xpu")  # kinds of device that raise when their memory is used up
 
 
@@ -111,7 +111,7 @@ def memory_explained(accelerator: Accelerator, advice: Callable[[], tuple[str, s
         if not (isinstance(error, torch.OutOfMemoryError) or memory_is_short(error)):
             raise
         what, hint = advice()
-        raise OutOfMemory(f"{distributed.device_name(accelerator)} has too little memory for {what}.", hint) from error
+        raise OutOfMemory(f"{distributed.device_name(accelerator)} has too little memory {what}.", hint) from error
 
 
 @contextmanager

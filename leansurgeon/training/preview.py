@@ -138,7 +138,7 @@ def dry_run(
         _show(numbers, say)
         say(f"Trying one micro batch of {len(first['labels'])} ...")
     less = f"Try --set train.micro_batch={scheme.micro // 2}." if scheme.micro > 1 else guards.LESS
-    with guards.memory_explained(accelerator, lambda: (f"a micro batch of {scheme.micro}", less)):
+    with guards.memory_explained(accelerator, lambda: (f"for a micro batch of {scheme.micro}", less)):
         tried = _tried(recipe, model_dir, task, loaded, accelerator, scheme, first)
     if rank() == 0:
         _show(tried, say)

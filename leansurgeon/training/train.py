@@ -108,10 +108,10 @@ def _smaller(run: Run) -> tuple[str, str]:
     """For what a step had too little memory, and what to do."""
     micro = run.plan.micro
     if micro == 1:
-        return "a micro batch of 1", guards.LESS
+        return "for a micro batch of 1", guards.LESS
     less = max((size for size in range(1, micro // 2 + 1) if micro % size == 0), default=1)
     hint = f"Try --set train.micro_batch={less}: the global batch of {run.plan.batch} stays the same."
-    return f"a micro batch of {micro}", hint
+    return f"for a micro batch of {micro}", hint
 
 
 def _train(run: Run) -> None:
