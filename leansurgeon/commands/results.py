@@ -130,5 +130,4 @@ class Trained(Folder):
         return self.summary.as_dict()
 
     def __str__(self) -> str:
-        task = self.summary.task
-        return f"{self.run}: {task.metric_label} {task.shown(self.before)} before, {task.shown(self.after)} after"
+        return str(self.run)
