@@ -126,6 +126,7 @@ class CrammedBertPreTrainedModel(PreTrainedModel):
     config_class = CrammedBertConfig
     base_model_prefix = "encoder"
     supports_gradient_checkpointing = True
+    _input_embed_layer = "word_embeddings"
     _supports_sdpa = True
     _no_split_modules = ["CrammedBertLayer"]  # noqa: RUF012
 
@@ -145,12 +146,6 @@ class CrammedBertModel(CrammedBertPreTrainedModel):
         self.final_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.gradient_checkpointing = False
         self.post_init()
-
-    def get_input_embeddings(self):
-        return self.embeddings.word_embeddings
-
-    def set_input_embeddings(self, value):
-        self.embeddings.word_embeddings = value
 
     def forward(self, input_ids, attention_mask=None, output_hidden_states=False, **kwargs):
         """`attention_mask` `(B, T)` with 1 = real token. Segment ids of a BERT tokenizer are accepted and have no

@@ -101,6 +101,7 @@ class TinyStoriesPreTrainedModel(PreTrainedModel):
     config_class = TinyStoriesConfig
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
+    _input_embed_layer = "token_embeddings"
     _supports_sdpa = True
     _no_split_modules = ["TinyStoriesLayer"]  # noqa: RUF012
 
@@ -114,12 +115,6 @@ class TinyStoriesModel(TinyStoriesPreTrainedModel):
         self.final_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.gradient_checkpointing = False
         self.post_init()
-
-    def get_input_embeddings(self):
-        return self.token_embeddings
-
-    def set_input_embeddings(self, value):
-        self.token_embeddings = value
 
     def forward(self, input_ids, attention_mask=None, output_hidden_states=False, **kwargs):
         """`attention_mask` `(B, T)` with 1 = real token; every token sees itself and the real tokens before it."""
@@ -148,12 +143,6 @@ class TinyStoriesForCausalLM(TinyStoriesPreTrainedModel, GenerationMixin):
         self.model = TinyStoriesModel(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size)
         self.post_init()
-
-    def get_output_embeddings(self):
-        return self.lm_head
-
-    def set_output_embeddings(self, value):
-        self.lm_head = value
 
     def prepare_inputs_for_generation(self, input_ids, attention_mask=None, **kwargs):
         """No cache, and only the last max_position_embeddings tokens, as upstream generates."""
