@@ -6,6 +6,7 @@ alike and refuse them in one voice.
 from __future__ import annotations
 
 import inspect
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, NamedTuple, TypeVar
 
@@ -15,6 +16,9 @@ from pydantic.fields import FieldInfo
 from leansurgeon.errors import LeanSurgeonError, UsageError, did_you_mean, quoted
 
 PANELS = ("Shape", "Data", "Method", "Output", "More")  # of a help page, in this order
+
+# What is meant for one call and not for the next.
+ONCE = {"force", "push", "public", "resume", "dry_run", "arms", "parallel", "gpus", "cpu_processes"}
 
 
 class Opt(NamedTuple):
@@ -27,6 +31,7 @@ class Opt(NamedTuple):
     metavar: str | None = None
     complete: str | None = None  # what the tab key offers: a function of `cli.completion`
     positional: bool = False
+    shown: bool = True  # in --help; False for what a refusal asks for by name, and for what measurements alone need
     model: bool = False  # in Python also a model in memory, which is written to a folder while the command runs
 
 
@@ -43,13 +48,13 @@ class Request(BaseModel):
 class Trust(Request):
     """Whose code may run."""
 
-    trust_remote_code: Annotated[bool, Opt("Run modelling code that comes with a checkpoint.")] = False
+    trust_remote_code: Annotated[bool, Opt("Run modelling code that comes with a checkpoint.", shown=False)] = False
 
 
 class Access(Trust):
     """What may be read of a checkpoint, too."""
 
-    allow_pickle: Annotated[bool, Opt("Read pickled weights (weights_only=True).")] = False
+    allow_pickle: Annotated[bool, Opt("Read pickled weights (weights_only=True).", shown=False)] = False
 
 
 def spell_number(value: float | str | Sequence[float] | None) -> str | None:
@@ -66,10 +71,10 @@ def spell_number(value: float | str | Sequence[float] | None) -> str | None:
     return ",".join(f"{one:g}" if isinstance(one, float) else str(one) for one in several)
 
 
-Columns = Annotated[
-    str | None,
-    Opt("Which columns of a table are what, where their names do not say.", "Data", metavar="text=A,label=B"),
+SourceName = Annotated[
+    str, Opt("Preset, folder, run, hub id or timm/NAME.", complete="sources", positional=True, model=True)
 ]
+ModelName = Annotated[str, Opt("Folder, run, hub id or timm/NAME.", positional=True, model=True)]
 Number = Annotated[str, BeforeValidator(spell_number)]  # 24, "2x", or one for each stage
 
 
@@ -85,9 +90,6 @@ class ShapeRequest(Request):
         ),
     ] = "auto"
     mlp_dim: Annotated[Number | None, Opt("Width of the MLP.", "Shape", cli=str)] = None
-    mlp_ratio: Annotated[
-        Number | None, Opt("MLP width as a multiple of width: 2, or one per stage.", "Shape", cli=str)
-    ] = None
     class_attention: Annotated[
         bool, Opt("Class attention (XCiT, CaiT) gets the same heads; else it stays.", "Shape")
     ] = False
@@ -115,6 +117,26 @@ def options_of(request: type[Request]) -> list[tuple[str, FieldInfo, Opt]]:
     fields = request.model_fields.items()
     found = [(name, field, next(m for m in field.metadata if isinstance(m, Opt))) for name, field in fields]
     return sorted(found, key=order)
+
+
+def command_line(name: str, asked: Request) -> str:
+    """The line of the terminal that asks a command for this: what is not the default, in the order of its help, without
+    what belongs to one call.
+    """
+    words = ["leansurgeon", name]
+    for key, field, opt in options_of(type(asked)):
+        value = getattr(asked, key)
+        if key in ONCE or value == field.get_default(call_default_factory=True):
+            continue
+        flag = opt.names[0] if opt.names else f"--{key.replace('_', '-')}"
+        if isinstance(value, bool):
+            words.append(flag.split("/")[not value])
+            continue
+        several = value if isinstance(value, list | tuple) else [f"{value:g}s" if isinstance(value, float) else value]
+        if opt.cli is str and several is value:
+            several = [",".join(map(str, value))]
+        words += [word for one in several for word in (*([] if opt.positional else [flag]), str(one))]
+    return shlex.join(words)
 
 
 def check_request(request: type[R], given: Mapping[str, Any], *, python: bool = False) -> R:

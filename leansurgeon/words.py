@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 WIDTH = 80
 UNIT = re.compile(r"(?<=\d) (?=(?:%|[KMGT]iB|ms|s|min|h)(?![\w]))")  # the blank between a number and its unit
@@ -65,3 +67,12 @@ def harmless(cell: object) -> object:
         return cell
     shown = "".join(c if c.isprintable() else "?" for c in cell)
     return f"'{shown}" if shown.lstrip().startswith(FORMULA) else shown
+
+
+def write_csv(lines: Sequence[Mapping[str, object]]) -> str:
+    """A CSV file with a column for every key of the lines, in the order in which they come; None is empty."""
+    out = io.StringIO()
+    writer = csv.DictWriter(out, list(dict.fromkeys(key for line in lines for key in line)), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({key: harmless(value) for key, value in line.items()} for line in lines)
+    return out.getvalue().rstrip("\n")

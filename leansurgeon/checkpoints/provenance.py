@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -12,7 +11,7 @@ from leansurgeon.checkpoints import record, whereabouts
 from leansurgeon.checkpoints.config import read_config
 from leansurgeon.checkpoints.digests import sha256
 from leansurgeon.checkpoints.foreign import trust
-from leansurgeon.checkpoints.record import FRESH, Comparison, Origin, Proof, SurgeryRecord
+from leansurgeon.checkpoints.record import FRESH, Origin, Proof, SurgeryRecord
 from leansurgeon.checkpoints.recorded.decided import Decisions
 from leansurgeon.checkpoints.recorded.planned import Planned
 from leansurgeon.checkpoints.source import Source
@@ -53,11 +52,11 @@ def write_surgery(
     proof: Proof | None,
     *,
     language: bool = False,
-    starts: Mapping[str, Comparison] | None = None,
+    call: str = "",
     restored: SurgeryRecord | None = None,
 ) -> SurgeryRecord:
-    """Write surgery.json: the source and its hash, the plan as it was carried out, what was decided on the way, the
-    proof, and where they were asked for other starting points (`starts`). Of an exact plan also what undoing it needs:
+    """Write surgery.json: the source and its hash, the plan as it was carried out, what was decided on the way, and the
+    proof. Of an exact plan also what undoing it needs:
     the source's config and record; `restored` is the record that the model had in the first place, where surgery was
     undone.
     """
@@ -78,7 +77,7 @@ def write_surgery(
             versions=versions(),
             proof=proof,
             language=language,
-            starts=starts or {},
+            call=call,
             fitted=source.fitted,
             source_config=trust.as_written(source.config) if exact else None,
             source_surgery=source.record if exact else None,

@@ -156,19 +156,19 @@ class SurgeryRecord(Whole):
     """
 
     WHERE = NAME
-    OPTIONAL = ("starts", "judged", "fitted", "source_config", "source_surgery", "restored", "files")
+    OPTIONAL = ("call", "judged", "fitted", "source_config", "source_surgery", "restored", "files")
     KEYS: ClassVar[Mapping[str, str]] = {"form": "schema_version"}
 
     source: Origin
     plan: Planned = field(default_factory=Planned)
     created: str | None = None
+    call: str = ""  # the line of the terminal that does it again
     initialised: str | None = None  # transfer | fresh | fresh-attention | trained
     history: tuple[Mapping[str, Any], ...] = ()
     decided: Decisions = field(default_factory=Decisions)
     versions: Mapping[str, str] = field(default_factory=dict)
     proof: Proof | None = None
     language: bool = False  # whether the scores are those of a language model
-    starts: Mapping[str, Comparison] = field(default_factory=dict)
     judged: Mapping[str, Comparison] = field(default_factory=dict)  # on data that was named for it, by name
     fitted: tuple[Mapping[str, Any], ...] = ()  # splits (rule and digests) of what else the weights were fitted on
     source_config: Mapping[str, Any] | None = None
@@ -271,6 +271,7 @@ def published(record: SurgeryRecord) -> SurgeryRecord:
         plan=Planned.from_dict(without_places(record.plan.as_dict())),
         history=tuple(without_places(record.history)),
         decided=Decisions.from_dict(without_places(record.decided.as_dict())),
+        call=without_places(record.call),
         judged={without_places(name): comparison for name, comparison in record.judged.items()},
         source_config=None if config is None else without_place(config),
         source_surgery=record.source_surgery and published(record.source_surgery),

@@ -33,7 +33,7 @@ def command_of(command: Command) -> Callable[..., None]:
             opt = opt._replace(metavar=opt.metavar or name.upper())
         else:
             spelled = opt.names or (f"--{name.replace('_', '-')}",)
-            made = typer.Option(*spelled, rich_help_panel=opt.panel, **said)
+            made = typer.Option(*spelled, rich_help_panel=opt.panel, hidden=not opt.shown, **said)
         kind = field.annotation
         if opt.cli:  # what Typer reads is made a value by the request, and so is the default
             default = None if default in (None, ()) else default

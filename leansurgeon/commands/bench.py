@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from pydantic import Field
 
-from leansurgeon.commands.command import Command
+from leansurgeon.commands.command import Answer, Command
 from leansurgeon.errors import UsageError, plural, short
 from leansurgeon.progress import Say
-from leansurgeon.reading.jsonfile import JsonObject
-from leansurgeon.request import Access, Opt
+from leansurgeon.request import Access, Opt, SourceName
 from leansurgeon.words import wrap
-
-if TYPE_CHECKING:
-    from leansurgeon.measure.costs.bench import BenchRow
 
 
 class BenchRequest(Access):
     """A model, the load it is timed under, and what is timed beside it."""
 
-    model: Annotated[str, Opt("Preset, folder, run, hub id or timm/NAME.", complete="sources", positional=True)]
+    model: SourceName
     sweep_heads: Annotated[
         str | None, Opt("8,12,24: these heads too, at the model's head_dim and at its width.", "Shape")
     ] = None
@@ -38,34 +33,7 @@ class BenchRequest(Access):
     cpu: Annotated[bool, Opt("Leave the GPU alone.")] = False
 
 
-@dataclass(frozen=True)
-class Timings:
-    """What was timed: `document` for programs, `rows` for the table."""
-
-    document: JsonObject
-    rows: list[BenchRow]
-
-    def as_dict(self) -> JsonObject:
-        """What --json prints."""
-        return self.document
-
-    def __str__(self) -> str:
-        from leansurgeon.measure.costs import bench as benches
-
-        document, images = self.document, self.document["unit"] == "images"
-        load = document["load"]
-        text = "" if images else f" of {load['tokens']} tokens"
-        lines = wrap(
-            f"{short(document['model'], 60)} on {document['device']}: batch {load['batch']}{text}, "
-            f"{load['precision']}, new weights; medians of {load['rounds']} interleaved rounds. fwd 1 is the latency "
-            f"of one sample. Peak: {document['peak_memory_kind']}."
-        )
-        for sentence in (*document["skipped"], *document["remarks"]):
-            lines += wrap(f"- {sentence}", indent="  ")
-        return "\n".join([benches.table(self.rows, images), "", *lines])
-
-
-def bench(request: BenchRequest, say: Say) -> Timings:
+def bench(request: BenchRequest, say: Say) -> Answer:
     """Step time, latency, throughput and peak memory of MODEL here, with new weights of its shape.
 
     A model that surgery made is timed against its shape before. On a run folder the result is kept as RUN/bench.json.
@@ -115,7 +83,15 @@ def bench(request: BenchRequest, say: Say) -> Timings:
     if run := runfolder.run_of(request.model):
         runfolder.write_json(run / BENCH, document)
         say(f"Kept as {run / BENCH}.")
-    return Timings(document, rows)
+    images = document["unit"] == "images"
+    lines = wrap(
+        f"{short(source.name, 60)} on {name}: batch {request.batch}{'' if images else f' of {length} tokens'}, "
+        f"{precision}, new weights; medians of {request.rounds} interleaved rounds. fwd 1 is the latency of one "
+        f"sample. Peak: {document['peak_memory_kind']}."
+    )
+    for sentence in (*document["skipped"], *document["remarks"]):
+        lines += wrap(f"- {sentence}", indent="  ")
+    return Answer(document, "\n".join([benches.table(rows, images), "", *lines]))
 
 
 def choose_backends(text: str, known: tuple[str, ...]) -> list[str]:

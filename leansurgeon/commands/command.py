@@ -28,6 +28,22 @@ class Result(Protocol):
 
 
 @dataclass(frozen=True)
+class Answer:
+    """What a command of the terminal came to: the document of --json, and the same for a person."""
+
+    document: Mapping[str, Any]
+    text: str
+    exit_code: int = 0
+
+    def as_dict(self) -> Mapping[str, Any]:
+        """What --json prints."""
+        return self.document
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True)
 class Command:
     """`run` carries out a `request`; its docstring is the help of both, up to "Raises" on the command line."""
 

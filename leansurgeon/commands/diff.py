@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from leansurgeon.commands.command import Command
 from leansurgeon.progress import Say
 from leansurgeon.reading.jsonfile import JsonObject
-from leansurgeon.request import Access, Opt
+from leansurgeon.request import Access, Opt, SourceName
 
 if TYPE_CHECKING:
     from leansurgeon.checkpoints.diff import Diff as Compared
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class DiffRequest(Access):
     """Two models."""
 
-    a: Annotated[str, Opt("Preset, folder, run, hub id or timm/NAME.", complete="sources", positional=True, model=True)]
+    a: SourceName
     b: Annotated[str, Opt("The other one.", complete="sources", positional=True, model=True)]
 
 

@@ -9,16 +9,15 @@ import signal
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from leansurgeon.commands.command import Command
+from leansurgeon.commands.command import Answer, Command
 from leansurgeon.progress import Say
 from leansurgeon.reading import files, jsonfile
-from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.request import Opt, Request
 
 if TYPE_CHECKING:
@@ -40,7 +39,6 @@ class FamiliesRequest(Request):
         ),
     ] = Field(default_factory=list)
     timm: Annotated[bool, Opt("Models of timm as well: one or more of every family.")] = False
-    output: Annotated[Path | None, Opt("Write the table to this file.", "Output", ("--output", "-o"))] = None
     state: Annotated[
         Path | None,
         Opt("Keep what was found here, one JSON line a type; a rerun skips what is there.", "Output"),
@@ -51,34 +49,21 @@ class FamiliesRequest(Request):
     depth: Annotated[int, Field(ge=3), Opt("Layers of the random models, where they can be chosen.")] = 7
 
 
-@dataclass(frozen=True)
-class Families:
-    """A row for every type; `shown` is what a person reads."""
-
-    rows: Sequence[FamilyCheck]
-    shown: str
-
-    def as_dict(self) -> JsonObject:
-        """What --json prints."""
-        from leansurgeon.report.tables.families import document
-
-        return document(self.rows)
-
-    def __str__(self) -> str:
-        return self.shown
-
-
-def families(request: FamiliesRequest, say: Say) -> Families:
+def families(request: FamiliesRequest, say: Say) -> Answer:
     """What may change in the families of transformers and timm: layers, heads, MLP.
 
     Of every type a small random model is made, its family inferred unless it is declared, its layers, heads and MLP
     changed, the result loaded again and compared with a cut by hand. All types take half an hour or more.
     """
-    from leansurgeon.report.tables.families import counted, markdown
-    from leansurgeon.surgery.check.family_check import Drawn, FamilyCheck
+    from leansurgeon.surgery.check.family_check import NAMES, PREFIX, Drawn, FamilyCheck
 
     drawn, state = Drawn(request.seed, request.depth), request.state
-    names = [*(request.types or ([] if request.timm else all_types())), *(all_of_timm() if request.timm else [])]
+    if request.types or request.timm:
+        names = [*request.types, *(PREFIX + name for name in NAMES if request.timm)]
+    else:
+        from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+        names = sorted(CONFIG_MAPPING_NAMES)
     known: dict[str, FamilyCheck] = {}
     if state and state.exists():
         lines = files.read_text(state, jsonfile.LIMIT).splitlines()
@@ -91,26 +76,10 @@ def families(request: FamiliesRequest, say: Say) -> Families:
             with state.open("a") as file:
                 file.write(json.dumps(asdict(row)) + "\n")
         say(f"{number}/{len(names)} {row.name}: {shortly(row)}")
+    from leansurgeon.report.tables.families import document, markdown
+
     rows = [known[name] for name in names]
-    if not request.output:
-        return Families(rows, markdown(rows))
-    request.output.write_text(markdown(rows))
-    say(f"Written to {request.output}.")
-    return Families(rows, counted(rows))
-
-
-def all_types() -> list[str]:
-    """Every model type that transformers knows, sorted."""
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
-
-    return sorted(CONFIG_MAPPING_NAMES)
-
-
-def all_of_timm() -> list[str]:
-    """Names that stand for the families of timm."""
-    from leansurgeon.surgery.check.family_check import NAMES, PREFIX
-
-    return [PREFIX + name for name in NAMES]
+    return Answer(document(rows), markdown(rows))
 
 
 def tried(names: Sequence[str], jobs: int, drawn: Drawn) -> Iterator[FamilyCheck]:
@@ -180,5 +149,5 @@ def shortly(row: FamilyCheck) -> str:
     return (able or "nothing") + end
 
 
-EXAMPLES = ("leansurgeon families granite gptj", "leansurgeon families --timm --state rows.jsonl -o families.md")
+EXAMPLES = ("leansurgeon families granite gptj", "leansurgeon families --timm --state rows.jsonl")
 COMMAND = Command("families", FamiliesRequest, families, EXAMPLES)

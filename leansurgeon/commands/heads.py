@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from leansurgeon.checkpoints.proof.report_numbers import sentence
 from leansurgeon.checkpoints.publish.output import check_apart, held
@@ -15,7 +15,7 @@ from leansurgeon.checkpoints.record import SurgeryRecord
 from leansurgeon.checkpoints.recorded.decided import Importance
 from leansurgeon.checkpoints.source import Source, open_source
 from leansurgeon.commands.command import Command
-from leansurgeon.commands.options import DataRequest, DeviceRequest, PushRequest, check_folder_name, spell_share
+from leansurgeon.commands.options import DataRequest, DeviceRequest, Force, PushRequest, Seed, spell_share
 from leansurgeon.commands.results import Cut
 from leansurgeon.commands.samples import data_to_measure
 from leansurgeon.errors import UsageError, short
@@ -25,7 +25,7 @@ from leansurgeon.progress import Say
 from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.report.evidence.folder import HEADS
 from leansurgeon.report.tables.decided import closing
-from leansurgeon.request import Access, Opt
+from leansurgeon.request import Access, ModelName, Opt, command_line
 from leansurgeon.surgery.shrink import Decided, blaming_weights, carry_out
 from leansurgeon.training.runs.folder import keep_beside, run_of
 from leansurgeon.words import wrap
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 class HeadsRequest(DataRequest, DeviceRequest, PushRequest, Access):
     """A model, how its heads are measured, and how many go."""
 
-    model: Annotated[str, Opt("Folder, run, hub id or timm/NAME.", complete="models", positional=True, model=True)]
+    model: ModelName
     samples: Annotated[int | None, Field(ge=2), Opt("Training samples that importance is taken from.", "Data")] = None
     judge_samples: Annotated[int | None, Field(ge=2), Opt("Held-out samples to judge on, at most.", "Data")] = None
     ablate: Annotated[bool, Opt("Also switch off every head alone and test it: one pass a head.", "Method")] = False
@@ -57,11 +57,8 @@ class HeadsRequest(DataRequest, DeviceRequest, PushRequest, Access):
     heal: Annotated[
         bool, Opt("After --prune, refit output projections on the sample data.", "Method", ("--heal/--no-heal",))
     ] = True
-    plots: Annotated[
-        Path | None, AfterValidator(check_folder_name), Opt("Folder for charts as SVG, PNG and PDF.", "Output")
-    ] = None
-    seed: Annotated[int, Field(ge=0), Opt("Seed of the choice of samples.")] = 0
-    force: Annotated[bool, Opt("Replace an existing output folder.", "Output")] = False
+    seed: Seed = 0
+    force: Force = False
 
     @model_validator(mode="after")
     def _go_together(self) -> Self:
@@ -167,21 +164,13 @@ def heads(request: HeadsRequest, say: Say) -> Heads:
             )
             by_head = tuple(tuple(entry["importance"]) for entry in study.document["attentions"])
             decided = replace(decided, record=replace(decided.record, importance=Importance(by_head)))
-            record = carry_out(decided, request.out, force=request.force, say=say)
+            call = command_line("heads", request)
+            record = carry_out(decided, request.out, force=request.force, call=call, say=say)
             smaller = pruned_model(decided, record, request.out, share, heal)
     document |= {"prune": smaller.as_dict()} if smaller else {}
     if run := run_of(model):
         keep_beside(run / HEADS, document, say)
-    found = Heads(document, smaller)
-    if request.plots is not None:
-        from leansurgeon.report.charts.heads import head_charts
-        from leansurgeon.report.charts.render import save
-        from leansurgeon.report.evidence.studies import heads_of
-
-        for chart in head_charts(heads_of(document)):
-            for file in save(chart, request.plots / chart.key):
-                say(f"Wrote {file}.")
-    return found
+    return Heads(document, smaller)
 
 
 def pruned_model(decided: Decided, record: SurgeryRecord, out: Path, share: float, heal: bool) -> Cut:

@@ -12,7 +12,6 @@ from leansurgeon.errors import UsageError
 from leansurgeon.reading.cache_folder import cache_folder
 from leansurgeon.tasks import user_data
 from leansurgeon.training.recipe import from_model, reading
-from leansurgeon.training.recipe.durations import clock_seconds
 from leansurgeon.training.recipe.from_model import Asked
 from leansurgeon.training.recipe.schema import ExperimentRecipe, TrainingRecipe
 from leansurgeon.training.runs import checkpoint
@@ -33,28 +32,21 @@ def recipe_of(folder: Path, asked: Asked, say: Callable[[str], None]) -> Trainin
         raise UsageError(
             "--data makes a recipe, and --recipe names one.", "Leave one of them out, or --set task.data=..."
         )
-    check_time(asked.time)
     data = user_data.recognise(asked.data)
-    kept = _of_run(asked)
-    if kept is not None:
-        return kept
+    if asked.resume not in ("auto", "never") and not asked.sets:  # what was made for that run is not made anew
+        recipe = checkpoint.located(Path(asked.resume), hashes=False)[0] / runfolder.RECIPE
+        if recipe.is_file():
+            return reading.load_training(str(recipe))
     made = from_model.make_recipe(folder, data, asked, cache_folder(), say)
     say(f"The recipe, made for {folder} and {asked.data}; the run folder keeps it, to be edited and named by --recipe:")
     say("".join(f"    {line}\n" for line in reading.brief(made).splitlines()).rstrip("\n"))
     return made
 
 
-def check_time(time: str | None) -> None:
-    """Raises `UsageError` for what is no length by the clock."""
-    if time is not None and clock_seconds(time) is None:
-        raise UsageError(f"--time {time}: a time is needed, such as 90s, 20m or 1h30.")
-
-
 def _named(folder: Path, asked: Asked, say: Callable[[str], None]) -> TrainingRecipe:
     """The recipe that was named, or that is bound to the model."""
     if asked.columns:
         raise UsageError(f"--columns {asked.columns} says what is in a table, and none is named.", "Add --data FILE.")
-    check_time(asked.time)
     name = asked.recipe or bound_recipe(folder)
     sets = list(asked.sets)
     if asked.time:
@@ -69,14 +61,6 @@ def _named(folder: Path, asked: Asked, say: Callable[[str], None]) -> TrainingRe
     if asked.recipe is None:
         say(f"Model {folder}, recipe {name}.")
     return settings
-
-
-def _of_run(asked: Asked) -> TrainingRecipe | None:
-    """The recipe of the run that `--resume PATH` names: what was made then is not made anew."""
-    if asked.resume in ("auto", "never") or asked.sets:
-        return None
-    recipe = checkpoint.located(Path(asked.resume), hashes=False)[0] / runfolder.RECIPE
-    return reading.load_training(str(recipe)) if recipe.is_file() else None
 
 
 def bound_recipe(folder: Path) -> str:
@@ -147,7 +131,8 @@ def did_it_help(summary: Summary, folder: Path) -> str | None:
         not kept_start and (after.metric > before.metric) == task.higher_is_better and after.metric != before.metric
     )
     if test and test.before:
-        sure = gained(test, higher=task.higher_is_better and task.metric not in BY_LOSS)
+        higher, (low, high) = task.higher_is_better and task.metric not in BY_LOSS, (test.gain_low, test.gain_high)
+        sure = low is not None and high is not None and (low > 0 if higher else high < 0)
         change += f", on {test.samples:,} held-out samples{gain(test, task)}"
         if better and not sure:
             return f"Not shown to help: {change}. Give it more --time, or more data."
@@ -164,12 +149,6 @@ def macro_f1(*scores: Scores) -> str:
     known = [f"{100 * one.metrics['macro_f1']:.2f} %" for one in scores if one.largest_class]
     most = f"the largest class has {100 * scores[-1].largest_class:.1f} %" if known else ""
     return f" (macro F1 {' and '.join(known)}; {most})" if known else ""
-
-
-def gained(test: OnTest, *, higher: bool) -> bool:
-    """Whether the whole interval of a gain is on the better side of nothing."""
-    low, high = test.gain_low, test.gain_high
-    return low is not None and high is not None and (low > 0 if higher else high < 0)
 
 
 def gain(test: OnTest, task: Task) -> str:

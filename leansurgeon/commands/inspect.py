@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
-from leansurgeon.commands.command import Command
+from leansurgeon.commands.command import Answer, Command
 from leansurgeon.errors import UnsupportedModel, short
 from leansurgeon.progress import Say
-from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.reading.values import text
-from leansurgeon.request import Access, Columns, Opt
+from leansurgeon.request import Access, Opt, SourceName
 from leansurgeon.shape import PARTS
 from leansurgeon.words import wrap
 
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
     from leansurgeon.architectures.base import Architecture
     from leansurgeon.checkpoints.source import Source
     from leansurgeon.measure.inspection import Inspection
-    from leansurgeon.surgery.check.doctor import Check
 
 MARKS = {True: "ok", False: "WRONG", None: "not tested"}
 UNFIT = 3  # exit code: the files contradict each other, or the declaration does not fit the model
@@ -28,64 +26,15 @@ UNFIT = 3  # exit code: the files contradict each other, or the declaration does
 class InspectRequest(Access):
     """A model, and what is looked at beside its files."""
 
-    model: Annotated[str, Opt("Preset, folder, run, hub id or timm/NAME.", complete="sources", positional=True)]
+    model: SourceName
     doctor: Annotated[bool, Opt("Put what leansurgeon believes of this family to the test on the model itself.")] = (
         False
     )
-    data: Annotated[
-        str | None,
-        Opt("Also measure kappa on sample data, as `leansurgeon kappa` does. A run shows its own anyway.", "Data"),
-    ] = None
-    columns: Columns = None
     infer: Annotated[bool, Opt("Print the declaration that is inferred for its family, with what was proven.")] = False
     tower: Annotated[str | None, Opt("Part of a model with several: text, vision or audio.", "Shape")] = None
 
 
-@dataclass(frozen=True)
-class Inspected:
-    """What was found; `checks` are the doctor's, `kappa` what was measured."""
-
-    found: Inspection
-    checks: list[Check] | None
-    kappa: JsonObject | None
-
-    @property
-    def exit_code(self) -> int:
-        """3 where files contradict each other or a check failed."""
-        bad = any(finding.level == "contradiction" for finding in self.found.findings)
-        return UNFIT if bad or any(check.ok is False for check in self.checks or ()) else 0
-
-    def as_dict(self) -> JsonObject:
-        """What --json prints."""
-        checks = self.checks and [asdict(check) for check in self.checks]
-        return {"schema_version": 1, **self.found.as_dict(), "doctor": checks, "kappa": self.kappa}
-
-    def __str__(self) -> str:
-        lines = describe(self.found) + (diagnosis(self.checks) if self.checks else [])
-        if self.kappa:
-            from leansurgeon.report.tables.kappa import tables
-
-            lines += ["", *tables(self.kappa)]
-        return "\n".join(lines)
-
-
-@dataclass(frozen=True)
-class Declaration:
-    """The declaration that was inferred for a family."""
-
-    architecture: Architecture
-
-    def as_dict(self) -> JsonObject:
-        """What --json prints."""
-        return {"schema_version": 1, **self.architecture.evidence, "refused": dict(self.architecture.refused)}
-
-    def __str__(self) -> str:
-        from leansurgeon.architectures.infer.printing import as_source
-
-        return as_source(self.architecture)
-
-
-def inspect(request: InspectRequest, say: Say) -> Inspected | Declaration:
+def inspect(request: InspectRequest, say: Say) -> Answer:
     """Shape, parameters, head policy, origin and known traps of MODEL.
 
     Exit code 3 when its files contradict each other or --doctor finds the declaration of its family wrong.
@@ -95,23 +44,45 @@ def inspect(request: InspectRequest, say: Say) -> Inspected | Declaration:
     from leansurgeon.checkpoints.record import shown_if_newer
     from leansurgeon.checkpoints.source import open_source
     from leansurgeon.measure import inspection
+    from leansurgeon.report.tables.kappa import tables
+    from leansurgeon.training.runs.folder import LAST
+    from leansurgeon.training.runs.summary import read_if_whole
 
     with ExitStack() as keep:
         keep.enter_context(shown_if_newer(say))
         try:
-            weights = bool(request.data)
-            source = open_source(request.model, allow_pickle=request.allow_pickle, weights=weights, keep=keep)
+            source = open_source(request.model, allow_pickle=request.allow_pickle, weights=False, keep=keep)
         except UnsupportedModel as error:
             raise inspection.explain(request.model, error) from None
         if request.infer:
-            return Declaration(infer_declaration(source))
+            from leansurgeon.architectures.infer.printing import as_source
+
+            made = infer_declaration(source)
+            return Answer({"schema_version": 1, **made.evidence, "refused": dict(made.refused)}, as_source(made))
         found, checks = inspection.inspect(source), None
         if request.doctor:
             from leansurgeon.surgery.check.doctor import examine
 
             say("Testing the declaration on the model; it is loaded several times ...")
             checks = examine(source)
-        return Inspected(found, checks, measure_or_read_kappa(source, request, say))
+        run = source.folder.parent if source.folder else None
+        summary = read_if_whole(run) if run and (run / LAST).is_dir() else None
+        kappa = summary and summary.kappa
+        lines = [*describe(found), *([""] if checks else [])]
+        for check in checks or ():
+            lines += paragraph(f"{MARKS[check.ok]}: {check.name}", check.says)
+        wrong = sum(check.ok is False for check in checks or ())
+        if checks:
+            lines.append(f"{wrong} of {len(checks)} checks failed." if wrong else "The declaration fits the model.")
+        lines += ["", *tables(kappa)] if kappa else []
+        document = {
+            "schema_version": 1,
+            **found.as_dict(),
+            "doctor": checks and list(map(asdict, checks)),
+            "kappa": kappa,
+        }
+        bad = any(finding.level == "contradiction" for finding in found.findings)
+        return Answer(document, "\n".join(lines), UNFIT if bad or wrong else 0)
 
 
 def infer_declaration(source: Source) -> Architecture:
@@ -126,22 +97,6 @@ def infer_declaration(source: Source) -> Architecture:
     if source.architecture.library == "transformers":
         return infer.architecture(infer.completed(source.config))
     raise UnsupportedModel("Families of transformers and timm are inferred, and this is none.")
-
-
-def measure_or_read_kappa(source: Source, request: InspectRequest, say: Say) -> JsonObject | None:
-    """Kappa on the sample data that --data names, else what the training of this run's model has left."""
-    from leansurgeon.commands.samples import data_for_kappa
-    from leansurgeon.training.runs.folder import LAST
-    from leansurgeon.training.runs.summary import read_if_whole
-
-    if request.data:
-        sample = data_for_kappa(source, request.data, request.model, 0, say, request.columns)
-        from leansurgeon.measure.kappa.study import study
-
-        return study(source, sample, say=say)
-    run = source.folder.parent if source.folder else None
-    summary = read_if_whole(run) if run and (run / LAST).is_dir() else None
-    return summary and summary.kappa
 
 
 def describe(inspection: Inspection) -> list[str]:
@@ -186,15 +141,6 @@ def origin(inspection: Inspection) -> str:
     steps = ", ".join(f"{text(step.name)} ({text(step.exactness)})" for step in record.plan.operators) or "no change"
     by = record.versions.get("leansurgeon", "?")
     return f"{record.source.name}, by leansurgeon {by} on {(record.created or '?')[:10]}: {steps}."
-
-
-def diagnosis(checks: list[Check]) -> list[str]:
-    """The doctor's checks as lines of text, and how many of them failed."""
-    lines = [""]
-    for check in checks:
-        lines += paragraph(f"{MARKS[check.ok]}: {check.name}", check.says)
-    wrong = sum(check.ok is False for check in checks)
-    return [*lines, f"{wrong} of {len(checks)} checks failed." if wrong else "The declaration fits the model."]
 
 
 def paragraph(title: str, text: str) -> list[str]:

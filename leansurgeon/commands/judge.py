@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import Annotated
 
 from pydantic import Field
@@ -12,11 +11,10 @@ from leansurgeon.checkpoints import whereabouts
 from leansurgeon.checkpoints.foreign import companions
 from leansurgeon.checkpoints.record import Comparison
 from leansurgeon.checkpoints.source import Source, open_source
-from leansurgeon.commands.command import Command
-from leansurgeon.commands.options import DataRequest
+from leansurgeon.commands.command import Answer, Command
+from leansurgeon.commands.options import DataRequest, Seed
 from leansurgeon.errors import UsageError
 from leansurgeon.progress import Say
-from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.request import Access, Opt
 from leansurgeon.words import wrap
 
@@ -24,40 +22,19 @@ from leansurgeon.words import wrap
 class JudgeRequest(DataRequest, Access):
     """A model, what it is compared with, and on what."""
 
-    model: Annotated[str, Opt("A cut or retrained model.", complete="models", positional=True, model=True)]
+    model: Annotated[str, Opt("A cut or retrained model.", positional=True, model=True)]
     lm_eval: Annotated[
         str | None, Opt("Tasks of lm-evaluation-harness: names, or YAML files of your own (extra lm-eval).", "Data")
     ] = None
     against: Annotated[
         str | None,
-        Opt("The model to compare with. Default: the one that it was cut from.", "Data", complete="models", model=True),
+        Opt("The model to compare with. Default: the one that it was cut from.", "Data", model=True),
     ] = None
     limit: Annotated[int | None, Field(ge=2), Opt("First so many documents of each lm-eval task.", "Data")] = None
-    seed: Annotated[int, Field(ge=0), Opt("Seed of the choice of samples.")] = 0
+    seed: Seed = 0
 
 
-@dataclass(frozen=True)
-class Judged:
-    """What was found by the name of the data, of which model `against` which; `language`: losses are those of words."""
-
-    model: str
-    against: str
-    comparisons: dict[str, Comparison]
-    language: bool
-
-    def as_dict(self) -> JsonObject:
-        """What --json prints."""
-        results = {name: one.as_dict() for name, one in self.comparisons.items()}
-        return {"schema_version": 1, "model": self.model, "against": self.against, "judged": results}
-
-    def __str__(self) -> str:
-        from leansurgeon.checkpoints.proof.report_numbers import sentence
-
-        lines = [wrap(f"{name}: {sentence(one, self.language)}") for name, one in self.comparisons.items()]
-        return "\n".join(line for several in lines for line in several)
-
-
-def judge(request: JudgeRequest, say: Say) -> Judged:
+def judge(request: JudgeRequest, say: Say) -> Answer:
     """Judge MODEL and the model that it was cut from on data of your own: the same samples, with intervals.
 
     A difference is given as the interval in which it lies with 95 %, since both models see the same samples. The result
@@ -65,11 +42,13 @@ def judge(request: JudgeRequest, say: Say) -> Judged:
 
     Raises `UsageError` where there is nothing to judge on or to compare with; and what opening and measuring raise.
     """
-    model, against = request.model, request.against
-    if not request.data and not request.lm_eval:
+    model, against, data, tasks = request.model, request.against, request.data, request.lm_eval
+    if not data and not tasks:
         raise UsageError("Nothing to judge on.", "Give --data FILES, --lm-eval TASKS, or both.")
     from leansurgeon.checkpoints.kind import LANGUAGE
-    from leansurgeon.checkpoints.source import open_source
+    from leansurgeon.checkpoints.proof.report_numbers import sentence
+    from leansurgeon.commands.samples import data_to_measure
+    from leansurgeon.measure import harness
     from leansurgeon.surgery.check import judged
 
     with ExitStack() as keep:
@@ -77,15 +56,30 @@ def judge(request: JudgeRequest, say: Say) -> Judged:
         if opened.folder is None:
             raise UsageError(f"'{model}' is a preset and has no weights to judge.", "Give the folder of a model.")
         origin = source_of(opened, against, keep, allow_pickle=request.allow_pickle)
-        if request.data:
+        comparisons: dict[str, Comparison] = {}
+        if tasks:  # a task that is not there is known at once
+            harness.named(tasks)
+            harness.harness()
+        if data:
             refuse_other_tokens(opened, origin)
             refuse_other_classes(opened, origin)
-        comparisons = on_all(opened, origin, request, say)
+            # The source makes samples of data, but where it was found as a copy of the weights without the tokenizer
+            # or processor that the result took along from it.
+            lacks = set(companions.found(opened.folder)) - set(companions.found(origin.folder))
+            by, columns = opened if lacks & set(companions.READING) else origin, request.columns
+            sample = data_to_measure(by, data, origin.name, "Judging", None, request.seed, say, columns)
+            say(f"Judging on {data} ...")
+            how = {"fitted": opened.fitted}
+            comparisons[data] = judged.on_data(sample, origin, opened.folder, opened.parameters.total, **how)
+        if tasks:
+            comparisons |= harness.judged(tasks, origin.folder, opened.folder, limit=request.limit, say=say)
         language = opened.head in LANGUAGE
         if opened.record and against is None:
             judged.note(opened.folder, opened.record, comparisons, language=language)
             say(f"Kept in {opened.folder}: surgery.json and the model card.")
-    return Judged(model, origin.name, comparisons, language)
+    results = {name: one.as_dict() for name, one in comparisons.items()}
+    lines = [line for name, one in comparisons.items() for line in wrap(f"{name}: {sentence(one, language)}")]
+    return Answer({"schema_version": 1, "model": model, "against": origin.name, "judged": results}, "\n".join(lines))
 
 
 def source_of(opened: Source, against: str | None, keep: ExitStack, *, allow_pickle: bool) -> Source:
@@ -108,26 +102,6 @@ def source_of(opened: Source, against: str | None, keep: ExitStack, *, allow_pic
     if other.folder is None:
         raise UsageError(f"'{against}' is a preset and has no weights to compare with.", hint)
     return other
-
-
-def on_all(opened: Source, origin: Source, request: JudgeRequest, say: Say) -> dict[str, Comparison]:
-    """Both models on the data and the tasks that were named."""
-    from leansurgeon.commands.samples import data_to_measure
-    from leansurgeon.measure import harness
-    from leansurgeon.surgery.check import judged
-
-    data, tasks, comparisons = request.data, request.lm_eval, {}
-    if tasks:  # a task that is not there is known at once
-        harness.named(tasks)
-        harness.harness()
-    if data:
-        prepared_by, seed = prepares(origin, opened), request.seed
-        sample = data_to_measure(prepared_by, data, origin.name, "Judging", None, seed, say, request.columns)
-        say(f"Judging on {data} ...")
-        comparisons[data] = judged.on_data(sample, origin, opened.folder, opened.parameters.total, fitted=opened.fitted)
-    if tasks:
-        comparisons |= harness.judged(tasks, origin.folder, opened.folder, limit=request.limit, say=say)
-    return comparisons
 
 
 def refuse_other_tokens(opened: Source, origin: Source) -> None:
@@ -163,14 +137,6 @@ def refuse_other_classes(opened: Source, origin: Source) -> None:
             f"({origin.outputs}: {has[1]}), or in another order, so they do not compare.",
             "Compare with a model of the same classes in the same order.",
         )
-
-
-def prepares(origin: Source, opened: Source) -> Source:
-    """The one of both that makes samples of data: the source, but where it was found as a copy of the weights without
-    the tokenizer or processor that the result took along from it.
-    """
-    lacks = set(companions.found(opened.folder)) - set(companions.found(origin.folder))
-    return opened if lacks & set(companions.READING) else origin
 
 
 EXAMPLES = ("leansurgeon judge runs/lean --data texts/", "leansurgeon judge runs/lean --lm-eval arc_easy,piqa")

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field
 
 from leansurgeon.commands.command import Command
-from leansurgeon.commands.options import DataRequest
+from leansurgeon.commands.options import DataRequest, Seed
 from leansurgeon.progress import Say
 from leansurgeon.reading.jsonfile import JsonObject
-from leansurgeon.request import Access, Opt
+from leansurgeon.request import Access, ModelName, Opt
 
 if TYPE_CHECKING:
     from leansurgeon.measure.kappa.study import KappaDocument
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 class KappaRequest(DataRequest, Access):
     """A model, and how it is measured."""
 
-    model: Annotated[str, Opt("Folder, run, hub id or timm/NAME.", complete="models", positional=True, model=True)]
+    model: ModelName
     samples: Annotated[int, Field(ge=1), Opt("Held-out samples to measure on, at most.", "Data")] = 256
     probes: Annotated[int, Field(ge=0), Opt("Directions in which each block's Jacobian is tried; 0 leaves it out.")] = (
         16
     )
-    seed: Annotated[int, Field(ge=0), Opt("Seed of the choice of samples.")] = 0
+    seed: Seed = 0
 
 
 @dataclass(frozen=True)

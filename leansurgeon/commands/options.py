@@ -6,9 +6,9 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import BeforeValidator, ValidationInfo
+from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
 
 from leansurgeon.commands import in_memory
 from leansurgeon.errors import UsageError
@@ -50,8 +50,13 @@ def parse_seconds(value: float | str | None, field: ValidationInfo) -> float | N
 
 
 def spell_time(value: float | str | None) -> str | None:
-    """A time as a recipe has it: 90 is "90s"."""
-    return f"{value:g}s" if isinstance(value, int | float) else value
+    """A time as a recipe has it: 90 is "90s". Raises `UsageError` for what is no length by the clock."""
+    from leansurgeon.training.recipe.durations import clock_seconds
+
+    value = f"{value:g}s" if isinstance(value, int | float) else value
+    if value is not None and clock_seconds(value) is None:
+        raise UsageError(f"--time {value}: a time is needed, such as 90s, 20m or 1h30.")
+    return value
 
 
 def spell_path(value: str | os.PathLike[str] | None) -> str | None:
@@ -87,6 +92,15 @@ def list_seeds(value: int | str | Sequence[int]) -> tuple[int, ...]:
     return seeds
 
 
+Changes = Annotated[
+    tuple[str, ...],
+    BeforeValidator(spell_changes),
+    Opt("Change a key of the recipe: train.optim.lr=1e-3. Repeatable.", "Data", cli=list[str], metavar="A.B=C"),
+]
+Workspace = Annotated[Path, Opt("Where models and runs live.", "Output")]
+Seed = Annotated[int, Field(ge=0), Opt("Seed of all that is drawn.")]
+Force = Annotated[bool, Opt("Replace an existing output folder.", "Output")]
+DryRun = Annotated[bool, Opt("Print the plan and write nothing.", "Output")]
 Data = Annotated[str, BeforeValidator(name_data)]
 Seconds = Annotated[float, BeforeValidator(parse_seconds)]
 Seeds = Annotated[tuple[int, ...], BeforeValidator(list_seeds)]
@@ -95,7 +109,9 @@ Seeds = Annotated[tuple[int, ...], BeforeValidator(list_seeds)]
 class ModelRequest(Trust):
     """A checkpoint that may have several towers."""
 
-    tower: Annotated[str | None, Opt("Part of a model with several: text, vision or audio.", "Shape")] = None
+    tower: Annotated[str | None, Opt("Part of a model with several: text, vision or audio.", "Shape", shown=False)] = (
+        None
+    )
 
 
 class DataRequest(ModelRequest):
@@ -122,7 +138,47 @@ class DataRequest(ModelRequest):
             metavar="A,B,C",
         ),
     ] = None
-    skip_damaged: Annotated[bool, Opt("Leave out, and count, images that cannot be read.", "Data")] = False
+    skip_damaged: Annotated[bool, Opt("Leave out, and count, images that cannot be read.", "Data", shown=False)] = False
+
+
+class RecipeRequest(Request):
+    """By what recipe a model is trained."""
+
+    recipe: Annotated[
+        str | None,
+        BeforeValidator(spell_path),
+        Opt(
+            "Train by a shipped recipe or a file; default: the one of the model's preset.",
+            "Data",
+            ("--recipe", "-r"),
+            complete="recipes",
+            cli=str,
+        ),
+    ] = None
+    set: Changes = ()
+
+
+class LaunchRequest(Request):
+    """How many processes each training has."""
+
+    gpus: Annotated[int | None, Field(ge=1), Opt("GPUs of this machine for each training.")] = None
+    cpu_processes: Annotated[int | None, Field(ge=1), Opt("CPU processes (gloo) for each training instead.")] = None
+
+    @property
+    def processes(self) -> int:
+        """How many processes train."""
+        return self.gpus or self.cpu_processes or 1
+
+    @property
+    def cpu(self) -> bool:
+        """Whether a GPU is left alone."""
+        return self.cpu_processes is not None
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> Self:
+        if self.gpus is not None and self.cpu_processes is not None:
+            raise UsageError("--gpus and --cpu-processes exclude each other.")
+        return self
 
 
 class DeviceRequest(Request):
@@ -135,13 +191,4 @@ class PushRequest(Request):
     """Whether the result goes to the hub."""
 
     push: Annotated[str | None, Opt("Put the result on the hub, private if new.", "Output", metavar="ORG/NAME")] = None
-    public: Annotated[bool, Opt("With --push: for everybody to see.", "Output")] = False
-
-
-def check_folder_name(value: Path | None) -> Path | None:
-    """A folder for charts, refused before long work where it cannot be made. Raises `UsageError`."""
-    from leansurgeon.report.places import check_folder
-
-    if value is not None:
-        check_folder(value)
-    return value
+    public: Annotated[bool, Opt("With --push: for everybody to see.", "Output", shown=False)] = False

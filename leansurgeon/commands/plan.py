@@ -13,7 +13,7 @@ from leansurgeon.commands.options import ModelRequest
 from leansurgeon.errors import short
 from leansurgeon.progress import Say
 from leansurgeon.reading.jsonfile import JsonObject
-from leansurgeon.request import Access, Opt, ShapeRequest
+from leansurgeon.request import Access, Opt, ShapeRequest, SourceName
 
 if TYPE_CHECKING:
     from leansurgeon.surgery.plan.costs import Cost, Costs
@@ -25,9 +25,7 @@ TRAINING = {"batch", "tokens", "precision", "attention", "optimizer", "checkpoin
 class PlanRequest(ShapeRequest, ModelRequest, Access):
     """A model, the shape that is wanted, and how it would be trained; None is the usual."""
 
-    source: Annotated[
-        str, Opt("Preset, folder, run, hub id or timm/NAME.", complete="sources", positional=True, model=True)
-    ]
+    source: SourceName
     memory: Annotated[bool, Opt("Predict peak training memory; --batch to --gpu imply it.", "Shape")] = False
     batch: Annotated[int | None, Field(ge=1), Opt(f"Micro batch of one GPU. Default: {DEFAULT_BATCH}.")] = None
     tokens: Annotated[

@@ -12,6 +12,7 @@ from pydantic import BeforeValidator, Field
 
 from leansurgeon.commands import in_memory
 from leansurgeon.commands.command import Command
+from leansurgeon.commands.options import Workspace
 from leansurgeon.progress import Say
 from leansurgeon.reading import jsonfile
 from leansurgeon.reading.jsonfile import JsonObject
@@ -40,7 +41,6 @@ class ReportRequest(Request):
         Opt(
             "Runs, shrunk models, or folders of them. Default: all in the workspace.",
             metavar="[RUN|MODEL ...]",
-            complete="models",
             positional=True,
         ),
     ] = Field(default_factory=list)
@@ -49,7 +49,7 @@ class ReportRequest(Request):
     kappa: Annotated[bool, Opt("Conditioning, one row per layer.", "Output")] = False
     html: Annotated[Path | None, Opt("Also write a page with everything, to pass on.", "Output", metavar="FILE")] = None
     plots: Annotated[Path | None, Opt("Also write charts as SVG, PNG and PDF.", "Output", metavar="DIR")] = None
-    workspace: Annotated[Path, Opt("Where runs lie.", "Output")] = Path("runs")
+    workspace: Workspace = Path("runs")
 
 
 @dataclass(frozen=True)

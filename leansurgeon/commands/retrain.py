@@ -10,7 +10,16 @@ from pydantic import BeforeValidator, Field, model_validator
 from leansurgeon import clock
 from leansurgeon.commands import healing
 from leansurgeon.commands.command import Command
-from leansurgeon.commands.options import Data, DataRequest, PushRequest, spell_changes, spell_path, spell_time
+from leansurgeon.commands.options import (
+    Data,
+    DataRequest,
+    LaunchRequest,
+    PushRequest,
+    RecipeRequest,
+    Workspace,
+    spell_path,
+    spell_time,
+)
 from leansurgeon.commands.results import Trained
 from leansurgeon.errors import UsageError
 from leansurgeon.progress import Say
@@ -29,14 +38,13 @@ if TYPE_CHECKING:
     from leansurgeon.training.preview import Preview
 
 
-class RetrainRequest(DataRequest, PushRequest):
+class RetrainRequest(DataRequest, RecipeRequest, LaunchRequest, PushRequest):
     """A model, what it is trained on and how, and where that runs."""
 
     model: Annotated[
         Path | None,
         Opt(
             "Model folder or run folder; default: the newest shrunk model in the workspace.",
-            complete="models",
             positional=True,
             model=True,
         ),
@@ -47,33 +55,14 @@ class RetrainRequest(DataRequest, PushRequest):
     time: Annotated[
         str | None, BeforeValidator(spell_time), Opt("Length of the whole command: 20m, 90s, 1h30.", "Data", cli=str)
     ] = None
-    recipe: Annotated[
-        str | None,
-        BeforeValidator(spell_path),
-        Opt(
-            "A shipped recipe or a file; default: the one of the model's preset.",
-            "Data",
-            ("--recipe", "-r"),
-            complete="recipes",
-            cli=str,
-        ),
-    ] = None
-    set: Annotated[
-        tuple[str, ...],
-        BeforeValidator(spell_changes),
-        Opt("Change one key: train.optim.lr=1e-3. Repeatable.", "Data", cli=list[str], metavar="A.B=C"),
-    ] = ()
     new_tokenizer: Annotated[bool, Opt("Reinitialise the embeddings, for another tokenizer.", "Method")] = False
     lora: Annotated[
         int | None, Field(ge=1), Opt("Train adapters of this rank only, merged when saved (needs peft).", "Method")
     ] = None
-    gpus: Annotated[int | None, Field(ge=1), Opt("Train on so many GPUs of this machine.")] = None
-    cpu_processes: Annotated[int | None, Field(ge=1), Opt("Train on the CPU with so many processes (gloo).")] = None
-    seed: Annotated[int | None, Field(ge=0, lt=2**63), Opt("In place of the recipe's train.seed.")] = None
     out: Annotated[Path | None, Opt("Run folder; default: a new one in the workspace.", "Output", ("--out", "-o"))] = (
         None
     )
-    workspace: Annotated[Path, Opt("Where shrunk models and runs lie.", "Output")] = Path("runs")
+    workspace: Workspace = Path("runs")
     resume: Annotated[
         str,
         BeforeValidator(spell_path),
@@ -103,20 +92,8 @@ class RetrainRequest(DataRequest, PushRequest):
             self.data, self.time, self.columns, self.new_tokenizer, self.recipe, self.set, self.resume, self.lora
         )
 
-    @property
-    def processes(self) -> int:
-        """How many processes train."""
-        return self.gpus or self.cpu_processes or 1
-
-    @property
-    def cpu(self) -> bool:
-        """Whether a GPU is left alone."""
-        return self.cpu_processes is not None
-
     @model_validator(mode="after")
     def _go_together(self) -> Self:
-        if self.gpus is not None and self.cpu_processes is not None:
-            raise UsageError("--gpus and --cpu-processes exclude each other.")
         if not self.resume.strip():
             raise UsageError(
                 "--resume is empty.", "Use --resume auto, never, or the path of a run folder or checkpoint."
@@ -156,8 +133,6 @@ def retrain(request: RetrainRequest, say: Say) -> Trained | Preview:
         from leansurgeon.training.setup import for_classes
 
         recipe = for_classes(recipe, folder, say)
-    if request.seed is not None:
-        recipe = recipe.model_copy(update={"train": recipe.train.model_copy(update={"seed": request.seed})})
     recipe = healing.for_device(recipe, cpu=request.cpu, say=say)
     if request.gpus is not None and not request.dry_run and not is_worker():
         check_gpus(request.gpus)

@@ -2,33 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Self
+from typing import Annotated, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, model_validator
 
-from leansurgeon.commands.command import Command
-from leansurgeon.commands.options import Seeds, spell_changes
+from leansurgeon.commands.command import Answer, Command
+from leansurgeon.commands.options import Changes, LaunchRequest, Seeds, Workspace
 from leansurgeon.errors import UsageError
 from leansurgeon.progress import Say
 from leansurgeon.reading import jsonfile
-from leansurgeon.reading.jsonfile import JsonObject
-from leansurgeon.request import Opt, Trust
-
-if TYPE_CHECKING:
-    from leansurgeon.training.runs.summary import Summary
+from leansurgeon.request import Opt, Trust, command_line
 
 
-class RunRequest(Trust):
+class RunRequest(LaunchRequest, Trust):
     """An experiment, what is changed in it, and where its trainings run."""
 
     recipe: Annotated[str, Opt("Name of a shipped experiment, or a .yaml file.", complete="recipes", positional=True)]
-    set: Annotated[
-        tuple[str, ...],
-        BeforeValidator(spell_changes),
-        Opt("Change a key: --set train.duration=5ep.", "Data", cli=list[str], metavar="A.B=C"),
-    ] = ()
+    set: Changes = ()
     seeds: Annotated[Seeds | None, Opt("Other seeds: 0,1,2.", "Data", cli=str)] = None
     arms: Annotated[
         str | None, Opt("Only these arms, and the original that they are cut from: original,lean.", "Data")
@@ -37,21 +28,11 @@ class RunRequest(Trust):
     parallel: Annotated[
         int | None, Field(ge=1), Opt("Trainings side by side. Default: one per core, or one on a GPU.")
     ] = None
-    gpus: Annotated[int | None, Field(ge=1), Opt("GPUs for each training, one training at a time.")] = None
-    cpu_processes: Annotated[int | None, Field(ge=1), Opt("CPU processes (gloo) for each training instead.")] = None
-    workspace: Annotated[Path, Opt("Where models and runs live.", "Output")] = Path("runs")
-    format: Annotated[str, Opt("table, markdown, csv, json or latex.", "Output")] = "table"
+    workspace: Workspace = Path("runs")
     force: Annotated[bool, Opt("Run finished arms again.", "Output")] = False
-
-    @property
-    def processes(self) -> int:
-        """How many processes each training has."""
-        return self.gpus or self.cpu_processes or 1
 
     @model_validator(mode="after")
     def _go_together(self) -> Self:
-        if self.gpus is not None and self.cpu_processes is not None:
-            raise UsageError("--gpus and --cpu-processes exclude each other.")
         if self.processes > 1 and (self.parallel or 1) > 1:
             raise UsageError(
                 f"{self.processes} processes for each training and --parallel {self.parallel} exclude each other.",
@@ -60,27 +41,7 @@ class RunRequest(Trust):
         return self
 
 
-@dataclass(frozen=True)
-class Experiment:
-    """The summaries of all arms and seeds, and the folder of their runs."""
-
-    summaries: list[Summary]
-    folder: Path
-    format: str
-
-    def as_dict(self) -> JsonObject:
-        """What --json prints."""
-        from leansurgeon.report.tables.render import render_experiment
-
-        return jsonfile.parse(render_experiment(self.summaries, format="json"), "the experiment")
-
-    def __str__(self) -> str:
-        from leansurgeon.report.tables.render import render_experiment
-
-        return render_experiment(self.summaries, format=self.format)
-
-
-def run(request: RunRequest, say: Say) -> Experiment:
+def run(request: RunRequest, say: Say) -> Answer:
     """Train the original, lean variants and their controls over several seeds, and compare them.
 
     Raises `UsageError` for a recipe of one training, and what cutting and training raise.
@@ -88,11 +49,10 @@ def run(request: RunRequest, say: Say) -> Experiment:
     from leansurgeon import experiment
     from leansurgeon.commands.healing import for_device
     from leansurgeon.experiment.arms import told_of_sets
-    from leansurgeon.report.tables.render import check_format
+    from leansurgeon.report.tables.render import render_experiment
     from leansurgeon.training.recipe.reading import dump, load
     from leansurgeon.training.recipe.schema import ExperimentRecipe
 
-    check_format(request.format)
     recipe, debug, workspace = request.recipe, request.debug, request.workspace
     changes = [*request.set, *([f"seeds={list(request.seeds)}"] if request.seeds is not None else [])]
     loaded = load(recipe, changes, debug=debug)
@@ -102,13 +62,9 @@ def run(request: RunRequest, say: Say) -> Experiment:
         )
     for told in told_of_sets(loaded, changes, load(recipe, [], debug=debug)):
         say(told)
-    loaded = for_device(loaded, cpu=request.cpu_processes is not None, say=say)
+    loaded = for_device(loaded, cpu=request.cpu, say=say)
     if debug:
         loaded = loaded.model_copy(update={"name": f"{loaded.name}-debug"})
-    call = ["leansurgeon", "run", recipe, *(word for one in request.set for word in ("--set", one))]
-    call += [] if request.seeds is None else ["--seeds", ",".join(map(str, request.seeds))]
-    call += ["--debug"] if debug else []
-    call += ["--workspace", str(workspace)] if workspace != Path("runs") else []
     if request.gpus is not None:
         from leansurgeon.training.processes.launch import check_gpus
 
@@ -122,14 +78,15 @@ def run(request: RunRequest, say: Say) -> Experiment:
         force=request.force,
         say=say,
         processes=request.processes,
-        cpu=request.cpu_processes is not None,
-        begin=lambda: note(folder, call, dump(loaded)),
+        cpu=request.cpu,
+        begin=lambda: note(folder, command_line("run", request), dump(loaded)),
     )
     say(f"Runs are in {folder}; `leansurgeon report {folder}` shows this table again.")
-    return Experiment(summaries, folder, request.format)
+    document = jsonfile.parse(render_experiment(summaries, format="json"), "the experiment")
+    return Answer(document, render_experiment(summaries))
 
 
-def note(folder: Path, call: list[str], recipe: str) -> None:
+def note(folder: Path, call: str, recipe: str) -> None:
     """Keep the resolved recipe beside the runs of its arms, with the command it came from: the report names both."""
     from leansurgeon.training.runs import folder as runfolder
 

@@ -44,39 +44,24 @@ def sample_data(
     seed: int,
     say: Say,
     flag: str = "--calibrate",
-    device: str = "cpu",
+    device: str | None = "cpu",
     columns: str | None = None,
 ) -> Calibration:
     """What the user has `named` by the `flag`, else data of the `task`; what the model makes itself is made on the
-    `device`. Raises `UsageError` for data that is not there or unfit.
+    `device` (None: it is not asked for). A model of two stacks gets pairs of texts. Raises `UsageError` for data that
+    is not there or unfit.
     """
-    from leansurgeon.measure.data import own
-
-    if named != own.NAME:
-        return read_samples(opened, named, task, samples, seed, say, flag, columns)
-    try:
-        return own.samples(opened, seed=seed, device=device, say=say)
-    except UsageError as error:
-        hint = "Give other data."
-        if flag == "--calibrate":
-            hint = "Without --calibrate the novel that comes along, or random tokens, take their place."
-        raise UsageError(f"{opened.name} makes no samples of its own: {error.message}", hint) from error
-
-
-def read_samples(
-    opened: Source,
-    named: str | None,
-    task: TaskChoice | None,
-    samples: int | None,
-    seed: int,
-    say: Say,
-    flag: str,
-    columns: str | None,
-) -> Calibration:
-    """The same of data that no model made; a model of two stacks gets pairs of texts."""
-    from leansurgeon.measure.data import calibration, pairs
+    from leansurgeon.measure.data import calibration, own, pairs
     from leansurgeon.measure.data.choose_task import has_two_stacks
 
+    if named == own.NAME and device:
+        try:
+            return own.samples(opened, seed=seed, device=device, say=say)
+        except UsageError as error:
+            hint = "Give other data."
+            if flag == "--calibrate":
+                hint = "Without --calibrate the novel that comes along, or random tokens, take their place."
+            raise UsageError(f"{opened.name} makes no samples of its own: {error.message}", hint) from error
     if columns and not named:
         raise UsageError(f"--columns {columns} says what is in a table, and none is named.", "Name the table.")
     how = {"samples": samples, "seed": seed, "say": say}
@@ -174,7 +159,7 @@ def data_to_measure(
             f"{what} needs sample data, and {model} is no run that says what it was trained on.",
             "Give --data: text files, a folder of images, or task:NAME.",
         )
-    return read_samples(opened, named, task, samples, seed, say, "--data", columns)
+    return sample_data(opened, named, task, samples, seed, say, "--data", None, columns)
 
 
 def data_for_kappa(

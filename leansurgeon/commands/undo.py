@@ -2,58 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from leansurgeon.commands.command import Command
+from leansurgeon.commands.command import Answer, Command
+from leansurgeon.commands.options import DryRun, Force
 from leansurgeon.progress import Say
-from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.request import Opt, Trust
 from leansurgeon.words import wrap
 
 if TYPE_CHECKING:
     from leansurgeon.checkpoints.record import SurgeryRecord
-    from leansurgeon.surgery.write.undo import Undo
 
 
 class UndoRequest(Trust):
     """A result, and where its source shall be written."""
 
-    model: Annotated[str, Opt("A folder that leansurgeon has written.", complete="models", positional=True)]
+    model: Annotated[str, Opt("A folder that leansurgeon has written.", positional=True)]
     out: Annotated[Path, Opt("Folder to write.", "Output", ("--out", "-o"))]
-    dry_run: Annotated[bool, Opt("Print the plan and write nothing.", "Output")] = False
-    force: Annotated[bool, Opt("Replace an existing output folder.", "Output")] = False
+    dry_run: DryRun = False
+    force: Force = False
 
 
-@dataclass(frozen=True)
-class Undone:
-    """The plan, the folder, and the record of what was written there; None for a dry run."""
-
-    steps: Undo
-    out: Path
-    record: SurgeryRecord | None
-
-    def as_dict(self) -> JsonObject:
-        """What --json prints."""
-        verified = self.record.decided.verified if self.record else None
-        return {
-            "schema_version": 1,
-            "dry_run": self.record is None,
-            "out": self.record and str(self.out),
-            "plan": self.steps.plan.as_dict(),
-            "verified": verified and verified.as_dict(),
-            "proof": self.record and self.record.proof and self.record.proof.as_dict(),
-        }
-
-    def __str__(self) -> str:
-        from leansurgeon.report.tables.plan import plan_table
-
-        end = closing(self.out, self.record) if self.record else "Dry run: nothing was written."
-        return f"{plan_table(self.steps.plan)}\n\n" + "\n".join(wrap(end))
-
-
-def undo(request: UndoRequest, say: Say) -> Undone:
+def undo(request: UndoRequest, say: Say) -> Answer:
     """Take back what exact operators did to MODEL (add-heads, split-heads, widen-mlp), bit for bit.
 
     The result is compared with the source where that is at hand, else it is reloaded. What has forgotten something
@@ -63,15 +34,27 @@ def undo(request: UndoRequest, say: Say) -> Undone:
     """
     from leansurgeon.checkpoints.publish.output import check_apart, held
     from leansurgeon.checkpoints.source import open_source
+    from leansurgeon.report.tables.plan import plan_table
     from leansurgeon.surgery.write.undo import carry_out, plan_undo
 
     source = open_source(request.model)
     steps, out = plan_undo(source), request.out
-    if request.dry_run:
-        return Undone(steps, out, None)
-    with held(out, force=request.force):
-        check_apart(out, source.folder)
-        return Undone(steps, out, carry_out(steps, out, force=request.force, say=say))
+    made = None
+    if not request.dry_run:
+        with held(out, force=request.force):
+            check_apart(out, source.folder)
+            made = carry_out(steps, out, force=request.force, say=say)
+    verified = made and made.decided.verified
+    document = {
+        "schema_version": 1,
+        "dry_run": request.dry_run,
+        "out": made and str(out),
+        "plan": steps.plan.as_dict(),
+        "verified": verified and verified.as_dict(),
+        "proof": made and made.proof and made.proof.as_dict(),
+    }
+    end = closing(out, made) if made else "Dry run: nothing was written."
+    return Answer(document, f"{plan_table(steps.plan)}\n\n" + "\n".join(wrap(end)))
 
 
 def closing(out: Path, record: SurgeryRecord) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import NamedTuple
@@ -11,23 +11,12 @@ from leansurgeon.architectures import known
 from leansurgeon.architectures.presets import get
 from leansurgeon.checkpoints.reshaped import Reshaped
 from leansurgeon.checkpoints.source import Source
-from leansurgeon.errors import LeanSurgeonError, UsageError, did_you_mean
+from leansurgeon.errors import UsageError, did_you_mean
 from leansurgeon.paper.base import Exhibit, Row, Words, agreement
 from leansurgeon.shape import Shape
 from leansurgeon.surgery.plan.wanted import Target, Wanted, per_stage, resolve
 
 COUNTS = ("meta", "formula")
-
-
-@dataclass(frozen=True)
-class Alternative:
-    """The row with another head policy, or with the original's MLP. `problem` says why it cannot be built."""
-
-    policy: str
-    original_mlp: bool
-    is_papers: bool
-    parameters: int | None
-    problem: str = ""
 
 
 @dataclass(frozen=True)
@@ -41,7 +30,6 @@ class Audited:
     saved_by: Mapping[str, int]  # depth, heads, mlp, in this order
     as_printed: int | None  # our count of the printed shape, where that is another one
     others: Mapping[str, int] = field(default_factory=dict)
-    what_if: tuple[Alternative, ...] = ()
 
     @property
     def agreement(self) -> str:
@@ -75,15 +63,15 @@ class Audited:
         )
 
 
-def audit(exhibit: Exhibit, how: str = "meta", *, what_if: bool = False) -> list[Audited]:
+def audit(exhibit: Exhibit, how: str = "meta") -> list[Audited]:
     """Every row of an exhibit, counted. Raises `UsageError` for a way of counting that does not exist."""
     if how not in COUNTS:
         raise UsageError(f"--count {how}: give meta or formula{did_you_mean(how, COUNTS)}.")
-    return [audit_row(row, exhibit.original(row), how, what_if) for row in exhibit.rows]
+    return [audit_row(row, exhibit.original(row), how) for row in exhibit.rows]
 
 
-def audit_row(row: Row, original: Row, how: str, what_if: bool) -> Audited:
-    """One row counted: parameters under the paper's head policy, and under others with `what_if`."""
+def audit_row(row: Row, original: Row, how: str) -> Audited:
+    """One row counted under the paper's head policy."""
     start = Start(row.preset)
     target = target_of(start, row.words, row.policy)
     # The MLP as printed stands in every part of the model, as if it had been built so (VOLO's class attention has an
@@ -97,22 +85,7 @@ def audit_row(row: Row, original: Row, how: str, what_if: bool) -> Audited:
         saved_by=saved_by(start, target),
         as_printed=count(wider, target_of(wider, printed, row.policy), how) if row.reading else None,
         others={name: count(start, target_of(start, words, row.policy), how) for name, words in row.others.items()},
-        what_if=tuple(alternatives(row, target.shape, how)) if what_if and row.role != "original" else (),
     )
-
-
-def alternatives(row: Row, papers: Shape, how: str) -> Iterator[Alternative]:
-    """The row under both head policies, each with its own MLP and with that of the original."""
-    start = Start(row.preset)
-    for policy in ("keep", "split"):
-        for original_mlp in (False, True):
-            words = replace(row.words, mlp_dim=None) if original_mlp else row.words
-            try:
-                made = target_of(start, words, policy)
-            except LeanSurgeonError as error:
-                yield Alternative(policy, original_mlp, False, None, error.message)
-            else:
-                yield Alternative(policy, original_mlp, made.shape == papers, count(start, made, how))
 
 
 # -- shapes ---------------------------------------------------------------------------------------

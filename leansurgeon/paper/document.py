@@ -1,9 +1,7 @@
-"""The audit for programs: one JSON document, or one CSV line a row."""
+"""The audit for programs: one JSON document."""
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Sequence
 from dataclasses import asdict
 
@@ -70,47 +68,4 @@ def record(a: Audited) -> JsonObject:
         "change_percent": a.change_percent,
         "saved_by": dict(a.saved_by),
         "remark": a.remark or None,
-        "what_if": [
-            {
-                "head_policy": x.policy,
-                "mlp": "original" if x.original_mlp else "as counted",
-                "is_the_papers": x.is_papers,
-                "parameters": x.parameters,
-                "change_percent": None if x.parameters is None else 100 * (x.parameters / a.original - 1),
-                "problem": x.problem or None,
-            }
-            for x in a.what_if
-        ]
-        or None,
-    }
-
-
-def as_csv(exhibits: Exhibits) -> str:
-    """One line a row, all numbers as they are."""
-    lines = [flat(exhibit, a) for exhibit, rows in exhibits for a in rows]
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(dict.fromkeys(key for line in lines for key in line)), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(lines)
-    return text.getvalue().rstrip("\n")
-
-
-def flat(exhibit: Exhibit, a: Audited) -> JsonObject:
-    """A row as one line of CSV."""
-    known, printed = record(a), a.row.printed
-    return {
-        "exhibit": exhibit.name,
-        **{key: known[key] for key in ("model", "role", "preset")},
-        **{f"printed_{key}": value for key, value in asdict(printed.words).items()},
-        **{f"counted_{key}": value for key, value in known["counted"].items()},
-        "head_policy": a.row.policy,
-        "printed_parameters": printed.parameters,
-        **{key: known[key] for key in ("parameters", "difference", "agreement", "parameters_as_printed")},
-        "change_percent": a.change_percent,
-        **{f"saved_by_{part}": value for part, value in a.saved_by.items()},
-        "printed_headline": exhibit.headline if exhibit.headline in printed.scores else None,
-        "printed_score": printed.scores.get(exhibit.headline),
-        "printed_memory_gb": printed.memory,
-        "remark": a.remark,
-        **{f"{x.policy}{', original MLP' if x.original_mlp else ''}": x.parameters for x in a.what_if},
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from leansurgeon.paper.audit import Alternative, Audited
+from leansurgeon.paper.audit import Audited
 from leansurgeon.paper.base import UNITS, Exhibit
 from leansurgeon.paper.document import Exhibits, summary
 from leansurgeon.shape import Shape
@@ -13,46 +13,22 @@ CLAIM = (
     "came out so far is in examples/results/claim.md of the repository."
 )
 COUNTED = ["", "layers", "heads", "head_dim", "MLP", "paper", "counted", "off by"]
-STYLES = {"markdown": "pipe", "latex": "latex_booktabs"}
 
 
-def render(exhibits: Exhibits, format: str = "table", *, what_if: bool = False) -> str:
-    """Every exhibit and a closing summary; `format` is table, markdown or latex."""
+def render(exhibits: Exhibits) -> str:
+    """Every exhibit and a closing summary."""
     blocks = []
     for exhibit, rows in exhibits:
         unit = "M" if any(a.parameters >= 10_000_000 for a in rows) else "k"  # what an exhibit's changes are given in
-        made = [a for a in rows if a.row.role != "original"]
-        blocks += prose([f"{exhibit.name}: {exhibit.title}"], format, heading=True)
-        blocks += [draw([COUNTED, *map(count_cells, rows)], format)] if rows else []
-        saving = ["", "all", "paper", "depth", "heads", "MLP", exhibit.headline, "GB"]
-        others = ["", "keep", "keep, old MLP", "split", "split, old MLP"]
-        tables = {
-            f"Change against the original, and where it comes from ({unit})": [
-                saving,
-                *(saving_cells(exhibit, a, unit) for a in made),
-            ],
-            f"What if: parameters ({unit}) and change; * is the row itself": [
-                others,
-                *([label(exhibit, a), *(what_if_cell(x, a, unit) for x in a.what_if)] for a in made if what_if),
-            ],
-        }
-        for caption, lines in tables.items():
-            if len(lines) > 1:
-                kept = [i for i in range(len(lines[0])) if i == 0 or any(line[i].strip() for line in lines[1:])]
-                blocks += [*prose([caption], format), draw([[line[i] for i in kept] for line in lines], format)]
-        blocks += prose(lines_below(exhibit, rows), format)
-    return "\n\n".join([*blocks, *prose(wrap(closing(exhibits)), format), *prose(wrap(CLAIM), format)])
-
-
-def prose(lines: list[str], format: str, *, heading: bool = False) -> list[str]:
-    """Lines of text as one block of the format; none without lines."""
-    if not lines:
-        return []
-    if format == "latex":
-        lines = [f"% {line}" for line in lines]
-    elif format == "markdown":
-        lines = [("## " if heading else "") + line.replace("*", r"\*") for line in lines]
-    return ["\n".join(lines)]
+        blocks.append(f"{exhibit.name}: {exhibit.title}")
+        blocks += [in_columns(COUNTED, list(map(count_cells, rows)))] if rows else []
+        if made := [saving_cells(exhibit, a, unit) for a in rows if a.row.role != "original"]:
+            saving = ["", "all", "paper", "depth", "heads", "MLP", exhibit.headline, "GB"]
+            kept = [i for i in range(len(saving)) if i == 0 or any(line[i].strip() for line in made)]
+            heads, *cells = ([line[i] for i in kept] for line in (saving, *made))
+            blocks += [f"Change against the original, and where it comes from ({unit})", in_columns(heads, cells)]
+        blocks.append("\n".join(lines_below(exhibit, rows)))
+    return "\n\n".join(filter(None, [*blocks, "\n".join(wrap(closing(exhibits))), "\n".join(wrap(CLAIM))]))
 
 
 # -- tables ---------------------------------------------------------------------------------------
@@ -105,17 +81,6 @@ def saving_cells(exhibit: Exhibit, a: Audited, unit: str) -> list[str]:
     ]
 
 
-def what_if_cell(x: Alternative, a: Audited, unit: str) -> str:
-    """What another head policy or MLP would come to."""
-    if x.original_mlp and a.saved_by["mlp"] == 0:
-        return ""  # the MLP was left alone anyway
-    if x.parameters is None:
-        return "–  "
-    digits = 2 if unit == "M" else 1
-    change = 100 * (x.parameters / a.original - 1)
-    return f"{x.parameters / UNITS[unit]:.{digits}f} {per_cent(change)}{'*' if x.is_papers else ' '}"
-
-
 def label(exhibit: Exhibit, a: Audited) -> str:
     """The model's name; a variant of a figure by what distinguishes it."""
     if not exhibit.key.startswith("fig"):
@@ -156,13 +121,6 @@ def lines_below(exhibit: Exhibit, rows: list[Audited]) -> list[str]:
             said.setdefault(a.remark, []).append(name(exhibit, a))
     for remark, names in said.items():
         lines += wrap(f"- {' and '.join(names)}: {remark}", "  ")
-    impossible: dict[str, list[str]] = {}
-    for a in rows:
-        for x in a.what_if:
-            if x.problem and not x.original_mlp:
-                impossible.setdefault(f"{x.policy}: {x.problem}", []).append(label(exhibit, a))
-    for problem, names in impossible.items():
-        lines += wrap(f"- {' and '.join(names)}, {problem}", "  ")
     for remark in exhibit.remarks:
         lines += wrap(f"- {remark}", "  ")
     return lines
@@ -189,17 +147,3 @@ def missed(a: Audited) -> bool:
 def name(exhibit: Exhibit, a: Audited) -> str:
     """A row as a sentence calls it."""
     return label(exhibit, a) if a.row.role == "variant" else f"{a.row.model} {a.row.role}"
-
-
-# -- drawing --------------------------------------------------------------------------------------
-
-
-def draw(lines: list[list[str]], format: str) -> str:
-    """A table, heads first, in a format of `tabulate`, or for a terminal."""
-    heads, *rows = lines
-    if format not in STYLES:
-        return in_columns(heads, rows)
-    from tabulate import tabulate
-
-    align = ["left", *["right"] * (len(heads) - 1)]
-    return tabulate(rows, heads, tablefmt=STYLES[format], colalign=align, disable_numparse=True)

@@ -107,7 +107,7 @@ def of_expectations(section: Section) -> list[Note]:
 
 
 def of_judged(section: Section) -> list[Note]:
-    """One sentence for every data that a model was judged on (`shrink --judge`, `judge`), against its source."""
+    """One sentence for every data that a model was judged on (`judge`, sources that were mixed), against its source."""
     return [
         Note(f"{row.name}{seed(row, run)} on {name}: {says}", "quality")
         for row in section.rows

@@ -1,13 +1,12 @@
 """The cheap stage: what can be said of a shape before it is built, and who is worth a try. No torch.
 
     parameters   exact
-    flops        of the matrix products in the blocks, forward, one sample
     memory       predicted peak of training, of those that are tried (`limits`)
     latency      of a forward pass of one sample, measured where there is a limit for it (`limits`)
     influence    share of the source's influence that the most influential layers keep
     kappa        of the kept layers, moved by the number of heads as Gaussian matrices would (Theorem 3.2)
 
-None of them is the truth; the report says how far each foretold the scores.
+None of them is the truth: the report says how the order changed with the scores.
 """
 
 from __future__ import annotations
@@ -18,11 +17,9 @@ from dataclasses import dataclass
 from statistics import fmean, median
 from typing import TYPE_CHECKING
 
-from leansurgeon.checkpoints.reshaped import Reshaped
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.search.space import Candidate
 from leansurgeon.shape import Shape, evenly_per_stage
-from leansurgeon.surgery.plan.wanted import holder
 
 if TYPE_CHECKING:
     from leansurgeon.search.evidence import Evidence
@@ -38,7 +35,6 @@ class Cheap:
     """Cheap numbers of one candidate; None where unknown."""
 
     parameters: int
-    flops: int | None = None
     memory: int | None = None
     latency: float | None = None
     influence: float | None = None
@@ -52,22 +48,11 @@ def scores(source: Source, candidates: Sequence[Candidate], evidence: Evidence |
     return {
         candidate.name: Cheap(
             candidate.parameters,
-            flops(source, candidate.shape, evidence.tokens),
             influence=kept_influence(source.shape, candidate.shape, evidence.influence),
             kappa=foretold_kappa(source.shape, candidate.shape, evidence),
         )
         for candidate in candidates
     }
-
-
-def flops(source: Source, shape: Shape, tokens: float) -> int:
-    """Multiplications and additions of one sample's forward pass through the blocks: 2 for every weight and token, and
-    4 * tokens * inner for every token's attention to all others. Blocks with windows or landmarks do less.
-    """
-    specs = Reshaped(source, holder(source.architecture, source.shape, shape), shape).specs
-    weights = sum(s.size for s in specs if s.layer is not None and s.counted and len(s.shape) > 1)
-    attention = sum(stage.depth * stage.inner for stage in shape.stages)
-    return round(2 * tokens * weights + 4 * tokens**2 * attention)
 
 
 def kept_layers(before: Shape, after: Shape, influence: list[float] | None) -> list[int]:

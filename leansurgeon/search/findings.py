@@ -12,14 +12,12 @@ from leansurgeon.errors import plural
 from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.report.humans import NONE, change, count, listed, memory, plain
 from leansurgeon.search.cheap import Cheap
-from leansurgeon.search.halving import Result
+from leansurgeon.search.halving import Result, Score
 from leansurgeon.search.outcome import Outcome
-from leansurgeon.search.score import Score
 from leansurgeon.search.space import Candidate, Shapes
 from leansurgeon.words import WIDTH, in_columns
 
 LEFT_OUT = ("kept", "kappa", "cheap", "memory")  # first where the table would be too wide
-FORETELL = ("parameters", "flops", "influence", "kappa")  # kappa is better small, the others large
 TOLD = 3  # so many moves are named
 
 
@@ -97,18 +95,6 @@ def list_changes(outcome: Outcome) -> list[Change]:
     return changes
 
 
-def correlate_cheap(outcome: Outcome) -> dict[str, float | None]:
-    """Kendall's tau between each cheap number (turned so that better is first) and the first rung's scores."""
-    _, keys = list_stages(outcome)[1]
-    taus = {}
-    for number in FORETELL:
-        values = [getattr(outcome.cheap[name], number) for name in keys]
-        if None not in values:
-            wish = 1 if number == "kappa" else -1
-            taus[number] = kendall_tau([wish * value for value in values], list(keys.values()))
-    return taus
-
-
 def find_front(outcome: Outcome) -> list[str]:
     """The Pareto front: names that no other candidate is at least as good as in parameters, memory and latency (as far
     as known of all) and in score. Candidates are compared on the last rung that both saw, since a longer training is
@@ -182,7 +168,6 @@ def make_document(outcome: Outcome, command: str, extra: dict[str, Any]) -> Json
                 {"from": c.before, "to": c.after, "kendall_tau": c.tau, "candidates": c.count, "moved_up": c.moves}
                 for c in list_changes(outcome)
             ],
-            "foretold": correlate_cheap(outcome),
         },
         "command": command,
     } | extra
@@ -251,11 +236,9 @@ def shape_cells(candidate: Candidate, numbers: Cheap) -> dict[str, str]:
     }
 
 
-def make_candidates_table(ranked: list[Candidate], numbers: dict[str, Cheap], most: int = 20) -> str:
-    """The candidates of a dry run in the order of the cheap scores."""
-    return draw_cells(
-        [shape_cells(c, numbers[c.name]) | {"head_dim": c.shape.column("head_dim")} for c in ranked[:most]]
-    )
+def make_candidates_table(ranked: Sequence[Candidate]) -> str:
+    """The candidates of a dry run in this order."""
+    return draw_cells([shape_cells(c, Cheap(c.parameters)) | {"head_dim": c.shape.column("head_dim")} for c in ranked])
 
 
 # -- sentences ------------------------------------------------------------------------------------
@@ -302,8 +285,6 @@ def describe(outcome: Outcome) -> list[str]:
         lines.append(
             f"Order {step.before} to {step.after}, {plural(step.count, 'shape')}: Kendall's tau {step.tau:+.2f}{moved}."
         )
-    if known := [f"{name} {tau:+.2f}" for name, tau in correlate_cheap(outcome).items() if tau is not None]:
-        lines.append(f"What foretold the first rung (tau): {', '.join(known)}.")
     return [*lines, outcome.says] if outcome.says else lines
 
 
@@ -333,7 +314,5 @@ def name_shape(candidate: Candidate) -> str:
 
 
 def describe_error(score: Score) -> str:
-    """` (standard error 0.9 points)` of the sample, or ` (sd 0.3)` over seeds."""
-    if score.spread is not None:
-        return f" (sd over seeds {100 * score.spread:.1f} points)" if score.percent else f" (sd {score.spread:.3g})"
+    """` (standard error 0.9 points)`; empty where it is not known."""
     return f" (standard error {100 * score.error:.1f} points)" if score.error is not None else ""

@@ -11,7 +11,6 @@ from typing import TypeAlias
 
 from leansurgeon.errors import LeanSurgeonError, plural
 from leansurgeon.progress import Say, silent
-from leansurgeon.search.score import Score
 from leansurgeon.search.space import Candidate
 
 
@@ -27,6 +26,29 @@ class Rung:
     def length(self) -> str:
         """`1/4 of the full length`, `the full length`."""
         return "the full length" if self.share == 1 else f"{self.share} of the full length"
+
+
+@dataclass(frozen=True)
+class Score:
+    """A metric on held-out samples. `error` is its standard error where it is a share of `samples` that were right."""
+
+    value: float
+    label: str
+    higher: bool
+    percent: bool
+    loss: float | None = None
+    samples: int | None = None
+    error: float | None = None
+
+    @property
+    def key(self) -> tuple[float, float]:
+        """The smaller, the better: the metric, then the loss."""
+        return (-self.value if self.higher else self.value), self.loss if self.loss is not None else 0.0
+
+    @property
+    def text(self) -> str:
+        """The value as a person reads it."""
+        return f"{100 * self.value:.1f} %" if self.percent else f"{self.value:.4g}"
 
 
 @dataclass(frozen=True)

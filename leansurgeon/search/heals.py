@@ -28,8 +28,7 @@ from leansurgeon.measure.heads.judge import Unlabelled
 from leansurgeon.progress import Say, silent, track
 from leansurgeon.reading import jsonfile
 from leansurgeon.reading.pooling import read_pooling
-from leansurgeon.search.halving import Result, Results, Rung
-from leansurgeon.search.score import Score
+from leansurgeon.search.halving import Result, Results, Rung, Score
 from leansurgeon.search.space import Candidate
 from leansurgeon.surgery.plan.method import Method
 from leansurgeon.surgery.plan.planning import plan

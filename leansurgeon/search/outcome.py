@@ -21,9 +21,8 @@ from leansurgeon.progress import Say, silent
 from leansurgeon.reading import jsonfile
 from leansurgeon.search import cheap, limits
 from leansurgeon.search.cheap import Cheap
-from leansurgeon.search.halving import Results, Rung, climb, ordered, schedule
+from leansurgeon.search.halving import Results, Rung, Score, climb, ordered, schedule
 from leansurgeon.search.limits import Limit
-from leansurgeon.search.score import Score
 from leansurgeon.search.space import Budget, Candidate, Shapes, control
 from leansurgeon.surgery.plan.wanted import Wanted
 from leansurgeon.training.processes.signals import raising

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import sqrt
 from pathlib import Path
-from statistics import fmean, stdev
 from typing import Any
 
 from leansurgeon.checkpoints.source import Source
@@ -21,8 +20,7 @@ from leansurgeon.experiment.side_by_side import Key, default_parallel, drive
 from leansurgeon.intervals import binomial_variance
 from leansurgeon.progress import Say, silent
 from leansurgeon.reading.jsonfile import JsonObject
-from leansurgeon.search.halving import Result, Results, Rung
-from leansurgeon.search.score import Score
+from leansurgeon.search.halving import Result, Results, Rung, Score
 from leansurgeon.search.space import Candidate
 from leansurgeon.training.recipe.durations import parse_duration
 from leansurgeon.training.recipe.schema import ExperimentRecipe, Train, TrainingRecipe
@@ -30,30 +28,26 @@ from leansurgeon.training.runs import folder as runfolder
 from leansurgeon.training.runs.summary import Scores, Summary
 
 ORIGINAL = "original"  # the source itself; what it has learned is cut from the folder that it came from
+LENGTH = Fraction(1, 4)  # of the recipe, which the last rung gets
 
 
 @dataclass
 class Trainings:
-    """Trains candidates at every seed. `recipe` describes the training in full; `length` is the share of it that the
-    last rung gets.
-    """
+    """Trains candidates. `recipe` describes the training in full."""
 
     source: Source
     recipe: TrainingRecipe
     folder: Path
-    seeds: tuple[int, ...] = (0,)
-    length: Fraction = Fraction(1, 4)
-    parallel: int | None = None
+    seed: int = 0
     source_config: dict[str, Any] | None = None  # changes of a preset's config
     say: Say = silent
 
     def attempt(self, rung: Rung, candidates: Sequence[Candidate]) -> Results:
-        """The scores of one rung: means over the seeds of the task's metric at the end of training."""
-        jobs = self.jobs(rung, candidates)
-        parallel = self.parallel or default_parallel()
+        """The scores of one rung: the task's metric at the end of training."""
+        jobs, parallel = self.jobs(rung, candidates), default_parallel()
         samples = prepare_data(next(iter(jobs.values())).experiment, self.say, model_dir=self.source.folder)
         failed: dict[str, str] = {}
-        given = {} if self.source.weights is None else {(ORIGINAL, seed): None for seed in self.seeds}
+        given = {} if self.source.weights is None else {(ORIGINAL, self.seed): None}
         while True:
             left = {key: job for key, job in jobs.items() if key[0] not in failed}
             done = given | {key: old for key, job in left.items() if (old := find_finished(job))}
@@ -71,27 +65,26 @@ class Trainings:
             for job in jobs.values():
                 forget_weights(job)
         trained = [c.name for c in candidates if c.name not in failed]
-        results = {name: Result(score_of([done[name, seed] for seed in self.seeds])) for name in trained}
+        results = {name: Result(score_of(done[name, self.seed])) for name in trained}
         return {c.name: results.get(c.name) or Result(None, failed[c.name]) for c in candidates}
 
     def jobs(self, rung: Rung, candidates: Sequence[Candidate]) -> dict[Key, Job]:
-        """One training for every candidate and seed."""
-        share = rung.share * self.length
+        """One training for every candidate."""
         recipe = ExperimentRecipe.model_validate(
             {
                 "name": f"rung{rung.number}",
                 "kind": "experiment",
                 "source": self.source.preset.name if self.source.weights is None else ORIGINAL,
                 "source_config": self.source_config or {},
-                "seeds": list(self.seeds),
+                "seeds": [self.seed],
                 "task": self.recipe.task.model_dump(),
-                "train": shortened(self.recipe.train, share).model_dump(),
+                "train": shortened(self.recipe.train, rung.share * LENGTH).model_dump(),
                 "measure": None,
                 "arms": {c.name: arm_of(c) for c in candidates},
             }
         )
         wanted = {c.name: c.wanted for c in candidates}
-        made = make_jobs(recipe, self.folder, wanted, "", self.parallel or default_parallel())
+        made = make_jobs(recipe, self.folder, wanted, "", default_parallel())
         learned = {} if self.source.weights is None else {"source": str(self.source.folder)}
         return {key: replace(job, prove=False, **learned) for key, job in made.items()}
 
@@ -132,23 +125,12 @@ def scaled(text: str, share: Fraction) -> str:
     return f"{max(0.001, float(length.value * share)):.3f}".rstrip("0").rstrip(".") + length.unit
 
 
-def score_of(summaries: Sequence[Summary]) -> Score:
-    """Mean over seeds. The standard error is that of one evaluation of the shared samples, which more seeds do not
-    shrink.
-    """
-    task = summaries[0].task
-    finals = [summary.final or Scores() for summary in summaries]
-    values, losses = [final.metric for final in finals], [final.loss for final in finals]
-    if any(v is None for v in (*values, *losses)):
+def score_of(summary: Summary) -> Score:
+    """The metric at the end of the training, with the standard error of a share of samples that were right."""
+    task, final = summary.task, summary.final or Scores()
+    if final.metric is None or final.loss is None:
         raise LeanSurgeonError("A training left no metric.")
-    value, right = fmean(values), task.percent and "accuracy" in task.metric
-    return Score(
-        value,
-        task.metric_label,
-        task.higher_is_better,
-        task.percent,
-        fmean(losses),
-        task.eval_samples,
-        sqrt(binomial_variance(value, task.eval_samples)) if right else None,
-        stdev(values) if len(values) > 1 else None,
-    )
+    right = task.percent and "accuracy" in task.metric
+    error = sqrt(binomial_variance(final.metric, task.eval_samples)) if right else None
+    kind = (task.metric_label, task.higher_is_better, task.percent)
+    return Score(final.metric, *kind, final.loss, task.eval_samples, error)

@@ -18,7 +18,7 @@ from leansurgeon.checkpoints.proof.prove import prove
 from leansurgeon.checkpoints.provenance import write_surgery
 from leansurgeon.checkpoints.publish.card import write_card
 from leansurgeon.checkpoints.publish.output import check_apart, output_folder
-from leansurgeon.checkpoints.record import Comparison, Proof, SurgeryRecord
+from leansurgeon.checkpoints.record import Proof, SurgeryRecord
 from leansurgeon.checkpoints.recorded.decided import Decisions
 from leansurgeon.checkpoints.source import Source, unchanged
 from leansurgeon.errors import (
@@ -204,11 +204,11 @@ def carry_out(
     force: bool = False,
     check: bool = True,
     keep_unproved: bool = False,
-    starts: Callable[[Proof], Mapping[str, Comparison]] | None = None,
+    call: str = "",
     say: Say = silent,
 ) -> SurgeryRecord:
-    """Write what was decided to `folder` and return the record that stands in its surgery.json. `starts` is given the
-    proof and scores other starting points, which the record keeps.
+    """Write what was decided to `folder` and return the record that stands in its surgery.json; `call` is the line that
+    does it again.
 
     A result that does not reload with the planned number of parameters, or that should be exact and is not, is an error
     and leaves no folder. `check` False leaves the proof out. `keep_unproved`: Ctrl-C during the proof keeps the result
@@ -245,7 +245,7 @@ def carry_out(
             replace(decided.record, kept_heads=chosen.kept_heads, balance=chosen.balance),
             proof,
             language=predicts_words(decided.calibration),
-            starts=starts(proof) if starts and proof else None,
+            call=call,
         )
         write_card(aside, record, folder.resolve().name, source.folder)
     decided.forget()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -318,7 +319,7 @@ def _take(run: Run, start: Path | None, saved: dict[str, Any] | None, replace: b
     if start is None or saved["recipe"] != run.recipe.model_dump(mode="json"):
         file = run.folder / runfolder.RECIPE
         call = ["leansurgeon", "retrain", str(run.loaded.folder), "--recipe", str(file)]
-        runfolder.write_text(file, runfolder.with_call(call, dump(run.recipe)))
+        runfolder.write_text(file, runfolder.with_call(shlex.join(call), dump(run.recipe)))
     # Torn, or beyond the one that was asked for: they will be written again.
     later = [path for path in checkpoint.all_of(run.folder) if start is not None and path.name > start.name]
     if later:

@@ -18,24 +18,24 @@ from leansurgeon.errors import LeanSurgeonError, UsageError
 from leansurgeon.request import spell_number
 from tests.support.command_line import leansurgeon as run
 
-SHAPE = "heads layers head_dim mlp_dim mlp_ratio class_attention"
+SHAPE = "heads layers head_dim mlp_dim class_attention"
 TRUST = "allow_pickle trust_remote_code"
 DATA = "columns classes skip_damaged"
 OUT = "dry_run force push public"
 SURFACE = {
     "plan": f"source {SHAPE} memory batch tokens precision attention optimizer checkpointing world_size gpu "
     f"tower {TRUST}",
-    "shrink": f"source {SHAPE} params data {DATA} judge samples uncalibrated init method keep more_heads heal "
-    f"heal_time balance compare proof seed out workspace device resume {OUT} tower {TRUST}",
-    "retrain": f"model data time {DATA} recipe set lora new_tokenizer gpus cpu_processes seed out workspace resume "
+    "shrink": f"source {SHAPE} params data {DATA} samples uncalibrated init method keep more_heads heal "
+    f"heal_time balance proof seed out device resume {OUT} tower {TRUST}",
+    "retrain": f"model data time {DATA} recipe set lora new_tokenizer gpus cpu_processes out workspace resume "
     f"resume_anyway limit_batches eval_only {OUT} tower trust_remote_code",
     "kappa": f"model data {DATA} samples probes seed tower {TRUST}",
-    "heads": f"model data {DATA} samples judge_samples ablate curve steps prune out heal plots "
+    "heads": f"model data {DATA} samples judge_samples ablate curve steps prune out heal "
     f"seed device force push public tower {TRUST}",
     "diff": f"a b {TRUST}",
     "report": "paths format wide kappa html plots workspace",
-    "search": f"source params memory latency heads layers mlp_dim head_dim data {DATA} samples recipe set share "
-    f"seeds tries batch parallel out write plots workspace device dry_run force tower {TRUST}",
+    "search": f"source params memory latency heads layers mlp_dim head_dim data {DATA} samples recipe set "
+    f"seed tries out workspace dry_run force tower {TRUST}",
     "load": f"source {TRUST}",
 }
 
@@ -111,8 +111,8 @@ def test_errors_speak_of_arguments_and_end_nothing(tmp_path, capsys):
         leansurgeon.shrink("digits-vit", heads="7x", head_dim="split", out=tmp_path / "lean", progress=False)
     assert "28 heads" in bad.value.message and "head_dim=" in bad.value.hint and "--" not in str(bad.value)
     with pytest.raises(UsageError) as bad:
-        leansurgeon.shrink("digits-vit", layers=2, compare=True, progress=False)
-    assert "data=" in bad.value.hint and "proof=False" in bad.value.hint
+        leansurgeon.shrink("digits-vit", layers=2, method="greedy", progress=False)
+    assert "data=" in bad.value.hint and "method=" in bad.value.message
     (tmp_path / "taken").mkdir()
     with pytest.raises(UsageError) as bad:
         leansurgeon.shrink("digits-vit", layers=2, out=tmp_path / "taken", progress=False)

@@ -38,7 +38,7 @@ def whole() -> SurgeryRecord:
         decided=Decisions(kept_heads={"0": (1, 2)}),
         versions={"leansurgeon": "0.1.0"},
         proof=Proof("transformers.X.from_pretrained", 1234, (1, 2), compared=COMPARED),
-        starts={"naive": COMPARED, "best": Comparison(done=False, why="no reason")},
+        judged={"mine": COMPARED, "other": Comparison(done=False, why="no reason")},
         source_config={"model_type": "vit"},
         source_surgery=first,
         restored=first,
@@ -56,7 +56,7 @@ def test_what_is_written_is_what_is_read(tmp_path):
         and found.plan.layers == (0, 3)
         and found.plan.operators[0].settings == {"kept": [0, 3]}
     )
-    assert found.proof.compared.loss.result == 2.0 and found.starts["best"].why == "no reason"
+    assert found.proof.compared.loss.result == 2.0 and found.judged["other"].why == "no reason"
     assert record.read(tmp_path / "nowhere") is None
     assert os.listdir(tmp_path) == ["surgery.json"]
 

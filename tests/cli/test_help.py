@@ -46,6 +46,16 @@ def test_a_page_shows_every_option_in_80_columns_and_ends_with_an_example(path):
     assert "leansurgeon " + " ".join(path) in text.rpartition("Example")[2]
 
 
+@pytest.mark.parametrize("name", ["shrink", "search", "heads", "retrain"])
+def test_a_page_shows_few_options(name):
+    """What it does not show is taken all the same: a refusal asks for it, or measurements need it."""
+    known = [param for param in COMMANDS[(name,)].params if param.opts[0].startswith("--")]
+    assert sum(not param.hidden for param in known) <= 24
+    text = shown(name)
+    for param in known:
+        assert (param.opts[-1] in text) is not param.hidden, param.opts
+
+
 EXAMPLES = {path: re.findall(r"leansurgeon .*", command.epilog) for path, command in COMMANDS.items()}
 
 

@@ -94,7 +94,7 @@ def shrunk(tmp_path_factory):
 def test_retrain_takes_the_newest_shrunk_model_and_its_recipe(shrunk, monkeypatch):
     monkeypatch.setenv("LEANSURGEON_CACHE", str(shrunk / "cache"))
     sets = ["--set", "train.duration=2st", "--set", "train.log_every=1", "--set", "measure.kappa.samples=4"]
-    done = _ok("retrain", "--workspace", str(shrunk), "--seed", "3", "--json", *sets)
+    done = _ok("retrain", "--workspace", str(shrunk), "--set", "train.seed=3", "--json", *sets)
     summary = json.loads(done.stdout)  # exactly one document
     assert summary["status"] == "done" and summary["steps"] == 2 and summary["seed"] == 3
     assert summary["recipe"]["train"]["optim"]["lr"] == 2e-3  # weights that start fresh take the full rate

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import re
+from dataclasses import replace
 
 import pytest
 
+from leansurgeon.errors import UsageError
 from leansurgeon.paper import EXHIBITS, TABLES
-from leansurgeon.paper.audit import audit, audit_row
+from leansurgeon.paper.audit import Start, audit, audit_row, count, target_of
 
 # Counted on the original code: cramming, Tiny-Stories-GPT, the LRA code of the Nystromformer, and timm with its
 # attention classes rebuilt where the paper keeps head_dim.
@@ -62,7 +63,7 @@ def pair(key: str, model: str) -> list:
     """Both rows of a model."""
     exhibit = EXHIBITS[key]
     rows = [row for row in exhibit.rows if row.model == model]
-    return [audit_row(row, exhibit.original(row), "formula", what_if=True) for row in rows]
+    return [audit_row(row, exhibit.original(row), "formula") for row in rows]
 
 
 def same(count: int, known: float) -> bool:
@@ -93,19 +94,24 @@ def test_no_other_row_is_read_differently_from_print():
     assert reread == set(AS_PRINTED)
 
 
+def count_as(key: str, model: str, policy: str, original_mlp: bool) -> int:
+    """The lean row's parameters by another head policy, with its own MLP or that of the original."""
+    row, start = pair(key, model)[1].row, Start(pair(key, model)[1].row.preset)
+    words = replace(row.words, mlp_dim=None) if original_mlp else row.words
+    return count(start, target_of(start, words, policy), "formula")
+
+
 @pytest.mark.parametrize(("key", "model"), WHAT_IF, ids=lambda x: str(x))
-def test_what_if(key, model):
+def test_other_policies_give_other_counts(key, model):
     lean = pair(key, model)[1]
-    found = {(x.policy, x.original_mlp): x.parameters for x in lean.what_if}
     for choice, known in WHAT_IF[key, model].items():
-        assert same(found[choice], known), (choice, found[choice], known)
-    assert any(x.is_papers and x.parameters == lean.parameters for x in lean.what_if)
+        assert same(count_as(key, model, *choice), known), choice
+    assert count_as(key, model, lean.row.policy, False) == lean.parameters
 
 
 def test_a_policy_that_is_impossible_says_why():
-    lean = pair("5", "ViT-L")[1]
-    split = next(x for x in lean.what_if if x.policy == "split")
-    assert split.parameters is None and re.search(r"\b1024\b.*\b30\b", split.problem, re.S)
+    with pytest.raises(UsageError, match=r"\b1024\b.*\b30\b"):
+        count_as("5", "ViT-L", "split", False)
 
 
 def test_what_fits_the_printed_figures():
@@ -183,9 +189,8 @@ ROWS = [(key, i) for key, exhibit in EXHIBITS.items() for i in range(len(exhibit
 def test_the_formula_counts_what_the_library_builds(key, index):
     exhibit = EXHIBITS[key]
     row = exhibit.rows[index]
-    what_if = key in "12345" and row.role == "lean"
-    declared, built = (audit_row(row, exhibit.original(row), how, what_if=what_if) for how in ("formula", "meta"))
-    assert declared == built  # the printed shape, the alternatives and the what-ifs, too
+    declared, built = (audit_row(row, exhibit.original(row), how) for how in ("formula", "meta"))
+    assert declared == built  # the printed shape and the alternatives, too
 
 
 @pytest.mark.parametrize("preset", ["lra/retrieval", "digits-vit", "austen-gpt"])

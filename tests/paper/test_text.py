@@ -58,9 +58,8 @@ def test_every_row_names_its_original_and_prints_a_count():
 
 
 @pytest.mark.parametrize("key", EXHIBITS)
-@pytest.mark.parametrize("what_if", [False, True])
-def test_tables_have_80_columns(key, what_if):
-    text = render([(EXHIBITS[key], audit(EXHIBITS[key], "formula", what_if=what_if))], what_if=what_if)
+def test_tables_have_80_columns(key):
+    text = render([(EXHIBITS[key], audit(EXHIBITS[key], "formula"))])
     assert text.startswith(EXHIBITS[key].name)
     assert max(map(len, text.splitlines())) <= 80
     assert not any(line != line.rstrip() for line in text.splitlines())
@@ -99,12 +98,11 @@ def test_summary_counts_every_row_once():
 
 def test_document_keeps_the_papers_numbers_apart():
     exhibit = EXHIBITS["4"]
-    (entry,) = document([(exhibit, audit(exhibit, "formula", what_if=True))], "formula")["exhibits"]
+    (entry,) = document([(exhibit, audit(exhibit, "formula"))], "formula")["exhibits"]
     lean = entry["rows"][1]
     assert lean["printed"]["scores"] == {"top-1": 80.4, "top-5": 94.9} and lean["printed"]["memory_gb"] == 101.6
     assert lean["printed"]["mlp_dim"] == "1536" and lean["parameters"] == 40_112_872
     assert lean["saved_by"] == {"depth": 35_439_360, "heads": -5_510_400, "mlp": 16_525_824}
-    assert [x["is_the_papers"] for x in lean["what_if"]] == [True, False, False, False]
 
 
 def test_choosing_an_exhibit():
@@ -119,5 +117,5 @@ def test_choosing_an_exhibit():
 
 def test_a_table_without_rows_is_not_drawn():
     exhibit = replace(EXHIBITS["4"], rows=EXHIBITS["4"].rows[:1], remarks=())
-    assert "Change against" not in render([(exhibit, audit(exhibit, "formula"))], what_if=True)
+    assert "Change against" not in render([(exhibit, audit(exhibit, "formula"))])
     assert "Change against" in render([(EXHIBITS["4"], audit(EXHIBITS["4"], "formula"))])

@@ -12,17 +12,13 @@ from itertools import pairwise
 
 import pytest
 
-from leansurgeon import architectures
-from leansurgeon.architectures.presets import get
-from leansurgeon.measure.costs.memory import Setting, predict
-from leansurgeon.report import humans
 from leansurgeon.report.charts import sections as drawn
-from leansurgeon.report.charts.forms import Chart, Point, Series, cells, stacked
+from leansurgeon.report.charts.forms import Chart, Point, Series
 from leansurgeon.report.charts.forms import lines as drawing
 from leansurgeon.report.charts.heads import head_charts
 from leansurgeon.report.charts.palette import COLOURS, DASHES, MARKS, SERIES, form
 from leansurgeon.report.charts.render import save, svg
-from leansurgeon.report.charts.scales import APART, PERCENT, PLAIN, Axis, dodge, log_ticks, ticks
+from leansurgeon.report.charts.scales import APART, PERCENT, PLAIN, Axis, dodge
 from leansurgeon.report.evidence.collect import collect
 from leansurgeon.report.evidence.folder import POINTS, thinned
 from leansurgeon.report.evidence.studies import heads_of
@@ -62,7 +58,7 @@ def charts(section) -> dict[str, Chart]:
 
 def test_there_is_a_chart_for_all_that_was_measured(charts):
     assert set(charts) == {
-        *("parameters", "parts", "metric", "loss", "kappa-median", "kappa-centred"),
+        *("parameters", "metric", "loss", "kappa-median", "kappa-centred"),
         *("lean-heads-importance", "lean-heads-pruning"),
     }
 
@@ -144,22 +140,6 @@ def test_a_layer_that_lacks_rank_is_a_hollow_mark(tmp_path):
     assert shown == {1: (17, True), 2: (2.9e7, False), 3: (95, True)}
 
 
-def test_parameters_by_part(charts, section):
-    spec = charts["parts"].spec
-    bars = marks(spec, "bar")
-    assert len(bars) == 12
-    colours = {name: COLOURS[f"c{i}"][0] for i, name in enumerate(("embeddings", "attention", "MLP", "rest"))}
-    for i, row in enumerate(section.rows):
-        start = 0
-        for name, key in zip(colours, ("embeddings", "attention", "mlp", "rest"), strict=True):
-            (bar,) = [bar for bar in bars if bar.at["y"] == i and bar.at["color"] == colours[name]]
-            assert (bar.at["x"], bar.at["x2"]) == (start, start + row.parts[key])
-            assert f"{row.name}, {name}: {row.parts[key]:,}" == bar.at["description"]
-            start += row.parts[key]
-    words = [mark.at["text"] for mark in marks(spec, "text")]
-    assert words == [*(row.name for row in section.rows), *(f"{sum(row.parts.values()):,}" for row in section.rows)]
-
-
 def test_importance_of_every_head(charts):
     spec = charts["lean-heads-importance"].spec
     found = {(mark.at["y"], mark.at["x"]): mark.at["fillOpacity"] for mark in marks(spec, "rect")}
@@ -169,12 +149,6 @@ def test_importance_of_every_head(charts):
     assert found == measured and len(found) == 24
     scale = next(layer["encoding"]["fillOpacity"]["scale"] for layer in spec["layer"])
     assert scale == {"domain": [0, max(measured.values())], "range": [0, 1]}
-
-
-def test_heads_that_were_not_measured_are_crossed_out():
-    spec = Chart("k", "t", "s", cells([("1", [0.5, None, -1.0])], "head", "layer")).spec
-    assert [mark.at["x"] for mark in marks(spec, "rect")] == [1]
-    assert [(mark.at["x"], mark.look["text"]) for mark in marks(spec, "text")] == [(2, "×"), (3, "×")]
 
 
 def test_the_score_as_heads_go(charts):
@@ -197,28 +171,6 @@ def test_every_order_has_its_line():
     told = [{"fraction": 0.5, "accuracy": 0.75}]
     of_labels = head_charts(heads_of(HEADS | {"curve": {"orders": {"importance": told}}}))[-1]
     assert axis(of_labels.spec, "y")["axis"]["labelExpr"] == PERCENT
-
-
-def test_predicted_memory_is_stacked_by_part():
-    spec = Chart("k", "t", "s", stacked([("a", [1, 3]), ("b", [0, 8])], ["p", "q"], ["4", "8"], str)).spec
-    assert [(bar.at["x"], bar.at["x2"]) for bar in marks(spec, "bar")] == [(0, 1), (1, 4), (0, 0), (0, 8)]
-    assert stacked([], ["p"], [], str) is None
-
-
-def test_predicted_memory_of_a_run_on_a_gpu(tmp_path):
-    run = summary(experiment=None, memory={"bytes": 2**30, "kind": "cuda allocator peak"}, micro_batch=32)
-    folder = write(tmp_path / "gpu", run)
-    write(folder / "last", get("digits-vit").config, "config.json")
-    (made,) = sections(collect([folder]).entries)
-    (chart,) = drawn.predicted_memory(made)
-    config = get("digits-vit").config
-    predicted = predict(config, architectures.of(config), Setting(batch=32, precision="fp32", optimizer="adamw"))
-    bars = [mark.at["x2"] - mark.at["x"] for mark in marks(chart.spec, "bar")]
-    parts = ("weights", "gradients", "optimizer", "activations", "temporary")
-    assert bars == [getattr(predicted, part) for part in parts]
-    assert list(legend(chart.spec)) == list(parts)
-    words = [mark.at["text"] for mark in marks(chart.spec, "text")]
-    assert words == ["gpu", humans.memory(predicted.total)]
 
 
 def test_a_long_curve_keeps_its_peaks():
@@ -245,20 +197,6 @@ def test_equal_places_stand_side_by_side():
     moved = dodge([100.0, 100.0, 101.0, 300.0], 300)
     assert moved[3] == 0 and sum(moved) == pytest.approx(0) and len(set(moved[:3])) == 3
     assert all(abs(a - b) >= 0.9 * APART for i, a in enumerate(moved[:3]) for b in moved[:i])
-
-
-@pytest.mark.parametrize("low, high", [(0, 1), (0.913, 0.987), (150e3, 302154), (1e-9, 3e-9), (-2, 5), (7, 7)], ids=str)
-def test_ticks_are_few_and_inside(low, high):
-    found = ticks(low, high)
-    assert 1 <= len(found) <= 6 and all(low - 1e-12 <= t <= high + 1e-12 for t in found)
-
-
-@pytest.mark.parametrize(
-    "low, high", [(23, 1200), (1e-4, 2.5), (0.9, 1.1), (25, 90), (1e3, 1e12), (1e300, 1.7e308)], ids=str
-)
-def test_log_ticks_are_few_and_near(low, high):
-    found = log_ticks(low, high)
-    assert 2 < len(found) <= 12 and all(low / 1.11 <= t <= high * 1.11 for t in found)
 
 
 def test_without_colour_six_arms_are_told_apart_and_with_it_thirty_six():
@@ -301,10 +239,10 @@ def test_places_in_the_drawing_are_in_proportion():
 
 
 def test_files_of_three_kinds(charts, tmp_path):
-    files = save(charts["parts"], tmp_path / "x")
+    files = save(charts["loss"], tmp_path / "x")
     assert [file.name for file in files] == ["x.svg", "x.png", "x.pdf"]
     words = "".join(ElementTree.parse(files[0]).getroot().itertext())
-    assert "Parameters by part" in words and "152,394" in words
+    assert "Training loss" in words and "epoch" in words
     assert files[1].read_bytes()[:8] == b"\x89PNG\r\n\x1a\n" and files[2].read_bytes()[:5] == b"%PDF-"
-    again = save(charts["parts"], tmp_path / "y")
+    again = save(charts["loss"], tmp_path / "y")
     assert [file.read_bytes() for file in again[:2]] == [file.read_bytes() for file in files[:2]]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,8 +12,7 @@ import pytest
 from leansurgeon.checkpoints.record import Both, Comparison, Origin, Proof, SurgeryRecord
 from leansurgeon.errors import UsageError
 from leansurgeon.report.evidence.collect import collect
-from leansurgeon.report.evidence.run import Run, run_of
-from leansurgeon.report.evidence.surgery import Cut, cut_of, judged_of
+from leansurgeon.report.evidence.run import Cut, Run, cut_of, judged_of, run_of
 from leansurgeon.report.rows.sections import sections
 from leansurgeon.report.tables.render import render
 from tests.support.report.report_fixtures import digits, summary, write
@@ -200,7 +198,6 @@ def test_what_is_known_of_a_model_that_nobody_trained(tmp_path: Path) -> None:
         "",
         "",
     )
-    assert made.cut.method == {"layers": "auto", "heal": "none", "keep": ""} and made.cut.starts == ()
     assert made.curve is made.recipe is made.experiment_file is made.bench is made.heads is None
     assert [name for name, _ in made.judged] == ["brown"]
     same = run(tmp_path, SURGERY | {"plan": PLAN | {"after": PLAN["before"]}}, "surgery.json")
@@ -232,17 +229,11 @@ def test_what_is_known_of_a_training(tmp_path: Path) -> None:
     assert began.parameters_of_source == 119_589_889 and began.cut.source == "bert-crammed"
 
 
-def test_what_a_proof_and_other_starts_have_found() -> None:
+def test_what_a_proof_has_found() -> None:
     far = Comparison(data="noise", rows=3, cosine=0.5, relative_error=0.25, loss=Both(1.0, 2.0), scored=9)
-    near = Comparison(data="noise", rows=3, cosine=0.75, loss=Both(1.0, 1.5), scored=9)
     proof = Proof("transformers.X", 1234, compared=far)
-    made = Cut(SurgeryRecord(Origin(""), proof=proof, starts={"naive": far, "best": near}))
+    made = Cut(SurgeryRecord(Origin(""), proof=proof))
     assert made.source == "?" and "transformers.X" in made.proven and "1,234" in made.proven
     assert re.search(r"0\.25\b.*\b0\.5000\b.*\b2\.000\b.*\b1\.000\b", made.compared)
-    assert [row["start"] for row in made.starts] == ["the source itself", "naive", "ours"]
-    assert [row["loss"] for row in made.starts] == ["1.000", "2.000", "1.500"]
-    without = Cut(
-        SurgeryRecord(Origin("x"), proof=Proof("transformers.X", 1), starts={"best": replace(near, loss=None)})
-    )
-    assert without.compared == "" and [row["start"] for row in without.starts] == ["ours"]
+    assert Cut(SurgeryRecord(Origin("x"), proof=Proof("transformers.X", 1))).compared == ""
     assert judged_of(None) == () and cut_of(None) is None

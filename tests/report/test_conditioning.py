@@ -75,12 +75,12 @@ def test_every_column_holds_what_its_head_says():
     intervals = [{"median_interval": interval} for interval in ([11.5, 12.5], [23.0, 25.0])]
     document = seed([layer(n, **interval) for n, interval in enumerate(intervals, 1)])
     found = kappa_of([document])
-    heads, *rows = tabulate_raw(document, found)
+    heads, _, *rows = tabulate_raw(document, found).splitlines()
     assert heads.split() == ["layer", "kappa", "95", "%", "worst", "centred", "rank", "lost", "stable", "eff.", "h*d/N"]
     assert rows[0].split() == ["1", "12", "12-12", "13", "14", "9/9", "0", "15.0", "16.0", "17.0"]
     assert rows[1].split() == ["2", "24", "23-25", "26", "28", "9/9", "0", "30.0", "32.0", "34.0"]
     document = seed([layer(1, kind="encoder"), layer(2, kind="cross")])
-    heads, *rows = tabulate_basis(document, found)
+    heads, _, *rows = tabulate_basis(document, found).splitlines()
     assert heads.split("  ")[-1].strip() == "W_q' W_k" and heads.index("W_o W_v") < heads.index("W_q' W_k")
     names = ["A", *(f"W_{key}" for key in MATRICES), "A W_o", "Jacobian", "W_o W_v"]
     assert [heads.index(f" {name} ") for name in names] == sorted(heads.index(f" {name} ") for name in names)

@@ -81,7 +81,7 @@ def test_the_words_of_the_tables_are_explained_where_they_stand():
 
 
 def test_every_part_with_its_change():
-    rows = parameters(ParameterCount(1000, 2000, 0, 5), ParameterCount(1000, 1500, 30, 5))
+    rows = parameters(ParameterCount(1000, 2000, 0, 5).as_dict(), ParameterCount(1000, 1500, 30, 5).as_dict())
     assert rows == [
         ["parameters, embeddings", "1,000", "1,000", ""],
         ["parameters, attention", "2,000", "1,500", "-25.0 %"],

@@ -30,7 +30,7 @@ def test_charts_are_written_as_svg_png_and_pdf(tmp_path):
     done = report("--workspace", root, "--plots", "charts/new", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     names = {p.name for p in (tmp_path / "charts" / "new").iterdir()}
-    kinds = ("parameters", "parts", "metric", "loss", "kappa-median", "kappa-centred")
+    kinds = ("parameters", "metric", "loss", "kappa-median", "kappa-centred")
     kinds += ("lean-heads-importance", "lean-heads-pruning")
     assert names == {f"digits-vit-{kind}.{ending}" for kind in kinds for ending in ("svg", "png", "pdf")}
     words = "".join(ElementTree.parse(tmp_path / "charts" / "new" / "digits-vit-parameters.svg").getroot().itertext())

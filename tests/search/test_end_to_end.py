@@ -48,7 +48,7 @@ def here(tmp_path, monkeypatch):
 def test_a_search_by_heals_finds_writes_and_says_what_shrink_does(here, saved, capsys):
     source, _ = saved("vit")  # 4 layers x 4 heads of 8, width 32, MLP 48
     asked = ["search", source, "--params", "30k", "--tries", "4", *DATA]
-    found = call(*asked, "--json", "--write", capsys=capsys)
+    found = call(*asked, "--json", "-o", here / "winner", capsys=capsys)
     rows = {row["name"]: row for row in found["candidates"]}
     assert [r["candidates"] for r in found["rungs"]] == [4, 2] and [r["share"] for r in found["rungs"]] == ["1/2", "1"]
     winner, original = rows[found["winner"]], rows[found["source_row"]]
@@ -106,17 +106,17 @@ def test_a_search_that_was_ended_goes_on_to_the_same_end(number, code, here, sav
 
 
 def test_a_search_by_trainings_trains_controls_and_source_on_the_last_rung(here, capsys):
-    short = ["--set", "train.duration=4st", "--set", "train.log_every=1", "--share", "0.5", "--heads", "4,8"]
+    short = ["--set", "train.duration=4st", "--set", "train.log_every=1", "--heads", "4,8"]
     asked = ["search", "digits-vit", "--params", "160k", "--layers", "2", "--mlp-dim", "128", "--tries", "2"]
     with trainings_forked():
-        found = call(*asked, *short, "--json", "--parallel", "1", capsys=capsys)
+        found = call(*asked, *short, "--json", capsys=capsys)
     rows = {row["name"]: row for row in found["candidates"]}
     assert found["mode"] == "training" and found["rungs"] == [{"share": "1", "candidates": 2}]
     control = next(row for row in rows.values() if row["control_of"] == "h8-l2-m128")
     assert set(rows) == {"h8-l2-m128", "h4-l2-m128", control["name"], "h4-l6-m256"}
     assert all(row["scores"]["1"] and row["cheap"]["kappa"] for row in rows.values())
     runs = {p.parent.name: json.loads(p.read_text()) for p in here.glob("runs/search/*/rung1/*/summary.json")}
-    assert {r["steps"] for r in runs.values()} == {2}  # half of four
+    assert {r["steps"] for r in runs.values()} == {1}  # a quarter of four
     for row in rows.values():
         run = runs[f"{row['name']}-s0"]
         assert run["model"]["parameters"] == row["cheap"]["parameters"]
@@ -137,14 +137,13 @@ def test_models_of_an_early_rung_are_not_kept(tmp_path):
     ("flags", "says"),
     [
         ([], "needs a budget"),
-        (["--params", "160k", "--share", "0"], "--share 0"),
         (["--params", "160k", "--data", "x.txt"], r"\brecipe\b.*--data\b"),
         (["--params", "1k"], "has 302,154 parameters"),
         (["--params", "160k", "--heads", "5x5"], "--heads 5x5"),
         (["--params", "160k", "--recipe", "digits-vitt"], "no recipe 'digits-vitt'"),
         (["--params", "160k", "--out", "/dev/null/winner"], "/dev/null is a file"),  # before anything is trained
     ],
-    ids=["budget", "share", "data", "too-small", "heads", "recipe", "out"],
+    ids=["budget", "data", "too-small", "heads", "recipe", "out"],
 )
 def test_bad_questions_get_one_sentence(flags, says, here):
     with pytest.raises(UsageError, match=says):

@@ -11,10 +11,9 @@ import pytest
 
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.intervals import binomial_variance
-from leansurgeon.search.cheap import Cheap, flops, gaussian_kappa, kept_layers, old_heads, order, scores
+from leansurgeon.search.cheap import Cheap, gaussian_kappa, kept_layers, old_heads, order, scores
 from leansurgeon.search.evidence import Evidence
-from leansurgeon.search.halving import Result, climb, schedule
-from leansurgeon.search.score import Score
+from leansurgeon.search.halving import Result, Score, climb, schedule
 from leansurgeon.search.space import Candidate
 from leansurgeon.search.trainings import arm_of, scaled, shortened
 from leansurgeon.shape import Shape
@@ -64,36 +63,6 @@ def test_standard_error_of_a_share():
     assert binomial_variance(1.0, 100) > 0
 
 
-@pytest.mark.parametrize("name", ["digits-vit", "vit-b"])
-def test_flops_are_those_that_torch_counts(name):
-    """Counted by torch's own counter on tensors without memory, without patches and classifier."""
-    import torch
-    from torch.utils.flop_counter import FlopCounterMode
-
-    from leansurgeon.checkpoints.model import initialise
-    from leansurgeon.measure.data import inputs
-    from leansurgeon.search.limits import config_of
-
-    source = open_source(name)
-    config, family = config_of(source, source.shape)
-    with torch.device("meta"):
-        model = initialise(config, family, 0).eval()
-    if hasattr(model, "set_attn_implementation"):
-        model.set_attn_implementation("eager")
-    for module in model.modules():
-        if hasattr(module, "fused_attn"):
-            module.fused_attn = False
-    counter = FlopCounterMode(display=False)
-    with counter, torch.no_grad():
-        inputs.run(model.to("meta"), inputs.make(config, family, 1, 1, "meta"))
-    counts = counter.get_flop_counts()
-    blocks = "layer" if name == "digits-vit" else "blocks."
-    inside = {k: sum(v.values()) for k, v in counts.items() if blocks in k and k.split(".")[-1].isdigit()}
-    tokens = 17 if name == "digits-vit" else 197
-    assert len(inside) == source.shape.depth
-    assert sum(inside.values()) == flops(source, source.shape, tokens)
-
-
 def test_kappa_of_gaussian_matrices_is_what_is_foretold():
     rng = np.random.default_rng(0)
     for tokens, inner in ((64, 256), (256, 64), (100, 150)):
@@ -116,8 +85,7 @@ def test_the_cheap_numbers_of_a_shape_by_hand():
     source = open_source("digits-vit")  # width 64, 4 heads of 16
     lean = Candidate(Wanted(), source.shape.with_(depth=3, heads=8, kv_heads=8, mlp_dim=256), 123, more_heads=True)
     made = scores(source, [lean], evidence())[lean.name]
-    weights = 3 * (4 * 64 * 128 + 2 * 64 * 256)  # four projections, and an MLP up and down
-    assert (made.parameters, made.flops) == (123, 2 * 17 * weights + 3 * 4 * 17**2 * 128)
+    assert made.parameters == 123
     assert made.influence == pytest.approx(18 / 21)
     root = 17**0.5
     ratio = (128**0.5 + root) / (128**0.5 - root) / ((8 + root) / (8 - root))

@@ -139,7 +139,7 @@ CASES: dict[str, Case] = {
     "keep-roberta": Case("shrink {roberta} --keep 0,2-3 --uncalibrated --no-proof -o out"),
     # on sample data
     "calibrated-vit": Case(
-        f"shrink {{vit}} --layers 2 --heads 8 --head-dim keep --calibrate task:digits {DATA} --compare -o out --json"
+        f"shrink {{vit}} --layers 2 --heads 8 --head-dim keep --calibrate task:digits {DATA} -o out --json"
     ),
     "split-vit": Case(f"shrink {{vit}} --heads 8 --head-dim split --calibrate task:digits {DATA} --no-proof -o out"),
     "calibrated-llama": Case(f"shrink {{llama}} --layers 3 --mlp-dim 24 --calibrate {{text}} {DATA} --no-proof -o out"),
@@ -183,7 +183,7 @@ CASES: dict[str, Case] = {
         "--set task.tokenizer={llama} --set task.seq_len=16 --set task.vocab_size=61 --set train.batch=8 "
         "--set train.eval.batch=8 --set train.checkpoint.keep_best=false"
     ),
-    "experiment": Case("run digits-vit --debug --parallel 2 --format json"),
+    "experiment": Case("run digits-vit --debug --parallel 2 --json"),
     "reports": Case(reports, ("experiment",)),
     "search": Case(
         f"search ../train/run --params 100k --heads 4,8 --layers 2,3 --mlp-dim 64 --tries 2 {DATA} --json", ("train",)

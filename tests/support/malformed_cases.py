@@ -381,7 +381,6 @@ def arguments(rng: Random, bases: Bases, scratch: Path) -> Case:
                     ("inspect", word),
                     ("plan", word, "--heads", number),
                     ("plan", model, "--heads", number, "--layers", rng.choice(["1", number])),
-                    ("plan", model, "--mlp-ratio", number),
                     ("plan", model, "--mlp-dim", number, "--memory", "--batch", "8"),
                     ("plan", model, "--head-dim", number, "--heads", "8"),
                     ("shrink", model, "--layers", number, "--dry-run"),

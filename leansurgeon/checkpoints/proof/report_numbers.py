@@ -3,37 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import Literal, TypeAlias
 
 from leansurgeon.checkpoints.record import Both, Comparison, Embeddings
 
 SEEN = "data that it may have been trained on"  # instead of "held-out data", where nobody can say that it was not
-Line: TypeAlias = dict[str, str]  # cells of a table by their column's head
-
-
-def cells_of(name: str, compared: Comparison, language: bool, of: Literal["result", "source"] = "result") -> Line:
-    """Cells of one starting point, or of the source that it was compared with: perplexity for language models, else
-    accuracy, where something is scored; of a result also how near its outputs are.
-    """
-    row = {"start": name}
-    if compared.loss:
-        loss = getattr(compared.loss, of)
-        row["loss"] = f"{loss:.3f}"
-        if language:
-            row["perplexity"] = perplexity(loss)
-        elif compared.accuracy:
-            row["accuracy"] = f"{100 * getattr(compared.accuracy, of):.1f} %"
-    row |= {name: f"{getattr(both, of):.4f}" for name, both in compared.scores.items()}
-    if of == "source":
-        return row
-    if compared.embeddings:
-        row["cosine of embeddings"] = f"{compared.embeddings.cosine:.4f}"
-        row["1st percentile"] = f"{compared.embeddings.first_percentile:.4f}"
-    elif compared.cosine is not None:
-        row["cosine of outputs"] = f"{compared.cosine:.4f}"
-    if compared.relative_error is not None:
-        row["relative error"] = f"{compared.relative_error:.4f}"
-    return row
 
 
 def perplexity(loss: float) -> str:

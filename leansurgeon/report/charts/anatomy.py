@@ -10,7 +10,7 @@ import altair as alt
 
 from leansurgeon.report.charts.forms import Chart, data, finished
 from leansurgeon.report.charts.palette import LIGHT
-from leansurgeon.report.evidence.surgery import Cut
+from leansurgeon.report.evidence.run import Cut
 from leansurgeon.report.humans import count
 from leansurgeon.report.rows.rows import Section
 from leansurgeon.shape import Shape

@@ -1,4 +1,4 @@
-"""Specifications of charts from numbers: lines and points, stacked bars, a map of cells. Nothing is ever clipped.
+"""Specifications of charts from numbers: lines and points, a map of cells. Nothing is ever clipped.
 
 A drawing is 360 units wide, about as a phone, so that its letters stay readable there; wider screens put several side
 by side. Every mark says its own numbers (channel `description`).
@@ -6,8 +6,8 @@ by side. Every mark says its own numbers (channel `description`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeAlias
 
@@ -15,7 +15,7 @@ import altair as alt
 
 from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.report.charts.palette import DASHES, LIGHT, MARKS, colour, form
-from leansurgeon.report.charts.scales import Axis, dodge, log_ticks
+from leansurgeon.report.charts.scales import Axis, dodge
 from leansurgeon.report.humans import plain_small
 
 WIDTH, HEIGHT = 360, 180
@@ -47,15 +47,6 @@ class Series:
     style: int = 0
     joined: bool = True
     marks: bool = True
-
-
-@dataclass(frozen=True)
-class Label:
-    """A word beside a point."""
-
-    x: float
-    y: float
-    text: str
 
 
 @dataclass(frozen=True)
@@ -105,7 +96,7 @@ def style_channels(names: Sequence[tuple[str, int]], *, marks: bool = True) -> C
     }
 
 
-def lines(series: Sequence[Series], x: Axis, y: Axis, labels: Sequence[Label] = ()) -> alt.LayerChart | None:
+def lines(series: Sequence[Series], x: Axis, y: Axis) -> alt.LayerChart | None:
     """Series as lines, points (hollow where the value is only a bound), or both, with error bars; None without a point.
     A logarithmic axis becomes linear where a value is not positive.
     """
@@ -133,13 +124,11 @@ def lines(series: Sequence[Series], x: Axis, y: Axis, labels: Sequence[Label] = 
     ]
     names = list(dict.fromkeys((s.name, s.style) for s in series))
     styles = style_channels(names, marks=any(row["mark"] for row in rows))
-    reach = [row[end] for row in rows for end in ("low", "high")]
-    if y.log and min(reach) <= 0:
+    if y.log and min(row["low"] for row in rows) <= 0:
         y = Axis(y.title, y.labels)
-    values = log_ticks(min(reach), max(reach)) if y.log else None
     place = {
         "x": alt.X("x:Q", title=x.title, scale=x.scale(), axis=x.axis()),
-        "y": alt.Y("y:Q", title=y.title, scale=y.scale(), axis=y.axis(values)),
+        "y": alt.Y("y:Q", title=y.title, scale=y.scale(), axis=y.axis()),
     }
     layers = []
     if bars := [row for row in rows if row["low"] != row["high"]]:
@@ -155,72 +144,31 @@ def lines(series: Sequence[Series], x: Axis, y: Axis, labels: Sequence[Label] = 
             point = alt.Chart(data(some)).mark_point(size=42, opacity=1, xOffset=SHIFT, **look)
             said = alt.Description("says:N")
             layers.append(point.encode(**place, color=styles["color"], shape=styles["shape"], description=said))
-    if labels:
-        words = alt.Chart(data(list(map(asdict, labels))))
-        layers.append(words.mark_text(align="left", dx=8, dy=-6).encode(**place, text="text:N"))
     return finished(alt.layer(*layers))
 
 
-def stacked(
-    rows: Sequence[tuple[str, Sequence[float]]],
-    parts: Sequence[str],
-    labels: Sequence[str],
-    units: Callable[[float], str],
-) -> alt.LayerChart | None:
-    """Stacked bars, one below the other: name and sum above each, its parts in it. None without anything.
-
-    `labels` stand at the right end of each bar, `units` turns the number of a part into text.
-    """
-    if not any(sum(values) > 0 for _, values in rows):
-        return None
-    pieces, ends = [], []
-    for i, ((name, values), label) in enumerate(zip(rows, labels, strict=True)):
-        start = 0.0
-        for part, value in zip(parts, values, strict=True):
-            says = f"{name}, {part}: {units(value)}"
-            pieces.append({"row": i, "name": part, "start": start, "end": start + value, "says": says})
-            start += value
-        ends.append({"row": i, "label": name, "sum": label})
-    channels = style_channels([(part, i) for i, part in enumerate(parts)])
-    down = alt.Y("row:O", axis=None, scale=alt.Scale(paddingInner=0, paddingOuter=0))
-    across = alt.X("start:Q", axis=None, scale=alt.Scale(nice=False, zero=True))
-    bars = alt.Chart(data(pieces)).mark_bar(size=12, yOffset=9)
-    bars = bars.encode(x=across, x2="end:Q", y=down, color=channels["color"], description="says:N")
-    words = alt.Chart(data(ends))
-    named = words.mark_text(align="left", dy=-7, limit=0).encode(x=alt.value(0), y=down, text="label:N")
-    summed = words.mark_text(align="right", dy=-7).encode(x=alt.value("width"), y=down, text="sum:N")
-    return finished(alt.layer(bars, named, summed), height=38 * len(rows))
-
-
-def cells(rows: Sequence[tuple[str, Sequence[float | None]]], across: str, down: str) -> alt.LayerChart:
-    """A map of numbers from 0 on, fuller is larger, with a name before every row; None (or less than 0) is crossed
-    out.
-    """
-    known = [v for _, row in rows for v in row if v is not None and v >= 0]
+def cells(rows: Sequence[tuple[str, Sequence[float]]], across: str, down: str) -> alt.LayerChart:
+    """A map of numbers from 0 on, fuller is larger, with a name before every row."""
+    known = [value for _, row in rows for value in row]
     high, total = max(known, default=0.0) or 1.0, sum(known) or 1.0
-    made: list[dict[str, Any]] = []
-    for name, row in rows:
-        for head, value in enumerate(row, 1):
-            lacks = value is None or value < 0
-            said = "not measured" if lacks else f"{plain_small(value)} ({100 * value / total:.1f} % of all)"
-            place = {"row": name, "column": head, "value": None if lacks else value}
-            made.append(place | {"says": f"{down} {name}, {across} {head}: {said}"})
-    order = [name for name, _ in rows]
+    made = [
+        {
+            "row": name,
+            "column": head,
+            "value": value,
+            "says": f"{down} {name}, {across} {head}: {plain_small(value)} ({100 * value / total:.1f} % of all)",
+        }
+        for name, row in rows
+        for head, value in enumerate(row, 1)
+    ]
     x = alt.X("column:O", title=across, axis=alt.Axis(labelAngle=0, labelOverlap="greedy", ticks=False, domain=False))
-    y = alt.Y("row:N", title=down, sort=order, axis=alt.Axis(ticks=False, domain=False, labelLimit=0))
+    axis = alt.Axis(ticks=False, domain=False, labelLimit=0)
+    y = alt.Y("row:N", title=down, sort=[name for name, _ in rows], axis=axis)
     opacity = alt.FillOpacity("value:Q", scale=alt.Scale(domain=[0, high], range=[0, 1]), legend=None)
-    look = {"fill": LIGHT["c0"], "stroke": LIGHT["line"], "strokeWidth": 0.5}
-    layers = []
-    if there := [row for row in made if row["value"] is not None]:
-        layers.append(
-            alt.Chart(data(there)).mark_rect(**look).encode(x=x, y=y, fillOpacity=opacity, description="says:N")
-        )
-    if gone := [row for row in made if row["value"] is None]:
-        cross = alt.Chart(data(gone)).mark_text(text="×", color=LIGHT["quiet"])
-        layers.append(cross.encode(x=x, y=y, description="says:N"))
-    return finished(
-        alt.layer(*layers), height=max(14, min(26, 300 // max(map(len, (row for _, row in rows))))) * len(rows)
-    )
+    drawing = alt.Chart(data(made)).mark_rect(fill=LIGHT["c0"], stroke=LIGHT["line"], strokeWidth=0.5)
+    drawing = drawing.encode(x=x, y=y, fillOpacity=opacity, description="says:N")
+    height = max(14, min(26, 300 // max(len(row) for _, row in rows))) * len(rows)
+    return finished(alt.layer(drawing), height=height)
 
 
 def finished(drawing: alt.LayerChart, height: int = HEIGHT) -> alt.LayerChart:

@@ -23,10 +23,11 @@ def maps(study: HeadStudy, name: str, key: str) -> list[Chart]:
     """A map for every kind of attention of a model (encoder, decoder, cross), its layers from top to bottom."""
     kinds: dict[str, list[AttentionHeads]] = {}
     for attention in study.attentions:
-        kinds.setdefault(attention.kind, []).append(attention)
+        if attention.importance:
+            kinds.setdefault(attention.kind, []).append(attention)
     stages = len({a.stage for a in study.attentions})
     says = "Mean slope of the loss by each head's gate, absolute per sample (Michel et al. 2019); fuller is larger."
-    says += f" {study.samples:,} samples." if study.samples else ""
+    says += f" {study.samples['importance']:,} samples." if "importance" in study.samples else ""
     charts = []
     for kind, layers in kinds.items():
         rows = [(layer_name(a, stages), a.importance) for a in layers]
@@ -44,10 +45,10 @@ def layer_name(attention: AttentionHeads, stages: int) -> str:
 
 def off_curve(study: HeadStudy, name: str, key: str) -> list[Chart]:
     """The score as more and more heads are switched off, one line for every order."""
-    series = [
-        Series(said, tuple(Point(p.fraction, p.score) for p in study.orders.get(order, ())), i)
-        for i, (order, said) in enumerate(ORDERS.items())
-    ]
+    series = []
+    for i, (order, said) in enumerate(ORDERS.items()):
+        points = [(point.fraction, getattr(point, study.score)) for point in study.curve.orders.get(order, ())]
+        series.append(Series(said, tuple(Point(*at) for at in points if None not in at), i))
     labels = PERCENT if study.score == "accuracy" else PLAIN
     drawing = lines(series, Axis("share of heads off", PERCENT), Axis(study.score, labels))
     if drawing is None:

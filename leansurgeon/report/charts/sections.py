@@ -9,19 +9,15 @@ from collections.abc import Callable, Iterable, Mapping
 
 import altair as alt
 
-from leansurgeon.measure.costs.memory import PARTS as MEMORY
-from leansurgeon.measure.costs.memory import Prediction
-from leansurgeon.report import humans
 from leansurgeon.report.charts.anatomy import of_cuts
-from leansurgeon.report.charts.forms import Chart, Point, Series, lines, stacked
+from leansurgeon.report.charts.forms import Chart, Point, Series, lines
 from leansurgeon.report.charts.heads import head_charts
 from leansurgeon.report.charts.scales import COUNT, PERCENT, PLAIN, WHOLE, Axis
 from leansurgeon.report.evidence.folder import Curve
 from leansurgeon.report.evidence.kappa import Bound
-from leansurgeon.report.evidence.run import PARTS
 from leansurgeon.report.humans import Spread
 from leansurgeon.report.rows.by_heads import sweep
-from leansurgeon.report.rows.rows import Row, Section
+from leansurgeon.report.rows.rows import Section
 
 ONE_DEVIATION = "The bar is one standard deviation over seeds to each side."
 KAPPA = (
@@ -112,15 +108,6 @@ def metric_by_parameters(section: Section) -> list[Chart]:
     return one("parameters", f"{section.task.label} against parameters", says, drawing)
 
 
-def parameters_by_part(section: Section) -> list[Chart]:
-    """Stacked bars: how each row's parameters divide among embeddings, attention, MLP and the rest."""
-    rows = [(row.name, [row.parts.get(key) or 0 for key in PARTS]) for row in section.rows if row.parts]
-    names = [{"mlp": "MLP"}.get(key, key) for key in PARTS]
-    sums = [f"{sum(values):,}" for _, values in rows]
-    drawing = stacked(rows, names, sums, lambda value: f"{value:,.0f}")
-    return one("parts", "Parameters by part", "The sum stands at the right.", drawing)
-
-
 # -- training -------------------------------------------------------------------------------------
 
 
@@ -176,7 +163,7 @@ def kappa_by_layer(section: Section) -> list[Chart]:
     return charts
 
 
-# -- heads, memory --------------------------------------------------------------------------------
+# -- heads ---------------------------------------------------------------------------------------
 
 
 def of_heads(section: Section) -> list[Chart]:
@@ -190,26 +177,10 @@ def of_heads(section: Section) -> list[Chart]:
     return charts
 
 
-def predicted_memory(section: Section) -> list[Chart]:
-    """Stacked bars of the predicted peak memory (bytes), for the rows whose first run has a prediction."""
-    known = [(row, memory) for row in section.rows if (memory := prediction_of(row))]
-    rows = [(row.name, [getattr(memory, key) for key in MEMORY]) for row, memory in known]
-    sums = [humans.memory(memory.total) for _, memory in known]
-    says = "What lives at the moment of the peak, by a rehearsal without a GPU."
-    drawing = stacked(rows, MEMORY, sums, humans.memory)
-    return one("memory", "Predicted peak memory", says, drawing)
-
-
-def prediction_of(row: Row) -> Prediction | None:
-    """The predicted memory of a row's first run, None where it was not rehearsed."""
-    return row.runs[0].predicted if row.runs else None
-
-
 OF_SECTION: dict[str, tuple[Callable[[Section], list[Chart]], ...]] = {
-    "Results": (metric_by_heads, kappa_by_heads, metric_by_parameters, parameters_by_part),
+    "Results": (metric_by_heads, kappa_by_heads, metric_by_parameters),
     "Training curves": (metric_by_epoch, loss_by_epoch),
     "What was cut, and why": (of_cuts,),
     "Conditioning": (kappa_by_layer,),
     "Head importance": (of_heads,),
-    "Memory and speed": (predicted_memory,),
 }

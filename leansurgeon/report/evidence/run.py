@@ -11,17 +11,16 @@ from functools import cached_property
 from pathlib import Path
 
 from leansurgeon.checkpoints import record
+from leansurgeon.checkpoints.proof.report_numbers import sentence
 from leansurgeon.checkpoints.record import FRESH, Both, Comparison, Origin, SurgeryRecord
+from leansurgeon.checkpoints.recorded.planned import Planned
 from leansurgeon.checkpoints.whereabouts import holding
-from leansurgeon.measure.costs.memory import Prediction
 from leansurgeon.reading import jsonfile
 from leansurgeon.reading.jsonfile import Json, value_at
 from leansurgeon.reading.values import figures, text, whole, words
 from leansurgeon.report.evidence import folder
 from leansurgeon.report.evidence.collect import Entry, kappa_name
-from leansurgeon.report.evidence.predicted import predicted_of, setting_of
 from leansurgeon.report.evidence.studies import Bench, HeadStudy, bench_of, heads_of
-from leansurgeon.report.evidence.surgery import Cut, cut_of, judged_of
 from leansurgeon.training.runs import folder as runfolder
 from leansurgeon.training.runs import summary
 from leansurgeon.training.runs.summary import OnTest, Summary, own_test
@@ -32,6 +31,57 @@ PREPARED = (  # options of a task that change what a held-out sample is
     "image_size", "channels", "crop_pct", "interpolation", "mean", "std", "seq_len", "mask_prob",
 )  # fmt: skip
 UNTRAINED = Summary(model=summary.Model(), task=summary.Task())
+
+
+@dataclass(frozen=True)
+class Cut:
+    """The record of a surgery in the words of a report."""
+
+    record: SurgeryRecord
+
+    @property
+    def plan(self) -> Planned:
+        """The plan as it was carried out."""
+        return self.record.plan
+
+    @property
+    def source(self) -> str:
+        """What was cut."""
+        return text(self.record.source.name, "?")
+
+    @cached_property
+    def proven(self) -> str:
+        """The sentence about the reload in a fresh process; empty without a proof."""
+        proof = self.record.proof
+        if proof is None:
+            return ""
+        return (
+            f"Proof: reloaded in a fresh process with {text(proof.loaded_with, '?')}; "
+            f"{proof.parameters:,} parameters, {proof.tensors}."
+        )
+
+    @cached_property
+    def compared(self) -> str:
+        """What the comparison with its source found; empty without one."""
+        proof = self.record.proof
+        return text(sentence(proof.compared, self.record.language)) if proof and proof.compared else ""
+
+    @property
+    def changes_shape(self) -> bool:
+        """Whether layers, heads or MLP differ between source and result."""
+        return self.plan.before != self.plan.after
+
+
+def cut_of(record: SurgeryRecord | None) -> Cut | None:
+    """The record of a surgery in words; None where there is none, or nothing was planned."""
+    return Cut(record) if record and record.plan else None
+
+
+def judged_of(record: SurgeryRecord | None) -> tuple[tuple[str, str], ...]:
+    """The data that a model was judged on, by name, and what was found, in a sentence; empty where nothing was."""
+    if record is None:
+        return ()
+    return tuple((text(name), text(sentence(other, record.language))) for name, other in record.judged.items())
 
 
 @dataclass(frozen=True)
@@ -112,11 +162,6 @@ class Run:
     def experiment_file(self) -> folder.ExperimentFile | None:
         """What `leansurgeon run` left beside the runs of its arms."""
         return folder.experiment_file(self.path) if self.kind == "run" else None
-
-    @cached_property
-    def predicted(self) -> Prediction | None:
-        """Its peak memory on a GPU as it should have been."""
-        return predicted_of(self.path, self.summary.memory.kind, setting_of(self.summary))
 
 
 def run_of(entry: Entry) -> Run:

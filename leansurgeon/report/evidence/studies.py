@@ -4,79 +4,49 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from leansurgeon.checkpoints.recorded.part import Part
-from leansurgeon.reading.jsonfile import Json, value_at
-from leansurgeon.reading.values import items, number, objects, text, whole
+from leansurgeon.reading.jsonfile import Json
 
 
 @dataclass(frozen=True)
-class AttentionHeads:
-    """The heads of one layer; `importance` has a number for each, None where it was not measured."""
+class AttentionHeads(Part):
+    """The heads of one layer, with a number for each."""
 
-    kind: str
-    stage: int
-    layer: int  # from 0
-    importance: tuple[float | None, ...]
+    kind: str = "self"
+    stage: int = 0
+    layer: int = 0  # from 0
+    importance: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
-class Off:
+class Off(Part):
     """A point of a pruning curve: the score with this share of heads switched off."""
 
-    fraction: float
-    score: float
+    fraction: float | None = None
+    accuracy: float | None = None
+    loss: float | None = None
 
 
 @dataclass(frozen=True)
-class HeadStudy:
-    """Importance of heads, and how the score falls as they go, by the order in which they do. `score` is the name of
-    what the curves show: "accuracy" or "loss".
-    """
+class Curve(Part):
+    """How the score falls as heads go, by the order in which they do."""
 
-    attentions: tuple[AttentionHeads, ...]
-    samples: int | None
-    judged_by: str
-    score: str
-    orders: dict[str, tuple[Off, ...]]
+    orders: Mapping[str, tuple[Off, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class HeadStudy(Part):
+    """The document of `leansurgeon heads`: importance of heads, and what their absence costs."""
+
+    attentions: tuple[AttentionHeads, ...] = ()
+    samples: Mapping[str, int] = field(default_factory=dict)
+    curve: Curve = Curve()
 
     @property
-    def total(self) -> float:
-        """The sum of all heads' importance."""
-        return sum(v for a in self.attentions for v in a.importance if v is not None and v > 0)
-
-
-def heads_of(document: Json) -> HeadStudy | None:
-    """The document of `leansurgeon heads`; None where it is none."""
-    if not isinstance(document, dict):
-        return None
-    orders = value_at(document, "curve", "orders")
-    orders = {text(key): objects(value) for key, value in orders.items()} if isinstance(orders, dict) else {}
-    first = orders.get("importance", [])
-    score = "accuracy" if any(number(point.get("accuracy")) is not None for point in first) else "loss"
-    attentions = [
-        AttentionHeads(
-            text(a.get("kind"), "self"),
-            whole(a.get("stage")) or 0,
-            whole(a.get("layer")) or 0,
-            tuple(number(v) for v in items(a.get("importance"))),
-        )
-        for a in objects(document.get("attentions"))
-    ]
-    return HeadStudy(
-        attentions=tuple(a for a in attentions if a.importance),
-        samples=whole(value_at(document, "samples", "importance")),
-        judged_by=text(document.get("judged_by")),
-        score=score,
-        orders={name: tuple(filter(None, (off(point, score) for point in points))) for name, points in orders.items()},
-    )
-
-
-def off(point: dict[str, Any], score: str) -> Off | None:
-    """One point of the curve of heads switched off; None without a fraction or a score."""
-    fraction, value = number(point.get("fraction")), number(point.get(score))
-    return None if fraction is None or value is None else Off(fraction, value)
+    def score(self) -> str:
+        """What the curves show: "accuracy" or "loss"."""
+        return "accuracy" if any(p.accuracy is not None for p in self.curve.orders.get("importance", ())) else "loss"
 
 
 @dataclass(frozen=True)
@@ -125,6 +95,11 @@ class Bench(Part):
     peak_memory_kind: str = ""
     skipped: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
+
+
+def heads_of(document: Json) -> HeadStudy | None:
+    """The document of `leansurgeon heads`; None where it is none."""
+    return HeadStudy.from_dict(document) if isinstance(document, dict) else None
 
 
 def bench_of(document: Json) -> Bench | None:

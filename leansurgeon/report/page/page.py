@@ -1,8 +1,8 @@
 """The report as one HTML page: no script, nothing from elsewhere, for screen, phone and paper, light and dark.
 
 A section opens with the model's name, the date, three tiles (size, quality, speed) and the verdict. Then come a
-reader's questions: what came out, from which start, how it got there, what was cut and why, conditioning, heads, cost,
-the paper, and how to do it again. What was not measured is named at its end.
+reader's questions: what came out, how it got there, what was cut and why, conditioning, heads, cost,
+and how to do it again. What was not measured is named at its end.
 """
 
 from __future__ import annotations
@@ -38,14 +38,12 @@ TEMPLATES = Path(__file__).parent / "templates"
 # The headings of a section, what stands under them, and the notes that concern it.
 PARTS: tuple[tuple[str, Callable[[Section], list[Block]], tuple[str, ...]], ...] = (
     ("Results", parts.show_results, ("quality", "runs")),
-    ("Starting points", parts.show_starts, ()),
     ("Training curves", lambda s: figures(of_section(s, "Training curves")), ()),
     ("What was cut, and why", parts.show_cuts, ()),
     ("Conditioning", parts.show_conditioning, ("kappa",)),
     ("Head importance", lambda s: figures(of_section(s, "Head importance")), ()),
     ("Memory and speed", parts.show_cost, ("memory", "speed")),
     ("Speed apart from training", parts.show_benches, ()),
-    ("The paper", again.show_paper, ()),
     ("Do it again", again.show_commands, ()),
 )
 # What a section can hold, and how to get it where it is not there.
@@ -55,9 +53,6 @@ GET = {
     "Speed apart from training": "Latency, throughput and memory by attention backend: `leansurgeon bench RUN`.",
     "Head importance": "Head importance: `leansurgeon heads RUN` measures it; this report then shows it.",
 }
-GET_PREDICTED = (
-    "Predicted memory: it is that of a GPU, so runs on a CPU have no counterpart; `leansurgeon plan SOURCE` says it."
-)
 GET_SPEED = "`leansurgeon bench MODEL` measures it."
 
 
@@ -151,12 +146,7 @@ def list_missing(section: Section, shown: set[str]) -> list[str]:
     if section.kind == "glue":
         return []
     wanted = GET if section.kind != "models" else {}  # what these measure is kept in the folders of runs
-    missing = [how for name, how in wanted.items() if name not in shown]
-    if any(row.memory and not row.on_gpu for row in section.rows):
-        missing.append(GET_PREDICTED)
-    if parts.lacks_starts(section):
-        missing.append(parts.GET_STARTS)
-    return missing
+    return [how for name, how in wanted.items() if name not in shown]
 
 
 # -- what a section opens with --------------------------------------------------------------------

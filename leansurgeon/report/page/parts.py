@@ -1,35 +1,31 @@
-"""Parts of a section that show figures: results, starting points, what was cut and why (from `surgery.json`), the
+"""Parts of a section that show figures: results, what was cut and why (from `surgery.json`), the
 conditioning, memory and speed in trainings, and what `leansurgeon bench` has timed apart from them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-
-from leansurgeon.checkpoints.recorded.decided import Tried
 from leansurgeon.errors import plural
 from leansurgeon.reading.values import words
 from leansurgeon.report import humans
-from leansurgeon.report.charts.sections import of_section, prediction_of
-from leansurgeon.report.evidence.run import PARTS, SHAPE
+from leansurgeon.report.charts.sections import of_section
+from leansurgeon.report.evidence.run import PARTS, SHAPE, Cut
 from leansurgeon.report.evidence.studies import Bench, BenchRow
-from leansurgeon.report.evidence.surgery import Cut
 from leansurgeon.report.humans import NONE, listed
 from leansurgeon.report.page.blocks import Block, Cell, Group, Line, Table, Words, cell, figures, grid, sentences
 from leansurgeon.report.rows.rows import Row, Section
 from leansurgeon.report.tables.columns import (
     INVARIANTS,
     LAYERS,
-    Column,
     define_columns,
     define_layer_columns,
     list_layers,
     pick,
     pick_columns,
+    rename,
     without_gaps,
 )
-from leansurgeon.shape import NUMBERS, Shape
+from leansurgeon.report.tables.decided import list_candidates
+from leansurgeon.report.tables.shape_rows import parameters, shapes
 from leansurgeon.shape import PARTS as PART_LABELS
 
 RESULTS = ("name", "seeds", "layers_heads", "before", "metric", "test", "loss", "parameters", "change")
@@ -38,23 +34,8 @@ MODELS = ("name", *SHAPE, "parameters", "change")
 SHAPES = ("name", *SHAPE, *(f"parameters_{key}" for key in PARTS), "parameters", "change")
 SHAPE_HEADS = {"mlp_dim": "MLP width", "parameters": "all params"}
 SHAPE_HEADS |= {f"parameters_{key}": f"{PART_LABELS[key]} params" for key in PARTS}
-COST = ("name", "memory", "predicted", "step_ms", "throughput", "seconds")
+COST = ("name", "memory", "step_ms", "throughput", "seconds")
 LAYERS_CAPTION = "Kappa of what enters the output projection"
-STARTS = {
-    "transfer": "ours: cut from trained weights",
-    "fresh": "fresh: the paper's way",
-    "fresh-attention": "fresh attention, the rest kept",
-}
-CANDIDATES = 6  # that are shown of one kind
-GET_STARTS = (
-    "A naive start (layers at equal spacing, heads renumbered) beside fresh and ours, on the same held-out samples: "
-    "`leansurgeon shrink SOURCE ... --compare`, before the training."
-)
-
-
-def rename(columns: Sequence[Column], heads: Mapping[str, str]) -> list[Column]:
-    """The columns with other heads, by key."""
-    return [replace(column, head=heads.get(column.key, column.head)) for column in columns]
 
 
 def show_results(section: Section) -> list[Block]:
@@ -63,34 +44,6 @@ def show_results(section: Section) -> list[Block]:
         return [grid("Results", section.rows, pick_columns(section), hidden=True)]
     columns = pick(define_columns(section), MODELS if section.kind == "models" else RESULTS)
     return [*figures(of_section(section, "Results")), grid("Results", section.rows, columns, hidden=True)]
-
-
-def show_starts(section: Section) -> list[Block]:
-    """Every arm by what it starts from, before and after training."""
-    rows = [row for row in section.rows if row.before and row.metric]
-    if section.task is None or not rows:
-        return []
-
-    def start(row: Row) -> str | None:
-        """What the row's weights started from, in words."""
-        if row.role == "original":
-            return "the original"
-        return STARTS.get(row.init or (row.cut.record.initialised if row.cut else ""))
-
-    def epochs(row: Row) -> str | None:
-        """The epochs trained, after those that its start was trained before."""
-        if row.epochs is None:
-            return None
-        before = f"{row.inherited_epochs:.3g} + " if row.inherited_epochs else ""
-        return f"{before}{row.epochs:.3g}"
-
-    columns = define_columns(section) | {
-        "start": Column("start", "start", start),
-        "epochs": Column("epochs", "epochs", epochs),
-    }
-    shown = pick(columns, ("name", "start", "layers_heads", "before", "metric", "epochs"))
-    shown = rename(shown, {"before": "before training", "metric": "after training"})
-    return [grid(f"{section.task.label} by starting point", rows, shown, hidden=True)]
 
 
 def show_conditioning(section: Section) -> list[Block]:
@@ -107,14 +60,11 @@ def show_conditioning(section: Section) -> list[Block]:
 
 
 def show_cost(section: Section) -> list[Block]:
-    """Memory and speed as the trainings saw them; the prediction beside the measurement where there is one."""
+    """Memory and speed as the trainings saw them."""
     rows = [row for row in section.rows if row.memory or row.step_ms]
     if not rows:
         return []
-    predicted = Column("predicted", "predicted", lambda row: (p := prediction_of(row)) and p.total, humans.memory)
-    shown = pick(define_columns(section) | {"predicted": predicted}, COST)
-    shown = grid("Memory and speed of training", rows, shown, hidden=True)
-    return [shown, *figures(of_section(section, "Memory and speed"))]
+    return [grid("Memory and speed of training", rows, pick(define_columns(section), COST), hidden=True)]
 
 
 def show_benches(section: Section) -> list[Block]:
@@ -168,8 +118,8 @@ def show_cuts(section: Section) -> list[Block]:
     if not cuts:
         return []
     columns = rename(pick(define_columns(section), SHAPES), SHAPE_HEADS)
-    shapes = [grid("Shape, and parameters by part", section.rows, columns)] if together else []
-    return [*shapes, *figures(of_section(section, "What was cut, and why")), *cuts]
+    table = [grid("Shape, and parameters by part", section.rows, columns)] if together else []
+    return [*table, *figures(of_section(section, "What was cut, and why")), *cuts]
 
 
 def show_cut(row: Row, cut: Cut, together: bool) -> list[Block]:
@@ -201,13 +151,15 @@ def show_cut(row: Row, cut: Cut, together: bool) -> list[Block]:
         Line(cut.compared),
     ]
     blocks = [Words(tuple(line for line in said if line.text))]
-    blocks += [] if together else [compare_shapes(row.name, cut)]
-    blocks += rank_candidates([c for c in decided.candidates if c.score.judged_by is not None])
-    if cut.starts:
-        heads = list(dict.fromkeys(key for start in cut.starts for key in start))
-        rows = [[cell(start.get(key, NONE)) for key in heads] for start in cut.starts]
-        says = f"{row.name}: starting points before any training, on the same held-out samples"
-        blocks.append(Table(says, heads, rows))
+    if not together and plan.before and plan.after:
+        rows = shapes(plan.before, plan.after, ("depth", "heads", "head_dim", "kv_heads", "mlp_dim", "width"))
+        rows += parameters(plan.parameters_before, plan.parameters_after)
+        says = f"{row.name}: before and after the cut"
+        blocks.append(Table(says, ["", "before", "after", "change"], [list(map(cell, line)) for line in rows], False))
+    heads, rows, note = list_candidates(decided)
+    if rows:
+        candidates = [[*map(cell, line[1:-1]), Cell(line[-1], beside="taken" if line[0] else "")] for line in rows]
+        blocks.append(Table(f"Sets of layers that were tried. {note}", heads[1:], candidates, cards=False))
     return blocks
 
 
@@ -215,53 +167,3 @@ def shorten(path: str) -> str:
     """The last three parts of a path: who gets the page need not know this machine's folders."""
     parts = path.replace("\\", "/").split("/")
     return path if len(parts) <= 3 else "…/" + "/".join(parts[-3:])
-
-
-def compare_shapes(name: str, cut: Cut) -> Table:
-    """Shape and parameters by part, before and after."""
-    rows = []
-    for key in ("depth", "heads", "head_dim", "kv_heads", "mlp_dim", "width"):
-        sides = (numbers_of(side, key) for side in (cut.plan.before, cut.plan.after))
-        shown = [cell(", ".join(f"{value:,}" for value in side) or NONE) for side in sides]
-        rows.append([cell(NUMBERS[key]), *shown, cell("")])
-    for key, label in PART_LABELS.items():
-        old, new = cut.plan.parameters_before.get(key), cut.plan.parameters_after.get(key)
-        if old is not None or new is not None:
-            changed = "" if old == new else humans.change(new, old) if old else "new"
-            rows.append([cell(f"parameters, {label}"), *(cell(humans.count(v), v) for v in (old, new)), cell(changed)])
-    return Table(f"{name}: before and after the cut", ["", "before", "after", "change"], rows, cards=False)
-
-
-def numbers_of(shape: Shape | None, key: str) -> list[int]:
-    """One number of every stage."""
-    return [getattr(stage, key) for stage in shape.stages] if shape else []
-
-
-def rank_candidates(tried: Sequence[Tried]) -> list[Table]:
-    """The sets of layers that competed, best first, every one after its own refit. Those judged on all of the data and
-    those judged on a part of it have a table each: their figures are not comparable.
-    """
-    if len(tried) < 2:
-        return []
-    last, first = ([c for c in tried if (c.data == "part") is part] for part in (False, True))
-    kinds = {": on all of the data, which decides": last}
-    kinds |= {": on a part of the data, to choose which of them compete again": first}
-    tables = []
-    for says, several in kinds.items() if last and first else [("", tried)]:
-        best = sorted(several, key=lambda c: c.score.judged_by)[:CANDIDATES]
-        left = f"; {len(several) - len(best)} more were worse" if len(several) > len(best) else ""
-        caption = f"Sets of layers that were tried, on guard samples (smaller is better){says}{left}"
-        rows = []
-        for c in best:
-            refitted = ["MLP"] + ["attention"] * bool(c.attention) + ["later layers"] * bool(c.later)
-            kept = ", ".join(map(str, c.kept)) or NONE
-            judged = cell(f"{c.score.judged_by:.4g}", c.score.judged_by)
-            rows.append([cell(c.criterion or NONE), cell(kept), cell(", ".join(refitted)), judged])
-        tables.append(Table(caption, ["chosen by", "layers kept", "refitted", "off by"], rows, cards=False))
-    return tables
-
-
-def lacks_starts(section: Section) -> bool:
-    """Whether something was cut from trained weights here, and nowhere compared with a fresh and a naive start."""
-    cuts = [run.cut for run in section.runs if run.cut]
-    return any(c.record.initialised == "transfer" for c in cuts) and not any(c.starts for c in cuts)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from leansurgeon.reading.jsonfile import value_at
 from leansurgeon.report.evidence.kappa import Kappa, kappa_of
-from leansurgeon.report.evidence.run import Run, Task
-from leansurgeon.report.evidence.surgery import Cut
+from leansurgeon.report.evidence.run import Cut, Run, Task
 from leansurgeon.report.humans import Spread, spread
 from leansurgeon.training.runs.summary import Scores, Summary, own_test
 
@@ -129,42 +129,47 @@ class Section:
         return [run for row in self.rows for run in row.runs]
 
 
+def follow(value: Any, path: str) -> Any:
+    """What lies at a path such as `kappa.median` of attributes and keys; None where any step is missing."""
+    for key in path.split("."):
+        value = value.get(key) if isinstance(value, Mapping) else getattr(value, key, None)
+    return value
+
+
 def make_row(name: str, role: str, runs: Sequence[Run], control_of: str | None = None) -> Row:
     """One row from the runs of one arm, one per seed."""
     first = runs[0]
     head = first.summary
 
-    def over(pick: Callable[[Summary], float | None]) -> Spread | None:
-        """Mean and deviation over the row's runs of a figure of their summaries."""
-        return spread(pick(run.summary) for run in runs)
+    def over(path: str, of: Callable[[Summary], object] = lambda summary: summary) -> Spread | None:
+        """Mean and deviation over the row's runs of a figure of their summaries, or of what lies `of` these."""
+        return spread(follow(of(run.summary), path) for run in runs)
 
-    best = over(lambda s: metric(s.best))
+    best = over("best.metric")
     published = not any(own_test(run.summary) for run in runs)  # else the test's figure is the row's own
     return Row(
         name=name,
         role=role,
         control_of=control_of,
         seeds=tuple(run.summary.seed for run in runs if run.kind == "run"),
-        metric=over(lambda s: metric(kept(s))) or best,
-        macro_f1=over(lambda s: (scores := kept(s)) and scores.largest_class and scores.metrics.get("macro_f1")),
+        metric=over("metric", kept) or best,
+        macro_f1=over("metrics.macro_f1", lambda s: (scores := kept(s)) and scores.largest_class and scores),
         largest_class=(scores := kept(head)) and scores.largest_class,
         best=best,
-        before=over(lambda s: metric((own_test(s) and s.test.before) or s.before)),
-        test=(over(lambda s: s.test and metric(s.test.best)) or over(lambda s: s.test and metric(s.test.last)))
-        if published
-        else None,
-        test_last=over(lambda s: s.test and metric(s.test.last)) if published else None,
-        loss=over(lambda s: (scores := kept(s)) and scores.loss),
+        before=over("metric", lambda s: (own_test(s) and s.test.before) or s.before),
+        test=over("test.best.metric") or over("test.last.metric") if published else None,
+        test_last=over("test.last.metric") if published else None,
+        loss=over("loss", kept),
         parameters=first.parameters,
         reference_parameters=first.parameters_of_source,
         parts=first.parts,
         shape=first.shape,
-        memory=over(lambda s: s.memory.bytes),
+        memory=over("memory.bytes"),
         memory_kind=head.memory.kind,
-        step_ms=over(lambda s: s.step_ms),
-        throughput=over(lambda s: s.throughput),
+        step_ms=over("step_ms"),
+        throughput=over("throughput"),
         throughput_unit=head.throughput_unit,
-        seconds=over(lambda s: s.seconds),
+        seconds=over("seconds"),
         kappa=kappa_of([run.summary.kappa for run in runs]),
         init=first.part.init if first.part else "",
         began_trained=first.began_trained,

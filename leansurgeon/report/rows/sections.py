@@ -126,6 +126,11 @@ def _role(arm: str, run: Run) -> str:
 
 def _arms(runs: list[Run]) -> tuple[dict[str, list[Run]], list[Note]]:
     """The runs of every arm, in the order of their training: the newest of each seed, and only of one recipe."""
+
+    def settings(run: Run) -> tuple:
+        """What seeds of one arm share: the number of steps, and the digest of all settings where it was written."""
+        return run.summary.steps, run.part.digest
+
     arms: dict[str, list[Run]] = {}
     older, other, unfinished = [], [], []
     for run in runs:  # newest first
@@ -133,7 +138,7 @@ def _arms(runs: list[Run]) -> tuple[dict[str, list[Run]], list[Note]]:
         group = arms.setdefault(arm, [])
         if run.summary.status != DONE:
             unfinished.append(arm)
-        elif group and _settings(run) != _settings(group[0]):
+        elif group and settings(run) != settings(group[0]):
             other.append(arm)
         elif any(run.summary.seed == one.summary.seed for one in group):
             older.append(arm)
@@ -150,11 +155,6 @@ def _arms(runs: list[Run]) -> tuple[dict[str, list[Run]], list[Note]]:
             notes.append(Note(f"Left out: {plural(len(left_out), 'run')} {why} ({which}).", "runs"))
     kept = {arm: sorted(group, key=lambda run: run.when) for arm, group in arms.items() if group}
     return dict(sorted(kept.items(), key=lambda item: item[1][0].when)), notes
-
-
-def _settings(run: Run) -> tuple:
-    """What seeds of one arm must share: the number of steps, and the digest of all settings where it was written."""
-    return run.summary.steps, run.part.digest
 
 
 def _unique_names(runs: list[Run]) -> Mapping[Path, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
@@ -11,7 +11,7 @@ from leansurgeon.report import humans
 from leansurgeon.report.evidence.kappa import MATRICES, Bound, LayerKappa
 from leansurgeon.report.evidence.run import PARTS, SHAPE
 from leansurgeon.report.humans import NONE, Spread
-from leansurgeon.report.rows.rows import GLUE, Row, Section
+from leansurgeon.report.rows.rows import GLUE, Row, Section, follow
 
 NARROW = ("name", "layers_heads", "metric", "macro_f1", "test", "parameters", "change", "memory", "step_ms")
 NARROW += ("kappa_median", "kappa_worst")
@@ -29,6 +29,8 @@ class LayerRow(NamedTuple):
 
     row: Row | None
     layer: LayerKappa
+    name: str = ""  # of a layer that stands alone: `3`, `cross 3`
+    interval: Sequence[float | None] = ()  # in which the median lies
 
 
 TableRow: TypeAlias = Row | LayerRow
@@ -65,11 +67,7 @@ class Column:
 
     def value(self, row: TableRow) -> Any:
         """What the row has; None where any step of the path is missing."""
-        if callable(self.take):
-            return self.take(row)
-        for key in self.take.split("."):
-            row = row.get(key) if isinstance(row, Mapping) else getattr(row, key, None)
-        return row
+        return self.take(row) if callable(self.take) else follow(row, self.take)
 
     def cell(self, row: TableRow) -> str:
         """The row's cell as a person reads it."""
@@ -121,6 +119,12 @@ def define_columns(section: Section, *, short: bool = False) -> dict[str, Column
     heads = {"macro_f1": "macro\nF1", "best": "best", "before": "before\ntraining", "test": "test"}
     heads |= {"test_last": "test\n(last)"}
     kinds = {row.on_gpu for row in section.rows if row.memory}
+    # What was measured; where a table mixes both kinds, every cell says its own.
+    memory_head = "peak\nmemory" if len(kinds) > 1 else "GPU\npeak" if kinds == {True} else "peak RSS\n(CPU)"
+
+    def show_throughput(value: float | None) -> str:
+        """Whole samples or tokens from a hundred a second on."""
+        return humans.count(value) if (value or 0) >= 100 else humans.plain(value)
 
     def show_change(row: Row) -> str:
         """Against the original or the source; nothing for the original itself."""
@@ -143,7 +147,7 @@ def define_columns(section: Section, *, short: bool = False) -> dict[str, Column
             Column("change", "change", lambda row: row, show_change, lambda row: row.change),
             *(Column(f"parameters_{key}", key, f"parts.{key}", humans.count) for key in PARTS),
             *(Column(key, head, f"shape.{key}") for key, head in zip(SHAPE, SHAPE_HEADS, strict=True)),
-            Column("memory", memory_head(kinds), lambda row: row, show_memory, lambda row: plain(row.memory)),
+            Column("memory", memory_head, lambda row: row, show_memory, lambda row: plain(row.memory)),
             Column("step_ms", "ms/\nstep", "step_ms", of_mean(humans.plain)),
             Column("throughput", unit, "throughput", of_mean(show_throughput)),
             Column("seconds", "time", "seconds", of_mean(humans.seconds)),
@@ -160,16 +164,6 @@ def define_columns(section: Section, *, short: bool = False) -> dict[str, Column
 
 
 SHAPE_HEADS = ("layers", "heads", "head\ndim", "MLP")
-
-
-def memory_head(kinds: set[bool]) -> str:
-    """What was measured; where a table mixes both kinds, every cell says its own."""
-    return "peak\nmemory" if len(kinds) > 1 else "GPU\npeak" if kinds == {True} else "peak RSS\n(CPU)"
-
-
-def show_throughput(value: float | None) -> str:
-    """Whole samples or tokens from a hundred a second on."""
-    return humans.count(value) if (value or 0) >= 100 else humans.plain(value)
 
 
 def define_glue_columns() -> list[Column]:
@@ -236,6 +230,11 @@ def lay_out(section: Section, wide: bool, kappa: bool) -> tuple[Sequence[TableRo
         rows = list_layers(section)
         return rows, without_gaps(pick(define_layer_columns(section), LAYERS + WEIGHTS * wide), rows)
     return section.rows, without_gaps(pick_columns(section, wide=wide), section.rows)
+
+
+def rename(columns: Sequence[Column], heads: Mapping[str, str]) -> list[Column]:
+    """The columns with other heads, by key."""
+    return [replace(column, head=heads.get(column.key, column.head)) for column in columns]
 
 
 def without_gaps(columns: Iterable[Column], rows: Sequence[TableRow]) -> list[Column]:

@@ -16,7 +16,7 @@ TITLES = dict(zip(STEPS, ("bf16 and fused attention", "depth", "heads", "MLP"), 
 def costs_table(costs: Costs) -> str:
     """Shape, parameters, FLOPs and memory before and after, with the changes in per cent."""
     a, b = costs.before, costs.after
-    rows = [*shapes(a.shape, b.shape, SHAPE), *parameters(a.parameters, b.parameters)]
+    rows = [*shapes(a.shape, b.shape, SHAPE), *parameters(a.parameters.as_dict(), b.parameters.as_dict())]
     if a.operations and b.operations:
         tokens = f", {a.flops.tokens:,} tokens" if a.flops else ""
         x, y = a.operations, b.operations

@@ -27,9 +27,17 @@ def table(decided: Decisions) -> str:
 
 def tried(decided: Decisions) -> str:
     """Candidates, `*` before the one that was taken."""
+    heads, rows, note = list_candidates(decided, 15)
+    return "\n".join([*draw_table(rows, heads), *wrap(note)]) if rows else ""
+
+
+def list_candidates(decided: Decisions, width: int = 60) -> tuple[list[str], list[list[str]], str]:
+    """Heads and rows of the sets of layers that competed, each after its own refit, and what their scores are; no rows
+    where there was one. A list of layers is cut at `width`.
+    """
     candidates, healing = decided.candidates, decided.healing
     if len(candidates) < 2:
-        return ""
+        return [], [], ""
     taken = healing and (decided.layers, healing.attention, healing.later)
     same = [i for i, c in enumerate(candidates) if (c.kept, c.attention, c.later) == taken]
     rows = []
@@ -38,7 +46,7 @@ def tried(decided: Decisions) -> str:
         mark = "*" if same and i == same[-1] else ""
         judged_on = "less" if c.left_out else c.data
         score = "" if c.score.judged_by is None else f"{c.score.judged_by:.4f}"
-        rows.append([mark, short(ranges(c.kept), 15), c.criterion, ", ".join(also), judged_on, score])
+        rows.append([mark, short(ranges(c.kept), width), c.criterion, ", ".join(also), judged_on, score])
     predicts = candidates[-1].score.guard_divergence is not None
     judged, what = ("divergence", "predictions") if predicts else ("error", "outputs")
     head = ["", "layers kept", "chosen by", "also refitted", "data", judged]
@@ -49,7 +57,7 @@ def tried(decided: Decisions) -> str:
         note += " Those judged on less could not have won."
     told = criteria(c.criterion for c in candidates)
     note += f" {told[0].upper()}{told[1:]}." if told else ""
-    return "\n".join([*draw_table(rows, head), *wrap(note)])
+    return head, rows, note
 
 
 def changed(layers: Sequence[MadeLayer]) -> str:

@@ -37,7 +37,7 @@ def describe(diff: Diff) -> list[str]:
 
 def numbers(diff: Diff) -> list[str]:
     """Shape and parameters."""
-    counts = parameters(diff.a.parameters, diff.b.parameters)
+    counts = parameters(diff.a.parameters.as_dict(), diff.b.parameters.as_dict())
     compared = [[*count, "" if changed == "new" else changed] for *count, changed in counts]
     return side_by_side([*shapes(diff.a.shape, diff.b.shape), *compared], ["", "A", "B", ""])
 

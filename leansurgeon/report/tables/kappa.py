@@ -4,19 +4,30 @@ of basis cannot move. No torch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
-
-from tabulate import tabulate
 
 from leansurgeon.errors import plural, short
 from leansurgeon.report.evidence.kappa import Bound, Kappa, kappa_of
 from leansurgeon.report.humans import NONE
-from leansurgeon.report.tables.columns import INVARIANTS, LayerRow, define_layer_columns, pick, show
-from leansurgeon.words import WIDTH, wrap
+from leansurgeon.report.notes import of_kappa
+from leansurgeon.report.tables.columns import (
+    INVARIANTS,
+    Column,
+    LayerRow,
+    by_key,
+    define_layer_columns,
+    pick,
+    rename,
+    show,
+)
+from leansurgeon.report.tables.render import draw_within
+from leansurgeon.words import wrap
 
-RAW = {"kappa_median": "kappa", "kappa_worst": "worst", "kappa_centred": "centred", "rank": "rank"}
-RAW |= {"deficient": "lost", "stable_rank": "stable", "effective_rank": "eff.", "aspect": "h*d/N"}
+RAW = ("layer", "kappa_median", "interval", "kappa_worst", "kappa_centred", "rank", "deficient", "stable_rank")
+RAW += ("effective_rank", "aspect")
+HEADS = {"kappa_median": "kappa", "kappa_worst": "worst", "kappa_centred": "centred", "stable_rank": "stable"}
+HEADS |= {"deficient": "lost", "effective_rank": "eff."}
 
 
 def describe(document: dict[str, Any]) -> list[str]:
@@ -33,49 +44,37 @@ def tables(measured: dict[str, Any]) -> list[str]:
     if kappa is None:
         return []
     said = [line for text in notes(measured, kappa) for line in wrap(text, "  ")]
-    blocks = [tabulate_raw(measured, kappa), tabulate_basis(measured, kappa), said]
-    return "\n\n".join("\n".join(block) for block in blocks if block).split("\n")
+    return "\n\n".join([tabulate_raw(measured, kappa), tabulate_basis(measured, kappa), "\n".join(said)]).split("\n")
 
 
-def tabulate_raw(measured: dict[str, Any], kappa: Kappa) -> list[str]:
+def tabulate_raw(measured: dict[str, Any], kappa: Kappa) -> str:
     """One row per layer: kappa of the block over samples, its 95 % interval, the worst, centred, and ranks."""
-    heads, rows = cells_of(measured, kappa, RAW)
-    heads.insert(2, "95 %")
-    for row, layer in zip(rows, measured["layers"], strict=True):
-        row.insert(2, show_interval(layer.get("median_interval")))
-    return draw_grid(heads, rows, ["stable"] if kappa.deficient else ["lost", "stable"])
+    columns = define_layer_columns() | by_key(
+        [Column("layer", "layer", "name"), Column("interval", "95 %", "interval", show_interval)]
+    )
+    spare = ["stable_rank"] if kappa.deficient else ["deficient", "stable_rank"]
+    return draw_within(name_layers(measured, kappa), rename(pick(columns, RAW), HEADS), spare)
 
 
-def tabulate_basis(measured: dict[str, Any], kappa: Kappa) -> list[str]:
+def tabulate_basis(measured: dict[str, Any], kappa: Kappa) -> str:
     """One row per layer: what depends on the basis of the heads, then what does not."""
-    return draw_grid(*cells_of(measured, kappa, dict.fromkeys(INVARIANTS[2:])))
+    columns = define_layer_columns() | {"layer": Column("layer", "layer", "name")}
+    shown = rename(pick(columns, INVARIANTS), {"kappa_output": "A W_o", "kappa_jacobian": "Jacobian"})
+    return draw_within(name_layers(measured, kappa), shown)
 
 
-def cells_of(
-    measured: dict[str, Any], kappa: Kappa, heads: Mapping[str, str | None]
-) -> tuple[list[str], list[list[str]]]:
-    """Heads and cells of the columns with these keys, under these heads or their own; the first names the layer: `3`,
-    or `cross 3` where a model has several kinds of attention.
-    """
-    columns = pick(define_layer_columns(), heads)
+def name_layers(measured: dict[str, Any], kappa: Kappa) -> list[LayerRow]:
+    """The layers by their numbers: `3`, or `cross 3` where a model has several kinds of attention."""
     kinds = [layer.get("kind", "self") for layer in measured["layers"]]
-    rows = []
-    for i, (kind, layer) in enumerate(zip(kinds, kappa.layers, strict=True)):
-        name = ("" if set(kinds) == {"self"} else f"{kind} ") + str(kinds[: i + 1].count(kind))
-        rows.append([name, *(column.cell(LayerRow(None, layer)) for column in columns)])
-    return ["layer", *(heads[column.key] or column.title for column in columns)], rows
+    named = [("" if set(kinds) == {"self"} else f"{k} ") + str(kinds[:i].count(k)) for i, k in enumerate(kinds, 1)]
+    intervals = [layer.get("median_interval") or () for layer in measured["layers"]]
+    return [LayerRow(None, *row) for row in zip(kappa.layers, named, intervals, strict=True)]
 
 
 def notes(document: dict[str, Any], kappa: Kappa) -> list[str]:
     """How the numbers came about, in as few sentences as honesty allows."""
-    dtype = "fp32" if kappa.dtype == "float32" else kappa.dtype
-    said = [
-        f"kappa: input A of the output projection, median over {plural(kappa.samples, 'sample')} with the bootstrap's "
-        f"95 % interval, real tokens only, {dtype} forward, fp64 spectrum. centred: without the mean token. "
-        "stable, eff.: stable and effective rank.",
-        "A, W_q, W_k, W_v and W_o depend on the basis of every head, which changes nothing that the model computes; "
-        "A W_o, the Jacobian and, over heads, W_o W_v and W_q' W_k do not.",
-    ]
+    said = [note.says for note in of_kappa([kappa], by_layer=True)]
+    said.append("95 %: the bootstrap's interval of the median. stable, eff.: stable and effective rank.")
     slope = next((layer["jacobian"] for layer in document["layers"] if layer.get("jacobian")), None)
     if slope:
         exact = "it is exact here" if slope["exact"] else "a lower bound, to be compared at equal probes only"
@@ -83,33 +82,15 @@ def notes(document: dict[str, Any], kappa: Kappa) -> list[str]:
             f"Jacobian of a block, {slope['probes']} directions of {slope['columns']:,}, "
             f"{plural(slope['samples'], 'sample')}: {exact}."
         )
-    if kappa.deficient:
-        said.append(
-            f"lost: {plural(kappa.deficient, 'block')} without full rank; look for repeated tokens, heads without "
-            "effect, or few columns for the tokens."
-        )
     if kappa.layers and any(0.8 < (layer.aspect or 0) < 1.25 for layer in kappa.layers):
         said.append("h*d is near the number of tokens, where kappa peaks (Theorem 3.2): fewer heads lower it, too.")
     return said
 
 
-def show_interval(interval: list[float | None] | None) -> str:
+def show_interval(interval: Sequence[float | None]) -> str:
     """An interval as `low-high`, a dash where it was not measured; None is infinity."""
     ends = (
         "inf" if end is None else show(Bound(end)) if end < 9_999.5 else f"{end:.1e}".replace("e+0", "e")
-        for end in interval or ()
+        for end in interval
     )
     return "-".join(ends) or NONE
-
-
-def draw_grid(heads: list[str], rows: list[list[str]], spare: Sequence[str] = ()) -> list[str]:
-    """Right-aligned columns; those that say nothing are left out, and the `spare` ones where it is too wide."""
-    kept = [i for i in range(len(heads)) if any(row[i] != NONE for row in rows)]
-    for name in (None, *spare):
-        kept = [i for i in kept if heads[i] != name]
-        lines = [[heads[i] for i in kept], *([row[i] for i in kept] for row in rows)]
-        body = tabulate(lines, tablefmt="plain", disable_numparse=True, stralign="right")
-        text_lines = [line.rstrip() for line in body.splitlines()]
-        if max(map(len, text_lines)) <= WIDTH:
-            break
-    return text_lines

@@ -15,7 +15,10 @@ def plan_table(plan: Plan) -> str:
     before, after = plan.before, plan.after
     apart = before.column("kv_heads") != before.column("heads")
     old, new = plan.parameters_before, plan.parameters_after
-    rows = [*shapes(before, after, [key for key in NUMBERS if key != "kv_heads" or apart]), *parameters(old, new)]
+    rows = [
+        *shapes(before, after, [key for key in NUMBERS if key != "kv_heads" or apart]),
+        *parameters(old.as_dict(), new.as_dict()),
+    ]
     a, b = plan.flops_before, plan.flops_after
     if a and b:
         rows.append([f"GFLOPs forward, {a.tokens:,} tokens", giga(a.total), giga(b.total), change(a.total, b.total)])

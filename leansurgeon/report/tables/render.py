@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import re
 import textwrap
@@ -38,7 +36,7 @@ from leansurgeon.report.tables.columns import (
 )
 from leansurgeon.report.verdict import sentences, verdicts, warnings
 from leansurgeon.training.runs.summary import Summary
-from leansurgeon.words import WIDTH, harmless, in_markdown, wrap
+from leansurgeon.words import WIDTH, in_markdown, wrap, write_csv
 
 FORMATS = ("table", "markdown", "csv", "json", "latex")
 SCHEMA_VERSION = 1
@@ -157,11 +155,7 @@ def render_csv(sections: Sequence[Section], kappa: bool) -> str:
                 line["metric_sd"] = row.metric.sd if row.metric else None
                 line |= {"memory_kind": row.memory_kind, "paths": " ".join(row.paths)}
             lines.append(line)
-    out = io.StringIO()
-    writer = csv.DictWriter(out, list(dict.fromkeys(key for line in lines for key in line)), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows({k: "" if v in (None, NONE) else harmless(v) for k, v in line.items()} for line in lines)
-    return out.getvalue().rstrip("\n")
+    return write_csv([{key: None if value == NONE else value for key, value in line.items()} for line in lines])
 
 
 def list_unfinished_in_markdown(runs: Sequence[Unfinished]) -> str:
@@ -269,6 +263,17 @@ def draw_grid(rows: Sequence[TableRow], shown: Sequence[Column], name_width: int
     across = zip(*lines, *cells, strict=True)
     rule = ["-" * max(len(part) for cell in column for part in cell.split("\n")) for column in across]
     return draw_plain([*lines, rule, *cells], left=sum(column.left for column in shown))
+
+
+def draw_within(rows: Sequence[TableRow], shown: Sequence[Column], spare: Sequence[str] = ()) -> str:
+    """The columns that say something; the `spare` ones go, one after another, where 80 columns do not hold all."""
+    shown = without_gaps(shown, rows)
+    for key in (None, *spare):
+        shown = [column for column in shown if column.key != key]
+        body = draw_grid(rows, shown)
+        if measure(body) <= WIDTH:
+            break
+    return body
 
 
 def draw_plain(lines: Sequence[Sequence[str]], left: int = 1) -> str:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from tabulate import tabulate
 
-from leansurgeon.shape import NUMBERS, PARTS, ParameterCount, Shape
+from leansurgeon.shape import NUMBERS, PARTS, Shape
 
 
 def draw_table(rows: Sequence[Sequence[object]], heads: Sequence[str], align: Sequence[str] | None = None) -> list[str]:
@@ -24,10 +24,10 @@ def shapes(before: Shape, after: Shape, keys: Iterable[str] = NUMBERS) -> list[l
     return [[NUMBERS[key], before.column(key), after.column(key), ""] for key in keys]
 
 
-def parameters(before: ParameterCount, after: ParameterCount) -> list[list[str]]:
-    """A row for every part, with its change."""
-    counts = ((f"parameters, {label}", getattr(before, key), getattr(after, key)) for key, label in PARTS.items())
-    return [numbers(*count) for count in counts]
+def parameters(before: Mapping[str, int], after: Mapping[str, int]) -> list[list[str]]:
+    """A row for every part that both say, with its change."""
+    known = {key: label for key, label in PARTS.items() if key in before and key in after}
+    return [numbers(f"parameters, {label}", before[key], after[key]) for key, label in known.items()]
 
 
 def numbers(label: str, a: int, b: int) -> list[str]:

@@ -1,1 +1,1 @@
-"""Checks: the doctor applies every operator to a family; results are judged beside their source and other starts."""
+"""Checks: the doctor applies every operator to a family; results are judged beside their source."""

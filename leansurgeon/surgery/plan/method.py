@@ -1,8 +1,7 @@
 """How a plan is carried out where there is a choice: a value, made from the flags of `shrink`.
 
 init     transfer keeps what can be kept; fresh starts the whole model afresh (the paper's way); fresh-attention
-         keeps all but q, k and v where heads change their size; naive is the silent trap (a config edit), which
-         only `--compare` builds, to show what it costs
+         keeps all but q, k and v where heads change their size
 layers   how the layers to keep are chosen; auto takes the best of several by calibration data, evenly with both ends
          without it
 heal     none; closed refits output projections; local then fits the blocks around every cut together, in a growing span
@@ -27,7 +26,7 @@ LAYERS = {
     "greedy": True,
 }
 HEALS = ("none", "closed", "local")
-INITS = ("transfer", "fresh", "fresh-attention", "naive")
+INITS = ("transfer", "fresh", "fresh-attention")
 
 
 @dataclass(frozen=True)

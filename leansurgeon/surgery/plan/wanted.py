@@ -100,7 +100,7 @@ def resolve(source: Source, wanted: Wanted) -> Target:
     layers = per_stage(wanted.layers, [s.depth for s in stages], "--layers")
     heads = per_stage(wanted.heads, [s.heads for s in stages], "--heads", times=True)
     if wanted.mlp_dim is not None and wanted.mlp_ratio is not None:
-        raise UsageError("--mlp-dim and --mlp-ratio say the same thing twice; give one of them.")
+        raise UsageError("mlp_dim and mlp_ratio say the same thing twice; give one of them.")
     mlp = per_stage(wanted.mlp_dim, [s.mlp_dim for s in stages], "--mlp-dim")
     if wanted.mlp_ratio is not None:
         ratios = ratios_per_stage(wanted.mlp_ratio, len(stages))
@@ -126,20 +126,20 @@ def ratios_per_stage(text: float | str, count: int) -> list[float]:
     """`4`, `"2.5"` or `"2,3,3,3"` to one ratio a stage."""
     words = str(text).split(",")
     if len(words) not in (1, count):
-        raise UsageError(f"--mlp-ratio {text} names {len(words)} stages, and the model has {count}.")
+        raise UsageError(f"mlp_ratio {text} names {len(words)} stages, and the model has {count}.")
     try:
         ratios = [float(word) for word in words]
         if not all(isfinite(ratio) for ratio in ratios):
             raise ValueError
     except ValueError:
-        raise UsageError(f"--mlp-ratio {text}: a number is needed, such as 2, 2.5 or 2,3,3,3.") from None
+        raise UsageError(f"mlp_ratio {text}: a number is needed, such as 2, 2.5 or 2,3,3,3.") from None
     return ratios * (count // len(ratios))
 
 
 def ratio_to_dim(ratio: float, width: int) -> int:
     """Units of an MLP `ratio` times as wide as the model; UsageError for a ratio that is not positive."""
     if not 0 < ratio < float("inf"):
-        raise UsageError(f"--mlp-ratio must be above 0, and {ratio:g} was asked for.")
+        raise UsageError(f"mlp_ratio must be above 0, and {ratio:g} was asked for.")
     return round(ratio * width)
 
 

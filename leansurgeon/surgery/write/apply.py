@@ -108,8 +108,6 @@ class Transfer:
         entry = self.weights.entries[spec.name]
         if target.name in self.edits:
             return Out(target.name, entry.dtype, target.shape, make=partial(self.edited, target, entry.dtype))
-        if self.plan.init == "naive" and target.shape == entry.shape:
-            return self.copy(target, spec)
         if index.fresh_attention and (
             target.role in ("q", "k", "v", "qk", "qkv", "vkq", "head_param", "head_mix", *QK_NORMS)
             or (target.shape != entry.shape and target.role == "o")

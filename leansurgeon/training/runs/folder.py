@@ -12,7 +12,7 @@ import os
 import shlex
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -42,9 +42,8 @@ def place_of(folder: Path) -> tuple[int, int] | None:
 _CALL = "# leansurgeon "
 
 
-def with_call(words: Sequence[str], recipe: str) -> str:
+def with_call(line: str, recipe: str) -> str:
     """A recipe behind the command that it came from, as a comment that `call_in` reads."""
-    line = shlex.join(words)
     return f"# {line}\n{recipe}" if line.isprintable() else recipe
 
 

@@ -32,8 +32,8 @@ from leansurgeon.commands.samples import sample_data
 from leansurgeon.measure.data import calibration
 from leansurgeon.measure.data.calibration import Batch, Calibration
 from leansurgeon.search.findings import kendall_tau
+from leansurgeon.search.halving import Score
 from leansurgeon.search.heals import Heals, task_score
-from leansurgeon.search.score import Score
 from leansurgeon.search.space import Budget, Candidate, Space, enumerate_shapes
 from leansurgeon.surgery.plan.method import Method
 from leansurgeon.surgery.plan.planning import plan

@@ -9,8 +9,7 @@ from types import SimpleNamespace
 import pytest
 from scipy import stats
 
-from leansurgeon.search.halving import Result
-from leansurgeon.search.score import Score
+from leansurgeon.search.halving import Result, Score
 from tests.benchmarks.ranking.__main__ import apart, evidence, main, rows_of, standing, tau
 from tests.conftest import build
 from tests.support.models.word_models import WORDS, words

@@ -5,7 +5,7 @@ from __future__ import annotations
 from leansurgeon.checkpoints.record import SurgeryRecord
 from leansurgeon.report.charts import anatomy
 from leansurgeon.report.charts.anatomy import GOES, NEW, STAYS
-from leansurgeon.report.evidence.surgery import cut_of
+from leansurgeon.report.evidence.run import cut_of
 from leansurgeon.report.rows.rows import Section, make_row
 from leansurgeon.shape import Shape, Stage
 

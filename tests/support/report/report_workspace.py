@@ -45,8 +45,6 @@ def surgery(arm: str, **changes: Any) -> dict[str, Any]:
         "accuracy": {"source": 0.969, "result": 0.958},
         "scored": 360,
     }
-    naive = compared | {"accuracy": {"source": 0.969, "result": 0.417}, "loss": {"source": 0.134, "result": 1.9}}
-    fresh = compared | {"accuracy": {"source": 0.969, "result": 0.103}, "loss": {"source": 0.134, "result": 2.3}}
     return {
         "source": {
             "name": "/home/somebody/runs/digits-vit/original-s0/last",
@@ -67,7 +65,6 @@ def surgery(arm: str, **changes: Any) -> dict[str, Any]:
             ],
         },
         "proof": {"loaded_with": "transformers.X.from_pretrained", "parameters": ARMS[arm][3], "compared": compared},
-        "starts": {"fresh": fresh, "naive": naive, "best": compared},
         "language": False,
     } | changes
 

@@ -17,8 +17,6 @@ def other_head_dim(source: Source, before: Stage, after: Stage, init: str, metho
     """The operator for heads of another size. Raises `UsageError` where what the heads have learned would be lost
     without the user having said so.
     """
-    if init == "naive":
-        return heads.naive_operator(before, after)
     if init == "fresh-attention" or not source.learned:
         return fresh.attention_operator(before, after)
     pair = f"{before.heads} heads of {before.head_dim} cannot become {after.heads} of {after.head_dim}"

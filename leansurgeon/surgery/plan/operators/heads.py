@@ -99,9 +99,3 @@ def split_operator(before: Stage, after: Stage, *, calibrated: bool) -> Step:
         return Step("split-heads", "exact", f"{pair}, each with the scores of its parent", settings)
     by = "fitted to the calibration data" if calibrated else "from the weights alone"
     return Step("split-heads", "near", f"{pair}, {by}", settings | {"calibrated": calibrated})
-
-
-def naive_operator(before: Stage, after: Stage) -> Step:
-    """The step that only writes other numbers of heads into the config."""
-    says = f"call {before.heads} heads of {before.head_dim} {after.heads} of {after.head_dim}, as a config edit does"
-    return Step("naive", "near", says, {"before": before.heads, "after": after.heads})

@@ -30,7 +30,7 @@ def operators(
 ) -> tuple[Step, ...]:
     """The steps from the source to the target, in the order in which they are applied."""
     source = target.source
-    if method.balance and init in ("fresh", "naive"):
+    if method.balance and init == "fresh":
         raise UsageError(
             f"--balance keeps what a model computes, and --init {init} forgets it.", "Leave --balance out."
         )
