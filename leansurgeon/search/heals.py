@@ -33,7 +33,7 @@ from leansurgeon.search.space import Candidate
 from leansurgeon.surgery.plan.method import Method
 from leansurgeon.surgery.plan.planning import plan
 from leansurgeon.surgery.shrink import decide
-from leansurgeon.surgery.write.apply import apply
+from leansurgeon.surgery.write.transfer import apply
 from leansurgeon.tasks.base import Sums
 from leansurgeon.training.runs.folder import write_json
 

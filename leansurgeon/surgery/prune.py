@@ -21,7 +21,7 @@ from leansurgeon.measure.heads.pruning import strengths
 from leansurgeon.measure.heads.sites import Site
 from leansurgeon.progress import Say, silent
 from leansurgeon.surgery.plan.method import Method
-from leansurgeon.surgery.plan.operators.head_dim import keeps_size
+from leansurgeon.surgery.plan.operators import keeps_size
 from leansurgeon.surgery.plan.planning import Plan, plan
 from leansurgeon.surgery.plan.wanted import Wanted
 from leansurgeon.surgery.shrink import Decided
@@ -73,7 +73,8 @@ def decide(
 
     Raises what `check` and `calibrate` raise.
     """
-    steps = prune_plan(source, sites, values, asked, seed, heal=heal)
+    strength = {(site.index, site.group): part for site, part in zip(sites, strengths(sites, values), strict=True)}
+    steps = replace(check(source, asked, seed, heal=heal), strength=strength, calibrated=True)
     if not heal:
         return Decided(steps, record=Decisions(calibration=calibration.recorded()), calibration=calibration)
     from leansurgeon.surgery.walk.calibrated import calibrate  # scipy.stats and more, which `heads` does without
@@ -85,15 +86,6 @@ def decide(
     except UnsupportedModel as error:
         raise UnsupportedModel(error.message, "--no-heal leaves the heads that stay as they are.") from error
     return Decided(steps, outcome.edits, outcome.record, calibration, outcome.close)
-
-
-def prune_plan(
-    source: Source, sites: Sequence[Site], values: np.ndarray, asked: float, seed: int = 0, *, heal: bool = True
-) -> Plan:
-    """A plan whose `strength` is the measured importance. Raises what `check` raises."""
-    steps = check(source, asked, seed, heal=heal)
-    strength = {(site.index, site.group): part for site, part in zip(sites, strengths(sites, values), strict=True)}
-    return replace(steps, strength=strength, calibrated=True)
 
 
 def check(source: Source, asked: float, seed: int = 0, *, heal: bool = True) -> Plan:

@@ -32,13 +32,12 @@ from leansurgeon.errors import (
 )
 from leansurgeon.measure.data.calibration import Calibration
 from leansurgeon.progress import Say, silent
+from leansurgeon.surgery.plan import drop_layers
+from leansurgeon.surgery.plan.drop_layers import Choice
 from leansurgeon.surgery.plan.method import LAYERS, kept_numbers
-from leansurgeon.surgery.plan.operators import drop_layers
-from leansurgeon.surgery.plan.operators.drop_layers import Choice
 from leansurgeon.surgery.plan.planning import Plan, keeping
 from leansurgeon.surgery.walk.kept import Kept, key_of, place_of
-from leansurgeon.surgery.write.apply import apply
-from leansurgeon.surgery.write.uncalibrated import SplitTensors, resizes_heads
+from leansurgeon.surgery.write.transfer import apply
 
 if TYPE_CHECKING:
     from leansurgeon.checkpoints.model import Placement
@@ -73,12 +72,11 @@ def decide(
     if steps.exactness != "near" or calibration is None:
         if calibration and LAYERS[method.layers]:
             say("The plan keeps the function as it is, so the sample data only serves the proof.")
-        edits = SplitTensors(steps) if resizes_heads(steps) else {}
         record = Decisions(calibration=calibration.recorded() if calibration else None)
-        return Decided(steps, edits, record, calibration)
+        return Decided(steps, record=record, calibration=calibration)
     from leansurgeon.measure.costs.precision import has_bf16
+    from leansurgeon.surgery.walk.calibrated import calibrate_safely
     from leansurgeon.surgery.walk.ground import Options
-    from leansurgeon.surgery.walk.guards import calibrate_safely
 
     kept = Kept()
     if output is not None:
@@ -103,10 +101,12 @@ def decide(
         raise
     except Exception as error:
         if memory_is_short(error):
-            raise no_room(device) from error
+            place, other = ("This machine", "") if device == "cpu" else (device, ", or cut on another (--device)")
+            said = f"{place} ran out of memory while the cut was made."
+            raise OutOfMemory(said, f"Free some memory{other}.") from error
         raise
     tried = [candidate.as_dict() for candidate in outcome.record.candidates]
-    choice = Choice(outcome.layers, outcome.criterion, {"candidates": tried})
+    choice = Choice(outcome.record.layers, outcome.record.criterion, {"candidates": tried})
     return Decided(keeping(steps, choice), outcome.edits, outcome.record, calibration, outcome.close, kept.remove)
 
 
@@ -160,12 +160,6 @@ def unread(steps: Plan) -> tuple[str, ...]:
             "Please report this.",
         )
     return found.unexpected
-
-
-def no_room(device: str) -> OutOfMemory:
-    """The sentence for a cut that memory had no room for."""
-    place, other = ("This machine", "") if device == "cpu" else (device, ", or cut on another (--device)")
-    return OutOfMemory(f"{place} ran out of memory while the cut was made.", f"Free some memory{other}.")
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from leansurgeon.surgery.check.doctor import examine
 from leansurgeon.surgery.plan.planning import plan
 from leansurgeon.surgery.plan.wanted import Wanted
 from leansurgeon.surgery.shrink import Decided, carry_out
-from leansurgeon.surgery.write.apply import apply
+from leansurgeon.surgery.write.transfer import apply
 from tests.conftest import FAMILIES, build, example
 
 TABLE = "block.0.layer.0.SelfAttention.relative_attention_bias.weight"

@@ -23,7 +23,7 @@ from leansurgeon.checkpoints.source import open_source
 from leansurgeon.checkpoints.weights import RAW
 from leansurgeon.surgery.plan.planning import plan
 from leansurgeon.surgery.plan.wanted import Wanted
-from leansurgeon.surgery.write.apply import Transfer, apply
+from leansurgeon.surgery.write.transfer import Transfer, apply
 from tests.benchmarks.streaming_models import llama
 
 ROUNDS = 5

@@ -72,7 +72,7 @@ def test_a_t5_stack_keeps_the_same_heads_and_cross_attention_its_own(saved):
     folder, _ = saved("t5")
     source, places = open_source(str(folder)), sites(checkpoints.load(folder))
     values = np.random.default_rng(1).random(count(places))
-    steps = prune.prune_plan(source, places, values, 0.5, heal=False)
+    steps = prune.decide(source, places, values, 0.5, NOTHING, heal=False).plan
     for stage, kind in ((0, "encoder"), (1, "decoder"), (1, "cross")):
         here = [steps.strength[s.index, s.group].tolist() for s in places if s.kind == kind and s.stage == stage]
         assert len(here) == 4 and (len(set(map(tuple, here))) == 1) == (kind != "cross")

@@ -44,17 +44,12 @@ from leansurgeon.surgery.shrink import Decided, carry_out
 BROKEN = (LeanSurgeonError, ImportError, RuntimeError, TypeError, ValueError, AttributeError)  # of a type of theirs
 
 
-def split_name(name: str) -> tuple[str, dict[str, Any]]:
-    """`gpt2?scale_attn_by_inverse_layer_idx=true` as a type and flags of its config."""
-    model_type, _, flags = name.partition("?")
-    pairs = (flag.partition("=") for flag in flags.split("&") if flag)
-    return model_type, {key: jsonfile.parse(value, f"{name}: {key}") for key, _, value in pairs}
-
-
 def checked(name: str, tower: str | None = None, drawn: Drawn = USUAL) -> FamilyCheck:
     """Put a type (with flags), or one tower of it, to the test. Whatever a library does ends in the row."""
     started = time.monotonic()
-    model_type, flags = split_name(name)
+    model_type, _, said = name.partition("?")  # `gpt2?scale_attn_by_inverse_layer_idx=true`: flags of its config
+    pairs = (flag.partition("=") for flag in said.split("&") if flag)
+    flags = {key: jsonfile.parse(value, f"{name}: {key}") for key, _, value in pairs}
     with quietly():
         cls = class_name(model_type)
         if cls is None:
@@ -144,7 +139,11 @@ def compared(
     given = example()
     theirs = outputs(load(folder, made.architecture), given)
     gone = [i for i in range(shape.depth) if keep and i not in keep]
-    by_hand = by_hooks(model, stages, shape, gone, given)
+    with ExitStack() as stack:  # blocks that are gone pass on what they receive
+        for level, span in zip(stages, shape.spans, strict=False):
+            here = [i - span.start for i in gone if i in span]
+            stack.enter_context(cuts.passed_over(model, level, here))
+        by_hand = outputs(model, given)
     return replace(row, asked=asked | ({"keep": keep} if keep else {}), difference=difference(by_hand, theirs))
 
 
@@ -191,14 +190,3 @@ def by_plain_library(model: torch.nn.Module, folder: Path, arch: Architecture) -
     if wrong:
         raise LeanSurgeonError(f"The result does not load: {sorted(map(str, wrong))[0]}.")
     return loaded.eval()
-
-
-def by_hooks(
-    model: torch.nn.Module, stages: Sequence[Level], shape: Shape, gone: Sequence[int], given: Mapping[str, Any]
-) -> Any:
-    """What the model computes when the blocks that are gone pass on what they receive."""
-    with ExitStack() as stack:
-        for level, span in zip(stages, shape.spans, strict=False):
-            here = [i - span.start for i in gone if i in span]
-            stack.enter_context(cuts.passed_over(model, level, here))
-        return outputs(model, given)

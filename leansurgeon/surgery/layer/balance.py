@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -107,13 +107,8 @@ def inside(specs: Iterable[TensorSpec]) -> list[TensorSpec]:
     return [s for s in specs if s.layer is not None and s.role in ROLES]
 
 
-def free_scores(source: Source) -> bool:
-    """Whether q and k may be turned without changing the scores."""
-    return why_not_scores(source) is None
-
-
 def why_not_scores(source: Source) -> str | None:
-    """What stands between queries, keys and their product; None where nothing does."""
+    """What stands between queries, keys and their product; None where nothing does, so that they may be turned."""
     if canonical.rotary(source):
         return "rotary positions"
     blocks = [s for s in source.specs if s.layer is not None]
@@ -133,9 +128,9 @@ class Balanced:
 
     def __init__(self, target: Reshaped, outs: list[Out]) -> None:
         self.target, self.source, self.outs = target, target.source, {out.name: out for out in outs}
-        self.scores = free_scores(self.source)
+        self.scores = why_not_scores(self.source) is None
         self.layer_of = {spec.name: spec.layer for spec in inside(target.specs)}
-        self.now: tuple[int, dict[str, Array]] = (-1, {})
+        self.layer = lru_cache(maxsize=1)(self.balance_layer)
         self.record: dict[str, Any] = {}
 
     def tensors(self) -> list[Out]:
@@ -147,12 +142,9 @@ class Balanced:
 
     def tensor(self, out: Out) -> Array:
         """This tensor, balanced; a layer is balanced when its first tensor is asked for."""
-        layer = self.layer_of[out.name]
-        if self.now[0] != layer:
-            self.now = (layer, self.made(layer))
-        return from_float32(self.now[1].pop(out.name), out.dtype)
+        return from_float32(self.layer(self.layer_of[out.name])[out.name], out.dtype)
 
-    def made(self, layer: int) -> Arrays:
+    def balance_layer(self, layer: int) -> Arrays:
         """The balanced tensors of a layer by name, in float32."""
         specs = inside(self.target.by_layer[layer])
         stage = self.target.shape.stages[specs[0].stage]

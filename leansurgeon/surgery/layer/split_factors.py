@@ -5,7 +5,8 @@ Imports torch. Letters: B batch, T tokens, W width, H heads, D head_dim, M child
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from leansurgeon.surgery.layer.canonical import Attention
+from leansurgeon.surgery.refit.heal import NormalEquations
 
 # Queries of a sequence in the key moments: at least QUERIES, of a long one every SHARE-th. A few of many sequences say
 # more than many of a few (MiniLM-L6, 12 to 24 heads: guard error 0.153 with 8 of each, 0.163 with 64 of a quarter).
@@ -84,21 +86,6 @@ class Torch:
         return self.context(x_BTW, mask_BT) @ self.o.flatten(0, 1) + self.o_bias
 
 
-@dataclass(frozen=True)
-class Lazy(Sequence):
-    """The attention's own output for each batch, made when it is asked for: all at once might not fit in memory."""
-
-    attention: Torch
-    inputs: Sequence[Tensor]
-    masks: Sequence[Tensor | None]
-
-    def __getitem__(self, b: int) -> Tensor:
-        return self.attention.output(self.inputs[b], self.masks[b])
-
-    def __len__(self) -> int:
-        return len(self.inputs)
-
-
 def tensor(x: np.ndarray) -> Tensor:
     """The array as a float32 tensor."""
     return torch.from_numpy(np.ascontiguousarray(x, np.float32))
@@ -113,12 +100,10 @@ def parts(
         yield from zip(x.split(rows), real_tokens(x, mask).split(rows), strict=True)
 
 
-def some(
-    inputs: Sequence[Tensor], masks: Sequence[Tensor | None], tokens: int = ENOUGH
-) -> tuple[list[Tensor], list[Tensor | None]]:
-    """Batches at equal spacing (they may be sorted by length) that hold about so many tokens."""
+def some(inputs: Sequence[Tensor], masks: Sequence[Tensor | None]) -> tuple[list[Tensor], list[Tensor | None]]:
+    """Batches at equal spacing (they may be sorted by length) that hold about `ENOUGH` tokens."""
     count = sum(x.shape[0] * x.shape[1] for x in inputs)
-    keep = max(1, min(len(inputs), round(len(inputs) * tokens / max(count, 1))))
+    keep = max(1, min(len(inputs), round(len(inputs) * ENOUGH / max(count, 1))))
     chosen = [i * len(inputs) // keep for i in range(keep)]
     return [inputs[i] for i in chosen], [masks[i] for i in chosen]
 
@@ -140,7 +125,8 @@ def score_moments(
     """
     heads, d = parent.q.shape[0], parent.q.shape[2]
     columns = np.array_split(np.arange(d), children)
-    factors = output_roots(parent, children)
+    # R of the QR decomposition of each child's W_o, far fewer rows: |R x| = |W_o x| on its values.
+    factors = [torch.linalg.qr(parent.o[:, own].mT)[1] for own in columns]
     c_query = torch.zeros(heads, d, d, dtype=torch.double)
     plain = torch.zeros_like(c_query)
     c_key = torch.zeros(heads, children, d, d, dtype=torch.double)
@@ -159,12 +145,6 @@ def score_moments(
             c_key[:, c] += seen_by_output(a, k - mean, v[..., own] @ factor.mT)
     c_key = c_key / trace(c_key) + PLAIN * (plain / trace(plain))[:, None]
     return c_query[:, None].numpy(), c_key.numpy()
-
-
-def output_roots(parent: Torch, children: int) -> list[Tensor]:
-    """For each child R `(H, R, R)` with |R x| = |W_o x| on its values: R of the QR decomposition, far fewer rows."""
-    columns = np.array_split(np.arange(parent.o.shape[1]), children)
-    return [torch.linalg.qr(parent.o[:, own].mT)[1] for own in columns]
 
 
 def trace(c: Tensor) -> Tensor:
@@ -191,17 +171,19 @@ def seen_by_output(a: Tensor, k: Tensor, v: Tensor) -> Tensor:
 def error(
     attention: Torch,
     inputs: Sequence[Tensor],
-    targets: Sequence[Tensor],
+    target: Callable[[int], Tensor],
     masks: Sequence[Tensor | None],
     chosen: Sequence[int],
 ) -> float:
-    """Relative error of the output over the real tokens of the chosen batches: |output - target| / |target|."""
+    """Relative error of the output over the real tokens of the chosen batches: |output - target| / |target|;
+    `target` gives that of a batch.
+    """
     wrong, all_of_it = 0.0, 0.0
     for b in chosen:
         real = real_tokens(inputs[b], masks[b])
-        target = targets[b][real]
-        wrong += float((attention.output(inputs[b], masks[b])[real] - target).double().square().sum())
-        all_of_it += float(target.double().square().sum())
+        goal = target(b)[real]
+        wrong += float((attention.output(inputs[b], masks[b])[real] - goal).double().square().sum())
+        all_of_it += float(goal.double().square().sum())
     return (wrong / max(all_of_it, 1e-300)) ** 0.5
 
 
@@ -215,7 +197,7 @@ def refit_output(
     attention: Attention,
     runner: Torch,
     inputs: Sequence[Tensor],
-    targets: Sequence[Tensor],
+    target: Callable[[int], Tensor],
     masks: Sequence[Tensor | None],
     chosen: Sequence[int],
     ridge: float,
@@ -225,21 +207,13 @@ def refit_output(
     Ridge regression on what is missing, so the penalty pulls towards the present W_o; `ridge` is relative to the mean
     square of a coordinate of the context. Products of a batch are in float32, their sums and the solution in float64.
     """
-    inner, width = runner.o.shape[0] * runner.o.shape[1], runner.o.shape[2]
-    constant = attention.o_bias is not None
-    gram = torch.zeros(inner + constant, inner + constant, dtype=torch.double)
-    cross = torch.zeros(inner + constant, width, dtype=torch.double)
+    (inner, width), constant = runner.o.flatten(0, 1).shape, attention.o_bias is not None
+    sums = NormalEquations(inner, width, constant=constant, exact=False, chunk=sys.maxsize)
     for b in chosen:
         real = real_tokens(inputs[b], masks[b])
         context = runner.context(inputs[b], masks[b])[real]
-        missing = targets[b][real] - (context @ runner.o.flatten(0, 1) + runner.o_bias)
-        if constant:
-            context = torch.cat([context, context.new_ones(len(context), 1)], 1)
-        gram += (context.mT @ context).double()
-        cross += (context.mT @ missing).double()
-    penalty = torch.full((inner + constant,), ridge * float(gram.diagonal()[:inner].mean()), dtype=torch.double)
-    penalty[inner:] = 0.0  # a bias has no size to keep small
-    change = torch.linalg.solve(gram + penalty.diag(), cross)
+        sums.add(context, target(b)[real] - (context @ runner.o.flatten(0, 1) + runner.o_bias))
+    change = torch.linalg.solve(sums.system(ridge), sums.cross)
     o = change[:inner].mT.reshape(attention.o.shape).numpy().astype(np.float32)
     bias = attention.o_bias + change[inner].numpy().astype(np.float32) if constant else None
     return replace(attention, o=attention.o + o, o_bias=bias)

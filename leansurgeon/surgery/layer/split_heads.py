@@ -13,7 +13,7 @@ Shape letters: B batch, T tokens, W width, H heads, D head_dim, M children of a 
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,7 +21,6 @@ import numpy as np
 from leansurgeon.errors import UnsupportedModel, UsageError
 from leansurgeon.shape import Stage, nearest_divisible
 from leansurgeon.surgery.layer.canonical import Attention
-from leansurgeon.surgery.layer.score_forms import Forms, divided_form, low_rank
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Array = np.ndarray
+FLOOR = 1e-8  # smallest eigenvalue of a moment, relative to its largest, that counts as one
 FIFTH = 5  # so many batches, of which the last guards
 
 
@@ -65,7 +65,7 @@ def exact(attention: Attention, after: Stage, *, score_gain: float | None = None
 
     def heads_of(x: Array | None, chosen: Array, factor: float = 1.0) -> Array | None:
         """The chosen heads times a factor, each padded with zeros to the new head_dim."""
-        return None if x is None else grown(x[chosen] * factor, 1, after.head_dim)
+        return None if x is None else pad(x[chosen] * factor, 1, after.head_dim).astype(np.float32)
 
     o = np.zeros((before.width, after.heads, after.head_dim), np.float32)
     for parent in range(before.heads):
@@ -105,11 +105,68 @@ def shares(total: int, parts: int) -> list[Array]:
     return np.array_split(np.arange(total), parts)
 
 
-def grown(x: Array, axis: int, size: int) -> Array:
+def pad(x: Array, axis: int, size: int) -> Array:
     """Zeros behind along one axis up to `size`."""
-    pad = [(0, 0)] * x.ndim
-    pad[axis] = (0, size - x.shape[axis])
-    return np.pad(x, pad).astype(np.float32)
+    widths = [(0, 0)] * x.ndim
+    widths[axis] = (0, size - x.shape[axis])
+    return np.pad(x, widths)
+
+
+# -- score forms of smaller rank: which `q^T k` a child computes -----------------------------------
+
+
+@dataclass(frozen=True)
+class Forms:
+    """Score forms of all children in the basis of their parents: `q' = left q`, `k' = right k`."""
+
+    left: Array  # (H, M, R, D)
+    right: Array  # (H, M, R, D)
+    kept: float  # share of the weighted score form (squared) that the smaller rank keeps, mean over children
+
+
+def low_rank(c_query: Array, c_key: Array, rank: int, gain: float) -> Forms:
+    """The rank-`rank` forms nearest to `gain * q^T k` for query moments and key moments `(H, M, D, D)`.
+
+    Minimises the sum of squares of `Cq^1/2 (I - left^T right) Ck^1/2`: Eckart-Young in the whitened basis. The
+    factors share the singular values evenly, so that q and k stay of equal size.
+    """
+    q_root, q_inverse = roots(c_query)
+    k_root, k_inverse = roots(c_key)
+    u, s, vt = np.linalg.svd(q_root @ k_root)
+    share = np.sqrt(gain * s[..., :rank, None])
+    left = share * np.swapaxes(u[..., :rank], -1, -2) @ q_inverse
+    right = share * vt[..., :rank, :] @ k_inverse
+    energy = np.square(s)
+    kept = energy[..., :rank].sum(-1) / np.maximum(energy.sum(-1), np.finfo(np.float64).tiny)
+    if rank > left.shape[-2]:  # more room than the parent needs
+        left, right = (pad(x, -2, rank) for x in (left, right))
+    return Forms(left, right, float(kept.mean()))
+
+
+def divided_form(c_query: Array, c_key: Array, children: int, rank: int, gain: float) -> Forms:
+    """Half of the rank as in `low_rank`, half in turns: `(H, D, D)` moments to forms of every child."""
+    q_root, q_inverse = roots(c_query)
+    k_root, k_inverse = roots(c_key)
+    u, s, vt = np.linalg.svd(q_root @ k_root)
+    shared = min(rank // 2, s.shape[-1])
+    left, right = [], []
+    for child in range(children):
+        own = np.arange(shared + child, s.shape[-1], children)[: rank - shared]
+        chosen = np.concatenate([np.arange(shared), own])
+        strength = np.concatenate([np.ones(shared), np.full(len(own), float(children))])
+        share = np.sqrt(gain * strength * s[:, chosen])[..., None]
+        left.append(pad(share * np.swapaxes(u[..., chosen], -1, -2) @ q_inverse, -2, rank))
+        right.append(pad(share * vt[:, chosen] @ k_inverse, -2, rank))
+    return Forms(np.stack(left, axis=1), np.stack(right, axis=1), 1.0)
+
+
+def roots(c: Array) -> tuple[Array, Array]:
+    """Symmetric square root of a moment `(..., D, D)` and its inverse, float64, with eigenvalues held above FLOOR."""
+    values, vectors = np.linalg.eigh(np.asarray(c, np.float64))
+    values = np.maximum(values, np.maximum(values[..., -1:] * FLOOR, 1e-300))
+    root = np.sqrt(values)[..., None, :]
+    turned = np.swapaxes(vectors, -1, -2)
+    return vectors * root @ turned, vectors / root @ turned
 
 
 # -- at equal parameters ----------------------------------------------------------------------------
@@ -156,7 +213,7 @@ def assemble(attention: Attention, after: Stage, forms: Forms) -> Attention:
         )
 
     def divided(x: Array) -> Array:  # (H, D, ...) -> (H*M, R, ...)
-        parts = [grown(x[:, columns], 1, r) for columns in shares(d, m)]
+        parts = [pad(x[:, columns], 1, r).astype(np.float32) for columns in shares(d, m)]
         return np.stack(parts, axis=1).reshape(-1, r, *x.shape[2:])
 
     return replace(
@@ -243,21 +300,26 @@ def activation_aware(
     targets_BTW = targets_BTW and [piece for y in targets_BTW for piece in y.chunk(each)]
     inputs_BTW = [piece for x in inputs_BTW for piece in x.chunk(each)]
     parent = factors.Torch.of(attention, score_scale, causal)
-    fit, guard = fit_and_guard(len(inputs_BTW))
+    every = range(len(inputs_BTW))  # every fifth guards, of fewer the last; a single one does both
+    guard = [b for b in every if b % FIFTH == FIFTH - 1] or [every[-1]]
+    fit = [b for b in every if b not in guard] or guard
     gain = gain_of(attention, after, score_gain)
     forms = low_rank(*factors.score_moments(parent, inputs_BTW, masks, children), after.head_dim, gain)
-    goals = targets_BTW if targets_BTW is not None else factors.Lazy(parent, inputs_BTW, masks)
+
+    def goal(b: int) -> Tensor:
+        """What the attention should give; made when it is asked for, since all at once might not fit in memory."""
+        return parent.output(inputs_BTW[b], masks[b]) if targets_BTW is None else targets_BTW[b]
 
     def error(candidate: Attention) -> float:
         runner = factors.Torch.of(candidate, parent.scale / gain, causal)
-        return round(factors.error(runner, inputs_BTW, goals, masks, guard), 6)
+        return round(factors.error(runner, inputs_BTW, goal, masks, guard), 6)
 
     split = assemble(attention, after, forms)
     numbers: dict[str, float | bool] = {"kept": round(forms.kept, 6), "error_split": error(split)}
     if ridge is None:
         return split, numbers
     child = factors.Torch.of(split, parent.scale / gain, causal)
-    refitted = factors.refit_output(split, child, inputs_BTW, goals, masks, fit, ridge)
+    refitted = factors.refit_output(split, child, inputs_BTW, goal, masks, fit, ridge)
     numbers["error_refit"] = error(refitted)
     numbers["refitted"] = numbers["error_refit"] < numbers["error_split"]
     return refitted if numbers["refitted"] else split, numbers
@@ -266,9 +328,3 @@ def activation_aware(
 def pieces(mask: Tensor | None, count: int, rows: int) -> Sequence[Tensor | None]:
     """The masks of the pieces that a batch of so many rows is cut into."""
     return [None] * -(-rows // -(-rows // count)) if mask is None else mask.chunk(count)
-
-
-def fit_and_guard(count: int) -> tuple[list[int], list[int]]:
-    """Which of `count` pieces are fitted to and which guard: every fifth, of fewer the last; a single one does both."""
-    guard = [b for b in range(count) if b % FIFTH == FIFTH - 1] or [count - 1]
-    return [b for b in range(count) if b not in guard] or guard, guard

@@ -22,12 +22,12 @@ from leansurgeon.errors import UnsupportedModel, UsageError
 from leansurgeon.measure.costs.flops import Flops, closed_form
 from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.shape import SPACINGS, ParameterCount, Shape
+from leansurgeon.surgery.plan import drop_layers
 from leansurgeon.surgery.plan.class_attention import follow
+from leansurgeon.surgery.plan.drop_layers import Choice
 from leansurgeon.surgery.plan.method import Method
 from leansurgeon.surgery.plan.next_steps import CannotHold, cannot_hold
-from leansurgeon.surgery.plan.operators import drop_layers
-from leansurgeon.surgery.plan.operators.drop_layers import Choice
-from leansurgeon.surgery.plan.operators.order import operators
+from leansurgeon.surgery.plan.operators import order_operators
 from leansurgeon.surgery.plan.wanted import Target, Wanted, resolve
 
 
@@ -166,7 +166,7 @@ def plan(
         calibrated=calibrated and init != "fresh",
         layers=choice.kept,
         heads_by=heads_by,
-        operators=operators(target, init, choice, method, calibrated, heads_by),
+        operators=order_operators(target, init, choice, method, calibrated, heads_by),
         parameters_before=counts[0],
         parameters_after=counts[-1],
         saved_by=saved_along(counts),
@@ -216,7 +216,7 @@ def undeclared(source: Source) -> Source | None:
 def keeping(plan: Plan, choice: Choice) -> Plan:
     """The same plan with the layers that sample data has chosen. Raises `UsageError` where they must not move."""
     refuse_moved_layers(plan.source, plan.init, choice.kept)
-    steps = operators(plan.target, plan.init, choice, plan.method, plan.calibrated, plan.heads_by)
+    steps = order_operators(plan.target, plan.init, choice, plan.method, plan.calibrated, plan.heads_by)
     return replace(plan, target=plan.target.keeping(choice.kept), layers=choice.kept, operators=steps)
 
 

@@ -104,7 +104,9 @@ def resolve(source: Source, wanted: Wanted) -> Target:
     mlp = per_stage(wanted.mlp_dim, [s.mlp_dim for s in stages], "--mlp-dim")
     if wanted.mlp_ratio is not None:
         ratios = ratios_per_stage(wanted.mlp_ratio, len(stages))
-        mlp = [ratio_to_dim(ratio, s.width) for ratio, s in zip(ratios, stages, strict=True)]
+        if wrong := [ratio for ratio in ratios if ratio <= 0]:
+            raise UsageError(f"mlp_ratio must be above 0, and {wrong[0]:g} was asked for.")
+        mlp = [round(ratio * s.width) for ratio, s in zip(ratios, stages, strict=True)]
     for new, stage in zip(layers, stages, strict=True):
         if new > stage.depth:
             raise UsageError(
@@ -134,13 +136,6 @@ def ratios_per_stage(text: float | str, count: int) -> list[float]:
     except ValueError:
         raise UsageError(f"mlp_ratio {text}: a number is needed, such as 2, 2.5 or 2,3,3,3.") from None
     return ratios * (count // len(ratios))
-
-
-def ratio_to_dim(ratio: float, width: int) -> int:
-    """Units of an MLP `ratio` times as wide as the model; UsageError for a ratio that is not positive."""
-    if not 0 < ratio < float("inf"):
-        raise UsageError(f"mlp_ratio must be above 0, and {ratio:g} was asked for.")
-    return round(ratio * width)
 
 
 def choose_policy(source: Source, asked: str) -> tuple[str, str]:

@@ -96,18 +96,13 @@ def check_finite(states: list[Tensor], where: str) -> None:
         )
 
 
-def is_transposed(module: nn.Module) -> bool:
-    """Whether the weight is stored as (inputs, outputs), as GPT-2's Conv1D does."""
-    if isinstance(module, nn.Linear):
-        return False
-    if any(kind.__name__ == "Conv1D" for kind in type(module).__mro__):
-        return True
-    raise UnsupportedModel(f"An output projection here is a {type(module).__name__}, which cannot be refitted.")
-
-
 def weight_of(module: nn.Module) -> Tensor:
     """The weight as (outputs, inputs); a view, so that edits in place reach the module."""
-    return module.weight.data.T if is_transposed(module) else module.weight.data
+    if isinstance(module, nn.Linear):
+        return module.weight.data
+    if any(kind.__name__ == "Conv1D" for kind in type(module).__mro__):  # GPT-2's stores (inputs, outputs)
+        return module.weight.data.T
+    raise UnsupportedModel(f"An output projection here is a {type(module).__name__}, which cannot be refitted.")
 
 
 def add_to(module: nn.Module, weight: Tensor | None, bias: Tensor | None) -> None:

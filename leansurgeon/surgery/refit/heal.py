@@ -49,15 +49,16 @@ class NormalEquations:
         device: torch.device | str = "cpu",
         worth: Tensor | None = None,
         exact: bool = True,
+        chunk: int = CHUNK,
     ) -> None:
         """`constant` adds an input that is always 1, for a projection with a bias. `worth` (O,) is what the squared
         error of each output counts (by default 1): outputs have nothing to do with each other in the solution, but
         errors are sums over them. `exact` False takes products of a few thousand tokens in float32, which is twice as
-        fast and good enough to tell candidates apart.
+        fast and good enough to tell candidates apart; `chunk` elements are multiplied at once.
         """
         self.number = torch.float64 if exact else torch.float32
         size = inputs + int(constant)
-        self.inputs, self.constant = inputs, constant
+        self.inputs, self.constant, self.chunk = inputs, constant, chunk
         self.gram = torch.zeros(size, size, dtype=torch.float64, device=device)
         self.cross = torch.zeros(size, outputs, dtype=torch.float64, device=device)
         self.energy = torch.zeros(outputs, dtype=torch.float64, device=device)  # sum of w E^2
@@ -66,7 +67,7 @@ class NormalEquations:
 
     def add(self, a_NI: Tensor, e_NO: Tensor, weight_N: Tensor | None = None) -> None:
         """Add samples; those of weight 0 do not count. Raises `Diverged` where a number is not finite."""
-        step = max(1, CHUNK // (self.gram.shape[0] + e_NO.shape[1]))
+        step = max(1, self.chunk // (self.gram.shape[0] + e_NO.shape[1]))
         for start in range(0, len(a_NI), step):
             a, e = (x[start : start + step].to(self.number) for x in (a_NI, e_NO))
             w = None if weight_N is None else weight_N[start : start + step].to(self.number)
@@ -88,11 +89,9 @@ class NormalEquations:
             raise Diverged("The calibration activations hold NaN or infinity, so nothing can be fitted to them.")
 
     def solve(self, ridge: float) -> Tensor:
-        """The change that minimises the penalised error, (I [+ 1], O) in float64; the constant is not penalised."""
-        penalty = ridge * float(self.gram.diagonal()[: self.inputs].mean())
-        system = self.gram.clone()
+        """The change that minimises the penalised error, (I [+ 1], O) in float64."""
+        system = self.system(ridge)
         diagonal = system.diagonal()
-        diagonal[: self.inputs] += penalty
         # A unit that never fires, or samples fewer than units at ridge 0, would make the system singular.
         floor = 1e-12 * float(diagonal.mean()) or 1.0
         for attempt in range(6):
@@ -101,6 +100,12 @@ class NormalEquations:
                 return torch.cholesky_solve(self.cross, factor)
             diagonal += floor * 100**attempt
         raise Diverged("The normal equations of a refit have no solution in float64.")
+
+    def system(self, ridge: float) -> Tensor:
+        """The sums of products with the penalty, (I [+ 1], I [+ 1]) in float64; the constant is not penalised."""
+        system = self.gram.clone()
+        system.diagonal()[: self.inputs] += ridge * float(self.gram.diagonal()[: self.inputs].mean())
+        return system
 
     def error(self, change: Tensor | None = None) -> float:
         """Sum of w |D a + d - E|^2, outputs by their worth, at a change (none: D = 0); never below 0."""
@@ -118,28 +123,13 @@ class NormalEquations:
 @dataclass(frozen=True)
 class Refit:
     """A change of one projection and what speaks for it. `weight` (O, I) and `bias` (O,) are what is to be added, None
-    where nothing is. `before` and `after` are the guard's error, `fitted` that of the samples it was fitted to.
+    where nothing is. `before` is the guard's error without it.
     """
 
     weight: Tensor | None
     bias: Tensor | None
-    ridge: float | None
     before: float
-    after: float
-    fitted: float
-    tokens: int
-    tried: tuple[tuple[float, float], ...]  # (ridge, guard error)
-
-    @property
-    def kept(self) -> bool:
-        """Whether the refitted weight is better on the guard than the old one."""
-        return self.weight is not None
-
-    def recorded(self) -> ProjectionRefit:
-        """The refit's errors and its ridge, rounded for the record."""
-        errors = (round(error, 6) for error in (self.before, self.after, self.fitted))
-        tried = {f"{ridge:g}": round(error, 6) for ridge, error in self.tried}
-        return ProjectionRefit(self.kept, self.ridge, *errors, self.tokens, tried)
+    record: ProjectionRefit
 
 
 def refit(
@@ -160,15 +150,18 @@ def refit(
             break  # a weaker ridge only over-fits more
         if tried[-1][1] < after:
             after, ridge, best = tried[-1][1], weaker, change
-    if best is None or not after < before * (1 - least_gain):
-        return Refit(None, None, None, before, before, fit.relative(), fit.tokens, tuple(tried))
-    weight = best[: fit.inputs].T.float().contiguous()
-    bias = best[fit.inputs].float() if fit.constant else None
-    return Refit(weight, bias, ridge, before, after, fit.relative(best), fit.tokens, tuple(tried))
+    kept = best is not None and after < before * (1 - least_gain)
+    if not kept:
+        ridge, after, best = None, before, None
+    errors = (round(error, 6) for error in (before, after, fit.relative(best)))
+    by_ridge = {f"{each:g}": round(error, 6) for each, error in tried}
+    record = ProjectionRefit(kept, ridge, *errors, fit.tokens, by_ridge)
+    weight = best[: fit.inputs].T.float().contiguous() if kept else None
+    bias = best[fit.inputs].float() if kept and fit.constant else None
+    return Refit(weight, bias, before, record)
 
 
-def relative_weights(target_NO: Tensor, mask_N: Tensor | None = None) -> Tensor:
-    """1 / |target|^2 for every token (N,), 0 where the mask is False or the target is zero."""
+def relative_weights(target_NO: Tensor) -> Tensor:
+    """1 / |target|^2 for every token (N,), 0 where the target is zero."""
     square = target_NO.double().pow(2).sum(-1)
-    weight = torch.where(square > 0, 1 / square.clamp(min=torch.finfo(torch.float64).tiny), 0.0)
-    return weight if mask_N is None else weight * mask_N
+    return torch.where(square > 0, 1 / square.clamp(min=torch.finfo(torch.float64).tiny), 0.0)

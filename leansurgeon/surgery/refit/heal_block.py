@@ -100,19 +100,26 @@ def error(site: BlockFit, samples: Samples, outputs: Sequence[Tensor] | None = N
     return sqrt(total / max(tokens, 1))
 
 
-def refit_sums(site: BlockFit, samples: Samples, module: nn.Module, scale: Tensor) -> heal.NormalEquations:
+def refit_sums(site: BlockFit, samples: Samples, module: nn.Module, scale: Tensor | None) -> heal.NormalEquations:
     """The sums for refitting `module`, whose output reaches the block's output by the factor `scale`. What it has to
-    give is what is missing over the scale; what an error there counts is the scale again.
+    give is what is missing over the scale; what an error there counts is the scale again. Where the way to the block's
+    output is no sum (None: post-norm), it has to give what it gives.
     """
-    sums = equations(module, scale.device, scale.double() ** 2, exact=site.exact)
-    safe = torch.where(scale.abs() > 1e-6, scale, torch.inf)
+    if scale is None:
+        sums = equations(module, handles.weight_of(module).device)
+    else:
+        sums = equations(module, scale.device, scale.double() ** 2, exact=site.exact)
+        safe = torch.where(scale.abs() > 1e-6, scale, torch.inf)
     for b in range(len(samples)):
         with inputs_of(module) as seen:
             out = site.run(samples, b)
-        target, mask = samples.target[b].to(out.device), samples.masks[b]
-        goal = flat(target, mask)
+        mask = samples.masks[b]
         a = handles.entering(seen[0], out, mask)
-        sums.add(a, (goal - flat(out, mask)) / safe, heal.relative_weights(goal))
+        if scale is None:
+            sums.add(a, a.new_zeros(len(a), sums.cross.shape[1]))
+        else:
+            goal = flat(samples.target[b].to(out.device), mask)
+            sums.add(a, (goal - flat(out, mask)) / safe, heal.relative_weights(goal))
     return sums
 
 
@@ -151,7 +158,7 @@ def heal_pre_norm(site: BlockFit, *, attention: bool) -> Healed | None:
             if direct is not None:
                 record = replace(record, o=refit_attention(site, module, direct))
     if down is not None:
-        record = replace(record, down=refit_projection(site, down, scale).recorded())
+        record = replace(record, down=refit_projection(site, down, scale).record)
     # The sums of the first refit know how far the block was from its goal.
     first = record.o or record.down
     return Healed(record, first.guard_before) if first else None
@@ -163,8 +170,8 @@ def refit_attention(site: BlockFit, module: nn.Module, scale: Tensor) -> Project
     """
     restore = way_back(module)
     refit = refit_projection(site, module, scale)
-    record = refit.recorded()
-    if refit.kept:
+    record = refit.record
+    if record.kept:
         after = error(site, site.guard)
         kept = after < refit.before
         if not kept:
@@ -213,7 +220,7 @@ def absorb(site: BlockFit, closing: Norm) -> Healed | None:
     if not kept:
         restore()
     record = BlockRefit(
-        down=replace(refit.recorded(), kept=kept and refit.kept),
+        down=replace(refit.record, kept=kept and refit.record.kept),
         norm="taken over" if kept else "own",
         block_before=round(before, 6),
         block_after=round(after, 6),

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from leansurgeon.surgery.plan.planning import Plan
-from leansurgeon.surgery.walk.candidates import Candidate
-from leansurgeon.surgery.walk.changes import course, divides_heads, stages_of
+from leansurgeon.surgery.walk.candidates import Candidate, course, divides_heads, stages_of
 
 CHOICE, ALL = 3.0, 10.0
 LEAST = 16_384  # tokens, what a model writes itself; bounds on less data are as on so many

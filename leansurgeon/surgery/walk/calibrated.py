@@ -23,39 +23,38 @@ import torch
 from torch import Tensor
 
 from leansurgeon.checkpoints.blockwise.stream import Stream
-from leansurgeon.checkpoints.recorded.decided import Decisions, GuardScore, Healing, Tried
+from leansurgeon.checkpoints.recorded.decided import Decisions, GuardScore, Healing, MixedIn, Mixing, Tried
 from leansurgeon.checkpoints.recorded.part import plain
 from leansurgeon.errors import UsageError
 from leansurgeon.measure.costs.precision import full_fp32
-from leansurgeon.measure.data.batches import tokens_of
+from leansurgeon.measure.data.batches import rows_of, tokens_of
 from leansurgeon.measure.data.calibration import Calibration
+from leansurgeon.measure.data.mixed import with_own
 from leansurgeon.progress import Say, silent, track
 from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.shape import SPACINGS, Groups, evenly_per_stage, groups_of
-from leansurgeon.surgery.plan.operators import drop_layers
+from leansurgeon.surgery.plan import drop_layers
 from leansurgeon.surgery.plan.planning import Plan
 from leansurgeon.surgery.refit.block import check_finite, outputs_of
 from leansurgeon.surgery.walk import choose_layers, projection
 from leansurgeon.surgery.walk.budget import SMALLER, TRIAL, fitting
-from leansurgeon.surgery.walk.candidates import Candidate, candidates, ways
-from leansurgeon.surgery.walk.changes import divides_heads, is_near
+from leansurgeon.surgery.walk.candidates import Candidate, candidates, divides_heads, is_near, ways
 from leansurgeon.surgery.walk.ground import PARTS, Ground, Lesson, Options, View
 from leansurgeon.surgery.walk.grow import fit_locally
-from leansurgeon.surgery.walk.judge import judge
-from leansurgeon.surgery.walk.kept import edits_in
-from leansurgeon.surgery.walk.race import CLOSE, race
+from leansurgeon.surgery.walk.kept import hold_edits
+from leansurgeon.surgery.walk.score import CLOSE, judge, race
 from leansurgeon.surgery.walk.student import Student
 
 HALF = 0.6  # a result of at most this share of the layers also tries evenly spaced ones
+SAFE = 1.05  # times what is off on own samples where they alone are fitted to
+MORE, ROUNDS = 4, 4  # times as many own samples from round to round; the last takes all that there are
 CHOICE, RESULT = "choice", "result"  # what steps of a cut are called that are kept
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The kept layers, what chose them, the changed tensors, and the record of every decision."""
+    """The changed tensors, and the record of every decision."""
 
-    layers: tuple[int, ...]
-    criterion: str
     edits: Mapping[str, np.ndarray]
     record: Decisions
     held: ExitStack = field(default_factory=ExitStack, repr=False, compare=False)
@@ -74,7 +73,7 @@ def calibrate(plan: Plan, calibration: Calibration, options: Options | None = No
     if options and (step := options.kept.get(RESULT)):
         record = Decisions.from_dict(step.record)
         record = replace(record, steps_taken_over=record.steps_taken_over + 1)
-        return Outcome(record.layers, record.criterion, step.tensors, record)
+        return Outcome(step.tensors, record)
     started, held = time.monotonic(), ExitStack()
     with ExitStack() as undo, torch.no_grad():
         undo.enter_context(held)
@@ -90,7 +89,7 @@ def calibrate(plan: Plan, calibration: Calibration, options: Options | None = No
         local = None
         if winner.marks:
             spent = ground.passes()
-            local, score = fit_locally(ground, whole, winner, teacher, edits_in(ground.options.scratch, held), score)
+            local, score = fit_locally(ground, whole, winner, teacher, hold_edits(held), score)
             local = replace(local, passes=round(ground.passes() - spent, 2))
         undo.pop_all()
     record = Decisions(
@@ -111,7 +110,7 @@ def calibrate(plan: Plan, calibration: Calibration, options: Options | None = No
     with suppress(OSError):  # what is written next needs the room more; the other steps are there
         ground.keep(RESULT, winner.edits, record.as_dict())
         ground.options.kept.keep_only(RESULT)
-    return Outcome(winner.kept, winner.candidate.criterion, winner.edits, record, held)
+    return Outcome(winner.edits, record, held)
 
 
 def contest(ground: Ground, held: ExitStack) -> tuple[list[Candidate], JsonObject, list[Tried]]:
@@ -301,42 +300,97 @@ def best_of(scores: Sequence[float], costs: Sequence[tuple[bool, int]]) -> int:
 
 def enrolled(ground: Ground, view: View, chosen: list[Candidate], held: ExitStack) -> list[Student]:
     """A student for every candidate."""
-    places = (edits_in(ground.options.scratch, held) for _ in chosen)
-    return [Student(ground, view, c, edits, i) for i, (c, edits) in enumerate(zip(chosen, places, strict=True))]
+    return [Student(ground, view, candidate, hold_edits(held), i) for i, candidate in enumerate(chosen)]
 
 
 def walk(ground: Ground, view: View, students: list[Student], title: str) -> Stream:
-    """Teacher and students from the first layer to the last. Returns the teacher's stream of the guard behind it."""
-    streams = view.streams(ground.teacher)
-    for layer in track(range(ground.teacher.depth), title, "layers/s"):
-        _through(ground, streams, layer, students)
+    """Teacher and students from the first layer to the last: behind each source layer the teacher's states, and the new
+    layers of the students that stand for it. Returns the teacher's stream of the guard behind the last.
+    """
+    teacher = ground.teacher
+    streams = view.streams(teacher)
+    for layer in track(range(teacher.depth), title, "layers/s"):
+        ground.fill(layer)
+        due = [s for s in students if s.until == layer]
+        attention: list[Tensor] = []
+        with ExitStack() as noted:
+            # Heads that are divided will be fitted to what the attention alone gives on the samples to fit.
+            if divides_heads(ground.plan, layer) and any(s.kept[s.at] == layer for s in due):
+                attention = noted.enter_context(outputs_of(teacher.projections(layer)[0]))
+            fit = streams["fit"].run()
+        lesson = Lesson(layer, streams, {"fit": fit, "guard": streams["guard"].run()}, attention)
+        for part in PARTS:
+            check_finite(lesson.outputs[part], f"behind layer {layer}")
+        for student in sorted(due, key=lambda s: s.makes):  # all that only pass through it share one block
+            if student.makes:
+                ground.give_back()
+            student.take(lesson)
+        ground.give_back()
+        teacher.empty(layer)
+        for part, stream in streams.items():
+            stream.advance(lesson.outputs[part])
     return streams["guard"]
 
 
-def _through(ground: Ground, streams: dict[str, Stream], layer: int, students: list[Student]) -> None:
-    """One source layer: the teacher's states behind it, and the new layers of the students that stand for it."""
-    ground.fill(layer)
-    due = [s for s in students if s.until == layer]
-    lesson = teach(ground, streams, layer, due)
-    for part in PARTS:
-        check_finite(lesson.outputs[part], f"behind layer {layer}")
-    for student in sorted(due, key=lambda s: s.makes):  # all that only pass through it share one block
-        if student.makes:
-            ground.give_back()
-        student.take(lesson)
-    ground.give_back()
-    ground.teacher.empty(layer)
-    for part, stream in streams.items():
-        stream.advance(lesson.outputs[part])
+# -- on few samples of the user's -------------------------------------------------------------------
 
 
-def teach(ground: Ground, streams: Mapping[str, Stream], layer: int, due: list[Student]) -> Lesson:
-    """What the teacher's block gives. Where a student's heads will be fitted to what its attention alone gives on the
-    samples to fit, that is noted, too.
+def calibrate_safely(
+    plan: Plan, calibration: Calibration, options: Options, say: Say = silent
+) -> tuple[Outcome, Calibration]:
+    """The cut and the data that it was made on. What a hundred odd lines say about a model is not what it does
+    elsewhere, and a fit to them can be worse on all other text than one to random tokens. So on few samples the cut is
+    made on those that the model makes itself alone, which tells what can be had there; then on the user's, and on the
+    user's with more and more of the others, until the guard on the others is within `SAFE` of that. Both guard in every
+    cut, so nothing is kept that either speaks against. Raises what `calibrate` raises.
     """
-    attention: list[Tensor] = []
-    with ExitStack() as noted:
-        if divides_heads(ground.plan, layer) and any(s.kept[s.at] == layer for s in due):
-            attention = noted.enter_context(outputs_of(ground.teacher.projections(layer)[0]))
-        fit = streams["fit"].run()
-    return Lesson(layer, streams, {"fit": fit, "guard": streams["guard"].run()}, attention)
+    if calibration.beside is None:
+        return calibrate(plan, calibration, options, say), calibration
+    tried = amounts(sum(map(rows_of, calibration.fit)), sum(map(rows_of, calibration.beside.fit)))
+    say(
+        f"With so few samples of yours the cut is made {1 + len(tried)} times at most: on what the model makes, "
+        "on yours, and on yours with more and more of the others."
+    )
+    outcome = cut(plan, with_own(calibration, None, alone=True), options, say, "own")
+    outcome.close()
+    spent = spent_by(outcome)
+    reach, steps = own_score(outcome), []
+    for number, rows in enumerate(tried):
+        mix = with_own(calibration, rows)
+        outcome = cut(plan, mix, options, say, f"mix-{rows}")
+        spent += spent_by(outcome)
+        off = own_score(outcome)
+        steps.append(MixedIn(rows, off))
+        safe = off <= SAFE * reach
+        say(f"  {rows} own samples mixed in: off by {off:.4f} on such samples ({reach:.4f} where they alone count)")
+        if safe or number == len(tried) - 1:
+            break
+        outcome.close()
+    told = Mixing(reach, tuple(steps), safe)
+    passes = round(spent / outcome.record.tokens, 2)  # of all cuts, over the samples of this one
+    return replace(outcome, record=replace(outcome.record, passes=passes, mixing=told)), mix
+
+
+def cut(plan: Plan, data: Calibration, options: Options, say: Say, name: str) -> Outcome:
+    """One of the cuts, with steps of its own."""
+    return calibrate(plan, data, replace(options, kept=options.kept.inside(name)), say)
+
+
+def spent_by(outcome: Outcome) -> float:
+    """Tokens that a cut has taken through the source."""
+    return outcome.record.passes * outcome.record.tokens
+
+
+def own_score(outcome: Outcome) -> float:
+    """How far the result is from the source on the guard of the model's own samples, which come last."""
+    return outcome.record.healing.score.by_source[-1]
+
+
+def amounts(given: int, most: int) -> list[int]:
+    """Own samples to try: none, as many as are given, `MORE` times as many, and all in the last round.
+
+    >>> amounts(100, 512), amounts(300, 512), amounts(5, 512)
+    ([0, 100, 400, 512], [0, 300, 512], [0, 5, 20, 512])
+    """
+    tried = [0, *(given * MORE**i for i in range(ROUNDS - 2))]
+    return [*(n for n in tried if n < most), most]

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
@@ -29,10 +28,9 @@ from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.surgery.plan.next_steps import Pattern, pattern_of
 from leansurgeon.surgery.plan.planning import Plan
 from leansurgeon.surgery.refit.block import flat, relative_error
-from leansurgeon.surgery.refit.span_fit import products
+from leansurgeon.surgery.refit.local_fit import products
 from leansurgeon.surgery.walk.budget import LEAST, Budget, Effort, Tokens, cost
-from leansurgeon.surgery.walk.candidates import Candidate
-from leansurgeon.surgery.walk.changes import is_near, stages_of
+from leansurgeon.surgery.walk.candidates import Candidate, is_near, stages_of
 from leansurgeon.surgery.walk.kept import Kept, Step
 
 PARTS = ("fit", "guard")
@@ -56,7 +54,6 @@ class Options:
     keep: tuple[int, ...] | None = None
     heal: str = "closed"
     device: str = "cpu"
-    scratch: Path | None = None
     heal_time: float | None = None
     kept: Kept = field(default_factory=Kept)
     budget: Budget = field(default_factory=Budget)

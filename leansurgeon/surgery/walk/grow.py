@@ -1,4 +1,4 @@
-"""Grow a local fit around the cuts of a finished candidate (`refit.span_fit`), where the model's output gains by it.
+"""Grow a local fit around the cuts of a finished candidate (`refit.local_fit`), where the model's output gains by it.
 
 During the walk the student notes where it stood before every cut (`Mark`) and what the source gave behind the blocks
 that may become the end of a span. Afterwards the span's blocks alone are filled, fitted and kept; what the whole model
@@ -9,80 +9,35 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, field, replace
-from itertools import accumulate, pairwise
-from typing import Protocol
+from dataclasses import dataclass, replace
+from itertools import accumulate
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from leansurgeon.checkpoints.blockwise.skeleton import Skeleton
 from leansurgeon.checkpoints.blockwise.stream import Stream
 from leansurgeon.checkpoints.recorded.decided import CutFit, GuardScore, LocalFit, SpanFit
-from leansurgeon.checkpoints.weights import Arrays, Out
 from leansurgeon.measure.data.batches import Batch, rows_of, some_rows
 from leansurgeon.progress import track
-from leansurgeon.surgery.plan.operators.order import SHORT
-from leansurgeon.surgery.refit.local_fit import WARMUP, Clock, Example, Fitted
-from leansurgeon.surgery.refit.span_fit import EPOCHS, LEAST_GAIN, PHASES, STEP_TOKENS, Phase, fit_span
-from leansurgeon.surgery.walk.changes import divides_heads
+from leansurgeon.surgery.refit.local_fit import (
+    EPOCHS,
+    LEAST_GAIN,
+    STEP_TOKENS,
+    WARMUP,
+    Clock,
+    Example,
+    Fitted,
+    Phase,
+    fit_span,
+)
+from leansurgeon.surgery.walk.candidates import Mark
 from leansurgeon.surgery.walk.ground import PARTS, Ground, View
-from leansurgeon.surgery.walk.judge import judge
 from leansurgeon.surgery.walk.kept import Edits
+from leansurgeon.surgery.walk.score import judge
+from leansurgeon.surgery.walk.student import Student
 
-LONGEST = 2 * len(PHASES)  # blocks that a span around a cut grows to at most
-TOGETHER = (PHASES[1],)  # spans around several cuts, or all of a stage, once more as one
 PASSES = 5.0  # of the source over all samples, which the steps of all spans may cost where each gains at once
-
-
-@dataclass
-class Mark:
-    """One cut of a candidate: the new layer before it, the new layers that may end a span, the student's streams
-    before the first, and what the source gives behind each of the others (known when the walk is over).
-    """
-
-    first: int
-    ends: tuple[int, ...]
-    phases: tuple[Phase, ...]
-    streams: dict[str, Stream] = field(default_factory=dict)
-    goals: dict[int, Mapping[str, list[Tensor]]] = field(default_factory=dict)
-
-
-def marks(kept: Sequence[int], until: Sequence[int], gaps: set[int], ground: Ground) -> list[Mark]:
-    """The cuts of a candidate whose new layer j stands for source layers `kept[j]` to `until[j]`; `gaps` are kept
-    layers that stand behind a gap at the start of their stage. A span reaches no other cut and no other stage. Where a
-    short stage has several cuts, what is behind the first is one more span; where its heads were divided, all of it.
-    """
-    cuts = [j for j, (start, end) in enumerate(zip(kept, until, strict=True)) if start != end or start in gaps]
-    all_marks: list[Mark] = []
-    for stage in ground.plan.after.spans:
-        here = [j for j in cuts if j in stage]
-        for first, following in pairwise([*here, stage.stop]):
-            all_marks.append(growing(first, following - 1))
-        if not here and len(stage) <= SHORT and all(divides_heads(ground.plan, kept[j]) for j in stage):
-            all_marks.append(growing(stage.start, stage.stop - 1))
-        elif len(here) > 1 and stage.stop - here[0] <= LONGEST:
-            all_marks.append(Mark(here[0], (stage.stop - 1,), TOGETHER))
-    return all_marks
-
-
-def growing(first: int, limit: int) -> Mark:
-    """A cut whose span grows from `first` to `limit` at most. Where that is soon, its last phase takes the steps of
-    those that are left.
-    """
-    ends = growing_ends(first, limit)
-    *early, last = PHASES[: len(ends)]
-    rest = sum(phase.steps for phase in PHASES[len(ends) :])
-    return Mark(first, ends, (*early, Phase(last.steps + rest, last.rate)))
-
-
-def growing_ends(first: int, limit: int) -> tuple[int, ...]:
-    """Where spans from `first` on end, two layers later each time; the last that may, if phases are left for it."""
-    if limit <= first:
-        return (first,)
-    ends = tuple(range(first + 1, limit + 1, 2))[: len(PHASES)]
-    return ends if ends[-1] == limit or len(ends) == len(PHASES) else (*ends, limit)
 
 
 def share_of_steps(marks: Sequence[Mark], depth: int, fit: float, guard: float, pieces: int) -> float:
@@ -102,23 +57,10 @@ def block_steps(marks: Sequence[Mark], pieces: int) -> int:
     )
 
 
-class Walked(Protocol):
-    """What a finished candidate (`student.Student`) brings: its cuts, its changes, the names of all its tensors, and
-    the tensors of a new layer as they are written without changes.
-    """
-
-    skeleton: Skeleton
-    marks: list[Mark]
-    edits: Edits
-    outs: dict[str, Out]
-
-    def tensors(self, layer: int) -> Arrays: ...
-
-
 class Growing:
     """The local fit of one candidate; what it changes goes to `edits`."""
 
-    def __init__(self, ground: Ground, view: View, student: Walked, edits: Edits, clock: Clock) -> None:
+    def __init__(self, ground: Ground, view: View, student: Student, edits: Edits, clock: Clock) -> None:
         self.ground, self.view, self.student, self.edits, self.clock = ground, view, student, edits, clock
         self.skeleton = student.skeleton
         self.later = 0.0  # block-tokens that are kept for what comes behind the span that grows now
@@ -260,7 +202,11 @@ class Pieces:
             masks = growing.view.masks_at(part, growing.skeleton.shape.stage_of(mark.first))
             return cls(before, [[rows_of(b)] for b in batches], list(before.hidden), masks)
         sizes = [row_sizes(batch, hidden) for batch, hidden in zip(batches, before.hidden, strict=True)]
-        small = [some_rows(batch, at) for batch, size in zip(batches, sizes, strict=True) for at in slices(size)]
+        small = [
+            some_rows(batch, slice(end - rows, end))
+            for batch, size in zip(batches, sizes, strict=True)
+            for end, rows in zip(accumulate(size), size, strict=True)
+        ]
         masks = [growing.ground.calibration.mask(batch) for batch in small]
         return cls(Stream(growing.skeleton, small), sizes, split(before.hidden, sizes), masks)
 
@@ -286,11 +232,6 @@ def row_sizes(batch: Batch, hidden: Tensor) -> list[int]:
     return [min(each, rows - start) for start in range(0, rows, each)]
 
 
-def slices(sizes: list[int]) -> list[slice]:
-    """Consecutive slices of these lengths."""
-    return [slice(end - size, end) for size, end in zip(sizes, accumulate(sizes), strict=True)]
-
-
 def split(states: list[Tensor], sizes: list[list[int]]) -> list[Tensor]:
     """Hidden states of batches as those of their pieces; what is whole stays as it is."""
     return [
@@ -301,7 +242,7 @@ def split(states: list[Tensor], sizes: list[list[int]]) -> list[Tensor]:
 
 
 def fit_locally(
-    ground: Ground, view: View, student: Walked, teacher: Stream, edits: Edits, score: GuardScore
+    ground: Ground, view: View, student: Student, teacher: Stream, edits: Edits, score: GuardScore
 ) -> tuple[LocalFit, GuardScore]:
     """Grow the local fit around the cuts of the winner, whose guard score is `score` and whose changes are replaced
     where the output gains. `teacher` stands behind the last block. Returns what was done, and the score that counts.

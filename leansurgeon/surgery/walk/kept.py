@@ -57,9 +57,9 @@ class Edits(Mapping[str, np.ndarray]):
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def edits_in(place: Path | None, held: ExitStack) -> Edits:
+def hold_edits(held: ExitStack) -> Edits:
     """No edits yet, in a folder of their own that lasts as long as `held`."""
-    return Edits(held.enter_context(scratch(place)))
+    return Edits(held.enter_context(scratch()))
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,12 @@ from math import inf
 from time import perf_counter
 
 from leansurgeon.checkpoints.blockwise.stream import Stream
-from leansurgeon.surgery.refit.span_fit import STEP_TOKENS
+from leansurgeon.surgery.refit.local_fit import STEP_TOKENS
 from leansurgeon.surgery.walk.budget import TRIAL
-from leansurgeon.surgery.walk.candidates import Candidate
-from leansurgeon.surgery.walk.changes import behind_gap, ends
+from leansurgeon.surgery.walk.candidates import Candidate, marks
 from leansurgeon.surgery.walk.choose_layers import BLOCKS
 from leansurgeon.surgery.walk.ground import PARTS, Ground, View
-from leansurgeon.surgery.walk.grow import PASSES, block_steps, marks
+from leansurgeon.surgery.walk.grow import PASSES, block_steps
 
 MORE_SETS = 3  # sets of layers beside the blocks of neighbours
 WAYS = 3  # candidates on all of the data: two ways of healing and another finalist
@@ -59,7 +58,7 @@ def foretell(ground: Ground) -> Foretold:
     tokens = min(tokens + ground.cost(first, whole), ground.most_closed)
     rate = timed(ground) / SOLVED
     if options.grows:
-        spans = marks(first.kept, ends(first.kept, plan.before), behind_gap(first.kept, plan.before), ground)
+        spans = marks(first.kept, plan)
         steps = block_steps(spans, max(1, round(ground.tokens(whole["fit"]) / STEP_TOKENS)))
         grown = min(3.0 * STEP_TOKENS * steps, PASSES * ground.one_pass, ground.most - tokens)
         tokens += grown if options.heal_time is None else min(grown, options.heal_time * rate)

@@ -1,4 +1,7 @@
-"""One candidate of calibrated surgery on its way through the layers, and the tensors that it changes. Imports torch."""
+"""One candidate of calibrated surgery on its way through the layers, and the tensors that it changes: heads or MLP
+units trimmed by what they do on the student's own activations, heads split into heads of another size, output
+projections refitted. Imports torch.
+"""
 
 from __future__ import annotations
 
@@ -6,24 +9,27 @@ import hashlib
 from collections.abc import Mapping
 from copy import copy
 from dataclasses import replace
+from math import inf
 
 import numpy as np
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from leansurgeon.checkpoints.blockwise.stream import Stream
-from leansurgeon.checkpoints.recorded.decided import MadeLayer
+from leansurgeon.checkpoints.recorded.decided import MadeLayer, Split, Trim
 from leansurgeon.checkpoints.weights import Arrays
-from leansurgeon.surgery.refit import heal_block
+from leansurgeon.shape import Shape
+from leansurgeon.surgery.layer import canonical, split_heads, trim_units
+from leansurgeon.surgery.refit import block, heal_block
 from leansurgeon.surgery.refit.block import check_finite, closing_norm, weight_of
 from leansurgeon.surgery.refit.heal_block import BlockFit, Healed, Norm, Samples
-from leansurgeon.surgery.walk.candidates import Candidate
-from leansurgeon.surgery.walk.changes import behind_gap, course, ends
+from leansurgeon.surgery.walk.candidates import Candidate, behind_gap, course, divides_heads, ends, marks, stages_of
 from leansurgeon.surgery.walk.ground import Ground, Lesson, View
-from leansurgeon.surgery.walk.grow import marks
 from leansurgeon.surgery.walk.kept import Edits, Step
-from leansurgeon.surgery.walk.make_layer import Made, make
-from leansurgeon.surgery.write.apply import Transfer
-from leansurgeon.surgery.write.uncalibrated import SplitTensors, resizes_heads
+from leansurgeon.surgery.write.transfer import Transfer
+
+RIDGES = (1e-3, 1e-2, 0.1, 1.0)
+RIDGE = 0.1  # of the refit of W_o behind split heads
 
 
 class Student:
@@ -36,9 +42,7 @@ class Student:
         self.skeleton = ground.result(self.kept)
         self.streams = view.streams(self.skeleton)
         plan = replace(ground.plan, layers=self.kept)
-        # Heads of another size; where they shrink, `make` puts better ones in the place of these.
-        self.split = SplitTensors(plan) if resizes_heads(plan) else {}
-        self.transfer = Transfer(plan, self.split)
+        self.transfer = Transfer(plan)
         self.outs = {out.name: out for out in self.transfer.tensors()}
         self.names: dict[int | None, list[str]] = {}
         for name in self.outs:
@@ -53,7 +57,7 @@ class Student:
         self.behind_gap = behind_gap(self.kept, plan.before)
         self.cuts, self.near, self.last_healed = course(self.kept, plan, later=candidate.later)
         grows = ground.options.grows and view.seen == "all"
-        self.marks = marks(self.kept, self.ends, self.behind_gap, ground) if grows else []
+        self.marks = marks(self.kept, plan) if grows else []
 
     @property
     def until(self) -> int | None:
@@ -68,13 +72,6 @@ class Student:
     def tensors(self, layer: int) -> Arrays:
         """The tensors of a new layer as `apply` would write them without calibration."""
         return {name: self.outs[name].float32() for name in self.names[layer]}
-
-    def measured_heads(self, layer: int) -> list[int] | None:
-        """The heads that a source layer keeps by measured importance; None where the plan leaves them open."""
-        spec = self.ground.spec(layer, "o")
-        if (layer, spec.group) not in self.ground.plan.strength:
-            return None
-        return self.transfer.index(spec).head_maps[0].tolist()
 
     def take(self, lesson: Lesson) -> None:
         """Make the next new layer; `lesson` is what the teacher shows at the last layer that it stands for."""
@@ -141,10 +138,13 @@ class Student:
 
     def heal(self, lesson: Lesson, kept: int, cut: bool, near: bool) -> Mapping[str, list[Tensor]]:
         """Make and refit the next layer, or take what an interrupted cut has made; what it gives by part."""
-        name = f"{self.name}-layer-{self.at}"
-        if self.name and (step := self.ground.options.kept.get(name)):
+        step_name = f"{self.name}-layer-{self.at}"
+        if self.name and (step := self.ground.options.kept.get(step_name)):
             return self.taken(step)
-        plain = self.fill_plain()
+        self.skeleton.fill(self.at, tensors := self.tensors(self.at))
+        # Digests of what `apply` would write without these edits take less memory than a block.
+        plain = {name: digest(values) for name, values in tensors.items()}
+        del tensors
         stage = self.skeleton.shape.stage_of(self.at)
         samples = {
             part: Samples(stream, stream.hidden, lesson.outputs[part], self.view.masks_at(part, stage))
@@ -154,9 +154,7 @@ class Student:
         site = BlockFit(self.at, samples["fit"], samples["guard"], exact=exact)
         decided = MadeLayer(self.at, kept, lesson.layer)
         if near:
-            made = self.make(lesson, site, kept)
-            trimmed = {"heads": made.heads_trimmed, "mlp": made.units_trimmed}
-            decided = replace(decided, split=made.split, **trimmed)
+            decided = replace(decided, **self.make(lesson, site, kept))
         healed = self.heals(cut, near)
         guard = None  # what the block gives of the guard, once that is known
         if healed:
@@ -168,12 +166,14 @@ class Student:
         outputs = self.outputs(guard)
         error = heal_block.error(site, site.guard, outputs["guard"])
         decided = replace(decided, error_after=round(error, 6))
-        self.keep_changes(plain)
+        for name, values in self.skeleton.read(self.at).items():  # what differs from that; of divided heads all
+            if name in plain and (name in self.transfer.split or digest(values) != plain[name]):
+                self.edits.put(name, values)
         self.skeleton.empty(self.at)
         self.record.append(decided)
         if self.name:
             changed = {tensor: self.edits[tensor] for tensor in self.names[self.at] if tensor in self.edits}
-            self.ground.keep(name, changed, decided.as_dict())
+            self.ground.keep(step_name, changed, decided.as_dict())
         return outputs
 
     def outputs(self, guard: list[Tensor] | None = None) -> Mapping[str, list[Tensor]]:
@@ -196,11 +196,6 @@ class Student:
         self.ground.go_on_from(step)
         return outputs
 
-    def fill_plain(self) -> dict[str, bytes]:
-        """Fill the next layer as `apply` would write it; digests of that, which take less memory than a block."""
-        self.skeleton.fill(self.at, plain := self.tensors(self.at))
-        return {name: digest(values) for name, values in plain.items()}
-
     def heals(self, cut: bool, near: bool) -> bool:
         """Whether the next layer is refitted. Behind a post-norm there is nothing to refit, unless the block takes over
         others.
@@ -211,38 +206,56 @@ class Student:
     def refit(self, lesson: Lesson, site: BlockFit, cut: bool, near: bool) -> Healed | None:
         """Refit the linear maps of a pre-norm block, else its closing norm after a cut; None where neither was done."""
         healed = heal_block.heal_pre_norm(site, attention=(cut or near) and self.candidate.attention)
-        if healed is None and cut and (closing := teacher_norm(lesson)) is not None:
-            return heal_block.absorb(replace(site, ridges=heal_block.POST_RIDGES), closing)
-        return healed
+        if healed is not None or not cut:
+            return healed
+        stream, layer = lesson.streams["guard"], lesson.layer  # the teacher's block, which is filled
+        closing = closing_norm(stream.skeleton.block(layer), lambda: stream.call(0, stream.hidden[0], layer))
+        if closing is None:
+            return None
+        return heal_block.absorb(replace(site, ridges=heal_block.POST_RIDGES), Norm.of(closing))
 
-    def make(self, lesson: Lesson, site: BlockFit, kept: int) -> Made:
-        """Fill the block with what becomes of a source layer."""
-        made = make(self.ground, lesson, site, kept, self.measured_heads(kept))
-        if made.heads is not None:
-            self.transfer.index(self.ground.spec(kept, "o")).choose_heads(np.array(made.heads))
-        if made.units is not None:
-            self.transfer.index(self.ground.spec(kept, "down")).units = np.array(made.units)
-        self.skeleton.fill(self.at, {**self.tensors(self.at), **made.tensors})
-        for part in made.solved:
-            module = self.skeleton.projections(self.at)[0] if part.role == "o" else self.skeleton.mlp_down(self.at)
-            weight_of(module).copy_(part.weight)
-            if module.bias is not None:
-                module.bias.data.copy_(part.bias)
-        return made
-
-    def keep_changes(self, plain: dict[str, bytes]) -> None:
-        """Keep what differs from what `apply` would write without these edits (`plain`: the digests of that); of heads
-        of another size all.
+    def make(self, lesson: Lesson, site: BlockFit, kept: int) -> dict[str, Split | Trim]:
+        """Fill the block with what becomes of source layer `kept`; what was decided. The source's block is filled in a
+        skeleton of its own (the workshop) and run on the *student's* hidden states, so the choice knows what earlier
+        layers have become.
         """
-        for name, values in self.skeleton.read(self.at).items():
-            if name in plain and (name in self.split or digest(values) != plain[name]):
-                self.edits.put(name, values)
+        ground, shop = self.ground, self.ground.workshop
+        before, after = stages_of(ground.plan, kept)
+        ground.fill(kept, shop)
+        work = site.on({part: stream.through(shop) for part, stream in lesson.streams.items()}, kept)
+        o, down = shop.projections(kept)[0], shop.mlp_down(kept)
+        tensors: Arrays = {}
+        made: dict[str, Split | Trim] = {}
+        solved: list[tuple[str, Tensor, Tensor | None]] = []  # projections of the new layer
+        if divides_heads(ground.plan, kept):
+            tensors, made["split"] = split(ground, lesson, work, kept, self.at)
+        elif after.heads < before.heads and after.head_dim == before.head_dim:
+            maps = self.transfer.maps_of(ground.spec(kept, "o"))
+            measured = (kept, maps.group) in ground.plan.strength  # the heads that stay are chosen already
+            fixed = maps.heads.tolist() if measured else None
+            shared = 1 if measured or before.kv_heads == before.heads else before.kv_heads
+            heads, note = trim(work, o, before.head_dim, after.heads, shared, freeze=down, fixed=fixed)
+            solved.append(("o", *without_inputs(o, heads, before.head_dim)))
+            made["heads"] = replace(note, kept=tuple(heads))
+            maps.choose_heads(np.array(heads))
+        if after.mlp_dim < before.mlp_dim and len(shop.of_role(kept, "down")) == 1:  # units of several go by weight
+            units, made["mlp"] = trim(work, down, 1, after.mlp_dim, 1)
+            solved.append(("down", *without_inputs(down, units, 1)))
+            self.transfer.maps_of(ground.spec(kept, "down")).units = np.array(units)
+        shop.empty(kept)
+        self.skeleton.fill(self.at, {**self.tensors(self.at), **tensors})
+        for role, weight, bias in solved:
+            module = self.skeleton.projections(self.at)[0] if role == "o" else self.skeleton.mlp_down(self.at)
+            weight_of(module).copy_(weight)
+            if module.bias is not None:
+                module.bias.data.copy_(bias)
+        return made
 
     def keep_split(self) -> None:
         """Keep the exact heads of another size of a layer that is not healed."""
         for name in self.names[self.at]:
-            if name in self.split:
-                self.edits.put(name, self.split[name])
+            if name in self.transfer.split:
+                self.edits.put(name, self.transfer.split[name])
 
 
 def digest(values: np.ndarray) -> bytes:
@@ -250,8 +263,85 @@ def digest(values: np.ndarray) -> bytes:
     return hashlib.sha256(np.ascontiguousarray(values)).digest()
 
 
-def teacher_norm(lesson: Lesson) -> Norm | None:
-    """The closing norm of the teacher's (filled) block; None where that is no plain LayerNorm."""
-    stream, layer = lesson.streams["guard"], lesson.layer
-    closing = closing_norm(stream.skeleton.block(layer), lambda: stream.call(0, stream.hidden[0], layer))
-    return None if closing is None else Norm.of(closing)
+# -- layers whose shape differs in a way that is not exact --------------------------------------------
+
+
+def without_inputs(module: nn.Module, kept: list[int], group: int) -> tuple[Tensor, Tensor | None]:
+    """Weight and bias of a projection of the source's block without the inputs that go."""
+    at = (torch.tensor(kept)[:, None] * group + torch.arange(group)).reshape(-1)
+    bias = None if module.bias is None else module.bias.data.clone()
+    return block.weight_of(module)[:, at].clone(), bias
+
+
+def trim(
+    work: BlockFit,
+    module: nn.Module,
+    group: int,
+    keep: int,
+    shared: int,
+    freeze: nn.Module | None = None,
+    fixed: list[int] | None = None,
+) -> tuple[list[int], Trim]:
+    """Trim a projection in place, by the best of several ridges on the guard, the remaining columns re-solved or left
+    as they are. `fixed` are the groups that stay, where they are chosen already. Returns those that stay, and the
+    numbers.
+    """
+    scale = block.reach(module, work.first, freeze=freeze)
+    sums = [heal_block.refit_sums(work, part, module, scale) for part in (work.fit, work.guard)]
+    old, gram, worth = block.weight_of(module).double().cpu(), sums[0].gram.cpu(), sums[0].worth.cpu()
+    error, best = inf, None
+    for ridge in RIDGES:
+        solution = sums[0].solve(ridge).cpu()
+        trimmed = trim_units.trim(gram, solution, old, group, keep, ridge, shared, worth=worth, fixed=fixed)
+        plain = torch.zeros_like(trimmed.change)
+        gone = sorted(set(range(old.shape[1] // group)) - set(trimmed.kept))
+        at = (torch.tensor(gone)[:, None] * group + torch.arange(group)).reshape(-1)
+        plain[at] = -old.T[at]
+        for solved, way in ((True, trimmed), (False, replace(trimmed, change=plain))):
+            if (now := sums[1].error(way.change)) < error or best is None:
+                error, best, chosen = now, way, (ridge, solved)
+    inputs = old.shape[1]
+    block.add_to(module, best.change[:inputs].T.float(), None if module.bias is None else best.change[inputs].float())
+    tokens = max(1.0, sums[1].tokens)
+    errors = (round((each / tokens) ** 0.5, 6) for each in (sums[1].error(), error))
+    return best.kept, Trim(*chosen, *errors)
+
+
+def split(ground: Ground, lesson: Lesson, work: BlockFit, kept: int, new: int) -> tuple[dict[str, np.ndarray], Split]:
+    """Heads of another size by `split_heads`: the attention's tensors of new layer `new`, and the numbers.
+
+    Where the layer behind is not cut, W_o is refitted towards the teacher's own state behind the attention, so it also
+    makes up for what earlier layers have lost; else towards what the parent gives for the same inputs.
+    """
+    source, plan = ground.source, ground.plan
+    number = plan.before.stage_of(kept)
+    layer = canonical.unpack(source, kept)
+    made, note = split_heads.activation_aware(
+        layer.attention,
+        attention_inputs(work),
+        work.fit.masks,
+        plan.after.stages[number],
+        causal=ground.causal,
+        targets_BTW=attention_goals(lesson, work) if lesson.layer == kept else None,
+        score_scale=canonical.score_scale(source, number),
+        score_gain=None if canonical.scale_is_derived(source) else 1.0,
+        ridge=RIDGE if ground.options.refits else None,
+    )
+    stages = [replace(a, mlp_dim=b.mlp_dim) for a, b in zip(plan.after.stages, plan.before.stages, strict=True)]
+    tensors = canonical.pack(replace(layer, attention=made), plan.target.at(Shape(tuple(stages))), new)
+    roles = ("q", "k", "v", "qk", "qkv", "o")
+    chosen = {s.name for s in plan.target.by_layer[new] if s.role in roles}
+    return {name: values for name, values in tensors.items() if name in chosen}, Split(**note)
+
+
+def attention_inputs(work: BlockFit) -> list[Tensor]:
+    """What the attention of the source's block reads, on the student's hidden states."""
+    skeleton = work.fit.stream.skeleton
+    module = next(m[0] for role in ("q", "qkv", "qk") if (m := skeleton.of_role(work.layer, role)))
+    return [block.seen_at(module, lambda b=b: work.run(work.fit, b)).cpu() for b in range(len(work.fit))]
+
+
+def attention_goals(lesson: Lesson, work: BlockFit) -> list[Tensor]:
+    """What the attention would have to give so that the student stands behind it where the teacher stands."""
+    states = zip(lesson.attention, lesson.streams["fit"].hidden, work.fit.hidden, strict=True)
+    return [gave.cpu() + teacher.cpu() - student.cpu() for gave, teacher, student in states]

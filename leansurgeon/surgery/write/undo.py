@@ -29,16 +29,15 @@ from leansurgeon.checkpoints.publish.output import check_apart, output_folder
 from leansurgeon.checkpoints.record import TRAINED, Origin, SurgeryRecord
 from leansurgeon.checkpoints.recorded.decided import Decisions, Verified
 from leansurgeon.checkpoints.recorded.planned import Step
-from leansurgeon.checkpoints.reshaped import FOLLOWERS, Reshaped
+from leansurgeon.checkpoints.reshaped import Reshaped
 from leansurgeon.checkpoints.source import Source, tower_of, unchanged
-from leansurgeon.checkpoints.weights import RAW, Out, Weights, write
+from leansurgeon.checkpoints.weights import RAW, Out, Weights, same_bytes, write
 from leansurgeon.errors import LeanSurgeonError, UnsupportedModel, UsageError
 from leansurgeon.progress import Say, silent
 from leansurgeon.surgery.plan.class_attention import follow
 from leansurgeon.surgery.plan.method import Method
-from leansurgeon.surgery.plan.operators.heads import FRESH
 from leansurgeon.surgery.plan.planning import Plan
-from leansurgeon.surgery.write.apply import Transfer
+from leansurgeon.surgery.write.transfer import FRESH, Transfer
 
 SILENT = ("o", "down")  # roles whose new columns are zero
 COPIED = ("add-heads", "split-heads", "widen-mlp")  # operators that move entries and compute nothing
@@ -50,35 +49,29 @@ METHOD = {f.name for f in fields(Method)}
 class Undo:
     """The way back: `plan` leads from the model as it is to its source's shape, `forward` is the one that made it."""
 
-    source: Source
     record: SurgeryRecord  # the surgery.json that is undone
     plan: Plan
     forward: Transfer
-    specs: tuple[TensorSpec, ...]  # tensors of the source
     config: Config
 
     def tensors(self) -> list[Out]:
         """In the order of the safetensors library (wide dtypes first, then names), so that the file of a source that it
         wrote comes back byte for byte.
         """
-        return sorted(map(self.tensor, self.specs), key=lambda out: (-RAW[out.dtype].itemsize, out.name))
+        return sorted(map(self.tensor, self.forward.source.specs), key=lambda out: (-RAW[out.dtype].itemsize, out.name))
 
     def tensor(self, spec: TensorSpec) -> Out:
         """A tensor of the model before the surgery: copied, or gathered from the new one."""
-        entry = self.source.weights.entries[spec.name]
-        if spec.layer is None and spec.role not in FOLLOWERS:
+        entry, picks = self.plan.source.weights.entries[spec.name], self.forward.picks(spec)
+        if picks is None:
             return Out(spec.name, entry.dtype, entry.shape, entry=entry)
-        index = self.forward.index(spec)
-        if all(index.same(axis) for axis in spec.axes):
-            return Out(spec.name, entry.dtype, entry.shape, entry=entry)
-        picks = [index.of(axis, size, spec.role) for axis, size in zip(spec.axes, spec.shape, strict=True)]
         return Out(spec.name, entry.dtype, spec.shape, make=partial(self.gathered, spec, picks))
 
     def gathered(self, spec: TensorSpec, picks: list[np.ndarray]) -> np.ndarray:
         """The old entries, of each its first copy, taken from where `picks` (the old place of every new entry, by axis)
         has put them. Raises `UsageError` where training has changed the others.
         """
-        new = self.source.weights.raw(spec.name)
+        new = self.plan.source.weights.raw(spec.name)
         firsts = [first[places != FRESH] for places, first in (np.unique(p, return_index=True) for p in picks)]
         old = new[np.ix_(*firsts)]
         if not untouched(new, old, picks, spec.role):
@@ -144,7 +137,7 @@ def plan_undo(source: Source) -> Undo:
     )
     made = Reshaped(replace(source, specs=was.specs), source.architecture, now)
     forward = Transfer(replace(back, before=before, target=made))
-    return Undo(source, record, back, forward, was.specs, config)
+    return Undo(record, back, forward, config)
 
 
 def undoable(source: Source) -> SurgeryRecord:
@@ -206,17 +199,17 @@ def carry_out(steps: Undo, folder: Path, *, force: bool = False, say: Say = sile
     `sha256` where the written file itself has the recorded digest), else reloaded and compared with the model that was
     undone.
     """
-    check_apart(folder, steps.source.folder)
-    with output_folder(folder, force=force) as aside, unchanged(steps.source):
+    source, total = steps.plan.source, steps.plan.parameters_after.total
+    check_apart(folder, source.folder)
+    with output_folder(folder, force=force) as aside, unchanged(source):
         paths = write(aside, steps.tensors())
         write_config(aside, steps.config, steps.plan.architecture)
-        companions.copy(steps.source.folder, aside)
+        companions.copy(source.folder, aside)
         verified, proof = verify(steps, aside, paths), None
         if verified.by == "reload":
             say("Written; now reloading it in a fresh process ...")
-            families = (steps.plan.architecture, steps.source.architecture)
-            total = steps.plan.parameters_after.total
-            proof = prove(aside, total, source=steps.source.folder, exact=True, families=families)
+            families = (steps.plan.architecture, source.architecture)
+            proof = prove(aside, total, source=source.folder, exact=True, families=families)
         elif verified.differing:
             raise LeanSurgeonError(
                 f"'{verified.differing[0]}' is not bit for bit that of {verified.source}.",
@@ -224,8 +217,8 @@ def carry_out(steps: Undo, folder: Path, *, force: bool = False, say: Say = sile
             )
         restored = steps.record.source_surgery
         decided = Decisions(verified=verified)
-        record = write_surgery(aside, steps.source, steps.plan.recorded(), decided, proof, restored=restored)
-        write_card(aside, record, folder.resolve().name, steps.source.folder)
+        record = write_surgery(aside, source, steps.plan.recorded(), decided, proof, restored=restored)
+        write_card(aside, record, folder.resolve().name, source.folder)
     return record
 
 
@@ -248,8 +241,7 @@ def unequal(new: Weights, old: Weights) -> Iterator[str]:
     """Names of the tensors that differ in dtype, shape or bytes."""
     for name, entry in new.entries.items():
         other = old.entries.get(name)
-        alike = other is not None and (entry.dtype, entry.shape) == (other.dtype, other.shape)
-        if not alike or new.raw(name).tobytes() != old.raw(name).tobytes():
+        if other is None or entry.shape != other.shape or not same_bytes(entry, other):
             yield name
 
 

@@ -37,7 +37,7 @@ fit, guard, held = ([{"input_ids": x, "attention_mask": torch.ones_like(x)}] for
 calibration = Calibration("noise", "noise", "-", fit, guard, held)
 steps = plan(source, Wanted(layers=sys.argv[2], mlp_dim="384"), calibrated=True)
 outcome = calibrate(steps, calibration, Options(criterion="even"))
-print(len(outcome.layers), len(outcome.edits))
+print(len(outcome.record.layers), len(outcome.edits))
 outcome.close()
 """
 

@@ -38,7 +38,7 @@ from leansurgeon.search.space import Budget, Candidate, Space, enumerate_shapes
 from leansurgeon.surgery.plan.method import Method
 from leansurgeon.surgery.plan.planning import plan
 from leansurgeon.surgery.shrink import decide
-from leansurgeon.surgery.write.apply import apply
+from leansurgeon.surgery.write.transfer import apply
 
 RATE = 1e-3
 Row = dict[str, float | str | Sequence[float]]

@@ -8,7 +8,7 @@ import pytest
 
 from leansurgeon.architectures.base import Tensor
 from leansurgeon.checkpoints.source import open_source
-from leansurgeon.surgery.check import doctor, patient
+from leansurgeon.surgery.check import doctor, roles
 from leansurgeon.surgery.check.doctor import OPERATORS, ROLES, examine
 from tests.conftest import FAMILIES, FIXED, SPLIT_ONLY
 from tests.support.models.small_models import OURS, cut
@@ -65,7 +65,7 @@ def test_the_doctor_finds_decoupled_heads_as_declared(family, saved, tmp_path):
 def test_a_large_model_is_cut_down_before_operators_are_tried(saved, monkeypatch):
     """Alternating layers of Mistral's kind keep their order; the roles are still examined on the whole model."""
     folder, model = saved("qwen3", num_hidden_layers=6)
-    monkeypatch.setattr(patient, "LARGE", 60_000)
+    monkeypatch.setattr(roles, "LARGE", 60_000)
     seen = []
     monkeypatch.setitem(doctor.OPERATORS, "seen", lambda small: seen.append(small.source.shape.depth) or "")
     checks = examine(open_source(str(folder)))

@@ -263,7 +263,7 @@ def test_refit_is_ridge_regression() -> None:
     old = attention(2, 4, 10)
     runner, x = Torch.of(old), coloured(3, 4, 9, 10)
     targets = [torch.randn(4, 9, 10, generator=torch.Generator().manual_seed(b)) for b in range(3)]
-    new = refit_output(old, runner, x, targets, [None] * 3, [0, 1, 2], 0.1)
+    new = refit_output(old, runner, x, targets.__getitem__, [None] * 3, [0, 1, 2], 0.1)
     context = torch.cat([runner.context(b, None).flatten(0, 1) for b in x]).double().numpy()
     missing = (
         torch.cat([(t - runner.output(b)).flatten(0, 1) for t, b in zip(targets, x, strict=True)]).double().numpy()
@@ -323,11 +323,14 @@ def test_moments_do_not_see_what_all_keys_share() -> None:
     assert np.allclose(*of_keys, rtol=0, atol=1e-4 * float(np.abs(of_keys[0]).max()))
 
 
-def test_pieces_hold_as_much_as_memory_allows_and_a_few_batches_stand_for_many() -> None:
+def test_pieces_hold_as_much_as_memory_allows_and_a_few_batches_stand_for_many(monkeypatch) -> None:
     x = coloured(6, 4, 5, 20)
     pieces = list(parts(x[:1], [None], heads=2, limit=2 * (2 * 5 * 5)))
     assert [len(part) for part, _ in pieces] == [2, 2] and torch.equal(torch.cat([p for p, _ in pieces]), x[0])
     assert len(list(parts(x[:1], [None], heads=2, limit=1))) == 4  # a row at a time where even one is too much
-    few, masks = some(x, [None] * 6, tokens=2 * 4 * 5)
+    assert len(some(x, [None] * 6)[0]) == 6
+    monkeypatch.setattr(split_factors, "ENOUGH", 2 * 4 * 5)
+    few, masks = some(x, [None] * 6)
     assert [torch.equal(a, b) for a, b in zip(few, (x[0], x[3]), strict=True)] == [True, True] and masks == [None] * 2
-    assert len(some(x, [None] * 6, tokens=1)[0]) == 1 and len(some(x, [None] * 6)[0]) == 6
+    monkeypatch.setattr(split_factors, "ENOUGH", 1)
+    assert len(some(x, [None] * 6)[0]) == 1

@@ -7,11 +7,21 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from leansurgeon.checkpoints.recorded.planned import Step
 from leansurgeon.errors import UsageError
 from leansurgeon.shape import Shape, Stage
+from leansurgeon.surgery.plan import drop_layers, operators
 from leansurgeon.surgery.plan.method import Method
-from leansurgeon.surgery.plan.operators import drop_layers, heads, mlp
+from leansurgeon.surgery.plan.operators import change_heads, change_units
 from leansurgeon.surgery.plan.wanted import Wanted
+from leansurgeon.surgery.write.transfer import (
+    head_strength,
+    map_added_heads,
+    map_children,
+    map_strongest_heads,
+    strongest_units,
+    widen,
+)
 
 
 def stage(heads: int, kv_heads: int | None = None, head_dim: int = 4, depth: int = 1) -> Stage:
@@ -23,18 +33,18 @@ def lists(*arrays: np.ndarray) -> list[list[int]]:
 
 
 def test_new_heads_stand_behind_the_old_ones_of_their_group():
-    assert lists(*heads.add_map(stage(2), stage(4))) == [[0, 1, -1, -1], [0, 1, -1, -1]]
-    assert lists(*heads.add_map(stage(4, 2), stage(6, 2))) == [[0, 1, -1, 2, 3, -1], [0, 1]]
+    assert lists(*map_added_heads(stage(2), stage(4))) == [[0, 1, -1, -1], [0, 1, -1, -1]]
+    assert lists(*map_added_heads(stage(4, 2), stage(6, 2))) == [[0, 1, -1, 2, 3, -1], [0, 1]]
 
 
 def test_children_share_the_columns_of_their_parent():
     halves = [[0, 1, -1, -1], [-1, -1, 2, 3], [4, 5, -1, -1], [-1, -1, 6, 7]]
-    assert lists(*heads.split_map(stage(2), stage(4))) == [
+    assert lists(*map_children(stage(2), stage(4))) == [
         [0, 0, 1, 1],
         [0, 0, 1, 1],
         [*halves[0], *halves[1], *halves[2], *halves[3]],
     ]
-    queries, values, columns = heads.split_map(stage(2, 1, 5), stage(4, 1, 5))  # 3 and 2 of 5
+    queries, values, columns = map_children(stage(2, 1, 5), stage(4, 1, 5))  # 3 and 2 of 5
     assert lists(queries, values) == [[0, 0, 1, 1], [0]]
     assert columns.reshape(4, 5)[:2].tolist() == [[0, 1, 2, -1, -1], [-1, -1, -1, 3, 4]]
 
@@ -55,55 +65,63 @@ def test_children_share_the_columns_of_their_parent():
     ],
 )
 def test_the_strongest_heads_stay_in_their_order(before, after, strength, kept, keys):
-    assert lists(*heads.trim_map(before, after, np.array(strength, float))) == [sorted(kept), keys or sorted(kept)]
+    assert lists(*map_strongest_heads(before, after, np.array(strength, float))) == [sorted(kept), keys or sorted(kept)]
 
 
 def test_a_head_is_as_strong_as_what_it_writes():
     output = np.array([[3.0, 0.0, 1.0, 1.0], [0.0, 4.0, 1.0, 1.0]])  # width 2, two heads of 2
-    assert heads.strength(output, 2).tolist() == [5.0, 2.0]
+    assert head_strength(output, 2).tolist() == [5.0, 2.0]
 
 
 def test_the_strongest_units_by_the_product_of_their_norms():
     outgoing = np.array([[3.0, 1.0, 0.0], [4.0, 0.0, 2.0]])  # norms 5, 1, 2
     up = np.array([[1.0, 0.0], [6.0, 8.0], [0.0, 4.0]])  # 1, 10, 4
-    assert mlp.strongest([up], outgoing, 2).tolist() == [1, 2]  # 5, 10, 8
+    assert strongest_units([up], outgoing, 2).tolist() == [1, 2]  # 5, 10, 8
     gate = np.array([[9.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
-    assert mlp.strongest([up, gate], outgoing, 2).tolist() == [0, 1]  # 45, 10, 8
-    assert mlp.strongest([], outgoing, 1).tolist() == [0]
-    assert mlp.strongest([up], outgoing * [10, 1, 1], 1).tolist() == [0]  # 50, 10, 8
-    assert mlp.strongest([], np.ones((2, 40)), 20).tolist() == list(range(20))
-    assert mlp.widen(2, 4).tolist() == [0, 1, -1, -1]
+    assert strongest_units([up, gate], outgoing, 2).tolist() == [0, 1]  # 45, 10, 8
+    assert strongest_units([], outgoing, 1).tolist() == [0]
+    assert strongest_units([up], outgoing * [10, 1, 1], 1).tolist() == [0]  # 50, 10, 8
+    assert strongest_units([], np.ones((2, 40)), 20).tolist() == list(range(20))
+    assert widen(2, 4).tolist() == [0, 1, -1, -1]
 
 
 def test_what_steps_say_of_heads_and_units():
-    split = heads.operator(stage(2, 1), stage(4, 1), "split")
+    split = change_heads(stage(2, 1), stage(4, 1), "split")
     assert (split.name, split.exactness) == ("split-heads", "exact") and "the 1 key/value heads stay" in split.says
-    added = heads.operator(stage(2), stage(4))
+    added = change_heads(stage(2), stage(4))
     assert (added.name, added.exactness) == ("add-heads", "exact") and "2 heads of 4" in added.says
-    assert "key/value" not in added.says + heads.operator(stage(2), stage(4), "split").says
-    assert "the 2 key/value heads stay" in heads.operator(stage(4, 2), stage(6, 2)).says
+    assert "key/value" not in added.says + change_heads(stage(2), stage(4), "split").says
+    assert "the 2 key/value heads stay" in change_heads(stage(4, 2), stage(6, 2)).says
     assert added.settings == {"before": 2, "after": 4, "head_dim": 4, "kv_heads": 4}
-    trimmed = [heads.operator(stage(4), stage(2), **more).says for more in ({}, {"calibrated": True}, {"by": "named"})]
-    assert heads.operator(stage(4), stage(2), "split").name == "trim-heads"
-    blind = heads.split_operator(stage(2), stage(4, head_dim=2), calibrated=False)
-    assert blind.says != heads.split_operator(stage(2), stage(4, head_dim=2), calibrated=True).says
+    trimmed = [change_heads(stage(4), stage(2), **more).says for more in ({}, {"calibrated": True}, {"by": "named"})]
+    assert change_heads(stage(4), stage(2), "split").name == "trim-heads"
     assert len(set(trimmed)) == 3 and all("2 heads" in says for says in trimmed) and trimmed[2].endswith("named")
-    larger, same, smaller = (heads.split_operator(stage(2), stage(4, head_dim=d), calibrated=True) for d in (8, 4, 2))
+    narrow, wide = change_units(6, 4), change_units(4, 6)
+    assert (narrow.name, narrow.exactness, wide.name, wide.exactness) == ("trim-mlp", "near", "widen-mlp", "exact")
+    assert "4 of 6" in narrow.says and "add 2 " in wide.says and narrow.says != change_units(6, 4, calibrated=True).says
+
+
+def test_what_steps_say_of_heads_of_another_size(monkeypatch):
+    monkeypatch.setattr(operators.canonical, "splittable", lambda source: None)
+    monkeypatch.setattr(operators.canonical, "rotary", lambda source: False)
+    source = SimpleNamespace(learned=True, specs=(), weights=SimpleNamespace(entries={}))
+
+    def resized(size: int, calibrated: bool = True) -> Step:
+        after = stage(4, head_dim=size)
+        return operators.resize_heads(source, stage(2), after, "transfer", Method(uncalibrated=True), calibrated)
+
+    larger, same, smaller, blind = resized(8), resized(4), resized(2), resized(2, False)
     assert [step.exactness for step in (larger, same, smaller)] == ["exact", "exact", "near"]
     assert smaller.settings == {"before": [2, 4], "after": [4, 2], "calibrated": True}
-    narrow, wide = mlp.operator(6, 4), mlp.operator(4, 6)
-    assert (narrow.name, narrow.exactness, wide.name, wide.exactness) == ("trim-mlp", "near", "widen-mlp", "exact")
-    assert "4 of 6" in narrow.says and "add 2 " in wide.says and narrow.says != mlp.operator(6, 4, calibrated=True).says
+    assert blind.says != smaller.says and "2 heads of 4 become 4 of 2" in smaller.says
 
 
 def test_heads_have_at_most_as_many_children_as_entries():
-    heads.check_split(stage(2, head_dim=2), stage(4, head_dim=2))
+    assert change_heads(stage(2, head_dim=2), stage(4, head_dim=2), "split").name == "split-heads"
     with pytest.raises(UsageError, match=r"\b2\b.*\b3 children"):
-        heads.check_split(stage(2, head_dim=2), stage(6, head_dim=2))
+        change_heads(stage(2, head_dim=2), stage(6, head_dim=2), "split")
     with pytest.raises(UsageError, match=r"\b4 heads\b.*\b6\b.*\b4, 8\b"):
-        heads.check_split(stage(4), stage(6))
-    with pytest.raises(UsageError, match=r"\b4, 8\b"):
-        heads.operator(stage(4), stage(6), "split")
+        change_heads(stage(4), stage(6), "split")
 
 
 TWO = Shape((stage(4, depth=4), stage(4, depth=6)))

@@ -14,10 +14,10 @@ from leansurgeon.errors import LeanSurgeonError, UsageError
 from leansurgeon.measure.data.calibration import Calibration
 from leansurgeon.shape import Stage, one_of_each
 from leansurgeon.surgery.plan.method import Method, kept_numbers
-from leansurgeon.surgery.plan.operators import heads
 from leansurgeon.surgery.plan.planning import plan
 from leansurgeon.surgery.plan.wanted import Wanted
 from leansurgeon.surgery.shrink import Decided, carry_out, decide
+from leansurgeon.surgery.write.transfer import map_children
 from tests.conftest import KEEP, example, output
 
 
@@ -71,7 +71,7 @@ def test_the_listed_layers_are_kept_and_counted(saved, tmp_path):
 
 def test_output_columns_are_divided_among_the_children_without_rest():
     before = Stage(1, 3, 5, 3, 8, 15)
-    queries, values, columns = heads.split_map(before, Stage(1, 6, 5, 6, 8, 15))
+    queries, values, columns = map_children(before, Stage(1, 6, 5, 6, 8, 15))
     assert queries.tolist() == values.tolist() == [0, 0, 1, 1, 2, 2]
     owned = columns[columns >= 0]
     assert sorted(owned.tolist()) == list(range(15))  # every old column has exactly one new place

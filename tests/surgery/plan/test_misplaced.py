@@ -8,8 +8,8 @@ from transformers import ModernBertConfig, ModernBertForMaskedLM
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import UsageError
 from leansurgeon.shape import Shape, Stage
+from leansurgeon.surgery.plan.drop_layers import tied_to_the_start, without_data
 from leansurgeon.surgery.plan.method import Method
-from leansurgeon.surgery.plan.operators.drop_layers import tied_to_the_start, without_data
 from leansurgeon.surgery.plan.planning import plan
 from leansurgeon.surgery.plan.wanted import Wanted
 from tests.conftest import FAMILIES

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from leansurgeon.shape import Shape, Stage
-from leansurgeon.surgery.walk import budget, changes
+from leansurgeon.surgery.walk import budget, candidates
 from leansurgeon.surgery.walk.budget import Effort, Tokens
 from leansurgeon.surgery.walk.candidates import Candidate
 
@@ -29,19 +29,19 @@ def way(*kept: int, **more) -> Candidate:
 
 
 def test_a_kept_layer_stands_for_those_up_to_the_next():
-    assert changes.ends((0, 1, 4, 5), SIX) == [0, 3, 4, 5] and changes.ends((2,), SIX) == [5]
-    assert changes.ends((0, 3, 5), TWO) == [2, 4, 6] and changes.ends((3, 4), TWO) == [3, 6]
-    assert changes.behind_gap((0, 4), SIX) == set() and changes.behind_gap((1, 4), SIX) == {1}
-    assert changes.behind_gap((0, 4, 5), TWO) == {4} and changes.behind_gap((2, 3), TWO) == {2}
+    assert candidates.ends((0, 1, 4, 5), SIX) == [0, 3, 4, 5] and candidates.ends((2,), SIX) == [5]
+    assert candidates.ends((0, 3, 5), TWO) == [2, 4, 6] and candidates.ends((3, 4), TWO) == [3, 6]
+    assert candidates.behind_gap((0, 4), SIX) == set() and candidates.behind_gap((1, 4), SIX) == {1}
+    assert candidates.behind_gap((0, 4, 5), TWO) == {4} and candidates.behind_gap((2, 3), TWO) == {2}
 
 
 def test_layers_change_with_their_own_stage():
     after = Shape((TWO.stages[0], Stage(4, 4, 4, 4, 48, 32)))
-    assert [changes.is_near(plan(TWO, after), layer) for layer in (2, 3)] == [False, True]
-    assert changes.divides_heads(plan(TWO, after), 3) and not changes.divides_heads(plan(TWO, after), 2)
-    assert not changes.divides_heads(plan(TWO, after, "naive"), 3)
-    nears = [changes.is_near(plan(**numbers), 0) for numbers in ({"heads": 2, "kv_heads": 2}, {"mlp_dim": 24})]
-    assert nears == [True, True] and not changes.is_near(plan(heads=8, mlp_dim=96), 0)
+    assert [candidates.is_near(plan(TWO, after), layer) for layer in (2, 3)] == [False, True]
+    assert candidates.divides_heads(plan(TWO, after), 3) and not candidates.divides_heads(plan(TWO, after), 2)
+    assert not candidates.divides_heads(plan(TWO, after, "naive"), 3)
+    nears = [candidates.is_near(plan(**numbers), 0) for numbers in ({"heads": 2, "kv_heads": 2}, {"mlp_dim": 24})]
+    assert nears == [True, True] and not candidates.is_near(plan(heads=8, mlp_dim=96), 0)
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,8 @@ from leansurgeon.measure.data.calibration import Calibration
 from leansurgeon.surgery.plan.method import Method
 from leansurgeon.surgery.plan.planning import plan
 from leansurgeon.surgery.plan.wanted import Wanted
-from leansurgeon.surgery.refit import span_fit
-from leansurgeon.surgery.walk import ground, guards
+from leansurgeon.surgery.refit import local_fit
+from leansurgeon.surgery.walk import calibrated, ground
 from leansurgeon.surgery.walk.calibrated import calibrate
 from leansurgeon.surgery.walk.ground import Ground, Options
 from tests.conftest import VISION
@@ -49,7 +49,7 @@ def cut(
 ) -> tuple[tuple[int, ...], dict[str, np.ndarray]]:
     options = Options(heal=method.heal, device=device)
     outcome = calibrate(plan(source, wanted, 0, method, calibrated=True), samples, options)
-    found = outcome.layers, {name: np.array(values) for name, values in outcome.edits.items()}
+    found = outcome.record.layers, {name: np.array(values) for name, values in outcome.edits.items()}
     outcome.close()
     return found
 
@@ -83,7 +83,7 @@ def test_auto_takes_a_gpu_for_a_cut(asked, saved, tmp_path, monkeypatch):
     def look(steps, calibration, options, say):
         raise Asked(options.device)
 
-    monkeypatch.setattr(guards, "calibrate_safely", look)
+    monkeypatch.setattr(calibrated, "calibrate_safely", look)
     said: list[str] = []
     with plugged_in(monkeypatch, count=3), pytest.raises(Asked) as found:
         request = ShrinkRequest(source=str(saved("vit")[0]), layers=2, out=tmp_path / "out", device=asked)
@@ -131,7 +131,7 @@ def test_a_cut_in_bf16_is_refitted_as_in_fp32(saved, monkeypatch):
     steps = plan(source, Wanted(layers="2"), calibrated=True)
     after = {}
     for narrow in (False, True):
-        for module in (ground, span_fit):  # whatever this processor can
+        for module in (ground, local_fit):  # whatever this processor can
             monkeypatch.setattr(module, "has_bf16", lambda _, narrow=narrow: narrow)
         monkeypatch.setattr(ground, "AGREES", 1.0)
         with closing(calibrate(steps, data("llama"), Options(keep=(0, 1), heal="closed"))) as outcome:

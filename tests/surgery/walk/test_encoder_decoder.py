@@ -78,7 +78,7 @@ def test_layers_are_chosen_in_both_stacks(trained):
     folder, data = trained
     outcome = calibrate(plan(open_source(str(folder)), Wanted(layers="3"), calibrated=True), data, Options())
     outcome.close()
-    assert len([i for i in outcome.layers if i < 4]) == len([i for i in outcome.layers if i >= 4]) == 3
+    assert len([i for i in outcome.record.layers if i < 4]) == len([i for i in outcome.record.layers if i >= 4]) == 3
     assert all(c.score.judged_by == c.score.guard_divergence for c in outcome.record.candidates)
     gone = {tuple(i for i in range(8) if i not in c.kept) for c in outcome.record.candidates if c.data == "part"}
     assert {1, 2, 3} == {a for a, _ in gone} and {5, 6, 7} == {

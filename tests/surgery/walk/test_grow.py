@@ -13,15 +13,15 @@ from leansurgeon.shape import Groups, Shape, Stage
 from leansurgeon.surgery.plan.method import Method
 from leansurgeon.surgery.plan.planning import plan
 from leansurgeon.surgery.plan.wanted import Wanted
-from leansurgeon.surgery.refit.local_fit import Clock, Example, pace
-from leansurgeon.surgery.refit.span_fit import PHASES, STEP_TOKENS, Phase, fit_span
+from leansurgeon.surgery.refit.local_fit import PHASES, STEP_TOKENS, Clock, Example, Phase, fit_span, pace
 from leansurgeon.surgery.shrink import decide
 from leansurgeon.surgery.walk import grow
 from leansurgeon.surgery.walk.calibrated import best_of, calibrate
+from leansurgeon.surgery.walk.candidates import Mark, growing_ends, marks
 from leansurgeon.surgery.walk.choose_layers import Evidence, blocks, crossed
 from leansurgeon.surgery.walk.ground import Ground, Options
-from leansurgeon.surgery.walk.grow import PASSES, Mark, growing_ends, marks, row_sizes, share_of_steps, split
-from leansurgeon.surgery.walk.race import CLOSE
+from leansurgeon.surgery.walk.grow import PASSES, row_sizes, share_of_steps, split
+from leansurgeon.surgery.walk.score import CLOSE
 from tests.surgery.walk.test_calibrated import cut, error, trained  # noqa: F401 (a fixture)
 
 
@@ -70,7 +70,7 @@ def test_every_block_is_tried_after_its_refit(trained):  # noqa: F811
     tried = [c for c in outcome.record.candidates if c.data == "part"]
     assert {(0, 1), (0, 3)} <= {c.kept for c in tried}  # the blocks 2-3 and 1-2
     best = min(c.score.judged_by for c in tried if not c.left_out)
-    assert outcome.layers in [c.kept for c in tried if c.score.judged_by <= CLOSE * best]
+    assert outcome.record.layers in [c.kept for c in tried if c.score.judged_by <= CLOSE * best]
     outcome.close()
 
 
@@ -96,25 +96,23 @@ def test_blocks_of_two_stages_are_tried_stage_by_stage():
     assert blocks(replace(found, stages=[Groups(range(5), 1), Groups(range(5, 9), 3)])) == {}
 
 
-def ground_of(*stages):
-    """A plan's shapes, which are all that marks ask for; heads stay."""
-    after, before = (Shape(tuple(Stage(n + more, 2, 4, 2, 8, 8) for n in stages)) for more in (0, 20))
-    plan = type("Plan", (), {"after": after, "before": before})
-    return type("Ground", (), {"plan": plan})
+def plan_of(before, after):
+    """A plan's shapes by the depths of their stages, which are all that marks ask for; heads stay."""
+    shapes = [Shape(tuple(Stage(n, 2, 4, 2, 8, 8) for n in depths)) for depths in (before, after)]
+    return type("Plan", (), dict(zip(("before", "after"), shapes, strict=True)))
 
 
 def test_spans_end_before_the_next_cut_and_with_their_stage():
-    kept, until = (0, 1, 4, 5, 7, 8, 9), (0, 3, 4, 6, 7, 8, 9)
-    found = marks(kept, until, set(), ground_of(7))
+    found = marks((0, 1, 4, 5, 7, 8, 9), plan_of([10], [7]))
     assert [(m.first, m.ends) for m in found] == [(1, (2,)), (3, (4, 6)), (1, (6,))]  # and both cuts together
-    found = marks((0, 1, 4, 5, *range(7, 14)), (0, 3, 4, 6, *range(7, 14)), set(), ground_of(11))
+    found = marks((0, 1, 4, 5, *range(7, 14)), plan_of([14], [11]))
     assert [(m.first, m.ends) for m in found] == [(1, (2,)), (3, (4, 6, 8, 10))]  # too many for one
-    found = marks((0, 3, 4, 5), (2, 3, 4, 5), set(), ground_of(4))
+    found = marks((0, 3, 4, 5), plan_of([6], [4]))
     assert [(m.first, m.ends) for m in found] == [(0, (1, 3))]
     assert growing_ends(1, 5) == (2, 4, 5) and growing_ends(0, 20) == (1, 3, 5, 7) and growing_ends(3, 3) == (3,)
-    found = marks((0, 3, 4), (2, 3, 4), set(), ground_of(1, 2))  # the stage ends with the layer before the cut
+    found = marks((0, 3, 4), plan_of([3, 2], [1, 2]))  # the stage ends with the layer before the cut
     assert [(m.first, m.ends) for m in found] == [(0, (0,))]
-    assert [m.first for m in marks((1, 2), (1, 2), {1}, ground_of(2))] == [0]  # leading layers went
+    assert [m.first for m in marks((1, 2), plan_of([3], [2]))] == [0]  # leading layers went
 
 
 def test_a_short_stage_whose_heads_were_divided_is_one_span(trained):  # noqa: F811

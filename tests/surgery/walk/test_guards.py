@@ -12,11 +12,11 @@ from leansurgeon.checkpoints.source import open_source
 from leansurgeon.measure.data.calibration import Calibration
 from leansurgeon.surgery.plan.planning import plan
 from leansurgeon.surgery.plan.wanted import Wanted
-from leansurgeon.surgery.walk import calibrated, guards
+from leansurgeon.surgery.walk import calibrated
 from leansurgeon.surgery.walk.calibrated import Outcome
 from leansurgeon.surgery.walk.ground import Options
 from leansurgeon.surgery.walk.kept import Kept
-from leansurgeon.surgery.write.apply import apply
+from leansurgeon.surgery.write.transfer import apply
 from tests.surgery.walk.test_calibrated import error, trained  # noqa: F401 (a fixture)
 
 
@@ -36,13 +36,13 @@ def test_own_samples_are_added_until_they_are_safe(scores, amounts, is_safe, mon
         score = 1.0 if not places else scores[len(places) - 1]
         places.append(options.kept.folder.name)
         scored = Healing(False, False, GuardScore(by_source=(0.5, score)))
-        outcome = Outcome((0,), "", {}, Decisions(healing=scored, passes=2.0, tokens=100))
+        outcome = Outcome({}, Decisions(healing=scored, passes=2.0, tokens=100))
         outcome.held.callback(closed.append, score)
         return outcome
 
     monkeypatch.setattr(calibrated, "calibrate", calibrate)
     data = replace(windows("yours", 4), beside=windows("own", 32))
-    outcome, used = guards.calibrate_safely(None, data, Options(kept=Kept(tmp_path / "kept", "key")))
+    outcome, used = calibrated.calibrate_safely(None, data, Options(kept=Kept(tmp_path / "kept", "key")))
     rounds = outcome.record.mixing.rounds
     assert [r.own for r in rounds] == amounts and [r.on_own for r in rounds] == scores
     assert outcome.record.mixing.safe is is_safe
@@ -60,12 +60,12 @@ def test_a_result_of_few_odd_samples_is_good_elsewhere(trained, tmp_path):  # no
     yours = Calibration("odd", "odd", "odd", odd[:2], odd[2:], odd[2:])
     steps, wrong = plan(open_source(str(folder)), Wanted(layers="3"), calibrated=True), {}
     for name, beside in (("alone", None), ("mixed", own)):
-        outcome, used = guards.calibrate_safely(steps, replace(yours, beside=beside), Options())
+        outcome, used = calibrated.calibrate_safely(steps, replace(yours, beside=beside), Options())
         (tmp_path / name).mkdir()
-        apply(replace(steps, layers=outcome.layers), tmp_path / name, outcome.edits)
+        apply(replace(steps, layers=outcome.record.layers), tmp_path / name, outcome.edits)
         wrong[name] = error(tmp_path / name, folder, data)
         outcome.close()
     assert wrong["mixed"] < 0.9 * wrong["alone"]
     mixing = outcome.record.mixing
-    assert mixing.rounds[0].own == 0 and mixing.rounds[0].on_own > guards.SAFE * mixing.own_alone
+    assert mixing.rounds[0].own == 0 and mixing.rounds[0].on_own > calibrated.SAFE * mixing.own_alone
     assert [s.name for s in used.sources] == ["odd", "own"]

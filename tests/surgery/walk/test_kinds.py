@@ -14,8 +14,8 @@ import transformers
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import UsageError
 from leansurgeon.measure.data.calibration import Calibration
+from leansurgeon.surgery.plan.drop_layers import kinds_of, with_every_kind
 from leansurgeon.surgery.plan.method import Method
-from leansurgeon.surgery.plan.operators.drop_layers import kinds_of, with_every_kind
 from leansurgeon.surgery.plan.planning import plan
 from leansurgeon.surgery.plan.wanted import Wanted
 from leansurgeon.surgery.shrink import unread

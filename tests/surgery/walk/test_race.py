@@ -13,11 +13,11 @@ from leansurgeon.measure.data.batches import in_pieces
 from leansurgeon.measure.data.calibration import Calibration
 from leansurgeon.surgery.plan.planning import plan
 from leansurgeon.surgery.plan.wanted import Wanted
-from leansurgeon.surgery.walk import calibrated, race
+from leansurgeon.surgery.walk import calibrated, score
 from leansurgeon.surgery.walk.budget import Budget
 from leansurgeon.surgery.walk.calibrated import calibrate
 from leansurgeon.surgery.walk.ground import Options
-from leansurgeon.surgery.walk.judge import Tally
+from leansurgeon.surgery.walk.score import Tally
 from tests.conftest import build
 from tests.surgery.walk.test_calibrated import image_batches, text_batches
 
@@ -56,12 +56,12 @@ FREE = Options(budget=Budget(inf, inf))  # all sets of layers compete, to the en
 def chosen(made, monkeypatch, layers, error):
     """Layers, candidates of the trial, passes."""
     folder, data = made
-    monkeypatch.setattr(race, "ERROR", error)
+    monkeypatch.setattr(score, "ERROR", error)
     monkeypatch.setattr(calibrated, "TRIAL", {"fit": 1_024, "guard": 1_024})
     outcome = calibrate(plan(open_source(str(folder)), Wanted(layers=str(layers)), calibrated=True), data, FREE)
     outcome.close()
     tried = [c for c in outcome.record.candidates if c.data == "part"]
-    return outcome.layers, tried, outcome.record.passes
+    return outcome.record.layers, tried, outcome.record.passes
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def chosen(made, monkeypatch, layers, error):
 )
 def test_the_winner_is_that_of_the_whole_contest_for_less(family, layers, seed, deep, monkeypatch):
     made = deep(family, seed)
-    raced, tried, passes = chosen(made, monkeypatch, layers, race.ERROR)
+    raced, tried, passes = chosen(made, monkeypatch, layers, score.ERROR)
     whole, all_tried, more = chosen(made, monkeypatch, layers, 0.0)
     assert raced == whole and passes < more
     left = [c for c in tried if not c.left_out]
@@ -78,17 +78,17 @@ def test_the_winner_is_that_of_the_whole_contest_for_less(family, layers, seed, 
     assert len(pieces) == 1 and min(c.score.pieces for c in tried) < pieces.pop()
     by_kept = {c.kept: c.score.judged_by for c in all_tried}
     best = min(by_kept.values())
-    assert {k for k, v in by_kept.items() if v <= best * race.CLOSE} <= {c.kept for c in left}
+    assert {k for k, v in by_kept.items() if v <= best * score.CLOSE} <= {c.kept for c in left}
     to_the_end = [c for c in tried if c.score.pieces == all_tried[0].score.pieces]
     assert all(c.score.judged_by == pytest.approx(by_kept[c.kept], rel=1e-5) for c in to_the_end)
 
 
 def test_the_bound_is_students_over_runs_of_neighbours():
     values = torch.randn(512, generator=torch.Generator().manual_seed(0), dtype=torch.float64) + 0.5
-    runs = values.numpy().reshape(-1, race.RUN).mean(1)
+    runs = values.numpy().reshape(-1, score.RUN).mean(1)
     low, _ = stats.t.interval(1 - 2e-3, len(runs) - 1, runs.mean(), stats.sem(runs))
-    assert race.lower_bound(values, 1e-3) == pytest.approx(low)
-    assert race.lower_bound(values[:5], 1e-3) == race.lower_bound(values, 0.0) == -np.inf
+    assert score.lower_bound(values, 1e-3) == pytest.approx(low)
+    assert score.lower_bound(values[:5], 1e-3) == score.lower_bound(values, 0.0) == -np.inf
 
 
 def test_equals_are_left_out_as_seldom_as_is_said():
@@ -99,11 +99,11 @@ def test_equals_are_left_out_as_seldom_as_is_said():
         best = draws.gamma(2.0, 0.2, 512)
         tallies = [Tally(divergences=[torch.from_numpy(best)], errors=[torch.from_numpy(best)])]
         for _ in range(8):
-            worse = torch.from_numpy(race.CLOSE * best + 0.2 * draws.standard_normal(512))
+            worse = torch.from_numpy(score.CLOSE * best + 0.2 * draws.standard_normal(512))
             tallies.append(Tally(divergences=[worse], errors=[worse]))
-        wrong += len(race.survivors(range(9), tallies, 9 * race.rounds(4))) < 9
-    assert wrong <= 200 * race.ERROR
-    assert [race.rounds(n) for n in (1, 2, 3, 4, 5, 8)] == [1, 1, 2, 2, 3, 3]
+        wrong += len(score.survivors(range(9), tallies, 9 * score.rounds(4))) < 9
+    assert wrong <= 200 * score.ERROR
+    assert [score.rounds(n) for n in (1, 2, 3, 4, 5, 8)] == [1, 1, 2, 2, 3, 3]
 
 
 def test_pieces_hold_every_sample_once():

@@ -19,7 +19,7 @@ from leansurgeon.surgery.plan.planning import plan
 from leansurgeon.surgery.plan.wanted import Wanted
 from leansurgeon.surgery.refit import heal_block
 from leansurgeon.surgery.shrink import carry_out, decide
-from leansurgeon.surgery.walk import calibrated, choose_layers, guards
+from leansurgeon.surgery.walk import calibrated, choose_layers
 from leansurgeon.surgery.walk.kept import Kept, Step, place_of
 from tests.support.command_line import leansurgeon
 from tests.support.models.word_models import WORDS, words
@@ -131,7 +131,7 @@ def test_a_cut_on_own_samples_without_room_is_not_made_by_weights(saved, tmp_pat
     def full(*_):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(guards, "calibrate_safely", full)
+    monkeypatch.setattr(calibrated, "calibrate_safely", full)
     with pytest.raises(OutOfMemory, match="ran out of memory"):
         shrink(ShrinkRequest(source=str(saved("vit")[0]), layers=2, out=tmp_path / "out"), print)
     assert not (tmp_path / "out").exists()

@@ -130,12 +130,12 @@ def test_other_dtypes_pass_through_bit_for_bit(dtype, saved, tmp_path):
 
 
 def test_new_values_do_not_depend_on_the_pieces_they_are_drawn_in(saved, tmp_path, monkeypatch):
-    from leansurgeon.surgery.plan.operators import fresh
+    from leansurgeon.surgery.write import transfer
 
     folder, _ = saved("llama")
     made = []
     for size in (1 << 18, 64):
-        monkeypatch.setattr(fresh, "PIECE", size)
+        monkeypatch.setattr(transfer, "PIECE", size)
         cut(folder, tmp_path / str(size), heads="8", mlp_dim="64")
         made.append((tmp_path / str(size) / "model.safetensors").read_bytes())
     assert made[0] == made[1]

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from leansurgeon.architectures.limits import move_taps
-from leansurgeon.checkpoints.recorded.planned import Step
 from leansurgeon.checkpoints.reshaped import within_block
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import UsageError, plural
@@ -201,14 +200,3 @@ def with_kept(shape: Shape, wanted: Wanted, method: Method) -> Wanted:
     if wanted.layers is not None and per_stage(wanted.layers, [s.depth for s in shape.stages], "--layers") != counts:
         raise UsageError(f"--keep {method.keep} keeps {', '.join(map(str, counts))} layers, not {wanted.layers}.")
     return replace(wanted, layers=",".join(map(str, counts)))
-
-
-def operator(depth: int, kept: tuple[int, ...], choice: Choice) -> Step:
-    """The step that drops the layers not kept."""
-    dropped = [i for i in range(depth) if i not in kept]
-    return Step(
-        "drop-layers",
-        "near",
-        f"keep {len(kept)} of {plural(depth, 'layer')}, {choice.criterion}: {', '.join(map(str, kept))}",
-        {"kept": list(kept), "dropped": dropped, "criterion": choice.criterion, "evidence": choice.evidence},
-    )
