@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 
 import pytest
@@ -13,6 +12,7 @@ from safetensors.torch import save_file
 from leansurgeon.architectures.timm_models import folder_config
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import UnsupportedModel, UsageError
+from leansurgeon.models.timm_parts import ClassAttention
 from leansurgeon.surgery.plan.planning import plan
 from leansurgeon.surgery.plan.wanted import Wanted
 from leansurgeon.surgery.shrink import Decided, carry_out
@@ -44,9 +44,8 @@ def cut(source, out, **wanted):
 
 @pytest.mark.parametrize("key", KEYS)
 def test_our_class_attention_is_timms_at_its_own_size(key):
-    module = importlib.import_module(f"leansurgeon.models.timm_{key}")
     theirs = getattr(stir(build(key)), BLOCKS[key])[0].attn
-    ours = module.ClassAttention(32, 4, 8)
+    ours = ClassAttention(32, 4, 8)
     ours.load_state_dict(theirs.state_dict())
     x = torch.randn(2, 5, 32)
     torch.testing.assert_close(ours(x), theirs(x), atol=1e-6, rtol=1e-6)

@@ -300,8 +300,8 @@ def test_heads_and_units_of_a_stage_are_trimmed_by_weight(tmp_path):
     [
         ({"heads": "4,8"}, r"--heads 4,8\b.*\b2 stages\b.*\b4\b"),
         ({"layers": "1,1,9,1"}, r"--layers 9\b.*\b3 layers\b"),
-        ({"mlp_ratio": "2,2"}, r"--mlp-ratio 2,2\b.*\b2 stages\b.*\b4\b"),
-        ({"mlp_ratio": "2,x,2,2"}, r"--mlp-ratio .*\bx\b.*\bnumber\b"),
+        ({"mlp_ratio": "2,2"}, r"mlp_ratio 2,2\b.*\b2 stages\b.*\b4\b"),
+        ({"mlp_ratio": "2,x,2,2"}, r"mlp_ratio .*\bx\b.*\bnumber\b"),
         ({"heads": "3,4,4,4", "head_dim": "split"}, r"\b16\b.*\b3 heads\b.*\b2, 4\b"),
     ],
 )
