@@ -59,7 +59,7 @@ def of_recipe(train: Train, loaded: Loaded, task: Task, model_dir: Path, device:
 class Distillation:
     """The teacher of `student`, in evaluation mode and without gradients, and how the loss is put together."""
 
-    def __init__(self, settings: Distill, student: Any, task: Task, model_dir: Path, device: torch.device) -> None:
+    def __init__(self, settings: Distill, student: Loaded, task: Task, model_dir: Path, device: torch.device) -> None:
         self.settings, self.task = settings, task
         self.teacher, self._outputs, self._seen = load_teacher(settings, model_dir, student, task)
         self.teacher.model.to(device).eval().requires_grad_(False)
@@ -81,7 +81,7 @@ class Distillation:
             self._student_states = taps(student)
             self._teacher_states = taps(self.teacher, wanted)
 
-    def of_copy(self, student: Any) -> Distillation:
+    def of_copy(self, student: Loaded) -> Distillation:
         """The same teacher for a copy of the student."""
         other = copy.copy(self)
         other._student_states = taps(student) if self.settings.hidden else []
@@ -107,7 +107,7 @@ class Distillation:
         taught = objective.predict(self.teacher, self._seen(batch))
         return taught if self._outputs is None else taught[..., self._outputs]
 
-    def of_features(self, student: Any, batch: Batch, learning: bool) -> Score:
+    def of_features(self, student: Loaded, batch: Batch, learning: bool) -> Score:
         """The task's score of the student's embeddings against the teacher's and, while it is `learning`, the terms
         of hidden states.
         """

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from leansurgeon.checkpoints.model import Loaded
 from leansurgeon.measure.data.batches import inner
 from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.training import data_loader, state
@@ -57,7 +58,7 @@ def measure(run: Run, wanted: list[Kappa | Heads], found: dict[str, Any], *, end
                 run.progress.say(_sentence(one.kind, found[one.kind], done))
 
 
-def _kappa(run: Run, export: Any, wanted: Kappa) -> JsonObject:
+def _kappa(run: Run, export: Loaded, wanted: Kappa) -> JsonObject:
     """Conditioning of the attention blocks, raw and invariant (see `measure.kappa.study`)."""
     from leansurgeon.measure.kappa import study
 
@@ -67,7 +68,7 @@ def _kappa(run: Run, export: Any, wanted: Kappa) -> JsonObject:
     return study.measure_invariants(export, batches, run.task.token_mask, samples, probes=wanted.probes)
 
 
-def _heads(run: Run, export: Any, wanted: Heads) -> JsonObject:
+def _heads(run: Run, export: Loaded, wanted: Heads) -> JsonObject:
     """Importance of the heads, and how many could go (see `measure.pruning.at_epoch`)."""
     from leansurgeon.measure.heads.pruning import at_epoch
 

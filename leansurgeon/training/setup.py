@@ -212,7 +212,7 @@ def make_trainer(
     average = Average(loaded, train.ema) if train.ema else None
     distillation = distill.of_recipe(train, loaded, task, model_dir, device)
 
-    def scored_of(of: Any, *, taught: bool = True) -> Scored:
+    def scored_of(of: Loaded, *, taught: bool = True) -> Scored:
         teacher = distillation if taught else None
         return Scored(of, task, train, teacher if of is loaded or teacher is None else teacher.of_copy(of)).train()
 
