@@ -327,6 +327,8 @@ def load_timm(folder: Path, config: Config, overrides: Mapping[str, Any]) -> tup
     if labels and labels != args.get("num_classes", 1000):
         model.reset_classifier(labels)
         config = config | {"num_classes": labels, "model_args": args | {"num_classes": labels}}
+    if (names := overrides.get("id2label")) and len(config.get("label_names") or ()) != len(names):
+        config = config | {"label_names": [*names.values()]}
     return model, config
 
 

@@ -154,6 +154,22 @@ def test_names_on_a_model_that_names_none_are_asked_for(trained, folders, tmp_pa
     assert json.loads(done.stdout)["whole"]["accuracy"] == pytest.approx(float(torch.cat(right).float().mean()))
 
 
+@pytest.mark.parametrize("library", ["transformers", "timm"])
+def test_names_that_were_given_are_those_of_the_result(library, trained, folders, tmp_path):
+    """`retrain --classes` writes them into the model's config, and nobody is asked again."""
+    data, source = folders(NAMES, each=30), trained
+    if library == "timm":
+        source = strangers.timm_vit(tmp_path / "timm", classes=10, names=())
+    how = ("--classes", ",".join(NAMES), "--set", "train.duration=2st")
+    done = leansurgeon("retrain", source, "--data", data, *how, "-o", tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    config = json.loads((tmp_path / "run" / "model" / "config.json").read_text())
+    given = config["label_names"] if library == "timm" else [*config["id2label"].values()]
+    assert given == NAMES
+    asked = leansurgeon("heads", tmp_path / "run", "--data", data, "--steps", 2, "--samples", 32)
+    assert "zero is output 0" in " ".join(asked.stderr.split()) and "(by name)" in asked.stderr
+
+
 def test_an_experiment_from_a_trained_model_keeps_to_the_same_rules(trained, folders, tmp_path):
     """`run`: names that the model does not know, and names of other outputs, stop it before anything is cut."""
     wrong = named(trained, tmp_path / "model", sorted(NAMES))

@@ -216,9 +216,11 @@ class ImageFolder(base.Task):
         return super().metric_value(sums) | top5 | base.of_confusion(sums.extra[1:])
 
     def model_overrides(self) -> base.Overrides:
-        """As many classes as there are folders, the image size and the channels."""
+        """As many classes as there are folders, their names where they are known, the image size and the channels."""
         o = self.options
         head = {"num_labels": self._outputs} if self._info["classes"] > 0 else {}  # else no head is asked for
+        if head and o.class_names:
+            head["id2label"] = dict(enumerate(o.class_names))
         return head | {"image_size": o.image_size, "num_channels": o.channels}
 
     @property
@@ -279,7 +281,7 @@ class Images(base.Embedded, ImageFolder):
 
     def model_overrides(self) -> base.Overrides:
         """Size and channels of the images."""
-        return {key: value for key, value in super().model_overrides().items() if key != "num_labels"}
+        return {key: value for key, value in super().model_overrides().items() if key not in ("num_labels", "id2label")}
 
 
 def _check_transform(options: Options) -> None:
