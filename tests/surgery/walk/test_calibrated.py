@@ -159,7 +159,7 @@ def test_layers_are_chosen_by_what_the_healed_model_says(trained, tmp_path):
     folder, data = trained("llama")
     _, first = cut(tmp_path, (folder, data), {"layers": "2"}, "first")
     _, second = cut(tmp_path, (folder, data), {"layers": "2"}, "second")
-    assert first.layers == second.layers
+    assert first.record.layers == second.record.layers
     assert sorted(first.edits) == sorted(second.edits)
     assert all(np.array_equal(first.edits[name], second.edits[name]) for name in first.edits)
     tried = first.record.candidates
