@@ -222,7 +222,7 @@ def write_file(path: Path, tensors: list[Out]) -> Path:
 
 def write_array(out, tensor: Out) -> None:
     """Make a tensor and append its bytes; AssertionError where it is not of the announced dtype and shape."""
-    data = np.ascontiguousarray(tensor.make())
+    data = np.asarray(tensor.make(), order="C")  # a scalar stays one
     if data.shape != tensor.shape or data.dtype != RAW[tensor.dtype]:
         raise AssertionError(f"{tensor.name}: made {data.dtype} {data.shape}, announced {tensor.dtype} {tensor.shape}")
     write_all(out, memoryview(data).cast("B") if data.size else memoryview(b""))

@@ -132,7 +132,7 @@ def test_of_sets_that_are_alike_one_keeps_the_pattern_that_other_programs_count_
     silent(model, range(1, 8)).save_pretrained(folder)  # whichever goes, nothing is lost
     source = open_source(str(folder))
     found = calibrate(plan(source, Wanted(layers="7"), calibrated=True), small_data(), Options(heal="none"))
-    assert found.layers == tuple(range(7)), found.record.candidates
+    assert found.record.layers == tuple(range(7)), found.record.candidates
     assert plan(source, Wanted(), method=Method(keep="0-6")).cannot_hold is None
 
 
