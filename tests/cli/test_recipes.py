@@ -153,7 +153,6 @@ def test_ctrl_c_is_answered(command, words, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["--format", "tabel"], r"'tabel'.*'table'"),
         (["--seeds", "x"], "^--seeds x: whole numbers"),
         (["--seeds", "1,-2"], "^--seeds 1,-2: whole numbers"),
         (["--seeds", "1,1"], r"--seeds\b.*\btwice\b"),
