@@ -20,6 +20,7 @@ from leansurgeon.progress import duration_text
 from leansurgeon.reading.files import in_home
 from leansurgeon.training import data_loader, guards
 from leansurgeon.training.data_loader import Sampled
+from leansurgeon.training.objective import FEATURES
 from leansurgeon.training.recipe.durations import parse_duration
 from leansurgeon.training.schedule import Plan
 from leansurgeon.training.state import Run, first_batch
@@ -87,9 +88,11 @@ def judges_start(run: Run) -> bool:
 
 
 def judges_source(run: Run) -> bool:
-    """Whether the model that this one was cut from is judged there, too: where it teaches by its answers."""
+    """Whether the model that this one was cut from is judged there, too: where it teaches by its answers or
+    its embeddings."""
     teacher, made = run.judged.teacher, run.loaded.surgery
-    if not (judges_start(run) and teacher and teacher.settings.logits and made):
+    answers = teacher and (teacher.settings.logits or run.task.head == FEATURES)
+    if not (judges_start(run) and answers and made):
         return False
     name = teacher.settings.teacher
     return name == "source" or whereabouts.holding(in_home(name), made.source) is not None

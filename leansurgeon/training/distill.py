@@ -121,6 +121,11 @@ class Distillation:
         error = self._of_states(batch, [self._error(state, target, mask)])  # taken in evaluation, too: see `_Tap`
         return score._replace(loss_sum=score.loss_sum + self.settings.hidden * error) if learning else score
 
+    def of_itself(self, batch: Batch) -> Score:
+        """The task's score of the teacher's embeddings against themselves."""
+        pooled = self.teacher.pooling.pool(self.teacher.features(self._seen(batch)), self.task.token_mask(batch))
+        return self.task.score(pooled, batch | {TARGET: pooled})
+
     def _of_logits(self, logits: torch.Tensor, taught: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         if getattr(self.task, "objective", "class") != "class":  # outputs that do not compete: squared error of each
             return (logits.float() - taught.float()).pow(2).mean(-1).sum()

@@ -87,6 +87,8 @@ class Taught(nn.Module):
         student = self._student[0]
         batch = student.seen(batch)
         with distributed.autocast(student.precision, batch["labels"].device):
+            if student._features:
+                return student.teacher.of_itself(batch)
             return student.score(student.teacher.answers(batch), scored_labels(batch))
 
 

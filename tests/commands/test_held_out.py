@@ -316,3 +316,17 @@ def test_source_cut_and_healed_model_are_three_rows_of_one_table(said, tmp_path,
     tables = [[row["name"] for row in one["rows"]] for one in shown["sections"]]
     assert tables == [["source", "lean", "healed"], ["other"]]
     assert "no run here began with it" in " ".join(shown["sections"][1]["notes"])
+
+
+def test_an_embedder_stands_in_the_table_of_its_cut_and_healed_model(own_cache, tmp_path):
+    """Beside itself its cosine is 1; the others have what transformers finds on the same held-out sentences."""
+    source, data = strangers.encoder(tmp_path / "source"), strangers.texts(tmp_path / "texts")
+    lean, run = strangers.halved(tmp_path / "lean", source), tmp_path / "healed"
+    done = strangers.healed(lean, data, run)
+    assert done.returncode == 0, done.stderr
+    (section,) = json.loads(leansurgeon("report", source, lean, run, "--json").stdout)["sections"]
+    assert [row["name"] for row in section["rows"]] == ["source", "lean", "healed"]
+    figures = [row["metric"]["mean"] for row in section["rows"]]
+    assert figures[0] == pytest.approx(1.0, abs=1e-5)
+    test = json.loads((run / "summary.json").read_text())["test"]
+    assert figures[1:] == [test["before"]["metric"], test["best"]["metric"]] and max(figures[1:]) < 1
