@@ -46,10 +46,10 @@ def known() -> dict[str, Architecture]:
 def read_families(text: str) -> Iterator[tuple[str, Architecture]]:
     """The families of a file, with their names."""
     tables = tomllib.loads(text)
-    for name in [name for name in tables if name != "usual"]:
-        base = tables.get(tables[name].pop("from", "usual"), {})
-        tables[name] = merge(base, {"model_types": [name]} | tables[name])
-        yield name, Architecture(name=name, **read_value("", tables[name]))
+    made = {"usual": tables.pop("usual", {})}
+    for name, table in tables.items():
+        made[name] = merge(made[table.pop("from", "usual")], {"model_types": [name]} | table)
+        yield name, Architecture(name=name, **read_value("", made[name]))
 
 
 def merge(base: Any, said: Any) -> Any:

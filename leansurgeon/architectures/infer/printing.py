@@ -16,7 +16,9 @@ ELSEWHERE = ("name", "model_types", "code", "evidence", "decoupled", "shared")
 
 
 def as_source(made: Architecture) -> str:
-    """A table for a file of `families/`: numbers that the config names elsewhere stand in it as plain integers."""
+    """A table for a file of its own in `families/`; numbers that the config names elsewhere are plain
+    integers.
+    """
     name = json.dumps(made.name)
     lines = [f"# {made.name}: {verdict(made)}.", *(f"# {line}" for line in said(made)), f"[{name}]"]
     lines += entries(made, *ELSEWHERE, "stages")

@@ -155,12 +155,13 @@ class Patient:
     def altered(self, *changes: Change) -> torch.Tensor:
         """What the library's model answers after the changes, one after the other."""
 
-        def change(spec: TensorSpec, raw: np.ndarray) -> np.ndarray:
-            """The tensor after each of the changes in turn."""
+        def change(spec: TensorSpec, raw: np.ndarray) -> np.ndarray | None:
+            """The tensor after each of the changes in turn; None where none touches it, so that it stays on disk."""
+            changed = None
             for one in changes:
-                new = one(spec, raw)
-                raw = raw if new is None else new
-            return raw
+                new = one(spec, raw if changed is None else changed)
+                changed = changed if new is None else new
+            return changed
 
         with self.folder() as folder:
             return self.answer(self.load(self.write(folder, change)))

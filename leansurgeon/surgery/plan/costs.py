@@ -18,7 +18,9 @@ from leansurgeon.measure.costs.flops import Flops
 from leansurgeon.measure.costs.gpus import Gpu
 from leansurgeon.measure.costs.memory import Prediction, Rehearsal, Setting
 from leansurgeon.reading.jsonfile import JsonObject
-from leansurgeon.shape import ParameterCount, Shape, evenly_per_stage
+from leansurgeon.shape import ParameterCount, Shape
+from leansurgeon.surgery.plan.drop_layers import without_data
+from leansurgeon.surgery.plan.method import Method
 from leansurgeon.surgery.plan.next_steps import CannotHold, cannot_hold, indivisible
 from leansurgeon.surgery.plan.planning import models_along, reshaped, saved_along
 from leansurgeon.surgery.plan.wanted import Wanted
@@ -119,8 +121,8 @@ def costs(
     if cross_check or None in closed:
         for i, (config, architecture) in ends.items():
             priced[i] = replace(priced[i], flops_counted=counted(config, architecture, tokens))
-    layers = evenly_per_stage(source.shape, target.shape, source.architecture.period)  # nobody has chosen yet
-    refused = cannot_hold(source.architecture, target.architecture, target.shape, source.config, layers)
+    choice = without_data(source.shape, target.shape, Method(), source.architecture.period, source)
+    refused = cannot_hold(source.architecture, target.architecture, target.shape, source.config, choice.kept)
     return Costs(source.name, target.architecture.name, target.why, priced[0], priced[3], saved, start, gpu, refused)
 
 

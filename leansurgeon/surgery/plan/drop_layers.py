@@ -37,7 +37,7 @@ class Choice:
 
 def without_data(before: Shape, after: Shape, method: Method, period: int = 1, source: Source | None = None) -> Choice:
     """The layers that stay where no data is asked; where nobody has named them, and they can move, those of a `source`
-    are of every kind.
+    are of every kind: the library needs that, and goes before formats that count kinds by a pattern.
     """
     named = kept_numbers(method.keep)
     if named is not None:

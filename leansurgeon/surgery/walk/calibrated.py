@@ -222,6 +222,7 @@ def measured(ground: Ground, view: View, stages: list[Groups]) -> tuple[list[Can
         if ground.pattern and (near := sets["angular"] or evenly_per_stage(before, after)):
             sets["pattern"] = ground.pattern.near(near, before.depth)
     every = of_every_kind(drop_layers.kinds_of(ground.source), candidates(criterion, sets))
+    every = [c for c in every if not (c.criterion.startswith("pattern") and ground.breaks_pattern(c.kept))]
     candidates_left = [c for c in every if not drop_layers.misplaced(ground.source, c.kept)]
     if not candidates_left:
         raise UsageError(f"Layers cannot be chosen by '{criterion}' here.", "Use --method auto.")

@@ -28,7 +28,7 @@ from leansurgeon.checkpoints.foreign import companions
 from leansurgeon.checkpoints.recorded.decided import Decisions
 from leansurgeon.checkpoints.reshaped import FOLLOWERS, at_layer
 from leansurgeon.checkpoints.weights import RAW, Arrays, Out, from_float32, write
-from leansurgeon.errors import UnsupportedModel
+from leansurgeon.errors import LeanSurgeonError, UnsupportedModel
 from leansurgeon.shape import Stage
 from leansurgeon.surgery.layer import canonical, split_heads
 from leansurgeon.surgery.layer.balance import Balanced
@@ -135,6 +135,11 @@ class Transfer:
             return lambda: from_float32(np.ascontiguousarray(self.edits[target.name], np.float32), dtype)
         if maps.before.head_dim != maps.after.head_dim:
             if target.role in OF_HEADS or (target.role == "o" and not same_size):
+                if self.plan.init == "transfer" and self.source.learned:
+                    raise LeanSurgeonError(
+                        f"'{target.name}' should come from the source's heads, and nothing says how.",
+                        "This is an error of leansurgeon itself; --init fresh-attention starts q, k, v afresh.",
+                    )
                 return partial(self.make_afresh, target, dtype)
             if target.role == "o":  # of the same size: its columns belong to no head any more
                 return None
