@@ -299,6 +299,7 @@ def shrink_command(opened: Source, training: TrainingRecipe | None, winner: Cand
         classes=spell_names(),
         samples=request.samples,
         seed=request.seed,
+        **{key: getattr(request, key) for key in ("tower", "skip_damaged", "allow_pickle", "trust_remote_code")},
     )
     return command_line("shrink", asked)
 

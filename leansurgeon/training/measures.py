@@ -63,13 +63,12 @@ def _kappa(run: Run, export: Loaded, wanted: Kappa) -> JsonObject:
     from leansurgeon.measure.kappa import study
 
     samples = min(wanted.samples, run.task.size("eval"))
-    device = next(export.model.parameters()).device
-    batches = (data_loader.to_device(batch, device) for batch in _batches(run, "eval", samples))
+    batches = _batches(run, "eval", samples)
     return study.measure_invariants(export, batches, run.task.token_mask, samples, probes=wanted.probes)
 
 
 def _heads(run: Run, export: Loaded, wanted: Heads) -> JsonObject:
-    """Importance of the heads, and how many could go (see `measure.pruning.at_epoch`)."""
+    """Importance of the heads, and how many could go (see `measure.heads.pruning.at_epoch`)."""
     from leansurgeon.measure.heads.pruning import at_epoch
 
     fit = list(_batches(run, "train", min(wanted.samples, run.task.size("train"))))

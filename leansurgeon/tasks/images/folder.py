@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet-1k, pixels in 0..1
-_VERSION = 2
+_VERSION = 3
 Interpolation = Literal["random", "bilinear", "bicubic", "nearest", "lanczos"]
 
 
@@ -124,7 +124,7 @@ class ImageFolder(base.Task):
         named = {self._info["stored"].get(split, split) for split in self._info["sizes"]}
         stored = [np.unique(self._array(f"{split}-labels")) for split in sorted(named)]
         self._stored_classes = classes.StoredClasses(
-            self._info.get("labels"), stored, o.class_names, ordered=self._info.get("ordered", False)
+            self._info.get("labels"), stored, o.class_names, ordered=self._info["ordered"]
         )
         numbers, counts = np.unique(
             np.concatenate([self._array(f"{n}-labels") for n in sorted(named)]), return_counts=True

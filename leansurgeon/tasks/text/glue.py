@@ -246,7 +246,7 @@ def _places(data: str, task: str) -> dict[str, list[Any]]:
                 found.setdefault(path.stem, []).append(path)
         ids = next(folder.glob("*dev_ids.tsv"), None)
         if ids and "msr_paraphrase_train" in found and "train" not in found:
-            return {part: [Half(*found["msr_paraphrase_train"], ids, part)] for part in wanted}
+            return {part: [Half(found["msr_paraphrase_train"][0], ids, part)] for part in wanted}
         for named in (wanted, {"train": ("msr_paraphrase_train",), "eval": ("msr_paraphrase_test",)}):
             places = {part: [path for word in words for path in found.get(word, ())] for part, words in named.items()}
             if all(places.values()):
