@@ -105,7 +105,7 @@ def in_words(error: BaseException) -> LeanSurgeonError | None:
     if disk_is_full(error):
         return LeanSurgeonError(
             "The disk is full; what was complete before is kept.",
-            "Free some space, or choose another folder with -o or --workspace.",
+            "Free some space, or choose another folder.",
         )
     return refused_by_the_system(error) if isinstance(error, OSError) else None
 

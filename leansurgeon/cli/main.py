@@ -199,8 +199,8 @@ def carry_out() -> None:
     except Exception as error:
         if not disk_is_full(error) or os.environ.get("LEANSURGEON_DEBUG"):
             raise
-        print("leansurgeon: The disk is full; what was complete before is kept.", file=sys.stderr)
-        print("             Free some space, or choose another folder with -o or --workspace.", file=sys.stderr)
+        told = in_words(error)
+        print(f"leansurgeon: {told.message}\n             {told.hint}", file=sys.stderr)
         sys.exit(1)
 
 

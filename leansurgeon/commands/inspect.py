@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 from leansurgeon.commands.command import Answer, Command
+from leansurgeon.commands.options import ModelRequest
 from leansurgeon.errors import UnsupportedModel, short
 from leansurgeon.progress import Say
 from leansurgeon.reading.values import text
@@ -23,7 +24,7 @@ MARKS = {True: "ok", False: "WRONG", None: "not tested"}
 UNFIT = 3  # exit code: the files contradict each other, or the declaration does not fit the model
 
 
-class InspectRequest(Access):
+class InspectRequest(ModelRequest, Access):
     """A model, and what is looked at beside its files."""
 
     model: SourceName
@@ -31,7 +32,6 @@ class InspectRequest(Access):
         False
     )
     infer: Annotated[bool, Opt("Print the declaration that is inferred for its family, with what was proven.")] = False
-    tower: Annotated[str | None, Opt("Part of a model with several: text, vision or audio.", "Shape")] = None
 
 
 def inspect(request: InspectRequest, say: Say) -> Answer:

@@ -222,7 +222,7 @@ def split_weights(module: nn.Module, blocks: list[nn.Module], device: torch.devi
 
 
 def is_split(module: nn.Module) -> bool:
-    """Whether `split` has been here."""
+    """Whether `split_weights` has been here."""
     return hasattr(module, "set_requires_gradient_sync")
 
 
@@ -274,7 +274,7 @@ def split_like(tensor: Tensor, like: Tensor) -> Tensor:
 
 def copy_whole(loaded: Loaded, *, main: bool) -> Any:
     """A copy of `loaded` for what needs a whole model: on the CPU on the main process, without memory on the others.
-    To be taken before `split`.
+    To be taken before `split_weights`.
     """
     other = copy.copy(loaded)
     other.model = copy.deepcopy(loaded.model).cpu() if main else without_memory(loaded.model)
@@ -300,7 +300,7 @@ def make_rehearsal(
 ) -> Callable[[], nn.Module]:
     """What makes a copy of `scored_of(loaded)` in parts that takes the memory of the real one and runs on one process
     alone: a process that is out of memory there leaves no other waiting. Its weights are nothing, its buffers those of
-    the model. To be taken before `split`; to be called by all processes, since the group is made again.
+    the model. To be taken before `split_weights`; to be called by all processes, since the group is made again.
     """
     bare, buffers = without_memory(loaded.model), dict(loaded.model.named_buffers())
 

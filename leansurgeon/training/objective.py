@@ -21,7 +21,6 @@ from leansurgeon.training import distributed
 from leansurgeon.training.data_loader import Batch
 
 if TYPE_CHECKING:
-    from leansurgeon.checkpoints.model import Loaded
     from leansurgeon.tasks import Score, Task
     from leansurgeon.training.recipe.schema import Train
 
@@ -35,7 +34,8 @@ class Scored(nn.Module):
     DDP and torch.compile wrap this module and leave the model itself untouched, so that it can be exported as it is.
     The loss is computed inside, so that only four numbers, and not fp32 copies of all logits, leave the forward.
     Label smoothing and distillation are for training mode; evaluation knows the task's loss alone. A masked
-    language model predicts at hidden tokens only (`sparse`), where its head is known and `sparse_prediction` is wanted.
+    language model predicts at hidden tokens only (`predict`), where its head is known and
+    `sparse_prediction` is wanted.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ def predict(loaded: Loaded, batch: dict[str, torch.Tensor]) -> torch.Tensor:
 
 
 def scored_labels(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The batch with the labels that belong to `forward`'s logits: (1, N) where it has places."""
+    """The batch with the labels that belong to `predict`'s logits: (1, N) where it has places."""
     if PLACES not in batch:
         return batch
     return {**batch, "labels": batch["labels"].flatten().index_select(0, batch[PLACES])[None]}

@@ -118,7 +118,7 @@ class Average:
         """Take in the weights after `done` steps. The first update copies them; no state but the weights is kept.
 
         Not timm's `update`: that one goes by names, so that a tied weight, which has two, moves twice as fast; and it
-        takes no tensors in parts (`shards`).
+        takes no tensors in parts (`distributed`).
         """
         share = 1 - self._ema.get_decay(done)
         means, values = _tensors(self.model), _tensors(model)

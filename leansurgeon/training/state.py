@@ -78,7 +78,7 @@ class History:
 @dataclass
 class Run:
     """What one training uses. `judged` is what is evaluated and exported: the model, or its moving average; `twin` is
-    the whole model where processes share the weights (see `shards`).
+    the whole model where processes share the weights (see `distributed`).
     """
 
     recipe: TrainingRecipe

@@ -62,7 +62,7 @@ def evaluate_on(
     limit_batches: int | None = None,
     say: Callable[[str], None] | None = None,
 ) -> Evaluation:
-    """`evaluate.evaluate_model` on `processes` processes, as `train_on` has it."""
+    """`evaluator.evaluate_model` on `processes` processes, as `train_on` has it."""
     options = {"cpu": cpu, "limit_batches": limit_batches}
     if processes == 1 or is_worker():
         return evaluate_model(recipe, model_dir, say=say or to_stderr, **options)

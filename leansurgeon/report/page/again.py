@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from leansurgeon.reading.values import text
 from leansurgeon.report.evidence.run import Run
@@ -13,9 +12,6 @@ from leansurgeon.report.page.blocks import Block, Code, Facts, Group
 from leansurgeon.report.page.parts import shorten
 from leansurgeon.report.rows.rows import Row, Section
 from leansurgeon.training.runs.folder import call_in
-
-if TYPE_CHECKING:
-    pass
 
 
 def show_commands(section: Section) -> list[Block]:
