@@ -74,6 +74,7 @@ def test_a_better_answer_has_a_better_value(name):
             batch, answers = {"labels": labels[None]}, [one[None] for one in answers]
     best, half, worst = (valued(task, one, batch) for one in answers)
     assert (best > half > worst) if task.metric.higher_is_better else (best < half < worst)
+    assert task.metric.percent == (task.metric.higher_is_better and task.metric.key != "cosine")
     if task.metric.percent:
         assert (best, half, worst) == (1, 0.5, 0)
 

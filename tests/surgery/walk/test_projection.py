@@ -38,7 +38,7 @@ def test_the_work_is_what_a_cut_counts(heal, saved, monkeypatch):
     if heal == "closed":
         assert found["closed"] == pytest.approx(took, rel=0.5)
     else:  # a span that gains nothing grows no further
-        assert 0.8 * found["closed"] < took < found["local"]
+        assert found["closed"] < took < found["local"]
 
 
 def test_a_limit_of_time_for_healing_is_foretold(saved, monkeypatch):

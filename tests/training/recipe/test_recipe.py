@@ -144,6 +144,8 @@ def test_mistakes_in_experiments(tmp_path, old, new, line, words):
     ("text", "words"),
     [
         ("train.optim.lrr=1", r"--set train\.optim\.lrr=1: .*`train\.optim\.lrr`.*'lr'"),
+        ("train.seed=99999999999999999999", r"--set train\.seed=.*`train\.seed`"),
+        ("train.seed=-1", r"--set train\.seed=-1: `train\.seed`"),
         ("train.optim.lr=fast", r"--set train\.optim\.lr=fast: `train\.optim\.lr`: .*\bnumber\b"),
         ("optim.lr=1e-3", r"--set optim\.lr=1e-3: .*'train\.optim\.lr'"),
         ("train.batch", r"--set train\.batch: .*\bkey\.key=value\b"),
