@@ -453,6 +453,7 @@ def from_timm(name: str, weights: bool, keep: ExitStack) -> Source:
 def from_hub(name: str, allow_pickle: bool, keep: ExitStack, tower: str | None = None) -> Source:
     """A model of the Hugging Face hub, downloaded or from its cache."""
     from huggingface_hub import constants, snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
 
     patterns = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja", "README.md", "LICENSE*", "NOTICE"]
     patterns += ["*.bin"] if allow_pickle else []
@@ -460,6 +461,8 @@ def from_hub(name: str, allow_pickle: bool, keep: ExitStack, tower: str | None =
         folder = Path(snapshot_download(name, allow_patterns=patterns, tqdm_class=downloads()))
     except Exception as error:
         why, what = f"the hub does not give it ({type(error).__name__})", "Check the name and the network"
+        if isinstance(error, LocalEntryNotFoundError):
+            why = "the hub cannot be reached"
         if constants.is_offline_mode():
             why = "not in the hub's cache. The hub was not asked, since HF_HUB_OFFLINE is set"
             what = "Take HF_HUB_OFFLINE away"

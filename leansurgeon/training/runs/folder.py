@@ -129,7 +129,7 @@ def is_trained(folder: Path) -> bool:
 
 def has_learned(model_dir: Path) -> bool:
     """Whether the weights know anything: what surgery started afresh does not, until it is trained."""
-    made = record.read_if_whole(Path(model_dir))
+    made = record.read(Path(model_dir))
     return is_trained(model_dir) or made is None or made.learned
 
 
