@@ -16,9 +16,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parent))
 from compare import QUESTIONS, TASKS, WORTH, Difference, Run, asked, collected
 
-from leansurgeon.report.charts.forms import Chart, Point, Series, lines
-from leansurgeon.report.charts.palette import LIGHT
-from leansurgeon.report.charts.scales import PERCENT, PLAIN, WHOLE, Axis
+from leansurgeon.report.charts.forms import LIGHT, PERCENT, PLAIN, WHOLE, Axis, Chart, Point, Series, lines
 
 SHOWN = ("base", "keep-4", "params-4", "split-4", "sharp", "even", "wide-4")
 HELD = ("base", "keep-4", "hold-low", "hold-high", "keep-2", "split-2")

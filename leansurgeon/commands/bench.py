@@ -44,7 +44,7 @@ def bench(request: BenchRequest, say: Say) -> Answer:
     from leansurgeon.checkpoints.source import open_source
     from leansurgeon.measure.costs import bench as benches
     from leansurgeon.measure.data import inputs
-    from leansurgeon.report.evidence.folder import BENCH
+    from leansurgeon.report.runs import BENCH
     from leansurgeon.training.runs import folder as runfolder
 
     sweep = benches.parse_sweep(request.sweep_heads)

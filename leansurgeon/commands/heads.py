@@ -23,8 +23,8 @@ from leansurgeon.measure.data.calibration import Calibration
 from leansurgeon.measure.data.choose_task import has_two_stacks
 from leansurgeon.progress import Say
 from leansurgeon.reading.jsonfile import JsonObject
-from leansurgeon.report.evidence.folder import HEADS
-from leansurgeon.report.tables.decided import closing
+from leansurgeon.report.runs import HEADS
+from leansurgeon.report.tables.cut import closing
 from leansurgeon.request import Access, ModelName, Opt, command_line
 from leansurgeon.surgery.shrink import Decided, blaming_weights, carry_out
 from leansurgeon.training.runs.folder import keep_beside, run_of
@@ -91,8 +91,8 @@ class Heads:
     def charts(self) -> list[Picture]:
         """The map of importance and the pruning curve, as a notebook shows them."""
         from leansurgeon.commands.report import pictures
-        from leansurgeon.report.charts.heads import head_charts
-        from leansurgeon.report.evidence.studies import heads_of
+        from leansurgeon.report.charts.sections import head_charts
+        from leansurgeon.report.runs import heads_of
 
         study = heads_of(self.document)
         return pictures(head_charts(study)) if study else []

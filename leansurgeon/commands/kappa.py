@@ -69,7 +69,7 @@ def kappa(request: KappaRequest, say: Say) -> Kappa:
     from leansurgeon.checkpoints.record import shown_if_newer
     from leansurgeon.checkpoints.source import open_source
     from leansurgeon.commands.samples import data_for_kappa
-    from leansurgeon.report.evidence.collect import KAPPA, kappa_name
+    from leansurgeon.report.runs import KAPPA, kappa_name
     from leansurgeon.training.runs.folder import keep_beside, run_of
 
     model, data = request.model, request.data

@@ -21,8 +21,8 @@ from leansurgeon.request import Opt, Request
 
 if TYPE_CHECKING:
     from leansurgeon.report.charts.forms import Chart
-    from leansurgeon.report.evidence.collect import Collection
-    from leansurgeon.report.rows.rows import Section
+    from leansurgeon.report.collect import Collection
+    from leansurgeon.report.rows import Section
 
 
 def list_folders(given: str | os.PathLike[str] | Iterable[os.PathLike[str]]) -> list[Path]:
@@ -137,8 +137,8 @@ def report(request: ReportRequest, say: Say) -> Report:
     Raises `UsageError` where there is nothing to report.
     """
     from leansurgeon.checkpoints.record import shown_if_newer
-    from leansurgeon.report.evidence.collect import collect
-    from leansurgeon.report.rows.sections import sections
+    from leansurgeon.report.collect import collect
+    from leansurgeon.report.sections import sections
     from leansurgeon.report.tables.render import check_format
 
     check_format(request.format)

@@ -32,10 +32,7 @@ from leansurgeon.errors import UsageError
 from leansurgeon.measure.data.calibration import Calibration
 from leansurgeon.progress import Say
 from leansurgeon.reading.jsonfile import JsonObject
-from leansurgeon.report.tables.decided import closing
-from leansurgeon.report.tables.decided import table as decided_table
-from leansurgeon.report.tables.in_words import verdict
-from leansurgeon.report.tables.plan import plan_table
+from leansurgeon.report.tables.cut import closing, decided_table, plan_table, state_verdict
 from leansurgeon.request import Access, Names, Number, Opt, ShapeRequest, SourceName, command_line
 from leansurgeon.surgery.check import judged
 from leansurgeon.surgery.plan.method import Method
@@ -232,7 +229,7 @@ def describe(decided: Decided, record: SurgeryRecord | None, folder: Path) -> st
     compared, data = record.proof.compared, decided.calibration
     if steps.source.learned and steps.init != "fresh":
         saved = 1 - steps.parameters_after.total / max(1, steps.parameters_before.total)
-        if told := verdict(steps.before, steps.after, compared, record.language, saved):
+        if told := state_verdict(steps.before, steps.after, compared, record.language, saved):
             lines = [*wrap(told), "", *lines]
         lines += wrap(sentence(compared, record.language))
         if data is not None and compared and compared.done:

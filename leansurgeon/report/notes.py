@@ -5,12 +5,11 @@ from __future__ import annotations
 import shlex
 
 from leansurgeon.errors import plural
-from leansurgeon.report.evidence.kappa import Kappa
-from leansurgeon.report.evidence.run import Run
 from leansurgeon.report.humans import listed, plain
-from leansurgeon.report.rows.expected import Expected, expectations
-from leansurgeon.report.rows.rows import Note, Row, Section, heals, kept_start
-from leansurgeon.report.verdict import is_accuracy, longer_training, verdicts
+from leansurgeon.report.kappa import Kappa
+from leansurgeon.report.rows import Note, Row, Section, heals, kept_start
+from leansurgeon.report.runs import Run
+from leansurgeon.report.verdict import Expected, expectations, is_accuracy, longer_training, verdicts
 from leansurgeon.training.runs.folder import BEST
 
 

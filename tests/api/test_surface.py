@@ -81,7 +81,7 @@ def test_importing_it_is_light_and_the_rooms_leave_its_names_alone():
         "heavy = {'torch', 'transformers', 'timm', 'numpy', 'typer'} & (set(sys.modules) - before)\n"
         "assert not heavy, heavy\n"
         "assert spent < 0.5, spent\n"
-        "import leansurgeon.search.space, leansurgeon.report.rows.rows\n"
+        "import leansurgeon.search.space, leansurgeon.report.rows\n"
         "from leansurgeon.search import space\n"
         "assert callable(leansurgeon.search) and callable(leansurgeon.report)\n"
         "assert sys.modules['leansurgeon.search'].__name__ == 'leansurgeon.search'\n"

@@ -282,7 +282,7 @@ def test_a_dry_run_says_that_a_tokenizer_is_refused_and_nothing_of_data(tmp_path
 
 def test_a_healing_that_is_resumed_says_whether_it_helped(tmp_path, monkeypatch):
     """By the line that `report` prints, which names the run's own recipe and no data."""
-    from leansurgeon.report.evidence.collect import resume_line
+    from leansurgeon.report.collect import resume_line
     from leansurgeon.training.optimizer import Trainer
     from tests.support.command_line import leansurgeon
 

@@ -142,7 +142,7 @@ def test_ctrl_c_is_answered(command, words, monkeypatch, capsys):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("leansurgeon.experiment.run", interrupted)
-    monkeypatch.setattr(import_module("leansurgeon.report.evidence.collect"), "collect", interrupted)
+    monkeypatch.setattr(import_module("leansurgeon.report.collect"), "collect", interrupted)
     monkeypatch.setattr(sys, "argv", ["leansurgeon", *command])
     with pytest.raises(SystemExit) as end:
         main()

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from leansurgeon.report.evidence.collect import collect
+from leansurgeon.report.collect import collect
 from leansurgeon.report.page import page as html_page
-from leansurgeon.report.rows.sections import sections
+from leansurgeon.report.sections import sections
 from tests.support.report.report_workspace import workspace
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")

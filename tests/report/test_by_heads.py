@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from leansurgeon.report.charts.palette import COLOURS
-from leansurgeon.report.charts.sections import kappa_by_heads, metric_by_heads
-from leansurgeon.report.evidence.collect import collect
-from leansurgeon.report.rows.by_heads import sweep
-from leansurgeon.report.rows.rows import Section
-from leansurgeon.report.rows.sections import sections
+from leansurgeon.report.charts.forms import COLOURS
+from leansurgeon.report.charts.sections import kappa_by_heads, metric_by_heads, sweep
+from leansurgeon.report.collect import collect
+from leansurgeon.report.rows import Section
+from leansurgeon.report.sections import sections
 from tests.support.report.chart_reading import axis, legend, lines, marks
 from tests.support.report.report_fixtures import kappa, summary, write
 

@@ -13,16 +13,27 @@ from itertools import pairwise
 import pytest
 
 from leansurgeon.report.charts import sections as drawn
-from leansurgeon.report.charts.forms import Chart, Point, Series
+from leansurgeon.report.charts.forms import (
+    APART,
+    COLOURS,
+    DASHES,
+    MARKS,
+    PERCENT,
+    PLAIN,
+    SERIES,
+    Axis,
+    Chart,
+    Point,
+    Series,
+    dodge,
+    form,
+)
 from leansurgeon.report.charts.forms import lines as drawing
-from leansurgeon.report.charts.heads import head_charts
-from leansurgeon.report.charts.palette import COLOURS, DASHES, MARKS, SERIES, form
 from leansurgeon.report.charts.render import save, svg
-from leansurgeon.report.charts.scales import APART, PERCENT, PLAIN, Axis, dodge
-from leansurgeon.report.evidence.collect import collect
-from leansurgeon.report.evidence.folder import POINTS, thinned
-from leansurgeon.report.evidence.studies import heads_of
-from leansurgeon.report.rows.sections import sections
+from leansurgeon.report.charts.sections import head_charts
+from leansurgeon.report.collect import collect
+from leansurgeon.report.runs import POINTS, heads_of, thinned
+from leansurgeon.report.sections import sections
 from tests.support.report.chart_reading import axis, legend, lines, marks
 from tests.support.report.report_fixtures import ARMS, kappa, summary, write
 from tests.support.report.report_workspace import HEADS, workspace

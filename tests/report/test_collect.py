@@ -11,9 +11,9 @@ import pytest
 
 from leansurgeon.checkpoints.record import Both, Comparison, Origin, Proof, SurgeryRecord
 from leansurgeon.errors import UsageError
-from leansurgeon.report.evidence.collect import collect
-from leansurgeon.report.evidence.run import Cut, Run, cut_of, judged_of, run_of
-from leansurgeon.report.rows.sections import sections
+from leansurgeon.report.collect import collect
+from leansurgeon.report.runs import Cut, Run, cut_of, judged_of, run_of
+from leansurgeon.report.sections import sections
 from leansurgeon.report.tables.render import render
 from tests.support.report.report_fixtures import digits, summary, write
 

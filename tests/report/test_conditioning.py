@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from leansurgeon.report.evidence.kappa import MATRICES, PRODUCTS, Bound, kappa_of
+from leansurgeon.report.kappa import MATRICES, PRODUCTS, Bound, kappa_of
 from leansurgeon.report.tables.kappa import notes, tabulate_basis, tabulate_raw
 
 WEIGHTS = {"q": 21.0, "k": 22.0, "v": 23.0, "o": 24.0, "vo": 25.0, "qk": 26.0}

@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from leansurgeon.checkpoints.recorded.decided import Decisions
-from leansurgeon.report.tables import decided
+from leansurgeon.report.tables.cut import decided_table
 from leansurgeon.words import ranges
 
 
@@ -36,7 +36,7 @@ RECORD = {
 
 
 def test_every_choice_stands_there_with_its_numbers():
-    lines = decided.table(Decisions.from_dict(RECORD)).splitlines()
+    lines = decided_table(Decisions.from_dict(RECORD)).splitlines()
     assert all(len(line) <= 80 for line in lines)
     taken = [line.split() for line in lines if line.startswith("*")]
     assert taken == [["*", "0-2,", "5", "angular,", "two", "blocks", "attention,", "later", "all", "0.1250"]]
@@ -49,11 +49,11 @@ def test_every_choice_stands_there_with_its_numbers():
 
 @pytest.mark.parametrize("record", [{}, {"calibration": {}}, {"candidates": RECORD["candidates"][:1]}])
 def test_where_nothing_was_left_open_nothing_is_said(record):
-    assert decided.table(Decisions.from_dict(record)) == ""
+    assert decided_table(Decisions.from_dict(record)) == ""
 
 
 def test_heads_by_weight_are_shown_without_sample_data():
-    assert "2               0-1, 3" in decided.table(Decisions(kept_heads={"2": (0, 1, 3)}))
+    assert "2               0-1, 3" in decided_table(Decisions(kept_heads={"2": (0, 1, 3)}))
 
 
 @pytest.mark.parametrize("chosen", range(2**7))

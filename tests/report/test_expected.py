@@ -6,11 +6,11 @@ import json
 
 import pytest
 
-from leansurgeon.report.evidence.collect import collect
+from leansurgeon.report.collect import collect
 from leansurgeon.report.notes import notes
-from leansurgeon.report.rows.expected import expectations
-from leansurgeon.report.rows.sections import sections
+from leansurgeon.report.sections import sections
 from leansurgeon.report.tables.render import render
+from leansurgeon.report.verdict import expectations
 from tests.support.report.report_fixtures import digits, experiment_section, perplexities, summary, write
 
 EXPECTED = {

@@ -7,8 +7,8 @@ import re
 
 import pytest
 
-from leansurgeon.report.evidence.collect import collect
-from leansurgeon.report.rows.sections import sections
+from leansurgeon.report.collect import collect
+from leansurgeon.report.sections import sections
 from leansurgeon.report.tables.render import render
 from tests.support.report.report_fixtures import experiment_section, summary
 

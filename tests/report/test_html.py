@@ -12,15 +12,15 @@ import pytest
 
 from leansurgeon.checkpoints.recorded.decided import Decisions
 from leansurgeon.errors import UsageError
-from leansurgeon.report.charts.palette import COLOURS, SERIES
+from leansurgeon.report.charts.forms import COLOURS, SERIES
 from leansurgeon.report.charts.render import svg
 from leansurgeon.report.charts.sections import OF_SECTION, every, of_section
-from leansurgeon.report.evidence.collect import collect
-from leansurgeon.report.evidence.studies import bench_of
+from leansurgeon.report.collect import collect
 from leansurgeon.report.page import page as html_page
 from leansurgeon.report.page.parts import LAYERS_CAPTION, show_bench
-from leansurgeon.report.rows.sections import sections
-from leansurgeon.report.tables.decided import list_candidates
+from leansurgeon.report.runs import bench_of
+from leansurgeon.report.sections import sections
+from leansurgeon.report.tables.cut import list_candidates
 from leansurgeon.report.tables.render import make_document, render
 from leansurgeon.training.runs.summary import Summary
 from tests.support.models.word_models import sentence_encoder

@@ -8,8 +8,8 @@ import re
 import pytest
 
 from leansurgeon.checkpoints.record import Both, Comparison, Embeddings
-from leansurgeon.report.tables import in_words
-from leansurgeon.report.tables.shape_rows import parameters, shapes
+from leansurgeon.report.tables import cut
+from leansurgeon.report.tables.cut import parameters, shapes
 from leansurgeon.shape import ParameterCount, Shape, Stage
 from leansurgeon.words import WIDTH, wrap
 
@@ -52,7 +52,7 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_the_verdict_says_what_went_what_it_costs_and_what_it_saves(case):
     after, compared, language, saved, wanted = CASES[case]
-    told = in_words.verdict(shape(), after, compared, language, saved)
+    told = cut.state_verdict(shape(), after, compared, language, saved)
     assert numbers(told) == wanted, told
     assert ("save" in told, "add" in told) == (saved > 0, saved < 0)
     assert ("no " in told or "nothing" in told) == (case in ("no-cost", "exact"))
@@ -69,15 +69,15 @@ def test_the_verdict_says_what_went_what_it_costs_and_what_it_saves(case):
     ],
 )
 def test_where_nothing_is_known_nothing_is_said(after, compared):
-    assert in_words.verdict(shape(), after, compared, False, 0.5) is None
+    assert cut.state_verdict(shape(), after, compared, False, 0.5) is None
 
 
 def test_the_words_of_the_tables_are_explained_where_they_stand():
     names = ["angular", "angular, second", "angular, two blocks", "block 3-8", "influence"]
-    told = in_words.criteria(names)
+    told = cut.explain_criteria(names)
     assert [told.count(f"{word}:") for word in ("angular", "block", "influence", "greedy")] == [1, 1, 1, 0]
-    assert in_words.criteria(["as listed"]) == "" == in_words.exactness([])
-    assert in_words.exactness(["near", "near", "exact"]).count(":") == 2
+    assert cut.explain_criteria(["as listed"]) == "" == cut.explain_exactness([])
+    assert cut.explain_exactness(["near", "near", "exact"]).count(":") == 2
 
 
 def test_every_part_with_its_change():

@@ -16,9 +16,9 @@ import pytest
 
 from leansurgeon.errors import UsageError
 from leansurgeon.report import humans, notes
-from leansurgeon.report.evidence.collect import Entry
-from leansurgeon.report.evidence.kappa import Bound, kappa_of
-from leansurgeon.report.rows.sections import sections
+from leansurgeon.report.collect import Entry
+from leansurgeon.report.kappa import Bound, kappa_of
+from leansurgeon.report.sections import sections
 from leansurgeon.report.tables import columns
 from leansurgeon.report.tables import render as terminal
 from leansurgeon.report.tables.render import FORMATS, render

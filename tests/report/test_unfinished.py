@@ -6,10 +6,10 @@ import json
 import shlex
 from pathlib import Path
 
-from leansurgeon.report.evidence.collect import collect
-from leansurgeon.report.evidence.folder import called
+from leansurgeon.report.collect import collect
 from leansurgeon.report.page.page import page
-from leansurgeon.report.rows.sections import sections
+from leansurgeon.report.runs import called
+from leansurgeon.report.sections import sections
 from leansurgeon.report.tables.render import render
 from leansurgeon.training.runs import folder as runfolder
 from tests.support.report.html_reading import Page

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from leansurgeon.intervals import needed_errors
-from leansurgeon.report.rows.rows import Section
+from leansurgeon.report.rows import Section
 from leansurgeon.report.verdict import ONE_SEED, Verdict, sentences, variance_of_test, verdicts, warnings
 from tests.support.report.report_fixtures import digits, experiment_section, experiment_table, perplexities, summary
 

@@ -8,11 +8,10 @@ from typing import Any
 
 import altair as alt
 
-from leansurgeon.report.charts.forms import Chart, data, finished
-from leansurgeon.report.charts.palette import LIGHT
-from leansurgeon.report.evidence.run import Cut
+from leansurgeon.report.charts.forms import LIGHT, Chart, data, finished
 from leansurgeon.report.humans import count
-from leansurgeon.report.rows.rows import Section
+from leansurgeon.report.rows import Section
+from leansurgeon.report.runs import Cut
 from leansurgeon.shape import Shape
 
 STAYS, GOES, NEW = "stays", "is cut out", "new heads"

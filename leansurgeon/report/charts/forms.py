@@ -1,4 +1,4 @@
-"""Specifications of charts from numbers: lines and points, a map of cells. Nothing is ever clipped.
+"""Specifications of charts from numbers: colours and axes, lines and points, a map of cells. Nothing is ever clipped.
 
 A drawing is 360 units wide, about as a phone, so that its letters stay readable there; wider screens put several side
 by side. Every mark says its own numbers (channel `description`).
@@ -14,9 +14,89 @@ from typing import Any, TypeAlias
 import altair as alt
 
 from leansurgeon.reading.jsonfile import JsonObject
-from leansurgeon.report.charts.palette import DASHES, LIGHT, MARKS, colour, form
-from leansurgeon.report.charts.scales import Axis, dodge
 from leansurgeon.report.humans import plain_small
+
+# name -> (light, dark). Text has 4.5 : 1 against both backgrounds at least, lines of a chart 3 : 1 (WCAG 2.2).
+COLOURS = {
+    "ground": ("#ffffff", "#14171c"),
+    "raised": ("#f4f5f7", "#1e232b"),
+    "text": ("#1b1f24", "#e7eaee"),
+    "quiet": ("#57606a", "#a3acb8"),
+    "line": ("#d0d5dc", "#3a424e"),
+    "link": ("#0a58b0", "#7db8f5"),
+    "warn": ("#93380c", "#ffab7d"),
+    "c0": ("#0b62b0", "#6db3f2"),
+    "c1": ("#b5440c", "#ff9a6b"),
+    "c2": ("#067355", "#4fcfa5"),
+    "c3": ("#8b3f97", "#d69ae0"),
+    "c4": ("#7a5d00", "#e3bb54"),
+    "c5": ("#4a5560", "#c4ccd6"),
+}
+SERIES = 6  # c0 to c5; further series begin again, with other dashes and marks
+DASHES = ((1, 0), (7, 3), (2, 3), (9, 3, 2, 3), (15, 4), (9, 3, 2, 3, 2, 3))
+MARKS = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross")
+LIGHT = {name: pair[0] for name, pair in COLOURS.items()}
+
+
+def form(style: int) -> int:
+    """Which dash and mark a style has: all six differ, and where colours begin again, the next one goes with each."""
+    return (style + style // SERIES) % SERIES
+
+
+def colour(style: int) -> str:
+    """Hex colour of a style's number in the light scheme; styles beyond the palette begin again."""
+    return LIGHT[f"c{style % SERIES}"]
+
+
+APART = 9  # units between points that would lie on each other
+# Labels of ticks as Vega writes them.
+PLAIN = (
+    "datum.value != 0 && (abs(datum.value) >= 100000 || abs(datum.value) < 0.001) "
+    "? format(datum.value, '.3~e') : format(datum.value, ',.6~r')"
+)
+PERCENT = "format(100 * datum.value, '.4~r') + ' %'"
+COUNT = "replace(format(datum.value, '.3~s'), 'G', 'B')"
+WHOLE = "format(datum.value, ',d')"
+
+
+@dataclass(frozen=True)
+class Axis:
+    """`labels` is the expression that writes a tick."""
+
+    title: str
+    labels: str = PLAIN
+    log: bool = False
+
+    def says(self, value: float) -> str:
+        """A value as text."""
+        if self.labels == PERCENT:
+            return f"{100 * value:.4g} %"
+        return f"{value:,.0f}" if self.labels in (COUNT, WHOLE) else plain_small(value)
+
+    def scale(self) -> alt.Scale:
+        """A scale that holds every value, with a little room at both ends."""
+        return (
+            alt.Scale(type="log", nice=False, padding=10) if self.log else alt.Scale(zero=False, nice=False, padding=10)
+        )
+
+    def axis(self) -> alt.Axis:
+        """Altair's axis with about five ticks."""
+        least = {"tickMinStep": 1} if self.labels == WHOLE else {}
+        return alt.Axis(labelExpr=self.labels, labelOverlap="greedy", labelFlush=False, tickCount=5, **least)
+
+
+def dodge(values: Sequence[float], width: float) -> list[float]:
+    """By how many units each point moves along an axis of this width, so that those which would lie on each other
+    stand side by side.
+    """
+    low, high = min(values), max(values)
+    places = [(v - low) / (high - low) * width if high > low else 0.0 for v in values]
+    moved = []
+    for i, place in enumerate(places):
+        near = [j for j, other in enumerate(places) if abs(other - place) < APART]
+        moved.append((near.index(i) - (len(near) - 1) / 2) * APART)
+    return moved
+
 
 WIDTH, HEIGHT = 360, 180
 FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, Arial, sans-serif'

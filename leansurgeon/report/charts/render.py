@@ -11,10 +11,9 @@ from pathlib import Path
 import altair as alt
 
 from leansurgeon.errors import LeanSurgeonError
-from leansurgeon.report.charts.forms import Chart
-from leansurgeon.report.charts.palette import LIGHT
+from leansurgeon.report.charts.forms import LIGHT, Chart
 from leansurgeon.report.charts.sections import every
-from leansurgeon.report.rows.rows import Section
+from leansurgeon.report.rows import Section
 
 FORMATS = ("svg", "png", "pdf")
 SVG = "http://www.w3.org/2000/svg"

@@ -1,4 +1,5 @@
-"""The charts of a section: which numbers of its rows are drawn, and what stands under their titles.
+"""The charts of a section: which numbers of its rows are drawn, and what stands under their titles; and the maps of
+what `leansurgeon heads` has found.
 
 A row has one look in all of them. A new chart is a function here, and its name in `OF_SECTION`.
 """
@@ -6,18 +7,17 @@ A row has one look in all of them. A new chart is a function here, and its name 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 
 import altair as alt
 
+from leansurgeon.errors import plural
 from leansurgeon.report.charts.anatomy import of_cuts
-from leansurgeon.report.charts.forms import Chart, Point, Series, lines
-from leansurgeon.report.charts.heads import head_charts
-from leansurgeon.report.charts.scales import COUNT, PERCENT, PLAIN, WHOLE, Axis
-from leansurgeon.report.evidence.folder import Curve
-from leansurgeon.report.evidence.kappa import Bound
+from leansurgeon.report.charts.forms import COUNT, PERCENT, PLAIN, WHOLE, Axis, Chart, Point, Series, cells, lines
 from leansurgeon.report.humans import Spread
-from leansurgeon.report.rows.by_heads import sweep
-from leansurgeon.report.rows.rows import Section
+from leansurgeon.report.kappa import Bound
+from leansurgeon.report.rows import Row, Section
+from leansurgeon.report.runs import AttentionHeads, Curve, HeadStudy
 
 ONE_DEVIATION = "The bar is one standard deviation over seeds to each side."
 KAPPA = (
@@ -184,3 +184,93 @@ OF_SECTION: dict[str, tuple[Callable[[Section], list[Chart]], ...]] = {
     "Conditioning": (kappa_by_layer,),
     "Head importance": (of_heads,),
 }
+
+
+KINDS = {"self": "self-attention", "encoder": "encoder", "decoder": "decoder", "cross": "cross-attention"}
+ORDERS = {
+    "importance": "least important first",
+    "reverse": "most important first",
+}
+
+
+def head_charts(study: HeadStudy, name: str = "", key: str = "") -> list[Chart]:
+    """A map for every kind of attention, and the pruning curve; `name` begins the titles and `key` the file names."""
+    said = f"{name}: " if name else ""
+    return [*maps(study, said, key), *off_curve(study, said, key)]
+
+
+def maps(study: HeadStudy, name: str, key: str) -> list[Chart]:
+    """A map for every kind of attention of a model (encoder, decoder, cross), its layers from top to bottom."""
+    kinds: dict[str, list[AttentionHeads]] = {}
+    for attention in study.attentions:
+        if attention.importance:
+            kinds.setdefault(attention.kind, []).append(attention)
+    stages = len({a.stage for a in study.attentions})
+    says = "Mean slope of the loss by each head's gate, absolute per sample (Michel et al. 2019); fuller is larger."
+    says += f" {study.samples['importance']:,} samples." if "importance" in study.samples else ""
+    charts = []
+    for kind, layers in kinds.items():
+        rows = [(layer_name(a, stages), a.importance) for a in layers]
+        drawing = cells(rows, "head", "layer")
+        own = f"heads-{kind}" if len(kinds) > 1 else "heads-importance"
+        charts.append(Chart(f"{key}{own}", f"{name}{KINDS.get(kind, kind)}", says, drawing))
+    return charts
+
+
+def layer_name(attention: AttentionHeads, stages: int) -> str:
+    """A layer's number counted from 1, with its stage's before a dot where the model has several stages."""
+    layer = str(attention.layer + 1)
+    return f"{attention.stage + 1}.{layer}" if stages > 1 and attention.kind == "self" else layer
+
+
+def off_curve(study: HeadStudy, name: str, key: str) -> list[Chart]:
+    """The score as more and more heads are switched off, one line for every order."""
+    series = []
+    for i, (order, said) in enumerate(ORDERS.items()):
+        points = [(point.fraction, getattr(point, study.score)) for point in study.curve.orders.get(order, ())]
+        series.append(Series(said, tuple(Point(*at) for at in points if None not in at), i))
+    labels = PERCENT if study.score == "accuracy" else PLAIN
+    drawing = lines(series, Axis("share of heads off", PERCENT), Axis(study.score, labels))
+    if drawing is None:
+        return []
+    says = "On held-out samples, without retraining."
+    return [Chart(f"{key}heads-pruning", f"{name}heads switched off", says, drawing)]
+
+
+LEAST = 3  # numbers of heads that make a curve
+
+
+@dataclass(frozen=True)
+class HeadsCurve:
+    """Arms that differ in their heads alone, in the order of these, as (heads, row)."""
+
+    name: str
+    arms: tuple[tuple[int, Row], ...]
+
+
+def sweep(section: Section) -> list[HeadsCurve]:
+    """The curves of a section, deepest first; none where no depth was tried with `LEAST` numbers of heads.
+
+    Along a curve head_dim stays, or the inner width (heads times head_dim) does; an arm may stand on one of each. Arms
+    that began with trained weights, the original among them, make curves of their own. Controls stay out: they follow
+    the size of their arm. So do models whose stages have several numbers of heads, and single runs, which may differ
+    in anything.
+    """
+    if section.kind != "experiment":
+        return []
+    curves: dict[tuple[int, int, bool, tuple[str, int]], list[tuple[int, Row]]] = {}
+    for row in section.rows:
+        shape = {key: int(value) for key, value in (row.shape or {}).items() if value.isdecimal()}
+        if row.role != "control" and {"depth", "heads", "head_dim", "mlp_dim"} <= shape.keys():
+            for same in (("head_dim", shape["head_dim"]), ("inner width", shape["heads"] * shape["head_dim"])):
+                key = (shape["depth"], shape["mlp_dim"], row.began_trained, same)
+                curves.setdefault(key, []).append((shape["heads"], row))
+    curves = {key: arms for key, arms in curves.items() if len({heads for heads, _ in arms}) >= LEAST}
+    several, both, apart = (len({key[i] for key in curves}) > 1 for i in (1, 2, 3))
+    made = []
+    for (depth, mlp, trained, same), arms in sorted(curves.items(), key=lambda item: (-item[0][0], *item[0][1:])):
+        name = plural(depth, "layer") + (f", MLP {mlp:,}" if several else "")
+        name += f", {same[0]} {same[1]:,}" if apart else ""
+        name += (", cut from trained weights" if trained else ", from scratch") if both else ""
+        made.append(HeadsCurve(name, tuple(sorted(arms, key=lambda arm: arm[0]))))
+    return made

@@ -6,11 +6,10 @@ import shlex
 from collections.abc import Sequence
 
 from leansurgeon.reading.values import text
-from leansurgeon.report.evidence.run import Run
 from leansurgeon.report.humans import listed
-from leansurgeon.report.page.blocks import Block, Code, Facts, Group
-from leansurgeon.report.page.parts import shorten
-from leansurgeon.report.rows.rows import Row, Section
+from leansurgeon.report.page.parts import Block, Code, Facts, Group, shorten
+from leansurgeon.report.rows import Row, Section
+from leansurgeon.report.runs import Run
 from leansurgeon.training.runs.folder import call_in
 
 

@@ -16,16 +16,16 @@ from typing import Any
 
 from leansurgeon.errors import UsageError, plural
 from leansurgeon.report import humans
-from leansurgeon.report.charts.palette import COLOURS
+from leansurgeon.report.charts.forms import COLOURS
 from leansurgeon.report.charts.render import svg
 from leansurgeon.report.charts.sections import of_section
-from leansurgeon.report.evidence.collect import Collection
+from leansurgeon.report.collect import Collection
 from leansurgeon.report.notes import notes, setting
 from leansurgeon.report.page import again, parts
-from leansurgeon.report.page.blocks import Block, Cell, Part, cell, figures
-from leansurgeon.report.page.blocks import sentences as as_words
+from leansurgeon.report.page.parts import Block, Cell, Part, cell, figures
+from leansurgeon.report.page.parts import sentences as as_words
 from leansurgeon.report.places import check_file
-from leansurgeon.report.rows.rows import Row, Section
+from leansurgeon.report.rows import Row, Section
 from leansurgeon.report.tables.columns import define_columns
 from leansurgeon.report.verdict import controls_of, sentences, verdicts, warnings
 from leansurgeon.training.runs.folder import write_text

@@ -8,10 +8,10 @@ from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 from leansurgeon.report import humans
-from leansurgeon.report.evidence.kappa import MATRICES, Bound, LayerKappa
-from leansurgeon.report.evidence.run import PARTS, SHAPE
 from leansurgeon.report.humans import NONE, Spread
-from leansurgeon.report.rows.rows import GLUE, Row, Section, follow
+from leansurgeon.report.kappa import MATRICES, Bound, LayerKappa
+from leansurgeon.report.rows import GLUE, Row, Section, follow
+from leansurgeon.report.runs import PARTS, SHAPE
 
 NARROW = ("name", "layers_heads", "metric", "macro_f1", "test", "parameters", "change", "memory", "step_ms")
 NARROW += ("kappa_median", "kappa_worst")

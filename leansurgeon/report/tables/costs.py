@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from leansurgeon.measure.costs.memory import PARTS
-from leansurgeon.report.tables.next_steps import next_steps
-from leansurgeon.report.tables.plan import giga
-from leansurgeon.report.tables.shape_rows import change, numbers, parameters, shapes, side_by_side
+from leansurgeon.report.tables.cut import change, giga, list_next_steps, numbers, parameters, shapes, side_by_side
 from leansurgeon.surgery.plan.costs import STEPS, Cost, Costs
 from leansurgeon.words import wrap
 
@@ -29,7 +27,7 @@ def costs_table(costs: Costs) -> str:
     lines = [*side_by_side(rows, [costs.source, "before", "after", "change"]), "", *wrap(costs.why + ".")]
     for says in (credit(costs), how(costs), fitting(costs)):
         lines += wrap(says) if says else []
-    lines += next_steps(a.shape, b.shape, costs.refused)
+    lines += list_next_steps(a.shape, b.shape, costs.refused)
     return "\n".join(lines)
 
 

@@ -7,7 +7,7 @@ import json
 from leansurgeon.checkpoints.diff import ABSENT, Absent, Compared, Diff
 from leansurgeon.errors import short
 from leansurgeon.reading.jsonfile import Json
-from leansurgeon.report.tables.shape_rows import draw_table, parameters, shapes, side_by_side
+from leansurgeon.report.tables.cut import draw_table, parameters, shapes, side_by_side
 from leansurgeon.words import ranges, wrap
 
 COLUMNS = {"q k v": ("q", "k", "v", "qk", "qkv", "vkq"), "o": ("o",), "up gate": ("up", "gate"), "down": ("down",)}

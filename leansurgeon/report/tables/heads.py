@@ -11,7 +11,7 @@ from bisect import bisect_left
 from typing import TYPE_CHECKING
 
 from leansurgeon.errors import plural
-from leansurgeon.report.tables.shape_rows import draw_table
+from leansurgeon.report.tables.cut import draw_table
 from leansurgeon.words import wrap
 
 if TYPE_CHECKING:

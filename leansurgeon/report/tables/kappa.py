@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from leansurgeon.errors import plural, short
-from leansurgeon.report.evidence.kappa import Bound, Kappa, kappa_of
 from leansurgeon.report.humans import NONE
+from leansurgeon.report.kappa import Bound, Kappa, kappa_of
 from leansurgeon.report.notes import of_kappa
 from leansurgeon.report.tables.columns import (
     INVARIANTS,

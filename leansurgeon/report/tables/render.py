@@ -13,13 +13,12 @@ from tabulate import tabulate
 
 from leansurgeon.errors import UsageError, did_you_mean
 from leansurgeon.reading.jsonfile import JsonObject
-from leansurgeon.report.evidence.collect import Unfinished
-from leansurgeon.report.evidence.kappa import as_dict
+from leansurgeon.report.collect import Unfinished
 from leansurgeon.report.humans import NONE
+from leansurgeon.report.kappa import as_dict
 from leansurgeon.report.notes import notes, title
-from leansurgeon.report.rows.expected import expectations
-from leansurgeon.report.rows.rows import Section
-from leansurgeon.report.rows.sections import experiment_section
+from leansurgeon.report.rows import Section
+from leansurgeon.report.sections import experiment_section
 from leansurgeon.report.tables.columns import (
     INVARIANTS,
     RANKS,
@@ -34,7 +33,7 @@ from leansurgeon.report.tables.columns import (
     show,
     without_gaps,
 )
-from leansurgeon.report.verdict import sentences, verdicts, warnings
+from leansurgeon.report.verdict import expectations, sentences, verdicts, warnings
 from leansurgeon.training.runs.summary import Summary
 from leansurgeon.words import WIDTH, in_markdown, wrap, write_csv
 

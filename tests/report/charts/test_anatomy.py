@@ -5,8 +5,8 @@ from __future__ import annotations
 from leansurgeon.checkpoints.record import SurgeryRecord
 from leansurgeon.report.charts import anatomy
 from leansurgeon.report.charts.anatomy import GOES, NEW, STAYS
-from leansurgeon.report.evidence.run import cut_of
-from leansurgeon.report.rows.rows import Section, make_row
+from leansurgeon.report.rows import Section, make_row
+from leansurgeon.report.runs import cut_of
 from leansurgeon.shape import Shape, Stage
 
 
@@ -59,7 +59,7 @@ def test_what_cannot_be_drawn_is_left_out():
 
 
 def test_a_section_of_models_has_the_chart(tmp_path):
-    from leansurgeon.report.evidence.run import Run
+    from leansurgeon.report.runs import Run
 
     cut = cut_of(record(shape((4, 3)), shape((3, 3)), [0, 2, 3]))
     row = make_row("lean", "lean", [Run(tmp_path, "model", 0.0, cut=cut)])

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from leansurgeon.report.rows import sections
-from leansurgeon.report.rows.rows import Section
+from leansurgeon.report import sections
+from leansurgeon.report.rows import Section
 from leansurgeon.report.tables import render
 from leansurgeon.training.runs.summary import Summary
 

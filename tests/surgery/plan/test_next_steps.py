@@ -7,7 +7,7 @@ import json
 import pytest
 
 from leansurgeon.checkpoints.source import open_source
-from leansurgeon.report.tables.next_steps import next_steps
+from leansurgeon.report.tables.cut import list_next_steps
 from leansurgeon.shape import Shape, Stage
 from leansurgeon.surgery.plan.next_steps import GPUS, GROUPS, KERNELS, Indivisible, cannot_hold, indivisible
 from leansurgeon.surgery.plan.planning import plan
@@ -52,12 +52,12 @@ def test_stages_that_are_alike_are_told_once():
 
 def test_what_is_new_comes_before_what_was_so():
     cut = Stage(30, 9, 64, 3, 1100, 576)
-    text = " ".join(next_steps(Shape((SMOLLM2,)), Shape((cut,))))
+    text = " ".join(list_next_steps(Shape((SMOLLM2,)), Shape((cut,))))
     new, old = text.split("as before")
     assert "MLP 1,100" in new and "576" not in new and "8 GPUs" in new
     assert "width 576" in old and "9 heads" in old and "1,100" not in old
     even = Stage(4, 8, 128, 8, 4096, 1024)
-    assert next_steps(Shape((even,)), Shape((even,))) == []
+    assert list_next_steps(Shape((even,)), Shape((even,))) == []
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import pytest
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.measure.data.calibration import Calibration
 from leansurgeon.measure.data.pairs import Seq2Seq
-from leansurgeon.report.tables.decided import table
+from leansurgeon.report.tables.cut import decided_table
 from leansurgeon.surgery.plan.planning import plan
 from leansurgeon.surgery.plan.wanted import Wanted
 from leansurgeon.surgery.walk import calibrated, ground
@@ -65,7 +65,7 @@ def test_cuts_stay_within_both_bounds(family, wanted, saved, passes, monkeypatch
         assert bound > budget.choice if on_top else bound == pytest.approx(budget.choice)
         assert 1 < closed <= bound + 1e-9 and closed <= outcome.record.passes <= budget.whole
         spent.append(outcome.record.passes)
-        assert all(words in table(outcome.record).replace("\n", " ") for words in outcome.record.held_back)
+        assert all(words in decided_table(outcome.record).replace("\n", " ") for words in outcome.record.held_back)
     assert spent[1] < spent[0]
     told = [line for line in said if line.startswith("About")]
     assert len(told) == 2 and source.name in told[0] and "passes" in told[1]

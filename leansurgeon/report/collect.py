@@ -13,43 +13,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from leansurgeon.checkpoints import record
-from leansurgeon.checkpoints.record import SurgeryRecord
 from leansurgeon.errors import LeanSurgeonError, UsageError
 from leansurgeon.reading import jsonfile
 from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.reading.values import stamp, text
-from leansurgeon.report.evidence import folder
+from leansurgeon.report.runs import KAPPA, Entry, called, find_experiment_file, logged, text_of
 from leansurgeon.training.runs import summary
 from leansurgeon.training.runs.checkpoint import all_of
 from leansurgeon.training.runs.folder import METRICS, RECIPE, STARTS, SUMMARY, call_in, is_held
 from leansurgeon.training.runs.summary import Summary
 
 if TYPE_CHECKING:
-    from leansurgeon.checkpoints.source import Source
+    pass
 
 CONFIG = "config.json"
-KAPPA = "kappa.json"  # what `leansurgeon kappa` leaves in the folder of a run
 DEPTH = 3  # runs of an experiment lie at workspace/experiment/arm/seed at most
 MAKE_ONE = "`leansurgeon run digits-vit` makes some."
-
-
-def kappa_name(model: Path) -> str:
-    """The file in a run that holds what `leansurgeon kappa MODEL --data RUN` found of another model."""
-    return f"kappa-{folder.called(model)}.json"
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One folder that was read: a run by its summary, a model by the record of its surgery, or as it stands."""
-
-    path: Path
-    evidence: Summary | SurgeryRecord | Source
-    when: float
-
-    @property
-    def kind(self) -> str:
-        """What it is: "run" or "model"."""
-        return "run" if isinstance(self.evidence, Summary) else "model"
 
 
 @dataclass(frozen=True)
@@ -148,8 +127,8 @@ def _look(path: Path, collected: Collection) -> list[Path]:
                 collected.entries.append(entry)
             return []  # what lies inside a run belongs to it
     if (path / METRICS).is_file():
-        step = next((int(step) for step, _ in folder.logged(path, newest_first=True)), None)
-        name = text(folder.called(path), "?")
+        step = next((int(step) for step, _ in logged(path, newest_first=True)), None)
+        name = text(called(path), "?")
         collected.unfinished.append(Unfinished(path, name, step, is_held(path), resume_line(path)))
         return []
     return sorted(p for p in path.iterdir() if p.is_dir() and not p.name.startswith(".") and p.name != STARTS)
@@ -159,13 +138,13 @@ def resume_line(run: Path) -> str:
     """The command that goes on with a run: that of its experiment again, or its own `retrain` with --resume; one that
     came to no checkpoint starts anew in its folder.
     """
-    experiment = folder.experiment_file(run)
+    experiment = find_experiment_file(run)
     if experiment:
         return experiment.call or f"leansurgeon run {shlex.quote(str(experiment.path))}"
     if (run.parent / STARTS).is_dir():
         return ""  # an arm of an experiment that left no note of itself
     place = shlex.quote(str(run))
-    call = call_in(folder.text_of(run / RECIPE) or "")
+    call = call_in(text_of(run / RECIPE) or "")
     call = call or f"leansurgeon retrain MODEL --recipe {shlex.quote(str(run / RECIPE))}"
     return f"{call} --resume {place}" if all_of(run) else f"{call} -o {place} --resume auto"
 

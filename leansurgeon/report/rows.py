@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from leansurgeon.reading.jsonfile import value_at
-from leansurgeon.report.evidence.kappa import Kappa, kappa_of
-from leansurgeon.report.evidence.run import Cut, Run, Task
 from leansurgeon.report.humans import Spread, spread
+from leansurgeon.report.kappa import Kappa, kappa_of
+from leansurgeon.report.runs import Cut, Run, Task
 from leansurgeon.training.runs.summary import Scores, Summary, own_test
 
 GLUE = {  # its tasks as the paper's Table 1 has them

@@ -1,36 +1,62 @@
 """One training, or one model that nobody trained yet, as a report needs it: its typed summary or surgery record, and
-what lies beside it (curves, recipe, what other commands left), which is read when it is first asked for.
+what lies beside it (curves, recipe, what `heads` and `bench` leave), which is read when it is first asked for.
+
+What lies there may be absent, odd or cut off; then it is None, and the report goes on without it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from leansurgeon.checkpoints import record
 from leansurgeon.checkpoints.proof.report_numbers import sentence
 from leansurgeon.checkpoints.record import FRESH, Both, Comparison, Origin, SurgeryRecord
+from leansurgeon.checkpoints.recorded.part import Part
 from leansurgeon.checkpoints.recorded.planned import Planned
 from leansurgeon.checkpoints.whereabouts import holding
+from leansurgeon.errors import UsageError
 from leansurgeon.reading import jsonfile
-from leansurgeon.reading.jsonfile import Json, value_at
-from leansurgeon.reading.values import figures, text, whole, words
-from leansurgeon.report.evidence import folder
-from leansurgeon.report.evidence.collect import Entry, kappa_name
-from leansurgeon.report.evidence.studies import Bench, HeadStudy, bench_of, heads_of
-from leansurgeon.training.runs import folder as runfolder
+from leansurgeon.reading.files import read_text
+from leansurgeon.reading.jsonfile import Json, JsonObject, value_at
+from leansurgeon.reading.values import figures, number, text, whole, words
 from leansurgeon.training.runs import summary
+from leansurgeon.training.runs.folder import BEST, EXPERIMENT, LAST, METRICS, RECIPE, call_in
 from leansurgeon.training.runs.summary import OnTest, Summary, own_test
+
+if TYPE_CHECKING:
+    from leansurgeon.checkpoints.source import Source
 
 SHAPE = ("depth", "heads", "head_dim", "mlp_dim")
 PARTS = ("embeddings", "attention", "mlp", "rest")
 PREPARED = (  # options of a task that change what a held-out sample is
     "image_size", "channels", "crop_pct", "interpolation", "mean", "std", "seq_len", "mask_prob",
 )  # fmt: skip
+KAPPA = "kappa.json"  # what `leansurgeon kappa` leaves in the folder of a run
 UNTRAINED = Summary(model=summary.Model(), task=summary.Task())
+
+
+def kappa_name(model: Path) -> str:
+    """The file in a run that holds what `leansurgeon kappa MODEL --data RUN` found of another model."""
+    return f"kappa-{called(model)}.json"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One folder that was read: a run by its summary, a model by the record of its surgery, or as it stands."""
+
+    path: Path
+    evidence: Summary | SurgeryRecord | Source
+    when: float
+
+    @property
+    def kind(self) -> str:
+        """What it is: "run" or "model"."""
+        return "run" if isinstance(self.evidence, Summary) else "model"
 
 
 @dataclass(frozen=True)
@@ -138,30 +164,30 @@ class Run:
         return text(self.summary.task.data.get("task")) if self.summary.task.name == "glue" else ""
 
     @cached_property
-    def curve(self) -> folder.Curve | None:
+    def curve(self) -> Curve | None:
         """The curve the training logged; None for a model, or a run without one."""
         summary = self.summary
-        return folder.curve(self.path, summary.seed, summary.epochs, summary.steps) if self.kind == "run" else None
+        return read_curve(self.path, summary.seed, summary.epochs, summary.steps) if self.kind == "run" else None
 
     @cached_property
     def heads(self) -> HeadStudy | None:
         """The study of heads that lies in the folder, if any."""
-        return heads_of(jsonfile.read_object_if_whole(self.path / folder.HEADS))
+        return heads_of(jsonfile.read_object_if_whole(self.path / HEADS))
 
     @cached_property
     def bench(self) -> Bench | None:
         """The benchmark that lies in the folder, if any."""
-        return bench_of(jsonfile.read_object_if_whole(self.path / folder.BENCH))
+        return bench_of(jsonfile.read_object_if_whole(self.path / BENCH))
 
     @cached_property
     def recipe(self) -> str | None:
         """The resolved recipe of a run, as it stands in its folder."""
-        return folder.text_of(self.path / runfolder.RECIPE) if self.kind == "run" else None
+        return text_of(self.path / RECIPE) if self.kind == "run" else None
 
     @cached_property
-    def experiment_file(self) -> folder.ExperimentFile | None:
+    def experiment_file(self) -> ExperimentFile | None:
         """What `leansurgeon run` left beside the runs of its arms."""
-        return folder.experiment_file(self.path) if self.kind == "run" else None
+        return find_experiment_file(self.path) if self.kind == "run" else None
 
 
 def run_of(entry: Entry) -> Run:
@@ -277,7 +303,7 @@ def training(entry: Entry, summary: Summary) -> Run:
         began_trained=transferred or text(value_at(surgery, "initialised"), FRESH) != FRESH,
         init_std=summary.model.init_std if fresh else None,
         expected=expected_of(summary.recipe.get("expected")),
-        judged=judged_of(record.read_if_whole(entry.path / runfolder.BEST)),
+        judged=judged_of(record.read_if_whole(entry.path / BEST)),
     )
 
 
@@ -310,3 +336,194 @@ def shape_of(shape: Json) -> Mapping[str, str] | None:
     if not isinstance(stages, list) or not stages:
         return None
     return {key: ",".join(str(whole(value_at(stage, key)) or "?") for stage in stages) for key in SHAPE}
+
+
+HEADS, BENCH = "heads.json", "bench.json"  # what `heads` and `bench` leave
+POINTS = 240  # of a curve at most: more than a drawing of 360 units can show
+LARGEST = 64 * 2**20  # bytes that are read of one file
+
+Points = tuple[tuple[float, float], ...]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Training of one seed: (epoch, value) of the training loss, and of the task's metric on the evaluation data."""
+
+    seed: int | None
+    loss: Points
+    metric: Points
+
+
+@dataclass(frozen=True)
+class ExperimentFile:
+    """The resolved recipe of a whole experiment, and the command that it came from ("" where nobody noted it)."""
+
+    path: Path
+    text: str
+    call: str
+
+
+def called(path: Path) -> str:
+    """What a person calls a run or model: its folder's name, and never that of the `model/` or `last/` inside a run."""
+    whole = path.absolute()
+    parts = [part for part in whole.parts if part not in (".", whole.anchor)]
+    if ".." in parts:
+        parts = list(whole.resolve().parts[1:])
+    while len(parts) > 1 and parts[-1] in (BEST, LAST):
+        parts.pop()
+    return parts[-1] if parts else str(path)
+
+
+def read_curve(run: Path, seed: int | None, epochs: float | None, steps: float | None) -> Curve | None:
+    """The curves in `metrics.jsonl`; None where nothing of it can be drawn.
+
+    An evaluation is written with its step only; its epoch follows from the epochs and steps of the summary.
+    """
+    if not epochs or not steps:
+        return None
+    loss, metric = [], []
+    for step, entry in logged(run):
+        for kind, key, points in (("train", "loss", loss), ("eval", "metric", metric)):
+            value = number(entry.get(key))
+            if entry.get("type") == kind and value is not None:
+                points.append((step * epochs / steps, value))
+    return Curve(seed, thinned(loss), thinned(metric)) if loss or metric else None
+
+
+def logged(run: Path, *, newest_first: bool = False) -> Iterator[tuple[float, JsonObject]]:
+    """The lines of a run's metrics that name a step, with it."""
+    lines = (text_of(run / METRICS) or "").splitlines()
+    for line in reversed(lines) if newest_first else lines:
+        try:
+            entry = jsonfile.parse(line, "")
+        except UsageError:  # cut off
+            continue
+        step = number(value_at(entry, "step"))
+        if step is not None:
+            yield step, entry
+
+
+def thinned(points: list[tuple[float, float]]) -> Points:
+    """At most `POINTS` of them: the least and the largest of every stretch, so that no peak is lost, and both ends."""
+    if len(points) <= POINTS:
+        return tuple(points)
+    stretches, inner = POINTS // 2 - 1, points[1:-1]
+    kept = {0, len(points) - 1}
+    for i in range(stretches):
+        stretch = range(i * len(inner) // stretches, (i + 1) * len(inner) // stretches)
+        kept |= {1 + min(stretch, key=lambda j: inner[j][1]), 1 + max(stretch, key=lambda j: inner[j][1])}
+    return tuple(points[i] for i in sorted(kept))
+
+
+def find_experiment_file(run: Path) -> ExperimentFile | None:
+    """The experiment's file beside the run's folder, with the call it records; None without a readable one."""
+    path = run.parent / EXPERIMENT
+    content = text_of(path) if run != Path() and path.is_file() else None
+    return ExperimentFile(path, content, call_in(content)) if content is not None else None
+
+
+def text_of(path: Path) -> str | None:
+    """A file's text; None where it is too large, unreadable or no text."""
+    try:
+        return read_text(path, LARGEST)
+    except UsageError:
+        return None
+
+
+@dataclass(frozen=True)
+class AttentionHeads(Part):
+    """The heads of one layer, with a number for each."""
+
+    kind: str = "self"
+    stage: int = 0
+    layer: int = 0  # from 0
+    importance: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class Off(Part):
+    """A point of a pruning curve: the score with this share of heads switched off."""
+
+    fraction: float | None = None
+    accuracy: float | None = None
+    loss: float | None = None
+
+
+@dataclass(frozen=True)
+class PruningCurve(Part):
+    """How the score falls as heads go, by the order in which they do."""
+
+    orders: Mapping[str, tuple[Off, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class HeadStudy(Part):
+    """The document of `leansurgeon heads`: importance of heads, and what their absence costs."""
+
+    attentions: tuple[AttentionHeads, ...] = ()
+    samples: Mapping[str, int] = field(default_factory=dict)
+    curve: PruningCurve = PruningCurve()
+
+    @property
+    def score(self) -> str:
+        """What the curves show: "accuracy" or "loss"."""
+        return "accuracy" if any(p.accuracy is not None for p in self.curve.orders.get("importance", ())) else "loss"
+
+
+@dataclass(frozen=True)
+class Quartiles(Part):
+    """A figure over rounds, and (of one against another) what it says."""
+
+    median: float | None = None
+    verdict: str = ""
+
+
+@dataclass(frozen=True)
+class BenchRow(Part):
+    """One shape under one attention backend; times in seconds."""
+
+    name: str = "?"
+    backend: str = ""
+    seconds: Mapping[str, Quartiles] = field(default_factory=dict)
+    training_per_second: float | None = None
+    forward_per_second: float | None = None
+    peak_memory: float | None = None
+    step_against_first: Quartiles = Quartiles()
+
+    def time(self, key: str) -> float | None:
+        """The median of a measured time."""
+        return self.seconds[key].median if key in self.seconds else None
+
+
+@dataclass(frozen=True)
+class Load(Part):
+    """What was timed."""
+
+    batch: float | None = None
+    tokens: float | None = None
+    rounds: float | None = None
+    precision: str = "?"
+
+
+@dataclass(frozen=True)
+class Bench(Part):
+    """The document of `leansurgeon bench`."""
+
+    rows: tuple[BenchRow, ...] = ()
+    load: Load = Load()
+    unit: str = "samples"
+    device: str = "?"
+    peak_memory_kind: str = ""
+    skipped: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
+
+
+def heads_of(document: Json) -> HeadStudy | None:
+    """The document of `leansurgeon heads`; None where it is none."""
+    return HeadStudy.from_dict(document) if isinstance(document, dict) else None
+
+
+def bench_of(document: Json) -> Bench | None:
+    """The document of `leansurgeon bench`; None where it has no rows."""
+    bench = Bench.from_dict(document) if isinstance(document, dict) else Bench()
+    return bench if bench.rows else None

@@ -1,0 +1,315 @@
+"""A cut as a person reads it, in 80 columns: what changed and what that costs on samples that had no part in it, the
+plan, what sample data has decided, and what a next step cannot divide or hold.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from tabulate import tabulate
+
+from leansurgeon.checkpoints.proof import report_numbers
+from leansurgeon.checkpoints.proof.report_numbers import perplexity
+from leansurgeon.checkpoints.record import Comparison, Proof
+from leansurgeon.checkpoints.recorded.decided import BlockRefit, Decisions, MadeLayer
+from leansurgeon.errors import plural, short
+from leansurgeon.report.humans import listed
+from leansurgeon.shape import NUMBERS, PARTS, Shape
+from leansurgeon.surgery.plan.next_steps import CannotHold, Indivisible, indivisible
+from leansurgeon.surgery.plan.planning import Plan
+from leansurgeon.words import ranges, wrap
+
+
+def plan_table(plan: Plan) -> str:
+    """Shape and parameters before and after the surgery, as a text table."""
+    before, after = plan.before, plan.after
+    apart = before.column("kv_heads") != before.column("heads")
+    old, new = plan.parameters_before, plan.parameters_after
+    rows = [
+        *shapes(before, after, [key for key in NUMBERS if key != "kv_heads" or apart]),
+        *parameters(old.as_dict(), new.as_dict()),
+    ]
+    a, b = plan.flops_before, plan.flops_after
+    if a and b:
+        rows.append([f"GFLOPs forward, {a.tokens:,} tokens", giga(a.total), giga(b.total), change(a.total, b.total)])
+    lines = [*side_by_side(rows, [plan.source.name, "before", "after", "change"]), ""]
+    saved = old.total - new.total
+    if saved:
+        by = ", ".join(f"{part} {-value:+,}" for part, value in plan.saved_by.items())
+        lines += wrap(f"Change of {-saved:+,} parameters: {by} (in this order).")
+    lines += wrap(plan.why + ".")
+    for step in plan.operators:
+        lines += wrap(f"- {step.name} ({step.exactness}): {step.says}", indent="  ")
+    if told := explain_exactness(step.exactness for step in plan.operators):
+        lines += wrap(f"{told}.")
+    if not plan.operators:
+        lines.append("- nothing to do: the shape is the source's own")
+    lines += list_next_steps(before, after, plan.cannot_hold)
+    return "\n".join(lines)
+
+
+def giga(value: int) -> str:
+    """Billions: `35.1`, `0.0105`."""
+    return f"{value / 1e9:,.1f}" if value >= 1e10 else f"{value / 1e9:.3g}"
+
+
+def decided_table(decided: Decisions) -> str:
+    """The sets of layers that were tried with their scores, and what became of every layer that was changed; empty
+    where nothing was left to decide.
+    """
+    measured = any(layer.heads for layer in decided.decisions)
+    by_weight = "" if measured else tabulate_kept_heads(decided.kept_heads)
+    parts = [tabulate_candidates(decided), tabulate_layers(decided.decisions), by_weight, describe_passes(decided)]
+    return "\n\n".join(part for part in parts if part)
+
+
+def tabulate_candidates(decided: Decisions) -> str:
+    """Candidates, `*` before the one that was taken."""
+    heads, rows, note = list_candidates(decided, 15)
+    return "\n".join([*draw_table(rows, heads), *wrap(note)]) if rows else ""
+
+
+def list_candidates(decided: Decisions, width: int = 60) -> tuple[list[str], list[list[str]], str]:
+    """Heads and rows of the sets of layers that competed, each after its own refit, and what their scores are; no rows
+    where there was one. A list of layers is cut at `width`.
+    """
+    candidates, healing = decided.candidates, decided.healing
+    if len(candidates) < 2:
+        return [], [], ""
+    taken = healing and (decided.layers, healing.attention, healing.later)
+    same = [i for i, c in enumerate(candidates) if (c.kept, c.attention, c.later) == taken]
+    rows = []
+    for i, c in enumerate(candidates):
+        also = [word for word in ("attention", "later") if getattr(c, word)]
+        mark = "*" if same and i == same[-1] else ""
+        judged_on = "less" if c.left_out else c.data
+        score = "" if c.score.judged_by is None else f"{c.score.judged_by:.4f}"
+        rows.append([mark, short(ranges(c.kept), width), c.criterion, ", ".join(also), judged_on, score])
+    predicts = candidates[-1].score.guard_divergence is not None
+    judged, what = ("divergence", "predictions") if predicts else ("error", "outputs")
+    head = ["", "layers kept", "chosen by", "also refitted", "data", judged]
+    note = f"{judged.capitalize()} of the {what} on guard samples after the refit; * is taken."
+    if {c.data for c in candidates} == {"part", "all"}:
+        note += " The sets first compete on a part of the data, the best ones again on all of it."
+    if any(c.left_out for c in candidates):
+        note += " Those judged on less could not have won."
+    told = explain_criteria(c.criterion for c in candidates)
+    note += f" {told[0].upper()}{told[1:]}." if told else ""
+    return head, rows, note
+
+
+def tabulate_layers(layers: Sequence[MadeLayer]) -> str:
+    """One line for every new layer that is not a plain copy."""
+    rows = []
+    for layer in layers:
+        kept = layer.refit.kept if isinstance(layer.refit, BlockRefit) else ()
+        source = ranges(range(layer.source, layer.until + 1))
+        error = "" if layer.error_after is None else f"{layer.error_after:.4f}"
+        rows.append([layer.layer, source, short(describe_layer(layer), 42), ", ".join(kept), error])
+    if not rows:
+        return ""
+    head = ["layer", "for", "made", "refitted", "error"]
+    note = "'for': the layers of the source that it stands for; 'error': that of its output on guard samples."
+    return "\n".join([*draw_table(rows, head), *wrap(note)])
+
+
+def describe_layer(layer: MadeLayer) -> str:
+    """How a layer came about: heads and units that stay, heads split."""
+    ways = []
+    if layer.heads:
+        ways.append(f"heads {ranges(layer.heads.kept)}")
+    if layer.split:
+        ways.append(f"split, {100 * (layer.split.kept or 0):.1f} % of scores kept")
+    if layer.mlp:
+        ways.append("MLP trimmed")
+    return ", ".join(ways)
+
+
+def describe_passes(decided: Decisions) -> str:
+    """How many passes of the source the cut took, and what their bound left out; records of earlier versions do not
+    say.
+    """
+    if decided.passes is None:
+        return ""
+    over = "the calibration samples" if decided.tokens is None else f"{decided.tokens:,} calibration tokens"
+    told = f"The cut took {decided.passes:.1f} forward passes of the source over {over}."
+    if decided.steps_taken_over:
+        told += " Some of them are of the cut that was interrupted."
+    if decided.held_back:
+        told += f" Their bound left out: {'; '.join(decided.held_back)}."
+    return "\n".join(wrap(told))
+
+
+def tabulate_kept_heads(kept: Mapping[str, Sequence[int]]) -> str:
+    """Heads that stay because of their weights alone."""
+    rows = [[layer, short(ranges(heads), 60)] for layer, heads in kept.items()]
+    return "\n".join(draw_table(rows, ["source layer", "heads kept"])) if rows else ""
+
+
+def closing(folder: Path, proof: Proof) -> str:
+    """Where a result is, and what its reload has shown."""
+    lines = wrap(f"Written to {folder}; reloaded in a fresh process with {proof.loaded_with}:")
+    lines += wrap(f"{proof.parameters:,} parameters, {proof.tensors}, output {list(proof.output)} is finite.")
+    return "\n".join(["", *lines])
+
+
+ROUNDING = 1e-4  # relative error of outputs that differ by rounding only
+SEEN = 0.005  # share of a perplexity below which no cost is spoken of
+EXACTNESS = {
+    "exact": "the same outputs",
+    "near": "nearly the same outputs, and what is lost is measured",
+    "fresh": "new weights, which have learned nothing",
+}
+CRITERIA = {
+    "angular": "the neighbours that turn hidden states least go, in one block or in two",
+    "influence": "the layers that change their input least go",
+    "block": "these neighbours go",
+    "even": "what stays is evenly spaced",
+    "first-of-each": "of each group of neighbours the first stays",
+    "last-of-each": "of each group of neighbours the last stays",
+    "pattern": "what stays has layers of another kind where formats such as GGUF expect them",
+    "greedy": "the layer that is missed least goes, one after another",
+    "leave-one-out": "the layers that are missed least, each by itself, go",
+}
+
+
+def state_verdict(before: Shape, after: Shape, compared: Comparison | None, language: bool, saved: float) -> str | None:
+    """One sentence; None where nothing was changed or compared. `saved` is the share of the parameters that went."""
+    changes = list_changes(before, after)
+    if not changes or compared is None or not compared.done:
+        return None
+    one = changes == ["1 layer fewer"]
+    what = " and ".join(changes)
+    weights = f"{100 * abs(saved):.1f} % of the parameters" if abs(saved) >= 5e-4 else ""
+    told = f"{what} {state_cost(compared, language, one)}"
+    if not weights:
+        return f"{told}."
+    return f"{told}{',' if ',' in told else ''} and {('save' if saved > 0 else 'add') + 's' * one} {weights}."
+
+
+def list_changes(before: Shape, after: Shape) -> list[str]:
+    """What is different, as subjects of a sentence."""
+    differences = []
+    if gone := before.depth - after.depth:
+        differences.append(f"{plural(gone, 'layer')} fewer")
+    for key, name in (("heads", "heads"), ("head_dim", "numbers a head"), ("mlp_dim", "MLP units")):
+        new, old = after.column(key), before.column(key)
+        if new != old and not (key == "head_dim" and any("heads" in one for one in differences)):
+            differences.append(f"{new} {name} instead of {old}")
+    return differences
+
+
+def state_cost(compared: Comparison, language: bool, one: bool = False) -> str:
+    """What it costs, as the rest of that sentence; `one`: in the singular."""
+    costs, change, keep = (word + "s" * one for word in ("cost", "change", "keep"))
+    others = {"noise": "with noise as input", report_numbers.SEEN: f"on {report_numbers.SEEN}"}
+    on = others.get(compared.data, "on held-out samples")
+    if compared.relative_error is not None and compared.relative_error < ROUNDING:
+        return f"{change} nothing: the outputs are the same but for rounding"
+    if compared.loss and language:
+        old, new = compared.loss.source, compared.loss.result
+        more = math.expm1(min(new - old, 50.0))
+        figures = f"({perplexity(new)} {on}, the source {perplexity(old)})"
+        if more < SEEN:
+            return f"{costs} no perplexity {figures}"
+        if more >= 10:
+            return f"{'multiplies' if one else 'multiply'} perplexity by {more + 1:,.0f} {figures}"
+        return f"{'raises' if one else 'raise'} perplexity by {100 * more:.0f} % {figures}"
+    if compared.accuracy:
+        old, new = (100 * share for share in (compared.accuracy.source, compared.accuracy.result))
+        figures = f"({new:.1f} % {on}, the source {old:.1f} %)"
+        lost = f"{old - new:.1f} points of accuracy" if old - new >= 0.05 else "no accuracy"
+        return f"{costs} {lost} {figures}"
+    if compared.embeddings:
+        kept = compared.embeddings.nearest_kept
+        near = f", {100 * kept:.0f} % of the nearest neighbours" if kept is not None else ""
+        return f"{keep} a cosine of {compared.embeddings.cosine:.3f} to the source's embeddings{near} {on}"
+    if compared.relative_error is not None:
+        return f"{change} the outputs by {100 * compared.relative_error:.0f} % of their size {on}"
+    return f"{change} outputs that could not be measured"
+
+
+def explain_exactness(words: Iterable[str]) -> str:
+    """What the words behind operators promise, those that occur."""
+    there = set(words)
+    return "; ".join(f"{word}: {says}" for word, says in EXACTNESS.items() if word in there)
+
+
+def explain_criteria(names: Iterable[str]) -> str:
+    """What chooses layers, for the names that occur: `angular, second`, `block 3-8`."""
+    there = [name.split()[0].rstrip(",") if name else "" for name in names]
+    return "; ".join(f"{word}: {says}" for word, says in CRITERIA.items() if word in there)
+
+
+def list_next_steps(before: Shape, after: Shape, refused: CannotHold | None = None) -> list[str]:
+    """Lines of 80 columns: first what is new with the surgery, then what was so before; and formats that cannot hold
+    the result, with the choice that they could.
+    """
+    old, now = indivisible(before), indivisible(after)
+    new, same = [n for n in now if n not in old], [n for n in now if n in old]
+    lines = []
+    if new:
+        lines += wrap(f"What a next step cannot divide, new with this surgery: {spell_numbers(new)}.")
+    if same:
+        lines += wrap(
+            f"What a next step cannot divide{', as before' if new else ', as in the source'}: {spell_numbers(same)}."
+        )
+    if refused:
+        lines += wrap(f"{listed(refused.formats)} cannot hold it: {refused.why}. What fits: {refused.instead}.")
+    return lines
+
+
+def spell_numbers(numbers: Sequence[Indivisible]) -> str:
+    """`MLP 344 by quantiser groups of 32, 64, 128 and 256; 9 heads by 2, 4 and 8 GPUs`."""
+    return "; ".join(f"{name_number(n)} by {listed(list_steps(n))}" for n in numbers)
+
+
+def name_number(number: Indivisible) -> str:
+    """`width 576`, `9 heads`."""
+    size = f"{number.size:,}"
+    return f"{size} {number.name}" if number.name.endswith("heads") else f"{number.name} {size}"
+
+
+def list_steps(number: Indivisible) -> list[str]:
+    """What does not divide it, in words."""
+    what = []
+    if number.groups:
+        what.append(f"quantiser groups of {'/'.join(map(str, number.groups))}")
+    if number.gpus:
+        what.append(f"{'/'.join(map(str, number.gpus))} GPUs")
+    if number.kernels:
+        what.append(f"kernels of {'/'.join(map(str, number.kernels))}")
+    return what
+
+
+def draw_table(rows: Sequence[Sequence[object]], heads: Sequence[str], align: Sequence[str] | None = None) -> list[str]:
+    """A table as lines; cells stand as they are written, at the left or as `align` says of each column."""
+    return tabulate(rows, headers=heads, colalign=align, disable_numparse=True).splitlines()
+
+
+def side_by_side(rows: Sequence[Sequence[str]], heads: Sequence[str]) -> list[str]:
+    """A table of names, two columns of figures, and what is said of both."""
+    return draw_table(rows, heads, ("left", "right", "right", "right"))
+
+
+def shapes(before: Shape, after: Shape, keys: Iterable[str] = NUMBERS) -> list[list[str]]:
+    """A row for each of these numbers of a shape."""
+    return [[NUMBERS[key], before.column(key), after.column(key), ""] for key in keys]
+
+
+def parameters(before: Mapping[str, int], after: Mapping[str, int]) -> list[list[str]]:
+    """A row for every part that both say, with its change."""
+    known = {key: label for key, label in PARTS.items() if key in before and key in after}
+    return [numbers(f"parameters, {label}", before[key], after[key]) for key, label in known.items()]
+
+
+def numbers(label: str, a: int, b: int) -> list[str]:
+    """A row of two counts and their change."""
+    return [label, f"{a:,}", f"{b:,}", change(a, b)]
+
+
+def change(before: int, after: int) -> str:
+    """The relative change in per cent; empty where there is none, `new` where nothing was before."""
+    return "" if before == after else f"{100 * (after / before - 1):+.1f} %" if before else "new"
