@@ -14,8 +14,7 @@ from leansurgeon import tasks
 from leansurgeon.errors import UsageError
 from leansurgeon.models.nystromformer_lra import NystromformerLraConfig, NystromformerLraForSequenceClassification
 from leansurgeon.tasks.long_range import pathfinder_draw
-from leansurgeon.tasks.long_range.pathfinder_dashes import PAD, Style, ends
-from leansurgeon.tasks.long_range.pathfinder_draw import CONTOUR_LENGTH
+from leansurgeon.tasks.long_range.pathfinder_draw import CONTOUR_LENGTH, PAD, Style, ends
 
 
 def quiet(line: str) -> None:

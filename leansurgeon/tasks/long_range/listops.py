@@ -12,7 +12,6 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 
@@ -26,13 +25,12 @@ from leansurgeon.reading.files import in_home
 from leansurgeon.tasks import base, ragged
 from leansurgeon.tasks import cache as disk
 from leansurgeon.tasks.long_range import makers
-from leansurgeon.tasks.long_range.listops_trees import SYMBOLS, TREES_PER_CHUNK, Grammar, Trees, chunk, read_chunk
+from leansurgeon.tasks.long_range.listops_trees import SYMBOLS, TREES_PER_CHUNK, Grammar, Trees, chunk
 from leansurgeon.tasks.text import vocab
 
 PAD = 0  # symbol i of SYMBOLS is token i + 1: 15 symbols and the padding, in the published vocabulary of 32
 GENERATED = "generated"
 FILES = {"train": "basic_train.tsv", "eval": "basic_val.tsv", "test": "basic_test.tsv"}
-PROGRAM = "leansurgeon.tasks.long_range.listops_trees"  # makes chunks
 _VERSION = 1  # of the generator: a change that changes the data changes this
 _PATIENCE = 50  # chunks in a row without one new expression
 
@@ -169,8 +167,7 @@ def _generate(
     tokens = disk.ArrayWriter(folder / "tokens.npy", np.uint8)
     lengths, labels = [], []
     begun = time.monotonic()
-    job = {"grammar": asdict(grammar), "seed": seed}
-    made = makers.chunks(lambda number: chunk(grammar, seed, number), workers, PROGRAM, job, read_chunk)
+    made = makers.chunks(chunk, (grammar, seed), workers)
     with made as chunks, phase("listops", total, "expressions/s") as advance:
         for trees in _distinct(chunks, total, grammar):
             tokens.append(trees.symbols + np.uint8(1))

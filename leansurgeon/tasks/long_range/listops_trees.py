@@ -12,19 +12,14 @@ up as soon as what it surely has is too long. For the kept ones the kinds are th
 each level, which, given the counts, is exactly how independent draws would stand. Nodes are kept level by level,
 parents' children side by side, so that sizes and values go up, and positions go down, in a few array operations per
 level for a few hundred trees together.
-
-Run as a program, this file is one of several generating processes: see `main`.
 """
 
 from __future__ import annotations
 
-import struct
 from dataclasses import dataclass
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-
-from leansurgeon.tasks.long_range import makers
 
 OPERATOR_SHARE = 0.25
 MIN, MAX, MED, SM = range(4)
@@ -190,38 +185,3 @@ def _apply(level: _Level, first: np.ndarray, below: np.ndarray) -> np.ndarray:
 def _before(lengths: np.ndarray) -> np.ndarray:
     """Where each of these stretches starts when they lie end to end."""
     return np.cumsum(lengths, dtype=np.int32) - lengths
-
-
-# -- one generating process ----------------------------------------------------------------------------------
-
-_HEAD = struct.Struct("<II")
-
-
-def write_chunk(stream: BinaryIO, trees: Trees | None) -> None:
-    """Trees as bytes: their number and tokens, lengths (uint32), values (uint8), symbols; (0, 0) for None."""
-    if trees is None:
-        stream.write(_HEAD.pack(0, 0))
-    else:
-        stream.write(_HEAD.pack(len(trees.lengths), len(trees.symbols)))
-        stream.write(trees.lengths.astype("<u4").tobytes() + trees.values.astype(np.uint8).tobytes())
-        stream.write(trees.symbols.tobytes())
-    stream.flush()
-
-
-def read_chunk(stream: BinaryIO) -> Trees | None:
-    """What `write_chunk` wrote; EOFError when the stream ends early."""
-    number, tokens = _HEAD.unpack(makers.exactly(stream, _HEAD.size))
-    if not number:
-        return None
-    lengths = np.frombuffer(makers.exactly(stream, 4 * number), "<u4").astype(np.int64)
-    values = np.frombuffer(makers.exactly(stream, number), np.uint8).astype(np.int64)
-    return Trees(np.frombuffer(makers.exactly(stream, tokens), np.uint8), lengths, values)
-
-
-def main() -> None:
-    """A program that makes chunks (see `makers`)."""
-    makers.serve(lambda out, job, number: write_chunk(out, chunk(Grammar(**job["grammar"]), job["seed"], number)))
-
-
-if __name__ == "__main__":
-    main()

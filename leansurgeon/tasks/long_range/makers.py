@@ -8,13 +8,13 @@ would import the caller's script again. Their pipes hold them back when the read
 from __future__ import annotations
 
 import itertools
-import json
 import os
+import pickle
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, TypeVar
 
 from leansurgeon.errors import LeanSurgeonError
 from leansurgeon.version import PACKAGE
@@ -23,25 +23,17 @@ Chunk = TypeVar("Chunk")
 
 
 @contextmanager
-def chunks(
-    here: Callable[[int], Chunk],
-    workers: int,
-    module: str,
-    job: dict[str, Any],
-    read: Callable[[BinaryIO], Chunk],
-) -> Iterator[Iterator[Chunk]]:
-    """Chunks 0, 1, 2, ... without end: made by `here`, or by `workers` programs that take turns.
-
-    A program is `python -m module`, whose `main` calls `serve`; it is given `job`, and `read` takes a chunk from its
-    stdout (EOFError where it ends early, which becomes a `LeanSurgeonError`).
+def chunks(make: Callable[..., Chunk], given: tuple[Any, ...], workers: int) -> Iterator[Iterator[Chunk]]:
+    """Chunks 0, 1, 2, ... without end, each `make(*given, number)`: made here, or by `workers` programs that take
+    turns. `make` is a function of a module. Raises `LeanSurgeonError` where a program ends early.
     """
     if workers <= 1:
-        yield (here(number) for number in itertools.count())
+        yield (make(*given, number) for number in itertools.count())
         return
     path = os.pathsep.join([str(PACKAGE.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
     processes = [
         subprocess.Popen(
-            [sys.executable, "-m", module, json.dumps({"job": job, "first": first, "step": workers})],
+            [sys.executable, "-m", __name__, pickle.dumps((make, given, first, workers)).hex()],
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
@@ -49,18 +41,18 @@ def chunks(
         for first in range(workers)
     ]
 
-    def taken(process: subprocess.Popen) -> Chunk:
+    def read(process: subprocess.Popen) -> Chunk:
         try:
-            return read(process.stdout)
-        except EOFError:
+            return pickle.load(process.stdout)
+        except (EOFError, pickle.UnpicklingError):
             code = process.wait()
-            name = module.rpartition(".")[2]
+            name = make.__module__.rpartition(".")[2]
             raise LeanSurgeonError(
                 f"A process that makes data ({name}) ended with code {code} (python: {sys.executable})."
             ) from None
 
     try:
-        yield (taken(processes[number % workers]) for number in itertools.count())
+        yield (read(processes[number % workers]) for number in itertools.count())
     finally:
         for process in processes:
             process.kill()
@@ -69,20 +61,17 @@ def chunks(
             process.wait()
 
 
-def serve(write: Callable[[BinaryIO, dict[str, Any], int], None]) -> None:
-    """Such a program: `write(stdout, job, number)` writes a chunk, again and again until nobody reads them any more."""
-    asked = json.loads(sys.argv[1])
+def main() -> None:
+    """Such a program: it writes one chunk after the other until nobody reads them any more."""
+    make, given, first, step = pickle.loads(bytes.fromhex(sys.argv[1]))
     try:
-        for number in itertools.count(asked["first"], asked["step"]):
-            write(sys.stdout.buffer, asked["job"], number)
+        for number in itertools.count(first, step):
+            pickle.dump(make(*given, number), sys.stdout.buffer)
+            sys.stdout.buffer.flush()
     except (BrokenPipeError, KeyboardInterrupt):
         # Nobody reads any more; give the interpreter something that it can flush at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def exactly(stream: BinaryIO, size: int) -> bytes:
-    """So many bytes of a program's output. Raises `EOFError` where it ends before."""
-    data = stream.read(size)
-    if len(data) != size:
-        raise EOFError(f"{len(data)} bytes instead of {size}")
-    return data
+if __name__ == "__main__":
+    main()

@@ -8,7 +8,6 @@ Read from the published files (`lra_release/pathfinder32/curv_contour_length_14`
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Literal
 
@@ -23,11 +22,9 @@ from leansurgeon.reading.images import decode
 from leansurgeon.tasks import base
 from leansurgeon.tasks import cache as disk
 from leansurgeon.tasks.long_range import makers
-from leansurgeon.tasks.long_range.pathfinder_dashes import Style
-from leansurgeon.tasks.long_range.pathfinder_draw import CONTOUR_LENGTH, chunk, read_chunk
+from leansurgeon.tasks.long_range.pathfinder_draw import CONTOUR_LENGTH, Style, chunk
 from leansurgeon.tasks.text import vocab
 
-PROGRAM = "leansurgeon.tasks.long_range.pathfinder_draw"  # makes chunks
 _VERSION = 1  # of the generator: a change that changes the data changes this
 GENERATED = "generated"
 TOKENS = 32 * 32
@@ -150,17 +147,11 @@ def _generate(folder: Path, style: Style, seed: int, total: int, workers: int, s
     images = np.lib.format.open_memmap(folder / "images.npy", "w+", np.uint8, (total, style.size**2))
     labels = np.empty(total, dtype=np.uint8)
     done = 0
-
-    def here(number: int) -> tuple[np.ndarray, np.ndarray]:
-        drawn = chunk(style, seed, number)
-        return drawn.images.reshape(len(drawn.labels), -1), drawn.labels
-
-    job = {"style": asdict(style), "seed": seed}
-    made = makers.chunks(here, workers, PROGRAM, job, lambda stream: read_chunk(stream, style))
-    with made as chunks, phase("pathfinder", total, "images/s") as advance:
-        for drawn, theirs in chunks:
-            take = min(len(theirs), total - done)
-            images[done : done + take], labels[done : done + take] = drawn[:take], theirs[:take]
+    with makers.chunks(chunk, (style, seed), workers) as chunks, phase("pathfinder", total, "images/s") as advance:
+        for drawn in chunks:
+            take = min(len(drawn.labels), total - done)
+            images[done : done + take] = drawn.images[:take].reshape(take, style.size**2)
+            labels[done : done + take] = drawn.labels[:take]
             done += take
             if done == total:
                 break
