@@ -12,11 +12,10 @@ from __future__ import annotations
 import os
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from functools import partial
-from itertools import pairwise
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -35,46 +34,7 @@ UNREAD = (".avif", ".heic", ".heif", ".jxl", ".jp2", ".svg", ".cr2", ".nef", ".d
 _LABEL = 1_000_000  # bytes of a sample's class
 
 
-@dataclass
-class Index:
-    """The samples of one split while they are collected."""
-
-    files: list[str] = field(default_factory=list)
-    file: list[int] = field(default_factory=list)
-    start: list[int] = field(default_factory=list)
-    size: list[int] = field(default_factory=list)
-    label: list[Any] = field(default_factory=list)
-    unlabelled: int = 0  # samples that were left out
-
-    def add(self, file: int, start: int, size: int, label: int | str | None) -> bool:
-        """One image more: `size` bytes from `start` in file number `file`, of class `label`; whether it has one."""
-        if label is None or label == UNLABELLED:
-            self.unlabelled += 1
-            return False
-        self.file.append(file)
-        self.start.append(start)
-        self.size.append(size)
-        self.label.append(label)
-        return True
-
-    def add_file(self, path: str, label: int | str) -> None:
-        """An image in a file of its own."""
-        self.add(len(self.files), 0, _WHOLE, label)
-        self.files.append(path)
-
-    def number_labels(self, names: list[str] | None, where: str) -> list[str] | None:
-        """Make labels that are names places in `names`, those of the training images, or of these (None). Raises
-        UsageError for others.
-        """
-        present = {label for label in self.label if isinstance(label, str)}
-        if not present:
-            return names
-        names = sort_names(present) if names is None else names
-        if strange := sorted({*map(str, self.label)} - {*names}):
-            raise UsageError(f"{where} has the class '{strange[0]}', which the training images do not have.")
-        places = {name: place for place, name in enumerate(names)}
-        self.label = [places[label] for label in self.label]
-        return names
+Sample = tuple[int, int, int, Any]  # number of its file, first byte in it, bytes, and class
 
 
 def build(
@@ -83,36 +43,55 @@ def build(
     """Write the index of every split into `folder`; returns sizes, class names (or None) and the number of classes."""
     sizes, names, many, own = {}, None, 0, None
     for split, places in place.places.items():
-        index = Index()
-        if place.kind == "folder":  # a class for every folder in which there are images, however deep
-            for path in listing(str(places[0])).folders:
-                for image in _images_in(path):
-                    index.add_file(image, os.path.basename(path))
-        elif place.kind == "flat":  # images without classes: enough to calibrate with, nothing to score
-            for image in _images_in(str(places[0])):
-                index.add_file(image, base.IGNORED)
-        elif place.kind == "listed":
-            for path, name in image_tables.listed(places[0], label, say):
-                index.add_file(path, name)
-        elif place.kind == "tar":
-            index = _shards(places)
-        else:
-            index, own = _unpack(place.kind, places, folder / f"{split}-images.bin", label, say)
+        root, target = str(places[0]), folder / f"{split}-images.bin"
+        if place.kind == "tar":
+            files, samples = [*map(str, places)], _shards(places)
+        elif place.kind in ("parquet", "hub"):
+            own, rows = image_tables.rows_of(place.kind, places, label)
             names = names or own
-        if index.unlabelled:
-            total = index.unlabelled + len(index.file)
-            say(f"images: {index.unlabelled:,} of {total:,} rows have no label and are left out")
-        if not index.file:
-            if beside := listing(str(places[0])).images if place.kind == "folder" else []:
+            _check_room(folder, sum(p.stat().st_size for p in places if isinstance(p, Path)), say)
+            files, samples = [target.name], _copy_images(rows, target)
+        else:
+            if place.kind == "folder":  # a class for every folder in which there are images, however deep
+                folders = listing(root).folders
+                named = [(image, os.path.basename(path)) for path in folders for image in _images_in(path)]
+            elif place.kind == "flat":  # images without classes: enough to calibrate with, nothing to score
+                named = [(image, base.IGNORED) for image in _images_in(root)]
+            else:
+                named = image_tables.listed(places[0], label, say)
+            files = [path for path, _ in named]
+            samples = [(number, 0, _WHOLE, name) for number, (_, name) in enumerate(named)]
+        labelled = [sample for sample in samples if sample[-1] not in (None, UNLABELLED)]
+        if left_out := len(samples) - len(labelled):
+            say(f"images: {left_out:,} of {len(samples):,} rows have no label and are left out")
+        if not labelled:
+            if beside := listing(root).images if place.kind == "folder" else []:
                 raise UsageError(
-                    f"{places[0]} holds {plural(len(beside), 'image')} beside each other, and no folders of classes.",
+                    f"{root} holds {plural(len(beside), 'image')} beside each other, and no folders of classes.",
                     f"Sort them into folders named as those in {place.places['train'][0]} (ImageNet's valprep.sh does "
                     "so), or name others to evaluate on: task.eval_data.",
                 )
             raise UsageError(f"{_called(places)} holds no images ({', '.join(sorted(SUFFIXES))}).")
-        names = index.number_labels(names, _called(places))
-        _write(folder, split, index)
-        sizes[split], many = len(index.file), max(many, max(index.label) + 1)
+        numbers, starts, lengths, labels = zip(*labelled, strict=True)
+        if present := {name for name in labels if isinstance(name, str)}:
+            names = sort_names(present) if names is None else names
+            if strange := sorted({*map(str, labels)} - {*names}):
+                where = _called(places)
+                raise UsageError(f"{where} has the class '{strange[0]}', which the training images do not have.")
+            order = {name: number for number, name in enumerate(names)}
+            labels = [order[name] for name in labels]
+        encoded = [os.fsencode(name) for name in files]
+        arrays = {
+            "file": np.array(numbers, dtype=np.int32),
+            "start": np.array(starts, dtype=np.int64),
+            "size": np.array(lengths, dtype=np.int64),
+            "labels": np.array(labels, dtype=np.int32),
+            "files": np.frombuffer(b"".join(encoded), dtype=np.uint8),
+            "file-starts": ragged.starts_of(np.array([len(name) for name in encoded], dtype=np.int64)),
+        }
+        for name, array in arrays.items():
+            np.save(folder / f"{split}-{name}.npy", array)
+        sizes[split], many = len(labels), max(many, max(labels) + 1)
     others = Counter(
         suffix
         for places in (place.places.values() if place.kind in ("folder", "flat") else ())
@@ -194,44 +173,34 @@ def readable_names(folder: Path, info: dict[str, Any]) -> set[str]:
 
 
 class Reader:
-    """Bytes of a sample, from the arrays that `build` wrote. Files are kept open, a few of them."""
+    """Bytes of a sample, from the arrays that `build` wrote."""
 
     def __init__(self, folder: Path, split: str, array: Callable[[str], np.ndarray]) -> None:
         self._folder = folder
         self._parts = [array(f"{split}-{name}") for name in ("file", "start", "size", "files", "file-starts")]
-        self._open: dict[int, int] = {}
 
     def name(self, index: int) -> str:
         """The file of a sample, with the place in it if it holds several."""
-        file, start, size, *_ = self._parts
-        path = self._path(int(file[index]))
+        _, start, size, *_ = self._parts
+        path = self._path(index)
         return path if size[index] == _WHOLE else f"{path} (byte {int(start[index]):,})"
 
     def read(self, index: int) -> bytes:
         """The encoded bytes of image `index`. Raises `OSError` where the file is shorter than it was."""
-        file, start, size, *_ = (part[index] for part in self._parts[:3])
+        start, size = (int(part[index]) for part in self._parts[1:3])
+        path = self._path(index)
         if size == _WHOLE:
-            return files.read_bytes(Path(self._path(int(file))), images.LIMIT)
-        content = os.pread(self._descriptor(int(file)), int(size), int(start))
+            return files.read_bytes(Path(path), images.LIMIT)
+        with open(path, "rb") as file:
+            content = os.pread(file.fileno(), size, start)
         if len(content) != size:
-            raise OSError(f"{len(content):,} bytes where {int(size):,} are expected")
+            raise OSError(f"{len(content):,} bytes where {size:,} are expected")
         return content
 
-    def _path(self, number: int) -> str:
-        flat, starts = self._parts[3:]
-        path = os.fsdecode(flat[starts[number] : starts[number + 1]].tobytes())
+    def _path(self, index: int) -> str:
+        file, *_, flat, starts = self._parts
+        path = os.fsdecode(flat[starts[file[index]] : starts[file[index] + 1]].tobytes())
         return path if os.path.isabs(path) else str(self._folder / path)
-
-    def _descriptor(self, number: int) -> int:
-        if number not in self._open:
-            while len(self._open) >= 64:
-                os.close(self._open.pop(next(iter(self._open))))
-            self._open[number] = os.open(self._path(number), os.O_RDONLY)
-        return self._open[number]
-
-    def __del__(self) -> None:
-        for descriptor in self._open.values():
-            os.close(descriptor)
 
 
 def _called(places: list[Any]) -> str:
@@ -246,44 +215,40 @@ def _images_in(folder: str) -> Iterator[str]:
         yield from _images_in(path)
 
 
-def _shards(places: list[Path]) -> Index:
+def _shards(places: list[Path]) -> list[Sample]:
     """Samples of webdataset shards: members that share the name up to its first dot; class in NAME.cls or NAME.json."""
-    index = Index(files=list(map(str, places)))
-    for number, path in track(list(enumerate(places)), "images: shards", "shards/s"):
-        _shard(number, path, index)
-    return index
+    shards = track(list(enumerate(places)), "images: shards", "shards/s")
+    return [(number, *sample) for number, path in shards for sample in _samples_of(path)]
 
 
-def _shard(number: int, path: Path, index: Index) -> None:
-    key, image, label = None, None, None
+def _samples_of(path: Path) -> Iterator[tuple[int, int, Any]]:
+    """(first byte, bytes, class) of the samples of a shard. Raises UsageError for one without an image or a class."""
 
-    def close() -> None:
+    def name_of(member: tuple[str, int, int, Any]) -> tuple[str, str]:
+        folder, _, name = member[0].rpartition("/")
+        return folder, name.partition(".")[0]
+
+    for key, members in groupby(archives.places(path), name_of):
+        image = label = None
+        for whole, start, size, read in members:
+            suffix = whole.rpartition("/")[2].partition(".")[2]
+            if f".{suffix.lower()}" in SUFFIXES:
+                image = (start, size)
+            elif suffix in ("cls", "json") and label is None:
+                label = _class(read(_LABEL), suffix, f"{path}: {whole}")
         if image is None and label is None:
-            return
+            continue
         if image is None or label is None:
             lacks = "image" if image is None else "class (.cls or .json)"
-            whole = "/".join(filter(None, key))
             raise UsageError(
-                f"{path}: the sample '{whole}' has no {lacks}.",
+                f"{path}: the sample '{'/'.join(filter(None, key))}' has no {lacks}.",
                 f"Where {path.name} holds the images of the class {path.stem}, as ImageNet's do, unpack each archive "
                 f"into a folder of its name: cd {path.parent} && for f in *.tar; do mkdir ${{f%.tar}} && tar -xf $f -C "
                 "${f%.tar}; done"
                 if label is None
                 else None,
             )
-        index.add(number, *image, label)
-
-    for whole, start, size, read in archives.places(path):
-        folder, _, name = whole.rpartition("/")
-        stem, _, suffix = name.partition(".")
-        if (folder, stem) != key:
-            close()
-            key, image, label = (folder, stem), None, None
-        if f".{suffix.lower()}" in SUFFIXES:
-            image = (start, size)
-        elif suffix in ("cls", "json"):
-            label = _class(read(_LABEL), suffix, f"{path}: {whole}") if label is None else label
-    close()
+        yield *image, label
 
 
 def _class(content: bytes, suffix: str, where: str) -> int | str:
@@ -306,22 +271,18 @@ def _class(content: bytes, suffix: str, where: str) -> int | str:
     raise UsageError(f"{where} holds no class.")
 
 
-def _unpack(
-    kind: str, places: list[Any], target: Path, label: str | None, say: Callable[[str], None]
-) -> tuple[Index, list[str] | None]:
-    """Copy the image bytes of parquet files, or of a hub data set, one after another into `target`."""
-    names, rows = image_tables.rows_of(kind, places, label)
-    _room_for(target.parent, sum(p.stat().st_size for p in places if isinstance(p, Path)), say)
-    index, place = Index(files=[target.name]), 0
+def _copy_images(rows: Iterable[tuple[bytes, int | str | None]], target: Path) -> list[Sample]:
+    """Write images one after another into `target`, but those without a class."""
+    samples: list[Sample] = []
     with target.open("wb") as file:
-        for content, value in rows:
-            if index.add(0, place, len(content), value):
+        for content, label in rows:
+            samples.append((0, file.tell(), len(content), label))
+            if label not in (None, UNLABELLED):
                 file.write(content)
-                place += len(content)
-    return index, names
+    return samples
 
 
-def _room_for(folder: Path, size: int, say: Callable[[str], None]) -> None:
+def _check_room(folder: Path, size: int, say: Callable[[str], None]) -> None:
     free = shutil.disk_usage(folder).free
     if size > free:
         raise LeanSurgeonError(
@@ -331,17 +292,3 @@ def _room_for(folder: Path, size: int, say: Callable[[str], None]) -> None:
         )
     if size > 1e9:
         say(f"images: copying {size_text(size)} out of parquet files into the cache, once")
-
-
-def _write(folder: Path, split: str, index: Index) -> None:
-    encoded = [os.fsencode(name) for name in index.files]
-    arrays = {
-        "file": np.array(index.file, dtype=np.int32),
-        "start": np.array(index.start, dtype=np.int64),
-        "size": np.array(index.size, dtype=np.int64),
-        "labels": np.array(index.label, dtype=np.int32),
-        "files": np.frombuffer(b"".join(encoded), dtype=np.uint8),
-        "file-starts": ragged.starts_of(np.array([len(name) for name in encoded], dtype=np.int64)),
-    }
-    for name, array in arrays.items():
-        np.save(folder / f"{split}-{name}.npy", array)

@@ -122,14 +122,11 @@ class ImageFolder(base.Task):
             say(f"{self.name}: {plural(len(damaged), 'damaged image')} left out. {damaged[0]}")
         self._rows = self._chosen()
         named = {self._info["stored"].get(split, split) for split in self._info["sizes"]}
-        stored = [np.unique(self._array(f"{split}-labels")) for split in sorted(named)]
-        self._stored_classes = classes.StoredClasses(
-            self._info.get("labels"), stored, o.class_names, ordered=self._info["ordered"]
-        )
-        numbers, counts = np.unique(
-            np.concatenate([self._array(f"{n}-labels") for n in sorted(named)]), return_counts=True
-        )
-        names = self._info.get("labels") or range(int(numbers.max()) + 1)
+        stored = np.concatenate([self._array(f"{split}-labels") for split in named])
+        numbers, counts = np.unique(stored, return_counts=True)
+        known = self._info.get("labels")
+        self._stored_classes = classes.StoredClasses(known, [numbers], o.class_names, ordered=self._info["ordered"])
+        names = known or range(int(numbers.max()) + 1)
         shares = {str(names[i]): int(count) for i, count in zip(numbers, counts, strict=True) if i >= 0}
         where = ["class folders" if source.kind == "folder" else "as the data says"] if shares else []
         total = {"images": int(counts.sum()), "of them damaged": len(self._info.get("damaged") or ())}
@@ -184,12 +181,13 @@ class ImageFolder(base.Task):
         indices = self._indices(split, indices)
         rows = indices if self._rows[split] is None else self._rows[split][indices]
         stored = self._info["stored"].get(split, split)
-        transform = self._transform(split == "train" and self.options.augment)
+        reader = image_files.Reader(self._folder, stored, self._array)
+        prepare = transform(self.options, split == "train" and self.options.augment)
         if split != "train":
             seed, epoch = 0, 0
         # Closed at once where an image cannot be read: others wait for the generators meanwhile.
         with closing(draws.each(seed, epoch, indices)) as places:
-            pixels = [transform(self._image(stored, int(rows[place]))) for place in places]
+            pixels = [prepare(self._image(reader, int(rows[place]))) for place in places]
         labels = self._array(f"{stored}-labels")[rows].astype(np.int64)
         labels = self._stored_classes.outputs_of(labels)
         return {"pixel_values": torch.stack(pixels), "labels": torch.from_numpy(labels)}
@@ -231,26 +229,13 @@ class ImageFolder(base.Task):
         damaged = {"damaged": len(self._info["damaged"])} if self._info.get("damaged") else {}
         return {"classes": self._info["classes"], **damaged}
 
-    def _transform(self, augmented: bool) -> Any:
-        """timm's transform, made once per process: it carries compiled-in random state of its own nowhere."""
-        made = self.__dict__.setdefault("_transforms", {})
-        if augmented not in made:
-            made[augmented] = transform(self.options, augmented)
-        return made[augmented]
-
-    def _image(self, stored: str, row: int) -> Any:
-        readers = self.__dict__.setdefault("_readers", {})
-        if stored not in readers:
-            readers[stored] = image_files.Reader(self._folder, stored, self._array)
-        where = f"The image {readers[stored].name(row)}"
+    def _image(self, reader: image_files.Reader, row: int) -> Any:
+        where = f"The image {reader.name(row)}"
         try:
-            content = readers[stored].read(row)
+            content = reader.read(row)
         except OSError as error:
             raise UsageError(f"{where} cannot be read: {files.why(error)}.") from None
         return images.decode(content, "RGB" if self.options.channels == 3 else "L", where)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {k: v for k, v in super().__getstate__().items() if k not in ("_transforms", "_readers")}
 
 
 class Published(Options):
