@@ -24,7 +24,7 @@ from leansurgeon.errors import OutOfMemory, memory_is_short
 from leansurgeon.measure.costs import precision, speed
 from leansurgeon.measure.heads import importance, judge, sites
 from leansurgeon.measure.kappa import study
-from leansurgeon.tasks import draws
+from leansurgeon.tasks import chance
 from leansurgeon.training import data_loader, distributed, schedule
 from leansurgeon.training import train as loop
 from leansurgeon.training.processes import agree
@@ -261,7 +261,7 @@ class Augmented(Words):
     def batch(self, split, indices, *, seed, epoch):
         self.threads[threading.current_thread().name] += 1
         rows = []
-        for _ in draws.each(seed, epoch, indices):
+        for _ in chance.seed_each(seed, epoch, indices):
             time.sleep(0.0005)
             rows.append([*np.random.rand(4), *torch.rand(4).tolist()])
         return {"input_ids": torch.tensor(rows)}

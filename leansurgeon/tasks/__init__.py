@@ -23,8 +23,8 @@ from leansurgeon.tasks.base import Metric, Options, Score, Sums, Task
 __all__ = ["TASKS", "Metric", "Options", "Score", "Sums", "Task", "make", "options_of"]
 
 TASKS: dict[str, str] = {
-    "digits": "leansurgeon.tasks.images.digits:Digits",
-    "fashion-mnist": "leansurgeon.tasks.images.fashion_mnist:FashionMnist",
+    "digits": "leansurgeon.tasks.images.small:Digits",
+    "fashion-mnist": "leansurgeon.tasks.images.small:FashionMnist",
     "cifar10": "leansurgeon.tasks.images.cifar10:Cifar10",
     "imagenet": "leansurgeon.tasks.images.folder:ImageNet",
     "folder": "leansurgeon.tasks.images.folder:ImageFolder",

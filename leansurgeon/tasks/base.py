@@ -97,7 +97,7 @@ class Task(ABC):
     Options: ClassVar[type[Options]]
     source: str = ""  # where the data is from
     licence: str = "as the files' owner says"
-    draws_globally: ClassVar[bool] = False  # whether `batch` seeds the generators of the whole process (`draws`)
+    draws_globally: ClassVar[bool] = False  # whether `batch` seeds global generators (`chance.seed_each`)
 
     def __init__(self, options: Options) -> None:
         self.options: Any = options

@@ -8,10 +8,16 @@ batch.
 
 from __future__ import annotations
 
+import random
+import threading
+from collections.abc import Generator
+
 import numpy as np
 
+_LOCK = threading.Lock()
+_LIBRARIES = 11  # the stream of numbers that seed them
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-_BLOCK = 1 << 13  # numbers of 64 bits that are worked on at once: 64 KiB, twice
+_BLOCK = 1 << 13  # numbers of 64 bits that are worked on at once: 64 KiB
 _MIX_1, _MIX_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 
 
@@ -34,11 +40,9 @@ def words(seed: int, epoch: int, indices_B: np.ndarray, count: int, *, stream: i
     places_N = np.arange(1, half + 1, dtype=np.uint64) * _GOLDEN
     bits_BN = np.empty((len(keys_B1), half), dtype=np.uint64)
     rows = max(1, _BLOCK // half)
-    spare = np.empty((rows, half), dtype=np.uint64)
     for first in range(0, len(bits_BN), rows):
-        block = bits_BN[first : first + rows]
-        np.add(keys_B1[first : first + rows], places_N, out=block)
-        _mix_in_place(block, spare[: len(block)])
+        some = slice(first, first + rows)
+        bits_BN[some] = _mix(keys_B1[some] + places_N)
     return bits_BN.view(np.uint32)[:, :count]
 
 
@@ -47,6 +51,29 @@ def integers(
 ) -> np.ndarray:
     """(B, count) int64 in [low, high), each equally likely to within 2**-53."""
     return low + (uniform(seed, epoch, indices_B, count, stream=stream) * (high - low)).astype(np.int64)
+
+
+def seed_each(seed: int, epoch: int, indices_B: np.ndarray) -> Generator[int, None, None]:
+    """The places 0 .. B - 1 of a batch; while the caller works on a place, the global generators of Python, numpy and
+    torch, from which transforms of timm and torchvision draw, are seeded by (seed, epoch, index) of its sample. Their
+    states come back at the end, so nobody else's draws change. Threads of one process take turns.
+    """
+    import torch
+
+    keys_B = integers(seed, epoch, indices_B, 1, 0, 1 << 32, stream=_LIBRARIES)[:, 0].tolist()
+    cpu = torch.default_generator
+    with _LOCK:
+        states = random.getstate(), np.random.get_state(), cpu.get_state()
+        try:
+            for place, key in enumerate(keys_B):
+                random.seed(key)
+                np.random.seed(key)
+                cpu.manual_seed(key)
+                yield place
+        finally:
+            random.setstate(states[0])
+            np.random.set_state(states[1])
+            cpu.set_state(states[2])
 
 
 def _keys(seed: int, epoch: int, indices_B: np.ndarray, stream: int) -> np.ndarray:
@@ -63,15 +90,6 @@ def mix_number(z: int) -> int:
     z = (z ^ z >> 30) * int(_MIX_1) % 2**64
     z = (z ^ z >> 27) * int(_MIX_2) % 2**64
     return z ^ z >> 31
-
-
-def _mix_in_place(z: np.ndarray, spare: np.ndarray) -> None:
-    """`_mix` of z into z, with a second array of its shape to work in."""
-    z += _GOLDEN
-    for shift, factor in ((30, _MIX_1), (27, _MIX_2)):
-        np.bitwise_xor(z, np.right_shift(z, np.uint64(shift), out=spare), out=z)
-        z *= factor
-    np.bitwise_xor(z, np.right_shift(z, np.uint64(31), out=spare), out=z)
 
 
 def _mix(z: np.ndarray) -> np.ndarray:

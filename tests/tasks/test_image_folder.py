@@ -22,7 +22,7 @@ from timm.data import create_transform
 
 from leansurgeon import tasks
 from leansurgeon.errors import LeanSurgeonError, UsageError
-from leansurgeon.tasks import base, draws
+from leansurgeon.tasks import base, chance
 from tests.support.content import number_of_image
 
 COUNTS = {"train": 12, "val": 7}
@@ -121,12 +121,14 @@ def test_the_global_generators_are_left_as_they_were():
     random.seed(1), np.random.seed(1), torch.manual_seed(1)
     expected = state()
     random.seed(1), np.random.seed(1), torch.manual_seed(1)
-    inside = [(random.random(), np.random.rand(), float(torch.rand(()))) for _ in draws.each(0, 0, np.array([3, 7, 3]))]
+    inside = [
+        (random.random(), np.random.rand(), float(torch.rand(()))) for _ in chance.seed_each(0, 0, np.array([3, 7, 3]))
+    ]
     assert inside[0] == inside[2] != inside[1] and state() == expected
     with pytest.raises(KeyError):
-        for _ in draws.each(0, 0, np.array([3, 7])):
+        for _ in chance.seed_each(0, 0, np.array([3, 7])):
             raise KeyError
-    assert next(iter(draws.each(0, 0, np.array([7])))) == 0  # the lock is free again
+    assert next(iter(chance.seed_each(0, 0, np.array([7])))) == 0  # the lock is free again
 
 
 def test_one_folder_of_classes_is_split_by_what_its_images_show(tmp_path):

@@ -24,7 +24,8 @@ import numpy as np
 from leansurgeon.errors import LeanSurgeonError, UsageError, plural
 from leansurgeon.progress import size_text, track
 from leansurgeon.reading import archives, files, images, jsonfile
-from leansurgeon.tasks import base, ragged, splits
+from leansurgeon.tasks import base, splits
+from leansurgeon.tasks import cache as disk
 from leansurgeon.tasks.classes import sort_names
 from leansurgeon.tasks.images import tables as image_tables
 from leansurgeon.tasks.images.places import SUFFIXES, ImagePlaces, listing
@@ -87,7 +88,7 @@ def build(
             "size": np.array(lengths, dtype=np.int64),
             "labels": np.array(labels, dtype=np.int32),
             "files": np.frombuffer(b"".join(encoded), dtype=np.uint8),
-            "file-starts": ragged.starts_of(np.array([len(name) for name in encoded], dtype=np.int64)),
+            "file-starts": disk.starts_of(np.array([len(name) for name in encoded], dtype=np.int64)),
         }
         for name, array in arrays.items():
             np.save(folder / f"{split}-{name}.npy", array)

@@ -18,7 +18,7 @@ from pydantic import Field, model_validator
 
 from leansurgeon.errors import UsageError, plural
 from leansurgeon.reading import files, images
-from leansurgeon.tasks import base, classes, draws, splits, user_data
+from leansurgeon.tasks import base, chance, classes, splits, user_data
 from leansurgeon.tasks import cache as disk
 from leansurgeon.tasks.images import files as image_files
 from leansurgeon.tasks.images import places
@@ -186,7 +186,7 @@ class ImageFolder(base.Task):
         if split != "train":
             seed, epoch = 0, 0
         # Closed at once where an image cannot be read: others wait for the generators meanwhile.
-        with closing(draws.each(seed, epoch, indices)) as places:
+        with closing(chance.seed_each(seed, epoch, indices)) as places:
             pixels = [prepare(self._image(reader, int(rows[place]))) for place in places]
         labels = self._array(f"{stored}-labels")[rows].astype(np.int64)
         labels = self._stored_classes.outputs_of(labels)

@@ -1,13 +1,27 @@
-"""Small images that lie in the cache as a whole, in ten classes."""
+"""Small images that lie in the cache as a whole, in ten classes: scikit-learn's digits and Fashion-MNIST."""
 
 from __future__ import annotations
 
+import struct
 from abc import abstractmethod
+from collections.abc import Callable
+from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
+from pydantic import Field
 
+from leansurgeon.errors import UsageError
+from leansurgeon.reading import archives, files
 from leansurgeon.tasks import base, chance
+from leansurgeon.tasks import cache as disk
+
+EVAL_IMAGES = 360  # of the digits
+DEBIAN_FOLDER = "/usr/share/datasets/fashion-mnist"
+FILES = {"train": "train", "eval": "t10k"}
+MEAN, STD = 0.2860, 0.3530  # of Fashion-MNIST's training images, with pixels in 0..1
+_UNSIGNED_BYTE = 0x08  # as an idx file says it
+LARGEST = 200_000_000  # bytes of such a file; the MNIST family has 47 million
 
 
 class SmallImages(base.Task):
@@ -56,3 +70,141 @@ def shifted(images_BHWC: np.ndarray, seed: int, epoch: int, indices_B: np.ndarra
     edges = ((0, 0), (most, most), (most, most), *((0, 0),) * (images_BHWC.ndim - 3))
     wide = np.pad(images_BHWC, edges)
     return wide[np.arange(len(wide))[:, None, None], rows_BH[:, :, None], columns_BW[:, None, :]]
+
+
+# -- digits ------------------------------------------------------------------------------------------
+
+
+class DigitsOptions(base.Options):
+    """The split is stratified by digit: 1,437 images to train on, 360 to evaluate."""
+
+    split_seed: int = Field(0, ge=0)
+
+
+class Digits(SmallImages):
+    """Ten-way classification of the 1,797 handwritten digits that scikit-learn carries, for an experiment of seconds:
+    (1, 8, 8) images whose grey values 0..16 are scaled to -1..1; no augmentation.
+    """
+
+    name = "digits"
+    Options = DigitsOptions
+    source = "Optical recognition of handwritten digits (Alpaydin and Kaynak, UCI 1998), from scikit-learn"
+    licence = "CC BY 4.0"
+    side = 8
+
+    def prepare(self, cache: Path, model_dir: Path | None, *, workers: int, say: Callable[[str], None]) -> None:
+        """Split scikit-learn's digits by `split_seed` and keep them as arrays."""
+        key = {"version": 1, "split_seed": self.options.split_seed}
+        self._open(disk.entry(cache, "digits", key, lambda folder: _split_digits(folder, self.options.split_seed)))
+
+    def standardised(self, images: np.ndarray) -> np.ndarray:
+        """From -1 to 1."""
+        return images.astype(np.float32) / 8 - 1
+
+
+def _split_digits(folder: Path, split_seed: int) -> disk.Info:
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import train_test_split
+
+    data = load_digits()
+    images, labels = data.images.astype(np.uint8), data.target.astype(np.uint8)
+    train, evaluation = train_test_split(
+        np.arange(len(labels)), test_size=EVAL_IMAGES, random_state=split_seed, stratify=labels
+    )
+    for name, rows in (("train", train), ("eval", evaluation)):
+        np.save(folder / f"{name}-images.npy", images[rows])
+        np.save(folder / f"{name}-labels.npy", labels[rows])
+    return {"sizes": {"train": len(train), "eval": len(evaluation)}}
+
+
+# -- Fashion-MNIST (Xiao, Rasul, Vollgraf, arXiv:1708.07747) --------------------------------------
+
+
+class FashionOptions(base.Options):
+    """`data`: the folder of the four idx files, compressed or not; fewer samples take the first of each file."""
+
+    data: str = DEBIAN_FOLDER
+    train_samples: int | None = Field(None, ge=1)
+    eval_samples: int | None = Field(None, ge=1)
+    augment: bool = True
+
+
+class FashionMnist(SmallImages):
+    """Ten-way classification of (1, 28, 28) images, standardised; in training shifted by up to 2 pixels each way and
+    flipped.
+    """
+
+    name = "fashion-mnist"
+    Options = FashionOptions
+    source = "Fashion-MNIST (Xiao, Rasul, Vollgraf, 2017), its published split"
+    licence = "MIT"
+    side, shift = 28, 2
+
+    def prepare(self, cache: Path, model_dir: Path | None, *, workers: int, say: Callable[[str], None]) -> None:
+        """Read the four published idx files into the cache once."""
+        o = self.options
+        paths = {(split, kind): _find(Path(o.data), split, kind) for split in FILES for kind in ("images", "labels")}
+        # Size and time stand for the content: hashing 30 MB at every start would cost more than it guards against.
+        stamps = {str(path): [path.stat().st_size, path.stat().st_mtime_ns] for path in paths.values()}
+        key = {"version": 1, "files": stamps, "train": o.train_samples, "eval": o.eval_samples}
+
+        def build(folder: Path) -> disk.Info:
+            say(f"fashion-mnist: reading {o.data}")
+            limits = {"train": o.train_samples, "eval": o.eval_samples}
+            return {"sizes": {split: _store(folder, paths, split, limits[split]) for split in FILES}}
+
+        self._open(disk.entry(cache, "fashion-mnist", key, build))
+
+    def standardised(self, images: np.ndarray) -> np.ndarray:
+        """By mean and deviation of the training images."""
+        return (images.astype(np.float32) / 255 - MEAN) / STD
+
+
+def _find(folder: Path, split: str, kind: str) -> Path:
+    name = f"{FILES[split]}-{kind}-idx{3 if kind == 'images' else 1}-ubyte"
+    for path in (folder / f"{name}.gz", folder / name):
+        if path.is_file():
+            return path
+    hint = (
+        "On Debian or Ubuntu: apt-get install dataset-fashion-mnist; elsewhere put the four idx files into a folder "
+        "and name it with the task's option `data`."
+    )
+    raise UsageError(f"Fashion-MNIST is not in {folder}: {name}.gz is missing.", hint)
+
+
+def _store(folder: Path, paths: dict[tuple[str, str], Path], split: str, limit: int | None) -> int:
+    image_path, label_path = paths[split, "images"], paths[split, "labels"]
+    images, labels = read_idx(image_path, 3), read_idx(label_path, 1)
+    if len(images) != len(labels):
+        raise UsageError(f"{image_path} holds {len(images):,} images and {label_path} {len(labels):,} labels.")
+    if images.shape[1:] != (28, 28):
+        raise UsageError(f"{image_path} holds images of {images.shape[1]} x {images.shape[2]} pixels, not 28 x 28.")
+    if len(labels) and labels.max() > 9:
+        raise UsageError(f"{label_path} holds the label {labels.max()}; Fashion-MNIST has 0 to 9.")
+    if limit is not None and limit > len(labels):
+        raise UsageError(f"{image_path} holds {len(labels):,} images where {split}_samples asks for {limit:,}.")
+    np.save(folder / f"{split}-images.npy", images[:limit])
+    np.save(folder / f"{split}-labels.npy", labels[:limit])
+    return len(labels[:limit])
+
+
+def read_idx(path: Path, dimensions: int) -> np.ndarray:
+    """The uint8 array of an idx file, plain or (name ending in .gz) compressed.
+
+    Raises UsageError, in one sentence, for a file that is no idx file, has other dimensions, or is shorter or longer
+    than it says.
+    """
+    data = archives.read_gzip(path, LARGEST) if path.suffix == ".gz" else files.read_bytes(path, LARGEST)
+    if len(data) < 4 or data[:3] != bytes((0, 0, _UNSIGNED_BYTE)):
+        raise UsageError(f"{path} is not an idx file of bytes: it begins with {data[:4].hex(' ') or 'nothing'}.")
+    if data[3] != dimensions:
+        raise UsageError(f"{path} has {data[3]} dimensions where {dimensions} are expected.")
+    header = 4 + 4 * dimensions
+    if len(data) < header:
+        raise UsageError(f"{path} is truncated: {len(data)} bytes are less than its header.")
+    shape = struct.unpack(f">{dimensions}I", data[4:header])
+    wanted = header + int(np.prod(shape, dtype=object))
+    if len(data) != wanted:
+        what = "truncated" if len(data) < wanted else "longer than its header says"
+        raise UsageError(f"{path} is {what}: {len(data):,} bytes where {wanted:,} are expected.")
+    return np.frombuffer(data, np.uint8, offset=header).reshape(shape)

@@ -22,7 +22,7 @@ from leansurgeon.errors import UsageError, quoted
 from leansurgeon.progress import phase
 from leansurgeon.reading import tables
 from leansurgeon.reading.files import in_home
-from leansurgeon.tasks import base, ragged
+from leansurgeon.tasks import base
 from leansurgeon.tasks import cache as disk
 from leansurgeon.tasks.long_range import makers
 from leansurgeon.tasks.long_range.listops_trees import SYMBOLS, TREES_PER_CHUNK, Grammar, Trees, chunk
@@ -95,7 +95,7 @@ class ListOps(base.Task):
         import torch
 
         rows = self._indices(split, indices) + self._info["first"][split]
-        tokens_BT = ragged.padded(self._array("tokens"), self._array("starts"), rows, self.seq_len, PAD)
+        tokens_BT = disk.padded(self._array("tokens"), self._array("starts"), rows, self.seq_len, PAD)
         input_ids = torch.from_numpy(tokens_BT)
         labels = torch.from_numpy(self._array("labels")[rows].astype(np.int64))
         return {"input_ids": input_ids, "attention_mask": (input_ids != PAD).long(), "labels": labels}
@@ -151,7 +151,7 @@ def _read(folder: Path, files: dict[str, Path], most: int, say: Callable[[str], 
 
 
 def _finish(folder: Path, sizes: dict[str, int], lengths: np.ndarray, labels: np.ndarray) -> disk.Info:
-    np.save(folder / "starts.npy", ragged.starts_of(lengths))
+    np.save(folder / "starts.npy", disk.starts_of(lengths))
     np.save(folder / "labels.npy", labels.astype(np.uint8))
     ends = np.cumsum(list(sizes.values()))
     return {"sizes": sizes, "first": {name: int(end) - sizes[name] for name, end in zip(sizes, ends, strict=True)}}

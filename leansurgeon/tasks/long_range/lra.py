@@ -18,7 +18,7 @@ from pydantic import Field, model_validator
 from leansurgeon.errors import UsageError, quoted
 from leansurgeon.reading import archives, files, tables
 from leansurgeon.reading.files import in_home
-from leansurgeon.tasks import base, hub, ragged
+from leansurgeon.tasks import base, hub
 from leansurgeon.tasks import cache as disk
 from leansurgeon.tasks.images import cifar10
 from leansurgeon.tasks.images import places as image_places
@@ -103,7 +103,7 @@ class _Bytes(_Sequences):
         arrays = {}
         for suffix in self.texts:
             starts = self._array(f"{split}-starts{suffix}")
-            lengths_B = np.minimum(ragged.lengths_of(starts, rows), o.max_length)
+            lengths_B = np.minimum(disk.lengths_of(starts, rows), o.max_length)
             width = o.seq_len if o.pad == "max" else min(o.seq_len, -(-int(lengths_B.max(initial=1)) // 64) * 64)
             tokens = np.zeros((len(rows), width), dtype=np.int64)
             flat = self._array(f"{split}-bytes{suffix}")
@@ -233,7 +233,7 @@ def _store(folder: Path, split: str, rows: Iterator[tuple[int, list[bytes]]], te
             sizes.append(len(part))
     for writer, sizes, suffix in zip(writers, lengths, texts, strict=True):
         writer.close()
-        np.save(folder / f"{split}-starts{suffix}.npy", ragged.starts_of(np.array(sizes, dtype=np.int64)))
+        np.save(folder / f"{split}-starts{suffix}.npy", disk.starts_of(np.array(sizes, dtype=np.int64)))
     np.save(folder / f"{split}-labels.npy", np.array(labels, dtype=np.uint8))
     return len(labels)
 

@@ -15,11 +15,10 @@ from pydantic import Field
 from leansurgeon.errors import UsageError, quoted
 from leansurgeon.progress import track
 from leansurgeon.reading import tables
-from leansurgeon.tasks import base, classes, ragged, splits, user_data
+from leansurgeon.tasks import base, classes, splits, user_data
 from leansurgeon.tasks import cache as disk
 from leansurgeon.tasks.text import files as text_files
 from leansurgeon.tasks.text import vocab
-from leansurgeon.tasks.text.tokenized import Tokenized
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -66,7 +65,7 @@ class Rows(NamedTuple):
     labels: np.ndarray | list[Any]
 
 
-class TextClassification(Tokenized):
+class TextClassification(vocab.Tokenized):
     """As many classes as the training rows have different labels, numbered as a parquet file says, or else in numerical
     or alphabetical order; or several classes of each text, or a score.
     """
@@ -176,7 +175,7 @@ class TextClassification(Tokenized):
 
     def lengths(self, split: str) -> np.ndarray:
         """(N,) tokens of every sample of a split."""
-        return ragged.lengths_of(self._array(f"{split}-starts"), np.arange(self.size(split)))
+        return disk.lengths_of(self._array(f"{split}-starts"), np.arange(self.size(split)))
 
     def batch(self, split: str, indices: np.ndarray, *, seed: int, epoch: int) -> base.Batch:
         """`input_ids` and `attention_mask` (B, T), token types where the tokenizer has them, and `labels` (B,)."""
@@ -184,22 +183,20 @@ class TextClassification(Tokenized):
 
         indices = self._indices(split, indices)
         starts = self._array(f"{split}-starts")
-        lengths_B = ragged.lengths_of(starts, indices)
+        lengths_B = disk.lengths_of(starts, indices)
         width = self.options.seq_len
         if self.options.pad == "longest":
             width = min(width, -(-int(lengths_B.max(initial=1)) // 8) * 8)
         real_BT, left = np.arange(width) < lengths_B[:, None], self._info["left"]
         arrays = {
-            "input_ids": ragged.padded(
+            "input_ids": disk.padded(
                 self._array(f"{split}-tokens"), starts, indices, width, self._info["pad"], left=left
             ),
             "attention_mask": (real_BT[:, ::-1] if left else real_BT).astype(np.int64),
             "labels": self._labels(split, indices),
         }
         if self._info["token_types"]:
-            arrays["token_type_ids"] = ragged.padded(
-                self._array(f"{split}-types"), starts, indices, width, 0, left=left
-            )
+            arrays["token_type_ids"] = disk.padded(self._array(f"{split}-types"), starts, indices, width, 0, left=left)
         if self.objective == "score" and split != "train":
             arrays["_index"] = indices.astype(np.int64)
         return {name: torch.from_numpy(array) for name, array in arrays.items()}
@@ -419,5 +416,5 @@ def store_tokens(
             marked = marked or any(kinds)
     tokens.close()
     types.close()
-    np.save(folder / f"{split}-starts.npy", ragged.starts_of(np.array(lengths)))
+    np.save(folder / f"{split}-starts.npy", disk.starts_of(np.array(lengths)))
     return marked, cut

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from pydantic import Field
@@ -23,9 +23,8 @@ from leansurgeon.progress import PLAIN_EVERY
 from leansurgeon.reading.files import in_home
 from leansurgeon.tasks import base, chance, splits
 from leansurgeon.tasks import cache as disk
-from leansurgeon.tasks.text import corpus, masking, vocab
+from leansurgeon.tasks.text import corpus, vocab
 from leansurgeon.tasks.text import files as text_files
-from leansurgeon.tasks.text.tokenized import Tokenized
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
 
 _OFFSET, _MASK = 1, 2  # streams of chance
 _EVAL_SEED = 0
+MASKED, REPLACED = 0.8, 0.1  # shares of the chosen tokens; the rest stays as it is, and is to be predicted too
 
 
 class Options(base.Options):
@@ -69,7 +69,7 @@ class MaskedOptions(Options):
     mask_prob: float = Field(0.15, gt=0, lt=1)
 
 
-class CausalLM(Tokenized):
+class CausalLM(vocab.Tokenized):
     """Predict every token from those before it. Batches are full windows without padding, and carry no attention
     mask.
     """
@@ -185,7 +185,7 @@ class MaskedLM(CausalLM):
     another token, 10 % stay.
 
     Windows hold text only, without [CLS] and [SEP], as in Crammed BERT. The choice follows from (seed, epoch, index);
-    in evaluation it is always the same. "_places" of a batch lists the hidden tokens (`masking.padded_places`), so that
+    in evaluation it is always the same. "_places" of a batch lists the hidden tokens (`padded_places`), so that
     a model may predict there and nowhere else.
     """
 
@@ -225,13 +225,62 @@ class MaskedLM(CausalLM):
             seed, epoch = _EVAL_SEED, 0
         draws_BT = chance.words(seed, epoch, indices, tokens_BT.shape[1], stream=_MASK)
         share, size = self.options.mask_prob, self._info["vocab"]
-        hidden = masking.hide(tokens_BT, draws_BT, share, self._mask_id, self._special, size)
+        hidden = hide_tokens(tokens_BT, draws_BT, share, self._mask_id, self._special, size)
         names = ("input_ids", "labels", "_places")
         return {name: torch.from_numpy(array) for name, array in zip(names, hidden, strict=True)}
 
     def score(self, logits: Tensor, batch: base.Batch, *, label_smoothing: float = 0.0) -> base.Score:
         """Cross-entropy of the hidden tokens alone."""
         return base.token_score(logits, batch["labels"], label_smoothing)
+
+
+class Hidden(NamedTuple):
+    """`input_ids` and `labels` (B, T) int64, and where something is to be predicted: `places` (N,) int64, counted over
+    the flattened batch, filled up as `padded_places` says.
+    """
+
+    input_ids: np.ndarray
+    labels: np.ndarray
+    places: np.ndarray
+
+
+def hide_tokens(
+    tokens_BT: np.ndarray, draws_BT: np.ndarray, share: float, mask_id: int, special: np.ndarray, vocab_size: int
+) -> Hidden:
+    """Choose tokens with probability `share`, never those whose ids are true in `special` (vocab_size,).
+
+    One draw (uint32) says for its token whether it is chosen; rescaled, what becomes of it, and rescaled again, which
+    token stands there instead: 32 bits are enough for all three.
+    """
+    chosen_N = np.flatnonzero(draws_BT < np.uint32(min(share * 2.0**32, 2**32 - 1)))
+    told_N = tokens_BT.reshape(-1)[chosen_N]
+    allowed_N = ~special[told_N]
+    chosen_N, told_N = chosen_N[allowed_N], told_N[allowed_N]
+    fate_N = draws_BT.reshape(-1)[chosen_N] / (share * 2.0**32)
+    shown_N = told_N.astype(np.int64)
+    shown_N[fate_N < MASKED] = mask_id
+    other = np.flatnonzero(fate_N >= 1 - REPLACED)
+    any_token = (fate_N[other] - (1 - REPLACED)) / REPLACED * vocab_size
+    shown_N[other] = np.minimum(any_token.astype(np.int64), vocab_size - 1)
+    input_ids, labels = tokens_BT.astype(np.int64), np.full(tokens_BT.shape, base.IGNORED, dtype=np.int64)
+    input_ids.reshape(-1)[chosen_N] = shown_N
+    labels.reshape(-1)[chosen_N] = told_N
+    return Hidden(input_ids, labels, padded_places(chosen_N, labels, share))
+
+
+def padded_places(chosen_N: np.ndarray, labels_BT: np.ndarray, share: float) -> np.ndarray:
+    """`chosen_N` filled up with a place that is not scored, to a length that hardly ever changes between batches.
+
+    A compiled model is compiled again for every new length. This one is five standard deviations above the mean of the
+    binomial distribution, in whole eights; where more were chosen, the next eight.
+    """
+    tokens = labels_BT.size
+    usual = tokens * share + 5 * math.sqrt(tokens * share * (1 - share))
+    length = min(tokens, -(-max(math.ceil(usual), len(chosen_N)) // 8) * 8)
+    if len(chosen_N) == length:
+        return chosen_N
+    unscored = int(np.argmax(labels_BT.reshape(-1) == base.IGNORED))
+    return np.concatenate((chosen_N, np.full(length - len(chosen_N), unscored, dtype=np.int64)))
 
 
 def _pack(

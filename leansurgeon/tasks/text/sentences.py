@@ -18,7 +18,6 @@ from leansurgeon.reading.pooling import default_prompt
 from leansurgeon.tasks import base, splits
 from leansurgeon.tasks import cache as disk
 from leansurgeon.tasks.text import classification, corpus, vocab
-from leansurgeon.tasks.text.tokenized import Tokenized
 
 
 class Options(base.Options):
@@ -78,7 +77,7 @@ class Sentences(base.Embedded, classification.TextClassification):
         self.source = ", ".join(name for one in corpora.values() for name in one.names)
 
     def model_overrides(self) -> base.Overrides:
-        return Tokenized.model_overrides(self)
+        return vocab.Tokenized.model_overrides(self)
 
     def _particulars(self) -> base.Description:
-        return Tokenized._particulars(self)
+        return vocab.Tokenized._particulars(self)

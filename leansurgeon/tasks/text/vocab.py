@@ -18,6 +18,7 @@ from pydantic import AfterValidator
 from leansurgeon.errors import UsageError
 from leansurgeon.reading import jsonfile, names
 from leansurgeon.reading.files import in_home
+from leansurgeon.tasks import base, user_data
 from leansurgeon.tasks import cache as disk
 
 if TYPE_CHECKING:
@@ -39,6 +40,55 @@ PAD, UNKNOWN, CLS, SEP, MASK = SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[
 DEFAULT_SIZE = 4096
 _TRAINED = ("bpe", "wordpiece")
 _POSITIONS = ("max_position_embeddings", "n_positions", "block_size")
+
+
+class Tokenized(base.Task):
+    """A task whose options name a `tokenizer`, the model's or one made from the training text, and its `vocab_size`."""
+
+    _tokenizer: PreTrainedTokenizerBase | None = None
+
+    def _tokenizer_key(self, model_dir: Path | None) -> dict[str, Any]:
+        """What the tokenizer follows from beside the text: part of a cache entry's key."""
+        return key_of(self.options.tokenizer, self.options.vocab_size, model_dir)
+
+    def _make_tokenizer(self, folder: Path, texts: Iterable[str], model_dir: Path | None) -> PreTrainedTokenizerBase:
+        """The tokenizer, kept in the cache entry `folder`."""
+        made = make(self.options.tokenizer, self.options.vocab_size, texts, model_dir)
+        made.save_pretrained(folder / "tokenizer")
+        return made
+
+    def _template(self, model_dir: Path | None) -> user_data.Render:
+        """How chats are written: by the template of the tokenizer, loaded for the first of them; None without one."""
+        kind, loaded = self.options.tokenizer, []
+
+        def render(chat: list[dict[str, Any]]) -> str | None:
+            if kind in KINDS[1:]:
+                return None
+            if not loaded:
+                loaded.append(make(kind, None, (), model_dir))
+            return loaded[0].apply_chat_template(chat, tokenize=False) if loaded[0].chat_template else None
+
+        return render
+
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The tokenizer of the data, to be saved beside the trained model."""
+        if self._tokenizer is None:
+            self._tokenizer = load(self._folder / "tokenizer")
+        return self._tokenizer
+
+    def model_overrides(self) -> base.Overrides:
+        """The vocabulary, where the tokenizer is the task's own."""
+        o = self.options
+        if o.tokenizer == "model":
+            return {}
+        return {"vocab_size": config_size(o.tokenizer, o.vocab_size, self._info["vocab"])}
+
+    def _particulars(self) -> base.Description:
+        o = self.options
+        return {"tokenizer": o.tokenizer, "vocab_size": self._info["vocab"], "seq_len": o.seq_len}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_tokenizer": None}
 
 
 def key_of(kind: str, vocab_size: int | None, model_dir: Path | None) -> dict[str, Any]:

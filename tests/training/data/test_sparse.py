@@ -48,11 +48,11 @@ def model_of(name):
 
 def hidden_batch(share=0.2, rows=3, width=12):
     from leansurgeon.tasks import chance
-    from leansurgeon.tasks.text import masking
+    from leansurgeon.tasks.text import language
 
     tokens = np.random.default_rng(0).integers(5, 61, (rows, width)).astype(np.uint16)
     draws = chance.words(0, 0, np.arange(rows), width)
-    arrays = masking.hide(tokens, draws, share, 4, np.zeros(61, dtype=bool), 61)
+    arrays = language.hide_tokens(tokens, draws, share, 4, np.zeros(61, dtype=bool), 61)
     return {name: torch.from_numpy(a) for name, a in zip(("input_ids", "labels", "_places"), arrays, strict=True)}
 
 
