@@ -11,8 +11,8 @@ import numpy as np
 from leansurgeon import tasks
 from leansurgeon.checkpoints import load, open_source
 from leansurgeon.measure.kappa import blocks as kappa
-from leansurgeon.surgery.plan.planning import plan
-from leansurgeon.surgery.plan.wanted import Wanted
+from leansurgeon.surgery.planning import plan
+from leansurgeon.surgery.requested_shape import Wanted
 from leansurgeon.surgery.shrink import Decided, carry_out
 
 

@@ -114,7 +114,7 @@ class Architecture:
     shared: tuple[str, ...] = ()
     class_keys: Mapping[str, str] = field(default_factory=dict)  # config keys of class attention -> number of the shape
     unknown: tuple[str, ...] = ()  # flags of configs that the form with a head_dim of its own does not know
-    class_follows: bool = False  # whether class attention has the blocks' heads: see `surgery.plan.class_attention`
+    class_follows: bool = False  # whether class attention has the blocks' heads: see `surgery.class_attention`
     rebuilds: bool = True
     period: int = 1  # layers that alternate (shifted windows) stay in step: whole groups of so many are dropped
     adopt: Callable[[Config], Config] | None = None  # makes a config of the source's family one of this family

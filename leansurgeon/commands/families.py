@@ -21,7 +21,7 @@ from leansurgeon.reading import files, jsonfile
 from leansurgeon.request import Opt, Request
 
 if TYPE_CHECKING:
-    from leansurgeon.surgery.check.family_check import Drawn, FamilyCheck
+    from leansurgeon.surgery.family_check import Drawn, FamilyCheck
 
 LONGEST = 60  # seconds of a processor for one type
 AT_ONCE = 40  # types that one process does
@@ -55,7 +55,7 @@ def families(request: FamiliesRequest, say: Say) -> Answer:
     Of every type a small random model is made, its family inferred unless it is declared, its layers, heads and MLP
     changed, the result loaded again and compared with a cut by hand. All types take half an hour or more.
     """
-    from leansurgeon.surgery.check.family_check import NAMES, PREFIX, Drawn, FamilyCheck
+    from leansurgeon.surgery.family_check import NAMES, PREFIX, Drawn, FamilyCheck
 
     drawn, state = Drawn(request.seed, request.depth), request.state
     if request.types or request.timm:
@@ -96,7 +96,7 @@ def of_one_pool(names: Sequence[str], jobs: int, drawn: Drawn) -> Iterator[Famil
     from concurrent.futures.process import BrokenProcessPool
     from multiprocessing import get_context
 
-    from leansurgeon.surgery.check.family_check import FamilyCheck
+    from leansurgeon.surgery.family_check import FamilyCheck
 
     lost = []
     with ProcessPoolExecutor(min(jobs, len(names)), mp_context=get_context("spawn")) as pool:
@@ -112,7 +112,7 @@ def of_one_pool(names: Sequence[str], jobs: int, drawn: Drawn) -> Iterator[Famil
 
 def patiently(name: str, drawn: Drawn) -> FamilyCheck:
     """`checked` with an end, and a cache of its own: nothing is taken for proven that was proven another time."""
-    from leansurgeon.surgery.check.family_check import PREFIX, FamilyCheck
+    from leansurgeon.surgery.family_check import PREFIX, FamilyCheck
 
     class TooLong(BaseException):
         """So that no `except Exception` on the way takes it for one of the library's own."""
@@ -129,7 +129,7 @@ def patiently(name: str, drawn: Drawn) -> FamilyCheck:
         with tempfile.TemporaryDirectory(prefix="leansurgeon-") as cache:
             os.environ["LEANSURGEON_CACHE"] = cache
             room = "undeclared_timm" if name.startswith(PREFIX) else "undeclared"  # whose library need not import
-            return importlib.import_module(f"leansurgeon.surgery.check.{room}").checked(name, drawn=drawn)
+            return importlib.import_module(f"leansurgeon.surgery.{room}").checked(name, drawn=drawn)
     except TooLong:
         return FamilyCheck(name, why=f"it took more than {LONGEST} s")
     except BaseException as error:  # the row says it; other types go on

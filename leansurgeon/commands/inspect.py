@@ -61,7 +61,7 @@ def inspect(request: InspectRequest, say: Say) -> Answer:
             return Answer({"schema_version": 1, **made.evidence, "refused": dict(made.refused)}, as_source(made))
         found, checks = inspection.inspect(source), None
         if request.doctor:
-            from leansurgeon.surgery.check.doctor import examine
+            from leansurgeon.surgery.doctor import examine
 
             say("Testing the declaration on the model; it is loaded several times ...")
             checks = examine(source)

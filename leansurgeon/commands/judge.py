@@ -49,7 +49,7 @@ def judge(request: JudgeRequest, say: Say) -> Answer:
     from leansurgeon.checkpoints.proof.report_numbers import sentence
     from leansurgeon.commands.samples import data_to_measure
     from leansurgeon.measure import harness
-    from leansurgeon.surgery.check import judged
+    from leansurgeon.surgery import judged
 
     with ExitStack() as keep:
         opened = open_source(model, allow_pickle=request.allow_pickle, keep=keep)

@@ -16,7 +16,7 @@ from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.request import Access, Opt, ShapeRequest, SourceName
 
 if TYPE_CHECKING:
-    from leansurgeon.surgery.plan.costs import Cost, Costs
+    from leansurgeon.surgery.costs import Cost, Costs
 
 DEFAULT_BATCH = 32
 TRAINING = {"batch", "tokens", "precision", "attention", "optimizer", "checkpointing", "world_size"}
@@ -90,8 +90,8 @@ def plan(request: PlanRequest, say: Say) -> Plan:
     from leansurgeon.checkpoints.source import ask_tower, open_source
     from leansurgeon.measure.costs import gpus
     from leansurgeon.measure.costs.memory import Setting
-    from leansurgeon.surgery.plan.costs import costs
-    from leansurgeon.surgery.plan.wanted import Wanted
+    from leansurgeon.surgery.costs import costs
+    from leansurgeon.surgery.requested_shape import Wanted
 
     wanted = Wanted(**request.model_dump(include=set(ShapeRequest.model_fields)))
     wanted.check()

@@ -34,7 +34,7 @@ from leansurgeon.search.outcome import Outcome
 from leansurgeon.search.outcome import search as find
 from leansurgeon.search.space import Budget, Candidate, Shapes, Space, enumerate_shapes
 from leansurgeon.search.trainings import Trainings
-from leansurgeon.surgery.plan.planning import plan
+from leansurgeon.surgery.planning import plan
 from leansurgeon.surgery.shrink import carry_out, decide
 from leansurgeon.tasks.classes import spell_names
 from leansurgeon.training.recipe.reading import load, load_training

@@ -34,11 +34,11 @@ from leansurgeon.progress import Say
 from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.report.tables.cut import closing, decided_table, plan_table, state_verdict
 from leansurgeon.request import Access, Names, Number, Opt, ShapeRequest, SourceName, command_line
-from leansurgeon.surgery.check import judged
-from leansurgeon.surgery.plan.method import Method
-from leansurgeon.surgery.plan.next_steps import indivisible
-from leansurgeon.surgery.plan.planning import Plan, plan, without_data
-from leansurgeon.surgery.plan.wanted import Wanted
+from leansurgeon.surgery import judged
+from leansurgeon.surgery.method import Method
+from leansurgeon.surgery.next_steps import indivisible
+from leansurgeon.surgery.planning import Plan, plan, without_data
+from leansurgeon.surgery.requested_shape import Wanted
 from leansurgeon.surgery.shrink import Decided, carry_out, decide, telling_what_is_kept, unread
 from leansurgeon.words import wrap
 

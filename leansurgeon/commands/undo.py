@@ -35,7 +35,7 @@ def undo(request: UndoRequest, say: Say) -> Answer:
     from leansurgeon.checkpoints.publish.output import check_apart, held
     from leansurgeon.checkpoints.source import open_source
     from leansurgeon.report.tables.cut import plan_table
-    from leansurgeon.surgery.write.undo import carry_out, plan_undo
+    from leansurgeon.surgery.undo import carry_out, plan_undo
 
     source = open_source(request.model)
     steps, out = plan_undo(source), request.out

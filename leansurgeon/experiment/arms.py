@@ -14,9 +14,9 @@ from leansurgeon.errors import LeanSurgeonError, UnsupportedModel, UsageError, d
 from leansurgeon.measure.costs.flops import closed_form
 from leansurgeon.reading.jsonfile import value_at
 from leansurgeon.shape import Stage
-from leansurgeon.surgery.plan.method import Method
-from leansurgeon.surgery.plan.planning import plan, reshaped
-from leansurgeon.surgery.plan.wanted import Wanted
+from leansurgeon.surgery.method import Method
+from leansurgeon.surgery.planning import plan, reshaped
+from leansurgeon.surgery.requested_shape import Wanted
 from leansurgeon.training.recipe.schema import Arm, ExperimentRecipe
 
 

@@ -22,8 +22,8 @@ from leansurgeon.experiment.arms import method_of
 from leansurgeon.rank import cores
 from leansurgeon.reading.cache_folder import cache_folder
 from leansurgeon.reading.jsonfile import JsonObject, by_dotted_key
-from leansurgeon.surgery.plan.method import Method
-from leansurgeon.surgery.plan.wanted import Wanted
+from leansurgeon.surgery.method import Method
+from leansurgeon.surgery.requested_shape import Wanted
 from leansurgeon.training.recipe.schema import ExperimentRecipe, TrainingRecipe
 from leansurgeon.training.runs import checkpoint, resume, summary
 from leansurgeon.training.runs import folder as runfolder

@@ -23,7 +23,7 @@ from leansurgeon.progress import on_a_terminal, phase, silent
 from leansurgeon.rank import cores
 from leansurgeon.reading.cache_folder import cache_folder
 from leansurgeon.streams import guard
-from leansurgeon.surgery.plan.planning import plan, without_data
+from leansurgeon.surgery.planning import plan, without_data
 from leansurgeon.surgery.shrink import Decided, carry_out, decide
 from leansurgeon.training.runs import folder as runfolder
 from leansurgeon.training.runs.summary import Summary

@@ -14,7 +14,7 @@ from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import UsageError, did_you_mean
 from leansurgeon.paper.base import Exhibit, Row, Words, agreement
 from leansurgeon.shape import Shape
-from leansurgeon.surgery.plan.wanted import Target, Wanted, per_stage, resolve
+from leansurgeon.surgery.requested_shape import Target, Wanted, per_stage, resolve
 
 COUNTS = ("meta", "formula")
 

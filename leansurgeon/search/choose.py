@@ -18,7 +18,7 @@ from leansurgeon.errors import UsageError, plural
 from leansurgeon.measure.data.calibration import Calibration
 from leansurgeon.progress import track
 from leansurgeon.search.space import UNITS, Budget, Candidate, Space, enumerate_shapes, size
-from leansurgeon.surgery.plan.wanted import Wanted
+from leansurgeon.surgery.requested_shape import Wanted
 
 SHARE = Fraction(1, 4)  # of the sample data
 

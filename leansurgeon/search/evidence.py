@@ -25,10 +25,10 @@ from leansurgeon.measure.kappa import blocks as kappa
 from leansurgeon.progress import Say, silent
 from leansurgeon.reading import jsonfile
 from leansurgeon.shape import groups_of
-from leansurgeon.surgery.plan.planning import plan
-from leansurgeon.surgery.plan.wanted import Wanted
+from leansurgeon.surgery import choose_layers
+from leansurgeon.surgery.planning import plan
+from leansurgeon.surgery.requested_shape import Wanted
 from leansurgeon.surgery.shrink import Decided, carry_out
-from leansurgeon.surgery.walk import choose_layers
 from leansurgeon.training.runs.folder import write_json
 
 SAMPLES = 64  # for kappa, as in a recipe

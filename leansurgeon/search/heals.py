@@ -30,10 +30,10 @@ from leansurgeon.reading import jsonfile
 from leansurgeon.reading.pooling import read_pooling
 from leansurgeon.search.halving import Result, Results, Rung, Score
 from leansurgeon.search.space import Candidate
-from leansurgeon.surgery.plan.method import Method
-from leansurgeon.surgery.plan.planning import plan
+from leansurgeon.surgery.method import Method
+from leansurgeon.surgery.planning import plan
 from leansurgeon.surgery.shrink import decide
-from leansurgeon.surgery.write.transfer import apply
+from leansurgeon.surgery.transfer import apply
 from leansurgeon.tasks.base import Sums
 from leansurgeon.training.runs.folder import write_json
 

@@ -14,7 +14,7 @@ from leansurgeon.measure.costs import memory
 from leansurgeon.measure.data import inputs
 from leansurgeon.search.space import Candidate
 from leansurgeon.shape import Shape, evenly_per_stage
-from leansurgeon.surgery.plan.wanted import holder
+from leansurgeon.surgery.requested_shape import holder
 
 WARM_UP, LEAST, SECONDS = 3, 10, 0.3  # forward passes before and while the clock runs, and how long it runs at least
 

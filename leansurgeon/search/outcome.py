@@ -24,7 +24,7 @@ from leansurgeon.search.cheap import Cheap
 from leansurgeon.search.halving import Results, Rung, Score, climb, ordered, schedule
 from leansurgeon.search.limits import Limit
 from leansurgeon.search.space import Budget, Candidate, Shapes, control
-from leansurgeon.surgery.plan.wanted import Wanted
+from leansurgeon.surgery.requested_shape import Wanted
 from leansurgeon.training.processes.signals import raising
 from leansurgeon.training.runs.folder import write_json
 

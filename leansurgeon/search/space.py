@@ -1,7 +1,7 @@
 """The shapes that are looked at, and which of them fit a budget. Exact counts, no torch.
 
 A shape is homogeneous: one number of layers, heads and MLP units for a stage, since nothing else can be loaded by
-anyone. What a family cannot hold (divisibility, head policy, rotary positions) is what `surgery.plan` refuses.
+anyone. What a family cannot hold (divisibility, head policy, rotary positions) is what `surgery.planning` refuses.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import LeanSurgeonError, UnsupportedModel, UsageError
 from leansurgeon.experiment.arms import equal_mlp
 from leansurgeon.shape import Shape
-from leansurgeon.surgery.plan.method import Method
-from leansurgeon.surgery.plan.planning import plan
-from leansurgeon.surgery.plan.wanted import Wanted
+from leansurgeon.surgery.method import Method
+from leansurgeon.surgery.planning import plan
+from leansurgeon.surgery.requested_shape import Wanted
 
 HEADS = ("1x", "4/3x", "3/2x", "2x", "3x")
 MLP = ("1x", "3/4x", "1/2x")

@@ -20,10 +20,10 @@ from leansurgeon.measure.data.calibration import Calibration
 from leansurgeon.measure.heads.pruning import strengths
 from leansurgeon.measure.heads.sites import Site
 from leansurgeon.progress import Say, silent
-from leansurgeon.surgery.plan.method import Method
-from leansurgeon.surgery.plan.operators import keeps_size
-from leansurgeon.surgery.plan.planning import Plan, plan
-from leansurgeon.surgery.plan.wanted import Wanted
+from leansurgeon.surgery.method import Method
+from leansurgeon.surgery.operators import keeps_size
+from leansurgeon.surgery.planning import Plan, plan
+from leansurgeon.surgery.requested_shape import Wanted
 from leansurgeon.surgery.shrink import Decided
 
 MEASURED = "of the highest measured importance"
@@ -77,8 +77,8 @@ def decide(
     steps = replace(check(source, asked, seed, heal=heal), strength=strength, calibrated=True)
     if not heal:
         return Decided(steps, record=Decisions(calibration=calibration.recorded()), calibration=calibration)
-    from leansurgeon.surgery.walk.calibrated import calibrate  # scipy.stats and more, which `heads` does without
-    from leansurgeon.surgery.walk.ground import Options
+    from leansurgeon.surgery.calibrate import calibrate  # scipy.stats and more, which `heads` does without
+    from leansurgeon.surgery.context import Options
 
     say("Refitting output projections ...")
     try:

@@ -32,12 +32,12 @@ from leansurgeon.errors import (
 )
 from leansurgeon.measure.data.calibration import Calibration
 from leansurgeon.progress import Say, silent
-from leansurgeon.surgery.plan import drop_layers
-from leansurgeon.surgery.plan.drop_layers import Choice
-from leansurgeon.surgery.plan.method import LAYERS, kept_numbers
-from leansurgeon.surgery.plan.planning import Plan, keeping
-from leansurgeon.surgery.walk.kept import Kept, key_of, place_of
-from leansurgeon.surgery.write.transfer import apply
+from leansurgeon.surgery import drop_layers
+from leansurgeon.surgery.drop_layers import Choice
+from leansurgeon.surgery.method import LAYERS, kept_numbers
+from leansurgeon.surgery.planning import Plan, keeping
+from leansurgeon.surgery.resume import Kept, key_of, place_of
+from leansurgeon.surgery.transfer import apply
 
 if TYPE_CHECKING:
     from leansurgeon.checkpoints.model import Placement
@@ -75,8 +75,8 @@ def decide(
         record = Decisions(calibration=calibration.recorded() if calibration else None)
         return Decided(steps, record=record, calibration=calibration)
     from leansurgeon.measure.costs.precision import has_bf16
-    from leansurgeon.surgery.walk.calibrated import calibrate_safely
-    from leansurgeon.surgery.walk.ground import Options
+    from leansurgeon.surgery.calibrate import calibrate_safely
+    from leansurgeon.surgery.context import Options
 
     kept = Kept()
     if output is not None:

@@ -17,11 +17,11 @@ from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import UsageError
 from leansurgeon.measure.inspection import inspect
 from leansurgeon.shape import evenly
-from leansurgeon.surgery.check.doctor import examine
-from leansurgeon.surgery.plan.planning import plan
-from leansurgeon.surgery.plan.wanted import Wanted
+from leansurgeon.surgery.doctor import examine
+from leansurgeon.surgery.planning import plan
+from leansurgeon.surgery.requested_shape import Wanted
 from leansurgeon.surgery.shrink import Decided, carry_out
-from leansurgeon.surgery.write.transfer import apply
+from leansurgeon.surgery.transfer import apply
 from tests.conftest import FAMILIES, build, example
 
 TABLE = "block.0.layer.0.SelfAttention.relative_attention_bias.weight"

@@ -5,8 +5,8 @@ import pytest
 from leansurgeon import architectures
 from leansurgeon.architectures.presets import PRESETS
 from leansurgeon.checkpoints.source import open_source
-from leansurgeon.surgery.plan.planning import plan
-from leansurgeon.surgery.plan.wanted import Wanted
+from leansurgeon.surgery.planning import plan
+from leansurgeon.surgery.requested_shape import Wanted
 
 VOLO = {"layers": "4,4,8,2", "heads": "16,32,32,32"}
 # preset, what is asked for, parameters as counted with timm's own classes.

@@ -21,9 +21,9 @@ import pytest
 
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.checkpoints.weights import RAW
-from leansurgeon.surgery.plan.planning import plan
-from leansurgeon.surgery.plan.wanted import Wanted
-from leansurgeon.surgery.write.transfer import Transfer, apply
+from leansurgeon.surgery.planning import plan
+from leansurgeon.surgery.requested_shape import Wanted
+from leansurgeon.surgery.transfer import Transfer, apply
 from tests.benchmarks.streaming_models import llama
 
 ROUNDS = 5

@@ -19,8 +19,8 @@ from leansurgeon.checkpoints.source import open_source
 from leansurgeon.commands.results import Cut
 from leansurgeon.errors import LeanSurgeonError
 from leansurgeon.reading import modelcard
-from leansurgeon.surgery.plan.planning import plan
-from leansurgeon.surgery.plan.wanted import Wanted
+from leansurgeon.surgery.planning import plan
+from leansurgeon.surgery.requested_shape import Wanted
 from leansurgeon.surgery.shrink import Decided, carry_out
 
 SOURCE = """---

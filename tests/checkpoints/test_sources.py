@@ -12,8 +12,8 @@ from safetensors.numpy import save_file
 from leansurgeon.checkpoints import load
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import UnsupportedModel, UsageError
-from leansurgeon.surgery.plan.planning import plan
-from leansurgeon.surgery.plan.wanted import Wanted
+from leansurgeon.surgery.planning import plan
+from leansurgeon.surgery.requested_shape import Wanted
 from leansurgeon.surgery.shrink import Decided, carry_out
 from tests.models.test_crammed_bert import published_config, published_tensors
 

@@ -14,8 +14,8 @@ from leansurgeon.cli.main import app
 from leansurgeon.errors import UsageError
 from leansurgeon.measure.costs.gpus import GPUS
 from leansurgeon.measure.costs.memory import Rehearsal, Setting
-from leansurgeon.surgery.plan.costs import costs
-from leansurgeon.surgery.plan.wanted import Wanted
+from leansurgeon.surgery.costs import costs
+from leansurgeon.surgery.requested_shape import Wanted
 
 
 def run(*arguments: str):

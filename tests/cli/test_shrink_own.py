@@ -12,8 +12,7 @@ from leansurgeon.cli.main import app
 from leansurgeon.errors import Diverged, UsageError
 from leansurgeon.measure.data import own
 from leansurgeon.measure.data.parts import Parts
-from leansurgeon.surgery.refit.local_fit import Clock
-from leansurgeon.surgery.walk import grow
+from leansurgeon.surgery.local_fit import Clock
 from tests.conftest import FAMILIES, build
 from tests.support.models.undeclared import small_model
 from tests.support.models.word_models import WORDS
@@ -114,19 +113,18 @@ def test_the_local_fit_has_the_time_that_is_asked_for(shrink, monkeypatch):
         asked.append(seconds)
         return Clock(0.0)  # gone at once
 
-    monkeypatch.setattr(grow, "Clock", over)
+    monkeypatch.setattr("leansurgeon.surgery.spans.Clock", over)
     _, record = shrink("gpt2", "--keep", "0,1,3", "--calibrate", "own", "--heal-time", "1.5m")
     (cut,) = record["decided"]["healing"]["local"]["cuts"]
     assert asked == [90.0] and [(span["steps"], span["kept"]) for span in cut["spans"]] == [(0, False)]
 
 
 def test_a_failed_calibration_on_own_samples_is_no_failed_cut(shrink, monkeypatch):
-    from leansurgeon.surgery.walk import calibrated
 
     def fails(*_, **__):
         raise Diverged("The activations hold NaN.")
 
-    monkeypatch.setattr(calibrated, "calibrate", fails)
+    monkeypatch.setattr("leansurgeon.surgery.calibrate.calibrate", fails)
     done, record = shrink("gpt2", "--layers", "3")
     assert record["plan"]["layers"] == [0, 1, 3] and "The activations hold NaN." in done.stderr
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from leansurgeon.checkpoints.source import open_source
-from leansurgeon.surgery.plan.planning import plan
-from leansurgeon.surgery.plan.wanted import Wanted
+from leansurgeon.surgery.planning import plan
+from leansurgeon.surgery.requested_shape import Wanted
 from tests.clients.cells import kinds
 from tests.clients.conftest import MORE_HEADS, VOCABULARY, inputs_of, loaded, logits_of, shrunk, source_of
 from tests.support.models.word_models import WORDS

@@ -16,8 +16,8 @@ from leansurgeon.architectures import infer
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.checkpoints.weights import Weights
 from leansurgeon.errors import UnsupportedModel
-from leansurgeon.surgery.plan.planning import plan
-from leansurgeon.surgery.plan.wanted import Wanted
+from leansurgeon.surgery.planning import plan
+from leansurgeon.surgery.requested_shape import Wanted
 from leansurgeon.surgery.shrink import unread
 from tests.support.command_line import leansurgeon
 from tests.support.published import SMALL, TOKENS, load, saved, skipping, with_tensors

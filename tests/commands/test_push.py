@@ -14,8 +14,8 @@ from leansurgeon.commands import push as room
 from leansurgeon.commands.push import check, push, target
 from leansurgeon.commands.results import Cut
 from leansurgeon.errors import NotPushed, UsageError
-from leansurgeon.surgery.plan.planning import plan
-from leansurgeon.surgery.plan.wanted import Wanted
+from leansurgeon.surgery.planning import plan
+from leansurgeon.surgery.requested_shape import Wanted
 from leansurgeon.surgery.shrink import Decided, carry_out
 from tests.cli import test_headless
 from tests.support.command_line import leansurgeon

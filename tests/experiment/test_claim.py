@@ -17,7 +17,7 @@ from statsmodels.stats.multitest import multipletests
 
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.experiment.arms import flops_of, wanted_shapes
-from leansurgeon.surgery.plan.planning import plan
+from leansurgeon.surgery.planning import plan
 from leansurgeon.training.recipe.reading import load
 from leansurgeon.training.runs import summary
 from leansurgeon.training.runs.summary import Model, Part, Scores, Summary, Task

@@ -24,7 +24,7 @@ from leansurgeon.experiment.arms import base_arm, chosen_arms, wanted_of, wanted
 from leansurgeon.experiment.jobs import make_jobs, prepare_data
 from leansurgeon.experiment.side_by_side import as_a_bar, carry_out_job, drive, plan_of, running_line
 from leansurgeon.progress import Screen, duration_text, rate_text, shown_on
-from leansurgeon.surgery.plan.planning import plan
+from leansurgeon.surgery.planning import plan
 from leansurgeon.training.recipe.reading import load, shipped
 from leansurgeon.training.recipe.schema import ExperimentRecipe
 from tests.support import command_line

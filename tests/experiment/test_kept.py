@@ -14,7 +14,7 @@ from leansurgeon.errors import UsageError
 from leansurgeon.experiment import jobs
 from leansurgeon.experiment.arms import typed, wanted_shapes
 from leansurgeon.experiment.jobs import make_jobs
-from leansurgeon.surgery.plan.wanted import Wanted
+from leansurgeon.surgery.requested_shape import Wanted
 from leansurgeon.training.recipe.schema import Arm, ExperimentRecipe, merge
 from leansurgeon.training.runs import checkpoint, summary
 

@@ -8,8 +8,8 @@ from leansurgeon import architectures
 from leansurgeon.checkpoints.family import convert_config
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.measure.costs import flops
-from leansurgeon.surgery.plan.planning import plan
-from leansurgeon.surgery.plan.wanted import Wanted
+from leansurgeon.surgery.planning import plan
+from leansurgeon.surgery.requested_shape import Wanted
 from tests.conftest import FAMILIES, example, output
 
 PLAIN = sorted(set(FAMILIES) - {"nystromformer", "siglip_vision_model"})  # landmarks; a pooling head with attention

@@ -14,7 +14,7 @@ from leansurgeon.errors import UsageError
 from leansurgeon.measure.data import mixed, own
 from leansurgeon.measure.data.calibration import Calibration
 from leansurgeon.measure.data.parts import Parts
-from leansurgeon.surgery.walk.calibrated import SAFE
+from leansurgeon.surgery.calibrate import SAFE
 from tests.conftest import build
 from tests.support.models.word_models import WORDS, words
 

@@ -11,7 +11,7 @@ from leansurgeon.experiment.arms import base_arm, wanted_shapes
 from leansurgeon.experiment.jobs import make_jobs
 from leansurgeon.experiment.side_by_side import carry_out_job
 from leansurgeon.paper import EXHIBITS
-from leansurgeon.surgery.plan.planning import plan
+from leansurgeon.surgery.planning import plan
 from leansurgeon.training.recipe.reading import load
 
 BOTH = ["figure3", "figure3-cpu", "figure5", "figure5-cpu"]

@@ -59,7 +59,7 @@ COUNT = """
 import json, sys
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.experiment.arms import wanted_shapes
-from leansurgeon.surgery.plan.planning import plan
+from leansurgeon.surgery.planning import plan
 from leansurgeon.training.recipe.reading import load
 found = {}
 for name in sys.argv[1:]:

@@ -12,7 +12,7 @@ from leansurgeon.measure.data import inputs
 from leansurgeon.search import limits
 from leansurgeon.search.limits import Limit, pick
 from leansurgeon.search.space import Candidate
-from leansurgeon.surgery.plan.wanted import Wanted
+from leansurgeon.surgery.requested_shape import Wanted
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from leansurgeon.search.halving import Result, Score, climb, schedule
 from leansurgeon.search.space import Candidate
 from leansurgeon.search.trainings import arm_of, scaled, shortened
 from leansurgeon.shape import Shape
-from leansurgeon.surgery.plan.wanted import Wanted
+from leansurgeon.surgery.requested_shape import Wanted
 from leansurgeon.training.recipe.reading import load_training
 from leansurgeon.training.recipe.schema import Train
 

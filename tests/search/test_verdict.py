@@ -21,7 +21,7 @@ from leansurgeon.search.halving import Result, Rung, Score
 from leansurgeon.search.limits import Limit
 from leansurgeon.search.outcome import Outcome
 from leansurgeon.search.space import Budget, Candidate, Shapes
-from leansurgeon.surgery.plan.wanted import Wanted
+from leansurgeon.surgery.requested_shape import Wanted
 from leansurgeon.tasks.base import Metric
 from leansurgeon.tasks.base import Score as TaskScore
 from tests.support.models.word_models import sentence_encoder

@@ -13,8 +13,8 @@ from leansurgeon.architectures.timm_models import folder_config
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import UnsupportedModel, UsageError
 from leansurgeon.models.timm_parts import ClassAttention
-from leansurgeon.surgery.plan.planning import plan
-from leansurgeon.surgery.plan.wanted import Wanted
+from leansurgeon.surgery.planning import plan
+from leansurgeon.surgery.requested_shape import Wanted
 from leansurgeon.surgery.shrink import Decided, carry_out
 from tests.surgery.test_timm_families import FAMILIES, build, family_of, output, reload, stir
 

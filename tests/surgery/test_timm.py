@@ -12,8 +12,8 @@ from leansurgeon import architectures
 from leansurgeon.architectures.timm_models import source_config
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import UnsupportedModel
-from leansurgeon.surgery.plan.planning import plan
-from leansurgeon.surgery.plan.wanted import Wanted
+from leansurgeon.surgery.planning import plan
+from leansurgeon.surgery.requested_shape import Wanted
 from leansurgeon.surgery.shrink import Decided, carry_out
 
 ARGS = dict(img_size=32, patch_size=8, in_chans=3, num_classes=7, embed_dim=48, depth=4, num_heads=4, mlp_ratio=2)

@@ -17,9 +17,9 @@ from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import UnsupportedModel, UsageError
 from leansurgeon.measure.kappa.blocks import measure_blocks
 from leansurgeon.shape import Shape, Stage, evenly_per_stage
-from leansurgeon.surgery.check.doctor import examine
-from leansurgeon.surgery.plan.planning import plan
-from leansurgeon.surgery.plan.wanted import Wanted
+from leansurgeon.surgery.doctor import examine
+from leansurgeon.surgery.planning import plan
+from leansurgeon.surgery.requested_shape import Wanted
 from leansurgeon.surgery.shrink import Decided, carry_out
 
 SMALL = {"in_chans": 3, "num_classes": 5}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from leansurgeon.measure.costs.memory import PARTS
 from leansurgeon.report.tables.cut import change, giga, list_next_steps, numbers, parameters, shapes, side_by_side
-from leansurgeon.surgery.plan.costs import STEPS, Cost, Costs
+from leansurgeon.surgery.costs import STEPS, Cost, Costs
 from leansurgeon.words import wrap
 
 SHAPE = ("depth", "heads", "head_dim", "mlp_dim")

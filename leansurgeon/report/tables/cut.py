@@ -17,8 +17,8 @@ from leansurgeon.checkpoints.recorded.decided import BlockRefit, Decisions, Made
 from leansurgeon.errors import plural, short
 from leansurgeon.report.humans import listed
 from leansurgeon.shape import NUMBERS, PARTS, Shape
-from leansurgeon.surgery.plan.next_steps import CannotHold, Indivisible, indivisible
-from leansurgeon.surgery.plan.planning import Plan
+from leansurgeon.surgery.next_steps import CannotHold, Indivisible, indivisible
+from leansurgeon.surgery.planning import Plan
 from leansurgeon.words import ranges, wrap
 
 

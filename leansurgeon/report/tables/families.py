@@ -7,7 +7,7 @@ from dataclasses import asdict
 from importlib.metadata import version
 
 from leansurgeon.reading.jsonfile import JsonObject
-from leansurgeon.surgery.check.family_check import FamilyCheck
+from leansurgeon.surgery.family_check import FamilyCheck
 
 NUMBERS = ("depth", "heads", "mlp_dim")
 

@@ -17,7 +17,7 @@ from leansurgeon.architectures.tensors import read_key, write_key
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import UnsupportedModel, UsageError
 from leansurgeon.models import timm_any
-from leansurgeon.surgery.check.undeclared_timm import checked
+from leansurgeon.surgery.undeclared_timm import checked
 from tests.support.models.undeclared import shrunk
 
 ALL = {"depth", "heads", "mlp_dim"}

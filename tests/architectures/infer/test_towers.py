@@ -19,11 +19,11 @@ from leansurgeon.errors import UnsupportedModel, UsageError
 from leansurgeon.measure.data.calibration import Calibration
 from leansurgeon.measure.heads.document import study
 from leansurgeon.measure.kappa.study import study as kappa_study
-from leansurgeon.surgery.check.undeclared import checked
-from leansurgeon.surgery.plan.method import Method
-from leansurgeon.surgery.plan.planning import plan
-from leansurgeon.surgery.plan.wanted import Wanted
+from leansurgeon.surgery.method import Method
+from leansurgeon.surgery.planning import plan
+from leansurgeon.surgery.requested_shape import Wanted
 from leansurgeon.surgery.shrink import Decided, carry_out, decide
+from leansurgeon.surgery.undeclared import checked
 from tests.support.models.undeclared import computed, reloaded, small_model
 
 CLIP = 'clip?architectures=["CLIPModel"]'

@@ -21,13 +21,13 @@ from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import UnsupportedModel, UsageError
 from leansurgeon.measure.costs.memory import Setting
 from leansurgeon.measure.data.calibration import Calibration
-from leansurgeon.surgery.check.undeclared import Drawn, checked
-from leansurgeon.surgery.plan.costs import costs
-from leansurgeon.surgery.plan.method import Method
-from leansurgeon.surgery.plan.planning import plan
-from leansurgeon.surgery.plan.wanted import Wanted
+from leansurgeon.surgery import undo
+from leansurgeon.surgery.costs import costs
+from leansurgeon.surgery.method import Method
+from leansurgeon.surgery.planning import plan
+from leansurgeon.surgery.requested_shape import Wanted
 from leansurgeon.surgery.shrink import Decided, carry_out, decide
-from leansurgeon.surgery.write import undo
+from leansurgeon.surgery.undeclared import Drawn, checked
 from tests.support.models.undeclared import computed, parameters, reloaded, shrunk, small_model, without
 
 HYBRID = {"num_hidden_layers": 5, "layer_types": ["mamba", "attention", "mamba", "attention", "mamba"]}

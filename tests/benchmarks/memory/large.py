@@ -40,9 +40,9 @@ from pathlib import Path
 import torch
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.measure.data.calibration import Calibration
-from leansurgeon.surgery.plan.method import Method
-from leansurgeon.surgery.plan.planning import plan
-from leansurgeon.surgery.plan.wanted import Wanted
+from leansurgeon.surgery.method import Method
+from leansurgeon.surgery.planning import plan
+from leansurgeon.surgery.requested_shape import Wanted
 from leansurgeon.surgery.shrink import carry_out, decide
 
 folder, out, keep, heal, tokens = sys.argv[1:]

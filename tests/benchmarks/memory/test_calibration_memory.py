@@ -27,9 +27,9 @@ import sys
 import torch
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.measure.data.calibration import Calibration
-from leansurgeon.surgery.walk.calibrated import Options, calibrate
-from leansurgeon.surgery.plan.planning import plan
-from leansurgeon.surgery.plan.wanted import Wanted
+from leansurgeon.surgery.calibrate import Options, calibrate
+from leansurgeon.surgery.planning import plan
+from leansurgeon.surgery.requested_shape import Wanted
 
 source = open_source(sys.argv[1])
 ids = torch.randint(0, 20_000, (3, 1, 128), generator=torch.Generator().manual_seed(0))

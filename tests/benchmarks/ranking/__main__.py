@@ -35,10 +35,10 @@ from leansurgeon.search.findings import kendall_tau
 from leansurgeon.search.halving import Score
 from leansurgeon.search.heals import Heals, task_score
 from leansurgeon.search.space import Budget, Candidate, Space, enumerate_shapes
-from leansurgeon.surgery.plan.method import Method
-from leansurgeon.surgery.plan.planning import plan
+from leansurgeon.surgery.method import Method
+from leansurgeon.surgery.planning import plan
 from leansurgeon.surgery.shrink import decide
-from leansurgeon.surgery.write.transfer import apply
+from leansurgeon.surgery.transfer import apply
 
 RATE = 1e-3
 Row = dict[str, float | str | Sequence[float]]

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from leansurgeon.surgery.refit.local_fit import products
+from leansurgeon.surgery.local_fit import products
 
 Batch = dict[str, Tensor]
 Batches = Sequence[Batch]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from leansurgeon.measure.data.batches import rows_of
-from leansurgeon.surgery.refit.local_fit import products
+from leansurgeon.surgery.local_fit import products
 from leansurgeon.training.distill import divergence
 from leansurgeon.training.recipe.from_model import RATE
 from tests.benchmarks.rivals.common import Batch, Batches, blocks, is_causal, width

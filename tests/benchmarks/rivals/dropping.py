@@ -7,7 +7,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from leansurgeon.surgery.refit.local_fit import products
+from leansurgeon.surgery.local_fit import products
 from tests.benchmarks.rivals.common import (
     Batches,
     Noted,

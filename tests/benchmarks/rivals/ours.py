@@ -10,9 +10,9 @@ from torch import nn
 from leansurgeon.checkpoints.model import load
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.measure.data.calibration import Calibration
-from leansurgeon.surgery.plan.method import Method
-from leansurgeon.surgery.plan.planning import plan
-from leansurgeon.surgery.plan.wanted import Wanted
+from leansurgeon.surgery.method import Method
+from leansurgeon.surgery.planning import plan
+from leansurgeon.surgery.requested_shape import Wanted
 from leansurgeon.surgery.shrink import carry_out, decide
 
 

@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from leansurgeon.checkpoints.source import open_source
-from leansurgeon.surgery.plan.method import Method
-from leansurgeon.surgery.plan.planning import plan
-from leansurgeon.surgery.plan.wanted import Wanted
+from leansurgeon.surgery.method import Method
+from leansurgeon.surgery.planning import plan
+from leansurgeon.surgery.requested_shape import Wanted
 from leansurgeon.surgery.shrink import Decided, carry_out
 from tests.support.command_line import leansurgeon
 

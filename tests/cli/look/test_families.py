@@ -11,7 +11,7 @@ import sys
 from dataclasses import asdict
 
 from leansurgeon.commands import families
-from leansurgeon.surgery.check.family_check import NAMES, PREFIX, Drawn, FamilyCheck
+from leansurgeon.surgery.family_check import NAMES, PREFIX, Drawn, FamilyCheck
 
 
 def test_known_rows_are_shown_without_torch(tmp_path):

@@ -23,7 +23,7 @@ def edit(folder, **changes):
     (folder / "config.json").write_text(json.dumps(config))
 
 
-# -- the doctor, whose own tests are in tests/surgery/check/test_doctor.py ----------------------------------
+# -- the doctor, whose own tests are in tests/surgery/test_doctor.py ----------------------------------
 
 
 def test_the_command_prints_the_diagnosis(saved):

@@ -13,8 +13,8 @@ from leansurgeon.checkpoints import load
 from leansurgeon.checkpoints.record import Proof
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import UnsupportedModel, UsageError
-from leansurgeon.surgery.plan.method import Method
-from leansurgeon.surgery.write import undo
+from leansurgeon.surgery import undo
+from leansurgeon.surgery.method import Method
 from tests import conftest
 from tests.checkpoints.test_skeleton import TIMM, make
 from tests.cli.look.test_diff import cut

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from leansurgeon.checkpoints.source import open_source
-from leansurgeon.surgery.plan.planning import plan
-from leansurgeon.surgery.plan.wanted import Wanted
+from leansurgeon.surgery.planning import plan
+from leansurgeon.surgery.requested_shape import Wanted
 from leansurgeon.surgery.shrink import Decided, carry_out
 
 TINY = dict(num_hidden_layers=2, num_attention_heads=4, hidden_size=32, intermediate_size=48, head_dim=8)

@@ -12,9 +12,9 @@ from leansurgeon.architectures.infer import inputs
 from leansurgeon.architectures.infer.differences import built
 from leansurgeon.architectures.infer.library import Library, class_name, outputs, quietly, whole
 from leansurgeon.checkpoints.source import open_source
-from leansurgeon.surgery.plan.method import Method
-from leansurgeon.surgery.plan.planning import Plan, plan
-from leansurgeon.surgery.plan.wanted import Wanted
+from leansurgeon.surgery.method import Method
+from leansurgeon.surgery.planning import Plan, plan
+from leansurgeon.surgery.requested_shape import Wanted
 from leansurgeon.surgery.shrink import Decided, carry_out
 
 

@@ -1,0 +1,163 @@
+"""Balance: another basis for every head's values, and for its queries and keys, in which the matrices are as well
+conditioned as they can be. The function stays what it is; numpy only.
+
+The mathematics of one head is in `measure.kappa.basis`. A head's values reach the output through the product W_o W_v
+alone; queries and keys are the same story (q . k = x^T W_q^T W_k y) where neither rotary positions nor norms stand
+between them and their product. With grouped attention a group's key/value head has one basis, and all its query heads
+follow it. Biases follow, too.
+
+Two heads are left as they are: one whose product has not full rank (a new, silent head: its basis is free, and the
+product would wipe out what was drawn), and one that is balanced already.
+
+kappa of a matrix of one head says how a gradient step spreads over its directions; it is *not* a property of the
+function (that is the point), so numbers before and after belong together in the record.
+
+Shape letter: D head_dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import lru_cache, partial
+from typing import Any
+
+import numpy as np
+
+from leansurgeon.architectures.base import TensorSpec
+from leansurgeon.architectures.tensors import QK_NORMS
+from leansurgeon.checkpoints.reshaped import Reshaped
+from leansurgeon.checkpoints.source import Source
+from leansurgeon.checkpoints.weights import Arrays, Out, from_float32
+from leansurgeon.errors import Diverged
+from leansurgeon.measure.kappa.basis import Pair, balance
+from leansurgeon.reading.jsonfile import JsonObject
+from leansurgeon.surgery import canonical
+from leansurgeon.surgery.canonical import ATTENTION_ROLES, Attention
+
+Array = np.ndarray
+ROLES = (*ATTENTION_ROLES, "o")
+
+
+# -- one attention ---------------------------------------------------------------------------------
+
+
+def balance_attention(attention: Attention, *, scores: bool) -> tuple[Attention, dict[str, Any]]:
+    """The same attention in balanced bases, and the condition numbers of its heads; `scores` says whether queries and
+    keys may change their basis, too.
+    """
+    new = {
+        name: None if (old := getattr(attention, name)) is None else old.copy()
+        for name in ("q", "k", "v", "o", "q_bias", "k_bias", "v_bias")
+    }
+    record: dict[str, Any] = {}
+    for group in range(attention.kv_heads):
+        each = attention.heads // attention.kv_heads
+        heads = slice(group * each, (group + 1) * each)
+        outputs = new["o"][:, heads]  # (width, each, D)
+        pair = balance(outputs.reshape(-1, attention.head_dim), new["v"][group])
+        note(record, "o", "v", pair)
+        if pair.basis is not None:
+            new["o"][:, heads] = pair.left.reshape(outputs.shape)
+            new["v"][group] = pair.right
+            if new["v_bias"] is not None:
+                new["v_bias"][group] = pair.basis @ new["v_bias"][group]
+        if not scores:
+            continue
+        queries = new["q"][heads].transpose(0, 2, 1)  # (each, width, D)
+        pair = balance(queries.reshape(-1, attention.head_dim), new["k"][group])
+        note(record, "q", "k", pair)
+        if pair.basis is not None:
+            new["q"][heads] = pair.left.reshape(queries.shape).transpose(0, 2, 1)
+            new["k"][group] = pair.right
+            if new["k_bias"] is not None:
+                new["k_bias"][group] = pair.basis @ new["k_bias"][group]
+            if new["q_bias"] is not None:  # q takes R^-T
+                new["q_bias"][heads] = np.linalg.solve(pair.basis.T, new["q_bias"][heads].T.astype(np.float64)).T
+    return replace(attention, **new), {key: summed(rows) for key, rows in record.items()}
+
+
+def note(record: dict[str, list], left: str, right: str, pair: Pair) -> None:
+    """Add a pair's condition numbers before and after to the records of its two matrices."""
+    for name, before, after in zip((left, right), pair.before, pair.after, strict=True):
+        record.setdefault(name, []).append((before, after, pair.basis is not None))
+
+
+def summed(rows: list[tuple[float, float, bool]]) -> JsonObject:
+    """Condition numbers of one kind of matrix in one layer: geometric mean and worst over its heads that are balanced;
+    `left` counts those that stayed as they were.
+    """
+    changed = [(before, after) for before, after, moved in rows if moved]
+    figures: dict[str, Any] = {"heads": len(rows), "left": len(rows) - len(changed)}
+    for i, name in enumerate(("before", "after")):
+        values = np.array([pair[i] for pair in changed])
+        if len(values):
+            figures[name] = {
+                "mean": round(float(np.exp(np.log(values).mean())), 3),
+                "worst": round(values.max().item(), 3),
+            }
+    return figures
+
+
+# -- a result --------------------------------------------------------------------------------------
+
+
+def inside(specs: Iterable[TensorSpec]) -> list[TensorSpec]:
+    """The tensors of the blocks that a change of basis touches."""
+    return [s for s in specs if s.layer is not None and s.role in ROLES]
+
+
+def why_not_scores(source: Source) -> str | None:
+    """What stands between queries, keys and their product; None where nothing does, so that they may be turned."""
+    if canonical.rotary(source):
+        return "rotary positions"
+    blocks = [s for s in source.specs if s.layer is not None]
+    if any(s.role in QK_NORMS for s in blocks):
+        return "query and key norms"
+    if any(s.name.endswith("logit_scale") for s in blocks):
+        return "scores are cosines"
+    if "qk" not in source.architecture.bases:
+        return "something stands between them and their product"
+    return None
+
+
+class Balanced:
+    """The tensors of a result with balanced heads, each layer made when its first tensor is asked for. It takes what
+    `outs` would write, whoever made it, so balance comes last. `record` grows while tensors are made.
+    """
+
+    def __init__(self, target: Reshaped, outs: list[Out]) -> None:
+        self.target, self.source, self.outs = target, target.source, {out.name: out for out in outs}
+        self.scores = why_not_scores(self.source) is None
+        self.layer_of = {spec.name: spec.layer for spec in inside(target.specs)}
+        self.layer = lru_cache(maxsize=1)(self.balance_layer)
+        self.record: dict[str, Any] = {}
+
+    def tensors(self) -> list[Out]:
+        """The tensors to write, those of balanced layers made anew."""
+        return [
+            replace(out, entry=None, make=partial(self.tensor, out)) if out.name in self.layer_of else out
+            for out in self.outs.values()
+        ]
+
+    def tensor(self, out: Out) -> Array:
+        """This tensor, balanced; a layer is balanced when its first tensor is asked for."""
+        return from_float32(self.layer(self.layer_of[out.name])[out.name], out.dtype)
+
+    def balance_layer(self, layer: int) -> Arrays:
+        """The balanced tensors of a layer by name, in float32."""
+        specs = inside(self.target.by_layer[layer])
+        stage = self.target.shape.stages[specs[0].stage]
+        pieces: dict[str, Array] = {}
+        for spec in specs:
+            values = self.outs[spec.name].float32()
+            if not np.isfinite(values).all():
+                raise Diverged(f"'{spec.name}' holds NaN or infinity, so it cannot be balanced.")
+            pieces |= canonical.to_pieces(spec, values, stage)
+        attention, figures = balance_attention(Attention(**pieces), scores=self.scores)
+        self.record[str(layer)] = figures
+        tensors = {}
+        for spec in specs:
+            like = canonical.to_pieces(spec, np.broadcast_to(np.float32(0), spec.shape), stage)
+            tensors[spec.name] = canonical.to_file(spec, {key: getattr(attention, key) for key in like}, like)
+        return tensors

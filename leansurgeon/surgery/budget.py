@@ -1,0 +1,101 @@
+"""What a calibrated cut may take, in forward passes of the source over the samples to fit and to guard, and what its
+pieces take. Block-tokens: one token through one block, counted three times where gradients come back.
+
+A piece that would exceed a bound is left out before it is begun: sets of layers, ways of healing, steps of the local
+fit. One set is refitted on all data whatever the bounds are, since without it there is no result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from leansurgeon.surgery.candidates import Candidate, course, divides_heads, stages_of
+from leansurgeon.surgery.planning import Plan
+
+CHOICE, ALL = 3.0, 10.0
+LEAST = 16_384  # tokens, what a model writes itself; bounds on less data are as on so many
+TRIAL = {"fit": 8_192, "guard": 2_048}  # tokens on which sets of layers compete
+SMALLER = (0.5, 0.25)  # of the trial, where all sets on all of it would be too much for the bound
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Passes that choice and closed refit may take, and all with the local fit. Layers that a plan makes anew whatever
+    is chosen (fewer heads, fewer units) come on top of the former, once.
+    """
+
+    choice: float = CHOICE
+    whole: float = ALL
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Tokens to fit and to guard as blocks count them, and of the guard's first batch."""
+
+    fit: float
+    guard: float
+    first: float
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How a cut heals: refits at all, of a pre-norm model, so many attentions in a layer."""
+
+    heals: bool = True
+    pre_norm: bool = True
+    attentions: int = 1
+
+
+def refitted(tokens: Tokens, effort: Effort, *, attention: bool = False) -> float:
+    """Block-tokens of a layer's refits and of what it gives of the guard then: how far a projection reaches (or what
+    norm closes the block) is seen on one batch, the sums are of all.
+    """
+    looks = 2 if effort.pre_norm else 4
+    projections = 1 + effort.attentions if attention else 1
+    return projections * (looks * tokens.first + tokens.fit + 2 * tokens.guard)
+
+
+def made_anew(plan: Plan, layer: int, tokens: Tokens) -> float:
+    """Block-tokens of trimming or splitting a kept source layer."""
+    before, after = stages_of(plan, layer)
+    trim = 2 * tokens.first + tokens.fit + tokens.guard
+    work = trim if after.mlp_dim < before.mlp_dim else 0.0
+    if divides_heads(plan, layer):
+        return work + tokens.fit
+    return work + (trim if after.heads < before.heads else 0.0)
+
+
+def cost(plan: Plan, way: Candidate, tokens: Tokens, effort: Effort, share: float = 1.0) -> float:
+    """Block-tokens of one candidate beside the source's own; behind the last layer that it makes, a `share` of the
+    guard alone goes on.
+    """
+    cuts, near, last = course(way.kept, plan, later=way.later)
+    changed = [j for j in range(len(way.kept)) if cuts[j] or near[j]]
+    total, gone = 0.0, False
+    for j in range(min(changed, default=len(way.kept)), len(way.kept)):
+        gone |= cuts[j]
+        refits = effort.heals and (cuts[j] or (effort.pre_norm and (near[j] or (gone and way.later))))
+        if j not in changed and not refits:
+            total += tokens.fit + tokens.guard if j < last else share * tokens.guard
+            continue
+        if refits:
+            total += refitted(tokens, effort, attention=way.attention and j in changed)
+        else:
+            total += tokens.guard
+        total += tokens.fit if j < last else 0.0
+        total += made_anew(plan, way.kept[j], tokens)
+    return total
+
+
+def fitting(costs: Sequence[float], room: float) -> list[int]:
+    """Which pieces are begun, in their order: the first in any case, others as far as there is room for all of them.
+
+    >>> fitting([3, 4, 9, 1], 8.5)
+    [0, 1, 3]
+    """
+    begun, spent = [], 0.0
+    for i, each in enumerate(costs):
+        if not i or spent + each <= room:
+            begun, spent = [*begun, i], spent + each
+    return begun

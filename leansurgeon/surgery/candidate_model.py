@@ -1,0 +1,346 @@
+"""One candidate of calibrated surgery on its way through the layers, and the tensors that it changes: heads or MLP
+units trimmed by what they do on the student's own activations, heads split into heads of another size, output
+projections refitted. Imports torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from copy import copy
+from dataclasses import replace
+from math import inf
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from leansurgeon.checkpoints.blockwise.stream import Stream
+from leansurgeon.checkpoints.recorded.decided import MadeLayer, Split, Trim
+from leansurgeon.checkpoints.weights import Arrays
+from leansurgeon.shape import Shape
+from leansurgeon.surgery import canonical, probes, refit_block, split_heads, trim_units
+from leansurgeon.surgery.candidates import Candidate, behind_gap, course, divides_heads, ends, marks, stages_of
+from leansurgeon.surgery.context import Ground, Lesson, View
+from leansurgeon.surgery.probes import check_finite, closing_norm, weight_of
+from leansurgeon.surgery.refit_block import BlockFit, Healed, Norm, Samples
+from leansurgeon.surgery.resume import Edits, Step
+from leansurgeon.surgery.transfer import Transfer
+
+RIDGES = (1e-3, 1e-2, 0.1, 1.0)
+RIDGE = 0.1  # of the refit of W_o behind split heads
+
+
+class Student:
+    """One candidate on its way: which layers it keeps, its hidden states, its changed tensors."""
+
+    def __init__(self, ground: Ground, view: View, candidate: Candidate, edits: Edits, number: int = 0) -> None:
+        self.ground, self.view = ground, view
+        self.name = f"candidate-{number}" if view.seen == "all" else None  # of its steps that are kept
+        self.candidate, self.kept, self.edits = candidate, candidate.kept, edits
+        self.skeleton = ground.result(self.kept)
+        self.streams = view.streams(self.skeleton)
+        plan = replace(ground.plan, layers=self.kept)
+        self.transfer = Transfer(plan)
+        self.outs = {out.name: out for out in self.transfer.tensors()}
+        self.names: dict[int | None, list[str]] = {}
+        for name in self.outs:
+            layer = self.skeleton.layer_of(self.skeleton.bare(name))
+            self.names.setdefault(layer, []).append(name)
+        self.at = 0
+        self.waiting: tuple[int, Stream] | None = None  # pieces of the guard that others go before, and where they are
+        self.cut = False  # whether layers went before here
+        self.faithful = True  # its hidden states are the teacher's
+        self.record: list[MadeLayer] = []
+        self.ends = ends(self.kept, plan.before)
+        self.behind_gap = behind_gap(self.kept, plan.before)
+        self.cuts, self.near, self.last_healed = course(self.kept, plan, later=candidate.later)
+        grows = ground.options.grows and view.seen == "all"
+        self.marks = marks(self.kept, plan) if grows else []
+
+    @property
+    def until(self) -> int | None:
+        """The source layer behind which the next new layer stands."""
+        return self.ends[self.at] if self.at < len(self.kept) else None
+
+    @property
+    def behind(self) -> int:
+        """New layers behind the last one that is made or refitted."""
+        return len(self.kept) - 1 - self.last_healed
+
+    def tensors(self, layer: int) -> Arrays:
+        """The tensors of a new layer as `apply` would write them without calibration."""
+        return {name: self.outs[name].float32() for name in self.names[layer]}
+
+    def take(self, lesson: Lesson) -> None:
+        """Make the next new layer; `lesson` is what the teacher shows at the last layer that it stands for."""
+        kept = self.kept[self.at]
+        if kept in self.behind_gap:
+            self.faithful = False
+        cut, near = self.cuts[self.at], self.near[self.at]
+        self.mark(lesson)
+        self.cut |= cut
+        if self.faithful and not cut and not near:
+            outputs = lesson.outputs  # nothing has changed what this layer computes
+            self.keep_split()
+        elif self.makes:
+            outputs = self.heal(lesson, kept, cut, near)
+        else:
+            outputs = self.passed()
+            self.keep_split()
+        self.faithful = outputs is lesson.outputs
+        if self.at >= self.last_healed:
+            self.streams.pop("fit", None)
+        for part, stream in self.streams.items():
+            stream.advance(list(outputs[part]))
+        self.at += 1
+        if self.at > self.last_healed and self.view.seen == "part" and self.waiting is None:
+            self.wait()
+
+    @property
+    def makes(self) -> bool:
+        """Whether the next layer is made, or passed through where it changes its input."""
+        cut, near = self.cuts[self.at], self.near[self.at]
+        return cut or near or self.heals(cut, near)
+
+    def wait(self) -> None:
+        """Only the first piece of the guard goes on."""
+        whole = self.streams["guard"]
+        self.waiting = self.at, whole.some(slice(1, None))
+        self.streams["guard"] = whole.some(slice(1))
+
+    def go_on(self, pieces: int) -> None:
+        """So many of the pieces that wait are the guard now, where they wait; the others wait on."""
+        self.at, rest = self.waiting
+        self.waiting = self.at, rest.some(slice(pieces, None))
+        self.streams = {"guard": rest.some(slice(pieces))}
+
+    def pass_on(self) -> None:
+        """Take the guard through the next layer, which is as it was, once more."""
+        self.streams["guard"].advance(self.passed()["guard"])
+        self.at += 1
+
+    def mark(self, lesson: Lesson) -> None:
+        """Note what a local fit around the cuts will need."""
+        for mark in self.marks:
+            if mark.first == self.at:
+                mark.streams = {part: copy(stream) for part, stream in self.streams.items()}
+            if self.at in mark.ends:
+                mark.goals[self.at] = lesson.outputs
+
+    def passed(self) -> Mapping[str, list[Tensor]]:
+        """What the source's layer gives in this place."""
+        self.ground.lend(self.skeleton, self.at, self.kept[self.at], lambda: self.tensors(self.at))
+        outputs = {part: stream.run(self.at) for part, stream in self.streams.items()}
+        check_finite(outputs["guard"], f"behind new layer {self.at}")
+        return outputs
+
+    def heal(self, lesson: Lesson, kept: int, cut: bool, near: bool) -> Mapping[str, list[Tensor]]:
+        """Make and refit the next layer, or take what an interrupted cut has made; what it gives by part."""
+        step_name = f"{self.name}-layer-{self.at}"
+        if self.name and (step := self.ground.options.kept.get(step_name)):
+            return self.taken(step)
+        self.skeleton.fill(self.at, tensors := self.tensors(self.at))
+        # Digests of what `apply` would write without these edits take less memory than a block.
+        plain = {name: digest(values) for name, values in tensors.items()}
+        del tensors
+        stage = self.skeleton.shape.stage_of(self.at)
+        samples = {
+            part: Samples(stream, stream.hidden, lesson.outputs[part], self.view.masks_at(part, stage))
+            for part, stream in self.streams.items()
+        }
+        exact = self.view.seen == "all" and self.ground.is_exact
+        site = BlockFit(self.at, samples["fit"], samples["guard"], exact=exact)
+        decided = MadeLayer(self.at, kept, lesson.layer)
+        if near:
+            decided = replace(decided, **self.make(lesson, site, kept))
+        healed = self.heals(cut, near)
+        guard = None  # what the block gives of the guard, once that is known
+        if healed:
+            refitted = self.refit(lesson, site, cut, near)
+            before = refit_block.error(site, site.guard) if refitted is None else refitted.before
+            told = "no linear way to the output" if refitted is None else refitted.record
+            decided = replace(decided, error_before=round(before, 6), refit=told)
+            guard = refitted and refitted.guard
+        outputs = self.outputs(guard)
+        error = refit_block.error(site, site.guard, outputs["guard"])
+        decided = replace(decided, error_after=round(error, 6))
+        for name, values in self.skeleton.read(self.at).items():  # what differs from that; of divided heads all
+            if name in plain and (name in self.transfer.split or digest(values) != plain[name]):
+                self.edits.put(name, values)
+        self.skeleton.empty(self.at)
+        self.record.append(decided)
+        if self.name:
+            changed = {tensor: self.edits[tensor] for tensor in self.names[self.at] if tensor in self.edits}
+            self.ground.keep(step_name, changed, decided.as_dict())
+        return outputs
+
+    def outputs(self, guard: list[Tensor] | None = None) -> Mapping[str, list[Tensor]]:
+        """What the filled layer gives, as far as it is needed; `guard` where it is known."""
+        outputs = {"guard": self.streams["guard"].run(self.at) if guard is None else guard}
+        if self.at < self.last_healed:
+            outputs["fit"] = self.streams["fit"].run(self.at)
+        for states in outputs.values():
+            check_finite(states, f"behind new layer {self.at}")
+        return outputs
+
+    def taken(self, step: Step) -> Mapping[str, list[Tensor]]:
+        """Fill the next layer as it was made before; what it gives by part."""
+        self.skeleton.fill(self.at, {**self.tensors(self.at), **step.tensors})
+        outputs = self.outputs()
+        for tensor, values in step.tensors.items():
+            self.edits.put(tensor, values)
+        self.skeleton.empty(self.at)
+        self.record.append(MadeLayer.from_dict(step.record))
+        self.ground.go_on_from(step)
+        return outputs
+
+    def heals(self, cut: bool, near: bool) -> bool:
+        """Whether the next layer is refitted. Behind a post-norm there is nothing to refit, unless the block takes over
+        others.
+        """
+        way = cut or self.ground.source.architecture.norm == "pre"
+        return self.ground.options.refits and way and (cut or near or (self.cut and self.candidate.later))
+
+    def refit(self, lesson: Lesson, site: BlockFit, cut: bool, near: bool) -> Healed | None:
+        """Refit the linear maps of a pre-norm block, else its closing norm after a cut; None where neither was done."""
+        healed = refit_block.heal_pre_norm(site, attention=(cut or near) and self.candidate.attention)
+        if healed is not None or not cut:
+            return healed
+        stream, layer = lesson.streams["guard"], lesson.layer  # the teacher's block, which is filled
+        closing = closing_norm(stream.skeleton.block(layer), lambda: stream.call(0, stream.hidden[0], layer))
+        if closing is None:
+            return None
+        return refit_block.absorb(replace(site, ridges=refit_block.POST_RIDGES), Norm.of(closing))
+
+    def make(self, lesson: Lesson, site: BlockFit, kept: int) -> dict[str, Split | Trim]:
+        """Fill the block with what becomes of source layer `kept`; what was decided. The source's block is filled in a
+        skeleton of its own (the workshop) and run on the *student's* hidden states, so the choice knows what earlier
+        layers have become.
+        """
+        ground, shop = self.ground, self.ground.workshop
+        before, after = stages_of(ground.plan, kept)
+        ground.fill(kept, shop)
+        work = site.on({part: stream.through(shop) for part, stream in lesson.streams.items()}, kept)
+        o, down = shop.projections(kept)[0], shop.mlp_down(kept)
+        tensors: Arrays = {}
+        made: dict[str, Split | Trim] = {}
+        solved: list[tuple[str, Tensor, Tensor | None]] = []  # projections of the new layer
+        if divides_heads(ground.plan, kept):
+            tensors, made["split"] = split(ground, lesson, work, kept, self.at)
+        elif after.heads < before.heads and after.head_dim == before.head_dim:
+            maps = self.transfer.maps_of(ground.spec(kept, "o"))
+            measured = (kept, maps.group) in ground.plan.strength  # the heads that stay are chosen already
+            fixed = maps.heads.tolist() if measured else None
+            shared = 1 if measured or before.kv_heads == before.heads else before.kv_heads
+            heads, note = trim(work, o, before.head_dim, after.heads, shared, freeze=down, fixed=fixed)
+            solved.append(("o", *without_inputs(o, heads, before.head_dim)))
+            made["heads"] = replace(note, kept=tuple(heads))
+            maps.choose_heads(np.array(heads))
+        if after.mlp_dim < before.mlp_dim and len(shop.of_role(kept, "down")) == 1:  # units of several go by weight
+            units, made["mlp"] = trim(work, down, 1, after.mlp_dim, 1)
+            solved.append(("down", *without_inputs(down, units, 1)))
+            self.transfer.maps_of(ground.spec(kept, "down")).units = np.array(units)
+        shop.empty(kept)
+        self.skeleton.fill(self.at, {**self.tensors(self.at), **tensors})
+        for role, weight, bias in solved:
+            module = self.skeleton.projections(self.at)[0] if role == "o" else self.skeleton.mlp_down(self.at)
+            weight_of(module).copy_(weight)
+            if module.bias is not None:
+                module.bias.data.copy_(bias)
+        return made
+
+    def keep_split(self) -> None:
+        """Keep the exact heads of another size of a layer that is not healed."""
+        for name in self.names[self.at]:
+            if name in self.transfer.split:
+                self.edits.put(name, self.transfer.split[name])
+
+
+def digest(values: np.ndarray) -> bytes:
+    """SHA-256 of the array's bytes."""
+    return hashlib.sha256(np.ascontiguousarray(values)).digest()
+
+
+# -- layers whose shape differs in a way that is not exact --------------------------------------------
+
+
+def without_inputs(module: nn.Module, kept: list[int], group: int) -> tuple[Tensor, Tensor | None]:
+    """Weight and bias of a projection of the source's block without the inputs that go."""
+    at = (torch.tensor(kept)[:, None] * group + torch.arange(group)).reshape(-1)
+    bias = None if module.bias is None else module.bias.data.clone()
+    return probes.weight_of(module)[:, at].clone(), bias
+
+
+def trim(
+    work: BlockFit,
+    module: nn.Module,
+    group: int,
+    keep: int,
+    shared: int,
+    freeze: nn.Module | None = None,
+    fixed: list[int] | None = None,
+) -> tuple[list[int], Trim]:
+    """Trim a projection in place, by the best of several ridges on the guard, the remaining columns re-solved or left
+    as they are. `fixed` are the groups that stay, where they are chosen already. Returns those that stay, and the
+    numbers.
+    """
+    scale = probes.reach(module, work.first, freeze=freeze)
+    sums = [refit_block.refit_sums(work, part, module, scale) for part in (work.fit, work.guard)]
+    old, gram, worth = probes.weight_of(module).double().cpu(), sums[0].gram.cpu(), sums[0].worth.cpu()
+    error, best = inf, None
+    for ridge in RIDGES:
+        solution = sums[0].solve(ridge).cpu()
+        trimmed = trim_units.trim(gram, solution, old, group, keep, ridge, shared, worth=worth, fixed=fixed)
+        plain = torch.zeros_like(trimmed.change)
+        gone = sorted(set(range(old.shape[1] // group)) - set(trimmed.kept))
+        at = (torch.tensor(gone)[:, None] * group + torch.arange(group)).reshape(-1)
+        plain[at] = -old.T[at]
+        for solved, way in ((True, trimmed), (False, replace(trimmed, change=plain))):
+            if (now := sums[1].error(way.change)) < error or best is None:
+                error, best, chosen = now, way, (ridge, solved)
+    inputs = old.shape[1]
+    probes.add_to(module, best.change[:inputs].T.float(), None if module.bias is None else best.change[inputs].float())
+    tokens = max(1.0, sums[1].tokens)
+    errors = (round((each / tokens) ** 0.5, 6) for each in (sums[1].error(), error))
+    return best.kept, Trim(*chosen, *errors)
+
+
+def split(ground: Ground, lesson: Lesson, work: BlockFit, kept: int, new: int) -> tuple[dict[str, np.ndarray], Split]:
+    """Heads of another size by `split_heads`: the attention's tensors of new layer `new`, and the numbers.
+
+    Where the layer behind is not cut, W_o is refitted towards the teacher's own state behind the attention, so it also
+    makes up for what earlier layers have lost; else towards what the parent gives for the same inputs.
+    """
+    source, plan = ground.source, ground.plan
+    number = plan.before.stage_of(kept)
+    layer = canonical.unpack(source, kept)
+    made, note = split_heads.activation_aware(
+        layer.attention,
+        attention_inputs(work),
+        work.fit.masks,
+        plan.after.stages[number],
+        causal=ground.causal,
+        targets_BTW=attention_goals(lesson, work) if lesson.layer == kept else None,
+        score_scale=canonical.score_scale(source, number),
+        score_gain=None if canonical.scale_is_derived(source) else 1.0,
+        ridge=RIDGE if ground.options.refits else None,
+    )
+    stages = [replace(a, mlp_dim=b.mlp_dim) for a, b in zip(plan.after.stages, plan.before.stages, strict=True)]
+    tensors = canonical.pack(replace(layer, attention=made), plan.target.at(Shape(tuple(stages))), new)
+    roles = ("q", "k", "v", "qk", "qkv", "o")
+    chosen = {s.name for s in plan.target.by_layer[new] if s.role in roles}
+    return {name: values for name, values in tensors.items() if name in chosen}, Split(**note)
+
+
+def attention_inputs(work: BlockFit) -> list[Tensor]:
+    """What the attention of the source's block reads, on the student's hidden states."""
+    skeleton = work.fit.stream.skeleton
+    module = next(m[0] for role in ("q", "qkv", "qk") if (m := skeleton.of_role(work.layer, role)))
+    return [probes.seen_at(module, lambda b=b: work.run(work.fit, b)).cpu() for b in range(len(work.fit))]
+
+
+def attention_goals(lesson: Lesson, work: BlockFit) -> list[Tensor]:
+    """What the attention would have to give so that the student stands behind it where the teacher stands."""
+    states = zip(lesson.attention, lesson.streams["fit"].hidden, work.fit.hidden, strict=True)
+    return [gave.cpu() + teacher.cpu() - student.cpu() for gave, teacher, student in states]

@@ -1,0 +1,156 @@
+"""Which sets of layers, healed in which way, calibrated surgery tries against each other.
+
+First the sets of layers compete, each with the refit of the MLP's output at its cuts: there it matters most. Then ways
+of healing compete for the best set, since each helps some models and hurts others: the attention's output projection
+refitted before the MLP's at the cuts, and the MLP's output refitted in all layers behind the first cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+
+from torch import Tensor
+
+from leansurgeon.checkpoints.blockwise.stream import Stream
+from leansurgeon.checkpoints.recorded.decided import GuardScore, Tried
+from leansurgeon.checkpoints.recorded.part import Part
+from leansurgeon.shape import Shape, Stage
+from leansurgeon.surgery.local_fit import PHASES, Phase
+from leansurgeon.surgery.operators import SHORT
+from leansurgeon.surgery.planning import Plan
+
+LONGEST = 2 * len(PHASES)  # blocks that a span around a cut grows to at most
+TOGETHER = (PHASES[1],)  # spans around several cuts, or all of a stage, once more as one
+
+
+@dataclass(frozen=True)
+class Candidate(Part):
+    """Layers to keep, what chose them, and what is refitted beside the MLP's output at cuts."""
+
+    kept: tuple[int, ...]
+    criterion: str
+    attention: bool = False  # the attention's output at cuts, too
+    later: bool = False  # the MLP's output in every layer behind the first cut, too
+
+    def tried(self, score: GuardScore, data: str, *, left_out: bool = False) -> Tried:
+        """The candidate as the record has it, with its score on `data`."""
+        return Tried(self.kept, self.criterion, self.attention, self.later, score, left_out=left_out, data=data)
+
+
+def candidates(criterion: str, kept: Mapping[str, tuple[int, ...] | None]) -> list[Candidate]:
+    """The sets of layers of a criterion; of `auto` all, each set once."""
+    by_layers: dict[tuple[int, ...], Candidate] = {}
+    for name, layers in kept.items():
+        if layers and (criterion == "auto" or name == criterion):
+            by_layers.setdefault(layers, Candidate(layers, name))
+    return list(by_layers.values())
+
+
+def ways(best: Candidate) -> list[Candidate]:
+    """Ways of healing one set of layers. Later layers, which cost most, are refitted only together with the attention
+    at the cuts, whose refit the block's guard has kept or refused.
+    """
+    return [best, replace(best, attention=True), replace(best, attention=True, later=True)]
+
+
+# -- what a plan changes at which layer -------------------------------------------------------------
+
+
+def stages_of(plan: Plan, layer: int) -> tuple[Stage, Stage]:
+    """The stage of a source layer, before and after."""
+    number = plan.before.stage_of(layer)
+    return plan.before.stages[number], plan.after.stages[number]
+
+
+def is_near(plan: Plan, layer: int) -> bool:
+    """Whether the plan changes what a kept source layer computes, whatever stands before it."""
+    before, after = stages_of(plan, layer)
+    return after.heads < before.heads or after.mlp_dim < before.mlp_dim or after.head_dim < before.head_dim
+
+
+def divides_heads(plan: Plan, layer: int) -> bool:
+    """Whether heads of a kept source layer become smaller ones that are fitted to what they do."""
+    before, after = stages_of(plan, layer)
+    return after.head_dim < before.head_dim and plan.init == "transfer"
+
+
+def behind_gap(kept: tuple[int, ...], before: Shape) -> set[int]:
+    """The kept layers that are the first of their stage in the result and not in the source: no kept layer stands
+    before the gap that could take over what went, so these have to.
+    """
+    firsts = [(stage.start, next((i for i in kept if i in stage), stage.start)) for stage in before.spans]
+    return {first for start, first in firsts if first > start}
+
+
+def course(kept: tuple[int, ...], plan: Plan, *, later: bool) -> tuple[list[bool], list[bool], int]:
+    """Of every new layer whether it stands for more than its own source layer, or behind a gap, and whether the plan
+    changes what it computes; and the last that is made or refitted (-1: none), where `later` ones are, too.
+    """
+    gaps, near = behind_gap(kept, plan.before), [is_near(plan, layer) for layer in kept]
+    cuts = [end != layer or layer in gaps for layer, end in zip(kept, ends(kept, plan.before), strict=True)]
+    changed = [j for j in range(len(kept)) if cuts[j] or near[j]]
+    return cuts, near, len(kept) - 1 if changed and later else max(changed, default=-1)
+
+
+def ends(kept: tuple[int, ...], before: Shape) -> list[int]:
+    """For every kept layer the last source layer that it stands for: the one before the next kept, or the end of its
+    stage.
+    """
+    last = []
+    for stage in before.spans:
+        here = [i for i in kept if i in stage]
+        last += [following - 1 for following in [*here[1:], stage.stop]] if here else []
+    return last
+
+
+# -- where a local fit may help ----------------------------------------------------------------------
+
+
+@dataclass
+class Mark:
+    """One cut of a candidate: the new layer before it, the new layers that may end a span, the student's streams
+    before the first, and what the source gives behind each of the others (known when the walk is over).
+    """
+
+    first: int
+    ends: tuple[int, ...]
+    phases: tuple[Phase, ...]
+    streams: dict[str, Stream] = field(default_factory=dict)
+    goals: dict[int, Mapping[str, list[Tensor]]] = field(default_factory=dict)
+
+
+def marks(kept: tuple[int, ...], plan: Plan) -> list[Mark]:
+    """The cuts of a candidate. A span reaches no other cut and no other stage. Where a short stage has several cuts,
+    what is behind the first is one more span; where its heads were divided, all of it.
+    """
+    cuts = [j for j, is_cut in enumerate(course(kept, plan, later=False)[0]) if is_cut]
+    all_marks: list[Mark] = []
+    for stage in plan.after.spans:
+        here = [j for j in cuts if j in stage]
+        for first, following in pairwise([*here, stage.stop]):
+            all_marks.append(growing(first, following - 1))
+        if not here and len(stage) <= SHORT and all(divides_heads(plan, kept[j]) for j in stage):
+            all_marks.append(growing(stage.start, stage.stop - 1))
+        elif len(here) > 1 and stage.stop - here[0] <= LONGEST:
+            all_marks.append(Mark(here[0], (stage.stop - 1,), TOGETHER))
+    return all_marks
+
+
+def growing(first: int, limit: int) -> Mark:
+    """A cut whose span grows from `first` to `limit` at most. Where that is soon, its last phase takes the steps of
+    those that are left.
+    """
+    ends = growing_ends(first, limit)
+    *early, last = PHASES[: len(ends)]
+    rest = sum(phase.steps for phase in PHASES[len(ends) :])
+    return Mark(first, ends, (*early, Phase(last.steps + rest, last.rate)))
+
+
+def growing_ends(first: int, limit: int) -> tuple[int, ...]:
+    """Where spans from `first` on end, two layers later each time; the last that may, if phases are left for it."""
+    if limit <= first:
+        return (first,)
+    ends = tuple(range(first + 1, limit + 1, 2))[: len(PHASES)]
+    return ends if ends[-1] == limit or len(ends) == len(PHASES) else (*ends, limit)

@@ -1,0 +1,281 @@
+"""Which layers to keep, by what they do on calibration data; every choice comes with its numbers. Imports torch.
+
+    influence      a layer's influence is 1 - cos(its input, its output), mean over tokens (ShortGPT, arXiv 2403.03853);
+                   the least influential go
+    angular        one contiguous block of layers, between whose ends the hidden state turns least:
+                   arccos(cos(h_l, h_l+n)) / pi (Gromov et al., arXiv 2403.17887)
+    leave-one-out  the error of the model's output when one layer alone is missing; the least missed go
+    greedy         leave-one-out, taken anew after each layer that went
+
+Layers that alternate (shifted windows) go in whole groups (`shape.Groups`). Stages of a pyramid are chosen one by one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from math import pi
+
+import torch
+from torch import Tensor
+
+from leansurgeon.checkpoints.blockwise.skeleton import Skeleton
+from leansurgeon.checkpoints.blockwise.stream import Stream
+from leansurgeon.errors import UnsupportedModel
+from leansurgeon.progress import Say, silent, track
+from leansurgeon.reading.jsonfile import JsonObject
+from leansurgeon.shape import Groups
+from leansurgeon.surgery.probes import check_finite, flat, relative_error
+
+Masks = Sequence[Tensor | None]
+BLOCKS = 40  # contiguous blocks that are tried at most
+Fill = Callable[[int], None]  # fills a block of the skeleton with the source's weights
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What one pass of the source says: `influence` of every layer, and `angle[l, n]` between the input of layer l and
+    the output of layer l + n - 1, for the sizes n of blocks that may be dropped in its stage.
+    """
+
+    influence: list[float]
+    angle: dict[tuple[int, int], float]
+    stages: list[Groups]
+
+    def as_dict(self) -> JsonObject:
+        """Influence of every layer and angles over runs of layers, rounded for the record."""
+        sizes = sorted({n for _, n in self.angle})
+        angles = {str(n): {str(i): round(a, 6) for (i, m), a in self.angle.items() if m == n} for n in sizes}
+        return {
+            "influence": [round(v, 6) for v in self.influence],
+            "angle": angles,
+            "lost_per_stage": [len(s.stage) - s.keep for s in self.stages],
+        }
+
+
+def cosine(a: Tensor, b: Tensor) -> Tensor:
+    """Cosine of every token's vectors in float64; of two zeros it is 1."""
+    a, b = a.double(), b.double()
+    size = (a.norm(dim=-1) * b.norm(dim=-1)).clamp(min=1e-300)
+    return torch.where(size > 1e-299, (a * b).sum(-1) / size, 1.0).clamp(-1, 1)
+
+
+def measure_layers(
+    teacher: Skeleton,
+    fill: Fill,
+    batches: list[dict],
+    masks: Masks,
+    stages: list[Groups],
+    answers: Masks | None = None,
+) -> Evidence:
+    """One pass of the source over `batches`, one block in memory, and the hidden states of as many layers as a stage
+    is to lose. `answers` are the masks of what a decoder beside an encoder reads, where it has other ones.
+    """
+    influence: list[float] = []
+    angle: dict[tuple[int, int], float] = {}
+    stream = Stream(teacher, batches)
+    kept: dict[int, list[Tensor]] = {}
+    by_layer = [groups for groups in stages for _ in groups.stage]
+    for layer, groups in enumerate(track(by_layer, "choosing layers", "layers/s")):
+        sizes = block_sizes(groups)
+        if layer == groups.stage.start:
+            kept.clear()
+            masks = answers if answers is not None and layer else masks
+        if sizes:
+            kept[layer] = stream.hidden
+        fill(layer)
+        outputs = stream.run()
+        check_finite(outputs, f"behind layer {layer}")
+        teacher.empty(layer)
+        influence.append(mean_of(lambda a, b: 1 - cosine(a, b), stream.hidden, outputs, masks))
+        for size in sizes:
+            if (start := layer - size + 1) in kept:
+                angle[start, size] = mean_of(turn, kept[start], outputs, masks)
+        kept.pop(layer - max(sizes, default=0) + 1, None)
+        stream.advance(outputs)
+    return Evidence(influence, angle, stages)
+
+
+def block_sizes(groups: Groups) -> list[int]:
+    """Sizes of the contiguous blocks that are looked at, in layers: one block, or two halves."""
+    lost = groups.lost
+    return sorted({n * groups.period for n in (lost, lost // 2, lost - lost // 2)} - {0})
+
+
+def turn(a: Tensor, b: Tensor) -> Tensor:
+    """Angle between the vectors of every token, as a share of pi."""
+    return torch.arccos(cosine(a, b)) / pi
+
+
+def mean_of(what: Callable[[Tensor, Tensor], Tensor], a: list[Tensor], b: list[Tensor], masks: Masks) -> float:
+    """Mean of `what` over the real tokens of all batches, in float64; 0 without any."""
+    total, count = 0.0, 0
+    for x, y, mask in zip(a, b, masks, strict=True):
+        values = what(flat(x, mask), flat(y, mask))
+        total, count = total + float(values.double().sum()), count + values.numel()
+    return total / max(1, count)
+
+
+def without(stages: list[Groups], gone: Collection[int]) -> tuple[int, ...]:
+    """The layers of all stages but those gone."""
+    return tuple(layer for groups in stages for layer in groups.without(gone))
+
+
+def by_influence(evidence: Evidence) -> tuple[int, ...]:
+    """Keep the most influential layers."""
+    gone: set[int] = set()
+    for groups in evidence.stages:
+        cost = {g: sum(evidence.influence[i] for i in g) for g in groups.all}
+        for group in sorted(cost, key=lambda g: (cost[g], g))[: groups.lost]:
+            gone.update(group)
+    return without(evidence.stages, gone)
+
+
+def by_angle(evidence: Evidence, blocks: int = 1, rank: int = 0) -> tuple[int, ...] | None:
+    """Drop one contiguous block, or two of half the size, with the smallest (sum of) angles; `rank` 1 takes the second
+    best, and so on. None where there is none.
+
+    The first layer of a stage stays if it can: without it nothing stands before the cut that could make up for it. A
+    layer stays between two blocks.
+    """
+    gone: set[int] = set()
+    for groups in evidence.stages:
+        n = groups.lost
+        if not n:
+            continue
+        if blocks > 1 and n < 2:
+            return None
+        sizes = [size * groups.period for size in ([n] if blocks == 1 else [n // 2, n - n // 2])]
+        ordered = sorted((cost, starts) for starts, cost in placings(evidence, groups, sizes))
+        later = [p for p in ordered if min(p[1]) > groups.stage.start] or ordered
+        if rank >= len(later):
+            return None
+        for start, size in zip(later[rank][1], sizes, strict=True):
+            gone.update(range(start, start + size))
+    return without(evidence.stages, gone)
+
+
+def blocks(evidence: Evidence, most: int = BLOCKS) -> Mapping[str, tuple[int, ...]]:
+    """Contiguous blocks that may go: the block's layers in words, and the layers that stay. Where several stages lose
+    layers (an encoder and a decoder, a pyramid), they are tried stage by stage, while each of the others loses its
+    block of the smallest angle. Angles only order them, and leave out what is beyond the first `most`, of which every
+    stage has as many.
+
+    A block that begins with the first layer of its stage is none of them: no layer of the stage stands before it that
+    could be refitted to make up for it.
+    """
+    losing = [(groups, groups.lost * groups.period) for groups in evidence.stages if groups.lost]
+    ordered = [
+        sorted((cost, start) for (start,), cost in placings(evidence, groups, [n]) if start > groups.stage.start)
+        for groups, n in losing
+    ]
+    if not all(ordered):
+        return {}
+    smallest = [set(range(starts[0][1], starts[0][1] + n)) for starts, (_, n) in zip(ordered, losing, strict=True)]
+    by_name: dict[str, tuple[int, ...]] = {}
+    for rank in range(max(map(len, ordered), default=0)):
+        for number, (starts, (_, n)) in enumerate(zip(ordered, losing, strict=True)):
+            if rank < len(starts) and len(by_name) < most:
+                start = starts[rank][1]
+                others = set().union(*(gone for i, gone in enumerate(smallest) if i != number))
+                by_name[f"block {start}-{start + n - 1}"] = without(
+                    evidence.stages, others | set(range(start, start + n))
+                )
+    return by_name
+
+
+def crossed(stages: Sequence[range], tried: Mapping[tuple[int, ...], float]) -> tuple[int, ...]:
+    """The layers that stay where every stage loses what it lost in the best of all sets in which the other stages lost
+    what they lost in most; `tried` are sets of layers with their scores, the lower the better.
+    """
+    parts = {kept: [tuple(i for i in kept if i in stage) for stage in stages] for kept in tried}
+    usual = [Counter(part[s] for part in parts.values()).most_common(1)[0][0] for s in range(len(stages))]
+    best: list[int] = []
+    for s in range(len(stages)):
+        alone = {
+            kept: part[s]
+            for kept, part in parts.items()
+            if all(part[o] == usual[o] for o in range(len(stages)) if o != s)
+        }
+        best += alone[min(alone, key=lambda kept: (tried[kept], kept))] if alone else usual[s]
+    return tuple(best)
+
+
+def placings(evidence: Evidence, groups: Groups, sizes: list[int]) -> list[tuple[tuple[int, ...], float]]:
+    """Places of blocks of these sizes in a stage, with the sum of their angles."""
+    starts = [[group[0] for group in groups.all if (group[0], size) in evidence.angle] for size in sizes]
+    if len(sizes) == 1:
+        return [((i,), evidence.angle[i, sizes[0]]) for i in starts[0]]
+    return [
+        ((i, j), evidence.angle[i, sizes[0]] + evidence.angle[j, sizes[1]])
+        for i in starts[0]
+        for j in starts[1]
+        if i + sizes[0] < j or j + sizes[1] < i
+    ]
+
+
+# -- by the model's output ------------------------------------------------------------------------
+
+
+def drop_errors(
+    teacher: Skeleton, fill: Fill, batches: list[dict], masks: Masks, kept: Sequence[int], candidates: Sequence[tuple]
+) -> Mapping[tuple[int, ...], float]:
+    """For every group of layers in `candidates`: how far the last hidden states are from the source's, as relative
+    error per token, when the group is missing from `kept`. All variants go through the source side by side, so a block
+    is read once; memory holds one set of hidden states per variant.
+    """
+    stream = Stream(teacher, batches)
+    whole = stream.hidden
+    variants: dict[tuple, list[Tensor] | None] = dict.fromkeys(candidates)  # None: still equal to `base`
+    base = stream.hidden
+    dropped = set(range(teacher.depth)) - set(kept)
+    for layer in track(range(teacher.depth), "leaving layers out", "layers/s"):
+        fill(layer)
+        for group, hidden in variants.items():
+            if layer in group:
+                variants[group] = base if hidden is None else hidden
+            elif hidden is not None and layer not in dropped:
+                variants[group] = stream.run(layer, hidden)
+        same = base is whole
+        following = stream.run(layer, whole)
+        if layer not in dropped:
+            base = following if same else stream.run(layer, base)
+        whole = following
+        teacher.empty(layer)
+    check_finite(whole, "behind the last layer")
+    return {group: mean_of(relative_error, whole, hidden, masks) for group, hidden in variants.items() if hidden}
+
+
+def by_output(
+    teacher: Skeleton,
+    fill: Fill,
+    batches: list[dict],
+    masks: Masks,
+    stages: list[Groups],
+    *,
+    greedy: bool,
+    say: Say = silent,
+) -> tuple[tuple[int, ...], list[dict]]:
+    """Leave-one-out (`greedy`: again after each loss): the kept layers, and the error of every candidate by round.
+
+    Raises `UnsupportedModel` for a model of several stages, whose hidden states change their size.
+    """
+    if len(stages) > 1:
+        raise UnsupportedModel(
+            "Leave-one-out and greedy choices compare hidden states of one size, and this model has stages.",
+            "Use --method influence or angular.",
+        )
+    (groups,), rounds = stages, []
+    kept, to_go = [layer for group in groups.all for layer in group], groups.lost
+    while to_go:
+        left = [group for group in groups.all if group[0] in kept]
+        errors = drop_errors(teacher, fill, batches, masks, kept, left)
+        order = sorted(errors, key=lambda g: (errors[g], g))
+        going = order[:1] if greedy else order[:to_go]
+        rounds.append({",".join(map(str, g)): round(e, 6) for g, e in errors.items()})
+        for group in going:
+            kept = [i for i in kept if i not in group]
+        say(f"  dropped {', '.join(str(i) for g in going for i in g)}")
+        to_go -= len(going)
+    return tuple(kept[: groups.keep]), rounds

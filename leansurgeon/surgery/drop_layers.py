@@ -1,0 +1,202 @@
+"""Drop layers: keep whole layers. Without data they are chosen evenly over the depth, or as the user says."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
+
+from leansurgeon.architectures.limits import move_taps
+from leansurgeon.checkpoints.reshaped import within_block
+from leansurgeon.checkpoints.source import Source
+from leansurgeon.errors import UsageError, plural
+from leansurgeon.shape import SPACINGS, Shape, evenly_per_stage, groups_of
+from leansurgeon.surgery.method import Method, kept_numbers
+from leansurgeon.surgery.requested_shape import Wanted, per_stage
+
+SPACED = {
+    "even": "evenly, both ends among them",
+    "first-of-each": "first of each group",
+    "last-of-each": "last of each group",
+}
+
+
+OF_EVERY_KIND = ", one of every kind"
+Kind: TypeAlias = tuple[int, Hashable]  # of a layer: its stage, and what sets it apart from others there
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The layers that are kept, counted through all stages, what chose them, and the numbers behind it."""
+
+    kept: tuple[int, ...]
+    criterion: str
+    evidence: dict[str, Any] = field(default_factory=dict)
+
+
+def without_data(before: Shape, after: Shape, method: Method, period: int = 1, source: Source | None = None) -> Choice:
+    """The layers that stay where no data is asked; where nobody has named them, and they can move, those of a `source`
+    are of every kind: the library needs that, and goes before formats that count kinds by a pattern.
+    """
+    named = kept_numbers(method.keep)
+    if named is not None:
+        check_kept(named, before, after, period)
+        return Choice(named, "as listed")
+    spacing = method.layers if method.layers in SPACINGS else "even"
+    kept = evenly_per_stage(before, after, period, spacing)
+    whole = with_every_kind(kinds_of(source), kept) if source else kept
+    if whole == kept or misplaced(source, whole):
+        return Choice(kept, SPACED[spacing])
+    return Choice(whole, SPACED[spacing] + OF_EVERY_KIND)
+
+
+def kinds_of(source: Source) -> list[Kind]:
+    """What each layer is beside the others of its stage: the names and switches that the config lists for it, and its
+    tensors where those differ. Empty where layers go in groups, each of which holds every kind.
+    """
+    arch, shape = source.architecture, source.shape
+    if arch.period > 1:
+        return []
+    lists = [values for values in arch.lists(dict(source.config)).values() if isinstance(values, list | tuple)]
+    switches = [values for values in lists if all(isinstance(v, str) or v in (0, 1) for v in values)]
+    tensors: dict[int | None, set[str]] = {}
+    for spec in source.specs if arch.uneven else ():
+        if spec.layer is not None:
+            tensors.setdefault(spec.layer, set()).add(within_block(spec, arch))
+    kinds: list[Kind] = []
+    for stage, span in enumerate(shape.spans):
+        told = [values for values in switches if len(values) in (shape.depth, len(span))]
+        for place, layer in enumerate(span):
+            said = tuple(values[layer if len(values) == shape.depth else place] for values in told)
+            kinds.append((stage, (said, frozenset(tensors.get(layer, ())))))
+    return kinds
+
+
+def with_every_kind(kinds: Sequence[Kind], kept: Sequence[int]) -> tuple[int, ...]:
+    """The same number of layers with one of every kind: a kind that is missing comes in the place of the nearest layer
+    of a kind that stays, of the ends of a stage last, since they do what no other does and may have no other in their
+    place. The set as it is where too few stay for that.
+
+    >>> with_every_kind([(0, kind) for kind in "aaabaaab"], (0, 4, 5))
+    (0, 3, 5)
+    """
+    whole = sorted(kept)
+    for missing in dict.fromkeys(kinds):
+        held = Counter(kinds[layer] for layer in whole)
+        if held[missing]:
+            continue
+        here = [layer for layer in whole if kinds[layer][0] == missing[0]]
+        swaps = [
+            (2 * (old == here[0]) + (old == here[-1]), abs(new - old), new, old)
+            for old in here
+            for new, kind in enumerate(kinds)
+            if kind == missing and held[kinds[old]] > 1
+        ]
+        if not swaps:
+            return tuple(kept)
+        *_, new, old = min(swaps)
+        whole = sorted({*whole, new} - {old})
+    return tuple(whole)
+
+
+def check_kept(kept: Sequence[int], before: Shape, after: Shape, period: int) -> None:
+    """Raises `UsageError` where a set of layers does not give the planned shape, or takes groups of layers apart."""
+    for number, groups in enumerate(groups_of(before, after, period), 1):
+        here = [layer for layer in kept if layer in groups.stage]
+        where = f"of stage {number} " if len(before.stages) > 1 else ""
+        if len(here) != groups.keep or list(kept) != sorted(set(kept)):
+            raise UsageError(f"The layers {list(kept)} keep {len(here)} {where}and the plan wants {groups.keep}.")
+        if not groups.holds(here):
+            raise UsageError(f"Layers alternate in this model: keep whole groups of {period}.")
+
+
+def misplaced(source: Source, kept: Sequence[int]) -> str | None:
+    """What a kept layer would lose at its new place, in a sentence; None where each can do there what it did."""
+    return tied_to_the_start(source, kept) or unheard(source, kept) or without_room(source, kept)
+
+
+def tied_to_the_start(source: Source, kept: Sequence[int]) -> str | None:
+    """Other parts of some models speak to the first layers by their numbers, which therefore all stay; of some the
+    library makes the last one another layer than the config says (Gemma 4).
+    """
+    arch = source.architecture
+    for span, most in zip(source.shape.spans, arch.stay_last, strict=False):
+        gone = next((layer for layer in span[len(span) - most :] if layer not in kept), None)
+        if gone is not None:
+            return f"Layer {gone} has to stay: {arch.name} computes something else where another layer is the last."
+    for span, least in zip(source.shape.spans, arch.stay, strict=False):
+        gone = next((layer for layer in span[:least] if layer not in kept), None)
+        if gone is not None:
+            return (
+                f"Layer {gone} has to stay: the first {plural(least, 'layer')} of this {arch.name} cannot move, since "
+                "what enters there is told by their number."
+            )
+    return None
+
+
+def unheard(source: Source, kept: Sequence[int]) -> str | None:
+    """Where other parts listen behind layers of which too few are left."""
+    arch, config = source.architecture, source.config
+    try:
+        places = dict(arch.flat(dict(config))), dict(config)
+        move_taps(arch.taps, places, list(kept), source.shape.stages[0].depth)
+    except UsageError as error:
+        return error.message
+    return None
+
+
+def without_room(source: Source, kept: Sequence[int]) -> str | None:
+    """A layer that becomes the first of its stage loses a tensor where the first has none (ModernBERT's has no norm
+    before its attention).
+    """
+    if source.architecture.uneven:  # a result has the tensors of the very layers that it keeps
+        return None
+    for span in source.shape.spans:
+        start, first = span.start, next((i for i in kept if i in span), span.start)
+        held = {
+            layer: {within_block(s, source.architecture): s.name for s in source.specs if s.layer == layer}
+            for layer in {start, first}
+        }
+        if lost := next((held[first][key] for key in held[first] if key not in held[start]), None):
+            return (
+                f"Layer {first} would become the first of its stage, and there {source.architecture.name} has no place "
+                f"for '{lost}'."
+            )
+    return None
+
+
+def refuse_misplaced(source: Source, init: str, kept: Sequence[int]) -> None:
+    """Raises `UsageError` where a kept layer cannot do at its new place what it did, with layers that could stay."""
+    if init != "fresh" and (why := misplaced(source, kept)):
+        other = placed_well(source, kept)
+        named = f" For example: --keep {','.join(map(str, other))}." if other else ""
+        raise UsageError(why, f"--keep names the layers that stay.{named}")
+
+
+def placed_well(source: Source, kept: Sequence[int]) -> list[int] | None:
+    """As many layers of each stage, the first ones among them, the rest as they are; None where that is not enough."""
+    chosen: list[int] = []
+    for number, span in enumerate(source.shape.spans):
+        here = [i for i in kept if i in span]
+        arch = source.architecture
+        least = span[: max(1, arch.stay[number] if arch.stay else 0)]
+        last = span[len(span) - (arch.stay_last[number] if arch.stay_last else 0) :]
+        room = len(here) - len(last)
+        chosen += [*least, *here[len(least) : room], *last] if room >= len(least) else here
+    return None if misplaced(source, chosen) else chosen
+
+
+def with_kept(shape: Shape, wanted: Wanted, method: Method) -> Wanted:
+    """`--keep` as a number of layers per stage. Raises `UsageError` where it contradicts `--layers` or the model."""
+    named = kept_numbers(method.keep)
+    if named is None:
+        return wanted
+    if named[-1] >= shape.depth:
+        raise UsageError(f"--keep {method.keep}: the model has the layers 0 to {shape.depth - 1}.")
+    counts = [sum(i in span for i in named) for span in shape.spans]
+    if 0 in counts:
+        raise UsageError(f"--keep {method.keep} leaves no layer of stage {counts.index(0) + 1}.")
+    if wanted.layers is not None and per_stage(wanted.layers, [s.depth for s in shape.stages], "--layers") != counts:
+        raise UsageError(f"--keep {method.keep} keeps {', '.join(map(str, counts))} layers, not {wanted.layers}.")
+    return replace(wanted, layers=",".join(map(str, counts)))

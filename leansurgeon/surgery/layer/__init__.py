@@ -1,1 +1,0 @@
-"""The mathematics of one layer, on tensors alone: split, trim, balance."""

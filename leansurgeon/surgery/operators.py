@@ -1,0 +1,198 @@
+"""Which operators lead from one shape to another, in the order in which they are applied: what each promises, and what
+has to hold for it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from leansurgeon.checkpoints.recorded.planned import Step
+from leansurgeon.checkpoints.reshaped import Reshaped
+from leansurgeon.checkpoints.source import Source
+from leansurgeon.errors import UnsupportedModel, UsageError, plural
+from leansurgeon.shape import Stage, nearest_divisible
+from leansurgeon.surgery import balance, canonical
+from leansurgeon.surgery.drop_layers import Choice
+from leansurgeon.surgery.method import LAYERS, Method
+
+LOCAL = Step(
+    "fit-locally", "near", "fit the blocks around every cut together, in a span that grows while the guard gains"
+)
+TOGETHER = Step(
+    "fit-locally",
+    "near",
+    "fit blocks whose heads were divided together, in a span that grows while the guard gains",
+)
+SHORT = 8  # layers of a stage that are fitted together at most
+HEAL = Step("heal", "near", "refit output projections on sample data; each is kept where guard samples gain")
+
+
+def order_operators(
+    target: Reshaped, init: str, choice: Choice, method: Method, calibrated: bool, heads_by: str | None = None
+) -> tuple[Step, ...]:
+    """The steps from the source to the target, in the order in which they are applied. `heads_by` says in words what
+    chooses the heads that stay.
+    """
+    source = target.source
+    if method.balance and init == "fresh":
+        raise UsageError(
+            f"--balance keeps what a model computes, and --init {init} forgets it.", "Leave --balance out."
+        )
+    if init == "fresh":
+        says = "the preset has no weights" if source.weights is None else "nothing of the source's weights is kept"
+        return (Step("fresh", "fresh", f"initialise the whole model by the library's own rules; {says}"),)
+    steps: list[Step] = []
+    stages = list(zip(source.shape.stages, target.shape.stages, strict=True))
+    for number, ((before, after), span) in enumerate(zip(stages, source.shape.spans, strict=True), 1):
+        of_stage = []
+        if after.depth < before.depth:
+            here = tuple(i - span.start for i in choice.kept if i in span)
+            of_stage.append(drop_layers(before.depth, here, choice))
+        if after.head_dim != before.head_dim:
+            of_stage.append(resize_heads(source, before, after, init, method, calibrated))
+        elif after.heads != before.heads:
+            if after.heads > before.heads and method.more == "split" and (reason := canonical.supported(source)):
+                raise UnsupportedModel(f"Heads cannot be split here: {reason}", "Use --more-heads add.")
+            of_stage.append(change_heads(before, after, method.more, calibrated=calibrated, by=heads_by))
+        if after.mlp_dim != before.mlp_dim:
+            of_stage.append(change_units(before.mlp_dim, after.mlp_dim, calibrated=calibrated))
+        for step in of_stage:
+            where = {"says": f"stage {number}: {step.says}", "settings": {"stage": number, **step.settings}}
+            steps.append(replace(step, **where) if len(stages) > 1 else step)
+    kinds = {step.exactness for step in steps}
+    if "fresh" in kinds and LAYERS[method.layers]:
+        raise UsageError(
+            f"--method {method.layers} needs heads that have learned something, and here q, k, v start afresh."
+        )
+    needs_healing = calibrated and "near" in kinds and "fresh" not in kinds
+    if needs_healing and method.heal != "none":
+        steps.append(HEAL)
+    if needs_healing and method.heal == "local":
+        # Short stages that keep their layers and have all their heads divided.
+        divided = [
+            after.head_dim < before.head_dim and after.depth == before.depth <= SHORT for before, after in stages
+        ]
+        steps += [LOCAL] if any(step.name == "drop-layers" for step in steps) else []
+        steps += [TOGETHER] if init == "transfer" and any(divided) else []
+    if method.balance:
+        steps.append(balance_heads(source))
+    return tuple(steps)
+
+
+def drop_layers(depth: int, kept: tuple[int, ...], choice: Choice) -> Step:
+    """Drop the layers of a stage that are not kept, counted within it."""
+    dropped = [i for i in range(depth) if i not in kept]
+    says = f"keep {len(kept)} of {plural(depth, 'layer')}, {choice.criterion}: {', '.join(map(str, kept))}"
+    settings = {"kept": list(kept), "dropped": dropped, "criterion": choice.criterion, "evidence": choice.evidence}
+    return Step("drop-layers", "near", says, settings)
+
+
+def change_heads(
+    before: Stage, after: Stage, more: str = "add", *, calibrated: bool = False, by: str | None = None
+) -> Step:
+    """Add, split or trim heads of the same size; `by` says in words what chooses the heads that stay. Raises
+    `UsageError` where heads cannot be split into whole children.
+    """
+    settings = {"before": before.heads, "after": after.heads, "head_dim": after.head_dim, "kv_heads": after.kv_heads}
+    if after.heads < before.heads:
+        by = by or ("of most use on the calibration data" if calibrated else "with the largest output projection")
+        return Step("trim-heads", "near", f"keep the {plural(after.heads, 'head')} {by}", settings)
+    shared = "" if before.kv_heads == before.heads else f" the {before.kv_heads} key/value heads stay"
+    if more != "split":
+        says = f"add {plural(after.heads - before.heads, 'head')} of {after.head_dim} with zero output columns"
+        return Step("add-heads", "exact", f"{says},{shared}" if shared else says, settings)
+    children = after.heads // before.heads
+    if after.heads % before.heads:
+        near = nearest_divisible(after.heads, before.heads)
+        raise UsageError(f"{before.heads} heads cannot be split into {after.heads}; nearest: {near}.", "Or add heads.")
+    if children > before.head_dim:
+        raise UsageError(f"Heads of {before.head_dim} have no {children} children.")
+    says = f"split every head into {children}, which share its output columns"
+    return Step("split-heads", "exact", f"{says};{shared}" if shared else says, settings)
+
+
+def resize_heads(source: Source, before: Stage, after: Stage, init: str, method: Method, calibrated: bool) -> Step:
+    """Heads of another size: by splitting what is there, or afresh. Raises `UsageError` where what the heads have
+    learned would be lost without the user having said so.
+    """
+    old, new = f"{before.heads} heads of {before.head_dim}", f"{after.heads} of {after.head_dim}"
+    pair = f"{old} cannot become {new}"
+    settings = {"before": [before.heads, before.head_dim], "after": [after.heads, after.head_dim]}
+    if init == "fresh-attention" or not source.learned:
+        return Step("fresh-attention", "fresh", f"start q, k, v afresh: {pair} by copying", settings)
+    afresh = "--init fresh-attention starts q, k, v afresh, --init fresh the whole model (the paper's way)."
+    if after.heads % before.heads:
+        near = nearest_divisible(after.heads, before.heads)
+        keep = "--head-dim keep adds or trims heads of the same size. " if keeps_size(source) else ""
+        raise UsageError(f"{pair} by splitting; whole children: {near} heads.", keep + afresh)
+    if after.inner < before.inner:
+        least = -(-before.inner // after.heads)
+        raise UsageError(f"{pair}: together they cannot hold {before.inner} values; head_dim must be {least}.", afresh)
+    if before.kv_heads != before.heads:
+        raise UnsupportedModel(
+            f"{pair}: {before.heads} query heads share {before.kv_heads} key/value heads, which cannot be divided.",
+            "--head-dim keep makes more heads of the same size.",
+        )
+    if reason := canonical.splittable(source):
+        raise UnsupportedModel(f"{pair}: {reason}", afresh)
+    if canonical.rotary(source):
+        also = "--head-dim keep adds heads of the same size. " if source.architecture.stores_head_dim else ""
+        raise UnsupportedModel(f"{pair}: rotary positions belong to pairs of a head's entries.", also + afresh)
+    shrinks = after.head_dim < before.head_dim
+    if shrinks and not (calibrated or method.uncalibrated):
+        raise UsageError(
+            f"{pair} without sample data: the weights alone do not say which part of a head's scores matters.",
+            f"Add --calibrate DATA; or accept less with --uncalibrated. {afresh}",
+        )
+    says = f"{old} become {new}"
+    if shrinks:
+        by = "fitted to the calibration data" if calibrated else "from the weights alone"
+        return Step("split-heads", "near", f"{says}, {by}", settings | {"calibrated": calibrated})
+    says += ", each with the scores of its parent"
+    if is_coarse(source):  # q and k are rescaled, which such numbers round
+        return Step("split-heads", "near", f"{says}, rounded to the weights' precision", settings)
+    return Step("split-heads", "exact", says, settings)
+
+
+def keeps_size(source: Source) -> bool:
+    """Whether some family can hold heads of the same size whose number changes."""
+    return source.architecture.stores_head_dim or source.architecture.decoupled is not None
+
+
+def is_coarse(source: Source) -> bool:
+    """Whether attention weights are stored with fewer bits than fp32."""
+    entries = source.weights.entries
+    return any(entries[s.name].dtype not in ("F32", "F64") for s in source.specs if s.role in ("q", "k", "qk", "qkv"))
+
+
+def change_units(before: int, after: int, *, calibrated: bool = False) -> Step:
+    """Trim or widen the MLP from `before` to `after` units."""
+    settings = {"before": before, "after": after}
+    if after < before:
+        by = "that matter most on the calibration data" if calibrated else "with the largest weights"
+        return Step("trim-mlp", "near", f"keep the {after} of {before} MLP units {by}", settings)
+    return Step("widen-mlp", "exact", f"add {after - before} MLP units with zero output", settings)
+
+
+def balance_heads(source: Source) -> Step:
+    """Another basis for every head (`layer.balance` finds it). Raises `UnsupportedModel` where heads have no bases of
+    their own, or where the weights' numbers are too coarse to stay the same function.
+    """
+    if reason := canonical.supported(source):
+        raise UnsupportedModel(f"--balance: {reason}", "Leave --balance out.")
+    if "vo" not in source.architecture.bases:
+        raise UnsupportedModel(
+            f"--balance: values of {source.architecture.name} in another basis were not seen to say the same.",
+            "Leave --balance out.",
+        )
+    coarse = {source.weights.entries[s.name].dtype for s in balance.inside(source.specs)} - {"F32", "F64"}
+    if coarse:
+        raise UnsupportedModel(
+            f"--balance is exact in fp32, and these weights are {', '.join(sorted(coarse))}: rounding them in another "
+            "basis would change the function.",
+            "Leave --balance out, or save an fp32 copy first.",
+        )
+    why = balance.why_not_scores(source)
+    also = f"; queries and keys keep theirs ({why})" if why else ", and of queries and keys"
+    says = f"another basis for values and outputs of every head, as well conditioned as can be{also}"
+    return Step("balance", "exact", says, {"scores": why is None})

@@ -1,0 +1,268 @@
+"""The plan of an operation: which operators lead from the present shape to the wanted one, and what that saves. A
+value; nothing is done.
+
+`plan` reads no weights; the choice of single heads and units by weight is made while applying and recorded in
+surgery.json.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+
+import numpy as np
+
+from leansurgeon.architectures import infer
+from leansurgeon.architectures.base import Architecture
+from leansurgeon.architectures.match import match
+from leansurgeon.checkpoints.recorded.planned import Planned, Step
+from leansurgeon.checkpoints.reshaped import Reshaped
+from leansurgeon.checkpoints.source import Source
+from leansurgeon.errors import UnsupportedModel, UsageError
+from leansurgeon.measure.costs.flops import Flops, closed_form
+from leansurgeon.reading.jsonfile import JsonObject
+from leansurgeon.shape import SPACINGS, ParameterCount, Shape
+from leansurgeon.surgery import drop_layers
+from leansurgeon.surgery.class_attention import follow
+from leansurgeon.surgery.drop_layers import Choice
+from leansurgeon.surgery.method import Method
+from leansurgeon.surgery.next_steps import CannotHold, cannot_hold
+from leansurgeon.surgery.operators import order_operators
+from leansurgeon.surgery.requested_shape import Target, Wanted, resolve
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What `apply` will do. `layers[j]` is the source layer that becomes layer j; `target` is the result."""
+
+    before: Shape
+    target: Reshaped = field(repr=False, compare=False)
+    policy: str
+    why: str
+    init: str
+    seed: int
+    method: Method
+    calibrated: bool
+    layers: tuple[int, ...]
+    operators: tuple[Step, ...]
+    parameters_before: ParameterCount
+    parameters_after: ParameterCount
+    saved_by: dict[str, int]
+    # Of one forward pass; None for families without a closed form.
+    flops_before: Flops | None = None
+    flops_after: Flops | None = None
+    flops_saved_by: dict[str, int] | None = None
+    class_attention: bool = False
+    heads_by: str | None = None  # what chooses the heads that stay, in words; None: sample data, else the weights
+    # Measured importance of the heads of (layer, attention of the layer), where that chooses the heads that stay.
+    strength: Mapping[tuple[int, int], np.ndarray] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def source(self) -> Source:
+        """The source, read as the plan needs it: its class attention follows the blocks where that was asked for."""
+        return self.target.source
+
+    @property
+    def result(self) -> Reshaped:
+        """The target, made of the layers that are kept."""
+        return self.target.keeping(self.layers)
+
+    @property
+    def after(self) -> Shape:
+        """The shape of the result."""
+        return self.target.shape
+
+    @property
+    def architecture(self) -> Architecture:
+        """The family that holds the result."""
+        return self.target.architecture
+
+    @property
+    def exactness(self) -> str:
+        """The weakest promise among the operators."""
+        promises = {o.exactness for o in self.operators}
+        return next((e for e in ("fresh", "near", "exact") if e in promises), "exact")
+
+    @property
+    def cannot_hold(self) -> CannotHold | None:
+        """Formats that know the source's family and have no place for the result; None for none."""
+        return cannot_hold(self.source.architecture, self.architecture, self.after, self.source.config, self.layers)
+
+    @property
+    def asks_data(self) -> bool:
+        """Whether sample data would choose or heal something."""
+        chosen = self.method.keep is not None or self.method.layers in SPACINGS
+        only_drops = all(o.name == "drop-layers" for o in self.operators if o.exactness == "near")
+        idle = chosen and only_drops and self.method.heal == "none"
+        return self.exactness == "near" and not idle
+
+    def recorded(self) -> Planned:
+        """The plan as `surgery.json` keeps it."""
+        flops = (flops and flops.as_dict() for flops in (self.flops_before, self.flops_after))
+        return Planned(
+            self.source.name,
+            self.architecture.name,
+            dict(self.architecture.evidence),
+            self.policy,
+            self.why,
+            self.init,
+            self.seed,
+            asdict(self.method),
+            self.calibrated,
+            self.class_attention,
+            self.before,
+            self.after,
+            self.layers,
+            self.operators,
+            self.exactness,
+            self.parameters_before.as_dict(),
+            self.parameters_after.as_dict(),
+            self.saved_by,
+            *flops,
+            self.flops_saved_by,
+        )
+
+    def as_dict(self) -> JsonObject:
+        """The plan as `plan --json` prints it."""
+        return self.recorded().as_dict()
+
+
+def plan(
+    source: Source,
+    wanted: Wanted,
+    seed: int = 0,
+    method: Method | None = None,
+    *,
+    calibrated: bool = False,
+    heads_by: str | None = None,
+) -> Plan:
+    """Order the operators for what is wanted. `calibrated` says that sample data is at hand, `heads_by` what else than
+    data or weights chooses the heads that stay, in words. Raises `UsageError` for an
+    impossible shape, or where data is needed and there is none.
+    """
+    method = method or Method()
+    wanted.check()
+    if not 0 <= seed < 2**63:
+        raise UsageError(f"--seed must be at least 0 and below 2^63, and {seed} was given.")
+    target, resolved = reshaped(source, drop_layers.with_kept(source.shape, wanted, method))
+    source, init = target.source, "fresh" if source.weights is None else wanted.init
+    choice = drop_layers.without_data(source.shape, target.shape, method, source.architecture.period, source)
+    target = target.keeping(choice.kept)
+    target.config()  # an impossible config is refused here
+    refuse_moved_layers(source, init, choice.kept)
+    drop_layers.refuse_misplaced(source, init, choice.kept)
+    refuse_new_output(source, init)
+    along = models_along(target)
+    counts, flops = [model.parameters for model in along], [flops_of(model) for model in along]
+    return Plan(
+        before=source.shape,
+        target=target,
+        policy=resolved.policy,
+        why=resolved.why + ("; the class attention has the same heads" if wanted.class_attention else ""),
+        class_attention=wanted.class_attention,
+        init=init,
+        seed=seed,
+        method=method,
+        calibrated=calibrated and init != "fresh",
+        layers=choice.kept,
+        heads_by=heads_by,
+        operators=order_operators(target, init, choice, method, calibrated, heads_by),
+        parameters_before=counts[0],
+        parameters_after=counts[-1],
+        saved_by=saved_along(counts),
+        flops_before=flops[0],
+        flops_after=flops[-1],
+        flops_saved_by=saved_along(flops) if None not in flops else None,
+    )
+
+
+def reshaped(source: Source, wanted: Wanted) -> tuple[Reshaped, Target]:
+    """The model at the wanted shape, and how that was understood. It knows the source as it is read for the shape: its
+    class attention follows where that is wanted; where its declaration has no form for heads of their own size, one
+    that is inferred may have. Raises `UsageError` for an impossible shape.
+    """
+    source = follow(source) if wanted.class_attention else source
+    try:
+        resolved = resolve(source, wanted)
+    except UnsupportedModel:
+        other = undeclared(source)
+        if other is None:
+            raise
+        source, resolved = other, resolve(other, wanted)
+    return Reshaped(source, resolved.architecture, resolved.shape), resolved
+
+
+def without_data(steps: Plan) -> Plan:
+    """The same plan where no sample data is at hand after all. Raises `UsageError` where some is needed."""
+    period = steps.source.architecture.period
+    choice = drop_layers.without_data(steps.before, steps.after, steps.method, period, steps.source)
+    return keeping(replace(steps, calibrated=False), choice)
+
+
+def undeclared(source: Source) -> Source | None:
+    """A source as if nobody had declared its family; None where that gives heads no size of their own."""
+    arch = source.architecture
+    if arch.library != "transformers" or arch.stores_head_dim or arch.decoupled or arch.evidence or not source.weights:
+        return None
+    config = infer.completed(source.config)
+    try:
+        inferred = infer.architecture(config)
+        specs = match(inferred, config, source.weights.shapes)
+    except UnsupportedModel:
+        return None
+    return replace(source, config=config, architecture=inferred, specs=specs) if inferred.decoupled else None
+
+
+def keeping(plan: Plan, choice: Choice) -> Plan:
+    """The same plan with the layers that sample data has chosen. Raises `UsageError` where they must not move."""
+    refuse_moved_layers(plan.source, plan.init, choice.kept)
+    steps = order_operators(plan.target, plan.init, choice, plan.method, plan.calibrated, plan.heads_by)
+    return replace(plan, target=plan.target.keeping(choice.kept), layers=choice.kept, operators=steps)
+
+
+def refuse_moved_layers(source: Source, init: str, kept: tuple[int, ...]) -> None:
+    """Some configs make a layer's arithmetic depend on its number; a layer that moves would compute something else."""
+    config = source.architecture.flat(source.config)
+    keys = [key for key in source.architecture.depends_on_index if config.get(key)]
+    if keys and init == "transfer" and kept != tuple(range(len(kept))):
+        raise UsageError(
+            f"This model's config sets {keys[0]}: a layer's scale depends on its number, so kept layers would change.",
+            "Use --init fresh, or keep every layer.",
+        )
+
+
+def refuse_new_output(source: Source, init: str) -> None:
+    """Some libraries can load an output apart from the embedding, and cannot make one (transformers' T5)."""
+    arch = source.architecture
+    apart = any(spec.name in arch.tied and spec.role == "head" for spec in source.specs)
+    if init == "fresh" and source.weights is not None and arch.ties_new and apart:
+        raise UsageError(
+            f"{arch.library} ties the output of every new {arch.name} to its embedding, and this model's stands apart.",
+            "Use --init fresh-attention, or --init transfer.",
+        )
+
+
+def models_along(target: Reshaped) -> list[Reshaped]:
+    """The model before (in the family of the result), after cutting depth, after changing heads, and the result.
+
+    The order matters for what each step is credited with: depth first, then heads on the layers that are left, then the
+    MLP.
+    """
+    now = target.source.shape
+    stages = list(zip(now.stages, target.shape.stages, strict=True))
+    shorter = Shape(tuple(replace(a, depth=b.depth) for a, b in stages))
+    with_heads = Shape(tuple(replace(b, mlp_dim=a.mlp_dim) for a, b in stages))
+    along = [target]
+    for shape in (with_heads, shorter, now):  # backwards, so that a step which changes nothing gives the same model
+        along.insert(0, along[0].at(shape))
+    return along
+
+
+def saved_along(costs: Sequence[ParameterCount | Flops]) -> dict[str, int]:
+    """What each step of `models_along` saves; negative where it adds."""
+    return {step: a.total - b.total for step, a, b in zip(("depth", "heads", "mlp"), costs, costs[1:], strict=False)}
+
+
+def flops_of(model: Reshaped) -> Flops | None:
+    """Forward operations of one sample, in closed form; None where there is none."""
+    return closed_form(model.specs, model.shape, model.converted, model.architecture)

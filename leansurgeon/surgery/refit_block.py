@@ -1,0 +1,247 @@
+"""Heal one filled block: refit its output projections towards what the teacher has at the same place. Imports torch.
+
+Two forms, told apart by what stands behind the MLP:
+
+*pre-norm* (`reach` is a factor): the projection adds to the residual stream, so the least-squares target is plainly
+what is missing, teacher minus student.
+
+*post-norm* (`closing_norm`): the block's output is LN(r), whose length per token is free. When the block takes over
+dropped ones, it gets the closing norm of the last of them, z = (target - beta) / gamma is the direction that r has to
+have, and the projection is refitted so that r becomes `std(r) z + mean(r)` in every token, each weighted by 1 / std^2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import sqrt
+
+import torch
+from torch import Tensor, nn
+
+from leansurgeon.checkpoints.blockwise.stream import Stream
+from leansurgeon.checkpoints.recorded.decided import BlockRefit, ProjectionRefit
+from leansurgeon.surgery import probes as handles
+from leansurgeon.surgery import ridge
+from leansurgeon.surgery.probes import add_to, flat, inputs_of, way_back
+
+POST_RIDGES = (0.03, 0.1, 0.3, 1.0)
+
+
+@dataclass(frozen=True)
+class Samples:
+    """The hidden states of one part of the calibration on their way: the student's stream with its position, the
+    teacher's hidden states that the block should give (`target`), and which tokens are real.
+    """
+
+    stream: Stream
+    hidden: list[Tensor]
+    target: list[Tensor]
+    masks: Sequence[Tensor | None]
+
+    def __len__(self) -> int:
+        return len(self.hidden)
+
+
+@dataclass(frozen=True)
+class BlockFit:
+    """A filled block `layer` of the skeleton that `fit` and `guard` run through."""
+
+    layer: int
+    fit: Samples
+    guard: Samples
+    ridges: Sequence[float] = ridge.RIDGES
+    exact: bool = True  # sums of products in float64; else in float32, piece by piece
+
+    def on(self, streams: Mapping[str, Stream], layer: int) -> BlockFit:
+        """The same samples, run through block `layer` of the skeleton that `streams` (of fit and guard) go through."""
+        fit, guard = (replace(getattr(self, part), stream=streams[part]) for part in ("fit", "guard"))
+        return replace(self, layer=layer, fit=fit, guard=guard)
+
+    @property
+    def block(self) -> nn.Module:
+        """The block that is refitted."""
+        return self.fit.stream.skeleton.block(self.layer)
+
+    def run(self, samples: Samples, b: int) -> Tensor:
+        """The block's output for batch `b`, without gradients."""
+        with torch.no_grad():
+            return samples.stream.call(b, samples.hidden[b], self.layer)
+
+    def first(self) -> Tensor:
+        """The block's output for the first batch of the guard, in fp32: whether a projection reaches it in a straight
+        line is a question of small differences, which rounding to bf16 would answer.
+        """
+        with torch.no_grad():
+            return self.guard.stream.call(0, self.guard.hidden[0], self.layer, rounded=False)
+
+
+@dataclass(frozen=True)
+class Healed:
+    """What a refit decided, the guard's error before it, and what the block gives of the guard now where that had to be
+    found out (on the skeleton's home).
+    """
+
+    record: BlockRefit
+    before: float
+    guard: list[Tensor] | None = None
+
+
+def error(site: BlockFit, samples: Samples, outputs: Sequence[Tensor] | None = None) -> float:
+    """Root mean square over real tokens of |output - target| / |target|. `outputs` are the block's, where they are at
+    hand; else it is run.
+    """
+    total, tokens = 0.0, 0.0
+    for b in range(len(samples)):
+        out = site.run(samples, b) if outputs is None else outputs[b]
+        out, target = (flat(x, samples.masks[b]) for x in (out, samples.target[b].to(out.device)))
+        total += float((ridge.relative_weights(target) * (out - target).double().pow(2).sum(1)).sum())
+        tokens += len(target)
+    return sqrt(total / max(tokens, 1))
+
+
+def refit_sums(site: BlockFit, samples: Samples, module: nn.Module, scale: Tensor | None) -> ridge.NormalEquations:
+    """The sums for refitting `module`, whose output reaches the block's output by the factor `scale`. What it has to
+    give is what is missing over the scale; what an error there counts is the scale again. Where the way to the block's
+    output is no sum (None: post-norm), it has to give what it gives.
+    """
+    if scale is None:
+        sums = equations(module, handles.weight_of(module).device)
+    else:
+        sums = equations(module, scale.device, scale.double() ** 2, exact=site.exact)
+        safe = torch.where(scale.abs() > 1e-6, scale, torch.inf)
+    for b in range(len(samples)):
+        with inputs_of(module) as seen:
+            out = site.run(samples, b)
+        mask = samples.masks[b]
+        a = handles.entering(seen[0], out, mask)
+        if scale is None:
+            sums.add(a, a.new_zeros(len(a), sums.cross.shape[1]))
+        else:
+            goal = flat(samples.target[b].to(out.device), mask)
+            sums.add(a, (goal - flat(out, mask)) / safe, ridge.relative_weights(goal))
+    return sums
+
+
+def equations(
+    module: nn.Module, device: torch.device, worth: Tensor | None = None, *, exact: bool = True
+) -> ridge.NormalEquations:
+    """Empty normal equations for a linear module, with a constant where it has a bias."""
+    outputs, inputs = handles.weight_of(module).shape
+    constant = module.bias is not None
+    return ridge.NormalEquations(inputs, outputs, constant=constant, device=device, worth=worth, exact=exact)
+
+
+def refit_projection(site: BlockFit, module: nn.Module, scale: Tensor) -> ridge.Refit:
+    """Refit one projection of a pre-norm block in place, where the guard gains."""
+    refit = ridge.refit(
+        refit_sums(site, site.fit, module, scale), refit_sums(site, site.guard, module, scale), site.ridges
+    )
+    add_to(module, refit.weight, refit.bias)
+    return refit
+
+
+def heal_pre_norm(site: BlockFit, *, attention: bool) -> Healed | None:
+    """Refit the MLP's output (experts stay as they are), and before it the attention's where `attention` says so. None
+    where the block is no pre-norm block.
+    """
+    skeleton = site.fit.stream.skeleton
+    experts = skeleton.experts(site.layer)
+    down = skeleton.mlp_down(site.layer) if experts is None else None
+    scale = None if down is None else handles.reach(down, site.first)
+    if down is not None and scale is None:
+        return None
+    record = BlockRefit()
+    if attention:
+        for module in skeleton.projections(site.layer):
+            direct = handles.reach(module, site.first, freeze=experts if down is None else down)
+            if direct is not None:
+                record = replace(record, o=refit_attention(site, module, direct))
+    if down is not None:
+        record = replace(record, down=refit_projection(site, down, scale).record)
+    # The sums of the first refit know how far the block was from its goal.
+    first = record.o or record.down
+    return Healed(record, first.guard_before) if first else None
+
+
+def refit_attention(site: BlockFit, module: nn.Module, scale: Tensor) -> ProjectionRefit:
+    """Refit an attention's output projection; what the MLP makes of the change is not in the sums, so the guard runs
+    the block.
+    """
+    restore = way_back(module)
+    refit = refit_projection(site, module, scale)
+    record = refit.record
+    if record.kept:
+        after = error(site, site.guard)
+        kept = after < refit.before
+        if not kept:
+            restore()
+        record = replace(record, kept=kept, block_before=round(refit.before, 6), block_after=round(after, 6))
+    return record
+
+
+# -- post-norm ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Norm:
+    """Gain and shift of a LayerNorm."""
+
+    gain: Tensor
+    shift: Tensor
+
+    @classmethod
+    def of(cls, module: nn.LayerNorm) -> Norm:
+        """A copy of the module's gain and shift; a missing shift is zero."""
+        shift = torch.zeros_like(module.weight) if module.bias is None else module.bias
+        return cls(module.weight.detach().clone(), shift.detach().clone())
+
+
+def absorb(site: BlockFit, closing: Norm) -> Healed | None:
+    """Let a post-norm block take over the dropped ones behind it, whose last has the norm `closing`. None where the
+    block is no post-norm block; everything stays as it was where the guard does not gain.
+    """
+    norm = handles.closing_norm(site.block, site.first)
+    if norm is None:
+        return None
+    down = site.fit.stream.skeleton.mlp_down(site.layer)
+    restore = way_back(norm, down)
+    fit, _ = norm_moments(site, site.fit, down, norm, closing)
+    guard, plain = norm_moments(site, site.guard, down, norm, closing, outputs=True)
+    before = error(site, site.guard, plain)
+    norm.weight.data.copy_(closing.gain)
+    if norm.bias is not None:
+        norm.bias.data.copy_(closing.shift)
+    refit = ridge.refit(fit, guard, site.ridges)
+    add_to(down, refit.weight, refit.bias)
+    healed = site.guard.stream.run(site.layer, site.guard.hidden)
+    after = error(site, site.guard, healed)
+    kept = after < before
+    if not kept:
+        restore()
+    record = BlockRefit(
+        down=replace(refit.record, kept=kept and refit.record.kept),
+        norm="taken over" if kept else "own",
+        block_before=round(before, 6),
+        block_after=round(after, 6),
+    )
+    return Healed(record, before, healed if kept else plain)
+
+
+def norm_moments(
+    site: BlockFit, samples: Samples, down: nn.Module, norm: nn.Module, closing: Norm, *, outputs: bool = False
+) -> tuple[ridge.NormalEquations, list[Tensor]]:
+    """The sums of the post-norm form (see above), whatever the block's own norm is; its `outputs` where asked for."""
+    sums, states = equations(down, closing.gain.device, exact=site.exact), []
+    gain = torch.where(closing.gain.abs() > 1e-6, closing.gain, torch.inf)
+    for b in range(len(samples)):
+        with inputs_of(down) as seen, inputs_of(norm) as summed:
+            out = site.run(samples, b)
+        if outputs:
+            states.append(out.to(samples.stream.skeleton.home))
+        mask = samples.masks[b]
+        r = flat(summed[0], mask)
+        z = (flat(samples.target[b].to(r.device), mask) - closing.shift) / gain
+        std, mean = r.std(1, keepdim=True, correction=0).clamp(min=1e-12), r.mean(1, keepdim=True)
+        sums.add(flat(seen[0], mask), std * z + mean - r, 1 / std[:, 0].double().pow(2) / r.shape[1])
+    return sums, states

@@ -1,0 +1,156 @@
+"""What a calibrated cut has on disk: changed tensors on their way to the writer, of which memory holds one block, and
+what was done so far, beside its output, so that an interrupted cut goes on where it was.
+
+Kept are the choice of layers and what was made of every finished layer and span; what hidden states were is computed
+again, which takes no refits. So the result is that of an uninterrupted cut, bit for bit. Every step is a folder that is
+there as a whole or not at all; a key of all that the result follows from tells whether they belong to this cut.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from leansurgeon.checkpoints.provenance import versions
+from leansurgeon.checkpoints.publish.durable import scratch, sync_tree, write_durably
+from leansurgeon.checkpoints.weights import Arrays
+from leansurgeon.measure.data.calibration import Calibration
+from leansurgeon.reading import jsonfile
+from leansurgeon.reading.jsonfile import JsonObject
+from leansurgeon.surgery.planning import Plan
+
+RECORD, KEY = "record.json", "key.json"
+FORM = 3  # raised where steps of earlier versions mean something else
+
+
+class Edits(Mapping[str, np.ndarray]):
+    """Changed tensors of the result in float32, by file name, on disk. `close` removes them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.files = folder, {}
+
+    def put(self, name: str, values: np.ndarray) -> None:
+        """Store a tensor as float32 on disk; one of the same name is replaced."""
+        file = self.folder / f"{len(self.files)}.npy" if name not in self.files else self.files[name]
+        np.save(file, np.asarray(values, np.float32, order="C"))
+        self.files[name] = file
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return np.load(self.files[name], mmap_mode="r")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.files)
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def close(self) -> None:
+        """Delete the files."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def hold_edits(held: ExitStack) -> Edits:
+    """No edits yet, in a folder of their own that lasts as long as `held`."""
+    return Edits(held.enter_context(scratch()))
+
+
+@dataclass(frozen=True)
+class Step:
+    """Tensors in float32 by name, the numbers that go into the record, and the block-tokens of all that the cut had
+    done until then, and those of them that are beside the bounds.
+    """
+
+    tensors: Arrays
+    record: JsonObject
+    work: float = 0.0
+    asked_for: float = 0.0
+
+
+class Kept:
+    """Steps by name in `folder`; without one, nothing is kept. With `resume` those of the same `key` are found again,
+    all others are deleted.
+    """
+
+    def __init__(self, folder: Path | None = None, key: str = "", *, resume: bool = False) -> None:
+        self.folder, self.key, self.resume = folder, key, resume
+        if folder is not None and not (resume and self.goes_on):
+            shutil.rmtree(folder, ignore_errors=True)
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether steps of this very cut are at hand."""
+        file = self.folder / KEY if self.folder else None
+        return file is not None and file.is_file() and jsonfile.read_object(file).get("key") == self.key
+
+    def get(self, name: str) -> Step | None:
+        """A finished step; None where there is none."""
+        if self.folder is None or not (self.folder / name / RECORD).is_file():
+            return None
+        said = jsonfile.read_object(self.folder / name / RECORD)
+        tensors = {t: np.load(self.folder / name / f"{i}.npy", mmap_mode="r") for i, t in enumerate(said["tensors"])}
+        return Step(tensors, said["record"], said["work"], said["asked_for"])
+
+    def put(self, name: str, step: Step) -> None:
+        """Keep a finished step."""
+        if self.folder is None:
+            return
+        self.begin()
+        aside = self.folder / f"{name}.{os.getpid()}.unfinished"
+        shutil.rmtree(aside, ignore_errors=True)
+        try:
+            aside.mkdir()
+            for i, values in enumerate(step.tensors.values()):
+                np.save(aside / f"{i}.npy", np.asarray(values, np.float32, order="C"))
+            told = {"record": step.record, "work": step.work, "asked_for": step.asked_for}
+            (aside / RECORD).write_text(json.dumps({"tensors": list(step.tensors)} | told))
+            sync_tree(aside)
+            shutil.rmtree(self.folder / name, ignore_errors=True)
+            aside.rename(self.folder / name)
+        except BaseException:
+            shutil.rmtree(aside, ignore_errors=True)  # the room that it takes may be what is missing
+            raise
+
+    def keep_only(self, name: str) -> None:
+        """Let all steps but one go."""
+        for other in self.folder.iterdir() if self.folder else ():
+            if other.is_dir() and other.name != name:
+                shutil.rmtree(other, ignore_errors=True)
+
+    def begin(self) -> None:
+        """The folder, with what it belongs to."""
+        if not self.folder.exists():
+            self.folder.mkdir(parents=True)
+            write_durably(self.folder / KEY, json.dumps({"key": self.key}))
+
+    def inside(self, name: str) -> Kept:
+        """Steps of one of several cuts that this one takes."""
+        if self.folder is None:
+            return Kept()
+        self.begin()
+        return Kept(self.folder / name, f"{self.key} {name}", resume=self.resume)
+
+    def remove(self) -> None:
+        """Nothing is kept any more: the result is published."""
+        if self.folder is not None:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def place_of(output: Path) -> Path:
+    """Where the state of the cut that will be `output` is kept."""
+    return output.parent / f".{output.name}.cut"
+
+
+def key_of(plan: Plan, calibration: Calibration, settings: Mapping[str, object]) -> str:
+    """A digest of all that the result follows from: source, plan, sample data, settings, and versions."""
+    files = sorted([str(path), asdict(identity)] for path, identity in plan.source.seen.items())
+    data = [calibration.digest, calibration.beside and calibration.beside.digest]
+    said = [FORM, files, plan.as_dict(), data, dict(settings), versions()]
+    return hashlib.sha256(json.dumps(said, sort_keys=True, default=str).encode()).hexdigest()

@@ -1,0 +1,341 @@
+"""A model with its declaration, as the doctor examines it (what it answers, and what altered copies of it answer), and
+the tests of roles: what the library's model does with every tensor must be what its role says.
+
+Shapes cannot tell a query from a value, nor q, k, v stacked from q, k, v interleaved. So: without values the output
+projections receive nothing; without queries the keys do not matter; without the second half of the MLP the first does
+not matter. Each test returns what it found, or raises `Wrong` or `Unclear`. Imports torch.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from leansurgeon.architectures.base import Architecture, TensorSpec
+from leansurgeon.architectures.infer import inputs as undeclared
+from leansurgeon.architectures.match import match
+from leansurgeon.checkpoints.model import Loaded, load
+from leansurgeon.checkpoints.pieces import ATTENTION_ROLES, by_head, outer_axis
+from leansurgeon.checkpoints.proof.prove import what_it_takes
+from leansurgeon.checkpoints.proof.reload_check import example
+from leansurgeon.checkpoints.source import Source, open_source
+from leansurgeon.checkpoints.weights import Out, write
+from leansurgeon.errors import LeanSurgeonError, UnsupportedModel, UsageError
+from leansurgeon.hooks import Hooks
+from leansurgeon.measure.data.batches import Batch
+from leansurgeon.surgery.method import Method
+from leansurgeon.surgery.planning import plan
+from leansurgeon.surgery.requested_shape import Wanted
+from leansurgeon.surgery.shrink import carry_out, decide
+
+# The new bytes of a tensor, or None where it stays as it is.
+Change = Callable[[TensorSpec, np.ndarray], np.ndarray | None]
+TOLERANCE = 1e-5  # of the spread of the output, where the same sums are made in the same order
+EXACT = 1e-4  # where they are made in another order, as the proof of a result has it
+NAMES = {"q": "queries", "k": "keys"}
+LARGE = 50_000_000  # parameters from which on memory counts
+
+
+class Wrong(LeanSurgeonError):
+    """A statement of the declaration that the model does not bear out."""
+
+
+class Unclear(LeanSurgeonError):
+    """A statement that this kind of model does not let us test."""
+
+
+class Patient:
+    """A source with weights; `work` is a folder for copies. A small model computes in fp64, so that sums in another
+    order give the same.
+    """
+
+    def __init__(self, source: Source, work: Path) -> None:
+        self.source, self.arch, self.weights, self.work = source, source.architecture, source.weights, work
+
+    def beside(self, source: Source) -> Patient:
+        """Another model that is asked the same."""
+        other = Patient(source, self.work)
+        other.inputs = self.inputs
+        return other
+
+    # -- what it answers -----------------------------------------------------------------------------
+
+    @cached_property
+    def loaded(self) -> Loaded:
+        """The library's model, loaded once."""
+        return self.load(self.source.folder)
+
+    def load(self, folder: Path, architecture: Architecture | None = None) -> Loaded:
+        """The library's model of a folder, in eval mode."""
+        loaded = load(folder)
+        loaded.architecture = architecture or self.arch
+        loaded.model.eval()
+        return loaded if self.large else replace(loaded, model=loaded.model.double())
+
+    @property
+    def large(self) -> bool:
+        """Whether it is too large for fp64."""
+        return self.source.parameters.total >= LARGE
+
+    @cached_property
+    def inputs(self) -> Batch:
+        """One small random input of the model's kind."""
+        generator = torch.Generator().manual_seed(0)
+        if self.arch.library == "timm":
+            args = self.source.config["model_args"]
+            size, channels = args.get("img_size", 224), args.get("in_chans", 3)
+            sides = (size, size) if isinstance(size, int) else tuple(size)
+            inputs = {"x": torch.zeros(1, channels, *sides)}
+        elif self.arch.evidence:  # nobody declared what it takes
+            size = self.source.config.get("vocab_size")  # only models of text ask
+            vocab = size if isinstance(size, int) else 0
+            inputs = undeclared.example(self.loaded.model, self.source.config, vocab=vocab)
+        else:
+            inputs = example(self.loaded.model, what_it_takes(self.arch, self.source.config))
+        kind = torch.float32 if self.large else torch.float64
+        return {
+            key: torch.randn(value.shape, generator=generator).to(kind) if value.is_floating_point() else value
+            for key, value in inputs.items()
+        }
+
+    def answer(self, loaded: Loaded) -> torch.Tensor:
+        """Logits, or the pooled output of a model without a head."""
+        with torch.no_grad():
+            if self.arch.library == "timm":
+                return loaded.model(*self.inputs.values())
+            out = loaded.model(**self.inputs)
+        outputs = (out.get(key) for key in ("logits", "pooler_output"))
+        return next((value for value in outputs if value is not None), out[0])
+
+    @cached_property
+    def own(self) -> torch.Tensor:
+        """The answer of the model as it is."""
+        return self.answer(self.loaded)
+
+    def modules(self) -> list[torch.nn.Module]:
+        """The output projections in the built model. Raises `Unclear` where none is declared."""
+        if not self.loaded.projections:
+            raise Unclear("No output projection is declared.")
+        by_name = dict(self.loaded.model.named_modules())
+        return [by_name[name] for name in self.loaded.projections]
+
+    # -- altered copies ------------------------------------------------------------------------------
+
+    def write(self, folder: Path, change: Change) -> Path:
+        """A folder of the same model with some tensors changed."""
+        outs = []
+        for spec in self.source.specs:
+            entry = self.weights.entries[spec.name]
+            out = Out(spec.name, entry.dtype, entry.shape, entry)
+            new = change(spec, self.weights.raw(spec.name))
+            outs.append(out if new is None else replace(out, entry=None, make=lambda new=new: new))
+        folder.mkdir(parents=True, exist_ok=True)
+        write(folder, outs)
+        (folder / "config.json").write_text(json.dumps(self.source.config))
+        return folder
+
+    def copy(self, folder: Path, change: Change) -> Patient:
+        """The same model after a change, in `folder`."""
+        return self.beside(opened(self.write(folder, change), self.arch))
+
+    @contextmanager
+    def folder(self) -> Iterator[Path]:
+        """A new folder for a copy, for as long as the block lasts."""
+        with tempfile.TemporaryDirectory(dir=self.work) as path:
+            yield Path(path)
+
+    def altered(self, *changes: Change) -> torch.Tensor:
+        """What the library's model answers after the changes, one after the other."""
+
+        def change(spec: TensorSpec, raw: np.ndarray) -> np.ndarray | None:
+            """The tensor after each of the changes in turn; None where none touches it, so that it stays on disk."""
+            changed = None
+            for one in changes:
+                new = one(spec, raw if changed is None else changed)
+                changed = changed if new is None else new
+            return changed
+
+        with self.folder() as folder:
+            return self.answer(self.load(self.write(folder, change)))
+
+    def cut(self, folder: Path, choices: list[Wanted], method: Method | None = None) -> tuple[Source, torch.Tensor]:
+        """The first of `choices` that can be planned, carried out into `folder`: the result and its answer. Raises
+        `Unclear` where none can.
+        """
+        decided = None
+        for wanted in choices:
+            try:
+                decided = decide(plan(self.source, wanted, 0, method))
+                break
+            except (UsageError, UnsupportedModel) as error:
+                reason = error.message
+        if decided is None:
+            raise Unclear(reason if choices else "The model has too few of them.")
+        carry_out(decided, folder, check=False)
+        arch = decided.plan.architecture
+        return opened(folder, arch), self.answer(self.load(folder, arch))
+
+    def change_part(self, role: str, value: Callable[[np.ndarray], np.ndarray]) -> Change:
+        """Queries, keys or values are `value(old)`, (heads, head_dim, ...), wherever a tensor holds them."""
+
+        def change(spec: TensorSpec, raw: np.ndarray) -> np.ndarray | None:
+            """The tensor with its part changed; None where it has none."""
+            if spec.role not in (*ATTENTION_ROLES, "vkq") or role not in spec.role:
+                return None
+            at, stage = outer_axis(spec), self.source.shape.stages[spec.stage]
+            try:
+                places = by_head(replace(spec, axes=(spec.axes[at],)), np.arange(raw.shape[at]), stage)
+            except KeyError:  # of something else than heads: all of it is the one part that its role names
+                places = [np.arange(raw.shape[at])[None]]
+            if len(places) != len(spec.role):
+                raise Unclear(
+                    f"The axis '{spec.axes[at]}' of '{spec.name}' holds {spec.role} in a way that has no test."
+                )
+            new, here = np.moveaxis(raw.copy(), at, 0), places[spec.role.index(role)]
+            new[here] = value(new[here])
+            return np.ascontiguousarray(np.moveaxis(new, 0, at))
+
+        return change
+
+
+def opened(folder: Path, architecture: Architecture) -> Source:
+    """A folder as a source of `architecture`, whatever family its config is declared to be of."""
+    source = open_source(str(folder))
+    return replace(source, architecture=architecture, specs=match(architecture, source.config, source.weights.shapes))
+
+
+def distance(output: torch.Tensor, expected: torch.Tensor) -> float:
+    """Largest difference, as a share of the spread of `expected`; infinite where there is NaN."""
+    share = float((output - expected).abs().max() / expected.std().clamp(min=1e-12))
+    return share if share == share else float("inf")
+
+
+def zeros_in(role: str) -> Change:
+    """Every tensor of a role is zero."""
+    return lambda spec, raw: np.zeros_like(raw) if spec.role == role else None
+
+
+# -- the tests ------------------------------------------------------------------------------------
+
+
+def roles(patient: Patient) -> str:
+    """Every tensor has one role, and together they hold all parameters that the library builds."""
+    source, weights = patient.source, patient.weights
+    first, layer = next(s.name for s in source.specs if s.layer == 0), patient.arch.blocks(0).layer.format(i=0)
+    prefix = next(p for p in patient.arch.prefixes if first.startswith(p + layer))  # what this file's names begin with
+    declared = list(patient.arch.tensors(source.config, prefix=prefix))
+    names = [s.name for s in declared]
+    twice = sorted({n for n in names if names.count(n) > 1}) if len(set(names)) < len(names) else []
+    if twice:
+        raise Wrong(f"'{twice[0]}' is declared twice.")
+    absent = [s.name for s in declared if s.name not in weights.entries and s.role not in ("head", "tied", "buffer")]
+    if absent:
+        raise Wrong(f"{len(absent)} declared tensors are not in the model, the first is '{absent[0]}'.")
+    counted = source.parameters.total
+    built = sum(p.numel() for p in patient.loaded.model.parameters())
+    if counted != built:
+        raise Wrong(f"The tensors with a role hold {counted:,} parameters, and the library builds {built:,}.")
+    inside = sum(s.layer is not None for s in source.specs)
+    others = sorted(set(weights.entries) - set(names))
+    rest = f"; not declared, and copied as they are: {', '.join(others)}" if others else ""
+    return f"{inside} tensors in blocks and {len(source.specs) - inside} outside, {counted:,} parameters{rest}"
+
+
+def projections(patient: Patient) -> str:
+    """The modules that are declared as output projections hold the tensors whose role is `o`."""
+    modules = patient.modules()
+    declared = [s for s in patient.source.specs if s.layer is not None and s.role == "o" and len(s.shape) > 1]
+    left = [torch.from_numpy(patient.weights.float32(s.name).copy()) for s in declared]
+    for name, module in zip(patient.loaded.projections, modules, strict=True):
+        if not isinstance(getattr(module, "weight", None), torch.Tensor):
+            raise Wrong(f"The module '{name}' is no linear layer.")
+        weight = module.weight.detach().float()
+        hit = next((i for i, t in enumerate(left) if t.shape == weight.shape and torch.equal(t, weight)), None)
+        if hit is None:
+            raise Wrong(f"The module '{name}' does not hold a tensor whose role is 'o'.")
+        left.pop(hit)
+    if left:
+        raise Wrong(f"{len(left)} tensors with the role 'o' belong to no output projection that is declared.")
+    return f"{len(modules)} modules, and each holds its tensor"
+
+
+def masked_heads(patient: Patient) -> str:
+    """An output projection that receives nothing gives its bias."""
+    worst = 0.0
+
+    def compare(module: torch.nn.Module, _: tuple[torch.Tensor, ...], out: torch.Tensor) -> None:
+        """Forward hook: note how far the output is from the bias alone."""
+        nonlocal worst
+        bias = module.bias if module.bias is not None else torch.zeros(())
+        worst = max(worst, float((out - bias).abs().max()))
+
+    modules = patient.modules()
+    with Hooks() as hooks:
+        for module in modules:
+            hooks.before(module, lambda _, args: (torch.zeros_like(args[0]), *args[1:]))
+            hooks.after(module, compare)
+        patient.answer(patient.loaded)
+    if worst > TOLERANCE:
+        raise Wrong(f"With every head masked an output projection differs from its bias by {worst:.2g}.")
+    return "with every head masked, each output projection gives its bias"
+
+
+def values(patient: Patient) -> str:
+    """Without values the output projections receive nothing."""
+    patient.modules()
+    largest: list[float] = []
+    with patient.folder() as folder:
+        loaded = patient.load(patient.write(folder, patient.change_part("v", np.zeros_like)))
+        with Hooks() as hooks:
+            for name in loaded.projections:
+                module = loaded.model.get_submodule(name)
+                hooks.before(module, lambda _, args: largest.append(float(args[0].abs().max())))
+            patient.answer(loaded)
+    if not largest or max(largest) > 0:
+        raise Wrong(f"Without values an output projection still receives up to {max(largest, default=0):.2g}.")
+    return "without them the output projections receive nothing"
+
+
+def queries_and_keys(patient: Patient) -> str:
+    """Without queries the keys do not matter, and without keys the queries do not."""
+    for gone, other in (("q", "k"), ("k", "q")):
+        change = patient.change_part(gone, np.zeros_like)
+        moved = patient.change_part(other, lambda old: np.roll(old, 1))
+        same(patient, change, moved, f"Without {NAMES[gone]}, {NAMES[other]} still matter")
+    return "without the one, the other does not matter"
+
+
+def mlp(patient: Patient) -> str:
+    """Without the second half of the MLP the first does not matter."""
+
+    def rolled(spec: TensorSpec, raw: np.ndarray) -> np.ndarray | None:
+        """The MLP's incoming tensors with their entries moved on by one; None for all others."""
+        return np.roll(raw, 1) if spec.role in ("up", "gate") else None
+
+    same(patient, zeros_in("down"), rolled, "Without its second half, the first half of the MLP still matters")
+    return "without its second half, the first does not matter"
+
+
+def rebuild(patient: Patient) -> str:
+    """The same shape, written anew, gives the library's own output."""
+    with patient.folder() as folder:
+        _, again = patient.cut(folder / "rebuilt", [Wanted()])
+    gap = float((patient.own - again).abs().max())
+    if not gap <= TOLERANCE:
+        raise Wrong(f"The same shape, written anew, gives another output: it differs by {gap:.2g}.")
+    return f"the same shape, written anew, gives the library's own output (largest difference {gap:.2g})"
+
+
+def same(patient: Patient, change: Change, more: Change, wrong: str) -> None:
+    """Raises `Wrong` where `more` still changes the answer after `change`."""
+    gap = distance(patient.altered(change, more), patient.altered(change))
+    if not gap <= TOLERANCE:
+        raise Wrong(f"{wrong}: the output moves by {gap:.2g} of its spread.")

@@ -1,0 +1,260 @@
+"""Grow a local fit around the cuts of a finished candidate (`refit.local_fit`), where the model's output gains by it.
+
+During the walk the student notes where it stood before every cut (`Mark`) and what the source gave behind the blocks
+that may become the end of a span. Afterwards the span's blocks alone are filled, fitted and kept; what the whole model
+says then is held against what it said before on the guard samples, and the better stays. Imports torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, replace
+from itertools import accumulate
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from leansurgeon.checkpoints.blockwise.stream import Stream
+from leansurgeon.checkpoints.recorded.decided import CutFit, GuardScore, LocalFit, SpanFit
+from leansurgeon.measure.data.batches import Batch, rows_of, some_rows
+from leansurgeon.progress import track
+from leansurgeon.surgery.candidate_model import Student
+from leansurgeon.surgery.candidates import Mark
+from leansurgeon.surgery.context import PARTS, Ground, View
+from leansurgeon.surgery.local_fit import (
+    EPOCHS,
+    LEAST_GAIN,
+    STEP_TOKENS,
+    WARMUP,
+    Clock,
+    Example,
+    Fitted,
+    Phase,
+    fit_span,
+)
+from leansurgeon.surgery.resume import Edits
+from leansurgeon.surgery.score import judge
+
+PASSES = 5.0  # of the source over all samples, which the steps of all spans may cost where each gains at once
+
+
+def share_of_steps(marks: Sequence[Mark], depth: int, fit: float, guard: float, pieces: int) -> float:
+    """Which share of their steps spans may take, so that all cost `PASSES` at most; of tokens to fit, which lie in so
+    many `pieces`, and to guard.
+    """
+    steps = block_steps(marks, pieces)
+    return min(1.0, PASSES * depth * (fit + guard) / max(1.0, 3 * steps * fit / pieces))
+
+
+def block_steps(marks: Sequence[Mark], pieces: int) -> int:
+    """Steps of all spans where each gains at once, counted for every block in a span; of so many pieces to fit."""
+    return sum(
+        min(phase.steps, EPOCHS * pieces) * (end - mark.first + 1)
+        for mark in marks
+        for phase, end in zip(mark.phases, mark.ends, strict=False)
+    )
+
+
+class Growing:
+    """The local fit of one candidate; what it changes goes to `edits`."""
+
+    def __init__(self, ground: Ground, view: View, student: Student, edits: Edits, clock: Clock) -> None:
+        self.ground, self.view, self.student, self.edits, self.clock = ground, view, student, edits, clock
+        self.skeleton = student.skeleton
+        self.later = 0.0  # block-tokens that are kept for what comes behind the span that grows now
+
+    def fill(self, layer: int) -> None:
+        """A block of the result with all that was changed so far."""
+        tensors = self.student.tensors(layer)
+        for held in (self.student.edits, self.edits):
+            tensors |= {name: held[name] for name in tensors if name in held}
+        self.skeleton.fill(layer, tensors)
+
+    def advance(self, stream: Stream, until: int) -> Stream:
+        """The stream behind the blocks before `until`; the stream that is given stays where it is."""
+        stream = copy(stream)
+        while stream.at < until:
+            layer = stream.at
+            self.fill(layer)
+            stream.advance(stream.run())
+            self.skeleton.empty(layer)
+        return stream
+
+    def run(self) -> tuple[CutFit, ...]:
+        """Fit around every cut, from the first to the last; the numbers."""
+        record: list[CutFit] = []
+        behind: Mark | None = None
+        tokens = {part: self.ground.tokens(self.view.batches[part]) for part in PARTS}
+        states = self.student.marks[0].streams["fit"].hidden
+        pieces = sum(len(row_sizes(b, h)) for b, h in zip(self.view.batches["fit"], states, strict=True))
+        depth = self.ground.plan.before.depth
+        share = share_of_steps(self.student.marks, depth, tokens["fit"], tokens["guard"], pieces)
+        before: dict[int, dict[str, Stream]] = {}  # by the layer that they stand before, as earlier fits left them
+        for number, mark in enumerate(track(self.student.marks, "local fit, spans", "spans/s")):
+            if mark.first in before:  # the cuts of a stage once more, together
+                mark.streams = before[mark.first]
+            elif behind is not None and mark.first > behind.first:  # an earlier cut has changed what stands before it
+                mark.streams = {part: self.advance(behind.streams[part], mark.first) for part in PARTS}
+            before[mark.first] = mark.streams
+            phases = [replace(phase, steps=max(1, round(share * phase.steps))) for phase in mark.phases]
+            self.later = tokens["guard"] * (self.ground.plan.after.depth - self.student.marks[0].first)
+            for other in self.student.marks[number + 1 :]:
+                layers, steps = other.ends[0] - other.first + 1, min(other.phases[0].steps * share, EPOCHS * pieces)
+                self.later += layers * (3 * steps * tokens["fit"] / pieces + 2 * tokens["guard"])
+                self.later += sum(tokens.values()) * max(0, other.first - mark.first)
+            record.append(CutFit(mark.first, self.grow(mark, phases, f"span-{number}")))
+            behind = mark
+        return tuple(record)
+
+    def grow(self, mark: Mark, phases: Sequence[Phase], name: str) -> tuple[SpanFit, ...]:
+        """Fit the span of one cut, longer and longer while the guard gains. `name` is that of the step that is kept."""
+        if step := self.ground.options.kept.get(name):
+            self.ground.go_on_from(step)
+            for tensor, values in step.tensors.items():
+                self.edits.put(tensor, values)
+            self.ground.held_back += step.record["held_back"]
+            return tuple(map(SpanFit.from_dict, step.record["spans"]))
+        pieces = {part: Pieces.of(self, mark, part) for part in PARTS}
+        filled: list[int] = []
+        known = len(self.ground.held_back)
+        fits: list[SpanFit] = []
+        longest = self.ground.longest_span
+        for phase, end in zip(phases, mark.ends, strict=False):
+            if end - mark.first >= longest:
+                self.ground.held_back.append(f"the local fit of {end - mark.first + 1} layers, for its size")
+                break
+            if not self.most(pieces, end - mark.first + 1, phase.steps):
+                self.ground.held_back.append(f"the local fit of {end - mark.first + 1} layers")
+                break
+            while len(filled) <= end - mark.first:
+                self.fill(mark.first + len(filled))
+                filled.append(mark.first + len(filled))
+            fitted = self.fit(filled, pieces, mark.goals[end], phase)
+            self.ground.say(
+                f"  local fit of new layers {filled[0]} to {filled[-1]}: error on guard samples "
+                f"{fitted.before:.4f}, now {min(fitted.before, fitted.after):.4f}"
+            )
+            fits.append(SpanFit(end, fitted.recorded()))
+            if not fitted.kept or fitted.after > fitted.before * (1 - LEAST_GAIN) or self.clock.gone >= 1:
+                break
+        changed: dict[str, np.ndarray] = {}
+        for layer in filled:
+            changed |= {t: values for t, values in self.skeleton.read(layer).items() if t in self.student.outs}
+            self.skeleton.empty(layer)
+        for tensor, values in changed.items():
+            self.edits.put(tensor, values)
+        spans = [span.as_dict() for span in fits]
+        self.ground.keep(name, changed, {"spans": spans, "held_back": self.ground.held_back[known:]})
+        return tuple(fits)
+
+    def most(self, pieces: Mapping[str, Pieces], layers: int, steps: int) -> int:
+        """As many of these steps with a span as the bound on passes has room for; none, where that is hardly any."""
+        guarded = 2 * layers * pieces["guard"].tokens
+        room = self.ground.most - self.ground.work - self.later - guarded
+        steps_left = int(min(steps, room / (3 * layers * pieces["fit"].tokens / len(pieces["fit"].hidden))))
+        return 0 if steps_left < min(steps, WARMUP) else steps_left
+
+    def fit(
+        self, layers: list[int], pieces: Mapping[str, Pieces], goals: Mapping[str, list[Tensor]], phase: Phase
+    ) -> Fitted:
+        """Train the blocks of `layers` by gradient descent to turn the `pieces` into the `goals`."""
+
+        def most(steps: int) -> int:
+            """How many of these steps may be taken; what is left out is noted."""
+            steps_left = self.most(pieces, len(layers), steps)
+            if steps_left < steps:
+                self.ground.held_back.append(
+                    f"{steps - steps_left} of {steps} steps of the local fit of {len(layers)} layers"
+                )
+            return steps_left
+
+        def forward(hidden: Tensor, stream: Stream, batch: int) -> Tensor:
+            """The hidden states of one batch after the blocks."""
+            for layer in layers:
+                hidden = stream.call(batch, hidden, layer)
+            return hidden
+
+        parameters = [
+            p for layer in layers for p in self.skeleton.block(layer).parameters() if p.dim() > 1 and p.requires_grad
+        ]
+        fit, guard = (pieces[part].examples(goals[part]) for part in PARTS)
+        with torch.enable_grad():
+            clock, device = self.clock.part(0.5), self.skeleton.device.type
+            return fit_span(forward, parameters, fit, guard, phase, clock, device, most)
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """Samples of one part in pieces of about STEP_TOKENS tokens: the hidden states before a span, and masks."""
+
+    stream: Stream
+    sizes: list[list[int]]  # rows of the pieces of every batch
+    hidden: list[Tensor]
+    masks: list[Tensor | None]
+
+    @classmethod
+    def of(cls, growing: Growing, mark: Mark, part: str) -> Pieces:
+        """The part's batches cut into small ones of a few rows, as far as they may be."""
+        batches, before = growing.view.batches[part], mark.streams[part]
+        if "decoder_input_ids" in batches[0]:
+            masks = growing.view.masks_at(part, growing.skeleton.shape.stage_of(mark.first))
+            return cls(before, [[rows_of(b)] for b in batches], list(before.hidden), masks)
+        sizes = [row_sizes(batch, hidden) for batch, hidden in zip(batches, before.hidden, strict=True)]
+        small = [
+            some_rows(batch, slice(end - rows, end))
+            for batch, size in zip(batches, sizes, strict=True)
+            for end, rows in zip(accumulate(size), size, strict=True)
+        ]
+        masks = [growing.ground.calibration.mask(batch) for batch in small]
+        return cls(Stream(growing.skeleton, small), sizes, split(before.hidden, sizes), masks)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all pieces as blocks count them."""
+        return sum(hidden.numel() // hidden.shape[-1] for hidden in self.hidden)
+
+    def examples(self, goals: list[Tensor]) -> list[Example]:
+        """Every piece with its goal and mask."""
+        parts = zip(self.hidden, split(goals, self.sizes), self.masks, strict=True)
+        return [Example(h, goal, mask, {"stream": self.stream, "batch": b}) for b, (h, goal, mask) in enumerate(parts)]
+
+
+def row_sizes(batch: Batch, hidden: Tensor) -> list[int]:
+    """Rows of the pieces of a batch. A batch whose hidden states are not rows of samples stays whole, and one of two
+    stacks: a decoder is called with what its encoder made of all of it.
+    """
+    rows = rows_of(batch)
+    if "decoder_input_ids" in batch or hidden.dim() < 3 or len(hidden) != rows:
+        return [rows]
+    each = max(1, STEP_TOKENS * hidden.shape[-1] // hidden[0].numel())
+    return [min(each, rows - start) for start in range(0, rows, each)]
+
+
+def split(states: list[Tensor], sizes: list[list[int]]) -> list[Tensor]:
+    """Hidden states of batches as those of their pieces; what is whole stays as it is."""
+    return [
+        part
+        for state, size in zip(states, sizes, strict=True)
+        for part in (state.split(size) if len(size) > 1 else [state])
+    ]
+
+
+def fit_locally(
+    ground: Ground, view: View, student: Student, teacher: Stream, edits: Edits, score: GuardScore
+) -> tuple[LocalFit, GuardScore]:
+    """Grow the local fit around the cuts of the winner, whose guard score is `score` and whose changes are replaced
+    where the output gains. `teacher` stands behind the last block. Returns what was done, and the score that counts.
+    """
+    growing = Growing(ground, view, student, edits, Clock(ground.options.heal_time))
+    spans = growing.run()
+    first = min(student.marks, key=lambda mark: mark.first)
+    behind = growing.advance(first.streams["guard"], ground.plan.after.depth)
+    (now,) = judge(ground, view, teacher, [behind])
+    kept = now.judged_by < score.judged_by
+    if kept:
+        for name in edits:
+            student.edits.put(name, edits[name])
+    edits.close()
+    return LocalFit(spans, kept, score.judged_by, now.judged_by), now if kept else score

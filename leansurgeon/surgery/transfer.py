@@ -1,0 +1,449 @@
+"""Carry out a plan: stream every tensor from the source to the output folder, untouched bytes copied, changed ones
+built one at a time. numpy only.
+
+One index map says for every attention or MLP of a source layer where the entries of each axis come from; `undo` reads
+the same maps backwards. Adding is exact: a new head has random queries, keys and values, and zero columns in the output
+projection, so it says nothing until it is trained (Gesmundo & Maile, arXiv 2308.06103). Splitting is exact, too: every
+child has its parent's queries, keys and values, and the parent's columns of the output projection are divided among the
+children. Slices that differ give the children different gradients from the first step (equal halves would not: LEMON,
+arXiv 2310.07999). In grouped attention the key/value heads stay in both, so the cache does not grow.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import ChainMap
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache, partial
+from math import prod
+from pathlib import Path
+
+import numpy as np
+
+from leansurgeon.architectures.base import TensorSpec
+from leansurgeon.architectures.tensors import QK_NORMS
+from leansurgeon.checkpoints.family import write_config
+from leansurgeon.checkpoints.foreign import companions
+from leansurgeon.checkpoints.recorded.decided import Decisions
+from leansurgeon.checkpoints.reshaped import FOLLOWERS, at_layer
+from leansurgeon.checkpoints.weights import RAW, Arrays, Out, from_float32, write
+from leansurgeon.errors import LeanSurgeonError, UnsupportedModel
+from leansurgeon.shape import Stage
+from leansurgeon.surgery import canonical, split_heads
+from leansurgeon.surgery.balance import Balanced
+from leansurgeon.surgery.planning import Plan
+
+Array = np.ndarray
+FRESH = -1  # in an index: this place holds nothing old
+PIECE = 1 << 18  # values that are drawn at once (1 MiB)
+# Roles whose new entries are drawn; those of all others are zero.
+NEW_ROWS = ("q", "k", "v", "qk", "qkv", "vkq", "up", "gate", "head_param", "head_mix")
+# Roles that belong to heads of one size.
+OF_HEADS = ("q", "k", "v", "qk", "qkv", "vkq", "head_param", "head_mix", *QK_NORMS)
+
+
+def apply(plan: Plan, folder: Path, edits: Mapping[str, Array] | None = None) -> Decisions:
+    """Write the result of `plan` into `folder`: config, weights, companions. `edits` are tensors (in float32, by their
+    names in the result) that calibration has made. Returns what was decided while applying.
+    """
+    config = plan.target.config(plan.layers)
+    if plan.init == "fresh":
+        from leansurgeon.checkpoints.model import initialise, save_model
+
+        model = initialise(config, plan.architecture, plan.seed)
+        save_model(model, plan.architecture, config, folder)
+        decided = Decisions()
+    else:
+        transfer = Transfer(plan, edits)
+        outs, balance = transfer.tensors(), {}
+        if plan.method.balance:
+            balanced = Balanced(plan.result, outs)
+            outs, balance = balanced.tensors(), balanced.record
+        write(folder, outs)
+        decided = Decisions(kept_heads=transfer.kept_heads, balance=balance)  # both are known when all is written
+        write_config(folder, config, plan.architecture)
+    if plan.source.folder:
+        companions.copy(plan.source.folder, folder)
+    return decided
+
+
+class Transfer:
+    """The tensors of the result, each as a copy of bytes or as a function that makes it. `edits` are those that sample
+    data has made; `split` are heads of another size by the weights alone.
+    """
+
+    def __init__(self, plan: Plan, edits: Mapping[str, Array] | None = None) -> None:
+        self.plan, self.source, self.weights = plan, plan.source, plan.source.weights
+        resized = any(a.head_dim != b.head_dim for a, b in zip(plan.before.stages, plan.after.stages, strict=True))
+        self.split = SplitTensors(plan) if resized and any(s.name == "split-heads" for s in plan.operators) else {}
+        self.edits = ChainMap(edits or {}, self.split)
+        self.by_layer: dict[int | None, dict[str, TensorSpec]] = {}
+        for spec in self.source.specs:
+            self.by_layer.setdefault(spec.layer, {})[self.template(spec)] = spec
+        self.maps: dict[tuple[int | None, int], LayerMaps] = {}
+        self.strengths: dict[tuple[int | None, ...], Array] = {}
+        self.kept_heads: dict[str, tuple[int, ...]] = {}  # those that weights or measured importance choose
+
+    def template(self, spec: TensorSpec) -> str:
+        """The tensor's name within its block; outside the blocks its name."""
+        return spec.name if spec.layer is None else at_layer(spec, self.source.architecture, 0)
+
+    def maps_of(self, spec: TensorSpec) -> LayerMaps:
+        """Where heads and units of a source tensor go: one map for every attention or MLP of a layer."""
+        key = (spec.layer, spec.group)
+        if key not in self.maps:
+            self.maps[key] = LayerMaps(self, spec)
+        return self.maps[key]
+
+    def picks(self, spec: TensorSpec) -> list[Array] | None:
+        """Old place of every new entry of a source tensor, by axis; None where nothing moves."""
+        maps = self.maps_of(spec)
+        if (spec.layer is None and spec.role not in FOLLOWERS) or not any(map(maps.moves, spec.axes)):
+            return None
+        return [maps.places(*axis, spec.role) for axis in zip(spec.axes, spec.shape, strict=True)]
+
+    def tensors(self) -> list[Out]:
+        """The tensors of the result in its own order, each made when it is written."""
+        outs = []
+        for target in self.plan.result.specs:
+            spec = self.origin(target)
+            entry = self.weights.entries[spec.name]
+            make = self.maker(target, spec, entry.dtype)
+            if make is None:
+                outs.append(Out(target.name, entry.dtype, entry.shape, entry=entry))
+            else:
+                outs.append(Out(target.name, entry.dtype, target.shape, make=make))
+        return outs
+
+    def origin(self, target: TensorSpec) -> TensorSpec:
+        """The source tensor that becomes `target`. What only the first layer of a stage holds (T5's table of positions)
+        stays with the stage when that layer goes.
+        """
+        template = self.template(target)
+        old = None if target.layer is None else self.plan.layers[target.layer]
+        if template in self.by_layer[old]:
+            return self.by_layer[old][template]
+        return replace(self.by_layer[self.plan.before.spans[target.stage].start][template], layer=old)
+
+    def maker(self, target: TensorSpec, spec: TensorSpec, dtype: str) -> Callable[[], Array] | None:
+        """What makes a tensor of the result: edited, fresh, or gathered from the old one; None where it is copied."""
+        maps, same_size = self.maps_of(spec), target.shape == self.weights.entries[spec.name].shape
+        if spec.layer is None and spec.role not in FOLLOWERS:
+            return None
+        if target.name in self.edits:
+            return lambda: from_float32(np.ascontiguousarray(self.edits[target.name], np.float32), dtype)
+        if maps.before.head_dim != maps.after.head_dim:
+            if target.role in OF_HEADS or (target.role == "o" and not same_size):
+                if self.plan.init == "transfer" and self.source.learned:
+                    raise LeanSurgeonError(
+                        f"'{target.name}' should come from the source's heads, and nothing says how.",
+                        "This is an error of leansurgeon itself; --init fresh-attention starts q, k, v afresh.",
+                    )
+                return partial(self.make_afresh, target, dtype)
+            if target.role == "o":  # of the same size: its columns belong to no head any more
+                return None
+        moves = any(map(maps.moves, spec.axes))
+        return partial(self.gather, target, spec, dtype) if moves else None
+
+    def gather(self, target: TensorSpec, spec: TensorSpec, dtype: str) -> Array:
+        """Old entries at their new places; the others drawn or zero."""
+        picks = self.picks(spec)
+        new = self.background(target, dtype, [np.flatnonzero(pick == FRESH) for pick in picks])
+        places = [np.flatnonzero(pick != FRESH) for pick in picks]
+        if target.role == "head_mix":  # old heads hear nothing of new ones
+            new[places[0]] = 0
+        move(new, places, self.weights.raw(spec.name), [p[at] for p, at in zip(picks, places, strict=True)])
+        return new
+
+    def background(self, target: TensorSpec, dtype: str, fresh_at: list[Array]) -> Array:
+        """A tensor whose new places (by axis) hold what new entries start with, and the others anything."""
+        if target.new is not None:
+            return from_float32(np.full(target.shape, target.new, np.float32), dtype)
+        new = np.zeros(target.shape, RAW[dtype])
+        grown = [axis for axis, at in enumerate(fresh_at) if len(at)]
+        if not grown or target.role not in NEW_ROWS or len(target.shape) == 1:
+            return new
+        if len(grown) > 1:
+            return from_float32(self.draw(target), dtype)
+        at, rows = fresh_at[grown[0]], np.moveaxis(new, grown[0], 0)
+        start = 0
+        for values in draw_rows(len(at), rows.shape[1:], self.std(target), self.plan.seed, target.name):
+            rows[as_slice(at[start : start + len(values)])] = from_float32(values, dtype)
+            start += len(values)
+        return new
+
+    def make_afresh(self, target: TensorSpec, dtype: str) -> Array:
+        """The tensor made anew: norms of q and k one, other vectors zero, matrices normal."""
+        new = target.new if target.new is not None else 1.0 if target.role in QK_NORMS else None
+        if new is None and len(target.shape) > 1:
+            return from_float32(self.draw(target), dtype)
+        return from_float32(np.full(target.shape, new or 0.0, np.float32), dtype)
+
+    def draw(self, target: TensorSpec) -> Array:
+        """New entries with the library's standard deviation."""
+        rows, *sizes = target.shape
+        return next(draw_rows(rows, tuple(sizes), self.std(target), self.plan.seed, target.name, rows))
+
+    def std(self, target: TensorSpec) -> float:
+        """Standard deviation of fresh weights by the config of the result; 0.02 where it says none."""
+        architecture = self.plan.architecture
+        return architecture.std(architecture.flat(self.plan.target.config(self.plan.layers)), target.role) or 0.02
+
+
+def draw_rows(
+    rows: int, sizes: tuple[int, ...], std: float, seed: int, name: str, at_once: int | None = None
+) -> Iterator[Array]:
+    """N(0, std) in float32, a pure function of (seed, tensor name): every tensor has its own stream, so the order of
+    writing does not matter. `at_once` rows of `sizes` at a time (by default what fits in a cache).
+    """
+    key = hashlib.sha256(f"{seed}/{name}".encode()).digest()
+    generator = np.random.Generator(np.random.SFC64(np.random.SeedSequence(list(key[:16]))))
+    at_once = at_once or max(1, PIECE // prod(sizes))
+    for start in range(0, rows, at_once):
+        values = generator.standard_normal((min(at_once, rows - start), *sizes), dtype=np.float32)
+        values *= np.float32(std)
+        yield values
+
+
+# -- index maps ------------------------------------------------------------------------------------
+
+
+class LayerMaps:
+    """For one attention or MLP of one source layer: the old head and unit at every new place. Heads and units by weight
+    are chosen here, on first use.
+    """
+
+    def __init__(self, transfer: Transfer, spec: TensorSpec) -> None:
+        self.transfer, self.layer, self.stage, self.group = transfer, spec.layer, spec.stage, spec.group
+        self.before, self.after = transfer.plan.before.stages[spec.stage], transfer.plan.after.stages[spec.stage]
+        # The layer as surgery.json knows it; `3.1` for the second attention of a layer.
+        layer = "outside" if self.layer is None else self.layer
+        self.name = f"{layer}.{self.group}" if self.group else str(layer)
+
+    def moves(self, axis: str) -> bool:
+        """Whether anything changes along this axis."""
+        numbers = {"q": "heads", "heads": "heads", "kv": "kv_heads", "mlp": "mlp_dim"}
+        changed = {unit for unit, name in numbers.items() if getattr(self.before, name) != getattr(self.after, name)}
+        return bool(changed & {factor for part in axis.split("+") for factor in part.split("*")})
+
+    def places(self, axis: str, size: int, role: str) -> Array:
+        """Old place of every new entry along an axis of a tensor of this role; FRESH where there is none."""
+        if not self.moves(axis):
+            return np.arange(size)
+        if (role, axis) == ("o", "q") and self.has_children:
+            return map_children(self.before, self.after)[2]
+        return map_entries(axis, self.before, self)
+
+    @property
+    def has_children(self) -> bool:
+        """Whether old heads have children, instead of new heads beside them."""
+        return self.transfer.plan.method.more == "split" and self.after.heads > self.before.heads
+
+    @cached_property
+    def head_maps(self) -> tuple[Array, Array]:
+        """The old head of every new query head, and of every new key and value head."""
+        before, after = self.before, self.after
+        if self.has_children:
+            return map_children(before, after)[:2]
+        if after.heads >= before.heads:
+            return map_added_heads(before, after)
+        chosen = map_strongest_heads(before, after, self.strength)
+        self.transfer.kept_heads[self.name] = tuple(chosen[0].tolist())
+        return chosen
+
+    def choose_heads(self, kept: Array) -> None:
+        """Keep these heads, instead of those that the weights alone suggest."""
+        groups = np.unique(kept // (self.before.heads // self.before.kv_heads))  # those that keep any
+        self.head_maps = (kept, groups)
+
+    @property
+    def heads(self) -> Array:
+        """The old head of every new query head."""
+        return self.head_maps[0]
+
+    @property
+    def kv_heads(self) -> Array:
+        """The old head of every new key and value head."""
+        return self.head_maps[1]
+
+    @property
+    def strength(self) -> Array:
+        """One number a head: as measured, else by weight. Where the layers of a stage must keep the same heads, the sum
+        over those that are kept.
+        """
+        plan, known = self.transfer.plan, self.transfer.strengths
+        if (measured := plan.strength.get((self.layer, self.group))) is not None:
+            return measured
+        in_step = self.transfer.source.architecture.blocks(self.stage).in_step(self.group)
+        layers = [i for i in plan.layers if i in plan.before.spans[self.stage]] if in_step else [self.layer]
+        if (key := (*layers, self.group)) not in known:
+            outputs = (self.matrix("o", "q", layer, last=True) for layer in layers)
+            known[key] = np.sum([head_strength(output, self.before.heads) for output in outputs], axis=0)
+        return known[key]
+
+    @cached_property
+    def units(self) -> Array:
+        """(new,) old MLP unit of every new one, FRESH for added ones."""
+        before, after = self.before.mlp_dim, self.after.mlp_dim
+        if after >= before:
+            return widen(before, after)
+        roles = [role for role in ("up", "gate") if self.of_role(role, self.layer)]
+        incoming = [self.matrix(role, "mlp", self.layer, last=False) for role in roles]
+        halves = [part for matrix in incoming for part in np.split(matrix, len(matrix) // before)]
+        return strongest_units(halves, self.matrix("down", "mlp", self.layer, last=True), after)
+
+    def of_role(self, role: str, layer: int | None) -> list[TensorSpec]:
+        """A layer's tensors of one role."""
+        specs = self.transfer.by_layer[layer].values()
+        return [spec for spec in specs if spec.role == role and spec.group == self.group]
+
+    def matrix(self, role: str, axis: str, layer: int | None, *, last: bool) -> Array:
+        """The weight matrix of a role in float32, turned so that `axis` is its last or first dimension."""
+        spec = next((s for s in self.of_role(role, layer) if prod(s.shape[2:]) == 1 < len(s.shape)), None)
+        if spec is None:
+            raise UnsupportedModel(
+                f"Layer {self.name} has no plain matrix '{role}', so its weights do not say what is strong.",
+                "Units and heads of it can be added, and layers dropped.",
+            )
+        values = self.transfer.weights.float32(spec.name).reshape(spec.shape[:2])  # a convolution of 1x1 is one, too
+        at = next(i for i, a in enumerate(spec.axes) if axis in a.split("+"))
+        return values if (at == 1) == last else values.T
+
+
+@dataclass(frozen=True)
+class UnitMaps:
+    """For every new head, key/value head and MLP unit the old one at its place, or FRESH."""
+
+    heads: Array
+    kv_heads: Array
+    units: Array
+
+
+def map_entries(axis: str, stage: Stage, maps: LayerMaps | UnitMaps) -> Array:
+    """The old place of every new entry along an axis of units (`q+kv+kv`, `heads*qkv`, `mlp*2`), stacked parts one
+    after the other; FRESH where there is none. `stage` has the old sizes.
+    Raises `KeyError` for an axis of something else.
+    """
+    units = {"q": ("heads", stage.head_dim), "kv": ("kv_heads", stage.head_dim), "heads": ("heads", 1)}
+    units["mlp"] = ("units", 1)
+    pieces, offset = [], 0
+    for part in axis.split("+"):
+        unit, *factors = part.split("*")
+        name, each = units[unit]
+        each *= prod(int(f) if f.isdigit() else {"head_dim": 1, "qkv": 3}[f] * stage.head_dim for f in factors)
+        chosen = getattr(maps, name)
+        places = np.repeat(chosen, each) * each + np.tile(np.arange(each), len(chosen))
+        pieces.append(np.where(np.repeat(chosen, each) == FRESH, FRESH, places + offset))
+        offset += (stage.mlp_dim if name == "units" else getattr(stage, name)) * each
+    return np.concatenate(pieces)
+
+
+def widen(before: int, after: int) -> Array:
+    """(after,) old unit of every new one, FRESH for the added ones."""
+    index = np.full(after, FRESH)
+    index[:before] = np.arange(before)
+    return index
+
+
+def map_added_heads(before: Stage, after: Stage) -> tuple[Array, Array]:
+    """For every new query head and key/value head the old one at its place, or FRESH."""
+    if before.kv_heads == before.heads:
+        queries = widen(before.heads, after.heads)
+        return queries, queries.copy()
+    old, new = before.heads // before.kv_heads, after.heads // after.kv_heads
+    groups = np.full((after.kv_heads, new), FRESH)
+    groups[:, :old] = np.arange(before.heads).reshape(before.kv_heads, old)
+    return groups.reshape(-1), np.arange(before.kv_heads)
+
+
+def map_children(before: Stage, after: Stage) -> tuple[Array, Array, Array]:
+    """The parent of every new query head and key/value head, and the old column of every new output column, or FRESH
+    (zero) where it belongs to a sibling.
+    """
+    children, d = after.heads // before.heads, before.head_dim
+    queries = np.repeat(np.arange(before.heads), children)
+    values = queries.copy() if before.kv_heads == before.heads else np.arange(before.kv_heads)
+    columns = np.arange(d)[None] + queries[:, None] * d
+    owner = np.arange(d) * children // d  # slices of nearly the same size
+    mine = owner[None] == np.tile(np.arange(children), before.heads)[:, None]
+    return queries, values, np.where(mine, columns, FRESH).reshape(-1)
+
+
+def map_strongest_heads(before: Stage, after: Stage, strength: Array) -> tuple[Array, Array]:
+    """The strongest heads by `strength` (one number a head), in their old order: as many from every key/value group, or
+    the strongest groups whole where their number changes (a head with keys of its own is a group).
+    """
+    per_group = strength.reshape(before.kv_heads, -1)
+    if after.kv_heads != before.kv_heads:
+        groups = np.sort(np.argsort(-per_group.sum(1), kind="stable")[: after.kv_heads])
+        return (groups[:, None] * per_group.shape[1] + np.arange(per_group.shape[1])).reshape(-1), groups
+    best = np.sort(np.argsort(-per_group, axis=1, kind="stable")[:, : after.heads // after.kv_heads], axis=1)
+    return (best + np.arange(before.kv_heads)[:, None] * per_group.shape[1]).reshape(-1), np.arange(before.kv_heads)
+
+
+def head_strength(output: Array, heads: int) -> Array:
+    """Norm of every head's slice of the output projection; `output` is `(width, heads * head_dim)`."""
+    return np.linalg.norm(output.reshape(output.shape[0], heads, -1), axis=(0, 2))
+
+
+def strongest_units(incoming: list[Array], outgoing: Array, keep: int) -> Array:
+    """Indices of the `keep` strongest units (product of the norms of what goes in and what comes out) in their old
+    order. `incoming` are `(mlp, width)` matrices, `outgoing` is `(width, mlp)`.
+    """
+    score = np.linalg.norm(outgoing, axis=0)
+    for matrix in incoming:
+        score = score * np.linalg.norm(matrix, axis=1)
+    return np.sort(np.argsort(-score, kind="stable")[:keep])
+
+
+def as_slice(places: Array) -> Array | slice:
+    """Places along an axis; neighbours in their order as a slice, which numpy copies much faster."""
+    if len(places) and int(places[-1]) - int(places[0]) == len(places) - 1 and (np.diff(places) == 1).all():
+        return slice(int(places[0]), int(places[-1]) + 1)
+    return places
+
+
+def move(new: Array, places: list[Array], old: Array, origins: list[Array]) -> None:
+    """`new[places] = old[origins]` along every axis; at most one axis is not a slice in nearly all cases."""
+    to, of = [as_slice(p) for p in places], [as_slice(p) for p in origins]
+    if sum(isinstance(x, Array) for x in to) <= 1 and sum(isinstance(x, Array) for x in of) <= 1:
+        new[tuple(to)] = old[tuple(of)]
+    else:
+        new[np.ix_(*places)] = old[np.ix_(*origins)]
+
+
+# -- heads of another size without sample data -----------------------------------------------------
+
+
+class SplitTensors(Mapping[str, Array]):
+    """The attention tensors of every new layer, each layer made when its first tensor is asked for: exactly where heads
+    grow, by the weights alone where they shrink.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan, roles = plan, (*canonical.ATTENTION_ROLES, "o")
+        self.layers = {s.name: s.layer for s in plan.result.specs if s.layer is not None and s.role in roles}
+        self.layer = lru_cache(maxsize=1)(self.split_layer)
+
+    def split_layer(self, layer: int) -> Arrays:
+        """The layer's attention tensors with split heads, by name."""
+        plan, source, stage = self.plan, self.plan.source, self.plan.after.stage_of(layer)
+        old, after = canonical.unpack(source, plan.layers[layer]), plan.after.stages[stage]
+        form = split_heads.exact if after.head_dim >= old.attention.head_dim else split_heads.weights_only
+        gain = None if canonical.scale_is_derived(source) else 1.0
+        attention = form(old.attention, after, score_gain=gain, rotary=canonical.rotary(source))
+        shape = plan.after.with_(mlp_dim=plan.before.stages[stage].mlp_dim)  # the MLP is not ours
+        return canonical.pack(replace(old, attention=attention), plan.result.at(shape), layer)
+
+    def __getitem__(self, name: str) -> Array:
+        return self.layer(self.layers[name])[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.layers  # without making the layer
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.layers)
+
+    def __len__(self) -> int:
+        return len(self.layers)

@@ -1,0 +1,192 @@
+"""One type of the library put through the product: a small random model of it is saved, cut, loaded again by its plain
+library, and compared with a cut made by hand in memory.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from leansurgeon import architectures
+from leansurgeon.architectures.base import Architecture
+from leansurgeon.architectures.infer import cuts, inputs
+from leansurgeon.architectures.infer.differences import Level, built, levels
+from leansurgeon.architectures.infer.library import (
+    Library,
+    Unbuildable,
+    class_name,
+    difference,
+    outputs,
+    quietly,
+    whole,
+)
+from leansurgeon.architectures.limits import move_taps, refusals
+from leansurgeon.checkpoints.config import read_config
+from leansurgeon.checkpoints.kind import transformers_class
+from leansurgeon.checkpoints.publish.durable import scratch
+from leansurgeon.checkpoints.source import Source, open_source
+from leansurgeon.errors import LeanSurgeonError, UnsupportedModel, UsageError
+from leansurgeon.reading import jsonfile
+from leansurgeon.shape import Shape
+from leansurgeon.surgery.family_check import USUAL, Drawn, FamilyCheck
+from leansurgeon.surgery.method import Method
+from leansurgeon.surgery.planning import plan
+from leansurgeon.surgery.requested_shape import Wanted
+from leansurgeon.surgery.shrink import Decided, carry_out
+
+BROKEN = (LeanSurgeonError, ImportError, RuntimeError, TypeError, ValueError, AttributeError)  # of a type of theirs
+
+
+def checked(name: str, tower: str | None = None, drawn: Drawn = USUAL) -> FamilyCheck:
+    """Put a type (with flags), or one tower of it, to the test. Whatever a library does ends in the row."""
+    started = time.monotonic()
+    model_type, _, said = name.partition("?")  # `gpt2?scale_attn_by_inverse_layer_idx=true`: flags of its config
+    pairs = (flag.partition("=") for flag in said.split("&") if flag)
+    flags = {key: jsonfile.parse(value, f"{name}: {key}") for key, _, value in pairs}
+    with quietly():
+        cls = class_name(model_type)
+        if cls is None:
+            return FamilyCheck(name, why="transformers has no model for it")
+        try:
+            full = whole({"model_type": model_type, "architectures": [cls]} | flags)
+            library = Library.of(full)
+            small = built(library, full)
+        except (Unbuildable, *BROKEN) as error:
+            row = FamilyCheck(name, cls, why=told(error))
+        else:
+            row = in_scratch(name, cls, partial(through_the_product, name, library, small, tower, drawn))
+    return replace(row, seconds=round(time.monotonic() - started, 1))
+
+
+def told(error: Exception) -> str:
+    """Why no small model of a type was made."""
+    own = isinstance(error, Unbuildable | LeanSurgeonError)
+    return " ".join(str(error).split()) if own else "its library refuses its own default config"
+
+
+def in_scratch(name: str, cls: str, product: Callable[[Path], FamilyCheck]) -> FamilyCheck:
+    """The row that `product` gives in a folder of its own; whatever is raised there ends in the row."""
+    row = FamilyCheck(name, cls, built=True)
+    with scratch() as place:  # where there is none, no row says anything of a family
+        try:
+            return product(place)
+        except LeanSurgeonError as error:
+            refused = dict.fromkeys(("depth", "heads", "mlp_dim"), "")
+            return replace(row, refused=refused, why=" ".join(str(error).split()))
+        except Exception as error:  # a defect of ours; the table shows it
+            return replace(row, why=f"defect: {type(error).__name__}: {' '.join(str(error).split())[:200]}")
+
+
+def through_the_product(
+    name: str, library: Library, small: dict[str, Any], tower: str | None, drawn: Drawn, place: Path
+) -> FamilyCheck:
+    """Cut a small model of the type as a user would, and compare it with a cut by hand."""
+    stages, _ = levels(library, small)
+    if len(stages) == 1 and not stages[0].lists:
+        deeper = cuts.deeper(small, stages[0], drawn.depth)
+        with suppress(Unbuildable):
+            library.build(deeper)
+            small, stages = deeper, levels(library, deeper)[0]
+    model = library.build(small, drawn.seed)
+    model.save_pretrained(place / "source")
+    source = open_source(str(place / "source"), tower=tower)
+    arch, shape = source.architecture, source.shape
+    if arch.section:
+        stages, _ = levels(replace(library, outer=small, section=arch.section), small[arch.section])
+    if len(stages) > len(shape.stages):  # some were not found again by their saved config, and stay as they are
+        layers = [arch.blocks(i).layer for i in range(len(shape.stages))]
+        stages = [next(level for level in stages if level.layer.endswith(layer)) for layer in layers]
+    declared = bool(architectures.declared(small))
+    row = FamilyCheck(name, library.cls.__name__, True, declared, refusals(arch), bool(arch.decoupled))
+    example = partial(inputs.example, model, small, drawn.seed)
+    return compared(row, source, small, model, stages, example, partial(by_plain_library, model))
+
+
+def compared(
+    row: FamilyCheck,
+    source: Source,
+    config: Mapping[str, Any],
+    model: torch.nn.Module,
+    stages: Sequence[Level],
+    example: Callable[[], Mapping[str, Any]],
+    load: Callable[[Path, Architecture], torch.nn.Module],
+) -> FamilyCheck:
+    """The row with what was asked of the product, and how far the outputs of its cut, which `load` gives, are on an
+    `example` from those of `model` cut by hand. The cut stands beside the source.
+    """
+    arch, shape, folder = source.architecture, source.shape, source.folder.with_name("cut")
+    keep = kept(arch, config, shape) if "depth" not in row.refused else None
+    asked = wanted_numbers(shape, arch, row.refused)
+    if not keep and not asked:
+        return replace(row, why="nothing may change")
+    method = Method(keep=",".join(map(str, keep))) if keep else Method()
+    try:
+        made = plan(source, Wanted(**asked), method=method)
+    except UnsupportedModel as error:  # what another form of the family, with more heads, cannot change beside them
+        if not {"heads", "mlp_dim"} <= asked.keys():
+            raise
+        asked = {key: value for key, value in asked.items() if key != "mlp_dim"}
+        row = replace(row, refused={**row.refused, "mlp_dim": f"beside heads: {error.message}"})
+        made = plan(source, Wanted(**asked), method=method)
+    carry_out(Decided(made), folder, check=False)
+    given = example()
+    theirs = outputs(load(folder, made.architecture), given)
+    gone = [i for i in range(shape.depth) if keep and i not in keep]
+    with ExitStack() as stack:  # blocks that are gone pass on what they receive
+        for level, span in zip(stages, shape.spans, strict=False):
+            here = [i - span.start for i in gone if i in span]
+            stack.enter_context(cuts.passed_over(model, level, here))
+        by_hand = outputs(model, given)
+    return replace(row, asked=asked | ({"keep": keep} if keep else {}), difference=difference(by_hand, theirs))
+
+
+def kept(arch: Architecture, small: Mapping[str, Any], shape: Shape) -> list[int]:
+    """All layers but the second and the last but one of each stage; where they alternate, all but the second group; of
+    those where others listen, all but the first.
+    """
+    layers, period = [], arch.period
+    for number, (stage, span) in enumerate(zip(shape.stages, shape.spans, strict=True)):
+        least = arch.stay[number] if arch.stay else 0
+        gone = {max(1, least), stage.depth - 2} if stage.depth > 3 else {stage.depth - 1}
+        gone = gone if period == 1 else {i for i in range(stage.depth) if i // period == 1 and stage.depth > 2 * period}
+        left = [i for i in range(stage.depth) if i not in gone]
+        try:
+            move_taps(arch.taps, (dict(arch.flat(dict(small))), dict(small)), left, stage.depth)
+        except UsageError:
+            left = list(range(1, stage.depth))
+        layers += [span[i] for i in left]
+    return layers
+
+
+def wanted_numbers(shape: Shape, arch: Architecture, refused: Mapping[str, str]) -> dict[str, str]:
+    """The numbers to ask for: twice the heads, a larger MLP; none that the type refuses."""
+    numbers = {}
+    if "heads" not in refused:
+        numbers = {"heads": "2x", "head_dim": "keep"}
+    if "mlp_dim" not in refused:
+        keys = [arch.blocks(number).keys or arch.keys for number in range(len(shape.stages))]
+        pairs = zip(shape.stages, keys, strict=True)
+        more = [stage.mlp_dim + (stage.width if keys.mlp_ratio else 16) for stage, keys in pairs]
+        numbers["mlp_dim"] = ",".join(map(str, more))
+    return numbers
+
+
+def by_plain_library(model: torch.nn.Module, folder: Path, arch: Architecture) -> torch.nn.Module:
+    """The result as a user loads it: with the library's class, or with the modelling file that came along."""
+    how = {"output_loading_info": True, "attn_implementation": "eager", "dtype": torch.float32}
+    if arch.library == "leansurgeon":
+        name = read_config(folder)["architectures"][0]
+        loaded, info = transformers_class(arch, name).from_pretrained(folder, **how)
+    else:
+        loaded, info = type(model).from_pretrained(folder, **how)
+    wrong = next((info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys") if info[key]), None)
+    if wrong:
+        raise LeanSurgeonError(f"The result does not load: {sorted(map(str, wrong))[0]}.")
+    return loaded.eval()

@@ -1,0 +1,75 @@
+"""One model of timm put through the product: a small random one of that name is saved by timm, cut, loaded again
+by `timm.create_model`, and compared with a cut made by hand in memory.
+"""
+
+from __future__ import annotations
+
+import importlib
+import time
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import timm
+import torch
+from safetensors.torch import save_file
+from timm.models._hub import save_config_for_hf
+
+from leansurgeon import architectures
+from leansurgeon.architectures.base import Architecture, Config
+from leansurgeon.architectures.infer.differences import levels
+from leansurgeon.architectures.infer.library import quietly
+from leansurgeon.architectures.infer.timm_models import arguments
+from leansurgeon.architectures.infer.timm_models.library import TimmLibrary, args_of
+from leansurgeon.architectures.infer.timm_models.search import first_small
+from leansurgeon.architectures.limits import refusals
+from leansurgeon.checkpoints.config import read_config
+from leansurgeon.checkpoints.model import entry_module
+from leansurgeon.checkpoints.source import open_source
+from leansurgeon.surgery.family_check import PREFIX, USUAL, Drawn, FamilyCheck
+from leansurgeon.surgery.undeclared import compared, in_scratch, told
+
+
+def checked(name: str, tower: None = None, drawn: Drawn = USUAL) -> FamilyCheck:
+    """Put a name (`timm/NAME`) to the test. Whatever timm does ends in the row."""
+    started, entry = time.monotonic(), name.removeprefix(PREFIX)
+    with quietly():
+        try:
+            flat = {"model_type": entry} | arguments.flattened(arguments.numbers_of(entry, {}))
+            small, library = first_small(TimmLibrary.of(flat), flat)
+        except Exception as error:  # timm raises whatever it likes
+            row = FamilyCheck(name, why=told(error))
+        else:
+            row = in_scratch(name, library.cls.__name__, partial(through_the_product, name, library, small, drawn.seed))
+    return replace(row, seconds=round(time.monotonic() - started, 1))
+
+
+def through_the_product(name: str, library: TimmLibrary, small: Config, seed: int, scratch: Path) -> FamilyCheck:
+    """Cut a small model of this name as a user would, and compare it with a cut by hand."""
+    model = library.build(small, seed)
+    save(model, scratch / "source", args_of(small))
+    source = open_source(str(scratch / "source"))
+    arch, expected = source.architecture, len(source.shape.stages)
+    declared = architectures.declared(source.config) is not None
+    row = FamilyCheck(name, library.cls.__name__, True, declared, refusals(arch), bool(arch.decoupled))
+    stages, _ = levels(library, small)
+    if len(stages) != expected:
+        return replace(row, why=f"{len(stages)} lists of blocks are found, and its declaration has {expected}")
+    return compared(row, source, {}, model, stages, partial(library.example, model, small, seed), loaded)
+
+
+def save(model: torch.nn.Module, folder: Path, args: Config) -> None:
+    """A folder as `timm.models.save_for_hf` writes it, also where modules share tensors, as published ones hold them:
+    once under each name.
+    """
+    folder.mkdir()
+    state = {name: tensor.clone().contiguous() for name, tensor in model.state_dict().items()}
+    save_file(state, folder / "model.safetensors")
+    save_config_for_hf(model, folder / "config.json", model_args=args)
+
+
+def loaded(folder: Path, _: Architecture) -> torch.nn.Module:
+    """The result as a user loads it; one of our entry points is registered first."""
+    if (entry := read_config(folder)["architecture"]).startswith("leansurgeon_"):
+        importlib.import_module(entry_module(entry))
+    return timm.create_model(f"local-dir:{folder}", pretrained=True).eval()

@@ -1,0 +1,265 @@
+"""Undo: the source's shape and bits back out of a result of exact operators. numpy only.
+
+An exact operator loses nothing: the old heads and units stand among the new ones, and surgery.json says which operator
+put them where. The forward maps of `apply` (old place of every new entry) are read backwards. That needs the entries
+to be still what surgery left: new heads and units silent, copies equal. It is checked tensor by tensor, so a model that
+was trained or edited after surgery is refused even where its record does not say so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from leansurgeon import architectures
+from leansurgeon.architectures.base import Config, TensorSpec
+from leansurgeon.checkpoints import whereabouts
+from leansurgeon.checkpoints.config import check
+from leansurgeon.checkpoints.digests import sha256
+from leansurgeon.checkpoints.family import write_config
+from leansurgeon.checkpoints.foreign import companions
+from leansurgeon.checkpoints.proof.prove import prove
+from leansurgeon.checkpoints.provenance import write_surgery
+from leansurgeon.checkpoints.publish.card import write_card
+from leansurgeon.checkpoints.publish.output import check_apart, output_folder
+from leansurgeon.checkpoints.record import TRAINED, Origin, SurgeryRecord
+from leansurgeon.checkpoints.recorded.decided import Decisions, Verified
+from leansurgeon.checkpoints.recorded.planned import Step
+from leansurgeon.checkpoints.reshaped import Reshaped
+from leansurgeon.checkpoints.source import Source, tower_of, unchanged
+from leansurgeon.checkpoints.weights import RAW, Out, Weights, same_bytes, write
+from leansurgeon.errors import LeanSurgeonError, UnsupportedModel, UsageError
+from leansurgeon.progress import Say, silent
+from leansurgeon.surgery.class_attention import follow
+from leansurgeon.surgery.method import Method
+from leansurgeon.surgery.planning import Plan
+from leansurgeon.surgery.transfer import FRESH, Transfer
+
+SILENT = ("o", "down")  # roles whose new columns are zero
+COPIED = ("add-heads", "split-heads", "widen-mlp")  # operators that move entries and compute nothing
+UNDO = "undo-"
+METHOD = {f.name for f in fields(Method)}
+
+
+@dataclass(frozen=True)
+class Undo:
+    """The way back: `plan` leads from the model as it is to its source's shape, `forward` is the one that made it."""
+
+    record: SurgeryRecord  # the surgery.json that is undone
+    plan: Plan
+    forward: Transfer
+    config: Config
+
+    def tensors(self) -> list[Out]:
+        """In the order of the safetensors library (wide dtypes first, then names), so that the file of a source that it
+        wrote comes back byte for byte.
+        """
+        return sorted(map(self.tensor, self.forward.source.specs), key=lambda out: (-RAW[out.dtype].itemsize, out.name))
+
+    def tensor(self, spec: TensorSpec) -> Out:
+        """A tensor of the model before the surgery: copied, or gathered from the new one."""
+        entry, picks = self.plan.source.weights.entries[spec.name], self.forward.picks(spec)
+        if picks is None:
+            return Out(spec.name, entry.dtype, entry.shape, entry=entry)
+        return Out(spec.name, entry.dtype, spec.shape, make=partial(self.gathered, spec, picks))
+
+    def gathered(self, spec: TensorSpec, picks: list[np.ndarray]) -> np.ndarray:
+        """The old entries, of each its first copy, taken from where `picks` (the old place of every new entry, by axis)
+        has put them. Raises `UsageError` where training has changed the others.
+        """
+        new = self.plan.source.weights.raw(spec.name)
+        firsts = [first[places != FRESH] for places, first in (np.unique(p, return_index=True) for p in picks)]
+        old = new[np.ix_(*firsts)]
+        if not untouched(new, old, picks, spec.role):
+            raise UsageError(
+                f"'{spec.name}' is not what surgery left: what was silent or a copy there has learned since.",
+                "A model that was trained after surgery cannot be undone; take the source itself.",
+            )
+        return old
+
+
+def untouched(new: np.ndarray, old: np.ndarray, picks: list[np.ndarray], role: str) -> bool:
+    """Whether `new` is still what the operators make of `old`, new entries that speak to nobody left aside."""
+    places = [np.flatnonzero(pick != FRESH) for pick in picks]
+    copies = new[np.ix_(*places)]
+    if not np.array_equal(copies, old[np.ix_(*[p[at] for p, at in zip(picks, places, strict=True)])]):
+        return False
+    if role in SILENT:
+        return int(np.count_nonzero(new)) == int(np.count_nonzero(copies))
+    if role == "head_mix" and new.ndim > 1:  # old heads hear nothing of new ones
+        return not new[np.ix_(places[0], np.flatnonzero(picks[1] == FRESH))].any()
+    return True
+
+
+# -- whether and how -------------------------------------------------------------------------------
+
+
+def plan_undo(source: Source) -> Undo:
+    """The way back for an opened result. Raises `UsageError` with the reason where there is none."""
+    record = undoable(source)
+    steps, before, now = record.plan, record.plan.before, source.shape
+    if record.plan.after != now:
+        raise UsageError(
+            f"{source.name} has another shape than its surgery.json says, so what was done is not known.",
+            f"`leansurgeon inspect {source.name}` says more.",
+        )
+    source = follow(source) if steps.class_attention else source
+    was = Reshaped(source, source.architecture, before)
+    config = record.source_config
+    check(config or {}, source.folder)
+    architecture = architectures.of(config, tower_of(record, config)) if config else source.architecture
+    if architecture.name == source.architecture.name:
+        architecture = replace(architecture, code=source.architecture.code)  # what is trusted travels back, too
+    config = config or architecture.with_shape(source.config, before)
+    parameters = [source.parameters, was.parameters]
+    back = Plan(
+        before=now,
+        target=replace(was, architecture=architecture),
+        policy=str(steps.head_policy or "keep"),
+        why=f"undone: {', '.join(step.name for step in record.plan.operators)}, as surgery.json records it",
+        init="transfer",
+        seed=steps.seed or 0,
+        method=Method(**{key: value for key, value in steps.method.items() if key in METHOD}),
+        calibrated=False,
+        layers=tuple(range(now.depth)),
+        operators=tuple(inverse(step) for step in reversed(record.plan.operators)),
+        parameters_before=parameters[0],
+        parameters_after=parameters[1],
+        saved_by={
+            "heads": parameters[0].attention - parameters[1].attention,
+            "mlp": parameters[0].mlp - parameters[1].mlp,
+        },
+        class_attention=steps.class_attention,
+    )
+    made = Reshaped(replace(source, specs=was.specs), source.architecture, now)
+    forward = Transfer(replace(back, before=before, target=made))
+    return Undo(record, back, forward, config)
+
+
+def undoable(source: Source) -> SurgeryRecord:
+    """The record to undo. Raises `UsageError` with the sentence that says what is in the way."""
+    own = "Take the source itself."
+    if source.record_trouble:
+        raise UsageError(f"What was done to {source.name} is not known: {source.record_trouble}")
+    record = source.record and (source.record.restored or source.record)
+    if source.weights is None or record is None:
+        raise UsageError(f"{source.name} has no surgery.json, so nothing is recorded that could be undone.")
+    if record.plan.before is None or record.plan.after is None:
+        raise UsageError(f"The surgery.json of {source.name} holds no plan, so what was done is not known.")
+    names = [step.name for step in record.plan.operators]
+    if not names or all(name.startswith(UNDO) for name in names):
+        raise UsageError(f"{source.name} has the shape and the tensors of its source; nothing is left to undo.")
+    lossy = next((step for step in record.plan.operators if step.exactness != "exact"), None)
+    if lossy:
+        raise UsageError(
+            f"{lossy.name} cannot be undone, since it forgets what it takes away: {lossy.says}.",
+            f"Source: {record.source.name}.",
+        )
+    if source.record.initialised == TRAINED:
+        raise UsageError(
+            f"The model was trained after {' and '.join(names)}: new heads and units are not silent any more, and old "
+            "ones have moved on.",
+            own,
+        )
+    if "balance" in names:
+        raise UsageError(
+            "balance cannot be undone to the bit: it puts values and outputs into another basis, and surgery.json does "
+            "not keep the old one.",
+            own,
+        )
+    strange = next((name for name in names if name not in COPIED), None)
+    sizes = [[stage.head_dim for stage in shape.stages] for shape in (record.plan.before, record.plan.after)]
+    if strange or sizes[0] != sizes[1]:
+        why = "heads of another size have rescaled scores" if not strange else "no way back is known"
+        raise UsageError(f"{strange or 'split-heads'} cannot be undone to the bit: {why}.", own)
+    return record
+
+
+def inverse(step: Step) -> Step:
+    """The step that takes back an exact one."""
+    says = {
+        "add-heads": "take the added heads away",
+        "split-heads": "join the children of every head",
+        "widen-mlp": "take the added MLP units away",
+    }[step.name]
+    return Step(UNDO + step.name, "exact", says, dict(step.settings))
+
+
+# -- carry out and verify --------------------------------------------------------------------------
+
+
+def carry_out(steps: Undo, folder: Path, *, force: bool = False, say: Say = silent) -> SurgeryRecord:
+    """Write the source's shape back to `folder`, verify it, and return the record of its surgery.json.
+
+    It is compared bit by bit with the source where that is at hand and unchanged (`verified.by` is `source`, or
+    `sha256` where the written file itself has the recorded digest), else reloaded and compared with the model that was
+    undone.
+    """
+    source, total = steps.plan.source, steps.plan.parameters_after.total
+    check_apart(folder, source.folder)
+    with output_folder(folder, force=force) as aside, unchanged(source):
+        paths = write(aside, steps.tensors())
+        write_config(aside, steps.config, steps.plan.architecture)
+        companions.copy(source.folder, aside)
+        verified, proof = verify(steps, aside, paths), None
+        if verified.by == "reload":
+            say("Written; now reloading it in a fresh process ...")
+            families = (steps.plan.architecture, source.architecture)
+            proof = prove(aside, total, source=source.folder, exact=True, families=families)
+        elif verified.differing:
+            raise LeanSurgeonError(
+                f"'{verified.differing[0]}' is not bit for bit that of {verified.source}.",
+                "Nothing was kept. Please report this.",
+            )
+        restored = steps.record.source_surgery
+        decided = Decisions(verified=verified)
+        record = write_surgery(aside, source, steps.plan.recorded(), decided, proof, restored=restored)
+        write_card(aside, record, folder.resolve().name, source.folder)
+    return record
+
+
+def verify(steps: Undo, written: Path, paths: list[Path]) -> Verified:
+    """How the result can be held against the source, and what differs."""
+    origin = steps.record.source
+    recorded = set(origin.sha256.values())
+    if recorded and {sha256(path) for path in paths} == recorded:
+        return Verified("sha256", origin.name, ())
+    files = at_hand(origin, recorded)
+    if not files:
+        return Verified("reload", origin.name, ())
+    old = Weights.open(files[0].parent).renamed(steps.plan.architecture.renames)
+    new = Weights.open(written)
+    left = tuple(sorted(set(old.entries) - set(new.entries)))
+    return Verified("source", origin.name, tuple(sorted(unequal(new, old))), left)
+
+
+def unequal(new: Weights, old: Weights) -> Iterator[str]:
+    """Names of the tensors that differ in dtype, shape or bytes."""
+    for name, entry in new.entries.items():
+        other = old.entries.get(name)
+        if other is None or entry.shape != other.shape or not same_bytes(entry, other):
+            yield name
+
+
+def at_hand(origin: Origin, recorded: set[str]) -> list[Path]:
+    """The source's weight files, where they lie on this machine and are still those of the record."""
+    folder = cached(origin.name) if origin.kind == "hub" else whereabouts.find(origin)
+    try:
+        files = Weights.open(folder).files if folder else []
+    except UnsupportedModel:
+        return []
+    return files if recorded and {sha256(file) for file in files} == recorded else []
+
+
+def cached(name: str) -> Path | None:
+    """A hub model's folder in the cache; nothing is fetched."""
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(name, local_files_only=True))
+    except Exception:  # not there, or no valid name: the library raises many kinds
+        return None

@@ -1,0 +1,106 @@
+"""Passes of a calibrated cut: counted as they were foretold, and within their bounds in every family."""
+
+from contextlib import ExitStack
+
+import pytest
+
+from leansurgeon.checkpoints.source import open_source
+from leansurgeon.measure.data.calibration import Calibration
+from leansurgeon.measure.data.pairs import Seq2Seq
+from leansurgeon.report.tables.cut import decided_table
+from leansurgeon.surgery.budget import Budget
+from leansurgeon.surgery.calibrate import calibrate, compete, walk
+from leansurgeon.surgery.candidates import Candidate
+from leansurgeon.surgery.context import PARTS, Ground, Options, View
+from leansurgeon.surgery.planning import plan
+from leansurgeon.surgery.requested_shape import Wanted
+from tests.surgery.test_calibrate import image_batches, text_batches
+from tests.surgery.test_encoder_decoder import pairs
+
+DEEP = {"gpt2": {"n_layer": 8}, "bert": {"num_hidden_layers": 8}, "vit": {"num_hidden_layers": 6}, "t5": {}, "bart": {}}
+CUTS = [
+    ("gpt2", {"layers": "5"}),
+    ("bert", {"layers": "5"}),
+    ("vit", {"layers": "4"}),
+    ("t5", {"layers": "3"}),
+    ("bart", {"layers": "2"}),
+    ("gpt2", {"layers": "6", "mlp_dim": "24"}),
+]
+
+
+def samples(family: str) -> Calibration:
+    def batches(count: int, seed: int) -> list:
+        if family in ("t5", "bart"):
+            return pairs(count, seed)
+        return (image_batches if family == "vit" else text_batches)(count, seed, family)
+
+    parts = {name: batches(n, seed) for name, n, seed in (("fit", 24, 2), ("guard", 8, 3), ("heldout", 1, 4))}
+    return Calibration("tiny", "tiny", "-", **parts, task=Seq2Seq() if family in ("t5", "bart") else None)
+
+
+@pytest.fixture
+def passes(monkeypatch):
+    """Passes behind choice and closed refit, by the bound on them, of every cut."""
+    found = []
+
+    def noted(ground, *rest):
+        best = compete(ground, *rest)
+        found.append((ground.passes(), ground.most_closed / ground.one_pass))
+        return best
+
+    monkeypatch.setattr("leansurgeon.surgery.calibrate.compete", noted)
+    return found
+
+
+@pytest.mark.parametrize(("family", "wanted"), CUTS)
+def test_cuts_stay_within_both_bounds(family, wanted, saved, passes, monkeypatch):
+    monkeypatch.setattr("leansurgeon.surgery.context.LEAST", 0)
+    source, data = open_source(str(saved(family, **DEEP[family])[0])), samples(family)
+    steps, said = plan(source, Wanted(**wanted), calibrated=True), []
+    spent = []
+    for budget in (Budget(), Budget(2.0, 4.5)):
+        outcome = calibrate(steps, data, Options(heal="local", budget=budget), said.append)
+        outcome.close()
+        closed, bound = passes.pop()
+        on_top = "mlp_dim" in wanted  # layers that are made anew
+        assert bound > budget.choice if on_top else bound == pytest.approx(budget.choice)
+        assert 1 < closed <= bound + 1e-9 and closed <= outcome.record.passes <= budget.whole
+        spent.append(outcome.record.passes)
+        assert all(words in decided_table(outcome.record).replace("\n", " ") for words in outcome.record.held_back)
+    assert spent[1] < spent[0]
+    told = [line for line in said if line.startswith("About")]
+    assert len(told) == 2 and source.name in told[0] and "passes" in told[1]
+
+
+@pytest.mark.parametrize(("family", "kept"), [("gpt2", (0, 1, 2, 5, 6, 7)), ("bert", (0, 3, 4, 5)), ("vit", (0, 1, 4))])
+def test_a_candidate_takes_what_was_said(family, kept, saved):
+    source, data = open_source(str(saved(family, **DEEP[family])[0])), samples(family)
+    steps = plan(source, Wanted(layers=str(len(kept))), calibrated=True)
+    for way in (Candidate(kept, "as listed"), Candidate(kept, "", attention=True, later=True)):
+        if (way.attention or way.later) and source.architecture.norm != "pre":
+            continue
+        here = Ground(steps, data, Options(heal="closed", keep=kept))
+        batches = {part: getattr(data, part) for part in PARTS}
+        foretold = here.cost(way, batches)
+        here = Ground(steps, data, Options(heal="closed", keep=kept))
+        with ExitStack() as held:
+            compete(here, View.of(data, None), [way], held, [], "")
+        assert here.work - here.one_pass == pytest.approx(foretold, rel=0.1)
+
+
+def test_a_pass_of_two_stacks_is_what_their_blocks_see(saved):
+    """An encoder and a decoder read texts of different lengths."""
+    source, data = open_source(str(saved("t5")[0])), samples("t5")
+    here = Ground(plan(source, Wanted(layers="3"), calibrated=True), data, Options(heal="none"))
+    whole = View.of(data, None)
+    walk(here, whole, [], "")
+    assert here.work == here.one_pass
+    assert here.one_pass != 8 * sum(b["input_ids"].numel() for part in PARTS for b in getattr(data, part))
+
+
+def test_little_data_costs_no_sets_of_layers(saved):
+    source, data = open_source(str(saved("gpt2", **DEEP["gpt2"])[0])), samples("gpt2")
+    steps = plan(source, Wanted(layers="5"), calibrated=True)
+    outcome = calibrate(steps, data, Options(heal="closed"))
+    outcome.close()
+    assert outcome.record.passes > 3 and not outcome.record.held_back

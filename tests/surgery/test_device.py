@@ -1,0 +1,186 @@
+"""Calibrated surgery on a GPU that is pretended: the choices and tensors of the CPU, states where there is room."""
+
+from __future__ import annotations
+
+import os
+from contextlib import closing
+
+import numpy as np
+import pytest
+import torch
+
+from leansurgeon.checkpoints.source import open_source
+from leansurgeon.commands.shrink import ShrinkRequest, shrink
+from leansurgeon.errors import UsageError
+from leansurgeon.measure import device
+from leansurgeon.measure.data.calibration import Calibration
+from leansurgeon.surgery import context, local_fit
+from leansurgeon.surgery.calibrate import calibrate
+from leansurgeon.surgery.context import Ground, Options
+from leansurgeon.surgery.method import Method
+from leansurgeon.surgery.planning import plan
+from leansurgeon.surgery.requested_shape import Wanted
+from tests.conftest import VISION
+from tests.support.pretend_gpu import plugged_in
+
+PIXELS = (VISION["num_channels"], VISION["image_size"], VISION["image_size"])
+CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
+
+
+def data(family: str) -> Calibration:
+    draws = torch.Generator().manual_seed(0)
+
+    def batches(count: int) -> list[dict[str, torch.Tensor]]:
+        if family == "vit":
+            return [{"pixel_values": torch.randn(4, *PIXELS, generator=draws)} for _ in range(count)]
+        mask = torch.ones(4, 12, dtype=torch.long)
+        mask[2:, 8:] = 0
+        ids = [torch.randint(5, 60, (4, 12), generator=draws) for _ in range(count)]
+        if family == "bert":
+            return [{"input_ids": x, "attention_mask": mask, "labels": x} for x in ids]
+        return [{"input_ids": x, "labels": x} for x in ids]
+
+    return Calibration("noise", "noise", "-", batches(6), batches(2), batches(1))
+
+
+def cut(
+    source, wanted: Wanted, method: Method, samples: Calibration, device: str
+) -> tuple[tuple[int, ...], dict[str, np.ndarray]]:
+    options = Options(heal=method.heal, device=device)
+    outcome = calibrate(plan(source, wanted, 0, method, calibrated=True), samples, options)
+    found = outcome.record.layers, {name: np.array(values) for name, values in outcome.edits.items()}
+    outcome.close()
+    return found
+
+
+WISHES = [
+    ("gpt2", Wanted(layers="2"), Method()),
+    ("bert", Wanted(layers="3", heads="2x", head_dim="split"), Method(heal="closed")),
+    ("vit", Wanted(layers="3", heads="2", mlp_dim="40", head_dim="keep"), Method(heal="closed")),
+]
+
+
+@pytest.mark.parametrize(("family", "wanted", "method"), WISHES, ids=lambda v: v if isinstance(v, str) else "")
+@pytest.mark.parametrize("room", [0.3, 0.0], ids=["states there", "states here"])
+def test_a_gpu_chooses_and_makes_what_a_cpu_does(family, wanted, method, room, saved, monkeypatch):
+    monkeypatch.setattr("leansurgeon.surgery.context.SHARE", room)
+    source, samples = open_source(str(saved(family)[0])), data(family)
+    layers, tensors = cut(source, wanted, method, samples, "cpu")
+    with plugged_in(monkeypatch) as gpu:
+        found = cut(source, wanted, method, samples, "cuda:0")
+    assert gpu.waits["to the gpu"] and found[0] == layers and found[1].keys() == tensors.keys() != set()
+    for name, values in tensors.items():
+        # A GPU takes the sums of a refit in fp32, a CPU in fp64.
+        assert np.linalg.norm(found[1][name] - values) < 2e-3 * np.linalg.norm(values) + 1e-4, name
+
+
+@pytest.mark.parametrize("asked", ["auto", "cuda:0", "cpu"])
+def test_auto_takes_a_gpu_for_a_cut(asked, saved, tmp_path, monkeypatch):
+    class Asked(Exception):
+        pass
+
+    def look(steps, calibration, options, say):
+        raise Asked(options.device)
+
+    monkeypatch.setattr("leansurgeon.surgery.calibrate.calibrate_safely", look)
+    said: list[str] = []
+    with plugged_in(monkeypatch, count=3), pytest.raises(Asked) as found:
+        request = ShrinkRequest(source=str(saved("vit")[0]), layers=2, out=tmp_path / "out", device=asked)
+        shrink(request, said.append)
+    assert found.value.args == ("cpu" if asked == "cpu" else "cuda:0",)
+    assert any("on cuda:0" in line for line in said) is (asked != "cpu")
+
+
+def test_states_rest_on_the_host_where_they_are_too_many(saved, monkeypatch):
+    source = open_source(str(saved("gpt2")[0]))
+    steps = plan(source, Wanted(layers="2"), calibrated=True)
+    with plugged_in(monkeypatch):
+        assert Ground(steps, data("gpt2"), Options(device="cuda:0")).home == GPU
+        monkeypatch.setattr("leansurgeon.surgery.context.SHARE", 1e-9)
+        there = Ground(steps, data("gpt2"), Options(device="cuda:0"))
+        streams = context.View.of(there.calibration, None).streams(there.teacher)["fit"]
+        there.fill(0)
+        assert there.home == CPU and {h.device for h in [*streams.hidden, *streams.run()]} == {CPU}
+        assert streams.call(0, streams.hidden[0]).device == GPU
+    assert Ground(steps, data("gpt2")).home == CPU
+
+
+def test_products_in_bf16_where_they_agree(saved, monkeypatch):
+    source = open_source(str(saved("llama", hidden_size=256, num_attention_heads=4, num_key_value_heads=2)[0]))
+    steps = plan(source, Wanted(layers="2"), calibrated=True)
+    with plugged_in(monkeypatch):
+        made = Ground(steps, data("llama"), Options(device="cuda:0"))
+        stream = context.View.of(made.calibration, None).streams(made.teacher)["guard"]
+        made.fill(0)
+        plain = stream.run()[0].cpu()
+        monkeypatch.setattr("leansurgeon.surgery.context.AGREES", 1.0)
+        made.choose_products()
+        made.fill(0)  # the comparison has emptied it
+        rounded = stream.run()[0].cpu()
+        error = float((plain - rounded).norm() / plain.norm())
+        assert rounded.dtype == torch.float32 and 1e-5 < error < 0.05
+        monkeypatch.setattr("leansurgeon.surgery.context.AGREES", 0.0)
+        strict = Ground(steps, data("llama"), Options(device="cuda:0"))
+        assert not strict.bf16
+
+
+def test_a_cut_in_bf16_is_refitted_as_in_fp32(saved, monkeypatch):
+    """Whether a projection reaches the block's output in a straight line is not a question of rounding."""
+    source = open_source(str(saved("llama", hidden_size=256, num_attention_heads=4, num_key_value_heads=2)[0]))
+    steps = plan(source, Wanted(layers="2"), calibrated=True)
+    after = {}
+    for narrow in (False, True):
+        for module in (context, local_fit):  # whatever this processor can
+            monkeypatch.setattr(module, "has_bf16", lambda _, narrow=narrow: narrow)
+        monkeypatch.setattr("leansurgeon.surgery.context.AGREES", 1.0)
+        with closing(calibrate(steps, data("llama"), Options(keep=(0, 1), heal="closed"))) as outcome:
+            (made,) = outcome.record.decisions
+            assert made.refit.down.kept and made.error_after < made.error_before
+            after[narrow] = made.error_after
+    assert after[True] != after[False] and abs(after[True] / after[False] - 1) < 0.05
+
+
+def test_the_device_is_the_users(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert device.chosen("auto") == device.chosen("cpu") == "cpu"
+    for word in ("gpu", "cuda:", "cuda:x", "cuda:0", "cuda"):
+        with pytest.raises(UsageError):
+            device.chosen(word)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert [device.chosen(word) for word in ("auto", "cuda", "cuda:1")] == ["cuda:0", "cuda:0", "cuda:1"]
+    with pytest.raises(UsageError, match="cuda:0 to cuda:1"):
+        device.chosen("cuda:2")
+
+
+def test_spans_follow_from_the_model_and_not_from_the_machine(saved, monkeypatch):
+    """Five copies in fp32 of the blocks take no more than the weights do, whatever is free here."""
+    source = open_source(str(saved("gpt2")[0]))
+    steps = plan(source, Wanted(layers="3"), calibrated=True)
+    block = sum(spec.size for spec in source.specs if spec.layer == 0)
+    size = sum(4 * spec.size for spec in source.specs)
+    for free in (0, 2**50):
+        for module in (device, context):
+            monkeypatch.setattr(module, "free_memory", lambda free=free: free, raising=False)
+        assert Ground(steps, data("gpt2")).longest_span == context.FITTED // (20 * block) > source.shape.depth
+    monkeypatch.setattr("leansurgeon.surgery.context.FITTED", 0)
+    assert Ground(steps, data("gpt2")).longest_span == size // (20 * block)
+    for blocks, fitted in ((2, 1), (1, 0)):
+        monkeypatch.setattr(Ground, "longest_span", blocks)
+        outcome = calibrate(steps, data("gpt2"), Options(keep=(0, 1, 3), heal="local"))
+        outcome.close()
+        assert [len(cut.spans) for cut in outcome.record.healing.local.cuts] == [fitted]
+
+
+def test_free_memory_is_that_of_the_container(tmp_path, monkeypatch):
+    monkeypatch.setattr(device, "MEMINFO", tmp_path / "meminfo")
+    monkeypatch.setattr(device, "CGROUP", tmp_path)
+    assert device.free_memory() == os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    (tmp_path / "meminfo").write_text("MemTotal: 9000 kB\nMemAvailable:   5000 kB\n")
+    assert device.free_memory() == 5000 * 1024
+    (tmp_path / "memory.max").write_text("3000000\n")
+    (tmp_path / "memory.current").write_text("2500000\n")
+    (tmp_path / "memory.stat").write_text("anon 1000000\ninactive_file 400000\n")
+    assert device.free_memory() == 3_000_000 - 2_100_000
+    (tmp_path / "memory.max").write_text("max\n")
+    assert device.free_memory() == 5000 * 1024

@@ -1,0 +1,158 @@
+"""The doctor must pass every family, and catch declarations that are wrong in a role or in what operators rely on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from leansurgeon.architectures.base import Tensor
+from leansurgeon.checkpoints.source import open_source
+from leansurgeon.surgery import doctor, roles
+from leansurgeon.surgery.doctor import OPERATORS, ROLES, examine
+from tests.conftest import FAMILIES, FIXED, SPLIT_ONLY
+from tests.support.models.small_models import OURS, cut
+from tests.support.models.undeclared import small_model
+
+SEVERAL = {"t5", "mt5", "bart", "mbart", "davit-b", "volo-d3"}  # attentions in a block, or one without queries
+ROTATING = {"llama", "qwen2", "gemma", "smollm3", "dinov3_vit", "gpt_neox", "glm4"}
+WINDOWS = {"mistral", "modernbert"}
+# What stands in the way of heads of another size, besides.
+OTHERWISE = {"qwen3", "gemma3_text", "olmo2", "nystromformer", "siglip_vision_model", "lra/listops", "xcit-m"}
+NOT_TRIED = {
+    "added heads": {*SPLIT_ONLY, *FIXED},
+    "split heads": {*SPLIT_ONLY, *FIXED, *SEVERAL, "xcit-m"},
+    "smaller heads": SEVERAL | ROTATING | WINDOWS | OTHERWISE,
+}
+
+
+def wrong(checks):
+    return {c.name: c.says for c in checks if c.ok is False}
+
+
+def not_tried(checks):
+    return {c.name for c in checks if c.ok is None}
+
+
+def expected(name):
+    return {operator for operator, families in NOT_TRIED.items() if name in families}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_doctor_finds_every_family_as_declared(family, saved):
+    folder, model = saved(family)
+    checks = examine(open_source(str(folder)))
+    assert wrong(checks) == {} and not_tried(checks) == expected(family)
+    assert [c.name for c in checks] == [*ROLES, "control", *OPERATORS]
+    assert f"{sum(p.numel() for p in model.parameters()):,} parameters" in checks[0].says
+
+
+@pytest.mark.parametrize("preset", OURS)
+def test_the_doctor_finds_our_own_models_as_declared(preset):
+    checks = examine(open_source(preset, config_changes=OURS[preset]))
+    assert wrong(checks) == {} and not_tried(checks) == expected(preset)
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta", "gpt2"])
+def test_the_doctor_finds_decoupled_heads_as_declared(family, saved, tmp_path):
+    folder, _ = saved(family)
+    source = open_source(str(cut(folder, tmp_path / "wide", heads="8", head_dim="keep")))
+    assert source.architecture.library == "leansurgeon"
+    checks = examine(source)
+    assert wrong(checks) == {} and not_tried(checks) == {"smaller heads"}
+
+
+def test_a_large_model_is_cut_down_before_operators_are_tried(saved, monkeypatch):
+    """Alternating layers of Mistral's kind keep their order; the roles are still examined on the whole model."""
+    folder, model = saved("qwen3", num_hidden_layers=6)
+    monkeypatch.setattr(roles, "LARGE", 60_000)
+    seen = []
+    monkeypatch.setitem(doctor.OPERATORS, "seen", lambda small: seen.append(small.source.shape.depth) or "")
+    checks = examine(open_source(str(folder)))
+    assert wrong(checks) == {} and seen == [doctor.LAYERS]
+    assert f"{sum(p.numel() for p in model.parameters()):,} parameters" in checks[0].says
+
+
+def as_role(arch, roles: dict[str, str]):
+    """The same declaration with roles renamed."""
+    return replace(arch, block=tuple(replace(t, role=roles.get(t.role, t.role)) for t in arch.block))
+
+
+def with_axes(arch, changes: dict[str, str]):
+    return replace(arch, block=tuple(replace(t, axes=changes.get(t.axes, t.axes)) for t in arch.block))
+
+
+WRONG = [  # family, what is wrong about the declaration, and the check that must notice
+    ("bert", lambda a: as_role(a, {"q": "v", "v": "q"}), "values"),
+    ("bert", lambda a: as_role(a, {"k": "v", "v": "k"}), "values"),
+    ("bert", lambda a: replace(a, projection="encoder.layer.{i}.output.dense"), "output projections"),
+    ("bert", lambda a: replace(a, projection="encoder.layer.{i}.attention.output"), "output projections"),
+    ("bert", lambda a: replace(a, block=a.block[:-1]), "roles"),
+    ("bert", lambda a: replace(a, block=(*a.block, a.block[0])), "roles"),
+    ("bert", lambda a: replace(a, outer=(*a.outer, Tensor("embeddings.scale", "embedding", "width"))), "roles"),
+    ("bert", lambda a: with_axes(a, {"mlp width": "width mlp", "width mlp": "mlp width"}), "roles"),
+    ("distilbert", lambda a: as_role(a, {"up": "down", "down": "up"}), "MLP"),
+    ("distilbert", lambda a: as_role(a, {"up": "q", "q": "up"}), "queries and keys"),
+    # Interleaved head by head in the file, declared as stacked (and the other way round): no shape tells.
+    ("gpt_neox", lambda a: with_axes(a, {"heads*qkv width": "q+kv+kv width", "heads*qkv": "q+kv+kv"}), "values"),
+    ("gpt2", lambda a: with_axes(a, {"width q+kv+kv": "width heads*qkv", "q+kv+kv": "heads*qkv"}), "values"),
+    ("modernbert", lambda a: replace(a, block=tuple(replace(t, in_first=True) for t in a.block)), "roles"),
+]
+
+
+@pytest.mark.parametrize(("family", "spoil", "notices"), WRONG)
+def test_the_doctor_catches_a_wrong_declaration(family, spoil, notices, saved):
+    sizes = dict(hidden_dim=32) if family == "distilbert" else {}  # so that up and down have one shape
+    folder, _ = saved(family, **sizes)
+    source = open_source(str(folder))
+    assert notices in wrong(examine(source, spoil(source.architecture)))
+
+
+def without_heads(arch):
+    """T5's tables of positions as if their columns belonged to no head."""
+
+    def blocks(stage):
+        return replace(stage, block=tuple(replace(t, axes=t.axes.replace("heads", "columns")) for t in stage.block))
+
+    sizes = {**arch.sizes, "columns": lambda config: config["num_heads"]}
+    return replace(arch, stages=tuple(map(blocks, arch.stages)), sizes=sizes)
+
+
+def heads_may_change(arch):
+    """OLMo2 as the shapes in its file have it: norms of queries and keys, as others have them over one head."""
+    block = tuple(replace(t, role="qk_norm" if t.role == "qk_norm_all" else t.role) for t in arch.block)
+    return replace(arch, block=block, refused={})
+
+
+# family, changes of its config, a declaration that fits every tensor and misses how the library computes, and the
+# operator that does not work out with it
+UNFIT = [
+    ("gpt2", dict(scale_attn_by_inverse_layer_idx=True), lambda a: replace(a, depends_on_index=()), "dropped layers"),
+    ("smollm3", dict(no_rope_layers=[1, 0, 1, 1]), lambda a: replace(a, per_layer=("layer_types",)), "dropped layers"),
+    ("t5", {}, without_heads, "another order"),
+    ("olmo2", {}, heads_may_change, "added heads"),
+]
+
+
+@pytest.mark.parametrize(("family", "changes", "spoil", "notices"), UNFIT, ids=[case[0] for case in UNFIT])
+def test_the_doctor_applies_the_operators(family, changes, spoil, notices, saved):
+    folder, _ = saved(family, **changes)
+    source = open_source(str(folder))
+    found = wrong(examine(source, spoil(source.architecture)))
+    assert set(found) & set(ROLES) == set() and notices in found
+
+
+@pytest.mark.parametrize("family", ["dinov3_vit", "dinov2_with_registers"])
+def test_a_model_may_have_no_registers(family, saved):
+    folder, model = saved(family, num_register_tokens=0)
+    source = open_source(str(folder))
+    assert source.parameters.total == sum(p.numel() for p in model.parameters())
+    assert wrong(examine(source)) == {}
+
+
+def test_a_family_that_was_inferred_is_examined_as_any_other(tmp_path):
+    small_model("bloom", tmp_path / "source", n_layer=4)
+    source = open_source(str(tmp_path / "source"))
+    checks = examine(source)
+    assert source.architecture.evidence and wrong(checks) == {}
+    assert {"roles", "rebuild", "control", "another order"}.isdisjoint(not_tried(checks))

@@ -1,0 +1,155 @@
+"""Models with layers of several kinds: a cut keeps one of every kind, each kept layer stays of its own, and the pattern
+by which other programs count them is kept where that costs nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+import transformers
+
+from leansurgeon.checkpoints.source import open_source
+from leansurgeon.errors import UsageError
+from leansurgeon.measure.data.calibration import Calibration
+from leansurgeon.surgery.calibrate import best_of, calibrate, finalists
+from leansurgeon.surgery.candidates import Candidate
+from leansurgeon.surgery.context import Options
+from leansurgeon.surgery.drop_layers import kinds_of, with_every_kind
+from leansurgeon.surgery.method import Method
+from leansurgeon.surgery.planning import plan
+from leansurgeon.surgery.requested_shape import Wanted
+from leansurgeon.surgery.shrink import unread
+from tests.conftest import DECODER, SPECIAL
+from tests.support.command_line import leansurgeon
+from tests.support.published import SMALL, TOKENS, load, saved, skipping
+from tests.surgery.test_calibrate import text_batches
+
+IDS = torch.arange(10, 34).reshape(2, 12)
+
+
+def small_data():
+    return Calibration("tiny", "tiny", "-", *(text_batches(2, seed, "gpt2") for seed in (1, 2, 3)))
+
+
+def silent(model, layers):
+    """Let these layers pass on what they receive: every criterion lets them go first."""
+    for layer in layers:
+        for name, parameter in model.model.layers[layer].named_parameters():
+            if name.endswith(("o_proj.weight", "down_proj.weight", "out_proj.weight")):
+                parameter.data.zero_()
+    return model
+
+
+@pytest.fixture(scope="module")
+def qwen(tmp_path_factory):
+    """As Qwen3.5: every fourth layer has full attention, and the library runs with one of them at least."""
+    config = transformers.Qwen3_5TextConfig(
+        **SMALL, **TOKENS, num_hidden_layers=8, num_key_value_heads=2, head_dim=8, linear_num_key_heads=2,
+        linear_num_value_heads=4, linear_key_head_dim=8, linear_value_head_dim=8,
+    )  # fmt: skip
+    assert [i for i, kind in enumerate(config.layer_types) if kind == "full_attention"] == [3, 7]
+    model = transformers.Qwen3_5ForCausalLM(config)
+    folder = saved(model, tmp_path_factory.mktemp("kinds") / "qwen")
+    silent(model, (3, 7)).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("criterion", ["influence", "auto", "greedy"])
+def test_a_calibrated_set_has_a_layer_of_every_kind(criterion, qwen):
+    source = open_source(str(qwen))
+    steps = plan(source, Wanted(layers="3"), calibrated=True)
+    record = calibrate(steps, small_data(), Options(criterion=criterion, heal="none")).record
+    assert all({3, 7} & set(kept) for kept in [record.layers, *(c.kept for c in record.candidates)])
+    if criterion != "auto":
+        assert record.criterion == f"{criterion}, one of every kind"
+
+
+def test_layers_that_the_library_does_not_run_alone_are_refused_before_the_work(qwen, tmp_path):
+    done = leansurgeon("shrink", qwen, "--keep", "0-2", "--uncalibrated", "-o", tmp_path / "cut")
+    assert done.returncode == 2 and "of the kind of layer 3" in done.stderr and not (tmp_path / "cut").exists()
+    advised = done.stderr.partition("--keep")[2].partition("--keep")[2].split()[0]
+    assert leansurgeon("shrink", qwen, "--keep", advised, "--uncalibrated", "-o", tmp_path / "cut").returncode == 0
+    with pytest.raises(UsageError, match="does not run"):
+        unread(plan(open_source(str(qwen)), Wanted(), method=Method(keep="4-6")))
+
+
+def test_a_missing_kind_comes_in_the_place_of_its_neighbour():
+    kinds = [(0, kind) for kind in "abcabcaa"]
+    assert with_every_kind(kinds, (0, 3, 6)) == (0, 4, 5)  # the first stays
+    assert with_every_kind([(0, kind) for kind in "abba"], (0, 3)) == (0, 2)
+    assert with_every_kind(kinds, (0, 1, 2)) == (0, 1, 2)
+    assert with_every_kind(kinds, (0, 3)) == (0, 3)  # two places for three kinds
+    assert with_every_kind([(0, "a"), (0, "a"), (1, "b"), (1, "a"), (1, "a")], (0, 3, 4)) == (0, 2, 3)
+
+
+PUBLISHED = {  # what their files leave to the library, which then counts layers by their places
+    "Gemma3Text": (
+        "Gemma3ForCausalLM",
+        "layer_types",
+        {"sliding_window": 4, "sliding_window_pattern": 3},
+        ("sliding_attention", "full_attention"),
+        (2, 5),
+    ),
+    "SmolLM3": ("SmolLM3ForCausalLM", "no_rope_layers", {"no_rope_layer_interval": 3}, (1, 0), (2, 5)),
+    "Qwen2": (
+        "Qwen2ForCausalLM",
+        "layer_types",
+        {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 3},
+        ("full_attention", "sliding_attention"),
+        (3, 4, 5),
+    ),
+}
+
+
+@pytest.mark.parametrize("family", PUBLISHED)
+def test_layers_stay_of_their_kind_where_the_file_gives_a_rule_alone(family, tmp_path):
+    name, key, told, (usual, other), others = PUBLISHED[family]
+    numbers = DECODER | SPECIAL | {"num_hidden_layers": 6} | told
+    config = getattr(transformers, f"{family}Config")(**numbers)
+    folder = saved(getattr(transformers, name)(config), tmp_path / "source")
+    said = json.loads((folder / "config.json").read_text())
+    said = {k: v for k, v in said.items() if k not in ("layer_types", "no_rope_layers", "_sliding_window_pattern")}
+    (folder / "config.json").write_text(json.dumps(said | told))
+    source = load(folder)
+    assert [i for i, kind in enumerate(getattr(source.config, key)) if kind == other] == list(others)
+    kept = [0, 2, 4, 5]
+    done = leansurgeon("shrink", folder, "--keep", "0,2,4,5", "--uncalibrated", "-o", tmp_path / "cut")
+    assert done.returncode == 0, done.stderr
+    made = load(tmp_path / "cut")
+    assert list(getattr(made.config, key)) == [other if i in others else usual for i in kept]
+    by_hand = skipping(source, source.model.layers, set(kept), input_ids=IDS)
+    with torch.no_grad():
+        assert torch.allclose(made(input_ids=IDS)[0], by_hand, atol=1e-4)
+
+
+def test_of_sets_that_are_alike_one_keeps_the_pattern_that_other_programs_count_by(tmp_path):
+    """llama.cpp gives every fourth layer of a SmolLM3 no rotary positions: of seven of eight, the first seven."""
+    config = transformers.SmolLM3Config(**DECODER | SPECIAL | {"num_hidden_layers": 8})
+    folder = saved(model := transformers.SmolLM3ForCausalLM(config), tmp_path / "source")
+    silent(model, range(1, 8)).save_pretrained(folder)  # whichever goes, nothing is lost
+    source = open_source(str(folder))
+    found = calibrate(plan(source, Wanted(layers="7"), calibrated=True), small_data(), Options(heal="none"))
+    assert found.record.layers == tuple(range(7)), found.record.candidates
+    assert plan(source, Wanted(), method=Method(keep="0-6")).cannot_hold is None
+
+
+def test_a_pattern_is_worth_no_more_than_noise():
+    assert best_of([0.400, 0.410], [(True, 1), (False, 3)]) == 1
+    assert best_of([0.400, 0.440], [(True, 1), (False, 3)]) == 0
+    scored = [
+        (SimpleNamespace(candidate=Candidate((i,), "")), score) for i, score in enumerate((0.40, 0.405, 0.41, 0.5))
+    ]
+    assert [one.kept for one in finalists(scored, lambda kept: kept[0] != 2)] == [(0,), (2,)]
+    assert [one.kept for one in finalists(scored, lambda kept: kept[0] != 3)] == [(0,), (1,)]
+
+
+def test_kinds_are_those_of_a_stage_with_its_own_list(tmp_path):
+    numbers = DECODER | SPECIAL | {"num_hidden_layers": 4, "layer_types": ["full_attention", "sliding_attention"] * 2}
+    folder = saved(
+        transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**numbers, use_sliding_window=True)), tmp_path
+    )
+    kinds = kinds_of(open_source(str(folder)))
+    assert kinds[0] == kinds[2] != kinds[1] == kinds[3]

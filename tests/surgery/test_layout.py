@@ -1,0 +1,83 @@
+"""Hidden states whose channels are not the last axis, and blocks that pass on something besides them."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch.nn.functional import cosine_similarity, mse_loss
+
+from leansurgeon.checkpoints.blockwise.skeleton import Skeleton
+from leansurgeon.checkpoints.model import Loaded
+from leansurgeon.shape import groups_of
+from leansurgeon.surgery.choose_layers import measure_layers
+from leansurgeon.training.distill import state_error, taps
+from tests.support.command_line import leansurgeon
+from tests.surgery.test_timm_families import FAMILIES, build, family_of, folder_config, save_folder, stir
+
+
+def config_of(key):
+    return folder_config(family_of(key), FAMILIES[key][1], FAMILIES[key][2], {"input_size": (3, 32, 32)})
+
+
+@torch.no_grad()
+def test_influence_is_measured_over_the_channels_of_every_place():
+    """DaViT's blocks give (batch, channels, height, width)."""
+    model, source = stir(build("davit")), Skeleton(config_of("davit"), family_of("davit"))
+    state = {name: value.numpy() for name, value in model.state_dict().items()}
+    source.fill_outer(lambda name: state[name])
+    batches = [{"pixel_values": torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(4))}]
+    wanted, blocks = [], [block for stage in model.stages for block in stage.blocks]
+
+    def note(_, given, made):
+        wanted.append(1 - float(cosine_similarity(given[0].double(), made.double(), dim=1).mean()))
+
+    for block in blocks:
+        block.register_forward_hook(note)
+    model(batches[0]["pixel_values"])
+    before = family_of("davit").shape(source.config)
+
+    def fill(layer):
+        source.fill(layer, {slot.file: state[slot.file] for slot in source._in_block(layer)})
+
+    found = measure_layers(source, fill, batches, [None], groups_of(before, before))
+    assert found.influence == pytest.approx(wanted, rel=1e-4)
+
+
+def test_a_davit_is_cut_on_pictures(tmp_path):
+    from PIL import Image
+
+    source = save_folder("davit", tmp_path / "source")
+    draw = torch.Generator().manual_seed(0)
+    for number in range(24):
+        folder = tmp_path / "photos" / f"class {number % 3}"
+        folder.mkdir(parents=True, exist_ok=True)
+        pixels = torch.randint(0, 256, (32, 32, 3), generator=draw, dtype=torch.uint8).numpy()
+        Image.fromarray(pixels).save(folder / f"{number}.png")
+    done = leansurgeon(
+        "shrink", source, "--calibrate", tmp_path / "photos", "--layers", "1,1,3,1", "-o", tmp_path / "o"
+    )
+    assert done.returncode == 0, done.stderr
+    assert "refit" in done.stdout
+
+
+def test_a_student_learns_the_state_of_its_patches_not_of_their_pixels():
+    """TNT's blocks give both."""
+    model = stir(build("tnt"))
+    config = config_of("tnt")
+    teacher = Loaded(model, family_of("tnt"), config, None, None)
+    student = Loaded(stir(copy.deepcopy(model)), family_of("tnt"), config, None, None)
+    pairs = taps(student), taps(teacher)
+    states = {}
+    for name, one in (("student", student), ("teacher", teacher)):
+        for i, block in enumerate(one.model.blocks):
+            block.register_forward_hook(lambda m, a, out, at=(name, i): states.update({at: out[1]}))
+    x = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(3))
+    with torch.no_grad():
+        student.model(x), teacher.model(x)
+        for i, (a, b) in enumerate(zip(*pairs, strict=True)):
+            error = state_error(a.taken(), b.taken(), None)
+            assert len(error) == len(x)
+            theirs = mse_loss(states["student", i], states["teacher", i])
+            assert float(error.mean()) == pytest.approx(float(theirs), rel=1e-4)

@@ -1,0 +1,117 @@
+"""The race of sets of layers: the winner of the whole contest, for less; and its bound by hand."""
+
+import itertools
+from math import inf
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from leansurgeon.checkpoints.source import open_source
+from leansurgeon.measure.data.batches import in_pieces
+from leansurgeon.measure.data.calibration import Calibration
+from leansurgeon.surgery import score
+from leansurgeon.surgery.budget import Budget
+from leansurgeon.surgery.calibrate import calibrate
+from leansurgeon.surgery.context import Options
+from leansurgeon.surgery.planning import plan
+from leansurgeon.surgery.requested_shape import Wanted
+from leansurgeon.surgery.score import Tally
+from tests.conftest import build
+from tests.surgery.test_calibrate import image_batches, text_batches
+
+DEPTH = 8
+NAME = {"gpt2": "n_layer"}
+
+
+@pytest.fixture(scope="module")
+def deep(tmp_path_factory):
+    """A model of eight layers, trained a little, and its sample data."""
+    made = {}
+
+    def make(family, seed):
+        if (family, seed) not in made:
+            torch.manual_seed(seed)
+            model = build(family, initializer_range=0.1, **{NAME.get(family, "num_hidden_layers"): DEPTH})
+            batches = image_batches if family == "vit" else text_batches
+            optimizer = torch.optim.Adam(model.parameters(), 3e-3)
+            for batch in batches(40, seed, family):
+                optimizer.zero_grad()
+                model(**batch).loss.backward()
+                optimizer.step()
+            folder = tmp_path_factory.mktemp(family)
+            model.eval().save_pretrained(folder)
+            sizes = (("fit", 12, seed + 2), ("guard", 8, seed + 3), ("heldout", 2, seed + 4))
+            parts = {name: batches(n, s, family) for name, n, s in sizes}
+            made[family, seed] = folder, Calibration("tiny", "tiny", "-", **parts)
+        return made[family, seed]
+
+    return make
+
+
+FREE = Options(budget=Budget(inf, inf))  # all sets of layers compete, to the end if nothing leaves them out
+
+
+def chosen(made, monkeypatch, layers, error):
+    """Layers, candidates of the trial, passes."""
+    folder, data = made
+    monkeypatch.setattr(score, "ERROR", error)
+    monkeypatch.setattr("leansurgeon.surgery.calibrate.TRIAL", {"fit": 1_024, "guard": 1_024})
+    outcome = calibrate(plan(open_source(str(folder)), Wanted(layers=str(layers)), calibrated=True), data, FREE)
+    outcome.close()
+    tried = [c for c in outcome.record.candidates if c.data == "part"]
+    return outcome.record.layers, tried, outcome.record.passes
+
+
+@pytest.mark.parametrize(
+    "family, layers, seed", [("llama", 6, 1), ("gpt2", 5, 2), ("bert", 6, 3), ("vit", 6, 4), ("llama", 4, 5)]
+)
+def test_the_winner_is_that_of_the_whole_contest_for_less(family, layers, seed, deep, monkeypatch):
+    made = deep(family, seed)
+    raced, tried, passes = chosen(made, monkeypatch, layers, score.ERROR)
+    whole, all_tried, more = chosen(made, monkeypatch, layers, 0.0)
+    assert raced == whole and passes < more
+    left = [c for c in tried if not c.left_out]
+    assert 0 < len(left) < len(tried) == len(all_tried) and not any(c.left_out for c in all_tried)
+    pieces = {c.score.pieces for c in all_tried}
+    assert len(pieces) == 1 and min(c.score.pieces for c in tried) < pieces.pop()
+    by_kept = {c.kept: c.score.judged_by for c in all_tried}
+    best = min(by_kept.values())
+    assert {k for k, v in by_kept.items() if v <= best * score.CLOSE} <= {c.kept for c in left}
+    to_the_end = [c for c in tried if c.score.pieces == all_tried[0].score.pieces]
+    assert all(c.score.judged_by == pytest.approx(by_kept[c.kept], rel=1e-5) for c in to_the_end)
+
+
+def test_the_bound_is_students_over_runs_of_neighbours():
+    values = torch.randn(512, generator=torch.Generator().manual_seed(0), dtype=torch.float64) + 0.5
+    runs = values.numpy().reshape(-1, score.RUN).mean(1)
+    low, _ = stats.t.interval(1 - 2e-3, len(runs) - 1, runs.mean(), stats.sem(runs))
+    assert score.lower_bound(values, 1e-3) == pytest.approx(low)
+    assert score.lower_bound(values[:5], 1e-3) == score.lower_bound(values, 0.0) == -np.inf
+
+
+def test_equals_are_left_out_as_seldom_as_is_said():
+    """Candidates exactly CLOSE times as far as the best: the chance that one of them is left out is below ERROR."""
+    draws = np.random.default_rng(0)
+    wrong = 0
+    for _ in range(200):
+        best = draws.gamma(2.0, 0.2, 512)
+        tallies = [Tally(divergences=[torch.from_numpy(best)], errors=[torch.from_numpy(best)])]
+        for _ in range(8):
+            worse = torch.from_numpy(score.CLOSE * best + 0.2 * draws.standard_normal(512))
+            tallies.append(Tally(divergences=[worse], errors=[worse]))
+        wrong += len(score.survivors(range(9), tallies, 9 * score.rounds(4))) < 9
+    assert wrong <= 200 * score.ERROR
+    assert [score.rounds(n) for n in (1, 2, 3, 4, 5, 8)] == [1, 1, 2, 2, 3, 3]
+
+
+def test_pieces_hold_every_sample_once():
+    ids = torch.arange(14).reshape(7, 2)
+    whole = [{"input_ids": ids[:5]}, {"input_ids": ids[5:]}]
+    pieces = in_pieces(whole)
+    assert len(pieces) == 4
+    rows = sorted(itertools.chain.from_iterable(p["input_ids"].tolist() for p in pieces))
+    assert rows == ids.tolist()
+    odd = {"input_ids": ids[:5], "pixel_values": torch.zeros(9, 3)}  # rows that are not those of the samples
+    assert in_pieces([odd]) == [odd]
