@@ -12,8 +12,8 @@ from leansurgeon import tasks
 from leansurgeon.checkpoints import load, open_source
 from leansurgeon.measure.kappa import blocks as kappa
 from leansurgeon.surgery.planning import plan
-from leansurgeon.surgery.requested_shape import Wanted
-from leansurgeon.surgery.shrink import Decided, carry_out
+from leansurgeon.surgery.requested_shape import RequestedShape
+from leansurgeon.surgery.shrink import DecidedCut, carry_out
 
 
 def main() -> None:
@@ -24,7 +24,7 @@ def main() -> None:
     preset = open_source("digits-vit")
     for heads in ("2", "4", "8", "16"):
         folder = work / f"heads-{heads}"
-        carry_out(Decided(plan(preset, Wanted(heads=heads))), folder, check=False)
+        carry_out(DecidedCut(plan(preset, RequestedShape(heads=heads))), folder, check=False)
         found = kappa.measure_blocks(load(folder), [batch], digits.token_mask, samples=32)
         medians = "  ".join(f"{layer['median']:8.1f}" for layer in found["layers"])
         print(f"{heads:>2} heads of 16: kappa of layers 1 to 6 (median of 32 images)  {medians}")

@@ -21,7 +21,7 @@ from leansurgeon.reading import files, jsonfile
 from leansurgeon.request import Opt, Request
 
 if TYPE_CHECKING:
-    from leansurgeon.surgery.family_check import Drawn, FamilyCheck
+    from leansurgeon.surgery.family_check import FamilyCheck, RandomModel
 
 LONGEST = 60  # seconds of a processor for one type
 AT_ONCE = 40  # types that one process does
@@ -55,9 +55,9 @@ def families(request: FamiliesRequest, say: Say) -> Answer:
     Of every type a small random model is made, its family inferred unless it is declared, its layers, heads and MLP
     changed, the result loaded again and compared with a cut by hand. All types take half an hour or more.
     """
-    from leansurgeon.surgery.family_check import NAMES, PREFIX, Drawn, FamilyCheck
+    from leansurgeon.surgery.family_check import NAMES, PREFIX, FamilyCheck, RandomModel
 
-    drawn, state = Drawn(request.seed, request.depth), request.state
+    drawn, state = RandomModel(request.seed, request.depth), request.state
     if request.types or request.timm:
         names = [*request.types, *(PREFIX + name for name in NAMES if request.timm)]
     else:
@@ -82,7 +82,7 @@ def families(request: FamiliesRequest, say: Say) -> Answer:
     return Answer(document(rows), markdown(rows))
 
 
-def tried(names: Sequence[str], jobs: int, drawn: Drawn) -> Iterator[FamilyCheck]:
+def tried(names: Sequence[str], jobs: int, drawn: RandomModel) -> Iterator[FamilyCheck]:
     """Rows as they come. Every process does one type at a time, and some dozen in all, since what the libraries import
     stays in memory; (`max_tasks_per_child` of Python 3.11 hangs after the first).
     """
@@ -90,7 +90,7 @@ def tried(names: Sequence[str], jobs: int, drawn: Drawn) -> Iterator[FamilyCheck
         yield from of_one_pool(names[start : start + AT_ONCE * jobs], jobs, drawn)
 
 
-def of_one_pool(names: Sequence[str], jobs: int, drawn: Drawn) -> Iterator[FamilyCheck]:
+def of_one_pool(names: Sequence[str], jobs: int, drawn: RandomModel) -> Iterator[FamilyCheck]:
     """Rows of these names from new processes. Where one dies (memory), the names that it took along are tried alone."""
     from concurrent.futures import ProcessPoolExecutor, as_completed
     from concurrent.futures.process import BrokenProcessPool
@@ -110,7 +110,7 @@ def of_one_pool(names: Sequence[str], jobs: int, drawn: Drawn) -> Iterator[Famil
         yield from of_one_pool([name], 1, drawn) if len(names) > 1 else [FamilyCheck(name, why="its process died")]
 
 
-def patiently(name: str, drawn: Drawn) -> FamilyCheck:
+def patiently(name: str, drawn: RandomModel) -> FamilyCheck:
     """`checked` with an end, and a cache of its own: nothing is taken for proven that was proven another time."""
     from leansurgeon.surgery.family_check import PREFIX, FamilyCheck
 

@@ -26,7 +26,7 @@ from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.report.runs import HEADS
 from leansurgeon.report.tables.cut import closing
 from leansurgeon.request import Access, ModelName, Opt, command_line
-from leansurgeon.surgery.shrink import Decided, blaming_weights, carry_out
+from leansurgeon.surgery.shrink import DecidedCut, blaming_weights, carry_out
 from leansurgeon.training.runs.folder import keep_beside, run_of
 from leansurgeon.words import wrap
 
@@ -173,7 +173,7 @@ def heads(request: HeadsRequest, say: Say) -> Heads:
     return Heads(document, smaller)
 
 
-def pruned_model(decided: Decided, record: SurgeryRecord, out: Path, share: float, heal: bool) -> Cut:
+def pruned_model(decided: DecidedCut, record: SurgeryRecord, out: Path, share: float, heal: bool) -> Cut:
     """The smaller checkpoint: what --json says of it, and the same for a person."""
     proof, steps = record.proof, decided.plan
     before, after = steps.before, steps.after

@@ -91,9 +91,9 @@ def plan(request: PlanRequest, say: Say) -> Plan:
     from leansurgeon.measure.costs import gpus
     from leansurgeon.measure.costs.memory import Setting
     from leansurgeon.surgery.costs import costs
-    from leansurgeon.surgery.requested_shape import Wanted
+    from leansurgeon.surgery.requested_shape import RequestedShape
 
-    wanted = Wanted(**request.model_dump(include=set(ShapeRequest.model_fields)))
+    wanted = RequestedShape(**request.model_dump(include=set(ShapeRequest.model_fields)))
     wanted.check()
     card = gpus.find(request.gpu) if request.gpu else None
     said = request.model_dump(include=TRAINING, exclude_defaults=True)

@@ -38,8 +38,8 @@ from leansurgeon.surgery import judged
 from leansurgeon.surgery.method import Method
 from leansurgeon.surgery.next_steps import indivisible
 from leansurgeon.surgery.planning import Plan, plan, without_data
-from leansurgeon.surgery.requested_shape import Wanted
-from leansurgeon.surgery.shrink import Decided, carry_out, decide, telling_what_is_kept, unread
+from leansurgeon.surgery.requested_shape import RequestedShape
+from leansurgeon.surgery.shrink import DecidedCut, carry_out, decide, telling_what_is_kept, unread
 from leansurgeon.words import wrap
 
 
@@ -99,9 +99,9 @@ class ShrinkRequest(ShapeRequest, DataRequest, DeviceRequest, PushRequest, Acces
     force: Force = False
 
     @property
-    def wanted(self) -> Wanted:
+    def wanted(self) -> RequestedShape:
         """The shape."""
-        return Wanted(**self.model_dump(include={*ShapeRequest.model_fields, "init"}))
+        return RequestedShape(**self.model_dump(include={*ShapeRequest.model_fields, "init"}))
 
     @property
     def how(self) -> Method:
@@ -134,7 +134,7 @@ def shrink(request: ShrinkRequest, say: Say) -> Cut:
     return Cut(folder, record, document_of(decided, record, folder), describe(decided, record, folder))
 
 
-def cut(request: ShrinkRequest, say: Say) -> tuple[Decided, SurgeryRecord | None, Path]:
+def cut(request: ShrinkRequest, say: Say) -> tuple[DecidedCut, SurgeryRecord | None, Path]:
     """What was decided, the record of the result (None: a dry run wrote nothing), and its folder."""
     wanted, how, source, seed = request.wanted, request.how, request.source, request.seed
     wanted.check()
@@ -202,7 +202,7 @@ def cut(request: ShrinkRequest, say: Say) -> tuple[Decided, SurgeryRecord | None
     return decided, made, folder
 
 
-def document_of(decided: Decided, record: SurgeryRecord | None, folder: Path) -> JsonObject:
+def document_of(decided: DecidedCut, record: SurgeryRecord | None, folder: Path) -> JsonObject:
     """What --json prints."""
     head = {"schema_version": 1, "dry_run": record is None, "out": record and str(folder)}
     document = head | {"plan": decided.plan.as_dict(), "decided": decided.record.as_dict()}
@@ -216,7 +216,7 @@ def document_of(decided: Decided, record: SurgeryRecord | None, folder: Path) ->
     return document
 
 
-def describe(decided: Decided, record: SurgeryRecord | None, folder: Path) -> str:
+def describe(decided: DecidedCut, record: SurgeryRecord | None, folder: Path) -> str:
     """The verdict before all numbers, the plan, what data decided, and how the result compares, for a person."""
     steps, lines = decided.plan, [plan_table(decided.plan)]
     if choices := decided_table(record.decided if record else decided.record):
@@ -252,13 +252,13 @@ def device_of(asked: str, *, computes: bool) -> str:
     return chosen(asked)
 
 
-def decide_on_own(steps: Plan, opened: Source, say: Say, settings: Mapping[str, Any]) -> Decided:
+def decide_on_own(steps: Plan, opened: Source, say: Say, settings: Mapping[str, Any]) -> DecidedCut:
     """The plan decided on samples that the model makes itself, where it can; else by its weights alone. A dry run,
     which has no output, does not make any. `settings` are those of `decide`.
     """
     if settings["output"] is None:
         say("A dry run makes no samples: which layers stay is open until then.")
-        return Decided(steps)
+        return DecidedCut(steps)
     if data := own_samples(opened, steps.seed, settings["device"], say):
         decided, why = tried(lambda: decide(steps, data, say, **settings))
         if decided is not None:

@@ -15,8 +15,8 @@ from leansurgeon.measure.costs.flops import closed_form
 from leansurgeon.reading.jsonfile import value_at
 from leansurgeon.shape import Stage
 from leansurgeon.surgery.method import Method
-from leansurgeon.surgery.planning import plan, reshaped
-from leansurgeon.surgery.requested_shape import Wanted
+from leansurgeon.surgery.planning import plan, reshape_source
+from leansurgeon.surgery.requested_shape import RequestedShape
 from leansurgeon.training.recipe.schema import Arm, ExperimentRecipe
 
 
@@ -30,7 +30,9 @@ def base_arm(recipe: ExperimentRecipe) -> str:
     return plain[0]
 
 
-def chosen_arms(recipe: ExperimentRecipe, names: Sequence[str] | None, wanted: Mapping[str, Wanted]) -> list[str]:
+def chosen_arms(
+    recipe: ExperimentRecipe, names: Sequence[str] | None, wanted: Mapping[str, RequestedShape]
+) -> list[str]:
     """The arms of these names (None: all) in the recipe's order, and the original where one of them is cut from it.
     Raises `UsageError` for no name, one twice, and one that the recipe does not have.
     """
@@ -51,7 +53,7 @@ def chosen_arms(recipe: ExperimentRecipe, names: Sequence[str] | None, wanted: M
     return [name for name in recipe.arms if name in original.union(names)]
 
 
-def wanted_shapes(recipe: ExperimentRecipe, source: Source) -> dict[str, Wanted]:
+def wanted_shapes(recipe: ExperimentRecipe, source: Source) -> dict[str, RequestedShape]:
     """What every arm wants, in the recipe's order. An impossible one is refused before anything runs, and named;
     controls are looked at last, since they depend on the arm that they control.
     """
@@ -67,7 +69,7 @@ def wanted_shapes(recipe: ExperimentRecipe, source: Source) -> dict[str, Wanted]
     return {name: wanted_by_arm[name] for name in recipe.arms}
 
 
-def wanted_of(name: str, recipe: ExperimentRecipe, source: Source) -> Wanted:
+def wanted_of(name: str, recipe: ExperimentRecipe, source: Source) -> RequestedShape:
     """The wanted shape of an arm; a control's MLP is solved for the parameters (or the forward FLOPs) of the arm that
     it controls.
     """
@@ -78,7 +80,7 @@ def wanted_of(name: str, recipe: ExperimentRecipe, source: Source) -> Wanted:
     lean = typed(lean_arm)
     size = parameters_of if arm.match != "flops" else flops_of
     narrow = replace(lean, heads=None, head_dim="keep", mlp_dim=None, mlp_ratio=None, init=arm.init or lean.init)
-    widths = equal_mlp(source, narrow, size(reshaped(source, lean)[0]), size)
+    widths = equal_mlp(source, narrow, size(reshape_source(source, lean)[0]), size)
     return replace(narrow, mlp_dim=",".join(str(m) for m in widths))
 
 
@@ -100,15 +102,17 @@ def flops_of(reshaped: Reshaped) -> int:
     return flops.total
 
 
-def typed(arm: Arm) -> Wanted:
+def typed(arm: Arm) -> RequestedShape:
     given = {key: getattr(arm, key) for key in ("heads", "layers", "head_dim", "mlp_dim")}
     texts = {key: str(value) for key, value in given.items() if value is not None}
-    return Wanted(**texts, mlp_ratio=arm.mlp_ratio, init=arm.init or "transfer")
+    return RequestedShape(**texts, mlp_ratio=arm.mlp_ratio, init=arm.init or "transfer")
 
 
-def equal_mlp(source: Source, wanted: Wanted, size: int, of: Callable[[Reshaped], int] = parameters_of) -> list[int]:
+def equal_mlp(
+    source: Source, wanted: RequestedShape, size: int, of: Callable[[Reshaped], int] = parameters_of
+) -> list[int]:
     """MLP widths (scaled alike in every stage) at which what `of` counts is nearest to `size`; it is linear in them."""
-    target, _ = reshaped(source, wanted)
+    target, _ = reshape_source(source, wanted)
 
     def at(scale: float) -> tuple[list[Stage], int]:
         stages = [replace(s, mlp_dim=max(1, round(s.mlp_dim * scale))) for s in target.shape.stages]

@@ -23,7 +23,7 @@ from leansurgeon.rank import cores
 from leansurgeon.reading.cache_folder import cache_folder
 from leansurgeon.reading.jsonfile import JsonObject, by_dotted_key
 from leansurgeon.surgery.method import Method
-from leansurgeon.surgery.requested_shape import Wanted
+from leansurgeon.surgery.requested_shape import RequestedShape
 from leansurgeon.training.recipe.schema import ExperimentRecipe, TrainingRecipe
 from leansurgeon.training.runs import checkpoint, resume, summary
 from leansurgeon.training.runs import folder as runfolder
@@ -39,7 +39,7 @@ class Job:
     experiment: ExperimentRecipe
     arm: str
     seed: int
-    wanted: Wanted
+    wanted: RequestedShape
     method: Method
     source: str
     start: Path
@@ -64,7 +64,7 @@ class Job:
 def make_jobs(
     recipe: ExperimentRecipe,
     workspace: Path,
-    wanted: dict[str, Wanted],
+    wanted: dict[str, RequestedShape],
     first: str,
     parallel: int,
     *,
@@ -218,7 +218,9 @@ def first_change(done: Summary, job: Job) -> tuple[str, Any, Any] | None:
 
 
 _DEFAULTS = {
-    f"{name}.{one.name}": one.default for name, of in (("arm", Wanted), ("method", Method)) for one in fields(of)
+    f"{name}.{one.name}": one.default
+    for name, of in (("arm", RequestedShape), ("method", Method))
+    for one in fields(of)
 }
 
 

@@ -24,7 +24,7 @@ from leansurgeon.rank import cores
 from leansurgeon.reading.cache_folder import cache_folder
 from leansurgeon.streams import guard
 from leansurgeon.surgery.planning import plan, without_data
-from leansurgeon.surgery.shrink import Decided, carry_out, decide
+from leansurgeon.surgery.shrink import DecidedCut, carry_out, decide
 from leansurgeon.training.runs import folder as runfolder
 from leansurgeon.training.runs.summary import Summary
 from leansurgeon.training.schedule import Plan, make_plan
@@ -84,7 +84,7 @@ def carry_out_job(job: Job) -> Summary:
     )
 
 
-def start_of(job: Job, source: Source) -> Decided:
+def start_of(job: Job, source: Source) -> DecidedCut:
     """The surgery that gives a job its starting model; a transfer calibrates on the experiment's training data."""
     calibrate = not job.method.uncalibrated
     steps = plan(source, job.wanted, job.seed, job.method, calibrated=calibrate)

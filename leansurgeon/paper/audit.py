@@ -14,7 +14,7 @@ from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import UsageError, did_you_mean
 from leansurgeon.paper.base import Exhibit, Row, Words, agreement
 from leansurgeon.shape import Shape
-from leansurgeon.surgery.requested_shape import Target, Wanted, per_stage, resolve
+from leansurgeon.surgery.requested_shape import RequestedShape, Target, per_stage, resolve
 
 COUNTS = ("meta", "formula")
 
@@ -115,7 +115,7 @@ def source_of(start: Start) -> Source:
 def target_of(start: Start, words: Words, policy: str) -> Target:
     """The shape that the words mean, and the family that holds it, as `shrink` finds them. Raises `UsageError`."""
     source = source_of(start)
-    target = resolve(source, Wanted(words.heads, words.layers, policy, words.mlp_dim, init="fresh"))
+    target = resolve(source, RequestedShape(words.heads, words.layers, policy, words.mlp_dim, init="fresh"))
     Reshaped(source, target.architecture, target.shape).config()  # refuses what cannot be stored
     return target
 

@@ -18,7 +18,7 @@ from leansurgeon.errors import UsageError, plural
 from leansurgeon.measure.data.calibration import Calibration
 from leansurgeon.progress import track
 from leansurgeon.search.space import UNITS, Budget, Candidate, Space, enumerate_shapes, size
-from leansurgeon.surgery.requested_shape import Wanted
+from leansurgeon.surgery.requested_shape import RequestedShape
 
 SHARE = Fraction(1, 4)  # of the sample data
 
@@ -27,7 +27,7 @@ SHARE = Fraction(1, 4)  # of the sample data
 class Chosen:
     """The shape that is taken, and why, in sentences."""
 
-    wanted: Wanted
+    wanted: RequestedShape
     says: tuple[str, ...]
 
 
@@ -44,7 +44,7 @@ def budget_of(text: str, total: int) -> int:
 
 
 def by_parameters(
-    source: Source, text: str, wanted: Wanted, data: Calibration | None, seed: int, say: Callable[[str], None]
+    source: Source, text: str, wanted: RequestedShape, data: Calibration | None, seed: int, say: Callable[[str], None]
 ) -> Chosen:
     """The shape of at most so many parameters that is best after its refit; where there is no data, the one that keeps
     the MLP. Heads stay as they are, or are what `wanted` says. Raises `UsageError` where no shape is small enough.

@@ -27,8 +27,8 @@ from leansurgeon.reading import jsonfile
 from leansurgeon.shape import groups_of
 from leansurgeon.surgery import choose_layers
 from leansurgeon.surgery.planning import plan
-from leansurgeon.surgery.requested_shape import Wanted
-from leansurgeon.surgery.shrink import Decided, carry_out
+from leansurgeon.surgery.requested_shape import RequestedShape
+from leansurgeon.surgery.shrink import DecidedCut, carry_out
 from leansurgeon.training.runs.folder import write_json
 
 SAMPLES = 64  # for kappa, as in a recipe
@@ -91,7 +91,7 @@ def kappas(source: Source, data: Calibration, seed: int) -> tuple[list[float | N
         folder = source.folder
         if source.weights is None:
             folder = place / "model"
-            carry_out(Decided(plan(source, Wanted(), seed)), folder, check=False)
+            carry_out(DecidedCut(plan(source, RequestedShape(), seed)), folder, check=False)
         loaded = load(folder, tower=of_section(source.architecture.section)).alone()
         guard = thin(data.guard, SAMPLES)  # sentences lie by their length
         figures = kappa.measure_blocks(loaded, guard, data.mask, SAMPLES)

@@ -1,6 +1,6 @@
 """Candidates by short heals: calibrated shrink on a share of the sample data, judged on samples beside it. Imports
 torch. On the last rung a candidate stands as `shrink` leaves it: refitted in closed form and by the growing local fit,
-which `walk.grow` bounds in passes of the source over the samples; on earlier rungs the closed form is all.
+which `surgery.spans` bounds in passes of the source over the samples; on earlier rungs the closed form is all.
 
 The samples that guard every cut choose among candidates. The held-out ones are looked at once, for the winner, its
 control and the source, since the best of many is flattered by what chose it.

@@ -24,7 +24,7 @@ from leansurgeon.search.cheap import Cheap
 from leansurgeon.search.halving import Results, Rung, Score, climb, ordered, schedule
 from leansurgeon.search.limits import Limit
 from leansurgeon.search.space import Budget, Candidate, Shapes, control
-from leansurgeon.surgery.requested_shape import Wanted
+from leansurgeon.surgery.requested_shape import RequestedShape
 from leansurgeon.training.processes.signals import raising
 from leansurgeon.training.runs.folder import write_json
 
@@ -107,7 +107,7 @@ def search(
     ranked = cheap.order(space.candidates, numbers)
     tried, numbers = who_is_tried(source, ranked, numbers, budget, folder, setting, tries, say)
     init = tried[0].wanted.init
-    original = Candidate(Wanted(init=init), source.shape, source.parameters.total)
+    original = Candidate(RequestedShape(init=init), source.shape, source.parameters.total)
     controls: dict[str, Candidate] = {}
     control_names: dict[str, str] = {}
 

@@ -18,7 +18,7 @@ from leansurgeon.experiment.arms import equal_mlp
 from leansurgeon.shape import Shape
 from leansurgeon.surgery.method import Method
 from leansurgeon.surgery.planning import plan
-from leansurgeon.surgery.requested_shape import Wanted
+from leansurgeon.surgery.requested_shape import RequestedShape
 
 HEADS = ("1x", "4/3x", "3/2x", "2x", "3x")
 MLP = ("1x", "3/4x", "1/2x")
@@ -78,7 +78,7 @@ class Candidate:
     candidate that it is the control of: the same depth, the old heads, as many parameters.
     """
 
-    wanted: Wanted
+    wanted: RequestedShape
     shape: Shape
     parameters: int
     more_heads: bool = False
@@ -112,7 +112,7 @@ def enumerate_shapes(source: Source, space: Space, budget: Budget, *, init: str,
     refused: Counter[str] = Counter()
     too_large = 0
     for layers, heads, mlp in axes:
-        wanted = Wanted(heads, layers, space.head_dim, mlp, init=init)
+        wanted = RequestedShape(heads, layers, space.head_dim, mlp, init=init)
         try:
             candidate = made(source, wanted, calibrated=calibrated)
         except (UsageError, UnsupportedModel) as error:
@@ -130,7 +130,7 @@ def enumerate_shapes(source: Source, space: Space, budget: Budget, *, init: str,
     return Shapes(tuple(by_shape.values()), len(axes) - itself, too_large, dict(refused))
 
 
-def made(source: Source, wanted: Wanted, *, calibrated: bool) -> Candidate:
+def made(source: Source, wanted: RequestedShape, *, calibrated: bool) -> Candidate:
     """The candidate of a wish. Raises what `plan` raises."""
     steps = plan(source, wanted, 0, Method(uncalibrated=not calibrated), calibrated=calibrated)
     pairs = zip(source.shape.stages, steps.after.stages, strict=True)

@@ -74,7 +74,7 @@ def balance_attention(attention: Attention, *, scores: bool) -> tuple[Attention,
                 new["k_bias"][group] = pair.basis @ new["k_bias"][group]
             if new["q_bias"] is not None:  # q takes R^-T
                 new["q_bias"][heads] = np.linalg.solve(pair.basis.T, new["q_bias"][heads].T.astype(np.float64)).T
-    return replace(attention, **new), {key: summed(rows) for key, rows in record.items()}
+    return replace(attention, **new), {key: summarise_conditions(rows) for key, rows in record.items()}
 
 
 def note(record: dict[str, list], left: str, right: str, pair: Pair) -> None:
@@ -83,7 +83,7 @@ def note(record: dict[str, list], left: str, right: str, pair: Pair) -> None:
         record.setdefault(name, []).append((before, after, pair.basis is not None))
 
 
-def summed(rows: list[tuple[float, float, bool]]) -> JsonObject:
+def summarise_conditions(rows: list[tuple[float, float, bool]]) -> JsonObject:
     """Condition numbers of one kind of matrix in one layer: geometric mean and worst over its heads that are balanced;
     `left` counts those that stayed as they were.
     """
@@ -121,7 +121,7 @@ def why_not_scores(source: Source) -> str | None:
     return None
 
 
-class Balanced:
+class BalancedTensors:
     """The tensors of a result with balanced heads, each layer made when its first tensor is asked for. It takes what
     `outs` would write, whoever made it, so balance comes last. `record` grows while tensors are made.
     """

@@ -47,7 +47,7 @@ class Effort:
     attentions: int = 1
 
 
-def refitted(tokens: Tokens, effort: Effort, *, attention: bool = False) -> float:
+def cost_of_refit(tokens: Tokens, effort: Effort, *, attention: bool = False) -> float:
     """Block-tokens of a layer's refits and of what it gives of the guard then: how far a projection reaches (or what
     norm closes the block) is seen on one batch, the sums are of all.
     """
@@ -56,7 +56,7 @@ def refitted(tokens: Tokens, effort: Effort, *, attention: bool = False) -> floa
     return projections * (looks * tokens.first + tokens.fit + 2 * tokens.guard)
 
 
-def made_anew(plan: Plan, layer: int, tokens: Tokens) -> float:
+def cost_of_rebuild(plan: Plan, layer: int, tokens: Tokens) -> float:
     """Block-tokens of trimming or splitting a kept source layer."""
     before, after = stages_of(plan, layer)
     trim = 2 * tokens.first + tokens.fit + tokens.guard
@@ -80,11 +80,11 @@ def cost(plan: Plan, way: Candidate, tokens: Tokens, effort: Effort, share: floa
             total += tokens.fit + tokens.guard if j < last else share * tokens.guard
             continue
         if refits:
-            total += refitted(tokens, effort, attention=way.attention and j in changed)
+            total += cost_of_refit(tokens, effort, attention=way.attention and j in changed)
         else:
             total += tokens.guard
         total += tokens.fit if j < last else 0.0
-        total += made_anew(plan, way.kept[j], tokens)
+        total += cost_of_rebuild(plan, way.kept[j], tokens)
     return total
 
 

@@ -2,7 +2,7 @@
 
 Teacher (the source) and student (the result) walk side by side, one block of each in memory, their hidden states on the
 same samples beside them. New layer j is made from a kept source layer; before it is left, its output projections are
-refitted (`heal_block`) towards the teacher's hidden state at the input of the *next kept layer*, so a block learns to
+refitted (`refit_block`) towards the teacher's hidden state at the input of the *next kept layer*, so a block learns to
 say what the dropped ones behind it said, given what the student really has so far. Several candidates (sets of kept
 layers, refits with and without the attention's projection) share the teacher's pass; guard samples choose among the
 finished ones by the model's output.
@@ -35,9 +35,9 @@ from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.shape import SPACINGS, Groups, evenly_per_stage, groups_of
 from leansurgeon.surgery import choose_layers, drop_layers, forecast
 from leansurgeon.surgery.budget import SMALLER, TRIAL, fitting
-from leansurgeon.surgery.candidate_model import Student
+from leansurgeon.surgery.candidate_model import CandidateModel
 from leansurgeon.surgery.candidates import Candidate, candidates, divides_heads, is_near, ways
-from leansurgeon.surgery.context import PARTS, Ground, Lesson, Options, View
+from leansurgeon.surgery.context import PARTS, CalibrationContext, CalibrationOptions, SampleView, TeacherOutputs
 from leansurgeon.surgery.planning import Plan
 from leansurgeon.surgery.probes import check_finite, outputs_of
 from leansurgeon.surgery.resume import hold_edits
@@ -51,7 +51,7 @@ CHOICE, RESULT = "choice", "result"  # what steps of a cut are called that are k
 
 
 @dataclass(frozen=True)
-class Outcome:
+class CalibrationResult:
     """The changed tensors, and the record of every decision."""
 
     edits: Mapping[str, np.ndarray]
@@ -63,7 +63,9 @@ class Outcome:
         self.held.close()
 
 
-def calibrate(plan: Plan, calibration: Calibration, options: Options | None = None, say: Say = silent) -> Outcome:
+def calibrate(
+    plan: Plan, calibration: Calibration, options: CalibrationOptions | None = None, say: Say = silent
+) -> CalibrationResult:
     """Carry a plan through on sample data.
 
     Raises `UnsupportedModel` where the model cannot be run block by block, `Diverged` where activations are not finite,
@@ -72,24 +74,24 @@ def calibrate(plan: Plan, calibration: Calibration, options: Options | None = No
     if options and (step := options.kept.get(RESULT)):
         record = Decisions.from_dict(step.record)
         record = replace(record, steps_taken_over=record.steps_taken_over + 1)
-        return Outcome(step.tensors, record)
+        return CalibrationResult(step.tensors, record)
     started, held = time.monotonic(), ExitStack()
     with ExitStack() as undo, torch.no_grad():
         undo.enter_context(held)
         undo.enter_context(full_fp32())  # what is not asked to be in bf16
-        ground = Ground(plan, calibration, options, say)
-        ground.choose_products()
-        say(forecast.foretell(ground).told(ground.source.name))
-        chosen, evidence, tried = contest(ground, held)
-        whole, (best, *others) = View.of(calibration, None), chosen
+        context = CalibrationContext(plan, calibration, options, say)
+        context.choose_products()
+        say(forecast.forecast_cost(context).describe(context.source.name))
+        chosen, evidence, tried = contest(context, held)
+        whole, (best, *others) = SampleView.of(calibration, None), chosen
         winner, score, teacher = compete(
-            ground, whole, [*ways_of(ground, best), *others], held, tried, "refitting layers"
+            context, whole, [*ways_of(context, best), *others], held, tried, "refitting layers"
         )
         local = None
         if winner.marks:
-            spent = ground.passes()
-            local, score = fit_locally(ground, whole, winner, teacher, hold_edits(held), score)
-            local = replace(local, passes=round(ground.passes() - spent, 2))
+            spent = context.passes()
+            local, score = fit_locally(context, whole, winner, teacher, hold_edits(held), score)
+            local = replace(local, passes=round(context.passes() - spent, 2))
         undo.pop_all()
     record = Decisions(
         calibration=calibration.recorded(),
@@ -100,114 +102,124 @@ def calibrate(plan: Plan, calibration: Calibration, options: Options | None = No
         healing=Healing(winner.candidate.attention, winner.candidate.later, score, local),
         decisions=tuple(winner.record),
         changed_tensors=len(winner.edits),
-        passes=round(ground.passes(), 2),
-        tokens=round(ground.one_pass / plan.before.depth),
-        held_back=tuple(ground.held_back),
-        steps_taken_over=ground.taken,
+        passes=round(context.passes(), 2),
+        tokens=round(context.one_pass / plan.before.depth),
+        held_back=tuple(context.held_back),
+        steps_taken_over=context.taken,
         seconds=round(time.monotonic() - started, 1),
     )
     with suppress(OSError):  # what is written next needs the room more; the other steps are there
-        ground.keep(RESULT, winner.edits, record.as_dict())
-        ground.options.kept.keep_only(RESULT)
-    return Outcome(winner.edits, record, held)
+        context.keep(RESULT, winner.edits, record.as_dict())
+        context.options.kept.keep_only(RESULT)
+    return CalibrationResult(winner.edits, record, held)
 
 
-def contest(ground: Ground, held: ExitStack) -> tuple[list[Candidate], JsonObject, list[Tried]]:
+def contest(context: CalibrationContext, held: ExitStack) -> tuple[list[Candidate], JsonObject, list[Tried]]:
     """The candidates that remain after a trial on part of the data, the numbers behind them, and what was tried."""
-    if step := ground.options.kept.get(CHOICE):
-        ground.go_on_from(step)
+    if step := context.options.kept.get(CHOICE):
+        context.go_on_from(step)
         said = step.record
-        ground.held_back += said["held_back"]
+        context.held_back += said["held_back"]
         return [*map(Candidate.from_dict, said["chosen"])], said["evidence"], [*map(Tried.from_dict, said["tried"])]
-    part = View.of(ground.calibration, TRIAL)
+    part = SampleView.of(context.calibration, TRIAL)
     tried: list[Tried] = []
-    chosen, evidence = choose(ground, part)
-    part, chosen = affordable(ground, part, chosen)
+    chosen, evidence = choose(context, part)
+    part, chosen = affordable(context, part, chosen)
     if len(chosen) > 1:
-        students = enrolled(ground, part, chosen, held)
-        teacher = walk(ground, part, students, f"trying {len(chosen)} sets of layers")
-        room = after_trial(ground, chosen)
-        chosen = finalists(race(ground, part, students, teacher, tried, room), ground.breaks_pattern)
-        chosen += best_of_stages(ground, tried)
+        students = make_students(context, part, chosen, held)
+        teacher = walk(context, part, students, f"trying {len(chosen)} sets of layers")
+        room = after_trial(context, chosen)
+        chosen = finalists(race(context, part, students, teacher, tried, room), context.breaks_pattern)
+        chosen += best_of_stages(context, tried)
         for student in students:
             student.edits.close()
     contested = {"chosen": plain(chosen), "evidence": evidence, "tried": plain(tried)}
-    ground.keep(CHOICE, {}, contested | {"held_back": ground.held_back})
+    context.keep(CHOICE, {}, contested | {"held_back": context.held_back})
     return chosen, evidence, tried
 
 
-def best_of_stages(ground: Ground, tried: Sequence[Tried]) -> list[Candidate]:
+def best_of_stages(context: CalibrationContext, tried: Sequence[Tried]) -> list[Candidate]:
     """Where several stages lose layers, the best block of each together, which nobody has tried yet."""
     scores = {one.kept: one.score.judged_by for one in tried if one.criterion.startswith("block")}
-    losing = [a.depth > b.depth for a, b in zip(ground.plan.before.stages, ground.plan.after.stages, strict=True)]
+    losing = [a.depth > b.depth for a, b in zip(context.plan.before.stages, context.plan.after.stages, strict=True)]
     if sum(losing) < 2 or not scores:
         return []
-    kept = choose_layers.crossed(ground.plan.before.spans, scores)
+    kept = choose_layers.combine_stages(context.plan.before.spans, scores)
     known = kept in [one.kept for one in tried]
-    return [] if known or drop_layers.misplaced(ground.source, kept) else [Candidate(kept, "block of every stage")]
+    return (
+        []
+        if known or drop_layers.explain_misplaced(context.source, kept)
+        else [Candidate(kept, "block of every stage")]
+    )
 
 
-def after_trial(ground: Ground, chosen: Sequence[Candidate]) -> float:
+def after_trial(context: CalibrationContext, chosen: Sequence[Candidate]) -> float:
     """Block-tokens that the trial may come to, so that any one of the sets can still be refitted on all data."""
-    whole = {part: getattr(ground.calibration, part) for part in PARTS}
-    return ground.most_closed - ground.one_pass - max(ground.cost(way, whole) for way in chosen)
+    whole = {part: getattr(context.calibration, part) for part in PARTS}
+    return context.most_closed - context.one_pass - max(context.cost(way, whole) for way in chosen)
 
 
-def affordable(ground: Ground, part: View, chosen: list[Candidate]) -> tuple[View, list[Candidate]]:
+def affordable(
+    context: CalibrationContext, part: SampleView, chosen: list[Candidate]
+) -> tuple[SampleView, list[Candidate]]:
     """The part of the data on which sets of layers compete, and those that do: where all would exceed the bound on
     passes, first less data, then fewer sets, those that angles and influence speak for before others.
     """
     if len(chosen) < 2:
         return part, chosen
-    room = after_trial(ground, chosen) - ground.work
-    sizes = {name: sum(map(tokens_of, getattr(ground.calibration, name))) for name in PARTS}
+    room = after_trial(context, chosen) - context.work
+    sizes = {name: sum(map(tokens_of, getattr(context.calibration, name))) for name in PARTS}
     for share in (None, *SMALLER):
         if share:
-            part = View.of(ground.calibration, {name: share * min(TRIAL[name], sizes[name]) for name in PARTS})
-        walked = ground.teacher.depth * sum(ground.tokens(part.batches[name]) for name in PARTS)
-        costs = [ground.cost(way, part.batches, 1 / len(part.batches["guard"])) for way in chosen]
+            part = SampleView.of(context.calibration, {name: share * min(TRIAL[name], sizes[name]) for name in PARTS})
+        walked = context.teacher.depth * sum(context.tokens(part.batches[name]) for name in PARTS)
+        costs = [context.cost(way, part.batches, 1 / len(part.batches["guard"])) for way in chosen]
         if walked + sum(costs) <= room:
             break
     begun = fitting(costs, room - walked)
     if share:
-        ground.held_back.append(f"sets of layers competed on {share:.0%} of the usual part of the data")
+        context.held_back.append(f"sets of layers competed on {share:.0%} of the usual part of the data")
     if len(begun) < len(chosen):
-        ground.held_back.append(f"{len(chosen) - len(begun)} of {len(chosen)} sets of layers were not tried")
+        context.held_back.append(f"{len(chosen) - len(begun)} of {len(chosen)} sets of layers were not tried")
     return part, [chosen[i] for i in begun]
 
 
 # -- which layers ----------------------------------------------------------------------------------
 
 
-def choose(ground: Ground, view: View) -> tuple[list[Candidate], JsonObject]:
+def choose(context: CalibrationContext, view: SampleView) -> tuple[list[Candidate], JsonObject]:
     """Candidates, and the numbers behind them."""
-    before, after = ground.plan.before, ground.plan.after
+    before, after = context.plan.before, context.plan.after
     if before.depth == after.depth:
         return [Candidate(tuple(range(before.depth)), "all layers stay")], {}
-    period = ground.source.architecture.period
-    if ground.options.keep is not None:
-        chosen, evidence = [Candidate(ground.options.keep, "as listed")], {}
+    period = context.source.architecture.period
+    if context.options.keep is not None:
+        chosen, evidence = [Candidate(context.options.keep, "as listed")], {}
     else:
-        chosen, evidence = measured(ground, view, groups_of(before, after, period))
+        chosen, evidence = list_candidates(context, view, groups_of(before, after, period))
     for candidate in chosen:
         drop_layers.check_kept(candidate.kept, before, after, period)
     return chosen, evidence
 
 
-def measured(ground: Ground, view: View, stages: list[Groups]) -> tuple[list[Candidate], JsonObject]:
+def list_candidates(
+    context: CalibrationContext, view: SampleView, stages: list[Groups]
+) -> tuple[list[Candidate], JsonObject]:
     """Candidates by the criterion, and the numbers behind them."""
-    before, after, criterion = ground.plan.before, ground.plan.after, ground.options.criterion
+    before, after, criterion = context.plan.before, context.plan.after, context.options.criterion
     batches, masks = view.batches["guard"], view.masks["guard"]
     if criterion in ("greedy", "leave-one-out"):
-        with ground.unbounded():
+        with context.allow_extra_work():
             kept, rounds = choose_layers.by_output(
-                ground.teacher, ground.fill, batches, masks, stages,
-                greedy=criterion == "greedy", say=ground.say,
+                context.teacher, context.fill, batches, masks, stages,
+                greedy=criterion == "greedy", say=context.say,
             )  # fmt: skip
-        chosen = of_every_kind(drop_layers.kinds_of(ground.source), [Candidate(kept, criterion)])
-        drop_layers.refuse_misplaced(ground.source, ground.plan.init, chosen[0].kept)
+        chosen = of_every_kind(drop_layers.kinds_of(context.source), [Candidate(kept, criterion)])
+        drop_layers.refuse_misplaced(context.source, context.plan.init, chosen[0].kept)
         return chosen, {"rounds": rounds}
-    evidence = choose_layers.measure_layers(ground.teacher, ground.fill, batches, masks, stages, view.answers["guard"])
+    evidence = choose_layers.measure_layers(
+        context.teacher, context.fill, batches, masks, stages, view.answers["guard"]
+    )
     sets = {
         "angular": choose_layers.by_angle(evidence),
         "angular, second": choose_layers.by_angle(evidence, rank=1),
@@ -218,11 +230,11 @@ def measured(ground: Ground, view: View, stages: list[Groups]) -> tuple[list[Can
         sets |= {name: evenly_per_stage(before, after, stages[0].period, name) for name in SPACINGS}
     if criterion == "auto":
         sets |= choose_layers.blocks(evidence)
-        if ground.pattern and (near := sets["angular"] or evenly_per_stage(before, after)):
-            sets["pattern"] = ground.pattern.near(near, before.depth)
-    every = of_every_kind(drop_layers.kinds_of(ground.source), candidates(criterion, sets))
-    every = [c for c in every if not (c.criterion.startswith("pattern") and ground.breaks_pattern(c.kept))]
-    candidates_left = [c for c in every if not drop_layers.misplaced(ground.source, c.kept)]
+        if context.pattern and (near := sets["angular"] or evenly_per_stage(before, after)):
+            sets["pattern"] = context.pattern.near(near, before.depth)
+    every = of_every_kind(drop_layers.kinds_of(context.source), candidates(criterion, sets))
+    every = [c for c in every if not (c.criterion.startswith("pattern") and context.breaks_pattern(c.kept))]
+    candidates_left = [c for c in every if not drop_layers.explain_misplaced(context.source, c.kept)]
     if not candidates_left:
         raise UsageError(f"Layers cannot be chosen by '{criterion}' here.", "Use --method auto.")
     return candidates_left, evidence.as_dict()
@@ -238,19 +250,19 @@ def of_every_kind(kinds: Sequence[drop_layers.Kind], chosen: Sequence[Candidate]
     return list(by_layers.values())
 
 
-def ways_of(ground: Ground, best: Candidate) -> list[Candidate]:
+def ways_of(context: CalibrationContext, best: Candidate) -> list[Candidate]:
     """The ways of healing to try. Behind a post-norm only layers that take over something are refitted."""
-    if not ground.heals or ground.source.architecture.norm != "pre":
+    if not context.heals or context.source.architecture.norm != "pre":
         return [best]
     every = ways(best)
-    if ground.options.grows and best.kept != tuple(range(ground.plan.before.depth)):
+    if context.options.grows and best.kept != tuple(range(context.plan.before.depth)):
         return [way for way in every if not way.later]  # the local fit does what refits of later layers do, and more
-    if all(is_near(ground.plan, i) for i in best.kept):  # every layer is healed in any case
+    if all(is_near(context.plan, i) for i in best.kept):  # every layer is healed in any case
         every = [way for way in every if not way.later]
     return every
 
 
-def finalists(left: list[tuple[Student, float]], breaks: Callable[[Sequence[int]], bool]) -> list[Candidate]:
+def finalists(left: list[tuple[CandidateModel, float]], breaks: Callable[[Sequence[int]], bool]) -> list[Candidate]:
     """The best of those that a trial has left, and one more that a part of the data cannot tell from it: of several
     one that other formats hold (which does not break their pattern), too.
     """
@@ -263,24 +275,29 @@ def finalists(left: list[tuple[Student, float]], breaks: Callable[[Sequence[int]
 
 
 def compete(
-    ground: Ground, view: View, chosen: list[Candidate], held: ExitStack, tried: list[Tried], title: str
-) -> tuple[Student, GuardScore, Stream]:
+    context: CalibrationContext,
+    view: SampleView,
+    chosen: list[Candidate],
+    held: ExitStack,
+    tried: list[Tried],
+    title: str,
+) -> tuple[CandidateModel, GuardScore, Stream]:
     """Carry out the candidates side by side, as many as the bound on passes has room for. The best on the guard stays,
     with its score and the teacher's stream of the guard behind the last block; the changes of the others are let go.
     """
-    room = ground.most_closed - ground.work - ground.one_pass
-    begun = fitting([ground.cost(way, view.batches) for way in chosen], room)
+    room = context.most_closed - context.work - context.one_pass
+    begun = fitting([context.cost(way, view.batches) for way in chosen], room)
     if len(begun) < len(chosen):
         left_out = len(chosen) - len(begun)
-        ground.held_back.append(
+        context.held_back.append(
             f"{left_out} of {len(chosen)} sets and ways of healing were not carried out on all data"
         )
     chosen = [chosen[i] for i in begun]
-    students = enrolled(ground, view, chosen, held)
-    teacher = walk(ground, view, students, title)
-    scores = judge(ground, view, teacher, [s.streams["guard"] for s in students])
-    tried += [s.candidate.tried(score, view.seen) for s, score in zip(students, scores, strict=True)]
-    costs = [(ground.breaks_pattern(student.kept), len(student.marks)) for student in students]
+    students = make_students(context, view, chosen, held)
+    teacher = walk(context, view, students, title)
+    scores = judge(context, view, teacher, [s.streams["guard"] for s in students])
+    tried += [s.candidate.as_tried(score, view.seen) for s, score in zip(students, scores, strict=True)]
+    costs = [(context.breaks_pattern(student.kept), len(student.marks)) for student in students]
     best = best_of([score.judged_by for score in scores], costs)
     for i, student in enumerate(students):
         if i != best:
@@ -298,34 +315,36 @@ def best_of(scores: Sequence[float], costs: Sequence[tuple[bool, int]]) -> int:
     return min(close, key=lambda i: (costs[i], scores[i], i))
 
 
-def enrolled(ground: Ground, view: View, chosen: list[Candidate], held: ExitStack) -> list[Student]:
+def make_students(
+    context: CalibrationContext, view: SampleView, chosen: list[Candidate], held: ExitStack
+) -> list[CandidateModel]:
     """A student for every candidate."""
-    return [Student(ground, view, candidate, hold_edits(held), i) for i, candidate in enumerate(chosen)]
+    return [CandidateModel(context, view, candidate, hold_edits(held), i) for i, candidate in enumerate(chosen)]
 
 
-def walk(ground: Ground, view: View, students: list[Student], title: str) -> Stream:
+def walk(context: CalibrationContext, view: SampleView, students: list[CandidateModel], title: str) -> Stream:
     """Teacher and students from the first layer to the last: behind each source layer the teacher's states, and the new
     layers of the students that stand for it. Returns the teacher's stream of the guard behind the last.
     """
-    teacher = ground.teacher
+    teacher = context.teacher
     streams = view.streams(teacher)
     for layer in track(range(teacher.depth), title, "layers/s"):
-        ground.fill(layer)
+        context.fill(layer)
         due = [s for s in students if s.until == layer]
         attention: list[Tensor] = []
         with ExitStack() as noted:
             # Heads that are divided will be fitted to what the attention alone gives on the samples to fit.
-            if divides_heads(ground.plan, layer) and any(s.kept[s.at] == layer for s in due):
+            if divides_heads(context.plan, layer) and any(s.kept[s.at] == layer for s in due):
                 attention = noted.enter_context(outputs_of(teacher.projections(layer)[0]))
             fit = streams["fit"].run()
-        lesson = Lesson(layer, streams, {"fit": fit, "guard": streams["guard"].run()}, attention)
+        lesson = TeacherOutputs(layer, streams, {"fit": fit, "guard": streams["guard"].run()}, attention)
         for part in PARTS:
             check_finite(lesson.outputs[part], f"behind layer {layer}")
         for student in sorted(due, key=lambda s: s.makes):  # all that only pass through it share one block
             if student.makes:
-                ground.give_back()
+                context.give_back()
             student.take(lesson)
-        ground.give_back()
+        context.give_back()
         teacher.empty(layer)
         for part, stream in streams.items():
             stream.advance(lesson.outputs[part])
@@ -336,8 +355,8 @@ def walk(ground: Ground, view: View, students: list[Student], title: str) -> Str
 
 
 def calibrate_safely(
-    plan: Plan, calibration: Calibration, options: Options, say: Say = silent
-) -> tuple[Outcome, Calibration]:
+    plan: Plan, calibration: Calibration, options: CalibrationOptions, say: Say = silent
+) -> tuple[CalibrationResult, Calibration]:
     """The cut and the data that it was made on. What a hundred odd lines say about a model is not what it does
     elsewhere, and a fit to them can be worse on all other text than one to random tokens. So on few samples the cut is
     made on those that the model makes itself alone, which tells what can be had there; then on the user's, and on the
@@ -351,14 +370,14 @@ def calibrate_safely(
         f"With so few samples of yours the cut is made {1 + len(tried)} times at most: on what the model makes, "
         "on yours, and on yours with more and more of the others."
     )
-    outcome = cut(plan, with_own(calibration, None, alone=True), options, say, "own")
+    outcome = calibrate_once(plan, with_own(calibration, None, alone=True), options, say, "own")
     outcome.close()
-    spent = spent_by(outcome)
+    spent = tokens_spent(outcome)
     reach, steps = own_score(outcome), []
     for number, rows in enumerate(tried):
         mix = with_own(calibration, rows)
-        outcome = cut(plan, mix, options, say, f"mix-{rows}")
-        spent += spent_by(outcome)
+        outcome = calibrate_once(plan, mix, options, say, f"mix-{rows}")
+        spent += tokens_spent(outcome)
         off = own_score(outcome)
         steps.append(MixedIn(rows, off))
         safe = off <= SAFE * reach
@@ -371,17 +390,19 @@ def calibrate_safely(
     return replace(outcome, record=replace(outcome.record, passes=passes, mixing=told)), mix
 
 
-def cut(plan: Plan, data: Calibration, options: Options, say: Say, name: str) -> Outcome:
+def calibrate_once(
+    plan: Plan, data: Calibration, options: CalibrationOptions, say: Say, name: str
+) -> CalibrationResult:
     """One of the cuts, with steps of its own."""
     return calibrate(plan, data, replace(options, kept=options.kept.inside(name)), say)
 
 
-def spent_by(outcome: Outcome) -> float:
+def tokens_spent(outcome: CalibrationResult) -> float:
     """Tokens that a cut has taken through the source."""
     return outcome.record.passes * outcome.record.tokens
 
 
-def own_score(outcome: Outcome) -> float:
+def own_score(outcome: CalibrationResult) -> float:
     """How far the result is from the source on the guard of the model's own samples, which come last."""
     return outcome.record.healing.score.by_source[-1]
 

@@ -21,9 +21,9 @@ from leansurgeon.checkpoints.weights import Arrays
 from leansurgeon.shape import Shape
 from leansurgeon.surgery import canonical, probes, refit_block, split_heads, trim_units
 from leansurgeon.surgery.candidates import Candidate, behind_gap, course, divides_heads, ends, marks, stages_of
-from leansurgeon.surgery.context import Ground, Lesson, View
+from leansurgeon.surgery.context import CalibrationContext, SampleView, TeacherOutputs
 from leansurgeon.surgery.probes import check_finite, closing_norm, weight_of
-from leansurgeon.surgery.refit_block import BlockFit, Healed, Norm, Samples
+from leansurgeon.surgery.refit_block import BlockFit, HealResult, Norm, Samples
 from leansurgeon.surgery.resume import Edits, Step
 from leansurgeon.surgery.transfer import Transfer
 
@@ -31,16 +31,18 @@ RIDGES = (1e-3, 1e-2, 0.1, 1.0)
 RIDGE = 0.1  # of the refit of W_o behind split heads
 
 
-class Student:
+class CandidateModel:
     """One candidate on its way: which layers it keeps, its hidden states, its changed tensors."""
 
-    def __init__(self, ground: Ground, view: View, candidate: Candidate, edits: Edits, number: int = 0) -> None:
-        self.ground, self.view = ground, view
+    def __init__(
+        self, context: CalibrationContext, view: SampleView, candidate: Candidate, edits: Edits, number: int = 0
+    ) -> None:
+        self.context, self.view = context, view
         self.name = f"candidate-{number}" if view.seen == "all" else None  # of its steps that are kept
         self.candidate, self.kept, self.edits = candidate, candidate.kept, edits
-        self.skeleton = ground.result(self.kept)
+        self.skeleton = context.result(self.kept)
         self.streams = view.streams(self.skeleton)
-        plan = replace(ground.plan, layers=self.kept)
+        plan = replace(context.plan, layers=self.kept)
         self.transfer = Transfer(plan)
         self.outs = {out.name: out for out in self.transfer.tensors()}
         self.names: dict[int | None, list[str]] = {}
@@ -55,7 +57,7 @@ class Student:
         self.ends = ends(self.kept, plan.before)
         self.behind_gap = behind_gap(self.kept, plan.before)
         self.cuts, self.near, self.last_healed = course(self.kept, plan, later=candidate.later)
-        grows = ground.options.grows and view.seen == "all"
+        grows = context.options.grows and view.seen == "all"
         self.marks = marks(self.kept, plan) if grows else []
 
     @property
@@ -72,7 +74,7 @@ class Student:
         """The tensors of a new layer as `apply` would write them without calibration."""
         return {name: self.outs[name].float32() for name in self.names[layer]}
 
-    def take(self, lesson: Lesson) -> None:
+    def take(self, lesson: TeacherOutputs) -> None:
         """Make the next new layer; `lesson` is what the teacher shows at the last layer that it stands for."""
         kept = self.kept[self.at]
         if kept in self.behind_gap:
@@ -86,7 +88,7 @@ class Student:
         elif self.makes:
             outputs = self.heal(lesson, kept, cut, near)
         else:
-            outputs = self.passed()
+            outputs = self.pass_source_through()
             self.keep_split()
         self.faithful = outputs is lesson.outputs
         if self.at >= self.last_healed:
@@ -117,10 +119,10 @@ class Student:
 
     def pass_on(self) -> None:
         """Take the guard through the next layer, which is as it was, once more."""
-        self.streams["guard"].advance(self.passed()["guard"])
+        self.streams["guard"].advance(self.pass_source_through()["guard"])
         self.at += 1
 
-    def mark(self, lesson: Lesson) -> None:
+    def mark(self, lesson: TeacherOutputs) -> None:
         """Note what a local fit around the cuts will need."""
         for mark in self.marks:
             if mark.first == self.at:
@@ -128,18 +130,18 @@ class Student:
             if self.at in mark.ends:
                 mark.goals[self.at] = lesson.outputs
 
-    def passed(self) -> Mapping[str, list[Tensor]]:
+    def pass_source_through(self) -> Mapping[str, list[Tensor]]:
         """What the source's layer gives in this place."""
-        self.ground.lend(self.skeleton, self.at, self.kept[self.at], lambda: self.tensors(self.at))
+        self.context.lend(self.skeleton, self.at, self.kept[self.at], lambda: self.tensors(self.at))
         outputs = {part: stream.run(self.at) for part, stream in self.streams.items()}
         check_finite(outputs["guard"], f"behind new layer {self.at}")
         return outputs
 
-    def heal(self, lesson: Lesson, kept: int, cut: bool, near: bool) -> Mapping[str, list[Tensor]]:
+    def heal(self, lesson: TeacherOutputs, kept: int, cut: bool, near: bool) -> Mapping[str, list[Tensor]]:
         """Make and refit the next layer, or take what an interrupted cut has made; what it gives by part."""
         step_name = f"{self.name}-layer-{self.at}"
-        if self.name and (step := self.ground.options.kept.get(step_name)):
-            return self.taken(step)
+        if self.name and (step := self.context.options.kept.get(step_name)):
+            return self.take_stored_layer(step)
         self.skeleton.fill(self.at, tensors := self.tensors(self.at))
         # Digests of what `apply` would write without these edits take less memory than a block.
         plain = {name: digest(values) for name, values in tensors.items()}
@@ -149,7 +151,7 @@ class Student:
             part: Samples(stream, stream.hidden, lesson.outputs[part], self.view.masks_at(part, stage))
             for part, stream in self.streams.items()
         }
-        exact = self.view.seen == "all" and self.ground.is_exact
+        exact = self.view.seen == "all" and self.context.is_exact
         site = BlockFit(self.at, samples["fit"], samples["guard"], exact=exact)
         decided = MadeLayer(self.at, kept, lesson.layer)
         if near:
@@ -172,7 +174,7 @@ class Student:
         self.record.append(decided)
         if self.name:
             changed = {tensor: self.edits[tensor] for tensor in self.names[self.at] if tensor in self.edits}
-            self.ground.keep(step_name, changed, decided.as_dict())
+            self.context.keep(step_name, changed, decided.as_dict())
         return outputs
 
     def outputs(self, guard: list[Tensor] | None = None) -> Mapping[str, list[Tensor]]:
@@ -184,7 +186,7 @@ class Student:
             check_finite(states, f"behind new layer {self.at}")
         return outputs
 
-    def taken(self, step: Step) -> Mapping[str, list[Tensor]]:
+    def take_stored_layer(self, step: Step) -> Mapping[str, list[Tensor]]:
         """Fill the next layer as it was made before; what it gives by part."""
         self.skeleton.fill(self.at, {**self.tensors(self.at), **step.tensors})
         outputs = self.outputs()
@@ -192,17 +194,17 @@ class Student:
             self.edits.put(tensor, values)
         self.skeleton.empty(self.at)
         self.record.append(MadeLayer.from_dict(step.record))
-        self.ground.go_on_from(step)
+        self.context.go_on_from(step)
         return outputs
 
     def heals(self, cut: bool, near: bool) -> bool:
         """Whether the next layer is refitted. Behind a post-norm there is nothing to refit, unless the block takes over
         others.
         """
-        way = cut or self.ground.source.architecture.norm == "pre"
-        return self.ground.options.refits and way and (cut or near or (self.cut and self.candidate.later))
+        way = cut or self.context.source.architecture.norm == "pre"
+        return self.context.options.refits and way and (cut or near or (self.cut and self.candidate.later))
 
-    def refit(self, lesson: Lesson, site: BlockFit, cut: bool, near: bool) -> Healed | None:
+    def refit(self, lesson: TeacherOutputs, site: BlockFit, cut: bool, near: bool) -> HealResult | None:
         """Refit the linear maps of a pre-norm block, else its closing norm after a cut; None where neither was done."""
         healed = refit_block.heal_pre_norm(site, attention=(cut or near) and self.candidate.attention)
         if healed is not None or not cut:
@@ -213,24 +215,24 @@ class Student:
             return None
         return refit_block.absorb(replace(site, ridges=refit_block.POST_RIDGES), Norm.of(closing))
 
-    def make(self, lesson: Lesson, site: BlockFit, kept: int) -> dict[str, Split | Trim]:
+    def make(self, lesson: TeacherOutputs, site: BlockFit, kept: int) -> dict[str, Split | Trim]:
         """Fill the block with what becomes of source layer `kept`; what was decided. The source's block is filled in a
         skeleton of its own (the workshop) and run on the *student's* hidden states, so the choice knows what earlier
         layers have become.
         """
-        ground, shop = self.ground, self.ground.workshop
-        before, after = stages_of(ground.plan, kept)
-        ground.fill(kept, shop)
+        context, shop = self.context, self.context.workshop
+        before, after = stages_of(context.plan, kept)
+        context.fill(kept, shop)
         work = site.on({part: stream.through(shop) for part, stream in lesson.streams.items()}, kept)
         o, down = shop.projections(kept)[0], shop.mlp_down(kept)
         tensors: Arrays = {}
         made: dict[str, Split | Trim] = {}
         solved: list[tuple[str, Tensor, Tensor | None]] = []  # projections of the new layer
-        if divides_heads(ground.plan, kept):
-            tensors, made["split"] = split(ground, lesson, work, kept, self.at)
+        if divides_heads(context.plan, kept):
+            tensors, made["split"] = split(context, lesson, work, kept, self.at)
         elif after.heads < before.heads and after.head_dim == before.head_dim:
-            maps = self.transfer.maps_of(ground.spec(kept, "o"))
-            measured = (kept, maps.group) in ground.plan.strength  # the heads that stay are chosen already
+            maps = self.transfer.maps_of(context.spec(kept, "o"))
+            measured = (kept, maps.group) in context.plan.strength  # the heads that stay are chosen already
             fixed = maps.heads.tolist() if measured else None
             shared = 1 if measured or before.kv_heads == before.heads else before.kv_heads
             heads, note = trim(work, o, before.head_dim, after.heads, shared, freeze=down, fixed=fixed)
@@ -240,7 +242,7 @@ class Student:
         if after.mlp_dim < before.mlp_dim and len(shop.of_role(kept, "down")) == 1:  # units of several go by weight
             units, made["mlp"] = trim(work, down, 1, after.mlp_dim, 1)
             solved.append(("down", *without_inputs(down, units, 1)))
-            self.transfer.maps_of(ground.spec(kept, "down")).units = np.array(units)
+            self.transfer.maps_of(context.spec(kept, "down")).units = np.array(units)
         shop.empty(kept)
         self.skeleton.fill(self.at, {**self.tensors(self.at), **tensors})
         for role, weight, bias in solved:
@@ -306,13 +308,15 @@ def trim(
     return best.kept, Trim(*chosen, *errors)
 
 
-def split(ground: Ground, lesson: Lesson, work: BlockFit, kept: int, new: int) -> tuple[dict[str, np.ndarray], Split]:
+def split(
+    context: CalibrationContext, lesson: TeacherOutputs, work: BlockFit, kept: int, new: int
+) -> tuple[dict[str, np.ndarray], Split]:
     """Heads of another size by `split_heads`: the attention's tensors of new layer `new`, and the numbers.
 
     Where the layer behind is not cut, W_o is refitted towards the teacher's own state behind the attention, so it also
     makes up for what earlier layers have lost; else towards what the parent gives for the same inputs.
     """
-    source, plan = ground.source, ground.plan
+    source, plan = context.source, context.plan
     number = plan.before.stage_of(kept)
     layer = canonical.unpack(source, kept)
     made, note = split_heads.activation_aware(
@@ -320,11 +324,11 @@ def split(ground: Ground, lesson: Lesson, work: BlockFit, kept: int, new: int) -
         attention_inputs(work),
         work.fit.masks,
         plan.after.stages[number],
-        causal=ground.causal,
+        causal=context.causal,
         targets_BTW=attention_goals(lesson, work) if lesson.layer == kept else None,
         score_scale=canonical.score_scale(source, number),
         score_gain=None if canonical.scale_is_derived(source) else 1.0,
-        ridge=RIDGE if ground.options.refits else None,
+        ridge=RIDGE if context.options.refits else None,
     )
     stages = [replace(a, mlp_dim=b.mlp_dim) for a, b in zip(plan.after.stages, plan.before.stages, strict=True)]
     tensors = canonical.pack(replace(layer, attention=made), plan.target.at(Shape(tuple(stages))), new)
@@ -337,10 +341,10 @@ def attention_inputs(work: BlockFit) -> list[Tensor]:
     """What the attention of the source's block reads, on the student's hidden states."""
     skeleton = work.fit.stream.skeleton
     module = next(m[0] for role in ("q", "qkv", "qk") if (m := skeleton.of_role(work.layer, role)))
-    return [probes.seen_at(module, lambda b=b: work.run(work.fit, b)).cpu() for b in range(len(work.fit))]
+    return [probes.capture_input(module, lambda b=b: work.run(work.fit, b)).cpu() for b in range(len(work.fit))]
 
 
-def attention_goals(lesson: Lesson, work: BlockFit) -> list[Tensor]:
+def attention_goals(lesson: TeacherOutputs, work: BlockFit) -> list[Tensor]:
     """What the attention would have to give so that the student stands behind it where the teacher stands."""
     states = zip(lesson.attention, lesson.streams["fit"].hidden, work.fit.hidden, strict=True)
     return [gave.cpu() + teacher.cpu() - student.cpu() for gave, teacher, student in states]

@@ -34,7 +34,7 @@ class Candidate(Part):
     attention: bool = False  # the attention's output at cuts, too
     later: bool = False  # the MLP's output in every layer behind the first cut, too
 
-    def tried(self, score: GuardScore, data: str, *, left_out: bool = False) -> Tried:
+    def as_tried(self, score: GuardScore, data: str, *, left_out: bool = False) -> Tried:
         """The candidate as the record has it, with its score on `data`."""
         return Tried(self.kept, self.criterion, self.attention, self.later, score, left_out=left_out, data=data)
 
@@ -109,7 +109,7 @@ def ends(kept: tuple[int, ...], before: Shape) -> list[int]:
 
 
 @dataclass
-class Mark:
+class CutMark:
     """One cut of a candidate: the new layer before it, the new layers that may end a span, the student's streams
     before the first, and what the source gives behind each of the others (known when the walk is over).
     """
@@ -121,12 +121,12 @@ class Mark:
     goals: dict[int, Mapping[str, list[Tensor]]] = field(default_factory=dict)
 
 
-def marks(kept: tuple[int, ...], plan: Plan) -> list[Mark]:
+def marks(kept: tuple[int, ...], plan: Plan) -> list[CutMark]:
     """The cuts of a candidate. A span reaches no other cut and no other stage. Where a short stage has several cuts,
     what is behind the first is one more span; where its heads were divided, all of it.
     """
     cuts = [j for j, is_cut in enumerate(course(kept, plan, later=False)[0]) if is_cut]
-    all_marks: list[Mark] = []
+    all_marks: list[CutMark] = []
     for stage in plan.after.spans:
         here = [j for j in cuts if j in stage]
         for first, following in pairwise([*here, stage.stop]):
@@ -134,18 +134,18 @@ def marks(kept: tuple[int, ...], plan: Plan) -> list[Mark]:
         if not here and len(stage) <= SHORT and all(divides_heads(plan, kept[j]) for j in stage):
             all_marks.append(growing(stage.start, stage.stop - 1))
         elif len(here) > 1 and stage.stop - here[0] <= LONGEST:
-            all_marks.append(Mark(here[0], (stage.stop - 1,), TOGETHER))
+            all_marks.append(CutMark(here[0], (stage.stop - 1,), TOGETHER))
     return all_marks
 
 
-def growing(first: int, limit: int) -> Mark:
+def growing(first: int, limit: int) -> CutMark:
     """A cut whose span grows from `first` to `limit` at most. Where that is soon, its last phase takes the steps of
     those that are left.
     """
     ends = growing_ends(first, limit)
     *early, last = PHASES[: len(ends)]
     rest = sum(phase.steps for phase in PHASES[len(ends) :])
-    return Mark(first, ends, (*early, Phase(last.steps + rest, last.rate)))
+    return CutMark(first, ends, (*early, Phase(last.steps + rest, last.rate)))
 
 
 def growing_ends(first: int, limit: int) -> tuple[int, ...]:

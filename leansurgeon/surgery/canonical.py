@@ -85,7 +85,7 @@ class Layer:
     rest: dict[str, Array] = field(default_factory=dict)
 
 
-def supported(source: Source) -> str | None:
+def why_unsupported(source: Source) -> str | None:
     """Why this model's blocks have no canonical form, in one sentence; None where they have."""
     arch = source.architecture
     if arch.heads_entangled:
@@ -110,7 +110,7 @@ def splittable(source: Source) -> str | None:
     attention has to be `softmax(q k) v` over all tokens, without anything that is learned for a head besides its
     matrices, and the library has to call its projections as modules, so that what they read can be seen.
     """
-    if reason := supported(source):
+    if reason := why_unsupported(source):
         return reason
     arch, config = source.architecture, source.architecture.flat(source.config)
     roles = {s.role for s in source.specs if s.layer is not None}
@@ -171,7 +171,7 @@ def unpack(source: Source, layer: int) -> Layer:
     """Layer `layer` of a source, counted through all stages. Raises `UnsupportedModel` where `supported` has a
     reason.
     """
-    if reason := supported(source):
+    if reason := why_unsupported(source):
         raise UnsupportedModel(reason)
     if source.weights is None:
         raise UnsupportedModel(f"{source.name} has no weights to read.", "A preset is an architecture only.")

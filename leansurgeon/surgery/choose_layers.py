@@ -185,7 +185,7 @@ def blocks(evidence: Evidence, most: int = BLOCKS) -> Mapping[str, tuple[int, ..
     return by_name
 
 
-def crossed(stages: Sequence[range], tried: Mapping[tuple[int, ...], float]) -> tuple[int, ...]:
+def combine_stages(stages: Sequence[range], tried: Mapping[tuple[int, ...], float]) -> tuple[int, ...]:
     """The layers that stay where every stage loses what it lost in the best of all sets in which the other stages lost
     what they lost in most; `tried` are sets of layers with their scores, the lower the better.
     """

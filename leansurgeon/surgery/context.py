@@ -28,10 +28,10 @@ from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.surgery.budget import LEAST, Budget, Effort, Tokens, cost
 from leansurgeon.surgery.candidates import Candidate, is_near, stages_of
 from leansurgeon.surgery.local_fit import products
-from leansurgeon.surgery.next_steps import Pattern, pattern_of
+from leansurgeon.surgery.next_steps import LayerPattern, pattern_of
 from leansurgeon.surgery.planning import Plan
 from leansurgeon.surgery.probes import flat, relative_error
-from leansurgeon.surgery.resume import Kept, Step
+from leansurgeon.surgery.resume import ResumeState, Step
 
 PARTS = ("fit", "guard")
 STREAMS, SHARE = 16, 0.3  # times all hidden states are at hand, and which share of a GPU's memory they may take
@@ -43,7 +43,7 @@ Streams: TypeAlias = dict[str, Stream]  # by part of the samples
 
 
 @dataclass(frozen=True)
-class Options:
+class CalibrationOptions:
     """How to calibrate. `criterion` chooses layers (`auto` tries several and takes the best after its refit), `keep`
     names them; `heal` is `none`, `closed` (refits) or `local` (then a growing local fit around the cuts, of at most
     `heal_time` seconds); `kept` is where finished steps go.
@@ -55,7 +55,7 @@ class Options:
     heal: str = "closed"
     device: str = "cpu"
     heal_time: float | None = None
-    kept: Kept = field(default_factory=Kept)
+    kept: ResumeState = field(default_factory=ResumeState)
     budget: Budget = field(default_factory=Budget)
 
     @property
@@ -70,7 +70,7 @@ class Options:
 
 
 @dataclass(frozen=True)
-class View:
+class SampleView:
     """The part of the sample data that is looked at: batches and their masks by part, and whether that is all."""
 
     seen: str  # "part" or "all"
@@ -79,7 +79,7 @@ class View:
     answers: Mapping[str, list[Tensor | None]]  # of what a decoder beside an encoder reads; else the same
 
     @classmethod
-    def of(cls, calibration: Calibration, tokens: Mapping[str, int] | None) -> View:
+    def of(cls, calibration: Calibration, tokens: Mapping[str, int] | None) -> SampleView:
         """So many tokens of every part, in whole batches (None: all), and `JUDGED` of the guard at least."""
         first = calibration.guard[0]
         if tokens and "input_ids" not in first:
@@ -101,7 +101,7 @@ class View:
 
 
 @dataclass(frozen=True)
-class Lesson:
+class TeacherOutputs:
     """What the teacher shows at one layer, whose block is filled: its streams before it, what the block gave by part,
     and what its attention alone gave on the samples to fit, where that was asked for.
     """
@@ -112,16 +112,18 @@ class Lesson:
     attention: list[Tensor]
 
 
-class Ground:
+class CalibrationContext:
     """The plan, the source as the teacher, and skeletons of the result. Raises `UnsupportedModel` for a source without
     weights, or one that cannot be run block by block.
     """
 
-    def __init__(self, plan: Plan, calibration: Calibration, options: Options | None = None, say: Say = silent) -> None:
+    def __init__(
+        self, plan: Plan, calibration: Calibration, options: CalibrationOptions | None = None, say: Say = silent
+    ) -> None:
         self.plan, self.source, self.target = plan, plan.source, plan.target
         if self.source.weights is None:
             raise UnsupportedModel(f"{self.source.name} has no weights, so there is nothing to calibrate.")
-        self.calibration, self.options, self.say = calibration, options or Options(), say
+        self.calibration, self.options, self.say = calibration, options or CalibrationOptions(), say
         self.earlier = 0.0  # block-tokens that an interrupted cut had done before its last step that was taken over
         self.taken = 0  # such steps
         self.asked_for = 0.0  # block-tokens of what the user named, beside the bounds
@@ -228,19 +230,19 @@ class Ground:
     @property
     def most(self) -> float:
         """Block-tokens that the whole cut may take (`Budget`)."""
-        return self.bound(self.options.budget.whole)
+        return self.work_allowed(self.options.budget.whole)
 
     @property
     def most_closed(self) -> float:
         """Block-tokens that choice and closed refit may take (`Budget`)."""
-        return min(self.most, self.anew + self.bound(self.options.budget.choice))
+        return min(self.most, self.anew + self.work_allowed(self.options.budget.choice))
 
-    def bound(self, passes: float) -> float:
+    def work_allowed(self, passes: float) -> float:
         """Block-tokens of so many passes, over `LEAST` tokens at least, beside what was asked for by name."""
         return passes * max(self.one_pass, self.plan.before.depth * LEAST) + self.asked_for
 
     @contextmanager
-    def unbounded(self) -> Iterator[None]:
+    def allow_extra_work(self) -> Iterator[None]:
         """Work that the user has asked for by name (`--method greedy`) comes on top of the bounds."""
         before = self.work
         yield
@@ -261,7 +263,7 @@ class Ground:
         return cost(self.plan, way, tokens, effort, share)
 
     @cached_property
-    def pattern(self) -> Pattern | None:
+    def pattern(self) -> LayerPattern | None:
         """By which a format outside reads the source's layers, if there is one."""
         return pattern_of(self.source.architecture, self.source.config)
 

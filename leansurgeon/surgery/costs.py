@@ -21,9 +21,9 @@ from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.shape import ParameterCount, Shape
 from leansurgeon.surgery.drop_layers import without_data
 from leansurgeon.surgery.method import Method
-from leansurgeon.surgery.next_steps import CannotHold, cannot_hold, indivisible
-from leansurgeon.surgery.planning import models_along, reshaped, saved_along
-from leansurgeon.surgery.requested_shape import Wanted
+from leansurgeon.surgery.next_steps import UnfitFormats, cannot_hold, indivisible
+from leansurgeon.surgery.planning import list_savings, models_along, reshape_source
+from leansurgeon.surgery.requested_shape import RequestedShape
 
 START = ("fp32", "eager")  # precision and attention that savings are counted from
 STEPS = ("precision and attention", "depth", "heads", "mlp")
@@ -65,7 +65,7 @@ class Costs:
     saved: dict[str, dict[str, int] | None]
     start: int | None  # bytes of the source in fp32 with eager attention
     gpu: Gpu | None
-    refused: CannotHold | None = None  # formats that have no place for the shape
+    refused: UnfitFormats | None = None  # formats that have no place for the shape
 
     def as_dict(self) -> JsonObject:
         """The costs before and after for JSON."""
@@ -85,7 +85,7 @@ class Costs:
 
 def costs(
     source: Source,
-    wanted: Wanted,
+    wanted: RequestedShape,
     setting: Setting | None = None,
     gpu: Gpu | None = None,
     *,
@@ -96,7 +96,7 @@ def costs(
 
     Raises `UsageError` for an impossible shape or setting, `UnsupportedModel` where memory cannot be predicted.
     """
-    result, target = reshaped(source, wanted)
+    result, target = reshape_source(source, wanted)
     source, along = result.source, models_along(result)
     shapes, counts = [model.shape for model in along], [model.parameters for model in along]
     configs = [model.config() for model in along]
@@ -106,8 +106,8 @@ def costs(
         for model, config in zip(along, configs, strict=True)
     ]
     saved: dict[str, dict[str, int] | None] = {
-        "parameters": saved_along(counts),
-        "flops": None if None in closed else saved_along(closed),
+        "parameters": list_savings(counts),
+        "flops": None if None in closed else list_savings(closed),
         "memory": None,
     }
     ends = {0: (source.config, source.architecture), 3: (configs[3], target.architecture)}
@@ -120,13 +120,13 @@ def costs(
         saved["memory"] = {step: a - b for step, a, b in zip(STEPS, sums, sums[1:], strict=False)}
     if cross_check or None in closed:
         for i, (config, architecture) in ends.items():
-            priced[i] = replace(priced[i], flops_counted=counted(config, architecture, tokens))
+            priced[i] = replace(priced[i], flops_counted=count_flops(config, architecture, tokens))
     choice = without_data(source.shape, target.shape, Method(), source.architecture.period, source)
     refused = cannot_hold(source.architecture, target.architecture, target.shape, source.config, choice.kept)
     return Costs(source.name, target.architecture.name, target.why, priced[0], priced[3], saved, start, gpu, refused)
 
 
-def counted(config: Config, architecture: Architecture, tokens: int | None) -> int | None:
+def count_flops(config: Config, architecture: Architecture, tokens: int | None) -> int | None:
     """FLOPs counted by running the model on no data; None where no sample can be made up."""
     try:
         return operations.counted(config, architecture, tokens)

@@ -5,8 +5,8 @@ First the roles, on the model itself (`roles.py`), then every operator, on the m
 one of its config with fewer layers and random weights. What is exact must answer as the model itself; a trimmed model
 as the model whose trimmed heads and units say nothing; a model without a layer as one in which that layer passes its
 input on. So a declaration is found out that fits every tensor and misses how the library computes with them (norms over
-all heads, slopes by number of heads, scales by depth). Each test returns what it found, or raises `Wrong` or `Unclear`.
-Imports torch.
+all heads, slopes by number of heads, scales by depth). Each test returns what it found, or raises `RoleFault` or
+`Untestable`. Imports torch.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from leansurgeon.surgery import canonical, roles
 from leansurgeon.surgery.method import Method
 from leansurgeon.surgery.operators import is_coarse, keeps_size
 from leansurgeon.surgery.planning import plan
-from leansurgeon.surgery.requested_shape import Wanted
-from leansurgeon.surgery.roles import EXACT, Change, Patient, Unclear, Wrong, distance, opened, zeros_in
-from leansurgeon.surgery.shrink import Decided, carry_out
+from leansurgeon.surgery.requested_shape import RequestedShape
+from leansurgeon.surgery.roles import EXACT, Change, ModelUnderTest, RoleFault, Untestable, distance, open_as, zeros_in
+from leansurgeon.surgery.shrink import DecidedCut, carry_out
 from leansurgeon.surgery.transfer import UnitMaps, map_entries
 
 LAYERS = 4  # of a stage of a large model's rehearsal
@@ -45,22 +45,22 @@ SPLIT = 1e-3  # a split without data goes through a singular value decomposition
 # -- before any -------------------------------------------------------------------------------------
 
 
-def control(patient: Patient) -> str:
+def control(patient: ModelUnderTest) -> str:
     """What the heads and the MLP say reaches the answer; else no other test would mean anything."""
     held = {spec.role for spec in patient.source.specs}
     parts = {role: what for role, what in OUTPUTS.items() if role in held}
     if not parts:
         return "neither the heads nor the MLP have an output that is declared"
-    gaps = {what: distance(patient.altered(zeros_in(role)), patient.own) for role, what in parts.items()}
+    gaps = {what: distance(patient.answer_after(zeros_in(role)), patient.own) for role, what in parts.items()}
     if silent := [what for what, gap in gaps.items() if gap <= EXACT]:
-        raise Unclear(f"Without the {' and the '.join(silent)} the answer is the same, so this input tests nothing.")
+        raise Untestable(f"Without the {' and the '.join(silent)} the answer is the same, so this input tests nothing.")
     return ", ".join(f"without the {what} the output moves by {gap:.2g} of its spread" for what, gap in gaps.items())
 
 
 OUTPUTS = {"o": "heads", "down": "MLP"}
 
 
-def another_order(patient: Patient) -> str:
+def another_order(patient: ModelUnderTest) -> str:
     """Heads and units moved by one place, in the order that their axes say, compute the same."""
 
     same = "heads" in patient.arch.refused  # by word of the declaration: heads that are not alike
@@ -70,16 +70,16 @@ def another_order(patient: Patient) -> str:
         stage = patient.source.shape.stages[spec.stage]
         new = raw
         for at, axis in enumerate(spec.axes):
-            places = None if same and axis != "mlp" else reordered(axis, stage)
+            places = None if same and axis != "mlp" else permute_entries(axis, stage)
             new = new if places is None else np.take(new, places, axis=at)
         return None if new is raw else np.ascontiguousarray(new)
 
     what = "MLP units" if same else "heads and MLP units"
-    expect(patient.altered(change), patient.own, f"With {what} in another order")
+    expect(patient.answer_after(change), patient.own, f"With {what} in another order")
     return f"{what} in another order give the same output"
 
 
-def reordered(axis: str, stage: Stage) -> np.ndarray | None:
+def permute_entries(axis: str, stage: Stage) -> np.ndarray | None:
     """Old place of every entry along an axis when groups of heads, heads in a group and units move by one; None for an
     axis that has none of them.
     """
@@ -94,68 +94,74 @@ def reordered(axis: str, stage: Stage) -> np.ndarray | None:
 # -- more of something --------------------------------------------------------------------------------
 
 
-def added_heads(patient: Patient) -> str:
+def check_added_heads(patient: ModelUnderTest) -> str:
     """New heads say nothing until their output columns are filled, and then they do."""
     needs_same_size(patient)
     more = [(s.heads + step(s), 2 * s.heads) for s in patient.source.shape.stages]
-    return grown(patient, [Wanted(heads=text(h), head_dim="keep") for h in zip(*more, strict=True)], "o", "heads")
+    return check_growth(
+        patient, [RequestedShape(heads=text(h), head_dim="keep") for h in zip(*more, strict=True)], "o", "heads"
+    )
 
 
-def split_heads(patient: Patient) -> str:
+def check_split_heads(patient: ModelUnderTest) -> str:
     """Children of the same size share their parent's output columns."""
     needs_same_size(patient)
-    if reason := canonical.supported(patient.source):
-        raise Unclear(reason)
-    wanted = Wanted(heads=text(2 * s.heads for s in patient.source.shape.stages), head_dim="keep")
+    if reason := canonical.why_unsupported(patient.source):
+        raise Untestable(reason)
+    wanted = RequestedShape(heads=text(2 * s.heads for s in patient.source.shape.stages), head_dim="keep")
     with patient.folder() as folder:
-        _, output = patient.cut(folder / "cut", [wanted], Method(more="split"))
+        _, output = patient.cut_first_possible(folder / "cut", [wanted], Method(more="split"))
     expect(output, patient.own, "With every head split in two")
     return "every head split in two of its size gives the same output"
 
 
-def smaller_heads(patient: Patient) -> str:
+def smaller_heads(patient: ModelUnderTest) -> str:
     """Heads whose scores need a quarter of their entries become two of half the size, without a loss (a split without
     data gives each child what is largest in half of its entries).
     """
     if reason := canonical.splittable(patient.source):
-        raise Unclear(reason)
+        raise Untestable(reason)
     if canonical.rotary(patient.source):
-        raise Unclear("Rotary positions belong to pairs of a head's entries, so a head cannot become two smaller ones.")
+        raise Untestable(
+            "Rotary positions belong to pairs of a head's entries, so a head cannot become two smaller ones."
+        )
     if is_coarse(patient.source):
-        raise Unclear("The weights have fewer bits than fp32, and the two halves would be rounded.")
+        raise Untestable("The weights have fewer bits than fp32, and the two halves would be rounded.")
 
     def few(old: np.ndarray) -> np.ndarray:
         """All but the first quarter of every head's entries are zero."""
         old[:, old.shape[1] // 4 :] = 0
         return old
 
-    wanted = Wanted(heads=text(2 * s.heads for s in patient.source.shape.stages), head_dim="split")
+    wanted = RequestedShape(heads=text(2 * s.heads for s in patient.source.shape.stages), head_dim="split")
     with patient.folder() as folder:
         poor = patient.copy(folder / "poorer", patient.change_part("q", few))
-        _, output = poor.cut(folder / "cut", [wanted], Method(uncalibrated=True))
+        _, output = poor.cut_first_possible(folder / "cut", [wanted], Method(uncalibrated=True))
         expect(output, poor.own, "With every head split in two smaller ones", SPLIT)
     return "every head split in two of half its size gives the same output, where its scores need few entries"
 
 
-def wider_mlp(patient: Patient) -> str:
+def wider_mlp(patient: ModelUnderTest) -> str:
     """New units say nothing until their output columns are filled, and then they do."""
     more = [(s.mlp_dim + 8, 2 * s.mlp_dim) for s in patient.source.shape.stages]
-    return grown(patient, [Wanted(mlp_dim=text(m)) for m in zip(*more, strict=True)], "down", "MLP units")
+    return check_growth(
+        patient, [RequestedShape(mlp_dim=text(m)) for m in zip(*more, strict=True)], "down", "MLP units"
+    )
 
 
-def grown(patient: Patient, choices: list[Wanted], role: str, what: str) -> str:
+def check_growth(patient: ModelUnderTest, choices: list[RequestedShape], role: str, what: str) -> str:
     """The test of adding silent parts: nothing changes until the output columns of the new ones are filled."""
     with patient.folder() as folder:
-        result, output = patient.cut(folder / "cut", choices)
+        result, output = patient.cut_first_possible(folder / "cut", choices)
         expect(output, patient.own, f"With more {what}, which say nothing yet,")
         wide = patient.beside(result)
-        gap = distance(wide.altered(filled(role, wide)), output)
+        gap = distance(wide.answer_after(fill_zeros(role, wide)), output)
     if gap <= EXACT:
-        raise Wrong(f"What new {what} say does not reach the output.")
+        raise RoleFault(f"What new {what} say does not reach the output.")
     return f"more {what} give the same output, until they are made to say something"
 
 
-def filled(role: str, patient: Patient) -> Change:
+def fill_zeros(role: str, patient: ModelUnderTest) -> Change:
     """Entries of zero in the tensors of a role hold something."""
     rng = np.random.default_rng(0)
 
@@ -172,7 +178,7 @@ def filled(role: str, patient: Patient) -> Change:
 # -- less of something --------------------------------------------------------------------------------
 
 
-def dropped_layers(patient: Patient) -> str:
+def check_dropped_layers(patient: ModelUnderTest) -> str:
     """Without a layer (a whole period where layers alternate) the model answers as if the layer passed its input on:
     the one in the middle of every stage, and the first.
     """
@@ -185,34 +191,34 @@ def dropped_layers(patient: Patient) -> str:
             at = place(groups) * period
             gone += span[at : at + period] if groups > 1 else ()
         if not gone:
-            raise Unclear("Every stage has one layer only.")
+            raise Untestable("Every stage has one layer only.")
         try:
             drop(patient, gone)
             tried.append(name)
-        except Unclear as unclear:
+        except Untestable as unclear:
             reasons.append(f"the {name} one was not tried: {unclear.message}")
     if not tried:
-        raise Unclear(reasons[0])
+        raise Untestable(reasons[0])
     done = f"without the {' or the '.join(tried)} layer the output is that of a model in which it passes its input on"
     return "; ".join([done, *reasons])
 
 
-def drop(patient: Patient, gone: Sequence[int]) -> None:
+def drop(patient: ModelUnderTest, gone: Sequence[int]) -> None:
     """Raises `Wrong` where the model without these layers answers otherwise than one in which they pass on their
     input.
     """
     keep = ",".join(str(i) for i in range(patient.source.shape.depth) if i not in gone)
     with patient.folder() as folder:
-        _, output = patient.cut(folder / "cut", [Wanted()], Method(keep=keep))
+        _, output = patient.cut_first_possible(folder / "cut", [RequestedShape()], Method(keep=keep))
     blocks = list(block_modules(patient))
     with passing_on(blocks[i] for i in gone):
         expected = patient.answer(patient.loaded)
     expect(output, expected, f"Without layer {', '.join(map(str, gone))}")
 
 
-def block_modules(patient: Patient) -> Iterator[torch.nn.Module]:
-    """The modules of the blocks in order: what stands around their output projections. Raises `Unclear` where none is
-    declared.
+def block_modules(patient: ModelUnderTest) -> Iterator[torch.nn.Module]:
+    """The modules of the blocks in order: what stands around their output projections. Raises `Untestable` where
+    none is declared.
     """
     patient.modules()
     modules, names = dict(patient.loaded.model.named_modules()), iter(patient.loaded.projections)
@@ -224,15 +230,15 @@ def block_modules(patient: Patient) -> Iterator[torch.nn.Module]:
             yield modules[name.removesuffix(path) + paths[0].partition("{i}")[0] + str(i)]
 
 
-def trimmed(patient: Patient) -> str:
+def check_trimming(patient: ModelUnderTest) -> str:
     """Heads and units that say nothing are the ones that go, and nothing changes."""
-    done = [trimmed_heads(patient) if keeps_size(patient.source) else "", trimmed_units(patient)]
+    done = [trim_silent_heads(patient) if keeps_size(patient.source) else "", trim_silent_units(patient)]
     if not any(done):
-        raise Unclear("The model has too few heads and units to take some away.")
+        raise Untestable("The model has too few heads and units to take some away.")
     return " and ".join(filter(None, done)) + " that say nothing can go, and the output is the same"
 
 
-def trimmed_heads(patient: Patient) -> str:
+def trim_silent_heads(patient: ModelUnderTest) -> str:
     """The word for what was trimmed; empty where no smaller number can be planned."""
     stages = patient.source.shape.stages
     fewer = [[step(s) * n for n in range(s.heads // step(s) - 1, 0, -1)] for s in stages]
@@ -241,17 +247,17 @@ def trimmed_heads(patient: Patient) -> str:
         for stage, left in zip(stages, counts, strict=True):  # as many heads go from every group
             heads = np.arange(stage.heads) % (stage.heads // step(stage)) >= left // step(stage)
             gone.append(np.repeat(heads, stage.head_dim))
-        if fewer_say(patient, silent("o", "q", gone), Wanted(heads=text(counts), head_dim="keep")):
+        if fewer_say(patient, silent("o", "q", gone), RequestedShape(heads=text(counts), head_dim="keep")):
             return "heads"
     return ""
 
 
-def trimmed_units(patient: Patient) -> str:
+def trim_silent_units(patient: ModelUnderTest) -> str:
     """The same of MLP units."""
     stages = patient.source.shape.stages
     for counts in ([s.mlp_dim - 1 for s in stages], [s.mlp_dim - s.width for s in stages]):
         gone = [np.arange(stage.mlp_dim) >= left for stage, left in zip(stages, counts, strict=True)]
-        if min(counts) > 0 and fewer_say(patient, silent("down", "mlp", gone), Wanted(mlp_dim=text(counts))):
+        if min(counts) > 0 and fewer_say(patient, silent("down", "mlp", gone), RequestedShape(mlp_dim=text(counts))):
             return "MLP units"
     return ""
 
@@ -269,15 +275,15 @@ def silent(role: str, axis: str, gone: Sequence[np.ndarray]) -> Change:
     return change
 
 
-def fewer_say(patient: Patient, change: Change, wanted: Wanted) -> bool:
+def fewer_say(patient: ModelUnderTest, change: Change, wanted: RequestedShape) -> bool:
     """Whether a model whose last heads or units `change` silences loses them and answers as before; False where it
     cannot be planned. Raises `Wrong` where the answer changes.
     """
     with patient.folder() as folder:
         quiet = patient.copy(folder / "silent", change)
         try:
-            _, output = quiet.cut(folder / "cut", [wanted])
-        except Unclear:
+            _, output = quiet.cut_first_possible(folder / "cut", [wanted])
+        except Untestable:
             return False
         expect(output, quiet.own, "With fewer heads or MLP units, all of which said nothing,")
     return True
@@ -290,13 +296,13 @@ def expect(output: torch.Tensor, expected: torch.Tensor, where: str, within: flo
     """Raises `Wrong` where an answer is not the expected one."""
     gap = distance(output, expected) if output.shape == expected.shape else float("inf")
     if not gap <= within:
-        raise Wrong(f"{where} the output moves by {gap:.2g} of its spread.")
+        raise RoleFault(f"{where} the output moves by {gap:.2g} of its spread.")
 
 
-def needs_same_size(patient: Patient) -> None:
-    """Raises `Unclear` where no family holds heads of the same size whose number changes."""
+def needs_same_size(patient: ModelUnderTest) -> None:
+    """Raises `Untestable` where no family holds heads of the same size whose number changes."""
     if not keeps_size(patient.source):
-        raise Unclear(f"{patient.arch.library} has no {patient.arch.name} with a head_dim of its own.")
+        raise Untestable(f"{patient.arch.library} has no {patient.arch.name} with a head_dim of its own.")
 
 
 def step(stage: Stage) -> int:
@@ -311,11 +317,11 @@ def text(numbers: Iterable[int]) -> str:
 
 # -- all of them ------------------------------------------------------------------------------------
 
-Test = Callable[[Patient], str]
+Test = Callable[[ModelUnderTest], str]
 ROLES: dict[str, Test] = {
     "roles": roles.roles,
     "output projections": roles.projections,
-    "masked heads": roles.masked_heads,
+    "masked heads": roles.check_masked_heads,
     "values": roles.values,
     "queries and keys": roles.queries_and_keys,
     "MLP": roles.mlp,
@@ -323,12 +329,12 @@ ROLES: dict[str, Test] = {
 }
 OPERATORS: dict[str, Test] = {
     "another order": another_order,
-    "added heads": added_heads,
-    "split heads": split_heads,
+    "added heads": check_added_heads,
+    "split heads": check_split_heads,
     "smaller heads": smaller_heads,
     "wider MLP": wider_mlp,
-    "dropped layers": dropped_layers,
-    "trimmed heads and MLP": trimmed,
+    "dropped layers": check_dropped_layers,
+    "trimmed heads and MLP": check_trimming,
 }
 
 
@@ -351,13 +357,13 @@ def examine(source: Source, architecture: Architecture | None = None) -> list[Ch
     with ExitStack() as keep:
         work = keep.enter_context(scratch())
         if source.weights is None or not source.architecture.rebuilds:
-            source = fresh(source, Wanted(), work / "source")
+            source = fresh(source, RequestedShape(), work / "source")
         arch = architecture or source.architecture
         try:
             specs = match(arch, source.config, source.weights.shapes)
         except LeanSurgeonError as error:
             return [Check("roles", False, error.message)]
-        patient = Patient(replace(source, architecture=arch, specs=specs), work)
+        patient = ModelUnderTest(replace(source, architecture=arch, specs=specs), work)
         checks = [check(patient, name, test) for name, test in ROLES.items()]
         if any(one.ok is False for one in checks):
             return checks  # operators go by roles
@@ -368,18 +374,18 @@ def examine(source: Source, architecture: Architecture | None = None) -> list[Ch
         return checks + [check(smaller, name, test) for name, test in OPERATORS.items()]
 
 
-def check(patient: Patient, name: str, test: Test) -> Check:
+def check(patient: ModelUnderTest, name: str, test: Test) -> Check:
     """The outcome of one test; whatever the library raises ends in it."""
     try:
         return Check(name, True, test(patient))
-    except Unclear as unclear:
+    except Untestable as unclear:
         return Check(name, None, unclear.message)
     except Exception as error:  # a wrong declaration may break the library in any way
         first = (getattr(error, "message", None) or str(error) or type(error).__name__).splitlines()[0]
         return Check(name, False, first)
 
 
-def rehearsal(patient: Patient) -> Patient:
+def rehearsal(patient: ModelUnderTest) -> ModelUnderTest:
     """A large model's config with few layers and random weights; the model itself where it is small, or where its
     library makes no such model.
     """
@@ -389,20 +395,20 @@ def rehearsal(patient: Patient) -> Patient:
     least = LAYERS * patient.arch.period
     layers = ",".join(str(min(stage.depth, least)) for stage in source.shape.stages)
     try:
-        made = fresh(source, Wanted(layers=layers, init="fresh"), patient.work / "rehearsal", patient.arch)
+        made = fresh(source, RequestedShape(layers=layers, init="fresh"), patient.work / "rehearsal", patient.arch)
     except LeanSurgeonError:
         return patient
-    return Patient(made, patient.work)
+    return ModelUnderTest(made, patient.work)
 
 
-def fresh(source: Source, wanted: Wanted, folder: Path, architecture: Architecture | None = None) -> Source:
+def fresh(source: Source, wanted: RequestedShape, folder: Path, architecture: Architecture | None = None) -> Source:
     """A new model of the source's config whose norms and biases are no longer all alike, so that each is seen."""
     steps = plan(source, wanted, seed=0)
-    carry_out(Decided(steps), folder, check=False)
-    made = opened(folder, architecture or steps.architecture)
+    carry_out(DecidedCut(steps), folder, check=False)
+    made = open_as(folder, architecture or steps.architecture)
     rng = np.random.default_rng(0)
 
-    def stirred(spec: TensorSpec, raw: np.ndarray) -> np.ndarray | None:
+    def add_noise(spec: TensorSpec, raw: np.ndarray) -> np.ndarray | None:
         """Noise on what is constant in a fresh model (norms, biases); None leaves a tensor as it is."""
         values = made.weights.float32(spec.name)
         if spec.role in ("buffer", "tied") or not values.size or np.ptp(values) > 0:
@@ -411,4 +417,4 @@ def fresh(source: Source, wanted: Wanted, folder: Path, architecture: Architectu
         return from_float32(values + noise, made.weights.entries[spec.name].dtype)
 
     again = folder.with_name(f"{folder.name}-stirred")
-    return opened(Patient(made, folder).write(again, stirred), made.architecture)
+    return open_as(ModelUnderTest(made, folder).write(again, add_noise), made.architecture)

@@ -12,8 +12,8 @@ from leansurgeon.checkpoints.reshaped import within_block
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import UsageError, plural
 from leansurgeon.shape import SPACINGS, Shape, evenly_per_stage, groups_of
-from leansurgeon.surgery.method import Method, kept_numbers
-from leansurgeon.surgery.requested_shape import Wanted, per_stage
+from leansurgeon.surgery.method import Method, parse_layers
+from leansurgeon.surgery.requested_shape import RequestedShape, per_stage
 
 SPACED = {
     "even": "evenly, both ends among them",
@@ -27,7 +27,7 @@ Kind: TypeAlias = tuple[int, Hashable]  # of a layer: its stage, and what sets i
 
 
 @dataclass(frozen=True)
-class Choice:
+class LayerChoice:
     """The layers that are kept, counted through all stages, what chose them, and the numbers behind it."""
 
     kept: tuple[int, ...]
@@ -35,20 +35,22 @@ class Choice:
     evidence: dict[str, Any] = field(default_factory=dict)
 
 
-def without_data(before: Shape, after: Shape, method: Method, period: int = 1, source: Source | None = None) -> Choice:
+def without_data(
+    before: Shape, after: Shape, method: Method, period: int = 1, source: Source | None = None
+) -> LayerChoice:
     """The layers that stay where no data is asked; where nobody has named them, and they can move, those of a `source`
     are of every kind: the library needs that, and goes before formats that count kinds by a pattern.
     """
-    named = kept_numbers(method.keep)
+    named = parse_layers(method.keep)
     if named is not None:
         check_kept(named, before, after, period)
-        return Choice(named, "as listed")
+        return LayerChoice(named, "as listed")
     spacing = method.layers if method.layers in SPACINGS else "even"
     kept = evenly_per_stage(before, after, period, spacing)
     whole = with_every_kind(kinds_of(source), kept) if source else kept
-    if whole == kept or misplaced(source, whole):
-        return Choice(kept, SPACED[spacing])
-    return Choice(whole, SPACED[spacing] + OF_EVERY_KIND)
+    if whole == kept or explain_misplaced(source, whole):
+        return LayerChoice(kept, SPACED[spacing])
+    return LayerChoice(whole, SPACED[spacing] + OF_EVERY_KIND)
 
 
 def kinds_of(source: Source) -> list[Kind]:
@@ -111,12 +113,12 @@ def check_kept(kept: Sequence[int], before: Shape, after: Shape, period: int) ->
             raise UsageError(f"Layers alternate in this model: keep whole groups of {period}.")
 
 
-def misplaced(source: Source, kept: Sequence[int]) -> str | None:
+def explain_misplaced(source: Source, kept: Sequence[int]) -> str | None:
     """What a kept layer would lose at its new place, in a sentence; None where each can do there what it did."""
-    return tied_to_the_start(source, kept) or unheard(source, kept) or without_room(source, kept)
+    return explain_tied_start(source, kept) or unheard(source, kept) or without_room(source, kept)
 
 
-def tied_to_the_start(source: Source, kept: Sequence[int]) -> str | None:
+def explain_tied_start(source: Source, kept: Sequence[int]) -> str | None:
     """Other parts of some models speak to the first layers by their numbers, which therefore all stay; of some the
     library makes the last one another layer than the config says (Gemma 4).
     """
@@ -168,13 +170,13 @@ def without_room(source: Source, kept: Sequence[int]) -> str | None:
 
 def refuse_misplaced(source: Source, init: str, kept: Sequence[int]) -> None:
     """Raises `UsageError` where a kept layer cannot do at its new place what it did, with layers that could stay."""
-    if init != "fresh" and (why := misplaced(source, kept)):
-        other = placed_well(source, kept)
+    if init != "fresh" and (why := explain_misplaced(source, kept)):
+        other = keep_in_place(source, kept)
         named = f" For example: --keep {','.join(map(str, other))}." if other else ""
         raise UsageError(why, f"--keep names the layers that stay.{named}")
 
 
-def placed_well(source: Source, kept: Sequence[int]) -> list[int] | None:
+def keep_in_place(source: Source, kept: Sequence[int]) -> list[int] | None:
     """As many layers of each stage, the first ones among them, the rest as they are; None where that is not enough."""
     chosen: list[int] = []
     for number, span in enumerate(source.shape.spans):
@@ -184,12 +186,12 @@ def placed_well(source: Source, kept: Sequence[int]) -> list[int] | None:
         last = span[len(span) - (arch.stay_last[number] if arch.stay_last else 0) :]
         room = len(here) - len(last)
         chosen += [*least, *here[len(least) : room], *last] if room >= len(least) else here
-    return None if misplaced(source, chosen) else chosen
+    return None if explain_misplaced(source, chosen) else chosen
 
 
-def with_kept(shape: Shape, wanted: Wanted, method: Method) -> Wanted:
+def with_kept(shape: Shape, wanted: RequestedShape, method: Method) -> RequestedShape:
     """`--keep` as a number of layers per stage. Raises `UsageError` where it contradicts `--layers` or the model."""
-    named = kept_numbers(method.keep)
+    named = parse_layers(method.keep)
     if named is None:
         return wanted
     if named[-1] >= shape.depth:

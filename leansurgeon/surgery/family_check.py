@@ -39,7 +39,7 @@ NAMES = tuple(OF_EVERY_FAMILY.split())
 
 
 @dataclass(frozen=True)
-class Drawn:
+class RandomModel:
     """The random model of a type: seed of its weights and inputs, and its layers where they can be chosen. Both are
     other than those that inference proves with.
     """
@@ -48,7 +48,7 @@ class Drawn:
     depth: int = 7
 
 
-USUAL = Drawn()
+USUAL = RandomModel()
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from leansurgeon.checkpoints.blockwise.stream import Stream
 from leansurgeon.surgery.budget import TRIAL
 from leansurgeon.surgery.candidates import Candidate, marks
 from leansurgeon.surgery.choose_layers import BLOCKS
-from leansurgeon.surgery.context import PARTS, Ground, View
+from leansurgeon.surgery.context import PARTS, CalibrationContext, SampleView
 from leansurgeon.surgery.local_fit import STEP_TOKENS
 from leansurgeon.surgery.spans import PASSES, block_steps
 
@@ -24,17 +24,17 @@ SOLVED = 1.5  # times the forward passes alone: sums and solutions of refits, we
 
 
 @dataclass(frozen=True)
-class Foretold:
+class CostForecast:
     """About how many passes of the source a cut will take, over how many tokens, and how long that is here."""
 
     passes: float
     tokens: int
     seconds: float
 
-    def told(self, name: str) -> str:
+    def describe(self, name: str) -> str:
         """One line for a person.
 
-        >>> Foretold(5.4, 40_960, 251.0).told("SmolLM2")
+        >>> CostForecast(5.4, 40_960, 251.0).describe("SmolLM2")
         'About 5 passes of SmolLM2 over 40,960 tokens: some 4 minutes here.'
         """
         number, unit = (self.seconds, "second") if self.seconds < 90 else (self.seconds / 60, "minute")
@@ -42,39 +42,39 @@ class Foretold:
         return f"About {max(1, round(self.passes))} passes of {name} over {self.tokens:,} tokens: {long}."
 
 
-def foretell(ground: Ground) -> Foretold:
+def forecast_cost(context: CalibrationContext) -> CostForecast:
     """What the cut will take if all that it tries gains, within its bounds; the time by one block on one real batch."""
-    plan, options, whole = ground.plan, ground.options, View.of(ground.calibration, None).batches
+    plan, options, whole = context.plan, context.options, SampleView.of(context.calibration, None).batches
     lost = plan.before.depth - plan.after.depth
     ways = zip(plan.before.spans, plan.after.spans, strict=True)  # of every stage neighbours in the middle go
     kept = tuple(i for a, b in ways for i in (*a[: (len(b) + 1) // 2], *a[len(a) - len(b) // 2 :]))
-    first, tokens = Candidate(kept if options.keep is None else options.keep, ""), ground.one_pass
+    first, tokens = Candidate(kept if options.keep is None else options.keep, ""), context.one_pass
     if lost and options.keep is None:
-        part = View.of(ground.calibration, TRIAL).batches
-        looked = {name: ground.tokens(part[name]) for name in PARTS}
+        part = SampleView.of(context.calibration, TRIAL).batches
+        looked = {name: context.tokens(part[name]) for name in PARTS}
         sets = min(BLOCKS, plan.after.depth) + MORE_SETS
-        tokens += plan.before.depth * (looked["fit"] + 2 * looked["guard"]) + sets * ground.cost(first, part, RACED)
-        tokens += (WAYS - 1) * ground.cost(first, whole)
-    tokens = min(tokens + ground.cost(first, whole), ground.most_closed)
-    rate = timed(ground) / SOLVED
+        tokens += plan.before.depth * (looked["fit"] + 2 * looked["guard"]) + sets * context.cost(first, part, RACED)
+        tokens += (WAYS - 1) * context.cost(first, whole)
+    tokens = min(tokens + context.cost(first, whole), context.most_closed)
+    rate = time_block(context) / SOLVED
     if options.grows:
         spans = marks(first.kept, plan)
-        steps = block_steps(spans, max(1, round(ground.tokens(whole["fit"]) / STEP_TOKENS)))
-        grown = min(3.0 * STEP_TOKENS * steps, PASSES * ground.one_pass, ground.most - tokens)
+        steps = block_steps(spans, max(1, round(context.tokens(whole["fit"]) / STEP_TOKENS)))
+        grown = min(3.0 * STEP_TOKENS * steps, PASSES * context.one_pass, context.most - tokens)
         tokens += grown if options.heal_time is None else min(grown, options.heal_time * rate)
-    seen = round(ground.one_pass / plan.before.depth)
-    return Foretold(tokens / ground.one_pass, seen, tokens / rate)
+    seen = round(context.one_pass / plan.before.depth)
+    return CostForecast(tokens / context.one_pass, seen, tokens / rate)
 
 
-def timed(ground: Ground) -> float:
+def time_block(context: CalibrationContext) -> float:
     """Block-tokens a second, by the first block on the first batch to fit, the better of two runs behind a first."""
-    stream, took = Stream(ground.teacher, ground.calibration.fit[:1]), inf
-    ground.fill(0)
+    stream, took = Stream(context.teacher, context.calibration.fit[:1]), inf
+    context.fill(0)
     stream.run()
     for _ in range(2):
         start = perf_counter()
         float(stream.run()[0].sum())  # a GPU has finished it then
         took = min(took, perf_counter() - start)
-    ground.teacher.empty(0)
+    context.teacher.empty(0)
     hidden = stream.hidden[0]
     return hidden.numel() / hidden.shape[-1] / took

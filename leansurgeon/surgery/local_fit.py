@@ -47,7 +47,7 @@ PHASES = (Phase(240, 7e-4), Phase(160, 5e-4), Phase(96, 4e-4), Phase(64, 4e-4))
 
 
 @dataclass(frozen=True)
-class Clock:
+class TimeLimit:
     """How long fitting may take: `seconds` from `start` on; None: as long as it takes."""
 
     seconds: float | None = None
@@ -58,9 +58,9 @@ class Clock:
         """The share of the time that has gone; 1 or more: it is over."""
         return 0.0 if self.seconds is None else (perf_counter() - self.start) / max(self.seconds, 1e-9)
 
-    def part(self, share: float) -> Clock:
+    def part(self, share: float) -> TimeLimit:
         """A clock for so much of what is left."""
-        return Clock() if self.seconds is None else Clock(share * max(0.0, self.seconds * (1 - self.gone)))
+        return TimeLimit() if self.seconds is None else TimeLimit(share * max(0.0, self.seconds * (1 - self.gone)))
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def pace(step: int, steps: int) -> float:
 
 
 @dataclass(frozen=True)
-class Fitted:
+class FitResult:
     """Errors are relative to the target: the root of the mean over guard tokens of |output - target|^2 / |target|^2."""
 
     steps: int
@@ -91,7 +91,7 @@ class Fitted:
     kept: bool
     seconds: float
 
-    def recorded(self) -> Fit:
+    def as_record(self) -> Fit:
         """Steps, errors on the guard and seconds, rounded for the record."""
         return Fit(self.steps, round(self.before, 6), round(self.after, 6), self.kept, round(self.seconds, 2))
 
@@ -105,8 +105,8 @@ def fit_examples(
     steps: int,
     rate: float,
     cast: Callable[[], AbstractContextManager] = nullcontext,
-    clock: Clock | None = None,
-) -> Fitted:
+    clock: TimeLimit | None = None,
+) -> FitResult:
     """Change `parameters` in place so that `forward(hidden, **arguments)` comes near the targets of `fit`.
 
     Adam at `rate` times `pace(step, steps)`. `cast` gives
@@ -125,7 +125,7 @@ def fit_examples(
     start = perf_counter()
     before = relative_error(forward, guard)
     saved = [p.detach().clone() for p in parameters]
-    sound, clock, done = True, clock or Clock(), 0
+    sound, clock, done = True, clock or TimeLimit(), 0
     with trainable(parameters), torch.enable_grad():
         optimizer = torch.optim.Adam(parameters, lr=rate, betas=BETAS)
         for step, number in zip(track(range(steps), "steps", "steps/s"), order(len(fit)), strict=False):
@@ -148,7 +148,7 @@ def fit_examples(
         with torch.no_grad():
             for parameter, old in zip(parameters, saved, strict=True):
                 parameter.copy_(old)
-    return Fitted(done, before, after, kept, perf_counter() - start)
+    return FitResult(done, before, after, kept, perf_counter() - start)
 
 
 def mean_error(forward: Callable[..., Tensor], example: Example) -> Tensor:
@@ -205,10 +205,10 @@ def fit_span(
     fit: Sequence[Example],
     guard: Sequence[Example],
     phase: Phase,
-    clock: Clock | None = None,
+    clock: TimeLimit | None = None,
     device: str = "cpu",
     most: Callable[[int], int] = lambda steps: steps,
-) -> Fitted:
+) -> FitResult:
     """Fit in place, by products on a kind of `device`; the parameters are put back where the guard does not gain, after
     a second try at a gentler rate. `most` says before each try how many of so many steps may be taken; the first takes
     one at least.

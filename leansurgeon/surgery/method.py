@@ -62,10 +62,10 @@ class Method:
             raise UsageError("--calibrate and --uncalibrated exclude each other.")
         if LAYERS[self.layers] and not calibrated:
             raise UsageError(f"--method {self.layers} needs sample data.", "Add --calibrate DATA.")
-        kept_numbers(self.keep)
+        parse_layers(self.keep)
 
 
-def kept_numbers(text: str | None) -> tuple[int, ...] | None:
+def parse_layers(text: str | None) -> tuple[int, ...] | None:
     """`"0,2,4-9"` as layer numbers, counted from 0 through all stages. Raises `UsageError`."""
     if text is None:
         return None

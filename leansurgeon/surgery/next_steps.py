@@ -60,7 +60,7 @@ def not_by(size: int, of: Sequence[int]) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True)
-class CannotHold:
+class UnfitFormats:
     """Formats that have no place for a shape, why, and the choice that they could hold."""
 
     formats: tuple[str, ...]
@@ -69,7 +69,7 @@ class CannotHold:
 
 
 @dataclass(frozen=True)
-class Pattern:
+class LayerPattern:
     """A format whose program counts by itself which layers are of another kind: every `period`-th, `called` so."""
 
     name: str
@@ -106,21 +106,21 @@ class Pattern:
         return tuple(kept)
 
 
-def pattern_of(arch: Architecture, config: Config) -> Pattern | None:
+def pattern_of(arch: Architecture, config: Config) -> LayerPattern | None:
     """The pattern by which a format reads the layers of a family; None for none, or where the source does not follow it
     itself.
     """
     for name, families in PATTERNS.items():
         if arch.name in families:
             key, value, called, period = families[arch.name]
-            found = Pattern(name, called, period)
+            found = LayerPattern(name, called, period)
             kinds = arch.lists(config).get(key)
             if isinstance(kinds, list) and all((k == value) == found.is_other(i) for i, k in enumerate(kinds)):
                 return found
     return None
 
 
-def breaks_pattern(arch: Architecture, config: Config, layers: Sequence[int]) -> CannotHold | None:
+def breaks_pattern(arch: Architecture, config: Config, layers: Sequence[int]) -> UnfitFormats | None:
     """The format whose program would take these source `layers` for others, with layers near to equal spacing that it
     would not. None where there is none.
     """
@@ -131,12 +131,12 @@ def breaks_pattern(arch: Architecture, config: Config, layers: Sequence[int]) ->
     nth = f"{pattern.period}{'nd' if pattern.period == 2 else 'th'}"
     why = f"every {nth} layer there is {pattern.called}, and here it would be {there}"
     evenly = pattern.near([place * (depth - 1) / max(1, count - 1) for place in range(count)], depth)
-    return CannotHold((pattern.name,), why, f"--keep {','.join(map(str, evenly))}")
+    return UnfitFormats((pattern.name,), why, f"--keep {','.join(map(str, evenly))}")
 
 
 def cannot_hold(
     before: Architecture, after: Architecture, shape: Shape, config: Config | None = None, layers: Sequence[int] = ()
-) -> CannotHold | None:
+) -> UnfitFormats | None:
     """The formats that know the family `before` and cannot hold `shape` in the family `after`, or the source `layers`
     that stay of a model with this `config`; None for none.
     """
@@ -155,7 +155,7 @@ def cannot_hold(
         f"of width / heads ({stage.width:,} / {stage.heads})"
     )
     if decoupled and stage.width % stage.heads == 0:
-        return CannotHold(formats, why, f"--head-dim split ({stage.heads} heads of {stage.width // stage.heads})")
+        return UnfitFormats(formats, why, f"--head-dim split ({stage.heads} heads of {stage.width // stage.heads})")
     fitting = stage.width // stage.head_dim
     fits = stage.width % stage.head_dim == 0 and fitting % (1 if decoupled else stage.kv_heads) == 0
-    return CannotHold(formats, why, f"--heads {fitting}" if fits else "the source's own number of heads")
+    return UnfitFormats(formats, why, f"--heads {fitting}" if fits else "the source's own number of heads")

@@ -12,7 +12,7 @@ from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import UnsupportedModel, UsageError, plural
 from leansurgeon.shape import Stage, nearest_divisible
 from leansurgeon.surgery import balance, canonical
-from leansurgeon.surgery.drop_layers import Choice
+from leansurgeon.surgery.drop_layers import LayerChoice
 from leansurgeon.surgery.method import LAYERS, Method
 
 LOCAL = Step(
@@ -28,7 +28,7 @@ HEAL = Step("heal", "near", "refit output projections on sample data; each is ke
 
 
 def order_operators(
-    target: Reshaped, init: str, choice: Choice, method: Method, calibrated: bool, heads_by: str | None = None
+    target: Reshaped, init: str, choice: LayerChoice, method: Method, calibrated: bool, heads_by: str | None = None
 ) -> tuple[Step, ...]:
     """The steps from the source to the target, in the order in which they are applied. `heads_by` says in words what
     chooses the heads that stay.
@@ -51,7 +51,7 @@ def order_operators(
         if after.head_dim != before.head_dim:
             of_stage.append(resize_heads(source, before, after, init, method, calibrated))
         elif after.heads != before.heads:
-            if after.heads > before.heads and method.more == "split" and (reason := canonical.supported(source)):
+            if after.heads > before.heads and method.more == "split" and (reason := canonical.why_unsupported(source)):
                 raise UnsupportedModel(f"Heads cannot be split here: {reason}", "Use --more-heads add.")
             of_stage.append(change_heads(before, after, method.more, calibrated=calibrated, by=heads_by))
         if after.mlp_dim != before.mlp_dim:
@@ -79,7 +79,7 @@ def order_operators(
     return tuple(steps)
 
 
-def drop_layers(depth: int, kept: tuple[int, ...], choice: Choice) -> Step:
+def drop_layers(depth: int, kept: tuple[int, ...], choice: LayerChoice) -> Step:
     """Drop the layers of a stage that are not kept, counted within it."""
     dropped = [i for i in range(depth) if i not in kept]
     says = f"keep {len(kept)} of {plural(depth, 'layer')}, {choice.criterion}: {', '.join(map(str, kept))}"
@@ -175,10 +175,10 @@ def change_units(before: int, after: int, *, calibrated: bool = False) -> Step:
 
 
 def balance_heads(source: Source) -> Step:
-    """Another basis for every head (`layer.balance` finds it). Raises `UnsupportedModel` where heads have no bases of
+    """Another basis for every head (`balance` finds it). Raises `UnsupportedModel` where heads have no bases of
     their own, or where the weights' numbers are too coarse to stay the same function.
     """
-    if reason := canonical.supported(source):
+    if reason := canonical.why_unsupported(source):
         raise UnsupportedModel(f"--balance: {reason}", "Leave --balance out.")
     if "vo" not in source.architecture.bases:
         raise UnsupportedModel(

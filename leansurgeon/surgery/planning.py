@@ -24,11 +24,11 @@ from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.shape import SPACINGS, ParameterCount, Shape
 from leansurgeon.surgery import drop_layers
 from leansurgeon.surgery.class_attention import follow
-from leansurgeon.surgery.drop_layers import Choice
+from leansurgeon.surgery.drop_layers import LayerChoice
 from leansurgeon.surgery.method import Method
-from leansurgeon.surgery.next_steps import CannotHold, cannot_hold
+from leansurgeon.surgery.next_steps import UnfitFormats, cannot_hold
 from leansurgeon.surgery.operators import order_operators
-from leansurgeon.surgery.requested_shape import Target, Wanted, resolve
+from leansurgeon.surgery.requested_shape import RequestedShape, Target, resolve
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Plan:
         return next((e for e in ("fresh", "near", "exact") if e in promises), "exact")
 
     @property
-    def cannot_hold(self) -> CannotHold | None:
+    def cannot_hold(self) -> UnfitFormats | None:
         """Formats that know the source's family and have no place for the result; None for none."""
         return cannot_hold(self.source.architecture, self.architecture, self.after, self.source.config, self.layers)
 
@@ -96,7 +96,7 @@ class Plan:
         idle = chosen and only_drops and self.method.heal == "none"
         return self.exactness == "near" and not idle
 
-    def recorded(self) -> Planned:
+    def as_record(self) -> Planned:
         """The plan as `surgery.json` keeps it."""
         flops = (flops and flops.as_dict() for flops in (self.flops_before, self.flops_after))
         return Planned(
@@ -124,12 +124,12 @@ class Plan:
 
     def as_dict(self) -> JsonObject:
         """The plan as `plan --json` prints it."""
-        return self.recorded().as_dict()
+        return self.as_record().as_dict()
 
 
 def plan(
     source: Source,
-    wanted: Wanted,
+    wanted: RequestedShape,
     seed: int = 0,
     method: Method | None = None,
     *,
@@ -144,7 +144,7 @@ def plan(
     wanted.check()
     if not 0 <= seed < 2**63:
         raise UsageError(f"--seed must be at least 0 and below 2^63, and {seed} was given.")
-    target, resolved = reshaped(source, drop_layers.with_kept(source.shape, wanted, method))
+    target, resolved = reshape_source(source, drop_layers.with_kept(source.shape, wanted, method))
     source, init = target.source, "fresh" if source.weights is None else wanted.init
     choice = drop_layers.without_data(source.shape, target.shape, method, source.architecture.period, source)
     target = target.keeping(choice.kept)
@@ -169,14 +169,14 @@ def plan(
         operators=order_operators(target, init, choice, method, calibrated, heads_by),
         parameters_before=counts[0],
         parameters_after=counts[-1],
-        saved_by=saved_along(counts),
+        saved_by=list_savings(counts),
         flops_before=flops[0],
         flops_after=flops[-1],
-        flops_saved_by=saved_along(flops) if None not in flops else None,
+        flops_saved_by=list_savings(flops) if None not in flops else None,
     )
 
 
-def reshaped(source: Source, wanted: Wanted) -> tuple[Reshaped, Target]:
+def reshape_source(source: Source, wanted: RequestedShape) -> tuple[Reshaped, Target]:
     """The model at the wanted shape, and how that was understood. It knows the source as it is read for the shape: its
     class attention follows where that is wanted; where its declaration has no form for heads of their own size, one
     that is inferred may have. Raises `UsageError` for an impossible shape.
@@ -185,7 +185,7 @@ def reshaped(source: Source, wanted: Wanted) -> tuple[Reshaped, Target]:
     try:
         resolved = resolve(source, wanted)
     except UnsupportedModel:
-        other = undeclared(source)
+        other = open_undeclared(source)
         if other is None:
             raise
         source, resolved = other, resolve(other, wanted)
@@ -199,7 +199,7 @@ def without_data(steps: Plan) -> Plan:
     return keeping(replace(steps, calibrated=False), choice)
 
 
-def undeclared(source: Source) -> Source | None:
+def open_undeclared(source: Source) -> Source | None:
     """A source as if nobody had declared its family; None where that gives heads no size of their own."""
     arch = source.architecture
     if arch.library != "transformers" or arch.stores_head_dim or arch.decoupled or arch.evidence or not source.weights:
@@ -213,7 +213,7 @@ def undeclared(source: Source) -> Source | None:
     return replace(source, config=config, architecture=inferred, specs=specs) if inferred.decoupled else None
 
 
-def keeping(plan: Plan, choice: Choice) -> Plan:
+def keeping(plan: Plan, choice: LayerChoice) -> Plan:
     """The same plan with the layers that sample data has chosen. Raises `UsageError` where they must not move."""
     refuse_moved_layers(plan.source, plan.init, choice.kept)
     steps = order_operators(plan.target, plan.init, choice, plan.method, plan.calibrated, plan.heads_by)
@@ -258,7 +258,7 @@ def models_along(target: Reshaped) -> list[Reshaped]:
     return along
 
 
-def saved_along(costs: Sequence[ParameterCount | Flops]) -> dict[str, int]:
+def list_savings(costs: Sequence[ParameterCount | Flops]) -> dict[str, int]:
     """What each step of `models_along` saves; negative where it adds."""
     return {step: a.total - b.total for step, a, b in zip(("depth", "heads", "mlp"), costs, costs[1:], strict=False)}
 

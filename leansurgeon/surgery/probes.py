@@ -36,20 +36,20 @@ def outputs_of(module: nn.Module) -> Iterator[list[Tensor]]:
         yield outputs
 
 
-class Enough(Exception):
+class StopForward(Exception):
     """Ends a forward pass that has shown what it was run for."""
 
 
-def seen_at(module: nn.Module, run: Callable[[], object]) -> Tensor:
+def capture_input(module: nn.Module, run: Callable[[], object]) -> Tensor:
     """What enters a module while `run` runs; the rest of the pass is not computed."""
     inputs: list[Tensor] = []
 
     def note(_, args: tuple) -> None:
         """Pre-hook: keep what the module is given, then end the forward."""
         inputs.append(args[0].detach())
-        raise Enough
+        raise StopForward
 
-    with Hooks() as hooks, suppress(Enough):
+    with Hooks() as hooks, suppress(StopForward):
         hooks.before(module, note)
         run()
     if not inputs:
@@ -58,7 +58,7 @@ def seen_at(module: nn.Module, run: Callable[[], object]) -> Tensor:
 
 
 @contextmanager
-def changed_output(module: nn.Module | None, change: Callable[[Tensor], Tensor]) -> Iterator[None]:
+def change_output(module: nn.Module | None, change: Callable[[Tensor], Tensor]) -> Iterator[None]:
     """Let a module, if there is one, return `change(output)` while the context lasts."""
     with Hooks() as hooks:
         if module is not None:
@@ -134,7 +134,7 @@ def reach(module: nn.Module, run: Callable[[], Tensor], freeze: nn.Module | None
     way counts.
     """
     held: list[Tensor] = []
-    with changed_output(freeze, lambda out: held.append(out) or out):
+    with change_output(freeze, lambda out: held.append(out) or out):
         calm = run()
     generator = torch.Generator().manual_seed(0)
     shaken: list[Tensor] = []
@@ -145,7 +145,7 @@ def reach(module: nn.Module, run: Callable[[], Tensor], freeze: nn.Module | None
         shaken.append(torch.randn(out.shape, generator=generator).to(out) * size)
         return out + shaken[-1]
 
-    with changed_output(module, shake), changed_output(freeze, lambda _: held[0]):
+    with change_output(module, shake), change_output(freeze, lambda _: held[0]):
         moved = run() - calm
     if len(shaken) != 1 or shaken[0].numel() != moved.numel():
         return None

@@ -23,8 +23,8 @@ from leansurgeon.progress import Say, silent
 from leansurgeon.surgery.method import Method
 from leansurgeon.surgery.operators import keeps_size
 from leansurgeon.surgery.planning import Plan, plan
-from leansurgeon.surgery.requested_shape import Wanted
-from leansurgeon.surgery.shrink import Decided
+from leansurgeon.surgery.requested_shape import RequestedShape
+from leansurgeon.surgery.shrink import DecidedCut
 
 MEASURED = "of the highest measured importance"
 
@@ -68,7 +68,7 @@ def decide(
     heal: bool = True,
     say: Say = silent,
     device: str = "cpu",
-) -> Decided:
+) -> DecidedCut:
     """What `carry_out` writes: the most important heads stay, `values` (all heads,) in the order of `sites`.
 
     Raises what `check` and `calibrate` raise.
@@ -76,16 +76,16 @@ def decide(
     strength = {(site.index, site.group): part for site, part in zip(sites, strengths(sites, values), strict=True)}
     steps = replace(check(source, asked, seed, heal=heal), strength=strength, calibrated=True)
     if not heal:
-        return Decided(steps, record=Decisions(calibration=calibration.recorded()), calibration=calibration)
+        return DecidedCut(steps, record=Decisions(calibration=calibration.recorded()), calibration=calibration)
     from leansurgeon.surgery.calibrate import calibrate  # scipy.stats and more, which `heads` does without
-    from leansurgeon.surgery.context import Options
+    from leansurgeon.surgery.context import CalibrationOptions
 
     say("Refitting output projections ...")
     try:
-        outcome = calibrate(steps, calibration, Options(device=device), say)
+        outcome = calibrate(steps, calibration, CalibrationOptions(device=device), say)
     except UnsupportedModel as error:
         raise UnsupportedModel(error.message, "--no-heal leaves the heads that stay as they are.") from error
-    return Decided(steps, outcome.edits, outcome.record, calibration, outcome.close)
+    return DecidedCut(steps, outcome.edits, outcome.record, calibration, outcome.close)
 
 
 def check(source: Source, asked: float, seed: int = 0, *, heal: bool = True) -> Plan:
@@ -102,5 +102,5 @@ def check(source: Source, asked: float, seed: int = 0, *, heal: bool = True) -> 
             "cannot be stored.",
             "Importance, ablation and curves are measured all the same: leave --prune out.",
         )
-    wanted = Wanted(heads=",".join(map(str, heads)), head_dim="keep", whole_groups=True)
+    wanted = RequestedShape(heads=",".join(map(str, heads)), head_dim="keep", whole_groups=True)
     return plan(source, wanted, seed, Method(heal="closed" if heal else "none"), calibrated=heal, heads_by=MEASURED)

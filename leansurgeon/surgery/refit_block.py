@@ -77,7 +77,7 @@ class BlockFit:
 
 
 @dataclass(frozen=True)
-class Healed:
+class HealResult:
     """What a refit decided, the guard's error before it, and what the block gives of the guard now where that had to be
     found out (on the skeleton's home).
     """
@@ -141,7 +141,7 @@ def refit_projection(site: BlockFit, module: nn.Module, scale: Tensor) -> ridge.
     return refit
 
 
-def heal_pre_norm(site: BlockFit, *, attention: bool) -> Healed | None:
+def heal_pre_norm(site: BlockFit, *, attention: bool) -> HealResult | None:
     """Refit the MLP's output (experts stay as they are), and before it the attention's where `attention` says so. None
     where the block is no pre-norm block.
     """
@@ -161,7 +161,7 @@ def heal_pre_norm(site: BlockFit, *, attention: bool) -> Healed | None:
         record = replace(record, down=refit_projection(site, down, scale).record)
     # The sums of the first refit know how far the block was from its goal.
     first = record.o or record.down
-    return Healed(record, first.guard_before) if first else None
+    return HealResult(record, first.guard_before) if first else None
 
 
 def refit_attention(site: BlockFit, module: nn.Module, scale: Tensor) -> ProjectionRefit:
@@ -197,7 +197,7 @@ class Norm:
         return cls(module.weight.detach().clone(), shift.detach().clone())
 
 
-def absorb(site: BlockFit, closing: Norm) -> Healed | None:
+def absorb(site: BlockFit, closing: Norm) -> HealResult | None:
     """Let a post-norm block take over the dropped ones behind it, whose last has the norm `closing`. None where the
     block is no post-norm block; everything stays as it was where the guard does not gain.
     """
@@ -225,7 +225,7 @@ def absorb(site: BlockFit, closing: Norm) -> Healed | None:
         block_before=round(before, 6),
         block_after=round(after, 6),
     )
-    return Healed(record, before, healed if kept else plain)
+    return HealResult(record, before, healed if kept else plain)
 
 
 def norm_moments(

@@ -19,7 +19,7 @@ LARGEST = 10_000_000  # of heads, layers or MLP units
 
 
 @dataclass(frozen=True)
-class Wanted:
+class RequestedShape:
     """What the user asked for, as typed. None means: leave it."""
 
     heads: str | None = None
@@ -94,7 +94,7 @@ def number(word: str, old: int | None, flag: str, times: bool) -> int:
     return value
 
 
-def resolve(source: Source, wanted: Wanted) -> Target:
+def resolve(source: Source, wanted: RequestedShape) -> Target:
     """The wanted shape, checked. Raises `UsageError` with the numbers and the nearest possible ones."""
     stages, arch = source.shape.stages, source.architecture
     layers = per_stage(wanted.layers, [s.depth for s in stages], "--layers")

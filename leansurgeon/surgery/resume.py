@@ -1,8 +1,8 @@
 """What a calibrated cut has on disk: changed tensors on their way to the writer, of which memory holds one block, and
 what was done so far, beside its output, so that an interrupted cut goes on where it was.
 
-Kept are the choice of layers and what was made of every finished layer and span; what hidden states were is computed
-again, which takes no refits. So the result is that of an uninterrupted cut, bit for bit. Every step is a folder that is
+What is kept: the choice of layers and what was made of every finished layer and span. Hidden states are computed again,
+which takes no refits. So the result is that of an uninterrupted cut, bit for bit. Every step is a folder that is
 there as a whole or not at all; a key of all that the result follows from tells whether they belong to this cut.
 """
 
@@ -74,7 +74,7 @@ class Step:
     asked_for: float = 0.0
 
 
-class Kept:
+class ResumeState:
     """Steps by name in `folder`; without one, nothing is kept. With `resume` those of the same `key` are found again,
     all others are deleted.
     """
@@ -130,12 +130,12 @@ class Kept:
             self.folder.mkdir(parents=True)
             write_durably(self.folder / KEY, json.dumps({"key": self.key}))
 
-    def inside(self, name: str) -> Kept:
+    def inside(self, name: str) -> ResumeState:
         """Steps of one of several cuts that this one takes."""
         if self.folder is None:
-            return Kept()
+            return ResumeState()
         self.begin()
-        return Kept(self.folder / name, f"{self.key} {name}", resume=self.resume)
+        return ResumeState(self.folder / name, f"{self.key} {name}", resume=self.resume)
 
     def remove(self) -> None:
         """Nothing is kept any more: the result is published."""

@@ -3,7 +3,7 @@ the tests of roles: what the library's model does with every tensor must be what
 
 Shapes cannot tell a query from a value, nor q, k, v stacked from q, k, v interleaved. So: without values the output
 projections receive nothing; without queries the keys do not matter; without the second half of the MLP the first does
-not matter. Each test returns what it found, or raises `Wrong` or `Unclear`. Imports torch.
+not matter. Each test returns what it found, or raises `RoleFault` or `Untestable`. Imports torch.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from leansurgeon.hooks import Hooks
 from leansurgeon.measure.data.batches import Batch
 from leansurgeon.surgery.method import Method
 from leansurgeon.surgery.planning import plan
-from leansurgeon.surgery.requested_shape import Wanted
+from leansurgeon.surgery.requested_shape import RequestedShape
 from leansurgeon.surgery.shrink import carry_out, decide
 
 # The new bytes of a tensor, or None where it stays as it is.
@@ -44,15 +44,15 @@ NAMES = {"q": "queries", "k": "keys"}
 LARGE = 50_000_000  # parameters from which on memory counts
 
 
-class Wrong(LeanSurgeonError):
+class RoleFault(LeanSurgeonError):
     """A statement of the declaration that the model does not bear out."""
 
 
-class Unclear(LeanSurgeonError):
+class Untestable(LeanSurgeonError):
     """A statement that this kind of model does not let us test."""
 
 
-class Patient:
+class ModelUnderTest:
     """A source with weights; `work` is a folder for copies. A small model computes in fp64, so that sums in another
     order give the same.
     """
@@ -60,9 +60,9 @@ class Patient:
     def __init__(self, source: Source, work: Path) -> None:
         self.source, self.arch, self.weights, self.work = source, source.architecture, source.weights, work
 
-    def beside(self, source: Source) -> Patient:
+    def beside(self, source: Source) -> ModelUnderTest:
         """Another model that is asked the same."""
-        other = Patient(source, self.work)
+        other = ModelUnderTest(source, self.work)
         other.inputs = self.inputs
         return other
 
@@ -121,9 +121,9 @@ class Patient:
         return self.answer(self.loaded)
 
     def modules(self) -> list[torch.nn.Module]:
-        """The output projections in the built model. Raises `Unclear` where none is declared."""
+        """The output projections in the built model. Raises `Untestable` where none is declared."""
         if not self.loaded.projections:
-            raise Unclear("No output projection is declared.")
+            raise Untestable("No output projection is declared.")
         by_name = dict(self.loaded.model.named_modules())
         return [by_name[name] for name in self.loaded.projections]
 
@@ -142,9 +142,9 @@ class Patient:
         (folder / "config.json").write_text(json.dumps(self.source.config))
         return folder
 
-    def copy(self, folder: Path, change: Change) -> Patient:
+    def copy(self, folder: Path, change: Change) -> ModelUnderTest:
         """The same model after a change, in `folder`."""
-        return self.beside(opened(self.write(folder, change), self.arch))
+        return self.beside(open_as(self.write(folder, change), self.arch))
 
     @contextmanager
     def folder(self) -> Iterator[Path]:
@@ -152,7 +152,7 @@ class Patient:
         with tempfile.TemporaryDirectory(dir=self.work) as path:
             yield Path(path)
 
-    def altered(self, *changes: Change) -> torch.Tensor:
+    def answer_after(self, *changes: Change) -> torch.Tensor:
         """What the library's model answers after the changes, one after the other."""
 
         def change(spec: TensorSpec, raw: np.ndarray) -> np.ndarray | None:
@@ -166,9 +166,11 @@ class Patient:
         with self.folder() as folder:
             return self.answer(self.load(self.write(folder, change)))
 
-    def cut(self, folder: Path, choices: list[Wanted], method: Method | None = None) -> tuple[Source, torch.Tensor]:
+    def cut_first_possible(
+        self, folder: Path, choices: list[RequestedShape], method: Method | None = None
+    ) -> tuple[Source, torch.Tensor]:
         """The first of `choices` that can be planned, carried out into `folder`: the result and its answer. Raises
-        `Unclear` where none can.
+        `Untestable` where none can.
         """
         decided = None
         for wanted in choices:
@@ -178,10 +180,10 @@ class Patient:
             except (UsageError, UnsupportedModel) as error:
                 reason = error.message
         if decided is None:
-            raise Unclear(reason if choices else "The model has too few of them.")
+            raise Untestable(reason if choices else "The model has too few of them.")
         carry_out(decided, folder, check=False)
         arch = decided.plan.architecture
-        return opened(folder, arch), self.answer(self.load(folder, arch))
+        return open_as(folder, arch), self.answer(self.load(folder, arch))
 
     def change_part(self, role: str, value: Callable[[np.ndarray], np.ndarray]) -> Change:
         """Queries, keys or values are `value(old)`, (heads, head_dim, ...), wherever a tensor holds them."""
@@ -196,7 +198,7 @@ class Patient:
             except KeyError:  # of something else than heads: all of it is the one part that its role names
                 places = [np.arange(raw.shape[at])[None]]
             if len(places) != len(spec.role):
-                raise Unclear(
+                raise Untestable(
                     f"The axis '{spec.axes[at]}' of '{spec.name}' holds {spec.role} in a way that has no test."
                 )
             new, here = np.moveaxis(raw.copy(), at, 0), places[spec.role.index(role)]
@@ -206,7 +208,7 @@ class Patient:
         return change
 
 
-def opened(folder: Path, architecture: Architecture) -> Source:
+def open_as(folder: Path, architecture: Architecture) -> Source:
     """A folder as a source of `architecture`, whatever family its config is declared to be of."""
     source = open_source(str(folder))
     return replace(source, architecture=architecture, specs=match(architecture, source.config, source.weights.shapes))
@@ -226,7 +228,7 @@ def zeros_in(role: str) -> Change:
 # -- the tests ------------------------------------------------------------------------------------
 
 
-def roles(patient: Patient) -> str:
+def roles(patient: ModelUnderTest) -> str:
     """Every tensor has one role, and together they hold all parameters that the library builds."""
     source, weights = patient.source, patient.weights
     first, layer = next(s.name for s in source.specs if s.layer == 0), patient.arch.blocks(0).layer.format(i=0)
@@ -235,39 +237,39 @@ def roles(patient: Patient) -> str:
     names = [s.name for s in declared]
     twice = sorted({n for n in names if names.count(n) > 1}) if len(set(names)) < len(names) else []
     if twice:
-        raise Wrong(f"'{twice[0]}' is declared twice.")
+        raise RoleFault(f"'{twice[0]}' is declared twice.")
     absent = [s.name for s in declared if s.name not in weights.entries and s.role not in ("head", "tied", "buffer")]
     if absent:
-        raise Wrong(f"{len(absent)} declared tensors are not in the model, the first is '{absent[0]}'.")
+        raise RoleFault(f"{len(absent)} declared tensors are not in the model, the first is '{absent[0]}'.")
     counted = source.parameters.total
     built = sum(p.numel() for p in patient.loaded.model.parameters())
     if counted != built:
-        raise Wrong(f"The tensors with a role hold {counted:,} parameters, and the library builds {built:,}.")
+        raise RoleFault(f"The tensors with a role hold {counted:,} parameters, and the library builds {built:,}.")
     inside = sum(s.layer is not None for s in source.specs)
     others = sorted(set(weights.entries) - set(names))
     rest = f"; not declared, and copied as they are: {', '.join(others)}" if others else ""
     return f"{inside} tensors in blocks and {len(source.specs) - inside} outside, {counted:,} parameters{rest}"
 
 
-def projections(patient: Patient) -> str:
+def projections(patient: ModelUnderTest) -> str:
     """The modules that are declared as output projections hold the tensors whose role is `o`."""
     modules = patient.modules()
     declared = [s for s in patient.source.specs if s.layer is not None and s.role == "o" and len(s.shape) > 1]
     left = [torch.from_numpy(patient.weights.float32(s.name).copy()) for s in declared]
     for name, module in zip(patient.loaded.projections, modules, strict=True):
         if not isinstance(getattr(module, "weight", None), torch.Tensor):
-            raise Wrong(f"The module '{name}' is no linear layer.")
+            raise RoleFault(f"The module '{name}' is no linear layer.")
         weight = module.weight.detach().float()
         hit = next((i for i, t in enumerate(left) if t.shape == weight.shape and torch.equal(t, weight)), None)
         if hit is None:
-            raise Wrong(f"The module '{name}' does not hold a tensor whose role is 'o'.")
+            raise RoleFault(f"The module '{name}' does not hold a tensor whose role is 'o'.")
         left.pop(hit)
     if left:
-        raise Wrong(f"{len(left)} tensors with the role 'o' belong to no output projection that is declared.")
+        raise RoleFault(f"{len(left)} tensors with the role 'o' belong to no output projection that is declared.")
     return f"{len(modules)} modules, and each holds its tensor"
 
 
-def masked_heads(patient: Patient) -> str:
+def check_masked_heads(patient: ModelUnderTest) -> str:
     """An output projection that receives nothing gives its bias."""
     worst = 0.0
 
@@ -284,11 +286,11 @@ def masked_heads(patient: Patient) -> str:
             hooks.after(module, compare)
         patient.answer(patient.loaded)
     if worst > TOLERANCE:
-        raise Wrong(f"With every head masked an output projection differs from its bias by {worst:.2g}.")
+        raise RoleFault(f"With every head masked an output projection differs from its bias by {worst:.2g}.")
     return "with every head masked, each output projection gives its bias"
 
 
-def values(patient: Patient) -> str:
+def values(patient: ModelUnderTest) -> str:
     """Without values the output projections receive nothing."""
     patient.modules()
     largest: list[float] = []
@@ -300,11 +302,11 @@ def values(patient: Patient) -> str:
                 hooks.before(module, lambda _, args: largest.append(float(args[0].abs().max())))
             patient.answer(loaded)
     if not largest or max(largest) > 0:
-        raise Wrong(f"Without values an output projection still receives up to {max(largest, default=0):.2g}.")
+        raise RoleFault(f"Without values an output projection still receives up to {max(largest, default=0):.2g}.")
     return "without them the output projections receive nothing"
 
 
-def queries_and_keys(patient: Patient) -> str:
+def queries_and_keys(patient: ModelUnderTest) -> str:
     """Without queries the keys do not matter, and without keys the queries do not."""
     for gone, other in (("q", "k"), ("k", "q")):
         change = patient.change_part(gone, np.zeros_like)
@@ -313,29 +315,29 @@ def queries_and_keys(patient: Patient) -> str:
     return "without the one, the other does not matter"
 
 
-def mlp(patient: Patient) -> str:
+def mlp(patient: ModelUnderTest) -> str:
     """Without the second half of the MLP the first does not matter."""
 
-    def rolled(spec: TensorSpec, raw: np.ndarray) -> np.ndarray | None:
+    def roll_entries(spec: TensorSpec, raw: np.ndarray) -> np.ndarray | None:
         """The MLP's incoming tensors with their entries moved on by one; None for all others."""
         return np.roll(raw, 1) if spec.role in ("up", "gate") else None
 
-    same(patient, zeros_in("down"), rolled, "Without its second half, the first half of the MLP still matters")
+    same(patient, zeros_in("down"), roll_entries, "Without its second half, the first half of the MLP still matters")
     return "without its second half, the first does not matter"
 
 
-def rebuild(patient: Patient) -> str:
+def rebuild(patient: ModelUnderTest) -> str:
     """The same shape, written anew, gives the library's own output."""
     with patient.folder() as folder:
-        _, again = patient.cut(folder / "rebuilt", [Wanted()])
+        _, again = patient.cut_first_possible(folder / "rebuilt", [RequestedShape()])
     gap = float((patient.own - again).abs().max())
     if not gap <= TOLERANCE:
-        raise Wrong(f"The same shape, written anew, gives another output: it differs by {gap:.2g}.")
+        raise RoleFault(f"The same shape, written anew, gives another output: it differs by {gap:.2g}.")
     return f"the same shape, written anew, gives the library's own output (largest difference {gap:.2g})"
 
 
-def same(patient: Patient, change: Change, more: Change, wrong: str) -> None:
+def same(patient: ModelUnderTest, change: Change, more: Change, wrong: str) -> None:
     """Raises `Wrong` where `more` still changes the answer after `change`."""
-    gap = distance(patient.altered(change, more), patient.altered(change))
+    gap = distance(patient.answer_after(change, more), patient.answer_after(change))
     if not gap <= TOLERANCE:
-        raise Wrong(f"{wrong}: the output moves by {gap:.2g} of its spread.")
+        raise RoleFault(f"{wrong}: the output moves by {gap:.2g} of its spread.")

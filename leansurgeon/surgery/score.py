@@ -25,8 +25,8 @@ from leansurgeon.checkpoints.blockwise.stream import Stream
 from leansurgeon.checkpoints.recorded.decided import GuardScore, Tried
 from leansurgeon.measure.data.batches import Batch, on
 from leansurgeon.progress import track
-from leansurgeon.surgery.candidate_model import Student
-from leansurgeon.surgery.context import Ground, View
+from leansurgeon.surgery.candidate_model import CandidateModel
+from leansurgeon.surgery.context import CalibrationContext, SampleView
 from leansurgeon.surgery.probes import flat, relative_error
 
 CLOSE = 1.05  # a set of layers within this factor of the best one's trial score is tried on all of the data, too
@@ -35,24 +35,31 @@ RUN = 32  # neighbouring tokens that count as one observation
 LEAST = 6  # observations; fewer bound nothing
 
 
-def judge(ground: Ground, view: View, teacher: Stream, students: Sequence[Stream]) -> list[GuardScore]:
+def judge(
+    context: CalibrationContext, view: SampleView, teacher: Stream, students: Sequence[Stream]
+) -> list[GuardScore]:
     """How far every student's output is from the teacher's (streams of the guard behind the last block), and its loss
     where there are labels: divergence of the predictions (nats a token) where the model predicts the classes of the
     labels, else relative error (of hidden states, of a regression).
     """
     tallies = [Tally() for _ in students]
-    tell(ground, view, teacher, students, tallies)
-    guards = ground.calibration.guards if view.seen == "all" else ()
+    tell(context, view, teacher, students, tallies)
+    guards = context.calibration.guards if view.seen == "all" else ()
     return [replace(tally.score(), by_source=tally.by_source(guards) if guards else ()) for tally in tallies]
 
 
 def tell(
-    ground: Ground, view: View, teacher: Stream, students: Sequence[Stream], tallies: Sequence[Tally], first: int = 0
+    context: CalibrationContext,
+    view: SampleView,
+    teacher: Stream,
+    students: Sequence[Stream],
+    tallies: Sequence[Tally],
+    first: int = 0,
 ) -> None:
     """Add to the tallies what the students' streams say, which hold the guard's batches from `first` on; the teacher's
     holds all.
     """
-    config = ground.source.architecture.flat(ground.source.config)
+    config = context.source.architecture.flat(context.source.config)
     regression = config.get("problem_type") == "regression"
     for b in range(len(students[0].hidden) if students else 0):
         batch, mask = view.batches["guard"][first + b], view.answers["guard"][first + b]
@@ -61,7 +68,7 @@ def tell(
         for student, tally in zip(students, tallies, strict=True):
             logits = student.head(b, student.hidden[b])
             labelled = teacher.predicts and not regression and classes_of(logits, batch)
-            score = ground.calibration.score(logits, on(batch, logits.device)) if labelled else None
+            score = context.calibration.score(logits, on(batch, logits.device)) if labelled else None
             if score is not None and said is None:
                 said = torch.log_softmax(flat(target, mask).float(), -1)
             tally.add(logits, target, mask, score, said)
@@ -111,13 +118,13 @@ class Tally:
         if score:
             self.loss, self.scored = self.loss + score[0], self.scored + score[1]
 
-    def judged(self) -> Tensor:
+    def values_of_tokens(self) -> Tensor:
         """What judges, of every token (N,) in float64."""
         return torch.cat(self.divergences if self.predicts else self.errors)
 
     def by_source(self, guards: Sequence[int]) -> tuple[float, ...]:
         """The mean of what judges over the batches of each source; `guards` are the batches' sources."""
-        values = self.judged().split(self.batches)
+        values = self.values_of_tokens().split(self.batches)
         of = [[v for v, g in zip(values, guards, strict=True) if g == i] for i in range(max(guards) + 1)]
         return tuple(round(float(torch.cat(losses).mean()), 6) if losses else 0.0 for losses in of)
 
@@ -138,13 +145,13 @@ def total(parts: Sequence[Tensor]) -> float:
 
 
 def race(
-    ground: Ground,
-    view: View,
-    students: Sequence[Student],
+    context: CalibrationContext,
+    view: SampleView,
+    students: Sequence[CandidateModel],
     teacher: Stream,
     tried: list[Tried],
     most: float = inf,
-) -> list[tuple[Student, float]]:
+) -> list[tuple[CandidateModel, float]]:
     """Judge students that have walked the first piece of the guard to the end; `teacher` has walked all pieces. Returns
     those that are left with their scores, and appends to `tried` what everybody's was when it was left out. The cut may
     come to `most` block-tokens by it.
@@ -155,12 +162,12 @@ def race(
     while True:
         until = min(pieces, max(1, 2 * judged))
         if judged:
-            dear = sum(ground.tokens(view.batches["guard"][judged:until]) * students[i].behind for i in left)
-            if dear > most - ground.work:
-                ground.held_back.append(f"sets of layers were judged on {judged} of {pieces} pieces of the guard")
+            dear = sum(context.tokens(view.batches["guard"][judged:until]) * students[i].behind for i in left)
+            if dear > most - context.work:
+                context.held_back.append(f"sets of layers were judged on {judged} of {pieces} pieces of the guard")
                 break
-            walk_behind(ground, [students[i] for i in left], until - judged)
-        tell(ground, view, teacher, [students[i].streams["guard"] for i in left], [tallies[i] for i in left], judged)
+            walk_behind(context, [students[i] for i in left], until - judged)
+        tell(context, view, teacher, [students[i].streams["guard"] for i in left], [tallies[i] for i in left], judged)
         judged = until
         scores |= {i: replace(tallies[i].score(), pieces=judged) for i in left}
         if judged == pieces:
@@ -169,7 +176,7 @@ def race(
         if len(left) == 1:
             break
     for i, student in enumerate(students):
-        tried.append(student.candidate.tried(scores[i], view.seen, left_out=i not in left))
+        tried.append(student.candidate.as_tried(scores[i], view.seen, left_out=i not in left))
     return [(students[i], scores[i].judged_by) for i in left]
 
 
@@ -180,7 +187,7 @@ def rounds(pieces: int) -> int:
 
 def survivors(left: Sequence[int], tallies: Sequence[Tally], tests: int) -> list[int]:
     """Those that may come within `CLOSE` of the best, of which there always is one. `tests` share the `ERROR`."""
-    values = {i: tallies[i].judged() for i in left}
+    values = {i: tallies[i].values_of_tokens() for i in left}
     best = min(left, key=lambda i: (float(values[i].mean()), i))
     return [i for i in left if i == best or lower_bound(values[i] - CLOSE * values[best], ERROR / tests) <= 0]
 
@@ -200,12 +207,12 @@ def lower_bound(values: Tensor, chance: float) -> float:
 
 
 @torch.no_grad()
-def walk_behind(ground: Ground, students: Sequence[Student], pieces: int) -> None:
+def walk_behind(context: CalibrationContext, students: Sequence[CandidateModel], pieces: int) -> None:
     """The students' next pieces from where they wait behind the last layer that was made, to the end."""
     for student in students:
         student.go_on(pieces)
-    for layer in track(range(ground.teacher.depth), "judging on", "layers/s"):
+    for layer in track(range(context.teacher.depth), "judging on", "layers/s"):
         for student in students:
             if student.until == layer:
                 student.pass_on()
-        ground.give_back()
+        context.give_back()

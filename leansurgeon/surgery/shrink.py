@@ -33,10 +33,10 @@ from leansurgeon.errors import (
 from leansurgeon.measure.data.calibration import Calibration
 from leansurgeon.progress import Say, silent
 from leansurgeon.surgery import drop_layers
-from leansurgeon.surgery.drop_layers import Choice
-from leansurgeon.surgery.method import LAYERS, kept_numbers
+from leansurgeon.surgery.drop_layers import LayerChoice
+from leansurgeon.surgery.method import LAYERS, parse_layers
 from leansurgeon.surgery.planning import Plan, keeping
-from leansurgeon.surgery.resume import Kept, key_of, place_of
+from leansurgeon.surgery.resume import ResumeState, key_of, place_of
 from leansurgeon.surgery.transfer import apply
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Decided:
+class DecidedCut:
     """A plan with nothing left open: `edits` are the tensors that sample data has made, `record` says how."""
 
     plan: Plan
@@ -63,7 +63,7 @@ def decide(
     device: str = "cpu",
     output: Path | None = None,
     resume: bool = False,
-) -> Decided:
+) -> DecidedCut:
     """Let sample data choose and heal what the plan leaves open, on a `device`. An exact plan
     needs no data; there it only serves the proof. Finished steps are kept beside the `output` folder until it is
     written; `resume` takes those of an interrupted cut. Raises what `calibrate` raises.
@@ -73,19 +73,19 @@ def decide(
         if calibration and LAYERS[method.layers]:
             say("The plan keeps the function as it is, so the sample data only serves the proof.")
         record = Decisions(calibration=calibration.recorded() if calibration else None)
-        return Decided(steps, record=record, calibration=calibration)
+        return DecidedCut(steps, record=record, calibration=calibration)
     from leansurgeon.measure.costs.precision import has_bf16
     from leansurgeon.surgery.calibrate import calibrate_safely
-    from leansurgeon.surgery.context import Options
+    from leansurgeon.surgery.context import CalibrationOptions
 
-    kept = Kept()
+    kept = ResumeState()
     if output is not None:
         kind = device.split(":")[0]
         key = key_of(steps, calibration, {"device": kind, "bf16": has_bf16(kind)})
-        kept = opened_state(place_of(output), key, resume, say)
-    options = Options(
+        kept = open_state(place_of(output), key, resume, say)
+    options = CalibrationOptions(
         criterion=method.layers,
-        keep=kept_numbers(method.keep),
+        keep=parse_layers(method.keep),
         heal=method.heal,
         heal_time=method.heal_time,
         device=device,
@@ -106,8 +106,8 @@ def decide(
             raise OutOfMemory(said, f"Free some memory{other}.") from error
         raise
     tried = [candidate.as_dict() for candidate in outcome.record.candidates]
-    choice = Choice(outcome.record.layers, outcome.record.criterion, {"candidates": tried})
-    return Decided(keeping(steps, choice), outcome.edits, outcome.record, calibration, outcome.close, kept.remove)
+    choice = LayerChoice(outcome.record.layers, outcome.record.criterion, {"candidates": tried})
+    return DecidedCut(keeping(steps, choice), outcome.edits, outcome.record, calibration, outcome.close, kept.remove)
 
 
 def unread(steps: Plan) -> tuple[str, ...]:
@@ -123,17 +123,17 @@ def unread(steps: Plan) -> tuple[str, ...]:
     kinds = drop_layers.kinds_of(source)
     lost = next((i for i, kind in enumerate(kinds) if kind not in [kinds[k] for k in steps.layers]), None)
 
-    def placed(specs: Sequence[TensorSpec], config: Config, family: Architecture) -> Placement | None:
+    def find_placement(specs: Sequence[TensorSpec], config: Config, family: Architecture) -> Placement | None:
         """Where the tensors go in the class that the files hold."""
         if held != class_name(source.config):
             config = config | {"architectures": [body_class(family, held)]}
         sizes = {spec.name: spec.shape for spec in specs if spec.role != "tied"}
         return place(config, family, sizes, run=lost is not None)
 
-    found = placed(specs, steps.target.config(steps.layers), steps.architecture)
+    found = find_placement(specs, steps.target.config(steps.layers), steps.architecture)
     if found is None:
         return ()
-    if not found.runs and (before := placed(source.specs, source.config, source.architecture)) and before.runs:
+    if not found.runs and (before := find_placement(source.specs, source.config, source.architecture)) and before.runs:
         there, whole = ", ".join(map(str, steps.layers)), drop_layers.with_every_kind(kinds, steps.layers)
         raise UsageError(
             f"{steps.architecture.name} does not run with layers {there} alone: none is of the kind of layer {lost}.",
@@ -143,7 +143,7 @@ def unread(steps: Plan) -> tuple[str, ...]:
     outside = {spec.name for spec in specs if spec.layer is None}
     wrong = [name for name in found.unexpected if name not in outside] + list(found.mismatched)
     if found.missing and not wrong:
-        before = placed(source.specs, source.config, source.architecture)
+        before = find_placement(source.specs, source.config, source.architecture)
         wrong = [name for name in found.missing if before and name not in before.missing]
     if wrong:
         raise UnsupportedModel(
@@ -179,10 +179,10 @@ def telling_what_is_kept(folder: Path) -> Iterator[None]:
         raise said from error
 
 
-def opened_state(place: Path, key: str, resume: bool, say: Say) -> Kept:
+def open_state(place: Path, key: str, resume: bool, say: Say) -> ResumeState:
     """The state of a cut, of an interrupted one where `resume` asks for it and one is there."""
     there = place.exists()
-    kept = Kept(place, key, resume=resume)
+    kept = ResumeState(place, key, resume=resume)
     if resume:
         other = "what was interrupted here was another cut" if there else "no interrupted cut is here"
         say(f"Going on with the cut in {place} ..." if kept.goes_on else f"Nothing to resume: {other}.")
@@ -192,7 +192,7 @@ def opened_state(place: Path, key: str, resume: bool, say: Say) -> Kept:
 
 
 def carry_out(
-    decided: Decided,
+    decided: DecidedCut,
     folder: Path,
     *,
     force: bool = False,
@@ -227,7 +227,7 @@ def carry_out(
             say("Written; now reloading it in a fresh process ...")
             try:
                 with blaming_weights(source):
-                    proof = proved(decided, aside)
+                    proof = prove_result(decided, aside)
             except KeyboardInterrupt as stop:
                 if not keep_unproved:
                     raise
@@ -235,7 +235,7 @@ def carry_out(
         record = write_surgery(
             aside,
             source,
-            steps.recorded(),
+            steps.as_record(),
             replace(decided.record, kept_heads=chosen.kept_heads, balance=chosen.balance),
             proof,
             language=predicts_words(decided.calibration),
@@ -278,7 +278,7 @@ def kind_of(data: Calibration | None) -> str:
     return "causal-lm" if data is not None and data.task is not None and data.task.head == "causal-lm" else "plain"
 
 
-def proved(decided: Decided, folder: Path) -> Proof:
+def prove_result(decided: DecidedCut, folder: Path) -> Proof:
     """The proof; a result that knows something is compared with its source, near ones only on real data, which a whole
     model of several towers does not run on.
     """

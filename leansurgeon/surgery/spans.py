@@ -1,4 +1,4 @@
-"""Grow a local fit around the cuts of a finished candidate (`refit.local_fit`), where the model's output gains by it.
+"""Grow a local fit around the cuts of a finished candidate (`local_fit`), where the model's output gains by it.
 
 During the walk the student notes where it stood before every cut (`Mark`) and what the source gave behind the blocks
 that may become the end of a span. Afterwards the span's blocks alone are filled, fitted and kept; what the whole model
@@ -20,18 +20,18 @@ from leansurgeon.checkpoints.blockwise.stream import Stream
 from leansurgeon.checkpoints.recorded.decided import CutFit, GuardScore, LocalFit, SpanFit
 from leansurgeon.measure.data.batches import Batch, rows_of, some_rows
 from leansurgeon.progress import track
-from leansurgeon.surgery.candidate_model import Student
-from leansurgeon.surgery.candidates import Mark
-from leansurgeon.surgery.context import PARTS, Ground, View
+from leansurgeon.surgery.candidate_model import CandidateModel
+from leansurgeon.surgery.candidates import CutMark
+from leansurgeon.surgery.context import PARTS, CalibrationContext, SampleView
 from leansurgeon.surgery.local_fit import (
     EPOCHS,
     LEAST_GAIN,
     STEP_TOKENS,
     WARMUP,
-    Clock,
     Example,
-    Fitted,
+    FitResult,
     Phase,
+    TimeLimit,
     fit_span,
 )
 from leansurgeon.surgery.resume import Edits
@@ -40,7 +40,7 @@ from leansurgeon.surgery.score import judge
 PASSES = 5.0  # of the source over all samples, which the steps of all spans may cost where each gains at once
 
 
-def share_of_steps(marks: Sequence[Mark], depth: int, fit: float, guard: float, pieces: int) -> float:
+def share_of_steps(marks: Sequence[CutMark], depth: int, fit: float, guard: float, pieces: int) -> float:
     """Which share of their steps spans may take, so that all cost `PASSES` at most; of tokens to fit, which lie in so
     many `pieces`, and to guard.
     """
@@ -48,7 +48,7 @@ def share_of_steps(marks: Sequence[Mark], depth: int, fit: float, guard: float, 
     return min(1.0, PASSES * depth * (fit + guard) / max(1.0, 3 * steps * fit / pieces))
 
 
-def block_steps(marks: Sequence[Mark], pieces: int) -> int:
+def block_steps(marks: Sequence[CutMark], pieces: int) -> int:
     """Steps of all spans where each gains at once, counted for every block in a span; of so many pieces to fit."""
     return sum(
         min(phase.steps, EPOCHS * pieces) * (end - mark.first + 1)
@@ -57,11 +57,13 @@ def block_steps(marks: Sequence[Mark], pieces: int) -> int:
     )
 
 
-class Growing:
+class SpanFitter:
     """The local fit of one candidate; what it changes goes to `edits`."""
 
-    def __init__(self, ground: Ground, view: View, student: Student, edits: Edits, clock: Clock) -> None:
-        self.ground, self.view, self.student, self.edits, self.clock = ground, view, student, edits, clock
+    def __init__(
+        self, context: CalibrationContext, view: SampleView, student: CandidateModel, edits: Edits, clock: TimeLimit
+    ) -> None:
+        self.context, self.view, self.student, self.edits, self.clock = context, view, student, edits, clock
         self.skeleton = student.skeleton
         self.later = 0.0  # block-tokens that are kept for what comes behind the span that grows now
 
@@ -85,11 +87,11 @@ class Growing:
     def run(self) -> tuple[CutFit, ...]:
         """Fit around every cut, from the first to the last; the numbers."""
         record: list[CutFit] = []
-        behind: Mark | None = None
-        tokens = {part: self.ground.tokens(self.view.batches[part]) for part in PARTS}
+        behind: CutMark | None = None
+        tokens = {part: self.context.tokens(self.view.batches[part]) for part in PARTS}
         states = self.student.marks[0].streams["fit"].hidden
         pieces = sum(len(row_sizes(b, h)) for b, h in zip(self.view.batches["fit"], states, strict=True))
-        depth = self.ground.plan.before.depth
+        depth = self.context.plan.before.depth
         share = share_of_steps(self.student.marks, depth, tokens["fit"], tokens["guard"], pieces)
         before: dict[int, dict[str, Stream]] = {}  # by the layer that they stand before, as earlier fits left them
         for number, mark in enumerate(track(self.student.marks, "local fit, spans", "spans/s")):
@@ -99,7 +101,7 @@ class Growing:
                 mark.streams = {part: self.advance(behind.streams[part], mark.first) for part in PARTS}
             before[mark.first] = mark.streams
             phases = [replace(phase, steps=max(1, round(share * phase.steps))) for phase in mark.phases]
-            self.later = tokens["guard"] * (self.ground.plan.after.depth - self.student.marks[0].first)
+            self.later = tokens["guard"] * (self.context.plan.after.depth - self.student.marks[0].first)
             for other in self.student.marks[number + 1 :]:
                 layers, steps = other.ends[0] - other.first + 1, min(other.phases[0].steps * share, EPOCHS * pieces)
                 self.later += layers * (3 * steps * tokens["fit"] / pieces + 2 * tokens["guard"])
@@ -108,35 +110,35 @@ class Growing:
             behind = mark
         return tuple(record)
 
-    def grow(self, mark: Mark, phases: Sequence[Phase], name: str) -> tuple[SpanFit, ...]:
+    def grow(self, mark: CutMark, phases: Sequence[Phase], name: str) -> tuple[SpanFit, ...]:
         """Fit the span of one cut, longer and longer while the guard gains. `name` is that of the step that is kept."""
-        if step := self.ground.options.kept.get(name):
-            self.ground.go_on_from(step)
+        if step := self.context.options.kept.get(name):
+            self.context.go_on_from(step)
             for tensor, values in step.tensors.items():
                 self.edits.put(tensor, values)
-            self.ground.held_back += step.record["held_back"]
+            self.context.held_back += step.record["held_back"]
             return tuple(map(SpanFit.from_dict, step.record["spans"]))
-        pieces = {part: Pieces.of(self, mark, part) for part in PARTS}
+        pieces = {part: SamplePieces.of(self, mark, part) for part in PARTS}
         filled: list[int] = []
-        known = len(self.ground.held_back)
+        known = len(self.context.held_back)
         fits: list[SpanFit] = []
-        longest = self.ground.longest_span
+        longest = self.context.longest_span
         for phase, end in zip(phases, mark.ends, strict=False):
             if end - mark.first >= longest:
-                self.ground.held_back.append(f"the local fit of {end - mark.first + 1} layers, for its size")
+                self.context.held_back.append(f"the local fit of {end - mark.first + 1} layers, for its size")
                 break
             if not self.most(pieces, end - mark.first + 1, phase.steps):
-                self.ground.held_back.append(f"the local fit of {end - mark.first + 1} layers")
+                self.context.held_back.append(f"the local fit of {end - mark.first + 1} layers")
                 break
             while len(filled) <= end - mark.first:
                 self.fill(mark.first + len(filled))
                 filled.append(mark.first + len(filled))
             fitted = self.fit(filled, pieces, mark.goals[end], phase)
-            self.ground.say(
+            self.context.say(
                 f"  local fit of new layers {filled[0]} to {filled[-1]}: error on guard samples "
                 f"{fitted.before:.4f}, now {min(fitted.before, fitted.after):.4f}"
             )
-            fits.append(SpanFit(end, fitted.recorded()))
+            fits.append(SpanFit(end, fitted.as_record()))
             if not fitted.kept or fitted.after > fitted.before * (1 - LEAST_GAIN) or self.clock.gone >= 1:
                 break
         changed: dict[str, np.ndarray] = {}
@@ -146,26 +148,26 @@ class Growing:
         for tensor, values in changed.items():
             self.edits.put(tensor, values)
         spans = [span.as_dict() for span in fits]
-        self.ground.keep(name, changed, {"spans": spans, "held_back": self.ground.held_back[known:]})
+        self.context.keep(name, changed, {"spans": spans, "held_back": self.context.held_back[known:]})
         return tuple(fits)
 
-    def most(self, pieces: Mapping[str, Pieces], layers: int, steps: int) -> int:
+    def most(self, pieces: Mapping[str, SamplePieces], layers: int, steps: int) -> int:
         """As many of these steps with a span as the bound on passes has room for; none, where that is hardly any."""
         guarded = 2 * layers * pieces["guard"].tokens
-        room = self.ground.most - self.ground.work - self.later - guarded
+        room = self.context.most - self.context.work - self.later - guarded
         steps_left = int(min(steps, room / (3 * layers * pieces["fit"].tokens / len(pieces["fit"].hidden))))
         return 0 if steps_left < min(steps, WARMUP) else steps_left
 
     def fit(
-        self, layers: list[int], pieces: Mapping[str, Pieces], goals: Mapping[str, list[Tensor]], phase: Phase
-    ) -> Fitted:
+        self, layers: list[int], pieces: Mapping[str, SamplePieces], goals: Mapping[str, list[Tensor]], phase: Phase
+    ) -> FitResult:
         """Train the blocks of `layers` by gradient descent to turn the `pieces` into the `goals`."""
 
         def most(steps: int) -> int:
             """How many of these steps may be taken; what is left out is noted."""
             steps_left = self.most(pieces, len(layers), steps)
             if steps_left < steps:
-                self.ground.held_back.append(
+                self.context.held_back.append(
                     f"{steps - steps_left} of {steps} steps of the local fit of {len(layers)} layers"
                 )
             return steps_left
@@ -186,7 +188,7 @@ class Growing:
 
 
 @dataclass(frozen=True)
-class Pieces:
+class SamplePieces:
     """Samples of one part in pieces of about STEP_TOKENS tokens: the hidden states before a span, and masks."""
 
     stream: Stream
@@ -195,7 +197,7 @@ class Pieces:
     masks: list[Tensor | None]
 
     @classmethod
-    def of(cls, growing: Growing, mark: Mark, part: str) -> Pieces:
+    def of(cls, growing: SpanFitter, mark: CutMark, part: str) -> SamplePieces:
         """The part's batches cut into small ones of a few rows, as far as they may be."""
         batches, before = growing.view.batches[part], mark.streams[part]
         if "decoder_input_ids" in batches[0]:
@@ -207,7 +209,7 @@ class Pieces:
             for batch, size in zip(batches, sizes, strict=True)
             for end, rows in zip(accumulate(size), size, strict=True)
         ]
-        masks = [growing.ground.calibration.mask(batch) for batch in small]
+        masks = [growing.context.calibration.mask(batch) for batch in small]
         return cls(Stream(growing.skeleton, small), sizes, split(before.hidden, sizes), masks)
 
     @property
@@ -242,16 +244,21 @@ def split(states: list[Tensor], sizes: list[list[int]]) -> list[Tensor]:
 
 
 def fit_locally(
-    ground: Ground, view: View, student: Student, teacher: Stream, edits: Edits, score: GuardScore
+    context: CalibrationContext,
+    view: SampleView,
+    student: CandidateModel,
+    teacher: Stream,
+    edits: Edits,
+    score: GuardScore,
 ) -> tuple[LocalFit, GuardScore]:
     """Grow the local fit around the cuts of the winner, whose guard score is `score` and whose changes are replaced
     where the output gains. `teacher` stands behind the last block. Returns what was done, and the score that counts.
     """
-    growing = Growing(ground, view, student, edits, Clock(ground.options.heal_time))
+    growing = SpanFitter(context, view, student, edits, TimeLimit(context.options.heal_time))
     spans = growing.run()
     first = min(student.marks, key=lambda mark: mark.first)
-    behind = growing.advance(first.streams["guard"], ground.plan.after.depth)
-    (now,) = judge(ground, view, teacher, [behind])
+    behind = growing.advance(first.streams["guard"], context.plan.after.depth)
+    (now,) = judge(context, view, teacher, [behind])
     kept = now.judged_by < score.judged_by
     if kept:
         for name in edits:

@@ -142,7 +142,7 @@ def score_moments(
         a = parent.weights(q[:, :, chosen], k, mask, chosen)
         a = a * weight[:, None, chosen, None]
         for c, (own, factor) in enumerate(zip(columns, factors, strict=True)):
-            c_key[:, c] += seen_by_output(a, k - mean, v[..., own] @ factor.mT)
+            c_key[:, c] += output_gram(a, k - mean, v[..., own] @ factor.mT)
     c_key = c_key / trace(c_key) + PLAIN * (plain / trace(plain))[:, None]
     return c_query[:, None].numpy(), c_key.numpy()
 
@@ -152,7 +152,7 @@ def trace(c: Tensor) -> Tensor:
     return c.diagonal(dim1=-2, dim2=-1).sum(-1).clamp_min(1e-300)[..., None, None]
 
 
-def seen_by_output(a: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def output_gram(a: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """`sum_i U_i^T U_i`, `U_i = sum_j a_ij (v_j - o_i) k_j^T`, `(H, D, D)`; rows of a that are zero do not count.
 
     a `(B, H, Q, T)`, k `(B, H, T, D)`, v `(B, H, T, R)`.

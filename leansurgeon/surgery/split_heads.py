@@ -143,7 +143,7 @@ def low_rank(c_query: Array, c_key: Array, rank: int, gain: float) -> Forms:
     return Forms(left, right, float(kept.mean()))
 
 
-def divided_form(c_query: Array, c_key: Array, children: int, rank: int, gain: float) -> Forms:
+def divide_form(c_query: Array, c_key: Array, children: int, rank: int, gain: float) -> Forms:
     """Half of the rank as in `low_rank`, half in turns: `(H, D, D)` moments to forms of every child."""
     q_root, q_inverse = roots(c_query)
     k_root, k_inverse = roots(c_key)
@@ -207,24 +207,24 @@ def assemble(attention: Attention, after: Stage, forms: Forms) -> Attention:
     """
     m, r, d = forms.left.shape[1], after.head_dim, attention.head_dim
 
-    def projected(form: Array, x: Array) -> Array:  # (H, M, R, D) on (H, D, ...) -> (H*M, R, ...)
+    def apply_form(form: Array, x: Array) -> Array:  # (H, M, R, D) on (H, D, ...) -> (H*M, R, ...)
         return (
             np.einsum("hmrd,hd...->hmr...", form, x.astype(np.float64)).reshape(-1, r, *x.shape[2:]).astype(np.float32)
         )
 
-    def divided(x: Array) -> Array:  # (H, D, ...) -> (H*M, R, ...)
+    def divide_rows(x: Array) -> Array:  # (H, D, ...) -> (H*M, R, ...)
         parts = [pad(x[:, columns], 1, r).astype(np.float32) for columns in shares(d, m)]
         return np.stack(parts, axis=1).reshape(-1, r, *x.shape[2:])
 
     return replace(
         attention,
-        q=projected(forms.left, attention.q),
-        k=projected(forms.right, attention.k),
-        v=divided(attention.v),
-        o=np.moveaxis(divided(np.moveaxis(attention.o, 0, -1)), -1, 0),
-        q_bias=None if attention.q_bias is None else projected(forms.left, attention.q_bias),
+        q=apply_form(forms.left, attention.q),
+        k=apply_form(forms.right, attention.k),
+        v=divide_rows(attention.v),
+        o=np.moveaxis(divide_rows(np.moveaxis(attention.o, 0, -1)), -1, 0),
+        q_bias=None if attention.q_bias is None else apply_form(forms.left, attention.q_bias),
         k_bias=None if attention.k_bias is None else np.zeros((after.heads, r), np.float32),
-        v_bias=None if attention.v_bias is None else divided(attention.v_bias),
+        v_bias=None if attention.v_bias is None else divide_rows(attention.v_bias),
     )
 
 
@@ -254,7 +254,7 @@ def weights_only(
     c_query = q @ np.swapaxes(q, -1, -2) + middle[..., :, None] * middle[..., None, :]
     c_key = k @ np.swapaxes(k, -1, -2)
     children, gain = after.heads // attention.heads, gain_of(attention, after, score_gain)
-    forms = divided_form(c_query, c_key, children, after.head_dim, gain)
+    forms = divide_form(c_query, c_key, children, after.head_dim, gain)
     return assemble(attention, after, forms)
 
 

@@ -31,7 +31,7 @@ from leansurgeon.checkpoints.weights import RAW, Arrays, Out, from_float32, writ
 from leansurgeon.errors import LeanSurgeonError, UnsupportedModel
 from leansurgeon.shape import Stage
 from leansurgeon.surgery import canonical, split_heads
-from leansurgeon.surgery.balance import Balanced
+from leansurgeon.surgery.balance import BalancedTensors
 from leansurgeon.surgery.planning import Plan
 
 Array = np.ndarray
@@ -58,7 +58,7 @@ def apply(plan: Plan, folder: Path, edits: Mapping[str, Array] | None = None) ->
         transfer = Transfer(plan, edits)
         outs, balance = transfer.tensors(), {}
         if plan.method.balance:
-            balanced = Balanced(plan.result, outs)
+            balanced = BalancedTensors(plan.result, outs)
             outs, balance = balanced.tensors(), balanced.record
         write(folder, outs)
         decided = Decisions(kept_heads=transfer.kept_heads, balance=balance)  # both are known when all is written

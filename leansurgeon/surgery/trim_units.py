@@ -24,7 +24,7 @@ ROUNDS = 16
 
 
 @dataclass(frozen=True)
-class Trimmed:
+class TrimResult:
     """`kept` groups in their old order; `change` (I [+ 1], O) is what is to be added to the old weight, so that the
     columns of removed groups become zero.
     """
@@ -43,7 +43,7 @@ def trim(
     shared: int = 1,
     worth: Tensor | None = None,
     fixed: Sequence[int] | None = None,
-) -> Trimmed:
+) -> TrimResult:
     """Keep `keep` of the groups of `group` neighbouring inputs each.
 
     `gram` (I [+ 1], I [+ 1]) and `change` (I [+ 1], O) are those of the refit with all inputs, `old` (O, I) is the
@@ -90,7 +90,7 @@ def trim(
         to_go -= len(going)
     new = weight.clone()
     new[:inputs] -= old.T.to(weight)
-    return Trimmed(alive.nonzero()[:, 0].tolist(), new)
+    return TrimResult(alive.nonzero()[:, 0].tolist(), new)
 
 
 def group_costs(inverse: Tensor, weight: Tensor, group: int, groups: int, worth: Tensor | None = None) -> Tensor:

@@ -35,16 +35,16 @@ from leansurgeon.checkpoints.source import Source, open_source
 from leansurgeon.errors import LeanSurgeonError, UnsupportedModel, UsageError
 from leansurgeon.reading import jsonfile
 from leansurgeon.shape import Shape
-from leansurgeon.surgery.family_check import USUAL, Drawn, FamilyCheck
+from leansurgeon.surgery.family_check import USUAL, FamilyCheck, RandomModel
 from leansurgeon.surgery.method import Method
 from leansurgeon.surgery.planning import plan
-from leansurgeon.surgery.requested_shape import Wanted
-from leansurgeon.surgery.shrink import Decided, carry_out
+from leansurgeon.surgery.requested_shape import RequestedShape
+from leansurgeon.surgery.shrink import DecidedCut, carry_out
 
 BROKEN = (LeanSurgeonError, ImportError, RuntimeError, TypeError, ValueError, AttributeError)  # of a type of theirs
 
 
-def checked(name: str, tower: str | None = None, drawn: Drawn = USUAL) -> FamilyCheck:
+def check_type(name: str, tower: str | None = None, drawn: RandomModel = USUAL) -> FamilyCheck:
     """Put a type (with flags), or one tower of it, to the test. Whatever a library does ends in the row."""
     started = time.monotonic()
     model_type, _, said = name.partition("?")  # `gpt2?scale_attn_by_inverse_layer_idx=true`: flags of its config
@@ -59,13 +59,13 @@ def checked(name: str, tower: str | None = None, drawn: Drawn = USUAL) -> Family
             library = Library.of(full)
             small = built(library, full)
         except (Unbuildable, *BROKEN) as error:
-            row = FamilyCheck(name, cls, why=told(error))
+            row = FamilyCheck(name, cls, why=explain_failure(error))
         else:
             row = in_scratch(name, cls, partial(through_the_product, name, library, small, tower, drawn))
     return replace(row, seconds=round(time.monotonic() - started, 1))
 
 
-def told(error: Exception) -> str:
+def explain_failure(error: Exception) -> str:
     """Why no small model of a type was made."""
     own = isinstance(error, Unbuildable | LeanSurgeonError)
     return " ".join(str(error).split()) if own else "its library refuses its own default config"
@@ -85,7 +85,7 @@ def in_scratch(name: str, cls: str, product: Callable[[Path], FamilyCheck]) -> F
 
 
 def through_the_product(
-    name: str, library: Library, small: dict[str, Any], tower: str | None, drawn: Drawn, place: Path
+    name: str, library: Library, small: dict[str, Any], tower: str | None, drawn: RandomModel, place: Path
 ) -> FamilyCheck:
     """Cut a small model of the type as a user would, and compare it with a cut by hand."""
     stages, _ = levels(library, small)
@@ -106,10 +106,10 @@ def through_the_product(
     declared = bool(architectures.declared(small))
     row = FamilyCheck(name, library.cls.__name__, True, declared, refusals(arch), bool(arch.decoupled))
     example = partial(inputs.example, model, small, drawn.seed)
-    return compared(row, source, small, model, stages, example, partial(by_plain_library, model))
+    return compare_cuts(row, source, small, model, stages, example, partial(by_plain_library, model))
 
 
-def compared(
+def compare_cuts(
     row: FamilyCheck,
     source: Source,
     config: Mapping[str, Any],
@@ -122,20 +122,20 @@ def compared(
     `example` from those of `model` cut by hand. The cut stands beside the source.
     """
     arch, shape, folder = source.architecture, source.shape, source.folder.with_name("cut")
-    keep = kept(arch, config, shape) if "depth" not in row.refused else None
-    asked = wanted_numbers(shape, arch, row.refused)
+    keep = choose_kept_layers(arch, config, shape) if "depth" not in row.refused else None
+    asked = choose_numbers(shape, arch, row.refused)
     if not keep and not asked:
         return replace(row, why="nothing may change")
     method = Method(keep=",".join(map(str, keep))) if keep else Method()
     try:
-        made = plan(source, Wanted(**asked), method=method)
+        made = plan(source, RequestedShape(**asked), method=method)
     except UnsupportedModel as error:  # what another form of the family, with more heads, cannot change beside them
         if not {"heads", "mlp_dim"} <= asked.keys():
             raise
         asked = {key: value for key, value in asked.items() if key != "mlp_dim"}
         row = replace(row, refused={**row.refused, "mlp_dim": f"beside heads: {error.message}"})
-        made = plan(source, Wanted(**asked), method=method)
-    carry_out(Decided(made), folder, check=False)
+        made = plan(source, RequestedShape(**asked), method=method)
+    carry_out(DecidedCut(made), folder, check=False)
     given = example()
     theirs = outputs(load(folder, made.architecture), given)
     gone = [i for i in range(shape.depth) if keep and i not in keep]
@@ -147,7 +147,7 @@ def compared(
     return replace(row, asked=asked | ({"keep": keep} if keep else {}), difference=difference(by_hand, theirs))
 
 
-def kept(arch: Architecture, small: Mapping[str, Any], shape: Shape) -> list[int]:
+def choose_kept_layers(arch: Architecture, small: Mapping[str, Any], shape: Shape) -> list[int]:
     """All layers but the second and the last but one of each stage; where they alternate, all but the second group; of
     those where others listen, all but the first.
     """
@@ -165,7 +165,7 @@ def kept(arch: Architecture, small: Mapping[str, Any], shape: Shape) -> list[int
     return layers
 
 
-def wanted_numbers(shape: Shape, arch: Architecture, refused: Mapping[str, str]) -> dict[str, str]:
+def choose_numbers(shape: Shape, arch: Architecture, refused: Mapping[str, str]) -> dict[str, str]:
     """The numbers to ask for: twice the heads, a larger MLP; none that the type refuses."""
     numbers = {}
     if "heads" not in refused:

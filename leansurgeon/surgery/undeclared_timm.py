@@ -26,11 +26,11 @@ from leansurgeon.architectures.limits import refusals
 from leansurgeon.checkpoints.config import read_config
 from leansurgeon.checkpoints.model import entry_module
 from leansurgeon.checkpoints.source import open_source
-from leansurgeon.surgery.family_check import PREFIX, USUAL, Drawn, FamilyCheck
-from leansurgeon.surgery.undeclared import compared, in_scratch, told
+from leansurgeon.surgery.family_check import PREFIX, USUAL, FamilyCheck, RandomModel
+from leansurgeon.surgery.undeclared import compare_cuts, explain_failure, in_scratch
 
 
-def checked(name: str, tower: None = None, drawn: Drawn = USUAL) -> FamilyCheck:
+def check_timm_name(name: str, tower: None = None, drawn: RandomModel = USUAL) -> FamilyCheck:
     """Put a name (`timm/NAME`) to the test. Whatever timm does ends in the row."""
     started, entry = time.monotonic(), name.removeprefix(PREFIX)
     with quietly():
@@ -38,7 +38,7 @@ def checked(name: str, tower: None = None, drawn: Drawn = USUAL) -> FamilyCheck:
             flat = {"model_type": entry} | arguments.flattened(arguments.numbers_of(entry, {}))
             small, library = first_small(TimmLibrary.of(flat), flat)
         except Exception as error:  # timm raises whatever it likes
-            row = FamilyCheck(name, why=told(error))
+            row = FamilyCheck(name, why=explain_failure(error))
         else:
             row = in_scratch(name, library.cls.__name__, partial(through_the_product, name, library, small, drawn.seed))
     return replace(row, seconds=round(time.monotonic() - started, 1))
@@ -55,7 +55,7 @@ def through_the_product(name: str, library: TimmLibrary, small: Config, seed: in
     stages, _ = levels(library, small)
     if len(stages) != expected:
         return replace(row, why=f"{len(stages)} lists of blocks are found, and its declaration has {expected}")
-    return compared(row, source, {}, model, stages, partial(library.example, model, small, seed), loaded)
+    return compare_cuts(row, source, {}, model, stages, partial(library.example, model, small, seed), load_result)
 
 
 def save(model: torch.nn.Module, folder: Path, args: Config) -> None:
@@ -68,7 +68,7 @@ def save(model: torch.nn.Module, folder: Path, args: Config) -> None:
     save_config_for_hf(model, folder / "config.json", model_args=args)
 
 
-def loaded(folder: Path, _: Architecture) -> torch.nn.Module:
+def load_result(folder: Path, _: Architecture) -> torch.nn.Module:
     """The result as a user loads it; one of our entry points is registered first."""
     if (entry := read_config(folder)["architecture"]).startswith("leansurgeon_"):
         importlib.import_module(entry_module(entry))

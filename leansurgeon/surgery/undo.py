@@ -65,16 +65,16 @@ class Undo:
         entry, picks = self.plan.source.weights.entries[spec.name], self.forward.picks(spec)
         if picks is None:
             return Out(spec.name, entry.dtype, entry.shape, entry=entry)
-        return Out(spec.name, entry.dtype, spec.shape, make=partial(self.gathered, spec, picks))
+        return Out(spec.name, entry.dtype, spec.shape, make=partial(self.gather_old, spec, picks))
 
-    def gathered(self, spec: TensorSpec, picks: list[np.ndarray]) -> np.ndarray:
+    def gather_old(self, spec: TensorSpec, picks: list[np.ndarray]) -> np.ndarray:
         """The old entries, of each its first copy, taken from where `picks` (the old place of every new entry, by axis)
         has put them. Raises `UsageError` where training has changed the others.
         """
         new = self.plan.source.weights.raw(spec.name)
         firsts = [first[places != FRESH] for places, first in (np.unique(p, return_index=True) for p in picks)]
         old = new[np.ix_(*firsts)]
-        if not untouched(new, old, picks, spec.role):
+        if not is_untouched(new, old, picks, spec.role):
             raise UsageError(
                 f"'{spec.name}' is not what surgery left: what was silent or a copy there has learned since.",
                 "A model that was trained after surgery cannot be undone; take the source itself.",
@@ -82,7 +82,7 @@ class Undo:
         return old
 
 
-def untouched(new: np.ndarray, old: np.ndarray, picks: list[np.ndarray], role: str) -> bool:
+def is_untouched(new: np.ndarray, old: np.ndarray, picks: list[np.ndarray], role: str) -> bool:
     """Whether `new` is still what the operators make of `old`, new entries that speak to nobody left aside."""
     places = [np.flatnonzero(pick != FRESH) for pick in picks]
     copies = new[np.ix_(*places)]
@@ -217,7 +217,7 @@ def carry_out(steps: Undo, folder: Path, *, force: bool = False, say: Say = sile
             )
         restored = steps.record.source_surgery
         decided = Decisions(verified=verified)
-        record = write_surgery(aside, source, steps.plan.recorded(), decided, proof, restored=restored)
+        record = write_surgery(aside, source, steps.plan.as_record(), decided, proof, restored=restored)
         write_card(aside, record, folder.resolve().name, source.folder)
     return record
 
@@ -247,7 +247,7 @@ def unequal(new: Weights, old: Weights) -> Iterator[str]:
 
 def at_hand(origin: Origin, recorded: set[str]) -> list[Path]:
     """The source's weight files, where they lie on this machine and are still those of the record."""
-    folder = cached(origin.name) if origin.kind == "hub" else whereabouts.find(origin)
+    folder = find_cached(origin.name) if origin.kind == "hub" else whereabouts.find(origin)
     try:
         files = Weights.open(folder).files if folder else []
     except UnsupportedModel:
@@ -255,7 +255,7 @@ def at_hand(origin: Origin, recorded: set[str]) -> list[Path]:
     return files if recorded and {sha256(file) for file in files} == recorded else []
 
 
-def cached(name: str) -> Path | None:
+def find_cached(name: str) -> Path | None:
     """A hub model's folder in the cache; nothing is fetched."""
     from huggingface_hub import snapshot_download
 

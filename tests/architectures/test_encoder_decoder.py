@@ -19,8 +19,8 @@ from leansurgeon.measure.inspection import inspect
 from leansurgeon.shape import evenly
 from leansurgeon.surgery.doctor import examine
 from leansurgeon.surgery.planning import plan
-from leansurgeon.surgery.requested_shape import Wanted
-from leansurgeon.surgery.shrink import Decided, carry_out
+from leansurgeon.surgery.requested_shape import RequestedShape
+from leansurgeon.surgery.shrink import DecidedCut, carry_out
 from leansurgeon.surgery.transfer import apply
 from tests.conftest import FAMILIES, build, example
 
@@ -45,8 +45,8 @@ def flan(saved):
 
 def cut(folder, out, **wanted):
     source = open_source(str(folder))
-    steps = plan(source, Wanted(**wanted))
-    return steps, carry_out(Decided(steps), out, check=False)
+    steps = plan(source, RequestedShape(**wanted))
+    return steps, carry_out(DecidedCut(steps), out, check=False)
 
 
 def logits(model, inputs):
@@ -66,7 +66,7 @@ def test_an_output_of_its_own_stays_apart_and_is_counted(flan, tmp_path):
     before, after = logits(model, example(model)), logits(wide, example(model))
     assert (before - after).abs().max() < 1e-5 * before.std()
     with pytest.raises(UsageError, match=r"\bt5\b.*--init fresh-attention"):
-        plan(source, Wanted(heads="8", init="fresh"))
+        plan(source, RequestedShape(heads="8", init="fresh"))
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_a_decoder_as_deep_as_the_encoder_may_go_unsaid(saved):
     source = open_source(str(folder))
     assert source.shape.column("depth") == "4,4"
     assert source.parameters.total == sum(p.numel() for p in model.parameters())
-    shorter = source.architecture.with_shape(config, plan(source, Wanted(layers="3,2")).after)
+    shorter = source.architecture.with_shape(config, plan(source, RequestedShape(layers="3,2")).after)
     assert (shorter["num_layers"], shorter["num_decoder_layers"]) == (3, 2)
 
 
@@ -131,9 +131,9 @@ def test_other_names_for_the_encoders_numbers_do_not_outlive_them(saved, tmp_pat
 def test_one_number_for_both_sides_of_t5_and_two_for_bart(saved, tmp_path):
     t5 = open_source(str(saved("t5")[0]))
     for wanted, says in (
-        (Wanted(heads="8,4"), r"\bt5\b.*num_heads.*\b8\b.*\b4\b"),
-        (Wanted(mlp_dim="24,48"), r"\bt5\b.*\bd_ff\b"),
-        (Wanted(layers="2,2,2"), r"--layers 2,2,2 .*\b3\b.*\b2\b.*\b4,4\b"),
+        (RequestedShape(heads="8,4"), r"\bt5\b.*num_heads.*\b8\b.*\b4\b"),
+        (RequestedShape(mlp_dim="24,48"), r"\bt5\b.*\bd_ff\b"),
+        (RequestedShape(layers="2,2,2"), r"--layers 2,2,2 .*\b3\b.*\b2\b.*\b4,4\b"),
     ):
         with pytest.raises(UsageError, match=says):
             plan(t5, wanted)
@@ -172,7 +172,7 @@ def test_the_table_stays_when_its_layer_goes(saved, tmp_path):
 
     folder, model = saved("t5")
     source = open_source(str(folder))
-    steps = replace(plan(source, Wanted(layers="2")), layers=(1, 3, 5, 6))
+    steps = replace(plan(source, RequestedShape(layers="2")), layers=(1, 3, 5, 6))
     (tmp_path / "moved").mkdir()
     apply(steps, tmp_path / "moved")
     moved, inputs = load(tmp_path / "moved").model, example(model)

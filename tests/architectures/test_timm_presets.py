@@ -6,7 +6,7 @@ from leansurgeon import architectures
 from leansurgeon.architectures.presets import PRESETS
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.surgery.planning import plan
-from leansurgeon.surgery.requested_shape import Wanted
+from leansurgeon.surgery.requested_shape import RequestedShape
 
 VOLO = {"layers": "4,4,8,2", "heads": "16,32,32,32"}
 # preset, what is asked for, parameters as counted with timm's own classes.
@@ -41,7 +41,7 @@ ROUNDED = [
 
 def redesigned(name, asked):
     source = open_source(name)
-    steps = plan(source, Wanted(**asked))
+    steps = plan(source, RequestedShape(**asked))
     return steps, steps.target.config(steps.layers)
 
 

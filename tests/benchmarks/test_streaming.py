@@ -22,7 +22,7 @@ import pytest
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.checkpoints.weights import RAW
 from leansurgeon.surgery.planning import plan
-from leansurgeon.surgery.requested_shape import Wanted
+from leansurgeon.surgery.requested_shape import RequestedShape
 from leansurgeon.surgery.transfer import Transfer, apply
 from tests.benchmarks.streaming_models import llama
 
@@ -86,7 +86,7 @@ def ours(steps, source, folder) -> float:
 @pytest.mark.parametrize(("wanted", "claim"), [(HALF, DROP), (WIDE, WIDEN)], ids=["drop", "widen"])
 def test_against_the_kernels_copy(wanted, claim, checkpoint, tmp_path):
     source = open_source(str(checkpoint))
-    steps = plan(source, Wanted(**wanted))
+    steps = plan(source, RequestedShape(**wanted))
     entries = kept(steps, source)
     rounds = [(kernel_copy(entries, tmp_path / "floor"), ours(steps, source, tmp_path / "out")) for _ in range(ROUNDS)]
     floor, mine = (statistics.median(column) for column in zip(*rounds, strict=True))
@@ -123,7 +123,7 @@ def test_memory_does_not_grow_with_the_model(dtype, tmp_path):
     folder = llama(tmp_path / "source", dtype, num_hidden_layers=layers)
     source = open_source(str(folder))
     arguments = ["--heads", "32", "--mlp-dim", "5632", "--layers", str(layers // 2), "--uncalibrated"]
-    steps = plan(source, Wanted(heads="32", mlp_dim="5632", layers=str(layers // 2)))
+    steps = plan(source, RequestedShape(heads="32", mlp_dim="5632", layers=str(layers // 2)))
     largest = max(prod(spec.shape) for spec in specs(steps)) * RAW[dtype].itemsize
     command = [sys.executable, "-m", "leansurgeon", "shrink", str(folder), *arguments, "--no-proof", "-o"]
     process = subprocess.Popen([*command, str(tmp_path / "out")], stdout=subprocess.DEVNULL)

@@ -20,8 +20,8 @@ from leansurgeon.commands.results import Cut
 from leansurgeon.errors import LeanSurgeonError
 from leansurgeon.reading import modelcard
 from leansurgeon.surgery.planning import plan
-from leansurgeon.surgery.requested_shape import Wanted
-from leansurgeon.surgery.shrink import Decided, carry_out
+from leansurgeon.surgery.requested_shape import RequestedShape
+from leansurgeon.surgery.shrink import DecidedCut, carry_out
 
 SOURCE = """---
 language:
@@ -61,8 +61,8 @@ def cut(saved, tmp_path):
         if text is not None:
             (folder / "README.md").write_bytes(text if isinstance(text, bytes) else text.encode())
         (folder / "LICENSE").write_text("All rights reserved.")
-        steps = plan(open_source(str(folder)), Wanted(**(wanted or {"layers": "2"})))
-        carry_out(Decided(steps), tmp_path / "lean", check=False)
+        steps = plan(open_source(str(folder)), RequestedShape(**(wanted or {"layers": "2"})))
+        carry_out(DecidedCut(steps), tmp_path / "lean", check=False)
         return tmp_path / "lean"
 
     return make
@@ -85,7 +85,7 @@ def test_the_source_s_front_matter_is_kept(cut):
     assert record.read(lean).files and "LICENSE" in record.read(lean).files
 
     # A cut of a cut keeps it, too, and says its own shape once.
-    carry_out(Decided(plan(open_source(str(lean)), Wanted(layers="1"))), lean.parent / "leaner", check=False)
+    carry_out(DecidedCut(plan(open_source(str(lean)), RequestedShape(layers="1"))), lean.parent / "leaner", check=False)
     again = ModelCard.load(lean.parent / "leaner/README.md").data.to_dict()
     assert again == data
 

@@ -15,7 +15,7 @@ from leansurgeon.errors import UsageError
 from leansurgeon.measure.costs.gpus import GPUS
 from leansurgeon.measure.costs.memory import Rehearsal, Setting
 from leansurgeon.surgery.costs import costs
-from leansurgeon.surgery.requested_shape import Wanted
+from leansurgeon.surgery.requested_shape import RequestedShape
 
 
 def run(*arguments: str):
@@ -37,7 +37,7 @@ def test_counts_are_those_of_shrink():
 
 def test_the_saving_is_divided_in_the_order_that_is_told():
     """digits-vit: every step is the difference of two predictions that are made apart from it."""
-    found = costs(open_source("digits-vit"), Wanted(heads="8", layers="3", mlp_ratio="1"), Setting(batch=64))
+    found = costs(open_source("digits-vit"), RequestedShape(heads="8", layers="3", mlp_ratio="1"), Setting(batch=64))
     source = open_source("digits-vit")
     start = Rehearsal(source.config, source.architecture, Setting(64, precision="fp32", attention="eager")).peak()
     now = Rehearsal(source.config, source.architecture, Setting(64)).peak()
@@ -66,7 +66,7 @@ def test_table_fits_80_columns_and_says_what_fits():
 def test_a_gpu_that_is_too_small_is_told_and_the_largest_batch_fits():
     card = next(iter(GPUS.values()))
     small = type(card)("tiny", "Tiny", 300 * 10**6, "older", "made up")
-    found = costs(open_source("digits-vit"), Wanted(layers="3"), Setting(batch=4096), small)
+    found = costs(open_source("digits-vit"), RequestedShape(layers="3"), Setting(batch=4096), small)
     assert not found.before.fits
     assert 0 < found.before.largest_batch < found.after.largest_batch
     source = open_source("digits-vit")
@@ -78,7 +78,7 @@ def test_a_gpu_that_is_too_small_is_told_and_the_largest_batch_fits():
 def test_fitting_is_to_the_byte_and_operations_are_of_the_tokens_asked_for(saved, monkeypatch):
     folder, _ = saved("bert")
     source = open_source(str(folder))
-    unchanged = Wanted(layers=str(source.shape.depth))
+    unchanged = RequestedShape(layers=str(source.shape.depth))
     setting = Setting(batch=2, tokens=8)
     peak = Rehearsal(source.config, source.architecture, setting).peak(gpu="older").total
     monkeypatch.setattr(Rehearsal, "largest_batch", lambda *_, **__: 1)

@@ -12,7 +12,7 @@ from leansurgeon.cli.main import app
 from leansurgeon.errors import Diverged, UsageError
 from leansurgeon.measure.data import own
 from leansurgeon.measure.data.parts import Parts
-from leansurgeon.surgery.local_fit import Clock
+from leansurgeon.surgery.local_fit import TimeLimit
 from tests.conftest import FAMILIES, build
 from tests.support.models.undeclared import small_model
 from tests.support.models.word_models import WORDS
@@ -111,9 +111,9 @@ def test_the_local_fit_has_the_time_that_is_asked_for(shrink, monkeypatch):
 
     def over(seconds):
         asked.append(seconds)
-        return Clock(0.0)  # gone at once
+        return TimeLimit(0.0)  # gone at once
 
-    monkeypatch.setattr("leansurgeon.surgery.spans.Clock", over)
+    monkeypatch.setattr("leansurgeon.surgery.spans.TimeLimit", over)
     _, record = shrink("gpt2", "--keep", "0,1,3", "--calibrate", "own", "--heal-time", "1.5m")
     (cut,) = record["decided"]["healing"]["local"]["cuts"]
     assert asked == [90.0] and [(span["steps"], span["kept"]) for span in cut["spans"]] == [(0, False)]

@@ -13,7 +13,7 @@ import torch
 
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.surgery.planning import plan
-from leansurgeon.surgery.requested_shape import Wanted
+from leansurgeon.surgery.requested_shape import RequestedShape
 from tests.clients.cells import kinds
 from tests.clients.conftest import MORE_HEADS, VOCABULARY, inputs_of, loaded, logits_of, shrunk, source_of
 from tests.support.models.word_models import WORDS
@@ -71,7 +71,7 @@ def test_llama_cpp_takes_the_same_tokens(kind, cut, tmp_path):
 
 def test_gguf_cannot_hold_a_bert_of_our_own_and_shrink_said_so(cut, tmp_path):
     source = cut("bert-own").with_name("bert-own-source")
-    said = plan(open_source(str(source)), Wanted(heads="8", layers="3", head_dim="keep")).cannot_hold
+    said = plan(open_source(str(source)), RequestedShape(heads="8", layers="3", head_dim="keep")).cannot_hold
     assert any("GGUF" in name for name in said.formats)
     assert gguf(cut("bert-own"), tmp_path / "model.gguf").returncode != 0
 
@@ -106,7 +106,7 @@ def test_ctranslate2_reads_no_head_dim_for_a_llama_and_shrink_said_so(heads, hol
     import ctranslate2
 
     source = source_of("llama", tmp_path / "source")
-    said = plan(open_source(str(source)), Wanted(heads=str(heads), layers="3")).cannot_hold
+    said = plan(open_source(str(source)), RequestedShape(heads=str(heads), layers="3")).cannot_hold
     assert (said is None) == holds
     assert said is None or said.instead == "--heads 2"
     before, MORE_HEADS["llama"] = MORE_HEADS["llama"], ("--heads", heads)

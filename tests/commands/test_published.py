@@ -17,7 +17,7 @@ from leansurgeon.checkpoints.source import open_source
 from leansurgeon.checkpoints.weights import Weights
 from leansurgeon.errors import UnsupportedModel
 from leansurgeon.surgery.planning import plan
-from leansurgeon.surgery.requested_shape import Wanted
+from leansurgeon.surgery.requested_shape import RequestedShape
 from leansurgeon.surgery.shrink import unread
 from tests.support.command_line import leansurgeon
 from tests.support.published import SMALL, TOKENS, load, saved, skipping, with_tensors
@@ -120,19 +120,19 @@ def test_what_a_class_does_not_read_is_found_without_its_weights(tmp_path):
     )
     folder = saved(transformers.ViTForImageClassification(config), tmp_path / "vit")
     with_tensors(folder, {"decoder.0.weight": torch.randn(48, 32, 1, 1)})
-    steps = plan(open_source(str(folder)), Wanted(layers="3"))
+    steps = plan(open_source(str(folder)), RequestedShape(layers="3"))
     assert unread(steps) == ("decoder.0.weight",)
 
 
 def test_a_result_that_would_not_load_is_refused_before_anything_is_computed(tmp_path):
     config = transformers.LlamaConfig(**SMALL, **TOKENS, num_hidden_layers=4)
     folder = saved(transformers.LlamaForCausalLM(config), tmp_path / "llama", attention_bias=True)
-    steps = plan(open_source(str(folder)), Wanted(layers="3"))
+    steps = plan(open_source(str(folder)), RequestedShape(layers="3"))
     assert unread(steps) == ()  # the source lacks these biases, too
     whole = open_source(str(saved(transformers.LlamaForCausalLM(config), tmp_path / "whole")))
     other = replace(whole, config=whole.config | {"vocab_size": 200})
     with pytest.raises(UnsupportedModel, match=r"lm_head.*\(2 such"):
-        unread(plan(other, Wanted(layers="3")))
+        unread(plan(other, RequestedShape(layers="3")))
 
 
 def test_a_quantisation_that_is_none(tmp_path):
@@ -173,7 +173,7 @@ def test_a_body_under_the_name_of_a_class_with_a_head_keeps_its_pooler(kind, tmp
     by_hand = skipping(source, source.encoder.layer, {0, 1, 3}, input_ids=IDS)
     with torch.no_grad():
         assert torch.allclose(result.eval()(input_ids=IDS)[0], by_hand, atol=1e-5)
-    assert unread(plan(open_source(str(folder)), Wanted(layers="3"))) == ()
+    assert unread(plan(open_source(str(folder)), RequestedShape(layers="3"))) == ()
 
 
 @pytest.mark.parametrize("command", ["shrink", "plan"])

@@ -15,8 +15,8 @@ from leansurgeon.commands.push import check, push, target
 from leansurgeon.commands.results import Cut
 from leansurgeon.errors import NotPushed, UsageError
 from leansurgeon.surgery.planning import plan
-from leansurgeon.surgery.requested_shape import Wanted
-from leansurgeon.surgery.shrink import Decided, carry_out
+from leansurgeon.surgery.requested_shape import RequestedShape
+from leansurgeon.surgery.shrink import DecidedCut, carry_out
 from tests.cli import test_headless
 from tests.support.command_line import leansurgeon
 from tests.support.hub import TOKEN, hub
@@ -39,7 +39,7 @@ def lean(tmp_path_factory):
     from leansurgeon.checkpoints.source import open_source
 
     folder = tmp_path_factory.mktemp("made") / "lean"
-    carry_out(Decided(plan(open_source("digits-vit"), Wanted(layers="2"))), folder, check=False)
+    carry_out(DecidedCut(plan(open_source("digits-vit"), RequestedShape(layers="2"))), folder, check=False)
     return folder
 
 

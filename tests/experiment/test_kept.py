@@ -14,7 +14,7 @@ from leansurgeon.errors import UsageError
 from leansurgeon.experiment import jobs
 from leansurgeon.experiment.arms import typed, wanted_shapes
 from leansurgeon.experiment.jobs import make_jobs
-from leansurgeon.surgery.requested_shape import Wanted
+from leansurgeon.surgery.requested_shape import RequestedShape
 from leansurgeon.training.recipe.schema import Arm, ExperimentRecipe, merge
 from leansurgeon.training.runs import checkpoint, summary
 
@@ -145,6 +145,6 @@ def test_an_interrupted_arm_of_other_settings_is_not_given_up_unasked(tmp_path, 
 
 
 def test_an_arm_wants_what_it_says_as_it_would_be_typed():
-    assert typed(Arm()) == Wanted()
+    assert typed(Arm()) == RequestedShape()
     said = typed(Arm(heads=8, layers="2,3", head_dim=16, mlp_dim=96, mlp_ratio=2, init="fresh"))
-    assert said == Wanted("8", "2,3", "16", "96", 2, "fresh")
+    assert said == RequestedShape("8", "2,3", "16", "96", 2, "fresh")

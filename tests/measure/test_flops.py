@@ -9,7 +9,7 @@ from leansurgeon.checkpoints.family import convert_config
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.measure.costs import flops
 from leansurgeon.surgery.planning import plan
-from leansurgeon.surgery.requested_shape import Wanted
+from leansurgeon.surgery.requested_shape import RequestedShape
 from tests.conftest import FAMILIES, example, output
 
 PLAIN = sorted(set(FAMILIES) - {"nystromformer", "siglip_vision_model"})  # landmarks; a pooling head with attention
@@ -38,7 +38,7 @@ def test_closed_form_is_what_torch_counts(family, saved):
 def test_a_bart_with_added_heads_is_counted_in_closed_form_too(saved):
     """Six heads, which need not divide the width."""
     source = open_source(str(saved("bart")[0]))
-    steps = plan(source, Wanted(heads="6", head_dim="keep"))
+    steps = plan(source, RequestedShape(heads="6", head_dim="keep"))
     assert steps.architecture.name == "leansurgeon_bart"
     config = steps.architecture.with_shape(
         convert_config(source.config, source.architecture, steps.architecture), steps.after
@@ -59,7 +59,7 @@ PRESETS = ["vit-b", "bert-crammed", "gpt2-tinystories", "deit-l"]
 def test_presets_and_their_cuts_are_what_torch_counts(preset):
     """The source and a shape with other heads, fewer layers and another MLP, which a family of ours may hold."""
     source = open_source(preset)
-    steps = plan(source, Wanted(heads="2x", layers="3", mlp_ratio="2"))
+    steps = plan(source, RequestedShape(heads="2x", layers="3", mlp_ratio="2"))
     config = steps.architecture.with_shape(source.config, steps.after)
     if steps.architecture.name != source.architecture.name:
         config = steps.architecture.with_shape(
@@ -93,6 +93,6 @@ def test_a_causal_classifier_scores_every_token(saved, tmp_path):
 def test_families_without_a_closed_form_have_none_and_are_counted():
     source = open_source("xcit-m")
     assert flops.closed_form(source.specs, source.shape, source.config, source.architecture) is None
-    assert plan(source, Wanted(layers="10")).flops_before is None
+    assert plan(source, RequestedShape(layers="10")).flops_before is None
     counted = flops.counted(source.config, source.architecture)
     assert counted / 2e9 == pytest.approx(16.08, abs=0.1)  # 16.2 GMAC in timm's table, with what is no matrix product

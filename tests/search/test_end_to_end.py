@@ -41,7 +41,7 @@ def here(tmp_path, monkeypatch):
     monkeypatch.setenv("LEANSURGEON_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(limits, "training_memory", lambda source, shape, setting: shape.depth * 1000)
-    monkeypatch.setattr(shrink, "proved", lambda *_: None)
+    monkeypatch.setattr(shrink, "prove_result", lambda *_: None)
     return tmp_path
 
 

@@ -12,7 +12,7 @@ from leansurgeon.measure.data import inputs
 from leansurgeon.search import limits
 from leansurgeon.search.limits import Limit, pick
 from leansurgeon.search.space import Candidate
-from leansurgeon.surgery.requested_shape import Wanted
+from leansurgeon.surgery.requested_shape import RequestedShape
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def test_the_memory_of_a_shape_is_that_of_a_model_of_this_shape(saved):
 def shapes():
     """By name: MLP widths 1 to 6, of which 2 and 5 have the old heads; a shape has as many parameters."""
     shape = open_source("digits-vit").shape
-    return [Candidate(Wanted(), shape.with_(mlp_dim=n), n, more_heads=n not in (2, 5)) for n in range(1, 7)]
+    return [Candidate(RequestedShape(), shape.with_(mlp_dim=n), n, more_heads=n not in (2, 5)) for n in range(1, 7)]
 
 
 def test_places_for_the_old_heads_are_not_counted_twice(shapes):

@@ -17,7 +17,7 @@ from leansurgeon.search.halving import Result, Score, climb, schedule
 from leansurgeon.search.space import Candidate
 from leansurgeon.search.trainings import arm_of, scaled, shortened
 from leansurgeon.shape import Shape
-from leansurgeon.surgery.requested_shape import Wanted
+from leansurgeon.surgery.requested_shape import RequestedShape
 from leansurgeon.training.recipe.reading import load_training
 from leansurgeon.training.recipe.schema import Train
 
@@ -35,7 +35,7 @@ def test_halving_in_closed_form(tries):
 
 def candidates(count):
     shape = open_source("digits-vit").shape
-    return [Candidate(Wanted(), shape.with_(mlp_dim=i + 1), i) for i in range(count)]
+    return [Candidate(RequestedShape(), shape.with_(mlp_dim=i + 1), i) for i in range(count)]
 
 
 def test_halving_keeps_the_better_half_and_brings_in_what_stands_beside():
@@ -83,7 +83,9 @@ def test_the_cheap_numbers_of_a_shape_by_hand():
     a Gaussian's condition number (sqrt 128 + sqrt 17) / (sqrt 128 - sqrt 17) of (8 + sqrt 17) / (8 - sqrt 17).
     """
     source = open_source("digits-vit")  # width 64, 4 heads of 16
-    lean = Candidate(Wanted(), source.shape.with_(depth=3, heads=8, kv_heads=8, mlp_dim=256), 123, more_heads=True)
+    lean = Candidate(
+        RequestedShape(), source.shape.with_(depth=3, heads=8, kv_heads=8, mlp_dim=256), 123, more_heads=True
+    )
     made = scores(source, [lean], evidence())[lean.name]
     assert made.parameters == 123
     assert made.influence == pytest.approx(18 / 21)
@@ -96,7 +98,7 @@ def test_the_cheap_numbers_of_a_shape_by_hand():
 
 def test_what_is_not_known_of_layers_is_left_out():
     source = open_source("digits-vit")
-    lean = Candidate(Wanted(), source.shape.with_(depth=2), 1)
+    lean = Candidate(RequestedShape(), source.shape.with_(depth=2), 1)
     # The most influential layers are 4, whose kappa is unknown, and 5; without influence it is the first and the last.
     ends = evidence(influence=[1.0, 1.0, 1.0, 1.0, 2.0, 2.0])
     assert scores(source, [lean], ends)[lean.name].kappa == pytest.approx(60)
@@ -105,7 +107,7 @@ def test_what_is_not_known_of_layers_is_left_out():
         assert made.influence is None
     assert scores(source, [lean], evidence(influence=None))[lean.name].kappa == pytest.approx((10 + 60) / 2)
     assert scores(source, [lean], evidence(kappa=[None] * 6))[lean.name].kappa is None
-    wider = Candidate(Wanted(), source.shape.with_(depth=2, heads=8, kv_heads=8), 1)
+    wider = Candidate(RequestedShape(), source.shape.with_(depth=2, heads=8, kv_heads=8), 1)
     assert scores(source, [wider], evidence(kappa=[1.1] * 6))[wider.name].kappa == 1  # no matrix has less
 
 
@@ -156,9 +158,9 @@ def test_what_has_a_length_of_its_own_shrinks_with_the_training():
     short = shortened(shares, Fraction(1, 8))
     assert (short.duration, short.schedule.warmup, short.batch_ramp.until) == ("0.375ep", 0.0, 0.5)
     assert scaled("1ep", Fraction(1, 4096)) == "0.001ep"
-    arm = arm_of(Candidate(Wanted("8", "4", "keep", None, init="fresh"), open_source("digits-vit").shape, 1))
+    arm = arm_of(Candidate(RequestedShape("8", "4", "keep", None, init="fresh"), open_source("digits-vit").shape, 1))
     assert arm == {"heads": "8", "layers": "4", "head_dim": "keep", "init": "fresh"}
-    assert arm_of(Candidate(Wanted(head_dim="24", mlp_dim="9"), open_source("digits-vit").shape, 1)) == {
+    assert arm_of(Candidate(RequestedShape(head_dim="24", mlp_dim="9"), open_source("digits-vit").shape, 1)) == {
         "mlp_dim": "9",
         "head_dim": 24,
         "init": "transfer",

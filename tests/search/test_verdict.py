@@ -21,7 +21,7 @@ from leansurgeon.search.halving import Result, Rung, Score
 from leansurgeon.search.limits import Limit
 from leansurgeon.search.outcome import Outcome
 from leansurgeon.search.space import Budget, Candidate, Shapes
-from leansurgeon.surgery.requested_shape import Wanted
+from leansurgeon.surgery.requested_shape import RequestedShape
 from leansurgeon.tasks.base import Metric
 from leansurgeon.tasks.base import Score as TaskScore
 from tests.support.models.word_models import sentence_encoder
@@ -36,7 +36,9 @@ def source():
 
 
 def candidate(source, heads: int, mlp: int, parameters: int, **more) -> Candidate:
-    return Candidate(Wanted(), source.shape.with_(depth=2, heads=heads, mlp_dim=mlp), parameters, heads > 4, **more)
+    return Candidate(
+        RequestedShape(), source.shape.with_(depth=2, heads=heads, mlp_dim=mlp), parameters, heads > 4, **more
+    )
 
 
 def score(value: float) -> Result:
@@ -45,7 +47,7 @@ def score(value: float) -> Result:
 
 def outcome(source, tried: list[Candidate], rungs: list[list[float]], cheap: list[Cheap], control=None) -> Outcome:
     """`rungs` are accuracies of the candidates in their order; `control` is one with its accuracy, of the winner."""
-    original = Candidate(Wanted(), source.shape, source.parameters.total)
+    original = Candidate(RequestedShape(), source.shape, source.parameters.total)
     results = [{c.name: score(v) for c, v in zip(tried, values, strict=False)} for values in rungs]
     names = {}
     if control:

@@ -21,15 +21,15 @@ from leansurgeon.errors import Diverged, LeanSurgeonError, UnsupportedModel
 from leansurgeon.surgery import shrink
 from leansurgeon.surgery.method import Method
 from leansurgeon.surgery.planning import plan
-from leansurgeon.surgery.requested_shape import Wanted
-from leansurgeon.surgery.shrink import Decided, carry_out, decide
+from leansurgeon.surgery.requested_shape import RequestedShape
+from leansurgeon.surgery.shrink import DecidedCut, carry_out, decide
 from tests import conftest
 from tests.support.processes.forks import forked
 
 
 def cut(folder, out, method=None, **wanted):
     source = open_source(str(folder))
-    return carry_out(Decided(plan(source, Wanted(**wanted), 0, method)), out, check=False)
+    return carry_out(DecidedCut(plan(source, RequestedShape(**wanted), 0, method)), out, check=False)
 
 
 def spoil(folder, change):
@@ -58,16 +58,19 @@ def test_nan_weights_are_named(saved, tmp_path, monkeypatch):
 
     monkeypatch.setattr(shrink, "prove", stumble)
     with pytest.raises(Diverged, match="behind layer 2"):
-        carry_out(Decided(plan(sound, Wanted(layers="2"))), tmp_path / "out")
+        carry_out(DecidedCut(plan(sound, RequestedShape(layers="2"))), tmp_path / "out")
     spoil(folder, one_nan)
     source = open_source(str(folder))
     with pytest.raises(Diverged, match=rf"'{GATE}'.*\bNaN\b"):
-        carry_out(Decided(plan(source, Wanted(layers="2"))), tmp_path / "out")
+        carry_out(DecidedCut(plan(source, RequestedShape(layers="2"))), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
     monkeypatch.setattr("leansurgeon.surgery.calibrate.calibrate", stumble)
     with pytest.raises(Diverged, match=rf"'{GATE}'.*\bNaN\b"):
-        decide(plan(source, Wanted(layers="2"), calibrated=True), type("Data", (), {"says": "text", "beside": None}))
+        decide(
+            plan(source, RequestedShape(layers="2"), calibrated=True),
+            type("Data", (), {"says": "text", "beside": None}),
+        )
     spoil(folder, lambda t: t["model.layers.1.self_attn.v_proj.weight"].fill_(float("inf")))
     with pytest.raises(Diverged, match=r"layers\.1\.self_attn\.v_proj\.weight"):
         cut(folder, tmp_path / "out", Method(balance=True))
@@ -177,8 +180,8 @@ def test_sigkill_leaves_the_folder_absent_or_complete(there, saved, tmp_path):
     for module, name, left in MOMENTS:
         if there and not out.exists():
             cut(folder, out, layers="2")
-        steps = plan(open_source(str(folder)), Wanted(heads="8"))
-        again = partial(carry_out, Decided(steps), out, force=True, check=False)
+        steps = plan(open_source(str(folder)), RequestedShape(heads="8"))
+        again = partial(carry_out, DecidedCut(steps), out, force=True, check=False)
         done = forked(partial(killed_at, module, name, left, again), tmp_path)
         assert done.returncode == -signal.SIGKILL, done.stderr
         if out.exists():  # the old one, or the new one whole

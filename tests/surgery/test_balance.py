@@ -18,8 +18,8 @@ from leansurgeon.surgery import canonical
 from leansurgeon.surgery.balance import balance_attention
 from leansurgeon.surgery.method import Method
 from leansurgeon.surgery.planning import plan
-from leansurgeon.surgery.requested_shape import Wanted
-from leansurgeon.surgery.shrink import Decided, carry_out, decide
+from leansurgeon.surgery.requested_shape import RequestedShape
+from leansurgeon.surgery.shrink import DecidedCut, carry_out, decide
 from tests import conftest
 from tests.checkpoints.test_skeleton import CASES, batches, expected, make
 from tests.surgery.test_canonical import UNSUPPORTED, attend
@@ -29,8 +29,8 @@ NOT_SCORES = {"llama", "qwen3", "gpt_neox", "dinov3_vit", "timm-eva", "timm-swin
 
 
 def written(source, out, method=None, **wanted):
-    steps = plan(source, Wanted(**wanted), 3, method or Method(balance=True))
-    return carry_out(Decided(steps), out, check=False)
+    steps = plan(source, RequestedShape(**wanted), 3, method or Method(balance=True))
+    return carry_out(DecidedCut(steps), out, check=False)
 
 
 @pytest.mark.parametrize("key", CASES)
@@ -38,7 +38,7 @@ def test_every_family_says_the_same_in_another_basis(key, tmp_path):
     source, model = make(key, tmp_path / "source")
     if key in UNSUPPORTED:
         with pytest.raises(UnsupportedModel, match=UNSUPPORTED[key]):
-            plan(source, Wanted(), method=Method(balance=True))
+            plan(source, RequestedShape(), method=Method(balance=True))
         return
     record = written(source, tmp_path / "out")
     (step,) = record.plan.operators
@@ -116,7 +116,7 @@ def test_balance_comes_last(saved, tmp_path):
     with torch.no_grad():
         a, b = (conftest.output(m, inputs) for m in (model, wide))
     assert (a - b).abs().max() < 1e-4 * a.std()
-    carry_out(Decided(plan(source, Wanted(heads="8"), 3)), plain, check=False)
+    carry_out(DecidedCut(plan(source, RequestedShape(heads="8"), 3)), plain, check=False)
     old, new = load_file(plain / "model.safetensors"), load_file(tmp_path / "wide/model.safetensors")
     name = "model.layers.1.self_attn.o_proj.weight"
     silent = (old[name] == 0).all(0)
@@ -126,9 +126,9 @@ def test_balance_comes_last(saved, tmp_path):
     healed = {target: source.weights.float32("model.layers.2.self_attn.o_proj.weight") * 1.5}
     both = []
     for method in (Method(), Method(balance=True)):
-        steps = plan(source, Wanted(layers="2"), 3, method)
+        steps = plan(source, RequestedShape(layers="2"), 3, method)
         out = tmp_path / f"healed-{method.balance}"
-        carry_out(Decided(steps, healed), out, check=False)
+        carry_out(DecidedCut(steps, healed), out, check=False)
         with torch.no_grad():
             both.append(conftest.output(load(out).model.eval(), inputs))
     assert (both[0] - both[1]).abs().max() < 1e-4 * both[0].std()
@@ -140,7 +140,7 @@ def test_on_heads_of_another_size(saved, tmp_path):
     source, both = open_source(str(folder)), []
     for even in (False, True):
         method = Method(uncalibrated=True, balance=even)
-        carry_out(decide(plan(source, Wanted(heads="8"), 0, method)), tmp_path / str(even), check=False)
+        carry_out(decide(plan(source, RequestedShape(heads="8"), 0, method)), tmp_path / str(even), check=False)
         with torch.no_grad():
             both.append(conftest.output(load(tmp_path / str(even)).model.eval(), conftest.example(model)))
     assert (both[0] - both[1]).abs().max() < 1e-4 * both[0].std()
@@ -159,10 +159,10 @@ def test_what_cannot_stay_the_same_is_refused(saved, tmp_path):
     model.save_pretrained(tmp_path / "half")
     even = Method(balance=True)
     with pytest.raises(UnsupportedModel, match="these weights are BF16"):
-        plan(open_source(str(tmp_path / "half")), Wanted(), method=even)
+        plan(open_source(str(tmp_path / "half")), RequestedShape(), method=even)
     folder, _ = saved("bert")
     with pytest.raises(UsageError, match="--init fresh forgets it"):
-        plan(open_source(str(folder)), Wanted(init="fresh"), method=even)
+        plan(open_source(str(folder)), RequestedShape(init="fresh"), method=even)
 
 
 @pytest.mark.parametrize("kv_heads", [4, 2])

@@ -11,9 +11,9 @@ from leansurgeon.report.tables.cut import decided_table
 from leansurgeon.surgery.budget import Budget
 from leansurgeon.surgery.calibrate import calibrate, compete, walk
 from leansurgeon.surgery.candidates import Candidate
-from leansurgeon.surgery.context import PARTS, Ground, Options, View
+from leansurgeon.surgery.context import PARTS, CalibrationContext, CalibrationOptions, SampleView
 from leansurgeon.surgery.planning import plan
-from leansurgeon.surgery.requested_shape import Wanted
+from leansurgeon.surgery.requested_shape import RequestedShape
 from tests.surgery.test_calibrate import image_batches, text_batches
 from tests.surgery.test_encoder_decoder import pairs
 
@@ -43,9 +43,9 @@ def passes(monkeypatch):
     """Passes behind choice and closed refit, by the bound on them, of every cut."""
     found = []
 
-    def noted(ground, *rest):
-        best = compete(ground, *rest)
-        found.append((ground.passes(), ground.most_closed / ground.one_pass))
+    def noted(context, *rest):
+        best = compete(context, *rest)
+        found.append((context.passes(), context.most_closed / context.one_pass))
         return best
 
     monkeypatch.setattr("leansurgeon.surgery.calibrate.compete", noted)
@@ -56,10 +56,10 @@ def passes(monkeypatch):
 def test_cuts_stay_within_both_bounds(family, wanted, saved, passes, monkeypatch):
     monkeypatch.setattr("leansurgeon.surgery.context.LEAST", 0)
     source, data = open_source(str(saved(family, **DEEP[family])[0])), samples(family)
-    steps, said = plan(source, Wanted(**wanted), calibrated=True), []
+    steps, said = plan(source, RequestedShape(**wanted), calibrated=True), []
     spent = []
     for budget in (Budget(), Budget(2.0, 4.5)):
-        outcome = calibrate(steps, data, Options(heal="local", budget=budget), said.append)
+        outcome = calibrate(steps, data, CalibrationOptions(heal="local", budget=budget), said.append)
         outcome.close()
         closed, bound = passes.pop()
         on_top = "mlp_dim" in wanted  # layers that are made anew
@@ -75,24 +75,26 @@ def test_cuts_stay_within_both_bounds(family, wanted, saved, passes, monkeypatch
 @pytest.mark.parametrize(("family", "kept"), [("gpt2", (0, 1, 2, 5, 6, 7)), ("bert", (0, 3, 4, 5)), ("vit", (0, 1, 4))])
 def test_a_candidate_takes_what_was_said(family, kept, saved):
     source, data = open_source(str(saved(family, **DEEP[family])[0])), samples(family)
-    steps = plan(source, Wanted(layers=str(len(kept))), calibrated=True)
+    steps = plan(source, RequestedShape(layers=str(len(kept))), calibrated=True)
     for way in (Candidate(kept, "as listed"), Candidate(kept, "", attention=True, later=True)):
         if (way.attention or way.later) and source.architecture.norm != "pre":
             continue
-        here = Ground(steps, data, Options(heal="closed", keep=kept))
+        here = CalibrationContext(steps, data, CalibrationOptions(heal="closed", keep=kept))
         batches = {part: getattr(data, part) for part in PARTS}
         foretold = here.cost(way, batches)
-        here = Ground(steps, data, Options(heal="closed", keep=kept))
+        here = CalibrationContext(steps, data, CalibrationOptions(heal="closed", keep=kept))
         with ExitStack() as held:
-            compete(here, View.of(data, None), [way], held, [], "")
+            compete(here, SampleView.of(data, None), [way], held, [], "")
         assert here.work - here.one_pass == pytest.approx(foretold, rel=0.1)
 
 
 def test_a_pass_of_two_stacks_is_what_their_blocks_see(saved):
     """An encoder and a decoder read texts of different lengths."""
     source, data = open_source(str(saved("t5")[0])), samples("t5")
-    here = Ground(plan(source, Wanted(layers="3"), calibrated=True), data, Options(heal="none"))
-    whole = View.of(data, None)
+    here = CalibrationContext(
+        plan(source, RequestedShape(layers="3"), calibrated=True), data, CalibrationOptions(heal="none")
+    )
+    whole = SampleView.of(data, None)
     walk(here, whole, [], "")
     assert here.work == here.one_pass
     assert here.one_pass != 8 * sum(b["input_ids"].numel() for part in PARTS for b in getattr(data, part))
@@ -100,7 +102,7 @@ def test_a_pass_of_two_stacks_is_what_their_blocks_see(saved):
 
 def test_little_data_costs_no_sets_of_layers(saved):
     source, data = open_source(str(saved("gpt2", **DEEP["gpt2"])[0])), samples("gpt2")
-    steps = plan(source, Wanted(layers="5"), calibrated=True)
-    outcome = calibrate(steps, data, Options(heal="closed"))
+    steps = plan(source, RequestedShape(layers="5"), calibrated=True)
+    outcome = calibrate(steps, data, CalibrationOptions(heal="closed"))
     outcome.close()
     assert outcome.record.passes > 3 and not outcome.record.held_back

@@ -15,9 +15,9 @@ from leansurgeon.shape import Shape, Stage
 from leansurgeon.surgery.calibrate import calibrate
 from leansurgeon.surgery.candidates import behind_gap
 from leansurgeon.surgery.canonical import splittable
-from leansurgeon.surgery.context import Ground, Options
+from leansurgeon.surgery.context import CalibrationContext, CalibrationOptions
 from leansurgeon.surgery.planning import plan
-from leansurgeon.surgery.requested_shape import Wanted
+from leansurgeon.surgery.requested_shape import RequestedShape
 from leansurgeon.surgery.transfer import apply
 from tests.checkpoints.test_skeleton import make
 from tests.conftest import architecture, build
@@ -94,8 +94,8 @@ def error(folder, source, data):
 def cut(tmp_path, family_data, wanted, name="out", **options):
     folder, data = family_data
     source = open_source(str(folder))
-    steps = plan(source, Wanted(**wanted), calibrated=True)
-    outcome = calibrate(steps, data, Options(**options))
+    steps = plan(source, RequestedShape(**wanted), calibrated=True)
+    outcome = calibrate(steps, data, CalibrationOptions(**options))
     out = tmp_path / name
     out.mkdir()
     apply(replace(steps, layers=outcome.record.layers), out, outcome.edits)
@@ -122,7 +122,7 @@ def test_trimmed_heads_and_units_are_chosen_and_healed(trained, tmp_path):
     source = open_source(str(folder))
     by_weight = tmp_path / "weights"
     by_weight.mkdir()
-    apply(plan(source, Wanted(**wanted)), by_weight)
+    apply(plan(source, RequestedShape(**wanted)), by_weight)
     made, outcome = cut(tmp_path, (folder, data), wanted)
     assert error(made, folder, data) < 0.8 * error(by_weight, folder, data)
     assert [len(d.heads.kept) for d in outcome.record.decisions] == [2] * 4
@@ -256,7 +256,7 @@ def test_heads_that_grow_stay_exact_beside_what_is_near(near, trained, tmp_path)
 
 def test_heads_of_another_size_are_never_drawn_unasked(trained, tmp_path):
     folder, data = trained("gpt2")
-    apply(plan(open_source(str(folder)), Wanted(heads="4", head_dim="16")), tmp_path)
+    apply(plan(open_source(str(folder)), RequestedShape(heads="4", head_dim="16")), tmp_path)
     assert error(tmp_path, folder, data) < 1e-5
 
 
@@ -302,8 +302,8 @@ def ground_of(family_data, tmp_path, cls):
     folder, data = family_data
     getattr(transformers, cls).from_pretrained(folder).save_pretrained(tmp_path / "other")
     source = open_source(str(tmp_path / "other"))
-    steps = plan(source, Wanted(layers="3"), calibrated=True)
-    return Ground(steps, data)
+    steps = plan(source, RequestedShape(layers="3"), calibrated=True)
+    return CalibrationContext(steps, data)
 
 
 @dataclass(frozen=True)
@@ -346,14 +346,14 @@ def test_a_norm_of_another_kind_behind_the_block_is_no_reason_to_stop(trained, t
 
 
 def test_what_stands_outside_the_blocks_is_in_memory_once(trained, tmp_path):
-    ground = ground_of(trained("gpt2"), tmp_path, "GPT2LMHeadModel")
+    context = ground_of(trained("gpt2"), tmp_path, "GPT2LMHeadModel")
 
     def outer(skeleton):
         return {id(p) for p in skeleton.model.parameters() if not p.is_meta}
 
-    assert len(outer(ground.teacher)) == 4  # two embeddings, gain and bias of the last norm; the head is tied
-    skeletons = (ground.result((0, 1, 3)), ground.workshop)
-    assert all(outer(skeleton) == outer(ground.teacher) for skeleton in skeletons)
+    assert len(outer(context.teacher)) == 4  # two embeddings, gain and bias of the last norm; the head is tied
+    skeletons = (context.result((0, 1, 3)), context.workshop)
+    assert all(outer(skeleton) == outer(context.teacher) for skeleton in skeletons)
 
 
 # -- which heads can become heads of another size --------------------------------------------------
@@ -385,11 +385,11 @@ def test_a_first_layer_with_no_place_for_a_norm_stays(criterion, tmp_path, monke
     data = Calibration("tiny", "tiny", "-", *(text_batches(2, seed, "gpt2") for seed in (1, 2, 3)))
     monkeypatch.setattr("leansurgeon.surgery.choose_layers.by_influence", lambda *_: (2, 3))
     monkeypatch.setattr("leansurgeon.surgery.choose_layers.by_output", lambda *_, **__: ((2, 3), []))
-    steps = plan(source, Wanted(layers="2"), calibrated=True)
+    steps = plan(source, RequestedShape(layers="2"), calibrated=True)
     if criterion == "greedy":
         with pytest.raises(UsageError, match=r"Layer 2 .*'model.layers.2.attn_norm"):
-            calibrate(steps, data, Options(criterion=criterion))
+            calibrate(steps, data, CalibrationOptions(criterion=criterion))
         return
-    outcome = calibrate(steps, data, Options(criterion=criterion, heal="none"))
+    outcome = calibrate(steps, data, CalibrationOptions(criterion=criterion, heal="none"))
     tried = [candidate.kept for candidate in outcome.record.candidates]
     assert tried and all(kept[0] == 0 for kept in tried)

@@ -11,7 +11,7 @@ import torch
 from leansurgeon.checkpoints.reshaped import Reshaped
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import UnsupportedModel
-from leansurgeon.surgery.canonical import pack, rotary, scale_is_derived, score_scale, supported, unpack
+from leansurgeon.surgery.canonical import pack, rotary, scale_is_derived, score_scale, unpack, why_unsupported
 from tests import conftest
 from tests.checkpoints.test_skeleton import CASES, batches, expected, make, of_layer, opened
 
@@ -32,11 +32,11 @@ UNSUPPORTED = {
 def test_there_and_back_is_every_bit(key, tmp_path):
     source, _ = make(key, tmp_path / "source")
     if key in UNSUPPORTED:
-        assert UNSUPPORTED[key] in supported(source)
+        assert UNSUPPORTED[key] in why_unsupported(source)
         with pytest.raises(UnsupportedModel, match=UNSUPPORTED[key]):
             unpack(source, 0)
         return
-    assert supported(source) is None
+    assert why_unsupported(source) is None
     for i in range(source.shape.depth):
         spec = next(s for s in source.specs if s.layer == i)
         stage, layer = source.shape.stages[spec.stage], unpack(source, i)

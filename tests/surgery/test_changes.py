@@ -64,7 +64,7 @@ def test_layers_change_with_their_own_stage():
 def test_a_set_of_layers_takes_what_its_cuts_take(candidate, effort, share, blocks):
     assert budget.cost(plan(), candidate, TOKENS, effort, share) == blocks
     assert budget.cost(plan(), candidate, TOKENS, effort) == budget.cost(plan(), candidate, TOKENS, effort, 1.0)
-    assert budget.refitted(TOKENS, Effort()) == REFIT == budget.refitted(TOKENS, Effort(), attention=True) / 2
+    assert budget.cost_of_refit(TOKENS, Effort()) == REFIT == budget.cost_of_refit(TOKENS, Effort(), attention=True) / 2
 
 
 def test_layers_made_anew_take_their_trims():
@@ -79,9 +79,9 @@ def test_layers_made_anew_take_their_trims():
     whole = 3 * (REFIT + TRIM + 100) + 3 * (100 + 10) + 10
     assert budget.cost(first, way(0, 1, 2, 3, 4, 5, 6, later=True), TOKENS, Effort()) == whole
     both = plan(mlp_dim=24, heads=2, kv_heads=2)
-    assert budget.made_anew(both, 0, TOKENS) == 2 * TRIM and budget.made_anew(plan(), 0, TOKENS) == 0
-    assert budget.made_anew(plan(heads=8, head_dim=4, mlp_dim=24), 0, TOKENS) == TRIM + 100
-    assert budget.made_anew(plan(heads=2, head_dim=8, kv_heads=2), 0, TOKENS) == TRIM
+    assert budget.cost_of_rebuild(both, 0, TOKENS) == 2 * TRIM and budget.cost_of_rebuild(plan(), 0, TOKENS) == 0
+    assert budget.cost_of_rebuild(plan(heads=8, head_dim=4, mlp_dim=24), 0, TOKENS) == TRIM + 100
+    assert budget.cost_of_rebuild(plan(heads=2, head_dim=8, kv_heads=2), 0, TOKENS) == TRIM
 
 
 def test_pieces_are_begun_while_there_is_room():

@@ -14,8 +14,8 @@ from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import UnsupportedModel, UsageError
 from leansurgeon.models.timm_parts import ClassAttention
 from leansurgeon.surgery.planning import plan
-from leansurgeon.surgery.requested_shape import Wanted
-from leansurgeon.surgery.shrink import Decided, carry_out
+from leansurgeon.surgery.requested_shape import RequestedShape
+from leansurgeon.surgery.shrink import DecidedCut, carry_out
 from tests.surgery.test_timm_families import FAMILIES, build, family_of, output, reload, stir
 
 KEYS = ("xcit", "cait")
@@ -38,8 +38,8 @@ def folder(tmp_path):
 
 def cut(source, out, **wanted):
     opened = open_source(str(source))
-    steps = plan(opened, Wanted(class_attention=True, **wanted))
-    return steps, carry_out(Decided(steps), out, check=False)
+    steps = plan(opened, RequestedShape(class_attention=True, **wanted))
+    return steps, carry_out(DecidedCut(steps), out, check=False)
 
 
 @pytest.mark.parametrize("key", KEYS)
@@ -66,8 +66,8 @@ def test_added_heads_are_exact_and_stand_in_the_class_attention_too(key, folder,
     assert again.parameters.total == steps.parameters_after.total
     # And from there: without the flag the class attention stays, with it both change on.
     for asked, inner in ((False, 56), (True, 72)):
-        more = plan(again, Wanted(heads="9", class_attention=asked))
-        carry_out(Decided(more), tmp_path / f"more-{asked}", check=False)
+        more = plan(again, RequestedShape(heads="9", class_attention=asked))
+        carry_out(DecidedCut(more), tmp_path / f"more-{asked}", check=False)
         wider = reload(tmp_path / f"more-{asked}")
         assert getattr(wider, BLOCKS[key])[0].attn.q.out_features == inner
         torch.testing.assert_close(output(wider), output(model), atol=1e-5, rtol=1e-5)
@@ -100,17 +100,17 @@ def test_parameters_of_the_papers_xcit_with_class_attention():
     """Counted with timm in the facts: 59.003M with cross-covariance heads alone, 61.103M with class attention."""
     source = open_source("xcit-m")
     for follows, millions in ((False, 59.003), (True, 61.103)):
-        steps = plan(source, Wanted("16", "12", class_attention=follows))
+        steps = plan(source, RequestedShape("16", "12", class_attention=follows))
         assert round(steps.parameters_after.total / 1e6, 3) == millions
 
 
 def test_what_cannot_follow_is_refused(folder, tmp_path):
     with pytest.raises(UnsupportedModel, match=r"--class-attention: timm_volo leaves\b"):
-        plan(open_source("volo-d3"), Wanted(heads="2x", class_attention=True))
+        plan(open_source("volo-d3"), RequestedShape(heads="2x", class_attention=True))
     with pytest.raises(UnsupportedModel, match=r"--class-attention: timm_vit has no\b"):
-        plan(open_source("vit-b"), Wanted(heads="16", class_attention=True))
+        plan(open_source("vit-b"), RequestedShape(heads="16", class_attention=True))
     source, _ = folder("xcit")
     opened = open_source(str(source))
-    carry_out(Decided(plan(opened, Wanted(heads="7"))), tmp_path / "apart", check=False)
+    carry_out(DecidedCut(plan(opened, RequestedShape(heads="7"))), tmp_path / "apart", check=False)
     with pytest.raises(UsageError, match=r"cls_num_heads.*\b4\b.*\b7\b"):
-        plan(open_source(str(tmp_path / "apart")), Wanted(heads="9", class_attention=True))
+        plan(open_source(str(tmp_path / "apart")), RequestedShape(heads="9", class_attention=True))

@@ -16,10 +16,10 @@ from leansurgeon.measure import device
 from leansurgeon.measure.data.calibration import Calibration
 from leansurgeon.surgery import context, local_fit
 from leansurgeon.surgery.calibrate import calibrate
-from leansurgeon.surgery.context import Ground, Options
+from leansurgeon.surgery.context import CalibrationContext, CalibrationOptions
 from leansurgeon.surgery.method import Method
 from leansurgeon.surgery.planning import plan
-from leansurgeon.surgery.requested_shape import Wanted
+from leansurgeon.surgery.requested_shape import RequestedShape
 from tests.conftest import VISION
 from tests.support.pretend_gpu import plugged_in
 
@@ -44,9 +44,9 @@ def data(family: str) -> Calibration:
 
 
 def cut(
-    source, wanted: Wanted, method: Method, samples: Calibration, device: str
+    source, wanted: RequestedShape, method: Method, samples: Calibration, device: str
 ) -> tuple[tuple[int, ...], dict[str, np.ndarray]]:
-    options = Options(heal=method.heal, device=device)
+    options = CalibrationOptions(heal=method.heal, device=device)
     outcome = calibrate(plan(source, wanted, 0, method, calibrated=True), samples, options)
     found = outcome.record.layers, {name: np.array(values) for name, values in outcome.edits.items()}
     outcome.close()
@@ -54,9 +54,9 @@ def cut(
 
 
 WISHES = [
-    ("gpt2", Wanted(layers="2"), Method()),
-    ("bert", Wanted(layers="3", heads="2x", head_dim="split"), Method(heal="closed")),
-    ("vit", Wanted(layers="3", heads="2", mlp_dim="40", head_dim="keep"), Method(heal="closed")),
+    ("gpt2", RequestedShape(layers="2"), Method()),
+    ("bert", RequestedShape(layers="3", heads="2x", head_dim="split"), Method(heal="closed")),
+    ("vit", RequestedShape(layers="3", heads="2", mlp_dim="40", head_dim="keep"), Method(heal="closed")),
 ]
 
 
@@ -93,24 +93,24 @@ def test_auto_takes_a_gpu_for_a_cut(asked, saved, tmp_path, monkeypatch):
 
 def test_states_rest_on_the_host_where_they_are_too_many(saved, monkeypatch):
     source = open_source(str(saved("gpt2")[0]))
-    steps = plan(source, Wanted(layers="2"), calibrated=True)
+    steps = plan(source, RequestedShape(layers="2"), calibrated=True)
     with plugged_in(monkeypatch):
-        assert Ground(steps, data("gpt2"), Options(device="cuda:0")).home == GPU
+        assert CalibrationContext(steps, data("gpt2"), CalibrationOptions(device="cuda:0")).home == GPU
         monkeypatch.setattr("leansurgeon.surgery.context.SHARE", 1e-9)
-        there = Ground(steps, data("gpt2"), Options(device="cuda:0"))
-        streams = context.View.of(there.calibration, None).streams(there.teacher)["fit"]
+        there = CalibrationContext(steps, data("gpt2"), CalibrationOptions(device="cuda:0"))
+        streams = context.SampleView.of(there.calibration, None).streams(there.teacher)["fit"]
         there.fill(0)
         assert there.home == CPU and {h.device for h in [*streams.hidden, *streams.run()]} == {CPU}
         assert streams.call(0, streams.hidden[0]).device == GPU
-    assert Ground(steps, data("gpt2")).home == CPU
+    assert CalibrationContext(steps, data("gpt2")).home == CPU
 
 
 def test_products_in_bf16_where_they_agree(saved, monkeypatch):
     source = open_source(str(saved("llama", hidden_size=256, num_attention_heads=4, num_key_value_heads=2)[0]))
-    steps = plan(source, Wanted(layers="2"), calibrated=True)
+    steps = plan(source, RequestedShape(layers="2"), calibrated=True)
     with plugged_in(monkeypatch):
-        made = Ground(steps, data("llama"), Options(device="cuda:0"))
-        stream = context.View.of(made.calibration, None).streams(made.teacher)["guard"]
+        made = CalibrationContext(steps, data("llama"), CalibrationOptions(device="cuda:0"))
+        stream = context.SampleView.of(made.calibration, None).streams(made.teacher)["guard"]
         made.fill(0)
         plain = stream.run()[0].cpu()
         monkeypatch.setattr("leansurgeon.surgery.context.AGREES", 1.0)
@@ -120,20 +120,20 @@ def test_products_in_bf16_where_they_agree(saved, monkeypatch):
         error = float((plain - rounded).norm() / plain.norm())
         assert rounded.dtype == torch.float32 and 1e-5 < error < 0.05
         monkeypatch.setattr("leansurgeon.surgery.context.AGREES", 0.0)
-        strict = Ground(steps, data("llama"), Options(device="cuda:0"))
+        strict = CalibrationContext(steps, data("llama"), CalibrationOptions(device="cuda:0"))
         assert not strict.bf16
 
 
 def test_a_cut_in_bf16_is_refitted_as_in_fp32(saved, monkeypatch):
     """Whether a projection reaches the block's output in a straight line is not a question of rounding."""
     source = open_source(str(saved("llama", hidden_size=256, num_attention_heads=4, num_key_value_heads=2)[0]))
-    steps = plan(source, Wanted(layers="2"), calibrated=True)
+    steps = plan(source, RequestedShape(layers="2"), calibrated=True)
     after = {}
     for narrow in (False, True):
         for module in (context, local_fit):  # whatever this processor can
             monkeypatch.setattr(module, "has_bf16", lambda _, narrow=narrow: narrow)
         monkeypatch.setattr("leansurgeon.surgery.context.AGREES", 1.0)
-        with closing(calibrate(steps, data("llama"), Options(keep=(0, 1), heal="closed"))) as outcome:
+        with closing(calibrate(steps, data("llama"), CalibrationOptions(keep=(0, 1), heal="closed"))) as outcome:
             (made,) = outcome.record.decisions
             assert made.refit.down.kept and made.error_after < made.error_before
             after[narrow] = made.error_after
@@ -156,18 +156,20 @@ def test_the_device_is_the_users(monkeypatch):
 def test_spans_follow_from_the_model_and_not_from_the_machine(saved, monkeypatch):
     """Five copies in fp32 of the blocks take no more than the weights do, whatever is free here."""
     source = open_source(str(saved("gpt2")[0]))
-    steps = plan(source, Wanted(layers="3"), calibrated=True)
+    steps = plan(source, RequestedShape(layers="3"), calibrated=True)
     block = sum(spec.size for spec in source.specs if spec.layer == 0)
     size = sum(4 * spec.size for spec in source.specs)
     for free in (0, 2**50):
         for module in (device, context):
             monkeypatch.setattr(module, "free_memory", lambda free=free: free, raising=False)
-        assert Ground(steps, data("gpt2")).longest_span == context.FITTED // (20 * block) > source.shape.depth
+        assert (
+            CalibrationContext(steps, data("gpt2")).longest_span == context.FITTED // (20 * block) > source.shape.depth
+        )
     monkeypatch.setattr("leansurgeon.surgery.context.FITTED", 0)
-    assert Ground(steps, data("gpt2")).longest_span == size // (20 * block)
+    assert CalibrationContext(steps, data("gpt2")).longest_span == size // (20 * block)
     for blocks, fitted in ((2, 1), (1, 0)):
-        monkeypatch.setattr(Ground, "longest_span", blocks)
-        outcome = calibrate(steps, data("gpt2"), Options(keep=(0, 1, 3), heal="local"))
+        monkeypatch.setattr(CalibrationContext, "longest_span", blocks)
+        outcome = calibrate(steps, data("gpt2"), CalibrationOptions(keep=(0, 1, 3), heal="local"))
         outcome.close()
         assert [len(cut.spans) for cut in outcome.record.healing.local.cuts] == [fitted]
 

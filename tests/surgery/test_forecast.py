@@ -9,9 +9,9 @@ from leansurgeon.checkpoints.source import open_source
 from leansurgeon.measure.data.calibration import Calibration
 from leansurgeon.surgery import forecast
 from leansurgeon.surgery.calibrate import calibrate
-from leansurgeon.surgery.context import Ground, Options
+from leansurgeon.surgery.context import CalibrationContext, CalibrationOptions
 from leansurgeon.surgery.planning import plan
-from leansurgeon.surgery.requested_shape import Wanted
+from leansurgeon.surgery.requested_shape import RequestedShape
 from tests.surgery.test_device import data
 
 
@@ -30,10 +30,13 @@ def test_the_work_is_what_a_cut_counts(heal, saved, monkeypatch):
     monkeypatch.setattr("leansurgeon.surgery.calibrate.TRIAL", trial)
     monkeypatch.setattr("leansurgeon.surgery.forecast.TRIAL", trial)
     monkeypatch.setattr("leansurgeon.surgery.forecast.STEP_TOKENS", 64)  # a batch is a step
-    steps = plan(source, Wanted(layers="6"), calibrated=True)
-    outcome = calibrate(steps, noise, Options(heal=heal))
+    steps = plan(source, RequestedShape(layers="6"), calibrated=True)
+    outcome = calibrate(steps, noise, CalibrationOptions(heal=heal))
     outcome.close()
-    found = {heal: forecast.foretell(Ground(steps, noise, Options(heal=heal))).passes for heal in ("closed", "local")}
+    found = {
+        heal: forecast.forecast_cost(CalibrationContext(steps, noise, CalibrationOptions(heal=heal))).passes
+        for heal in ("closed", "local")
+    }
     took = outcome.record.passes
     if heal == "closed":
         assert found["closed"] == pytest.approx(took, rel=0.5)
@@ -43,12 +46,14 @@ def test_the_work_is_what_a_cut_counts(heal, saved, monkeypatch):
 
 def test_a_limit_of_time_for_healing_is_foretold(saved, monkeypatch):
     """Where a token through a block takes a quarter of an hour, the local fit takes days; an hour of it is foretold."""
-    monkeypatch.setattr("leansurgeon.surgery.forecast.timed", lambda ground: 1e-3)
-    steps = plan(open_source(str(saved("gpt2")[0])), Wanted(layers="3"), calibrated=True)
+    monkeypatch.setattr("leansurgeon.surgery.forecast.time_block", lambda context: 1e-3)
+    steps = plan(open_source(str(saved("gpt2")[0])), RequestedShape(layers="3"), calibrated=True)
     limits = {"closed": None, "none": 0.0, "hour": 3600.0, "whole": None, "enough": 1e15}
     foretold = {
-        name: forecast.foretell(
-            Ground(steps, data("gpt2"), Options(heal="closed" if name == "closed" else "local", heal_time=limit))
+        name: forecast.forecast_cost(
+            CalibrationContext(
+                steps, data("gpt2"), CalibrationOptions(heal="closed" if name == "closed" else "local", heal_time=limit)
+            )
         )
         for name, limit in limits.items()
     }

@@ -10,11 +10,11 @@ import torch
 from leansurgeon.checkpoints.recorded.decided import Decisions, GuardScore, Healing
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.measure.data.calibration import Calibration
-from leansurgeon.surgery.calibrate import SAFE, Outcome, calibrate_safely
-from leansurgeon.surgery.context import Options
+from leansurgeon.surgery.calibrate import SAFE, CalibrationResult, calibrate_safely
+from leansurgeon.surgery.context import CalibrationOptions
 from leansurgeon.surgery.planning import plan
-from leansurgeon.surgery.requested_shape import Wanted
-from leansurgeon.surgery.resume import Kept
+from leansurgeon.surgery.requested_shape import RequestedShape
+from leansurgeon.surgery.resume import ResumeState
 from leansurgeon.surgery.transfer import apply
 from tests.surgery.test_calibrate import error, trained  # noqa: F401 (a fixture)
 
@@ -35,13 +35,13 @@ def test_own_samples_are_added_until_they_are_safe(scores, amounts, is_safe, mon
         score = 1.0 if not places else scores[len(places) - 1]
         places.append(options.kept.folder.name)
         scored = Healing(False, False, GuardScore(by_source=(0.5, score)))
-        outcome = Outcome({}, Decisions(healing=scored, passes=2.0, tokens=100))
+        outcome = CalibrationResult({}, Decisions(healing=scored, passes=2.0, tokens=100))
         outcome.held.callback(closed.append, score)
         return outcome
 
     monkeypatch.setattr("leansurgeon.surgery.calibrate.calibrate", calibrate)
     data = replace(windows("yours", 4), beside=windows("own", 32))
-    outcome, used = calibrate_safely(None, data, Options(kept=Kept(tmp_path / "kept", "key")))
+    outcome, used = calibrate_safely(None, data, CalibrationOptions(kept=ResumeState(tmp_path / "kept", "key")))
     rounds = outcome.record.mixing.rounds
     assert [r.own for r in rounds] == amounts and [r.on_own for r in rounds] == scores
     assert outcome.record.mixing.safe is is_safe
@@ -57,9 +57,9 @@ def test_a_result_of_few_odd_samples_is_good_elsewhere(trained, tmp_path):  # no
     plain = [{k: v for k, v in batch.items() if k != "labels"} for batch in data.fit]
     own = Calibration("own", "own", "own", plain[:12], plain[12:18], plain[18:20])
     yours = Calibration("odd", "odd", "odd", odd[:2], odd[2:], odd[2:])
-    steps, wrong = plan(open_source(str(folder)), Wanted(layers="3"), calibrated=True), {}
+    steps, wrong = plan(open_source(str(folder)), RequestedShape(layers="3"), calibrated=True), {}
     for name, beside in (("alone", None), ("mixed", own)):
-        outcome, used = calibrate_safely(steps, replace(yours, beside=beside), Options())
+        outcome, used = calibrate_safely(steps, replace(yours, beside=beside), CalibrationOptions())
         (tmp_path / name).mkdir()
         apply(replace(steps, layers=outcome.record.layers), tmp_path / name, outcome.edits)
         wrong[name] = error(tmp_path / name, folder, data)

@@ -11,7 +11,7 @@ from torch import nn
 
 import leansurgeon
 from leansurgeon.hooks import Hooks
-from leansurgeon.surgery.probes import changed_output, closing_norm, inputs_of, outputs_of, seen_at
+from leansurgeon.surgery.probes import capture_input, change_output, closing_norm, inputs_of, outputs_of
 
 PACKAGE = Path(leansurgeon.__file__).parent
 
@@ -47,15 +47,15 @@ def test_hooks_go_when_the_work_fails_and_when_adding_one_fails():
         hooks.after(None, print)
     assert hooks_on(model) == 0
     wrong = torch.ones(1, 3)  # the linear map takes two
-    for context in (inputs_of(model[0]), outputs_of(model[0]), changed_output(model[0], torch.relu)):
+    for context in (inputs_of(model[0]), outputs_of(model[0]), change_output(model[0], torch.relu)):
         with pytest.raises(RuntimeError), context:
             model(wrong)
         assert hooks_on(model) == 0
-    for look in (seen_at, closing_norm):
+    for look in (capture_input, closing_norm):
         with pytest.raises(RuntimeError):
             look(model, lambda: model[0](wrong))
         assert hooks_on(model) == 0
-    assert torch.equal(seen_at(model[1], lambda: model(wrong[:, :2])), model[0](wrong[:, :2]))
+    assert torch.equal(capture_input(model[1], lambda: model(wrong[:, :2])), model[0](wrong[:, :2]))
     assert closing_norm(model, lambda: model(wrong[:, :2])) is model[1]
     assert hooks_on(model) == 0
 

@@ -16,11 +16,11 @@ from leansurgeon.errors import UsageError
 from leansurgeon.measure.data.calibration import Calibration
 from leansurgeon.surgery.calibrate import best_of, calibrate, finalists
 from leansurgeon.surgery.candidates import Candidate
-from leansurgeon.surgery.context import Options
+from leansurgeon.surgery.context import CalibrationOptions
 from leansurgeon.surgery.drop_layers import kinds_of, with_every_kind
 from leansurgeon.surgery.method import Method
 from leansurgeon.surgery.planning import plan
-from leansurgeon.surgery.requested_shape import Wanted
+from leansurgeon.surgery.requested_shape import RequestedShape
 from leansurgeon.surgery.shrink import unread
 from tests.conftest import DECODER, SPECIAL
 from tests.support.command_line import leansurgeon
@@ -60,8 +60,8 @@ def qwen(tmp_path_factory):
 @pytest.mark.parametrize("criterion", ["influence", "auto", "greedy"])
 def test_a_calibrated_set_has_a_layer_of_every_kind(criterion, qwen):
     source = open_source(str(qwen))
-    steps = plan(source, Wanted(layers="3"), calibrated=True)
-    record = calibrate(steps, small_data(), Options(criterion=criterion, heal="none")).record
+    steps = plan(source, RequestedShape(layers="3"), calibrated=True)
+    record = calibrate(steps, small_data(), CalibrationOptions(criterion=criterion, heal="none")).record
     assert all({3, 7} & set(kept) for kept in [record.layers, *(c.kept for c in record.candidates)])
     if criterion != "auto":
         assert record.criterion == f"{criterion}, one of every kind"
@@ -73,7 +73,7 @@ def test_layers_that_the_library_does_not_run_alone_are_refused_before_the_work(
     advised = done.stderr.partition("--keep")[2].partition("--keep")[2].split()[0]
     assert leansurgeon("shrink", qwen, "--keep", advised, "--uncalibrated", "-o", tmp_path / "cut").returncode == 0
     with pytest.raises(UsageError, match="does not run"):
-        unread(plan(open_source(str(qwen)), Wanted(), method=Method(keep="4-6")))
+        unread(plan(open_source(str(qwen)), RequestedShape(), method=Method(keep="4-6")))
 
 
 def test_a_missing_kind_comes_in_the_place_of_its_neighbour():
@@ -131,9 +131,11 @@ def test_of_sets_that_are_alike_one_keeps_the_pattern_that_other_programs_count_
     folder = saved(model := transformers.SmolLM3ForCausalLM(config), tmp_path / "source")
     silent(model, range(1, 8)).save_pretrained(folder)  # whichever goes, nothing is lost
     source = open_source(str(folder))
-    found = calibrate(plan(source, Wanted(layers="7"), calibrated=True), small_data(), Options(heal="none"))
+    found = calibrate(
+        plan(source, RequestedShape(layers="7"), calibrated=True), small_data(), CalibrationOptions(heal="none")
+    )
     assert found.record.layers == tuple(range(7)), found.record.candidates
-    assert plan(source, Wanted(), method=Method(keep="0-6")).cannot_hold is None
+    assert plan(source, RequestedShape(), method=Method(keep="0-6")).cannot_hold is None
 
 
 def test_a_pattern_is_worth_no_more_than_noise():

@@ -81,7 +81,7 @@ def test_a_fit_that_does_not_help_leaves_no_trace(why: str) -> None:
     assert not done.kept and not done.after < done.before
     assert all(torch.equal(saved[name], value) for name, value in student.state_dict().items())
     assert not any(p.requires_grad for p in student.parameters())
-    assert done.recorded().kept is False
+    assert done.as_record().kept is False
 
 
 def test_the_error_is_per_token() -> None:
@@ -104,12 +104,12 @@ def test_refusals(steps: int, rate: float, guards: int) -> None:
 def test_a_clock_is_divided_and_the_rate_rises_and_falls(monkeypatch) -> None:
     now = [100.0]
     monkeypatch.setattr(local_fit, "perf_counter", lambda: now[0])
-    clock = local_fit.Clock(seconds=20.0, start=100.0)
+    clock = local_fit.TimeLimit(seconds=20.0, start=100.0)
     now[0] = 105.0
     assert clock.gone == pytest.approx(0.25) and clock.part(0.5).seconds == pytest.approx(7.5)
     now[0] = 130.0
     assert clock.gone == pytest.approx(1.5) and clock.part(0.5).seconds == 0.0
-    assert local_fit.Clock().gone == 0.0 and local_fit.Clock().part(0.5).seconds is None
+    assert local_fit.TimeLimit().gone == 0.0 and local_fit.TimeLimit().part(0.5).seconds is None
     warm, steps = local_fit.WARMUP, 40 * local_fit.WARMUP
     rates = [local_fit.pace(step, steps) for step in range(steps)]
     assert rates[:warm] == pytest.approx([(i + 1) / warm for i in range(warm)])
@@ -117,7 +117,7 @@ def test_a_clock_is_divided_and_the_rate_rises_and_falls(monkeypatch) -> None:
 
 
 def test_what_a_fit_keeps_of_itself_is_rounded() -> None:
-    made = local_fit.Fitted(7, 0.123456789, 0.0123456789, True, 1.23456).recorded().as_dict()
+    made = local_fit.FitResult(7, 0.123456789, 0.0123456789, True, 1.23456).as_record().as_dict()
     rounded = {"steps": 7, "guard_before": 0.123457, "guard_after": 0.012346, "kept": True, "seconds": 1.23}
     assert made == rounded
 

@@ -13,7 +13,7 @@ from leansurgeon.shape import Shape, Stage
 from leansurgeon.surgery import drop_layers, operators
 from leansurgeon.surgery.method import Method
 from leansurgeon.surgery.operators import change_heads, change_units
-from leansurgeon.surgery.requested_shape import Wanted
+from leansurgeon.surgery.requested_shape import RequestedShape
 from leansurgeon.surgery.transfer import (
     head_strength,
     map_added_heads,
@@ -143,9 +143,9 @@ def test_layers_are_kept_as_they_are_named():
 
 
 def test_named_layers_are_counted_by_stage():
-    assert drop_layers.with_kept(TWO, Wanted(), Method(keep="0,3,4,9")).layers == "2,2"
-    assert drop_layers.with_kept(TWO, Wanted(layers="2,2"), Method(keep="0,3,4,9")).layers == "2,2"
-    assert drop_layers.with_kept(TWO, Wanted(layers="3"), Method()).layers == "3"
+    assert drop_layers.with_kept(TWO, RequestedShape(), Method(keep="0,3,4,9")).layers == "2,2"
+    assert drop_layers.with_kept(TWO, RequestedShape(layers="2,2"), Method(keep="0,3,4,9")).layers == "2,2"
+    assert drop_layers.with_kept(TWO, RequestedShape(layers="3"), Method()).layers == "3"
     for keep, layers, says in (
         ("0,10", None, r"\b0 to 9\b"),
         ("0,1", None, r"stage 2\b"),
@@ -153,24 +153,24 @@ def test_named_layers_are_counted_by_stage():
         ("0,4", "1,2", r"\b1, 1 layers, not 1,2\b"),
     ):
         with pytest.raises(UsageError, match=says):
-            drop_layers.with_kept(TWO, Wanted(layers=layers), Method(keep=keep))
+            drop_layers.with_kept(TWO, RequestedShape(layers=layers), Method(keep=keep))
 
 
 def test_first_layers_stay_where_others_tell_them_by_their_number():
     source = SimpleNamespace(architecture=SimpleNamespace(stay=(2, 1), stay_last=(), name="family"), shape=TWO)
-    assert drop_layers.tied_to_the_start(source, (0, 1, 4, 7)) is None
-    assert "Layer 1 " in drop_layers.tied_to_the_start(source, (0, 2, 4))
-    assert "Layer 4 " in drop_layers.tied_to_the_start(source, (0, 1, 5))
-    assert "Layer 4 " in drop_layers.misplaced(source, (0, 1, 5))
+    assert drop_layers.explain_tied_start(source, (0, 1, 4, 7)) is None
+    assert "Layer 1 " in drop_layers.explain_tied_start(source, (0, 2, 4))
+    assert "Layer 4 " in drop_layers.explain_tied_start(source, (0, 1, 5))
+    assert "Layer 4 " in drop_layers.explain_misplaced(source, (0, 1, 5))
 
 
 def test_layers_that_could_stay_instead(monkeypatch):
     """As many of each stage, of which the first ones that have to stay, then the last of those that were named."""
     source = SimpleNamespace(architecture=SimpleNamespace(stay=(2, 1), stay_last=(), name="family"), shape=TWO)
-    monkeypatch.setattr(drop_layers, "misplaced", drop_layers.tied_to_the_start)
-    assert drop_layers.placed_well(source, (0, 2, 3, 5, 7)) == [0, 1, 3, 4, 7]
-    assert drop_layers.placed_well(source, (1, 3, 4)) == [0, 1, 4]
-    assert drop_layers.placed_well(source, (3, 5)) is None  # one layer is fewer than the two that stay
+    monkeypatch.setattr(drop_layers, "explain_misplaced", drop_layers.explain_tied_start)
+    assert drop_layers.keep_in_place(source, (0, 2, 3, 5, 7)) == [0, 1, 3, 4, 7]
+    assert drop_layers.keep_in_place(source, (1, 3, 4)) == [0, 1, 4]
+    assert drop_layers.keep_in_place(source, (3, 5)) is None  # one layer is fewer than the two that stay
     for kept, advised in (((0, 2, 3, 5, 7), "--keep 0,1,3,4,7."), ((3, 5), "stay.")):
         drop_layers.refuse_misplaced(source, "fresh", kept)
         with pytest.raises(UsageError) as caught:
@@ -178,4 +178,4 @@ def test_layers_that_could_stay_instead(monkeypatch):
         assert caught.value.hint.endswith(advised)
     drop_layers.refuse_misplaced(source, "transfer", (0, 1, 4))
     source.architecture.stay = ()
-    assert drop_layers.placed_well(source, (1, 2, 5)) == [0, 2, 4]
+    assert drop_layers.keep_in_place(source, (1, 2, 5)) == [0, 2, 4]

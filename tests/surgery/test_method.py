@@ -13,17 +13,17 @@ from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import LeanSurgeonError, UsageError
 from leansurgeon.measure.data.calibration import Calibration
 from leansurgeon.shape import Stage, one_of_each
-from leansurgeon.surgery.method import Method, kept_numbers
+from leansurgeon.surgery.method import Method, parse_layers
 from leansurgeon.surgery.planning import plan
-from leansurgeon.surgery.requested_shape import Wanted
-from leansurgeon.surgery.shrink import Decided, carry_out, decide
+from leansurgeon.surgery.requested_shape import RequestedShape
+from leansurgeon.surgery.shrink import DecidedCut, carry_out, decide
 from leansurgeon.surgery.transfer import map_children
 from tests.conftest import KEEP, example, output
 
 
 def test_a_list_of_layers_is_read_as_people_write_it():
-    assert kept_numbers("0,2,4-6") == (0, 2, 4, 5, 6)
-    assert kept_numbers(None) is None
+    assert parse_layers("0,2,4-6") == (0, 2, 4, 5, 6)
+    assert parse_layers(None) is None
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ def test_a_list_of_layers_is_read_as_people_write_it():
 )
 def test_a_list_of_layers_that_makes_no_sense_is_refused(text, says):
     with pytest.raises(UsageError, match=says):
-        kept_numbers(text)
+        parse_layers(text)
 
 
 def test_last_of_each_group_is_the_mirror_of_the_first():
@@ -58,15 +58,15 @@ def test_what_cannot_be_is_refused_before_a_source_is_opened(method, calibrated,
 def test_the_listed_layers_are_kept_and_counted(saved, tmp_path):
     folder, model = saved("bert")
     source = open_source(str(folder))
-    steps = plan(source, Wanted(), 0, Method(keep="1"))
+    steps = plan(source, RequestedShape(), 0, Method(keep="1"))
     assert steps.layers == (1,) and steps.after.depth == 1
-    carry_out(Decided(steps), tmp_path / "cut", check=False)
+    carry_out(DecidedCut(steps), tmp_path / "cut", check=False)
     kept = load(tmp_path / "cut").model
     assert torch.equal(kept.bert.encoder.layer[0].output.dense.weight, model.bert.encoder.layer[1].output.dense.weight)
     with pytest.raises(UsageError, match=r"--keep 0,9\b.*\b0 to [35]\b"):
-        plan(source, Wanted(), 0, Method(keep="0,9"))
+        plan(source, RequestedShape(), 0, Method(keep="0,9"))
     with pytest.raises(UsageError, match="not 2"):
-        plan(source, Wanted(layers="2"), 0, Method(keep="1"))
+        plan(source, RequestedShape(layers="2"), 0, Method(keep="1"))
 
 
 def test_output_columns_are_divided_among_the_children_without_rest():
@@ -81,14 +81,14 @@ def test_output_columns_are_divided_among_the_children_without_rest():
 def test_split_heads_do_not_change_the_function(family, saved, tmp_path):
     folder, model = saved(family)
     source = open_source(str(folder))
-    wanted, method = Wanted(heads="2x", head_dim="keep"), Method(more="split")
+    wanted, method = RequestedShape(heads="2x", head_dim="keep"), Method(more="split")
     try:
         steps = plan(source, wanted, 3, method)
     except LeanSurgeonError as error:  # channel attention, talking heads: a head does not stand alone there
         assert re.search(r"--more-heads add\b", str(error))
         return
     assert [o.name for o in steps.operators] == ["split-heads"] and steps.exactness == "exact"
-    carry_out(Decided(steps), tmp_path / "wide", check=False)
+    carry_out(DecidedCut(steps), tmp_path / "wide", check=False)
     wide, inputs = load(tmp_path / "wide").model.eval(), example(model)
     with torch.no_grad():
         before, after = output(model, inputs), output(wide, inputs)
@@ -102,8 +102,8 @@ def test_split_heads_do_not_change_the_function(family, saved, tmp_path):
 def test_a_split_that_needs_data_says_so(saved):
     source = open_source(str(saved("bert")[0]))
     with pytest.raises(UsageError, match="without sample data"):
-        plan(source, Wanted(heads="2x", head_dim="split"))
-    steps = plan(source, Wanted(heads="2x", head_dim="split"), 0, Method(uncalibrated=True))
+        plan(source, RequestedShape(heads="2x", head_dim="split"))
+    steps = plan(source, RequestedShape(heads="2x", head_dim="split"), 0, Method(uncalibrated=True))
     assert [o.name for o in steps.operators] == ["split-heads"] and steps.exactness == "near"
 
 
@@ -111,7 +111,9 @@ def test_a_split_by_the_weights_alone_keeps_every_other_tensor(saved, tmp_path):
     folder, model = saved("bert")
     source = open_source(str(folder))
     method = Method(uncalibrated=True)
-    carry_out(decide(plan(source, Wanted(heads="2x", head_dim="split"), 0, method)), tmp_path / "s", check=False)
+    carry_out(
+        decide(plan(source, RequestedShape(heads="2x", head_dim="split"), 0, method)), tmp_path / "s", check=False
+    )
     old, new = model.state_dict(), load(tmp_path / "s").model.state_dict()
     changed = {name for name in old if not torch.equal(old[name], new[name])}
     assert changed and all(".query." in name or ".key." in name for name in changed)
@@ -122,7 +124,7 @@ def test_grown_heads_are_exact(saved, tmp_path):
     folder, model = saved("vit")
     source = open_source(str(folder))
     now = source.shape.stages[0]
-    wanted = Wanted(heads="2x", head_dim=str(now.head_dim * 2))
+    wanted = RequestedShape(heads="2x", head_dim=str(now.head_dim * 2))
     decided = decide(plan(source, wanted, 0))
     assert decided.plan.exactness == "exact"
     carry_out(decided, tmp_path / "big", check=False)
@@ -135,7 +137,7 @@ def test_grown_heads_are_exact(saved, tmp_path):
 def test_plans_are_values():
     """Equal wishes give equal plans, whose JSON says what they cost."""
     source = open_source("digits-vit")
-    first, again, other = (plan(source, Wanted(heads="8", layers=n)) for n in ("3", "3", "4"))
+    first, again, other = (plan(source, RequestedShape(heads="8", layers=n)) for n in ("3", "3", "4"))
     assert first == again and first != other
     said = json.loads(json.dumps(first.as_dict()))
     assert said == json.loads(json.dumps(again.as_dict()))
@@ -153,7 +155,7 @@ def test_no_heal_leaves_the_output_columns_of_split_heads_alone(saved, tmp_path)
     data = Calibration("noise", "noise", "-", *batches)
     columns = {}
     for heal in ("closed", "none"):
-        steps = plan(source, Wanted(heads="2x", head_dim="split"), 0, Method(heal=heal), calibrated=True)
+        steps = plan(source, RequestedShape(heads="2x", head_dim="split"), 0, Method(heal=heal), calibrated=True)
         decided = decide(steps, data)
         carry_out(decided, tmp_path / heal, check=False)
         new = load(tmp_path / heal).model.state_dict()

@@ -8,10 +8,10 @@ from transformers import ModernBertConfig, ModernBertForMaskedLM
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import UsageError
 from leansurgeon.shape import Shape, Stage
-from leansurgeon.surgery.drop_layers import tied_to_the_start, without_data
+from leansurgeon.surgery.drop_layers import explain_tied_start, without_data
 from leansurgeon.surgery.method import Method
 from leansurgeon.surgery.planning import plan
-from leansurgeon.surgery.requested_shape import Wanted
+from leansurgeon.surgery.requested_shape import RequestedShape
 from tests.conftest import FAMILIES
 
 STAGES = Shape((Stage(4, 4, 8, 4, 48, 32), Stage(6, 4, 8, 4, 48, 32)))
@@ -22,7 +22,7 @@ STAGES = Shape((Stage(4, 4, 8, 4, 48, 32), Stage(6, 4, 8, 4, 48, 32)))
 )
 def test_the_first_layers_of_a_stage_stay_where_others_speak_to_them(kept, gone):
     source = SimpleNamespace(shape=STAGES, architecture=SimpleNamespace(stay=(1, 2), stay_last=(), name="model"))
-    said = tied_to_the_start(source, kept)
+    said = explain_tied_start(source, kept)
     assert said is None if gone is None else said.startswith(f"Layer {gone} ")
 
 
@@ -41,8 +41,10 @@ def test_a_layer_that_becomes_the_first(tmp_path):
     ModernBertForMaskedLM(ModernBertConfig(**numbers)).save_pretrained(tmp_path)
     opened = open_source(str(tmp_path))
     with pytest.raises(UsageError) as caught:
-        plan(opened, Wanted(), method=Method(keep="1,3"))
+        plan(opened, RequestedShape(), method=Method(keep="1,3"))
     assert "layers.1.attn_norm." in caught.value.message
     keep = caught.value.hint.rpartition("--keep ")[2].rstrip(".")
-    assert plan(opened, Wanted(), method=Method(keep=keep)).layers == (0, 3)
-    assert plan(opened, Wanted(init="fresh"), method=Method(keep="1,3")).after.depth == 2  # nothing is lost then
+    assert plan(opened, RequestedShape(), method=Method(keep=keep)).layers == (0, 3)
+    assert (
+        plan(opened, RequestedShape(init="fresh"), method=Method(keep="1,3")).after.depth == 2
+    )  # nothing is lost then

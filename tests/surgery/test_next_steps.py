@@ -11,7 +11,7 @@ from leansurgeon.report.tables.cut import list_next_steps
 from leansurgeon.shape import Shape, Stage
 from leansurgeon.surgery.next_steps import GPUS, GROUPS, KERNELS, Indivisible, cannot_hold, indivisible
 from leansurgeon.surgery.planning import plan
-from leansurgeon.surgery.requested_shape import Wanted
+from leansurgeon.surgery.requested_shape import RequestedShape
 from tests.support.command_line import leansurgeon
 
 SMOLLM2 = Stage(depth=30, heads=9, head_dim=64, kv_heads=3, mlp_dim=1536, width=576)  # 576 = 2^6 x 9, 1536 = 2^9 x 3
@@ -63,27 +63,27 @@ def test_what_is_new_comes_before_what_was_so():
 @pytest.mark.parametrize(
     ("family", "wanted", "formats", "instead"),
     [
-        ("bert", Wanted(heads="8", head_dim="keep"), 2, "--head-dim split (8 heads of 4)"),
-        ("bert", Wanted(heads="6", head_dim="keep"), 2, "--heads 4"),  # 6 do not divide 32
-        ("bert", Wanted(heads="8", head_dim="split"), 0, ""),
-        ("bart", Wanted(heads="8,8", head_dim="keep"), 1, "--head-dim split (8 heads of 4)"),
-        ("llama", Wanted(heads="8"), 1, "--heads 2"),  # 32 wide, heads of 16
-        ("mistral", Wanted(heads="8"), 0, ""),
-        ("vit", Wanted(heads="8"), 0, ""),
+        ("bert", RequestedShape(heads="8", head_dim="keep"), 2, "--head-dim split (8 heads of 4)"),
+        ("bert", RequestedShape(heads="6", head_dim="keep"), 2, "--heads 4"),  # 6 do not divide 32
+        ("bert", RequestedShape(heads="8", head_dim="split"), 0, ""),
+        ("bart", RequestedShape(heads="8,8", head_dim="keep"), 1, "--head-dim split (8 heads of 4)"),
+        ("llama", RequestedShape(heads="8"), 1, "--heads 2"),  # 32 wide, heads of 16
+        ("mistral", RequestedShape(heads="8"), 0, ""),
+        ("vit", RequestedShape(heads="8"), 0, ""),
     ],
 )
 def test_formats_that_cannot_hold_a_shape_are_named_with_the_choice_that_they_could(
     saved, family, wanted, formats, instead
 ):
     source = open_source(str(saved(family)[0]))
-    made = plan(source, Wanted(**{**wanted.__dict__, "init": "fresh-attention"}))
+    made = plan(source, RequestedShape(**{**wanted.__dict__, "init": "fresh-attention"}))
     found = made.cannot_hold
     assert (len(found.formats) if found else 0) == formats
     assert found is None or found.instead == instead
     if found and "--head" in instead:  # and what is offered is held
         flags = instead.split(" (")[0].split()
         other = {"--head-dim": "head_dim", "--heads": "heads"}[flags[0]]
-        better = plan(source, Wanted(**{**wanted.__dict__, "init": "fresh-attention", other: flags[1]}))
+        better = plan(source, RequestedShape(**{**wanted.__dict__, "init": "fresh-attention", other: flags[1]}))
         assert better.cannot_hold is None
 
 
@@ -104,7 +104,7 @@ def test_a_source_of_our_own_family_is_told_the_same(saved, tmp_path):
     folder, _ = saved("bert")
     leansurgeon("shrink", folder, "--heads", "8", "--head-dim", "keep", "--no-proof", "-o", tmp_path / "ours")
     ours = open_source(str(tmp_path / "ours"))
-    made = plan(ours, Wanted(layers="2"))
+    made = plan(ours, RequestedShape(layers="2"))
     assert made.cannot_hold and made.cannot_hold.instead == "--head-dim split (8 heads of 4)"
     assert cannot_hold(ours.architecture, ours.architecture, ours.shape) == made.cannot_hold
 

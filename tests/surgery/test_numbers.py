@@ -8,13 +8,13 @@ import pytest
 
 from leansurgeon.errors import UsageError
 from leansurgeon.shape import Stage
-from leansurgeon.surgery.drop_layers import Choice
+from leansurgeon.surgery.drop_layers import LayerChoice
 from leansurgeon.surgery.operators import drop_layers
 from leansurgeon.surgery.requested_shape import key_value_heads, new_head_dim, number, ratios_per_stage
 
 
 def test_dropped_layers_are_those_that_are_not_kept():
-    dropped = drop_layers(6, (0, 2, 5), Choice((0, 2, 5), "given"))
+    dropped = drop_layers(6, (0, 2, 5), LayerChoice((0, 2, 5), "given"))
     assert dropped.name == "drop-layers" and dropped.says.endswith("3 of 6 layers, given: 0, 2, 5")
     assert (dropped.settings["kept"], dropped.settings["dropped"]) == ([0, 2, 5], [1, 3, 4])
 

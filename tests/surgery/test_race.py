@@ -14,9 +14,9 @@ from leansurgeon.measure.data.calibration import Calibration
 from leansurgeon.surgery import score
 from leansurgeon.surgery.budget import Budget
 from leansurgeon.surgery.calibrate import calibrate
-from leansurgeon.surgery.context import Options
+from leansurgeon.surgery.context import CalibrationOptions
 from leansurgeon.surgery.planning import plan
-from leansurgeon.surgery.requested_shape import Wanted
+from leansurgeon.surgery.requested_shape import RequestedShape
 from leansurgeon.surgery.score import Tally
 from tests.conftest import build
 from tests.surgery.test_calibrate import image_batches, text_batches
@@ -50,7 +50,7 @@ def deep(tmp_path_factory):
     return make
 
 
-FREE = Options(budget=Budget(inf, inf))  # all sets of layers compete, to the end if nothing leaves them out
+FREE = CalibrationOptions(budget=Budget(inf, inf))  # all sets of layers compete, to the end if nothing leaves them out
 
 
 def chosen(made, monkeypatch, layers, error):
@@ -58,7 +58,7 @@ def chosen(made, monkeypatch, layers, error):
     folder, data = made
     monkeypatch.setattr(score, "ERROR", error)
     monkeypatch.setattr("leansurgeon.surgery.calibrate.TRIAL", {"fit": 1_024, "guard": 1_024})
-    outcome = calibrate(plan(open_source(str(folder)), Wanted(layers=str(layers)), calibrated=True), data, FREE)
+    outcome = calibrate(plan(open_source(str(folder)), RequestedShape(layers=str(layers)), calibrated=True), data, FREE)
     outcome.close()
     tried = [c for c in outcome.record.candidates if c.data == "part"]
     return outcome.record.layers, tried, outcome.record.passes

@@ -17,8 +17,8 @@ from leansurgeon.surgery import choose_layers
 from leansurgeon.surgery import shrink as surgery
 from leansurgeon.surgery.method import Method
 from leansurgeon.surgery.planning import plan
-from leansurgeon.surgery.requested_shape import Wanted
-from leansurgeon.surgery.resume import Kept, Step, place_of
+from leansurgeon.surgery.requested_shape import RequestedShape
+from leansurgeon.surgery.resume import ResumeState, Step, place_of
 from leansurgeon.surgery.shrink import carry_out, decide
 from tests.support.command_line import leansurgeon
 from tests.support.models.word_models import WORDS, words
@@ -42,9 +42,9 @@ def decisions(folder) -> dict:
 
 
 CUTS = [
-    ("gpt2", Wanted(layers="2"), Method()),
-    ("bert", Wanted(layers="3", heads="2x", head_dim="split"), Method(heal="closed")),
-    ("vit", Wanted(layers="3", heads="2", mlp_dim="40", head_dim="keep"), Method(heal="closed")),
+    ("gpt2", RequestedShape(layers="2"), Method()),
+    ("bert", RequestedShape(layers="3", heads="2x", head_dim="split"), Method(heal="closed")),
+    ("vit", RequestedShape(layers="3", heads="2", mlp_dim="40", head_dim="keep"), Method(heal="closed")),
 ]
 
 
@@ -54,13 +54,13 @@ def test_a_cut_that_was_stopped_at_any_step_goes_on(family, wanted, method, save
     steps = plan(source, wanted, 0, method, calibrated=True)
     whole, out = tmp_path / "whole", tmp_path / "out"
     names: list[str] = []
-    put = Kept.put
+    put = ResumeState.put
 
     def counted(self, name, *rest):
         put(self, name, *rest)
         names.append(name)
 
-    monkeypatch.setattr(Kept, "put", counted)
+    monkeypatch.setattr(ResumeState, "put", counted)
     carry_out(decide(steps, samples, output=whole), whole, check=False)
     assert names[0] == "choice" and len(names) > 2 and not place_of(whole).exists()
     expected, number = list(names), 0
@@ -71,7 +71,7 @@ def test_a_cut_that_was_stopped_at_any_step_goes_on(family, wanted, method, save
             counted(self, name, *rest)
             raise Stop
 
-        monkeypatch.setattr(Kept, "put", stops)
+        monkeypatch.setattr(ResumeState, "put", stops)
         try:
             decided = decide(steps, samples, output=out, resume=True)
             break
@@ -86,7 +86,7 @@ def test_a_cut_that_was_stopped_at_any_step_goes_on(family, wanted, method, save
 
 def test_what_is_finished_is_not_done_again(saved, tmp_path, monkeypatch):
     source, samples = open_source(str(saved("gpt2")[0])), data("gpt2")
-    steps = plan(source, Wanted(layers="3"), 0, Method(heal="closed"), calibrated=True)
+    steps = plan(source, RequestedShape(layers="3"), 0, Method(heal="closed"), calibrated=True)
     first = decide(steps, samples, output=tmp_path / "out")
     monkeypatch.setattr(choose_layers, "measure_layers", None)
     monkeypatch.setattr("leansurgeon.surgery.refit_block.heal_pre_norm", None)
@@ -101,15 +101,15 @@ def test_what_is_finished_is_not_done_again(saved, tmp_path, monkeypatch):
     "error", [torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20 GiB"), MemoryError()]
 )
 def test_what_memory_had_no_room_for_goes_on_later(error, saved, tmp_path, monkeypatch):
-    steps = plan(open_source(str(saved("gpt2")[0])), Wanted(layers="2"), calibrated=True)
-    out, put = tmp_path / "out", Kept.put
+    steps = plan(open_source(str(saved("gpt2")[0])), RequestedShape(layers="2"), calibrated=True)
+    out, put = tmp_path / "out", ResumeState.put
 
     def full(self, name, *rest):
         put(self, name, *rest)
         raise error
 
     with monkeypatch.context() as patch:
-        patch.setattr(Kept, "put", full)
+        patch.setattr(ResumeState, "put", full)
         with pytest.raises(OutOfMemory, match="This machine ran out of memory") as found:
             decide(steps, data("gpt2"), output=out)
         assert found.value.hint and (place_of(out) / "choice").is_dir()
@@ -117,7 +117,7 @@ def test_what_memory_had_no_room_for_goes_on_later(error, saved, tmp_path, monke
         def refuse(*_):
             raise UsageError("no")
 
-        patch.setattr(Kept, "put", refuse)
+        patch.setattr(ResumeState, "put", refuse)
         with pytest.raises(UsageError):  # which would end so again
             decide(steps, data("gpt2"), output=tmp_path / "other")
     assert not place_of(tmp_path / "other").exists()
@@ -137,12 +137,12 @@ def test_a_cut_on_own_samples_without_room_is_not_made_by_weights(saved, tmp_pat
 
 
 def test_steps_of_another_cut_are_not_taken(tmp_path):
-    kept = Kept(tmp_path / "state", "a")
+    kept = ResumeState(tmp_path / "state", "a")
     kept.put("step", Step({"x": np.arange(3, dtype=np.float32)}, {"number": 0.1}))
-    found = Kept(tmp_path / "state", "a", resume=True).get("step")
+    found = ResumeState(tmp_path / "state", "a", resume=True).get("step")
     assert found.record == {"number": 0.1} and found.tensors["x"].tolist() == [0, 1, 2]
-    other = Kept(tmp_path / "state", "b", resume=True)
-    assert other.get("step") is None and not (tmp_path / "state").exists() and Kept().get("step") is None
+    other = ResumeState(tmp_path / "state", "b", resume=True)
+    assert other.get("step") is None and not (tmp_path / "state").exists() and ResumeState().get("step") is None
 
 
 FAILURES = {

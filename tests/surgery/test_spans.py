@@ -11,13 +11,13 @@ from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import UsageError
 from leansurgeon.shape import Groups, Shape, Stage
 from leansurgeon.surgery.calibrate import best_of, calibrate
-from leansurgeon.surgery.candidates import Mark, growing_ends, marks
-from leansurgeon.surgery.choose_layers import Evidence, blocks, crossed
-from leansurgeon.surgery.context import Ground, Options
-from leansurgeon.surgery.local_fit import PHASES, STEP_TOKENS, Clock, Example, Phase, fit_span, pace
+from leansurgeon.surgery.candidates import CutMark, growing_ends, marks
+from leansurgeon.surgery.choose_layers import Evidence, blocks, combine_stages
+from leansurgeon.surgery.context import CalibrationContext, CalibrationOptions
+from leansurgeon.surgery.local_fit import PHASES, STEP_TOKENS, Example, Phase, TimeLimit, fit_span, pace
 from leansurgeon.surgery.method import Method
 from leansurgeon.surgery.planning import plan
-from leansurgeon.surgery.requested_shape import Wanted
+from leansurgeon.surgery.requested_shape import RequestedShape
 from leansurgeon.surgery.score import CLOSE
 from leansurgeon.surgery.shrink import decide
 from leansurgeon.surgery.spans import PASSES, row_sizes, share_of_steps, split
@@ -41,10 +41,10 @@ def test_the_local_fit_gains_on_held_out_data(family, trained, tmp_path, monkeyp
 
 def test_no_time_leaves_the_closed_form_to_the_bit(trained):  # noqa: F811
     folder, data = trained("gpt2")
-    steps = plan(open_source(str(folder)), Wanted(layers="3"), calibrated=True)
+    steps = plan(open_source(str(folder)), RequestedShape(layers="3"), calibrated=True)
     found = {}
     for heal, seconds in (("closed", None), ("local", 0.0)):
-        outcome = calibrate(steps, data, Options(keep=(0, 1, 3), heal=heal, heal_time=seconds))
+        outcome = calibrate(steps, data, CalibrationOptions(keep=(0, 1, 3), heal=heal, heal_time=seconds))
         chosen = outcome.record.healing
         found[heal] = {name: np.array(values) for name, values in outcome.edits.items()}, chosen
         outcome.close()
@@ -57,7 +57,7 @@ def test_no_time_leaves_the_closed_form_to_the_bit(trained):  # noqa: F811
 
 def test_a_decided_plan_heals_locally_by_default_and_says_so(trained):  # noqa: F811
     folder, data = trained("vit")
-    decided = decide(plan(open_source(str(folder)), Wanted(layers="3"), calibrated=True), data)
+    decided = decide(plan(open_source(str(folder)), RequestedShape(layers="3"), calibrated=True), data)
     assert decided.record.healing.local
     assert [o.name for o in decided.plan.operators] == ["drop-layers", "heal", "fit-locally"]
     decided.close()
@@ -65,7 +65,7 @@ def test_a_decided_plan_heals_locally_by_default_and_says_so(trained):  # noqa: 
 
 def test_every_block_is_tried_after_its_refit(trained):  # noqa: F811
     folder, data = trained("gpt2")
-    outcome = calibrate(plan(open_source(str(folder)), Wanted(layers="2"), calibrated=True), data)
+    outcome = calibrate(plan(open_source(str(folder)), RequestedShape(layers="2"), calibrated=True), data)
     tried = [c for c in outcome.record.candidates if c.data == "part"]
     assert {(0, 1), (0, 3)} <= {c.kept for c in tried}  # the blocks 2-3 and 1-2
     best = min(c.score.judged_by for c in tried if not c.left_out)
@@ -91,7 +91,7 @@ def test_blocks_of_two_stages_are_tried_stage_by_stage():
     assert tried["block 3-4"] == tried["block 6-6"] and len(scores) == 5
     scores |= {tried["block 2-3"]: 0.4, tried["block 8-8"]: 0.3}
     spans = [groups.stage for groups in found.stages]
-    assert crossed(spans, scores) == (0, 1, 4, 5, 6, 7)  # 2-3 and 8: the best of both, which nobody tried
+    assert combine_stages(spans, scores) == (0, 1, 4, 5, 6, 7)  # 2-3 and 8: the best of both, which nobody tried
     assert blocks(replace(found, stages=[Groups(range(5), 1), Groups(range(5, 9), 3)])) == {}
 
 
@@ -116,11 +116,11 @@ def test_spans_end_before_the_next_cut_and_with_their_stage():
 
 def test_a_short_stage_whose_heads_were_divided_is_one_span(trained):  # noqa: F811
     folder, data = trained("bert")
-    steps = plan(open_source(str(folder)), Wanted(heads="8", head_dim="split"), calibrated=True)
+    steps = plan(open_source(str(folder)), RequestedShape(heads="8", head_dim="split"), calibrated=True)
     assert [o.name for o in steps.operators] == ["split-heads", "heal", "fit-locally"]
     scores = {}
     for heal in ("closed", "local"):
-        outcome = calibrate(steps, data, Options(heal=heal))
+        outcome = calibrate(steps, data, CalibrationOptions(heal=heal))
         scores[heal] = outcome.record.healing.score.judged_by
         outcome.close()
     (found,) = outcome.record.healing.local.cuts
@@ -136,7 +136,7 @@ def test_fewer_spans_decide_between_close_candidates():
 
 
 def test_spans_cost_so_many_passes_at_most():
-    whole = [Mark(1, (2, 4), PHASES), Mark(1, (5,), PHASES[:1])]
+    whole = [CutMark(1, (2, 4), PHASES), CutMark(1, (5,), PHASES[:1])]
     steps = 2 * PHASES[0].steps + 4 * PHASES[1].steps + 5 * PHASES[0].steps
     tokens = 40 * STEP_TOKENS
     assert share_of_steps(whole, 60, tokens, tokens, 40) == 1.0
@@ -174,7 +174,7 @@ def test_a_span_that_does_not_gain_is_put_back_after_a_gentler_try():
     kept = weight.clone()
     tries = []
     bad = fit_span(
-        lambda h: tries.append(1) or h @ weight, [weight], [linear(1)] * 20, [linear(2)], Phase(4, 1e6), Clock()
+        lambda h: tries.append(1) or h @ weight, [weight], [linear(1)] * 20, [linear(2)], Phase(4, 1e6), TimeLimit()
     )
     assert not bad.kept and torch.equal(weight, kept)
     assert len(tries) == 2 * (4 + 2)  # steps, and the guard before and after, twice
@@ -182,20 +182,20 @@ def test_a_span_that_does_not_gain_is_put_back_after_a_gentler_try():
 
 def test_the_clock_ends_fitting_early():
     weight = torch.eye(8)
-    done = fit_span(lambda h: h @ weight, [weight], [linear(1)] * 20, [linear(2)], Phase(160, 0.05), Clock(0.0))
+    done = fit_span(lambda h: h @ weight, [weight], [linear(1)] * 20, [linear(2)], Phase(160, 0.05), TimeLimit(0.0))
     assert done.steps == 0 and torch.equal(weight, torch.eye(8))
-    assert Clock().part(0.5).seconds is None and Clock(0.0).gone >= 1
-    half = Clock(100.0).part(0.5)
+    assert TimeLimit().part(0.5).seconds is None and TimeLimit(0.0).gone >= 1
+    half = TimeLimit(100.0).part(0.5)
     assert 49 < half.seconds <= 50
 
 
 def test_work_is_counted_in_passes_of_the_source(trained):  # noqa: F811
     """One pass through four blocks; of three new layers one is run for its reach, sums and errors."""
     folder, data = trained("vit")
-    steps = plan(open_source(str(folder)), Wanted(layers="3"), calibrated=True)
+    steps = plan(open_source(str(folder)), RequestedShape(layers="3"), calibrated=True)
     counted = []
     for heal in ("none", "closed", "local"):
-        outcome = calibrate(steps, data, Options(keep=(0, 1, 3), heal=heal))
+        outcome = calibrate(steps, data, CalibrationOptions(keep=(0, 1, 3), heal=heal))
         counted.append(outcome.record.passes)
         outcome.close()
     assert 1 < counted[0] < 1.5 < counted[1] < 5
@@ -209,14 +209,16 @@ def test_words_for_healing():
         Method(heal="closd").check(True)
     with pytest.raises(UsageError, match="--heal-time"):
         Method(heal="closed", heal_time=60.0).check(True)
-    assert not Options(heal="none").refits and Options().refits and not Options().grows
+    assert not CalibrationOptions(heal="none").refits and CalibrationOptions().refits and not CalibrationOptions().grows
 
 
 def test_ground_has_no_cuts_to_mark_where_all_layers_stay(trained):  # noqa: F811
     folder, data = trained("vit")
     outcome = calibrate(
-        plan(open_source(str(folder)), Wanted(mlp_dim="24"), calibrated=True), data, Options(heal="local")
+        plan(open_source(str(folder)), RequestedShape(mlp_dim="24"), calibrated=True),
+        data,
+        CalibrationOptions(heal="local"),
     )
     assert outcome.record.healing.local is None
     outcome.close()
-    assert Ground(plan(open_source(str(folder)), Wanted(mlp_dim="24"), calibrated=True), data).heals
+    assert CalibrationContext(plan(open_source(str(folder)), RequestedShape(mlp_dim="24"), calibrated=True), data).heals

@@ -13,8 +13,8 @@ from leansurgeon.architectures.timm_models import source_config
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import UnsupportedModel
 from leansurgeon.surgery.planning import plan
-from leansurgeon.surgery.requested_shape import Wanted
-from leansurgeon.surgery.shrink import Decided, carry_out
+from leansurgeon.surgery.requested_shape import RequestedShape
+from leansurgeon.surgery.shrink import DecidedCut, carry_out
 
 ARGS = dict(img_size=32, patch_size=8, in_chans=3, num_classes=7, embed_dim=48, depth=4, num_heads=4, mlp_ratio=2)
 
@@ -39,8 +39,8 @@ def folder(tmp_path):
 
 def cut(path, out, **wanted):
     source = open_source(str(path))
-    steps = plan(source, Wanted(**{"init": "fresh-attention"} | wanted))
-    return steps, carry_out(Decided(steps), out)
+    steps = plan(source, RequestedShape(**{"init": "fresh-attention"} | wanted))
+    return steps, carry_out(DecidedCut(steps), out)
 
 
 def test_kept_head_dim_is_exact_through_the_registered_entry_point(folder, tmp_path):

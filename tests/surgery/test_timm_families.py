@@ -19,8 +19,8 @@ from leansurgeon.measure.kappa.blocks import measure_blocks
 from leansurgeon.shape import Shape, Stage, evenly_per_stage
 from leansurgeon.surgery.doctor import examine
 from leansurgeon.surgery.planning import plan
-from leansurgeon.surgery.requested_shape import Wanted
-from leansurgeon.surgery.shrink import Decided, carry_out
+from leansurgeon.surgery.requested_shape import RequestedShape
+from leansurgeon.surgery.shrink import DecidedCut, carry_out
 
 SMALL = {"in_chans": 3, "num_classes": 5}
 # family: class in timm, name of a timm model, the constructor's arguments, heads and layers that are asked for, heads
@@ -137,8 +137,8 @@ def output(model, x=None):
 
 def cut(folder, out, *, check=False, **wanted):
     source = open_source(str(folder))
-    steps = plan(source, Wanted(**wanted))
-    return steps, carry_out(Decided(steps), out, check=check)
+    steps = plan(source, RequestedShape(**wanted))
+    return steps, carry_out(DecidedCut(steps), out, check=check)
 
 
 def reload(folder):
@@ -308,7 +308,7 @@ def test_heads_and_units_of_a_stage_are_trimmed_by_weight(tmp_path):
 def test_wrong_lists_of_stages_are_refused(asked, words):
     source = open_source("davit-b", config_changes=FAMILIES["davit"][2])
     with pytest.raises(UsageError, match=words):
-        plan(source, Wanted(**asked))
+        plan(source, RequestedShape(**asked))
 
 
 def test_swin_keeps_pairs_of_layers_since_every_second_window_is_shifted():
@@ -325,8 +325,8 @@ def test_swin_keeps_pairs_of_layers_since_every_second_window_is_shifted():
 )
 def test_a_preset_starts_fresh_by_the_papers_policy(preset, tiny, tmp_path):
     source = open_source(preset, config_changes=tiny)
-    steps = plan(source, Wanted(heads="8", layers="2"))
-    carry_out(Decided(steps), tmp_path / "out", check=False)
+    steps = plan(source, RequestedShape(heads="8", layers="2"))
+    carry_out(DecidedCut(steps), tmp_path / "out", check=False)
     built = sum(p.numel() for p in reload(tmp_path / "out").parameters())
     assert steps.policy == "split" and built == steps.parameters_after.total
     args = json.loads((tmp_path / "out/config.json").read_text())["model_args"]
@@ -376,7 +376,7 @@ def test_variants_that_are_not_declared_are_named(name, words):
 
 def test_auto_keeps_head_dim_where_our_modelling_file_is_needed_anyway(case):
     key, folder, _ = case
-    steps = plan(open_source(str(folder)), Wanted(heads="2x", init="fresh-attention"))
+    steps = plan(open_source(str(folder)), RequestedShape(heads="2x", init="fresh-attention"))
     keeps = {"xcit", "volo", "cait", "swin"}
     assert steps.policy == ("keep" if key in keeps else "split")
     assert (steps.architecture.modelling is None) == (key not in keeps - {"swin"})

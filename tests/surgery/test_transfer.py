@@ -16,8 +16,8 @@ from leansurgeon.errors import UnsupportedModel, UsageError
 from leansurgeon.shape import SPACINGS, Shape, Stage, evenly, evenly_per_stage
 from leansurgeon.surgery.method import Method
 from leansurgeon.surgery.planning import plan
-from leansurgeon.surgery.requested_shape import Wanted
-from leansurgeon.surgery.shrink import Decided, carry_out
+from leansurgeon.surgery.requested_shape import RequestedShape
+from leansurgeon.surgery.shrink import DecidedCut, carry_out
 from tests.conftest import FAMILIES, FIXED, KEEP, NARROW_MLP, SPLIT_ONLY, build, example, output
 
 # What a block gives beside the hidden states: nothing in a tuple; T5 the biases of the positions for the next one.
@@ -31,8 +31,8 @@ DECOUPLED = ("bert", "roberta", "gpt2")  # keep needs our modelling file there
 
 def cut(folder, out, **wanted):
     source = open_source(str(folder))
-    steps = plan(source, Wanted(**wanted), seed=3)
-    return steps, carry_out(Decided(steps), out, check=False)
+    steps = plan(source, RequestedShape(**wanted), seed=3)
+    return steps, carry_out(DecidedCut(steps), out, check=False)
 
 
 def logits(model, inputs):
@@ -202,7 +202,7 @@ def test_the_same_seed_gives_the_same_bytes_and_another_seed_does_not(saved, tmp
     source = open_source(str(folder))
     made = []
     for i, seed in enumerate((1, 1, 2)):
-        carry_out(Decided(plan(source, Wanted(heads="8"), seed)), tmp_path / str(i), check=False)
+        carry_out(DecidedCut(plan(source, RequestedShape(heads="8"), seed)), tmp_path / str(i), check=False)
         made.append((tmp_path / str(i) / "model.safetensors").read_bytes())
     assert made[0] == made[1] != made[2]
 
@@ -274,6 +274,6 @@ def test_a_layer_that_would_lose_its_norm_as_the_first_one_is_refused(saved):
     """ModernBERT's first layer reads the embeddings as they are; every other one has a norm before its attention."""
     source = open_source(str(saved("modernbert")[0]))
     with pytest.raises(UsageError, match=r"Layer 1 .*'model.layers.1.attn_norm"):
-        plan(source, Wanted(), method=Method(keep="1,2"))
-    assert plan(source, Wanted(), method=Method(keep="0,2")).layers == (0, 2)
-    assert plan(source, Wanted(init="fresh"), method=Method(keep="1,2")).layers == (1, 2)
+        plan(source, RequestedShape(), method=Method(keep="1,2"))
+    assert plan(source, RequestedShape(), method=Method(keep="0,2")).layers == (0, 2)
+    assert plan(source, RequestedShape(init="fresh"), method=Method(keep="1,2")).layers == (1, 2)

@@ -17,7 +17,7 @@ from leansurgeon.checkpoints.recorded.decided import BlockRefit, Decisions, Made
 from leansurgeon.errors import plural, short
 from leansurgeon.report.humans import listed
 from leansurgeon.shape import NUMBERS, PARTS, Shape
-from leansurgeon.surgery.next_steps import CannotHold, Indivisible, indivisible
+from leansurgeon.surgery.next_steps import Indivisible, UnfitFormats, indivisible
 from leansurgeon.surgery.planning import Plan
 from leansurgeon.words import ranges, wrap
 
@@ -243,7 +243,7 @@ def explain_criteria(names: Iterable[str]) -> str:
     return "; ".join(f"{word}: {says}" for word, says in CRITERIA.items() if word in there)
 
 
-def list_next_steps(before: Shape, after: Shape, refused: CannotHold | None = None) -> list[str]:
+def list_next_steps(before: Shape, after: Shape, refused: UnfitFormats | None = None) -> list[str]:
     """Lines of 80 columns: first what is new with the surgery, then what was so before; and formats that cannot hold
     the result, with the choice that they could.
     """

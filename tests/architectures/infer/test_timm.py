@@ -17,7 +17,7 @@ from leansurgeon.architectures.tensors import read_key, write_key
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import UnsupportedModel, UsageError
 from leansurgeon.models import timm_any
-from leansurgeon.surgery.undeclared_timm import checked
+from leansurgeon.surgery.undeclared_timm import check_timm_name
 from tests.support.models.undeclared import shrunk
 
 ALL = {"depth", "heads", "mlp_dim"}
@@ -36,7 +36,7 @@ ALL = {"depth", "heads", "mlp_dim"}
     ],
 )
 def test_what_is_proven_equals_a_cut_by_hand(name, refused):
-    row = checked(f"timm/{name}")
+    row = check_timm_name(f"timm/{name}")
     assert row.built and row.right, row
     assert {what for what in ALL if row.can(what)} == ALL - set(refused)
     for what, reason in refused.items():

@@ -21,9 +21,9 @@ from leansurgeon.measure.heads.document import study
 from leansurgeon.measure.kappa.study import study as kappa_study
 from leansurgeon.surgery.method import Method
 from leansurgeon.surgery.planning import plan
-from leansurgeon.surgery.requested_shape import Wanted
-from leansurgeon.surgery.shrink import Decided, carry_out, decide
-from leansurgeon.surgery.undeclared import checked
+from leansurgeon.surgery.requested_shape import RequestedShape
+from leansurgeon.surgery.shrink import DecidedCut, carry_out, decide
+from leansurgeon.surgery.undeclared import check_type
 from tests.support.models.undeclared import computed, reloaded, small_model
 
 CLIP = 'clip?architectures=["CLIPModel"]'
@@ -56,7 +56,7 @@ SIGLIP = 'siglip?architectures=["SiglipModel"]'
     ],
 )
 def test_a_tower(name, tower, able):
-    row = checked(name, tower)
+    row = check_type(name, tower)
     assert row.built and row.right, row
     assert {kind for kind in ("depth", "heads", "mlp_dim") if row.can(kind)} == set(able.split()), row
 
@@ -78,9 +78,9 @@ def test_first_layers_that_take_in_pictures_stay(tmp_path):
     opened = open_source(str(tmp_path / "source"))
     assert opened.architecture.stay == (3,)
     with pytest.raises(UsageError) as caught:
-        plan(opened, Wanted(), method=Method(keep="0,2,3,4"))
+        plan(opened, RequestedShape(), method=Method(keep="0,2,3,4"))
     keep = caught.value.hint.rpartition("--keep ")[2].rstrip(".")
-    assert plan(opened, Wanted(), method=Method(keep=keep)).layers == (0, 1, 2, 4)
+    assert plan(opened, RequestedShape(), method=Method(keep=keep)).layers == (0, 1, 2, 4)
 
 
 def test_a_published_config_with_the_text_on_top(tmp_path):
@@ -91,7 +91,9 @@ def test_a_published_config_with_the_text_on_top(tmp_path):
     text = config.pop("text_config")
     file.write_text(json.dumps(config | {k: v for k, v in text.items() if k not in ("model_type", "dtype")}))
     before = load_file(tmp_path / "source" / "model.safetensors")
-    record = carry_out(Decided(plan(open_source(str(tmp_path / "source")), Wanted(layers="3"))), tmp_path / "cut")
+    record = carry_out(
+        DecidedCut(plan(open_source(str(tmp_path / "source")), RequestedShape(layers="3"))), tmp_path / "cut"
+    )
     assert record.proof.parameters and record.tower == "text"
     made = json.loads((tmp_path / "cut" / "config.json").read_text())
     assert made["text_config"]["num_hidden_layers"] == 3 and "num_hidden_layers" not in made
@@ -109,7 +111,7 @@ def test_the_proof_infers_nothing(tmp_path, monkeypatch):
         library.build(built(library, config) | {"num_hidden_layers": 8}, 3).save_pretrained(tmp_path / "source")
     opened = open_source(str(tmp_path / "source"))
     monkeypatch.setattr("leansurgeon.architectures.infer.explore.explore", None)
-    carry_out(Decided(plan(opened, Wanted(layers="6"))), tmp_path / "cut")
+    carry_out(DecidedCut(plan(opened, RequestedShape(layers="6"))), tmp_path / "cut")
     infer._found.clear()
     assert open_source(str(tmp_path / "cut")).architecture.evidence == opened.architecture.evidence
 
@@ -146,10 +148,10 @@ def test_a_tower_is_cut_on_what_it_reads_alone(tower, tmp_path):
     batches = [made() for _ in range(6)]
     data = Calibration("noise", "noise", "-", batches[:4], batches[4:5], batches[5:])
     opened = open_source(str(tmp_path / "whole"), tower=tower)
-    steps = plan(opened, Wanted(layers="3"), method=Method(keep="0,2,4"))
-    plainly = plan(opened, Wanted(layers="3"), method=Method(keep="0,2,4", uncalibrated=True))
+    steps = plan(opened, RequestedShape(layers="3"), method=Method(keep="0,2,4"))
+    plainly = plan(opened, RequestedShape(layers="3"), method=Method(keep="0,2,4", uncalibrated=True))
     record = carry_out(decide(steps, data), tmp_path / "cut")
-    carry_out(Decided(plainly), tmp_path / "plain", check=False)
+    carry_out(DecidedCut(plainly), tmp_path / "plain", check=False)
     assert record.proof.parameters and record.tower == tower
     own = model.text_model if tower == "text" else model.vision_model
     with torch.no_grad():
@@ -176,7 +178,7 @@ def test_heads_of_half_the_size(tmp_path):
             state[spec.name].reshape(stage.heads, stage.head_dim, -1)[:, stage.head_dim // 2 :] = 0
     save_file(state, file, metadata={"format": "pt"})
     before = computed(reloaded(tmp_path / "source", model), config)
-    opened, wanted = open_source(str(tmp_path / "source")), Wanted(heads="2x", head_dim="split")
+    opened, wanted = open_source(str(tmp_path / "source")), RequestedShape(heads="2x", head_dim="split")
     steps = plan(opened, wanted, method=Method(uncalibrated=True))
     carry_out(decide(steps), tmp_path / "cut", check=False)
     assert steps.architecture.library == "transformers" and steps.after.stages[0].heads == 2 * stage.heads
@@ -188,4 +190,4 @@ def test_heads_that_rotate_are_not_divided(tmp_path):
     small_model("gptj", tmp_path / "source")
     opened = open_source(str(tmp_path / "source"))
     with pytest.raises(UnsupportedModel, match="queries and keys"):
-        plan(opened, Wanted(heads="2x", head_dim="split"), method=Method(uncalibrated=True))
+        plan(opened, RequestedShape(heads="2x", head_dim="split"), method=Method(uncalibrated=True))

@@ -25,9 +25,9 @@ from leansurgeon.surgery import undo
 from leansurgeon.surgery.costs import costs
 from leansurgeon.surgery.method import Method
 from leansurgeon.surgery.planning import plan
-from leansurgeon.surgery.requested_shape import Wanted
-from leansurgeon.surgery.shrink import Decided, carry_out, decide
-from leansurgeon.surgery.undeclared import Drawn, checked
+from leansurgeon.surgery.requested_shape import RequestedShape
+from leansurgeon.surgery.shrink import DecidedCut, carry_out, decide
+from leansurgeon.surgery.undeclared import RandomModel, check_type
 from tests.support.models.undeclared import computed, parameters, reloaded, shrunk, small_model, without
 
 HYBRID = {"num_hidden_layers": 5, "layer_types": ["mamba", "attention", "mamba", "attention", "mamba"]}
@@ -100,7 +100,7 @@ def test_what_is_not_proven_is_refused(model_type, flags, wanted, reason, tmp_pa
 )
 def test_heads_where_the_library_derives_their_size(name):
     """Twice the heads by the modelling file that travels, two layers fewer a stage, a wider MLP: as cut by hand."""
-    row = checked(name)
+    row = check_type(name)
     assert row.built and row.decoupled and not row.refused, row
     assert row.difference < 3e-5
 
@@ -128,13 +128,13 @@ def test_layers_that_take_turns_go_in_groups(tmp_path):
     ["falcon", "gpt_bigcode"],  # one key/value head for all, which no key of the config says
 )
 def test_heads_beside_one_key_value_head(name):
-    row = checked(name)
+    row = check_type(name)
     assert row.decoupled and row.can("heads") and row.can("depth"), row
 
 
 def test_units_of_two_entries_each():
     """GPT-OSS: gates and units take turns in one matrix of every expert."""
-    assert checked("gpt_oss").can("mlp_dim")
+    assert check_type("gpt_oss").can("mlp_dim")
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_units_of_two_entries_each():
     ],
 )
 def test_what_may_change(name, able):
-    row = checked(name)
+    row = check_type(name)
     assert row.built and row.right, row
     assert {kind for kind in ("depth", "heads", "mlp_dim") if row.can(kind)} == set(able.split()), row
 
@@ -176,13 +176,13 @@ def test_a_widened_model_is_saved_as_one(tmp_path):
 
 def test_layers_of_several_sizes(tmp_path):
     """A name that stands for other sizes in other layers."""
-    row = checked("inkling_text")
+    row = check_type("inkling_text")
     assert row.can("depth") and row.refused["heads"], row
 
 
 @pytest.mark.parametrize("name", ["bloom", "mpt", "falcon?alibi=true", "stablelm?qk_layernorm=true"])
 def test_heads_are_refused_where_they_are_not_alike(name):
-    row = checked(name)
+    row = check_type(name)
     assert row.built and "heads" in row.refused and "heads" not in row.asked
     assert row.can("depth") and row.refused["heads"]
 
@@ -246,7 +246,7 @@ def test_a_printed_declaration_is_one(model_type, tmp_path):
     assert list(printed.tensors(opened.config)) == list(opened.architecture.tensors(opened.config))
     own = {"evidence": {}, "decoupled": None, "shared": ()}
     assert printed == replace(opened.architecture, **own)
-    assert plan(replace(opened, architecture=printed), Wanted(), method=Method(keep="0,1,2,4")).after.depth == 4
+    assert plan(replace(opened, architecture=printed), RequestedShape(), method=Method(keep="0,1,2,4")).after.depth == 4
 
 
 def test_declared_families_are_not_inferred():
@@ -255,7 +255,7 @@ def test_declared_families_are_not_inferred():
 
 @pytest.mark.parametrize("name", ["llava", "gemma3"])
 def test_the_text_tower_of_a_model_of_several(name):
-    row = checked(name)
+    row = check_type(name)
     assert row.built and not row.refused and row.difference < 3e-5, row
 
 
@@ -267,7 +267,7 @@ def test_the_other_towers_stay_as_they_are(tmp_path):
     assert len(vision) > 50 and all(torch.equal(before[name], after[name]) for name in vision)
     assert {name for name in after if "language_model" not in name and "lm_head" not in name} == set(vision)
     opened = open_source(str(tmp_path / "source"), tower="vision")
-    carry_out(Decided(plan(opened, Wanted(layers="3"))), tmp_path / "other")
+    carry_out(DecidedCut(plan(opened, RequestedShape(layers="3"))), tmp_path / "other")
     after = load_file(tmp_path / "other" / "model.safetensors")
     text = [name for name in before if "language_model" in name]
     assert len(text) > 30 and all(torch.equal(before[name], after[name]) for name in text)
@@ -278,7 +278,7 @@ def test_the_tower_that_was_changed_is_meant_later_on(tmp_path):
     small_model("clip", tmp_path / "source", architectures=["CLIPModel"])
     opened = open_source(str(tmp_path / "source"), tower="vision")
     width = opened.shape.stages[0].mlp_dim
-    carry_out(Decided(plan(opened, Wanted(mlp_dim=str(2 * width)))), tmp_path / "wide")
+    carry_out(DecidedCut(plan(opened, RequestedShape(mlp_dim=str(2 * width)))), tmp_path / "wide")
     result = open_source(str(tmp_path / "wide"))
     assert result.architecture.section == "vision_config" and result.shape == result.record.plan.after
     assert result.shape.stages[0].mlp_dim == 2 * width
@@ -306,11 +306,11 @@ def test_a_result_with_a_narrow_mlp(tmp_path):
 
 def test_the_plan_of_one_of_two_towers_is_priced_without_its_operations(tmp_path):
     small_model("clip", tmp_path / "source", architectures=["CLIPModel"])
-    found = costs(open_source(str(tmp_path / "source"), tower="vision"), Wanted(layers="2"))
+    found = costs(open_source(str(tmp_path / "source"), tower="vision"), RequestedShape(layers="2"))
     assert found.after.shape.depth == 2 and found.after.flops_counted is None
     assert found.after.parameters.total < found.before.parameters.total
     with pytest.raises(UnsupportedModel):  # and without its memory
-        costs(open_source(str(tmp_path / "source"), tower="vision"), Wanted(layers="2"), Setting(batch=2))
+        costs(open_source(str(tmp_path / "source"), tower="vision"), RequestedShape(layers="2"), Setting(batch=2))
 
 
 def noise(seed: int) -> list[dict[str, torch.Tensor]]:
@@ -332,7 +332,7 @@ def test_calibrated(model_type, flags, wanted, tmp_path):
     small_model(model_type, tmp_path / "source", **flags)
     opened = open_source(str(tmp_path / "source"))
     data = Calibration("noise", "noise", "-", *(noise(seed) for seed in (1, 2, 3)))
-    made = decide(plan(opened, Wanted(**wanted), method=Method(heal="closed"), calibrated=True), data)
+    made = decide(plan(opened, RequestedShape(**wanted), method=Method(heal="closed"), calibrated=True), data)
     carry_out(made, tmp_path / "cut", check=False)
     result = open_source(str(tmp_path / "cut"))
     assert result.shape.depth == 3 and len(made.plan.layers) == 3
@@ -347,7 +347,7 @@ def test_calibrated(model_type, flags, wanted, tmp_path):
 
 def test_the_variant_that_a_declaration_leaves_out_is_inferred():
     """DINOv2's giant model has a gated MLP of a size that its config cannot undo: all but the MLP may change."""
-    row = checked("dinov2?use_swiglu_ffn=true", drawn=Drawn(seed=5, depth=5))
+    row = check_type("dinov2?use_swiglu_ffn=true", drawn=RandomModel(seed=5, depth=5))
     assert not row.declared and row.can("depth") and row.can("heads") and set(row.refused) == {"mlp_dim"}, row
 
 

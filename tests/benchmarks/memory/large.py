@@ -42,7 +42,7 @@ from leansurgeon.checkpoints.source import open_source
 from leansurgeon.measure.data.calibration import Calibration
 from leansurgeon.surgery.method import Method
 from leansurgeon.surgery.planning import plan
-from leansurgeon.surgery.requested_shape import Wanted
+from leansurgeon.surgery.requested_shape import RequestedShape
 from leansurgeon.surgery.shrink import carry_out, decide
 
 folder, out, keep, heal, tokens = sys.argv[1:]
@@ -54,7 +54,7 @@ ids = torch.randint(0, 1_000, (count + guard + 1, 1, min(512, int(tokens) // 2))
 batches = [{"input_ids": x, "labels": x} for x in ids]
 data = Calibration("noise", "noise", "-", batches[:count], batches[count:-1], batches[-1:])
 layers = str(len(keep.split(",")))
-steps = plan(source, Wanted(layers=layers), 0, Method(keep=keep, heal=heal), calibrated=True)
+steps = plan(source, RequestedShape(layers=layers), 0, Method(keep=keep, heal=heal), calibrated=True)
 record = carry_out(decide(steps, data, print), Path(out), check=False)
 print("peak", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
 """

@@ -27,16 +27,16 @@ import sys
 import torch
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.measure.data.calibration import Calibration
-from leansurgeon.surgery.calibrate import Options, calibrate
+from leansurgeon.surgery.calibrate import CalibrationOptions, calibrate
 from leansurgeon.surgery.planning import plan
-from leansurgeon.surgery.requested_shape import Wanted
+from leansurgeon.surgery.requested_shape import RequestedShape
 
 source = open_source(sys.argv[1])
 ids = torch.randint(0, 20_000, (3, 1, 128), generator=torch.Generator().manual_seed(0))
 fit, guard, held = ([{"input_ids": x, "attention_mask": torch.ones_like(x)}] for x in ids)
 calibration = Calibration("noise", "noise", "-", fit, guard, held)
-steps = plan(source, Wanted(layers=sys.argv[2], mlp_dim="384"), calibrated=True)
-outcome = calibrate(steps, calibration, Options(criterion="even"))
+steps = plan(source, RequestedShape(layers=sys.argv[2], mlp_dim="384"), calibrated=True)
+outcome = calibrate(steps, calibration, CalibrationOptions(criterion="even"))
 print(len(outcome.record.layers), len(outcome.edits))
 outcome.close()
 """

@@ -12,21 +12,21 @@ from leansurgeon.checkpoints.source import Source
 from leansurgeon.measure.data.calibration import Calibration
 from leansurgeon.surgery.method import Method
 from leansurgeon.surgery.planning import plan
-from leansurgeon.surgery.requested_shape import Wanted
+from leansurgeon.surgery.requested_shape import RequestedShape
 from leansurgeon.surgery.shrink import carry_out, decide
 
 
 def ours(source: Source, data: Calibration, layers: int, heal: str) -> tuple[nn.Module, dict]:
     """The result of `shrink --layers N --calibrate DATA --heal closed|local`, and its layers and passes."""
-    return shrunk(source, data, Wanted(layers=str(layers)), Method(heal=heal))
+    return shrunk(source, data, RequestedShape(layers=str(layers)), Method(heal=heal))
 
 
 def more_heads(source: Source, data: Calibration, heads: str, more: str) -> nn.Module:
     """The result of `shrink --heads N --head-dim keep --more-heads add|split`: equal shapes, equal functions."""
-    return shrunk(source, data, Wanted(heads=heads, head_dim="keep"), Method(more=more))[0]
+    return shrunk(source, data, RequestedShape(heads=heads, head_dim="keep"), Method(more=more))[0]
 
 
-def shrunk(source: Source, data: Calibration, wanted: Wanted, method: Method) -> tuple[nn.Module, dict]:
+def shrunk(source: Source, data: Calibration, wanted: RequestedShape, method: Method) -> tuple[nn.Module, dict]:
     """The model, and what is known of its layers and passes."""
     steps = plan(source, wanted, 0, method, calibrated=True)
     with tempfile.TemporaryDirectory() as place:

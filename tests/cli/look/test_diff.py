@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.surgery.method import Method
 from leansurgeon.surgery.planning import plan
-from leansurgeon.surgery.requested_shape import Wanted
-from leansurgeon.surgery.shrink import Decided, carry_out
+from leansurgeon.surgery.requested_shape import RequestedShape
+from leansurgeon.surgery.shrink import DecidedCut, carry_out
 from tests.support.command_line import leansurgeon
 
 
@@ -30,7 +30,7 @@ def as_dict():
 
 def cut(source, out, method=None, **wanted):
     opened = open_source(str(source))
-    return carry_out(Decided(plan(opened, Wanted(**wanted), 3, method or Method())), out, check=False)
+    return carry_out(DecidedCut(plan(opened, RequestedShape(**wanted), 3, method or Method())), out, check=False)
 
 
 def by_name(found, side="b"):

@@ -11,7 +11,7 @@ import sys
 from dataclasses import asdict
 
 from leansurgeon.commands import families
-from leansurgeon.surgery.family_check import NAMES, PREFIX, Drawn, FamilyCheck
+from leansurgeon.surgery.family_check import NAMES, PREFIX, FamilyCheck, RandomModel
 
 
 def test_known_rows_are_shown_without_torch(tmp_path):
@@ -37,6 +37,6 @@ def test_a_library_that_cannot_be_imported_is_a_row(monkeypatch):
     monkeypatch.setenv("LEANSURGEON_CACHE", os.environ.get("LEANSURGEON_CACHE", ""))  # put back afterwards
     monkeypatch.setattr(importlib, "import_module", broken)
     for name, room in (("bert", "undeclared"), (PREFIX + NAMES[0], "undeclared_timm")):
-        row = families.patiently(name, Drawn())
+        row = families.patiently(name, RandomModel())
         assert (row.name, row.built) == (name, False) and row.why.startswith("ImportError: ")
         assert row.why.endswith(f".{room} is broken")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.surgery.planning import plan
-from leansurgeon.surgery.requested_shape import Wanted
-from leansurgeon.surgery.shrink import Decided, carry_out
+from leansurgeon.surgery.requested_shape import RequestedShape
+from leansurgeon.surgery.shrink import DecidedCut, carry_out
 
 TINY = dict(num_hidden_layers=2, num_attention_heads=4, hidden_size=32, intermediate_size=48, head_dim=8)
 IMAGES = dict(depth=2, num_heads=4, embed_dim=32, mlp_ratio=2, img_size=8, patch_size=4, in_chans=1, num_classes=5)
@@ -27,5 +27,7 @@ OURS = {
 
 def cut(folder, out, **wanted):
     source = open_source(str(folder))
-    carry_out(Decided(plan(source, Wanted(**{"init": "fresh-attention"} | wanted), seed=0)), out, check=False)
+    carry_out(
+        DecidedCut(plan(source, RequestedShape(**{"init": "fresh-attention"} | wanted), seed=0)), out, check=False
+    )
     return out

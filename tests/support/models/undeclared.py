@@ -14,8 +14,8 @@ from leansurgeon.architectures.infer.library import Library, class_name, outputs
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.surgery.method import Method
 from leansurgeon.surgery.planning import Plan, plan
-from leansurgeon.surgery.requested_shape import Wanted
-from leansurgeon.surgery.shrink import Decided, carry_out
+from leansurgeon.surgery.requested_shape import RequestedShape
+from leansurgeon.surgery.shrink import DecidedCut, carry_out
 
 
 def small_model(model_type: str, folder: Path, seed: int = 3, **flags: Any) -> tuple[torch.nn.Module, dict[str, Any]]:
@@ -32,8 +32,8 @@ def small_model(model_type: str, folder: Path, seed: int = 3, **flags: Any) -> t
 def shrunk(source: Path, target: Path, keep: str | None = None, **wanted: Any) -> Plan:
     """The product's own cut, in this process, as it was planned."""
     opened = open_source(str(source))
-    made = plan(opened, Wanted(**wanted), method=Method(keep=keep) if keep else None)
-    carry_out(Decided(made), target, check=False)
+    made = plan(opened, RequestedShape(**wanted), method=Method(keep=keep) if keep else None)
+    carry_out(DecidedCut(made), target, check=False)
     return made
 
 
