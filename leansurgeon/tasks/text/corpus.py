@@ -6,10 +6,12 @@ A document is a text, or a list of token ids where the data set was tokenised by
 
 from __future__ import annotations
 
+import itertools
 import re
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
@@ -58,15 +60,28 @@ class Corpus:
         read = [*self.columns, *(["chat"] if self.chat else [])] if tabular else []
         return stamps + read + ([self.first] if self.first else [])
 
-    def split_last(self, held: float) -> tuple[_Part, _Part]:
+    def __iter__(self) -> Iterator[Document]:
+        """All documents, as often as they are asked for."""
+        for path in self.files:
+            if not self.has_rows(path):
+                yield text_files.read(path)
+        yield from self._row_documents()
+
+    def split_last(self, held: float) -> tuple[Documents, Documents]:
         """All but, and the last part of about this fraction: of each text file, and of the rows of all tables."""
-        return _Part(self, held, False), _Part(self, held, True)
 
-    def whole(self) -> _Part:
-        """All documents as one part."""
-        return _Part(self, None, False)
+        def read(last: bool) -> Iterator[Document]:
+            for path in self.files:
+                part = "" if self.has_rows(path) else text_files.cut(text_files.read(path), held)[last]
+                if part:
+                    yield part
+            count = sum(1 for _ in self._row_documents())
+            at = max(0, count - max(1, round(count * held)))
+            yield from islice(self._row_documents(), at, None) if last else islice(self._row_documents(), at)
 
-    def all_rows(self) -> Iterator[Document]:
+        return Documents(partial(read, False)), Documents(partial(read, True))
+
+    def _row_documents(self) -> Iterator[Document]:
         """The documents of tables one by one, no more than `first`."""
         self.counted["chats"] = self.counted["rendered"] = 0
         if self._holds_ids():
@@ -103,11 +118,6 @@ class Corpus:
     def has_rows(self, path: Path) -> bool:
         """Whether a file is read by rows: a table, or a text of which only the first documents are wanted."""
         return self.first is not None or tables.is_table(path)
-
-    def _rows_of(self, path: Path, columns: list[str]) -> Iterator[tuple[int, list[Any]]]:
-        if tables.is_table(path):
-            return tables.read(path, columns)
-        return ((number, [text]) for number, text in enumerate(text_files.documents(path), start=1))
 
     def _holds_ids(self) -> bool:
         """Whether the column is one of lists of whole numbers, by the schema of the hub data set or parquet files."""
@@ -153,7 +163,11 @@ class Corpus:
         if self.rows is not None:
             read = [(self.names[0], hub.rows(self.rows, columns, self.names[0]))]
         else:
-            read = ((path, self._rows_of(path, columns)) for path in self.files if self.has_rows(path))
+            paths = [path for path in self.files if self.has_rows(path)]
+            read = (
+                (path, tables.read(path, columns) if tables.is_table(path) else text_files.documents(path))
+                for path in paths
+            )
         for place, rows in read:
             for number, cells in rows:
                 empty = all(map(user_data.is_empty, cells))
@@ -164,53 +178,13 @@ class Corpus:
 
 
 @dataclass(frozen=True)
-class _Part:
-    """Documents that can be gone through more than once."""
+class Documents:
+    """Documents that can be gone through more than once: `read` begins anew."""
 
-    corpus: Corpus
-    held: float | None
-    last: bool
+    read: Callable[[], Iterator[Document]]
 
     def __iter__(self) -> Iterator[Document]:
-        corpus = self.corpus
-        plain = [path for path in corpus.files if not corpus.has_rows(path)]
-        for path in plain:
-            text = text_files.read(path)
-            part = text if self.held is None else text_files.cut(text, self.held)[self.last]
-            if part:
-                yield part
-        if corpus.rows is None and len(plain) == len(corpus.files):
-            return
-        if self.held is None:
-            yield from corpus.all_rows()
-            return
-        count = sum(1 for _ in corpus.all_rows())
-        at = max(0, count - max(1, round(count * self.held)))
-        yield from islice(corpus.all_rows(), at, None) if self.last else islice(corpus.all_rows(), at)
-
-
-@dataclass(frozen=True)
-class _Side:
-    """The blocks `rows` of some corpora, to be gone through more than once; neighbours in a document are one text."""
-
-    corpora: tuple[Corpus, ...]
-    shortest: int
-    rows: np.ndarray
-
-    def __iter__(self) -> Iterator[Document]:
-        wanted, number = set(self.rows.tolist()), 0
-        for corpus in self.corpora:
-            for document in corpus.whole():
-                run: list[Document] = []
-                for block in _blocks(document, self.shortest):
-                    if number in wanted:
-                        run.append(block)
-                    elif run:
-                        yield _joined(run)
-                        run = []
-                    number += 1
-                if run:
-                    yield _joined(run)
+        return self.read()
 
 
 def split_documents(corpora: Mapping[str, Corpus]) -> tuple[splits.Split, dict[str, Iterable[Document]]]:
@@ -218,11 +192,11 @@ def split_documents(corpora: Mapping[str, Corpus]) -> tuple[splits.Split, dict[s
     text or whole lists of tokens; and the documents of each side. A "test" that is cut comes block by block, in the
     order of hashes. Raises UsageError where there is too little text.
     """
-    listed, shortest, count = tuple(corpora.values()), splits.SHORTEST, 0
+    shortest, count = splits.SHORTEST, 0
     while True:
         ids, given, size = array("Q"), array("b"), 0
         for side, corpus in corpora.items():
-            for document in corpus.whole():
+            for document in corpus:
                 size += len(document)
                 for block in _blocks(document, shortest):
                     ids.append(splits.hash_text(block) if isinstance(block, str) else splits.hash_tokens(block))
@@ -233,25 +207,27 @@ def split_documents(corpora: Mapping[str, Corpus]) -> tuple[splits.Split, dict[s
     split = splits.split_by_content(np.array(ids), None, np.array(given), most=splits.BLOCKS)
     if shortest < splits.SHORTEST:
         split = replace(split, rule=splits.OWN)
-    sides: dict[str, Iterable[Document]] = {side: _Side(listed, shortest, split.rows[side]) for side in splits.SIDES}
+
+    def read(rows: np.ndarray) -> Iterator[Document]:
+        """What stands in these blocks; neighbours in a document are one text."""
+        wanted, numbers = set(rows.tolist()), itertools.count()
+        for document in itertools.chain.from_iterable(corpora.values()):
+            for chosen, run in itertools.groupby(_blocks(document, shortest), lambda _: next(numbers) in wanted):
+                if chosen:
+                    yield "".join(run) if isinstance(document, str) else document
+
+    sides: dict[str, Iterable[Document]] = {side: Documents(partial(read, split.rows[side])) for side in splits.SIDES}
     if "test" not in corpora:
-        sides["test"] = _in_order(listed, shortest, split.rows["test"])
+        rows, documents = split.rows["test"].tolist(), itertools.chain.from_iterable(corpora.values())
+        blocks = enumerate(block for document in documents for block in _blocks(document, shortest))
+        wanted = set(rows)
+        kept = {number: block for number, block in blocks if number in wanted}
+        sides["test"] = [kept[row] for row in rows]
     return split, sides
-
-
-def _in_order(corpora: tuple[Corpus, ...], shortest: int, rows: np.ndarray) -> list[Document]:
-    numbered = enumerate(b for corpus in corpora for document in corpus.whole() for b in _blocks(document, shortest))
-    wanted = set(rows.tolist())
-    kept = {number: block for number, block in numbered if number in wanted}
-    return [kept[row] for row in rows.tolist()]
 
 
 def _blocks(document: Document, shortest: int) -> Iterable[Document]:
     return splits.blocks(document, shortest) if isinstance(document, str) else (document,)
-
-
-def _joined(run: list[Document]) -> Document:
-    return "".join(run) if isinstance(run[0], str) else run[0]
 
 
 def find(

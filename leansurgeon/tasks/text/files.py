@@ -63,24 +63,25 @@ def read(path: Path) -> str:
     return text
 
 
-def documents(path: Path) -> Iterator[str]:
-    """The documents of a text file in which a line `END` stands behind each, as in those of TinyStories; no more is
-    read than is asked for. Raises UsageError for a file without such a line.
+def documents(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """The documents of a text file in which a line `END` stands behind each, as in those of TinyStories, numbered from
+    1 like rows of one column; no more is read than is asked for. Raises UsageError for a file without such a line.
     """
-    part, ended = [], False
+    part, number = [], 0
     for line in tables.lines(path):
         if line.strip() != END:
             part.append(line)
             continue
-        yield "".join(part).strip()
-        part, ended = [], True
-    if not ended:
+        number += 1
+        yield number, ["".join(part).strip()]
+        part = []
+    if not number:
         raise UsageError(
             f"The option `documents` counts rows of tables and documents that a line {END} ends, and {path} has no "
             "such line."
         )
     if rest := "".join(part).strip():
-        yield rest
+        yield number + 1, [rest]
 
 
 def cut(text: str, last: float) -> tuple[str, str]:
