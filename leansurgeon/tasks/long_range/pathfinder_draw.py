@@ -87,140 +87,114 @@ class _Grown(NamedTuple):
 def chunk(style: Style, seed: int, number: int, attempts: int = ATTEMPTS) -> Drawn:
     """The images that come of `attempts` beginnings; a pure function of its arguments."""
     rng = np.random.default_rng([seed, number, style.contour_length])
-    board = _targets(style, rng, attempts)
-    distractors = _distractors(style, rng, board)
-    labels = rng.integers(0, 2, len(board.image))
+    image, mask, dashes = _targets(style, rng, attempts)
+    distractors = _distractors(style, rng, image, mask)
+    tips = dashes[:, :, [0, -1]]
+    labels = rng.integers(0, 2, len(image))
     first = rng.integers(0, 2, len(labels))
     marked = np.stack([first, np.where(labels == 1, first, 1 - first)], axis=1)
     every = np.arange(len(labels))
     marker = disc(style)
     for end in (0, 1):
-        at = board.tips[every, marked[:, end], end]
-        stamp(board.image, every, at, np.broadcast_to(marker, (len(every), *marker.shape)))
+        at = tips[every, marked[:, end], end]
+        stamp(image, every, at, np.broadcast_to(marker, (len(every), *marker.shape)))
     inner = slice(PAD, PAD + style.size)
-    image = board.image[:, inner, inner]
+    image = image[:, inner, inner]
     top = image.reshape(len(image), -1).max(axis=1)[:, None, None] if len(image) else np.ones((0, 1, 1))
     pixels = np.rint(image / top * 255).astype(np.uint8)
-    return Drawn(pixels, labels.astype(np.uint8), board.tips, board.dashes, marked, distractors)
+    return Drawn(pixels, labels.astype(np.uint8), tips, dashes, marked, distractors)
 
 
 # -- contours --------------------------------------------------------------------------------------
 
 
-@dataclass
-class _Board:
-    """Images under construction, padded: (N, S + 2 * PAD, S + 2 * PAD)."""
-
-    image: np.ndarray
-    mask: np.ndarray
-    tips: np.ndarray
-    dashes: np.ndarray
-    kinds: np.ndarray  # (N, 2, dashes): the angle in degrees of a first dash, the number of the end of any other
-
-    def keep(self, rows: np.ndarray) -> None:
-        """Go on with these boards only."""
-        self.mask, self.kinds = self.mask[rows], self.kinds[rows]
-        self.tips, self.dashes = self.tips[rows], self.dashes[rows]
-
-
-def _targets(style: Style, rng: np.random.Generator, attempts: int) -> _Board:
-    """Pairs of contours whose first ends lie `seed_distance` apart, grown dash by dash in turn; only whole pairs."""
+def _targets(style: Style, rng: np.random.Generator, attempts: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Pairs of contours whose first ends lie `seed_distance` apart, grown dash by dash in turn; only whole pairs.
+    Images and what is occupied in them, padded, (N, S + 2 * PAD, S + 2 * PAD), and ends of dashes (N, 2, dashes, 2).
+    """
     s, n = style, attempts
     wide = s.size + 2 * PAD
     mask = np.ones((n, wide, wide), dtype=np.float32)
     free = slice(PAD + s.padding, PAD + s.size - s.padding)
     mask[:, free, free] = 0
-    board = _Board(
-        np.zeros((0, wide, wide), dtype=np.float32),  # drawn when it is known which pairs are whole
-        mask,
-        np.zeros((n, 2, 2, 2), dtype=np.int64),
-        np.zeros((n, 2, s.contour_length, 2), dtype=np.int64),
-        np.zeros((n, 2, s.contour_length), dtype=np.int64),
-    )
+    dashes = np.zeros((n, 2, s.contour_length, 2), dtype=np.int64)
+    kinds = np.zeros((n, 2, s.contour_length), dtype=np.int64)  # degrees of a first dash, number of another's end
     degrees = rng.integers(-180, 180, (n, 2))
     start = _central(style, rng, degrees[:, 0])
     around = rng.integers(0, 360, n) * (np.pi / 180)
     offset = s.seed_distance * np.stack([np.sin(around), np.cos(around)], axis=1)
-    starts = np.stack([start, np.rint(start + offset).astype(np.int64)], axis=1)
-    board.tips[:, :, 0] = board.dashes[:, :, 0] = starts
-    turn = degrees * (np.pi / 180)
-    heads = _along(starts, turn, s.length)
-    pivots = _along(heads, turn + np.pi, s.length + s.margin)
-    ok = np.all((heads >= 0) & (heads < s.size) & (pivots >= 0) & (pivots < s.size), axis=(1, 2))
-    patches = seed_patches(style)
-    last = []  # patch of each contour's last dash, not yet in the mask: the next one may touch it
-    board.kinds[:, :, 0] = degrees % 360
-    for contour in (0, 1):
-        last.append((starts[:, contour], patches.mask[board.kinds[:, contour, 0]]))
-    state = [pivots, turn]
-    _shrink(board, state, last, ok)
+    dashes[:, :, 0] = np.stack([start, np.rint(start + offset).astype(np.int64)], axis=1)
+    kinds[:, :, 0] = degrees % 360
+    pivots, turns, inside = _begin(style, dashes[:, :, 0], degrees)
+    grown = inside.all(axis=1)
+    mask, dashes, kinds, pivots, turns = (part[grown] for part in (mask, dashes, kinds, pivots, turns))
     for dash in range(1, s.contour_length):
         for contour in (0, 1):
-            grown = _extend(style, rng, board.mask, state[0][:, contour], state[1][:, contour])
-            state[0][:, contour], state[1][:, contour] = grown.pivot, grown.turn
-            board.dashes[:, contour, dash], board.kinds[:, contour, dash] = grown.end, grown.kind
-            before, last[contour] = last[contour], (grown.end, end_patches(style).mask[grown.kind])
-            stamp(board.mask, np.arange(len(board.mask)), *before)
-            _shrink(board, state, last, grown.alive)
-    board.tips[:, :, 1] = board.dashes[:, :, -1]
-    every = np.arange(len(board.mask))
-    board.image = np.zeros_like(board.mask)
+            new = _extend(style, rng, mask, pivots[:, contour], turns[:, contour])
+            pivots[:, contour], turns[:, contour] = new.pivot, new.turn
+            dashes[:, contour, dash], kinds[:, contour, dash] = new.end, new.kind
+            # Only the dash before is occupied by now: the new one may touch the end that it hangs on.
+            before = _patches_of(style, dash - 1).mask[kinds[:, contour, dash - 1]]
+            stamp(mask, np.arange(len(mask)), dashes[:, contour, dash - 1], before)
+            mask, dashes, kinds, pivots, turns = (part[new.alive] for part in (mask, dashes, kinds, pivots, turns))
+    image, every = np.zeros_like(mask), np.arange(len(mask))
     for contour in (0, 1):
-        stamp(board.mask, every, *last[contour])
+        stamp(mask, every, dashes[:, contour, -1], end_patches(style).mask[kinds[:, contour, -1]])
         for dash in range(s.contour_length):
-            line = (end_patches(style) if dash else patches).line[board.kinds[:, contour, dash]]
-            stamp(board.image, every, board.dashes[:, contour, dash], line * s.target_contrast)
-    return board
+            line = _patches_of(style, dash).line[kinds[:, contour, dash]]
+            stamp(image, every, dashes[:, contour, dash], line * s.target_contrast)
+    return image, mask, dashes
 
 
-def _shrink(
-    board: _Board, state: list[np.ndarray], last: list[tuple[np.ndarray, np.ndarray]], alive: np.ndarray
-) -> None:
-    if alive.all():
-        return
-    board.keep(alive)
-    state[:] = [part[alive] for part in state]
-    last[:] = [(at[alive], patch[alive]) for at, patch in last]
+def _begin(style: Style, starts: np.ndarray, degrees: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Pivots behind the first dashes at `starts` (..., 2), on which the next ones hang, the angles of both, and whether
+    the dash lies inside of the image.
+    """
+    turns = degrees * (np.pi / 180)
+    heads = _along(starts, turns, style.length)
+    pivots = _along(heads, turns + np.pi, style.length + style.margin)
+    inside = np.all((heads >= 0) & (heads < style.size) & (pivots >= 0) & (pivots < style.size), axis=-1)
+    return pivots, turns, inside
 
 
-def _distractors(style: Style, rng: np.random.Generator, board: _Board) -> np.ndarray:
-    """Add distractors where they fit, all of one length; (N,) how many did."""
-    s = style
-    placed = np.zeros(len(board.image), dtype=np.int64)
-    for _ in range(s.distractors):
+def _patches_of(style: Style, dash: int) -> Patches:
+    return end_patches(style) if dash else seed_patches(style)
+
+
+def _distractors(style: Style, rng: np.random.Generator, image: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    """Draw distractors, all of one length, where they fit; (N,) how many did."""
+    placed = np.zeros(len(image), dtype=np.int64)
+    for _ in range(style.distractors):
         missing = np.arange(len(placed))
-        for _ in range(s.contour_trials):
+        for _ in range(style.contour_trials):
             if not len(missing):
                 break
-            done = _distractor(style, rng, board, missing)
+            done = _distractor(style, rng, image, mask, missing)
             placed[missing[done]] += 1
             missing = missing[~done]
     return placed
 
 
-def _distractor(style: Style, rng: np.random.Generator, board: _Board, rows: np.ndarray) -> np.ndarray:
+def _distractor(
+    style: Style, rng: np.random.Generator, images: np.ndarray, masks: np.ndarray, rows: np.ndarray
+) -> np.ndarray:
     """Try one distractor on each of these images; (rows,) bool where it was drawn."""
-    s = style
-    image, mask = board.image[rows].copy(), board.mask[rows].copy()
+    image, mask, every = images[rows], masks[rows], np.arange(len(rows))
     degrees = rng.integers(-180, 180, len(rows))
-    patches, chosen = seed_patches(style), degrees % 360
-    start, alive = _free_place(style, rng, mask, chosen)
-    turn = degrees * (np.pi / 180)
-    head = _along(start, turn, s.length)
-    pivot = _along(head, turn + np.pi, s.length + s.margin)
-    alive &= np.all((head >= 0) & (head < s.size) & (pivot >= 0) & (pivot < s.size), axis=1)
-    every = np.arange(len(rows))
-    stamp(image, every, start, patches.line[chosen] * s.distractor_contrast)
-    last = (start, patches.mask[chosen])
-    for _ in range(1, s.distractor_length):
-        grown = _extend(style, rng, mask, pivot, turn)
-        alive &= grown.alive
-        pivot, turn = grown.pivot, grown.turn
-        stamp(image, every, grown.end, end_patches(style).line[grown.kind] * s.distractor_contrast)
-        stamp(mask, every, *last)
-        last = (grown.end, end_patches(style).mask[grown.kind])
-    stamp(mask, every, *last)
-    board.image[rows[alive]], board.mask[rows[alive]] = image[alive], mask[alive]
+    kind = degrees % 360
+    end, alive = _free_place(style, rng, mask, kind)
+    pivot, turn, inside = _begin(style, end, degrees)
+    alive &= inside
+    for dash in range(style.distractor_length):
+        patches = _patches_of(style, dash)
+        stamp(image, every, end, patches.line[kind] * style.distractor_contrast)
+        before = end, patches.mask[kind]
+        if dash < style.distractor_length - 1:
+            grown = _extend(style, rng, mask, pivot, turn)
+            alive &= grown.alive
+            pivot, turn, end, kind = grown.pivot, grown.turn, grown.end, grown.kind
+        stamp(mask, every, *before)
+    images[rows[alive]], masks[rows[alive]] = image[alive], mask[alive]
     return alive
 
 
