@@ -146,7 +146,7 @@ def report(request: ReportRequest, say: Say) -> Report:
         check_folder(request.plots)
     with shown_if_newer(say):
         collection = collect(request.paths, request.workspace)
-        found = Report(collection, tuple(sections(collection.entries)), request)
+        found = Report(collection, tuple(sections(collection.runs)), request)
     for problem in found.problems:
         say(f"skipped: {problem}")
     if request.html is not None:

@@ -17,7 +17,7 @@ from leansurgeon.errors import LeanSurgeonError, UsageError
 from leansurgeon.reading import jsonfile
 from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.reading.values import stamp, text
-from leansurgeon.report.runs import KAPPA, Entry, called, find_experiment_file, logged, text_of
+from leansurgeon.report.runs import KAPPA, Run, called, find_experiment_file, logged, read_run, text_of
 from leansurgeon.training.runs import summary
 from leansurgeon.training.runs.checkpoint import all_of
 from leansurgeon.training.runs.folder import METRICS, RECIPE, STARTS, SUMMARY, call_in, is_held
@@ -58,13 +58,9 @@ class Unfinished:
 class Collection:
     """Everything found, newest first, and a sentence about each file that could not be used."""
 
-    entries: list[Entry] = field(default_factory=list)
+    runs: list[Run] = field(default_factory=list)
     unfinished: list[Unfinished] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
-
-    def of(self, kind: str) -> list[Entry]:
-        """The entries of one kind, in the order in which they were found."""
-        return [e for e in self.entries if e.kind == kind]
 
 
 def collect(paths: Sequence[Path] = (), workspace: Path = Path("runs")) -> Collection:
@@ -80,32 +76,26 @@ def collect(paths: Sequence[Path] = (), workspace: Path = Path("runs")) -> Colle
                 raise UsageError(f"There is no workspace {path}, so there are no runs.", MAKE_ONE)
             raise UsageError(f"There is no folder {path}.", "Name a run, a shrunk model, or a folder that holds runs.")
         if paths and (path / CONFIG).is_file() and not (path / record.NAME).is_file():
-            collected.entries += _model(path, collected.problems)
+            from leansurgeon.checkpoints.source import open_source
+
+            try:
+                collected.runs.append(read_run(path, open_source(str(path)), (path / CONFIG).stat().st_mtime))
+            except LeanSurgeonError as error:
+                collected.problems.append(error.message)
         else:
             _walk(path, DEPTH, collected)
-    if not collected.entries and not collected.unfinished:
+    if not collected.runs and not collected.unfinished:
         where = ", ".join(map(str, paths or [workspace]))
         raise UsageError(
             collected.problems[0] if collected.problems else f"No run and no shrunk model in {where}.", MAKE_ONE
         )
-    unique = {entry.path.resolve(): entry for entry in collected.entries}.values()
-    collected.entries = sorted(unique, key=lambda e: (-e.when, str(e.path)))
+    unique = {run.path.resolve(): run for run in collected.runs}.values()
+    collected.runs = sorted(unique, key=lambda run: (-run.when, str(run.path)))
     collected.unfinished = list({one.path.resolve(): one for one in collected.unfinished}.values())
     if not paths:
-        trained = [e.evidence.model.record for e in collected.entries if isinstance(e.evidence, Summary)]
-        collected.entries = [e for e in collected.entries if e.evidence not in trained]
+        trained = [run.summary.model.record for run in collected.runs if run.kind == "run"]
+        collected.runs = [run for run in collected.runs if run.kind == "run" or run.summary.model.record not in trained]
     return collected
-
-
-def _model(path: Path, problems: list[str]) -> list[Entry]:
-    """A model without a record of ours, which is shown where it is named: none where it cannot be opened."""
-    from leansurgeon.checkpoints.source import open_source
-
-    try:
-        return [Entry(path, open_source(str(path)), (path / CONFIG).stat().st_mtime)]
-    except LeanSurgeonError as error:
-        problems.append(error.message)
-        return []
 
 
 def _walk(path: Path, depth: int, collected: Collection) -> None:
@@ -119,13 +109,24 @@ def _walk(path: Path, depth: int, collected: Collection) -> None:
 
 
 def _look(path: Path, collected: Collection) -> list[Path]:
-    """Take what a folder is, and return the folders in one that is none of ours."""
-    for name, kind in ((SUMMARY, "run"), (record.NAME, "model")):
-        if (path / name).is_file():
-            entry = _read(path / name, kind, collected.problems)
-            if entry:
-                collected.entries.append(entry)
-            return []  # what lies inside a run belongs to it
+    """Take what a folder is, and return the folders in one that is none of ours. What lies inside a run belongs to
+    it.
+    """
+    for name, read in ((SUMMARY, summary.read), (record.NAME, record.read)):
+        if not (path / name).is_file():
+            continue
+        try:
+            evidence = read(path)
+        except (UsageError, record.DamagedRecord) as error:
+            collected.problems.append(error.message)
+            return []
+        when = None
+        if isinstance(evidence, Summary):
+            if evidence.kappa is None:  # measured after the training, if ever
+                evidence = replace(evidence, kappa=jsonfile.read_object_if_whole(path / KAPPA))
+            when = stamp(evidence.finished)  # by its own word, else by the date of the file
+        collected.runs.append(read_run(path, evidence, (path / name).stat().st_mtime if when is None else when))
+        return []
     if (path / METRICS).is_file():
         step = next((int(step) for step, _ in logged(path, newest_first=True)), None)
         name = text(called(path), "?")
@@ -147,17 +148,3 @@ def resume_line(run: Path) -> str:
     call = call_in(text_of(run / RECIPE) or "")
     call = call or f"leansurgeon retrain MODEL --recipe {shlex.quote(str(run / RECIPE))}"
     return f"{call} --resume {place}" if all_of(run) else f"{call} -o {place} --resume auto"
-
-
-def _read(path: Path, kind: str, problems: list[str]) -> Entry | None:
-    try:
-        evidence = summary.read(path.parent) if kind == "run" else record.read(path.parent)
-    except (UsageError, record.DamagedRecord) as error:
-        problems.append(error.message)
-        return None
-    if not isinstance(evidence, Summary):
-        return Entry(path.parent, evidence, path.stat().st_mtime)
-    if evidence.kappa is None:  # measured after the training, if ever
-        evidence = replace(evidence, kappa=jsonfile.read_object_if_whole(path.parent / KAPPA))
-    said = stamp(evidence.finished)  # by its own word, else by the date of the file
-    return Entry(path.parent, evidence, path.stat().st_mtime if said is None else said)

@@ -23,7 +23,7 @@ from leansurgeon.errors import UsageError
 from leansurgeon.reading import jsonfile
 from leansurgeon.reading.files import read_text
 from leansurgeon.reading.jsonfile import Json, JsonObject, value_at
-from leansurgeon.reading.values import figures, number, text, whole, words
+from leansurgeon.reading.values import figures, items, number, text, whole, words
 from leansurgeon.training.runs import summary
 from leansurgeon.training.runs.folder import BEST, EXPERIMENT, LAST, METRICS, RECIPE, call_in
 from leansurgeon.training.runs.summary import OnTest, Summary, own_test
@@ -43,20 +43,6 @@ UNTRAINED = Summary(model=summary.Model(), task=summary.Task())
 def kappa_name(model: Path) -> str:
     """The file in a run that holds what `leansurgeon kappa MODEL --data RUN` found of another model."""
     return f"kappa-{called(model)}.json"
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One folder that was read: a run by its summary, a model by the record of its surgery, or as it stands."""
-
-    path: Path
-    evidence: Summary | SurgeryRecord | Source
-    when: float
-
-    @property
-    def kind(self) -> str:
-        """What it is: "run" or "model"."""
-        return "run" if isinstance(self.evidence, Summary) else "model"
 
 
 @dataclass(frozen=True)
@@ -134,7 +120,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Run:
-    """`kind` is "run" or "model" (of which only what surgery.json says is known; its summary has date and versions)."""
+    """`kind` is "run" or "model": nobody trained that here, and its summary holds what its record or its files say."""
 
     path: Path
     kind: str
@@ -142,16 +128,38 @@ class Run:
     summary: Summary = UNTRAINED
     task: Task | None = None
     cut: Cut | None = None
-    parameters: int | None = None
-    parameters_of_source: int | None = None
-    parts: Mapping[str, int | None] | None = None
-    shape: Mapping[str, str] | None = None
-    width: int | None = None
-    began_trained: bool = False  # its first weights had learned something, here or elsewhere
-    init_std: float | None = None  # of weights that were drawn
-    expected: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # what its recipe expects of each arm
     judged_in: Path | None = None  # the run that judged it, where it is none itself
     judged: tuple[tuple[str, str], ...] = ()  # names of data that it was judged on against its source, and sentences
+
+    @property
+    def parameters_of_source(self) -> int | None:
+        """Parameters before the surgery."""
+        return whole(value_at(self.summary.model.surgery, "plan", "parameters_before", "total"))
+
+    @property
+    def parts(self) -> Mapping[str, int | None] | None:
+        """The number of parameters of each part, None where it is not said."""
+        parts = self.summary.model.parts
+        return {key: whole(parts.get(key)) for key in PARTS} if isinstance(parts, dict) else None
+
+    @property
+    def shape(self) -> Mapping[str, str] | None:
+        """`{"depth": "12", ...}`, with `4,8,16,32` where stages differ."""
+        stages = items(value_at(self.summary.model.shape, "stages"))
+        column = {key: ",".join(str(whole(value_at(stage, key)) or "?") for stage in stages) for key in SHAPE}
+        return column if stages else None
+
+    @property
+    def began_trained(self) -> bool:
+        """Whether its first weights had learned something, here or elsewhere."""
+        transferred = self.part is not None and self.part.init == "transfer"
+        return transferred or text(value_at(self.summary.model.surgery, "initialised"), FRESH) != FRESH
+
+    @property
+    def expected(self) -> Mapping[str, Mapping[str, float]]:
+        """What its recipe expects of each arm: figures that are numbers."""
+        arms = self.summary.recipe.get("expected")
+        return {text(arm): figures(values) for arm, values in arms.items()} if isinstance(arms, dict) else {}
 
     @property
     def part(self) -> summary.Part | None:
@@ -190,15 +198,20 @@ class Run:
         return find_experiment_file(self.path) if self.kind == "run" else None
 
 
-def run_of(entry: Entry) -> Run:
-    """What a folder says of itself, be it a model or a training run."""
-    evidence = entry.evidence
+def read_run(path: Path, evidence: Summary | SurgeryRecord | Source, when: float) -> Run:
+    """What a folder says of itself: a run by its summary, a model by the record of its surgery, or as it stands."""
     if isinstance(evidence, Summary):
-        return training(entry, evidence)
-    if isinstance(evidence, SurgeryRecord):
-        return model(entry, evidence)
-    counts, shape = evidence.parameters.as_dict(), shape_of(evidence.shape.as_dict())
-    return Run(entry.path, "model", entry.when, parameters=counts["total"], parts=parts_of(counts), shape=shape)
+        cut, judged = cut_of(evidence.model.record), judged_of(record.read_if_whole(path / BEST))
+        return Run(path, "run", when, evidence, task_of(evidence), cut, judged=judged)
+    if not isinstance(evidence, SurgeryRecord):
+        counts = evidence.parameters.as_dict()
+        known = summary.Model(shape=evidence.shape.as_dict(), parameters=counts["total"], parts=counts)
+        return Run(path, "model", when, replace(UNTRAINED, model=known))
+    after, parts = evidence.plan.after, dict(evidence.plan.parameters_after)
+    known = summary.Model(shape=after and after.as_dict(), parameters=parts.get("total"), parts=parts or None)
+    known = replace(known, surgery=evidence.as_dict())
+    made = replace(UNTRAINED, model=known, finished=text(evidence.created), versions=words(evidence.versions))
+    return Run(path, "model", when, made, cut=cut_of(evidence), judged=judged_of(evidence))
 
 
 def judged_by(one: Run, run: Run) -> Run | None:
@@ -266,47 +279,6 @@ def figure_of(compared: Comparison, language: bool) -> tuple[str, str, bool, Bot
     return None
 
 
-def model(entry: Entry, surgery: SurgeryRecord) -> Run:
-    """A model folder, from its `surgery.json`."""
-    after = surgery.plan.parameters_after
-    return Run(
-        path=entry.path,
-        kind="model",
-        when=entry.when,
-        summary=replace(UNTRAINED, finished=text(surgery.created), versions=words(surgery.versions)),
-        cut=cut_of(surgery),
-        parameters=after.get("total"),
-        parameters_of_source=surgery.plan.parameters_before.get("total"),
-        parts=parts_of(after or None),
-        shape=shape_of(surgery.plan.after and surgery.plan.after.as_dict()),
-        judged=judged_of(surgery),
-    )
-
-
-def training(entry: Entry, summary: Summary) -> Run:
-    """From a summary; unknown or odd values become gaps."""
-    surgery, stages = summary.model.surgery, value_at(summary.model.shape, "stages")  # as it stands: it may be damaged
-    transferred = summary.experiment is not None and summary.experiment.init == "transfer"
-    fresh = text(value_at(surgery, "plan", "init"), FRESH) == FRESH
-    return Run(
-        path=entry.path,
-        kind="run",
-        when=entry.when,
-        summary=summary,
-        task=task_of(summary),
-        cut=cut_of(summary.model.record),
-        parameters=summary.model.parameters,
-        parameters_of_source=whole(value_at(surgery, "plan", "parameters_before", "total")),
-        parts=parts_of(summary.model.parts),
-        shape=shape_of(summary.model.shape),
-        width=whole(value_at(stages[0], "width")) if isinstance(stages, list) and stages else None,
-        began_trained=transferred or text(value_at(surgery, "initialised"), FRESH) != FRESH,
-        init_std=summary.model.init_std if fresh else None,
-        expected=expected_of(summary.recipe.get("expected")),
-        judged=judged_of(record.read_if_whole(entry.path / BEST)),
-    )
-
-
 def task_of(made: Summary) -> Task:
     """The task as reports name it; what a summary leaves out is shown as a question mark."""
     task, options = made.task, value_at(made.recipe, "task")
@@ -317,25 +289,6 @@ def task_of(made: Summary) -> Task:
     words = [f"vocabulary {task.data.get('vocab_size')}"] if metric == "perplexity" else []
     same = ", ".join([held, *how, *words])
     return Task(name, metric, label, task.higher_is_better, task.percent, count or None, same, own_test(made))
-
-
-def expected_of(said: Json) -> Mapping[str, Mapping[str, float]]:
-    """The expected figures by arm, those that are numbers."""
-    arms = said if isinstance(said, dict) else {}
-    return {text(arm): known for arm, values in arms.items() if (known := figures(values))}
-
-
-def parts_of(said: Json) -> Mapping[str, int | None] | None:
-    """The number of parameters of each part, None where it is not said."""
-    return {key: whole(said.get(key)) for key in PARTS} if isinstance(said, dict) else None
-
-
-def shape_of(shape: Json) -> Mapping[str, str] | None:
-    """`{"depth": "12", ...}`, with `4,8,16,32` where stages differ."""
-    stages = value_at(shape, "stages")
-    if not isinstance(stages, list) or not stages:
-        return None
-    return {key: ",".join(str(whole(value_at(stage, key)) or "?") for stage in stages) for key in SHAPE}
 
 
 HEADS, BENCH = "heads.json", "bench.json"  # what `heads` and `bench` leave

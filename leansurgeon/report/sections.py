@@ -16,10 +16,9 @@ from pathlib import Path
 from leansurgeon.errors import plural
 from leansurgeon.reading.values import stamp, text
 from leansurgeon.report import sections as glue
-from leansurgeon.report.collect import Entry
 from leansurgeon.report.humans import listed, spread
 from leansurgeon.report.rows import GLUE, Note, Row, Section, make_row, metric
-from leansurgeon.report.runs import Run, called, compare_models, judged_by, run_of
+from leansurgeon.report.runs import Run, called, compare_models, judged_by, read_run
 from leansurgeon.training.runs.summary import DONE, Summary, own_test
 
 APART = (
@@ -29,9 +28,9 @@ APART = (
 ROLES = ("original", "lean", "control")
 
 
-def sections(entries: Sequence[Entry]) -> list[Section]:
-    """Group what was collected into tables, the one with the newest entry first, models at the end."""
-    runs = with_judged([run_of(entry) for entry in sorted(entries, key=lambda e: -e.when)])
+def sections(runs: Sequence[Run]) -> list[Section]:
+    """Group what was collected into tables, the one with the newest run first, models at the end."""
+    runs = with_judged(sorted(runs, key=lambda run: -run.when))
     groups: dict[tuple, list[Run]] = {}
     for run in runs:
         groups.setdefault(_group_key(run), []).append(run)
@@ -44,7 +43,7 @@ def sections(entries: Sequence[Entry]) -> list[Section]:
 
 def experiment_section(summaries: Iterable[Summary]) -> list[Section]:
     """The same for summaries in memory, in the order of their training."""
-    return sections([Entry(Path(), summary, float(i)) for i, summary in enumerate(summaries)])
+    return sections([read_run(Path(), summary, float(i)) for i, summary in enumerate(summaries)])
 
 
 def with_judged(runs: Sequence[Run]) -> list[Run]:
@@ -72,7 +71,9 @@ def _group_key(run: Run) -> tuple:
 def _section(kind: str, runs: list[Run]) -> Section:
     if kind == "experiment":
         return _experiment(runs)
-    runs = sorted(runs, key=lambda run: (run.kind == "run", run.kind == "model" and -(run.parameters or 0)))
+    runs = sorted(
+        runs, key=lambda run: (run.kind == "run", run.kind == "model" and -(run.summary.model.parameters or 0))
+    )
     names = _unique_names(runs)
     rows = tuple(make_row(names[run.path], run.kind, [run]) for run in runs)
     if kind == "models":

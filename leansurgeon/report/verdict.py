@@ -17,7 +17,10 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from leansurgeon.checkpoints.record import FRESH
 from leansurgeon.intervals import NEEDED, binomial_variance, degrees_of_freedom, needed_errors, p_value
+from leansurgeon.reading.jsonfile import value_at
+from leansurgeon.reading.values import items, text, whole
 from leansurgeon.report.humans import Spread, listed, plain
 from leansurgeon.report.rows import Row, Section, Task
 
@@ -167,7 +170,10 @@ def warnings(section: Section) -> list[str]:
                 f"{row.name} was still improving when its training ended{of}: it is not fully trained, so "
                 "a win of another arm over it is not credible. Train longer."
             )
-        std, width = row.runs[0].init_std, row.runs[0].width
+        made = row.runs[0].summary.model
+        fresh = text(value_at(made.surgery, "plan", "init"), FRESH) == FRESH  # else the weights were not drawn
+        stages = items(value_at(made.shape, "stages")) or [None]
+        std, width = made.init_std if fresh else None, whole(value_at(stages[0], "width"))
         natural = 1 / math.sqrt(width) if width else 0.0
         if std and width and width <= SMALL_WIDTH and std < natural / 2:
             told.append(

@@ -105,7 +105,7 @@ class Site:
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
     found = collect([workspace(tmp_path_factory.mktemp("runs"))])
-    made = Site(html_page.page(sections(found.entries), found))
+    made = Site(html_page.page(sections(found.runs), found))
     yield made
     made.server.shutdown()
 

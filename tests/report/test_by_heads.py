@@ -50,7 +50,7 @@ def section(tmp_path) -> Section:
             arm(tmp_path, f"l{depth}-h{heads}", depth, heads)
     arm(tmp_path, "l8-h16-control", 8, 12, control_of="l8-h16")
     arm(tmp_path, "l6-h2", 6, 2)  # a point alone is no curve
-    (made,) = sections(collect([tmp_path]).entries)
+    (made,) = sections(collect([tmp_path]).runs)
     return made
 
 
@@ -66,7 +66,7 @@ def test_mlps_and_arms_cut_from_trained_weights_make_curves_of_their_own(tmp_pat
     for mlp, init in ((192, "fresh"), (384, "fresh"), (384, "transfer")):
         for heads in (2, 4, 8):
             arm(tmp_path, f"h{heads}-m{mlp}-{init}", 7, heads, mlp, init)
-    (made,) = sections(collect([tmp_path]).entries)
+    (made,) = sections(collect([tmp_path]).runs)
     names = [curve.name for curve in sweep(made)]
     expected = (r"\b7\b.*\b192\b.*\bscratch\b", r"\b7\b.*\b384\b.*\bscratch\b", r"\b7\b.*\b384\b.*\btrained\b")
     assert all(map(re.search, expected, names)) and len(names) == 3
@@ -78,7 +78,7 @@ def test_an_original_that_began_with_trained_weights_is_not_from_scratch(tmp_pat
     for heads in (2, 4, 8):
         arm(tmp_path, f"h{heads}", 7, heads, init="transfer")
         arm(tmp_path, f"h{heads}-fresh", 7, heads)
-    (made,) = sections(collect([tmp_path]).entries)
+    (made,) = sections(collect([tmp_path]).runs)
     heads = {curve.name: [heads for heads, _ in curve.arms] for curve in sweep(made)}
     assert heads == {"7 layers, from scratch": [2, 4, 8], "7 layers, cut from trained weights": [2, 4, 8, 12]}
 
@@ -104,21 +104,21 @@ def test_arms_of_another_head_dim_are_on_a_curve_of_their_own(tried, names, tmp_
     for heads, dims in tried.items():
         for dim in dims:
             arm(tmp_path, f"h{heads}-d{dim}", 7, heads, head_dim=dim)
-    (made,) = sections(collect([tmp_path]).entries)
+    (made,) = sections(collect([tmp_path]).runs)
     assert {curve.name: [heads for heads, _ in curve.arms] for curve in sweep(made)} == names
 
 
 def test_two_numbers_of_heads_are_no_sweep(tmp_path):
     for heads in (2, 4):
         arm(tmp_path, f"h{heads}", 7, heads)
-    (made,) = sections(collect([tmp_path]).entries)
+    (made,) = sections(collect([tmp_path]).runs)
     assert sweep(made) == [] and metric_by_heads(made) == kappa_by_heads(made) == []
 
 
 def test_one_layer_is_singular(tmp_path):
     for heads in (2, 4, 8):
         arm(tmp_path, f"h{heads}", 1, heads)
-    (made,) = sections(collect([tmp_path]).entries)
+    (made,) = sections(collect([tmp_path]).runs)
     assert [curve.name for curve in sweep(made)] == ["1 layer"]
 
 
@@ -127,7 +127,7 @@ def test_single_runs_are_no_sweep(tmp_path):
         made = summary("lean", 0, None)
         made["model"]["shape"]["stages"][0]["heads"] = heads
         write(tmp_path / f"h{heads}", made)
-    (found,) = sections(collect([tmp_path]).entries)
+    (found,) = sections(collect([tmp_path]).runs)
     assert found.kind == "runs" and len(found.rows) == 3 and sweep(found) == []
 
 
@@ -149,7 +149,7 @@ def test_seeds_give_every_point_of_a_sweep_its_error_bar(tmp_path):
     for heads in (2, 4, 8):
         for seed, off in enumerate((-0.01, 0.0, 0.01)):
             arm(tmp_path, f"h{heads}", 7, heads, seed=seed, off=off)
-    (made,) = sections(collect([tmp_path]).entries)
+    (made,) = sections(collect([tmp_path]).runs)
     (metric,) = metric_by_heads(made)
     found = {mark.at["x"]: (mark.at["y"], mark.at["y2"]) for mark in marks(metric.spec, "rule")}
     assert found == {h: (pytest.approx(METRIC[h] - 0.01), pytest.approx(METRIC[h] + 0.01)) for h in (2, 4, 8)}

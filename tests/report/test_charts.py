@@ -58,7 +58,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def section(folder):
-    (found,) = sections(collect([folder]).entries)
+    (found,) = sections(collect([folder]).runs)
     return found
 
 
@@ -129,7 +129,7 @@ def test_each_kappa_chart_draws_its_own_measure(tmp_path):
     run = summary(experiment=None)
     for i, layer in enumerate(run["kappa"]["layers"], 1):
         layer |= {"output": {"median": 10.0 * i}, "jacobian": {"at_least": 5.0 * i, "exact": False}}
-    (made,) = sections(collect([write(tmp_path / "a", run)]).entries)
+    (made,) = sections(collect([write(tmp_path / "a", run)]).runs)
     found = {chart.key: chart for chart in drawn.kappa_by_layer(made)}
     values = {key: [y for _, points in lines(chart.spec) for _, y in points] for key, chart in found.items()}
     assert values == {
@@ -145,7 +145,7 @@ def test_each_kappa_chart_draws_its_own_measure(tmp_path):
 
 def test_a_layer_that_lacks_rank_is_a_hollow_mark(tmp_path):
     run = summary(experiment=None, kappa=kappa((17.0, None, 95.0)))
-    (made,) = sections(collect([write(tmp_path / "a", run)]).entries)
+    (made,) = sections(collect([write(tmp_path / "a", run)]).runs)
     chart = drawn.kappa_by_layer(made)[0]
     shown = {mark.xy[0]: (mark.xy[1], mark.look["filled"]) for mark in marks(chart.spec, "point")}
     assert shown == {1: (17, True), 2: (2.9e7, False), 3: (95, True)}

@@ -12,7 +12,7 @@ import pytest
 from leansurgeon.checkpoints.record import Both, Comparison, Origin, Proof, SurgeryRecord
 from leansurgeon.errors import UsageError
 from leansurgeon.report.collect import collect
-from leansurgeon.report.runs import Cut, Run, cut_of, judged_of, run_of
+from leansurgeon.report.runs import Cut, Run, cut_of, judged_of
 from leansurgeon.report.sections import sections
 from leansurgeon.report.tables.render import render
 from tests.support.report.report_fixtures import digits, summary, write
@@ -39,8 +39,8 @@ def test_a_workspace_newest_first_at_most_three_deep(tmp_path: Path) -> None:
     write(root / ".hidden", summary(experiment=None))
     write(root / "digits-vit" / "lean-s0" / "model", SURGERY, "surgery.json")  # inside a run
     found = collect(workspace=root)
-    assert len(found.of("run")) == 10 and not found.of("model") and not found.problems
-    stamps = [e.evidence.finished for e in found.entries]
+    assert [run.kind for run in found.runs] == ["run"] * 10 and not found.problems
+    stamps = [run.summary.finished for run in found.runs]
     assert stamps == sorted(stamps, reverse=True)
 
 
@@ -53,12 +53,12 @@ def test_models_without_a_run(tmp_path: Path) -> None:
     run["model"]["surgery"] = SURGERY | {"created": "today"}
     write(root / "run", run)
     found = collect(workspace=root)
-    assert [e.path.name for e in found.of("model")] == ["shrunk"]
-    (row,) = sections(found.entries)[-1].rows
+    assert [run.path.name for run in found.runs if run.kind == "model"] == ["shrunk"]
+    (row,) = sections(found.runs)[-1].rows
     assert (row.parameters, row.reference_parameters) == (84_182_017, 119_589_889)
-    assert "-29.6 %" in render(sections(found.entries))
+    assert "-29.6 %" in render(sections(found.runs))
     # A model that is named is shown, trained or not.
-    assert [e.kind for e in collect([root / "trained"]).entries] == ["model"]
+    assert [run.kind for run in collect([root / "trained"]).runs] == ["model"]
 
 
 @pytest.mark.parametrize("damage", [{"proof": 7}, {"versions": {"x": 1}}, {"source": 5}])
@@ -66,16 +66,15 @@ def test_a_run_says_how_it_began_where_its_surgery_cannot_be_read_as_a_whole(dam
     run = summary(experiment=None)
     run["model"]["surgery"] = SURGERY | {"initialised": "transfer", "plan": PLAN | {"init": "transfer"}} | damage
     run["model"]["init_std"] = 0.001
-    (entry,) = collect([write(tmp_path / "run", run)]).entries
-    made = run_of(entry)
-    assert entry.evidence.model.record is None and made.cut is None
-    assert (made.began_trained, made.parameters_of_source, made.init_std) == (True, 119_589_889, None)
+    (made,) = collect([write(tmp_path / "run", run)]).runs
+    assert made.summary.model.record is None and made.cut is None
+    assert (made.began_trained, made.parameters_of_source) == (True, 119_589_889)
 
 
 def test_named_paths_and_overlap(tmp_path: Path) -> None:
     root = workspace_of(tmp_path)
-    assert len(collect([root / "digits-vit", root / "digits-vit" / "lean-s0"]).entries) == 9
-    assert len(collect([root / "digits-vit" / "lean-s0"]).entries) == 1
+    assert len(collect([root / "digits-vit", root / "digits-vit" / "lean-s0"]).runs) == 9
+    assert len(collect([root / "digits-vit" / "lean-s0"]).runs) == 1
 
 
 @pytest.mark.parametrize(
@@ -98,7 +97,7 @@ def test_foreign_summaries_get_one_sentence(tmp_path: Path, content: str, senten
     (root / "broken").mkdir()
     (root / "broken" / "summary.json").write_bytes(content.encode("latin-1"))
     found = collect(workspace=root)
-    assert len(found.entries) == 9
+    assert len(found.runs) == 9
     (problem,) = found.problems
     assert re.search(sentence, problem) and str(root / "broken") in problem
     assert problem.endswith(".") and problem[-2].isalnum()  # one full stop, and nothing else
@@ -121,7 +120,7 @@ def test_a_folder_that_the_system_keeps_shut_costs_its_row_and_a_warning(tmp_pat
 
     monkeypatch.setattr(Path, call, refused)
     found = collect(workspace=root)
-    assert len(found.entries) == 9
+    assert len(found.runs) == 9
     (problem,) = found.problems
     assert str(shut) in problem and problem.endswith("cannot be read: Permission denied.")
 
@@ -132,7 +131,7 @@ def test_an_unfinished_run_is_said_and_not_searched(tmp_path: Path) -> None:
     (root / "now" / "metrics.jsonl").touch()
     write(root / "now" / "model", SURGERY, "surgery.json")
     found = collect(workspace=root)
-    assert not found.of("model")
+    assert all(run.kind == "run" for run in found.runs)
     (one,) = found.unfinished
     assert (one.name, one.step, one.running) == ("now", None, False) and not found.problems
 
@@ -167,19 +166,19 @@ def test_odd_values_become_gaps_not_crashes(tmp_path: Path) -> None:
             inner[keys[-1]] = odd
             folder = write(tmp_path / "run", data)
             try:
-                entries = collect([folder]).entries
+                runs = collect([folder]).runs
             except UsageError:
                 continue
             for style in ("table", "markdown", "csv", "json", "latex"):
-                shown = render(sections(entries), style)
+                shown = render(sections(runs), style)
                 assert "\x1b" not in shown, keys
-            render(sections(entries), wide=True)
+            render(sections(runs), wide=True)
 
 
 def run(tmp_path: Path, document: dict, name: str = "summary.json") -> Run:
     """What a report knows of a folder that holds this file alone."""
-    (entry,) = collect([write(tmp_path / "folder", document, name)]).entries
-    return run_of(entry)
+    (found,) = collect([write(tmp_path / "folder", document, name)]).runs
+    return found
 
 
 def test_what_is_known_of_a_model_that_nobody_trained(tmp_path: Path) -> None:
@@ -188,7 +187,7 @@ def test_what_is_known_of_a_model_that_nobody_trained(tmp_path: Path) -> None:
     said = {"created": "2026-01-02", "versions": {"torch": "2.11"}, "plan": plan, "judged": judged}
     made = run(tmp_path, SURGERY | said, "surgery.json")
     assert (made.kind, made.path, made.task, made.part) == ("model", tmp_path / "folder", None, None)
-    assert (made.parameters, made.parameters_of_source) == (84_182_017, 119_589_889)
+    assert (made.summary.model.parameters, made.parameters_of_source) == (84_182_017, 119_589_889)
     assert made.parts == {"embeddings": None, "attention": 23_000_000, "mlp": None, "rest": None}
     assert made.shape == {"depth": "10", "heads": "24", "head_dim": "32", "mlp_dim": "3072"}
     assert (made.summary.finished, made.summary.versions) == ("2026-01-02", {"torch": "2.11"})
@@ -212,7 +211,7 @@ def test_what_is_known_of_a_training(tmp_path: Path) -> None:
     one["model"] |= {"shape": {"stages": stages}, "init_std": 0.02, "surgery": None, "parts": {"mlp": 7}}
     one["task"] |= {"name": "glue", "data": {"task": "sst2"}, "metric_label": None, "eval_samples": 20_000}
     made = run(tmp_path, one)
-    assert (made.kind, made.width, made.init_std, made.cut, made.began_trained) == ("run", 32, 0.02, None, False)
+    assert (made.kind, made.cut, made.began_trained) == ("run", None, False)
     assert made.shape == {"depth": "4,8", "heads": "2,?", "head_dim": "8,?", "mlp_dim": "64,?"}
     assert made.parts == {"embeddings": None, "attention": None, "mlp": 7, "rest": None}
     assert (made.glue_task, made.task.label, made.task.decimals) == ("sst2", "accuracy", 2)
@@ -222,10 +221,10 @@ def test_what_is_known_of_a_training(tmp_path: Path) -> None:
         assert (small.glue_task, small.task.decimals, small.task.eval_samples) == ("", decimals, samples or None)
     for odd in ("x", [], {"stages": []}, {"stages": "x"}, {"stages": {"0": 1}}):
         one["model"]["shape"] = odd
-        assert run(tmp_path, one).width is run(tmp_path, one).shape is None
+        assert run(tmp_path, one).shape is None
     one["model"] |= {"parts": None, "surgery": SURGERY | {"initialised": "trained", "plan": PLAN | {"init": "fresh"}}}
     began = run(tmp_path, one)
-    assert (began.parts, began.began_trained, began.init_std) == (None, True, 0.02)
+    assert (began.parts, began.began_trained) == (None, True)
     assert began.parameters_of_source == 119_589_889 and began.cut.source == "bert-crammed"
 
 

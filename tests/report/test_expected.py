@@ -62,7 +62,7 @@ def test_a_single_run_is_compared_with_the_arm_of_its_size(tmp_path):
     other = expecting([summary("control", experiment=None)])[0]
     write(tmp_path / "same", same)
     write(tmp_path / "other", other)
-    (section,) = sections(collect([tmp_path]).entries)
+    (section,) = sections(collect([tmp_path]).runs)
     assert [(one.name, one.expected) for one in expectations(section)] == [("same", 302154), ("same", 0.976)]
 
 

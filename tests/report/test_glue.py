@@ -35,7 +35,7 @@ def write(folder, model, task, value, seed=0, digest=None, name=None):
 
 
 def glue_of(folder):
-    (found,) = [s for s in sections(collect([folder]).entries) if s.kind == "glue"]
+    (found,) = [s for s in sections(collect([folder]).runs) if s.kind == "glue"]
     return found
 
 
@@ -77,7 +77,7 @@ def test_other_runs_make_no_glue_table(tmp_path):
     folder = tmp_path / "run"
     folder.mkdir()
     (folder / "summary.json").write_text(json.dumps(summary("lean", experiment=None)))
-    assert [s.kind for s in sections(collect([tmp_path]).entries)] == ["runs"]
+    assert [s.kind for s in sections(collect([tmp_path]).runs)] == ["runs"]
 
 
 def test_the_test_split_stands_beside_validation():

@@ -34,7 +34,7 @@ EVIL = "<script>alert(1)</script>\"'&\x00\x1b[31m"
 
 def page_of(*folders: Path) -> tuple[Page, dict]:
     found = collect(folders)
-    made = sections(found.entries)
+    made = sections(found.runs)
     text = html_page.page(made, found)
     text.encode("utf-8")  # a lone surrogate would not
     return Page(text), make_document(made, found.problems)
@@ -61,7 +61,7 @@ def test_every_element_is_closed_and_nothing_is_loaded(digits_page):
 
 def test_style_loads_nothing(tmp_path):
     found = collect([workspace(tmp_path)])
-    style = re.search(r"<style>(.*?)</style>", html_page.page(sections(found.entries), found), re.S)[1]
+    style = re.search(r"<style>(.*?)</style>", html_page.page(sections(found.runs), found), re.S)[1]
     assert "url(" not in style and "@import" not in style and "@font-face" not in style
     assert "prefers-color-scheme:dark" in style and "@media print" in style
 
@@ -128,7 +128,7 @@ def test_what_was_cut_and_why(digits_page):
 
 def test_every_chart_stands_under_its_heading(digits_page, tmp_path):
     found = collect([workspace(tmp_path)])
-    (section,) = sections(found.entries)
+    (section,) = sections(found.runs)
     text = html_page.page([section], found)
     headings = [(m.start(), m[1]) for m in re.finditer(r"<h3>(.*?)</h3>", text)]
     titles = [(m.start(), m[1]) for m in re.finditer(r"<figcaption><b>(.*?)</b>", text)]
@@ -163,7 +163,7 @@ def test_caveats_stand_beside_the_figure_that_they_concern(tmp_path):
         run["started"] = "2026-01-31T14:00:00+00:00"  # all at once
         write(tmp_path / f"{run['experiment']['arm']}-{run['seed']}", run)
     found = collect([tmp_path])
-    text = html_page.page(sections(found.entries), found)
+    text = html_page.page(sections(found.runs), found)
     tiles = dict(re.findall(r'<dl class="tile">\s*<dt>(.*?)</dt>(.*?)</dl>', text, re.S))
     parts = dict(re.findall(r"<h3>(.*?)</h3>(.*?)(?=<h3>|</section>)", text, re.S))
     for says, tile, part in (
@@ -177,7 +177,7 @@ def test_caveats_stand_beside_the_figure_that_they_concern(tmp_path):
 
 def test_recipes_and_tables_of_layers_fold(digits_page, tmp_path):
     found = collect([workspace(tmp_path)])
-    text = html_page.page(sections(found.entries), found)
+    text = html_page.page(sections(found.runs), found)
     folded = "".join(re.findall(r"<details>(.*?)</details>", text, re.S))
     assert "name: digits-vit" in folded and LAYERS_CAPTION in folded
     outside = re.sub(r"<details>.*?</details>", "", text, flags=re.S)
@@ -362,7 +362,7 @@ def test_raw_and_invariant_kappa_side_by_side(tmp_path):
 
 def test_files_that_cannot_be_written_are_usage_errors(tmp_path):
     found = collect([write(tmp_path / "run", summary())])
-    made = sections(found.entries)
+    made = sections(found.runs)
     for place, words in ((tmp_path, "is a folder"), (tmp_path / "no" / "a.html", "no folder")):
         with pytest.raises(UsageError, match=words):
             html_page.write(place, made, found)

@@ -16,8 +16,8 @@ import pytest
 
 from leansurgeon.errors import UsageError
 from leansurgeon.report import humans, notes
-from leansurgeon.report.collect import Entry
 from leansurgeon.report.kappa import Bound, kappa_of
+from leansurgeon.report.runs import Run, read_run
 from leansurgeon.report.sections import sections
 from leansurgeon.report.tables import columns
 from leansurgeon.report.tables import render as terminal
@@ -35,9 +35,9 @@ from tests.support.report.report_fixtures import (
 )
 
 
-def runs(*made: dict) -> list[Entry]:
+def runs(*made: dict) -> list[Run]:
     return [
-        Entry(Path(f"runs/digits-vit-s{i}-20260131-14250{i}"), Summary.from_dict(m), float(i))
+        read_run(Path(f"runs/digits-vit-s{i}-20260131-14250{i}"), Summary.from_dict(m), float(i))
         for i, m in enumerate(made)
     ]
 
@@ -115,12 +115,12 @@ def test_repeated_seeds_debug_runs_and_gaps_are_not_mixed() -> None:
     made = digits(arms=("original", "lean"))[:-1]  # lean lacks seed 2
     old = [summary("lean", 0, finished="2025-01-01T00:00:00+00:00", final={"loss": 9.0, "metric": 0.1})]
     other = [summary("lean", 1, finished="2025-01-01T00:00:00+00:00", steps=2)]
-    entries = [
-        Entry(Path(f"r{i}"), Summary.from_dict(m), i - 10.0 if m["finished"] < "2026" else float(i))
+    found = [
+        read_run(Path(f"r{i}"), Summary.from_dict(m), i - 10.0 if m["finished"] < "2026" else float(i))
         for i, m in enumerate(made)
     ]
-    entries += [Entry(Path(f"old{i}"), Summary.from_dict(m), -1.0 - i) for i, m in enumerate(old + other)]
-    (section,) = sections(entries)
+    found += [read_run(Path(f"old{i}"), Summary.from_dict(m), -1.0 - i) for i, m in enumerate(old + other)]
+    (section,) = sections(found)
     lean = section.rows[1]
     assert lean.seeds == (0, 1) and lean.metric.mean == pytest.approx((0.9806 + 0.9833) / 2)
     said = " ".join(note.says for note in section.notes)
@@ -208,8 +208,8 @@ def test_no_cell_of_a_csv_begins_a_formula(begin: str, tmp_path: Path) -> None:
     ]
     for run in made:
         run["task"] = run["task"] | {"name": evil, "metric": evil}
-    entries = [Entry(Path(f"{begin}x/{i}"), Summary.from_dict(run), float(i)) for i, run in enumerate(made)]
-    cells = [cell for row in csv.reader(io.StringIO(render(sections(entries), "csv"))) for cell in row]
+    found = [read_run(Path(f"{begin}x/{i}"), Summary.from_dict(run), float(i)) for i, run in enumerate(made)]
+    cells = [cell for row in csv.reader(io.StringIO(render(sections(found), "csv"))) for cell in row]
     assert sum("HYPERLINK" in cell for cell in cells) >= 4
     for cell in cells:
         assert re.fullmatch(r"-?[\d.]+(e-?\d+)?", cell) or cell[:1] not in ("=", "+", "-", "@", "\t", "\r"), cell

@@ -76,7 +76,7 @@ def test_every_form_of_the_report_has_it(tmp_path):
     write(tmp_path / "done", summary(experiment=None))
     interrupted(tmp_path / "broken", 330, "# leansurgeon retrain a --recipe b\n")
     found = collect([tmp_path])
-    made, line = sections(found.entries), found.unfinished[0].resume
+    made, line = sections(found.runs), found.unfinished[0].resume
     for form in ("table", "markdown", "latex"):
         assert line in render(made, form, unfinished=found.unfinished), form
     document = json.loads(render(made, "json", unfinished=found.unfinished))
@@ -86,7 +86,7 @@ def test_every_form_of_the_report_has_it(tmp_path):
     assert line in shown.text and "step 330" in shown.text and not shown.wrong
     # Where nothing else is there, that is the report.
     alone = collect([tmp_path / "broken"])
-    assert render(sections(alone.entries), unfinished=alone.unfinished).endswith(line)
+    assert render(sections(alone.runs), unfinished=alone.unfinished).endswith(line)
     assert line in Page(page([], alone)).text
 
 
@@ -104,13 +104,13 @@ def test_a_run_is_called_by_its_folder_and_never_model(tmp_path, monkeypatch):
     for path, name in (("a/smol/model", "smol"), ("a/smol/last", "smol"), ("a/smol", "smol"), ("smol", "smol")):
         assert called(Path(path)) == name
     folder = write(tmp_path / "smol" / "model", surgery("lean"), "surgery.json")
-    (row,) = sections(collect([folder]).entries)[0].rows
+    (row,) = sections(collect([folder]).runs)[0].rows
     assert row.name == "smol"
     monkeypatch.chdir(folder)
-    (row,) = sections(collect([Path()]).entries)[0].rows
+    (row,) = sections(collect([Path()]).runs)[0].rows
     assert row.name == "smol"
     monkeypatch.chdir(folder.parent)
     assert called(Path(".")) == called(Path("../smol")) == "smol"
     other = write(tmp_path / "x" / "smol", surgery("lean"), "surgery.json")
-    rows = sections(collect([folder.parent, other]).entries)[0].rows
+    rows = sections(collect([folder.parent, other]).runs)[0].rows
     assert sorted(row.name for row in rows) == ["smol/model", "x/smol"]
