@@ -8,8 +8,7 @@ from leansurgeon.errors import plural
 from leansurgeon.report.humans import listed, plain
 from leansurgeon.report.kappa import Kappa
 from leansurgeon.report.rows import Note, Row, Section, heals, kept_start
-from leansurgeon.report.runs import Run
-from leansurgeon.report.verdict import Expected, expectations, is_accuracy, longer_training, verdicts
+from leansurgeon.report.verdict import expectations, is_accuracy, longer_training, verdicts
 from leansurgeon.training.runs.folder import BEST
 
 
@@ -93,26 +92,36 @@ def of_quality(section: Section) -> list[Note]:
 
 
 def of_expectations(section: Section) -> list[Note]:
-    """One sentence for each row of which the recipe expects something."""
-    by_arm: dict[str, list[Expected]] = {}
+    """One sentence for each row of which the recipe expects something, with figures such as `accuracy 97.6 % (here
+    97.5 %, which agrees)`.
+    """
+    said: dict[str, list[str]] = {}
+    differ = set()
     for one in expectations(section):
-        by_arm.setdefault(one.name, []).append(one)
-    notes = []
-    for name, several in by_arm.items():
-        said = ", ".join(expected_text(one, section) for one in several)
-        differs = any(one.agrees is False for one in several)
-        notes.append(Note(f"The recipe, as it is shipped, expects of {name}: {said}.", "quality", caveat=differs))
-    return notes
+        if one.figure == "parameters":
+            expected, here = f"{one.expected:,.0f}", "" if one.agrees else f" (here {one.measured:,.0f})"
+        else:
+            own = section.task and section.task.percent and one.figure == section.task.metric
+            percent = own or section.kind == "glue"
+            expected, measured = (f"{100 * v:.1f} %" if percent else plain(v) for v in (one.expected, one.measured))
+            word = {True: ", which agrees", False: ", which does not agree", None: ""}[one.agrees]
+            here = f" (here {measured}{word})"
+        said.setdefault(one.name, []).append(f"{one.figure} {expected}{here}")
+        differ |= {one.name} if one.agrees is False else set()
+    return [
+        Note(f"The recipe, as it is shipped, expects of {name}: {', '.join(some)}.", "quality", caveat=name in differ)
+        for name, some in said.items()
+    ]
 
 
 def of_judged(section: Section) -> list[Note]:
     """One sentence for every data that a model was judged on (`judge`, sources that were mixed), against its source."""
-    return [
-        Note(f"{row.name}{seed(row, run)} on {name}: {says}", "quality")
-        for row in section.rows
-        for run in row.runs
-        for name, says in run.judged
-    ]
+    notes = []
+    for row in section.rows:
+        for run in row.runs:
+            seed = f" (seed {run.summary.seed})" if len(row.runs) > 1 else ""
+            notes += [Note(f"{row.name}{seed} on {name}: {says}", "quality") for name, says in run.judged]
+    return notes
 
 
 def of_gaps(section: Section) -> list[Note]:
@@ -127,22 +136,6 @@ def of_gaps(section: Section) -> list[Note]:
     if untrained and section.task:
         said.append(f"{listed(untrained)}: not trained here, so without memory and time of a step.")
     return [Note(one, "kappa") for one in said]
-
-
-def seed(row: Row, run: Run) -> str:
-    """` (seed 1)` where a row has several."""
-    return f" (seed {run.summary.seed})" if len(row.runs) > 1 else ""
-
-
-def expected_text(one: Expected, section: Section) -> str:
-    """`accuracy 97.6 % (here 97.5 %, which agrees)`."""
-    if one.figure == "parameters":
-        expected = f"{one.expected:,.0f}"
-        return f"{one.figure} {expected}{'' if one.agrees else f' (here {one.measured:,.0f})'}"
-    percent = section.kind == "glue" or (section.task and section.task.percent and one.figure == section.task.metric)
-    expected, measured = (f"{100 * v:.1f} %" if percent else plain(v) for v in (one.expected, one.measured))
-    word = {True: ", which agrees", False: ", which does not agree", None: ""}[one.agrees]
-    return f"{one.figure} {expected} (here {measured}{word})"
 
 
 def of_kappa(measured: list[Kappa], by_layer: bool) -> list[Note]:

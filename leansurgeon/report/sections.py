@@ -8,14 +8,13 @@ STS-B and Matthews' for CoLA (MNLI: the matched part). Runs belong together when
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
 from leansurgeon.errors import plural
 from leansurgeon.reading.values import stamp, text
-from leansurgeon.report import sections as glue
 from leansurgeon.report.humans import listed, spread
 from leansurgeon.report.rows import GLUE, Note, Row, Section, make_row, metric
 from leansurgeon.report.runs import Run, called, compare_models, judged_by, read_run
@@ -29,32 +28,30 @@ ROLES = ("original", "lean", "control")
 
 
 def sections(runs: Sequence[Run]) -> list[Section]:
-    """Group what was collected into tables, the one with the newest run first, models at the end."""
-    runs = with_judged(sorted(runs, key=lambda run: -run.when))
+    """Group what was collected into tables, the one with the newest run first, models at the end.
+
+    In place of a model that some of the runs judged on their held-out samples, or that was judged beside its source,
+    stands one for each table.
+    """
+    found: list[Run] = []
+    runs = sorted(runs, key=lambda run: -run.when)
+    compared = compare_models(runs)
+    for one in runs:
+        judged = [judged_by(one, run) for run in runs if run.kind == "run"] if one.kind == "model" else []
+        found += {made.task: made for made in judged if made}.values() or compared.get(one.path) or [one]
     groups: dict[tuple, list[Run]] = {}
-    for run in runs:
+    for run in found:
         groups.setdefault(_group_key(run), []).append(run)
-    made = [_section(key[0], group) for key, group in groups.items()]
-    if any(own_test(run.summary) for run in runs):
+    made = [_experiment(group) if key[0] == "experiment" else _singles(key[0], group) for key, group in groups.items()]
+    if any(own_test(run.summary) for run in found):
         made = [replace(one, notes=(*one.notes, Note(APART, "quality"))) if one.task is None else one for one in made]
-    together = glue.section(runs)
+    together = make_glue_section(found)
     return sorted([*made, *([together] if together else [])], key=lambda s: s.kind == "models")
 
 
 def experiment_section(summaries: Iterable[Summary]) -> list[Section]:
     """The same for summaries in memory, in the order of their training."""
     return sections([read_run(Path(), summary, float(i)) for i, summary in enumerate(summaries)])
-
-
-def with_judged(runs: Sequence[Run]) -> list[Run]:
-    """The runs, and in place of a model that some of them judged on their held-out samples, or that was judged beside
-    its source, one for each table.
-    """
-    found, compared = [], compare_models(runs)
-    for one in runs:
-        judged = [judged_by(one, run) for run in runs if run.kind == "run"] if one.kind == "model" else []
-        found += {made.task: made for made in judged if made}.values() or compared.get(one.path) or [one]
-    return found
 
 
 def _group_key(run: Run) -> tuple:
@@ -68,13 +65,14 @@ def _group_key(run: Run) -> tuple:
     return ("experiment", run.part.name, run.task.name, *sizes, run.part.own_task)
 
 
-def _section(kind: str, runs: list[Run]) -> Section:
-    if kind == "experiment":
-        return _experiment(runs)
-    runs = sorted(
-        runs, key=lambda run: (run.kind == "run", run.kind == "model" and -(run.summary.model.parameters or 0))
-    )
-    names = _unique_names(runs)
+def _singles(kind: str, runs: list[Run]) -> Section:
+    """Single runs of a task with the models that these judged ("runs"), or models that nobody trained ("models")."""
+    models = sorted((run for run in runs if run.kind == "model"), key=lambda run: -(run.summary.model.parameters or 0))
+    runs = [*models, *(run for run in runs if run.kind == "run")]
+    called_so, names = [called(run.path) for run in runs], {}
+    for run, name in zip(runs, called_so, strict=True):  # with the parent's in front where two share one
+        whole, alone = run.path.absolute(), called_so.count(name) == 1
+        names[run.path] = text(name if alone else f"{whole.parent.name}/{whole.name}", "?")
     rows = tuple(make_row(names[run.path], run.kind, [run]) for run in runs)
     if kind == "models":
         return Section(kind, "shrunk, not trained yet" if all(run.cut for run in runs) else "models", None, rows)
@@ -90,11 +88,16 @@ def _section(kind: str, runs: list[Run]) -> Section:
 
 
 def _experiment(runs: list[Run]) -> Section:
-    arms, notes = _arms(runs)
-    rows = [make_row(arm, _role(arm, group[0]), group, group[0].part.control_of) for arm, group in arms.items()]
-    original = next((r for r in rows if r.role == "original"), None)
+    (arms, notes), rows = _arms(runs), []
+    for arm, group in arms.items():
+        cut, control_of = group[0].cut, group[0].part.control_of
+        unchanged = cut is not None and cut.plan.before is not None and not cut.changes_shape
+        role = "original" if arm == "original" or unchanged else "lean"
+        role = "control" if control_of or arm.startswith("control") else role
+        rows.append(make_row(arm, role, group, control_of))
+    if original := next((r for r in rows if r.role == "original"), None):
+        rows = [replace(r, inherited_epochs=original.epochs) if r.init == "transfer" else r for r in rows]
     rows = [replace(r, reference_parameters=original and original.parameters) for r in rows]
-    rows = [replace(r, inherited_epochs=original.epochs) if original and r.init == "transfer" else r for r in rows]
     # Trained side by side they end in any order, and a table that is shown again must be the same.
     rows.sort(key=lambda r: (ROLES.index(r.role), by_number(r.name)))
     seeds = max((len(r.seeds) for r in rows), default=0)
@@ -120,13 +123,6 @@ def side_by_side(runs: Sequence[Run]) -> bool:
     spans = [(stamp(run.summary.started), stamp(run.summary.finished)) for run in runs]
     known = sorted((start, end) for start, end in spans if start is not None and end is not None)
     return any(later[0] < earlier[1] for earlier, later in pairwise(known))
-
-
-def _role(arm: str, run: Run) -> str:
-    unchanged = run.cut is not None and run.cut.plan.before is not None and not run.cut.changes_shape
-    if run.part.control_of or arm.startswith("control"):
-        return "control"
-    return "original" if arm == "original" or unchanged else "lean"
 
 
 def _arms(runs: list[Run]) -> tuple[dict[str, list[Run]], list[Note]]:
@@ -162,60 +158,33 @@ def _arms(runs: list[Run]) -> tuple[dict[str, list[Run]], list[Note]]:
     return dict(sorted(kept.items(), key=lambda item: item[1][0].when)), notes
 
 
-def _unique_names(runs: list[Run]) -> Mapping[Path, str]:
-    """Folder names as `called` says them, with the parent's in front where two share one."""
-    names = [called(run.path) for run in runs]
-    return {
-        run.path: text(
-            name if names.count(name) == 1 else f"{run.path.absolute().parent.name}/{run.path.absolute().name}", "?"
-        )
-        for run, name in zip(runs, names, strict=True)
-    }
-
-
-def section(runs: Sequence[Run]) -> Section | None:
+def make_glue_section(runs: Sequence[Run]) -> Section | None:
     """The table over all finished runs of task `glue` among these, newest first; None where there are none."""
-    models: dict[tuple, list[Run]] = {}
+    models: dict[tuple[str, ...], dict[str, dict[int | None, Run]]] = {}
     for run in runs:
-        if run.glue_task in GLUE and run.summary.status == DONE:
-            models.setdefault(_start(run), []).append(run)
-    rows = [_row(_name(group[0]), group) for group in models.values()]
+        if run.glue_task not in GLUE or run.summary.status != DONE:
+            continue
+        began, arm = run.summary.model, run.part.arm if run.part else ""
+        # What tells pretrained models apart: the arm of an experiment, or the digests of the weights that a run took.
+        weights = sorted(f"{k}={v}" for k, v in began.start.files.items() if k.endswith(".safetensors"))
+        key = (arm, run.part.name) if arm else (began.start.name or began.source or "?", *weights)
+        models.setdefault(key, {}).setdefault(run.glue_task, {}).setdefault(run.summary.seed, run)
+    rows = []
+    for (name, *_), tasks in sorted(models.items(), key=lambda item: item[0][0]):
+        used = [run for seeds in tasks.values() for run in seeds.values()]
+        scores = {}
+        for task, seeds in tasks.items():
+            both = [(metric(run.summary.final), metric(run.summary.best)) for run in seeds.values()]
+            if score := spread(best if last is None else last for last, best in both):
+                scores[task] = score
+        # What holds for all tasks together.
+        rows.append(Row(name, "run", shape=used[0].shape, scores=scores, runs=tuple(used)))
     if not rows:
         return None
-    missing = [row.name for row in rows if len(row.scores or {}) < len(GLUE)]
     said = [
         "MNLI matched, SST-2, RTE, QNLI: accuracy; QQP, MRPC: F1; STS-B: Pearson's, CoLA: Matthews' correlation; all "
         "times 100, on the development sets, after the last step, as means over seeds.",
     ]
-    if missing:
+    if missing := [row.name for row in rows if len(row.scores or {}) < len(GLUE)]:
         said.append(f"A mean is said of all eight tasks only; some are missing of {listed(missing)}.")
-    notes = tuple(Note(line, "quality") for line in said)
-    return Section("glue", "GLUE", None, tuple(sorted(rows, key=lambda row: row.name)), notes)
-
-
-def _row(name: str, runs: list[Run]) -> Row:
-    """Of every task and seed the newest run."""
-    newest: dict[str, dict[int | None, Run]] = {}
-    for run in runs:
-        newest.setdefault(run.glue_task, {}).setdefault(run.summary.seed, run)
-    scores = {task: spread(_score(run) for run in seeds.values()) for task, seeds in newest.items()}
-    used = [run for seeds in newest.values() for run in seeds.values()]
-    known = {task: score for task, score in scores.items() if score}
-    return Row(name, "run", shape=used[0].shape, scores=known, runs=tuple(used))  # what holds for all tasks together
-
-
-def _score(run: Run) -> float | None:
-    last, best = metric(run.summary.final), metric(run.summary.best)
-    return best if last is None else last
-
-
-def _start(run: Run) -> tuple:
-    """What tells pretrained models apart: the arm of an experiment, or the digests of the weights that a run took."""
-    if run.part and run.part.arm:
-        return (run.part.name, _name(run))
-    weights = sorted(f"{k}={v}" for k, v in run.summary.model.start.files.items() if k.endswith(".safetensors"))
-    return (_name(run), *weights)
-
-
-def _name(run: Run) -> str:
-    return (run.part.arm if run.part else "") or run.summary.model.start.name or run.summary.model.source or "?"
+    return Section("glue", "GLUE", None, tuple(rows), tuple(Note(line, "quality") for line in said))

@@ -14,14 +14,13 @@ What a recipe expects of its arms (`expected:`) is held against what was measure
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from leansurgeon.checkpoints.record import FRESH
 from leansurgeon.intervals import NEEDED, binomial_variance, degrees_of_freedom, needed_errors, p_value
 from leansurgeon.reading.jsonfile import value_at
 from leansurgeon.reading.values import items, text, whole
-from leansurgeon.report.humans import Spread, listed, plain
+from leansurgeon.report.humans import listed, plain
 from leansurgeon.report.rows import Row, Section, Task
 
 LONGER = 1.01  # times the epochs
@@ -201,47 +200,29 @@ class Expected:
 
 
 def expectations(section: Section) -> list[Expected]:
-    """Every figure that the recipe of a row expects and this report has measured."""
-    return [one for row in section.rows for one in of_row(row, section)]
+    """Every figure that the recipe of a row expects and this report has measured.
 
-
-def of_row(row: Row, section: Section) -> Iterator[Expected]:
-    """Every expected figure of a row that was measured, with whether it was met."""
-    wanted = wanted_of(row, section)
-    for figure, value in wanted.items():
-        if figure == "parameters" and row.parameters is not None:
-            yield Expected(row.name, figure, value, row.parameters, row.parameters == value)
-            continue
-        measured = measured_as(figure, row, section.task)
-        if measured is not None:
-            yield Expected(row.name, figure, value, measured.mean, within(value, measured, row, section.task))
-
-
-def wanted_of(row: Row, section: Section) -> Mapping[str, float]:
-    """By the name of its arm; a single run by its number of parameters, where the recipe tells its arms apart by it."""
-    run = next(iter(row.runs), None)
-    if run is None or section.name.endswith(DEBUG) or section.kind == "models":
-        return {}
-    if section.kind == "runs":
-        same = [arm for arm in run.expected.values() if arm.get("parameters") == row.parameters]
-        return same[0] if len(same) == 1 and row.parameters is not None else {}
-    return run.expected.get(row.name, {})
-
-
-def measured_as(figure: str, row: Row, task: Task | None) -> Spread | None:
-    """The measured values that an expected figure's name stands for; None if there are none."""
-    if row.scores and figure in row.scores:
-        return row.scores[figure]
-    if task is not None and figure == task.metric:
-        return row.metric
-    return row.loss if figure == "loss" else None
-
-
-def within(value: float, measured: Spread, row: Row, task: Task | None) -> bool | None:
-    """Whether the seeds and the size of the test set allow the expected value; None for one seed."""
-    if measured.n < 2:
-        return None
-    of_test = variance_of_test(row, task) if task is not None and measured is row.metric else 0.0
-    error = (measured.error**2 + of_test) ** 0.5
-    freedom = degrees_of_freedom(error, [(measured.error, measured.n)])
-    return abs(measured.mean - value) <= needed_errors(freedom) * error
+    What a recipe expects stands by the name of an arm; of a single run by its number of parameters, where the recipe
+    tells its arms apart by it.
+    """
+    found, task = [], section.task
+    for row in section.rows if section.kind != "models" and not section.name.endswith(DEBUG) else ():
+        arms = row.runs[0].expected if row.runs else {}
+        wanted = arms.get(row.name, {})
+        if section.kind == "runs":
+            same = [arm for arm in arms.values() if arm.get("parameters") == row.parameters]
+            wanted = same[0] if len(same) == 1 and row.parameters is not None else {}
+        figures = {"loss": row.loss} | ({task.metric: row.metric} if task else {}) | (row.scores or {})
+        for figure, value in wanted.items():
+            measured = figures.get(figure)
+            if figure == "parameters" and row.parameters is not None:
+                found.append(Expected(row.name, figure, value, row.parameters, row.parameters == value))
+            elif measured is not None:
+                agrees = None
+                if measured.n > 1:  # what the seeds and the size of the test set allow
+                    of_test = variance_of_test(row, task) if task is not None and measured is row.metric else 0.0
+                    error = (measured.error**2 + of_test) ** 0.5
+                    freedom = degrees_of_freedom(error, [(measured.error, measured.n)])
+                    agrees = abs(measured.mean - value) <= needed_errors(freedom) * error
+                found.append(Expected(row.name, figure, value, measured.mean, agrees))
+    return found

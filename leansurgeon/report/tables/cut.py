@@ -13,7 +13,7 @@ from tabulate import tabulate
 from leansurgeon.checkpoints.proof import report_numbers
 from leansurgeon.checkpoints.proof.report_numbers import perplexity
 from leansurgeon.checkpoints.record import Comparison, Proof
-from leansurgeon.checkpoints.recorded.decided import BlockRefit, Decisions, MadeLayer
+from leansurgeon.checkpoints.recorded.decided import BlockRefit, Decisions
 from leansurgeon.errors import plural, short
 from leansurgeon.report.humans import listed
 from leansurgeon.shape import NUMBERS, PARTS, Shape
@@ -42,7 +42,7 @@ def plan_table(plan: Plan) -> str:
     lines += wrap(plan.why + ".")
     for step in plan.operators:
         lines += wrap(f"- {step.name} ({step.exactness}): {step.says}", indent="  ")
-    if told := explain_exactness(step.exactness for step in plan.operators):
+    if told := explain((step.exactness for step in plan.operators), EXACTNESS):
         lines += wrap(f"{told}.")
     if not plan.operators:
         lines.append("- nothing to do: the shape is the source's own")
@@ -56,19 +56,33 @@ def giga(value: int) -> str:
 
 
 def decided_table(decided: Decisions) -> str:
-    """The sets of layers that were tried with their scores, and what became of every layer that was changed; empty
-    where nothing was left to decide.
+    """The sets of layers that were tried with their scores (`*` before the one that was taken), what became of every
+    layer that is no plain copy, and how many passes that took; empty where nothing was left to decide.
     """
-    measured = any(layer.heads for layer in decided.decisions)
-    by_weight = "" if measured else tabulate_kept_heads(decided.kept_heads)
-    parts = [tabulate_candidates(decided), tabulate_layers(decided.decisions), by_weight, describe_passes(decided)]
-    return "\n\n".join(part for part in parts if part)
-
-
-def tabulate_candidates(decided: Decisions) -> str:
-    """Candidates, `*` before the one that was taken."""
     heads, rows, note = list_candidates(decided, 15)
-    return "\n".join([*draw_table(rows, heads), *wrap(note)]) if rows else ""
+    parts = [[*draw_table(rows, heads), *wrap(note)]] if rows else []
+    rows = []
+    for layer in decided.decisions:
+        ways = [f"heads {ranges(layer.heads.kept)}"] if layer.heads else []
+        ways += [f"split, {100 * (layer.split.kept or 0):.1f} % of scores kept"] if layer.split else []
+        ways += ["MLP trimmed"] if layer.mlp else []
+        kept = layer.refit.kept if isinstance(layer.refit, BlockRefit) else ()
+        source = ranges(range(layer.source, layer.until + 1))
+        error = "" if layer.error_after is None else f"{layer.error_after:.4f}"
+        rows.append([layer.layer, source, short(", ".join(ways), 42), ", ".join(kept), error])
+    if rows:
+        note = "'for': the layers of the source that it stands for; 'error': that of its output on guard samples."
+        parts.append([*draw_table(rows, ["layer", "for", "made", "refitted", "error"]), *wrap(note)])
+    if decided.kept_heads and not any(layer.heads for layer in decided.decisions):  # because of their weights alone
+        rows = [[layer, short(ranges(heads), 60)] for layer, heads in decided.kept_heads.items()]
+        parts.append(draw_table(rows, ["source layer", "heads kept"]))
+    if decided.passes is not None:
+        over = "the calibration samples" if decided.tokens is None else f"{decided.tokens:,} calibration tokens"
+        told = f"The cut took {decided.passes:.1f} forward passes of the source over {over}."
+        told += " Some of them are of the cut that was interrupted." if decided.steps_taken_over else ""
+        told += f" Their bound left out: {'; '.join(decided.held_back)}." if decided.held_back else ""
+        parts.append(wrap(told))
+    return "\n\n".join("\n".join(lines) for lines in parts)
 
 
 def list_candidates(decided: Decisions, width: int = 60) -> tuple[list[str], list[list[str]], str]:
@@ -95,57 +109,9 @@ def list_candidates(decided: Decisions, width: int = 60) -> tuple[list[str], lis
         note += " The sets first compete on a part of the data, the best ones again on all of it."
     if any(c.left_out for c in candidates):
         note += " Those judged on less could not have won."
-    told = explain_criteria(c.criterion for c in candidates)
+    told = explain((c.criterion for c in candidates), CRITERIA)
     note += f" {told[0].upper()}{told[1:]}." if told else ""
     return head, rows, note
-
-
-def tabulate_layers(layers: Sequence[MadeLayer]) -> str:
-    """One line for every new layer that is not a plain copy."""
-    rows = []
-    for layer in layers:
-        kept = layer.refit.kept if isinstance(layer.refit, BlockRefit) else ()
-        source = ranges(range(layer.source, layer.until + 1))
-        error = "" if layer.error_after is None else f"{layer.error_after:.4f}"
-        rows.append([layer.layer, source, short(describe_layer(layer), 42), ", ".join(kept), error])
-    if not rows:
-        return ""
-    head = ["layer", "for", "made", "refitted", "error"]
-    note = "'for': the layers of the source that it stands for; 'error': that of its output on guard samples."
-    return "\n".join([*draw_table(rows, head), *wrap(note)])
-
-
-def describe_layer(layer: MadeLayer) -> str:
-    """How a layer came about: heads and units that stay, heads split."""
-    ways = []
-    if layer.heads:
-        ways.append(f"heads {ranges(layer.heads.kept)}")
-    if layer.split:
-        ways.append(f"split, {100 * (layer.split.kept or 0):.1f} % of scores kept")
-    if layer.mlp:
-        ways.append("MLP trimmed")
-    return ", ".join(ways)
-
-
-def describe_passes(decided: Decisions) -> str:
-    """How many passes of the source the cut took, and what their bound left out; records of earlier versions do not
-    say.
-    """
-    if decided.passes is None:
-        return ""
-    over = "the calibration samples" if decided.tokens is None else f"{decided.tokens:,} calibration tokens"
-    told = f"The cut took {decided.passes:.1f} forward passes of the source over {over}."
-    if decided.steps_taken_over:
-        told += " Some of them are of the cut that was interrupted."
-    if decided.held_back:
-        told += f" Their bound left out: {'; '.join(decided.held_back)}."
-    return "\n".join(wrap(told))
-
-
-def tabulate_kept_heads(kept: Mapping[str, Sequence[int]]) -> str:
-    """Heads that stay because of their weights alone."""
-    rows = [[layer, short(ranges(heads), 60)] for layer, heads in kept.items()]
-    return "\n".join(draw_table(rows, ["source layer", "heads kept"])) if rows else ""
 
 
 def closing(folder: Path, proof: Proof) -> str:
@@ -231,16 +197,10 @@ def state_cost(compared: Comparison, language: bool, one: bool = False) -> str:
     return f"{change} outputs that could not be measured"
 
 
-def explain_exactness(words: Iterable[str]) -> str:
-    """What the words behind operators promise, those that occur."""
-    there = set(words)
-    return "; ".join(f"{word}: {says}" for word, says in EXACTNESS.items() if word in there)
-
-
-def explain_criteria(names: Iterable[str]) -> str:
-    """What chooses layers, for the names that occur: `angular, second`, `block 3-8`."""
+def explain(names: Iterable[str], meanings: Mapping[str, str]) -> str:
+    """What the names that occur mean, each by its first word: `angular, second`, `block 3-8`."""
     there = [name.split()[0].rstrip(",") if name else "" for name in names]
-    return "; ".join(f"{word}: {says}" for word, says in CRITERIA.items() if word in there)
+    return "; ".join(f"{word}: {says}" for word, says in meanings.items() if word in there)
 
 
 def list_next_steps(before: Shape, after: Shape, refused: UnfitFormats | None = None) -> list[str]:
@@ -263,25 +223,16 @@ def list_next_steps(before: Shape, after: Shape, refused: UnfitFormats | None = 
 
 def spell_numbers(numbers: Sequence[Indivisible]) -> str:
     """`MLP 344 by quantiser groups of 32, 64, 128 and 256; 9 heads by 2, 4 and 8 GPUs`."""
-    return "; ".join(f"{name_number(n)} by {listed(list_steps(n))}" for n in numbers)
-
-
-def name_number(number: Indivisible) -> str:
-    """`width 576`, `9 heads`."""
-    size = f"{number.size:,}"
-    return f"{size} {number.name}" if number.name.endswith("heads") else f"{number.name} {size}"
-
-
-def list_steps(number: Indivisible) -> list[str]:
-    """What does not divide it, in words."""
-    what = []
-    if number.groups:
-        what.append(f"quantiser groups of {'/'.join(map(str, number.groups))}")
-    if number.gpus:
-        what.append(f"{'/'.join(map(str, number.gpus))} GPUs")
-    if number.kernels:
-        what.append(f"kernels of {'/'.join(map(str, number.kernels))}")
-    return what
+    said = []
+    for number in numbers:
+        groups, gpus, kernels = ("/".join(map(str, by)) for by in (number.groups, number.gpus, number.kernels))
+        by = [f"quantiser groups of {groups}"] if groups else []
+        by += [f"{gpus} GPUs"] if gpus else []
+        by += [f"kernels of {kernels}"] if kernels else []
+        size = f"{number.size:,}"
+        name = f"{size} {number.name}" if number.name.endswith("heads") else f"{number.name} {size}"
+        said.append(f"{name} by {listed(by)}")
+    return "; ".join(said)
 
 
 def draw_table(rows: Sequence[Sequence[object]], heads: Sequence[str], align: Sequence[str] | None = None) -> list[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import textwrap
 from bisect import bisect_left
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from leansurgeon.errors import plural
@@ -58,7 +59,8 @@ def importance_map(document: HeadsDocument) -> list[str]:
     rows = []
     for entry in entries:
         values = entry["importance"]
-        digits = "".join(str(tenth(flat, value)) for value in values)
+        tenths = (10 * bisect_left(flat, value) // len(flat) for value in values)
+        digits = "".join(str(min(9, tenth)) for tenth in tenths)
         pieces = textwrap.wrap(digits, PER_LINE)
         best = max(range(len(values)), key=values.__getitem__)
         share = f"{100 * sum(values) / total:.1f} %"
@@ -73,11 +75,6 @@ def importance_map(document: HeadsDocument) -> list[str]:
     return [*lines, *wrap(says)]
 
 
-def tenth(ordered: list[float], value: float) -> int:
-    """0..9: the share of values below this one."""
-    return min(9, 10 * bisect_left(ordered, value) // len(ordered))
-
-
 def ablation(document: HeadsDocument) -> list[str]:
     """Which single heads matter."""
     tested = document["ablation"]
@@ -90,9 +87,11 @@ def ablation(document: HeadsDocument) -> list[str]:
 
     def row(entry: Entry, number: int, off: Ablated) -> list[str | int]:
         """What became of the scores, with the numbers of the layer and of the head."""
-        loss = f"{off['change']:+.4f}"
+        loss, p = f"{off['change']:+.4f}", off["p_holm"]
+        error = "-" if off["standard_error"] is None else f"{off['standard_error']:.4f}"  # one batch was all
+        chance = "-" if p is None else "< 0.001" if p < 0.001 else f"{p:.3f}"
         accuracy = [f"{100 * off['accuracy_change']:+.1f}"] if percent else []
-        return [name(entry, document), number, loss, error(off), p(off["p_holm"]), *accuracy]
+        return [name(entry, document), number, loss, error, chance, *accuracy]
 
     headers = ["layer", "head off", "loss", "error", "p (Holm)"] + (["accuracy"] if percent else [])
     lines = draw_table([row(*each) for each in ends], headers)
@@ -114,51 +113,36 @@ def ablation(document: HeadsDocument) -> list[str]:
     return [*lines, *wrap(says)]
 
 
-def error(row: Ablated) -> str:
-    """The row's standard error, a dash where one batch was all."""
-    return "-" if row["standard_error"] is None else f"{row['standard_error']:.4f}"
-
-
-def p(value: float | None) -> str:
-    """A p-value to three decimals, a dash where it was not computed."""
-    return "-" if value is None else "< 0.001" if value < 0.001 else f"{value:.3f}"
-
-
 def curve(document: HeadsDocument) -> list[str]:
     """Score by the share of heads that is off."""
     curves = document["curve"]
-    orders = {key: curves["orders"][key] for key in LABELS if key in curves["orders"]}
-    steps = [point["fraction"] for point in orders["importance"]]
-    columns = [[value(point, document) for point in points] for points in orders.values()]
-    rows = [[f"{100 * step:.0f} %", *cells] for step, *cells in zip(steps, *columns, strict=True)]
-    aligned = ("right",) * (1 + len(orders))
-    lines = draw_table(rows, ["off", *(LABELS[k] for k in orders)], aligned)
-    shown = unit(document)
+    orders = {LABELS[key]: curves["orders"][key] for key in LABELS if key in curves["orders"]}
     allowed = "a hundredth less of it" if {"accuracy", "scores"} & set(document["whole"]) else "a hundredth more of it"
     allowed = allowed if labelled(document) else "0.01 of it"
-    able = ", ".join(f"{LABELS[key]} {100 * curves['prunable'][key]:.0f} %" for key in orders)
+    able = ", ".join(
+        f"{LABELS[key]} {100 * curves['prunable'][key]:.0f} %" for key in LABELS if key in curves["orders"]
+    )
     lines = [
-        *lines,
+        *tabulate_curves(orders, document),
         *wrap(
-            f"{shown} on {document['samples']['curve']:,} held-out samples. least: the least important heads of the "
-            "model first, layers may lose all. most: backwards."
+            f"{unit(document)} on {document['samples']['curve']:,} held-out samples. least: the least important heads "
+            "of the model first, layers may lose all. most: backwards."
         ),
         *wrap(f"Can go for {allowed}: {able}."),
     ]
     if curves["by_kind"]:
-        lines += ["", *by_kind(document)]
+        said = "Each kind of attention alone, its least important heads first."
+        lines += ["", *tabulate_curves(curves["by_kind"], document), *wrap(said)]
     return lines
 
 
-def by_kind(document: HeadsDocument) -> list[str]:
-    """The curves of each kind of attention alone, side by side, as lines of a table."""
-    kinds = document["curve"]["by_kind"]
-    steps = [point["fraction"] for point in next(iter(kinds.values()))]
+def tabulate_curves(curves: Mapping[str, Sequence[Point]], document: HeadsDocument) -> list[str]:
+    """Curves side by side, a line for every share of heads that is off."""
     rows = [
-        [f"{100 * f:.0f} %"] + [value(points[i], document) for points in kinds.values()] for i, f in enumerate(steps)
+        [f"{100 * points[0]['fraction']:.0f} %", *(value(point, document) for point in points)]
+        for points in zip(*curves.values(), strict=True)
     ]
-    lines = draw_table(rows, ["off", *kinds], ("right",) * (1 + len(kinds)))
-    return [*lines, *wrap("Each kind of attention alone, its least important heads first.")]
+    return draw_table(rows, ["off", *curves], ("right",) * (1 + len(curves)))
 
 
 def labelled(document: HeadsDocument) -> bool:
@@ -182,12 +166,9 @@ def value(point: Point, document: HeadsDocument) -> str:
     if scores := point.get("scores"):
         return f"{next(iter(scores.values())):.3f}"
     loss = point["loss"]
-    return perplexity(loss) if document["text"] else f"{loss:.3f}"
-
-
-def perplexity(loss: float) -> str:
-    """exp(loss) in at most eight characters."""
+    if not document["text"]:
+        return f"{loss:.3f}"
     if loss >= 700:
         return f"e^{loss:.0f}"
-    figure = math.exp(loss)
+    figure = math.exp(loss)  # perplexity in at most eight characters
     return f"{figure:.1f}" if figure < 1_000 else f"{figure:,.0f}" if figure < 100_000 else f"{figure:.1e}"
