@@ -56,10 +56,10 @@ def section(tmp_path) -> Section:
 
 def test_there_is_a_curve_for_every_depth_in_the_order_of_the_heads(section):
     found = sweep(section)
-    assert [curve.name for curve in found] == ["12 layers", "8 layers"]
-    assert [[heads for heads, _ in curve.arms] for curve in found] == [[2, 4, 8, 12, 16], [2, 4, 8, 16]]
-    assert [row.metric.mean for _, row in found[0].arms] == pytest.approx(list(METRIC.values()))
-    assert dict(found[0].arms)[12].name == "original"
+    assert list(found) == ["12 layers", "8 layers"]
+    assert [[heads for heads, _ in arms] for arms in found.values()] == [[2, 4, 8, 12, 16], [2, 4, 8, 16]]
+    assert [row.metric.mean for _, row in found["12 layers"]] == pytest.approx(list(METRIC.values()))
+    assert dict(found["12 layers"])[12].name == "original"
 
 
 def test_mlps_and_arms_cut_from_trained_weights_make_curves_of_their_own(tmp_path):
@@ -67,7 +67,7 @@ def test_mlps_and_arms_cut_from_trained_weights_make_curves_of_their_own(tmp_pat
         for heads in (2, 4, 8):
             arm(tmp_path, f"h{heads}-m{mlp}-{init}", 7, heads, mlp, init)
     (made,) = sections(collect([tmp_path]).runs)
-    names = [curve.name for curve in sweep(made)]
+    names = list(sweep(made))
     expected = (r"\b7\b.*\b192\b.*\bscratch\b", r"\b7\b.*\b384\b.*\bscratch\b", r"\b7\b.*\b384\b.*\btrained\b")
     assert all(map(re.search, expected, names)) and len(names) == 3
 
@@ -79,7 +79,7 @@ def test_an_original_that_began_with_trained_weights_is_not_from_scratch(tmp_pat
         arm(tmp_path, f"h{heads}", 7, heads, init="transfer")
         arm(tmp_path, f"h{heads}-fresh", 7, heads)
     (made,) = sections(collect([tmp_path]).runs)
-    heads = {curve.name: [heads for heads, _ in curve.arms] for curve in sweep(made)}
+    heads = {name: [heads for heads, _ in arms] for name, arms in sweep(made).items()}
     assert heads == {"7 layers, from scratch": [2, 4, 8], "7 layers, cut from trained weights": [2, 4, 8, 12]}
 
 
@@ -105,21 +105,21 @@ def test_arms_of_another_head_dim_are_on_a_curve_of_their_own(tried, names, tmp_
         for dim in dims:
             arm(tmp_path, f"h{heads}-d{dim}", 7, heads, head_dim=dim)
     (made,) = sections(collect([tmp_path]).runs)
-    assert {curve.name: [heads for heads, _ in curve.arms] for curve in sweep(made)} == names
+    assert {name: [heads for heads, _ in arms] for name, arms in sweep(made).items()} == names
 
 
 def test_two_numbers_of_heads_are_no_sweep(tmp_path):
     for heads in (2, 4):
         arm(tmp_path, f"h{heads}", 7, heads)
     (made,) = sections(collect([tmp_path]).runs)
-    assert sweep(made) == [] and metric_by_heads(made) == kappa_by_heads(made) == []
+    assert not sweep(made) and metric_by_heads(made) == kappa_by_heads(made) == []
 
 
 def test_one_layer_is_singular(tmp_path):
     for heads in (2, 4, 8):
         arm(tmp_path, f"h{heads}", 1, heads)
     (made,) = sections(collect([tmp_path]).runs)
-    assert [curve.name for curve in sweep(made)] == ["1 layer"]
+    assert list(sweep(made)) == ["1 layer"]
 
 
 def test_single_runs_are_no_sweep(tmp_path):
@@ -128,7 +128,7 @@ def test_single_runs_are_no_sweep(tmp_path):
         made["model"]["shape"]["stages"][0]["heads"] = heads
         write(tmp_path / f"h{heads}", made)
     (found,) = sections(collect([tmp_path]).runs)
-    assert found.kind == "runs" and len(found.rows) == 3 and sweep(found) == []
+    assert found.kind == "runs" and len(found.rows) == 3 and not sweep(found)
 
 
 def test_the_charts_show_metric_and_kappa_of_every_arm(section):

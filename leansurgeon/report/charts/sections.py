@@ -7,7 +7,6 @@ A row has one look in all of them. A new chart is a function here, and its name 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 
 import altair as alt
 
@@ -17,7 +16,7 @@ from leansurgeon.report.charts.forms import COUNT, PERCENT, PLAIN, WHOLE, Axis, 
 from leansurgeon.report.humans import Spread
 from leansurgeon.report.kappa import Bound
 from leansurgeon.report.rows import Row, Section
-from leansurgeon.report.runs import AttentionHeads, Curve, HeadStudy
+from leansurgeon.report.runs import AttentionHeads, Curve, HeadStudy, Points
 
 ONE_DEVIATION = "The bar is one standard deviation over seeds to each side."
 KAPPA = (
@@ -72,8 +71,8 @@ def metric_by_heads(section: Section) -> list[Chart]:
     if section.task is None:
         return []
     series = [
-        Series(curve.name, tuple(with_error(heads, row.metric) for heads, row in curve.arms if row.metric), i)
-        for i, curve in enumerate(sweep(section))
+        Series(name, tuple(with_error(heads, row.metric) for heads, row in arms if row.metric), i)
+        for i, (name, arms) in enumerate(sweep(section).items())
     ]
     spread = any(p.low != p.high for s in series for p in s.points)
     says = f"{ONE_DEVIATION if spread else 'One seed each.'} Controls are left out."
@@ -84,8 +83,8 @@ def metric_by_heads(section: Section) -> list[Chart]:
 def kappa_by_heads(section: Section) -> list[Chart]:
     """The paper's figure 5: kappa against heads."""
     series = [
-        Series(curve.name, bounded_points((heads, row.kappa and row.kappa.median) for heads, row in curve.arms), i)
-        for i, curve in enumerate(sweep(section))
+        Series(name, bounded_points((heads, row.kappa and row.kappa.median) for heads, row in arms), i)
+        for i, (name, arms) in enumerate(sweep(section).items())
     ]
     bounded = " Hollow: at least so much." if any(p.bound for s in series for p in s.points) else ""
     says = f"Median over layers, so compare along a curve and not between depths: kappa grows with depth.{bounded}"
@@ -111,38 +110,32 @@ def metric_by_parameters(section: Section) -> list[Chart]:
 # -- training -------------------------------------------------------------------------------------
 
 
-def curves_of(section: Section, pick: Callable[[Curve], tuple[tuple[float, float], ...]]) -> list[Series]:
-    """One line for every seed whose folder has its curve."""
-    look = styles(section)
-    return [
+def by_epoch(section: Section, pick: Callable[[Curve], Points], axis: Axis, chart: tuple[str, str, str]) -> list[Chart]:
+    """A line for every seed whose folder has its curve; the chart's key, title and words."""
+    look, (key, title, says) = styles(section), chart
+    series = [
         Series(row.name, tuple(Point(x, y) for x, y in pick(run.curve)), look[row.name], marks=False)
         for row in section.rows
         for run in row.runs
         if run.curve is not None and pick(run.curve)
     ]
-
-
-def every_seed(series: list[Series]) -> str:
-    """The words to add when the curves of several seeds stand under one name."""
-    return " One line for every seed." if len(series) > len({s.name for s in series}) else ""
+    says += " One line for every seed." if len(series) > len({s.name for s in series}) else ""
+    return one(key, title, says, lines(series, Axis("epoch"), axis))
 
 
 def metric_by_epoch(section: Section) -> list[Chart]:
     """The metric on the evaluation samples against epochs, one line for every curve."""
     if section.task is None:
         return []
-    series = curves_of(section, lambda curve: curve.metric)
-    drawing = lines(series, Axis("epoch"), metric_axis(section))
-    says = f"On the evaluation samples.{every_seed(series)}"
-    return one("metric", f"{section.task.label} during training", says, drawing)
+    chart = "metric", f"{section.task.label} during training", "On the evaluation samples."
+    return by_epoch(section, lambda curve: curve.metric, metric_axis(section), chart)
 
 
 def loss_by_epoch(section: Section) -> list[Chart]:
     """The training loss (logarithmic axis) against epochs, one line for every curve."""
-    series = curves_of(section, lambda curve: curve.loss)
     says = "Mean since the last time it was logged; arms may scale it differently (smoothing, distillation)."
-    drawing = lines(series, Axis("epoch"), Axis("training loss", log=True))
-    return one("loss", "Training loss", f"{says}{every_seed(series)}", drawing)
+    axis = Axis("training loss", log=True)
+    return by_epoch(section, lambda curve: curve.loss, axis, ("loss", "Training loss", says))
 
 
 # -- conditioning ---------------------------------------------------------------------------------
@@ -194,62 +187,39 @@ ORDERS = {
 
 
 def head_charts(study: HeadStudy, name: str = "", key: str = "") -> list[Chart]:
-    """A map for every kind of attention, and the pruning curve; `name` begins the titles and `key` the file names."""
-    said = f"{name}: " if name else ""
-    return [*maps(study, said, key), *off_curve(study, said, key)]
-
-
-def maps(study: HeadStudy, name: str, key: str) -> list[Chart]:
-    """A map for every kind of attention of a model (encoder, decoder, cross), its layers from top to bottom."""
+    """A map for every kind of attention (encoder, decoder, cross), its layers from top to bottom, and the score as more
+    and more heads are switched off, one line for every order; `name` begins the titles and `key` the file names.
+    """
+    begin = f"{name}: " if name else ""
     kinds: dict[str, list[AttentionHeads]] = {}
     for attention in study.attentions:
         if attention.importance:
             kinds.setdefault(attention.kind, []).append(attention)
-    stages = len({a.stage for a in study.attentions})
+    several = len({a.stage for a in study.attentions}) > 1
     says = "Mean slope of the loss by each head's gate, absolute per sample (Michel et al. 2019); fuller is larger."
     says += f" {study.samples['importance']:,} samples." if "importance" in study.samples else ""
     charts = []
     for kind, layers in kinds.items():
-        rows = [(layer_name(a, stages), a.importance) for a in layers]
-        drawing = cells(rows, "head", "layer")
+        staged = several and kind == "self"  # counted from 1, behind the stage where a model has several
+        rows = [(f"{a.stage + 1}.{a.layer + 1}" if staged else str(a.layer + 1), a.importance) for a in layers]
         own = f"heads-{kind}" if len(kinds) > 1 else "heads-importance"
-        charts.append(Chart(f"{key}{own}", f"{name}{KINDS.get(kind, kind)}", says, drawing))
-    return charts
-
-
-def layer_name(attention: AttentionHeads, stages: int) -> str:
-    """A layer's number counted from 1, with its stage's before a dot where the model has several stages."""
-    layer = str(attention.layer + 1)
-    return f"{attention.stage + 1}.{layer}" if stages > 1 and attention.kind == "self" else layer
-
-
-def off_curve(study: HeadStudy, name: str, key: str) -> list[Chart]:
-    """The score as more and more heads are switched off, one line for every order."""
+        charts.append(Chart(f"{key}{own}", f"{begin}{KINDS.get(kind, kind)}", says, cells(rows, "head", "layer")))
     series = []
     for i, (order, said) in enumerate(ORDERS.items()):
         points = [(point.fraction, getattr(point, study.score)) for point in study.curve.orders.get(order, ())]
         series.append(Series(said, tuple(Point(*at) for at in points if None not in at), i))
     labels = PERCENT if study.score == "accuracy" else PLAIN
     drawing = lines(series, Axis("share of heads off", PERCENT), Axis(study.score, labels))
-    if drawing is None:
-        return []
     says = "On held-out samples, without retraining."
-    return [Chart(f"{key}heads-pruning", f"{name}heads switched off", says, drawing)]
+    return [*charts, *one(f"{key}heads-pruning", f"{begin}heads switched off", says, drawing)]
 
 
 LEAST = 3  # numbers of heads that make a curve
 
 
-@dataclass(frozen=True)
-class HeadsCurve:
-    """Arms that differ in their heads alone, in the order of these, as (heads, row)."""
-
-    name: str
-    arms: tuple[tuple[int, Row], ...]
-
-
-def sweep(section: Section) -> list[HeadsCurve]:
-    """The curves of a section, deepest first; none where no depth was tried with `LEAST` numbers of heads.
+def sweep(section: Section) -> dict[str, list[tuple[int, Row]]]:
+    """The curves of a section by their names, deepest first, with (heads, row) of every arm; none where no depth was
+    tried with `LEAST` numbers of heads.
 
     Along a curve head_dim stays, or the inner width (heads times head_dim) does; an arm may stand on one of each. Arms
     that began with trained weights, the original among them, make curves of their own. Controls stay out: they follow
@@ -257,7 +227,7 @@ def sweep(section: Section) -> list[HeadsCurve]:
     in anything.
     """
     if section.kind != "experiment":
-        return []
+        return {}
     curves: dict[tuple[int, int, bool, tuple[str, int]], list[tuple[int, Row]]] = {}
     for row in section.rows:
         shape = {key: int(value) for key, value in (row.shape or {}).items() if value.isdecimal()}
@@ -267,10 +237,10 @@ def sweep(section: Section) -> list[HeadsCurve]:
                 curves.setdefault(key, []).append((shape["heads"], row))
     curves = {key: arms for key, arms in curves.items() if len({heads for heads, _ in arms}) >= LEAST}
     several, both, apart = (len({key[i] for key in curves}) > 1 for i in (1, 2, 3))
-    made = []
+    made = {}
     for (depth, mlp, trained, same), arms in sorted(curves.items(), key=lambda item: (-item[0][0], *item[0][1:])):
         name = plural(depth, "layer") + (f", MLP {mlp:,}" if several else "")
         name += f", {same[0]} {same[1]:,}" if apart else ""
         name += (", cut from trained weights" if trained else ", from scratch") if both else ""
-        made.append(HeadsCurve(name, tuple(sorted(arms, key=lambda arm: arm[0]))))
+        made[name] = sorted(arms, key=lambda arm: arm[0])
     return made

@@ -110,6 +110,7 @@ def make_chapter(section: Section, index: int) -> Chapter:
     """One experiment, the runs of one task, or the untrained models."""
     row = headline(section)
     shown = make_parts(section)
+    titles = {part.title for part in shown}
     return Chapter(
         anchor=f"s{index}",
         name=name_section(section, row),
@@ -118,7 +119,8 @@ def make_chapter(section: Section, index: int) -> Chapter:
         verdicts=sentences(verdicts(section)),
         warnings=warnings(section),
         parts=shown,
-        missing=list_missing(section, {part.title for part in shown}),
+        # What these measure is kept in the folders of runs.
+        missing=[how for title, how in GET.items() if title not in titles and section.kind not in ("glue", "models")],
     )
 
 
@@ -139,14 +141,6 @@ def make_parts(section: Section) -> list[Part]:
     if left:
         made.append(Part("How to read the figures", tuple(as_words((note.says for note in left), "quiet"))))
     return made
-
-
-def list_missing(section: Section, shown: set[str]) -> list[str]:
-    """What this section could have shown, and how to get it."""
-    if section.kind == "glue":
-        return []
-    wanted = GET if section.kind != "models" else {}  # what these measure is kept in the folders of runs
-    return [how for name, how in wanted.items() if name not in shown]
 
 
 # -- what a section opens with --------------------------------------------------------------------

@@ -25,27 +25,17 @@ def describe(diff: Diff) -> list[str]:
         for letter, source in (("A", diff.a), ("B", diff.b))
         for line in wrap(f"{letter}  {short(source.name, 50)}: {source.architecture.name}", indent="   ")
     ]
-    lines += ["", *numbers(diff), ""]
+    counts = parameters(diff.a.parameters.as_dict(), diff.b.parameters.as_dict())
+    compared = [[*count, "" if changed == "new" else changed] for *count, changed in counts]
+    lines += ["", *side_by_side([*shapes(diff.a.shape, diff.b.shape), *compared], ["", "A", "B", ""]), ""]
     if diff.config:
-        lines += [*configs(diff), ""]
+        rows = [[short(key, 26), *(short(text(value), ROOM) for value in values)] for key, *values in diff.config]
+        lines += [*draw_table(rows, ["config", "A", "B"]), ""]
     if not diff.tensors:
         return [*lines, "No tensors are compared: one of the two is a preset and has no weights."]
     lines += [*blocks(diff), "", *outside(diff)]
     counts = ", ".join(f"{n} {state}" for state, n in sorted(diff.counts.items(), key=lambda pair: -pair[1]))
     return lines + wrap(f"{len(diff.tensors)} tensors: {counts}. Layers matched by {diff.how.removeprefix('by ')}.")
-
-
-def numbers(diff: Diff) -> list[str]:
-    """Shape and parameters."""
-    counts = parameters(diff.a.parameters.as_dict(), diff.b.parameters.as_dict())
-    compared = [[*count, "" if changed == "new" else changed] for *count, changed in counts]
-    return side_by_side([*shapes(diff.a.shape, diff.b.shape), *compared], ["", "A", "B", ""])
-
-
-def configs(diff: Diff) -> list[str]:
-    """The keys of the config that differ, as lines of a table."""
-    rows = [[short(key, 26), short(text(a), ROOM), short(text(b), ROOM)] for key, a, b in diff.config]
-    return draw_table(rows, ["config", "A", "B"])
 
 
 def text(value: Json | Absent) -> str:

@@ -20,8 +20,9 @@ from leansurgeon.report.tables.columns import (
     pick,
     rename,
     show,
+    without_gaps,
 )
-from leansurgeon.report.tables.render import draw_within
+from leansurgeon.report.tables.render import fit
 from leansurgeon.words import wrap
 
 RAW = ("layer", "kappa_median", "interval", "kappa_worst", "kappa_centred", "rank", "deficient", "stable_rank")
@@ -53,14 +54,16 @@ def tabulate_raw(measured: dict[str, Any], kappa: Kappa) -> str:
         [Column("layer", "layer", "name"), Column("interval", "95 %", "interval", show_interval)]
     )
     spare = ["stable_rank"] if kappa.deficient else ["deficient", "stable_rank"]
-    return draw_within(name_layers(measured, kappa), rename(pick(columns, RAW), HEADS), spare)
+    rows = name_layers(measured, kappa)
+    return fit(rows, without_gaps(rename(pick(columns, RAW), HEADS), rows), spare)[0]
 
 
 def tabulate_basis(measured: dict[str, Any], kappa: Kappa) -> str:
     """One row per layer: what depends on the basis of the heads, then what does not."""
     columns = define_layer_columns() | {"layer": Column("layer", "layer", "name")}
     shown = rename(pick(columns, INVARIANTS), {"kappa_output": "A W_o", "kappa_jacobian": "Jacobian"})
-    return draw_within(name_layers(measured, kappa), shown)
+    rows = name_layers(measured, kappa)
+    return fit(rows, without_gaps(shown, rows))[0]
 
 
 def name_layers(measured: dict[str, Any], kappa: Kappa) -> list[LayerRow]:

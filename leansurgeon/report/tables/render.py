@@ -198,7 +198,10 @@ def make_document(
 def render_terminal(section: Section, wide: bool, kappa: bool) -> str:
     """The verdict, the table, and how its numbers came about."""
     rows, shown = lay_out(section, wide, kappa)
-    body, gone = (draw_grid(rows, shown), ()) if wide else fit(section, rows, shown, kappa)
+    for short in () if wide or kappa else (False, True):  # at need without the shape, and with millions of parameters
+        if measure(draw_grid(rows, shown)) > WIDTH:
+            shown = without_gaps([c for c in pick_columns(section, short=short) if c.key != "layers_heads"], rows)
+    body, gone = (draw_grid(rows, shown), []) if wide else fit(rows, shown, ("step_ms", "memory"))
     found = [*sentences(verdicts(section)), *(f"! {warning}" for warning in warnings(section))]
     more = "" if wide else tabulate_invariants(section) if kappa else tabulate_layers(section)
     left_out = [f"Not in {WIDTH} columns: {' and '.join(gone)}; `leansurgeon report --wide` shows all."] if gone else []
@@ -222,20 +225,13 @@ def hang(lines: Sequence[str]) -> str:
     return "\n".join(line for said in lines for line in wrap(said, "  "))
 
 
-def fit(section: Section, rows: Sequence[TableRow], shown: list[Column], kappa: bool) -> tuple[str, list[str]]:
-    """The table in 80 columns and the heads of what it had to leave out.
-
-    At need it goes without the shape, gives parameters in millions, breaks names over several lines, and leaves out
-    time, then memory.
+def fit(rows: Sequence[TableRow], shown: list[Column], spare: Sequence[str] = ()) -> tuple[str, list[str]]:
+    """The table in 80 columns and the heads of what it had to leave out: at need it breaks names over several lines,
+    then goes without the `spare` columns, one after another.
     """
-    body = draw_grid(rows, shown)
-    for short in () if kappa else (False, True):
-        if measure(body) > WIDTH:
-            shown = without_gaps([c for c in pick_columns(section, short=short) if c.key != "layers_heads"], rows)
-            body = draw_grid(rows, shown)
-    gone: list[str] = []
+    body, gone = draw_grid(rows, shown), []
     longest = max((len(shown[0].cell(row)) for row in rows), default=0)
-    for key in (None, "step_ms", "memory"):
+    for key in (None, *spare):
         if measure(body) > WIDTH:
             gone += [c.title for c in shown if c.key == key]
             shown = [c for c in shown if c.key != key]
@@ -264,17 +260,6 @@ def draw_grid(rows: Sequence[TableRow], shown: Sequence[Column], name_width: int
     return draw_plain([*lines, rule, *cells], left=sum(column.left for column in shown))
 
 
-def draw_within(rows: Sequence[TableRow], shown: Sequence[Column], spare: Sequence[str] = ()) -> str:
-    """The columns that say something; the `spare` ones go, one after another, where 80 columns do not hold all."""
-    shown = without_gaps(shown, rows)
-    for key in (None, *spare):
-        shown = [column for column in shown if column.key != key]
-        body = draw_grid(rows, shown)
-        if measure(body) <= WIDTH:
-            break
-    return body
-
-
 def draw_plain(lines: Sequence[Sequence[str]], left: int = 1) -> str:
     """Cells in columns, two blanks between them; the first `left` columns are flush left."""
     align = ["left"] * left + ["right"] * (len(lines[0]) - left)
@@ -286,7 +271,7 @@ def tabulate_invariants(section: Section) -> str:
     """The second table of `--kappa`: what depends on the basis of the heads beside what does not."""
     rows = list_layers(section)
     shown = without_gaps(pick(define_layer_columns(section), INVARIANTS), rows)
-    return fit(section, rows, shown, True)[0] if len(shown) > 3 else ""
+    return fit(rows, shown)[0] if len(shown) > 3 else ""
 
 
 def tabulate_layers(section: Section) -> str:
