@@ -40,7 +40,6 @@ def bench(request: BenchRequest, say: Say) -> Answer:
 
     Raises `UsageError` for a load that cannot be, `OutOfMemory`, and what opening raises.
     """
-    from leansurgeon.checkpoints.record import shown_if_newer
     from leansurgeon.checkpoints.source import open_source
     from leansurgeon.measure.costs import bench as benches
     from leansurgeon.measure.data import inputs
@@ -49,7 +48,6 @@ def bench(request: BenchRequest, say: Say) -> Answer:
 
     sweep = benches.parse_sweep(request.sweep_heads)
     with ExitStack() as keep:
-        keep.enter_context(shown_if_newer(say))
         source = open_source(request.model, allow_pickle=request.allow_pickle, weights=False, keep=keep)
         length = inputs.sample_tokens(request.tokens, source.config, source.architecture)
         rivals, skipped = benches.contenders(source, sweep)
@@ -105,4 +103,4 @@ def choose_backends(text: str, known: tuple[str, ...]) -> list[str]:
     return [word for word in dict.fromkeys(words) if word != "auto"]
 
 
-COMMAND = Command("bench", BenchRequest, bench, ("leansurgeon bench digits-vit --sweep-heads 4,8",))
+COMMAND = Command("bench", BenchRequest, bench, ("leansurgeon bench digits-vit --sweep-heads 4,8",), shows=True)

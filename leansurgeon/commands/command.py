@@ -9,7 +9,7 @@ import importlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, get_type_hints
 
 from leansurgeon import progress as screen
@@ -29,11 +29,11 @@ class Result(Protocol):
 
 @dataclass(frozen=True)
 class Answer:
-    """What a command of the terminal came to: the document of --json, and the same for a person."""
+    """What a command came to: the document of --json, and the same for a person."""
 
-    document: Mapping[str, Any]
-    text: str
-    exit_code: int = 0
+    document: Mapping[str, Any] = field(repr=False)
+    text: str = field(repr=False)
+    exit_code: int = field(default=0, repr=False)
 
     def as_dict(self) -> Mapping[str, Any]:
         """What --json prints."""
@@ -53,6 +53,7 @@ class Command:
     examples: tuple[str, ...]
     gives_model: bool = False  # in Python a model in memory gives a model, which carries the result
     temporary_out: bool = False  # and without `out` the result lies in a temporary folder
+    shows: bool = False  # and builds nothing: what can be read of a later version's record counts
 
 
 @contextmanager
@@ -70,27 +71,26 @@ def speaking(progress: bool | Say | None) -> Iterator[Say]:
 
 
 @contextmanager
-def access_to(request: Request) -> Iterator[None]:
+def access_to(command: Command, request: Request, say: Say) -> Iterator[None]:
     """While it lasts, whose code runs, which tower is meant and what classes are called is as the request says."""
-    if not isinstance(request, Trust):
-        yield
-        return
-    from leansurgeon.architectures.towers import meant
-    from leansurgeon.checkpoints.foreign import trust
-    from leansurgeon.reading.images import skipping_damaged
-    from leansurgeon.tasks.classes import naming
+    with ExitStack() as stack:
+        if command.shows:
+            from leansurgeon.checkpoints.record import shown_if_newer
 
-    before = trust.allowed()
-    trust.allow(request.trust_remote_code)
-    try:
-        with ExitStack() as stack:
+            stack.enter_context(shown_if_newer(say))
+        if isinstance(request, Trust):
+            from leansurgeon.architectures.towers import meant
+            from leansurgeon.checkpoints.foreign import trust
+            from leansurgeon.reading.images import skipping_damaged
+            from leansurgeon.tasks.classes import naming
+
+            stack.callback(trust.allow, trust.allowed())
+            trust.allow(request.trust_remote_code)
             stack.enter_context(meant(getattr(request, "tower", None)))
             stack.enter_context(naming(getattr(request, "classes", None)))
             if getattr(request, "skip_damaged", False):
                 stack.enter_context(skipping_damaged())
-            yield
-    finally:
-        trust.allow(before)
+        yield
 
 
 @contextmanager
@@ -161,7 +161,7 @@ def function_of(command: Command) -> Callable[..., Any]:
             if not command.gives_model:
                 stack.callback(lambda: [copy.close() for copy in held])
             asked = check_request(request, given, python=True)
-            stack.enter_context(access_to(asked))
+            stack.enter_context(access_to(command, asked, say))
             with pushing(asked, say) as push:
                 result = run(asked, say)
                 push(result)

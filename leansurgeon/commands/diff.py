@@ -6,9 +6,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated
 
-from leansurgeon.commands.command import Command
+from leansurgeon.commands.command import Answer, Command
 from leansurgeon.progress import Say
-from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.request import Access, Opt, SourceName
 
 if TYPE_CHECKING:
@@ -23,19 +22,10 @@ class DiffRequest(Access):
 
 
 @dataclass(frozen=True)
-class Diff:
+class Diff(Answer):
     """Two models side by side."""
 
-    found: Compared = field(repr=False)
-
-    def as_dict(self) -> JsonObject:
-        """What --json prints."""
-        return {"schema_version": 1, **self.found.as_dict()}
-
-    def __str__(self) -> str:
-        from leansurgeon.report.tables.diff import describe
-
-        return "\n".join(describe(self.found))
+    found: Compared = field(repr=False, kw_only=True)
 
 
 def diff(request: DiffRequest, say: Say) -> Diff:
@@ -49,13 +39,13 @@ def diff(request: DiffRequest, say: Say) -> Diff:
     Raises what opening raises.
     """
     from leansurgeon.checkpoints.diff import diff as compare
-    from leansurgeon.checkpoints.record import shown_if_newer
     from leansurgeon.checkpoints.source import open_source
+    from leansurgeon.report.tables.diff import describe
 
     with ExitStack() as keep:
-        keep.enter_context(shown_if_newer(say))
         names, pickle = (request.a, request.b), request.allow_pickle
-        return Diff(compare(*(open_source(name, allow_pickle=pickle, keep=keep) for name in names)))
+        found = compare(*(open_source(name, allow_pickle=pickle, keep=keep) for name in names))
+        return Diff({"schema_version": 1, **found.as_dict()}, "\n".join(describe(found)), found=found)
 
 
-COMMAND = Command("diff", DiffRequest, diff, ("leansurgeon diff vit-b deit-b",))
+COMMAND = Command("diff", DiffRequest, diff, ("leansurgeon diff vit-b deit-b",), shows=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Self
 
@@ -14,7 +14,7 @@ from leansurgeon.checkpoints.publish.output import check_apart, held
 from leansurgeon.checkpoints.record import SurgeryRecord
 from leansurgeon.checkpoints.recorded.decided import Importance
 from leansurgeon.checkpoints.source import Source, open_source
-from leansurgeon.commands.command import Command
+from leansurgeon.commands.command import Answer, Command
 from leansurgeon.commands.options import DataRequest, DeviceRequest, Force, PushRequest, Seed, spell_share
 from leansurgeon.commands.results import Cut
 from leansurgeon.commands.samples import data_to_measure
@@ -22,7 +22,6 @@ from leansurgeon.errors import UsageError, short
 from leansurgeon.measure.data.calibration import Calibration
 from leansurgeon.measure.data.choose_task import has_two_stacks
 from leansurgeon.progress import Say
-from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.report.runs import HEADS
 from leansurgeon.report.tables.cut import closing
 from leansurgeon.request import Access, ModelName, Opt, command_line
@@ -70,10 +69,9 @@ class HeadsRequest(DataRequest, DeviceRequest, PushRequest, Access):
 
 
 @dataclass(frozen=True)
-class Heads:
+class Heads(Answer):
     """The importance of every head, what its absence costs where that was asked for, and the pruned model."""
 
-    document: JsonObject = field(repr=False)
     pruned: Cut | None = None
 
     @property
@@ -97,16 +95,6 @@ class Heads:
         study = heads_of(self.document)
         return pictures(head_charts(study)) if study else []
 
-    def as_dict(self) -> JsonObject:
-        """What --json prints."""
-        return self.document
-
-    def __str__(self) -> str:
-        from leansurgeon.report.tables.heads import describe
-
-        document = self.document | {"model": short(self.document["model"], 60)}
-        return "\n".join([*describe(document), *([str(self.pruned)] if self.pruned else [])])
-
 
 def heads(request: HeadsRequest, say: Say) -> Heads:
     """Importance of every head, what its absence costs, and how many heads can go.
@@ -125,6 +113,7 @@ def heads(request: HeadsRequest, say: Say) -> Heads:
     """
     from leansurgeon.measure.device import chosen
     from leansurgeon.measure.heads.document import Options
+    from leansurgeon.report.tables.heads import describe
     from leansurgeon.surgery import prune
 
     model, seed = request.model, request.seed
@@ -170,7 +159,8 @@ def heads(request: HeadsRequest, say: Say) -> Heads:
     document |= {"prune": smaller.as_dict()} if smaller else {}
     if run := run_of(model):
         keep_beside(run / HEADS, document, say)
-    return Heads(document, smaller)
+    lines = describe(document | {"model": short(document["model"], 60)})
+    return Heads(document, "\n".join([*lines, *([str(smaller)] if smaller else [])]), pruned=smaller)
 
 
 def pruned_model(decided: DecidedCut, record: SurgeryRecord, out: Path, share: float, heal: bool) -> Cut:

@@ -41,7 +41,6 @@ def inspect(request: InspectRequest, say: Say) -> Answer:
 
     Raises `UnsupportedModel` for what cannot be read.
     """
-    from leansurgeon.checkpoints.record import shown_if_newer
     from leansurgeon.checkpoints.source import open_source
     from leansurgeon.measure import inspection
     from leansurgeon.report.tables.kappa import tables
@@ -49,7 +48,6 @@ def inspect(request: InspectRequest, say: Say) -> Answer:
     from leansurgeon.training.runs.summary import read_if_whole
 
     with ExitStack() as keep:
-        keep.enter_context(shown_if_newer(say))
         try:
             source = open_source(request.model, allow_pickle=request.allow_pickle, weights=False, keep=keep)
         except UnsupportedModel as error:
@@ -70,7 +68,7 @@ def inspect(request: InspectRequest, say: Say) -> Answer:
         kappa = summary and summary.kappa
         lines = [*describe(found), *([""] if checks else [])]
         for check in checks or ():
-            lines += paragraph(f"{MARKS[check.ok]}: {check.name}", check.says)
+            lines += wrap(f"{MARKS[check.ok]}: {check.name}: {check.says}", "  ")
         wrong = sum(check.ok is False for check in checks or ())
         if checks:
             lines.append(f"{wrong} of {len(checks)} checks failed." if wrong else "The declaration fits the model.")
@@ -119,12 +117,12 @@ def describe(inspection: Inspection) -> list[str]:
         for label, n in ((label, getattr(parameters, key)) for key, label in PARTS.items())
     ]
     lines += [*tabulate(parts, headers=["parameters", "", ""], colalign=("left", "right", "right")).splitlines(), ""]
-    lines += paragraph("Heads", inspection.heads)
-    lines += paragraph("Origin", origin(inspection))
+    lines += wrap(f"Heads: {inspection.heads}", "  ")
+    lines += wrap(f"Origin: {origin(inspection)}", "  ")
     for finding in inspection.findings:
-        lines += paragraph(finding.level.capitalize(), finding.says)
+        lines += wrap(f"{finding.level.capitalize()}: {finding.says}", "  ")
     if not inspection.findings:
-        lines += paragraph("Traps", "none known.")
+        lines += ["Traps: none known."]
     return lines
 
 
@@ -143,14 +141,10 @@ def origin(inspection: Inspection) -> str:
     return f"{record.source.name}, by leansurgeon {by} on {(record.created or '?')[:10]}: {steps}."
 
 
-def paragraph(title: str, text: str) -> list[str]:
-    """Title and text as lines of the terminal's width, indented."""
-    return wrap(f"{title}: {text}", indent="  ")
-
-
 COMMAND = Command(
     "inspect",
     InspectRequest,
     inspect,
     ("leansurgeon inspect digits-vit", "leansurgeon inspect my-model --infer"),
+    shows=True,
 )

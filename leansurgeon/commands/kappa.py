@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from pydantic import Field
 
-from leansurgeon.commands.command import Command
+from leansurgeon.commands.command import Answer, Command
 from leansurgeon.commands.options import DataRequest, Seed
 from leansurgeon.progress import Say
 from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.request import Access, ModelName, Opt
-
-if TYPE_CHECKING:
-    from leansurgeon.measure.kappa.study import KappaDocument
 
 
 class KappaRequest(DataRequest, Access):
@@ -30,24 +27,13 @@ class KappaRequest(DataRequest, Access):
 
 
 @dataclass(frozen=True)
-class Kappa:
+class Kappa(Answer):
     """Condition numbers of every layer's attention: `document["layers"]` has them."""
-
-    document: KappaDocument = field(repr=False)
 
     @property
     def layers(self) -> list[JsonObject]:
         """The figures layer by layer."""
         return list(self.document["layers"])
-
-    def as_dict(self) -> KappaDocument:
-        """What --json prints."""
-        return self.document
-
-    def __str__(self) -> str:
-        from leansurgeon.report.tables.kappa import describe
-
-        return "\n".join(describe(self.document))
 
 
 def kappa(request: KappaRequest, say: Say) -> Kappa:
@@ -66,23 +52,22 @@ def kappa(request: KappaRequest, say: Say) -> Kappa:
 
     Raises `UsageError` for a preset or missing data, `UnsupportedModel` for a source that cannot be read.
     """
-    from leansurgeon.checkpoints.record import shown_if_newer
     from leansurgeon.checkpoints.source import open_source
     from leansurgeon.commands.samples import data_for_kappa
     from leansurgeon.report.runs import KAPPA, kappa_name
+    from leansurgeon.report.tables.kappa import describe
     from leansurgeon.training.runs.folder import keep_beside, run_of
 
     model, data = request.model, request.data
-    with shown_if_newer(say):
-        opened = open_source(model, allow_pickle=request.allow_pickle)
-        sample = data_for_kappa(opened, data, model, request.seed, say, request.columns)
-        from leansurgeon.measure.kappa.study import study
+    opened = open_source(model, allow_pickle=request.allow_pickle)
+    sample = data_for_kappa(opened, data, model, request.seed, say, request.columns)
+    from leansurgeon.measure.kappa.study import study
 
-        document = study(opened, sample, samples=request.samples, probes=request.probes, say=say)
+    document = study(opened, sample, samples=request.samples, probes=request.probes, say=say)
     own = run_of(model)
     if run := run_of(data) if data else own:  # figures on a run's own data, which a report shows
         keep_beside(run / (KAPPA if run == own else kappa_name(Path(model))), document, say)
-    return Kappa(document)
+    return Kappa(document, "\n".join(describe(document)))
 
 
-COMMAND = Command("kappa", KappaRequest, kappa, ("leansurgeon kappa my-model --data texts/",))
+COMMAND = Command("kappa", KappaRequest, kappa, ("leansurgeon kappa my-model --data texts/",), shows=True)

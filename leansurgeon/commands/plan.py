@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from leansurgeon.commands.command import Command
+from leansurgeon.commands.command import Answer, Command
 from leansurgeon.commands.options import ModelRequest
 from leansurgeon.errors import short
 from leansurgeon.progress import Say
-from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.request import Access, Opt, ShapeRequest, SourceName
 
 if TYPE_CHECKING:
@@ -49,10 +48,10 @@ class PlanRequest(ShapeRequest, ModelRequest, Access):
 
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(Answer):
     """Parameters, operations and, where it was asked for, memory of a model before and after a cut."""
 
-    costs: Costs = field(repr=False)
+    costs: Costs = field(repr=False, kw_only=True)
 
     @property
     def before(self) -> Cost:
@@ -63,15 +62,6 @@ class Plan:
     def after(self) -> Cost:
         """The same of what the cut leads to."""
         return self.costs.after
-
-    def as_dict(self) -> JsonObject:
-        """What `plan --json` prints."""
-        return {"schema_version": 1, **self.costs.as_dict()}
-
-    def __str__(self) -> str:
-        from leansurgeon.report.tables.costs import costs_table
-
-        return costs_table(replace(self.costs, source=short(self.costs.source, 32)))
 
 
 def plan(request: PlanRequest, say: Say) -> Plan:
@@ -86,10 +76,10 @@ def plan(request: PlanRequest, say: Say) -> Plan:
 
     Raises `UsageError` for a shape that cannot be, `UnsupportedModel` for a source that cannot be read.
     """
-    from leansurgeon.checkpoints.record import shown_if_newer
     from leansurgeon.checkpoints.source import ask_tower, open_source
     from leansurgeon.measure.costs import gpus
     from leansurgeon.measure.costs.memory import Setting
+    from leansurgeon.report.tables.costs import costs_table
     from leansurgeon.surgery.costs import costs
     from leansurgeon.surgery.requested_shape import RequestedShape
 
@@ -101,11 +91,14 @@ def plan(request: PlanRequest, say: Say) -> Plan:
     if said or request.memory or request.gpu:
         setting = Setting(**{"batch": DEFAULT_BATCH} | said)
     with ExitStack() as keep:
-        keep.enter_context(shown_if_newer(say))
         access = {"allow_pickle": request.allow_pickle, "tower": request.tower}
         opened = open_source(request.source, weights=False, keep=keep, **access)
         ask_tower(opened, request.tower)
-        return Plan(costs(opened, wanted, setting, card, cross_check=setting is not None))
+        found = costs(opened, wanted, setting, card, cross_check=setting is not None)
+        text = costs_table(replace(found, source=short(found.source, 32)))
+        return Plan({"schema_version": 1, **found.as_dict()}, text, costs=found)
 
 
-COMMAND = Command("plan", PlanRequest, plan, ("leansurgeon plan vit-b --heads 16 --layers 7 --gpu a100-40",))
+COMMAND = Command(
+    "plan", PlanRequest, plan, ("leansurgeon plan vit-b --heads 16 --layers 7 --gpu a100-40",), shows=True
+)

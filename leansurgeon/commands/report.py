@@ -136,7 +136,6 @@ def report(request: ReportRequest, say: Say) -> Report:
 
     Raises `UsageError` where there is nothing to report.
     """
-    from leansurgeon.checkpoints.record import shown_if_newer
     from leansurgeon.report.collect import collect
     from leansurgeon.report.sections import sections
     from leansurgeon.report.tables.render import check_format
@@ -144,9 +143,8 @@ def report(request: ReportRequest, say: Say) -> Report:
     check_format(request.format)
     if request.plots is not None:
         check_folder(request.plots)
-    with shown_if_newer(say):
-        collection = collect(request.paths, request.workspace)
-        found = Report(collection, tuple(sections(collection.runs)), request)
+    collection = collect(request.paths, request.workspace)
+    found = Report(collection, tuple(sections(collection.runs)), request)
     for problem in found.problems:
         say(f"skipped: {problem}")
     if request.html is not None:
@@ -158,4 +156,4 @@ def report(request: ReportRequest, say: Say) -> Report:
 
 
 EXAMPLES = ("leansurgeon report", "leansurgeon report --html report.html")
-COMMAND = Command("report", ReportRequest, report, EXAMPLES)
+COMMAND = Command("report", ReportRequest, report, EXAMPLES, shows=True)

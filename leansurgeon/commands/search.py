@@ -7,7 +7,7 @@ import shlex
 import shutil
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,7 +17,7 @@ from leansurgeon.architectures.presets import PRESETS
 from leansurgeon.checkpoints import digests
 from leansurgeon.checkpoints.publish.output import check_apart, held
 from leansurgeon.checkpoints.source import Source, ask_tower, open_source
-from leansurgeon.commands.command import Command
+from leansurgeon.commands.command import Answer, Command
 from leansurgeon.commands.options import DataRequest, RecipeRequest, Seed, Workspace
 from leansurgeon.commands.samples import sample_data, trained_on
 from leansurgeon.commands.shrink import ShrinkRequest
@@ -84,68 +84,23 @@ class SearchRequest(DataRequest, RecipeRequest, Access):
 
 
 @dataclass(frozen=True)
-class Listed:
-    """The shapes that fit, of a dry run: in the order of the cheap scores."""
-
-    source: Source
-    shapes: Shapes
-    ranked: list[Candidate]
-
-    def as_dict(self) -> JsonObject:
-        """What --json prints."""
-        shapes = self.shapes
-        document: JsonObject = {"schema_version": 1, "dry_run": True, "source": self.source.name}
-        document["space"] = {"shapes": shapes.looked_at, "too_large": shapes.too_large, "refused": shapes.refused}
-        candidates = [{"name": c.name, "parameters": c.parameters, "shape": c.shape.as_dict()} for c in self.ranked]
-        return document | {"candidates": candidates}
-
-    def __str__(self) -> str:
-        name, size = short(self.source.name, 60), self.source.parameters.total
-        lines = [*wrap(f"{name}, {size:,} parameters. {findings.describe_space(self.shapes)}"), ""]
-        more = len(self.ranked) - 20
-        end = f"\n{f'... and {more} more. ' if more > 0 else ''}Dry run: nothing was tried."
-        return "\n".join([*lines, findings.make_candidates_table(self.ranked[:20]), end])
-
-
-@dataclass(frozen=True)
-class Searched:
+class Searched(Answer):
     """What a search came to: `command` makes the winner, `folder` holds the search, `written` the winner, if it was to
     be written.
     """
 
-    outcome: Outcome
-    command: str
-    folder: Path
-    mode: str  # training | heal
-    written: Path | None = None
-    recipe: str | None = None  # that was named
+    outcome: Outcome = field(repr=False, kw_only=True)
+    command: str = field(kw_only=True)
+    folder: Path = field(kw_only=True)
+    written: Path | None = field(kw_only=True)
 
     @property
     def winner(self) -> Candidate:
         """The best shape."""
         return self.outcome.winner
 
-    def as_dict(self) -> JsonObject:
-        """What --json prints."""
-        extra = {"folder": str(self.folder), "mode": self.mode}
-        extra |= {"written": str(self.written)} if self.written else {}
-        return findings.make_document(self.outcome, self.command, extra)
 
-    def __str__(self) -> str:
-        training, shown = self.mode == "training", findings.make_table(self.outcome)
-        unit = "a quarter of the recipe's length" if training else "the sample data"
-        kept = " kept: influence kept at best." if " kept " in shown else ""
-        lines = [shown, "", *wrap(f"* Pareto front. Columns 1 and below: shares of {unit}.{kept}")]
-        for sentence in findings.describe(self.outcome):
-            lines += wrap(sentence, "  ")
-        lines += ["", "Carry it out:", f"  {self.command}"]
-        if training:
-            lines.append(f"  leansurgeon retrain{f' --recipe {shlex.quote(self.recipe)}' if self.recipe else ''}")
-        lines += [f"Written to {self.written}."] if self.written else []
-        return "\n".join([*lines, f"The search is in {self.folder}."])
-
-
-def search(request: SearchRequest, say: Say) -> Searched | Listed:
+def search(request: SearchRequest, say: Say) -> Searched | Answer:
     """Find the best (heads, layers, MLP) of SOURCE under a budget by successive halving. Rerun to resume.
 
     Candidates are healed on sample data; of a preset, or by --recipe, they are trained for a quarter of its length.
@@ -171,7 +126,7 @@ def search(request: SearchRequest, say: Say) -> Searched | Listed:
         shapes = enumerate_shapes(opened, space, budget, init=init, calibrated=opened.learned)
         if request.dry_run:
             ranked = cheap.order(shapes.candidates, cheap.scores(opened, shapes.candidates, None))
-            return Listed(opened, shapes, ranked)
+            return list_shapes(opened, shapes, ranked)
         say(findings.describe_space(shapes))
         from leansurgeon.measure.device import chosen
 
@@ -204,9 +159,33 @@ def search(request: SearchRequest, say: Say) -> Searched | Listed:
                 steps = plan(opened, outcome.winner.wanted, request.seed, calibrated=used is not None)
                 how = {"force": request.force, "call": command}
                 carry_out(decide(steps, used, say, device=device if used else "cpu"), request.out, **how, say=say)
-    searched = Searched(outcome, command, folder, "training" if training else "heal", request.out, request.recipe)
-    write_json(folder / DOCUMENT, searched.as_dict())
-    return searched
+    extra = {"folder": str(folder), "mode": "training" if training else "heal"}
+    extra |= {"written": str(request.out)} if request.out else {}
+    document, shown = findings.make_document(outcome, command, extra), findings.make_table(outcome)
+    write_json(folder / DOCUMENT, document)
+    unit = "a quarter of the recipe's length" if training else "the sample data"
+    kept = " kept: influence kept at best." if " kept " in shown else ""
+    lines = [shown, "", *wrap(f"* Pareto front. Columns 1 and below: shares of {unit}.{kept}")]
+    for sentence in findings.describe(outcome):
+        lines += wrap(sentence, "  ")
+    lines += ["", "Carry it out:", f"  {command}"]
+    if training:
+        lines.append(f"  leansurgeon retrain{f' --recipe {shlex.quote(request.recipe)}' if request.recipe else ''}")
+    lines += [f"Written to {request.out}."] if request.out else []
+    text = "\n".join([*lines, f"The search is in {folder}."])
+    return Searched(document, text, outcome=outcome, command=command, folder=folder, written=request.out)
+
+
+def list_shapes(source: Source, shapes: Shapes, ranked: list[Candidate]) -> Answer:
+    """The shapes that fit, of a dry run: in the order of the cheap scores."""
+    document: JsonObject = {"schema_version": 1, "dry_run": True, "source": source.name}
+    document["space"] = {"shapes": shapes.looked_at, "too_large": shapes.too_large, "refused": shapes.refused}
+    document["candidates"] = [{"name": c.name, "parameters": c.parameters, "shape": c.shape.as_dict()} for c in ranked]
+    name, size = short(source.name, 60), source.parameters.total
+    lines = [*wrap(f"{name}, {size:,} parameters. {findings.describe_space(shapes)}"), ""]
+    more = len(ranked) - 20
+    end = f"\n{f'... and {more} more. ' if more > 0 else ''}Dry run: nothing was tried."
+    return Answer(document, "\n".join([*lines, findings.make_candidates_table(ranked[:20]), end]))
 
 
 def recipe_of(opened: Source, name: str | None, sets: Sequence[str]) -> TrainingRecipe | None:
