@@ -14,7 +14,7 @@ from typing import Any, Protocol, get_type_hints
 
 from leansurgeon import progress as screen
 from leansurgeon.commands import host
-from leansurgeon.commands.surface import own_errors
+from leansurgeon.commands.host import own_errors
 from leansurgeon.errors import UsageError
 from leansurgeon.progress import Say
 from leansurgeon.rank import rank

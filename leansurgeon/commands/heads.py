@@ -15,8 +15,8 @@ from leansurgeon.checkpoints.record import SurgeryRecord
 from leansurgeon.checkpoints.recorded.decided import Importance
 from leansurgeon.checkpoints.source import Source, open_source
 from leansurgeon.commands.command import Answer, Command
+from leansurgeon.commands.in_memory import Cut
 from leansurgeon.commands.options import DataRequest, DeviceRequest, Force, PushRequest, Seed, spell_share
-from leansurgeon.commands.results import Cut
 from leansurgeon.commands.samples import data_to_measure
 from leansurgeon.errors import UsageError, short
 from leansurgeon.measure.data.calibration import Calibration

@@ -1,15 +1,22 @@
-"""The process belongs to whoever calls: one call works in it at a time, and leaves it as it was."""
+"""The process belongs to whoever calls a function from Python: one call works in it at a time and leaves it as it was,
+and errors speak of arguments instead of flags.
+"""
 
 from __future__ import annotations
 
+import functools
+import inspect
 import os
 import random
+import re
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from typing import ParamSpec, TypeVar
 
-from leansurgeon.progress import Say
+from leansurgeon.errors import LeanSurgeonError, in_words
+from leansurgeon.progress import Say, silent
 
 # Libraries below build, load and save by settings of the whole process (verbosity, default precision, environment), so
 # that two calls would meet there. A call may call another one.
@@ -103,3 +110,63 @@ def forget() -> None:
 
         AcceleratorState._reset_state(reset_partial_state=True)
         GradientState._reset_state()
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+FLAG = re.compile(r"(?<![\w-])--(no-)?([a-z][a-z0-9-]*)")
+# Flags that have another name in Python.
+NAMES = {"calibrate": "data", "push": "repo"}
+
+
+def public(function: Callable[P, T]) -> Callable[P, T]:
+    """A function that leaves the process as it was, whose errors are leansurgeon's own and name arguments where the
+    command line names flags.
+    """
+    known = inspect.signature(function).parameters
+
+    @functools.wraps(function)
+    def called(*args: P.args, **kwargs: P.kwargs) -> T:
+        with own_errors(known), left_alone(silent):
+            return function(*args, **kwargs)
+
+    return called
+
+
+@contextmanager
+def own_errors(known: Mapping[str, inspect.Parameter]) -> Iterator[None]:
+    """Errors are leansurgeon's own, and name arguments where those of the command line name flags."""
+    try:
+        yield
+    except LeanSurgeonError as error:
+        error.message, error.hint = in_python(error.message, known), error.hint and in_python(error.hint, known)
+        error.args = (error.message,)
+        raise
+    except OSError as error:
+        if said := in_words(error):
+            raise said from error
+        raise
+
+
+def in_python(text: str, known: Mapping[str, inspect.Parameter]) -> str:
+    """A message of the commands with arguments in place of flags; flags that the function lacks stay.
+
+    >>> def shrink(data=None, force=False, proof=True, out=None): ...
+    >>> in_python("Add --calibrate DATA; --no-proof, --force or -o.", inspect.signature(shrink).parameters)
+    'Add data=DATA; proof=False, force=True or out=.'
+    """
+
+    def argument(flag: re.Match[str]) -> str:
+        """The argument that a flag stands for."""
+        name = flag[2].replace("-", "_")
+        name = name if name in known else NAMES.get(name, name)
+        parameter = known.get(name)
+        if parameter is None:
+            return flag[0]
+        return f"{name}={'False' if flag[1] else 'True' if isinstance(parameter.default, bool) else ''}"
+
+    if "private" in known:
+        text = text.replace("--public", "private=False")
+    said = FLAG.sub(argument, text)
+    said = re.sub(r"(?<=\w=) (?=\S)", "", said)  # `data= DATA`
+    return re.sub(r"(?<![\w-])-o\b", "out=", said) if "out" in known else said

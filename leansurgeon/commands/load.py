@@ -34,7 +34,7 @@ def load_result(request: LoadRequest, say: Say) -> torch.nn.Module:
     """
     from leansurgeon.checkpoints import record
     from leansurgeon.checkpoints.loading import load
-    from leansurgeon.commands.results import RESULT, Cut
+    from leansurgeon.commands.in_memory import RESULT, Cut
 
     name = request.source
     made = load(name, allow_pickle=request.allow_pickle)

@@ -29,8 +29,7 @@ def paper(request: PaperRequest, say: Say) -> Answer:
     """
     from leansurgeon.paper import chosen
     from leansurgeon.paper.audit import audit
-    from leansurgeon.paper.document import document
-    from leansurgeon.paper.text import render
+    from leansurgeon.paper.output import document, render
 
     exhibits = [(one, audit(one, request.count)) for one in chosen(request.table)]
     return Answer(document(exhibits, request.count), render(exhibits))

@@ -10,6 +10,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from leansurgeon import clock
 from leansurgeon.commands import healing
 from leansurgeon.commands.command import Command
+from leansurgeon.commands.in_memory import Trained
 from leansurgeon.commands.options import (
     Data,
     DataRequest,
@@ -20,7 +21,6 @@ from leansurgeon.commands.options import (
     spell_path,
     spell_time,
 )
-from leansurgeon.commands.results import Trained
 from leansurgeon.errors import UsageError
 from leansurgeon.progress import Say
 from leansurgeon.progress import say as to_stderr

@@ -19,8 +19,8 @@ from leansurgeon.checkpoints.recorded.part import plain
 from leansurgeon.checkpoints.source import Source, ask_tower, left_out, open_source
 from leansurgeon.commands import in_memory
 from leansurgeon.commands.command import Command
+from leansurgeon.commands.in_memory import Cut
 from leansurgeon.commands.options import DataRequest, DeviceRequest, DryRun, Force, PushRequest, Seconds, spell_share
-from leansurgeon.commands.results import Cut
 from leansurgeon.commands.samples import (
     BY_WEIGHTS,
     own_samples,

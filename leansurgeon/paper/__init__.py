@@ -1,7 +1,7 @@
 """The tables and figures of "Leaner Transformers: More Heads, Less Depth" as data, and their audit.
 
 `tables.yaml` and `figures.yaml` hold what the paper prints and the shape that gives its parameter counts; `audit`
-counts every row again (`built` with torch), `text` and `document` show both. Accuracy and memory are the paper's:
+counts every row again, `output` shows both. Accuracy and memory are the paper's:
 nothing is trained here.
 """
 

@@ -158,7 +158,8 @@ def declared_count(start: Start, family: str, shape: Shape) -> int:
 @cache
 def library_count(start: Start, family: str, shape: Shape) -> int:
     """Parameters of the library's own model at this shape, built without memory."""
-    from leansurgeon.paper.built import built_count
+    from leansurgeon.checkpoints.blockwise.skeleton import built_without_memory
 
     architecture = known()[family]
-    return built_count(Reshaped(source_of(start), architecture, shape).config(), architecture)
+    model = built_without_memory(Reshaped(source_of(start), architecture, shape).config(), architecture)
+    return sum(p.numel() for p in model.parameters())

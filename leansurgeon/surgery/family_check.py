@@ -66,6 +66,7 @@ class FamilyCheck:
     asked: Mapping[str, Any] = field(default_factory=dict)
     difference: float | None = None  # between the product's cut and the one by hand, against the outputs' spread
     why: str = ""
+    defect: bool = False  # an error of ours, which `why` names
     seconds: float = 0.0
     seed: int = 23  # of what it was drawn with
     depth: int = 7

@@ -81,7 +81,8 @@ def in_scratch(name: str, cls: str, product: Callable[[Path], FamilyCheck]) -> F
             refused = dict.fromkeys(("depth", "heads", "mlp_dim"), "")
             return replace(row, refused=refused, why=" ".join(str(error).split()))
         except Exception as error:  # a defect of ours; the table shows it
-            return replace(row, why=f"defect: {type(error).__name__}: {' '.join(str(error).split())[:200]}")
+            why = f"defect: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
+            return replace(row, defect=True, why=why)
 
 
 def through_the_product(

@@ -11,7 +11,7 @@ import sys
 import pytest
 
 import leansurgeon
-from leansurgeon.commands import surface
+from leansurgeon.commands import host
 from leansurgeon.commands.command import speaking
 from leansurgeon.commands.options import spell_changes, spell_share
 from leansurgeon.errors import LeanSurgeonError, UsageError
@@ -90,7 +90,7 @@ def test_importing_it_is_light_and_the_rooms_leave_its_names_alone():
     assert done.returncode == 0, done.stderr[-800:]
 
 
-PARTS = [surface.in_python, spell_number, spell_changes, spell_share]
+PARTS = [host.in_python, spell_number, spell_changes, spell_share]
 
 
 @pytest.mark.parametrize("function", [*map(leansurgeon.__dict__.get, SURFACE), *PARTS], ids=lambda f: f.__name__)

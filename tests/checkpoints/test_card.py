@@ -16,7 +16,7 @@ from leansurgeon.checkpoints import record
 from leansurgeon.checkpoints.publish import card
 from leansurgeon.checkpoints.record import Both, Comparison, Embeddings, Origin, SurgeryRecord
 from leansurgeon.checkpoints.source import open_source
-from leansurgeon.commands.results import Cut
+from leansurgeon.commands.in_memory import Cut
 from leansurgeon.errors import LeanSurgeonError
 from leansurgeon.reading import modelcard
 from leansurgeon.surgery.planning import plan

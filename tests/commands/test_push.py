@@ -11,8 +11,8 @@ from huggingface_hub import ModelCard, constants
 
 from leansurgeon.checkpoints import record
 from leansurgeon.commands import push as room
+from leansurgeon.commands.in_memory import Cut
 from leansurgeon.commands.push import check, push, target
-from leansurgeon.commands.results import Cut
 from leansurgeon.errors import NotPushed, UsageError
 from leansurgeon.surgery.planning import plan
 from leansurgeon.surgery.requested_shape import RequestedShape

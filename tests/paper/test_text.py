@@ -12,8 +12,7 @@ from leansurgeon.errors import UsageError
 from leansurgeon.paper import EXHIBITS, TABLES, chosen
 from leansurgeon.paper.audit import audit
 from leansurgeon.paper.base import agreement
-from leansurgeon.paper.document import document, summary
-from leansurgeon.paper.text import render
+from leansurgeon.paper.output import document, render, summary
 
 
 @pytest.mark.parametrize(

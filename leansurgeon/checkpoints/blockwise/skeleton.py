@@ -316,10 +316,15 @@ class Skeleton:
 TABLE = 1 << 18  # numbers of a large table of positions; most matrices of a large model have more
 
 
+# What draws the numbers of new weights: there are none without memory, and clamping nothing takes torch seconds.
+FILLS = {"clamp_", "erfinv_", "fill_", "mul_", "add_", "normal_", "uniform_", "zero_", "zeros_", "ones_", "constant_"}
+
+
 class Unallocated(TorchFunctionMode):
     """`torch.empty`, which layers make their parameters of, gives tensors without memory, but for those of at most
-    `kept` numbers. In this thread only, while Accelerate's `init_empty_weights` changes nn.Module for the process. It
-    also lets parameters go only once they are made, and leaves the heap full of holes as large as most of the model.
+    `kept` numbers, and nothing is drawn for them. In this thread only, while Accelerate's `init_empty_weights` changes
+    nn.Module for the process. It also lets parameters go only once they are made, and leaves the heap full of holes as
+    large as most of the model.
     """
 
     def __init__(self, kept: float) -> None:
@@ -329,6 +334,8 @@ class Unallocated(TorchFunctionMode):
         self, func: Callable, types: tuple[type, ...], args: tuple = (), kwargs: dict | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if args and getattr(func, "__name__", "") in FILLS and getattr(args[0], "is_meta", False):
+            return args[0]
         if func is torch.empty and kwargs.get("device") is None:
             made = func(*args, **kwargs | {"device": "meta"})
             return made if made.numel() > self.kept else func(*args, **kwargs)

@@ -1,11 +1,15 @@
-"""The audit as a person reads it, in 80 columns: tables of each exhibit, and a line for what does not fit."""
+"""The audit as a person reads it, in 80 columns (tables of each exhibit, and a line for what does not fit), and as one
+JSON document for programs.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import asdict
+
 from leansurgeon.paper.audit import Audited
 from leansurgeon.paper.base import UNITS, Exhibit
-from leansurgeon.paper.document import Exhibits, summary
-from leansurgeon.shape import Shape
+from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.words import in_columns, wrap
 
 CLAIM = (
@@ -45,25 +49,21 @@ def count_cells(a: Audited) -> list[str]:
     }
     sizes = {stage.head_dim for stage in shape.stages}
     number = str(*sizes) if len(sizes) == 1 else ""  # left out where stages differ
+    mlp = shape.column("mlp_dim")
+    if len(shape.stages) > 1:  # in widths, where stages have different ones
+        ratios = {stage.mlp_dim / stage.width for stage in shape.stages}
+        mlp = f"{ratios.pop():g}x" if len(ratios) == 1 else "mixed"
     off = "" if a.difference_percent is None else per_cent(a.difference_percent, 2)
     return [
         {"original": row.model, "lean": "  lean"}.get(row.role, ""),
         shape.column("depth") + starred["layers"],
         shape.column("heads") + starred["heads"],
         number if row.role == "original" else f"{row.policy} {number}".rstrip(),
-        mlp(shape) + starred["mlp_dim"],
+        mlp + starred["mlp_dim"],
         printed.parameters or "",
         f"{a.parameters:,}",
         off + (" !" if missed(a) else "  " if off else ""),
     ]
-
-
-def mlp(shape: Shape) -> str:
-    """`3072`, or `3x` the width where stages have different widths."""
-    if len(shape.stages) == 1:
-        return str(shape.stages[0].mlp_dim)
-    ratios = {stage.mlp_dim / stage.width for stage in shape.stages}
-    return f"{ratios.pop():g}x" if len(ratios) == 1 else "mixed"
 
 
 def saving_cells(exhibit: Exhibit, a: Audited, unit: str) -> list[str]:
@@ -147,3 +147,65 @@ def missed(a: Audited) -> bool:
 def name(exhibit: Exhibit, a: Audited) -> str:
     """A row as a sentence calls it."""
     return label(exhibit, a) if a.row.role == "variant" else f"{a.row.model} {a.row.role}"
+
+
+SCHEMA_VERSION = 1
+PAPER = "Saratchandran, Teney, Lucey: Leaner Transformers: More Heads, Less Depth"
+Exhibits = Sequence[tuple[Exhibit, list[Audited]]]
+
+
+def document(exhibits: Exhibits, how: str) -> JsonObject:
+    """Everything that is known of every row. `how` is meta or formula."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "paper": PAPER,
+        "count": how,
+        "summary": summary([a for _, rows in exhibits for a in rows]),
+        "exhibits": [
+            {
+                "key": exhibit.key,
+                "name": exhibit.name,
+                "title": exhibit.title,
+                "remarks": list(exhibit.remarks),
+                "rows": [record(a) for a in rows],
+            }
+            for exhibit, rows in exhibits
+        ],
+    }
+
+
+def summary(rows: Sequence[Audited]) -> dict[str, int]:
+    """How many counts fit the printed figure, and how; `as_printed` of them without changing a word of the row."""
+    kinds = [a.agreement for a in rows]
+    return {
+        "rows": len(rows),
+        **{kind: kinds.count(kind) for kind in ("rounds", "truncates", "differs", "unprinted")},
+        "as_printed": sum(a.agreement in ("rounds", "truncates") and a.as_printed is None for a in rows),
+    }
+
+
+def record(a: Audited) -> JsonObject:
+    """A row as JSON holds it."""
+    row, printed = a.row, a.row.printed
+    return {
+        "model": row.model,
+        "role": row.role,
+        "preset": row.preset,
+        "printed": asdict(printed.words)
+        | {"parameters": printed.parameters, "parameters_number": printed.count, "change": printed.change}
+        | {"scores": dict(printed.scores), "memory_gb": printed.memory},
+        "counted": asdict(row.words),
+        "counted_as_printed": row.reading is None,
+        "head_policy": row.policy,
+        "shape": a.shape.as_dict(),
+        "parameters": a.parameters,
+        "difference": a.difference,
+        "difference_percent": a.difference_percent,
+        "agreement": a.agreement,
+        "parameters_as_printed": a.as_printed,
+        "others": dict(a.others),
+        "original_parameters": a.original,
+        "change_percent": a.change_percent,
+        "saved_by": dict(a.saved_by),
+        "remark": a.remark or None,
+    }
