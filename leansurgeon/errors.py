@@ -91,13 +91,6 @@ def disk_is_full(error: BaseException) -> bool:
 _OF_A_NAME = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.EROFS)
 
 
-def refused_by_the_system(error: OSError) -> UsageError | None:
-    """The sentence for a file or folder that the system will not look at, or make; None for other errors."""
-    if error.errno not in _OF_A_NAME or error.filename is None:
-        return None
-    return UsageError(f"{error.filename} cannot be used: {os.strerror(error.errno).lower()}.", "Name another path.")
-
-
 def in_words(error: BaseException) -> LeanSurgeonError | None:
     """An error as the one sentence that one process or any of several ends with; None for a defect of this program."""
     if isinstance(error, LeanSurgeonError):
@@ -107,7 +100,9 @@ def in_words(error: BaseException) -> LeanSurgeonError | None:
             "The disk is full; what was complete before is kept.",
             "Free some space, or choose another folder.",
         )
-    return refused_by_the_system(error) if isinstance(error, OSError) else None
+    if isinstance(error, OSError) and error.errno in _OF_A_NAME and error.filename is not None:
+        return UsageError(f"{error.filename} cannot be used: {os.strerror(error.errno).lower()}.", "Name another path.")
+    return None
 
 
 def memory_is_short(error: BaseException) -> bool:

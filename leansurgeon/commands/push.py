@@ -44,10 +44,6 @@ class Target:
     private: bool = True
     force: bool = False
 
-    def again(self, folder: Path) -> str:
-        """The line that pushes a folder there."""
-        return f"hf upload {shlex.quote(self.repo)} {shlex.quote(str(folder))}{' --private' if self.private else ''}"
-
 
 def target(repo: str | None, *, public: bool, dry_run: bool = False, force: bool = False) -> Target | None:
     """What `--push` and `--public` ask for. Raises `UsageError` for what excludes each other."""
@@ -86,7 +82,8 @@ def check(where: Target, say: Say, token: str | None = None) -> None:
     api = client(token)
     try:
         who = api.whoami()
-        if role(who) == "read":
+        rights = who.get("auth", {}).get("accessToken", {})
+        if isinstance(rights, dict) and rights.get("role") == "read":
             raise UsageError("--push: the token may only read.", "Make one that may write, and `hf auth login` again.")
         refuse_public(api, where)
         refuse_foreign(where, Content.of(api, where.repo))
@@ -144,9 +141,13 @@ def push(
     except UsageError as error:
         raise NotPushed(f"{folder} is whole, and was not pushed: {error.message}", error.hint) from None
     except Exception as error:  # whatever the hub's client raises: the result is whole, and that is said
-        raise NotPushed(
-            f"{folder} is whole, and was not pushed to {repo}: {reason(error)}.", f"Again: {where.again(folder)}"
-        ) from error
+        status = getattr(getattr(error, "response", None), "status_code", None)
+        why = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(
+            "."
+        )  # the first line of what it said
+        why = f"{status}: {why}" if status and str(status) not in why else why
+        again = f"hf upload {shlex.quote(repo)} {shlex.quote(str(folder))}{' --private' if private else ''}"
+        raise NotPushed(f"{folder} is whole, and was not pushed to {repo}: {why}.", f"Again: {again}") from error
     return f"{api.endpoint}/{repo}"
 
 
@@ -243,16 +244,3 @@ def refuse_public(api: HfApi, where: Target) -> None:
         raise UsageError(
             f"{where.repo} is there already and is public.", "Add --public if it may be, or name another repository."
         )
-
-
-def role(who: dict) -> str:
-    """What the token may do: read, write, or another word of the hub's."""
-    token = who.get("auth", {}).get("accessToken", {})
-    return str(token.get("role", "")) if isinstance(token, dict) else ""
-
-
-def reason(error: Exception) -> str:
-    """The first line of what the hub's client said."""
-    status = getattr(getattr(error, "response", None), "status_code", None)
-    first = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
-    return f"{status}: {first}" if status and str(status) not in first else first

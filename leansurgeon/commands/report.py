@@ -13,10 +13,10 @@ from pydantic import BeforeValidator, Field
 from leansurgeon.commands import in_memory
 from leansurgeon.commands.command import Command
 from leansurgeon.commands.options import Workspace
+from leansurgeon.errors import UsageError
 from leansurgeon.progress import Say
 from leansurgeon.reading import jsonfile
 from leansurgeon.reading.jsonfile import JsonObject
-from leansurgeon.report.places import check_file, check_folder
 from leansurgeon.request import Opt, Request
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ class Report:
     def html(self, file: str | Path) -> Path:
         """Write everything into one page."""
         path = Path(file)
-        check_file(path)  # before altair is imported
+        check_file(path)
         from leansurgeon.report.page.page import write
 
         write(path, self.sections, self.collection)
@@ -120,6 +120,30 @@ class Report:
         from leansurgeon.report.charts.render import draw
 
         return list(draw(Path(folder), self.sections))
+
+
+def check_folder(directory: Path) -> None:
+    """Make the folder for pictures, before any work and before altair is imported. Raises `UsageError` where
+    `directory` is no place for files.
+    """
+    above = next(folder for folder in (directory, *directory.parents) if folder.exists())
+    if not above.is_dir() or not os.access(above, os.W_OK):
+        why = "cannot be written to" if above.is_dir() else "is a file"
+        raise UsageError(f"--plots {directory} cannot be made: {above} {why}.", "Choose another folder.")
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--plots {directory} cannot be made: {error.strerror}.", "Choose another folder.") from None
+
+
+def check_file(path: Path) -> None:
+    """Raises `UsageError` where `path` is no place for a page."""
+    if path.is_dir():
+        raise UsageError(f"--html {path}: that is a folder.", f"Name a file, such as {path / 'report.html'}.")
+    if path.exists() and not path.is_file():  # a page that is put in its place would replace /dev/null itself
+        raise UsageError(f"--html {path}: that is no ordinary file.", "Name a file, such as report.html.")
+    if not path.parent.is_dir():
+        raise UsageError(f"--html {path}: there is no folder {path.parent}.", "Make it first, or choose another file.")
 
 
 def report(request: ReportRequest, say: Say) -> Report:

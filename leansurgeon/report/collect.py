@@ -10,7 +10,6 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from leansurgeon.checkpoints import record
 from leansurgeon.errors import LeanSurgeonError, UsageError
@@ -22,9 +21,6 @@ from leansurgeon.training.runs import summary
 from leansurgeon.training.runs.checkpoint import all_of
 from leansurgeon.training.runs.folder import METRICS, RECIPE, STARTS, SUMMARY, call_in, is_held
 from leansurgeon.training.runs.summary import Summary
-
-if TYPE_CHECKING:
-    pass
 
 CONFIG = "config.json"
 DEPTH = 3  # runs of an experiment lie at workspace/experiment/arm/seed at most

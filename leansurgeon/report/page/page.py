@@ -24,7 +24,6 @@ from leansurgeon.report.notes import notes, setting
 from leansurgeon.report.page import again, parts
 from leansurgeon.report.page.parts import Block, Cell, Part, cell, figures
 from leansurgeon.report.page.parts import sentences as as_words
-from leansurgeon.report.places import check_file
 from leansurgeon.report.rows import Row, Section
 from leansurgeon.report.tables.columns import define_columns
 from leansurgeon.report.verdict import controls_of, sentences, verdicts, warnings
@@ -83,9 +82,8 @@ class Chapter:
 def write(path: Path, sections: Sequence[Section], collection: Collection) -> None:
     """Write the page to `path`, whole or not at all; a link stays, and what it points to is written.
 
-    Raises `UsageError` where that is no place for a file.
+    Raises `UsageError` where that cannot be written.
     """
-    check_file(path)
     try:
         write_text(Path(os.path.realpath(path)), page(sections, collection))
     except UsageError as error:
