@@ -102,16 +102,18 @@ def pushing(request: Request, say: Say) -> Iterator[Callable[[Any], None]]:
     if (repo is None and not public) or rank() > 0:
         yield lambda result: None
         return
+    if repo is None:
+        raise UsageError("--public is for a push.", "Add --push ORG/NAME.")
+    if getattr(request, "dry_run", False) or getattr(request, "eval_only", False):
+        raise UsageError("--push and --dry-run exclude each other: a dry run writes nothing.", "Leave one of them out.")
     from leansurgeon.commands import push
 
-    look = getattr(request, "dry_run", False) or getattr(request, "eval_only", False)
-    where = push.target(repo, public=public, dry_run=look, force=getattr(request, "force", False))
+    where = push.Target(repo, not public, getattr(request, "force", False))
     push.check(where, say)
 
     def push_result(result: Result) -> None:
         """Push the folder of the result."""
-        done = push.push(result.folder, where.repo, private=where.private, force=where.force, say=say)
-        say(f"Pushed: {done}")
+        say(f"Pushed: {push.push(result.folder, repo, private=where.private, force=where.force, say=say)}")
 
     yield push_result
 

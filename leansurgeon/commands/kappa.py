@@ -10,6 +10,7 @@ from pydantic import Field
 
 from leansurgeon.commands.command import Answer, Command
 from leansurgeon.commands.options import DataRequest, Seed
+from leansurgeon.errors import UsageError
 from leansurgeon.progress import Say
 from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.request import Access, ModelName, Opt
@@ -53,14 +54,22 @@ def kappa(request: KappaRequest, say: Say) -> Kappa:
     Raises `UsageError` for a preset or missing data, `UnsupportedModel` for a source that cannot be read.
     """
     from leansurgeon.checkpoints.source import open_source
-    from leansurgeon.commands.samples import data_for_kappa
+    from leansurgeon.commands.samples import data_to_measure
     from leansurgeon.report.runs import KAPPA, kappa_name
     from leansurgeon.report.tables.kappa import describe
     from leansurgeon.training.runs.folder import keep_beside, run_of
 
     model, data = request.model, request.data
     opened = open_source(model, allow_pickle=request.allow_pickle)
-    sample = data_for_kappa(opened, data, model, request.seed, say, request.columns)
+    if opened.weights is None:
+        raise UsageError(
+            f"'{model}' is a preset and has no weights, so its attention has seen nothing yet.",
+            f"`leansurgeon shrink {model} --init fresh -o FOLDER` makes a model of it; give that folder.",
+        )
+    if not opened.learned:
+        say(f"{opened.name} was initialised and never trained: its kappa is that of random weights.")
+    # Of what surgery would fit on, as little as can be is read.
+    sample = data_to_measure(opened, data, model, "Kappa", 2, request.seed, say, request.columns)
     from leansurgeon.measure.kappa.study import study
 
     document = study(opened, sample, samples=request.samples, probes=request.probes, say=say)

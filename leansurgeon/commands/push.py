@@ -45,17 +45,6 @@ class Target:
     force: bool = False
 
 
-def target(repo: str | None, *, public: bool, dry_run: bool = False, force: bool = False) -> Target | None:
-    """What `--push` and `--public` ask for. Raises `UsageError` for what excludes each other."""
-    if repo is None:
-        if public:
-            raise UsageError("--public is for a push.", "Add --push ORG/NAME.")
-        return None
-    if dry_run:
-        raise UsageError("--push and --dry-run exclude each other: a dry run writes nothing.", "Leave one of them out.")
-    return Target(repo, not public, force)
-
-
 def check(where: Target, say: Say, token: str | None = None) -> None:
     """Say before the work what would stop the push after it. What only the hub knows, and it cannot be asked, is left
     for then.

@@ -160,20 +160,3 @@ def data_to_measure(
             "Give --data: text files, a folder of images, or task:NAME.",
         )
     return sample_data(opened, named, task, samples, seed, say, "--data", None, columns)
-
-
-def data_for_kappa(
-    opened: Source, data: str | None, model: str, seed: int, say: Say, columns: str | None = None
-) -> Calibration:
-    """The same for kappa: of what surgery would fit on, as little as can be is read.
-
-    Raises `UsageError` for a preset, which has nothing to measure, and where there is no data.
-    """
-    if opened.weights is None:
-        raise UsageError(
-            f"'{model}' is a preset and has no weights, so its attention has seen nothing yet.",
-            f"`leansurgeon shrink {model} --init fresh -o FOLDER` makes a model of it; give that folder.",
-        )
-    if not opened.learned:
-        say(f"{opened.name} was initialised and never trained: its kappa is that of random weights.")
-    return data_to_measure(opened, data, model, "Kappa", 2, seed, say, columns)

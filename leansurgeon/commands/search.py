@@ -131,9 +131,24 @@ def search(request: SearchRequest, say: Say) -> Searched | Answer:
         from leansurgeon.measure.device import chosen
 
         device = chosen("auto")
-        sample = samples_of(opened, training, request, device, say)
+        task = training.task if training else None if request.data else trained_on(request.source)
+        if not (task or request.data):
+            raise UsageError(
+                "A search heals candidates on sample data, and there is none.",
+                "Add --data FILES, or train with --recipe.",
+            )
+        given = opened, request.data, task, request.samples, request.seed, say
+        sample = sample_data(*given, flag="--data", device=device, columns=request.columns)
         setting = setting_of(training, sample)
-        folder = folder_of(opened, shapes, training, request, setting, sample, say)
+        # Everything that decides the results is in the name of the folder.
+        deciding = [shapes.candidates, budget, space, request.tries, request.seed, setting, sample.digest]
+        deciding.append(training.model_dump(mode="json") if training else None)
+        folder = place_of(request.workspace, opened, deciding)
+        if request.force:
+            shutil.rmtree(folder, ignore_errors=True)
+        elif folder.exists():
+            say(f"Going on with the search in {folder} (--force starts it again).")
+        folder.mkdir(parents=True, exist_ok=True)
         with ExitStack() as stack:
             if request.out:
                 stack.enter_context(held(request.out, force=request.force))
@@ -210,19 +225,6 @@ def config_changes(recipe: str | None, source: str) -> JsonObject | None:
     return (loaded.source_config or None) if same else None
 
 
-def samples_of(
-    opened: Source, training: TrainingRecipe | None, request: SearchRequest, device: str, say: Say
-) -> Calibration:
-    """The sample data of heals; of trainings what their task gives."""
-    task = training.task if training else None if request.data else trained_on(request.source)
-    if not (task or request.data):
-        raise UsageError(
-            "A search heals candidates on sample data, and there is none.", "Add --data FILES, or train with --recipe."
-        )
-    given = opened, request.data, task, request.samples, request.seed, say
-    return sample_data(*given, flag="--data", device=device, columns=request.columns)
-
-
 def setting_of(training: TrainingRecipe | None, sample: Calibration) -> Setting:
     """How a model is trained when its memory is predicted."""
     first = sample.fit[0]
@@ -233,26 +235,6 @@ def setting_of(training: TrainingRecipe | None, sample: Calibration) -> Setting:
     name = train.optim.name if train.optim.name in OPTIMIZERS else "adamw"
     size = min(train.batch, train.micro_batch or train.batch)
     return Setting(size, tokens, train.precision, optimizer=name, checkpointing=train.activation_checkpointing)
-
-
-def folder_of(
-    opened: Source,
-    shapes: Shapes,
-    training: TrainingRecipe | None,
-    request: SearchRequest,
-    setting: Setting,
-    sample: Calibration,
-    say: Say,
-) -> Path:
-    """The folder of this search; everything that decides its results is in the name."""
-    settings = [shapes.candidates, request.budget, request.space, request.tries, request.seed, setting, sample.digest]
-    folder = place_of(request.workspace, opened, [*settings, training.model_dump(mode="json") if training else None])
-    if request.force:
-        shutil.rmtree(folder, ignore_errors=True)
-    elif folder.exists():
-        say(f"Going on with the search in {folder} (--force starts it again).")
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
 
 
 def place_of(workspace: Path, opened: Source, settings: list[Any]) -> Path:

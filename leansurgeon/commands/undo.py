@@ -12,7 +12,7 @@ from leansurgeon.request import Opt, Trust
 from leansurgeon.words import wrap
 
 if TYPE_CHECKING:
-    from leansurgeon.checkpoints.record import SurgeryRecord
+    pass
 
 
 class UndoRequest(Trust):
@@ -53,29 +53,19 @@ def undo(request: UndoRequest, say: Say) -> Answer:
         "verified": verified and verified.as_dict(),
         "proof": made and made.proof and made.proof.as_dict(),
     }
-    end = closing(out, made) if made else "Dry run: nothing was written."
+    end = "Dry run: nothing was written."
+    if made and verified.by == "reload":
+        compared = made.proof.compared
+        differ = f"outputs differ from the undone model's by at most {compared.max_difference:.2g}"
+        differ += f" where their spread is {compared.spread:.2g}"
+        end = f"Written to {out}; {verified.source} is not at hand or has changed, so the result was reloaded with "
+        end += f"{made.proof.loaded_with}: {differ if compared.done else compared.why}."
+    elif made:
+        how = "the file has the recorded SHA-256" if verified.by == "sha256" else "compared tensor by tensor"
+        end = f"Written to {out}: bit for bit the tensors of {verified.source} ({how})."
+        if verified.left_out:
+            end += f" {len(verified.left_out)} tensors that the model does not read were left out by shrink."
     return Answer(document, f"{plan_table(steps.plan)}\n\n" + "\n".join(wrap(end)))
-
-
-def closing(out: Path, record: SurgeryRecord) -> str:
-    """The closing sentence: where it is, and what it was held against."""
-    verified, proof = record.decided.verified, record.proof
-    if verified.by == "reload":
-        compared = proof.compared
-        comparison = (
-            f"outputs differ from the undone model's by at most {compared.max_difference:.2g} where their spread "
-            f"is {compared.spread:.2g}"
-            if compared.done
-            else compared.why
-        )
-        return (
-            f"Written to {out}; {verified.source} is not at hand or has changed, so the result was reloaded with "
-            f"{proof.loaded_with}: {comparison}."
-        )
-    how = "the file has the recorded SHA-256" if verified.by == "sha256" else "compared tensor by tensor"
-    left = len(verified.left_out or ())
-    also = f" {left} tensors that the model does not read were left out by shrink." if left else ""
-    return f"Written to {out}: bit for bit the tensors of {verified.source} ({how}).{also}"
 
 
 COMMAND = Command("undo", UndoRequest, undo, ("leansurgeon undo runs/wide -o back",))

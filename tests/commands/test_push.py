@@ -12,7 +12,7 @@ from huggingface_hub import ModelCard, constants
 from leansurgeon.checkpoints import record
 from leansurgeon.commands import push as room
 from leansurgeon.commands.in_memory import Cut
-from leansurgeon.commands.push import check, push, target
+from leansurgeon.commands.push import check, push
 from leansurgeon.errors import NotPushed, UsageError
 from leansurgeon.surgery.planning import plan
 from leansurgeon.surgery.requested_shape import RequestedShape
@@ -235,8 +235,3 @@ def test_commands_push_what_they_have_written(there, tmp_path):
     done = leansurgeon("shrink", *shape, "-o", "other", "--push", "me/other", cwd=tmp_path)
     assert done.returncode == 1 and "hf upload me/other other" in done.stderr and "layers" in done.stdout
     assert (tmp_path / "other/model.safetensors").is_file()
-
-
-def test_target():
-    assert target(None, public=False) is None
-    assert target("me/x", public=True) == room.Target("me/x", private=False)

@@ -16,6 +16,7 @@ from leansurgeon.shape import Shape
 
 STAYS, GOES, NEW = "stays", "is cut out", "new heads"
 COLOURS = {STAYS: LIGHT["c0"], GOES: LIGHT["line"], NEW: LIGHT["c1"]}
+CHANGES = (("depth", "layers"), ("heads", "heads"))
 MOST = 4  # models of a section that are drawn
 CELLS = 1_500  # beyond so many, a layer is one bar
 TALL, UNIT = 84.0, 9.0  # of the larger block at most, and of one head at most
@@ -38,46 +39,28 @@ class Block:
 
 
 def of_cuts(section: Section) -> list[Chart]:
-    """The first few models of a section whose layers or heads were changed. An experiment's arms are many, and its
-    tables say what they are.
+    """The first few models of a section whose layers or heads were changed, where it is known which layers stayed. An
+    experiment's arms are many, and its tables say what they are.
     """
-    if section.kind not in ("models", "runs"):
-        return []
-    known = [(row.name, row.cut) for row in section.rows if row.cut and drawable(row.cut)]
-    return [Chart(f"{name}-cut", f"{name}: {changes(cut)}", says(cut), drawing(cut)) for name, cut in known[:MOST]]
-
-
-def drawable(cut: Cut) -> bool:
-    """Whether layers or heads changed, and it is known which layers stayed."""
-    if cut.plan.before is None or cut.plan.after is None or len(cut.plan.layers) != cut.plan.after.depth:
-        return False
-    return heads_of(cut.plan.before) != heads_of(cut.plan.after) and max(cut.plan.layers) < cut.plan.before.depth
+    charts: list[Chart] = []
+    for row in section.rows if section.kind in ("models", "runs") else ():
+        plan = row.cut and row.cut.plan
+        if not plan or plan.before is None or plan.after is None or len(plan.layers) != plan.after.depth:
+            continue
+        if heads_of(plan.before) == heads_of(plan.after) or max(plan.layers) >= plan.before.depth:
+            continue
+        pairs = [(plan.before.column(key), plan.after.column(key), word) for key, word in CHANGES]
+        changes = ", ".join(f"{old} to {new} {word}" for old, new, word in pairs if old != new)
+        old, new = (side.get("total") for side in (plan.parameters_before, plan.parameters_after))
+        says = f"{count(old)} parameters become {count(new)}." if old and new else ""
+        says = f"{says} {row.cut.compared}".strip()
+        charts.append(Chart(f"{row.name}-cut", f"{row.name}: {changes}", says, drawing(row.cut)))
+    return charts[:MOST]
 
 
 def heads_of(shape: Shape) -> tuple[int, ...]:
     """The number of heads of every layer."""
     return tuple(stage.heads for stage in shape.stages for _ in range(stage.depth))
-
-
-def changes(cut: Cut) -> str:
-    """`30 to 24 layers, 9 to 18 heads`; what stays as it was is left out."""
-    pairs = [
-        (cut.plan.before.column(key), cut.plan.after.column(key), word)
-        for key, word in (("depth", "layers"), ("heads", "heads"))
-    ]
-    return ", ".join(f"{old} to {new} {word}" for old, new, word in pairs if old != new)
-
-
-def spelled(shape: Shape) -> str:
-    """`30 layers of 9 heads`."""
-    return f"{shape.depth} layers of {shape.column('heads')} heads"
-
-
-def says(cut: Cut) -> str:
-    """Parameters before and after, and what the proof found."""
-    old, new = (side.get("total") for side in (cut.plan.parameters_before, cut.plan.parameters_after))
-    parameters = f"{count(old)} parameters become {count(new)}." if old and new else ""
-    return f"{parameters} {cut.compared}".strip()
 
 
 def drawing(cut: Cut) -> alt.LayerChart:
@@ -88,8 +71,13 @@ def drawing(cut: Cut) -> alt.LayerChart:
     result = Block(after, (len(before) - len(after)) / 2, source.bottom + BETWEEN, unit)
     height = result.bottom + BELOW
     x = alt.Scale(domain=[0, len(before)], nice=False, zero=False)
-    y = alt.Scale(domain=[0, height], range=[0, height], nice=False, zero=False)
-    place = {"x": alt.X("x:Q", scale=x, axis=None), "x2": "x2:Q", "y": alt.Y("y:Q", scale=y, axis=None), "y2": "y2:Q"}
+    scale = alt.Scale(domain=[0, height], range=[0, height], nice=False, zero=False)
+    place = {
+        "x": alt.X("x:Q", scale=x, axis=None),
+        "x2": "x2:Q",
+        "y": alt.Y("y:Q", scale=scale, axis=None),
+        "y2": "y2:Q",
+    }
     marks = [*cells(source, cut, before=True), *cells(result, cut, before=False)]
     kinds = [what for what in COLOURS if any(mark["what"] == what for mark in marks)]
     legend = alt.Legend(orient="bottom", symbolStrokeWidth=0, symbolType="square")
@@ -103,8 +91,11 @@ def drawing(cut: Cut) -> alt.LayerChart:
     ]
     rules = alt.Chart(data(ways)).mark_rule(color=LIGHT["quiet"], strokeWidth=0.7).encode(**place)
     words = [
-        {"x": 0, "y": ABOVE - 7, "text": f"before: {spelled(cut.plan.before)}"},
-        {"x": 0, "y": result.bottom + 11, "text": f"after: {spelled(cut.plan.after)}"},
+        {"x": 0, "y": y, "text": f"{when}: {shape.depth} layers of {shape.column('heads')} heads"}
+        for y, when, shape in (
+            (ABOVE - 7, "before", cut.plan.before),
+            (result.bottom + 11, "after", cut.plan.after),
+        )
     ]
     labels = alt.Chart(data(words)).mark_text(align="left").encode(x=place["x"], y=place["y"], text="text:N")
     return finished(alt.layer(rules, rects, labels), height=round(height))

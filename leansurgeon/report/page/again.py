@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from leansurgeon.reading.values import text
 from leansurgeon.report.humans import listed
 from leansurgeon.report.page.parts import Block, Code, Facts, Group, shorten
-from leansurgeon.report.rows import Row, Section
+from leansurgeon.report.rows import Section
 from leansurgeon.report.runs import Run
 from leansurgeon.training.runs.folder import call_in
 
@@ -21,7 +21,8 @@ def show_commands(section: Section) -> list[Block]:
     first = runs[0].summary
     amounts = [(first.task.train_samples, "to train"), (first.task.eval_samples, "to evaluate")]
     source, licence = (text(first.task.data.get(key)) for key in ("source", "licence"))
-    by_row = {row.name: join_seeds(row).replace(",", ", ") for row in section.rows if row.seeds}
+    seeds = [(row.name, sorted(seed for seed in row.seeds if seed is not None)) for row in section.rows if row.seeds]
+    by_row = {name: ", ".join(map(str, known)) for name, known in seeds}
     same = len(set(by_row.values())) == 1
     dates = sorted({run.summary.finished for run in runs} - {""})
     pairs = {
@@ -51,15 +52,11 @@ def experiment_command(section: Section) -> str:
     file = next((run.experiment_file for run in section.runs if run.experiment_file), None)
     if file and file.call:
         return show_call(file.call)
-    known = next((join_seeds(row) for row in section.rows if row.seeds), "0")
+    seeds = next((row.seeds for row in section.rows if row.seeds), (0,))
+    known = ",".join(map(str, sorted(seed for seed in seeds if seed is not None)))
     name = shlex.quote(file.path.name if file else section.name.split(",")[0])
     note = "the file below" if file else "and the --set of the first call, if there was one"
     return f"leansurgeon run {name} --seeds {known}    # {note}"
-
-
-def join_seeds(row: Row) -> str:
-    """The row's known seeds in order, joined by commas as `--seeds` takes them."""
-    return ",".join(map(str, sorted(s for s in row.seeds if s is not None)))
 
 
 def list_commands(run: Run) -> list[str]:

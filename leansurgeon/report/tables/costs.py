@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from leansurgeon.measure.costs.memory import PARTS
 from leansurgeon.report.tables.cut import change, giga, list_next_steps, numbers, parameters, shapes, side_by_side
-from leansurgeon.surgery.costs import STEPS, Cost, Costs
+from leansurgeon.surgery.costs import STEPS, Costs
 from leansurgeon.words import wrap
 
 SHAPE = ("depth", "heads", "head_dim", "mlp_dim")
@@ -25,8 +25,24 @@ def costs_table(costs: Costs) -> str:
     if costs.gpu:
         rows.append(numbers("largest micro batch", a.largest_batch, b.largest_batch))
     lines = [*side_by_side(rows, [costs.source, "before", "after", "change"]), "", *wrap(costs.why + ".")]
-    for says in (credit(costs), how(costs), fitting(costs)):
-        lines += wrap(says) if says else []
+    lines += wrap(credit(costs))
+    if b.memory:
+        s = b.memory.setting
+        words = [f"micro batch {s.batch}", s.precision, s.attention, s.optimizer]
+        words += ["activation checkpointing"] if s.checkpointing else []
+        words += [f"DDP on {s.world_size} GPUs"] if s.world_size > 1 else []
+        lines += wrap(
+            f"Memory of one GPU at {', '.join(words)}, as torch's allocator counts it, at its peak in the "
+            f"{b.memory.when} pass; predicted, not measured. The CUDA context (about 0.5 GiB) comes on top."
+        )
+    if costs.gpu:
+        fits = ["fits" if cost.fits else "does not fit" for cost in (a, b)]
+        both = (
+            f"both {'fit' if a.fits else 'do not fit'}"
+            if a.fits == b.fits
+            else f"before it {fits[0]}, after it {fits[1]}"
+        )
+        lines += wrap(f"{costs.gpu.title} ({costs.gpu.memory / 1e9:g} x 10^9 bytes; {costs.gpu.source}): {both}.")
     lines += list_next_steps(a.shape, b.shape, costs.refused)
     return "\n".join(lines)
 
@@ -60,35 +76,3 @@ def credit(costs: Costs) -> str:
         steps = [f"{TITLES[step]} {-saved:+,}" for step, saved in parameters.items()]
         return f"Change in parameters: {', '.join(steps)} (in this order)."
     return ""
-
-
-def how(costs: Costs) -> str:
-    """The setting the memory was rehearsed for, in words; empty without a rehearsal."""
-    memory = costs.after.memory
-    if not memory:
-        return ""
-    s = memory.setting
-    words = [f"micro batch {s.batch}", s.precision, s.attention, s.optimizer]
-    words += ["activation checkpointing"] if s.checkpointing else []
-    words += [f"DDP on {s.world_size} GPUs"] if s.world_size > 1 else []
-    return (
-        f"Memory of one GPU at {', '.join(words)}, as torch's allocator counts it, at its peak in the {memory.when} "
-        "pass; predicted, not measured. The CUDA context (about 0.5 GiB) comes on top."
-    )
-
-
-def fitting(costs: Costs) -> str:
-    """Whether the model fits the GPU before and after; empty where no GPU was named."""
-    if not costs.gpu:
-        return ""
-
-    def word(cost: Cost) -> str:
-        """The verdict on one of the two."""
-        return "fits" if cost.fits else "does not fit"
-
-    both = (
-        f"both {'fit' if costs.before.fits else 'do not fit'}"
-        if costs.before.fits == costs.after.fits
-        else f"before it {word(costs.before)}, after it {word(costs.after)}"
-    )
-    return f"{costs.gpu.title} ({costs.gpu.memory / 1e9:g} x 10^9 bytes; {costs.gpu.source}): {both}."

@@ -86,16 +86,12 @@ def cell(tensors: list[Compared]) -> str:
         if state in states:
             return word
     if "changed" in states:
-        return between([t.change for t in tensors if t.state == "changed"])
+        changes = [t.change for t in tensors if t.state == "changed"]
+        if None in changes:
+            return "not finite"
+        low, high = (f"{end(changes):.2g}" for end in (min, max))  # relative, as one number where they print alike
+        return high if low == high else f"{low}-{high}"
     return "same" if tensors else ""
-
-
-def between(changes: list[float | None]) -> str:
-    """Smallest and largest relative change, as one number where they print alike."""
-    if None in changes:
-        return "not finite"
-    low, high = min(changes), max(changes)
-    return f"{high:.2g}" if f"{low:.2g}" == f"{high:.2g}" else f"{low:.2g}-{high:.2g}"
 
 
 def outside(diff: Diff) -> list[str]:

@@ -14,7 +14,7 @@ import torch
 
 from leansurgeon.checkpoints.model import load
 from leansurgeon.checkpoints.source import open_source
-from leansurgeon.commands.samples import data_for_kappa
+from leansurgeon.commands.samples import data_to_measure
 from leansurgeon.report.tables.kappa import tables
 from tests.support.command_line import leansurgeon
 from tests.support.models.word_models import WORDS, sentence_encoder, words
@@ -59,7 +59,7 @@ def test_kappa_of_images_is_numpys_condition_number(saved):
     folder, _ = saved("vit")
     found = document(folder, "--data", "task:digits", "--samples", "512", "--probes", "2")
     source = open_source(str(folder))
-    hand = by_hand(folder, data_for_kappa(source, "task:digits", str(folder), 0, print).heldout)
+    hand = by_hand(folder, data_to_measure(source, "task:digits", str(folder), "Kappa", 2, 0, print).heldout)
     assert found["samples"] == len(hand[0]) > 300 and found["forward_dtype"] == "float32"
     for layer, values in zip(found["layers"], hand, strict=True):
         assert layer["median"] == pytest.approx(np.median(values), rel=1e-4)
@@ -75,7 +75,7 @@ def test_a_few_sentences_stand_for_all_of_them(saved, tmp_path):
     assert few["samples"] == 8 < all_["samples"]
     mean = all_["tokens"] / all_["samples"]
     assert few["tokens"] / few["samples"] == pytest.approx(mean, rel=0.15)
-    batches = data_for_kappa(open_source(str(folder)), str(text), str(folder), 0, print).heldout
+    batches = data_to_measure(open_source(str(folder)), str(text), str(folder), "Kappa", 2, 0, print).heldout
     hand = by_hand(folder, batches)
     assert [layer["median"] for layer in all_["layers"]] == pytest.approx([np.median(v) for v in hand], rel=1e-3)
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from leansurgeon.checkpoints.record import SurgeryRecord
 from leansurgeon.report.charts import anatomy
 from leansurgeon.report.charts.anatomy import GOES, NEW, STAYS
 from leansurgeon.report.rows import Section, make_row
-from leansurgeon.report.runs import cut_of
+from leansurgeon.report.runs import Run, cut_of
 from leansurgeon.shape import Shape, Stage
 
 
@@ -18,6 +20,12 @@ def record(before: Shape, after: Shape, layers: list[int]) -> SurgeryRecord:
 
 def shape(*stages: tuple[int, int]) -> Shape:
     return Shape(tuple(Stage(depth, heads, 8, heads, 64, 32) for depth, heads in stages))
+
+
+def models(*cuts) -> Section:
+    """A section of untrained models that were made so."""
+    rows = tuple(make_row("lean", "lean", [Run(Path(str(i)), "model", 0.0, cut=cut)]) for i, cut in enumerate(cuts))
+    return Section("models", "m", None, rows)
 
 
 def marks(cut) -> tuple[list[dict], list[dict]]:
@@ -36,7 +44,8 @@ def test_every_head_is_drawn_once_and_lines_lead_where_the_record_says():
     assert [line["x2"] for line in lines] == [1.0, 2.0, 3.0]  # three layers stand in the middle below four
     assert len({(r["x"], r["y"]) for r in rects}) == len(rects)
     assert "layer 2, head 1: is cut out" in " ".join(r["says"] for r in rects)
-    assert anatomy.changes(cut) == "4 to 3 layers, 3 to 5 heads"
+    (chart,) = anatomy.of_cuts(models(cut))
+    assert chart.title == "lean: 4 to 3 layers, 3 to 5 heads"
 
 
 def test_stages_have_their_own_heads_and_large_models_bars():
@@ -54,14 +63,11 @@ def test_what_cannot_be_drawn_is_left_out():
     same = cut_of(record(shape((4, 3)), shape((4, 3)), [0, 1, 2, 3]))
     unknown = cut_of(record(shape((4, 3)), shape((3, 3)), []))
     beyond = cut_of(record(shape((4, 3)), shape((3, 3)), [0, 2, 9]))
-    assert not any(map(anatomy.drawable, (same, unknown, beyond)))
+    assert anatomy.of_cuts(models(same, unknown, beyond)) == []
     assert anatomy.of_cuts(Section("experiment", "e", None, ())) == []
 
 
-def test_a_section_of_models_has_the_chart(tmp_path):
-    from leansurgeon.report.runs import Run
-
+def test_a_section_of_models_has_the_chart():
     cut = cut_of(record(shape((4, 3)), shape((3, 3)), [0, 2, 3]))
-    row = make_row("lean", "lean", [Run(tmp_path, "model", 0.0, cut=cut)])
-    (chart,) = anatomy.of_cuts(Section("models", "m", None, (row,)))
+    (chart,) = anatomy.of_cuts(models(cut))
     assert chart.key == "lean-cut" and chart.title == "lean: 4 to 3 layers" and "1,000" in chart.says
