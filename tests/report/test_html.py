@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import leansurgeon
 from leansurgeon.checkpoints.recorded.decided import Decisions
 from leansurgeon.errors import UsageError
 from leansurgeon.report.charts.forms import COLOURS, SERIES
@@ -21,7 +22,7 @@ from leansurgeon.report.page.parts import LAYERS_CAPTION, show_bench
 from leansurgeon.report.runs import bench_of
 from leansurgeon.report.sections import sections
 from leansurgeon.report.tables.cut import list_candidates
-from leansurgeon.report.tables.render import make_document, render
+from leansurgeon.report.tables.render import make_document
 from leansurgeon.training.runs.summary import Summary
 from tests.support.models.word_models import sentence_encoder
 from tests.support.report.html_reading import Cell, Page
@@ -361,21 +362,20 @@ def test_raw_and_invariant_kappa_side_by_side(tmp_path):
 
 
 def test_files_that_cannot_be_written_are_usage_errors(tmp_path):
-    found = collect([write(tmp_path / "run", summary())])
-    made = sections(found.runs)
+    report = leansurgeon.report(write(tmp_path / "run", summary()), progress=False)
     for place, words in ((tmp_path, "is a folder"), (tmp_path / "no" / "a.html", "no folder")):
         with pytest.raises(UsageError, match=words):
-            html_page.write(place, made, found)
-    html_page.write(tmp_path / "a.html", made, found)
+            report.html(place)
+    report.html(tmp_path / "a.html")
     assert (tmp_path / "a.html").read_text().startswith("<!doctype html>")
     # A page is put in its place: that must not replace what stands there for something else.
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(UsageError, match="no ordinary file"):
-        html_page.write(tmp_path / "pipe", made, found)
+        report.html(tmp_path / "pipe")
     assert (tmp_path / "pipe").is_fifo()
     (tmp_path / "link.html").symlink_to("b.html")
-    html_page.write(tmp_path / "link.html", made, found)
+    report.html(tmp_path / "link.html")
     assert (tmp_path / "link.html").is_symlink() and (tmp_path / "b.html").read_text().startswith("<!doctype html>")
     (tmp_path / "loop.html").symlink_to("loop.html")  # points to nothing
-    html_page.write(tmp_path / "loop.html", made, found)
-    assert render(made)  # the table is as before
+    report.html(tmp_path / "loop.html")
+    assert str(report)  # the table is as before
