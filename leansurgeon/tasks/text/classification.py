@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -22,7 +23,6 @@ from leansurgeon.tasks.text import vocab
 
 if TYPE_CHECKING:
     from torch import Tensor
-    from transformers import PreTrainedTokenizerBase
 
 
 METRICS = {
@@ -158,11 +158,37 @@ class TextClassification(vocab.Tokenized):
         tokenizer = self._make_tokenizer(folder, rows["train"].texts + (rows["train"].pairs or []), model_dir)
         most = vocab.said_in(model_dir, "config.json", "vocab_size") if self.options.tokenizer == "model" else None
         reads = model_dir if self.options.tokenizer == "model" and self.head == "sequence-classification" else None
-        marked, cut, second = [], 0, None if self._paired else vocab.second_text(tokenizer, reads)
+        second = None if self._paired else vocab.second_text(tokenizer, reads)
+        dtype, length, cut, marked = vocab.dtype_for(vocab.count_ids(tokenizer)), self.options.seq_len, 0, False
         for split, (texts, pairs, labels) in rows.items():
             pairs = pairs if second is None else [second] * len(texts)
-            kinds, longer = store_tokens(folder, split, texts, pairs, tokenizer, self.options.seq_len)
-            marked, cut = [*marked, kinds], cut + longer
+            typed = pairs is not None and "token_type_ids" in tokenizer.model_input_names
+            tokens = disk.ArrayWriter(folder / f"{split}-tokens.npy", dtype)
+            types, lengths = disk.ArrayWriter(folder / f"{split}-types.npy", np.uint8), []
+            # The library takes a batch apart on all cores.
+            for first in track(range(0, len(texts), 1000), "tokenising", "x 1000 texts/s"):
+                part = slice(first, first + 1000)
+                encoded = tokenizer(
+                    texts[part],
+                    pairs[part] if pairs else None,
+                    truncation=True,
+                    max_length=length,
+                    return_token_type_ids=typed,
+                    return_attention_mask=False,
+                )
+                for ids in encoded["input_ids"]:
+                    tokens.append(np.array(ids, dtype=dtype))
+                    lengths.append(len(ids))
+                if full := [first + i for i, ids in enumerate(encoded["input_ids"]) if len(ids) == length]:
+                    others = [pairs[i] for i in full] if pairs else None
+                    whole = tokenizer([texts[i] for i in full], others, verbose=False)["input_ids"]
+                    cut += sum(len(ids) > length for ids in whole)
+                for kinds in encoded.get("token_type_ids") or []:
+                    types.append(np.array(kinds, dtype=np.uint8))
+                    marked = marked or any(kinds)
+            tokens.close()
+            types.close()
+            np.save(folder / f"{split}-starts.npy", disk.starts_of(np.array(lengths)))
             np.save(folder / f"{split}-labels.npy", labels)
         return {
             "sizes": {split: len(part.texts) for split, part in rows.items()},
@@ -170,7 +196,7 @@ class TextClassification(vocab.Tokenized):
             "pad": vocab.pad_id(tokenizer, self._pad_of(model_dir), most),
             "left": tokenizer.padding_side == "left",
             "cut": cut,
-            "token_types": any(marked),
+            "token_types": marked,
         }
 
     def lengths(self, split: str) -> np.ndarray:
@@ -247,12 +273,10 @@ class TextClassification(vocab.Tokenized):
     def _most(self) -> int:
         return max(self.size(split) for split in self.splits if split != "train")
 
-    @property
+    @cached_property
     def _is_binary(self) -> bool:
         """Whether every score to train on is 0 or 1."""
-        if not hasattr(self, "_binary"):
-            self._binary = bool(np.isin(self._array("train-labels"), (0, 1)).all())
-        return self._binary
+        return bool(np.isin(self._array("train-labels"), (0, 1)).all())
 
     @property
     def extra_sums(self) -> int:
@@ -358,10 +382,15 @@ def _label_names(rows: dict[str, Rows], columns: str | list[str]) -> list[str]:
     return classes.sort_names(names)
 
 
+def join_rows(parts: Iterable[Rows]) -> Rows:
+    """The rows of several parts, one after the other."""
+    columns = zip(*parts, strict=True)
+    return Rows(*(None if column[0] is None else [*chain.from_iterable(column)] for column in columns))
+
+
 def _split(named: Mapping[str, Rows]) -> tuple[dict[str, Rows], disk.Info]:
     """The rows by side, from those that the data names ("train" among them), and what is kept of the split."""
-    columns = zip(*named.values(), strict=True)
-    rows = Rows(*(None if column[0] is None else [*chain.from_iterable(column)] for column in columns))
+    rows = join_rows(named.values())
     ids = [*map(splits.hash_text, rows.texts, *([rows.pairs] if rows.pairs else []))]
     given = {side: len(part.texts) for side, part in named.items()}
     labels = None if any(isinstance(label, float) for label in rows.labels) else _in_words(rows.labels)
@@ -375,46 +404,3 @@ def _split(named: Mapping[str, Rows]) -> tuple[dict[str, Rows], disk.Info]:
 def _in_words(labels: list[Any]) -> list[Any]:
     """Labels as they are told: several of a row joined; scores stay numbers."""
     return [" + ".join(label) or "none" if isinstance(label, tuple) else label for label in labels]
-
-
-def store_tokens(
-    folder: Path,
-    split: str,
-    texts: list[str],
-    pairs: list[str] | None,
-    tokenizer: PreTrainedTokenizerBase,
-    seq_len: int,
-) -> tuple[bool, int]:
-    """Write tokens, their starts and kinds of one split. Returns whether the second text of a pair is marked as such,
-    and how many samples were cut.
-    """
-    dtype = vocab.dtype_for(vocab.count_ids(tokenizer))
-    typed = pairs is not None and "token_type_ids" in tokenizer.model_input_names
-    tokens = disk.ArrayWriter(folder / f"{split}-tokens.npy", dtype)
-    types = disk.ArrayWriter(folder / f"{split}-types.npy", np.uint8)
-    lengths, marked, cut = [], False, 0
-    # The library takes a batch apart on all cores.
-    for first in track(range(0, len(texts), 1000), "tokenising", "x 1000 texts/s"):
-        part = slice(first, first + 1000)
-        encoded = tokenizer(
-            texts[part],
-            pairs[part] if pairs else None,
-            truncation=True,
-            max_length=seq_len,
-            return_token_type_ids=typed,
-            return_attention_mask=False,
-        )
-        for ids in encoded["input_ids"]:
-            tokens.append(np.array(ids, dtype=dtype))
-            lengths.append(len(ids))
-        if full := [first + i for i, ids in enumerate(encoded["input_ids"]) if len(ids) == seq_len]:
-            second = [pairs[i] for i in full] if pairs else None
-            whole = tokenizer([texts[i] for i in full], second, verbose=False)["input_ids"]
-            cut += sum(len(ids) > seq_len for ids in whole)
-        for kinds in encoded.get("token_type_ids") or []:
-            types.append(np.array(kinds, dtype=np.uint8))
-            marked = marked or any(kinds)
-    tokens.close()
-    types.close()
-    np.save(folder / f"{split}-starts.npy", disk.starts_of(np.array(lengths)))
-    return marked, cut

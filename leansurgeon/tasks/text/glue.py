@@ -7,10 +7,10 @@ F1 and Matthews, and for the correlations of STS-B the prediction of every sampl
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from pydantic import Field
@@ -23,10 +23,9 @@ from leansurgeon.tasks import cache as disk
 from leansurgeon.tasks.images import places as image_places
 from leansurgeon.tasks.text import files as text_files
 from leansurgeon.tasks.text import vocab
-from leansurgeon.tasks.text.classification import Rows, TextClassification
+from leansurgeon.tasks.text.classification import Rows, TextClassification, join_rows
 
 if TYPE_CHECKING:
-    from datasets import Dataset
     from torch import Tensor
 
 HUB = "hub:nyu-mll/glue"
@@ -34,6 +33,7 @@ BY_HAND = (
     "Download its folder from there on another machine, or the GLUE distribution from gluebenchmark.com/tasks, and "
     "name it with the task's option `data`."
 )
+_IDS = "dev_ids.tsv"  # ends the name of GLUE's list of rows of MRPC
 _NLI = ("entailment", "not_entailment")
 _ACCURACY = base.Metric("accuracy", "accuracy", higher_is_better=True, percent=True)
 _F1 = base.Metric("f1", "F1", higher_is_better=True, percent=True)
@@ -132,15 +132,15 @@ class Glue(TextClassification):
             "task": o.task,
             "tokenizer": self._tokenizer_key(model_dir),
             "seq_len": o.seq_len,
-            "places": {part: list(map(image_places.stamp, files_of(paths))) for part, paths in places.items()},
+            "places": {part: list(map(image_places.stamp, paths)) for part, paths in places.items()},
         }
 
         def build(folder: Path) -> disk.Info:
-            parts = {part: _read(paths, self.kind) for part, paths in places.items()}
+            parts = {part: _read(paths, self.kind, part) for part, paths in places.items()}
             count = sum(len(rows.texts) for rows, _ in parts.values())
             say(f"glue {o.task}: tokenising {count:,} rows ({o.tokenizer})")
             evaluation = [rows for part, (rows, _) in parts.items() if part != "train"]
-            rows = {"train": parts["train"][0], "eval": _joined(evaluation)}
+            rows = {"train": parts["train"][0], "eval": join_rows(evaluation)}
             return self._store(folder, rows, model_dir) | {
                 "left_out": sum(left_out for _, left_out in parts.values()),
                 "matched": len(evaluation[0].texts),
@@ -209,19 +209,6 @@ class Glue(TextClassification):
 # -- files -----------------------------------------------------------------------------------------
 
 
-class Half(NamedTuple):
-    """The rows of MRPC's training file whose ids GLUE lists for its evaluation, or the others."""
-
-    file: Path
-    ids: Path
-    part: str
-
-
-def files_of(paths: Sequence[Any]) -> list[Any]:
-    """The files, or data sets of the hub, that some places are made of."""
-    return [one for place in paths for one in (place[:2] if isinstance(place, Half) else (place,))]
-
-
 def _places(data: str, task: str) -> dict[str, list[Any]]:
     """Part -> files (or one hub data set): "train", then the evaluation parts in their order."""
     wanted = {"train": ("train",), "eval": ("dev", "validation")}
@@ -244,9 +231,9 @@ def _places(data: str, task: str) -> dict[str, list[Any]]:
                 found.setdefault(said, []).append(path)
             elif task == "mrpc" and path.stem.startswith("msr_paraphrase_"):
                 found.setdefault(path.stem, []).append(path)
-        ids = next(folder.glob("*dev_ids.tsv"), None)
+        ids = next(folder.glob(f"*{_IDS}"), None)
         if ids and "msr_paraphrase_train" in found and "train" not in found:
-            return {part: [Half(found["msr_paraphrase_train"][0], ids, part)] for part in wanted}
+            return {part: [found["msr_paraphrase_train"][0], ids] for part in wanted}
         for named in (wanted, {"train": ("msr_paraphrase_train",), "eval": ("msr_paraphrase_test",)}):
             places = {part: [path for word in words for path in found.get(word, ())] for part, words in named.items()}
             if all(places.values()):
@@ -257,45 +244,45 @@ def _places(data: str, task: str) -> dict[str, list[Any]]:
     )
 
 
-def _read(places: list[Any], kind: GlueTask) -> tuple[Rows, int]:
-    """Texts and labels (int32 classes, or float32 scores), and how many lines were left out since they lack fields: the
-    distribution's QQP has some.
+def _read(places: list[Any], kind: GlueTask, part: str) -> tuple[Rows, int]:
+    """Texts and labels (int32 classes, or float32 scores) of a part, and how many lines were left out since they lack
+    fields: the distribution's QQP has some.
     """
     texts: list[list[str]] = [[] for _ in kind.texts]
     labels, left_out = [], 0
-    for place in places:
-        for where, fields in _fields(place, kind):
-            if fields is None:
-                left_out += 1
-                continue
-            *parts, label = fields
-            for column, part in zip(texts, parts, strict=True):
-                if not isinstance(part, str):
-                    raise UsageError(f"{where}: a text is {quoted(part)}.")
-                column.append(part)
-            labels.append(_label(label, kind, where))
+    for where, fields in _fields(places, kind, part):
+        if fields is None:
+            left_out += 1
+            continue
+        *said, label = fields
+        for column, text in zip(texts, said, strict=True):
+            if not isinstance(text, str):
+                raise UsageError(f"{where}: a text is {quoted(text)}.")
+            column.append(text)
+        labels.append(_label(label, kind, where))
     if not labels:
         raise UsageError(f"{places[0] if isinstance(places[0], Path) else 'The data set'}: no rows.")
     kept = np.array(labels, dtype=np.int32 if kind.labels else np.float32)
     return Rows(texts[0], texts[1] if len(texts) > 1 else None, kept), left_out
 
 
-def _fields(place: Path | Half | Dataset, kind: GlueTask) -> Iterator[tuple[str, list[Any] | None]]:
+def _fields(places: list[Any], kind: GlueTask, part: str) -> Iterator[tuple[str, list[Any] | None]]:
     """(file and row, texts and label) of every row; None for a line that lacks a field."""
     columns = [*kind.texts, "label"]
-    if isinstance(place, Half):
-        listed = {tuple(line.split()) for line in files.read_text(place.ids, text_files.LARGEST).splitlines()}
-        for where, fields in _tsv(place.file, replace(kind, tsv=(*kind.tsv, "#1 ID", "#2 ID"))):
-            if fields is None or (tuple(fields[-2:]) in listed) == (place.part == "eval"):
+    if isinstance(places[-1], Path) and places[-1].name.endswith(_IDS):
+        file, ids = places  # of MRPC's training file GLUE lists the rows that are for evaluation
+        listed = {tuple(line.split()) for line in files.read_text(ids, text_files.LARGEST).splitlines()}
+        for where, fields in _tsv(file, replace(kind, tsv=(*kind.tsv, "#1 ID", "#2 ID"))):
+            if fields is None or (tuple(fields[-2:]) in listed) == (part == "eval"):
                 yield where, fields and fields[:-2]
-    elif not isinstance(place, Path):
-        for number, row in hub.rows(place, columns, "GLUE"):
-            yield f"row {number}", row
-    elif place.suffix.lower() in (".tsv", ".txt"):
-        yield from _tsv(place, kind)
-    else:
-        for number, row in tables.read(place, columns):
-            yield f"{place}, row {number}", row
+        return
+    for place in places:
+        if not isinstance(place, Path):
+            yield from ((f"row {number}", row) for number, row in hub.rows(place, columns, "GLUE"))
+        elif place.suffix.lower() in (".tsv", ".txt"):
+            yield from _tsv(place, kind)
+        else:
+            yield from ((f"{place}, row {number}", row) for number, row in tables.read(place, columns))
 
 
 def _tsv(path: Path, kind: GlueTask) -> Iterator[tuple[str, list[Any] | None]]:
@@ -336,9 +323,3 @@ def _label(value: Any, kind: GlueTask, where: str) -> float | int:
     if not (number.is_integer() and 0 <= number < len(kind.labels)):
         raise UsageError(f"{where}: the label {quoted(value)} is none of {', '.join(kind.labels)}.")
     return int(number)
-
-
-def _joined(parts: list[Rows]) -> Rows:
-    pairs = None if parts[0].pairs is None else [text for part in parts for text in part.pairs]
-    texts = [text for part in parts for text in part.texts]
-    return Rows(texts, pairs, np.concatenate([part.labels for part in parts]))
