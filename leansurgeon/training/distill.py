@@ -313,11 +313,12 @@ def load_teacher(
 def standardised(source: Source, task: Task) -> Callable[[Batch], Batch]:
     """Images as the teacher's own processor standardises them, made from those that are so for the student."""
     given = [getattr(task.options, key, None) for key in ("mean", "std")]
-    wanted = images.folder_options(source) if all(given) else None
-    if wanted is None or not wanted.says_normalisation or [wanted.mean, wanted.std] == given:
+    options = images.folder_options(source) if all(given) else {}
+    wanted = [options.get(key) for key in ("mean", "std")]
+    if None in wanted or wanted == given:
         return lambda batch: batch
     (mean, std), (new_mean, new_std) = (
-        [torch.tensor(value).view(-1, 1, 1) for value in pair] for pair in (given, (wanted.mean, wanted.std))
+        [torch.tensor(value).view(-1, 1, 1) for value in pair] for pair in (given, wanted)
     )
 
     def seen(batch: Batch) -> Batch:

@@ -49,7 +49,7 @@ def image_options(recipe: TrainingRecipe, model_dir: Path, say: Callable[[str], 
         return given
     try:
         source = open_source(str(model_dir))
-        wanted = images.folder_options(source).as_options()
+        wanted = images.folder_options(source)
     except LeanSurgeonError:
         return given  # whoever loads the model will say so
     mended = dict(given)

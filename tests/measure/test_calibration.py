@@ -210,7 +210,7 @@ def test_a_timm_model_says_its_own_size_and_mean():
         },
     )
     wanted = {"augment": False, "image_size": 32, "mean": [0.5] * 3, "std": [0.25] * 3, "crop_pct": 0.9, "channels": 3}
-    assert images.folder_options(timm).as_options() == wanted and timm.outputs == 5
+    assert images.folder_options(timm) == wanted and timm.outputs == 5
 
 
 @pytest.mark.parametrize(("family", "length"), [("roberta", 38), ("xlm-roberta", 38), ("nystromformer", 12)])

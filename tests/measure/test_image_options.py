@@ -40,8 +40,8 @@ def source(folder, said, name="preprocessor_config.json"):
 
 def test_what_is_whole_is_taken(tmp_path):
     found = images.of_transformers(source(tmp_path, WHOLE))
-    assert found.mean == pytest.approx([0.5, 0.4, 0.3]) and found.std == pytest.approx([0.25] * 3)
-    assert found.image_size == [8, 8] and found.interpolation == "bicubic"
+    assert found["mean"] == pytest.approx([0.5, 0.4, 0.3]) and found["std"] == pytest.approx([0.25] * 3)
+    assert found["image_size"] == [8, 8] and found["interpolation"] == "bicubic"
 
 
 def test_a_processor_of_pictures_and_texts(tmp_path):
@@ -52,7 +52,7 @@ def test_a_processor_of_pictures_and_texts(tmp_path):
     with pytest.raises(UnsupportedModel):
         (tmp_path / "preprocessor_config.json").unlink()
         images.of_transformers(source(tmp_path, {"image_processor": WRONG[0]}, "processor_config.json"))
-    assert not images.of_transformers(source(tmp_path, {"image_processor": 3}, "processor_config.json")).mean
+    assert not images.of_transformers(source(tmp_path, {"image_processor": 3}, "processor_config.json"))["mean"]
 
 
 @pytest.mark.parametrize("change", WRONG, ids=str)

@@ -250,12 +250,12 @@ def of_table(source: Source, data: UserData, chosen: Columns | None, tokenizer: 
 def of_images(source: Source, kind: str, data: UserData, columns: str | None) -> Chosen:
     """A folder of images, prepared as the model's own processor prepares them."""
     wanted = images.folder_options(source)
-    options: dict[str, Any] = {"data": data.names[0], **wanted.as_options()}
+    options: dict[str, Any] = {"data": data.names[0], **wanted}
     options |= {"skip_damaged": True} if SKIPS.get() else {}
     if given := user_data.label_of_images(data, columns):
         options["label"] = given
     says: tuple[str, ...] = ()
-    if not wanted.says_normalisation:
+    if not {"mean", "std"} <= {*wanted}:
         says = (f"{source.slug} does not say how its images are standardised; ImageNet's mean and std are used.",)
     if kind == "features":
         return Chosen("images", options, says)

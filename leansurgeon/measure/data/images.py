@@ -6,7 +6,6 @@ transformers keeps them beside the weights, in `preprocessor_config.json` or a p
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from leansurgeon.checkpoints.config import SWITCH, TEXT, Kind, is_number, whole
@@ -52,62 +51,37 @@ def checked(said: JsonObject, file: str) -> JsonObject:
     return said
 
 
-@dataclass(frozen=True)
-class ImageOptions:
-    """Options of the image tasks; None where the model does not say."""
+def folder_options(source: Source) -> dict[str, Any]:
+    """Options of the image tasks, as a recipe has them under `task`, with which a folder's images look as they did in
+    the model's own evaluation, without changes at random.
 
-    image_size: int | list[int] | None = None  # one side of a square, or height and width
-    crop_pct: float | None = None
-    interpolation: str | None = None
-    mean: list[float] | None = None
-    std: list[float] | None = None
-    channels: int = 3
-
-    @property
-    def says_normalisation(self) -> bool:
-        """Whether the model said how its pixels are standardised."""
-        return self.mean is not None and self.std is not None
-
-    def as_options(self) -> dict[str, Any]:
-        """What a recipe has under `task`: the model's evaluation, without changes at random."""
-        said = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {"augment": False} | {key: value for key, value in said.items() if value is not None}
-
-
-def folder_options(source: Source) -> ImageOptions:
-    """Options of the image tasks with which a folder's images look as they did in the model's own evaluation.
-
-    Where the model says nothing of mean and standard deviation they are left to the task (ImageNet's). Raises
+    What the model does not say, such as mean and standard deviation, is left to the task (ImageNet's). Raises
     `UsageError` for a model whose images are not square.
     """
     options = of_timm(source) if source.architecture.library == "timm" else of_transformers(source)
     flat = source.architecture.flat(source.config)
-    options = replace(options, channels=flat.get("num_channels", flat.get("in_chans")) or 3)
-    size = options.image_size
+    options = {"augment": False} | options | {"channels": flat.get("num_channels", flat.get("in_chans")) or 3}
+    size = options["image_size"]  # one side of a square, or height and width
     if isinstance(size, list | tuple):
         if len(set(size)) > 1:
             sides = " x ".join(map(str, size))
             raise UsageError(
                 f"{source.name} takes images of {sides}, and images of a folder are made square.", "Give task:NAME."
             )
-        options = replace(options, image_size=size[0])
-    return options
+        options["image_size"] = size[0]
+    return {key: value for key, value in options.items() if value is not None}
 
 
-def of_timm(source: Source) -> ImageOptions:
-    """Size, crop, mean and standard deviation of a timm model's `pretrained_cfg`."""
+def of_timm(source: Source) -> dict[str, Any]:
+    """Size, crop, mean and standard deviation of a timm model's `pretrained_cfg`; None where it does not say."""
     cfg = checked(source.config.get("pretrained_cfg") or source.config, "config.json")
     sides = cfg.get("input_size")
-    return ImageOptions(
-        source.architecture.flat(source.config).get("img_size") or (sides[1:] if isinstance(sides, list) else sides),
-        crop_pct=cfg.get("crop_pct"),
-        interpolation=cfg.get("interpolation") or None,
-        mean=cfg.get("mean"),
-        std=cfg.get("std"),
-    )
+    size = source.architecture.flat(source.config).get("img_size") or (sides[1:] if isinstance(sides, list) else sides)
+    said = {key: cfg.get(key) for key in ("crop_pct", "interpolation", "mean", "std")}
+    return {"image_size": size, **said, "interpolation": said["interpolation"] or None}
 
 
-def of_transformers(source: Source) -> ImageOptions:
+def of_transformers(source: Source) -> dict[str, Any]:
     """The same of an image processor: images are scaled until the shortest edge (or both) fit, then cropped."""
     said = preprocessor(source)
     resized, cropped = (sides(said.get(key)) for key in ("size", "crop_size"))
@@ -121,7 +95,8 @@ def of_transformers(source: Source) -> ImageOptions:
         # A processor without a crop shrinks the whole image; the task's crop then takes all there is.
         crop_pct = min(1.0, cropped[0] / resized[0]) if cropped and resized else 1.0
     mean, std = normalisation(said, flat.get("num_channels") or 3)
-    return ImageOptions(size, crop_pct, RESAMPLE.get(said.get("resample")), mean, std)
+    interpolation = RESAMPLE.get(said.get("resample"))
+    return {"image_size": size, "crop_pct": crop_pct, "interpolation": interpolation, "mean": mean, "std": std}
 
 
 def preprocessor(source: Source) -> JsonObject:

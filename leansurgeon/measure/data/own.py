@@ -297,7 +297,7 @@ def drawn(source: Source, rows: int, length: int, seed: int) -> Tensor:
 def images(source: Source, seed: int) -> Parts[list[Batch]]:
     """Images whose mean is 0 and deviation 1, as standardised ones: neighbouring pixels and channels are alike."""
     channels, height, width = inputs.image_size(source.config, source.architecture)
-    if side := folder_options(source).image_size:  # what its processor makes of images
+    if side := folder_options(source).get("image_size"):  # what its processor makes of images
         height = width = side
     rng = np.random.default_rng(seed)
     across = np.hypot(np.fft.fftfreq(height)[:, None], np.fft.rfftfreq(width)[None])

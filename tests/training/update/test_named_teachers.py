@@ -115,7 +115,7 @@ def test_a_teacher_sees_pixels_as_its_own_processor_makes_them(own_cache, tmp_pa
         config["pretrained_cfg"] |= {"mean": [number, 0.4, 0.5], "std": [0.2, number, 0.25]}
         (folder / "config.json").write_text(json.dumps(config))
         source = open_source(str(folder))
-        task = tasks.make("folder", {"data": str(data)} | images.folder_options(source).as_options())
+        task = tasks.make("folder", {"data": str(data)} | images.folder_options(source))
         task.prepare(cache_folder(), folder, workers=1, say=lambda text: None)
         seen.append((source, task, task.batch("train", np.arange(4), seed=0, epoch=0)))
     (_, task, batch), (teacher, _, wanted) = seen
