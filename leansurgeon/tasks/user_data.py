@@ -65,7 +65,7 @@ FORMS = {  # which of them a model reads, in this order; each of its forms is sa
 ROLES = frozenset((*TEXTS, *(name for sets in (PAIRS, TRIPLETS, ANSWERS, CHATS) for names in sets for name in names)))
 SPEAKERS = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bot": "assistant", "model": "assistant"}
 _ID = re.compile(r"(^|[^a-z])(ids?|idx|index|uuid|guid|key|url|link|date|time|timestamp|hash)$|^unnamed|^$")
-_IMAGE_COLUMNS = ("image", "img", "jpg")
+IMAGE_COLUMNS = ("image", "img", "jpg")
 _SAMPLE = 200  # rows that are looked at where names of columns say nothing
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(/[\w.-]+)?")
 ABOUT = ("readme", "license", "licence")  # files that say what data is, and are none
@@ -164,7 +164,7 @@ def _of_files(files: list[Path], spec: str, words: list[str] | None = None, root
     if not tabular:
         return UserData("text", spec, tuple(words or [str(files[0])]), **more)
     columns = tables.columns(train[0])
-    if train[0].suffix.lower() == ".parquet" and any(name in columns for name in _IMAGE_COLUMNS):
+    if train[0].suffix.lower() == ".parquet" and any(name in columns for name in IMAGE_COLUMNS):
         return UserData("classes", spec, (spec,), columns)
     return UserData("table", spec, tuple(words if words and root is None else map(str, train)), columns, **more)
 
@@ -185,7 +185,7 @@ def _of_hub(spec: str) -> UserData:
     name, config = hub.parse(spec)
     rows = hub.load(name, config, "train", by_hand=HINT)
     columns = tuple(rows.column_names)
-    images = any(column in columns for column in _IMAGE_COLUMNS)
+    images = any(column in columns for column in IMAGE_COLUMNS)
     return UserData("classes" if images else "hub", spec, (spec,), columns)
 
 
@@ -209,21 +209,20 @@ def columns_of(data: UserData, given: str | None, kind: str = "causal-lm") -> Co
     texts = {role: column for role, column in roles if role != "label"}
     free = [column for column in data.columns if column not in labels]
     by_name = texts or {_letters(column): column for column in reversed(free)}
+    forms = [(form, names) for form, sets in FORMS.get(kind, FORMS["causal-lm"]) for names in sets]
     found = None
-    for form, sets in FORMS.get(kind, FORMS["causal-lm"]):
-        for names in sets:
-            columns = tuple(by_name[name] for name in names if name in by_name)
-            if found or len(columns) < len(names) or (texts and len(texts) > len(names)):
-                continue
+    for form, names in forms:
+        if found is None and set(names) <= by_name.keys() and len(texts) <= len(names):
+            columns = tuple(by_name[name] for name in names)
             if texts or all(map(_holds_text, _samples(data, columns).values())):
                 found = Columns(form, columns, labels)
     if found is None and len(texts) > 1:
-        known = "; ".join(" and ".join(names) for _, sets in FORMS.get(kind, FORMS["causal-lm"]) for names in sets)
+        known = "; ".join(" and ".join(names) for _, names in forms)
         raise UsageError(f"--columns {given}: this model reads no rows of {' and '.join(texts)}.", f"It reads {known}.")
     if found is None:
         named = next((by_name[name] for name in TEXTS if name in by_name), None)
         column = next(iter(texts.values()), None) or named or _wordiest(data, free)
-        reads_pairs = any(form == "pair" for form, _ in FORMS.get(kind, FORMS["causal-lm"]))
+        reads_pairs = any(form == "pair" for form, _ in forms)
         pair = _twins(data, column, free) if reads_pairs and not texts else (column,)
         found = Columns("pair" if len(pair) > 1 else "text", pair, labels)
     if kind == "sequence-classification" and not labels:

@@ -42,7 +42,7 @@ from leansurgeon.measure.data.calibration import (
     tokenised,
 )
 from leansurgeon.measure.data.choose_task import LINE as LINE_TOKENS
-from leansurgeon.measure.data.choose_task import has_two_stacks, only_length, takes_images, window
+from leansurgeon.measure.data.choose_task import brings_tokenizer, has_two_stacks, only_length, takes_images, window
 from leansurgeon.measure.data.images import folder_options
 from leansurgeon.measure.data.pairs import ROWS, Seq2Seq, open_pairs
 from leansurgeon.measure.data.parts import RANDOM, Parts, told
@@ -265,9 +265,7 @@ def novel(source: Source) -> tuple[PreTrainedTokenizerBase, list[str]] | None:
     """The model's tokenizer and the sentences of the novel that comes with the package; None where there is none, or it
     does not know the novel's words.
     """
-    try:
-        vocab.key_of("model", None, source.folder)
-    except UsageError:  # no tokenizer
+    if not brings_tokenizer(source.folder):
         return None
     tokenizer, lines = vocab.load(source.folder), corpus.find(NOVEL, "text").texts()
     return (tokenizer, lines) if reads(tokenizer, lines[:READ]) else None

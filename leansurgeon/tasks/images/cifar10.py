@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from pydantic import Field
@@ -29,13 +28,6 @@ BY_HAND = (
     "folder that it lies in, with the task's option `data`."
 )
 Split = tuple[np.ndarray, np.ndarray]  # (N, 32, 32, 3) uint8 images, (N,) uint8 labels
-
-
-class Splits(NamedTuple):
-    """The published split."""
-
-    train: Split
-    eval: Split
 
 
 class Options(base.Options):
@@ -84,12 +76,12 @@ def entry(cache: Path, data: str, say: Callable[[str], None]) -> Path:
     def build(folder: Path) -> disk.Info:
         say(f"cifar10: reading {data}")
         splits = _rows(place) if isinstance(place, image_places.ImagePlaces) else _batches(place)
-        for split, (images, labels) in splits._asdict().items():
+        for split, (images, labels) in splits.items():
             if len(labels) and labels.max() > 9:
                 raise UsageError(f"{data} holds the label {labels.max()}; CIFAR-10 has 0 to 9.")
             np.save(folder / f"{split}-images.npy", images)
             np.save(folder / f"{split}-labels.npy", labels.astype(np.uint8))
-        return {"sizes": {split: len(labels) for split, (_, labels) in splits._asdict().items()}}
+        return {"sizes": {split: len(labels) for split, (_, labels) in splits.items()}}
 
     return disk.entry(cache, "cifar10", key, build)
 
@@ -114,7 +106,7 @@ def find(data: str) -> Path | image_places.ImagePlaces:
     raise UsageError(f"CIFAR-10 is not in {data}: no test_batch, {ARCHIVES[0]} or parquet files there.", BY_HAND)
 
 
-def _rows(source: image_places.ImagePlaces) -> Splits:
+def _rows(source: image_places.ImagePlaces) -> dict[str, Split]:
     splits = {}
     for split, places in source.places.items():
         rows = image_tables.rows_of(source.kind, places, None)[1]
@@ -130,10 +122,10 @@ def _rows(source: image_places.ImagePlaces) -> Splits:
         splits["eval"] = splits.pop("test")
     if "eval" not in splits:
         raise UsageError("The parquet files have no test split ('test' in the name).", BY_HAND)
-    return Splits(**splits)
+    return splits
 
 
-def _batches(place: Path) -> Splits:
+def _batches(place: Path) -> dict[str, Split]:
     """The batches of the python or binary version, in a folder or an archive."""
     contents = _read_all(place)
     splits = {}
@@ -148,7 +140,7 @@ def _batches(place: Path) -> Splits:
                 raise UsageError(f"CIFAR-10 in {place} is not complete: {name} is missing.", BY_HAND)
         images, labels = (np.concatenate(column) for column in zip(*parts, strict=True))
         splits[split] = images.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), labels
-    return Splits(**splits)
+    return splits
 
 
 def _read_all(place: Path) -> dict[str, bytes]:

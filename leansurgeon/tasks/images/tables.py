@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 CLASSES = 10_000_000  # that a class number may count to
-_IMAGE_COLUMNS, LABEL_COLUMNS = ("image", "img", "jpg"), ("label", "labels", "fine_label", "cls", "class", "category")
+LABEL_COLUMNS = ("label", "labels", "fine_label", "cls", "class", "category")
 
 
 def rows_of(
@@ -68,7 +68,7 @@ def _pairs(images: list[Any], labels: list[Any], where: str) -> Iterable[tuple[b
 
 
 def _columns(present: list[str], label: str | None, where: str) -> tuple[str, str]:
-    wanted = [(_IMAGE_COLUMNS, "image"), ((label,) if label else LABEL_COLUMNS, label or "label")]
+    wanted = [(user_data.IMAGE_COLUMNS, "image"), ((label,) if label else LABEL_COLUMNS, label or "label")]
     columns = [next((name for name in names if name in present), None) for names, _ in wanted]
     for column, (_, said) in zip(columns, wanted, strict=True):
         if column is None:
