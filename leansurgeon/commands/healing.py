@@ -27,7 +27,7 @@ def recipe_of(folder: Path, asked: Asked, say: Callable[[str], None]) -> Trainin
     Raises `UsageError` for flags that exclude each other, and for data that is not there, before anything heavy.
     """
     if asked.data is None:
-        return _named(folder, asked, say)
+        return named_recipe(folder, asked, say)
     if asked.recipe is not None:
         raise UsageError(
             "--data makes a recipe, and --recipe names one.", "Leave one of them out, or --set task.data=..."
@@ -43,11 +43,26 @@ def recipe_of(folder: Path, asked: Asked, say: Callable[[str], None]) -> Trainin
     return made
 
 
-def _named(folder: Path, asked: Asked, say: Callable[[str], None]) -> TrainingRecipe:
-    """The recipe that was named, or that is bound to the model."""
+def named_recipe(folder: Path, asked: Asked, say: Callable[[str], None]) -> TrainingRecipe:
+    """The recipe that was named, or that of the preset that the model was cut from. Raises `UsageError` where there is
+    none.
+    """
     if asked.columns:
         raise UsageError(f"--columns {asked.columns} says what is in a table, and none is named.", "Add --data FILE.")
-    name = asked.recipe or bound_recipe(folder)
+    name = asked.recipe
+    if not name:
+        hint = (
+            "--data PATH heals it on your own data. Or name a recipe: --recipe NAME (`leansurgeon recipes list`) or "
+            "--recipe FILE.yaml."
+        )
+        made = record.read(folder)
+        if made is None:
+            raise UsageError(f"{folder} holds no surgery.json, so no recipe is bound to it.", hint)
+        preset = made.source.preset
+        name = PRESETS[preset].recipe if preset in PRESETS else None
+        if name is None:
+            of = f"its preset '{preset}' has no recipe" if preset else "it was not cut from a preset"
+            raise UsageError(f"No recipe is bound to {folder}: {of}.", hint)
     sets = list(asked.sets)
     if asked.time:
         sets.append(f"train.duration={asked.time}")
@@ -61,23 +76,6 @@ def _named(folder: Path, asked: Asked, say: Callable[[str], None]) -> TrainingRe
     if asked.recipe is None:
         say(f"Model {folder}, recipe {name}.")
     return settings
-
-
-def bound_recipe(folder: Path) -> str:
-    """The recipe of the preset that the model in `folder` was cut from. Raises `UsageError` where there is none."""
-    hint = (
-        "--data PATH heals it on your own data. Or name a recipe: --recipe NAME (`leansurgeon recipes list`) or "
-        "--recipe FILE.yaml."
-    )
-    made = record.read(folder)
-    if made is None:
-        raise UsageError(f"{folder} holds no surgery.json, so no recipe is bound to it.", hint)
-    preset = made.source.preset
-    bound = PRESETS[preset].recipe if preset in PRESETS else None
-    if bound is None:
-        of = f"its preset '{preset}' has no recipe" if preset else "it was not cut from a preset"
-        raise UsageError(f"No recipe is bound to {folder}: {of}.", hint)
-    return bound
 
 
 BY_LOSS = ("micro_f1", "spearman")  # no means of what samples give: their losses are compared

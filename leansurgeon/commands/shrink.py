@@ -145,7 +145,11 @@ def cut(request: ShrinkRequest, say: Say) -> tuple[DecidedCut, SurgeryRecord | N
     ask_tower(opened, request.tower)
     knows = opened.learned and wanted.init != "fresh"
     used, own, data = has_data and knows, knows and not (has_data or how.uncalibrated), None
-    place = device_of(request.device, computes=used or own)
+    place = "cpu"
+    if used or own or request.device != "auto":  # else nothing is computed, and torch not asked
+        from leansurgeon.measure.device import chosen
+
+        place = chosen(request.device)
 
     def samples() -> Calibration:
         """The data to choose and refit on, opened once."""
@@ -241,15 +245,6 @@ def describe(decided: DecidedCut, record: SurgeryRecord | None, folder: Path) ->
     for name, other in record.judged.items():
         lines += wrap(f"{name}, held-out samples: {sentence(other, record.language)}")
     return "\n".join(lines)
-
-
-def device_of(asked: str, *, computes: bool) -> str:
-    """The device of `--device`; torch is not asked where nothing is computed. Raises `UsageError`."""
-    if not computes and asked == "auto":
-        return "cpu"
-    from leansurgeon.measure.device import chosen
-
-    return chosen(asked)
 
 
 def decide_on_own(steps: Plan, opened: Source, say: Say, settings: Mapping[str, Any]) -> DecidedCut:

@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from leansurgeon.report.kappa import MATRICES, PRODUCTS, Bound, kappa_of
-from leansurgeon.report.tables.kappa import notes, tabulate_basis, tabulate_raw
+from leansurgeon.report.tables.kappa import tables
 
 WEIGHTS = {"q": 21.0, "k": 22.0, "v": 23.0, "o": 24.0, "vo": 25.0, "qk": 26.0}
 
@@ -74,13 +74,12 @@ def test_the_model_is_the_median_of_its_layers():
 def test_every_column_holds_what_its_head_says():
     intervals = [{"median_interval": interval} for interval in ([11.5, 12.5], [23.0, 25.0])]
     document = seed([layer(n, **interval) for n, interval in enumerate(intervals, 1)])
-    found = kappa_of([document])
-    heads, _, *rows = tabulate_raw(document, found).splitlines()
+    heads, _, *rows = tables(document)
     assert heads.split() == ["layer", "kappa", "95", "%", "worst", "centred", "rank", "lost", "stable", "eff.", "h*d/N"]
     assert rows[0].split() == ["1", "12", "12-12", "13", "14", "9/9", "0", "15.0", "16.0", "17.0"]
     assert rows[1].split() == ["2", "24", "23-25", "26", "28", "9/9", "0", "30.0", "32.0", "34.0"]
     document = seed([layer(1, kind="encoder"), layer(2, kind="cross")])
-    heads, _, *rows = tabulate_basis(document, found).splitlines()
+    heads, _, *rows = "\n".join(tables(document)).split("\n\n")[1].splitlines()
     assert heads.split("  ")[-1].strip() == "W_q' W_k" and heads.index("W_o W_v") < heads.index("W_q' W_k")
     names = ["A", *(f"W_{key}" for key in MATRICES), "A W_o", "Jacobian", "W_o W_v"]
     assert [heads.index(f" {name} ") for name in names] == sorted(heads.index(f" {name} ") for name in names)
@@ -92,7 +91,7 @@ def test_every_column_holds_what_its_head_says():
 def test_notes_say_what_is_exact_and_where_kappa_peaks():
     def said(**changes: Any) -> str:
         document = seed([layer(1, **changes)])
-        return "\n".join(notes(document, kappa_of([document])))
+        return " ".join(tables(document))
 
     few = layer(1)["jacobian"] | {"exact": False}
     assert re.search(r"\bexact\b", said(), re.S) and "a lower bound" in said(jacobian=few)

@@ -9,7 +9,7 @@ from typing import Any
 
 from leansurgeon.errors import plural, short
 from leansurgeon.report.humans import NONE
-from leansurgeon.report.kappa import Bound, Kappa, kappa_of
+from leansurgeon.report.kappa import Bound, kappa_of
 from leansurgeon.report.notes import of_kappa
 from leansurgeon.report.tables.columns import (
     INVARIANTS,
@@ -29,6 +29,7 @@ RAW = ("layer", "kappa_median", "interval", "kappa_worst", "kappa_centred", "ran
 RAW += ("effective_rank", "aspect")
 HEADS = {"kappa_median": "kappa", "kappa_worst": "worst", "kappa_centred": "centred", "stable_rank": "stable"}
 HEADS |= {"deficient": "lost", "effective_rank": "eff."}
+BASIS_HEADS = {"kappa_output": "A W_o", "kappa_jacobian": "Jacobian"}
 
 
 def describe(document: dict[str, Any]) -> list[str]:
@@ -40,54 +41,36 @@ def describe(document: dict[str, Any]) -> list[str]:
 
 
 def tables(measured: dict[str, Any]) -> list[str]:
-    """Raw and invariant, from a document of this command or from what a run's summary keeps under `kappa`."""
+    """From a document of this command or from what a run's summary keeps under `kappa`, one row per layer: kappa of the
+    block over samples with its 95 % interval, the worst, centred, and ranks; then what depends on the basis of the
+    heads beside what does not; and how the numbers came about, in as few sentences as honesty allows.
+    """
     kappa = kappa_of([measured])
     if kappa is None:
         return []
-    said = [line for text in notes(measured, kappa) for line in wrap(text, "  ")]
-    return "\n\n".join([tabulate_raw(measured, kappa), tabulate_basis(measured, kappa), "\n".join(said)]).split("\n")
-
-
-def tabulate_raw(measured: dict[str, Any], kappa: Kappa) -> str:
-    """One row per layer: kappa of the block over samples, its 95 % interval, the worst, centred, and ranks."""
+    layers = measured["layers"]
+    kinds = [layer.get("kind", "self") for layer in layers]  # `3`, or `cross 3` where a model has several of attention
+    named = [("" if set(kinds) == {"self"} else f"{k} ") + str(kinds[:i].count(k)) for i, k in enumerate(kinds, 1)]
+    intervals = [layer.get("median_interval") or () for layer in layers]
+    rows = [LayerRow(None, *row) for row in zip(kappa.layers, named, intervals, strict=True)]
     columns = define_layer_columns() | by_key(
         [Column("layer", "layer", "name"), Column("interval", "95 %", "interval", show_interval)]
     )
+    raw = without_gaps(rename(pick(columns, RAW), HEADS), rows)
+    basis = without_gaps(rename(pick(columns, INVARIANTS), BASIS_HEADS), rows)
     spare = ["stable_rank"] if kappa.deficient else ["deficient", "stable_rank"]
-    rows = name_layers(measured, kappa)
-    return fit(rows, without_gaps(rename(pick(columns, RAW), HEADS), rows), spare)[0]
-
-
-def tabulate_basis(measured: dict[str, Any], kappa: Kappa) -> str:
-    """One row per layer: what depends on the basis of the heads, then what does not."""
-    columns = define_layer_columns() | {"layer": Column("layer", "layer", "name")}
-    shown = rename(pick(columns, INVARIANTS), {"kappa_output": "A W_o", "kappa_jacobian": "Jacobian"})
-    rows = name_layers(measured, kappa)
-    return fit(rows, without_gaps(shown, rows))[0]
-
-
-def name_layers(measured: dict[str, Any], kappa: Kappa) -> list[LayerRow]:
-    """The layers by their numbers: `3`, or `cross 3` where a model has several kinds of attention."""
-    kinds = [layer.get("kind", "self") for layer in measured["layers"]]
-    named = [("" if set(kinds) == {"self"} else f"{k} ") + str(kinds[:i].count(k)) for i, k in enumerate(kinds, 1)]
-    intervals = [layer.get("median_interval") or () for layer in measured["layers"]]
-    return [LayerRow(None, *row) for row in zip(kappa.layers, named, intervals, strict=True)]
-
-
-def notes(document: dict[str, Any], kappa: Kappa) -> list[str]:
-    """How the numbers came about, in as few sentences as honesty allows."""
     said = [note.says for note in of_kappa([kappa], by_layer=True)]
     said.append("95 %: the bootstrap's interval of the median. stable, eff.: stable and effective rank.")
-    slope = next((layer["jacobian"] for layer in document["layers"] if layer.get("jacobian")), None)
-    if slope:
+    if slope := next((layer["jacobian"] for layer in layers if layer.get("jacobian")), None):
         exact = "it is exact here" if slope["exact"] else "a lower bound, to be compared at equal probes only"
         said.append(
             f"Jacobian of a block, {slope['probes']} directions of {slope['columns']:,}, "
             f"{plural(slope['samples'], 'sample')}: {exact}."
         )
-    if kappa.layers and any(0.8 < (layer.aspect or 0) < 1.25 for layer in kappa.layers):
+    if any(0.8 < (layer.aspect or 0) < 1.25 for layer in kappa.layers):
         said.append("h*d is near the number of tokens, where kappa peaks (Theorem 3.2): fewer heads lower it, too.")
-    return said
+    below = "\n".join(line for text in said for line in wrap(text, "  "))
+    return "\n\n".join([fit(rows, raw, spare)[0], fit(rows, basis)[0], below]).split("\n")
 
 
 def show_interval(interval: Sequence[float | None]) -> str:
