@@ -32,8 +32,8 @@ from leansurgeon.words import wrap
 if TYPE_CHECKING:
     import numpy as np
 
-    from leansurgeon.commands.report import Picture
     from leansurgeon.measure.heads.document import Options, Study
+    from leansurgeon.report.charts.forms import Chart
 
 
 class HeadsRequest(DataRequest, DeviceRequest, PushRequest, Access):
@@ -86,14 +86,13 @@ class Heads(Answer):
 
         return [np.asarray(one["importance"]) for one in self.document["attentions"]]
 
-    def charts(self) -> list[Picture]:
+    def charts(self) -> list[Chart]:
         """The map of importance and the pruning curve, as a notebook shows them."""
-        from leansurgeon.commands.report import pictures
         from leansurgeon.report.charts.sections import head_charts
         from leansurgeon.report.runs import heads_of
 
         study = heads_of(self.document)
-        return pictures(head_charts(study)) if study else []
+        return head_charts(study) if study else []
 
 
 def heads(request: HeadsRequest, say: Say) -> Heads:

@@ -53,25 +53,6 @@ class ReportRequest(Request):
 
 
 @dataclass(frozen=True)
-class Picture:
-    """A chart with its words, as SVG; a notebook shows it."""
-
-    title: str
-    says: str
-    svg: str
-
-    def _repr_svg_(self) -> str:
-        return self.svg
-
-
-def pictures(charts: Iterable[Chart]) -> list[Picture]:
-    """Charts as pictures."""
-    from leansurgeon.report.charts.render import drawn
-
-    return [Picture(chart.title, chart.says, drawn(chart.drawing)) for chart in charts]
-
-
-@dataclass(frozen=True)
 class Report:
     """What was found, and its tables. `problems` has a sentence for each file that could not be used."""
 
@@ -99,11 +80,11 @@ class Report:
         """What --json prints."""
         return jsonfile.parse(self.text("json", wide=self.request.wide, kappa=self.request.kappa), "the report")
 
-    def charts(self) -> list[Picture]:
+    def charts(self) -> list[Chart]:
         """The charts of every table, as a notebook shows them."""
         from leansurgeon.report.charts.sections import every
 
-        return pictures(chart for section in self.sections for chart in every(section))
+        return [chart for section in self.sections for chart in every(section)]
 
     def html(self, file: str | Path) -> Path:
         """Write everything into one page."""

@@ -6,6 +6,7 @@ by side. Every mark says its own numbers (channel `description`).
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -131,7 +132,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart with its words: `key` names its file, `says` stands under the title."""
+    """A chart with its words: `key` names its file, `says` stands under the title. A notebook shows it."""
 
     key: str
     title: str
@@ -142,6 +143,16 @@ class Chart:
     def spec(self) -> JsonObject:
         """The Vega-Lite specification with all of its data."""
         return self.drawing.to_dict()
+
+    @cached_property
+    def svg(self) -> str:
+        """The drawing as the text of an SVG file."""
+        file = io.StringIO()
+        self.drawing.save(file, format="svg")
+        return file.getvalue()
+
+    def _repr_svg_(self) -> str:
+        return self.svg
 
 
 def data(rows: Sequence[dict[str, Any]]) -> alt.Data:

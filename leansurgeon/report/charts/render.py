@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import io
 import re
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Sequence
 from pathlib import Path
-
-import altair as alt
 
 from leansurgeon.errors import LeanSurgeonError
 from leansurgeon.report.charts.forms import LIGHT, Chart
@@ -23,7 +20,7 @@ SAID = re.compile(r"^(aria-|role$)")
 
 def svg(chart: Chart) -> str:
     """The chart as SVG text to stand in a page: colours are the page's variables, every mark tells its numbers."""
-    root = ElementTree.fromstring(drawn(chart.drawing))
+    root = ElementTree.fromstring(chart.svg)
     ElementTree.register_namespace("", SVG)
     for parent in root.iter():
         for child in list(parent):
@@ -45,13 +42,6 @@ def svg(chart: Chart) -> str:
 
 
 GROUPS = ("axis", "legend", "group mark container", "title", "line mark container", "rule mark container", None)
-
-
-def drawn(drawing: alt.LayerChart) -> str:
-    """The drawing as the text of an SVG file."""
-    file = io.StringIO()
-    drawing.save(file, format="svg")
-    return file.getvalue()
 
 
 def save(chart: Chart, stem: Path) -> list[Path]:
