@@ -72,16 +72,6 @@ class SearchRequest(DataRequest, RecipeRequest, Access):
     dry_run: Annotated[bool, Opt("List the shapes that fit and try none.", "Output")] = False
     force: Annotated[bool, Opt("Forget what an earlier call of this search found.", "Output")] = False
 
-    @property
-    def space(self) -> Space:
-        """The shapes that are looked at."""
-        return Space(self.heads, self.layers, self.mlp_dim, self.head_dim)
-
-    @property
-    def budget(self) -> Budget:
-        """What a shape may cost."""
-        return Budget.parse(self.params, self.memory, self.latency)
-
 
 @dataclass(frozen=True)
 class Searched(Answer):
@@ -114,7 +104,8 @@ def search(request: SearchRequest, say: Say) -> Searched | Answer:
 
     Raises `UsageError` where nothing keeps the budget, and what `shrink` and `retrain` raise.
     """
-    space, budget = request.space, request.budget  # refused before anything is opened
+    space = Space(request.heads, request.layers, request.mlp_dim, request.head_dim)
+    budget = Budget.parse(request.params, request.memory, request.latency)  # refused before anything is opened
     with digests.early(None if request.dry_run else request.source):
         changes = config_changes(request.recipe, request.source)
         opened = open_source(request.source, allow_pickle=request.allow_pickle, config_changes=changes)

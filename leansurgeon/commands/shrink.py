@@ -98,18 +98,6 @@ class ShrinkRequest(ShapeRequest, DataRequest, DeviceRequest, PushRequest, Acces
     dry_run: DryRun = False
     force: Force = False
 
-    @property
-    def wanted(self) -> RequestedShape:
-        """The shape."""
-        return RequestedShape(**self.model_dump(include={*ShapeRequest.model_fields, "init"}))
-
-    @property
-    def how(self) -> Method:
-        """The way."""
-        return Method(
-            self.method, self.keep, self.more_heads, self.heal, self.balance, self.uncalibrated, self.heal_time
-        )
-
 
 def shrink(request: ShrinkRequest, say: Say) -> Cut:
     """Rewrite SOURCE to more heads and fewer layers, keep what can be kept, and prove that the result loads.
@@ -136,7 +124,10 @@ def shrink(request: ShrinkRequest, say: Say) -> Cut:
 
 def cut(request: ShrinkRequest, say: Say) -> tuple[DecidedCut, SurgeryRecord | None, Path]:
     """What was decided, the record of the result (None: a dry run wrote nothing), and its folder."""
-    wanted, how, source, seed = request.wanted, request.how, request.source, request.seed
+    source, seed = request.source, request.seed
+    wanted = RequestedShape(**request.model_dump(include={*ShapeRequest.model_fields, "init"}))
+    same = request.model_dump(include={"keep", "heal", "balance", "uncalibrated", "heal_time"})
+    how = Method(request.method, more=request.more_heads, **same)
     wanted.check()
     task = None if request.data or how.uncalibrated or wanted.init == "fresh" else trained_on(source)
     has_data = bool(request.data or task)
