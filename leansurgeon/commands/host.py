@@ -13,7 +13,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from leansurgeon.errors import LeanSurgeonError, in_words
 from leansurgeon.progress import Say, silent
@@ -86,30 +86,22 @@ def precision() -> Callable[[], None]:
 
 
 def accelerate() -> Callable[[], None]:
-    """Puts Accelerate's state back, which all of its objects in this process share."""
-    if "accelerate.state" not in sys.modules:
-        return forget
-    from accelerate.state import AcceleratorState, GradientState, PartialState
+    """Puts Accelerate's state back, which all of its objects in this process share; none where it was not loaded."""
 
-    before = [
-        (kind._shared_state, dict(kind._shared_state)) for kind in (AcceleratorState, PartialState, GradientState)
-    ]
+    def shared() -> list[dict[str, Any]]:
+        """The states themselves."""
+        there = sys.modules.get("accelerate.state")
+        kinds = ("AcceleratorState", "PartialState", "GradientState")
+        return [getattr(there, kind)._shared_state for kind in kinds] if there else []
+
+    before = list(map(dict, shared()))
 
     def put_back() -> None:
-        for shared, values in before:
-            shared.clear()
-            shared.update(values)
+        for i, state in enumerate(shared()):
+            state.clear()
+            state.update(before[i] if before else {})
 
     return put_back
-
-
-def forget() -> None:
-    """Nothing stays of Accelerate's state where there was none."""
-    if "accelerate.state" in sys.modules:
-        from accelerate.state import AcceleratorState, GradientState
-
-        AcceleratorState._reset_state(reset_partial_state=True)
-        GradientState._reset_state()
 
 
 P = ParamSpec("P")
