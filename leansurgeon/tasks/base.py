@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
 
@@ -49,6 +49,10 @@ class Metric:
     def shown(self, value: float) -> str:
         """`97.20 %`, `31.42`: a value of it as a line of talk says it."""
         return f"{100 * value:.2f} %" if self.percent else f"{value:.4g}"
+
+
+ACCURACY = Metric("accuracy", "accuracy", higher_is_better=True, percent=True)
+TOP_1 = replace(ACCURACY, label="top-1 accuracy")
 
 
 class Score(NamedTuple):
@@ -95,6 +99,7 @@ class Task(ABC):
     head: ClassVar[str]
     metric: ClassVar[Metric]
     Options: ClassVar[type[Options]]
+    overrides: ClassVar[Overrides] = {}  # `model_overrides`, where they are the same for all data
     source: str = ""  # where the data is from
     licence: str = "as the files' owner says"
     draws_globally: ClassVar[bool] = False  # whether `batch` seeds global generators (`chance.seed_each`)
@@ -134,9 +139,9 @@ class Task(ABC):
         """
         return classification_score(logits, batch["labels"], label_smoothing)
 
-    @abstractmethod
     def model_overrides(self) -> Overrides:
         """Config keys that a fresh head, or a preset, needs for this data."""
+        return dict(self.overrides)
 
     def describe(self) -> Description:
         """Sizes, what is particular to the task, source and licence of the data: goes into `summary.json`."""
@@ -272,6 +277,13 @@ class Embedded(Task):
     def score(self, logits: Tensor, batch: Batch, *, label_smoothing: float = 0.0) -> Score:
         """Of the student's embeddings `logits` (B, D), beside the teacher's in the batch."""
         return cosine_score(logits, batch)
+
+
+def as_tensors(**arrays: np.ndarray) -> Batch:
+    """The arrays as a batch, with the memory that they have."""
+    import torch
+
+    return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
 
 def found(split: Split, kind: str, labels: Sequence[str] | None = None) -> disk.Info:

@@ -95,7 +95,7 @@ class ImageFolder(base.Task):
 
     name = "folder"
     head = "image-classification"
-    metric = base.Metric("accuracy", "top-1 accuracy", higher_is_better=True, percent=True)
+    metric = base.TOP_1
     Options = Options
     draws_globally = True  # timm's and torchvision's transforms
 

@@ -30,7 +30,7 @@ class SmallImages(base.Task):
     """
 
     head = "image-classification"
-    metric = base.Metric("accuracy", "top-1 accuracy", higher_is_better=True, percent=True)
+    metric = base.TOP_1
     side: ClassVar[int]
     channels: ClassVar[int] = 1
     shift: ClassVar[int] = 0
@@ -41,8 +41,6 @@ class SmallImages(base.Task):
 
     def batch(self, split: str, indices: np.ndarray, *, seed: int, epoch: int) -> base.Batch:
         """`pixel_values` (B, channels, side, side), standardised, and `labels` (B,)."""
-        import torch
-
         indices = self._indices(split, indices)
         images = self._array(f"{split}-images")[indices]
         if split == "train" and self.shift and self.options.augment:
@@ -50,7 +48,7 @@ class SmallImages(base.Task):
         pixels_BHWC = self.standardised(images).reshape(-1, self.side, self.side, self.channels)
         pixels = np.ascontiguousarray(pixels_BHWC.transpose(0, 3, 1, 2))
         labels = self._array(f"{split}-labels")[indices].astype(np.int64)
-        return {"pixel_values": torch.from_numpy(pixels), "labels": torch.from_numpy(labels)}
+        return base.as_tensors(pixel_values=pixels, labels=labels)
 
     def model_overrides(self) -> base.Overrides:
         """Ten classes, the size of the images and their channels."""

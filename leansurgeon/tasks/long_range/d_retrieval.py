@@ -41,6 +41,7 @@ class DRetrieval(base.Task):
     """
 
     name = "d-retrieval"
+    overrides = {"num_labels": 1}  # noqa: RUF012
     head = "sequence-classification"
     metric = base.Metric("nmse", "NMSE", higher_is_better=False, percent=False)
     Options = Options
@@ -88,10 +89,6 @@ class DRetrieval(base.Task):
         """Mean squared error over the variance of the evaluation labels: 1 is what the mean alone gives."""
         mse = sums.metric_sum / max(sums.metric_count, 1)
         return {"nmse": mse / self._info["variance"]}
-
-    def model_overrides(self) -> base.Overrides:
-        """One number comes out."""
-        return {"num_labels": 1}
 
 
 def directions(dimension: int, input_size: int, rng: np.random.Generator) -> np.ndarray:

@@ -64,8 +64,9 @@ class ListOps(base.Task):
     """Ten-way classification of symbol sequences, padded to one length (2,048 in the published setting)."""
 
     name = "listops"
+    overrides = {"num_labels": 10}  # noqa: RUF012
     head = "sequence-classification"
-    metric = base.Metric("accuracy", "accuracy", higher_is_better=True, percent=True)
+    metric = base.ACCURACY
     Options = Options
     licence = "made by leansurgeon: no rights attached"
 
@@ -92,22 +93,15 @@ class ListOps(base.Task):
 
     def batch(self, split: str, indices: np.ndarray, *, seed: int, epoch: int) -> base.Batch:
         """`input_ids` and `attention_mask` (B, seq_len) and `labels` (B,) from 0 to 9."""
-        import torch
-
         rows = self._indices(split, indices) + self._info["first"][split]
         tokens_BT = disk.padded(self._array("tokens"), self._array("starts"), rows, self.seq_len, PAD)
-        input_ids = torch.from_numpy(tokens_BT)
-        labels = torch.from_numpy(self._array("labels")[rows].astype(np.int64))
-        return {"input_ids": input_ids, "attention_mask": (input_ids != PAD).long(), "labels": labels}
+        mask, labels = (tokens_BT != PAD).astype(np.int64), self._array("labels")[rows].astype(np.int64)
+        return base.as_tensors(input_ids=tokens_BT, attention_mask=mask, labels=labels)
 
     @property
     def seq_len(self) -> int:
         """Tokens per sample after padding."""
         return self.options.seq_len or 1 << (self.options.max_length - 1).bit_length()
-
-    def model_overrides(self) -> base.Overrides:
-        """Ten classes, the digits."""
-        return {"num_labels": 10}
 
     def _particulars(self) -> base.Description:
         return {"seq_len": self.seq_len}

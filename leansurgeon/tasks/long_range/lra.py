@@ -78,27 +78,16 @@ class ImageOptions(base.Options):
     eval_samples: int | None = Field(None, ge=1)
 
 
-class _Sequences(base.Shortened):
-    """Classification of sequences of symbols."""
-
-    head = "sequence-classification"
-    metric = base.Metric("accuracy", "accuracy", higher_is_better=True, percent=True)
-    classes = 2
-
-    def model_overrides(self) -> base.Overrides:
-        """The number of classes, and of bytes with the padding where the input is text."""
-        return {"num_labels": self.classes}
-
-
-class _Bytes(_Sequences):
+class _Bytes(base.Shortened):
     """Samples of one text, or of two."""
 
+    head = "sequence-classification"
+    metric = base.ACCURACY
+    overrides = {"num_labels": 2, "vocab_size": 257}  # noqa: RUF012
     texts = ("",)  # suffixes of the arrays, and of the inputs that they become
 
     def batch(self, split: str, indices: np.ndarray, *, seed: int, epoch: int) -> base.Batch:
         """`input_ids` and `attention_mask` (B, T), of both texts where a sample has two, and `labels` (B,)."""
-        import torch
-
         rows, o = self._indices(split, indices), self.options
         arrays = {}
         for suffix in self.texts:
@@ -113,11 +102,7 @@ class _Bytes(_Sequences):
             arrays[f"input_ids{suffix}"] = tokens
             arrays[f"attention_mask{suffix}"] = (np.arange(width) < lengths_B[:, None]).astype(np.int64)
         arrays["labels"] = self._array(f"{split}-labels")[rows].astype(np.int64)
-        return {name: torch.from_numpy(array) for name, array in arrays.items()}
-
-    def model_overrides(self) -> base.Overrides:
-        """The number of classes, and of bytes with the padding where the input is text."""
-        return super().model_overrides() | {"vocab_size": 257}
+        return base.as_tensors(**arrays)
 
     def describe(self) -> base.Description:
         """Sizes, source and licence of the data."""
@@ -182,14 +167,16 @@ class LraRetrieval(_Bytes):
         self._check_limits(f"Task '{self.name}'", "samples")
 
 
-class LraImage(_Sequences):
+class LraImage(base.Shortened):
     """CIFAR-10 in grey, its 1,024 pixels as a sequence. The last tenth of the training images is for evaluation (in the
     order of the files; TensorFlow's copy has another), and "test" are the test images.
     """
 
     name = "lra-image"
     Options = ImageOptions
-    classes = 10
+    head = "sequence-classification"
+    metric = base.ACCURACY
+    overrides = {"num_labels": 10, "vocab_size": 256}  # noqa: RUF012
     source, licence = "CIFAR-10 (Krizhevsky, 2009), grey", "none stated by its authors"
 
     def prepare(self, cache: Path, model_dir: Path | None, *, workers: int, say: Callable[[str], None]) -> None:
@@ -209,10 +196,6 @@ class LraImage(_Sequences):
         stored = "eval" if split == "test" else "train"
         grey_BT = grey(self._array(f"{stored}-images")[rows]).reshape(len(rows), -1)
         return pixels_as_tokens(grey_BT, self._array(f"{stored}-labels")[rows], self.options.mask_black)
-
-    def model_overrides(self) -> base.Overrides:
-        """The number of classes, and of bytes with the padding where the input is text."""
-        return super().model_overrides() | {"vocab_size": 256}
 
 
 def grey(images_BHWC: np.ndarray) -> np.ndarray:

@@ -53,8 +53,9 @@ class Pathfinder(base.Task):
     """Two-way classification of 1,024 grey values, 0 to 255."""
 
     name = "pathfinder"
+    overrides = {"num_labels": 2, "vocab_size": 256}  # noqa: RUF012
     head = "sequence-classification"
-    metric = base.Metric("accuracy", "accuracy", higher_is_better=True, percent=True)
+    metric = base.ACCURACY
     Options = Options
     licence = "made by leansurgeon: no rights attached"
 
@@ -82,19 +83,11 @@ class Pathfinder(base.Task):
         rows = self._indices(split, indices) + self._info["first"][split]
         return pixels_as_tokens(self._array("images")[rows], self._array("labels")[rows], self.options.mask_black)
 
-    def model_overrides(self) -> base.Overrides:
-        """Two classes, 256 grey levels."""
-        return {"num_labels": 2, "vocab_size": 256}
-
 
 def pixels_as_tokens(grey_BT: np.ndarray, labels_B: np.ndarray, mask_black: bool) -> base.Batch:
     """Grey values as `input_ids` (B, T), with an `attention_mask` that is 0 at black ones where these are hidden."""
-    import torch
-
-    batch = {"input_ids": torch.from_numpy(grey_BT.astype(np.int64))}
-    if mask_black:
-        batch["attention_mask"] = (batch["input_ids"] != 0).long()
-    return batch | {"labels": torch.from_numpy(labels_B.astype(np.int64))}
+    arrays = {"input_ids": grey_BT} | ({"attention_mask": grey_BT != 0} if mask_black else {}) | {"labels": labels_B}
+    return base.as_tensors(**{name: array.astype(np.int64) for name, array in arrays.items()})
 
 
 def _split(total: int) -> disk.Info:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 METRICS = {
-    "class": base.Metric("accuracy", "accuracy", higher_is_better=True, percent=True),
+    "class": base.ACCURACY,
     "several": base.Metric("micro_f1", "micro F1", higher_is_better=True, percent=True),
     "score": base.Metric("spearman", "Spearman's correlation", higher_is_better=True, percent=False),
 }
@@ -205,8 +205,6 @@ class TextClassification(vocab.Tokenized):
 
     def batch(self, split: str, indices: np.ndarray, *, seed: int, epoch: int) -> base.Batch:
         """`input_ids` and `attention_mask` (B, T), token types where the tokenizer has them, and `labels` (B,)."""
-        import torch
-
         indices = self._indices(split, indices)
         starts = self._array(f"{split}-starts")
         lengths_B = disk.lengths_of(starts, indices)
@@ -225,7 +223,7 @@ class TextClassification(vocab.Tokenized):
             arrays["token_type_ids"] = disk.padded(self._array(f"{split}-types"), starts, indices, width, 0, left=left)
         if self.objective == "score" and split != "train":
             arrays["_index"] = indices.astype(np.int64)
-        return {name: torch.from_numpy(array) for name, array in arrays.items()}
+        return base.as_tensors(**arrays)
 
     def _labels(self, split: str, indices: np.ndarray) -> np.ndarray:
         """(B,) classes or scores, or (B, C) fp32 marks of the classes that a text has."""

@@ -35,7 +35,6 @@ BY_HAND = (
 )
 _IDS = "dev_ids.tsv"  # ends the name of GLUE's list of rows of MRPC
 _NLI = ("entailment", "not_entailment")
-_ACCURACY = base.Metric("accuracy", "accuracy", higher_is_better=True, percent=True)
 _F1 = base.Metric("f1", "F1", higher_is_better=True, percent=True)
 _MATTHEWS = base.Metric("matthews", "Matthews correlation", higher_is_better=True, percent=True)
 _PEARSON = base.Metric("pearson", "Pearson correlation", higher_is_better=True, percent=True)
@@ -58,7 +57,7 @@ class GlueTask:
 
 KINDS = {
     "cola": GlueTask("CoLA", ("sentence",), _MATTHEWS, tsv=(3, 1), metrics=("matthews", "accuracy")),
-    "sst2": GlueTask("SST-2", ("sentence",), _ACCURACY),
+    "sst2": GlueTask("SST-2", ("sentence",), base.ACCURACY),
     "mrpc": GlueTask(
         "MRPC",
         ("sentence1", "sentence2"),
@@ -84,8 +83,8 @@ KINDS = {
         ("sentence1", "sentence2", "gold_label"),
         ("accuracy", "accuracy_mismatched"),
     ),
-    "qnli": GlueTask("QNLI", ("question", "sentence"), _ACCURACY, _NLI),
-    "rte": GlueTask("RTE", ("sentence1", "sentence2"), _ACCURACY, _NLI),
+    "qnli": GlueTask("QNLI", ("question", "sentence"), base.ACCURACY, _NLI),
+    "rte": GlueTask("RTE", ("sentence1", "sentence2"), base.ACCURACY, _NLI),
 }
 
 
@@ -155,11 +154,9 @@ class Glue(TextClassification):
 
     def batch(self, split: str, indices: np.ndarray, *, seed: int, epoch: int) -> base.Batch:
         """`input_ids` and `attention_mask` (B, T), `labels` (B,): classes, or scores for STS-B."""
-        import torch
-
         batch = super().batch(split, indices, seed=seed, epoch=epoch)
         if self.options.task == "mnli" and split == "eval":
-            batch["_group"] = torch.from_numpy((np.asarray(indices) >= self._info["matched"]).astype(np.int64))
+            batch |= base.as_tensors(_group=(np.asarray(indices) >= self._info["matched"]).astype(np.int64))
         return batch
 
     def score(self, logits: Tensor, batch: base.Batch, *, label_smoothing: float = 0.0) -> base.Score:

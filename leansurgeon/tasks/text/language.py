@@ -136,13 +136,8 @@ class CausalLM(vocab.Tokenized):
 
     def batch(self, split: str, indices: np.ndarray, *, seed: int, epoch: int) -> base.Batch:
         """`input_ids` and `labels` (B, T); in masked language modelling `labels` is -100 where nothing was hidden."""
-        import torch
-
         tokens_BT = self._windows(split, np.asarray(indices), seed, epoch)
-        both = np.empty((2, *tokens_BT.shape), dtype=np.int64)
-        both[:] = tokens_BT
-        input_ids, labels = torch.from_numpy(both)
-        return {"input_ids": input_ids, "labels": labels}
+        return base.as_tensors(input_ids=tokens_BT.astype(np.int64), labels=tokens_BT.astype(np.int64))
 
     def score(self, logits: Tensor, batch: base.Batch, *, label_smoothing: float = 0.0) -> base.Score:
         """Token t is scored against the logits of position t - 1; the first token of a window is not scored."""
@@ -217,8 +212,6 @@ class MaskedLM(CausalLM):
 
     def batch(self, split: str, indices: np.ndarray, *, seed: int, epoch: int) -> base.Batch:
         """`input_ids` and `labels` (B, T); in masked language modelling `labels` is -100 where nothing was hidden."""
-        import torch
-
         indices = np.asarray(indices)
         tokens_BT = self._windows(split, indices, seed, epoch)
         if split != "train":
@@ -226,8 +219,7 @@ class MaskedLM(CausalLM):
         draws_BT = chance.words(seed, epoch, indices, tokens_BT.shape[1], stream=_MASK)
         share, size = self.options.mask_prob, self._info["vocab"]
         hidden = hide_tokens(tokens_BT, draws_BT, share, self._mask_id, self._special, size)
-        names = ("input_ids", "labels", "_places")
-        return {name: torch.from_numpy(array) for name, array in zip(names, hidden, strict=True)}
+        return base.as_tensors(input_ids=hidden.input_ids, labels=hidden.labels, _places=hidden.places)
 
     def score(self, logits: Tensor, batch: base.Batch, *, label_smoothing: float = 0.0) -> base.Score:
         """Cross-entropy of the hidden tokens alone."""
