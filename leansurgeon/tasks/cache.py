@@ -14,7 +14,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -106,13 +106,10 @@ class ArrayWriter:
         self._file.close()
 
 
-def append_all(path: Path, dtype: DTypeLike, parts: Iterable[np.ndarray]) -> int:
-    """Write `parts` one after another into one `.npy` file; returns the number of elements."""
-    writer = ArrayWriter(path, dtype)
-    for part in parts:
-        writer.append(part)
-    writer.close()
-    return writer.length
+def name_stretches(sizes: dict[str, int]) -> Info:
+    """What is kept of splits that lie one after the other in one array: their sizes, and where each begins."""
+    firsts = np.cumsum([0, *sizes.values()])[:-1].tolist()
+    return {"sizes": sizes, "first": dict(zip(sizes, firsts, strict=True))}
 
 
 def starts_of(lengths: np.ndarray) -> np.ndarray:

@@ -106,7 +106,11 @@ def test_leftovers_of_killed_programs_are_removed_after_a_day(tmp_path):
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.int64, np.float32])
 def test_numpy_reads_what_the_appending_writer_wrote(tmp_path, dtype):
     parts = [np.arange(7), np.arange(0), np.arange(1000)[::3]]
-    assert cache.append_all(tmp_path / "a.npy", dtype, parts) == 341
+    writer = cache.ArrayWriter(tmp_path / "a.npy", dtype)
+    for part in parts:
+        writer.append(part)
+    writer.close()
+    assert writer.length == 341
     for mode in (None, "r"):
         loaded = np.load(tmp_path / "a.npy", mmap_mode=mode, allow_pickle=False)
         assert loaded.dtype == dtype and np.array_equal(loaded, np.concatenate(parts).astype(dtype))

@@ -132,7 +132,6 @@ def open_calibration(
 
     Raises `UsageError` where there is no such data, too little of it, or of another kind than the model takes.
     """
-    refuse_two_inputs(source)
     how = {"cache": cache, "samples": samples, "seed": seed, "say": say}
     if spec.startswith(PREFIX):
         name, options = parse_task(spec, flag)
@@ -172,7 +171,11 @@ def from_task(
     """Calibration from a task's data, split as a training on it would."""
     from leansurgeon.measure.data.batches import tokens_of
 
-    refuse_two_inputs(source)
+    if has_two_stacks(source):  # and no sample data says what its decoder should read
+        raise UsageError(
+            f"{source.name} has an encoder and a decoder, and sample data cannot be run through both.",
+            "Use --uncalibrated: the weights alone, proved on noise.",
+        )
     task = tasks.make(name, options)
     check_head(task, source)
     for note in (*source.pad_note, *source.head_note):
@@ -260,15 +263,6 @@ def scores(task: Task, source: Source) -> bool:
 def without_labels(batch: Batch) -> Batch:
     """The batch as a model without a head takes it."""
     return {key: value for key, value in batch.items() if key != "labels"}
-
-
-def refuse_two_inputs(source: Source) -> None:
-    """Refuse a model with an encoder and a decoder: no sample data says what its decoder should read."""
-    if has_two_stacks(source):
-        raise UsageError(
-            f"{source.name} has an encoder and a decoder, and sample data cannot be run through both.",
-            "Use --uncalibrated: the weights alone, proved on noise.",
-        )
 
 
 def check_head(task: Task, source: Source) -> None:

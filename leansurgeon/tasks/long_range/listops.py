@@ -147,8 +147,7 @@ def _read(folder: Path, files: dict[str, Path], most: int, say: Callable[[str], 
 def _finish(folder: Path, sizes: dict[str, int], lengths: np.ndarray, labels: np.ndarray) -> disk.Info:
     np.save(folder / "starts.npy", disk.starts_of(lengths))
     np.save(folder / "labels.npy", labels.astype(np.uint8))
-    ends = np.cumsum(list(sizes.values()))
-    return {"sizes": sizes, "first": {name: int(end) - sizes[name] for name, end in zip(sizes, ends, strict=True)}}
+    return disk.name_stretches(sizes)
 
 
 def _generate(

@@ -93,8 +93,7 @@ def pixels_as_tokens(grey_BT: np.ndarray, labels_B: np.ndarray, mask_black: bool
 def _split(total: int) -> disk.Info:
     """80, 10 and 10 % of the samples, one split after the other."""
     train, end = int(total * 0.8), int(total * 0.9)
-    sizes = {"train": train, "eval": end - train, "test": total - end}
-    return {"sizes": sizes, "first": {"train": 0, "eval": train, "test": end}}
+    return disk.name_stretches({"train": train, "eval": end - train, "test": total - end})
 
 
 def _published(root: Path, difficulty: str) -> Path:

@@ -281,18 +281,21 @@ def _pack(
     """One array of tokens per split, the documents one after another."""
     size = vocab.count_ids(tokenizer)
     dtype = vocab.dtype_for(size)
-    tokens, characters, told = {}, {}, [time.monotonic()]
-    for split, documents in texts.items():
-        count = [0]
+    tokens, characters, told = {}, dict.fromkeys(texts, 0), time.monotonic()
 
-        def counted(documents: Iterable[corpus.Document] = documents, count: list[int] = count) -> Iterator[Any]:
-            for number, document in enumerate(documents):
-                count[0] += len(document) if isinstance(document, str) else 0
-                if time.monotonic() - told[0] > PLAIN_EVERY:
-                    told[0] = time.monotonic()
-                    say(f"tokenising: {number:,} documents, {count[0]:,} characters so far")
-                yield document
+    def read(split: str) -> Iterator[corpus.Document]:
+        nonlocal told
+        for number, document in enumerate(texts[split]):
+            characters[split] += len(document) if isinstance(document, str) else 0
+            if time.monotonic() - told > PLAIN_EVERY:
+                told = time.monotonic()
+                say(f"tokenising: {number:,} documents, {characters[split]:,} characters so far")
+            yield document
 
-        tokens[split] = disk.append_all(folder / f"{split}.npy", dtype, vocab.encode_all(tokenizer, counted(), dtype))
-        characters[split] = count[0]
+    for split in texts:
+        writer = disk.ArrayWriter(folder / f"{split}.npy", dtype)
+        for part in vocab.encode_all(tokenizer, read(split), dtype):
+            writer.append(part)
+        writer.close()
+        tokens[split] = writer.length
     return {"characters": characters, "tokens": tokens, "vocab": size}

@@ -352,14 +352,14 @@ def check_length(seq_len: int, model_dir: Path | None) -> None:
 
 
 def _folder(kind: str) -> Path:
-    """Where a tokenizer that is neither the model's nor an own one lies."""
-    return _fetched(kind.removeprefix(HUB)) if kind.startswith(HUB) else in_home(kind)
-
-
-def _fetched(name: str) -> Path:
-    """The folder that the files of a hub's tokenizer were fetched to. Raises UsageError where they cannot be."""
+    """Where a tokenizer lies that is neither the model's nor an own one; one of the hub is fetched. Raises UsageError
+    where it cannot be.
+    """
+    if not kind.startswith(HUB):
+        return in_home(kind)
     from huggingface_hub import snapshot_download
 
+    name = kind.removeprefix(HUB)
     try:
         return Path(snapshot_download(name, allow_patterns=[*names.TOKENIZER, *names.TEMPLATES, "config.json"]))
     except Exception as error:
