@@ -204,7 +204,7 @@ def told(options: Mapping[str, Any]) -> tuple[str, ...]:
     return (f"A {options['tokenizer']} vocabulary of {options['vocab_size']:,} is made from the data.",)
 
 
-def tokenizer_options(source: Source, kind: str, anew: bool) -> dict[str, Any]:
+def tokenizer_options(source: Source, kind: str, anew: bool) -> images.TaskOptions:
     """Nothing where the checkpoint's own tokenizer is taken; else a vocabulary made from the data. Raises `UsageError`
     for learned embeddings without a tokenizer.
     """

@@ -14,6 +14,7 @@ from leansurgeon.errors import UnsupportedModel, UsageError, quoted
 from leansurgeon.reading import jsonfile
 from leansurgeon.reading.jsonfile import Json, JsonObject
 
+TaskOptions = dict[str, Any]  # what a recipe has under `task`
 RESAMPLE = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}  # Pillow's numbers, as transformers writes them
 SMALLEST = 1e-6  # of a standard deviation or a factor: pixels are divided by it
 
@@ -51,7 +52,7 @@ def checked(said: JsonObject, file: str) -> JsonObject:
     return said
 
 
-def folder_options(source: Source) -> dict[str, Any]:
+def folder_options(source: Source) -> TaskOptions:
     """Options of the image tasks, as a recipe has them under `task`, with which a folder's images look as they did in
     the model's own evaluation, without changes at random.
 
@@ -72,7 +73,7 @@ def folder_options(source: Source) -> dict[str, Any]:
     return {key: value for key, value in options.items() if value is not None}
 
 
-def of_timm(source: Source) -> dict[str, Any]:
+def of_timm(source: Source) -> TaskOptions:
     """Size, crop, mean and standard deviation of a timm model's `pretrained_cfg`; None where it does not say."""
     cfg = checked(source.config.get("pretrained_cfg") or source.config, "config.json")
     sides = cfg.get("input_size")
@@ -81,7 +82,7 @@ def of_timm(source: Source) -> dict[str, Any]:
     return {"image_size": size, **said, "interpolation": said["interpolation"] or None}
 
 
-def of_transformers(source: Source) -> dict[str, Any]:
+def of_transformers(source: Source) -> TaskOptions:
     """The same of an image processor: images are scaled until the shortest edge (or both) fit, then cropped."""
     said = preprocessor(source)
     resized, cropped = (sides(said.get(key)) for key in ("size", "crop_size"))

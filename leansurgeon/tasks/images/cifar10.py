@@ -28,6 +28,7 @@ BY_HAND = (
     "folder that it lies in, with the task's option `data`."
 )
 Split = tuple[np.ndarray, np.ndarray]  # (N, 32, 32, 3) uint8 images, (N,) uint8 labels
+Splits = dict[str, Split]
 
 
 class Options(base.Options):
@@ -106,7 +107,7 @@ def find(data: str) -> Path | image_places.ImagePlaces:
     raise UsageError(f"CIFAR-10 is not in {data}: no test_batch, {ARCHIVES[0]} or parquet files there.", BY_HAND)
 
 
-def _rows(source: image_places.ImagePlaces) -> dict[str, Split]:
+def _rows(source: image_places.ImagePlaces) -> Splits:
     splits = {}
     for split, places in source.places.items():
         rows = image_tables.rows_of(source.kind, places, None)[1]
@@ -125,7 +126,7 @@ def _rows(source: image_places.ImagePlaces) -> dict[str, Split]:
     return splits
 
 
-def _batches(place: Path) -> dict[str, Split]:
+def _batches(place: Path) -> Splits:
     """The batches of the python or binary version, in a folder or an archive."""
     contents = _read_all(place)
     splits = {}

@@ -40,7 +40,7 @@ Sample = tuple[int, int, int, Any]  # number of its file, first byte in it, byte
 
 def build(
     place: ImagePlaces, folder: Path, label: str | None, classes: int | None, say: Callable[[str], None]
-) -> dict[str, Any]:
+) -> disk.Info:
     """Write the index of every split into `folder`; returns sizes, class names (or None) and the number of classes."""
     sizes, names, many, own = {}, None, 0, None
     for split, places in place.places.items():
@@ -116,7 +116,7 @@ def build(
     return {"sizes": sizes, "labels": names, "classes": classes or many, "ordered": own is not None}
 
 
-def split(folder: Path, info: dict[str, Any], workers: int, *, skip_damaged: bool = False) -> dict[str, Any]:
+def split(folder: Path, info: disk.Info, workers: int, *, skip_damaged: bool = False) -> disk.Info:
     """Part the images of the index in `folder` by what they show, and write which rows stand on which side; what the
     entry keeps of it. Every image is decoded once. Raises UsageError for those that cannot be, unless they are left
     out.
@@ -162,7 +162,7 @@ def _content_of(reader: Reader, row: int) -> int | UsageError:
         return UsageError(f"{where} cannot be read: {files.why(error)}.")
 
 
-def readable_names(folder: Path, info: dict[str, Any]) -> set[str]:
+def readable_names(folder: Path, info: disk.Info) -> set[str]:
     """The files of an entry's index, but those that were left out."""
     names: set[str] = set()
     for path in folder.glob("*-files.npy"):

@@ -128,7 +128,7 @@ def make(
     from tokenizers import processors
     from transformers import PreTrainedTokenizerFast
 
-    tokenizer = _BUILDERS[kind](vocab_size or DEFAULT_SIZE, texts)
+    tokenizer = _build(kind, vocab_size or DEFAULT_SIZE, texts)
     ids = [(name, tokenizer.token_to_id(name)) for name in (CLS, SEP)]
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{CLS} $A {SEP}", pair=f"{CLS} $A {SEP} $B:1 {SEP}:1", special_tokens=ids
@@ -370,70 +370,44 @@ def _folder(kind: str) -> Path:
         ) from error
 
 
-def _char(size: int, texts: Iterable[str]) -> Any:
-    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+def _build(kind: str, size: int, texts: Iterable[str]) -> Any:
+    """A tokenizer of the task's own from the `tokenizers` library; `size` is that of a trained vocabulary."""
+    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-    characters_seen: set[str] = set()
-    for text in texts:
-        _refuse_ids(text)
-        characters_seen.update(text)
-    characters = sorted(characters_seen)
-    vocabulary = {token: i for i, token in enumerate((*SPECIAL, *characters))}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
-    tokenizer.decoder = decoders.Fuse()
-    return tokenizer
-
-
-def _byte(size: int, texts: Iterable[str]) -> Any:
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-
+    common = {"vocab_size": size, "special_tokens": list(SPECIAL), "show_progress": False}
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {token: i for i, token in enumerate((*SPECIAL, *alphabet))}
-    tokenizer = Tokenizer(models.BPE(vocabulary, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
+    if kind == "char":
+        characters = sorted({character for piece in _all_pieces(texts) for character in piece})
+        vocabulary = {token: i for i, token in enumerate((*SPECIAL, *characters))}
+        tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
+        tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+        tokenizer.decoder = decoders.Fuse()
+    elif kind == "byte":
+        vocabulary = {token: i for i, token in enumerate((*SPECIAL, *alphabet))}
+        tokenizer = Tokenizer(models.BPE(vocabulary, []))
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        tokenizer.decoder = decoders.ByteLevel()
+    elif kind == "bpe":
+        tokenizer = Tokenizer(models.BPE())
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.decoder = decoders.ByteLevel()
+        trainer = trainers.BpeTrainer(initial_alphabet=alphabet, **common)
+        tokenizer.train_from_iterator(_all_pieces(texts), trainer)
+    else:
+        tokenizer = Tokenizer(models.WordPiece(unk_token=UNKNOWN))
+        tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+        tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        tokenizer.decoder = decoders.WordPiece()
+        tokenizer.train_from_iterator(_all_pieces(texts), trainers.WordPieceTrainer(**common))
     return tokenizer
 
 
-def _bpe(size: int, texts: Iterable[str]) -> Any:
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    trainer = trainers.BpeTrainer(
-        vocab_size=size, special_tokens=list(SPECIAL), initial_alphabet=alphabet, show_progress=False
-    )
-    tokenizer.train_from_iterator(_all_pieces(texts), trainer)
-    return tokenizer
-
-
-def _wordpiece(size: int, texts: Iterable[str]) -> Any:
-    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
-
-    tokenizer = Tokenizer(models.WordPiece(unk_token=UNKNOWN))
-    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    tokenizer.decoder = decoders.WordPiece()
-    trainer = trainers.WordPieceTrainer(vocab_size=size, special_tokens=list(SPECIAL), show_progress=False)
-    tokenizer.train_from_iterator(_all_pieces(texts), trainer)
-    return tokenizer
-
-
-def _all_pieces(texts: Iterable[str]) -> Iterator[str]:
-    for text in texts:
-        _refuse_ids(text)
-        yield from pieces(text)
-
-
-def _refuse_ids(text: str | list[int]) -> None:
-    if not isinstance(text, str):
-        raise UsageError(
-            "The data holds token ids and no text, so no vocabulary can be made from it.",
-            "Choose the tokenizer that it was made with: its folder, or hub:NAME.",
-        )
-
-
-_BUILDERS = {"char": _char, "byte": _byte, "bpe": _bpe, "wordpiece": _wordpiece}
+def _all_pieces(documents: Iterable[str | list[int]]) -> Iterator[str]:
+    """The texts in pieces. Raises UsageError for documents of token ids."""
+    for document in documents:
+        if not isinstance(document, str):
+            raise UsageError(
+                "The data holds token ids and no text, so no vocabulary can be made from it.",
+                "Choose the tokenizer that it was made with: its folder, or hub:NAME.",
+            )
+        yield from pieces(document)
