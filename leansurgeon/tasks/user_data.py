@@ -16,7 +16,7 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -75,15 +75,14 @@ _DEPTH = 3  # folders below the given one that are looked through for its kind
 @dataclass(frozen=True)
 class UserData:
     """`spec` is what was typed, `names` what a task takes for it; `columns` are those of a table (of its first file).
-    Where names of files or folders say so, `eval_names` and `test_names` are the parts for validation and for test.
+    Where names of files or folders say so, `held_out` has the parts for validation ("eval") and for "test".
     """
 
     kind: DataKind
     spec: str
     names: tuple[str, ...]
     columns: tuple[str, ...] = ()
-    eval_names: tuple[str, ...] = ()
-    test_names: tuple[str, ...] = ()
+    held_out: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def slug(self) -> str:
@@ -155,18 +154,17 @@ def _of_files(files: list[Path], spec: str, words: list[str] | None = None, root
         return UserData("classes", spec, (spec,))
     if len(files) == 1 and image_places.image_column(files[0]):
         return UserData("classes", spec, (str(files[0]),), tables.columns(files[0]))
-    parts, more = parts_of(files, root), {}
+    parts = parts_of(files, root)
     train = parts.get("train", files)
-    tabular = all(map(tables.is_table, train))
+    held_out = {part: tuple(map(str, parts[part])) for part in ("eval", "test") if part in parts}
     if parts:
         words = [str(file) for file in train]
-        more = {f"{part}_names": tuple(map(str, parts.get(part, ()))) for part in ("eval", "test")}
-    if not tabular:
-        return UserData("text", spec, tuple(words or [str(files[0])]), **more)
+    if not all(map(tables.is_table, train)):
+        return UserData("text", spec, tuple(words or [str(files[0])]), held_out=held_out)
     columns = tables.columns(train[0])
     if train[0].suffix.lower() == ".parquet" and any(name in columns for name in IMAGE_COLUMNS):
         return UserData("classes", spec, (spec,), columns)
-    return UserData("table", spec, tuple(words if words and root is None else map(str, train)), columns, **more)
+    return UserData("table", spec, tuple(words if words and root is None else map(str, train)), columns, held_out)
 
 
 def parts_of(files: Sequence[Path], root: Path | None = None) -> dict[str, list[Path]]:

@@ -106,4 +106,4 @@ def test_parts(tmp_path, names, parts):
         (tmp_path / name).write_text("text\nsome words\n")
     found = recognise(str(tmp_path))
     expected = [tuple(str(tmp_path / name) for name in part) for part in parts]
-    assert [found.names, found.eval_names, found.test_names] == expected
+    assert [found.names, *(found.held_out.get(part, ()) for part in ("eval", "test"))] == expected

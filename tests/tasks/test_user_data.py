@@ -196,7 +196,7 @@ def test_parts_by_name(tmp_path, names, train, held, test):
     def paths(text):
         return tuple(str(tmp_path / name) for name in text.split())
 
-    assert (found.eval_names, found.test_names) == (paths(held), paths(test))
+    assert found.held_out == {part: paths(said) for part, said in (("eval", held), ("test", test)) if said}
     assert not train or found.names == paths(train)
 
 

@@ -84,8 +84,7 @@ def choose_task(
             return of_table(source, data, chosen, tokenizer)
         kind = "features"
     options: dict[str, Any] = {"data": list(data.names) if data.kind != "hub" else data.names[0]}
-    named = {"eval_data": data.eval_names, "test_data": data.test_names}
-    options |= {key: list(names) for key, names in named.items() if names}
+    options |= {f"{part}_data": list(names) for part, names in data.held_out.items()}
     if chosen:
         options["text"] = one_or_list(chosen.texts)
         options |= {"chat": True} if chosen.form == "chat" and len(chosen.texts) > 1 and kind in LANGUAGE else {}
@@ -239,7 +238,7 @@ def of_table(source: Source, data: UserData, chosen: Columns | None, tokenizer: 
     if not chosen.labels:
         raise user_data.missing_label(data, chosen.texts)
     options = {"train": list(data.names), "text": chosen.texts[0], "label": one_or_list(chosen.labels)}
-    options |= {key: list(names) for key, names in (("eval", data.eval_names), ("test", data.test_names)) if names}
+    options |= {part: list(names) for part, names in data.held_out.items()}
     options |= {"text_pair": chosen.texts[1]} if len(chosen.texts) > 1 else {}
     options |= {"seq_len": text_length(source)} | tokenizer
     if objective := objective_of(source):

@@ -75,8 +75,7 @@ def open_pairs(
     if data.kind not in ("text", "table", "hub"):
         raise UsageError(f"{source.name} takes text, and {data.spec} holds images.", HINT)
     bare = data.kind == "table" and not columns and all(name.lower().endswith(".tsv") for name in data.names)
-    named = (data.names, data.eval_names, data.test_names)
-    files = {side: list(some) for side, some in zip(SIDES, named, strict=True) if some}
+    files = {side: list(some) for side, some in {"train": data.names, **data.held_out}.items()}
     if bare and not any(map(is_role, data.columns)):
         given, names, texts = True, [Path(name).name for some in files.values() for name in some], {}
         read = {side: "\n".join(text_files.read(Path(name)) for name in some) for side, some in files.items()}
