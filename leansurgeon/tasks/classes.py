@@ -218,7 +218,7 @@ class StoredClasses:
     def __init__(
         self,
         names: Sequence[str] | None,
-        stored: Sequence[np.ndarray],
+        stored: np.ndarray,
         wanted: Sequence[str] | None = None,
         *,
         ordered: bool = False,
@@ -226,8 +226,7 @@ class StoredClasses:
         import numpy as np
 
         self.ordered = ordered
-        self._stored = np.unique(np.concatenate([*map(np.unique, stored)]))
-        self._stored = self._stored[self._stored >= 0]
+        self._stored = np.unique(stored[stored >= 0])
         self.labels = [names[i] if names else str(i) for i in self._stored]
         self._outputs: np.ndarray | None = None
         if wanted is not None:

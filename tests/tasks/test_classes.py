@@ -90,7 +90,7 @@ def test_the_user_is_told_of_classes_that_were_forgotten_and_may_ask_for_a_new_h
 
 
 def test_stored_classes_become_outputs():
-    stored = StoredClasses(["x", "y", "z"], [np.array([0, 2, -100])], ["z", "w", "x"])
+    stored = StoredClasses(["x", "y", "z"], np.array([0, 2, -100]), ["z", "w", "x"])
     assert stored.labels == ["x", "z"] and stored.outputs_of(np.array([2, 0, -100])).tolist() == [0, 2, -100]
     with pytest.raises(UsageError, match="x"):
-        StoredClasses(["x", "y"], [np.array([0, 1])], ["y", "w"])
+        StoredClasses(["x", "y"], np.array([0, 1]), ["y", "w"])

@@ -125,7 +125,7 @@ class ImageFolder(base.Task):
         stored = np.concatenate([self._array(f"{split}-labels") for split in named])
         numbers, counts = np.unique(stored, return_counts=True)
         known = self._info.get("labels")
-        self._stored_classes = classes.StoredClasses(known, [numbers], o.class_names, ordered=self._info["ordered"])
+        self._stored_classes = classes.StoredClasses(known, numbers, o.class_names, ordered=self._info["ordered"])
         names = known or range(int(numbers.max()) + 1)
         shares = {str(names[i]): int(count) for i, count in zip(numbers, counts, strict=True) if i >= 0}
         where = ["class folders" if source.kind == "folder" else "as the data says"] if shares else []
@@ -148,29 +148,29 @@ class ImageFolder(base.Task):
                 told.append(f"{plural(len(some), 'image')} {what}: {', '.join(sorted(some)[:3])}{more}")
         return " ".join(told)
 
-    def _chosen(self) -> dict[str, np.ndarray | None]:
-        """Which samples of the index are the split's: all (None), those on its side, or as few as the options say."""
+    def _chosen(self) -> dict[str, np.ndarray]:
+        """Which samples of the index are the split's: all, those on its side, or as few as the options say."""
         o, sizes = self.options, self._info["sizes"]
         if "eval" not in sizes:
             raise UsageError(
                 f"{o.data} has no images to evaluate on.",
                 "Name them: task.eval_data; or hold some out: task.hold_out=true.",
             )
-        rows = {split: self._array(f"{split}-rows") if self._info["stored"] else None for split in sizes}
+        parted = self._info["stored"]
+        rows = {split: self._array(f"{split}-rows") if parted else np.arange(there) for split, there in sizes.items()}
         for split, limit in (("train", o.train_samples), ("eval", o.eval_samples)):
             there = sizes[split]
             if limit is not None and limit > there:
                 raise UsageError(f"{o.data} holds {there:,} {split} images where {split}_samples asks for {limit:,}.")
             if limit is not None and limit < there:
                 # The first of them would be of the first classes.
-                order = np.sort(np.random.default_rng([0, split == "eval"]).permutation(there)[:limit])
-                rows[split] = order if rows[split] is None else rows[split][order]
+                order = np.random.default_rng([0, split == "eval"]).permutation(there)[:limit]
+                rows[split] = rows[split][np.sort(order)]
         return rows
 
     def size(self, split: str) -> int:
         """Number of images of a split, of the classes and the part that the options choose."""
-        rows = self._rows.get(split) if self._folder else None
-        return super().size(split) if rows is None else len(rows)
+        return len(self._rows[self._checked(split)])
 
     def batch(self, split: str, indices: np.ndarray, *, seed: int, epoch: int) -> base.Batch:
         """`pixel_values` (B, C, H, W) as the options crop and standardise them, and `labels` (B,) where there are
@@ -179,7 +179,7 @@ class ImageFolder(base.Task):
         import torch
 
         indices = self._indices(split, indices)
-        rows = indices if self._rows[split] is None else self._rows[split][indices]
+        rows = self._rows[split][indices]
         stored = self._info["stored"].get(split, split)
         reader = image_files.Reader(self._folder, stored, self._array)
         prepare = transform(self.options, split == "train" and self.options.augment)

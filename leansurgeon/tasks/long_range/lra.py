@@ -230,18 +230,17 @@ def _imdb(data: str) -> dict[str, Any]:
     if named := hub.parse(data):
         return {split: hub.load(*named, word, by_hand=IMDB_BY_HAND) for split, word in words.items()}
     path = in_home(data).absolute()
-    if path.is_file():
-        if tables.is_table(path):
-            raise UsageError(
-                f"{path} is one table, so nothing would be left to evaluate on.",
-                "Name the folder that holds train and test tables (train.parquet, test.parquet) with `data`.",
-            )
-        return {"train": path, "eval": path}
+    if path.is_file() and tables.is_table(path):
+        raise UsageError(
+            f"{path} is one table, so nothing would be left to evaluate on.",
+            "Name the folder that holds train and test tables (train.parquet, test.parquet) with `data`.",
+        )
     for root in (path, path / "aclImdb"):
         if (root / "train" / "pos").is_dir() and (root / "test" / "pos").is_dir():
             return {"train": root / "train", "eval": root / "test"}
-    if (path / "aclImdb_v1.tar.gz").is_file():
-        return {"train": path / "aclImdb_v1.tar.gz", "eval": path / "aclImdb_v1.tar.gz"}
+    archive = path if path.is_file() else path / "aclImdb_v1.tar.gz"
+    if archive.is_file():
+        return {"train": archive, "eval": archive}
     splits = {}
     for split, word in words.items():
         tables_here = sorted(p for p in path.rglob(f"{word}*") if tables.is_table(p)) if path.is_dir() else []

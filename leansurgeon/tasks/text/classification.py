@@ -129,8 +129,9 @@ class TextClassification(vocab.Tokenized):
         self.objective = self._info["objective"]
         self.metric = METRICS[self.objective]
         if self.objective != "score":
-            stored = [self._array(f"{split}-labels") for split in self._info["sizes"]]
-            stored = stored if self.objective == "class" else [np.arange(len(self._info["labels"]))]
+            stored = np.arange(len(self._info["labels"]))
+            if self.objective == "class":
+                stored = np.concatenate([self._array(f"{split}-labels") for split in self._info["sizes"]])
             self._stored_classes = classes.StoredClasses(
                 self._info["labels"], stored, o.class_names, ordered=self._info["ordered"]
             )

@@ -148,7 +148,7 @@ class Glue(TextClassification):
 
         self._open(disk.entry(cache, "glue", key, build))
         if self.kind.labels:
-            stored = [np.arange(len(self.kind.labels))]
+            stored = np.arange(len(self.kind.labels))
             self._stored_classes = classes.StoredClasses(self.kind.labels, stored, o.class_names, ordered=True)
         self.source = f"GLUE {self.kind.folder} (Wang et al., 2018)"
 
