@@ -134,14 +134,14 @@ def _targets(style: Style, rng: np.random.Generator, attempts: int) -> tuple[np.
             pivots[:, contour], turns[:, contour] = new.pivot, new.turn
             dashes[:, contour, dash], kinds[:, contour, dash] = new.end, new.kind
             # Only the dash before is occupied by now: the new one may touch the end that it hangs on.
-            before = _patches_of(style, dash - 1).mask[kinds[:, contour, dash - 1]]
+            before = patches_of(style, dash == 1).mask[kinds[:, contour, dash - 1]]
             stamp(mask, np.arange(len(mask)), dashes[:, contour, dash - 1], before)
             mask, dashes, kinds, pivots, turns = (part[new.alive] for part in (mask, dashes, kinds, pivots, turns))
     image, every = np.zeros_like(mask), np.arange(len(mask))
     for contour in (0, 1):
-        stamp(mask, every, dashes[:, contour, -1], end_patches(style).mask[kinds[:, contour, -1]])
+        stamp(mask, every, dashes[:, contour, -1], patches_of(style, False).mask[kinds[:, contour, -1]])
         for dash in range(s.contour_length):
-            line = _patches_of(style, dash).line[kinds[:, contour, dash]]
+            line = patches_of(style, dash == 0).line[kinds[:, contour, dash]]
             stamp(image, every, dashes[:, contour, dash], line * s.target_contrast)
     return image, mask, dashes
 
@@ -155,10 +155,6 @@ def _begin(style: Style, starts: np.ndarray, degrees: np.ndarray) -> tuple[np.nd
     pivots = _along(heads, turns + np.pi, style.length + style.margin)
     inside = np.all((heads >= 0) & (heads < style.size) & (pivots >= 0) & (pivots < style.size), axis=-1)
     return pivots, turns, inside
-
-
-def _patches_of(style: Style, dash: int) -> Patches:
-    return end_patches(style) if dash else seed_patches(style)
 
 
 def _distractors(style: Style, rng: np.random.Generator, image: np.ndarray, mask: np.ndarray) -> np.ndarray:
@@ -186,7 +182,7 @@ def _distractor(
     pivot, turn, inside = _begin(style, end, degrees)
     alive &= inside
     for dash in range(style.distractor_length):
-        patches = _patches_of(style, dash)
+        patches = patches_of(style, dash == 0)
         stamp(image, every, end, patches.line[kind] * style.distractor_contrast)
         before = end, patches.mask[kind]
         if dash < style.distractor_length - 1:
@@ -215,7 +211,7 @@ def _extend(style: Style, rng: np.random.Generator, mask: np.ndarray, pivot: np.
     total = weights_NE.sum(axis=1)
     alive = total >= 1e-4
     shares = np.cumsum(weights_NE, axis=1) / np.where(alive, total, 1)[:, None]
-    patches = end_patches(style)
+    patches = patches_of(style, False)
     picked, open_ = np.zeros(len(mask), dtype=np.int64), alive.copy()
     for _ in range(s.segment_trials):
         draw = np.minimum((shares <= rng.random(len(mask))[:, None]).sum(axis=1), len(ends_E2) - 1)
@@ -268,7 +264,7 @@ def _free_place(
 def _blocked(style: Style, mask: np.ndarray, angles: np.ndarray) -> np.ndarray:
     """(N, S, S) true where the middle of a dash of this angle would touch something occupied (by more than 0.3)."""
     s = style
-    patches = seed_patches(style).mask
+    patches = patches_of(style, True).mask
     middle, blocked = patches.shape[1] // 2, np.zeros((len(mask), s.size, s.size), dtype=bool)
     taken = mask > 0.3
     for angle in np.unique(angles):
@@ -299,21 +295,13 @@ def ends(style: Style) -> tuple[np.ndarray, np.ndarray]:
 
 
 @lru_cache
-def end_patches(style: Style) -> Patches:
-    """A dash drawn from its end backwards, for every possible end."""
-    return _patches(style, ends(style)[1] + np.pi)
-
-
-@lru_cache
-def seed_patches(style: Style) -> Patches:
-    """A dash drawn forwards from its start, for every whole degree."""
-    return _patches(style, np.arange(360) * (np.pi / 180))
-
-
-def _patches(style: Style, angles: np.ndarray) -> Patches:
+def patches_of(style: Style, first: bool) -> Patches:
+    """A `first` dash drawn forwards from its start, for every whole degree; or another one drawn from its end
+    backwards, for every possible end.
+    """
     from scipy import ndimage
 
-    s = style
+    s, angles = style, np.arange(360) * (np.pi / 180) if first else ends(style)[1] + np.pi
     middle = (s.length + int(np.ceil(s.thickness)) + s.margin) * s.antialias
     reach = np.arange(-s.margin * s.antialias, s.margin * s.antialias + 1)
     disc = reach[:, None] ** 2 + reach**2 <= (s.margin * s.antialias) ** 2

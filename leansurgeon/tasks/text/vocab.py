@@ -81,7 +81,15 @@ class Tokenized(base.Task):
         o = self.options
         if o.tokenizer == "model":
             return {}
-        return {"vocab_size": config_size(o.tokenizer, o.vocab_size, self._info["vocab"])}
+        tokens = self._info["vocab"]
+        if o.tokenizer in _TRAINED or o.vocab_size is None:
+            return {"vocab_size": tokens}
+        if o.vocab_size < tokens:
+            raise UsageError(
+                f"The {o.tokenizer} tokenizer has {tokens} tokens, more than the task's option vocab_size "
+                f"{o.vocab_size}."
+            )
+        return {"vocab_size": o.vocab_size}  # with rows to spare
 
     def _particulars(self) -> base.Description:
         o = self.options
@@ -320,21 +328,6 @@ def _encoded(
 def dtype_for(vocab_size: int) -> np.dtype:
     """The smallest unsigned type that holds every id."""
     return np.dtype(np.uint16 if vocab_size <= 1 << 16 else np.uint32)
-
-
-def config_size(kind: str, vocab_size: int | None, tokens: int) -> int:
-    """The `vocab_size` that a model needs for an own tokenizer of `tokens` ids: for char and byte the option may ask
-    for more rows.
-
-    Raises UsageError when it asks for fewer.
-    """
-    if kind in _TRAINED or vocab_size is None:
-        return tokens
-    if vocab_size < tokens:
-        raise UsageError(
-            f"The {kind} tokenizer has {tokens} tokens, more than the task's option vocab_size {vocab_size}."
-        )
-    return vocab_size
 
 
 def check_length(seq_len: int, model_dir: Path | None) -> None:
