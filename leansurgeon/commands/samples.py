@@ -88,9 +88,8 @@ def sample_data_of_all(
     the model makes itself. Raises what `sample_data` raises.
     """
     from leansurgeon.measure.data import own
-    from leansurgeon.measure.data.choose_task import has_two_stacks
+    from leansurgeon.measure.data.choose_task import PREFIX, has_two_stacks
     from leansurgeon.measure.data.mixed import is_thin, mixed
-    from leansurgeon.measure.data.task_spec import PREFIX
 
     if len(set(named)) < len(named):
         raise UsageError("--calibrate names the same data twice.")

@@ -24,7 +24,7 @@ from leansurgeon.commands.shrink import ShrinkRequest
 from leansurgeon.errors import UsageError, short
 from leansurgeon.measure.costs.memory import OPTIMIZERS, Setting
 from leansurgeon.measure.data.calibration import Calibration
-from leansurgeon.measure.data.task_spec import spell_task
+from leansurgeon.measure.data.choose_task import spell_task
 from leansurgeon.progress import Say
 from leansurgeon.reading.cache_folder import cache_folder
 from leansurgeon.reading.jsonfile import JsonObject

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from leansurgeon.cli.main import app
 from leansurgeon.errors import Diverged, UsageError
 from leansurgeon.measure.data import own
-from leansurgeon.measure.data.parts import Parts
+from leansurgeon.measure.data.calibration import Parts
 from leansurgeon.surgery.local_fit import TimeLimit
 from tests.conftest import FAMILIES, build
 from tests.support.models.undeclared import small_model

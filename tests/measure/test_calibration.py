@@ -16,7 +16,7 @@ from PIL import Image
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import UsageError
 from leansurgeon.measure.data import batches, calibration, images
-from leansurgeon.measure.data.task_spec import parse_task, spell_task
+from leansurgeon.measure.data.choose_task import parse_task, spell_task
 from leansurgeon.tasks.text.vocab import make
 from tests.conftest import build
 from tests.support.content import side_of

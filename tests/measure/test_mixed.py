@@ -12,8 +12,7 @@ from typer.testing import CliRunner
 from leansurgeon.cli.main import app
 from leansurgeon.errors import UsageError
 from leansurgeon.measure.data import mixed, own
-from leansurgeon.measure.data.calibration import Calibration
-from leansurgeon.measure.data.parts import Parts
+from leansurgeon.measure.data.calibration import Calibration, Parts
 from leansurgeon.surgery.calibrate import SAFE
 from tests.conftest import build
 from tests.support.models.word_models import WORDS, words

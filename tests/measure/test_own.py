@@ -16,7 +16,7 @@ from leansurgeon.checkpoints.model import load
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import UsageError
 from leansurgeon.measure.data import own
-from leansurgeon.measure.data.parts import Parts
+from leansurgeon.measure.data.calibration import Parts
 
 LENGTH = 20
 

@@ -10,10 +10,10 @@ are of the task's splits "train", "eval" and "test", as in a training; where the
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -26,17 +26,18 @@ from leansurgeon.measure.data import inputs
 from leansurgeon.measure.data.check_classes import check_classes
 from leansurgeon.measure.data.choose_task import (
     LINE,
+    PREFIX,
     choose_classes,
     choose_task,
     has_two_stacks,
     name_classes,
     objective_of,
     only_length,
+    parse_task,
+    spell_task,
     takes_images,
     text_length,
 )
-from leansurgeon.measure.data.parts import WORDS, Parts, told
-from leansurgeon.measure.data.task_spec import PREFIX, parse_task, spell_task
 from leansurgeon.progress import Say, silent
 from leansurgeon.reading.pooling import default_prompt
 from leansurgeon.tasks import Task, splits, user_data
@@ -48,6 +49,30 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Batch = dict[str, Any]
+T = TypeVar("T")
+U = TypeVar("U")
+
+WORDS = {"fit": "fit", "guard": "guard", "heldout": "judge"}  # what samples of a part are there to do
+
+
+class Parts(NamedTuple, Generic[T]):
+    """One of a kind for each part of sample data, which have no sample in common: numbers of samples, rows of a data
+    set, batches.
+    """
+
+    fit: T
+    guard: T
+    heldout: T
+
+    def each(self, make: Callable[[str, T], U]) -> Parts[U]:
+        """What `make` makes of the name and the content of every part, in their order."""
+        return Parts(*map(make, self._fields, self))
+
+
+def told(counts: Parts[int]) -> str:
+    """How many samples do what, such as "512 to fit, 128 to guard, 512 to judge"."""
+    return ", ".join(f"{count} to {WORDS[part]}" for part, count in counts._asdict().items())
+
 
 TOKENS = Parts(fit=65_536, guard=8_192, heldout=16_384)  # of text, where windows are cut from it
 LINES = Parts(fit=4_096, guard=512, heldout=512)  # sentences, for encoders that embed them one by one

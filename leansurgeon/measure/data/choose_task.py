@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,12 +15,14 @@ from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import UsageError
 from leansurgeon.measure.data import images, inputs
 from leansurgeon.progress import silent
+from leansurgeon.reading import yamlfile
 from leansurgeon.reading.images import SKIPS
 from leansurgeon.tasks import Task, make, user_data
 from leansurgeon.tasks.classes import NAMED, NEW, ClassMap, map_classes, match
 from leansurgeon.tasks.text import vocab
 from leansurgeon.tasks.user_data import Columns, UserData
 
+PREFIX = "task:"  # of a task and its options as one word: `task:imagenet,data=/images,crop_pct=0.9`
 WINDOW = 512  # tokens of a sample of running text
 LINE = 128  # tokens of a sentence that is long
 OWN = {"causal-lm": "bpe", "masked-lm": "wordpiece", "features": "wordpiece", "sequence-classification": "wordpiece"}
@@ -259,3 +262,26 @@ def of_images(source: Source, kind: str, data: UserData, columns: str | None) ->
     if kind == "features":
         return Chosen("images", options, says)
     return Chosen("folder", options, says)
+
+
+def parse_task(word: str, flag: str = "--calibrate") -> tuple[str, dict[str, Any]]:
+    """The name and the options of a word that begins with `PREFIX`, the value of `flag`. Raises `UsageError` for what
+    is no `key=value`.
+    """
+    name, *pairs = re.split(r",(?![^\[]*\])", word.removeprefix(PREFIX))  # a list stands in brackets
+    options: dict[str, Any] = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals:
+            raise UsageError(f"{flag} {word}: '{pair}' is no option; write key=value.")
+        try:
+            options[key] = yamlfile.value(value, key)
+        except UsageError:
+            options[key] = value  # a glob such as *.txt is no YAML
+    return name, options
+
+
+def spell_task(name: str, options: Mapping[str, Any]) -> str:
+    """The word that `parse_task` reads so."""
+    pairs = (f"{key}={'null' if value is None else value}" for key, value in options.items())
+    return ",".join([f"{PREFIX}{name}", *pairs])

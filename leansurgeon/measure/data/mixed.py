@@ -9,8 +9,17 @@ from itertools import zip_longest
 from typing import TypeVar
 
 from leansurgeon.measure.data.batches import rows_of, thin
-from leansurgeon.measure.data.calibration import LINES, TOKENS, Batch, Calibration, images_wanted, without_labels
-from leansurgeon.measure.data.parts import WORDS, Parts, told
+from leansurgeon.measure.data.calibration import (
+    LINES,
+    TOKENS,
+    WORDS,
+    Batch,
+    Calibration,
+    Parts,
+    images_wanted,
+    told,
+    without_labels,
+)
 
 T = TypeVar("T")
 JOIN = " + "

@@ -36,16 +36,17 @@ from leansurgeon.measure.data.calibration import (
     KINDS,
     Batch,
     Calibration,
+    Parts,
     chunks,
     of_parts,
     open_calibration,
     tokenised,
+    told,
 )
 from leansurgeon.measure.data.choose_task import LINE as LINE_TOKENS
 from leansurgeon.measure.data.choose_task import brings_tokenizer, has_two_stacks, only_length, takes_images, window
 from leansurgeon.measure.data.images import folder_options
 from leansurgeon.measure.data.pairs import ROWS, Seq2Seq, open_pairs
-from leansurgeon.measure.data.parts import RANDOM, Parts, told
 from leansurgeon.progress import Say, silent
 from leansurgeon.reading import jsonfile
 from leansurgeon.reading.values import number
@@ -57,6 +58,7 @@ from leansurgeon.tasks.text import corpus, vocab
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+RANDOM = "random tokens"  # as records name data that nobody named
 NAME, NOVEL = "own", "austen"  # what --calibrate calls them, and the novel
 WINDOWS = Parts(fit=24, guard=8, heldout=8)  # of text that a language model writes, of 512 tokens
 LINES = Parts(fit=512, guard=128, heldout=128)  # of 128 tokens, for encoders; and images

@@ -19,8 +19,7 @@ import numpy as np
 from leansurgeon.checkpoints.kind import class_name
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import UsageError
-from leansurgeon.measure.data.calibration import Batch, Calibration, choose, chunks, of_parts
-from leansurgeon.measure.data.parts import Parts, told
+from leansurgeon.measure.data.calibration import Batch, Calibration, Parts, choose, chunks, of_parts, told
 from leansurgeon.progress import Say, silent
 from leansurgeon.tasks.base import IGNORED, token_score
 from leansurgeon.tasks.splits import SIDES, hash_text, split_by_content

@@ -14,8 +14,8 @@ from leansurgeon.reading.files import in_home
 from leansurgeon.reading.images import decode
 from leansurgeon.tasks import base, hub
 from leansurgeon.tasks import cache as disk
+from leansurgeon.tasks.images import files as image_files
 from leansurgeon.tasks.images import places as image_places
-from leansurgeon.tasks.images import tables as image_tables
 from leansurgeon.tasks.images.small import SmallImages
 
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)  # of the training images, pixels in 0..1
@@ -110,7 +110,7 @@ def find(data: str) -> Path | image_places.ImagePlaces:
 def _rows(source: image_places.ImagePlaces) -> Splits:
     splits = {}
     for split, places in source.places.items():
-        rows = image_tables.rows_of(source.kind, places, None)[1]
+        rows = image_files.rows_of(source.kind, places, None)[1]
         pictures, labels = [], []
         for content, label in rows:
             image = np.asarray(decode(content, "RGB", f"An image of {places[0]}"))

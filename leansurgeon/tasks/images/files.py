@@ -17,24 +17,27 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import groupby, pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from leansurgeon.errors import LeanSurgeonError, UsageError, plural
+from leansurgeon.errors import LeanSurgeonError, UsageError, plural, quoted
 from leansurgeon.progress import size_text, track
-from leansurgeon.reading import archives, files, images, jsonfile
-from leansurgeon.tasks import base, splits
+from leansurgeon.reading import archives, files, images, jsonfile, tables
+from leansurgeon.reading.tables import class_names, parquet_parts, parquet_schema
+from leansurgeon.tasks import base, splits, user_data
 from leansurgeon.tasks import cache as disk
 from leansurgeon.tasks.classes import sort_names
-from leansurgeon.tasks.images import tables as image_tables
-from leansurgeon.tasks.images.places import SUFFIXES, ImagePlaces, listing
+from leansurgeon.tasks.images.places import SUFFIXES, ImagePlaces, image_column, image_of, images_beside, listing
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 _WHOLE = UNLABELLED = -1
 UNREAD = (".avif", ".heic", ".heif", ".jxl", ".jp2", ".svg", ".cr2", ".nef", ".dng")  # images all the same
+CLASSES = 10_000_000  # that a class number may count to
+LABEL_COLUMNS = ("label", "labels", "fine_label", "cls", "class", "category")
 _LABEL = 1_000_000  # bytes of a sample's class
-
-
 Sample = tuple[int, int, int, Any]  # number of its file, first byte in it, bytes, and class
 
 
@@ -46,12 +49,12 @@ def build(
     for split, places in place.places.items():
         root, target = str(places[0]), folder / f"{split}-images.bin"
         if place.kind == "tar":
-            files, samples = [*map(str, places)], _shards(places)
+            paths, samples = [*map(str, places)], _shards(places)
         elif place.kind in ("parquet", "hub"):
-            own, rows = image_tables.rows_of(place.kind, places, label)
+            own, rows = rows_of(place.kind, places, label)
             names = names or own
             _check_room(folder, sum(p.stat().st_size for p in places if isinstance(p, Path)), say)
-            files, samples = [target.name], _copy_images(rows, target)
+            paths, samples = [target.name], _copy_images(rows, target)
         else:
             if place.kind == "folder":  # a class for every folder in which there are images, however deep
                 folders = listing(root).folders
@@ -59,8 +62,8 @@ def build(
             elif place.kind == "flat":  # images without classes: enough to calibrate with, nothing to score
                 named = [(image, base.IGNORED) for image in _images_in(root)]
             else:
-                named = image_tables.listed(places[0], label, say)
-            files = [path for path, _ in named]
+                named = listed(places[0], label, say)
+            paths = [path for path, _ in named]
             samples = [(number, 0, _WHOLE, name) for number, (_, name) in enumerate(named)]
         labelled = [sample for sample in samples if sample[-1] not in (None, UNLABELLED)]
         if left_out := len(samples) - len(labelled):
@@ -81,7 +84,7 @@ def build(
                 raise UsageError(f"{where} has the class '{strange[0]}', which the training images do not have.")
             order = {name: number for number, name in enumerate(names)}
             labels = [order[name] for name in labels]
-        encoded = [os.fsencode(name) for name in files]
+        encoded = [os.fsencode(path) for path in paths]
         arrays = {
             "file": np.array(numbers, dtype=np.int32),
             "start": np.array(starts, dtype=np.int64),
@@ -263,11 +266,9 @@ def _class(content: bytes, suffix: str, where: str) -> int | str:
         if suffix == "json" or not value or len(value.splitlines()) > 1 or not value.isprintable():
             raise
     if suffix == "json" and isinstance(value, dict):
-        said = [value[name] for name in image_tables.LABEL_COLUMNS if name in value]
+        said = [value[name] for name in LABEL_COLUMNS if name in value]
         value = UNLABELLED if said and said[0] is None else next(iter(said), None)
-    if (isinstance(value, int) and UNLABELLED <= value < image_tables.CLASSES) or (
-        isinstance(value, str) and value.strip()
-    ):
+    if (isinstance(value, int) and UNLABELLED <= value < CLASSES) or (isinstance(value, str) and value.strip()):
         return value
     raise UsageError(f"{where} holds no class.")
 
@@ -293,3 +294,88 @@ def _check_room(folder: Path, size: int, say: Callable[[str], None]) -> None:
         )
     if size > 1e9:
         say(f"images: copying {size_text(size)} out of parquet files into the cache, once")
+
+
+# -- rows of tables, of parquet files and of the hub -----------------------------------------------
+
+
+def rows_of(
+    kind: str, places: list[Any], label: str | None
+) -> tuple[list[str] | None, Iterator[tuple[bytes, int | str | None]]]:
+    """Class names (or None), and the encoded image and class of every row of parquet files or of a hub data set."""
+    return _hub_rows(places[0], label) if kind == "hub" else _parquet_rows(places, label)
+
+
+def _parquet_rows(
+    paths: list[Path], label: str | None
+) -> tuple[list[str] | None, Iterator[tuple[bytes, int | str | None]]]:
+    schema = parquet_schema(paths[0])
+    image, label = _columns(schema.names, label, str(paths[0]))
+    names = class_names(paths[0], label)
+    for path in paths[1:]:  # before any of them is copied
+        present = parquet_schema(path).names
+        for column in (image, label):
+            if column not in present:
+                raise UsageError(f"{path} has no column '{column}'.", f"Columns: {', '.join(present)}.")
+
+    def rows() -> Iterator[tuple[bytes, int | str | None]]:
+        for path in paths:
+            for part in parquet_parts(path, [image, label], 64):
+                yield from _pairs(part.column(image).to_pylist(), part.column(label).to_pylist(), str(path))
+
+    return names, rows()
+
+
+def _hub_rows(dataset: Dataset, label: str | None) -> tuple[list[str] | None, Iterator[tuple[bytes, int | str | None]]]:
+    import datasets
+
+    image, label = _columns(dataset.column_names, label, "The data set")
+    names = getattr(dataset.features[label], "names", None)
+    raw = dataset.select_columns([image, label]).cast_column(image, datasets.Image(decode=False))
+    parts = raw.iter(batch_size=64)
+    return names, (pair for part in parts for pair in _pairs(part[image], part[label], "The data set"))
+
+
+def _pairs(images: list[Any], labels: list[Any], where: str) -> Iterable[tuple[bytes, int | str | None]]:
+    for image, label in zip(images, labels, strict=True):
+        content = image.get("bytes") if isinstance(image, dict) else image
+        if not isinstance(content, bytes):
+            raise UsageError(f"{where}: an image without its bytes (a struct of 'bytes' and 'path' is expected).")
+        label = int(label) if isinstance(label, bool) or (isinstance(label, float) and label.is_integer()) else label
+        if not (label is None or isinstance(label, str) or (isinstance(label, int) and -1 <= label < CLASSES)):
+            raise UsageError(f"{where}: the label {quoted(label)} is no class.")
+        yield content, label
+
+
+def _columns(present: list[str], label: str | None, where: str) -> tuple[str, str]:
+    wanted = [(user_data.IMAGE_COLUMNS, "image"), ((label,) if label else LABEL_COLUMNS, label or "label")]
+    columns = [next((name for name in names if name in present), None) for names, _ in wanted]
+    for column, (_, said) in zip(columns, wanted, strict=True):
+        if column is None:
+            raise UsageError(f"{where} has no column '{said}'.", f"Columns: {', '.join(present)}.")
+    return columns[0], columns[1]
+
+
+def listed(table: Path, label: str | None, say: Callable[[str], None]) -> list[tuple[str, int | str]]:
+    """Files and classes of the images that a table names; without a column of labels their class is IGNORED. Rows whose
+    image is not there, or that have no label, are left out, and counted in one line. Raises UsageError for labels that
+    are no classes.
+    """
+    image, columns = image_column(table) or "", tables.columns(table)
+    data = user_data.UserData("table", str(table), (str(table),), columns)
+    found = (label,) if label else user_data.labels_among(data, [column for column in columns if column != image])
+    by_name = images_beside(table)
+    read = tables.read(table, [image, *found])
+    rows = [(image_of(str(cells[0]), table, by_name), cells[1:]) for _, cells in read]
+    if not found:
+        return [(file, base.IGNORED) for file, _ in rows if file]
+    labels = user_data.labels_in([cells for _, cells in rows], found)
+    if labels.kind != "class":
+        raise UsageError(f"{table}: '{', '.join(found)}' holds no classes of images, one of each.")
+    whole = [(file, name) for (file, _), name in zip(rows, labels.values, strict=True) if file and name is not None]
+    if len(whole) < len(rows):
+        gone = sum(file is None for file, _ in rows)
+        say(
+            f"{table.name}: {gone:,} rows name no image that is there, {len(rows) - len(whole) - gone:,} have no label."
+        )
+    return whole
