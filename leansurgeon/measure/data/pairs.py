@@ -88,13 +88,11 @@ def open_pairs(
         side: list(encoded(some, tokenizer) if given else hidden_pairs(some, tokenizer, rng))
         for side, some in said.items()
     }
-    made = [pair for some in pairs.values() for pair in some]
-    counted = {"pairs" if given else "sentences": len(made)}
+    made, unit = [pair for some in pairs.values() for pair in some], "pairs" if given else "sentences"
     shown = [("input", roles.texts[:-1]), ("answer", roles.texts[-1:])] if texts and given else None
-    say(corpus.tell(texts, counted, roles=shown) if texts else tell(names, counted, ()))
-    counts = {side: len(some) for side, some in pairs.items()}
-    split = split_by_content([number for number, _ in made], None, counts)
-    say(split.sentence("pairs" if given else "sentences"))
+    say(corpus.tell(texts, {unit: len(made)}, roles=shown) if texts else tell(names, {unit: len(made)}, ()))
+    split = split_by_content([number for number, _ in made], None, {side: len(some) for side, some in pairs.items()})
+    say(split.sentence(unit))
     sides = Parts(*(split.rows[side] for side in SIDES))
     wanted = COUNTS._replace(fit=samples or COUNTS.fit)
     rows = choose(sides.each(lambda _, side: len(side)), wanted, seed, "text", apart=True)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from leansurgeon.errors import LeanSurgeonError, UsageError
 from leansurgeon.reading import files, tables
@@ -160,7 +160,7 @@ def find(data: str, eval_data: str | None) -> ImagePlaces:
         parts = parts_by_name([Path(path) for path in listing(str(root)).folders])
         if parts and "train" not in parts:
             raise UsageError(f"{root} has {next(iter(parts.values()))[0].name} and no folder train beside it.")
-        if parts and any(vars(listing(str(parts["train"][0]))).values()):
+        if parts and any(listing(str(parts["train"][0]))):
             return ImagePlaces(_kind_of(parts["train"][:1], data), {part: found[:1] for part, found in parts.items()})
         for suffix, kind in ((".tar", "tar"), (".parquet", "parquet")):
             files = sorted(root.rglob(f"*{suffix}"))
@@ -232,8 +232,7 @@ def _times_below(folder: Path | str) -> list[tuple[str, int]]:
     return [row for path, time_ns in inner for row in ((path, time_ns), *_times_below(path))]
 
 
-@dataclass(frozen=True)
-class Listing:
+class Listing(NamedTuple):
     """What a folder holds, each sorted by path."""
 
     folders: list[str]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import re
 from array import array
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -281,16 +282,14 @@ def tell(
     """What a person is told of corpora that were read, of which there is this amount (`user_data.tell`)."""
     train = corpora["train"]
     names = [name for one in corpora.values() for name in one.names]
-    rows = sum(one.counted.get("rows", 0) for one in corpora.values())
-    counted = (
-        {"rows": rows} | amount | {"empty rows left out": sum(c.counted.get("empty", 0) for c in corpora.values())}
-    )
+    seen = sum((Counter(one.counted) for one in corpora.values()), Counter())
+    counted = {"rows": seen["rows"]} | amount | {"empty rows left out": seen["empty"]}
     tabular = [path for path in train.files if tables.is_table(path)]
     columns = train.rows.column_names if train.rows is not None else tables.columns(tabular[0]) if tabular else ()
     role = "text" if len(train.columns) == 1 else "texts"
-    if any(one.counted.get("chats") for one in corpora.values()):
-        written = any(one.counted.get("rendered") for one in corpora.values())
-        role = "chat (by the model's template)" if written else "chat (joined, as the tokenizer has no template)"
+    if seen["chats"]:
+        how = "by the model's template" if seen["rendered"] else "joined, as the tokenizer has no template"
+        role = f"chat ({how})"
     return user_data.tell(names, counted, roles or [(role, train.columns)], columns, None, cut)
 
 
