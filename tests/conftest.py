@@ -222,7 +222,7 @@ def architecture(family: str):
     """The declaration of a family of `FAMILIES`."""
     from leansurgeon import architectures
 
-    return architectures.known()[DECLARED.get(family, family)]
+    return architectures.load_families()[DECLARED.get(family, family)]
 
 
 # Families whose number of heads has to stay, and why.

@@ -96,7 +96,7 @@ def test_importance_of_heads_is_that_of_the_cpu(family, device):
     for place in ("cpu", device):
         loaded = Loaded(model.to(place), architecture(family), config, None, None)
         places = sites.sites(loaded)
-        watched = judge.Unlabelled(loaded)
+        watched = judge.OutputScorer(loaded)
         values = importance.importance(watched, places, [example(model)])
         keep = np.arange(len(values)) % 3 > 0
         found.append((values, judge.HeadScorer(watched, places, [example(model)]).scores(keep).losses))

@@ -82,7 +82,7 @@ def measured(family: str, device: str) -> list[np.ndarray]:
 
     kappa = study.measure_invariants(seen, [batch], mask, 3, probes=2)
     places = sites.sites(loaded)
-    watched = judge.Unlabelled(loaded)
+    watched = judge.OutputScorer(loaded)
     keep = np.arange(sum(site.heads for site in places)) % 3 > 0
     return [
         np.array([layer["median"] or layer["median_lower_bound"] for layer in kappa["layers"]]),

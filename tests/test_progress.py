@@ -140,7 +140,7 @@ def test_transformers_is_as_talkative_as_before_when_a_model_was_loaded_saved_an
             source = open_source(str(folder))
             loaded = load(folder)
             save_model(loaded.model, source.architecture, source.config, tmp_path / f"again-{bars}")
-            skeleton.built_without_memory(source.config, source.architecture)
+            skeleton.build_on_meta(source.config, source.architecture)
             with pytest.raises(ZeroDivisionError), quiet_transformers():
                 assert (logging.is_progress_bar_enabled(), logging.get_verbosity()) == (False, logging.ERROR)
                 _ = 1 / 0

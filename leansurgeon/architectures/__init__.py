@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 
 from leansurgeon.architectures import infer, towers
 from leansurgeon.architectures.base import Architecture, Config
-from leansurgeon.architectures.families import known
+from leansurgeon.architectures.families import load_families
 from leansurgeon.architectures.tensors import exists
 from leansurgeon.errors import UnsupportedModel, UsageError
 
@@ -21,17 +21,17 @@ def of(config: Config, tower: str | None = None) -> Architecture:
 
     Raises `UnsupportedModel`: with the nearest known family, or with what inference found in the way.
     """
-    timm, model_type = named(config)
-    tower = tower or towers.chosen()
-    if family := declared(config):
+    timm, model_type = family_name(config)
+    tower = tower or towers.chosen_tower()
+    if family := find_declared(config):
         if tower:
             raise UsageError(f"--tower {tower}: this {family.name} is no model of several towers.")
         return family
-    if not timm and (model_type == infer.DECOUPLED or known_to_transformers(model_type)):
+    if not timm and (model_type == infer.DECOUPLED or is_transformers_type(model_type)):
         return infer.architecture(config, tower)
-    if timm and (model_type == infer.TIMM_LEAN or known_to_timm(model_type)):
+    if timm and (model_type == infer.TIMM_LEAN or is_timm_name(model_type)):
         return infer.architecture(config)
-    candidates = [a for a in known().values() if (a.library == "timm") == timm]
+    candidates = [a for a in load_families().values() if (a.library == "timm") == timm]
     names = sorted({t.rstrip("*_") for a in candidates for t in a.model_types if not t.startswith("leansurgeon_")})
     near = difflib.get_close_matches(model_type, names, n=1, cutoff=NEAR)
     said = f"; the nearest known one is '{near[0]}'" if near else ""
@@ -42,14 +42,14 @@ def of(config: Config, tower: str | None = None) -> Architecture:
     )
 
 
-def decoupled(architecture: Architecture) -> Architecture:
+def decoupled_form_of(architecture: Architecture) -> Architecture:
     """The form of a family that holds heads of any size (`Architecture.decoupled`)."""
     if architecture.decoupled in (infer.DECOUPLED, infer.TIMM_LEAN):
-        return infer.decoupled(architecture)
-    return known()[architecture.decoupled]
+        return infer.make_decoupled_form(architecture)
+    return load_families()[architecture.decoupled]
 
 
-def named(config: Config) -> tuple[bool, str]:
+def family_name(config: Config) -> tuple[bool, str]:
     """Whether a config is timm's, and the name of its family. Raises `UnsupportedModel` where it has none."""
     timm = "model_type" not in config and "architecture" in config
     model_type = config.get("architecture" if timm else "model_type")
@@ -60,12 +60,12 @@ def named(config: Config) -> tuple[bool, str]:
     return timm, model_type
 
 
-def declared(config: Config) -> Architecture | None:
+def find_declared(config: Config) -> Architecture | None:
     """The hand-written declaration of a config's family, which goes before anything inferred."""
-    timm, model_type = named(config)
+    timm, model_type = family_name(config)
     if timm and infer.is_inferred(config):
         return None
-    for architecture in known().values():
+    for architecture in load_families().values():
         right = (architecture.library == "timm") == timm
         right = right and any(fnmatchcase(model_type, pattern) for pattern in architecture.model_types)
         if right and exists(architecture.when, {**architecture.defaults, **config}):
@@ -73,13 +73,13 @@ def declared(config: Config) -> Architecture | None:
     return None
 
 
-def known_to_transformers(model_type: str) -> bool:
+def is_transformers_type(model_type: str) -> bool:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
     return model_type in CONFIG_MAPPING_NAMES
 
 
-def known_to_timm(name: str) -> bool:
+def is_timm_name(name: str) -> bool:
     import timm
 
     return timm.is_model(name)

@@ -37,14 +37,14 @@ from typing import Any
 
 from leansurgeon.architectures.facts import Takes, scale_by_key
 from leansurgeon.architectures.foreign import rules_of
-from leansurgeon.architectures.limits import clip_taps, followed, move_taps, of_layers
+from leansurgeon.architectures.limits import clip_taps, follow_layers, move_taps, of_layers
 from leansurgeon.architectures.tensors import (
     Blocks,
     Config,
     Keys,
     Tensor,
     TensorSpec,
-    counted,
+    count_parameters,
     exact_ratio,
     exists,
     fill,
@@ -154,7 +154,7 @@ class Architecture:
     def stores_head_dim(self) -> bool:
         return self.keys.head_dim is not None
 
-    def filled(self, config: Config) -> Config:
+    def fill_config(self, config: Config) -> Config:
         """The config's keys with what a file may leave out, and the `switches`."""
         c = {**self.defaults, **self.flat(config)}
         with rules_of(self.name):
@@ -195,7 +195,7 @@ class Architecture:
     def _keys_apart(self, config: Config) -> tuple[Keys, ...]:
         """The keys of every stage that this model has, where stages have keys of their own; else nothing."""
         apart = [blocks for blocks in self.stages if blocks.keys]
-        filled = self.filled(config) if apart else {}
+        filled = self.fill_config(config) if apart else {}
         return tuple(blocks.keys for blocks in apart if exists(blocks.when, filled))
 
     def _stage(self, c: Config, keys: Keys, s: int, count: int | None) -> Stage:
@@ -263,7 +263,7 @@ class Architecture:
                 here = [i - start for i in layers or () if 0 <= i - start < len(values)]
                 c[key] = of_layers(key, values, whole if layers is None else here if stage is not None else layers)
         if layers is not None:
-            c.update(followed(c, self.counters, self.index_lists, list(layers), depth))
+            c.update(follow_layers(c, self.counters, self.index_lists, list(layers), depth))
             move_taps(self.taps, (c, config), list(layers), depth)
         else:
             clip_taps(self.taps, (c, config), shape.stages[0].depth)
@@ -353,7 +353,7 @@ class Architecture:
 
     def dims(self, config: Config, shape: Shape, stage: int = -1) -> dict[str, int]:
         """Every axis name with its size in a stage."""
-        c, at = self.filled(config), shape.stages[stage]
+        c, at = self.fill_config(config), shape.stages[stage]
         dims = {
             "width": at.width,
             "q": at.heads * at.head_dim,
@@ -385,7 +385,7 @@ class Architecture:
         """Every declared tensor of a model with this config. Shapes are in the file's order, e.g. `(q, width)`."""
         shape = shape or self.shape(config)
         prefix = self.prefixes[0] if prefix is None else prefix
-        dims, c = self.dims(config, shape), self.filled(config)
+        dims, c = self.dims(config, shape), self.fill_config(config)
         for t in self.outer:
             if exists(t.when, c):
                 # A leading "/" marks a tensor outside the base model (task heads), which never carries the prefix.
@@ -404,4 +404,4 @@ class Architecture:
 
     def count(self, config: Config, shape: Shape | None = None) -> ParameterCount:
         """Parameters by part from the declaration alone (no torch)."""
-        return counted(self.tensors(config, shape))
+        return count_parameters(self.tensors(config, shape))

@@ -61,7 +61,7 @@ def of_layers(key: str, values: object, layers: Sequence[int]) -> list[object]:
     return [values[i] for i in layers]
 
 
-def followed(
+def follow_layers(
     c: Config, counters: Sequence[str], index_lists: Sequence[str], layers: Sequence[int], depth: int
 ) -> dict[str, object]:
     """What keys that count the first layers of a kind, or list layers by number, say of the kept `layers`."""
@@ -86,7 +86,7 @@ def move_taps(keys: Sequence[str], places: Sequence[Config], layers: Sequence[in
     """
     for key in keys:
         place = next(place for place in places if key in place)
-        place[key] = tapped(key, place[key], [i for i in layers if i < depth], depth)
+        place[key] = follow_taps(key, place[key], [i for i in layers if i < depth], depth)
 
 
 def clip_taps(keys: Sequence[str], places: Sequence[Config], depth: int) -> None:
@@ -98,15 +98,15 @@ def clip_taps(keys: Sequence[str], places: Sequence[Config], depth: int) -> None
         place[key] = clipped if isinstance(value, list | tuple) else clipped[0]
 
 
-def tapped(key: str, value: int | Sequence[int], layers: Sequence[int], depth: int) -> int | list[int]:
+def follow_taps(key: str, value: int | Sequence[int], layers: Sequence[int], depth: int) -> int | list[int]:
     """What a key of `TAPS` says where only these `layers` of `depth` are left: what was taken behind a layer is taken
     behind the last one that is left of those up to it. Raises `UsageError` where there is none, or where each
     wants one of its own.
     """
     if isinstance(value, int):
-        return _hidden_state(value, layers, depth)
+        return _map_hidden_state(value, layers, depth)
     if key in HIDDEN_STATES:
-        return [_hidden_state(number, layers, depth) for number in value]
+        return [_map_hidden_state(number, layers, depth) for number in value]
     numbers_left = [sum(i <= number for i in layers) - 1 for number in value]
     if -1 in numbers_left or (key in ONCE_EACH and len(set(numbers_left)) < len(numbers_left)):
         raise UsageError(
@@ -117,7 +117,7 @@ def tapped(key: str, value: int | Sequence[int], layers: Sequence[int], depth: i
     return numbers_left
 
 
-def _hidden_state(number: int, layers: Sequence[int], depth: int) -> int:
+def _map_hidden_state(number: int, layers: Sequence[int], depth: int) -> int:
     before = number if number >= 0 else depth + 1 + number  # layers before it
     left = sum(i < before for i in layers)
     return left if number >= 0 else left - len(layers) - 1

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from leansurgeon.architectures.base import Architecture
-from leansurgeon.architectures.tensors import BUFFERS, Blocks, Config, TensorSpec, numbered
+from leansurgeon.architectures.tensors import BUFFERS, Blocks, Config, TensorSpec, layer_number_pattern
 from leansurgeon.errors import UnsupportedModel, plural, quoted
 
 AHEAD = ("num_nextn_predict_layers", "mtp_num_hidden_layers")  # layers that predict further tokens, behind the others
@@ -23,8 +23,8 @@ def match(architecture: Architecture, config: Config, names: Mapping[str, tuple[
     stages = [architecture.blocks(i) for i in range(len(shape.stages))]
     prefix = _prefix(architecture, stages, names)
     declared = {spec.name: spec for spec in architecture.tensors(config, shape, prefix)}
-    patterns = [numbered(prefix + b.layer) for b in stages]
-    unused = _unused(architecture, config)
+    patterns = [layer_number_pattern(prefix + b.layer) for b in stages]
+    unused = _unused_prefixes(architecture, config)
     flat = architecture.flat(config)
     ahead = next((flat[key] for key in AHEAD if isinstance(flat.get(key), int)), 0)
     # An inferred declaration names all that the class reads; a file of the body alone may hold more (its pooler).
@@ -98,7 +98,7 @@ def _check_complete(declared: Mapping[str, TensorSpec], have: set[str], depth: i
         )
 
 
-def _unused(architecture: Architecture, config: Config) -> tuple[str, ...]:
+def _unused_prefixes(architecture: Architecture, config: Config) -> tuple[str, ...]:
     """Prefixes of the tensors that the model's class leaves unread."""
     name = (config.get("architectures") or [""])[0]
     return tuple(p for ending, prefixes in architecture.unused.items() if name.endswith(ending) for p in prefixes)
@@ -106,6 +106,6 @@ def _unused(architecture: Architecture, config: Config) -> tuple[str, ...]:
 
 def _outer_role(architecture: Architecture, config: Config, name: str) -> str:
     """The role of a tensor outside the blocks that the declaration does not name."""
-    if name in architecture.tied and architecture.filled(config).get(architecture.tied_when, True):
+    if name in architecture.tied and architecture.fill_config(config).get(architecture.tied_when, True):
         return "tied"
     return "embedding" if "embed" in name else "head"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from leansurgeon.architectures.base import Config
-from leansurgeon.architectures.families import known
+from leansurgeon.architectures.families import load_families
 from leansurgeon.architectures.timm_models import folder_config
 from leansurgeon.errors import UsageError, did_you_mean
 from leansurgeon.reading import yamlfile
@@ -58,7 +58,7 @@ def _preset(
     **said: Any,
 ) -> Preset:
     if timm:
-        config = folder_config(known()[family], timm, config, pixels)
+        config = folder_config(load_families()[family], timm, config, pixels)
     if labels:  # the config keys by which transformers knows the number of classes
         config = config | {
             "id2label": {str(i): f"LABEL_{i}" for i in range(labels)},

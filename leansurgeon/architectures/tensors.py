@@ -123,7 +123,7 @@ class TensorSpec:
         return self.role not in ("tied", "buffer")
 
 
-def counted(specs: Iterable[TensorSpec]) -> ParameterCount:
+def count_parameters(specs: Iterable[TensorSpec]) -> ParameterCount:
     """Parameters by part of the model; tied tensors and buffers are not counted."""
     parts = dict.fromkeys(("embeddings", "attention", "mlp", "rest"), 0)
     for spec in specs:
@@ -163,7 +163,7 @@ def fill(pattern: str, stage: int) -> str:
     return pattern.replace("{s}", str(stage))
 
 
-def numbered(layer: str) -> re.Pattern[str]:
+def layer_number_pattern(layer: str) -> re.Pattern[str]:
     """What finds the number of a layer at the beginning of a tensor's name, as the first group."""
     return re.compile(re.escape(layer).replace(r"\{i\}", r"(\d+)"))
 
@@ -204,10 +204,10 @@ def write_key(config: Config, key: str, value: Any) -> None:
         config |= {} if key.startswith("=") else {key: value}
         return
 
-    def changed(entry: Any, rest: Sequence[int]) -> Any:
-        return [changed(v, rest[1:]) if i == rest[0] else v for i, v in enumerate(entry)] if rest else value
+    def with_entry(entry: Any, rest: Sequence[int]) -> Any:
+        return [with_entry(v, rest[1:]) if i == rest[0] else v for i, v in enumerate(entry)] if rest else value
 
-    config[name] = changed(config[name], [int(place) for place in places])
+    config[name] = with_entry(config[name], [int(place) for place in places])
 
 
 def is_count(value: object) -> bool:

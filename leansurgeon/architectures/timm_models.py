@@ -88,7 +88,7 @@ def source_config(family: Architecture, name: str, model: Built, given: Config |
         raise UnsupportedModel(
             f"timm/{name} has {strange}, which leansurgeon's declaration of {family.name} does not know.", VARIANTS
         )
-    args = told_numbers(family, name, model, given or {})
+    args = list_arguments(family, name, model, given or {})
     config = folder_config(family, name.split(".")[0], args, model.pretrained_cfg)
     declared = {spec.name: spec.shape for spec in family.tensors(config)}
     built = {key: tuple(value.shape) for key, value in model.state_dict().items()}
@@ -102,7 +102,7 @@ def source_config(family: Architecture, name: str, model: Built, given: Config |
     return config
 
 
-def told_numbers(family: Architecture, name: str, model: Built, given: Config) -> Config:
+def list_arguments(family: Architecture, name: str, model: Built, given: Config) -> Config:
     """The arguments of a family's constructor with which timm has built a model, as users write them: one number for
     equal sides, a whole ratio as such, lists where stages may differ.
     """

@@ -20,7 +20,7 @@ def choose(tower: str | None) -> None:
         os.environ.pop(CHOSEN, None)
 
 
-def chosen() -> str | None:
+def chosen_tower() -> str | None:
     """The tower that the user has named."""
     name = os.environ.get(CHOSEN)
     return name if name in SECTIONS else None
@@ -29,7 +29,7 @@ def chosen() -> str | None:
 @contextmanager
 def meant(tower: str | None) -> Iterator[None]:
     """This tower is meant as long as this lasts; None: whatever was meant before."""
-    before = chosen()
+    before = chosen_tower()
     choose(tower or before)
     try:
         yield

@@ -23,7 +23,7 @@ CLASSES = 1_000_000  # of which libraries make a dictionary of names
 
 
 @dataclass(frozen=True)
-class Kind:
+class ValueKind:
     """What a value must be, in words and as a test; a list of such values too, where a pyramid has one a stage."""
 
     words: str
@@ -55,22 +55,24 @@ def is_number(value: Json) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and abs(value) < 1e30
 
 
-DEPTH = Kind(f"a whole number from 1 to {LAYERS:,}", whole(1, LAYERS), several=True, branches=True)
-COUNT = Kind(f"a whole number from 1 to {LARGEST:,}", whole(1), several=True)
-COUNT_OR_NONE = Kind(f"a whole number from 0 to {LARGEST:,}", whole(0), several=True)
-NUMBER = Kind("a finite number", is_number, several=True)
+DEPTH = ValueKind(f"a whole number from 1 to {LAYERS:,}", whole(1, LAYERS), several=True, branches=True)
+COUNT = ValueKind(f"a whole number from 1 to {LARGEST:,}", whole(1), several=True)
+COUNT_OR_NONE = ValueKind(f"a whole number from 0 to {LARGEST:,}", whole(0), several=True)
+NUMBER = ValueKind("a finite number", is_number, several=True)
 ONE_COUNT, ONE_COUNT_OR_NONE, ONE_NUMBER = (replace(kind, several=False) for kind in (COUNT, COUNT_OR_NONE, NUMBER))
 WHOLE = replace(ONE_COUNT, test=lambda value: is_number(value) and value % 1 == 0 and ONE_COUNT.test(int(value)))
-SWITCH = Kind("true or false", lambda value: isinstance(value, bool) or value in (0, 1))
-TOKEN = Kind("the number of a token", lambda value: all(map(whole(-1), value if isinstance(value, list) else [value])))
-TEXT = Kind("a text", lambda value: isinstance(value, str))
-TEXTS = Kind("a list of texts", lambda value: isinstance(value, list) and all(map(TEXT.test, value)))
+SWITCH = ValueKind("true or false", lambda value: isinstance(value, bool) or value in (0, 1))
+TOKEN = ValueKind(
+    "the number of a token", lambda value: all(map(whole(-1), value if isinstance(value, list) else [value]))
+)
+TEXT = ValueKind("a text", lambda value: isinstance(value, str))
+TEXTS = ValueKind("a list of texts", lambda value: isinstance(value, list) and all(map(TEXT.test, value)))
 # Names, or whole numbers, as `id2label` and `label2id` have them.
-LABELS = Kind(
+LABELS = ValueKind(
     "an object of names",
     lambda value: isinstance(value, dict) and all(isinstance(item, str | int) for item in value.values()),
 )
-OBJECT = Kind("an object", lambda value: isinstance(value, dict))
+OBJECT = ValueKind("an object", lambda value: isinstance(value, dict))
 
 DEPTHS = (
     "num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_decoder_layers", "encoder_layers", "decoder_layers",
@@ -84,7 +86,7 @@ HEADS = (
     "num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads", "decoder_attention_heads",
     "num_key_value_heads", "head_dim", "d_kv",
 )  # fmt: skip
-BY_KIND: tuple[tuple[Kind, tuple[str, ...]], ...] = (
+BY_KIND: tuple[tuple[ValueKind, tuple[str, ...]], ...] = (
     (DEPTH, DEPTHS),
     (COUNT, (*WIDTHS, *HEADS, "conv_kernel_size", "image_size", "img_size", "patch_size")),
     (ONE_COUNT, (
@@ -97,7 +99,7 @@ BY_KIND: tuple[tuple[Kind, tuple[str, ...]], ...] = (
         "max_window_layers",
     )),
     (COUNT_OR_NONE, ("window_size",)),
-    (Kind(f"a whole number from 0 to {CLASSES:,}", whole(0, CLASSES)), ("num_labels", "num_classes")),
+    (ValueKind(f"a whole number from 0 to {CLASSES:,}", whole(0, CLASSES)), ("num_labels", "num_classes")),
     (ONE_NUMBER, (
         "layer_norm_eps", "layer_norm_epsilon", "rms_norm_eps", "norm_eps", "initializer_range",
         "initializer_factor", "init_std", "rope_theta", "hidden_dropout_prob", "attention_probs_dropout_prob",
@@ -143,7 +145,7 @@ def check(config: Config, path: Path) -> None:
     """Raises `UnsupportedModel` where a config, of the model in `path`, cannot be used: it asks for code or other
     weights, it is quantised, a value is of the wrong kind.
     """
-    if not trust.allowed():
+    if not trust.is_allowed():
         trust.refuse_kernels(config, path)
     trust.refuse_loaders(config, path)
     if (quantised := config.get("quantization_config")) is not None:

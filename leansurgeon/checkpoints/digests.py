@@ -65,7 +65,7 @@ def identity(path: Path) -> Identity:
     return Identity(path.resolve(), state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns)
 
 
-def changed_since(path: Path, before: Identity) -> bool:
+def has_changed(path: Path, before: Identity) -> bool:
     """Whether the content of a file may be another one than it was. A new link to it or another mode is no change
     where a digest of it as it was is at hand.
     """

@@ -47,7 +47,7 @@ def convert_config(config: Config, source: Architecture, target: Architecture) -
 
 def modelling_file(architecture: Architecture) -> Path | None:
     """The self-contained modelling file of a family that plain transformers does not have."""
-    return trust.shipped_file(architecture.modelling) if architecture.modelling else None
+    return trust.find_shipped_file(architecture.modelling) if architecture.modelling else None
 
 
 def write_config(folder: Path, config: Config, architecture: Architecture) -> None:

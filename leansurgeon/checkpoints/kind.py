@@ -35,7 +35,7 @@ def class_name(config: Config) -> str:
     return (config.get("architectures") or [""])[0]
 
 
-def used_class(folder: Path | None, config: Config, architecture: Architecture, *, trains: bool = False) -> str:
+def find_used_class(folder: Path | None, config: Config, architecture: Architecture, *, trains: bool = False) -> str:
     """The class of the model as it is used: that of its body where the files lack weights of the head, or where
     modules.json makes embeddings of its states (not where it `trains`: what its files hold stays with it).
     """
@@ -45,8 +45,8 @@ def used_class(folder: Path | None, config: Config, architecture: Architecture, 
 def classes_of(
     folder: Path | None, config: Config, architecture: Architecture, *, trains: bool = False
 ) -> tuple[str, str]:
-    """The class whose weights the files hold (that of the body where nothing of the head is there), and `used_class`;
-    both are the name in config.json where nothing speaks against it.
+    """The class whose weights the files hold (that of the body where nothing of the head is there), and
+    `find_used_class`; both are the name in config.json where nothing speaks against it.
     """
     name = class_name(config)
     if folder is None or architecture.library == "timm" or not ("For" in name or "LMHead" in name):
@@ -59,10 +59,10 @@ def classes_of(
     return body if lacking and alone else name, used
 
 
-def used_in(folder: Path) -> str:
-    """`used_class` of the model in a folder."""
+def find_used_class_in(folder: Path) -> str:
+    """`find_used_class` of the model in a folder."""
     config = read_config(folder)
-    return used_class(folder, config, trust.judged(architectures.of(config), config, folder))
+    return find_used_class(folder, config, trust.judge_code(architectures.of(config), config, folder))
 
 
 def head_note(name: str, used: str, folder: Path | None) -> str:
@@ -106,7 +106,9 @@ def transformers_class(architecture: Architecture, name: str) -> type:
     """A model class by its name, from transformers or from our own modelling file; from the checkpoint's folder only
     where the user allowed its code.
     """
-    if architecture.code and (trusted := trust.trusted_class(architecture.code, read_config(architecture.code), name)):
+    if architecture.code and (
+        trusted := trust.load_trusted_class(architecture.code, read_config(architecture.code), name)
+    ):
         return trusted
     if architecture.library == "leansurgeon":
         module = importlib.import_module(f"leansurgeon.models.{architecture.modelling.removesuffix('.py')}")

@@ -25,7 +25,7 @@ from leansurgeon.checkpoints import record
 from leansurgeon.checkpoints.config import check_sizes, read_config
 from leansurgeon.checkpoints.family import auto_map, convert_config, modelling_file, write_config
 from leansurgeon.checkpoints.foreign import companions, trust
-from leansurgeon.checkpoints.kind import SUFFIX, class_name, transformers_class, used_class
+from leansurgeon.checkpoints.kind import SUFFIX, class_name, find_used_class, transformers_class
 from leansurgeon.checkpoints.publish.durable import give_mode
 from leansurgeon.checkpoints.record import SurgeryRecord
 from leansurgeon.checkpoints.source import complete, tower_of, with_pad_token
@@ -134,7 +134,7 @@ class Loaded:
         save_model(self.model, self.architecture, self.config, folder, self.stored)
         companions.copy(self.folder, folder)
         if self.surgery:
-            record.write(folder, self.surgery.trained())
+            record.write(folder, self.surgery.as_trained())
         give_mode(folder)
 
 
@@ -186,7 +186,7 @@ def buildable(config: Config, architecture: Architecture) -> tuple[Config, Archi
     """Config and family of the same model in the form that can be built from its arguments (timm's VOLO cannot)."""
     if architecture.rebuilds:
         return config, architecture
-    target = architectures.decoupled(architecture)
+    target = architectures.decoupled_form_of(architecture)
     return convert_config(config, architecture, target), target
 
 
@@ -207,7 +207,7 @@ def create_timm(name: str, **kwargs: Any) -> torch.nn.Module:
     return timm.create_model(name, **kwargs)
 
 
-def stored_in(folder: Path) -> torch.dtype | None:
+def stored_dtype(folder: Path) -> torch.dtype | None:
     """The half precision in which all matrices of a folder are stored; None for fp32, or a mixture."""
     try:
         dtypes = {entry.dtype for entry in Weights.open(folder).entries.values() if len(entry.shape) > 1}
@@ -278,10 +278,10 @@ def load(
     config = complete(config, shapes)
     surgery = record.read_if_whole(folder)
     family = architectures.of(config, tower or tower_of(surgery, config))
-    config, architecture = buildable(config, trust.judged(family, config, folder))
+    config, architecture = buildable(config, trust.judge_code(family, config, folder))
     config = trust.with_known_classes(config, architecture)
     check_fit(architecture.flat(config), overrides)
-    stored = stored_in(folder)
+    stored = stored_dtype(folder)
     dtype = stored if as_stored and stored else torch.float32
     if architecture.library == "timm":
         model, config = load_timm(folder, config, overrides)
@@ -289,7 +289,7 @@ def load(
     else:
         said = class_name(config)
         if head not in SUFFIX:
-            used = used_class(folder, config, architecture, trains=head is not None)
+            used = find_used_class(folder, config, architecture, trains=head is not None)
             config = config | {"architectures": [used]} if used else config
         model = load_transformers(folder, config, architecture, head, overrides, dtype)
         if class_name(config) != said:

@@ -13,7 +13,7 @@ from leansurgeon.checkpoints.digests import sha256
 from leansurgeon.checkpoints.foreign import trust
 from leansurgeon.checkpoints.record import FRESH, Origin, Proof, SurgeryRecord
 from leansurgeon.checkpoints.recorded.decided import Decisions
-from leansurgeon.checkpoints.recorded.planned import Planned
+from leansurgeon.checkpoints.recorded.planned import PlanRecord
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.version import __version__
 
@@ -47,7 +47,7 @@ def versions() -> dict[str, str]:
 def write_surgery(
     folder: Path,
     source: Source,
-    plan: Planned,
+    plan: PlanRecord,
     decided: Decisions,
     proof: Proof | None,
     *,
@@ -87,7 +87,7 @@ def write_surgery(
     )
 
 
-def start_of(plan: Planned, source: Source) -> str:
+def start_of(plan: PlanRecord, source: Source) -> str:
     """What the weights start from: transfer, fresh, or fresh-attention (only q, k and v are new)."""
     if plan.init == "fresh" or not source.learned:
         return FRESH

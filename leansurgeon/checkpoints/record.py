@@ -20,8 +20,8 @@ from leansurgeon.architectures import towers
 from leansurgeon.checkpoints.places import public, without_place, without_places
 from leansurgeon.checkpoints.publish.durable import write_durably
 from leansurgeon.checkpoints.recorded.decided import Decisions
-from leansurgeon.checkpoints.recorded.part import NAME, DamagedRecord, Whole
-from leansurgeon.checkpoints.recorded.planned import Planned
+from leansurgeon.checkpoints.recorded.part import NAME, DamagedRecord, RecordedInFull
+from leansurgeon.checkpoints.recorded.planned import PlanRecord
 from leansurgeon.errors import UnsupportedModel
 from leansurgeon.progress import Say
 from leansurgeon.reading import jsonfile
@@ -35,7 +35,7 @@ TRAINED, FRESH = "trained", "fresh"  # `initialised` after a training, and of we
 
 
 @dataclass(frozen=True)
-class Both(Whole):
+class PairedFigure(RecordedInFull):
     """One number of the source and of the result, on the same samples; the difference lies between `low` and `high`
     with 95 % (None: not known).
     """
@@ -50,7 +50,7 @@ class Both(Whole):
 
 
 @dataclass(frozen=True)
-class Embeddings(Whole):
+class Embeddings(RecordedInFull):
     """Cosine of pooled embeddings of source and result: mean, first percentile, number of samples; rank correlation of
     the similarities of all pairs, and the share of the `nearest` samples of each that are kept (None: not known).
     """
@@ -69,7 +69,7 @@ class Embeddings(Whole):
 
 
 @dataclass(frozen=True)
-class Comparison(Whole):
+class Comparison(RecordedInFull):
     """Outputs of a result against its source's on the same inputs; where that could not be `done`, `why`.
 
     `data` is "noise" or "held-out data"; `rows` outputs of real tokens are compared, `scored` labels counted.
@@ -87,10 +87,10 @@ class Comparison(Whole):
     relative_error: float | None = None
     cosine: float | None = None
     embeddings: Embeddings | None = None
-    loss: Both | None = None
-    accuracy: Both | None = None
+    loss: PairedFigure | None = None
+    accuracy: PairedFigure | None = None
     scored: int | None = None
-    scores: Mapping[str, Both] = field(default_factory=dict)  # by the metrics of scores, marks, or lm-eval
+    scores: Mapping[str, PairedFigure] = field(default_factory=dict)  # by the metrics of scores, marks, or lm-eval
 
     @property
     def required(self) -> Collection[str]:
@@ -99,7 +99,7 @@ class Comparison(Whole):
 
 
 @dataclass(frozen=True)
-class Proof(Whole):
+class Proof(RecordedInFull):
     """The account of the fresh process that reloaded a result: how, what it counted, and how outputs compare."""
 
     WHERE = "proof"
@@ -130,7 +130,7 @@ class Proof(Whole):
 
 
 @dataclass(frozen=True)
-class Origin(Whole):
+class Origin(RecordedInFull):
     """What was cut. `name` is a preset, a hub id, `timm/NAME`, a relative path, or the last part of an absolute one;
     `sha256` has the digest of every weight file. `code` has those of modelling files that came with the checkpoint and
     ran, because --trust-remote-code said so.
@@ -149,7 +149,7 @@ class Origin(Whole):
 
 
 @dataclass(frozen=True)
-class SurgeryRecord(Whole):
+class SurgeryRecord(RecordedInFull):
     """All of surgery.json. `plan` is the plan as it was carried out, `decided` what was chosen on the way. An exact
     plan also keeps what undoing it needs: the source's config and record; `restored` is the record that the model had
     in the first place, where surgery was undone.
@@ -160,7 +160,7 @@ class SurgeryRecord(Whole):
     KEYS: ClassVar[Mapping[str, str]] = {"form": "schema_version"}
 
     source: Origin
-    plan: Planned = field(default_factory=Planned)
+    plan: PlanRecord = field(default_factory=PlanRecord)
     created: str | None = None
     call: str = ""  # the line of the terminal that does it again
     initialised: str | None = None  # transfer | fresh | fresh-attention | trained
@@ -201,7 +201,7 @@ class SurgeryRecord(Whole):
         first = self.history[0].get("source") if self.history else self.source.as_dict()
         return text(first.get("preset")) if isinstance(first, Mapping) else ""
 
-    def trained(self) -> SurgeryRecord:
+    def as_trained(self) -> SurgeryRecord:
         """The record of the same model after a training, in a folder that is another one. What was judged was the
         model before it.
         """
@@ -216,7 +216,7 @@ _TOLD: ContextVar[Say | None] = ContextVar("who is told of newer records", defau
 
 
 @contextmanager
-def shown_if_newer(say: Say) -> Iterator[None]:
+def show_newer_records(say: Say) -> Iterator[None]:
     """For commands that only show: what can be read of a later version's record counts meanwhile, and `say` is told."""
     before = _TOLD.set(cache(say))
     try:
@@ -255,12 +255,12 @@ def read_if_whole(folder: Path | None) -> SurgeryRecord | None:
 
 def write(folder: Path, record: SurgeryRecord) -> SurgeryRecord:
     """Write the record of a folder, whole or not at all; returns it as it stands there, without absolute paths."""
-    record = published(record)
+    record = hide_places(record)
     write_durably(folder / NAME, json.dumps(record.as_dict(), indent=2) + "\n")
     return record
 
 
-def published(record: SurgeryRecord) -> SurgeryRecord:
+def hide_places(record: SurgeryRecord) -> SurgeryRecord:
     """The record without a word on where things lie on this machine."""
     source = record.source
     name = source.name if source.kind in ("hub", "timm", "preset") else public(source.name)
@@ -268,12 +268,12 @@ def published(record: SurgeryRecord) -> SurgeryRecord:
     return replace(
         record,
         source=replace(source, name=name, notes=tuple(without_places(source.notes))),
-        plan=Planned.from_dict(without_places(record.plan.as_dict())),
+        plan=PlanRecord.from_dict(without_places(record.plan.as_dict())),
         history=tuple(without_places(record.history)),
         decided=Decisions.from_dict(without_places(record.decided.as_dict())),
         call=without_places(record.call),
         judged={without_places(name): comparison for name, comparison in record.judged.items()},
         source_config=None if config is None else without_place(config),
-        source_surgery=record.source_surgery and published(record.source_surgery),
-        restored=record.restored and published(record.restored),
+        source_surgery=record.source_surgery and hide_places(record.source_surgery),
+        restored=record.restored and hide_places(record.restored),
     )

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from leansurgeon.architectures.base import Architecture, Config, TensorSpec, sizes_of
-from leansurgeon.architectures.tensors import counted
+from leansurgeon.architectures.tensors import count_parameters
 from leansurgeon.checkpoints.family import convert_config
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.shape import ParameterCount, Shape, evenly_per_stage
@@ -95,7 +95,7 @@ class Reshaped:
     @property
     def parameters(self) -> ParameterCount:
         """Parameters by part, from the tensors' axes alone."""
-        return counted(self.specs)
+        return count_parameters(self.specs)
 
 
 def at_layer(spec: TensorSpec, architecture: Architecture, index: int) -> str:

@@ -23,12 +23,12 @@ from leansurgeon.architectures import infer, towers
 from leansurgeon.architectures.base import Architecture, Config, TensorSpec
 from leansurgeon.architectures.match import AHEAD, match
 from leansurgeon.architectures.presets import PRESETS, Preset
-from leansurgeon.architectures.tensors import counted
+from leansurgeon.architectures.tensors import count_parameters
 from leansurgeon.architectures.towers import writes_text
 from leansurgeon.checkpoints.config import check_sizes, read_config
-from leansurgeon.checkpoints.digests import Identity, changed_since, identity
+from leansurgeon.checkpoints.digests import Identity, has_changed, identity
 from leansurgeon.checkpoints.foreign import companions, converted, trust, unpacked
-from leansurgeon.checkpoints.kind import LANGUAGE, SUFFIX, class_name, head_note, used_class
+from leansurgeon.checkpoints.kind import LANGUAGE, SUFFIX, class_name, find_used_class, head_note
 from leansurgeon.checkpoints.publish.durable import passing, scratch
 from leansurgeon.checkpoints.record import DamagedRecord, SurgeryRecord
 from leansurgeon.checkpoints.record import read as read_record
@@ -68,7 +68,7 @@ class Source:
     @property
     def parameters(self) -> ParameterCount:
         """Parameters by part of the model; tied tensors and buffers are not counted."""
-        return counted(self.specs)
+        return count_parameters(self.specs)
 
     @property
     def tower(self) -> str | None:
@@ -88,7 +88,7 @@ class Source:
     @cached_property
     def used_config(self) -> Config:
         """The config of the model as it is used (`used_class`); the library is asked, so this takes a moment."""
-        name = used_class(self.folder, self.config, self.architecture)
+        name = find_used_class(self.folder, self.config, self.architecture)
         return self.config | {"architectures": [name]} if name else self.config
 
     @property
@@ -160,7 +160,7 @@ def open_source(
     as `keep`, where the caller wants it gone at a certain point). Raises `UsageError` for an unknown name and
     `UnsupportedModel` for a source that cannot be read.
     """
-    held, tower = keep or ExitStack(), tower or towers.chosen()
+    held, tower = keep or ExitStack(), tower or towers.chosen_tower()
     if tower and (source in PRESETS or source.startswith("timm/")):
         raise UsageError(f"--tower {tower}: {source} has one tower only.")
     if config_changes and source not in PRESETS:
@@ -187,7 +187,7 @@ def open_source(
 
 def from_preset(preset: Preset, changes: Config) -> Source:
     """A model without weights from a preset's config with `changes`; UsageError for a key it lacks."""
-    architecture = architectures.known()[preset.family]
+    architecture = architectures.load_families()[preset.family]
     config = deepcopy(preset.config)
     flat = architecture.flat(config)
     unknown = [key for key in changes if key not in flat and key not in ("id2label", "label2id")]
@@ -237,11 +237,11 @@ def from_folder(
         config, notes = filled, (*notes, f"{NO_PAD}: texts are filled up with token {filled['pad_token_id']}")
 
     def find_family() -> Architecture:
-        return trust.judged(architectures.of(config, tower or tower_of(record, config)), config, original)
+        return trust.judge_code(architectures.of(config, tower or tower_of(record, config)), config, original)
 
     architecture = find_family()
     config = trust.with_known_classes(config, architecture)
-    weights = weights.renamed(architecture.renames)
+    weights = weights.rename_endings(architecture.renames)
     specs = match(architecture, config, weights.shapes)
     if (other := own_output(specs, weights)) and architecture.tied_when == "tie_word_embeddings":
         notes += (f"'{other}' differs from the embedding that it is said to be, so both are kept",)
@@ -252,7 +252,7 @@ def from_folder(
     refuse_whole_numbers(specs, weights)
     have = {spec.name for spec in specs}
     if len(have) < len(weights.entries):
-        notes += (left_out([name for name in weights.entries if name not in have], config),)
+        notes += (describe_unread([name for name in weights.entries if name not in have], config),)
         flat = architecture.flat(config)
         flat |= {key: 0 for key in AHEAD if flat.get(key)}  # the layers that it counts are among them
     return Source(
@@ -272,7 +272,7 @@ def from_folder(
     )
 
 
-def left_out(names: Sequence[str], config: Config) -> str:
+def describe_unread(names: Sequence[str], config: Config) -> str:
     """What is said of tensors in the files that the model's class does not read."""
     cls = (config.get("architectures") or ["the model"])[0]
     said = "tensors that {} does not read are" if len(names) > 1 else "tensor that {} does not read is"
@@ -297,7 +297,7 @@ def read_from(path: Path) -> list[Path]:
 
 
 @contextmanager
-def unchanged(source: Source) -> Iterator[None]:
+def watch_for_changes(source: Source) -> Iterator[None]:
     """Notice when files of a source change while the block reads them, whatever that led to. Raises
     `LeanSurgeonError` that names the first.
     """
@@ -312,7 +312,7 @@ def unchanged(source: Source) -> Iterator[None]:
 def refuse_changed(source: Source, cause: Exception | None = None) -> None:
     """LeanSurgeonError where a file of the source was written to since it was opened."""
     for file, before in source.seen.items():
-        if changed_since(file, before):
+        if has_changed(file, before):
             raise LeanSurgeonError(
                 f"{file} has changed since it was opened, so what was read is of neither version.",
                 "Nothing was kept. Run the command again when nobody writes there.",
@@ -344,9 +344,9 @@ def record_of(path: Path) -> tuple[SurgeryRecord | None, str]:
 
 def ask_tower(source: Source, named: str | None) -> None:
     """Raises `UsageError` with a model's towers where it has several and nobody has said which is meant."""
-    if not source.architecture.section or named or towers.chosen() or (source.record and source.record.tower):
+    if not source.architecture.section or named or towers.chosen_tower() or (source.record and source.record.tower):
         return
-    if there := infer.built_towers(source.config):
+    if there := infer.count_built_towers(source.config):
         each = ", ".join(f"{tower} ({plural(layers, 'layer')})" for tower, layers in there.items())
         raise UsageError(f"{source.name} has several towers: {each}.", f"Say which: --tower {next(iter(there))}.")
 
@@ -355,9 +355,9 @@ def tower_of(record: SurgeryRecord | None, config: Config) -> str | None:
     """The tower that is meant: the one that the user has chosen, else the one that earlier surgery was for, so that
     whoever reads its result later means the same one.
     """
-    if chosen := towers.chosen():
+    if chosen := towers.chosen_tower():
         return chosen
-    return record.tower if record and not architectures.declared(config) else None
+    return record.tower if record and not architectures.find_declared(config) else None
 
 
 def complete(config: Config, shapes: Mapping[str, tuple[int, ...]] | None = None) -> Config:
@@ -368,13 +368,13 @@ def complete(config: Config, shapes: Mapping[str, tuple[int, ...]] | None = None
     """
     if "architecture" not in config or "model_type" in config:  # none of timm's
         model_type = config.get("model_type")
-        inferred = isinstance(model_type, str) and model_type and not architectures.declared(config)
-        return infer.completed(config) if inferred and architectures.known_to_transformers(model_type) else config
+        inferred = isinstance(model_type, str) and model_type and not architectures.find_declared(config)
+        return infer.complete_config(config) if inferred and architectures.is_transformers_type(model_type) else config
     given = {"num_classes": config.get("num_classes", 1000)} | (config.get("model_args") or {})
     whole = config | {"model_args": given}
     if infer.is_inferred(config):
         return whole
-    family = architectures.declared(config)
+    family = architectures.find_declared(config)
     if family and config.get("model_args"):
         try:
             declared = {spec.name: spec.shape for spec in family.tensors(whole)}
@@ -418,7 +418,7 @@ def timm_config(name: str, args: Config | None = None) -> Config:
     from leansurgeon.architectures import timm_models
 
     model = timm_models.skeleton(name, args)
-    family = architectures.declared({"architecture": name.split(".")[0]})
+    family = architectures.find_declared({"architecture": name.split(".")[0]})
     try:
         if family:
             return timm_models.source_config(family, name, model, args)

@@ -68,7 +68,7 @@ class Weights:
             f"There is no model.safetensors in {folder}.", "A folder needs config.json and safetensors weights."
         )
 
-    def renamed(self, endings: Mapping[str, str]) -> Weights:
+    def rename_endings(self, endings: Mapping[str, str]) -> Weights:
         """The same tensors, names with old endings (`LayerNorm.gamma`) under those of today."""
 
         def today(name: str) -> str:
@@ -152,7 +152,7 @@ def from_float32(values: np.ndarray, dtype: str) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class Out:
+class TensorOut:
     """A tensor to write: either the bytes of `entry` as they are, or what `make()` returns (raw bits of `shape`)."""
 
     name: str
@@ -171,9 +171,9 @@ class Out:
         return to_float32(self.make() if self.make else bits(self.entry), self.dtype)
 
 
-def write(folder: Path, tensors: Iterable[Out], shard_bytes: int = SHARD_BYTES) -> list[Path]:
+def write(folder: Path, tensors: Iterable[TensorOut], shard_bytes: int = SHARD_BYTES) -> list[Path]:
     """Write tensors as `model.safetensors` or as shards with their index; one tensor is in memory at a time."""
-    shards: list[list[Out]] = [[]]
+    shards: list[list[TensorOut]] = [[]]
     size = 0
     for tensor in tensors:
         if shards[-1] and size + tensor.nbytes > shard_bytes:
@@ -193,7 +193,7 @@ def write(folder: Path, tensors: Iterable[Out], shard_bytes: int = SHARD_BYTES) 
     return paths
 
 
-def write_file(path: Path, tensors: list[Out]) -> Path:
+def write_file(path: Path, tensors: list[TensorOut]) -> Path:
     """One safetensors file. A full disk raises a `LeanSurgeonError` that says how much was needed."""
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     offset = 0
@@ -220,7 +220,7 @@ def write_file(path: Path, tensors: list[Out]) -> Path:
     return path
 
 
-def write_array(out, tensor: Out) -> None:
+def write_array(out, tensor: TensorOut) -> None:
     """Make a tensor and append its bytes; AssertionError where it is not of the announced dtype and shape."""
     data = np.asarray(tensor.make(), order="C")  # a scalar stays one
     if data.shape != tensor.shape or data.dtype != RAW[tensor.dtype]:

@@ -26,7 +26,9 @@ def families(incomplete: str) -> list[str]:
     """Model types, as in config.json, that are declared."""
     from leansurgeon import architectures
 
-    return fitting({kind for family in architectures.known().values() for kind in family.model_types}, incomplete)
+    return fitting(
+        {kind for family in architectures.load_families().values() for kind in family.model_types}, incomplete
+    )
 
 
 def gpus(incomplete: str) -> list[str]:

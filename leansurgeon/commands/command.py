@@ -75,16 +75,16 @@ def access_to(command: Command, request: Request, say: Say) -> Iterator[None]:
     """While it lasts, whose code runs, which tower is meant and what classes are called is as the request says."""
     with ExitStack() as stack:
         if command.shows:
-            from leansurgeon.checkpoints.record import shown_if_newer
+            from leansurgeon.checkpoints.record import show_newer_records
 
-            stack.enter_context(shown_if_newer(say))
+            stack.enter_context(show_newer_records(say))
         if isinstance(request, Trust):
             from leansurgeon.architectures.towers import meant
             from leansurgeon.checkpoints.foreign import trust
             from leansurgeon.reading.images import skipping_damaged
             from leansurgeon.tasks.classes import naming
 
-            stack.callback(trust.allow, trust.allowed())
+            stack.callback(trust.allow, trust.is_allowed())
             trust.allow(request.trust_remote_code)
             stack.enter_context(meant(getattr(request, "tower", None)))
             stack.enter_context(naming(getattr(request, "classes", None)))

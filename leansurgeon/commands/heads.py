@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from leansurgeon.checkpoints.proof.report_numbers import sentence
-from leansurgeon.checkpoints.publish.output import check_apart, held
+from leansurgeon.checkpoints.publish.output import check_apart, hold_output
 from leansurgeon.checkpoints.record import SurgeryRecord
 from leansurgeon.checkpoints.recorded.decided import Importance
 from leansurgeon.checkpoints.source import Source, open_source
@@ -32,7 +32,7 @@ from leansurgeon.words import wrap
 if TYPE_CHECKING:
     import numpy as np
 
-    from leansurgeon.measure.heads.document import Options, Study
+    from leansurgeon.measure.heads.document import HeadOptions, Study
     from leansurgeon.report.charts.forms import Chart
 
 
@@ -110,17 +110,17 @@ def heads(request: HeadsRequest, say: Say) -> Heads:
     Raises `UsageError` for a model without weights or a share that is no whole head, before anything is measured; and
     what opening, measuring and writing raise.
     """
-    from leansurgeon.measure.device import chosen
-    from leansurgeon.measure.heads.document import Options
+    from leansurgeon.measure.device import choose_device
+    from leansurgeon.measure.heads.document import HeadOptions
     from leansurgeon.report.tables.heads import describe
     from leansurgeon.surgery import prune
 
     model, seed = request.model, request.seed
     share = None if request.prune is None else prune.share(request.prune)
-    options = Options(**request.model_dump(include={"ablate", "curve", "steps", "judge_samples", "seed"}))
+    options = HeadOptions(**request.model_dump(include={"ablate", "curve", "steps", "judge_samples", "seed"}))
     with ExitStack() as stack:
         if share is not None:
-            stack.enter_context(held(request.out, force=request.force))
+            stack.enter_context(hold_output(request.out, force=request.force))
         opened = open_source(model, allow_pickle=request.allow_pickle)
         if opened.weights is None:
             raise UsageError(
@@ -131,7 +131,7 @@ def heads(request: HeadsRequest, say: Say) -> Heads:
             say(f"{opened.name} was initialised and never trained: its importance is that of random weights.")
         if share is not None:
             check_apart(request.out, opened.folder)
-            device = chosen(request.device)
+            device = choose_device(request.device)
             prune.check(opened, share)
         sample = data_to_measure(opened, request.data, model, "Importance", request.samples, seed, say, request.columns)
         study = measured(opened, sample, options, say)
@@ -198,7 +198,7 @@ def pruned_model(decided: DecidedCut, record: SurgeryRecord, out: Path, share: f
     return Cut(out, record, document, "\n".join(lines))
 
 
-def measured(opened: Source, sample: Calibration, options: Options, say: Say) -> Study:
+def measured(opened: Source, sample: Calibration, options: HeadOptions, say: Say) -> Study:
     """The importance of every head. The model is in memory as long as this lasts, and gone when pruning calibrates."""
     import torch
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     import torch
 
     from leansurgeon.checkpoints.record import Proof, SurgeryRecord
-    from leansurgeon.checkpoints.recorded.planned import Planned
+    from leansurgeon.checkpoints.recorded.planned import PlanRecord
     from leansurgeon.shape import Shape
     from leansurgeon.training.runs.summary import Summary
 
@@ -87,7 +87,7 @@ class Cut(Folder):
         return self.record.proof
 
     @property
-    def plan(self) -> Planned:
+    def plan(self) -> PlanRecord:
         """The plan as it was carried out: operators, shapes, parameters."""
         return self.record.plan
 
@@ -289,7 +289,7 @@ def home_of(model: torch.nn.Module) -> tuple[Path | None, str | None]:
     """
     said = str(getattr(getattr(model, "config", None), "name_or_path", "") or "")
     if said and os.path.isdir(said):
-        return Path(said), modelcard.cached_name(Path(said))
+        return Path(said), modelcard.hub_name_of_cache(Path(said))
     if not re.fullmatch(modelcard.NAME, said):
         return None, None
     from huggingface_hub import try_to_load_from_cache

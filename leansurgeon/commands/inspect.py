@@ -93,7 +93,7 @@ def infer_declaration(source: Source) -> Architecture:
         config = source.config
         return infer.architecture(infer.timm_config(config["architecture"], config["model_args"]))
     if source.architecture.library == "transformers":
-        return infer.architecture(infer.completed(source.config))
+        return infer.architecture(infer.complete_config(source.config))
     raise UnsupportedModel("Families of transformers and timm are inferred, and this is none.")
 
 

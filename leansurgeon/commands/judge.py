@@ -58,21 +58,21 @@ def judge(request: JudgeRequest, say: Say) -> Answer:
         origin = source_of(opened, against, keep, allow_pickle=request.allow_pickle)
         comparisons: dict[str, Comparison] = {}
         if tasks:  # a task that is not there is known at once
-            harness.named(tasks)
+            harness.split_task_names(tasks)
             harness.harness()
         if data:
             refuse_other_tokens(opened, origin)
             refuse_other_classes(opened, origin)
             # The source makes samples of data, but where it was found as a copy of the weights without the tokenizer
             # or processor that the result took along from it.
-            lacks = set(companions.found(opened.folder)) - set(companions.found(origin.folder))
+            lacks = set(companions.find_companions(opened.folder)) - set(companions.find_companions(origin.folder))
             by, columns = opened if lacks & set(companions.READING) else origin, request.columns
             sample = data_to_measure(by, data, origin.name, "Judging", None, request.seed, say, columns)
             say(f"Judging on {data} ...")
             how = {"fitted": opened.fitted}
             comparisons[data] = judged.on_data(sample, origin, opened.folder, opened.parameters.total, **how)
         if tasks:
-            comparisons |= harness.judged(tasks, origin.folder, opened.folder, limit=request.limit, say=say)
+            comparisons |= harness.judge_tasks(tasks, origin.folder, opened.folder, limit=request.limit, say=say)
         language = opened.head in LANGUAGE
         if opened.record and against is None:
             judged.note(opened.folder, opened.record, comparisons, language=language)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from leansurgeon.checkpoints.config import read_config
 from leansurgeon.checkpoints.foreign import companions
-from leansurgeon.checkpoints.kind import class_name, head_note, used_in
+from leansurgeon.checkpoints.kind import class_name, find_used_class_in, head_note
 from leansurgeon.checkpoints.publish import card
 from leansurgeon.checkpoints.record import NAME
 from leansurgeon.errors import LeanSurgeonError, NotPushed, UsageError
@@ -119,7 +119,9 @@ def push(
         others = refuse_foreign(where, theirs, ours)
         given: dict[str, Path | bytes] = dict(ours)
         if theirs.card and modelcard.CARD in ours:
-            given[modelcard.CARD] = card.merged(theirs.card, ours[modelcard.CARD].read_text(encoding="utf-8")).encode()
+            given[modelcard.CARD] = card.merge_cards(
+                theirs.card, ours[modelcard.CARD].read_text(encoding="utf-8")
+            ).encode()
         elif modelcard.CARD in theirs.files:
             say(f"{modelcard.CARD} of {repo} cannot be read, and stays as it is.")
             given.pop(modelcard.CARD, None)
@@ -211,7 +213,7 @@ def refuse_random_head(folder: Path) -> None:
     """
     if not (folder / "config.json").is_file() or companions.is_embedder(folder):
         return
-    name, used = class_name(read_config(folder)), used_in(folder)
+    name, used = class_name(read_config(folder)), find_used_class_in(folder)
     if note := head_note(name, used, folder):
         raise NotPushed(
             f"{folder} is whole, and was not pushed: {note}. Whoever loads {name} would get a random head.",

@@ -15,7 +15,7 @@ from pydantic import Field
 
 from leansurgeon.architectures.presets import PRESETS
 from leansurgeon.checkpoints import digests
-from leansurgeon.checkpoints.publish.output import check_apart, held
+from leansurgeon.checkpoints.publish.output import check_apart, hold_output
 from leansurgeon.checkpoints.source import Source, ask_tower, open_source
 from leansurgeon.commands.command import Answer, Command
 from leansurgeon.commands.options import DataRequest, RecipeRequest, Seed, Workspace
@@ -119,9 +119,9 @@ def search(request: SearchRequest, say: Say) -> Searched | Answer:
             ranked = cheap.order(shapes.candidates, cheap.scores(opened, shapes.candidates, None))
             return list_shapes(opened, shapes, ranked)
         say(findings.describe_space(shapes))
-        from leansurgeon.measure.device import chosen
+        from leansurgeon.measure.device import choose_device
 
-        device = chosen("auto")
+        device = choose_device("auto")
         task = training.task if training else None if request.data else trained_on(request.source)
         if not (task or request.data):
             raise UsageError(
@@ -142,7 +142,7 @@ def search(request: SearchRequest, say: Say) -> Searched | Answer:
         folder.mkdir(parents=True, exist_ok=True)
         with ExitStack() as stack:
             if request.out:
-                stack.enter_context(held(request.out, force=request.force))
+                stack.enter_context(hold_output(request.out, force=request.force))
                 check_apart(request.out, opened.folder)
             from leansurgeon.search.evidence import gather
 

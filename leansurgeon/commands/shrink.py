@@ -13,10 +13,10 @@ from pydantic import BeforeValidator, Field, ValidationInfo
 from leansurgeon.checkpoints import digests
 from leansurgeon.checkpoints.places import without_places
 from leansurgeon.checkpoints.proof.report_numbers import sentence
-from leansurgeon.checkpoints.publish.output import check_apart, held
+from leansurgeon.checkpoints.publish.output import check_apart, hold_output
 from leansurgeon.checkpoints.record import SurgeryRecord
 from leansurgeon.checkpoints.recorded.part import plain
-from leansurgeon.checkpoints.source import Source, ask_tower, left_out, open_source
+from leansurgeon.checkpoints.source import Source, ask_tower, describe_unread, open_source
 from leansurgeon.commands import in_memory
 from leansurgeon.commands.command import Command
 from leansurgeon.commands.in_memory import Cut
@@ -138,9 +138,9 @@ def cut(request: ShrinkRequest, say: Say) -> tuple[DecidedCut, SurgeryRecord | N
     used, own, data = has_data and knows, knows and not (has_data or how.uncalibrated), None
     place = "cpu"
     if used or own or request.device != "auto":  # else nothing is computed, and torch not asked
-        from leansurgeon.measure.device import chosen
+        from leansurgeon.measure.device import choose_device
 
-        place = chosen(request.device)
+        place = choose_device(request.device)
 
     def samples() -> Calibration:
         """The data to choose and refit on, opened once."""
@@ -159,7 +159,7 @@ def cut(request: ShrinkRequest, say: Say) -> tuple[DecidedCut, SurgeryRecord | N
         steps, own = without_data(steps), False
     if opened.weights is not None and not request.dry_run and (names := unread(steps)):
         specs = tuple(spec for spec in opened.specs if spec.name not in names)
-        opened = replace(opened, specs=specs, notes=(*opened.notes, left_out(names, opened.config)))
+        opened = replace(opened, specs=specs, notes=(*opened.notes, describe_unread(names, opened.config)))
         steps = plan(opened, wanted, seed, how, calibrated=used or own)
     for note in opened.notes:
         say(f"{note[:1].upper()}{note[1:]}.")
@@ -175,7 +175,7 @@ def cut(request: ShrinkRequest, say: Say) -> tuple[DecidedCut, SurgeryRecord | N
         say(f"The sample data is not used: nothing of {opened.name} is kept.")
     with ExitStack() as stack:
         if not request.dry_run:
-            stack.enter_context(held(folder, force=request.force))
+            stack.enter_context(hold_output(folder, force=request.force))
             stack.enter_context(telling_what_is_kept(folder))
             check_apart(folder, opened.folder)
         data = samples() if used and data is None else data

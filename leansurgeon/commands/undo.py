@@ -32,7 +32,7 @@ def undo(request: UndoRequest, say: Say) -> Answer:
 
     Raises `UsageError` for what cannot be undone, and what opening and writing raise.
     """
-    from leansurgeon.checkpoints.publish.output import check_apart, held
+    from leansurgeon.checkpoints.publish.output import check_apart, hold_output
     from leansurgeon.checkpoints.source import open_source
     from leansurgeon.report.tables.cut import plan_table
     from leansurgeon.surgery.undo import carry_out, plan_undo
@@ -41,7 +41,7 @@ def undo(request: UndoRequest, say: Say) -> Answer:
     steps, out = plan_undo(source), request.out
     made = None
     if not request.dry_run:
-        with held(out, force=request.force):
+        with hold_output(out, force=request.force):
             check_apart(out, source.folder)
             made = carry_out(steps, out, force=request.force, say=say)
     verified = made and made.decided.verified

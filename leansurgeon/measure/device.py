@@ -11,7 +11,7 @@ import torch
 from leansurgeon.errors import UsageError
 
 
-def chosen(asked: str) -> str:
+def choose_device(asked: str) -> str:
     """`auto` is the first GPU where there is one, else the CPU; `cpu`, `cuda` and `cuda:1` are themselves.
 
     Raises `UsageError` for other words and for a GPU that is not there.

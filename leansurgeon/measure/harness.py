@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from leansurgeon.checkpoints.proof.prove import how_to_load
-from leansurgeon.checkpoints.record import Both, Comparison
+from leansurgeon.checkpoints.record import Comparison, PairedFigure
 from leansurgeon.errors import UsageError
 from leansurgeon.intervals import paired_interval
 from leansurgeon.progress import Say, silent
@@ -26,7 +26,7 @@ KEPT = "lm-eval "  # before a task's name, where it stands among other data
 Scores = dict[str, dict[int, tuple[float, float]]]  # of each metric: document -> sum and weight
 
 
-def named(tasks: str) -> tuple[list[str], list[str]]:
+def split_task_names(tasks: str) -> tuple[list[str], list[str]]:
     """`arc_easy,my_task.yaml` as names of tasks, and the folders in which tasks of one's own lie. Raises `UsageError`
     for a file that is not there or names no task.
     """
@@ -45,7 +45,7 @@ def named(tasks: str) -> tuple[list[str], list[str]]:
     return names, list(dict.fromkeys(folders))
 
 
-def judged(
+def judge_tasks(
     tasks: str, source: Path, result: Path, *, limit: int | None = None, say: Say = silent
 ) -> dict[str, Comparison]:
     """Every metric of every task for the models in both folders, with the interval of the difference, by task.
@@ -54,7 +54,7 @@ def judged(
     know a task or cannot have its data.
     """
     evaluate, manager = harness()
-    names, folders = named(tasks)
+    names, folders = split_task_names(tasks)
     known = manager(include_path=folders or None)
     if unknown := [name for name in names if name not in known.all_tasks]:
         raise UsageError(f"lm-evaluation-harness knows no task {unknown[0]!r}.", "`lm-eval ls tasks` lists them.")
@@ -79,7 +79,7 @@ def judged(
             )
         by_model.append({name: scores(samples) for name, samples in done["samples"].items()})
     before, after = by_model
-    return {KEPT + name: compared(before[name], after[name]) for name in before}
+    return {KEPT + name: compare_metrics(before[name], after[name]) for name in before}
 
 
 def harness() -> tuple[Callable[..., Mapping[str, Any]], type]:
@@ -116,7 +116,7 @@ def scores(samples: Sequence[Mapping[str, Any]]) -> Scores:
     return by_metric
 
 
-def compared(before: Scores, after: Scores) -> Comparison:
+def compare_metrics(before: Scores, after: Scores) -> Comparison:
     """Each metric of both, with the interval of the difference over documents."""
     scores_of_both, documents = {}, 0
     for name, old in before.items():
@@ -126,6 +126,6 @@ def compared(before: Scores, after: Scores) -> Comparison:
         weights = [a[1] for a, _ in both]
         around = paired_interval([b[0] - a[0] for a, b in both], weights)
         means = [sum(pair[side][0] for pair in both) / sum(weights) for side in (0, 1)]
-        scores_of_both[name] = Both(*means, *(around or (None, None)))
+        scores_of_both[name] = PairedFigure(*means, *(around or (None, None)))
         documents = max(documents, len(both))
     return Comparison(data="lm-eval", scores=scores_of_both, scored=documents)

@@ -61,8 +61,8 @@ def inspect(source: Source) -> Inspection:
     if record is not None and record.plan.after is None:
         record, trouble = None, "it holds no plan"
     damage = trouble and f"surgery.json is damaged, so the model's past is not known ({trouble})."
-    wrong = damage, contradiction(source.shape, record), ignored_head_dim(source)
-    traps = hidden_edits(source, recorded=record is not None), *(f"{note}." for note in source.head_note)
+    wrong = damage, contradiction(source.shape, record), describe_ignored_head_dim(source)
+    traps = describe_hidden_edits(source, recorded=record is not None), *(f"{note}." for note in source.head_note)
     findings = [Finding("contradiction", says) for says in wrong if says]
     findings += [Finding("trap", says) for says in traps if says]
     return Inspection(source, head_policy(source.architecture), tuple(findings), record)
@@ -108,7 +108,7 @@ def contradiction(shape: Shape, record: SurgeryRecord | None) -> str:
     return f"Edited by hand after surgery: {what}.{says if silent else ''}"
 
 
-def ignored_head_dim(source: Source) -> str:
+def describe_ignored_head_dim(source: Source) -> str:
     """A head_dim in the config of a family whose library does not use it; empty where there is none."""
     arch, stage = source.architecture, source.shape.stages[0]
     asked = arch.flat(source.config).get("head_dim")
@@ -120,7 +120,7 @@ def ignored_head_dim(source: Source) -> str:
     return f"{says}; heads are {stage.head_dim} wide."
 
 
-def hidden_edits(source: Source, *, recorded: bool) -> str:
+def describe_hidden_edits(source: Source, *, recorded: bool) -> str:
     """Which keys somebody could have changed without any tensor showing it; empty where there are none."""
     arch, shape = source.architecture, source.shape
     split = Shape(tuple(other_heads(stage) for stage in shape.stages))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import NamedTuple
 
-from leansurgeon.architectures import known
+from leansurgeon.architectures import load_families
 from leansurgeon.architectures.presets import get
 from leansurgeon.checkpoints.reshaped import Reshaped
 from leansurgeon.checkpoints.source import Source
@@ -102,7 +102,7 @@ class Start(NamedTuple):
 def source_of(start: Start) -> Source:
     """The source without its list of tensors, which nothing here reads."""
     preset = get(start.preset)
-    family, config = known()[preset.family], preset.config
+    family, config = load_families()[preset.family], preset.config
     if start.mlp_dim is not None:
         stages = family.shape(config).stages
         widths = per_stage(start.mlp_dim, [s.mlp_dim for s in stages], "MLP")
@@ -147,7 +147,7 @@ def declared_count(start: Start, family: str, shape: Shape) -> int:
     """The layers of a stage are alike, except perhaps for the first: so two are declared, and the second is counted
     for all that follow. (Declaring all of them takes longer than everything else here.)
     """
-    architecture, short = known()[family], Shape(tuple(replace(s, depth=min(2, s.depth)) for s in shape.stages))
+    architecture, short = load_families()[family], Shape(tuple(replace(s, depth=min(2, s.depth)) for s in shape.stages))
     total = 0
     for spec in architecture.tensors(Reshaped(source_of(start), architecture, short).converted, short):
         second = spec.layer is not None and spec.index == 1
@@ -158,8 +158,8 @@ def declared_count(start: Start, family: str, shape: Shape) -> int:
 @cache
 def library_count(start: Start, family: str, shape: Shape) -> int:
     """Parameters of the library's own model at this shape, built without memory."""
-    from leansurgeon.checkpoints.blockwise.skeleton import built_without_memory
+    from leansurgeon.checkpoints.blockwise.skeleton import build_on_meta
 
-    architecture = known()[family]
-    model = built_without_memory(Reshaped(source_of(start), architecture, shape).config(), architecture)
+    architecture = load_families()[family]
+    model = build_on_meta(Reshaped(source_of(start), architecture, shape).config(), architecture)
     return sum(p.numel() for p in model.parameters())

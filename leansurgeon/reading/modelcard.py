@@ -75,7 +75,7 @@ def plain(value: object) -> Json:
     return value if isinstance(value, str | bool | int | float) else None
 
 
-def cached_name(folder: Path) -> str | None:
+def hub_name_of_cache(folder: Path) -> str | None:
     """`org/name` of a folder in the hub's cache; None for any other."""
     match = CACHED.search(folder.as_posix())
     return f"{match[1]}/{match[2]}" if match else None
@@ -119,7 +119,7 @@ def base_model(folder: Path, named: Json = None) -> str | None:
     head = HEAD.match(card)
     if head and (said := re.search(rf"^base_model:\s*(?:\n\s*-\s*)?[\"']?({NAME})", head[1], re.MULTILINE)):
         return said[1]
-    own = cached_name(folder) or folder.name
+    own = hub_name_of_cache(folder) or folder.name
     for name in (named, own):
         if isinstance(name, str) and re.fullmatch(rf"{NAME}|[\w.-]+", name):
             short = ENDING.sub("", name)

@@ -52,14 +52,14 @@ class Pooling:
         real_BT = mask_BT.bool()
         place_BT = real_BT.int().cumsum(1)
         counted_BT = real_BT & (place_BT > self.skipped) if self.skipped else real_BT
-        embedding = torch.cat([pooled(states, counted_BT, place_BT, mode) for mode in self.modes], dim=-1)
+        embedding = torch.cat([pool_states(states, counted_BT, place_BT, mode) for mode in self.modes], dim=-1)
         for file, activation in self.dense:
             weight, bias = (part if part is None else part.to(embedding) for part in linear(file))
             embedding = getattr(torch.nn, activation)()(torch.nn.functional.linear(embedding, weight, bias))
         return embedding
 
 
-def pooled(states: Tensor, real_BT: Tensor, place_BT: Tensor, mode: str) -> Tensor:
+def pool_states(states: Tensor, real_BT: Tensor, place_BT: Tensor, mode: str) -> Tensor:
     """(B, D) by one mode; `place_BT` counts real tokens from 1."""
     if mode in ("cls", "lasttoken"):
         ends_B = real_BT.int().argmax(1) if mode == "cls" else place_BT.argmax(1)
@@ -92,12 +92,12 @@ def read_pooling(folder: Path | None) -> Pooling:
     modes: tuple[str, ...] = ("mean",)
     dense: tuple[tuple[str, str], ...] = ()
     skipped = 0
-    modules = said(folder, "modules.json") if folder else {}
+    modules = read_setting(folder, "modules.json") if folder else {}
     for module in modules if isinstance(modules, list) else ():
         kind, place = str(module.get("type")).rpartition(".")[2], str(module.get("path", ""))
         if kind not in ("Pooling", "Dense") or not is_name(place):
             continue
-        config = said(folder, f"{place}/config.json")
+        config = read_setting(folder, f"{place}/config.json")
         if kind == "Pooling":
             named = config.get("pooling_mode") or tuple(mode for key, mode in FLAGS.items() if config.get(key))
             modes = (named,) if isinstance(named, str) else tuple(named) or modes
@@ -115,7 +115,7 @@ def read_pooling(folder: Path | None) -> Pooling:
 
 def default_prompt(folder: Path | None) -> str:
     """What sentence-transformers puts before every text unless it is told otherwise; empty where that is nothing."""
-    config = said(folder, "config_sentence_transformers.json") if folder else {}
+    config = read_setting(folder, "config_sentence_transformers.json") if folder else {}
     prompts = config.get("prompts")
     return str(prompts.get(config.get("default_prompt_name")) or "") if isinstance(prompts, dict) else ""
 
@@ -131,7 +131,7 @@ def prompt_tokens(folder: Path) -> int:
     return len(ids) - (ids[-1] in (tokenizer.sep_token_id, tokenizer.eos_token_id))
 
 
-def said(folder: Path, name: str) -> Any:
+def read_setting(folder: Path, name: str) -> Any:
     """What a JSON file of sentence-transformers says; nothing where it is not there."""
     from leansurgeon.reading import jsonfile
 

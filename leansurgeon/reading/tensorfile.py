@@ -67,10 +67,12 @@ def read_header(path: Path, *, raising: type[LeanSurgeonError] = UnsupportedMode
     metadata = header.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise raising(f"{path.name} is damaged: the metadata of its header are no texts.")
-    return _checked(path, header, 8 + length, size, raising)
+    return _check_entries(path, header, 8 + length, size, raising)
 
 
-def _checked(path: Path, header: Mapping[str, Any], base: int, size: int, raising: type[LeanSurgeonError]) -> Entries:
+def _check_entries(
+    path: Path, header: Mapping[str, Any], base: int, size: int, raising: type[LeanSurgeonError]
+) -> Entries:
     """The entries of a header, each behind the one before it, from byte `base` to the end of the file."""
     items = {name: _item(path, name, item, raising) for name, item in header.items()}
     entries, expected = {}, 0

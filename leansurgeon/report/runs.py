@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 
 from leansurgeon.checkpoints import record
 from leansurgeon.checkpoints.proof.report_numbers import sentence
-from leansurgeon.checkpoints.record import FRESH, Both, Comparison, Origin, SurgeryRecord
-from leansurgeon.checkpoints.recorded.part import Part
-from leansurgeon.checkpoints.recorded.planned import Planned
+from leansurgeon.checkpoints.record import FRESH, Comparison, Origin, PairedFigure, SurgeryRecord
+from leansurgeon.checkpoints.recorded.part import Recorded
+from leansurgeon.checkpoints.recorded.planned import PlanRecord
 from leansurgeon.checkpoints.whereabouts import holding
 from leansurgeon.errors import UsageError
 from leansurgeon.reading import jsonfile
@@ -52,7 +52,7 @@ class Cut:
     record: SurgeryRecord
 
     @property
-    def plan(self) -> Planned:
+    def plan(self) -> PlanRecord:
         """The plan as it was carried out."""
         return self.record.plan
 
@@ -260,14 +260,14 @@ def compare_models(runs: Sequence[Run]) -> dict[Path, list[Run]]:
     return found
 
 
-def figure_of(compared: Comparison, language: bool) -> tuple[str, str, bool, Both] | None:
+def figure_of(compared: Comparison, language: bool) -> tuple[str, str, bool, PairedFigure] | None:
     """Key, name and figures of what a comparison found, and whether they are shares; None where it found none."""
     if compared.loss and language:
         return (
             "perplexity",
             "perplexity",
             False,
-            Both(*(math.exp(min(loss, 700)) for loss in (compared.loss.source, compared.loss.result))),
+            PairedFigure(*(math.exp(min(loss, 700)) for loss in (compared.loss.source, compared.loss.result))),
         )
     if compared.accuracy:
         return "accuracy", "accuracy", True, compared.accuracy
@@ -275,7 +275,7 @@ def figure_of(compared: Comparison, language: bool) -> tuple[str, str, bool, Bot
         name, both = next(iter(compared.scores.items()))
         return name, name, name.endswith("F1"), both
     if compared.embeddings:
-        return "cosine", "cosine to the source", False, Both(1.0, compared.embeddings.cosine)
+        return "cosine", "cosine to the source", False, PairedFigure(1.0, compared.embeddings.cosine)
     return None
 
 
@@ -384,7 +384,7 @@ def text_of(path: Path) -> str | None:
 
 
 @dataclass(frozen=True)
-class AttentionHeads(Part):
+class AttentionHeads(Recorded):
     """The heads of one layer, with a number for each."""
 
     kind: str = "self"
@@ -394,7 +394,7 @@ class AttentionHeads(Part):
 
 
 @dataclass(frozen=True)
-class Off(Part):
+class Off(Recorded):
     """A point of a pruning curve: the score with this share of heads switched off."""
 
     fraction: float | None = None
@@ -403,14 +403,14 @@ class Off(Part):
 
 
 @dataclass(frozen=True)
-class PruningCurve(Part):
+class PruningCurve(Recorded):
     """How the score falls as heads go, by the order in which they do."""
 
     orders: Mapping[str, tuple[Off, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class HeadStudy(Part):
+class HeadStudy(Recorded):
     """The document of `leansurgeon heads`: importance of heads, and what their absence costs."""
 
     attentions: tuple[AttentionHeads, ...] = ()
@@ -424,7 +424,7 @@ class HeadStudy(Part):
 
 
 @dataclass(frozen=True)
-class Quartiles(Part):
+class Quartiles(Recorded):
     """A figure over rounds, and (of one against another) what it says."""
 
     median: float | None = None
@@ -432,7 +432,7 @@ class Quartiles(Part):
 
 
 @dataclass(frozen=True)
-class BenchRow(Part):
+class BenchRow(Recorded):
     """One shape under one attention backend; times in seconds."""
 
     name: str = "?"
@@ -449,7 +449,7 @@ class BenchRow(Part):
 
 
 @dataclass(frozen=True)
-class Load(Part):
+class Load(Recorded):
     """What was timed."""
 
     batch: float | None = None
@@ -459,7 +459,7 @@ class Load(Part):
 
 
 @dataclass(frozen=True)
-class Bench(Part):
+class Bench(Recorded):
     """The document of `leansurgeon bench`."""
 
     rows: tuple[BenchRow, ...] = ()

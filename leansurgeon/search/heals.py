@@ -24,7 +24,7 @@ from leansurgeon.errors import Diverged, UsageError
 from leansurgeon.intervals import binomial_variance
 from leansurgeon.measure.data.batches import inner
 from leansurgeon.measure.data.calibration import Batch, Calibration
-from leansurgeon.measure.heads.judge import Unlabelled
+from leansurgeon.measure.heads.judge import OutputScorer
 from leansurgeon.progress import Say, silent, track
 from leansurgeon.reading import jsonfile
 from leansurgeon.reading.pooling import read_pooling
@@ -114,10 +114,10 @@ class Heals:
         """The task's metric, or the mean cosine to the source's output where there is no task."""
         if self.data.task is not None:
             return task_score(loaded, self.data, batches)
-        judge = Unlabelled(loaded, pooling=read_pooling(self.source.folder))
+        judge = OutputScorer(loaded, pooling=read_pooling(self.source.folder))
         if part not in self.references:
             source = self.loaded(self.source.folder)
-            self.references[part] = [Unlabelled(source).forward(batch) for batch in batches]
+            self.references[part] = [OutputScorer(source).forward(batch) for batch in batches]
         losses = [judge.losses(judge.forward(b), b, r) for b, r in zip(batches, self.references[part], strict=True)]
         lost = torch.cat(losses)
         if not torch.isfinite(lost).all():

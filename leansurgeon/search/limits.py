@@ -38,7 +38,7 @@ def latency(source: Source, shape: Shape, tokens: int | None = None) -> float:
     import torch
 
     from leansurgeon.checkpoints.model import initialise
-    from leansurgeon.measure.costs.speed import clocked
+    from leansurgeon.measure.costs.speed import time_work
 
     config, family = config_of(source, shape)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -49,7 +49,7 @@ def latency(source: Source, shape: Shape, tokens: int | None = None) -> float:
         for _ in range(WARM_UP):
             inputs.run(model, batch)
         while len(taken) < LEAST or sum(taken) < SECONDS:
-            taken.append(clocked(lambda: inputs.run(model, batch), device))
+            taken.append(time_work(lambda: inputs.run(model, batch), device))
     return 1000 * statistics.median(taken)
 
 

@@ -28,7 +28,7 @@ from leansurgeon.architectures.base import TensorSpec
 from leansurgeon.architectures.tensors import QK_NORMS
 from leansurgeon.checkpoints.reshaped import Reshaped
 from leansurgeon.checkpoints.source import Source
-from leansurgeon.checkpoints.weights import Arrays, Out, from_float32
+from leansurgeon.checkpoints.weights import Arrays, TensorOut, from_float32
 from leansurgeon.errors import Diverged
 from leansurgeon.measure.kappa.basis import Pair, balance
 from leansurgeon.reading.jsonfile import JsonObject
@@ -126,21 +126,21 @@ class BalancedTensors:
     `outs` would write, whoever made it, so balance comes last. `record` grows while tensors are made.
     """
 
-    def __init__(self, target: Reshaped, outs: list[Out]) -> None:
+    def __init__(self, target: Reshaped, outs: list[TensorOut]) -> None:
         self.target, self.source, self.outs = target, target.source, {out.name: out for out in outs}
         self.scores = why_not_scores(self.source) is None
         self.layer_of = {spec.name: spec.layer for spec in inside(target.specs)}
         self.layer = lru_cache(maxsize=1)(self.balance_layer)
         self.record: dict[str, Any] = {}
 
-    def tensors(self) -> list[Out]:
+    def tensors(self) -> list[TensorOut]:
         """The tensors to write, those of balanced layers made anew."""
         return [
             replace(out, entry=None, make=partial(self.tensor, out)) if out.name in self.layer_of else out
             for out in self.outs.values()
         ]
 
-    def tensor(self, out: Out) -> Array:
+    def tensor(self, out: TensorOut) -> Array:
         """This tensor, balanced; a layer is balanced when its first tensor is asked for."""
         return from_float32(self.layer(self.layer_of[out.name])[out.name], out.dtype)
 

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from leansurgeon.checkpoints.blockwise.stream import Stream
-from leansurgeon.checkpoints.recorded.decided import Decisions, GuardScore, Healing, MixedIn, Mixing, Tried
+from leansurgeon.checkpoints.recorded.decided import Decisions, GuardScore, Healing, MixDecision, MixTrial, Tried
 from leansurgeon.checkpoints.recorded.part import plain
 from leansurgeon.errors import UsageError
 from leansurgeon.measure.costs.precision import full_fp32
@@ -379,13 +379,13 @@ def calibrate_safely(
         outcome = calibrate_once(plan, mix, options, say, f"mix-{rows}")
         spent += tokens_spent(outcome)
         off = own_score(outcome)
-        steps.append(MixedIn(rows, off))
+        steps.append(MixTrial(rows, off))
         safe = off <= SAFE * reach
         say(f"  {rows} own samples mixed in: off by {off:.4f} on such samples ({reach:.4f} where they alone count)")
         if safe or number == len(tried) - 1:
             break
         outcome.close()
-    told = Mixing(reach, tuple(steps), safe)
+    told = MixDecision(reach, tuple(steps), safe)
     passes = round(spent / outcome.record.tokens, 2)  # of all cuts, over the samples of this one
     return replace(outcome, record=replace(outcome.record, passes=passes, mixing=told)), mix
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from leansurgeon.checkpoints.blockwise.stream import Stream
 from leansurgeon.checkpoints.recorded.decided import GuardScore, Tried
-from leansurgeon.checkpoints.recorded.part import Part
+from leansurgeon.checkpoints.recorded.part import Recorded
 from leansurgeon.shape import Shape, Stage
 from leansurgeon.surgery.local_fit import PHASES, Phase
 from leansurgeon.surgery.operators import SHORT
@@ -26,7 +26,7 @@ TOGETHER = (PHASES[1],)  # spans around several cuts, or all of a stage, once mo
 
 
 @dataclass(frozen=True)
-class Candidate(Part):
+class Candidate(Recorded):
     """Layers to keep, what chose them, and what is refitted beside the MLP's output at cuts."""
 
     kept: tuple[int, ...]

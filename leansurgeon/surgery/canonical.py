@@ -168,7 +168,7 @@ def rotary(source: Source) -> bool:
 
 
 def unpack(source: Source, layer: int) -> Layer:
-    """Layer `layer` of a source, counted through all stages. Raises `UnsupportedModel` where `supported` has a
+    """Layer `layer` of a source, counted through all stages. Raises `UnsupportedModel` where `why_unsupported` has a
     reason.
     """
     if reason := why_unsupported(source):

@@ -129,7 +129,7 @@ def costs(
 def count_flops(config: Config, architecture: Architecture, tokens: int | None) -> int | None:
     """FLOPs counted by running the model on no data; None where no sample can be made up."""
     try:
-        return operations.counted(config, architecture, tokens)
+        return operations.count_flops(config, architecture, tokens)
     except UnsupportedModel:  # no sample can be made up
         return None
 

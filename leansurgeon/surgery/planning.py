@@ -15,7 +15,7 @@ import numpy as np
 from leansurgeon.architectures import infer
 from leansurgeon.architectures.base import Architecture
 from leansurgeon.architectures.match import match
-from leansurgeon.checkpoints.recorded.planned import Planned, Step
+from leansurgeon.checkpoints.recorded.planned import PlanRecord, Step
 from leansurgeon.checkpoints.reshaped import Reshaped
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import UnsupportedModel, UsageError
@@ -96,10 +96,10 @@ class Plan:
         idle = chosen and only_drops and self.method.heal == "none"
         return self.exactness == "near" and not idle
 
-    def as_record(self) -> Planned:
+    def as_record(self) -> PlanRecord:
         """The plan as `surgery.json` keeps it."""
         flops = (flops and flops.as_dict() for flops in (self.flops_before, self.flops_after))
-        return Planned(
+        return PlanRecord(
             self.source.name,
             self.architecture.name,
             dict(self.architecture.evidence),
@@ -204,7 +204,7 @@ def open_undeclared(source: Source) -> Source | None:
     arch = source.architecture
     if arch.library != "transformers" or arch.stores_head_dim or arch.decoupled or arch.evidence or not source.weights:
         return None
-    config = infer.completed(source.config)
+    config = infer.complete_config(source.config)
     try:
         inferred = infer.architecture(config)
         specs = match(inferred, config, source.weights.shapes)

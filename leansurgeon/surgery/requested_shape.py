@@ -203,5 +203,5 @@ def holder(arch: Architecture, now: Shape, shape: Shape) -> Architecture:
     if arch.decoupled is None:
         stage = next((s for s in shape.stages if s.head_dim != s.width // s.heads), shape.stages[0])
         raise UnsupportedModel(arch.why_not_decoupled(stage), "Use --head-dim split.")
-    family = architectures.decoupled(arch)
+    family = architectures.decoupled_form_of(arch)
     return following(family) if arch.class_follows else family

@@ -27,7 +27,7 @@ from leansurgeon.checkpoints.pieces import ATTENTION_ROLES, by_head, outer_axis
 from leansurgeon.checkpoints.proof.prove import what_it_takes
 from leansurgeon.checkpoints.proof.reload_check import example
 from leansurgeon.checkpoints.source import Source, open_source
-from leansurgeon.checkpoints.weights import Out, write
+from leansurgeon.checkpoints.weights import TensorOut, write
 from leansurgeon.errors import LeanSurgeonError, UnsupportedModel, UsageError
 from leansurgeon.hooks import Hooks
 from leansurgeon.measure.data.batches import Batch
@@ -134,7 +134,7 @@ class ModelUnderTest:
         outs = []
         for spec in self.source.specs:
             entry = self.weights.entries[spec.name]
-            out = Out(spec.name, entry.dtype, entry.shape, entry)
+            out = TensorOut(spec.name, entry.dtype, entry.shape, entry)
             new = change(spec, self.weights.raw(spec.name))
             outs.append(out if new is None else replace(out, entry=None, make=lambda new=new: new))
         folder.mkdir(parents=True, exist_ok=True)
@@ -337,7 +337,7 @@ def rebuild(patient: ModelUnderTest) -> str:
 
 
 def same(patient: ModelUnderTest, change: Change, more: Change, wrong: str) -> None:
-    """Raises `Wrong` where `more` still changes the answer after `change`."""
+    """Raises `RoleFault` where `more` still changes the answer after `change`."""
     gap = distance(patient.answer_after(change, more), patient.answer_after(change))
     if not gap <= TOLERANCE:
         raise RoleFault(f"{wrong}: the output moves by {gap:.2g} of its spread.")

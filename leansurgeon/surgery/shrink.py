@@ -20,7 +20,7 @@ from leansurgeon.checkpoints.publish.card import write_card
 from leansurgeon.checkpoints.publish.output import check_apart, output_folder
 from leansurgeon.checkpoints.record import Proof, SurgeryRecord
 from leansurgeon.checkpoints.recorded.decided import Decisions
-from leansurgeon.checkpoints.source import Source, unchanged
+from leansurgeon.checkpoints.source import Source, watch_for_changes
 from leansurgeon.errors import (
     Diverged,
     Interrupted,
@@ -210,7 +210,7 @@ def carry_out(
     """
     steps, source = decided.plan, decided.plan.source
     check_apart(folder, source.folder)
-    with output_folder(folder, force=force) as aside, unchanged(source):
+    with output_folder(folder, force=force) as aside, watch_for_changes(source):
         try:
             chosen = apply(steps, aside, decided.edits)
         except (MemoryError, RuntimeError) as error:

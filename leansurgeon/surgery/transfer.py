@@ -27,7 +27,7 @@ from leansurgeon.checkpoints.family import write_config
 from leansurgeon.checkpoints.foreign import companions
 from leansurgeon.checkpoints.recorded.decided import Decisions
 from leansurgeon.checkpoints.reshaped import FOLLOWERS, at_layer
-from leansurgeon.checkpoints.weights import RAW, Arrays, Out, from_float32, write
+from leansurgeon.checkpoints.weights import RAW, Arrays, TensorOut, from_float32, write
 from leansurgeon.errors import LeanSurgeonError, UnsupportedModel
 from leansurgeon.shape import Stage
 from leansurgeon.surgery import canonical, split_heads
@@ -103,7 +103,7 @@ class Transfer:
             return None
         return [maps.places(*axis, spec.role) for axis in zip(spec.axes, spec.shape, strict=True)]
 
-    def tensors(self) -> list[Out]:
+    def tensors(self) -> list[TensorOut]:
         """The tensors of the result in its own order, each made when it is written."""
         outs = []
         for target in self.plan.result.specs:
@@ -111,9 +111,9 @@ class Transfer:
             entry = self.weights.entries[spec.name]
             make = self.maker(target, spec, entry.dtype)
             if make is None:
-                outs.append(Out(target.name, entry.dtype, entry.shape, entry=entry))
+                outs.append(TensorOut(target.name, entry.dtype, entry.shape, entry=entry))
             else:
-                outs.append(Out(target.name, entry.dtype, target.shape, make=make))
+                outs.append(TensorOut(target.name, entry.dtype, target.shape, make=make))
         return outs
 
     def origin(self, target: TensorSpec) -> TensorSpec:

@@ -17,7 +17,7 @@ import torch
 from leansurgeon import architectures
 from leansurgeon.architectures.base import Architecture
 from leansurgeon.architectures.infer import cuts, inputs
-from leansurgeon.architectures.infer.differences import Level, built, levels
+from leansurgeon.architectures.infer.differences import Level, build_small_config, levels
 from leansurgeon.architectures.infer.library import (
     Library,
     Unbuildable,
@@ -57,7 +57,7 @@ def check_type(name: str, tower: str | None = None, drawn: RandomModel = USUAL) 
         try:
             full = whole({"model_type": model_type, "architectures": [cls]} | flags)
             library = Library.of(full)
-            small = built(library, full)
+            small = build_small_config(library, full)
         except (Unbuildable, *BROKEN) as error:
             row = FamilyCheck(name, cls, why=explain_failure(error))
         else:
@@ -104,7 +104,7 @@ def through_the_product(
     if len(stages) > len(shape.stages):  # some were not found again by their saved config, and stay as they are
         layers = [arch.blocks(i).layer for i in range(len(shape.stages))]
         stages = [next(level for level in stages if level.layer.endswith(layer)) for layer in layers]
-    declared = bool(architectures.declared(small))
+    declared = bool(architectures.find_declared(small))
     row = FamilyCheck(name, library.cls.__name__, True, declared, refusals(arch), bool(arch.decoupled))
     example = partial(inputs.example, model, small, drawn.seed)
     return compare_cuts(row, source, small, model, stages, example, partial(by_plain_library, model))
@@ -143,7 +143,7 @@ def compare_cuts(
     with ExitStack() as stack:  # blocks that are gone pass on what they receive
         for level, span in zip(stages, shape.spans, strict=False):
             here = [i - span.start for i in gone if i in span]
-            stack.enter_context(cuts.passed_over(model, level, here))
+            stack.enter_context(cuts.skip_blocks(model, level, here))
         by_hand = outputs(model, given)
     return replace(row, asked=asked | ({"keep": keep} if keep else {}), difference=difference(by_hand, theirs))
 

@@ -35,7 +35,7 @@ def check_timm_name(name: str, tower: None = None, drawn: RandomModel = USUAL) -
     started, entry = time.monotonic(), name.removeprefix(PREFIX)
     with quietly():
         try:
-            flat = {"model_type": entry} | arguments.flattened(arguments.numbers_of(entry, {}))
+            flat = {"model_type": entry} | arguments.flatten(arguments.numbers_of(entry, {}))
             small, library = first_small(TimmLibrary.of(flat), flat)
         except Exception as error:  # timm raises whatever it likes
             row = FamilyCheck(name, why=explain_failure(error))
@@ -50,7 +50,7 @@ def through_the_product(name: str, library: TimmLibrary, small: Config, seed: in
     save(model, scratch / "source", args_of(small))
     source = open_source(str(scratch / "source"))
     arch, expected = source.architecture, len(source.shape.stages)
-    declared = architectures.declared(source.config) is not None
+    declared = architectures.find_declared(source.config) is not None
     row = FamilyCheck(name, library.cls.__name__, True, declared, refusals(arch), bool(arch.decoupled))
     stages, _ = levels(library, small)
     if len(stages) != expected:

@@ -30,8 +30,8 @@ from leansurgeon.checkpoints.record import TRAINED, Origin, SurgeryRecord
 from leansurgeon.checkpoints.recorded.decided import Decisions, Verified
 from leansurgeon.checkpoints.recorded.planned import Step
 from leansurgeon.checkpoints.reshaped import Reshaped
-from leansurgeon.checkpoints.source import Source, tower_of, unchanged
-from leansurgeon.checkpoints.weights import RAW, Out, Weights, same_bytes, write
+from leansurgeon.checkpoints.source import Source, tower_of, watch_for_changes
+from leansurgeon.checkpoints.weights import RAW, TensorOut, Weights, same_bytes, write
 from leansurgeon.errors import LeanSurgeonError, UnsupportedModel, UsageError
 from leansurgeon.progress import Say, silent
 from leansurgeon.surgery.class_attention import follow
@@ -54,18 +54,18 @@ class Undo:
     forward: Transfer
     config: Config
 
-    def tensors(self) -> list[Out]:
+    def tensors(self) -> list[TensorOut]:
         """In the order of the safetensors library (wide dtypes first, then names), so that the file of a source that it
         wrote comes back byte for byte.
         """
         return sorted(map(self.tensor, self.forward.source.specs), key=lambda out: (-RAW[out.dtype].itemsize, out.name))
 
-    def tensor(self, spec: TensorSpec) -> Out:
+    def tensor(self, spec: TensorSpec) -> TensorOut:
         """A tensor of the model before the surgery: copied, or gathered from the new one."""
         entry, picks = self.plan.source.weights.entries[spec.name], self.forward.picks(spec)
         if picks is None:
-            return Out(spec.name, entry.dtype, entry.shape, entry=entry)
-        return Out(spec.name, entry.dtype, spec.shape, make=partial(self.gather_old, spec, picks))
+            return TensorOut(spec.name, entry.dtype, entry.shape, entry=entry)
+        return TensorOut(spec.name, entry.dtype, spec.shape, make=partial(self.gather_old, spec, picks))
 
     def gather_old(self, spec: TensorSpec, picks: list[np.ndarray]) -> np.ndarray:
         """The old entries, of each its first copy, taken from where `picks` (the old place of every new entry, by axis)
@@ -201,7 +201,7 @@ def carry_out(steps: Undo, folder: Path, *, force: bool = False, say: Say = sile
     """
     source, total = steps.plan.source, steps.plan.parameters_after.total
     check_apart(folder, source.folder)
-    with output_folder(folder, force=force) as aside, unchanged(source):
+    with output_folder(folder, force=force) as aside, watch_for_changes(source):
         paths = write(aside, steps.tensors())
         write_config(aside, steps.config, steps.plan.architecture)
         companions.copy(source.folder, aside)
@@ -231,7 +231,7 @@ def verify(steps: Undo, written: Path, paths: list[Path]) -> Verified:
     files = at_hand(origin, recorded)
     if not files:
         return Verified("reload", origin.name, ())
-    old = Weights.open(files[0].parent).renamed(steps.plan.architecture.renames)
+    old = Weights.open(files[0].parent).rename_endings(steps.plan.architecture.renames)
     new = Weights.open(written)
     left = tuple(sorted(set(old.entries) - set(new.entries)))
     return Verified("source", origin.name, tuple(sorted(unequal(new, old))), left)

@@ -15,7 +15,7 @@ from torch import nn
 
 from leansurgeon.checkpoints import whereabouts
 from leansurgeon.errors import plural
-from leansurgeon.measure.costs.speed import clocked
+from leansurgeon.measure.costs.speed import time_work
 from leansurgeon.progress import duration_text
 from leansurgeon.reading.files import in_home
 from leansurgeon.training import data_loader, guards
@@ -149,7 +149,7 @@ def measured(run: Run) -> tuple[float, float]:
     with guards.undone(run.trainer):
         # The first is mostly warming up. Processes that share weights must take as many.
         while len(clocks) < 2 and (run.plan.processes > 1 or sum(clocks) < ENOUGH):
-            clocks.append(clocked(step, run.device))
+            clocks.append(time_work(step, run.device))
         evaluated = of_evaluation(run)
     return parts * min(clocks) * run.plan.accumulation, evaluated
 
@@ -167,7 +167,7 @@ def of_evaluation(run: Run) -> float:
     model.eval()
     try:
         with torch.no_grad():
-            return clocked(look, device) / count
+            return time_work(look, device) / count
     finally:
         model.train(training)
 

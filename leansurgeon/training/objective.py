@@ -96,7 +96,9 @@ PLACES = "_places"
 
 # What a ForMaskedLM does to the encoder's last hidden states, as names of its children in their order: all that is
 # declared, the longest first, since the last of ModernBERT's is the whole of Crammed BERT's.
-HEADS = sorted({family.masked_head for family in architectures.known().values()} - {()}, key=lambda h: (-len(h), h))
+HEADS = sorted(
+    {family.masked_head for family in architectures.load_families().values()} - {()}, key=lambda h: (-len(h), h)
+)
 
 
 def head_of(model: torch.nn.Module) -> tuple[str, ...] | None:

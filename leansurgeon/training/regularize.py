@@ -55,7 +55,7 @@ def set_dropout(model: nn.Module, rate: float, family: str) -> None:
 
 
 _PLACES = ("drop_path", "drop_path1", "drop_path2", "drop_path3")
-_TIMM = [family.timm for family in architectures.known().values() if family.timm]
+_TIMM = [family.timm for family in architectures.load_families().values() if family.timm]
 _CONSTANT = {timm.kind for timm in _TIMM if timm.drop_path.constant}
 _BESIDE = {name for timm in _TIMM for name in timm.drop_path.beside}
 _SPARED = {name for timm in _TIMM for name in timm.drop_path.spared}

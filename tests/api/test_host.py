@@ -97,7 +97,7 @@ def test_calls_in_threads_all_work_and_layers_of_the_host_keep_their_memory(deco
 
 
 def test_skeletons_are_built_in_one_thread_alone(decoder):
-    from leansurgeon.checkpoints.blockwise.skeleton import built_without_memory
+    from leansurgeon.checkpoints.blockwise.skeleton import build_on_meta
     from leansurgeon.checkpoints.source import open_source
 
     opened = open_source(str(decoder[0]))
@@ -115,11 +115,11 @@ def test_skeletons_are_built_in_one_thread_alone(decoder):
 
     transformers.LlamaForCausalLM.__init__ = slow
     try:
-        model = built_without_memory(opened.config, opened.architecture)
+        model = build_on_meta(opened.config, opened.architecture)
     finally:
         transformers.LlamaForCausalLM.__init__ = real
     assert devices == ["cpu"] and all(p.is_meta for p in model.parameters())
-    tied = built_without_memory(opened.config | {"tie_word_embeddings": True}, opened.architecture)
+    tied = build_on_meta(opened.config | {"tie_word_embeddings": True}, opened.architecture)
     assert tied.lm_head.weight is tied.model.embed_tokens.weight
 
 

@@ -19,7 +19,7 @@ FILES = sorted(path for path in PACKAGE.rglob("*.py") if path.relative_to(PACKAG
 
 def family_names() -> set[str]:
     """Names of all families and of the model types that they serve, and the parts of timm's."""
-    known = architectures.known().values()
+    known = architectures.load_families().values()
     names = {name for family in known for name in (family.name, *family.model_types)}
     parts = {part for name in names if name.startswith(("timm_", "leansurgeon_")) for part in name.split("_")[1:]}
     return {re.sub(r"[_*]+$", "", name) for name in names} | parts

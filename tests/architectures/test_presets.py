@@ -54,12 +54,12 @@ ROWS = [
 def redesigned(name, changes):
     """The family that can hold the new shape, and a config of it."""
     preset = get(name)
-    architecture, config = architectures.known()[preset.family], preset.config
+    architecture, config = architectures.load_families()[preset.family], preset.config
     kv = {"kv_heads": changes["heads"]} if "heads" in changes else {}
     shape = architecture.shape(config).with_(**changes, **kv)
     stage = shape.stages[0]
     if not architecture.stores_head_dim and stage.head_dim * stage.heads != stage.width:
-        architecture = architectures.known()[architecture.decoupled]
+        architecture = architectures.load_families()[architecture.decoupled]
         config["architecture"] = architecture.model_types[0]
     return architecture, architecture.with_shape(config, shape)
 
@@ -92,7 +92,7 @@ def test_the_built_model_is_what_the_declaration_says(name, changes, expected):
 @pytest.mark.parametrize(("changes", "expected"), [({}, 209_942), ({"depth": 1, "heads": 4, "kv_heads": 4}, 193_046)])
 def test_the_convolution_of_upstream_is_35_parameters_a_head_and_layer(changes, expected):
     preset = get("lra/listops")
-    architecture = architectures.known()[preset.family]
+    architecture = architectures.load_families()[preset.family]
     config = preset.config | {"conv_kernel_size": 35}
     shape = architecture.shape(config).with_(**changes)
     assert architecture.count(config, shape).total == expected

@@ -10,7 +10,7 @@ from leansurgeon.architectures.tensors import (
     Tensor,
     TensorSpec,
     axis_size,
-    counted,
+    count_parameters,
     exact_ratio,
     exists,
     fill,
@@ -179,7 +179,7 @@ def test_heads_are_in_step_where_only_the_first_layer_holds_their_table():
 
 def test_a_count_has_parts_and_leaves_out_what_is_no_parameter_of_its_own():
     sizes = {"embedding": 1, "q": 2, "qk_norm_all": 4, "head_mix": 8, "down": 16, "norm": 32, "tied": 64, "buffer": 128}
-    found = counted(TensorSpec(role, role, ("n",), (size,)) for role, size in sizes.items())
+    found = count_parameters(TensorSpec(role, role, ("n",), (size,)) for role, size in sizes.items())
     assert (found.embeddings, found.attention, found.mlp, found.rest) == (1, 14, 16, 32)
     assert TensorSpec("t", "q", ("a", "b"), (3, 5)).size == 15 and TensorSpec("t", "other", (), ()).size == 1
 

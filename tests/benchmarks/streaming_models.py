@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from leansurgeon import architectures
-from leansurgeon.checkpoints.weights import RAW, Out, from_float32, write
+from leansurgeon.checkpoints.weights import RAW, TensorOut, from_float32, write
 
 CONFIG = {
     "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 1024, "intermediate_size": 2816,
@@ -32,6 +32,8 @@ def llama(folder: Path, dtype: str = "F32", **changes) -> Path:
     tied = config["tie_word_embeddings"]
     specs = [s for s in specs if not (tied and s.name == "lm_head.weight")]
     folder.mkdir(parents=True)
-    write(folder, [Out(s.name, dtype, s.shape, make=lambda s=s: noise(s.shape).astype(RAW[dtype])) for s in specs])
+    write(
+        folder, [TensorOut(s.name, dtype, s.shape, make=lambda s=s: noise(s.shape).astype(RAW[dtype])) for s in specs]
+    )
     (folder / "config.json").write_text(json.dumps(config))
     return folder

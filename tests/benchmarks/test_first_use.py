@@ -36,7 +36,7 @@ config = json.loads(sys.argv[1])
 from leansurgeon.architectures.infer import library
 library.model_class(config)  # what loading the model costs in any case
 before = time.process_time()
-made = infer.architecture(infer.completed(config))
+made = infer.architecture(infer.complete_config(config))
 print(json.dumps([time.process_time() - before, sorted(made.refused)]))
 """
 

@@ -14,7 +14,7 @@ from huggingface_hub import ModelCard
 
 from leansurgeon.checkpoints import record
 from leansurgeon.checkpoints.publish import card
-from leansurgeon.checkpoints.record import Both, Comparison, Embeddings, Origin, SurgeryRecord
+from leansurgeon.checkpoints.record import Comparison, Embeddings, Origin, PairedFigure, SurgeryRecord
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.commands.in_memory import Cut
 from leansurgeon.errors import LeanSurgeonError
@@ -122,10 +122,10 @@ def test_a_card_elsewhere_is_not_read(cut, tmp_path):
     source = tmp_path / "source-bert"
     source.mkdir()
     os.symlink(tmp_path / "secret.md", source / "README.md")
-    assert card.kept_from(source)[0] == {} and "link" in card.kept_from(source)[1]
+    assert card.read_front_matter(source)[0] == {} and "link" in card.read_front_matter(source)[1]
     os.mkfifo(source / "pipe")
     os.replace(source / "pipe", source / "README.md")
-    assert card.kept_from(source) == ({}, "")  # no file at all
+    assert card.read_front_matter(source) == ({}, "")  # no file at all
 
 
 ODD = {
@@ -158,7 +158,11 @@ def test_who_asks_for_the_front_matter_hears_of_damage(tmp_path):
 def test_a_proof_is_what_the_hub_reads(tmp_path):
     """Perplexity by hand, of both models; the hub's own reader gives the numbers back."""
     compared = Comparison(
-        data="held-out data", loss=Both(2.0, 2.5), accuracy=Both(0.5, 0.25), relative_error=0.125, cosine=0.75
+        data="held-out data",
+        loss=PairedFigure(2.0, 2.5),
+        accuracy=PairedFigure(0.5, 0.25),
+        relative_error=0.125,
+        cosine=0.75,
     )
     measured = [
         card.of_comparison("brown.txt, held out", compared, True),

@@ -83,7 +83,7 @@ def test_a_file_without_end_is_not_copied(tmp_path):
     with (tmp_path / "tokenizer.json").open("wb") as out:
         out.truncate(10**13)
     with pytest.raises(UnsupportedModel, match="10,000,000,000,000"):
-        companions.found(tmp_path)
+        companions.find_companions(tmp_path)
 
 
 def test_what_stands_behind_a_sentence_encoder_travels_along(tmp_path, secret):
@@ -99,9 +99,9 @@ def test_what_stands_behind_a_sentence_encoder_travels_along(tmp_path, secret):
     assert {str(f.relative_to(tmp_path / "out")) for f in (tmp_path / "out").rglob("*") if f.is_file()} == wanted
     for damaged in ("[", '{"path": "other"}', "7"):
         (folder / "modules.json").write_text(damaged)
-        assert companions.found(folder) == ["modules.json", "1_Pooling/config.json"]
+        assert companions.find_companions(folder) == ["modules.json", "1_Pooling/config.json"]
     (folder / "modules.json").write_text(json.dumps([{"path": "2_Dense"}]))
     (folder / "2_Dense" / "model.safetensors").unlink()
     (folder / "2_Dense" / "model.safetensors").symlink_to(secret)
     with pytest.raises(UnsupportedModel):
-        companions.found(folder)
+        companions.find_companions(folder)

@@ -119,7 +119,7 @@ def test_sizes_of_a_part_of_a_model_are_looked_at_too(key, value):
 def test_timm_models_whose_blocks_have_no_attn_are_named_by_the_declaration(name):
     """No traceback; what can be done with them is inferred (`architectures/infer/test_timm.py`)."""
     with pytest.raises(UnsupportedModel, match=f"timm/{name}.*Parallel"):
-        source_config(architectures.known()["timm_vit"], name, skeleton(name))
+        source_config(architectures.load_families()["timm_vit"], name, skeleton(name))
 
 
 def test_a_library_that_refuses_a_config_is_one_sentence(saved):
@@ -145,7 +145,7 @@ def test_a_ratio_within_lists_of_a_single_model_is_refused():
 def test_flags_that_the_form_with_a_head_dim_does_not_know_are_refused(family, flag):
     """They were found when the result was reloaded, and the user was asked to report it."""
     source = architectures.of({"model_type": family})
-    target = architectures.decoupled(source)
+    target = architectures.decoupled_form_of(source)
     with pytest.raises(UnsupportedModel, match=flag):
         convert_config({"model_type": family, flag: True}, source, target)
     convert_config({"model_type": family, flag: False}, source, target)

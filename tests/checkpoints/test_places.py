@@ -11,7 +11,7 @@ import pytest
 from leansurgeon.checkpoints import places, record, whereabouts
 from leansurgeon.checkpoints.record import Comparison, Origin, SurgeryRecord
 from leansurgeon.checkpoints.recorded.decided import Decisions
-from leansurgeon.checkpoints.recorded.planned import Planned
+from leansurgeon.checkpoints.recorded.planned import PlanRecord
 from tests.support.command_line import leansurgeon
 
 
@@ -88,11 +88,11 @@ def test_a_relative_name_stays_as_it_was_typed(saved, tmp_path):
 def test_paths_of_older_records_go_where_the_record_is_written_again(tmp_path):
     old = SurgeryRecord(
         Origin("/home/me/llama", "folder"),
-        plan=Planned.from_dict({"source": "/home/me/llama"}),
+        plan=PlanRecord.from_dict({"source": "/home/me/llama"}),
         history=({"source": {"name": "/home/me/llama"}},),
         source_surgery=SurgeryRecord(Origin("/home/me/first", "folder")),
     )
-    record.write(tmp_path, old.trained())
+    record.write(tmp_path, old.as_trained())
     assert "/home/me" not in (tmp_path / "surgery.json").read_text()
 
 
@@ -106,13 +106,15 @@ def test_every_part_of_a_record_is_written_without_places():
         source_surgery=first,
         restored=first,
     )
-    made = record.published(record_of_all)
+    made = record.hide_places(record_of_all)
     assert "/home/me" not in json.dumps(made.as_dict())
     assert made.source == made.restored.source == made.source_surgery.source
     assert (made.source.name, made.source.notes) == ("first", ("read from config.json",))
     assert (list(made.judged), made.source_config) == (["text.txt"], {"model_type": "vit"})
     assert made.decided.held_back == ("fits on text.txt",)
-    assert record.published(SurgeryRecord(Origin("C:/odd", "hub"))).source.name == "C:/odd"  # no place, whatever it is
+    assert (
+        record.hide_places(SurgeryRecord(Origin("C:/odd", "hub"))).source.name == "C:/odd"
+    )  # no place, whatever it is
 
 
 def test_the_source_is_found_by_its_digests(saved, tmp_path, monkeypatch, own_cache):

@@ -12,7 +12,7 @@ from scipy import stats
 
 from leansurgeon.checkpoints import record
 from leansurgeon.checkpoints.proof import prove, reload_check
-from leansurgeon.checkpoints.record import Both
+from leansurgeon.checkpoints.record import PairedFigure
 from leansurgeon.errors import LeanSurgeonError
 from tests.conftest import build
 from tests.support.command_line import leansurgeon
@@ -29,9 +29,9 @@ def test_what_is_compared():
     assert found.done and (found.loss.source, found.loss.result, found.scored) == (0.25, 0.5, 8)
     wanted = stats.ttest_rel([1.0 / 4, 3.0 / 4], [0.5 / 4, 1.5 / 4]).confidence_interval(0.95)
     assert (found.loss.low, found.loss.high) == pytest.approx((wanted.low, wanted.high))
-    assert found.accuracy == Both(0.75, 0.75, 0.0, 0.0) and found.data == "held-out data"
+    assert found.accuracy == PairedFigure(0.75, 0.75, 0.0, 0.0) and found.data == "held-out data"
     alone = [account | {"samples": account["samples"][:1]} for account in (SOURCE, RESULT)]
-    assert prove.against(*alone, "noise", exact=True).loss == Both(0.25, 0.5)  # of one sample nothing is known
+    assert prove.against(*alone, "noise", exact=True).loss == PairedFigure(0.25, 0.5)  # of one sample nothing is known
 
 
 @pytest.mark.parametrize(

@@ -21,9 +21,9 @@ import numpy as np
 import pytest
 
 from leansurgeon.checkpoints.publish import durable, output
-from leansurgeon.checkpoints.publish.durable import claimed, write_durably
+from leansurgeon.checkpoints.publish.durable import claim_name, write_durably
 from leansurgeon.checkpoints.publish.output import output_folder
-from leansurgeon.checkpoints.weights import Out, write_file
+from leansurgeon.checkpoints.weights import TensorOut, write_file
 from leansurgeon.errors import LeanSurgeonError, UsageError
 from tests.support.command_line import leansurgeon
 from tests.support.processes.forks import commanded
@@ -218,13 +218,13 @@ def test_without_locks_number_and_start_of_the_process_decide(writer, tmp_path, 
         raise OSError(37, "No locks available")
 
     monkeypatch.setattr(fcntl, "flock", none)
-    with pytest.raises(UsageError), claimed(tmp_path / "out"):
+    with pytest.raises(UsageError), claim_name(tmp_path / "out"):
         pass
     durable.sweep(tmp_path)
     assert len(names(tmp_path)) == 2
     writer.kill()
     writer.wait()
-    with claimed(tmp_path / "out"):
+    with claim_name(tmp_path / "out"):
         durable.sweep(tmp_path)
     assert names(tmp_path) == []
 
@@ -234,7 +234,7 @@ def test_a_claim_of_another_machine_stands(tmp_path):
     (tmp_path / ".out.writing").write_text(json.dumps(said))
     foreign = tmp_path / ".out.unfinished-00000000-00000000-1-1-abcd"
     foreign.mkdir()
-    with pytest.raises(UsageError) as error, claimed(tmp_path / "out"):
+    with pytest.raises(UsageError) as error, claim_name(tmp_path / "out"):
         pass
     assert "node7" in error.value.message and ".out.writing" in error.value.hint
     durable.sweep(tmp_path)
@@ -312,7 +312,7 @@ def test_what_is_published_is_brought_to_the_disk_and_what_is_thrown_away_is_not
         synced.clear()
         with output_folder(folder) as aside:
             weights = aside / "model.safetensors"
-            write_file(weights, [Out("w", "F32", (2,), make=lambda: np.ones(2, np.float32))])
+            write_file(weights, [TensorOut("w", "F32", (2,), make=lambda: np.ones(2, np.float32))])
             write_durably(aside / "config.json", "{}")
         return {Path(name).name for name in synced}, aside.name
 
@@ -323,7 +323,7 @@ def test_what_is_published_is_brought_to_the_disk_and_what_is_thrown_away_is_not
         assert written(tmp_path / "other")[0]  # beside it is not in it
         for folder, brought in ((place, []), (tmp_path, [str(tmp_path / "alone")])):
             synced.clear()
-            write_file(folder / "alone", [Out("w", "F32", (2,), make=lambda: np.ones(2, np.float32))])
+            write_file(folder / "alone", [TensorOut("w", "F32", (2,), make=lambda: np.ones(2, np.float32))])
             assert synced == brought
 
 
@@ -363,7 +363,7 @@ def test_a_claim_follows_no_link(tmp_path):
 
 
 def test_a_claim_leaves_nothing_and_may_be_made_again(tmp_path):
-    with claimed(tmp_path / "a" / "b" / "out"), claimed(tmp_path / "a" / "b" / "out"):
+    with claim_name(tmp_path / "a" / "b" / "out"), claim_name(tmp_path / "a" / "b" / "out"):
         assert names(tmp_path / "a" / "b") == [".out.writing"]
     assert names(tmp_path) == [] and not durable._held
 
@@ -383,7 +383,7 @@ def _write(out: str, start: float, answers) -> None:
 def test_of_several_at_once_one_wins(locks, tmp_path, monkeypatch):
     """Also where claims fail altogether, the rename decides."""
     if not locks:
-        monkeypatch.setattr(durable, "taken", lambda file, path: os.open(tmp_path, os.O_RDONLY))
+        monkeypatch.setattr(durable, "take_claim", lambda file, path: os.open(tmp_path, os.O_RDONLY))
     context = multiprocessing.get_context("fork")
     for turn in range(5):
         answers, out = context.Queue(), tmp_path / f"out{turn}"

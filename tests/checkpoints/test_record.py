@@ -10,9 +10,17 @@ import pytest
 
 from leansurgeon.checkpoints import record
 from leansurgeon.checkpoints.publish import durable
-from leansurgeon.checkpoints.record import Both, Comparison, DamagedRecord, Embeddings, Origin, Proof, SurgeryRecord
+from leansurgeon.checkpoints.record import (
+    Comparison,
+    DamagedRecord,
+    Embeddings,
+    Origin,
+    PairedFigure,
+    Proof,
+    SurgeryRecord,
+)
 from leansurgeon.checkpoints.recorded.decided import Decisions
-from leansurgeon.checkpoints.recorded.planned import Planned, Step
+from leansurgeon.checkpoints.recorded.planned import PlanRecord, Step
 from leansurgeon.shape import Shape, Stage
 
 STAGE = Stage(depth=2, heads=4, head_dim=8, kv_heads=4, mlp_dim=48, width=32)
@@ -23,7 +31,7 @@ PLAN = {
     "operators": [{"name": "drop-layers", "exactness": "near", "says": "two of four", "settings": {"kept": [0, 3]}}],
 }
 COMPARED = Comparison(
-    data="noise", rows=3, cosine=0.5, spread=1.0, loss=Both(1.0, 2.0), embeddings=Embeddings(0.9, 0.8, 4)
+    data="noise", rows=3, cosine=0.5, spread=1.0, loss=PairedFigure(1.0, 2.0), embeddings=Embeddings(0.9, 0.8, 4)
 )
 
 
@@ -31,7 +39,7 @@ def whole() -> SurgeryRecord:
     first = SurgeryRecord(Origin("digits-vit", "preset", "digits-vit"), initialised="fresh")
     return SurgeryRecord(
         Origin("some/model", "hub", sha256={"model.safetensors": "ab" * 32}, notes=("a note",)),
-        plan=Planned.from_dict(PLAN),
+        plan=PlanRecord.from_dict(PLAN),
         created="2026-01-31T10:00:00+00:00",
         initialised="transfer",
         history=({"source": {"name": "digits-vit"}, "operators": [], "seed": 0},),
@@ -68,20 +76,22 @@ def test_a_plan_is_written_from_its_fields_as_it_was_read():
     flops = {"flops_before": None, "flops_after": {"total": 5}, "flops_saved_by": None}
     said = head | {"init": "transfer", "seed": 0, "method": method, "calibrated": False, "class_attention": True}
     said |= PLAN | {"exactness": "near"} | tail | flops
-    found = Planned.from_dict(said)
+    found = PlanRecord.from_dict(said)
     assert json.dumps(replace(found, seed=0).as_dict()) == json.dumps(said) and found.head_policy == 16
-    odd = Planned.from_dict(PLAN | {"calibrated": "x", "parameters_after": 3, "saved_by": [], "of a later version": 1})
+    odd = PlanRecord.from_dict(
+        PLAN | {"calibrated": "x", "parameters_after": 3, "saved_by": [], "of a later version": 1}
+    )
     assert (odd.calibrated, odd.parameters_after, odd.saved_by) == (False, {}, {})
     assert odd.as_dict()["of a later version"] == 1
-    assert Planned.from_dict({"why": 3}).why == "" and not Planned()
+    assert PlanRecord.from_dict({"why": 3}).why == "" and not PlanRecord()
 
 
 def test_what_a_plan_leaves_out_and_what_it_says_of_nothing():
     assert Step("a", "exact", "b").as_dict() == {"name": "a", "exactness": "exact", "says": "b", "settings": {}}
-    plan = Planned.from_dict(PLAN)
+    plan = PlanRecord.from_dict(PLAN)
     assert (plan.head_policy, plan.seed, plan.method, plan.class_attention) == ("", None, {}, False)
-    assert Planned.from_dict(PLAN | {"head_policy": ""}).head_policy == ""
-    assert Planned.from_dict(PLAN | {"head_policy": "split\x1b"}).head_policy == "split?"
+    assert PlanRecord.from_dict(PLAN | {"head_policy": ""}).head_policy == ""
+    assert PlanRecord.from_dict(PLAN | {"head_policy": "split\x1b"}).head_policy == "split?"
 
 
 def test_a_record_that_is_whole_is_read_by_those_who_only_want_to_know(tmp_path):
@@ -100,9 +110,9 @@ def test_what_a_proof_says_of_names():
 
 
 def test_a_whole_number_is_a_number():
-    assert Both.from_dict({"source": 1, "result": 2.5, "low": 0}) == Both(1.0, 2.5, 0.0)
+    assert PairedFigure.from_dict({"source": 1, "result": 2.5, "low": 0}) == PairedFigure(1.0, 2.5, 0.0)
     with pytest.raises(DamagedRecord):
-        Both.from_dict({"source": 1, "result": False})
+        PairedFigure.from_dict({"source": 1, "result": False})
 
 
 def test_where_a_model_comes_from_in_the_first_place():
@@ -116,12 +126,12 @@ def test_where_a_model_comes_from_in_the_first_place():
 def test_operators_are_compared_as_they_are_called():
     """`undo` knows its operators by name, and none that only looks alike."""
     step = {"name": "widen-mlp ", "exactness": "exact\u200b", "says": " wider\x1b"}
-    (made,) = Planned.from_dict({"operators": [step]}).operators
+    (made,) = PlanRecord.from_dict({"operators": [step]}).operators
     assert (made.name, made.exactness, made.says) == ("widen-mlp ", "exact\u200b", "wider?")
 
 
 def test_a_trained_model_keeps_the_record_without_the_list_of_files():
-    found = whole().trained()
+    found = whole().as_trained()
     assert found.initialised == "trained" and "files" not in found.as_dict() and found.learned
     assert not whole().source_surgery.learned
 
@@ -182,7 +192,7 @@ def test_the_file_is_whole_or_the_old_one(tmp_path, monkeypatch):
     synced = []
     real = os.fsync
     monkeypatch.setattr(durable.os, "fsync", lambda handle: (synced.append(handle), real(handle)))
-    record.write(tmp_path, whole().trained())
+    record.write(tmp_path, whole().as_trained())
     assert len(synced) == 2  # the file, and the folder that names it
 
     def killed(*_):

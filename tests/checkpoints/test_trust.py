@@ -299,7 +299,7 @@ def test_a_tokenizer_with_code_is_not_run(saved, tmp_path, mark, monkeypatch):
 
 def test_the_flag_reaches_the_processes_that_a_command_starts():
     trust.allow(True)
-    assert os.environ[trust.ALLOWED] == "1" and trust.allowed()
+    assert os.environ[trust.ALLOWED] == "1" and trust.is_allowed()
     trust.allow(False)
     assert trust.ALLOWED not in os.environ
 

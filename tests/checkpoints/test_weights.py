@@ -42,9 +42,9 @@ def test_reads_what_the_library_wrote(file):
 def test_the_library_reads_what_we_wrote(file, tmp_path):
     path, tensors = file
     opened = w.Weights.open(path.parent)
-    outs = [w.Out(n, e.dtype, e.shape, entry=e) for n, e in opened.entries.items()]
+    outs = [w.TensorOut(n, e.dtype, e.shape, entry=e) for n, e in opened.entries.items()]
     drawn = np.random.default_rng(0).standard_normal((4, 3), dtype=np.float32)
-    outs.append(w.Out("new", "BF16", (4, 3), make=lambda: w.from_float32(drawn, "BF16")))
+    outs.append(w.TensorOut("new", "BF16", (4, 3), make=lambda: w.from_float32(drawn, "BF16")))
     (tmp_path / "out").mkdir()
     w.write(tmp_path / "out", outs)
     back = load_file(tmp_path / "out/model.safetensors")
@@ -57,7 +57,7 @@ def test_shards_and_index_are_what_transformers_expects(file, tmp_path):
     opened = w.Weights.open(path.parent)
     (tmp_path / "out").mkdir()
     files = w.write(
-        tmp_path / "out", [w.Out(n, e.dtype, e.shape, entry=e) for n, e in opened.entries.items()], shard_bytes=70
+        tmp_path / "out", [w.TensorOut(n, e.dtype, e.shape, entry=e) for n, e in opened.entries.items()], shard_bytes=70
     )
     assert len(files) > 1
     index = json.loads((tmp_path / "out/model.safetensors.index.json").read_text())
@@ -191,14 +191,14 @@ def test_a_copy_without_copy_file_range_is_the_same(file, tmp_path, monkeypatch)
     monkeypatch.setattr(w.os, "copy_file_range", refuses)
     opened = w.Weights.open(path.parent)
     (tmp_path / "out").mkdir()
-    w.write(tmp_path / "out", [w.Out(n, e.dtype, e.shape, entry=e) for n, e in opened.entries.items()])
+    w.write(tmp_path / "out", [w.TensorOut(n, e.dtype, e.shape, entry=e) for n, e in opened.entries.items()])
     back = load_file(tmp_path / "out/model.safetensors")
     assert all(torch.equal(back[n], tensors[n]) for n in tensors)
 
 
 def test_a_full_disk_is_one_sentence(tmp_path):
     """/dev/full answers every write with ENOSPC, as a full disk does."""
-    out = w.Out("a", "F32", (4,), make=lambda: np.zeros(4, np.float32))
+    out = w.TensorOut("a", "F32", (4,), make=lambda: np.zeros(4, np.float32))
     (tmp_path / "model.safetensors").symlink_to("/dev/full")
     with pytest.raises(LeanSurgeonError, match="disk is full"):
         w.write(tmp_path, [out])

@@ -51,7 +51,7 @@ def place(tmp_path):
 def test_sources_recipes_and_families_in_three_shells(shell, place):
     assert offered(shell, "leansurgeon shrink ", place) == set(PRESETS)
     assert offered(shell, "leansurgeon run figure2", place) == {"figure2", "figure2-cpu"} & set(shipped())
-    types = {kind for family in architectures.known().values() for kind in family.model_types}
+    types = {kind for family in architectures.load_families().values() for kind in family.model_types}
     assert offered(shell, "leansurgeon families gpt", place) == {kind for kind in types if kind.startswith("gpt")}
 
 

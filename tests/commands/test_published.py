@@ -228,17 +228,17 @@ def test_a_cut_that_keeps_the_last_layer_of_gemma_4(tmp_path):
 )
 def test_a_small_model_with_the_flags_of_this_one_runs(config):
     from leansurgeon.architectures.infer import library
-    from leansurgeon.architectures.infer.differences import built
+    from leansurgeon.architectures.infer.differences import build_small_config
 
     with library.quietly():
         full = library.whole(config)
-        built(library.Library.of(full), full)
+        build_small_config(library.Library.of(full), full)
 
 
 def test_what_a_library_raises_is_no_text_of_a_refusal():
     """Zamba 2 does not run when it is small; what torch says of that helps nobody."""
     with pytest.raises(UnsupportedModel, match="no small model") as refused:
-        architectures.of(infer.completed({"model_type": "zamba2", "architectures": ["Zamba2ForCausalLM"]}))
+        architectures.of(infer.complete_config({"model_type": "zamba2", "architectures": ["Zamba2ForCausalLM"]}))
     assert not re.search(r"Error|shape|\[|size of", refused.value.message)
 
 

@@ -58,7 +58,7 @@ def test_rounds_begin_in_turn_with_either_end():
         SimpleNamespace(device=CPU, single=1, large=2, step=lambda n=n: calls.append(n), forward=lambda _: None)
         for n in "ab"
     ]
-    speed.timed(pair, 2)
+    speed.time_benches(pair, 2)
     rounds = ["".join(calls[i : i + 2]) for i in range(0, len(calls), 2)]
     assert set(rounds) == {"ab", "ba"} and all(x != y for x, y in pairwise(rounds))
 
@@ -68,13 +68,13 @@ def test_the_first_steps_are_not_timed():
     calls, clock = [], iter(range(1000))
     one = SimpleNamespace(device=CPU, single=1, large=2, step=lambda: calls.append(1), forward=lambda _: None)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(speed, "clocked", lambda work, _: work() or float(next(clock)))
-        (times,) = speed.timed([one], 3)
+        patch.setattr(speed, "time_work", lambda work, _: work() or float(next(clock)))
+        (times,) = speed.time_benches([one], 3)
     assert len(calls) > 3 == len(times["step"].seconds) and 0.0 not in times["step"].seconds
 
 
 def test_the_clock_counts_seconds_of_the_work():
-    assert 0.05 <= speed.clocked(lambda: time.sleep(0.05), CPU) < 5
+    assert 0.05 <= speed.time_work(lambda: time.sleep(0.05), CPU) < 5
 
 
 def test_eager_attention_is_another_model_and_the_other_backends_share_one():
@@ -115,7 +115,7 @@ def rows(monkeypatch) -> list[bench.BenchRow]:
     ]
     monkeypatch.setattr(speed, "TimedModel", lambda *_: model)
     monkeypatch.setattr(speed, "runs", lambda _: None)
-    monkeypatch.setattr(speed, "timed", lambda *_: times)
+    monkeypatch.setattr(speed, "time_benches", lambda *_: times)
     monkeypatch.setattr(speed, "peaks", lambda *_: [3 * 2**20, 5 * 2**20])
     return bench.time_contenders([own, own], Load(8, 16), [], 3, "cpu", lambda _: None)[0]
 

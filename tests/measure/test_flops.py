@@ -32,7 +32,7 @@ def test_closed_form_is_what_torch_counts(family, saved):
         output(model, fake)
     found = flops.closed_form(source.specs, source.shape, source.config, source.architecture, 12)
     assert found.total == counter.get_total_flops() / 3  # three samples
-    assert flops.counted(source.config, source.architecture, 12) == found.total
+    assert flops.count_flops(source.config, source.architecture, 12) == found.total
 
 
 def test_a_bart_with_added_heads_is_counted_in_closed_form_too(saved):
@@ -43,11 +43,11 @@ def test_a_bart_with_added_heads_is_counted_in_closed_form_too(saved):
     config = steps.architecture.with_shape(
         convert_config(source.config, source.architecture, steps.architecture), steps.after
     )
-    assert steps.flops_after.total == flops.counted(config, steps.architecture)
+    assert steps.flops_after.total == flops.count_flops(config, steps.architecture)
 
 
 def test_the_form_with_a_free_head_dim_is_as_plain_as_its_family():
-    known = architectures.known()
+    known = architectures.load_families()
     assert all(known[family.decoupled].plain == family.plain for family in known.values() if family.decoupled)
     assert known["leansurgeon_bart"].plain and not known["leansurgeon_volo"].plain
 
@@ -65,7 +65,7 @@ def test_presets_and_their_cuts_are_what_torch_counts(preset):
         config = steps.architecture.with_shape(
             convert_config(source.config, source.architecture, steps.architecture), steps.after
         )
-    assert steps.flops_after.total == flops.counted(config, steps.architecture)
+    assert steps.flops_after.total == flops.count_flops(config, steps.architecture)
     assert sum(steps.flops_saved_by.values()) == steps.flops_before.total - steps.flops_after.total
 
 
@@ -87,12 +87,12 @@ def test_a_causal_classifier_scores_every_token(saved, tmp_path):
     source = open_source(str(tmp_path / "classifier"))
     found = flops.closed_form(source.specs, source.shape, source.config, source.architecture, 12)
     assert found.outside == 2 * 12 * source.shape.stages[0].width * 2  # two labels
-    assert found.total == flops.counted(source.config, source.architecture, 12)
+    assert found.total == flops.count_flops(source.config, source.architecture, 12)
 
 
 def test_families_without_a_closed_form_have_none_and_are_counted():
     source = open_source("xcit-m")
     assert flops.closed_form(source.specs, source.shape, source.config, source.architecture) is None
     assert plan(source, RequestedShape(layers="10")).flops_before is None
-    counted = flops.counted(source.config, source.architecture)
+    counted = flops.count_flops(source.config, source.architecture)
     assert counted / 2e9 == pytest.approx(16.08, abs=0.1)  # 16.2 GMAC in timm's table, with what is no matrix product

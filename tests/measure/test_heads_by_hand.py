@@ -16,10 +16,10 @@ from leansurgeon.errors import Diverged, LeanSurgeonError
 from leansurgeon.measure.data.batches import thin
 from leansurgeon.measure.data.calibration import Calibration
 from leansurgeon.measure.heads import pruning
-from leansurgeon.measure.heads.document import Options, study
+from leansurgeon.measure.heads.document import HeadOptions, study
 from leansurgeon.measure.heads.importance import importance
-from leansurgeon.measure.heads.judge import HeadScorer, Labelled, Scores, Unlabelled
-from leansurgeon.measure.heads.sites import Site, sites, switched_off
+from leansurgeon.measure.heads.judge import HeadScorer, Labelled, OutputScorer, Scores
+from leansurgeon.measure.heads.sites import Site, sites, switch_off_heads
 from tests.conftest import build
 from tests.support.models.small_classifier import Rule, classifier
 
@@ -70,7 +70,7 @@ def test_a_model_without_labels_is_judged_by_its_pooled_output(loaded):
     encoder = replace(loaded, model=loaded.model.bert.eval())
     places = [SimpleNamespace(**vars(site) | {"module": site.module.removeprefix("bert.")}) for site in sites(loaded)]
     batches = parts(batch_of(9), 4, 5)
-    bench = HeadScorer(Unlabelled(encoder), places, batches)
+    bench = HeadScorer(OutputScorer(encoder), places, batches)
     assert bench.whole.losses == pytest.approx(np.zeros(9), abs=1e-5) and bench.whole.right is None
     keep = np.arange(8) != 2
     expected = []
@@ -78,7 +78,7 @@ def test_a_model_without_labels_is_judged_by_its_pooled_output(loaded):
         for one in parts(batch_of(9), *[1] * 9):
             real = {k: v[:, : int(one["attention_mask"].sum())] for k, v in one.items() if k != "labels"}
             whole = encoder.model(**real).last_hidden_state[0].mean(0)
-            with switched_off(encoder.model, places, keep):
+            with switch_off_heads(encoder.model, places, keep):
                 expected.append(cosine(whole, encoder.model(**real).last_hidden_state[0].mean(0)))
     loaded.model.train()
     assert bench.scores(keep).losses == pytest.approx(expected, rel=1e-2, abs=1e-5) and max(expected) > 1e-3
@@ -86,9 +86,9 @@ def test_a_model_without_labels_is_judged_by_its_pooled_output(loaded):
 
 def test_every_batch_and_seed_has_its_own_directions():
     output = torch.nn.functional.normalize(torch.randn(4, 64, generator=torch.Generator().manual_seed(0)), dim=-1)
-    found = [Unlabelled(None, seed).slopes(output, {}, number).tolist() for seed in (0, 1) for number in (0, 1)]
+    found = [OutputScorer(None, seed).slopes(output, {}, number).tolist() for seed in (0, 1) for number in (0, 1)]
     assert len({tuple(slopes) for slopes in found}) == 4
-    assert found[3] == Unlabelled(None, 1).slopes(output, {}, 1).tolist()
+    assert found[3] == OutputScorer(None, 1).slopes(output, {}, 1).tolist()
 
 
 def test_only_classes_of_whole_samples_are_right_or_wrong():
@@ -131,7 +131,7 @@ def test_what_is_no_number_or_did_not_run_is_refused(loaded):
     ids=["accuracy", "loss", "cosine"],
 )
 def test_a_hundredth_may_be_lost(whole, labelled, enough, too_much):
-    judge = Labelled(None, None) if labelled else Unlabelled(None)
+    judge = Labelled(None, None) if labelled else OutputScorer(None)
     rows = [{"fraction": i / 2} | point for i, point in enumerate((enough, enough, too_much))]
     bench = SimpleNamespace(whole=whole, judge=judge)
     assert pruning.prunable(rows, bench) == 0.5 and pruning.prunable(rows, bench, 0.05) == 1.0
@@ -200,7 +200,7 @@ def test_options_of_a_study_reach_what_they_name(loaded):
     quick = {"curve": False}
 
     def of(**options) -> dict:
-        return study(loaded, data, Options(**options)).document
+        return study(loaded, data, HeadOptions(**options)).document
 
     def values(document: dict) -> np.ndarray:
         return np.array([entry["importance"] for entry in document["attentions"]])
@@ -218,5 +218,5 @@ def test_options_of_a_study_reach_what_they_name(loaded):
     others = batch_of(16, 1)
     others["labels"] += 7  # classes that the model does not know
     unlabelled = Calibration("noise", "noise", "0" * 64, [others], [], data.heldout)
-    seeds = [values(study(loaded, unlabelled, Options(**quick, seed=seed)).document) for seed in (0, 1)]
+    seeds = [values(study(loaded, unlabelled, HeadOptions(**quick, seed=seed)).document) for seed in (0, 1)]
     assert not np.allclose(*seeds) and np.allclose(*seeds, rtol=2)

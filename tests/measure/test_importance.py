@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from leansurgeon import architectures
 from leansurgeon.checkpoints.model import Loaded, create_timm
 from leansurgeon.measure.heads.importance import importance, slopes_of_batch
-from leansurgeon.measure.heads.judge import HeadScorer, Labelled, Unlabelled
+from leansurgeon.measure.heads.judge import HeadScorer, Labelled, OutputScorer
 from leansurgeon.measure.heads.sites import count, heads_of, sites, split
 from leansurgeon.tasks.base import Score, token_score
 from tests.conftest import FAMILIES, build, example
@@ -197,7 +197,7 @@ def test_without_labels_importance_is_the_change_of_the_embedding():
     """E |v . J| = sqrt(2 / pi) |J| for Gaussian v, with J by finite differences; and 1 - cos is |J|^2 / 2."""
     loaded, batch = loaded_of("bert")
     loaded.model = loaded.model.bert  # a sentence encoder
-    judge, places = Unlabelled(loaded), sites(SimpleNamespace(**vars(loaded), projections=names(loaded)))
+    judge, places = OutputScorer(loaded), sites(SimpleNamespace(**vars(loaded), projections=names(loaded)))
     one = {k: v[:1] for k, v in batch.items() if k != "labels"}
     many = {k: v.repeat(2000, 1) for k, v in one.items()}
     values = split(importance(judge, places, [many]), places)[0]

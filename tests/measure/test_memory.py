@@ -114,7 +114,7 @@ def test_checkpointing_keeps_only_the_inputs_of_blocks():
 
 def test_fused_attention_makes_heads_free_and_eager_does_not():
     """facts: splitting heads costs nothing with fused attention; eager pays one score matrix and its copy for each."""
-    family = architectures.known()["leansurgeon_vit"]
+    family = architectures.load_families()["leansurgeon_vit"]
     source = open_source("vit-b")
     from leansurgeon.checkpoints.family import convert_config
 
@@ -235,7 +235,7 @@ def test_a_real_model_of_the_same_size_runs_afterwards(count):
     if count == "memory":
         predict(config, known, Setting(batch=2))
     else:
-        flops.counted(config, known)
+        flops.count_flops(config, known)
     model = build("dinov3_vit").eval()
     with torch.no_grad():
         found = model(**inputs.make(config, known, 2, 1, "cpu")).last_hidden_state

@@ -14,9 +14,9 @@ from leansurgeon.measure.data.batches import rows_of, thin
 from leansurgeon.measure.data.calibration import Calibration
 from leansurgeon.measure.heads import document as heads
 from leansurgeon.measure.heads import pruning
-from leansurgeon.measure.heads.document import Options, study
+from leansurgeon.measure.heads.document import HeadOptions, study
 from leansurgeon.measure.heads.importance import importance
-from leansurgeon.measure.heads.judge import HeadScorer, Labelled, Scores, Unlabelled
+from leansurgeon.measure.heads.judge import HeadScorer, Labelled, OutputScorer, Scores
 from leansurgeon.measure.heads.sites import Site, count, sites
 from tests.support.models.small_classifier import Rule, classifier
 
@@ -135,7 +135,7 @@ def test_holm_keeps_false_alarms_rare():
 
 def test_nothing_is_tested_where_nothing_differs_or_nothing_can_be_told(trained):
     assert pruning.paired_p(np.zeros(5)) == 1.0 and pruning.paired_p(np.ones(1)) is None
-    judge = Unlabelled(trained)
+    judge = OutputScorer(trained)
     rows = pruning.one_off(HeadScorer(judge, sites(trained), [batch_of(16, 1)]))
     assert all(row["p"] is None and row["p_holm"] is None for row in rows)
     assert all(row["change"] >= -1e-6 for row in rows) and max(row["change"] for row in rows) > 1e-3
@@ -148,7 +148,7 @@ def site(index: int, heads: int, shared: int = 1, in_step: bool = False, stage: 
 def test_the_document_holds_all_of_it(trained):
     fit, held = [batch_of(128, 5)], [batch_of(60, 6), batch_of(40, 7)]
     data = Calibration("rule", "a rule", "0" * 64, fit, fit, held, task=Rule())
-    found = study(trained, data, Options(ablate=True, steps=4)).document
+    found = study(trained, data, HeadOptions(ablate=True, steps=4)).document
     assert found["samples"] == {"importance": 128, "ablation": 100, "curve": 100}
     assert set(found["curve"]["orders"]) == {"importance", "reverse"}
     assert [len(entry["importance"]) for entry in found["attentions"]] == [8, 8]
@@ -171,7 +171,7 @@ def test_every_order_of_the_document_is_what_its_name_says(trained):
     """Ranked on training samples, scored on the held-out ones."""
     fit, held = batch_of(96, 5), batch_of(90, 6)
     data = Calibration("rule", "a rule", "0" * 64, [fit], [fit], [held], task=Rule())
-    found = study(trained, data, Options(ablate=True, steps=4)).document
+    found = study(trained, data, HeadOptions(ablate=True, steps=4)).document
     judge, places = Labelled(trained, Rule()), sites(trained)
     values = importance(judge, places, [fit])
     assert np.concatenate([entry["importance"] for entry in found["attentions"]]) == pytest.approx(values)
@@ -208,7 +208,7 @@ def test_each_kind_of_attention_is_pruned_apart():
 
     bench = SimpleNamespace(sites=places, scores=scores, whole=scores(np.ones(16, bool)), judge=None)
     values = np.array([8, 7, 6, 5, 4, 3, 2, 1, 10, 12, 11, 13, 17, 16, 15, 14], float)
-    found = heads.curves(bench, values, Options(steps=4))["by_kind"]
+    found = heads.curves(bench, values, HeadOptions(steps=4))["by_kind"]
     assert {kind: [row["loss"] for row in rows] for kind, rows in found.items()} == {
         "encoder": [0, 2, 4, 6, 8], "decoder": [0, 100, 200, 300, 400], "cross": [0, 1e4, 2e4, 3e4, 4e4]
     }  # fmt: skip

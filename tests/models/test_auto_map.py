@@ -7,12 +7,12 @@ import pytest
 from leansurgeon import architectures
 from leansurgeon.checkpoints.family import auto_map, modelling_file
 
-FAMILIES = [name for name, family in architectures.known().items() if family.library == "leansurgeon"]
+FAMILIES = [name for name, family in architectures.load_families().items() if family.library == "leansurgeon"]
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_map_of_a_family_names_its_own_classes(name):
-    family = architectures.known()[name]
+    family = architectures.load_families()[name]
     file = modelling_file(family)
     module = importlib.import_module(f"leansurgeon.models.{file.stem}")
     classes = {}

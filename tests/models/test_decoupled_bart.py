@@ -10,7 +10,7 @@ from leansurgeon.models import decoupled_bart
 NUMBERS = dict(vocab_size=60, d_model=24, max_position_embeddings=40, scale_embedding=True, num_labels=2) | {
     f"{side}_{key}": number for side in ("encoder", "decoder") for key, number in (("layers", 2), ("ffn_dim", 40))
 }
-LEAN = {family: architectures.known()[f"leansurgeon_{family}"] for family in ("bart", "mbart")}
+LEAN = {family: architectures.load_families()[f"leansurgeon_{family}"] for family in ("bart", "mbart")}
 PAIRS = [pair for lean in LEAN.values() for pair in lean.classes.items()]
 PREFIX = {"bart": "Bart", "mbart": "MBart"}
 ODD = dict(heads=(5, 3), encoder_head_dim=7, decoder_head_dim=9)  # neither divides the width of 24

@@ -87,12 +87,12 @@ def test_a_folder_loads_with_create_model(tmp_path, changes):
     for p in model.parameters():
         torch.nn.init.normal_(p, std=0.2)
     save_file(model.state_dict(), tmp_path / "model.safetensors")
-    config = folder_config(architectures.known()["leansurgeon_vit"], "leansurgeon_vit", args)
+    config = folder_config(architectures.load_families()["leansurgeon_vit"], "leansurgeon_vit", args)
     (tmp_path / "config.json").write_text(json.dumps(config))
     loaded = timm.create_model(f"local-dir:{tmp_path}", pretrained=True).eval()
     channels = args.get("in_chans", 3)
     assert torch.equal(output(loaded, channels), output(model, channels))
-    declared = architectures.known()["leansurgeon_vit"]
+    declared = architectures.load_families()["leansurgeon_vit"]
     assert architectures.of(config) is declared
     built = {n: tuple(p.shape) for n, p in model.named_parameters()}
     assert built == {spec.name: spec.shape for spec in declared.tensors(config)}
@@ -178,7 +178,7 @@ def test_model_args_that_timm_does_not_take_are_one_sentence():
 )
 def test_variants_that_are_not_a_plain_vit_are_named(name, words):
     with pytest.raises(UnsupportedModel, match=words):
-        source_config(architectures.known()["timm_vit"], name, skeleton(name))
+        source_config(architectures.load_families()["timm_vit"], name, skeleton(name))
 
 
 def test_an_unknown_name_gets_a_suggestion():

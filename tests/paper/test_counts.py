@@ -195,13 +195,13 @@ def test_the_formula_counts_what_the_library_builds(key, index):
 
 @pytest.mark.parametrize("preset", ["lra/retrieval", "digits-vit", "austen-gpt"])
 def test_building_without_numbers_builds_the_same_model(preset):
-    from leansurgeon.checkpoints.blockwise.skeleton import built_without_memory
+    from leansurgeon.checkpoints.blockwise.skeleton import build_on_meta
     from leansurgeon.checkpoints.model import initialise
     from leansurgeon.checkpoints.source import open_source
 
     source = open_source(preset)
     both = (
         initialise(source.config, source.architecture, seed=0),
-        built_without_memory(source.config, source.architecture),
+        build_on_meta(source.config, source.architecture),
     )
     assert len({sum(p.numel() for p in model.parameters()) for model in both}) == 1

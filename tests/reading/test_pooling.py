@@ -109,13 +109,13 @@ def test_judge_and_retrain_say_the_cosine_of_sentence_transformers(encoder, tmp_
 
 def test_heads_are_weighed_by_the_embedding_that_is_used(encoder, tmp_path):
     from leansurgeon import checkpoints
-    from leansurgeon.measure.heads.judge import Unlabelled
+    from leansurgeon.measure.heads.judge import OutputScorer
 
     folder = embedder(tmp_path / "source", encoder, ["cls"])
     tokenizer = AutoTokenizer.from_pretrained(folder)
     batch = dict(tokenizer(["w1 w2 w3", "w4"], padding=True, return_tensors="pt"))
     batch.pop("token_type_ids", None)
     with torch.no_grad():
-        found = Unlabelled(checkpoints.load(folder)).forward(batch)
+        found = OutputScorer(checkpoints.load(folder)).forward(batch)
         states = AutoModel.from_pretrained(folder).eval()(**batch)[0]
     assert torch.allclose(found, torch.nn.functional.normalize(states[:, 0], dim=-1), atol=1e-5)

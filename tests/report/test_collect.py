@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from leansurgeon.checkpoints.record import Both, Comparison, Origin, Proof, SurgeryRecord
+from leansurgeon.checkpoints.record import Comparison, Origin, PairedFigure, Proof, SurgeryRecord
 from leansurgeon.errors import UsageError
 from leansurgeon.report.collect import collect
 from leansurgeon.report.runs import Cut, Run, cut_of, judged_of
@@ -229,7 +229,7 @@ def test_what_is_known_of_a_training(tmp_path: Path) -> None:
 
 
 def test_what_a_proof_has_found() -> None:
-    far = Comparison(data="noise", rows=3, cosine=0.5, relative_error=0.25, loss=Both(1.0, 2.0), scored=9)
+    far = Comparison(data="noise", rows=3, cosine=0.5, relative_error=0.25, loss=PairedFigure(1.0, 2.0), scored=9)
     proof = Proof("transformers.X", 1234, compared=far)
     made = Cut(SurgeryRecord(Origin(""), proof=proof))
     assert made.source == "?" and "transformers.X" in made.proven and "1,234" in made.proven

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from leansurgeon.checkpoints.record import Both, Comparison, Embeddings
+from leansurgeon.checkpoints.record import Comparison, Embeddings, PairedFigure
 from leansurgeon.report.tables import cut
 from leansurgeon.report.tables.cut import parameters, shapes
 from leansurgeon.shape import ParameterCount, Shape, Stage
@@ -25,20 +25,21 @@ def numbers(text: str) -> list[float]:
 
 CASES = {
     "language": (
-        shape(depth=8), Comparison(loss=Both(math.log(20.0), math.log(25.0)), relative_error=0.2), True, 0.25,
+        shape(depth=8), Comparison(loss=PairedFigure(math.log(20.0), math.log(25.0)), relative_error=0.2), True, 0.25,
         [4, 25, 25.0, 20.0, 25.0],
     ),
     "no-cost": (
-        shape(depth=8), Comparison(loss=Both(math.log(20.0), math.log(19.0)), relative_error=0.2), True, 0.25,
+        shape(depth=8), Comparison(loss=PairedFigure(math.log(20.0), math.log(19.0)), relative_error=0.2), True, 0.25,
         [4, 19.0, 20.0, 25.0],
     ),
     "catastrophe": (
-        shape(depth=4), Comparison(loss=Both(3.0, 3.0 + math.log(19.0)), relative_error=0.9), True, 0.5,
+        shape(depth=4), Comparison(loss=PairedFigure(3.0, 3.0 + math.log(19.0)), relative_error=0.9), True, 0.5,
         [8, 19, 381.6, 20.1, 50.0],
     ),
     "accuracy": (
-        shape(heads=12, kv_heads=12), Comparison(accuracy=Both(0.9, 0.875), loss=Both(1, 1), relative_error=0.1), False,
-        -0.1, [12, 6, 2.5, 87.5, 90.0, 10.0],
+        shape(heads=12, kv_heads=12),
+        Comparison(accuracy=PairedFigure(0.9, 0.875), loss=PairedFigure(1, 1), relative_error=0.1),
+        False, -0.1, [12, 6, 2.5, 87.5, 90.0, 10.0],
     ),
     "embeddings": (
         shape(mlp_dim=192), Comparison(embeddings=Embeddings(0.9341, 0.8, 99, 0.9, 0.64, 10), relative_error=0.3),

@@ -36,7 +36,7 @@ def clock(monkeypatch, *seconds: float) -> list[float]:
         taken.append(seconds[len(taken) % len(seconds)])
         return taken[-1]
 
-    monkeypatch.setattr(speed, "clocked", clocked)
+    monkeypatch.setattr(speed, "time_work", clocked)
     return taken
 
 

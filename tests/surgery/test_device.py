@@ -142,15 +142,15 @@ def test_a_cut_in_bf16_is_refitted_as_in_fp32(saved, monkeypatch):
 
 def test_the_device_is_the_users(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert device.chosen("auto") == device.chosen("cpu") == "cpu"
+    assert device.choose_device("auto") == device.choose_device("cpu") == "cpu"
     for word in ("gpu", "cuda:", "cuda:x", "cuda:0", "cuda"):
         with pytest.raises(UsageError):
-            device.chosen(word)
+            device.choose_device(word)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert [device.chosen(word) for word in ("auto", "cuda", "cuda:1")] == ["cuda:0", "cuda:0", "cuda:1"]
+    assert [device.choose_device(word) for word in ("auto", "cuda", "cuda:1")] == ["cuda:0", "cuda:0", "cuda:1"]
     with pytest.raises(UsageError, match="cuda:0 to cuda:1"):
-        device.chosen("cuda:2")
+        device.choose_device("cuda:2")
 
 
 def test_spans_follow_from_the_model_and_not_from_the_machine(saved, monkeypatch):

@@ -13,7 +13,7 @@ from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import UnsupportedModel, UsageError
 from leansurgeon.measure.data.calibration import Calibration
 from leansurgeon.measure.heads.pruning import strengths
-from leansurgeon.measure.heads.sites import Site, count, sites, switched_off
+from leansurgeon.measure.heads.sites import Site, count, sites, switch_off_heads
 from leansurgeon.surgery import prune
 from leansurgeon.surgery.prune import MEASURED
 from leansurgeon.surgery.shrink import carry_out
@@ -55,7 +55,7 @@ def test_the_checkpoint_is_the_masked_model(family, saved, tmp_path):
     inputs = example(model)
     with torch.no_grad():
         whole = output(loaded.model.eval(), inputs)
-        with switched_off(loaded.model, places, keep):
+        with switch_off_heads(loaded.model, places, keep):
             masked = output(loaded.model, inputs)
         found = output(small, inputs)
     assert float((found - masked).abs().max()) <= 1e-4 * float(masked.std())

@@ -32,7 +32,7 @@ def folder(tmp_path):
     path = tmp_path / "source"
     path.mkdir()
     save_file(model.state_dict(), path / "model.safetensors", metadata={"format": "pt"})
-    config = source_config(architectures.known()["timm_vit"], "vit_tiny_patch16_224", model, ARGS)
+    config = source_config(architectures.load_families()["timm_vit"], "vit_tiny_patch16_224", model, ARGS)
     (path / "config.json").write_text(json.dumps(config))
     return path, model
 

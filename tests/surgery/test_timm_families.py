@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from leansurgeon import architectures
-from leansurgeon.architectures.timm_models import folder_config, skeleton, source_config, told_numbers
+from leansurgeon.architectures.timm_models import folder_config, list_arguments, skeleton, source_config
 from leansurgeon.checkpoints.model import initialise, load
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import UnsupportedModel, UsageError
@@ -88,7 +88,7 @@ PROVED = ("volo", "davit")  # with the proof in a fresh process, too; it takes s
 
 
 def family_of(key):
-    return architectures.known()[f"timm_{key}"]
+    return architectures.load_families()[f"timm_{key}"]
 
 
 def build(key, **changes):
@@ -158,7 +158,7 @@ def test_every_tensor_of_timm_has_one_role(case):
     assert {s.name for s in source.specs if s.counted} == parameters
     assert source.parameters.total == sum(p.numel() for p in model.parameters())
     if key != "volo":  # timm's named models take no other stages
-        told = told_numbers(source.architecture, FAMILIES[key][1], model, FAMILIES[key][2])
+        told = list_arguments(source.architecture, FAMILIES[key][1], model, FAMILIES[key][2])
         assert told.items() >= {k: v for k, v in FAMILIES[key][2].items() if k != "drop_path_rate"}.items()
 
 
@@ -371,7 +371,7 @@ def test_named_models_of_timm_are_read_to_the_last_tensor(name, family):
 def test_variants_that_are_not_declared_are_named(name, words):
     """By the declaration that goes by their name; then they are inferred (`architectures/infer/test_timm.py`)."""
     with pytest.raises(UnsupportedModel, match=words):
-        source_config(architectures.declared({"architecture": name}), name, skeleton(name))
+        source_config(architectures.find_declared({"architecture": name}), name, skeleton(name))
 
 
 def test_auto_keeps_head_dim_where_our_modelling_file_is_needed_anyway(case):
@@ -386,7 +386,7 @@ def test_swin_v2_loses_layers_in_pairs_and_its_heads_can_be_split_only(tmp_path)
     args = SMALL | dict(img_size=32, patch_size=2, embed_dim=8, depths=[2, 2, 4, 2], num_heads=[2, 2, 4, 4])
     args |= dict(window_size=4, mlp_ratio=2)
     model = stir(timm.create_model("swinv2_tiny_window8_256", **args))
-    config = source_config(architectures.known()["timm_swin_v2"], "swinv2_tiny_window8_256", model, args)
+    config = source_config(architectures.load_families()["timm_swin_v2"], "swinv2_tiny_window8_256", model, args)
     folder = tmp_path / "source"
     folder.mkdir()
     save_file({k: v.contiguous() for k, v in model.state_dict().items()}, folder / "model.safetensors")

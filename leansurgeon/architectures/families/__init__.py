@@ -37,7 +37,7 @@ KINDS = {"stages": Blocks, "keys": Keys, "takes": Takes, "timm": TimmModels, "dr
 
 
 @cache
-def known() -> dict[str, Architecture]:
+def load_families() -> dict[str, Architecture]:
     """Every declared family by name."""
     files = sorted(Path(__file__).parent.glob("*.toml"))
     return {name: family for file in files for name, family in read_families(file.read_text(encoding="utf-8"))}

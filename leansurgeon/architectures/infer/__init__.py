@@ -21,7 +21,16 @@ if TYPE_CHECKING:
 
     from leansurgeon.architectures.infer.finding import Finding
 
-__all__ = ["DECOUPLED", "TIMM_LEAN", "architecture", "completed", "decoupled", "is_inferred", "sample", "timm_config"]
+__all__ = [
+    "DECOUPLED",
+    "TIMM_LEAN",
+    "architecture",
+    "complete_config",
+    "is_inferred",
+    "make_decoupled_form",
+    "sample",
+    "timm_config",
+]
 
 DECOUPLED = "leansurgeon_decoupled"  # the type of what `models/decoupled_any.py` reads
 TIMM_LEAN = "leansurgeon_any"  # the entry point of `models/timm_any.py`
@@ -42,8 +51,10 @@ def architecture(config: Mapping[str, Any], tower: str | None = None) -> Archite
     if config.get("model_type") == DECOUPLED:
         from leansurgeon.architectures.infer.widened import native
 
-        return decoupled(architecture(native(dict(config)), of_section(config["decoupled"].get("section")) or tower))
-    return _remembered(cache.config_digest(config, tower), lambda: _inferred(config, tower))
+        return make_decoupled_form(
+            architecture(native(dict(config)), of_section(config["decoupled"].get("section")) or tower)
+        )
+    return _read_or_infer(cache.config_digest(config, tower), lambda: _infer_tower(config, tower))
 
 
 def _of_timm(config: Mapping[str, Any]) -> Architecture:
@@ -55,14 +66,14 @@ def _of_timm(config: Mapping[str, Any]) -> Architecture:
         return declared.lean(_of_timm(declared.native(config)))
     key = cache.config_digest({k: config.get(k) for k in ("architecture", "model_args")}, "timm")
 
-    def inferred() -> Architecture:
+    def make_architecture() -> Architecture:
         _announce(f"timm/{config['architecture']}")
         return declared.architecture(config)
 
-    return _remembered(key, inferred)
+    return _read_or_infer(key, make_architecture)
 
 
-def _remembered(key: str, infer: Callable[[], Architecture]) -> Architecture:
+def _read_or_infer(key: str, infer: Callable[[], Architecture]) -> Architecture:
     """What is known under `key` in this process or in the cache, else what `infer` finds, which both then know."""
     from leansurgeon.architectures.infer import cache
 
@@ -81,7 +92,7 @@ def timm_config(name: str, args: Mapping[str, Any] | None = None) -> dict[str, A
     from leansurgeon.architectures.infer.timm_models import declared
 
     with library_builds(f"timm/{name}"):
-        return declared.completed(name.split(".")[0], dict(args or {}))
+        return declared.complete_config(name.split(".")[0], dict(args or {}))
 
 
 def is_inferred(config: Mapping[str, Any]) -> bool:
@@ -89,7 +100,7 @@ def is_inferred(config: Mapping[str, Any]) -> bool:
     return isinstance(config.get("leansurgeon"), dict) and "model_type" not in config
 
 
-def decoupled(base: Architecture) -> Architecture:
+def make_decoupled_form(base: Architecture) -> Architecture:
     """The form of an inferred family that holds any number of heads, by a modelling file of ours that travels."""
     if base.library == "timm":
         from leansurgeon.architectures.infer.timm_models import declared
@@ -100,7 +111,7 @@ def decoupled(base: Architecture) -> Architecture:
     return lean(base)
 
 
-def completed(config: Mapping[str, Any]) -> dict[str, Any]:
+def complete_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """A config with every key that the library gives it, so that nothing is left to a rule that surgery may upset."""
     from leansurgeon.architectures.foreign import library_builds
     from leansurgeon.architectures.infer import library
@@ -109,14 +120,14 @@ def completed(config: Mapping[str, Any]) -> dict[str, Any]:
         whole = library.whole(config)
     sections = [part for key, part in whole.items() if key.endswith("_config") and isinstance(part, dict)]
 
-    def moved(key: str) -> bool:
+    def has_moved(key: str) -> bool:
         """Whether the library has put what stood here into a part of the config, where surgery changes it."""
         return key.endswith("_config_dict") or (key not in KEPT and any(key in part for part in sections))
 
-    return whole | {k: v for k, v in config.items() if k not in whole and not moved(k)}
+    return whole | {k: v for k, v in config.items() if k not in whole and not has_moved(k)}
 
 
-def built_towers(config: Mapping[str, Any]) -> dict[str, int]:
+def count_built_towers(config: Mapping[str, Any]) -> dict[str, int]:
     """The towers that the class of a model of several builds, with their layers; empty where it builds fewer."""
     from leansurgeon.architectures.infer import library, tiny
 
@@ -154,19 +165,19 @@ def counter(full: Mapping[str, Any]) -> nn.Module | type[nn.Module]:
 
     of_type = library.Library.of(full)
     try:
-        return of_type.build(explore.built(of_type, dict(full), geometry=True))
+        return of_type.build(explore.build_small_config(of_type, dict(full), geometry=True))
     except library.Unbuildable:
         return of_type.cls
 
 
-def explored(full: Mapping[str, Any], tower: str | None) -> Finding:
+def explore_family(full: Mapping[str, Any], tower: str | None) -> Finding:
     """What is found of a family on a small model of it; kept for all models that are alike when small."""
     from leansurgeon.architectures.infer import cache, explore, library, tiny
     from leansurgeon.architectures.infer.finding import Finding
 
     with library.quietly():
         small = [tiny.shrunk(dict(full), attempt) for attempt in range(tiny.ATTEMPTS + 1)]
-    said = {"model_type": full["model_type"], "small": [cache.said(one) for one in small]}
+    said = {"model_type": full["model_type"], "small": [cache.key_numbers(one) for one in small]}
     key = cache.config_digest(said, tower)
     if (finding := cache.read(key, Finding)) is not None:
         return finding
@@ -176,14 +187,14 @@ def explored(full: Mapping[str, Any], tower: str | None) -> Finding:
     return finding
 
 
-def _inferred(config: Mapping[str, Any], tower: str | None) -> Architecture:
+def _infer_tower(config: Mapping[str, Any], tower: str | None) -> Architecture:
     from leansurgeon.architectures.infer import bind, library
 
     model_type = config["model_type"]
     library.config_class(model_type)  # unknown to the library as well: said before anything else
-    full = completed(config)
+    full = complete_config(config)
     try:
-        finding = explored(full, tower)
+        finding = explore_family(full, tower)
         if finding.trouble or not finding.stages:
             raise _not_inferred(model_type, finding.trouble)
         with library.quietly():

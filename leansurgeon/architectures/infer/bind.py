@@ -18,7 +18,7 @@ from leansurgeon.architectures.infer.finding import Finding, Part, Stage
 from leansurgeon.architectures.infer.library import Library
 from leansurgeon.architectures.infer.tiny import Config
 from leansurgeon.architectures.infer.widened import MODEL_TYPE, lean_class
-from leansurgeon.architectures.tensors import Blocks, axis_size, numbered, read_key
+from leansurgeon.architectures.tensors import Blocks, axis_size, layer_number_pattern, read_key
 from leansurgeon.errors import UnsupportedModel
 from leansurgeon.reading.jsonfile import JsonObject
 
@@ -51,8 +51,12 @@ def declaration(finding: Finding, full: Config, library: Library | None = None) 
     base = getattr(model, "base_model_prefix", "")
     prefix = f"{base}." if any(s.layer.startswith(f"{base}.") for s in finding.stages) else ""
     own = full[finding.section] if finding.section else full
-    beside = {n: s for n, s in shapes.items() if not any(numbered(stage.layer).match(n) for stage in finding.stages)}
-    bound = [Bound(stage, block_of(stage, shapes, own), own, beside) for stage in finding.stages]
+    beside = {
+        n: s
+        for n, s in shapes.items()
+        if not any(layer_number_pattern(stage.layer).match(n) for stage in finding.stages)
+    }
+    bound = [BoundStage(stage, block_of(stage, shapes, own), own, beside) for stage in finding.stages]
     stages = [each.blocks(prefix) for each in bound]
     refused = {what: why for each in bound for what, why in each.refused.items()}
     outer = [outer_tensor(n, s, prefix, n in finding.buffers, bound) for n, s in beside.items()]
@@ -71,10 +75,10 @@ def declaration(finding: Finding, full: Config, library: Library | None = None) 
         norm=first.norm,
         causal=finding.causal,
         positions="relative",
-        skipped_positions=skipped_positions(model),
+        skipped_positions=count_skipped_positions(model),
         prefixes=prefixes,
         ignored=tuple(sorted(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ())),
-        tied=tuple(n for n in library.tied(model) if n not in shapes),
+        tied=tuple(n for n in library.tied_names(model) if n not in shapes),
         per_layer=tuple(dict.fromkeys(k for s in finding.stages for k in s.lists)),
         period=max(s.period for s in finding.stages),
         counters=first.counters,
@@ -97,7 +101,7 @@ def declaration(finding: Finding, full: Config, library: Library | None = None) 
     )
 
 
-def skipped_positions(model: torch.nn.Module) -> int:
+def count_skipped_positions(model: torch.nn.Module) -> int:
     """Rows of the table of positions that no token ever has: MPNet's positions begin behind that of padding."""
     tables = (module for name, module in model.named_modules() if "position" in name.rpartition(".")[2])
     paddings = (getattr(table, "padding_idx", None) for table in tables)
@@ -120,14 +124,14 @@ def evidence_of(finding: Finding, widened: bool) -> JsonObject:
 def block_of(stage: Stage, shapes: Shapes, full: Config) -> Block:
     block = Block({})
     for name, shape in shapes.items():
-        if hit := numbered(stage.layer).match(name):
+        if hit := layer_number_pattern(stage.layer).match(name):
             block.layers.setdefault((name[hit.end() :], shape), []).append(int(hit[1]))
     if not block.layers:
         raise UnsupportedModel(f"The real {full['model_type']} has no tensors named like '{stage.layer}'.")
     return block
 
 
-class Bound:
+class BoundStage:
     """One stage of a finding at its real size."""
 
     def __init__(self, stage: Stage, block: Block, full: Config, beside: Shapes) -> None:
@@ -238,7 +242,7 @@ class Bound:
         return Tensor(template, role, " ".join(axes), group=group, layers=None if whole else tuple(layers))
 
 
-def outer_tensor(name: str, size: tuple[int, ...], prefix: str, buffer: bool, bound: Sequence[Bound]) -> Tensor:
+def outer_tensor(name: str, size: tuple[int, ...], prefix: str, buffer: bool, bound: Sequence[BoundStage]) -> Tensor:
     """A tensor outside the blocks, which may have as many MLP units as they have."""
     inside = name.startswith(prefix)
     beside = "head" if prefix and not inside else "norm" if len(size) <= 1 else "embedding"

@@ -52,10 +52,10 @@ def config_digest(config: Mapping[str, Any], tower: str | None = None) -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
 
 
-def said(small: Mapping[str, Any]) -> dict[str, Any]:
+def key_numbers(small: Mapping[str, Any]) -> dict[str, Any]:
     """What of a small config decides what is found on it; a head_dim is tried in any case, also where none is named."""
     parts = {k: v for k, v in small.items() if k not in (*UNSAID, "head_dim")}
-    return {k: said(v) if isinstance(v, dict) else v for k, v in parts.items()}
+    return {k: key_numbers(v) if isinstance(v, dict) else v for k, v in parts.items()}
 
 
 @cache

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from leansurgeon.architectures.infer.differences import Level
 from leansurgeon.architectures.infer.library import Library, Unbuildable, difference, outputs
 from leansurgeon.architectures.infer.tiny import INDEX_LISTS, Config
-from leansurgeon.architectures.limits import BY_LAYER, followed, move_taps
-from leansurgeon.architectures.tensors import numbered
+from leansurgeon.architectures.limits import BY_LAYER, follow_layers, move_taps
+from leansurgeon.architectures.tensors import layer_number_pattern
 from leansurgeon.errors import UsageError
 from leansurgeon.hooks import Hooks
 
@@ -32,13 +32,13 @@ COUNTERS = (
 FIRST = 3  # so many of the first layers may be tied to what others say to them (features of pictures)
 
 
-def cut_config(config: Config, level: Level, keep: Sequence[int]) -> Config:
+def make_cut_config(config: Config, level: Level, keep: Sequence[int]) -> Config:
     """The config of a model that keeps these layers of a stage."""
     shorter = dict(config)
     shorter[level.key] = len(keep)
     for key in level.lists:
         shorter[key] = [config[key][i] for i in keep]
-    shorter |= followed(config, COUNTERS, INDEX_LISTS, keep, level.depth)
+    shorter |= follow_layers(config, COUNTERS, INDEX_LISTS, keep, level.depth)
     move_taps([k for k in level.taps if k in shorter], [shorter], keep, level.depth)
     return shorter
 
@@ -52,9 +52,9 @@ def cut_library(library: Library, level: Level, keep: Sequence[int]) -> Library:
     return replace(library, outer=outer)
 
 
-def cut_state(state: Mapping[str, Tensor], level: Level, keep: Sequence[int]) -> dict[str, Tensor]:
+def make_cut_state(state: Mapping[str, Tensor], level: Level, keep: Sequence[int]) -> dict[str, Tensor]:
     """A file of the kept layers."""
-    start = numbered(level.layer)
+    start = layer_number_pattern(level.layer)
     new = {old: i for i, old in enumerate(keep)}
     tensors = {}
     for name, tensor in state.items():
@@ -87,13 +87,13 @@ def passing_on(blocks: Iterable[nn.Module]) -> Iterator[None]:
         yield
 
 
-def passed_over(model: nn.Module, level: Level, gone: Sequence[int]) -> AbstractContextManager[None]:
+def skip_blocks(model: nn.Module, level: Level, gone: Sequence[int]) -> AbstractContextManager[None]:
     """The blocks of a stage that are gone pass on what they receive."""
     return passing_on(model.get_submodule(level.modules.format(i=i)) for i in gone)
 
 
 @dataclass(frozen=True)
-class Whole:
+class WholeModel:
     """A small model, with what its file holds and what it computes."""
 
     library: Library
@@ -108,16 +108,16 @@ class Whole:
         """The model that the library makes with random weights; `more` is what a kind of its own has beside."""
         model = library.build(config, seed)
         inputs = library.example(model, config)
-        return cls(library, config, model, inputs, library.saved(model), outputs(model, inputs), **more)
+        return cls(library, config, model, inputs, library.state_in_file(model), outputs(model, inputs), **more)
 
 
-def proven_cut(whole: Whole, level: Level, keep: Sequence[int]) -> str | None:
+def proven_cut(whole: WholeModel, level: Level, keep: Sequence[int]) -> str | None:
     """Why a cut is not what it should be, or None: the file without the other layers, loaded, computes what the model
     computes when those layers pass on what they receive; and that differs from the whole model.
     """
     gone = [i for i in range(level.depth) if i not in keep]
     try:
-        with passed_over(whole.model, level, gone):
+        with skip_blocks(whole.model, level, gone):
             by_hand = outputs(whole.model, whole.inputs)
     except Unbuildable as error:
         return f"the model does not run without layer {gone[0]} ({error})"
@@ -125,11 +125,11 @@ def proven_cut(whole: Whole, level: Level, keep: Sequence[int]) -> str | None:
     if not unheard and difference(whole.output, by_hand) < ALIVE:
         return f"dropping layer {gone[0]} changes nothing: its layers are not reached"
     try:
-        library, config = cut_library(whole.library, level, keep), cut_config(whole.config, level, keep)
+        library, config = cut_library(whole.library, level, keep), make_cut_config(whole.config, level, keep)
     except UsageError:  # too few layers are left for those who listen; asked for by a user, it is refused
         return None
     try:
-        cut = library.reloaded(config, cut_state(whole.state, level, keep))
+        cut = library.reload(config, make_cut_state(whole.state, level, keep))
         gap = difference(by_hand, outputs(cut, whole.inputs))
     except Unbuildable as error:
         return f"without layer {gone[0]} it does not load ({error})"
@@ -179,7 +179,7 @@ def depth_trouble(
     """Why layers (groups of them) behind the `first` and before the `last` ones cannot be dropped from this stage; None
     where every cut was proven.
     """
-    whole = Whole.of(library, config, seed)
+    whole = WholeModel.of(library, config, seed)
     troubles = (proven_cut(whole, level, keep) for keep in cuts(level.depth, group, first, last))
     return next(filter(None, troubles), None)
 

@@ -15,8 +15,8 @@ from torch import nn
 from leansurgeon.architectures.infer import tiny
 from leansurgeon.architectures.infer.library import LARGEST, Library, Unbuildable, outputs
 from leansurgeon.architectures.infer.tiny import Config, aliases, per_layer
-from leansurgeon.architectures.limits import TAPS, followed
-from leansurgeon.architectures.tensors import numbered
+from leansurgeon.architectures.limits import TAPS, follow_layers
+from leansurgeon.architectures.tensors import layer_number_pattern
 
 Kind = TypeVar("Kind", bound=Library)
 Shapes = dict[str, tuple[int, ...]]
@@ -30,10 +30,10 @@ def shapes(library: Library, config: Config) -> Shapes:
 
 def sizes(library: Library, model: nn.Module) -> Shapes:
     """The same of a model that is there."""
-    return {name: tuple(tensor.shape) for name, tensor in library.saved(model).items()}
+    return {name: tuple(tensor.shape) for name, tensor in library.state_in_file(model).items()}
 
 
-def grown(before: Shapes, after: Shapes) -> dict[Axis, int] | None:
+def growth_of_axes(before: Shapes, after: Shapes) -> dict[Axis, int] | None:
     """By how much each axis grew; None where the tensors themselves are others."""
     if set(before) != set(after) or any(len(before[n]) != len(after[n]) for n in before):
         return None
@@ -68,10 +68,10 @@ def without_one(config: Config, key: str, gone: int = 1) -> Config:
     depth = config[key]
     left = [i for i in range(depth) if i != depth - gone]
     cut = {k: [config[k][i] for i in left] for k in per_layer(config, depth)}
-    return config | cut | {key: depth - 1} | followed(config, (), (), left, depth)
+    return config | cut | {key: depth - 1} | follow_layers(config, (), (), left, depth)
 
 
-def shortened(library: Library, config: Config, key: str) -> tuple[Config, nn.Module] | None:
+def drop_one_layer(library: Library, config: Config, key: str) -> tuple[Config, nn.Module] | None:
     """The config with a layer less and its model; None where the library builds none. Some libraries want a last layer
     of a certain kind, and some lists are another stage's (LED's windows).
     """
@@ -97,7 +97,7 @@ def levels(library: Library, config: Config) -> tuple[list[Level], list[str]]:
     for key in numbers(config):
         if not 2 <= config[key] <= 12 or not looks_like_depth(key):
             continue
-        if (shorter_one := shortened(library, config, key)) is None:
+        if (shorter_one := drop_one_layer(library, config, key)) is None:
             continue
         less, model = shorter_one
         after = sizes(library, model)
@@ -116,8 +116,8 @@ def levels(library: Library, config: Config) -> tuple[list[Level], list[str]]:
         if len(shorter) != 1:
             troubles.append(f"{key}: {len(shorter)} lists of modules shorten with it")
             continue
-        changed = grown(after, {name: base[name] for name in after}) or {}
-        outside = {at: by for at, by in changed.items() if not numbered(prefix).match(at[0])}
+        changed = growth_of_axes(after, {name: base[name] for name in after}) or {}
+        outside = {at: by for at, by in changed.items() if not layer_number_pattern(prefix).match(at[0])}
         of_layers = tuple(k for k in less if isinstance(less[k], list | tuple) and len(less[k]) == len(config[k]) - 1)
         taps = taps_of(library, config) if not stages else ()
         stages.append(Level(key, prefix, shorter[0] + ".{i}", config[key], of_layers, taps, outside))
@@ -157,7 +157,7 @@ def common_layer(gone: list[str], last: int, left: set[str]) -> str | None:
 def effect(library: Library, config: Config, base: Shapes, changes: Mapping[str, int]) -> dict[Axis, int] | None:
     """Growth of every axis with these numbers; None where the library refuses them or builds other tensors."""
     try:
-        return grown(base, shapes(library, config | dict(changes)))
+        return growth_of_axes(base, shapes(library, config | dict(changes)))
     except Unbuildable:
         return None
 
@@ -179,13 +179,13 @@ def first_that_runs(attempts: Iterable[tuple[Kind, Config]]) -> tuple[Kind, Conf
     raise first
 
 
-def built(library: Library, full: Config, *, geometry: bool = False) -> Config:
+def build_small_config(library: Library, full: Config, *, geometry: bool = False) -> Config:
     """The first small config that runs (see `tiny.shrunk`). Raises `Unbuildable`."""
     attempts = range(tiny.ATTEMPTS + 1)
     return first_that_runs((library, tiny.shrunk(full, attempt, geometry=geometry)) for attempt in attempts)[1]
 
 
-def probed(library: Library, small: Config) -> Config:
+def fill_in_numbers(library: Library, small: Config) -> Config:
     """The config with numbers for what it leaves to the library, where the library takes such numbers."""
     names = aliases(small)
     base = shapes(library, small)

@@ -19,7 +19,7 @@ from leansurgeon.architectures.infer.cuts import ALIVE
 from leansurgeon.architectures.infer.finding import Stage
 from leansurgeon.architectures.infer.library import Unbuildable, difference
 from leansurgeon.architectures.infer.units import Trial
-from leansurgeon.architectures.infer.words import Numbers
+from leansurgeon.architectures.infer.words import StageNumbers
 
 EQUAL = 1e-4  # of the outputs' spread: what the rounding of two bases may cost
 BASES = "qkvo"
@@ -27,7 +27,7 @@ OTHERWISE = "something stands between its queries and keys and their product (ro
 Pieces = dict[str, list[tuple[int, str]]]  # by template: axes with their letters
 
 
-def trouble(trial: Trial, stage: Stage, now: Numbers) -> str:
+def trouble(trial: Trial, stage: Stage, now: StageNumbers) -> str:
     """Why heads of a stage cannot be divided; empty where it was proven that they can."""
     if now.kv_heads != now.heads:
         return "its query heads share key/value heads"
@@ -47,7 +47,7 @@ def trouble(trial: Trial, stage: Stage, now: Numbers) -> str:
 def letters(stage: Stage, trial: Trial) -> Pieces | None:
     """Which axes hold queries, keys, values, or what enters the output; `qkv` for the three stacked."""
     by_template: Pieces = {}
-    dims = {p[1]: t.dim() for name, t in trial.state.items() if (p := trial.placed(name)) is not None}
+    dims = {p[1]: t.dim() for name, t in trial.state.items() if (p := trial.locate(name)) is not None}
     for template, axes in stage.heads.axes.items():
         for axis, word in axes:
             sink = template in stage.heads.sinks
@@ -59,24 +59,24 @@ def letters(stage: Stage, trial: Trial) -> Pieces | None:
     return by_template if known == set("qkvo") else None
 
 
-def changed(trial: Trial, pieces: Pieces, now: Numbers, maps: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def apply_to_heads(trial: Trial, pieces: Pieces, now: StageNumbers, maps: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The file after `maps`, (heads, head_dim, head_dim) for each letter, were applied to the entries of every head."""
     tensors = dict(trial.state)
     for name, tensor in trial.state.items():
-        placed = trial.placed(name)
+        placed = trial.locate(name)
         for axis, role in pieces.get(placed[1], ()) if placed else ():
             front = tensor.movedim(axis, 0)
             parts = front.split([now.head_dim * (now.kv_heads if x in "kv" else now.heads) for x in role])
-            made = [applied(part, maps.get(letter)) for part, letter in zip(parts, role, strict=True)]
+            made = [apply_maps(part, maps.get(letter)) for part, letter in zip(parts, role, strict=True)]
             tensors[name] = tensor = torch.cat(made).movedim(0, axis).contiguous()
     return tensors
 
 
-def applied(rows: Tensor, maps: Tensor | None) -> Tensor:
+def apply_maps(rows: Tensor, maps: Tensor | None) -> Tensor:
     return rows if maps is None else (maps @ rows.reshape(len(maps), maps.shape[-1], -1)).reshape(rows.shape)
 
 
-def free_bases(trial: Trial, stage: Stage, now: Numbers) -> str:
+def free_bases(trial: Trial, stage: Stage, now: StageNumbers) -> str:
     """Of "qkvo" the pairs that nothing changes in another basis of every (key/value) head: it is applied, and outputs
     are compared.
     """
@@ -90,7 +90,7 @@ def free_bases(trial: Trial, stage: Stage, now: Numbers) -> str:
         maps |= {one: basis, other: torch.linalg.inv(basis).mT.repeat_interleave(now.heads // now.kv_heads, 0)}
 
     def differs(chosen: str) -> float:
-        state = changed(trial, pieces, now, {letter: maps[letter] for letter in chosen})
+        state = apply_to_heads(trial, pieces, now, {letter: maps[letter] for letter in chosen})
         return difference(trial.output, trial.run(trial.config, state))
 
     try:
@@ -99,13 +99,13 @@ def free_bases(trial: Trial, stage: Stage, now: Numbers) -> str:
         return ""
 
 
-def of_scale(trial: Trial, stage: Stage, pieces: Pieces, now: Numbers) -> str:
+def of_scale(trial: Trial, stage: Stage, pieces: Pieces, now: StageNumbers) -> str:
     """Heads whose second half says nothing are twice as many of half the size, by the library's own rules."""
     half = torch.eye(now.head_dim).expand(now.heads, -1, -1).clone()
     half[:, now.head_dim // 2 :] = 0
-    whole = trial.run(trial.config, changed(trial, pieces, now, {letter: half for letter in "qkv"}))
+    whole = trial.run(trial.config, apply_to_heads(trial, pieces, now, {letter: half for letter in "qkv"}))
     gain = 1.0 if scale_by_key(trial.config) is not None else 2**-0.5  # 1 / sqrt(head_dim) grows as head_dim shrinks
-    state = changed(trial, pieces, now, {"q": gain * half, "k": half, "v": half})
+    state = apply_to_heads(trial, pieces, now, {"q": gain * half, "k": half, "v": half})
     heads = {key: 2 * now.heads for key in (stage.heads_key, stage.kv_key) if key}
     apart = trial.run(trial.config | heads, state)
     return "" if difference(whole, apart) <= EQUAL else "its scores have a scale that does not follow head_dim"

@@ -14,11 +14,11 @@ from leansurgeon.architectures.infer.differences import (
     Axis,
     Level,
     Shapes,
-    built,
+    build_small_config,
     effect,
+    fill_in_numbers,
     levels,
     numbers,
-    probed,
     shapes,
 )
 from leansurgeon.architectures.infer.finding import Finding, Part, Stage
@@ -32,18 +32,25 @@ from leansurgeon.architectures.infer.library import (
 )
 from leansurgeon.architectures.infer.tiny import Config, aliases
 from leansurgeon.architectures.infer.units import (
-    Kind,
     Trial,
+    UnitKind,
     conv1d,
-    explained,
+    explain_axes,
+    find_unreached,
     heads_kind,
     mlp_kind,
     of_stages,
     proof,
-    unreached,
 )
-from leansurgeon.architectures.infer.widened import HEAD_DIM, Heads, LeanLibrary, lean_config, projected, specs
-from leansurgeon.architectures.infer.words import Numbers, Place, head_words, mlp_words
+from leansurgeon.architectures.infer.widened import (
+    HEAD_DIM,
+    Heads,
+    LeanLibrary,
+    find_projection_units,
+    lean_config,
+    specs,
+)
+from leansurgeon.architectures.infer.words import StageNumbers, UnitPlace, head_words, mlp_words
 from leansurgeon.architectures.towers import MORE_SECTIONS, SECTIONS
 
 
@@ -74,7 +81,7 @@ def explore(config: Mapping[str, Any], tower: str | None = None) -> Finding:
         full = whole(config)
         library = Library.of(full)
         try:
-            small = built(library, full)
+            small = build_small_config(library, full)
         except Unbuildable as error:
             return Finding(full["model_type"], library.cls.__name__, (), f"no small model of it runs: {error}")
         best: Finding | None = None
@@ -82,7 +89,7 @@ def explore(config: Mapping[str, Any], tower: str | None = None) -> Finding:
             part, own = (
                 (replace(library, outer=small, section=section), small[section]) if section else (library, small)
             )
-            finding = replace(Search(part, probed(part, own)).finding(), section=section)
+            finding = replace(Search(part, fill_in_numbers(part, own)).finding(), section=section)
             if finding.proven["depth"]:
                 best = finding
                 break
@@ -114,7 +121,9 @@ class Search:
         self.state_sizes = {n: tuple(t.shape) for n, t in self.trial.model.state_dict().items()}
         self.turned = conv1d(self.trial.model)
         self.known: dict[tuple, Effect | None] = {}
-        self.joint: dict[str, tuple[dict[str, list[Place]], str | None]] = {}  # of numbers that several stages share
+        self.joint: dict[
+            str, tuple[dict[str, list[UnitPlace]], str | None]
+        ] = {}  # of numbers that several stages share
         self.ratios: dict[str, tuple[dict[int, Part], str]] = {}
 
     def width(self, stage: Stage) -> int | None:
@@ -123,7 +132,7 @@ class Search:
 
     def lean(self, spec: dict[str, Any], now: Heads) -> tuple[Library, Config]:
         """The library behind our modelling file and the config for it, with the heads that there are."""
-        full, section = self.library.joined(self.config), self.library.section
+        full, section = self.library.join_config(self.config), self.library.section
         config = lean_config(full, self.library.cls.__name__, [spec], {HEAD_DIM: now.head_dim}, section)
         library = LeanLibrary(self.library.cls, config if section else {}, section)
         return library, config[section] if section else config
@@ -135,9 +144,10 @@ class Search:
         if trouble and isinstance(depths := self.config.get("depths"), list | tuple):
             trouble = f"its {len(depths)} stages differ in width, and only models of timm are cut in stages (timm/NAME)"
         stages = [self.stage(level) for level in self.levels]
-        stages = [traits.described(self, stage, level) for stage, level in zip(stages, self.levels, strict=True)]
+        stages = [traits.describe_stage(self, stage, level) for stage, level in zip(stages, self.levels, strict=True)]
         stages = [
-            replace(s, bases=divided.free_bases(self.trial, s, self.counted(s))) if s.standard else s for s in stages
+            replace(s, bases=divided.free_bases(self.trial, s, self.count_heads(s))) if s.standard else s
+            for s in stages
         ]
         tables = dict(self.trial.model.named_buffers())
         return Finding(
@@ -147,22 +157,22 @@ class Search:
             trouble,
             parameters=size,
             causal=self.library.section in ("", "text_config") and traits.is_causal(self.trial),
-            buffers=tuple(n for n, at in self.memory.items() if at in tables and not self.trial.placed(n)),
+            buffers=tuple(n for n, at in self.memory.items() if at in tables and not self.trial.locate(n)),
             inputs=tuple(sorted(self.trial.inputs)),
         )
 
     # -- numbers -------------------------------------------------------------------------------------
 
-    def counted(self, stage: Stage) -> Numbers:
+    def count_heads(self, stage: Stage) -> StageNumbers:
         """The numbers of a stage whose heads are known."""
         heads = self.config[stage.heads_key]
         kv = 1 if stage.kv_key == SHARED else self.config[stage.kv_key] if stage.kv_key else heads
-        return Numbers(heads, kv, self.config.get(stage.head_dim_key) or self.width(stage) // heads, 1)
+        return StageNumbers(heads, kv, self.config.get(stage.head_dim_key) or self.width(stage) // heads, 1)
 
     def general(self, key: str) -> str:
         return self.names.get(key, key)
 
-    def changed(self, **by: int) -> Effect | None:
+    def find_effect(self, **by: int) -> Effect | None:
         """The effect of numbers that grow together, by the first step that the library takes."""
         at = tuple(sorted(by))
         if at not in self.known:
@@ -179,7 +189,7 @@ class Search:
                     break
         return self.known[at]
 
-    def named(self, names: tuple[str, ...], level: Level) -> list[str]:
+    def find_keys(self, names: tuple[str, ...], level: Level) -> list[str]:
         """Keys of such a name, those that share a word with the stage's depth first, then in the order of `names`."""
         keys = [k for k in numbers(self.config) if self.general(k) in names]
         side = next((s for s in ("encoder", "decoder") if s in level.key or f"{s}." in level.layer), "")
@@ -192,7 +202,7 @@ class Search:
         number = self.levels.index(level) if level else None
         if effect is None:
             return {}
-        placed = {at: self.trial.placed(at[0]) for at in effect.axes}
+        placed = {at: self.trial.locate(at[0]) for at in effect.axes}
         return {at: effect.axes[at] for at, p in placed.items() if p and number in (None, p[0])}
 
     def is_shared(self, effect: Effect | None, level: Level) -> bool:
@@ -203,14 +213,14 @@ class Search:
     # -- stages --------------------------------------------------------------------------------------
 
     def stage(self, level: Level) -> Stage:
-        width = next(iter(self.named(tiny.WIDTHS, level)), "hidden_size")
+        width = next(iter(self.find_keys(tiny.WIDTHS, level)), "hidden_size")
         stage = Stage(level.layer, level.key, width, level.lists, taps=level.taps)
         stage = self.with_heads(self.with_depth(stage, level), level)
         return self.with_mlp(stage, level)
 
     def with_depth(self, stage: Stage, level: Level) -> Stage:
         """Layers that can be dropped one by one, behind some that stay, or in groups where kinds take turns."""
-        shared = next((n for n in self.library.tied(self.trial.model) if self.trial.placed(n)), None)
+        shared = next((n for n in self.library.tied_names(self.trial.model) if self.trial.locate(n)), None)
         if shared:
             return replace(stage, depth_trouble=f"its layers share weights ('{shared}')")
         trouble, first, last, group = cuts.droppable(self.library, self.config, level)
@@ -219,16 +229,16 @@ class Search:
     # -- heads ---------------------------------------------------------------------------------------
 
     def with_heads(self, stage: Stage, level: Level) -> Stage:
-        keys = self.named(tiny.HEADS, level)
+        keys = self.find_keys(tiny.HEADS, level)
         if not keys:
             return replace(stage, heads_trouble="its config has no number of heads")
         key = keys[0]
-        kv_key = next(iter(self.named(tiny.KV_HEADS, level)), None)
+        kv_key = next(iter(self.find_keys(tiny.KV_HEADS, level)), None)
         heads = self.config[key]
         kv = self.config[kv_key] if kv_key else heads
         stage = replace(stage, heads_key=key, kv_key=kv_key)
         plain = kv == heads
-        effect = self.changed(**({key: 1, kv_key: 1} if plain and kv_key else {key: kv if not plain else 1}))
+        effect = self.find_effect(**({key: 1, kv_key: 1} if plain and kv_key else {key: kv if not plain else 1}))
         axes = self.inside(effect, level)
         shared = self.is_shared(effect, level)
         head_dim_key = self.head_dim_key(level, heads, axes)
@@ -236,12 +246,12 @@ class Search:
         # What may enter an output projection: a matrix with heads * head_dim on this side.
         sinks = [at for at in axes if len(self.base[at[0]]) == 2 and self.base[at[0]][at[1]] == inner[at]]
         if not axes or not sinks or not head_dim_key:
-            return self.widened(stage, level, heads, kv)
+            return self.widen_heads(stage, level, heads, kv)
         stage = replace(stage, head_dim_key=head_dim_key)
-        now = Numbers(heads, kv, self.config[head_dim_key], 1)
+        now = StageNumbers(heads, kv, self.config[head_dim_key], 1)
         options = {}
         axes = dict(effect.axes) if shared else axes
-        kv_effect = None if plain else self.changed(**{kv_key: heads})
+        kv_effect = None if plain else self.find_effect(**{kv_key: heads})
         if not plain and kv_effect is None:
             return replace(stage, heads_trouble="the number of key/value heads cannot change")
         per_kv = self.inside(kv_effect, None if shared else level)
@@ -260,55 +270,57 @@ class Search:
             return replace(stage, heads_trouble="every key/value head has one head")
         if not shared and (outside := self.outside_axes(effect, level, "the heads")):
             return replace(stage, heads_trouble=outside)
-        places, trouble = self.placed(key, options, kind, level, shared)
+        places, trouble = self.find_units(key, options, kind, level, shared)
         if fails(trouble):  # the library may want heads that divide the width
             whole = heads_kind(now, key, kv_key, 2 * heads, heads // 2)
-            again, still = self.placed(f"{key}, dividing", options, whole, level, shared)
+            again, still = self.find_units(f"{key}, dividing", options, whole, level, shared)
             if still is None:
                 return replace(stage, heads=self.part(key, again), heads_divide_width=True)
             trouble = trouble if fails(still) else still
         return replace(stage, heads=self.part(key, places), heads_trouble=self.in_words(trouble, options))
 
-    def placed(
-        self, name: str, options: Mapping[Axis, list[str]], kind: Kind, level: Level, shared: bool
-    ) -> tuple[dict[str, list[Place]], str | None]:
+    def find_units(
+        self, name: str, options: Mapping[Axis, list[str]], kind: UnitKind, level: Level, shared: bool
+    ) -> tuple[dict[str, list[UnitPlace]], str | None]:
         """Where a stage's units of a kind stand, and why they cannot change. A number that several stages share is
         looked into once, for all of them together.
         """
         if not shared:
-            return explained(self.trial, options, kind)
+            return explain_axes(self.trial, options, kind)
         if name not in self.joint:
-            places, trouble = explained(self.trial, options, kind)
-            self.joint[name] = places, trouble or unreached(self.trial, places)
+            places, trouble = explain_axes(self.trial, options, kind)
+            self.joint[name] = places, trouble or find_unreached(self.trial, places)
         places, trouble = self.joint[name]
         return of_stages(self.trial, places).get(self.levels.index(level), {}), trouble
 
-    def widened(self, stage: Stage, level: Level, heads: int, kv: int) -> Stage:
+    def widen_heads(self, stage: Stage, level: Level, heads: int, kv: int) -> Stage:
         """Heads of a library that derives head_dim from width // heads: by our modelling file, if it can be proven."""
         width = self.width(stage)
         if not isinstance(width, int) or width % heads:
             return replace(stage, heads_trouble="its width is no multiple of its heads")
-        first = self.widened_as(stage, level, Heads(stage.heads_key, stage.kv_key, heads, kv, width // heads, width))
+        first = self.widen_heads_as(
+            stage, level, Heads(stage.heads_key, stage.kv_key, heads, kv, width // heads, width)
+        )
         if not first.heads_trouble or kv != heads or heads == 1:
             return first
         shared = Heads(stage.heads_key, SHARED, heads, 1, width // heads, width)  # one key/value head for all
-        second = self.widened_as(replace(stage, kv_key=SHARED), level, shared)
+        second = self.widen_heads_as(replace(stage, kv_key=SHARED), level, shared)
         return first if second.heads_trouble else second
 
-    def widened_as(self, stage: Stage, level: Level, now: Heads) -> Stage:
+    def widen_heads_as(self, stage: Stage, level: Level, now: Heads) -> Stage:
         """The same, with heads as they are taken to be."""
         heads, kv, plain = now.heads, now.kv_heads, now.heads == now.kv_heads
         more, fewer = (heads + 2, max(heads - 2, 1)) if plain else (heads + kv, heads - kv)
-        numbered = Numbers(heads, kv, now.head_dim, 1)
+        numbered = StageNumbers(heads, kv, now.head_dim, 1)
         kind = heads_kind(numbered, now.key, now.kv_key, more, fewer)
         trouble = ""
         try:
             for spec in specs(self.library, self.config, self.trial.model, self.trial.inputs, level, now):
                 library, lean = self.lean(spec, now)
-                places = projected(self, spec["projections"], level)
+                places = find_projection_units(self, spec["projections"], level)
                 failed = proof(replace(self.trial, library=library, config=lean), (kind, places))
                 if failed is None:
-                    widened = replace(stage, heads=self.part(now.key, places), spec=self.numbered(spec, level))
+                    widened = replace(stage, heads=self.part(now.key, places), spec=self.name_own_keys(spec, level))
                     if not self.divides:
                         return widened
                     return replace(widened, halves_trouble=divided.trouble(self.trial, widened, numbered))
@@ -321,7 +333,7 @@ class Search:
             trouble = f"our modelling file does not load it by the names in its files ({trouble})"
         return replace(stage, heads_trouble=f"head_dim is width // heads in its library, and {trouble}")
 
-    def numbered(self, spec: dict[str, Any], level: Level) -> dict[str, Any]:
+    def name_own_keys(self, spec: dict[str, Any], level: Level) -> dict[str, Any]:
         """Stages keep their heads' sizes under keys of their own."""
         return spec if len(self.levels) == 1 else spec | {"head_dim": f"{HEAD_DIM}_{self.levels.index(level)}"}
 
@@ -339,7 +351,7 @@ class Search:
     def outside_axes(self, effect: Effect | None, level: Level, what: str) -> str:
         """Trouble where axes outside the blocks of a stage follow a number as well."""
         number = self.levels.index(level)
-        others = (n for n, _ in effect.axes if (p := self.trial.placed(n)) is None or p[0] != number) if effect else ()
+        others = (n for n, _ in effect.axes if (p := self.trial.locate(n)) is None or p[0] != number) if effect else ()
         name = next(iter(others), None)
         return f"'{name}' outside these blocks follows {what}" if name else ""
 
@@ -349,7 +361,7 @@ class Search:
             k for k in numbers(self.config) if self.general(k) in tiny.HEAD_DIMS or "head_dim" in k or k == "v_head_dim"
         ]
         for key in sorted(keys, key=lambda k: ("v_" not in k, self.general(k) not in tiny.HEAD_DIMS)):
-            changes = self.changed(**{key: 1})
+            changes = self.find_effect(**{key: 1})
             for at, by in self.inside(changes, level).items():
                 shape = self.base[at[0]]
                 ends = len(shape) in (2, at[1] + 1)  # a matrix, or the last axis
@@ -357,7 +369,7 @@ class Search:
                     return key
         return None
 
-    def part(self, key: str, places: Mapping[str, list[Place]]) -> Part:
+    def part(self, key: str, places: Mapping[str, list[UnitPlace]]) -> Part:
         """Places by template; all layers agree, since one word was tried for all."""
         axes: dict[str, dict[int, str]] = {}
         sinks: set[str] = set()
@@ -371,14 +383,14 @@ class Search:
 
     def with_mlp(self, stage: Stage, level: Level) -> Stage:
         trouble = "its config has no number of MLP units"
-        for key in [*self.named(tiny.MLPS, level), *self.named((*tiny.EXPERT_MLPS, *tiny.SHARED_MLPS), level)]:
-            effect = self.changed(**{key: 1})
+        for key in [*self.find_keys(tiny.MLPS, level), *self.find_keys((*tiny.EXPERT_MLPS, *tiny.SHARED_MLPS), level)]:
+            effect = self.find_effect(**{key: 1})
             axes, shared = self.inside(effect, level), self.is_shared(effect, level)
             if not axes:
                 continue
             shared = shared or len(self.levels) == 1  # a module beside the blocks may be as wide as they
             axes = dict(effect.axes) if shared else axes
-            now = Numbers(1, 1, 1, self.config[key])
+            now = StageNumbers(1, 1, 1, self.config[key])
             options = {at: mlp_words(self.base[at[0]][at[1]], by // effect.step, now) for at, by in axes.items()}
             if any(not words for words in options.values()):
                 trouble = trouble if stage.mlp_key else f"{key} also stands in axes of other meaning"
@@ -386,7 +398,7 @@ class Search:
             if not shared and (outside := self.outside_axes(effect, level, f"'{key}', too")):
                 return replace(stage, mlp_key=key, mlp_trouble=outside)
             kind = mlp_kind(now, lambda n, key=key: {key: n}, now.mlp + 16, now.mlp - 16)
-            places, trouble_here = self.placed(key, options, kind, level, shared)
+            places, trouble_here = self.find_units(key, options, kind, level, shared)
             if trouble_here is None:
                 return replace(stage, mlp_key=key, mlp=self.part(key, places), mlp_trouble="")
             stage = replace(stage, mlp_key=stage.mlp_key or key)
@@ -418,16 +430,16 @@ class Search:
             return {}, f"its library does not build it with another {key}"
         by_stage: dict[int, dict[Axis, int]] = {}
         for at, by in grown.items():
-            placed = self.trial.placed(at[0]) or ((0, at[0]) if len(self.levels) == 1 else None)
+            placed = self.trial.locate(at[0]) or ((0, at[0]) if len(self.levels) == 1 else None)
             if placed is None:
                 return {}, f"'{at[0]}' outside the blocks follows the MLP"
             by_stage.setdefault(placed[0], {})[at] = by
         kinds, options = {}, {}
         for number, axes in by_stage.items():
             width = min(axes.values())
-            now = Numbers(1, 1, 1, int(width * old))
+            now = StageNumbers(1, 1, 1, int(width * old))
             words = {at: mlp_words(self.base[at[0]][at[1]], by // width, now) for at, by in axes.items()}
-            name, axis = self.measured(self.levels[number])
+            name, axis = self.find_width_axis(self.levels[number])
             own = self.base[self.levels[number].layer.format(i=1) + name][axis]
             if any(not of_axis for of_axis in words.values()) or width != own:
                 return {}, "its MLP is no plain multiple of the width"
@@ -435,11 +447,11 @@ class Search:
             by_units = {now.mlp: old, now.mlp + width: old + 1, int(width * less): less}
             kinds[number] = mlp_kind(now, lambda n, u=by_units: {key: u[n]}, now.mlp + width, int(width * less))
             options |= words
-        places, trouble = explained(self.trial, options, kinds)
-        trouble = trouble or unreached(self.trial, places) or ""
+        places, trouble = explain_axes(self.trial, options, kinds)
+        trouble = trouble or find_unreached(self.trial, places) or ""
         return {number: self.part(key, own) for number, own in of_stages(self.trial, places).items()}, trouble
 
-    def measured(self, level: Level) -> tuple[str, int]:
+    def find_width_axis(self, level: Level) -> tuple[str, int]:
         """A tensor of a block and its axis that has the width, which is what most axes of a block have."""
         start = level.layer.format(i=1)
         inside = {n.removeprefix(start): s for n, s in self.base.items() if n.startswith(start)}

@@ -1,7 +1,8 @@
 """The library's own models, small and random: built from a config, saved and loaded again in the names of files.
 
 All that inference finds is found on these. Tensors are spoken of by their names in files, which in transformers differ
-from the names in memory: `saved` is what `save_pretrained` would write, `reloaded` what `from_pretrained` makes of it.
+from the names in memory: `state_in_file` is what `save_pretrained` would write, `reload` what `from_pretrained`
+makes of it.
 """
 
 from __future__ import annotations
@@ -186,15 +187,15 @@ class Library:
     def of(cls, config: Mapping[str, Any]) -> Library:
         return cls(model_class(config))
 
-    def joined(self, config: Mapping[str, Any]) -> dict[str, Any]:
+    def join_config(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """The config of the whole model."""
         return {**self.outer, self.section: dict(config)} if self.section else dict(config)
 
     def settings(self, config: Mapping[str, Any]) -> Any:
         """The config as an object of the library. Raises `Unbuildable`."""
-        config = self.joined(config)
+        config = self.join_config(config)
         try:
-            return spelled_out(config_class(config["model_type"]).from_dict(plain(config)))
+            return with_plain_attention(config_class(config["model_type"]).from_dict(plain(config)))
         except Exception as error:
             raise Unbuildable(REFUSED) from error
 
@@ -218,7 +219,7 @@ class Library:
         """Parameters of a model, without memory for them. Raises `Unbuildable`."""
         return sum(p.numel() for p in self.build(config, None, "meta").parameters())
 
-    def saved(self, model: nn.Module) -> dict[str, Tensor]:
+    def state_in_file(self, model: nn.Module) -> dict[str, Tensor]:
         """What a file of this model holds, by the names in the file."""
         from transformers.core_model_loading import revert_weight_conversion
         from transformers.modeling_utils import remove_tied_weights_from_state_dict
@@ -231,22 +232,22 @@ class Library:
 
     def example(self, model: nn.Module, config: Mapping[str, Any]) -> dict[str, Tensor]:
         """Inputs that a model of this config runs on."""
-        return inputs.example(model, self.joined(config))
+        return inputs.example(model, self.join_config(config))
 
-    def tied(self, model: nn.Module) -> list[str]:
+    def tied_names(self, model: nn.Module) -> list[str]:
         """Names in memory of tensors that are others as well."""
         return sorted(getattr(model, "all_tied_weights_keys", None) or {})
 
-    def loaded(self, settings: Any, **how: Any) -> Any:
+    def load_class(self, settings: Any, **how: Any) -> Any:
         return self.cls.from_pretrained(None, config=settings, **how)
 
-    def reloaded(self, config: Mapping[str, Any], state: Mapping[str, Tensor]) -> nn.Module:
+    def reload(self, config: Mapping[str, Any], state: Mapping[str, Tensor]) -> nn.Module:
         """What `from_pretrained` makes of such a file. Raises `Unbuildable` where a tensor has no place, another size,
         or is missing.
         """
         made = self.settings(config)
         try:
-            model, info = self.loaded(
+            model, info = self.load_class(
                 made,
                 state_dict={k: v.contiguous() for k, v in state.items()},
                 output_loading_info=True,
@@ -262,7 +263,7 @@ class Library:
         return model.eval()
 
 
-def spelled_out(made: Any) -> Any:
+def with_plain_attention(made: Any) -> Any:
     """A config, and those of its parts, that ask for plain attention and no cache."""
     made._attn_implementation, made.use_cache = "eager", False
     for part in vars(made).values():
@@ -278,7 +279,7 @@ def memory_names(library: Library, model: nn.Module) -> dict[str, str]:
     names = list(numbered.state_dict())
     for i, tensor in enumerate(numbered.state_dict().values()):
         tensor.fill_(i)
-    numbers = {name: int(t.flatten()[0]) for name, t in library.saved(numbered).items() if t.numel()}
+    numbers = {name: int(t.flatten()[0]) for name, t in library.state_in_file(numbered).items() if t.numel()}
     return {name: names[i] for name, i in numbers.items() if i < len(names)}
 
 

@@ -20,7 +20,7 @@ def as_source(made: Architecture) -> str:
     integers.
     """
     name = json.dumps(made.name)
-    lines = [f"# {made.name}: {verdict(made)}.", *(f"# {line}" for line in said(made)), f"[{name}]"]
+    lines = [f"# {made.name}: {verdict(made)}.", *(f"# {line}" for line in reasons_of(made)), f"[{name}]"]
     lines += entries(made, *ELSEWHERE, "stages")
     for blocks in made.stages:
         lines += ["", f"[[{name}.stages]]", *entries(blocks)]
@@ -29,7 +29,7 @@ def as_source(made: Architecture) -> str:
 
 def entries(record: Any, *elsewhere: str) -> Iterator[str]:
     """The lines of a table: a record's fields, but for those that stand `elsewhere`."""
-    for key, value in told(record).items():
+    for key, value in fields_of(record).items():
         if key in ("block", "outer"):
             yield f'{key} = """'
             yield from (tensor_text(tensor) for tensor in value)
@@ -38,7 +38,7 @@ def entries(record: Any, *elsewhere: str) -> Iterator[str]:
             yield f"{key} = {in_toml(value)}"
 
 
-def told(record: Any) -> dict[str, Any]:
+def fields_of(record: Any) -> dict[str, Any]:
     """The fields of a record that differ from their defaults."""
     usual = {f.name: f.default if f.default_factory is MISSING else f.default_factory() for f in fields(record)}
     return {name: value for name in usual if (value := getattr(record, name)) != usual[name]}
@@ -46,7 +46,7 @@ def told(record: Any) -> dict[str, Any]:
 
 def in_toml(value: Any) -> str:
     if is_dataclass(value):
-        value = told(value)
+        value = fields_of(value)
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{json.dumps(key)} = {in_toml(entry)}" for key, entry in value.items()) + "}"
     return "[" + ", ".join(map(in_toml, value)) + "]" if isinstance(value, tuple) else json.dumps(value)
@@ -64,7 +64,7 @@ def verdict(made: Architecture) -> str:
     return ", ".join(able) or "nothing may change"
 
 
-def said(made: Architecture) -> list[str]:
+def reasons_of(made: Architecture) -> list[str]:
     """What is refused and why, and on what all else was proven, line by line."""
     lines = [f"{CANNOT[kind]}: {why}." for kind, why in made.refused.items()]
     inputs = " and ".join(made.evidence.get("proven_on_inputs") or ["inputs"])

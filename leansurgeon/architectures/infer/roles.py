@@ -56,8 +56,8 @@ def of_other(template: str, dims: int) -> str:
 def nearest(template: str, sinks: list[str]) -> int:
     """Which sink a tensor belongs to: the one that shares most of its path."""
 
-    def shared(sink: str) -> int:
+    def first_difference(sink: str) -> int:
         pairs = zip(template.split("."), sink.split("."), strict=False)
         return next((i for i, (a, b) in enumerate(pairs) if a != b), 99)
 
-    return max(range(len(sinks)), key=lambda i: (shared(sinks[i]), -i), default=0)
+    return max(range(len(sinks)), key=lambda i: (first_difference(sinks[i]), -i), default=0)

@@ -185,7 +185,7 @@ class Sizes:
             if self.attempt == 6:
                 return value
             own = self.head_dim if self.attempt < 2 or self.attempt == 5 else self.width // self.n_heads
-            return sectioned(rope(value, own), own) if self.attempt else rope(value, own)
+            return fit_rotary_sections(rope(value, own), own) if self.attempt else rope(value, own)
         if name == BY_LAYER and isinstance(value, dict):
             return {number: self.of_layer(entry) for number, entry in value.items()}
         if isinstance(value, list | tuple) and value and len(value) == self.depth and name in (*SMALL, *MLPS):
@@ -287,7 +287,7 @@ def rope(value: Any, head_dim: int) -> Any:
     return scaled
 
 
-def sectioned(value: Any, head_dim: int) -> Any:
+def fit_rotary_sections(value: Any, head_dim: int) -> Any:
     """Rotary parameters that leave nothing to a default which fits the library's own sizes only."""
     if not isinstance(value, dict) or "mrope_section" in value or "rope_type" not in value:
         return value

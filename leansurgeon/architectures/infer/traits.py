@@ -13,14 +13,14 @@ from leansurgeon.architectures.infer import cuts, tiny
 from leansurgeon.architectures.infer.differences import Level
 from leansurgeon.architectures.infer.finding import Stage
 from leansurgeon.architectures.infer.library import Unbuildable, difference, outputs
-from leansurgeon.architectures.infer.units import Looked, Trial
+from leansurgeon.architectures.infer.units import ExploredFamily, Trial
 
 
-def described(search: Looked, stage: Stage, level: Level) -> Stage:
+def describe_stage(search: ExploredFamily, stage: Stage, level: Level) -> Stage:
     """Where projections are in memory, what stands before what, and which keys follow the layers."""
     memory, paths = search.memory, []
     tables = dict(search.trial.model.named_buffers())
-    buffers = {p[1] for n, at in memory.items() if at in tables and (p := search.trial.placed(n))}
+    buffers = {p[1] for n, at in memory.items() if at in tables and (p := search.trial.locate(n))}
     for template in stage.heads.sinks if stage.heads else ():
         names = (level.layer.format(i=i) + template for i in range(level.depth))
         at = next((memory[name] for name in names if name in memory), None)
@@ -41,7 +41,7 @@ def described(search: Looked, stage: Stage, level: Level) -> Stage:
     )
 
 
-def norm(search: Looked, stage: Stage, level: Level) -> str:
+def norm(search: ExploredFamily, stage: Stage, level: Level) -> str:
     """ "pre" where a block whose projections say nothing passes on what it receives."""
     sinks = [t for part in (stage.heads, stage.mlp) if part for t in part.sinks]
     if not (stage.heads and stage.mlp):
@@ -52,7 +52,7 @@ def norm(search: Looked, stage: Stage, level: Level) -> str:
             if start + name in state:
                 state[start + name] = torch.zeros_like(state[start + name])
     try:
-        with cuts.passed_over(search.trial.model, level, [1]):
+        with cuts.skip_blocks(search.trial.model, level, [1]):
             without = outputs(search.trial.model, search.trial.inputs)
         return "pre" if difference(without, search.trial.run(search.config, state)) <= cuts.EQUAL else "post"
     except Unbuildable:

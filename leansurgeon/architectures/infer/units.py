@@ -15,32 +15,41 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from leansurgeon.architectures.infer.cuts import ALIVE, EQUAL, Whole
+from leansurgeon.architectures.infer.cuts import ALIVE, EQUAL, WholeModel
 from leansurgeon.architectures.infer.differences import Axis, Level
 from leansurgeon.architectures.infer.library import Unbuildable, difference, outputs
 from leansurgeon.architectures.infer.tiny import Config
-from leansurgeon.architectures.infer.words import FRESH, Maps, Numbers, Place, choices, moved, same, silenced
-from leansurgeon.architectures.tensors import numbered
+from leansurgeon.architectures.infer.words import (
+    FRESH,
+    Maps,
+    StageNumbers,
+    UnitPlace,
+    choices,
+    move_units,
+    same,
+    silence_units,
+)
+from leansurgeon.architectures.tensors import layer_number_pattern
 
 ROUNDING = 1e-2  # of the outputs' spread: units that are not alike differ by more
 
 
 @dataclass(frozen=True)
-class Trial(Whole):
+class Trial(WholeModel):
     """A small model with what is measured on it."""
 
     levels: tuple[Level, ...]
 
-    def placed(self, name: str) -> tuple[int, str] | None:
+    def locate(self, name: str) -> tuple[int, str] | None:
         """The stage of a tensor and its name within a block; None outside the blocks."""
         for number, level in enumerate(self.levels):
-            if hit := numbered(level.layer).match(name):
+            if hit := layer_number_pattern(level.layer).match(name):
                 return number, name[hit.end() :]
         return None
 
     def run(self, config: Config, state: Mapping[str, Tensor], *, double: bool = False) -> Tensor:
         """The outputs of a file of such a model, of a `double` of it in float64. Raises `Unbuildable`."""
-        model = self.library.reloaded(config, state)
+        model = self.library.reload(config, state)
         if not double:
             return outputs(model, self.inputs)
         inputs = {
@@ -49,7 +58,7 @@ class Trial(Whole):
         return outputs(model.double(), inputs)
 
 
-class Looked(Protocol):
+class ExploredFamily(Protocol):
     """A family that is being looked at (`explore.Search`): its small model and config, names in memory by those in
     files, the sizes of what is in memory, and what holds its inputs first.
     """
@@ -63,49 +72,49 @@ class Looked(Protocol):
 
 
 @dataclass(frozen=True)
-class Kind:
+class UnitKind:
     """One kind of units: how the config counts them, and the maps of its proof."""
 
-    numbers: Numbers
+    numbers: StageNumbers
     change: Callable[[Maps], dict[str, Any]]  # config keys for these maps
     add: Maps
     permute: Maps
     remove: Maps
 
 
-def proof(trial: Trial, *parts: tuple[Kind, Mapping[str, list[Place]]]) -> str | None:
+def proof(trial: Trial, *parts: tuple[UnitKind, Mapping[str, list[UnitPlace]]]) -> str | None:
     """Why units of a kind at these places, or of several stages that one number of the config counts, cannot come and
     go; None where all four parts hold.
     """
 
-    def computed(pick: Callable[[Kind], Maps], *, double: bool = False, **how: Any) -> Tensor:
+    def run_with(pick: Callable[[UnitKind], Maps], *, double: bool = False, **how: Any) -> Tensor:
         config, state = trial.config, trial.state
         for kind, at in parts:
             config = config | kind.change(pick(kind))
-            state = moved(state, at, kind.numbers, pick(kind), 1, **how)
+            state = move_units(state, at, kind.numbers, pick(kind), 1, **how)
         return trial.run(config, state, double=double)
 
-    def permuted() -> float:
+    def error_of_permutation() -> float:
         """What other places change. Where that may be the rounding of fp32, which sharp scores amplify, in float64."""
-        turned = difference(trial.output, computed(lambda kind: kind.permute))
+        turned = difference(trial.output, run_with(lambda kind: kind.permute))
         if EQUAL < turned < ROUNDING:
             with suppress(Unbuildable):  # code that casts to fp32 itself
                 exact = trial.run(trial.config, trial.state, double=True)
-                return difference(exact, computed(lambda kind: kind.permute, double=True))
+                return difference(exact, run_with(lambda kind: kind.permute, double=True))
         return turned
 
     try:
-        added = difference(trial.output, computed(lambda kind: kind.add))
+        added = difference(trial.output, run_with(lambda kind: kind.add))
         if added > EQUAL:
             return f"adding silent units changes the output ({added:.1e})"
-        if difference(trial.output, computed(lambda kind: kind.add, loud=True)) < ALIVE:
+        if difference(trial.output, run_with(lambda kind: kind.add, loud=True)) < ALIVE:
             return "new units do not reach the output"
-        if (turned := permuted()) > EQUAL:
+        if (turned := error_of_permutation()) > EQUAL:
             return f"units are not alike: changing their places changes the output ({turned:.1e})"
         silent = trial.state
         for kind, at in parts:
-            silent = silenced(silent, at, kind.numbers, kind.remove)
-        removed = difference(trial.run(trial.config, silent), computed(lambda kind: kind.remove))
+            silent = silence_units(silent, at, kind.numbers, kind.remove)
+        removed = difference(trial.run(trial.config, silent), run_with(lambda kind: kind.remove))
         if removed > EQUAL:
             return f"removing units is not the same as silencing them ({removed:.1e})"
     except Unbuildable as error:
@@ -113,10 +122,10 @@ def proof(trial: Trial, *parts: tuple[Kind, Mapping[str, list[Place]]]) -> str |
     return None
 
 
-def unreached(trial: Trial, at: Mapping[str, list[Place]]) -> str | None:
+def find_unreached(trial: Trial, at: Mapping[str, list[UnitPlace]]) -> str | None:
     """A module beside the blocks whose units nobody listens to here, so that nothing is proven of them."""
     for name, places in at.items():
-        if trial.placed(name) is None and any(place.sink for place in places):
+        if trial.locate(name) is None and any(place.sink for place in places):
             silent = dict(trial.state) | {name: torch.zeros_like(trial.state[name])}
             if difference(trial.output, trial.run(trial.config, silent)) < ALIVE:
                 return f"'{name}' beside the blocks is not reached"
@@ -142,52 +151,54 @@ def is_sink(trial: Trial, name: str, axis: int, flipped: bool) -> bool:
     return axis == entering and len(shape) <= 4  # a convolution's channels stand as a matrix's do
 
 
-def explained(
-    trial: Trial, options: Mapping[Axis, list[str]], kinds: Kind | Mapping[int, Kind]
-) -> tuple[dict[str, list[Place]], str | None]:
+def explain_axes(
+    trial: Trial, options: Mapping[Axis, list[str]], kinds: UnitKind | Mapping[int, UnitKind]
+) -> tuple[dict[str, list[UnitPlace]], str | None]:
     """Words for every axis with which the proof holds, and why the best try failed where none does. `kinds` are those
     of each stage where one number counts units of several.
     """
     trouble: str | None = "no tensor follows the number"
-    places: dict[str, list[Place]] = {}
+    places: dict[str, list[UnitPlace]] = {}
     for places in guesses(trial, options):
-        by_stage = {0: places} if isinstance(kinds, Kind) else of_stages(trial, places)
+        by_stage = {0: places} if isinstance(kinds, UnitKind) else of_stages(trial, places)
         if not all(any(p.sink for of_layer in own.values() for p in of_layer) for own in by_stage.values()):
             trouble = "no projection leads from the units to the stream"
             continue
-        trouble = proof(trial, *((kinds if isinstance(kinds, Kind) else kinds[n], own) for n, own in by_stage.items()))
+        trouble = proof(
+            trial, *((kinds if isinstance(kinds, UnitKind) else kinds[n], own) for n, own in by_stage.items())
+        )
         if trouble is None:
             return places, None
     return places, trouble
 
 
-def of_stages(trial: Trial, places: Mapping[str, list[Place]]) -> dict[int, dict[str, list[Place]]]:
+def of_stages(trial: Trial, places: Mapping[str, list[UnitPlace]]) -> dict[int, dict[str, list[UnitPlace]]]:
     """Places by stage; those beside the blocks are with the first."""
-    by_stage: dict[int, dict[str, list[Place]]] = {}
+    by_stage: dict[int, dict[str, list[UnitPlace]]] = {}
     for name, here in places.items():
-        by_stage.setdefault((trial.placed(name) or (0,))[0], {})[name] = here
+        by_stage.setdefault((trial.locate(name) or (0,))[0], {})[name] = here
     return by_stage
 
 
-def guesses(trial: Trial, options: Mapping[Axis, list[str]]) -> Iterator[dict[str, list[Place]]]:
+def guesses(trial: Trial, options: Mapping[Axis, list[str]]) -> Iterator[dict[str, list[UnitPlace]]]:
     """Where the units may stand, the likelier first."""
     by_template = {f"{name}|{axis}": words for (name, axis), words in options.items()}
     solid = any(trial.state[name].dim() == 3 for name, _ in options)
     for words in choices(by_template):
         for flipped in (False, True) if solid else (False,):
-            places: dict[str, list[Place]] = {}
+            places: dict[str, list[UnitPlace]] = {}
             for name, axis in options:
-                placed = trial.placed(name)
+                placed = trial.locate(name)
                 template = placed[1] if placed else name
                 sink = is_sink(trial, name, axis, flipped)
-                places.setdefault(name, []).append(Place(template, axis, words[f"{name}|{axis}"], sink))
+                places.setdefault(name, []).append(UnitPlace(template, axis, words[f"{name}|{axis}"], sink))
             yield places
 
 
 # -- heads ----------------------------------------------------------------------------------------
 
 
-def head_maps(now: Numbers, heads: int) -> tuple[Tensor, Tensor]:
+def head_maps(now: StageNumbers, heads: int) -> tuple[Tensor, Tensor]:
     """More or fewer heads beside the same key/value heads; plain attention has as many of both."""
     plain = now.kv_heads == now.heads
     if plain:
@@ -200,7 +211,7 @@ def head_maps(now: Numbers, heads: int) -> tuple[Tensor, Tensor]:
     return groups.reshape(-1), torch.arange(now.kv_heads)
 
 
-def heads_kind(now: Numbers, key: str, kv_key: str | None, more: int, fewer: int) -> Kind:
+def heads_kind(now: StageNumbers, key: str, kv_key: str | None, more: int, fewer: int) -> UnitKind:
     """Heads as the config's `key` counts them (and `kv_key`, where plain attention has one)."""
     plain, units = now.kv_heads == now.heads, torch.arange(now.mlp)
 
@@ -216,10 +227,10 @@ def heads_kind(now: Numbers, key: str, kv_key: str | None, more: int, fewer: int
         last = (torch.arange(now.heads - fewer, now.heads),) * 2
     turned = torch.arange(now.heads).reshape(now.kv_heads, -1).flip(0, 1)  # groups, and the heads within them
     turned = turned.reshape(-1), torch.arange(now.kv_heads).flip(0)
-    return Kind(now, change, maps(head_maps(now, more)), maps(turned), maps(last))
+    return UnitKind(now, change, maps(head_maps(now, more)), maps(turned), maps(last))
 
 
-def mlp_kind(now: Numbers, change: Callable[[int], dict[str, Any]], more: int, fewer: int) -> Kind:
+def mlp_kind(now: StageNumbers, change: Callable[[int], dict[str, Any]], more: int, fewer: int) -> UnitKind:
     """MLP units as the config counts them: `change` gives the keys for a number of units."""
     old = same(now)
     grown = torch.full((more,), FRESH)
@@ -227,4 +238,4 @@ def mlp_kind(now: Numbers, change: Callable[[int], dict[str, Any]], more: int, f
     pick = [
         replace(old, units=u) for u in (grown, torch.arange(now.mlp).flip(0), torch.arange(now.mlp - fewer, now.mlp))
     ]
-    return Kind(now, lambda maps: change(len(maps.units)), *pick)
+    return UnitKind(now, lambda maps: change(len(maps.units)), *pick)

@@ -17,10 +17,10 @@ from torch import nn
 
 from leansurgeon.architectures.base import Architecture
 from leansurgeon.architectures.infer.differences import Level
-from leansurgeon.architectures.infer.library import REFUSED, Library, Unbuildable, outputs, spelled_out
+from leansurgeon.architectures.infer.library import REFUSED, Library, Unbuildable, outputs, with_plain_attention
 from leansurgeon.architectures.infer.tiny import Config
-from leansurgeon.architectures.infer.units import Looked
-from leansurgeon.architectures.infer.words import Place
+from leansurgeon.architectures.infer.units import ExploredFamily
+from leansurgeon.architectures.infer.words import UnitPlace
 from leansurgeon.hooks import Hooks
 
 MODEL_TYPE, FILE, HEAD_DIM = "leansurgeon_decoupled", "decoupled_any.py", "lean_head_dim"
@@ -36,11 +36,11 @@ class LeanLibrary(Library):
         from leansurgeon.models.decoupled_any import LeanConfig
 
         try:
-            return spelled_out(LeanConfig.from_dict(self.joined(config)))
+            return with_plain_attention(LeanConfig.from_dict(self.join_config(config)))
         except Exception as error:
             raise Unbuildable(REFUSED) from error
 
-    def loaded(self, settings: Any, **how: Any) -> Any:
+    def load_class(self, settings: Any, **how: Any) -> Any:
         return lean_class(self.cls.__name__).made(settings).from_pretrained(None, config=settings, **how)
 
 
@@ -69,12 +69,12 @@ def attentions(model: nn.Module, other: nn.Module, block: str) -> list[str]:
     paths, twins = [], dict(other.named_modules())
     for name, module in model.get_submodule(block).named_modules():
         twin = twins.get(f"{block}.{name}" if name else block)
-        if twin is not None and changed(module, twin):
+        if twin is not None and differing_numbers(module, twin):
             paths.append(name)
     return paths
 
 
-def changed(module: nn.Module, twin: nn.Module) -> dict[str, tuple[int, int]]:
+def differing_numbers(module: nn.Module, twin: nn.Module) -> dict[str, tuple[int, int]]:
     """Whole numbers that a module keeps and that differ in its twin."""
     mine, theirs = vars(module), vars(twin)
     return {
@@ -84,7 +84,7 @@ def changed(module: nn.Module, twin: nn.Module) -> dict[str, tuple[int, int]]:
     }
 
 
-def called(model: nn.Module, inputs: Mapping[str, torch.Tensor], block: str) -> list[str]:
+def list_calls(model: nn.Module, inputs: Mapping[str, torch.Tensor], block: str) -> list[str]:
     """The linear maps within a block in the order of their calls, by their paths within it."""
     order: list[str] = []
     with Hooks() as hooks:
@@ -175,7 +175,7 @@ def specs(
     change = {now.key: fewer} | ({now.kv_key: fewer} if own and now.kv_heads == now.heads else {})
     other = library.build(config | change, None)
     owners = attentions(model, other, block)
-    linear = called(model, inputs, block)
+    linear = list_calls(model, inputs, block)
     groups = containers(linear, [o for o in owners if o]) or ([linear] if "" in owners else [])
     words: dict[str, list[str]] = {}
     for maps in groups:
@@ -185,7 +185,7 @@ def specs(
         words |= words_of_maps
     if not words:
         raise Unbuildable("no module of a block keeps a number that follows the heads")
-    numbers, doubtful = kept_numbers(model, other, block, owners, now, fewer)
+    numbers, doubtful = list_kept_numbers(model, other, block, owners, now, fewer)
     for width, stack in itertools.product((False, True), range(2)):
         if stack and all(len(w) == 1 for w in words.values()):
             continue
@@ -199,7 +199,7 @@ def specs(
         }
 
 
-def kept_numbers(
+def list_kept_numbers(
     model: nn.Module, other: nn.Module, block: str, owners: list[str], now: Heads, fewer: int
 ) -> tuple[dict[str, str], dict[str, str]]:
     """Numbers that follow the heads, and those that may be the inner width or the width of the stream."""
@@ -210,7 +210,7 @@ def kept_numbers(
         path = f"{block}.{owner}" if owner else block
         module, twin = model.get_submodule(path), other.get_submodule(path)
         start = f"{owner}." if owner else ""
-        for key, pair in changed(module, twin).items():
+        for key, pair in differing_numbers(module, twin).items():
             kinds = ("heads", "kv_heads", "groups", "kv_inner")
             kind = next((k for k in kinds if pair == (now.value(k), then.value(k))), None)
             if kind:
@@ -221,12 +221,12 @@ def kept_numbers(
     return numbers, doubtful
 
 
-def projected(search: Looked, words: Mapping[str, str], level: Level) -> dict[str, list[Place]]:
+def find_projection_units(search: ExploredFamily, words: Mapping[str, str], level: Level) -> dict[str, list[UnitPlace]]:
     """Places of the units of linear maps, given by their paths within a block. Raises `Unbuildable` where a file holds
     them otherwise than memory does.
     """
     files = {at: name for name, at in search.memory.items()}
-    places: dict[str, list[Place]] = {}
+    places: dict[str, list[UnitPlace]] = {}
     for i in range(level.depth):
         for path, word in words.items():
             for leaf in ("weight", "bias"):
@@ -237,10 +237,12 @@ def projected(search: Looked, words: Mapping[str, str], level: Level) -> dict[st
                 if name is None or tuple(search.trial.state[name].shape) != search.state_sizes[memory]:
                     raise Unbuildable("its file holds the projections otherwise than the model does")
                 axis = 0 if leaf == "bias" else int((word == "o") != (memory in search.turned))
-                placed = search.trial.placed(name)
+                placed = search.trial.locate(name)
                 if placed is None:
                     raise Unbuildable(f"'{name}' stands outside the blocks")
-                places.setdefault(name, []).append(Place(placed[1], axis, "q" if word == "o" else word, word == "o"))
+                places.setdefault(name, []).append(
+                    UnitPlace(placed[1], axis, "q" if word == "o" else word, word == "o")
+                )
     return places
 
 

@@ -18,7 +18,7 @@ FRESH = -1
 
 
 @dataclass(frozen=True)
-class Numbers:
+class StageNumbers:
     """The numbers of a stage that units follow."""
 
     heads: int
@@ -27,7 +27,7 @@ class Numbers:
     mlp: int
 
 
-def head_words(size: int, per_head: int, per_kv: int, now: Numbers) -> list[str]:
+def head_words(size: int, per_head: int, per_kv: int, now: StageNumbers) -> list[str]:
     """What an axis may be that has `per_head` entries for every head and `per_kv` for every key/value head, the
     likelier first; empty where the numbers do not explain its size. Plain attention has `per_kv` 0.
     """
@@ -49,7 +49,7 @@ def head_words(size: int, per_head: int, per_kv: int, now: Numbers) -> list[str]
     return known.get((per_head, per_kv), [f"heads*{per_head}"] if not per_kv else [])
 
 
-def mlp_words(size: int, per_unit: int, now: Numbers) -> list[str]:
+def mlp_words(size: int, per_unit: int, now: StageNumbers) -> list[str]:
     if per_unit * now.mlp != size:
         return []
     return {1: ["mlp"], 2: ["mlp+mlp", "mlp*2"]}.get(per_unit, [])
@@ -64,7 +64,7 @@ class Maps:
     units: Tensor
 
 
-def origin(word: str, now: Numbers, maps: Maps) -> Tensor:
+def origin(word: str, now: StageNumbers, maps: Maps) -> Tensor:
     """The old entry at every new place along an axis, FRESH where there is none."""
     pieces, offset = [], 0
     for part in word.split("+"):
@@ -74,7 +74,7 @@ def origin(word: str, now: Numbers, maps: Maps) -> Tensor:
     return torch.cat(pieces)
 
 
-def _part(word: str, now: Numbers, maps: Maps) -> tuple[Tensor, int]:
+def _part(word: str, now: StageNumbers, maps: Maps) -> tuple[Tensor, int]:
     if word == "mlp":
         return maps.units, now.mlp
     if word.startswith("mlp*"):
@@ -95,12 +95,12 @@ def entries(chosen: Tensor, each: int) -> Tensor:
     return torch.where(chosen[:, None] == FRESH, FRESH, places).reshape(-1)
 
 
-def same(now: Numbers) -> Maps:
+def same(now: StageNumbers) -> Maps:
     return Maps(torch.arange(now.heads), torch.arange(now.kv_heads), torch.arange(now.mlp))
 
 
 @dataclass(frozen=True)
-class Place:
+class UnitPlace:
     """Where the units of an axis stand: a tensor within a block, an axis, its word; `sink` where what the units say
     enters the stream (an output projection), so that zeros there make new units silent.
     """
@@ -111,8 +111,13 @@ class Place:
     sink: bool
 
 
-def moved(
-    state: Mapping[str, Tensor], at: Mapping[str, list[Place]], now: Numbers, maps: Maps, seed: int, loud: bool = False
+def move_units(
+    state: Mapping[str, Tensor],
+    at: Mapping[str, list[UnitPlace]],
+    now: StageNumbers,
+    maps: Maps,
+    seed: int,
+    loud: bool = False,
 ) -> dict[str, Tensor]:
     """A file after units came, went or changed places. `at` gives the places by tensor name. New entries are random,
     those of sinks zero unless `loud`.
@@ -132,7 +137,9 @@ def moved(
     return tensors
 
 
-def silenced(state: Mapping[str, Tensor], at: Mapping[str, list[Place]], now: Numbers, kept: Maps) -> dict[str, Tensor]:
+def silence_units(
+    state: Mapping[str, Tensor], at: Mapping[str, list[UnitPlace]], now: StageNumbers, kept: Maps
+) -> dict[str, Tensor]:
     """A file of the same sizes in which the units that are not kept say nothing."""
     tensors = dict(state)
     for name, places in at.items():

@@ -31,7 +31,7 @@ from torch.overrides import TorchFunctionMode
 
 from leansurgeon.architectures.base import Architecture, Config
 from leansurgeon.architectures.foreign import library_builds
-from leansurgeon.architectures.tensors import numbered
+from leansurgeon.architectures.tensors import layer_number_pattern
 from leansurgeon.checkpoints.blockwise.names import bare_name, file_names, join_parts, split_parts
 from leansurgeon.checkpoints.kind import class_name, transformers_class
 from leansurgeon.checkpoints.model import buildable, create_timm
@@ -66,7 +66,7 @@ class Skeleton:
         self.home = self.device  # where hidden states rest between two blocks; the CPU where they are too many
         self.cast: Callable[[], AbstractContextManager] = nullcontext  # in what numbers blocks take products
         self.shape = architecture.shape(config)
-        self.model = built_without_memory(config, architecture)
+        self.model = build_on_meta(config, architecture)
         for module in self.model.modules():
             for name, buffer in module.named_buffers(recurse=False):
                 module._buffers[name] = buffer.to(self.device)
@@ -103,7 +103,7 @@ class Skeleton:
         if bare in self.shared:
             return None
         for s, span in enumerate(self.shape.spans):
-            if hit := numbered(self.architecture.blocks(s).layer).match(bare):
+            if hit := layer_number_pattern(self.architecture.blocks(s).layer).match(bare):
                 return span.start + int(hit[1])
         return None
 
@@ -164,11 +164,11 @@ class Skeleton:
         for slot in self._in_block(None):
             name, values = self._look_up(slot, tensors)
             if values is not None:
-                self._put(slot, name, values)
+                self._place(slot, name, values)
             elif slot.file in needed and not slot.buffer:
                 raise UnsupportedModel(f"The weights lack '{slot.file}'.", "Is the file complete?")
             elif not slot.buffer:
-                self._put(slot, slot.file, np.zeros(slot.shape, np.float32))
+                self._place(slot, slot.file, np.zeros(slot.shape, np.float32))
 
     def share_outer(self, other: Skeleton) -> None:
         """Everything outside the blocks from another skeleton of the same model, without a second copy in memory.
@@ -214,13 +214,13 @@ class Skeleton:
             if bare in wanted[bare].parts:
                 wanted[bare].parts[bare] = name
             else:
-                self._put(wanted[bare], name, np.array(tensors[name]))
+                self._place(wanted[bare], name, np.array(tensors[name]))
         if merged_slots := [slot for slot in self._in_block(layer) if slot.parts]:
             made = join_parts(self.config, self.architecture, layer, tensors, self.blocks[0])
             for slot in merged_slots:
-                self._put(slot, slot.file, made[slot.memory[0].removeprefix(self.blocks[layer] + ".")].numpy())
+                self._place(slot, slot.file, made[slot.memory[0].removeprefix(self.blocks[layer] + ".")].numpy())
 
-    def _put(self, slot: Slot, name: str, values: np.ndarray) -> None:
+    def _place(self, slot: Slot, name: str, values: np.ndarray) -> None:
         if values.shape != slot.shape:
             raise UnsupportedModel(
                 f"'{name}' is {list(values.shape)} in the weights, and the library builds {list(slot.shape)}."
@@ -255,9 +255,9 @@ class Skeleton:
         """A block of zeros, for those who need its ways and not its values."""
         for slot in self._in_block(layer):
             if not slot.buffer:
-                self._put(slot, slot.given, np.zeros(slot.shape, np.float32))
+                self._place(slot, slot.given, np.zeros(slot.shape, np.float32))
 
-    def filled(self, layer: int) -> bool:
+    def is_filled(self, layer: int) -> bool:
         """Whether all parameters of a block have values."""
         return not any(p.is_meta for p in self.block(layer).parameters())
 
@@ -265,7 +265,7 @@ class Skeleton:
         """What a filled block holds now, by the file names under which it was filled: the inverse of `fill`, but for
         whole numbers, which nothing here changes.
         """
-        if not self.filled(layer):
+        if not self.is_filled(layer):
             raise LeanSurgeonError(f"Layer {layer} of the skeleton is not filled.")
         tensors = {}
         for slot in self._in_block(layer):
@@ -360,7 +360,7 @@ def hollow(make: Callable[[], nn.Module]) -> nn.Module:
     return model
 
 
-def built_without_memory(config: Config, architecture: Architecture) -> nn.Module:
+def build_on_meta(config: Config, architecture: Architecture) -> nn.Module:
     """The library's model with its parameters on the meta device and its computed tables in memory."""
     if architecture.library == "timm":
         with library_builds(config["architecture"]):

@@ -24,12 +24,12 @@ from leansurgeon.errors import LeanSurgeonError, UnsupportedModel
 HIDDEN = ("hidden_states", "x", "hidden_state")  # what libraries call a block's first argument
 
 
-class Enough(Exception):
+class StopForward(Exception):
     """Ends a run of the library's forward whose rest is not needed."""
 
 
 @dataclass(frozen=True)
-class Call:
+class BlockCall:
     """The arguments of one call of a block, the hidden states taken out."""
 
     args: tuple[Any, ...]
@@ -37,7 +37,7 @@ class Call:
     key: str | None  # the name of the hidden states where they came by name
 
     @classmethod
-    def of(cls, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, Call]:
+    def of(cls, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, BlockCall]:
         """Hidden states, and the rest of a call."""
         if args:
             return args[0], cls(args[1:], dict(kwargs), None)
@@ -62,7 +62,7 @@ class Stream:
     def __init__(self, skeleton: Skeleton, batches: list[dict[str, Tensor]]) -> None:
         self.skeleton, self.at = skeleton, 0
         self.batches = [{k: v.to(skeleton.device) for k, v in batch.items() if k != "labels"} for batch in batches]
-        self.calls: list[list[Call]] = []  # by batch and block
+        self.calls: list[list[BlockCall]] = []  # by batch and block
         self.wraps: list[dict[int, Callable[[Tensor], Any]]] = []  # what a block returns of a batch, made from a tensor
         self.beside: list[Tensor] = []  # what blocks give besides hidden states
         self.predicts = False  # whether `head` gives predictions, not hidden states; known behind its first call
@@ -92,9 +92,9 @@ class Stream:
         layer = self.at if layer is None else layer
         self.skeleton.work += hidden.numel() // hidden.shape[-1] * (3 if torch.is_grad_enabled() else 1)
         with self.skeleton.cast() if rounded else nullcontext():
-            given = self._given(hidden.to(self.skeleton.device))
+            given = self._channels_as_given(hidden.to(self.skeleton.device))
             out = self.calls[batch][layer].on(self.skeleton.block(layer), given)
-        return self._kept(out if isinstance(out, Tensor) else out[0])
+        return self._channels_last(out if isinstance(out, Tensor) else out[0])
 
     @torch.no_grad()
     def run(self, layer: int | None = None, hidden: list[Tensor] | None = None) -> list[Tensor]:
@@ -104,11 +104,11 @@ class Stream:
         states, layer = self.hidden if hidden is None else hidden, self.at if layer is None else layer
         return [self.call(b, state, layer).to(self.skeleton.home) for b, state in enumerate(states)]
 
-    def _kept(self, state: Tensor) -> Tensor:
+    def _channels_last(self, state: Tensor) -> Tensor:
         """A block's hidden states with the channels last."""
         return state.movedim(1, -1) if self.channels_first and state.dim() > 3 else state
 
-    def _given(self, hidden: Tensor) -> Tensor:
+    def _channels_as_given(self, hidden: Tensor) -> Tensor:
         """Hidden states as the library's blocks take them."""
         return hidden.movedim(-1, 1) if self.channels_first and hidden.dim() > 3 else hidden
 
@@ -132,7 +132,7 @@ class Stream:
     @torch.no_grad()
     def _record(self, batch: dict[str, Tensor]) -> Tensor:
         """Note the arguments of every block; returns the hidden states before the first."""
-        calls: list[Call] = []
+        calls: list[BlockCall] = []
         first: list[Tensor] = []
         passed: list[Tensor] = []
         # What blocks hand on beside hidden states depends on the batch's length; else one batch shows it for all.
@@ -140,7 +140,7 @@ class Stream:
 
         def stand_in(layer: int, args: tuple, kwargs: dict) -> Any:
             """In place of a block: note its arguments and run it; the last one ends the forward."""
-            hidden, call = Call.of(args, kwargs)
+            hidden, call = BlockCall.of(args, kwargs)
             if layer != len(calls):
                 raise UnsupportedModel(f"{self._name} calls block {layer} where block {len(calls)} is due.")
             given = (*call.args, *call.kwargs.values())
@@ -156,7 +156,7 @@ class Stream:
             if layer not in wraps:
                 wraps[layer] = self._wrap(layer, call, hidden, wraps)
             if layer == self.skeleton.depth - 1:
-                raise Enough
+                raise StopForward
             passed[:] = [hidden.detach()]  # an object of its own, known again by the next block
             return wraps[layer](passed[-1])
 
@@ -165,7 +165,7 @@ class Stream:
             raise UnsupportedModel(f"{self._name} calls {len(calls)} of its {self.skeleton.depth} blocks.")
         self.calls.append(calls)
         self.wraps.append(wraps)
-        return self._kept(first[0]).to(self.skeleton.home)
+        return self._channels_last(first[0]).to(self.skeleton.home)
 
     def _cross(self, batch: int, hidden: Tensor) -> Tensor:
         """From the output of block `at - 1` to the input of block `at`.
@@ -174,31 +174,31 @@ class Stream:
         arguments are noted anew.
         """
         states: list[Tensor] = []
-        hidden = self._given(hidden.to(self.skeleton.device))
+        hidden = self._channels_as_given(hidden.to(self.skeleton.device))
 
         def stand_in(layer: int, args: tuple, kwargs: dict) -> Any:
             """In place of a block: those before `at` pass through, those from it on have their arguments noted."""
-            state, call = Call.of(args, kwargs)
+            state, call = BlockCall.of(args, kwargs)
             if layer >= self.at:
                 states.append(state)
                 self.calls[batch][layer] = call
             if layer == self.skeleton.depth - 1:
-                raise Enough
+                raise StopForward
             return self.wraps[batch][layer](hidden if layer == self.at - 1 else state)
 
         self._forward(self.batches[batch], stand_in)
-        return self._kept(states[0]).to(self.skeleton.home)
+        return self._channels_last(states[0]).to(self.skeleton.home)
 
     def head(self, batch: int, hidden: Tensor) -> Tensor:
         """What `finish` gives for one batch, for those who cannot hold the logits of all; `hidden` are outputs of a
         block of the last stage.
         """
         last = self.skeleton.depth - 1
-        hidden = self._given(hidden.to(self.skeleton.device))
+        hidden = self._channels_as_given(hidden.to(self.skeleton.device))
 
         def stand_in(layer: int, args: tuple, kwargs: dict) -> Any:
             """In place of a block: the last one gives the hidden states at hand."""
-            return self.wraps[batch][layer](hidden if layer == last else Call.of(args, kwargs)[0])
+            return self.wraps[batch][layer](hidden if layer == last else BlockCall.of(args, kwargs)[0])
 
         out = self._forward(self.batches[batch], stand_in)
         if isinstance(out, Tensor):  # timm, whose models without a classifier give features
@@ -217,7 +217,7 @@ class Stream:
                 if self.skeleton.architecture.library == "timm":
                     return model(batch["pixel_values"] if "pixel_values" in batch else next(iter(batch.values())))
                 return model(**batch)
-            except Enough:
+            except StopForward:
                 return None
 
     @contextmanager
@@ -232,7 +232,7 @@ class Stream:
             for block in blocks:
                 del block.forward
 
-    def _wrap(self, layer: int, call: Call, hidden: Tensor, known: dict[int, Callable]) -> Callable[[Tensor], Any]:
+    def _wrap(self, layer: int, call: BlockCall, hidden: Tensor, known: dict[int, Callable]) -> Callable[[Tensor], Any]:
         """What a block returns as a function of its hidden states: itself, or a tuple around it. `known` are those of
         earlier blocks.
 
@@ -245,7 +245,7 @@ class Stream:
         alike = next((i for i in same if type(self.skeleton.block(i)) is type(block)), None)
         if alike is not None and not isinstance(block, nn.Sequential):
             return known[alike]
-        empty = not self.skeleton.filled(layer)
+        empty = not self.skeleton.is_filled(layer)
         if empty:
             self.skeleton.fill_zeros(layer)
         try:

@@ -25,7 +25,7 @@ MODULES, MODULE = "modules.json", ("config.json", "model.safetensors")  # senten
 LARGEST = 512_000_000  # bytes of one file; the largest tokenizers have some 40 million
 
 
-def found(source: Path, also: tuple[str, ...] = ()) -> list[str]:
+def find_companions(source: Path, also: tuple[str, ...] = ()) -> list[str]:
     """Names of the companions that lie in `source`. Raises `UnsupportedModel` for one that leads out of it."""
     # What sentence-transformers puts behind the encoder (pooling, dense layers), as modules.json names it; what is no
     # plain name of a folder there is left out.
@@ -62,8 +62,8 @@ def is_embedder(source: Path) -> bool:
 
 
 def copy(source: Path, target: Path, also: tuple[str, ...] = ()) -> list[str]:
-    """Copy them; returns their names. Raises what `found` raises."""
-    copied = found(source, also)
+    """Copy them; returns their names. Raises what `find_companions` raises."""
+    copied = find_companions(source, also)
     for name in copied:
         (target / name).parent.mkdir(parents=True, exist_ok=True)
         if name.endswith("_config.json") and (plain := without_code(source / name)) is not None:

@@ -26,7 +26,7 @@ import numpy as np
 from leansurgeon.architectures.base import Config
 from leansurgeon.checkpoints.foreign import companions, unpacked
 from leansurgeon.checkpoints.publish.durable import scratch
-from leansurgeon.checkpoints.weights import Out, Weights, write
+from leansurgeon.checkpoints.weights import TensorOut, Weights, write
 from leansurgeon.errors import UnsupportedModel, plural
 from leansurgeon.reading.jsonfile import Json, value_at
 
@@ -94,7 +94,7 @@ def from_crammed_bert(config: Config, weights: Weights, keep: ExitStack) -> Path
     new_config, tensors = convert_crammed_bert(config, weights.float32, list(weights.entries))
     folder = keep.enter_context(scratch())
     arrays = {name: (value() if callable(value) else value) for name, value in tensors.items()}
-    write(folder, [Out(name, "F32", a.shape, make=lambda a=a: a.astype("<f4")) for name, a in arrays.items()])
+    write(folder, [TensorOut(name, "F32", a.shape, make=lambda a=a: a.astype("<f4")) for name, a in arrays.items()])
     (folder / "config.json").write_text(json.dumps(new_config, indent=2))
     return folder
 

@@ -53,17 +53,17 @@ def allow(value: bool) -> bool:
     return value
 
 
-def allowed() -> bool:
+def is_allowed() -> bool:
     """Whether the environment permits code that came with a model."""
     return os.environ.get(ALLOWED) == "1"
 
 
-def judged(architecture: Architecture, config: Config, folder: Path) -> Architecture:
+def judge_code(architecture: Architecture, config: Config, folder: Path) -> Architecture:
     """The family of a checkpoint folder, with the folder as its `code` where that runs because the user allowed it.
 
     Raises `UnsupportedModel` where the checkpoint asks for code that is not ours and nobody allowed it.
     """
-    named = named_modules(config)
+    named = list_code_modules(config)
     if architecture.library != "leansurgeon" or not named:
         return architecture  # the library's own class, or ours from the package
     files = {f"{module}.py" for module in named}
@@ -72,7 +72,7 @@ def judged(architecture: Architecture, config: Config, folder: Path) -> Architec
     if not strange and not changed:
         return architecture
     what = strange[0] if strange else f"{changed[0]}, and that is not the file that leansurgeon ships"
-    if not allowed():
+    if not is_allowed():
         raise UnsupportedModel(
             f"{folder} wants to run code of its own: config.json names {what}.",
             f"If you have read it and trust it, {FLAG} runs it; or take auto_map out of config.json.",
@@ -80,7 +80,7 @@ def judged(architecture: Architecture, config: Config, folder: Path) -> Architec
     return replace(architecture, code=folder)
 
 
-def named_modules(config: Config) -> set[str]:
+def list_code_modules(config: Config) -> set[str]:
     """Modules that `auto_map` names, a repository of the hub before them (`org/name--module`)."""
     remote = config.get("auto_map")
     values: list[Any] = list(remote.values()) if isinstance(remote, Mapping) else [remote] if remote else []
@@ -146,7 +146,7 @@ def walk(config: Json) -> Iterator[tuple[str, Json]]:
 # -- what we ship ----------------------------------------------------------------------------------
 
 
-def shipped_file(name: str) -> Path:
+def find_shipped_file(name: str) -> Path:
     """The path of one of our modelling files."""
     return Path(str(files("leansurgeon.models") / name))
 
@@ -161,7 +161,7 @@ def is_shipped(file: Path) -> bool:
     """Whether a file is byte for byte one that this version of the package or a listed earlier one ships."""
     if not file.is_file():
         return False
-    own, seen = shipped_file(file.name), digest(file)
+    own, seen = find_shipped_file(file.name), digest(file)
     return seen in earlier().get(file.name, ()) or (own.is_file() and seen == digest(own))
 
 
@@ -173,7 +173,7 @@ def code_files(folder: Path, config: Config) -> list[Path]:
     from transformers.dynamic_module_utils import get_relative_import_files
 
     needed: dict[Path, None] = {}
-    for module in sorted(named_modules(config)):
+    for module in sorted(list_code_modules(config)):
         file = folder / f"{module}.py"
         if "--" not in module and file.is_file():
             needed[file] = None
@@ -181,7 +181,7 @@ def code_files(folder: Path, config: Config) -> list[Path]:
     return list(needed)
 
 
-def trusted_class(folder: Path, config: Config, name: str) -> type | None:
+def load_trusted_class(folder: Path, config: Config, name: str) -> type | None:
     """The class `name` of a trusted folder's own code; None where its `auto_map` has none. Runs that code."""
     from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
@@ -208,7 +208,7 @@ def with_known_classes(config: Config, architecture: Architecture) -> Config:
         return config
     import transformers
 
-    def known(name: str) -> str:
+    def library_class_name(name: str) -> str:
         """The library's own class for a class of remote code, or the name itself where there is none."""
         auto = next((key for key, value in remote.items() if str(value).endswith(f".{name}")), "")
         if hasattr(transformers, name) or not hasattr(transformers, auto):
@@ -217,4 +217,4 @@ def with_known_classes(config: Config, architecture: Architecture) -> Config:
         class_name = getattr(mapping, "_model_mapping", {}).get(config["model_type"], name)
         return class_name if isinstance(class_name, str) else class_name[0]
 
-    return config | {"architectures": [known(name) if isinstance(name, str) else name for name in names]}
+    return config | {"architectures": [library_class_name(name) if isinstance(name, str) else name for name in names]}

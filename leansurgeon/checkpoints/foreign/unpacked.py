@@ -35,7 +35,7 @@ def of_file(path: Path) -> UnsupportedModel:
     suffix = path.suffix.lower()
     if suffix == ".safetensors":
         return UnsupportedModel(
-            f"{path} is a bare state dict ({counted(path)}): weights without a config.", lines(path)
+            f"{path} is a bare state dict ({describe_counts(path)}): weights without a config.", lines(path)
         )
     if suffix in PICKLES:
         return UnsupportedModel(
@@ -100,7 +100,7 @@ def merging(folder: Path) -> str:
     )
 
 
-def counted(path: Path) -> str:
+def describe_counts(path: Path) -> str:
     """`201 tensors, 22,713,216 numbers`."""
     try:
         entries = read_header(path).values()

@@ -58,8 +58,8 @@ def prove(
     `LeanSurgeonError` with the first thing that is wrong.
     """
     with scratch() as place:
-        given = batches or undeclared_sample(folder)
-        inputs = written(given, place / "inputs.safetensors") if given else None
+        given = batches or make_noise_sample(folder)
+        inputs = write_batches(given, place / "inputs.safetensors") if given else None
         accounts, trouble = run(folder, source, inputs, kind, families)
     if "result" not in accounts:
         raise LeanSurgeonError(f"{folder.name} cannot be reloaded: {trouble}", "Nothing was kept. Please report this.")
@@ -76,11 +76,13 @@ def prove(
     return replace(proof, compared=against(original, account, data, exact))
 
 
-def undeclared_sample(folder: Path) -> list[dict[str, Any]]:
+def make_noise_sample(folder: Path) -> list[dict[str, Any]]:
     """Noise for a model whose family nobody declared, and whose inputs the other process could not guess."""
     config = read_config(folder)
     kind = config.get("model_type")
-    return [infer.sample(config)] if kind and (kind == infer.DECOUPLED or not architectures.declared(config)) else []
+    return (
+        [infer.sample(config)] if kind and (kind == infer.DECOUPLED or not architectures.find_declared(config)) else []
+    )
 
 
 def check(account: dict[str, Any], parameters: int, lacking: Sequence[str] = ()) -> None:
@@ -165,7 +167,7 @@ def certain(original: dict[str, Any], result: dict[str, Any], part: int) -> dict
     return {"low": interval[0], "high": interval[1]} if interval else {}
 
 
-def written(batches: Sequence[dict[str, Any]], file: Path) -> Path:
+def write_batches(batches: Sequence[dict[str, Any]], file: Path) -> Path:
     """Batches as a file that the other process reads."""
     from safetensors.torch import save_file
 
@@ -224,7 +226,7 @@ def how_to_load(folder: Path, family: Architecture | None = None, *, as_document
     """
     config = read_config(folder)
     known = family is not None and bool(family.evidence)  # a declaration by hand costs nothing
-    architecture = trust.judged(family if known else architectures.of(config), config, folder)
+    architecture = trust.judge_code(family if known else architectures.of(config), config, folder)
     stem = (architecture.modelling or "").removesuffix(".py")
     if architecture.library == "timm":
         ours = str(config.get("architecture", "")).startswith("leansurgeon_")

@@ -160,7 +160,7 @@ def example(model, how: dict) -> dict:
     room = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None) or 64
     tokens = how.get("tokens") or int(min(64, room - room // 4))  # some of the first positions may not be in use
     # Any tokens but the first eighth, where special ones (padding, end) usually stand.
-    ids = torch.randint(config.vocab_size // 8, config.vocab_size, (1, tokens), generator=seeded())
+    ids = torch.randint(config.vocab_size // 8, config.vocab_size, (1, tokens), generator=seed_draws())
     inputs = {"input_ids": ids}
     if how.get("two_texts"):
         inputs["input_ids_2"] = ids.flip(1)
@@ -184,15 +184,15 @@ def timm_example(config: dict) -> dict:
 
 def noise(*shape: int):
     """Standard normal values of this shape, the same in every process."""
-    return torch.randn(*shape, generator=seeded())
+    return torch.randn(*shape, generator=seed_draws())
 
 
-def seeded():
+def seed_draws():
     """The same draws in every process."""
     return torch.Generator().manual_seed(0)
 
 
-def examined(folder: Path, how: dict, asked, offload: dict | None = None) -> tuple[dict, list]:
+def examine_folder(folder: Path, how: dict, asked, offload: dict | None = None) -> tuple[dict, list]:
     """What loading and running a folder shows, and its outputs (see `run`). `offload` are the library's arguments for
     weights that stay on the disk; by default those of files that may take more than the room that there is in fp32.
     """
@@ -202,7 +202,7 @@ def examined(folder: Path, how: dict, asked, offload: dict | None = None) -> tup
     if offload is None and not timm and 2 * stored > asked.room:
         beside = {"device_map": "auto", "max_memory": {"cpu": asked.room}, "offload_folder": asked.offload}
         with suppress(Exception):  # of a class that takes weights past the modules that hold them, among others
-            return examined(folder, how, asked, beside)
+            return examine_folder(folder, how, asked, beside)
         gc.collect()  # what is wrong in any case is seen once more
     model, account = (
         load_timm(folder, how.get("module")) if timm else load_transformers(folder, config, how, offload or {})
@@ -295,11 +295,11 @@ def main() -> None:
     if asked.root and ("module" in asked.how or "module" in asked.source_how):
         sys.path.insert(0, asked.root)  # the leansurgeon that asks, and no other that may be installed
 
-    account, outputs = examined(asked.folder, asked.how, asked)
+    account, outputs = examine_folder(asked.folder, asked.how, asked)
     print("\n" + json.dumps({"result": account}), flush=True)
     if asked.source:
         gc.collect()  # one model in memory at a time
-        original, theirs = examined(asked.source, asked.source_how, asked)
+        original, theirs = examine_folder(asked.source, asked.source_how, asked)
         if original["output"] == account["output"]:
             original["differences"] = differences(theirs, outputs)
         print("\n" + json.dumps({"source": original}), flush=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from leansurgeon.checkpoints.record import Both, Comparison, Embeddings
+from leansurgeon.checkpoints.record import Comparison, Embeddings, PairedFigure
 
 SEEN = "data that it may have been trained on"  # instead of "held-out data", where nobody can say that it was not
 
@@ -27,7 +27,7 @@ def of_embeddings(embeddings: Embeddings | None) -> list[tuple[str, float | None
     ]
 
 
-def difference(both: Both, form: str, times: float = 1.0, unit: str = "") -> str:
+def difference(both: PairedFigure, form: str, times: float = 1.0, unit: str = "") -> str:
     """`; difference +0.101 to +0.117, 95 %`, where the samples say so much."""
     if both.low is None or both.high is None:
         return ""

@@ -18,7 +18,7 @@ import yaml
 from leansurgeon.architectures.base import Config
 from leansurgeon.checkpoints.config import read_config
 from leansurgeon.checkpoints.foreign import companions
-from leansurgeon.checkpoints.kind import class_name, head_note, used_in
+from leansurgeon.checkpoints.kind import class_name, find_used_class_in, head_note
 from leansurgeon.checkpoints.places import public
 from leansurgeon.checkpoints.proof.report_numbers import SEEN, sentence
 from leansurgeon.checkpoints.publish.durable import write_durably
@@ -82,7 +82,7 @@ class Training:
 # -- front matter ----------------------------------------------------------------------------------
 
 
-def kept_from(folder: Path | None) -> tuple[JsonObject, str]:
+def read_front_matter(folder: Path | None) -> tuple[JsonObject, str]:
     """The front matter of a source's card; and why it cannot be read, which is no reason to refuse a model."""
     if folder is None:
         return {}, ""
@@ -123,7 +123,7 @@ def base_of(origin: Origin | None, folder: Path | None, kept: JsonObject) -> str
     """
     if origin is not None and origin.kind in ("hub", "timm"):
         return origin.name
-    if folder is None or (cached := modelcard.cached_name(folder)):
+    if folder is None or (cached := modelcard.hub_name_of_cache(folder)):
         return cached if folder else None
     ours = TAG in tags_of(kept)  # a result is none of what the hub has
     if not ours and (own := modelcard.own_name(folder)):
@@ -189,7 +189,7 @@ def of_comparison(data: str, compared: Comparison | None, language: bool) -> Mea
     return Measured(data, tuple(m for m in metrics if math.isfinite(m.value)))
 
 
-def measured_of(made: SurgeryRecord) -> list[Measured]:
+def list_figures(made: SurgeryRecord) -> list[Measured]:
     """All figures of a record: those of its proof, and on data that had no part in the making."""
     if made.proof is None or made.initialised == FRESH:
         return []
@@ -197,10 +197,10 @@ def measured_of(made: SurgeryRecord) -> list[Measured]:
     kind = made.proof.compared and made.proof.compared.data
     of = "" if kind == SEEN else ", held out"
     name = "noise as input" if kind == "noise" else f"{public(used.name if used and used.name else 'data')}{of}"
-    return [of_comparison(name, made.proof.compared, made.language), *judged_of(made)]
+    return [of_comparison(name, made.proof.compared, made.language), *list_judged_figures(made)]
 
 
-def judged_of(made: SurgeryRecord) -> list[Measured]:
+def list_judged_figures(made: SurgeryRecord) -> list[Measured]:
     """The figures on data that was named for it."""
     return [of_comparison(public(data), other, made.language) for data, other in made.judged.items()]
 
@@ -216,10 +216,10 @@ def write_card(
     where there was no surgery.
     """
     name = writable(name)
-    kept, trouble = kept_from(source)
-    measured = list(training.measured) if training else measured_of(made) if made else []
+    kept, trouble = read_front_matter(source)
+    measured = list(training.measured) if training else list_figures(made) if made else []
     base = base_of(made.source if made else None, source, kept)
-    config, used = read_config(folder), used_in(folder)
+    config, used = read_config(folder), find_used_class_in(folder)
     note = head_note(class_name(config), used, folder)
     config = config | ({"architectures": [used]} if note else {})
     head = front(kept, name, base, config, measured, cut=made is None or made.plan.init != FRESH)
@@ -238,7 +238,7 @@ def adopt(home: Path, folder: Path, base: str | None) -> None:
     """Give the copy of a model the front matter of the card of its `home`, so that results of the copy keep it; `base`
     is the model's name on the hub.
     """
-    kept = kept_from(home)[0] | ({"base_model": base} if base else {})
+    kept = read_front_matter(home)[0] | ({"base_model": base} if base else {})
     if kept:
         write_durably(folder / modelcard.CARD, text_of(kept, ""))
 
@@ -257,7 +257,7 @@ def rename(folder: Path, name: str) -> None:
     write_durably(file, text_of(head, f"# {name}\n\n{BEGIN}\n{rest}\n{END}\n" if rest else f"# {name}\n"))
 
 
-def merged(theirs: str, ours: str) -> str:
+def merge_cards(theirs: str, ours: str) -> str:
     """The card of a repository with a result's in it. What people wrote stays, front matter and text; what leansurgeon
     wrote before, between its marks, is replaced. Raises `LeanSurgeonError` for one that cannot be read.
     """
@@ -285,7 +285,7 @@ def judge(folder: Path, made: SurgeryRecord) -> None:
     except LeanSurgeonError:
         return
     task = str(head.get("pipeline_tag", "other"))
-    if new := model_index(text.partition("\n")[0].removeprefix("# "), task, judged_of(made)):
+    if new := model_index(text.partition("\n")[0].removeprefix("# "), task, list_judged_figures(made)):
         known = {result["dataset"]["name"] for result in new[0]["results"]}
         older = [entry for entry in head.get("model-index") or [] if isinstance(entry, dict)]
         kept = [r for entry in older for r in entry.get("results") or [] if value_at(r, "dataset", "name") not in known]

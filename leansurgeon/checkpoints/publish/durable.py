@@ -52,7 +52,7 @@ def _system() -> Callable[[bytes, bytes, int], int] | None:
         return None
 
 
-def _asked(old: Path, new: Path, flag: int) -> bool:
+def _ask_system(old: Path, new: Path, flag: int) -> bool:
     """Whether the system did it; False where it cannot. Raises `OSError`."""
     call = _system()
     if call is None:
@@ -67,7 +67,7 @@ def _asked(old: Path, new: Path, flag: int) -> bool:
 
 def rename_new(old: Path, new: Path) -> None:
     """Rename a folder to a name that is free. Raises `FileExistsError` where it is not, whoever took it and when."""
-    if _asked(old, new, NEW):
+    if _ask_system(old, new, NEW):
         return
     if os.name == "nt":
         os.rename(old, new)  # refuses what exists
@@ -84,7 +84,7 @@ def rename_new(old: Path, new: Path) -> None:
 
 def exchange(one: Path, other: Path) -> bool:
     """Let two folders change places at once; False where the system cannot. Raises `OSError`."""
-    return _asked(one, other, SWAP)
+    return _ask_system(one, other, SWAP)
 
 
 # -- who wrote what lies unfinished, and whether that process still lives ------------------------------------------
@@ -121,12 +121,12 @@ class Owner:
             return True
         except OSError:  # it is somebody else's
             pass
-        return bool(self.start) and started(self.pid) not in (0, self.start)  # numbers come back
+        return bool(self.start) and start_of_process(self.pid) not in (0, self.start)  # numbers come back
 
 
 def me() -> Owner:
     """This process."""
-    return Owner(host(), boot(), os.getpid(), started(os.getpid()))
+    return Owner(host(), boot(), os.getpid(), start_of_process(os.getpid()))
 
 
 def of_name(name: str) -> Owner | None:
@@ -150,7 +150,7 @@ def boot() -> str:
         return host()
 
 
-def started(pid: int) -> int:
+def start_of_process(pid: int) -> int:
     """When a process started, in clock ticks since boot; 0 where that cannot be told."""
     try:
         # The name of the program stands in parentheses and may hold anything.
@@ -166,7 +166,7 @@ _held: dict[tuple[Path, int, int], int] = {}  # (name, process, thread) -> how m
 
 
 @contextmanager
-def claimed(path: Path) -> Iterator[None]:
+def claim_name(path: Path) -> Iterator[None]:
     """Hold the name `path` while the block runs; a thread that holds it may claim it again.
 
     Raises `UsageError` that says who has it, and `OSError` where nothing can be written beside it.
@@ -182,8 +182,8 @@ def claimed(path: Path) -> Iterator[None]:
         return
     made = [folder for folder in path.parents if not folder.exists()]
     path.parent.mkdir(parents=True, exist_ok=True)
-    file = path.parent / f".{cut(path.name)}.writing"
-    handle = taken(file, path)
+    file = path.parent / f".{shorten_name(path.name)}.writing"
+    handle = take_claim(file, path)
     _held[key] = 1
     try:
         yield
@@ -197,12 +197,12 @@ def claimed(path: Path) -> Iterator[None]:
                 folder.rmdir()
 
 
-def cut(name: str) -> str:
+def shorten_name(name: str) -> str:
     """A name that leaves room for what is put around it."""
     return os.fsdecode(os.fsencode(name)[:150])
 
 
-def taken(file: Path, path: Path) -> int:
+def take_claim(file: Path, path: Path) -> int:
     """The handle of the locked claim file, with its owner written into it. Raises `UsageError` where another process
     holds it.
     """
@@ -261,7 +261,7 @@ _scratches: dict[Path, int] = {}
 
 
 @contextmanager
-def unfinished(path: Path) -> Iterator[Path]:
+def open_unfinished(path: Path) -> Iterator[Path]:
     """A new folder beside `path`, gone at the end if it has not been renamed. Raises `OSError`."""
     sweep(path.parent)
     aside = beside(path, UNFINISHED)
@@ -311,7 +311,7 @@ def _take_away() -> None:
 
 def beside(path: Path, kind: str) -> Path:
     """A hidden name beside `path` that tells its kind and the process it belongs to."""
-    return path.parent / f".{cut(path.name)}{kind}{me().tag}"
+    return path.parent / f".{shorten_name(path.name)}{kind}{me().tag}"
 
 
 def sweep(folder: Path) -> None:
@@ -332,7 +332,7 @@ def sweep(folder: Path) -> None:
                         left.unlink()
                 continue
             name = entry.name.partition(REPLACED)[0].removeprefix(".")
-            if REPLACED in entry.name and cut(name + "-") != name and not (folder / name).exists():
+            if REPLACED in entry.name and shorten_name(name + "-") != name and not (folder / name).exists():
                 with suppress(OSError):
                     rename_new(left, folder / name)
                 continue

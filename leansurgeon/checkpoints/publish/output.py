@@ -17,13 +17,13 @@ from leansurgeon.checkpoints.publish.durable import (
     REPLACED,
     UNFINISHED,
     beside,
-    claimed,
+    claim_name,
     exchange,
     give_mode,
+    open_unfinished,
     rename_new,
     sync,
     sync_tree,
-    unfinished,
 )
 from leansurgeon.checkpoints.record import read_if_whole
 from leansurgeon.errors import LeanSurgeonError, UsageError, disk_is_full
@@ -39,10 +39,10 @@ def output_folder(path: Path, *, force: bool = False) -> Iterator[Path]:
     Raises `UsageError` when `path` exists and `force` is not set, at the start or because it came into being meanwhile,
     and where another process writes it; with `force` the old folder is removed after the new one is complete.
     """
-    with held(path, force=force), ExitStack() as stack:
+    with hold_output(path, force=force), ExitStack() as stack:
         path = path.resolve()  # a link stays, and what it points to is written
         with making(path):
-            aside = stack.enter_context(unfinished(path))
+            aside = stack.enter_context(open_unfinished(path))
         try:
             yield aside
             give_mode(aside)
@@ -61,14 +61,14 @@ def output_folder(path: Path, *, force: bool = False) -> Iterator[Path]:
 
 
 @contextmanager
-def held(path: Path, *, force: bool = False) -> Iterator[None]:
+def hold_output(path: Path, *, force: bool = False) -> Iterator[None]:
     """Hold the name of an output while the block runs. Raises `UsageError` where it is not free, or another process
     writes it.
     """
     check_free(path, force=force)
     with ExitStack() as stack:
         with making(path):
-            stack.enter_context(claimed(path))
+            stack.enter_context(claim_name(path))
         yield
 
 
@@ -144,7 +144,7 @@ def check_apart(path: Path, source: Path | None) -> None:
     """Refuse to write into, over or around the folder that is read, and to copy what is not of it."""
     if source is None:
         return
-    companions.found(source)
+    companions.find_companions(source)
     out, read = path.resolve(), source.resolve()
     if out == read or out in read.parents or read in out.parents:
         raise UsageError(f"The output {path} and the source {source} overlap.", "Choose another folder with -o.")

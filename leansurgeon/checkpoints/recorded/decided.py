@@ -10,12 +10,12 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from leansurgeon.checkpoints.recorded.part import INSIDE, Part
+from leansurgeon.checkpoints.recorded.part import INSIDE, Recorded
 from leansurgeon.reading.jsonfile import JsonObject
 
 
 @dataclass(frozen=True)
-class SampleData(Part):
+class SampleData(Recorded):
     """The sample data that decided: what can be typed behind --calibrate, what it is, its digest, its samples by part,
     its sources where it has several, how many samples were asked for, and the rule and the digests of its split,
     which outputs its classes are, and what was typed behind --columns.
@@ -36,7 +36,7 @@ class SampleData(Part):
 
 
 @dataclass(frozen=True)
-class GuardScore(Part):
+class GuardScore(Recorded):
     """How far a candidate's output is from the source's on the guard samples: relative error, divergence of its
     predictions (nats a token), its loss, and the one of the first two that judges. `by_source` is that for each source
     of the data, `pieces` how many of the guard were judged.
@@ -51,7 +51,7 @@ class GuardScore(Part):
 
 
 @dataclass(frozen=True)
-class Tried(Part):
+class Tried(Recorded):
     """A set of layers that competed, and what was refitted beside the MLP's output at its cuts: the attention's, and
     `later` layers. `data` says whether it was judged on "part" of the samples or on "all", which are not comparable;
     `left_out` that its race ended early.
@@ -75,7 +75,7 @@ class Tried(Part):
 
 
 @dataclass(frozen=True)
-class Trim(Part):
+class Trim(Recorded):
     """Heads or units that went from a layer: the ridge, whether what stays was solved for again, the error on the guard
     before and after, and of heads those that stay.
     """
@@ -88,7 +88,7 @@ class Trim(Part):
 
 
 @dataclass(frozen=True)
-class Split(Part):
+class Split(Recorded):
     """Heads that were divided: the share of their score form that is kept, and the relative output error on the guard
     after the split and after the refit; `refitted` says whether that was taken.
     """
@@ -100,7 +100,7 @@ class Split(Part):
 
 
 @dataclass(frozen=True)
-class ProjectionRefit(Part):
+class ProjectionRefit(Recorded):
     """A projection that was solved for: whether that is kept, the ridge, errors on the guard and on the samples that
     were fitted to, and the guard's error by ridge. Of an attention's also what the whole block has lost by it.
     """
@@ -117,7 +117,7 @@ class ProjectionRefit(Part):
 
 
 @dataclass(frozen=True)
-class BlockRefit(Part):
+class BlockRefit(Recorded):
     """What was refitted in a block: the attention's output (`o`), the MLP's (`down`); behind a post-norm also whose
     norm it has, and the block's error before and after.
     """
@@ -135,7 +135,7 @@ class BlockRefit(Part):
 
 
 @dataclass(frozen=True)
-class Fit(Part):
+class Fit(Recorded):
     """Steps of gradient descent, the relative error on the guard before and after, whether they are kept."""
 
     steps: int | None
@@ -146,7 +146,7 @@ class Fit(Part):
 
 
 @dataclass(frozen=True)
-class MadeLayer(Part):
+class MadeLayer(Recorded):
     """A new layer that is no plain copy: made from source layer `source`, it stands for all up to `until`. Its refit is
     a sentence where there was no way to one.
     """
@@ -168,7 +168,7 @@ class MadeLayer(Part):
 
 
 @dataclass(frozen=True)
-class SpanFit(Part):
+class SpanFit(Recorded):
     """The blocks of a span up to new layer `until`, fitted together."""
 
     until: int
@@ -176,7 +176,7 @@ class SpanFit(Part):
 
 
 @dataclass(frozen=True)
-class CutFit(Part):
+class CutFit(Recorded):
     """The spans around one cut, whose first new layer is `first`."""
 
     first: int
@@ -184,7 +184,7 @@ class CutFit(Part):
 
 
 @dataclass(frozen=True)
-class LocalFit(Part):
+class LocalFit(Recorded):
     """The local fit around all cuts: what judges before and after, whether it is kept, and the passes of the source
     over all samples that it took.
     """
@@ -197,7 +197,7 @@ class LocalFit(Part):
 
 
 @dataclass(frozen=True)
-class Healing(Part):
+class Healing(Recorded):
     """How the candidate that was taken was healed, and its score in the end."""
 
     attention: bool
@@ -207,7 +207,7 @@ class Healing(Part):
 
 
 @dataclass(frozen=True)
-class MixedIn(Part):
+class MixTrial(Recorded):
     """One try with so many samples of the model's own: how far the result is off on such samples."""
 
     own: int | None
@@ -215,13 +215,13 @@ class MixedIn(Part):
 
 
 @dataclass(frozen=True)
-class Mixing(Part):
+class MixDecision(Recorded):
     """How much of what the model makes itself was mixed into few samples: how far a cut on own samples alone is off on
     these, the tries, and whether the last was near enough.
     """
 
     own_alone: float | None
-    rounds: tuple[MixedIn, ...]
+    rounds: tuple[MixTrial, ...]
     safe: bool
 
 
@@ -229,14 +229,14 @@ class Mixing(Part):
 
 
 @dataclass(frozen=True)
-class Importance(Part):
+class Importance(Recorded):
     """The measured importance of the heads of every attention, which chose those that stay."""
 
     by_head: tuple[tuple[float, ...], ...]
 
 
 @dataclass(frozen=True)
-class Verified(Part):
+class Verified(Recorded):
     """What an undone model was held against: `by` is "sha256" (the written file has the recorded digest), "source"
     (tensor by tensor; `differing` are not alike, `left_out` are only in the source) or "reload".
     """
@@ -254,7 +254,7 @@ WALKED = (
 
 
 @dataclass(frozen=True)
-class Decisions(Part):
+class Decisions(Recorded):
     """All that was decided: by weight (`kept_heads` by the name of their layer, `balance` by layer), on sample data
     (`calibration`), and by walking through the layers with it. `evidence` are the numbers that its criterion has looked
     at, in a form of its own; `passes` are of the source over all samples, of so many `tokens`, `held_back` says what
@@ -276,7 +276,7 @@ class Decisions(Part):
     held_back: tuple[str, ...] = ()
     steps_taken_over: int = 0
     seconds: float | None = None
-    mixing: Mixing | None = None
+    mixing: MixDecision | None = None
     importance: Importance | None = None
     verified: Verified | None = None
 

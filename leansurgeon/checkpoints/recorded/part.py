@@ -30,12 +30,12 @@ class DamagedRecord(UnsupportedModel):
     """A surgery.json that cannot be read, or holds something else than a record."""
 
 
-class Odd(ValueError):
+class OddValue(ValueError):
     """A value of the file that is none of its field's type."""
 
 
 @dataclass(frozen=True)
-class Part:
+class Recorded:
     """A value that stands in the file as an object, a key for every field; a field that has its default is left out,
     unless it is one of `required`. What was read is written again as it was, with all that this version does not know
     (`raw`); a changed copy (`dataclasses.replace`) is written from its fields.
@@ -68,10 +68,10 @@ class Part:
                 if one.metadata.get("inside"):
                     values[one.name] = kind.within(data)
                 elif data.get(key) is not None:
-                    values[one.name] = taken(kind, data[key], sure)
+                    values[one.name] = read_value(kind, data[key], sure)
                 elif default_of(one) is MISSING:
-                    raise Odd("is missing")
-            except Odd as odd:
+                    raise OddValue("is missing")
+            except OddValue as odd:
                 if sure:
                     raise DamagedRecord(f"{NAME} is damaged: '{key}' in '{cls.WHERE}' {odd}.") from None
                 if default_of(one) is MISSING:
@@ -98,7 +98,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Whole(Part):
+class RecordedInFull(Recorded):
     """A part that is written in full, but for what is empty of `OPTIONAL`. What a later version adds is kept beside its
     fields (`other`), in a changed copy too.
     """
@@ -122,19 +122,19 @@ class Whole(Part):
 
 
 @cache
-def kinds(part: type[Part]) -> tuple[tuple[Field, Any], ...]:
+def kinds(part: type[Recorded]) -> tuple[tuple[Field, Any], ...]:
     """The fields that the file has, with their types."""
     hints = get_type_hints(part)
     return tuple((one, hints[one.name]) for one in fields(part) if one.name not in ("raw", "other"))
 
 
-def taken(kind: Any, value: Json, sure: bool = False) -> Any:
-    """A value of the file as one of this type. Raises `Odd`, and `DamagedRecord` for damage within it."""
+def read_value(kind: Any, value: Json, sure: bool = False) -> Any:
+    """A value of the file as one of this type. Raises `OddValue`, and `DamagedRecord` for damage within it."""
     form, inner = get_origin(kind), get_args(kind)
     if form in (Union, UnionType):
         for one in inner:
-            with suppress(Odd):
-                return taken(one, value, sure)
+            with suppress(OddValue):
+                return read_value(one, value, sure)
     elif form is tuple and isinstance(value, list | tuple):
         known = tuple(_entry(inner[0], item, sure) for item in value)
         return () if any(one is None for one in known) else known  # what stands at a place means something there
@@ -150,14 +150,14 @@ def taken(kind: Any, value: Json, sure: bool = False) -> Any:
     elif form is None and isinstance(value, Mapping) and kind is not NoneType:
         with suppress(KeyError, TypeError, ValueError, AttributeError, UsageError):  # of a `Shape`
             return kind.from_dict(value)
-    raise Odd(f"is no {getattr(kind, '__name__', kind)}")
+    raise OddValue(f"is no {getattr(kind, '__name__', kind)}")
 
 
 def _entry(kind: Any, value: Json, sure: bool) -> Any:
     """A value in a list or an object; None where it is odd and may be."""
     try:
-        return taken(kind, value, sure)
-    except Odd:
+        return read_value(kind, value, sure)
+    except OddValue:
         if sure:
             raise
         return None

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from leansurgeon.checkpoints.recorded.part import Part
+from leansurgeon.checkpoints.recorded.part import Recorded
 from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.reading.values import text
 from leansurgeon.shape import Shape
 
 
 @dataclass(frozen=True)
-class Step(Part):
+class Step(Recorded):
     """One operator. `exactness`: "exact" leaves the function of what it touches unchanged, "near" approximates it,
     "fresh" forgets it.
     """
@@ -36,7 +36,7 @@ class Step(Part):
 
 
 @dataclass(frozen=True)
-class Planned(Part):
+class PlanRecord(Recorded):
     """A plan: what is kept of which source, by which operators, and what that saves. `layers` are those of the source
     that are kept; `inferred` is what was found of a family that nobody declared; `method` has its settings by name.
     """

@@ -133,7 +133,7 @@ def holding(source: Source, shape: Shape) -> tuple[Config, Architecture]:
     if not family.holds(source.shape, shape):
         if family.decoupled is None:
             raise UsageError(f"{label(shape)}: {family.why_not_decoupled(shape.stages[0])}")
-        family = architectures.decoupled(family)
+        family = architectures.decoupled_form_of(family)
     layers = list(range(min(shape.depth, source.shape.depth)))
     return Reshaped(source, family, shape).config(layers), family
 
@@ -173,7 +173,7 @@ def time_contenders(
         speed.runs(bench)
         taking_part.append((contender, bench))
     benches = [bench for _, bench in taking_part]
-    times = speed.timed(benches, rounds)
+    times = speed.time_benches(benches, rounds)
     units = load.batch * (load.tokens if "input_ids" in first.large else 1)
     rows = []
     for (contender, bench), timings in zip(taking_part, times, strict=True):

@@ -45,12 +45,12 @@ class CudaRules(TorchFunctionMode):
         if name == "dropout":
             return dropout(*args, **kwargs)
         if name in FP32 and torch.is_autocast_enabled("cpu"):
-            args = [widened(a) for a in args]
-            kwargs = {key: widened(value) for key, value in kwargs.items()}
+            args = [widen_half(a) for a in args]
+            kwargs = {key: widen_half(value) for key, value in kwargs.items()}
         return func(*args, **kwargs)
 
 
-def widened(value: object) -> object:
+def widen_half(value: object) -> object:
     """A half-precision tensor in fp32; anything else as it is."""
     return (
         value.float() if isinstance(value, torch.Tensor) and value.dtype in (torch.bfloat16, torch.float16) else value
@@ -82,7 +82,7 @@ def attention(
             attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill(~attn_mask, -torch.inf)
         attn_mask = attn_mask.to(query.dtype)
     if not fused:
-        return spelled_out(query, key, value, attn_mask, dropout_p)
+        return compute_attention(query, key, value, attn_mask, dropout_p)
     head_dim = value.shape[-1]
     missing = -head_dim % MULTIPLE
     if missing:
@@ -90,7 +90,7 @@ def attention(
     return Fused.apply(query, key, value, attn_mask)[..., :head_dim]
 
 
-def spelled_out(
+def compute_attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, p: float
 ) -> torch.Tensor:
     """Attention with its score matrices, softmax in fp32."""

@@ -107,7 +107,7 @@ def outside(specs: list[TensorSpec], config: Config, architecture: Architecture,
     return total
 
 
-def counted(config: Config, architecture: Architecture, tokens: int | None = None) -> int | None:
+def count_flops(config: Config, architecture: Architecture, tokens: int | None = None) -> int | None:
     """Forward operations of one sample, counted by torch's own counter on the library's model without memory.
 
     Attention is spelled out for it: of a fused kernel on a CPU it counts nothing. None where the model looks at its

@@ -87,7 +87,7 @@ class Prediction:
 
 
 @contextmanager
-def uncollected() -> Iterator[None]:
+def without_collection() -> Iterator[None]:
     """Without Python's search for cycles, which would look at a million objects of the libraries seven times: a second
     of the five that a prediction may take. Nor can it then free a tensor at a moment that differs from run to run.
     """
@@ -100,7 +100,7 @@ def uncollected() -> Iterator[None]:
             gc.enable()
 
 
-@uncollected()
+@without_collection()
 def predict(config: Config, architecture: Architecture, setting: Setting, *, gpu: str = "hopper") -> Prediction:
     """Peak memory of one GPU in a training step of a model with this config. `gpu` is a key of `WORKSPACE`.
 
@@ -113,7 +113,7 @@ def predict(config: Config, architecture: Architecture, setting: Setting, *, gpu
 class Rehearsal:
     """A model on tensors without memory, whose training step can be tried with several batch sizes."""
 
-    @uncollected()
+    @without_collection()
     def __init__(self, config: Config, architecture: Architecture, setting: Setting, *, cuda: bool = True) -> None:
         from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -127,7 +127,7 @@ class Rehearsal:
         if setting.checkpointing:
             checkpoint_activations(self.model, architecture.name)
 
-    @uncollected()
+    @without_collection()
     def peak(self, batch: int | None = None, *, gpu: str = "hopper") -> Prediction:
         """The peak with this many samples (the setting's own where none is given)."""
         setting = replace(self.setting, batch=batch or self.setting.batch)
@@ -221,12 +221,12 @@ def step(model: torch.nn.Module, setting: Setting, batch: dict[str, torch.Tensor
         if setting.world_size > 1:
             use_buckets(parameters, hooks)
 
-        def made(parameter: torch.nn.Parameter) -> None:
+        def tag_gradient(parameter: torch.nn.Parameter) -> None:
             if parameter.grad is not None:  # T5's cross-attention has a table that gets none
                 count.tag([parameter.grad], "gradients")
 
         for parameter in parameters:
-            hooks.gradient(parameter, made)
+            hooks.gradient(parameter, tag_gradient)
         if cuda:
             stack.enter_context(CudaRules(fused=setting.attention == "sdpa"))
         count.kind, count.label = "activations", "forward"
@@ -286,10 +286,10 @@ def fake_model(config: Config, architecture: Architecture, mode: FakeTensorMode)
     """The library's model on fake CPU tensors, built without memory; tied parameters stay tied."""
     import torch
 
-    from leansurgeon.checkpoints.blockwise.skeleton import built_without_memory
+    from leansurgeon.checkpoints.blockwise.skeleton import build_on_meta
     from leansurgeon.checkpoints.model import buildable
 
-    model = built_without_memory(*buildable(config, architecture))
+    model = build_on_meta(*buildable(config, architecture))
     made: dict[int, Any] = {}
     with mode:
         for module in model.modules():

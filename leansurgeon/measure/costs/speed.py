@@ -191,7 +191,7 @@ def runs(bench: TimedModel) -> str | None:
     return None
 
 
-def timed(benches: list[TimedModel], rounds: int) -> list[dict[str, Timing]]:
+def time_benches(benches: list[TimedModel], rounds: int) -> list[dict[str, Timing]]:
     """Seconds of "step", "forward_1" and "forward" for every bench, in interleaved rounds after a warm-up."""
     if rounds < 1:
         raise UsageError(f"--rounds must be at least 1, and {rounds} was asked for.")
@@ -204,13 +204,13 @@ def timed(benches: list[TimedModel], rounds: int) -> list[dict[str, Timing]]:
                 ("forward_1", lambda b=bench: b.forward(b.single)),
                 ("forward", lambda b=bench: b.forward(b.large)),
             ):
-                taken = clocked(work, bench.device)
+                taken = time_work(work, bench.device)
                 if number >= 0:
                     kept[name].append(taken)
     return [{name: Timing.of(values) for name, values in kept.items()} for kept in seconds]
 
 
-def clocked(work: Callable[[], None], device: torch.device) -> float:
+def time_work(work: Callable[[], None], device: torch.device) -> float:
     """Wall seconds of `work`, the device's queue included."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

@@ -55,13 +55,13 @@ class Storages(TorchDispatchMode):
         if id(storage) in self._known:
             return
         key, size = id(storage), -(-storage.nbytes() // self.granule) * self.granule
-        self._known[key] = (weakref.ref(storage, lambda _: self._gone(key)), size, self.kind)
+        self._known[key] = (weakref.ref(storage, lambda _: self._forget(key)), size, self.kind)
         self.live[self.kind] += size
         self._total += size
         if self._total > self.peak:
             self.mark()
 
-    def _gone(self, key: int) -> None:
+    def _forget(self, key: int) -> None:
         _, size, kind = self._known.pop(key)
         self.live[kind] -= size
         self._total -= size

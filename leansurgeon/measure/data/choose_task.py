@@ -30,7 +30,7 @@ OWN_SIZE = 8_192  # of a vocabulary that starts anew, if the model holds as many
 
 
 @dataclass(frozen=True)
-class Chosen:
+class ChosenTask:
     """A task and its options, and what a person should know about the choice."""
 
     name: str
@@ -47,7 +47,7 @@ def choose_task(
     new_tokenizer: bool = False,
     measured: bool = False,
     taught: bool = False,
-) -> Chosen:
+) -> ChosenTask:
     """The task with which this model learns from the data, or is `measured` on it: then classifiers take data without
     labels, too. A model without a head learns from the labels of a table or of class folders, unless it is an embedder
     or is to be `taught` by a named model. Running text is cut into windows of `tokens`.
@@ -95,7 +95,7 @@ def choose_task(
     if kind == "features" and only_length(source):
         options["pad"] = "max"
     options |= tokenizer
-    return Chosen("sentences" if kind == "features" else kind, options, told(options))
+    return ChosenTask("sentences" if kind == "features" else kind, options, told(options))
 
 
 def objective_of(source: Source) -> str | None:
@@ -231,7 +231,7 @@ def brings_tokenizer(folder: Path | None) -> bool:
     return True
 
 
-def of_table(source: Source, data: UserData, chosen: Columns | None, tokenizer: dict[str, Any]) -> Chosen:
+def of_table(source: Source, data: UserData, chosen: Columns | None, tokenizer: dict[str, Any]) -> ChosenTask:
     """Text and label columns for a classifier of texts."""
     if data.kind != "table" or chosen is None:
         raise UsageError(
@@ -246,10 +246,10 @@ def of_table(source: Source, data: UserData, chosen: Columns | None, tokenizer: 
     options |= {"seq_len": text_length(source)} | tokenizer
     if objective := objective_of(source):
         options["objective"] = objective
-    return Chosen("text-classification", options, told(options))
+    return ChosenTask("text-classification", options, told(options))
 
 
-def of_images(source: Source, kind: str, data: UserData, columns: str | None) -> Chosen:
+def of_images(source: Source, kind: str, data: UserData, columns: str | None) -> ChosenTask:
     """A folder of images, prepared as the model's own processor prepares them."""
     wanted = images.folder_options(source)
     options: dict[str, Any] = {"data": data.names[0], **wanted}
@@ -260,8 +260,8 @@ def of_images(source: Source, kind: str, data: UserData, columns: str | None) ->
     if not {"mean", "std"} <= {*wanted}:
         says = (f"{source.slug} does not say how its images are standardised; ImageNet's mean and std are used.",)
     if kind == "features":
-        return Chosen("images", options, says)
-    return Chosen("folder", options, says)
+        return ChosenTask("images", options, says)
+    return ChosenTask("folder", options, says)
 
 
 def parse_task(word: str, flag: str = "--calibrate") -> tuple[str, dict[str, Any]]:

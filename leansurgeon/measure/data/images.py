@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from leansurgeon.checkpoints.config import SWITCH, TEXT, Kind, is_number, whole
+from leansurgeon.checkpoints.config import SWITCH, TEXT, ValueKind, is_number, whole
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import UnsupportedModel, UsageError, quoted
 from leansurgeon.reading import jsonfile
@@ -30,15 +30,15 @@ def is_size(value: Json) -> bool:
     return bool(sides) and all(map(whole(1), sides))
 
 
-MEAN = Kind("a finite number, or a list of them", is_number, several=True)
-SCALE = Kind(f"a number of at least {SMALLEST:g}, or a list of them", is_scale, several=True)
-SIZE = Kind("a whole number above 0, or several", is_size, several=True)
+MEAN = ValueKind("a finite number, or a list of them", is_number, several=True)
+SCALE = ValueKind(f"a number of at least {SMALLEST:g}, or a list of them", is_scale, several=True)
+SIZE = ValueKind("a whole number above 0, or several", is_size, several=True)
 KINDS = {  # what processors of transformers and configs of timm say of images, as far as it is used here
     **dict.fromkeys(("image_mean", "mean"), MEAN),
     **dict.fromkeys(("image_std", "std", "rescale_factor", "crop_pct"), SCALE),
     **dict.fromkeys(("size", "crop_size", "input_size"), SIZE),
     **dict.fromkeys(("do_normalize", "do_rescale", "do_center_crop"), SWITCH),
-    "resample": Kind("the number of a filter", whole(0)),
+    "resample": ValueKind("the number of a filter", whole(0)),
     "interpolation": TEXT,
 }
 

@@ -16,7 +16,7 @@ from leansurgeon.measure.data.batches import rows_of, thin
 from leansurgeon.measure.data.calibration import Calibration
 from leansurgeon.measure.heads import pruning
 from leansurgeon.measure.heads.importance import importance
-from leansurgeon.measure.heads.judge import HeadScorer, Unlabelled, judge_of
+from leansurgeon.measure.heads.judge import HeadScorer, OutputScorer, judge_of
 from leansurgeon.measure.heads.sites import Site, count, sites, split
 from leansurgeon.progress import phase
 from leansurgeon.reading.jsonfile import JsonObject
@@ -31,7 +31,7 @@ class Curves(TypedDict):
     by_kind: NotRequired[dict[str, list[pruning.Point]]]
 
 
-class Entry(TypedDict):
+class AttentionEntry(TypedDict):
     """One attention: what `sites.Site` says of it, and by head its importance and what its absence costs."""
 
     module: str
@@ -45,7 +45,7 @@ class Entry(TypedDict):
     shared: int
     in_step: bool
     importance: list[float]
-    off: NotRequired[list[pruning.Ablated]]
+    off: NotRequired[list[pruning.AblationResult]]
 
 
 class Ablation(TypedDict):
@@ -67,7 +67,7 @@ class HeadsDocument(TypedDict):
     judged_by: str
     options: JsonObject
     samples: dict[str, int]  # behind each part: importance, ablation, curve
-    attentions: list[Entry]
+    attentions: list[AttentionEntry]
     gini: float
     kinds: dict[str, dict[str, float]]  # heads of each kind of attention, and their share of all importance
     text: bool
@@ -83,7 +83,7 @@ class HeadsDocument(TypedDict):
 
 
 @dataclass(frozen=True)
-class Options:
+class HeadOptions:
     """`ablate` costs a forward pass over the samples for every head; `curve` two for every step."""
 
     ablate: bool = False
@@ -102,9 +102,9 @@ class Study:
     document: HeadsDocument
 
 
-def study(loaded: Loaded, calibration: Calibration, options: Options | None = None) -> Study:
+def study(loaded: Loaded, calibration: Calibration, options: HeadOptions | None = None) -> Study:
     """Measure the heads of a loaded model."""
-    options = options or Options()
+    options = options or HeadOptions()
     places = sites(loaded)
     judge = judge_of(loaded, calibration.task, options.seed)
     values = importance(judge, places, calibration.fit)
@@ -144,7 +144,7 @@ def ablate(bench: HeadScorer, values: np.ndarray, document: HeadsDocument) -> No
     matter = [row for row in off if pruning.matters(row)]
     document["ablation"] = {
         "whole": bench.whole.as_dict(),
-        "test": None if isinstance(bench.judge, Unlabelled) else "paired t, two-sided, Holm over all heads, 5 %",
+        "test": None if isinstance(bench.judge, OutputScorer) else "paired t, two-sided, Holm over all heads, 5 %",
         "heads": total,
         "worse": sum(row["change"] > 0 for row in matter),
         "better": sum(row["change"] < 0 for row in matter),
@@ -153,7 +153,7 @@ def ablate(bench: HeadScorer, values: np.ndarray, document: HeadsDocument) -> No
     }
 
 
-def curves(bench: HeadScorer, values: np.ndarray, options: Options) -> Curves:
+def curves(bench: HeadScorer, values: np.ndarray, options: HeadOptions) -> Curves:
     """The score by the fraction pruned, in both orders, and for each kind of attention alone."""
     asked = pruning.fractions(options.steps)
     order = np.argsort(values, kind="stable")

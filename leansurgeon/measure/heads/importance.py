@@ -21,12 +21,12 @@ from torch import Tensor
 from leansurgeon.errors import Diverged, LeanSurgeonError
 from leansurgeon.measure.costs.precision import at_rest
 from leansurgeon.measure.data.batches import Batch, on, rows_of
-from leansurgeon.measure.heads.judge import Labelled, Unlabelled
-from leansurgeon.measure.heads.sites import Site, heads_of, hooked
+from leansurgeon.measure.heads.judge import Labelled, OutputScorer
+from leansurgeon.measure.heads.sites import Site, heads_of, hook_sites
 from leansurgeon.progress import track
 
 
-def importance(judge: Labelled | Unlabelled, sites: Sequence[Site], batches: Iterable[Batch]) -> np.ndarray:
+def importance(judge: Labelled | OutputScorer, sites: Sequence[Site], batches: Iterable[Batch]) -> np.ndarray:
     """Importance of every head, (all heads,) in the order of `sites`, in fp64.
 
     The weights need no gradient, and where they have none only activations are kept. The paper divides the heads of
@@ -52,7 +52,9 @@ def importance(judge: Labelled | Unlabelled, sites: Sequence[Site], batches: Ite
     return scores
 
 
-def slopes_of_batch(judge: Labelled | Unlabelled, sites: Sequence[Site], batch: Batch, number: int = 0) -> list[Tensor]:
+def slopes_of_batch(
+    judge: Labelled | OutputScorer, sites: Sequence[Site], batch: Batch, number: int = 0
+) -> list[Tensor]:
     """dL/dxi of every site for one batch: (B, H)."""
     rows = rows_of(batch)
     inputs: list[Tensor | None] = [None] * len(sites)
@@ -62,7 +64,7 @@ def slopes_of_batch(judge: Labelled | Unlabelled, sites: Sequence[Site], batch: 
         inputs[i] = x if x.requires_grad else x.detach().requires_grad_()
         return inputs[i]
 
-    with torch.enable_grad(), hooked(judge.loaded.model, sites, change):
+    with torch.enable_grad(), hook_sites(judge.loaded.model, sites, change):
         output = judge.forward(batch)
         if missing := next((site.module for site, x in zip(sites, inputs, strict=True) if x is None), None):
             raise LeanSurgeonError(f"'{missing}' did not run on this data, so its heads have no importance.")

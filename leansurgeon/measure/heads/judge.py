@@ -3,7 +3,7 @@
 `Labelled`: the loss that the task scores (language models: the mean over the sample's tokens, so that long samples do
 not weigh more), and for classifiers whether the answer is right.
 
-`Unlabelled`: models whose output predicts nothing of the data (sentence encoders such as MiniLM, towers, a classifier
+`OutputScorer`: models whose output predicts nothing of the data (sentence encoders such as MiniLM, towers, a classifier
 for other classes). The distance of the output z from itself has no gradient, so it cannot rank heads; its curvature
 can. The loss of a masked model is 1 - cos(z, z of the whole model), z pooled over real tokens. The importance is
 taken from v . z / |z| with one Gaussian v a sample: |v . J| is on average sqrt(2 / pi) |J|, with J the change of the
@@ -24,7 +24,7 @@ from leansurgeon.checkpoints.proof.prove import of_values
 from leansurgeon.errors import Diverged
 from leansurgeon.measure.costs.precision import at_rest
 from leansurgeon.measure.data.batches import Batch, on
-from leansurgeon.measure.heads.sites import Site, switched_off
+from leansurgeon.measure.heads.sites import Site, switch_off_heads
 from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.reading.pooling import Pooling
 from leansurgeon.tasks import Task
@@ -71,7 +71,7 @@ class Labelled:
 
 
 @dataclass(frozen=True)
-class Unlabelled:
+class OutputScorer:
     """Judges by what the whole model gives."""
 
     loaded: Loaded
@@ -131,7 +131,7 @@ class Scores:
 class HeadScorer:
     """A model, its sites and the samples that it is judged on, with any of its heads switched off."""
 
-    judge: Labelled | Unlabelled
+    judge: Labelled | OutputScorer
     sites: list[Site]
     batches: Sequence[Batch]
     known: dict[bytes, Scores] = field(default_factory=dict, repr=False)
@@ -157,11 +157,11 @@ class HeadScorer:
         device = next(self.model.parameters()).device
         losses, right, valued = [], [], []
         with torch.no_grad(), at_rest(self.model, device):
-            if isinstance(self.judge, Unlabelled) and not self.references:
+            if isinstance(self.judge, OutputScorer) and not self.references:
                 self.references = [self.judge.forward(on(batch, device)) for batch in self.batches]
             for i, batch in enumerate(self.batches):
                 batch = on(batch, device)
-                with switched_off(self.model, self.sites, keep):
+                with switch_off_heads(self.model, self.sites, keep):
                     output = self.judge.forward(batch)
                 losses.append(self.judge.losses(output, batch, self.references[i] if self.references else None).cpu())
                 right.append(self.judge.right(output, batch))
@@ -174,6 +174,6 @@ class HeadScorer:
         return Scores(values, answers, of_values(valued) if valued else {})
 
 
-def judge_of(loaded: Loaded, task: Task | None, seed: int = 0) -> Labelled | Unlabelled:
+def judge_of(loaded: Loaded, task: Task | None, seed: int = 0) -> Labelled | OutputScorer:
     """The task's loss where the model predicts its labels (`Calibration.task` is None elsewhere)."""
-    return Unlabelled(loaded, seed) if task is None else Labelled(loaded, task)
+    return OutputScorer(loaded, seed) if task is None else Labelled(loaded, task)

@@ -25,7 +25,7 @@ import numpy as np
 from leansurgeon.checkpoints.model import Loaded
 from leansurgeon.measure.data.batches import Batch
 from leansurgeon.measure.heads.importance import importance
-from leansurgeon.measure.heads.judge import TEXT, HeadScorer, Labelled, Scores, Unlabelled, judge_of
+from leansurgeon.measure.heads.judge import TEXT, HeadScorer, Labelled, OutputScorer, Scores, judge_of
 from leansurgeon.measure.heads.sites import Site, count, sites, split
 from leansurgeon.progress import track
 from leansurgeon.reading.jsonfile import JsonObject
@@ -166,7 +166,7 @@ def is_text(bench: HeadScorer) -> bool:
 # -- one head off --------------------------------------------------------------------------------
 
 
-class Ablated(TypedDict):
+class AblationResult(TypedDict):
     """A masked model against the whole one, in the order of the samples."""
 
     change: float
@@ -176,12 +176,12 @@ class Ablated(TypedDict):
     accuracy_change: NotRequired[float]
 
 
-def one_off(bench: HeadScorer) -> list[Ablated]:
+def one_off(bench: HeadScorer) -> list[AblationResult]:
     """For every head of the model, in the order of its sites: the mean change of the loss when it alone is off, with
     its standard error, p and Holm's p (None where no test is made), and the change of accuracy.
     """
-    rows: list[Ablated] = []
-    whole, tests = bench.whole, not isinstance(bench.judge, Unlabelled)
+    rows: list[AblationResult] = []
+    whole, tests = bench.whole, not isinstance(bench.judge, OutputScorer)
     for head in track(range(count(bench.sites)), "one head off", "heads/s"):
         keep = np.ones(count(bench.sites), bool)
         keep[head] = False
@@ -221,6 +221,6 @@ def holm(p: np.ndarray) -> np.ndarray:
     return back
 
 
-def matters(row: Ablated) -> bool:
+def matters(row: AblationResult) -> bool:
     """Whether a head's absence shows after correction."""
     return row["p_holm"] is not None and row["p_holm"] < ALPHA

@@ -104,7 +104,9 @@ def count(places: Sequence[Site]) -> int:
 
 
 @contextmanager
-def hooked(model: nn.Module, places: Sequence[Site], change: Callable[[int, Tensor], Tensor | None]) -> Iterator[None]:
+def hook_sites(
+    model: nn.Module, places: Sequence[Site], change: Callable[[int, Tensor], Tensor | None]
+) -> Iterator[None]:
     """`change(i, x)` sees what enters projection i and may give something in its place."""
 
     def hook(i: int, _module: nn.Module, args: tuple) -> tuple | None:
@@ -118,7 +120,7 @@ def hooked(model: nn.Module, places: Sequence[Site], change: Callable[[int, Tens
 
 
 @contextmanager
-def switched_off(model: nn.Module, places: Sequence[Site], keep: np.ndarray) -> Iterator[None]:
+def switch_off_heads(model: nn.Module, places: Sequence[Site], keep: np.ndarray) -> Iterator[None]:
     """The model without the heads whose place in `keep` (sum of heads,) is false."""
     parts = split(np.asarray(keep, bool), places)
     cut = [i for i, part in enumerate(parts) if not part.all()]
@@ -130,5 +132,5 @@ def switched_off(model: nn.Module, places: Sequence[Site], keep: np.ndarray) -> 
             masks[i] = torch.from_numpy(parts[i].repeat(site.head_dim)).to(x.device)
         return x * masks[i].to(x.dtype)
 
-    with hooked(model, [places[i] for i in cut], change):
+    with hook_sites(model, [places[i] for i in cut], change):
         yield

@@ -35,7 +35,7 @@ class Conditioning:
     tokens: int
 
 
-class OverSamples(TypedDict):
+class BlockFigures(TypedDict):
     """One block over samples; a figure that is infinite is None, with its lower bound beside it."""
 
     median: float | None
@@ -67,7 +67,7 @@ class JacobianKappa(TypedDict):
     samples: int
 
 
-class LayerKappa(OverSamples):
+class LayerKappa(BlockFigures):
     """One layer over samples; what is not required is measured apart from the rest."""
 
     layer: int
@@ -79,13 +79,13 @@ class LayerKappa(OverSamples):
     stable_rank: float
     effective_rank: float
     aspect: float
-    output: NotRequired[OverSamples]
+    output: NotRequired[BlockFigures]
     weights: NotRequired[dict[str, MatrixKappa] | None]
     jacobian: NotRequired[JacobianKappa | None]
     kind: NotRequired[str]
 
 
-class OverLayers(TypedDict):
+class ModelFigures(TypedDict):
     """A model's figures, from its layers'."""
 
     mean: float | None
@@ -104,7 +104,7 @@ class ModelKappa(TypedDict):
     tokens: int
     forward_dtype: str
     layers: list[LayerKappa]
-    model: OverLayers
+    model: ModelFigures
 
 
 def summarise(samples: Sequence[Conditioning], layer: int) -> LayerKappa:
@@ -128,7 +128,7 @@ def summarise(samples: Sequence[Conditioning], layer: int) -> LayerKappa:
     )
 
 
-def over_samples(samples: Sequence[Conditioning]) -> OverSamples:
+def over_samples(samples: Sequence[Conditioning]) -> BlockFigures:
     """Median with its interval, worst value and rank; what does not depend on centring."""
     kappas, bounds = [c.kappa for c in samples], [c.bound for c in samples]
     middle, middle_bound = median_or_bound(kappas, bounds)
@@ -175,7 +175,7 @@ def median_or_bound(values: Sequence[float], bounds: Sequence[float]) -> tuple[f
     return (middle, None) if math.isfinite(middle) else (None, median(b for _, b in known))
 
 
-def over_layers(layers: Sequence[LayerKappa]) -> OverLayers:
+def over_layers(layers: Sequence[LayerKappa]) -> ModelFigures:
     """The model's figures from its layers'. Compare models of different depth by layer instead: kappa grows with
     depth."""
 

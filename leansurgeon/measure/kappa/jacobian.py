@@ -174,7 +174,7 @@ def _record(
         outputs.setdefault(layer, out)
         return out.detach()
 
-    with torch.enable_grad(), _hooked(loaded, attentions, enter, leave):
+    with torch.enable_grad(), _hook_attentions(loaded, attentions, enter, leave):
         loaded.forward(one)
     inputs = {n: leaf for n, (_, leaf) in seen.items() if leaf is not None and n in outputs}
     alike = {n: x for n, x in inputs.items() if outputs[n].requires_grad and outputs[n].shape[:2] == x.shape[:2]}
@@ -197,7 +197,7 @@ def _push(
         return primal
 
     try:
-        with warnings.catch_warnings(), forward_ad.dual_level(), _hooked(loaded, attentions, enter, leave):
+        with warnings.catch_warnings(), forward_ad.dual_level(), _hook_attentions(loaded, attentions, enter, leave):
             warnings.simplefilter("ignore", FutureWarning)  # of torch's own rules for derivatives, built anew
             loaded.forward(one)
     except (NotImplementedError, RuntimeError) as error:
@@ -208,7 +208,7 @@ def _push(
 
 
 @contextmanager
-def _hooked(
+def _hook_attentions(
     loaded: Loaded,
     attentions: dict[int, AttentionModule],
     enter: Callable[[int, Tensor], Tensor],

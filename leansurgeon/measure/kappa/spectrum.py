@@ -32,7 +32,7 @@ def spectrum(block: Tensor) -> Tensor:
     >>> spectrum(torch.diag(torch.tensor([4.0, 2.0, 1.0]))[None])
     tensor([[4., 2., 1.]], dtype=torch.float64)
     """
-    block, mask = _placed(block, None)
+    block, mask = _to_working_device(block, None)
     raw_BR, _ = _eigenvalues(_gram(block, mask), block, mask, centred=False)
     return _values(block, raw_BR, raw_BR[:, 0], mask, False, block.shape[2])
 
@@ -52,7 +52,7 @@ def conditioning(
     statistics: list[Conditioning] = []
     for start in range(0, b, step):
         part = None if mask is None else mask[start : start + step]
-        statistics += _conditioning(*_placed(block[start : start + step], part), min(m, most or m), centred)
+        statistics += _conditioning(*_to_working_device(block[start : start + step], part), min(m, most or m), centred)
     return statistics
 
 
@@ -124,7 +124,7 @@ def kappa_above(sigma: Tensor | np.ndarray, k: int, floor: float) -> tuple[float
 # -- the Gram matrix ------------------------------------------------------------------------------
 
 
-def _placed(block: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
+def _to_working_device(block: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
     """Both where they are worked on: Apple's GPUs have no fp64."""
     block = block.detach()
     block = block.cpu() if block.device.type == "mps" else block

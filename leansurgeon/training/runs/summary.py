@@ -36,7 +36,7 @@ class DamagedSummary(UsageError):
 
 
 @dataclass(frozen=True)
-class Scores(part.Part):
+class Scores(part.Recorded):
     """What one evaluation found: the mean loss, the task's metric, all metrics by name where there are several, the
     step after which it came, where that is not said elsewhere, and between which figures the metric lies with 95 %.
     """
@@ -66,7 +66,7 @@ class Scores(part.Part):
 
 
 @dataclass(frozen=True)
-class OnTest(part.Part):
+class OnTest(part.Recorded):
     """Of the test split, read once at the end: by the last weights and by those that the evaluation split chose (None
     where these were not kept). Of one's own data by those that the training began with, too, and by the `source` that
     they were cut from where that teaches; the `gain` of the best over the first lies between `gain_low` and `gain_high`
@@ -88,7 +88,7 @@ class OnTest(part.Part):
 
 
 @dataclass(frozen=True)
-class Start(part.Whole):
+class Start(part.RecordedInFull):
     """The folder that a training began with, and the SHA-256 of its files."""
 
     SURE = ()
@@ -98,7 +98,7 @@ class Start(part.Whole):
 
 
 @dataclass(frozen=True)
-class Model(part.Whole):
+class Model(part.RecordedInFull):
     """The trained model: where it came from, its shape and parameters by part, the surgery before the training, and
     what the training began with.
     """
@@ -123,7 +123,7 @@ class Model(part.Whole):
 
 
 @dataclass(frozen=True)
-class Task(part.Whole):
+class Task(part.RecordedInFull):
     """What was trained and measured; `data` is what the task says of its data."""
 
     SURE = ()
@@ -151,7 +151,7 @@ class Task(part.Whole):
 
 
 @dataclass(frozen=True)
-class Part(part.Whole):
+class Part(part.RecordedInFull):
     """Where a run belongs in an experiment. `settings` are the values that decide its result, by key; older versions
     wrote their `digest` only.
     """
@@ -169,7 +169,7 @@ class Part(part.Whole):
 
 
 @dataclass(frozen=True)
-class Memory(part.Whole):
+class Memory(part.RecordedInFull):
     """The peak of a training, and of which kind it is."""
 
     SURE = ()
@@ -179,7 +179,7 @@ class Memory(part.Whole):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Summary(part.Whole):
+class Summary(part.RecordedInFull):
     """One training. Times are in seconds but for `step_ms`; `kappa` and `heads` are documents of the measuring room;
     `recipe` is the resolved recipe.
     """

@@ -34,12 +34,12 @@ def test_the_same_axes(family, tmp_path):
     config = json.loads((tmp_path / "config.json").read_text())
     with safe_open(tmp_path / "model.safetensors", "np") as file:
         sizes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-    by_hand, inferred = architectures.declared(config), infer.architecture(infer.completed(config))
+    by_hand, inferred = architectures.find_declared(config), infer.architecture(infer.complete_config(config))
     assert inferred.evidence and not by_hand.evidence
     theirs = {s.name: s for s in match(by_hand, complete(config), sizes)}
-    ours = {s.name: s for s in match(inferred, infer.completed(config), sizes)}
+    ours = {s.name: s for s in match(inferred, infer.complete_config(config), sizes)}
     shape = by_hand.shape(config)
-    assert inferred.shape(infer.completed(config)) == shape
+    assert inferred.shape(infer.complete_config(config)) == shape
     plain = all(stage.heads == stage.kv_heads for stage in shape.stages)
     seen = 0
     for name, spec in theirs.items():

@@ -116,8 +116,8 @@ def test_a_config_names_no_file_to_unpickle(change):
 def test_arguments_are_read_off_the_constructor():
     found = arguments.numbers_of("pit_ti_224", {})
     assert found["depth"] == [2, 6, 4] and found["heads"] == [2, 4, 8] and found["mlp_ratio"] == 4
-    flat = arguments.flattened(found)
-    assert flat["heads.2"] == 8 and arguments.nested(flat) == found
+    flat = arguments.flatten(found)
+    assert flat["heads.2"] == 8 and arguments.unflatten(flat) == found
 
 
 def test_entries_of_lists_are_keys():

@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from leansurgeon.architectures import infer
-from leansurgeon.architectures.infer.explore import built
+from leansurgeon.architectures.infer.explore import build_small_config
 from leansurgeon.architectures.infer.library import Library, class_name, quietly, whole
-from leansurgeon.architectures.limits import refusals, tapped
+from leansurgeon.architectures.limits import follow_taps, refusals
 from leansurgeon.checkpoints.model import load
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import UnsupportedModel, UsageError
@@ -62,15 +62,15 @@ def test_a_tower(name, tower, able):
 
 
 def test_what_listens_behind_layers_follows_them():
-    assert tapped("vision_feature_layer", -2, [0, 1, 3, 4], 5) == -2
-    assert tapped("vision_feature_layer", -2, [0, 1, 2, 3], 5) == -1  # the last layer was not listened to
-    assert tapped("vision_feature_layer", [1, -1], [0, 3], 5) == [1, -1]
-    assert tapped("vision_feature_layer", 3, [0, 4], 5) == 1
-    assert tapped("deepstack_visual_indexes", [1, 2, 3], [1, 2, 3, 4], 5) == [0, 1, 2]
-    assert tapped("intermediate_layers_indices", [1, 3], [0, 1, 4], 5) == [1, 1]
+    assert follow_taps("vision_feature_layer", -2, [0, 1, 3, 4], 5) == -2
+    assert follow_taps("vision_feature_layer", -2, [0, 1, 2, 3], 5) == -1  # the last layer was not listened to
+    assert follow_taps("vision_feature_layer", [1, -1], [0, 3], 5) == [1, -1]
+    assert follow_taps("vision_feature_layer", 3, [0, 4], 5) == 1
+    assert follow_taps("deepstack_visual_indexes", [1, 2, 3], [1, 2, 3, 4], 5) == [0, 1, 2]
+    assert follow_taps("intermediate_layers_indices", [1, 3], [0, 1, 4], 5) == [1, 1]
     for keep in ([0, 1, 3, 4], [4]):  # two of them behind one layer, or behind none
         with pytest.raises(UsageError):
-            tapped("deepstack_visual_indexes", [1, 2, 3], keep, 5)
+            follow_taps("deepstack_visual_indexes", [1, 2, 3], keep, 5)
 
 
 def test_first_layers_that_take_in_pictures_stay(tmp_path):
@@ -108,7 +108,9 @@ def test_the_proof_infers_nothing(tmp_path, monkeypatch):
     with quietly():
         config = whole({"model_type": "granite", "architectures": [class_name("granite")]})
         library = Library.of(config)
-        library.build(built(library, config) | {"num_hidden_layers": 8}, 3).save_pretrained(tmp_path / "source")
+        library.build(build_small_config(library, config) | {"num_hidden_layers": 8}, 3).save_pretrained(
+            tmp_path / "source"
+        )
     opened = open_source(str(tmp_path / "source"))
     monkeypatch.setattr("leansurgeon.architectures.infer.explore.explore", None)
     carry_out(DecidedCut(plan(opened, RequestedShape(layers="6"))), tmp_path / "cut")

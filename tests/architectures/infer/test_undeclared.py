@@ -107,7 +107,7 @@ def test_heads_where_the_library_derives_their_size(name):
 
 def test_shared_blocks_are_refused():
     """Zamba: one block stands at several places of its stack."""
-    config = infer.completed({"model_type": "zamba", "architectures": ["ZambaForCausalLM"]})
+    config = infer.complete_config({"model_type": "zamba", "architectures": ["ZambaForCausalLM"]})
     with pytest.raises(UnsupportedModel, match="no small model of it runs"):
         architectures.of(config)
 

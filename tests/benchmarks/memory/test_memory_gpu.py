@@ -47,7 +47,7 @@ def shaped(name: str, heads: int, *, tiny: bool = False):
     """Config and family of a base-sized model (or one of two small blocks) with so many heads of the usual width."""
     if name == "vit":
         source = open_source("vit-b")
-        family = architectures.known()["leansurgeon_vit"]
+        family = architectures.load_families()["leansurgeon_vit"]
         start, shape = convert_config(source.config, source.architecture, family), source.shape
         changes = {"depth": 2} if tiny else {}
         return family.with_shape(start, shape.with_(heads=heads, kv_heads=heads, head_dim=64, **changes)), family
@@ -56,10 +56,10 @@ def shaped(name: str, heads: int, *, tiny: bool = False):
         config = {"architectures": ["BertForMaskedLM"], "model_type": "bert", "hidden_size": width}
         config |= {"num_hidden_layers": depth, "num_attention_heads": heads, "intermediate_size": 4 * width}
         config |= TEXT | {"max_position_embeddings": 512, "type_vocab_size": 2}
-        return config, architectures.known()["bert"]
+        return config, architectures.load_families()["bert"]
     config = {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "n_embd": width, "n_layer": depth}
     config |= {"n_head": heads, "n_positions": 1024, "vocab_size": 50257}
-    return config, architectures.known()["gpt2"]
+    return config, architectures.load_families()["gpt2"]
 
 
 def real_step(model, setting: Setting, batch, device: torch.device, optimizer) -> None:

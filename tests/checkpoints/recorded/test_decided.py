@@ -19,8 +19,8 @@ from leansurgeon.checkpoints.recorded.decided import (
     Importance,
     LocalFit,
     MadeLayer,
-    MixedIn,
-    Mixing,
+    MixDecision,
+    MixTrial,
     ProjectionRefit,
     SampleData,
     SpanFit,
@@ -29,7 +29,7 @@ from leansurgeon.checkpoints.recorded.decided import (
     Trim,
     Verified,
 )
-from leansurgeon.checkpoints.recorded.part import Part, kinds
+from leansurgeon.checkpoints.recorded.part import Recorded, kinds
 
 DATA = SampleData("a.txt,b.txt", "2 files", "ab" * 32, {"fit": 8, "guard": 2}, (SampleData("a.txt", "", "cd", {}),), 8)
 TRIED = Tried((0, 2), "even", True, False, GuardScore(0.5, 0.25, 2.0, 0.25, pieces=2), left_out=True, data="part")
@@ -50,7 +50,7 @@ WHOLE = Decisions(
     held_back=("5 steps",),
     steps_taken_over=2,
     seconds=1.0,
-    mixing=Mixing(0.5, (MixedIn(0, 0.75),), False),
+    mixing=MixDecision(0.5, (MixTrial(0, 0.75),), False),
     importance=Importance(((0.5, 0.25),)),
     verified=Verified("source", "m", (), ("x",)),
 )
@@ -122,7 +122,7 @@ def test_the_entries_of_a_list_keep_their_places_or_none_is_there(odd):
 
 def from_fields(value):
     """The same, as if nothing of it had been read."""
-    if isinstance(value, Part):
+    if isinstance(value, Recorded):
         return replace(value, **{one.name: from_fields(getattr(value, one.name)) for one, _ in kinds(type(value))})
     return tuple(map(from_fields, value)) if isinstance(value, tuple) else value
 

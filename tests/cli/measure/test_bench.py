@@ -145,7 +145,7 @@ def test_what_is_timed_under_which_name():
         step=lambda: calls.append("step"),
         forward=calls.append,
     )
-    (times,) = speed.timed([model], 3)
+    (times,) = speed.time_benches([model], 3)
     assert calls == ["step", "one", "many"] * (3 + speed.WARM_UP)
     assert list(times) == ["step", "forward_1", "forward"] and all(len(t.seconds) == 3 for t in times.values())
 

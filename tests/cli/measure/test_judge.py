@@ -11,7 +11,7 @@ from scipy import stats
 
 from leansurgeon.checkpoints import record
 from leansurgeon.checkpoints.proof.report_numbers import sentence
-from leansurgeon.checkpoints.record import Both, Comparison
+from leansurgeon.checkpoints.record import Comparison, PairedFigure
 from leansurgeon.errors import UsageError
 from leansurgeon.intervals import paired_interval
 from leansurgeon.measure import harness
@@ -117,7 +117,7 @@ def by_hand(folder, source, other) -> tuple[list[float], list[int]]:
 def test_a_record_without_intervals_reads_as_before():
     old = {"done": True, "loss": {"source": 1.0, "result": 2.0}, "rows": 3}
     assert Comparison.from_dict(old).as_dict() == old
-    new = Comparison(scores={"acc": Both(0.5, 0.25, -0.4, -0.1)}, scored=8, data="lm-eval")
+    new = Comparison(scores={"acc": PairedFigure(0.5, 0.25, -0.4, -0.1)}, scored=8, data="lm-eval")
     assert Comparison.from_dict(new.as_dict()) == new
     assert "acc 0.25 (source 0.5; difference -0.4 to -0.1, 95 %)" in sentence(new, False)
 
@@ -144,21 +144,21 @@ def test_scores_of_the_harness_are_paired_by_document():
     """Accuracy is a mean over documents, a perplexity a ratio of sums; documents of one side only are left out."""
     acc = [{"doc_id": i, "metrics": ["acc"], "acc": float(i % 2)} for i in range(10)]
     better = [{**one, "acc": 1.0} for one in acc]
-    found = harness.compared(harness.scores(acc), harness.scores(better[:8])).scores["acc"]
+    found = harness.compare_metrics(harness.scores(acc), harness.scores(better[:8])).scores["acc"]
     low, high = stats.ttest_rel([1.0] * 8, [0.0, 1.0] * 4).confidence_interval(0.95)
     assert (found.source, found.result, found.low, found.high) == pytest.approx((0.5, 1.0, low, high))
     words = [
         {"doc_id": i, "metrics": ["word_perplexity"], "word_perplexity": (-2.0 * n, n)} for i, n in enumerate([3, 9])
     ]
-    (ratio,) = harness.compared(harness.scores(words), harness.scores(words)).scores.values()
-    assert ratio == Both(2.0, 2.0, 0.0, 0.0)
+    (ratio,) = harness.compare_metrics(harness.scores(words), harness.scores(words)).scores.values()
+    assert ratio == PairedFigure(2.0, 2.0, 0.0, 0.0)
 
 
 def test_tasks_of_ones_own_are_named_by_their_file(tmp_path):
     mine = tmp_path / "mine.yaml"
     mine.write_text("# a task\ntask: my_task\ndataset_path: json\n")
-    assert harness.named(f"arc_easy, {mine}") == (["arc_easy", "my_task"], [str(tmp_path)])
+    assert harness.split_task_names(f"arc_easy, {mine}") == (["arc_easy", "my_task"], [str(tmp_path)])
     mine.write_text("dataset_path: json\n")
     for wrong in (str(mine), str(tmp_path / "gone.yaml"), ","):
         with pytest.raises(UsageError):
-            harness.named(wrong)
+            harness.split_task_names(wrong)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from leansurgeon.architectures.infer import inputs
-from leansurgeon.architectures.infer.differences import built
+from leansurgeon.architectures.infer.differences import build_small_config
 from leansurgeon.architectures.infer.library import Library, class_name, outputs, quietly, whole
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.surgery.method import Method
@@ -23,7 +23,7 @@ def small_model(model_type: str, folder: Path, seed: int = 3, **flags: Any) -> t
     with quietly():
         config = whole({"model_type": model_type, "architectures": [class_name(model_type)]} | flags)
         library = Library.of(config)
-        small = built(library, config)
+        small = build_small_config(library, config)
         model = library.build(small, seed)
         model.save_pretrained(folder)
     return model, small

@@ -63,7 +63,7 @@ def example(
     if main != "input_ids" and "input_ids" in takes and config.get("text_config"):
         inputs["input_ids"] = ids()
     if isinstance(model, nn.Module) and several_kinds(model, config):
-        inputs = several.joined(model, config, takes, ids(), noise)
+        inputs = several.join_features(model, config, takes, ids(), noise)
     if "noise" in takes and "mask_ratio" in config:
         inputs["noise"] = noise(2, (config["image_size"] // config["patch_size"]) ** 2)
     if config.get("is_encoder_decoder") and "decoder_input_ids" in takes:

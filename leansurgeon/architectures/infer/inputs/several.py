@@ -36,7 +36,7 @@ def reads_sound(config: Mapping[str, Any], takes: Mapping[str, Any]) -> bool:
     return bool(placed and isinstance(config.get("audio_config"), dict) and {"input_features", "input_ids"} <= {*takes})
 
 
-def joined(
+def join_features(
     model: nn.Module, config: Mapping[str, Any], takes: Mapping[str, Any], ids: Tensor, noise: Noise
 ) -> dict[str, Tensor]:
     """`ids` with the places of features before them, and what the features are made of; the ids alone where the model
@@ -50,13 +50,13 @@ def joined(
         if not reads(config, takes):
             continue
         for given in kinds(config, takes, noise):
-            count = counted(model, method, given)
+            count = count_features(model, method, given)
             if count is not None:
-                return given | placed(config, takes, ids, key_of(names, config), count)
+                return given | place_features(config, takes, ids, key_of(names, config), count)
     return {"input_ids": ids}
 
 
-def placed(
+def place_features(
     config: Mapping[str, Any], takes: Mapping[str, Any], ids: Tensor, key: str | None, count: int
 ) -> dict[str, Tensor]:
     """Text, `count` places of features, and text again; with the masks that say which is which."""
@@ -79,7 +79,7 @@ def apart(ids: Tensor, config: Mapping[str, Any]) -> Tensor:
 
 
 @torch.no_grad()
-def counted(model: nn.Module, method: str, given: Mapping[str, Tensor]) -> int | None:
+def count_features(model: nn.Module, method: str, given: Mapping[str, Tensor]) -> int | None:
     """Features of one sample; None where the model does not take what is given."""
     make = getattr(model, method, None)
     if "aspect_ratio_ids" in given:  # attended to, and so in no token's place

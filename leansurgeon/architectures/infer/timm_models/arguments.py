@@ -107,7 +107,7 @@ def as_lists(value: Any) -> Any:
     return [as_lists(v) for v in value] if isinstance(value, list | tuple) else value
 
 
-def flattened(args: Mapping[str, Any]) -> Config:
+def flatten(args: Mapping[str, Any]) -> Config:
     """`{"depths": [2, 3]}` as `{"depths.0": 2, "depths.1": 3}`; lists of layers' numbers stay whole."""
     return dict(entries(args))
 
@@ -120,7 +120,7 @@ def entries(args: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield name, value
 
 
-def nested(flat: Mapping[str, Any]) -> Config:
+def unflatten(flat: Mapping[str, Any]) -> Config:
     """The way back."""
     args: Config = {}
     for key, value in flat.items():
@@ -182,7 +182,7 @@ def shrunk(flat: Config, narrow: bool, side: int | None) -> Config:
     return smaller
 
 
-def changed(args: Config, changes: Mapping[str, Any]) -> Config:
+def with_changes(args: Config, changes: Mapping[str, Any]) -> Config:
     """Arguments with other values under flat keys."""
     new = dict(args)
     for key, value in changes.items():

@@ -25,7 +25,7 @@ MARK = "leansurgeon"  # key of a config.json: what stands under it says that no 
 def architecture(config: Mapping[str, Any]) -> Architecture:
     """The declaration that is inferred for a timm config whose arguments are complete. Raises `UnsupportedModel`."""
     name = config["architecture"]
-    flat = {"model_type": name} | arguments.flattened(config.get("model_args") or {})  # as inference has it
+    flat = {"model_type": name} | arguments.flatten(config.get("model_args") or {})  # as inference has it
     finding = explore(flat)
     if finding.trouble or not finding.stages:
         raise UnsupportedModel(
@@ -53,7 +53,7 @@ def with_width(stage: Stage, flat: Config) -> Stage:
     return replace(stage, width_key=keys[0] if len(keys) == 1 and arguments.base(keys[0]) != "base_dims" else "")
 
 
-def completed(name: str, given: Config) -> Config:
+def complete_config(name: str, given: Config) -> Config:
     """The config.json of a timm model with these arguments beside what its name says, as folders have it. Raises what
     timm raises.
     """
@@ -84,7 +84,7 @@ def lean(base: Architecture) -> Architecture:
 
     def adopt(config: Config) -> Config:
         args, name = dict(config["model_args"]), base.model_types[0]
-        flat = arguments.flattened(args)
+        flat = arguments.flatten(args)
         spec = {"base": name, "native": {s["heads"]: flat[s["heads"]] for s in specs}, "stages": specs}
         return config | {"architecture": LEAN, "model_args": args | head_dims(base, config) | {"lean": spec}}
 
@@ -96,4 +96,4 @@ def native(config: Mapping[str, Any]) -> Config:
     args = dict(config["model_args"])
     spec = args.pop("lean")
     args = {k: v for k, v in args.items() if k not in [stage["head_dim"] for stage in spec["stages"]]}
-    return dict(config) | {"architecture": spec["base"], "model_args": arguments.changed(args, spec["native"])}
+    return dict(config) | {"architecture": spec["base"], "model_args": arguments.with_changes(args, spec["native"])}

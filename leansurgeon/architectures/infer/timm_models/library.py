@@ -19,7 +19,7 @@ BATCH = 2
 
 @dataclass(frozen=True)
 class TimmLibrary(Library):
-    """One entry point of timm. Configs are flat (`arguments.flattened`), with the entry point as their `model_type`;
+    """One entry point of timm. Configs are flat (`arguments.flatten`), with the entry point as their `model_type`;
     `side` is that of the square images that its models are shown, and `extra` what its entry point is given beside the
     numbers.
     """
@@ -45,10 +45,10 @@ class TimmLibrary(Library):
             perturb(model, seed)
         return model
 
-    def saved(self, model: nn.Module) -> dict[str, Tensor]:
+    def state_in_file(self, model: nn.Module) -> dict[str, Tensor]:
         return {name: tensor.detach() for name, tensor in model.state_dict().items()}
 
-    def reloaded(self, config: Mapping[str, Any], state: Mapping[str, Tensor]) -> nn.Module:
+    def reload(self, config: Mapping[str, Any], state: Mapping[str, Tensor]) -> nn.Module:
         """What `timm.create_model` makes of a folder with this file. Raises `Unbuildable`."""
         model = self.build(config, None)
         try:
@@ -71,4 +71,4 @@ class TimmLibrary(Library):
 
 def args_of(config: Mapping[str, Any]) -> Config:
     """The constructor's arguments of a flat config."""
-    return arguments.nested({k: v for k, v in config.items() if k != "model_type"})
+    return arguments.unflatten({k: v for k, v in config.items() if k != "model_type"})

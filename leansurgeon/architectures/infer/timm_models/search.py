@@ -51,7 +51,7 @@ class TimmSearch(Search):
 
     def __init__(self, library: Library, config: Config) -> None:
         super().__init__(library, config)
-        self.widths = [self.measured(level) for level in self.levels]
+        self.widths = [self.find_width_axis(level) for level in self.levels]
 
     def finding(self) -> Finding:
         finding = super().finding()
@@ -63,7 +63,7 @@ class TimmSearch(Search):
         name = arguments.base(key)
         return GENERAL.get(name, name)
 
-    def named(self, names: tuple[str, ...], level: Level) -> list[str]:
+    def find_keys(self, names: tuple[str, ...], level: Level) -> list[str]:
         """Keys of such a name: the entry of the stage first, then what holds for all stages."""
         places = level.key.split(".")[1:]
 
