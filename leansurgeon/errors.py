@@ -141,7 +141,7 @@ def short(words: str, room: int) -> str:
     return words if len(words) <= room else f"{words[:front]}...{words[front + 3 - room :]}"
 
 
-def quoted(value: object, room: int = 60) -> str:
+def quote(value: object, room: int = 60) -> str:
     """A value of somebody else's file as a message shows it: as Python writes it, cut to `room` columns.
 
     >>> quoted({"a": [0] * 100}, 20)

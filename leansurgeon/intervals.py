@@ -46,7 +46,7 @@ def degrees_of_freedom(error: float, estimated: Sequence[tuple[float, int]]) -> 
     return error**4 / spread if spread else inf
 
 
-def needed_errors(freedom: float, comparisons: int = 1) -> float:
+def errors_needed(freedom: float, comparisons: int = 1) -> float:
     """Standard errors from which on a difference counts: Student's two-sided 95 %, that of so many comparisons
     together, and never below two.
     """

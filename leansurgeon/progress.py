@@ -7,7 +7,7 @@
             ...
             advance()
 
-Which screen that is the command says (`shown_on`); where nobody says it, nothing is shown.
+Which screen that is the command says (`show_on`); where nobody says it, nothing is shown.
 
 `rich` draws the bar (it heeds NO_COLOR and the width of the terminal) and is imported when there is one to draw.
 """
@@ -146,7 +146,7 @@ def line(pieces: Sequence[Piece], now: float) -> tuple[str, float]:
     share = 0.0
     for piece in reversed(pieces):
         share = min(1.0, (piece.done + share) / max(1, piece.total))
-    inner, seconds = pieces[-1], left(pieces, now)
+    inner, seconds = pieces[-1], seconds_left(pieces, now)
     places = ", ".join(f"{piece.title}: {piece.done:,}/{piece.total:,}" for piece in pieces)
     parts = [places]
     if inner.done:
@@ -156,7 +156,7 @@ def line(pieces: Sequence[Piece], now: float) -> tuple[str, float]:
     return "  ".join(parts), share
 
 
-def left(pieces: Sequence[Piece], now: float) -> float | None:
+def seconds_left(pieces: Sequence[Piece], now: float) -> float | None:
     """Seconds until the outermost piece ends; None where nothing is done. Units of a piece take what those before them
     took, the first what the piece inside it takes: one unit may hold several such pieces, one after the other.
     """
@@ -177,7 +177,7 @@ def left(pieces: Sequence[Piece], now: float) -> float | None:
 @contextmanager
 def phase(title: str, total: int, rate: str, screen: Screen | None = None) -> Iterator[Advance]:
     """A piece of work of `total` units, which is shown where it takes longer than a moment; call what is given with the
-    number of units that were done (one). Pieces may lie in each other. Without `screen` it is the one of `shown_on`.
+    number of units that were done (one). Pieces may lie in each other. Without `screen` it is the one of `show_on`.
     """
     screen = screen or _SCREEN.get()
     piece, depth = Piece(title, total, rate, screen.clock()), len(screen.pieces)
@@ -216,7 +216,7 @@ def command_screen(talk: Callable[[str], None] | None = None) -> Screen:
 
 
 @contextmanager
-def shown_on(screen: Screen) -> Iterator[None]:
+def show_on(screen: Screen) -> Iterator[None]:
     """Phases inside the block are shown there, and nothing of them is left when it ends."""
     before = _SCREEN.set(screen)
     try:
@@ -242,7 +242,7 @@ _BEFORE: dict[Callable[..., Any], list[Any]] = {}  # what settings of the proces
 
 
 @contextmanager
-def changed_setting(write: Callable[[Any], Any], value: Any, read: Callable[[], Any]) -> Iterator[None]:
+def change_setting(write: Callable[[Any], Any], value: Any, read: Callable[[], Any]) -> Iterator[None]:
     """A setting of the whole process has this value while the block runs. Of blocks in several threads the last one to
     end puts back what was there before the first.
     """
@@ -267,8 +267,8 @@ def quiet_transformers() -> Iterator[None]:
     from transformers.utils import logging
 
     with (
-        changed_setting(show_bars, False, logging.is_progress_bar_enabled),
-        changed_setting(logging.set_verbosity, logging.ERROR, logging.get_verbosity),
+        change_setting(show_bars, False, logging.is_progress_bar_enabled),
+        change_setting(logging.set_verbosity, logging.ERROR, logging.get_verbosity),
     ):
         yield
 

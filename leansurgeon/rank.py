@@ -37,14 +37,14 @@ def number(name: str) -> int:
     return int(text) if text.isdecimal() else 0
 
 
-def said() -> dict[str, str]:
+def group_variables() -> dict[str, str]:
     """All that the environment says of a group of processes."""
     return {name: os.environ[name] for name in GROUP if name in os.environ}
 
 
 def contradiction() -> str | None:
     """What the environment says of a group that cannot be; None where there is none, or one that can."""
-    there, size = said(), max(1, number(SIZE))
+    there, size = group_variables(), max(1, number(SIZE))
     for name, text in there.items():
         if name != HOST and (not text.isdecimal() or (int(text) == 0 and name in (SIZE, PORT))):
             return f"The environment says {name}='{text}', which is no number that it can have."

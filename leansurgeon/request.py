@@ -13,7 +13,7 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 from pydantic.fields import FieldInfo
 
-from leansurgeon.errors import LeanSurgeonError, UsageError, did_you_mean, quoted
+from leansurgeon.errors import LeanSurgeonError, UsageError, did_you_mean, quote
 
 PANELS = ("Shape", "Data", "Method", "Output", "More")  # of a help page, in this order
 
@@ -156,6 +156,6 @@ def check_request(request: type[R], given: Mapping[str, Any], *, python: bool = 
         said = str(cause) if cause else fault["msg"][:1].lower() + fault["msg"][1:]
         if fault["type"] == "literal_error":
             said = f"give one of {fault['ctx']['expected'].replace(chr(39), '').replace(' or ', ', ')}"
-        value = quoted(fault["input"])
+        value = quote(fault["input"])
         flag = f"{name}={value}: " if python else f"--{name.replace('_', '-')} {fault['input']}: "
         raise UsageError(f"{flag if name else ''}{said.rstrip('.')}.") from None

@@ -88,7 +88,7 @@ def guard() -> None:
 
 
 @contextmanager
-def guarded() -> Iterator[None]:
+def guarding() -> Iterator[None]:
     """`guard` for the length of a block."""
     before = sys.stdout, sys.stderr
     guard()

@@ -27,4 +27,4 @@ def test_messages_are_readable_whatever_they_quote():
 
 @pytest.mark.parametrize("value", [{"a": [[0] * 1000] * 1000}, "x" * 5000, 10**4000, [[[[[[[[1]]]]]]]], b"\0" * 500])
 def test_quoted_values_are_cut(value):
-    assert len(errors.quoted(value)) <= 60
+    assert len(errors.quote(value)) <= 60

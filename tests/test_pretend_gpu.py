@@ -311,7 +311,7 @@ def test_processes_on_gpus_wait_for_each_other_as_long_as_those_on_cpus(monkeypa
     made = []
     monkeypatch.setattr(torch.distributed, "get_backend", lambda: "nccl")
     monkeypatch.setattr(torch.distributed, "new_group", lambda **how: made.append(how))
-    agree.Council(2, 0)
+    agree.ProcessGroup(2, 0)
     assert made == [{"backend": "gloo", "timeout": distributed.COLLECTIVE_TIMEOUT}]
 
 

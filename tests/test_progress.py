@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from leansurgeon.progress import Piece, Screen, downloads, line, phase, quiet_transformers, shown_on, track
+from leansurgeon.progress import Piece, Screen, downloads, line, phase, quiet_transformers, show_on, track
 
 
 class Clock:
@@ -54,7 +54,7 @@ def test_before_the_first_unit_nothing_is_foretold():
 
 def test_lines_come_seldom_where_they_cannot_be_rewritten():
     place, clock, file = screen()
-    with shown_on(place):
+    with show_on(place):
         for _ in track(range(5), "candidates", "candidates/s"):
             for _ in track(range(4), "layers", "layers/s"):
                 clock.now += 1.5  # 30 s in all, so two lines: at 10.5 s and at 21 s
@@ -66,7 +66,7 @@ def test_lines_come_seldom_where_they_cannot_be_rewritten():
 
 def test_units_may_come_in_heaps():
     place, clock, file = screen()
-    with shown_on(place), phase("listops", 3_000, "expressions/s") as advance:
+    with show_on(place), phase("listops", 3_000, "expressions/s") as advance:
         clock.now = 12.0
         advance(1_500)
     assert file.getvalue() == "listops: 1,500/3,000  125 expressions/s  eta 12s\n"
@@ -74,7 +74,7 @@ def test_units_may_come_in_heaps():
 
 def test_work_that_breaks_off_leaves_nothing_on_the_line():
     place, clock, file = screen()
-    with shown_on(place):
+    with show_on(place):
         with pytest.raises(ValueError), phase("outer", 3, "units/s"):
             for _ in track(range(3), "inner", "units/s"):
                 raise ValueError
@@ -95,7 +95,7 @@ def test_libraries_and_threads_are_silent(capsys):
             clock.now += 60
 
     work()
-    with shown_on(place):
+    with show_on(place):
         thread = threading.Thread(target=work)
         thread.start()
         thread.join()
@@ -106,7 +106,7 @@ def test_bytes_of_the_hub_are_shown_where_phases_are():
     """As `huggingface_hub.snapshot_download` uses its bars: one of the network, one of the disk, one of the files."""
     assert downloads() is None  # a library's user keeps the hub's own
     place, clock, file = screen()
-    with shown_on(place):
+    with show_on(place):
         bar = downloads()
         options = {"total": 0, "initial": 0, "unit": "B", "unit_scale": True, "bar_format": "{l_bar}"}
         network, disk = (bar(desc=text, **options) for text in ("Downloading", "Reconstructing"))

@@ -109,7 +109,7 @@ def test_what_somebody_else_wrote_steers_no_terminal(text, monkeypatch):
     out, talk = io.StringIO(), io.StringIO()
     monkeypatch.setattr(sys, "stdout", out)
     monkeypatch.setattr(sys, "stderr", talk)
-    with streams.guarded():
+    with streams.guarding():
         print(text)
         print(text, file=sys.stderr)  # talk: progress moves the cursor, and messages are cleaned where they are made
     assert out.getvalue().rstrip("\n").isprintable() and talk.getvalue() == text + "\n"

@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from leansurgeon.errors import LeanSurgeonError, UnsupportedModel, disk_is_full, memory_is_short, quoted
+from leansurgeon.errors import LeanSurgeonError, UnsupportedModel, disk_is_full, memory_is_short, quote
 
 # What a rule such as `c["hidden_size"] // c["patch_size"]` raises for a value that is missing or of another kind.
 _UNFIT = (KeyError, TypeError, ValueError, AttributeError, ZeroDivisionError, IndexError, OverflowError)
@@ -47,9 +47,9 @@ def library_builds(what: str) -> Iterator[None]:
 def in_words(error: Exception) -> str:
     """What a library itself says of a config, where it is a sentence of its own and not one of Python or torch."""
     if isinstance(error, KeyError) and error.args:
-        return f": it knows no {quoted(error.args[0])}"
+        return f": it knows no {quote(error.args[0])}"
     if isinstance(error, TypeError) and (extra := re.search(r"unexpected keyword argument '(.+)'", str(error))):
-        return f": it takes no {quoted(extra[1])}"
+        return f": it takes no {quote(extra[1])}"
     last = traceback.extract_tb(error.__traceback__)[-1].line or ""
     said = " ".join(str(error).split()).rstrip(".")
     of_library = isinstance(error, ValueError) and last.startswith("raise ") and " " in said and "Error" not in said

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from leansurgeon.architectures.tensors import Blocks, Config, Tensor
-from leansurgeon.errors import UnsupportedModel, UsageError, quoted
+from leansurgeon.errors import UnsupportedModel, UsageError, quote
 from leansurgeon.shape import Shape
 
 NUMBERS = {"depth": ("depth",), "heads": ("heads", "head_dim", "kv_heads"), "mlp_dim": ("mlp_dim",)}
@@ -57,7 +57,7 @@ def check_allowed(name: str, refused: Mapping[str, str], now: Shape, shape: Shap
 def of_layers(key: str, values: object, layers: Sequence[int]) -> list[object]:
     """The entries of a config's list for the layers that stay. Raises `UnsupportedModel` where it is no list of all."""
     if not isinstance(values, list | tuple) or len(values) <= max(layers):
-        raise UnsupportedModel(f"The config says {key} = {quoted(values)}, which has no value for each layer.")
+        raise UnsupportedModel(f"The config says {key} = {quote(values)}, which has no value for each layer.")
     return [values[i] for i in layers]
 
 

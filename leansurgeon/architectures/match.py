@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from leansurgeon.architectures.base import Architecture
 from leansurgeon.architectures.tensors import BUFFERS, Blocks, Config, TensorSpec, layer_number_pattern
-from leansurgeon.errors import UnsupportedModel, plural, quoted
+from leansurgeon.errors import UnsupportedModel, plural, quote
 
 AHEAD = ("num_nextn_predict_layers", "mtp_num_hidden_layers")  # layers that predict further tokens, behind the others
 
@@ -40,7 +40,7 @@ def match(architecture: Architecture, config: Config, names: Mapping[str, tuple[
             continue
         if spec is None and layer >= depth:
             raise UnsupportedModel(
-                f"The config says {plural(depth, 'layer')}, but the weights hold {quoted(name)}.",
+                f"The config says {plural(depth, 'layer')}, but the weights hold {quote(name)}.",
                 "The config does not fit its weights.",
             )
         if spec is None and (name.endswith(BUFFERS) or name.startswith(unused)):

@@ -12,7 +12,7 @@ from typing import Any
 
 from leansurgeon.architectures.tensors import Config
 from leansurgeon.checkpoints.foreign import trust, unpacked
-from leansurgeon.errors import UnsupportedModel, quoted
+from leansurgeon.errors import UnsupportedModel, quote
 from leansurgeon.reading import jsonfile, modelcard
 from leansurgeon.reading.jsonfile import Json
 
@@ -151,7 +151,7 @@ def check(config: Config, path: Path) -> None:
     if (quantised := config.get("quantization_config")) is not None:
         method = quantised.get("quant_method", "unknown") if isinstance(quantised, dict) else quantised
         raise UnsupportedModel(
-            f"{path} is quantised ({quoted(method)}); surgery needs plain weights.",
+            f"{path} is quantised ({quote(method)}); surgery needs plain weights.",
             modelcard.where_to_get(path, config.get("_name_or_path")),
         )
     check_kinds(config)
@@ -171,7 +171,7 @@ def check_kinds(config: Mapping[str, Any]) -> None:
         for key, value in values.items():
             kind = KINDS.get(key)
             if kind and not kind.fits(value):
-                raise UnsupportedModel(f"config.json says {where}{key} = {quoted(value)}, which is not {kind.words}.")
+                raise UnsupportedModel(f"config.json says {where}{key} = {quote(value)}, which is not {kind.words}.")
 
 
 def flat(value: Json) -> Iterator[Json]:
@@ -205,7 +205,7 @@ def check_sizes(config: Mapping[str, Any], shapes: Iterable[tuple[int, ...]]) ->
     for where, values in sections(config):
         for key, value in values.items():
             numbers = [number for number in flat(value) if number]
-            said = f"config.json says {where}{key} = {quoted(value)}"
+            said = f"config.json says {where}{key} = {quote(value)}"
             if key in DEPTHS and sum(numbers) > len(shapes):
                 raise UnsupportedModel(
                     f"{said}, and the weights hold {len(shapes):,} tensors.", "The config does not fit its weights."

@@ -19,7 +19,7 @@ from typing import TypeAlias
 import numpy as np
 
 from leansurgeon.checkpoints.publish.durable import sync
-from leansurgeon.errors import LeanSurgeonError, UnsupportedModel, disk_is_full, quoted
+from leansurgeon.errors import LeanSurgeonError, UnsupportedModel, disk_is_full, quote
 from leansurgeon.reading.tensorfile import INDEX, RAW_BITS, Entry, read_header, shards
 
 Arrays: TypeAlias = dict[str, np.ndarray]  # by the tensor's name
@@ -48,7 +48,7 @@ class Weights:
                 header = read_header(shard)
                 if twice := next((name for name in header if name in entries), None):
                     raise UnsupportedModel(
-                        f"{quoted(twice)} lies in {entries[twice].file.name} and in {shard.name}, so which is meant "
+                        f"{quote(twice)} lies in {entries[twice].file.name} and in {shard.name}, so which is meant "
                         "is anybody's guess.",
                         "Fetch the model again, or save it anew.",
                     )
@@ -56,11 +56,11 @@ class Weights:
             return cls(entries)
         there = sorted(file.name for file in folder.glob("*.safetensors") if "adapter" not in file.name)
         if len(there) == 1:
-            said = f"The weights in {folder} are named {quoted(there[0])}, a name that no library looks for."
+            said = f"The weights in {folder} are named {quote(there[0])}, a name that no library looks for."
             raise UnsupportedModel(said, "Rename the file to model.safetensors.")
         if there:
             raise UnsupportedModel(
-                f"{folder} has {len(there)} files of weights ({quoted(there[0])} and others) and no {INDEX}, which "
+                f"{folder} has {len(there)} files of weights ({quote(there[0])} and others) and no {INDEX}, which "
                 "says what lies where.",
                 f"Fetch {INDEX} as well.",
             )

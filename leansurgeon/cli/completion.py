@@ -17,9 +17,9 @@ def sources(incomplete: str) -> list[str]:
 
 def recipes(incomplete: str) -> list[str]:
     """Names of shipped recipes, and recipe files here."""
-    from leansurgeon.training.recipe.shipped import shipped
+    from leansurgeon.training.recipe.shipped import list_shipped
 
-    return fitting([*shipped(), *(file.name for file in Path().glob("*.yaml"))], incomplete)
+    return fitting([*list_shipped(), *(file.name for file in Path().glob("*.yaml"))], incomplete)
 
 
 def families(incomplete: str) -> list[str]:

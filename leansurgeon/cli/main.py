@@ -31,10 +31,10 @@ from leansurgeon.errors import (
     UsageError,
     disk_is_full,
     in_words,
-    quoted,
+    quote,
     readable,
 )
-from leansurgeon.progress import command_screen, shown_on
+from leansurgeon.progress import command_screen, show_on
 from leansurgeon.rank import is_first_here, rank
 
 EPILOG = (
@@ -142,7 +142,7 @@ def main() -> None:
     LEANSURGEON_DEBUG=1 shows the traceback of an expected error, too, and lets Python end as ever (for profilers).
     """
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # of this command and the processes that it starts
-    with streams.guarded():
+    with streams.guarding():
         carry_out()
 
 
@@ -151,7 +151,7 @@ def sigterm_as_exception() -> Iterator[None]:
     """SIGTERM raises `Terminated` here, so that a training says what was kept. Processes forked from this one end as
     SIGTERM ends them.
     """
-    from leansurgeon.training.processes.signals import handled, insisting
+    from leansurgeon.training.processes.signals import handle_signals, insisting
 
     owner = os.getpid()
 
@@ -161,7 +161,7 @@ def sigterm_as_exception() -> Iterator[None]:
             os._exit(Terminated.exit_code)
         raise Terminated
 
-    with handled([signal.SIGTERM], stop), insisting():
+    with handle_signals([signal.SIGTERM], stop), insisting():
         yield
 
 
@@ -171,13 +171,13 @@ def check_encoding(words: list[str]) -> None:
         try:
             os.fsencode(word)
         except UnicodeEncodeError:
-            raise UsageError(f"{quoted(word)} is no text that the system can write.") from None
+            raise UsageError(f"{quote(word)} is no text that the system can write.") from None
 
 
 def carry_out() -> None:
     """`main`, on streams that forgive."""
     try:
-        with sigterm_as_exception(), shown_on(command_screen()):  # so that temporary folders go whatever the command
+        with sigterm_as_exception(), show_on(command_screen()):  # so that temporary folders go whatever the command
             try:
                 check_encoding(sys.argv[1:])
                 app()

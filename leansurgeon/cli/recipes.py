@@ -28,7 +28,7 @@ def list_(as_json: Annotated[bool, typer.Option("--json", help="One JSON documen
     """Task, length and hardware of every shipped recipe: first those for a CPU, then those for a GPU."""
     from leansurgeon.training.recipe import reading
 
-    rows = [_row(name, reading.load(name)) for name in reading.shipped()]
+    rows = [_row(name, reading.load(name)) for name in reading.list_shipped()]
     if as_json:
         print(json.dumps({"schema_version": 1, "recipes": rows}))
         return
@@ -112,5 +112,5 @@ def _hardware(name: str) -> str:
     """The first words of a shipped recipe's line about hardware: `2 CPU cores`, `8 A100`."""
     from leansurgeon.training.recipe import reading
 
-    match = re.search(r"^# Hardware +(.*)$", reading.text_of(reading.shipped()[name]), re.MULTILINE)
+    match = re.search(r"^# Hardware +(.*)$", reading.text_of(reading.list_shipped()[name]), re.MULTILINE)
     return re.split(r" \(|[,.;:]| with ", match[1])[0] if match else ""

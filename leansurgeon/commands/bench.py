@@ -78,7 +78,7 @@ def bench(request: BenchRequest, say: Say) -> Answer:
         "skipped": [*skipped, *more],
         "remarks": benches.remarks(rows),
     }
-    if run := runfolder.run_of(request.model):
+    if run := runfolder.find_run(request.model):
         runfolder.write_json(run / BENCH, document)
         say(f"Kept as {run / BENCH}.")
     images = document["unit"] == "images"

@@ -66,7 +66,7 @@ def speaking(progress: bool | Say | None) -> Iterator[Say]:
         return
     if progress is not True and not callable(progress):
         raise UsageError(f"progress={progress!r}: give True, False, or what takes a line of text.")
-    with screen.shown_on(screen.command_screen(None if progress is True else progress)):
+    with screen.show_on(screen.command_screen(None if progress is True else progress)):
         yield screen.say if progress is True else progress
 
 
@@ -148,14 +148,14 @@ def function_of(command: Command) -> Callable[..., Any]:
         with ExitStack() as stack:
             stack.enter_context(own_errors(signature.parameters))
             say = stack.enter_context(speaking(given.pop("progress", True)))
-            stack.enter_context(host.left_alone(say))
+            stack.enter_context(host.leave_process_alone(say))
             tokenizer = given.pop("tokenizer", None)
             held: list[in_memory.Copy] = []
             for name in models:
                 if not in_memory.is_model(model := given.get(name)):
                     given |= {} if model is None else {name: in_memory.place(model, name)}
                     continue
-                held.append(in_memory.written(model, tokenizer))
+                held.append(in_memory.write_copy(model, tokenizer))
                 given[name] = str(held[-1].folder)
             if held and command.temporary_out and given.get("out") is None:
                 held.append(in_memory.Copy())
@@ -169,7 +169,7 @@ def function_of(command: Command) -> Callable[..., Any]:
                 push(result)
             if not (held and command.gives_model):
                 return result
-            return in_memory.returned(replace(result, held=tuple(held)), model)
+            return in_memory.load_result(replace(result, held=tuple(held)), model)
 
     del function.__wrapped__
     function.__signature__ = signature  # type: ignore[attr-defined]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import signal
@@ -70,7 +69,7 @@ def families(request: FamiliesRequest, say: Say) -> Answer:
         rows = [FamilyCheck(**jsonfile.parse(line, str(state))) for line in lines]
         known = {row.name: row for row in rows if (row.seed, row.depth) == (drawn.seed, drawn.depth)}
     left = [name for name in names if name not in known]
-    for number, row in enumerate(tried(left, request.jobs, drawn), len(names) - len(left) + 1):
+    for number, row in enumerate(check_families(left, request.jobs, drawn), len(names) - len(left) + 1):
         known[row.name] = row = replace(row, seed=drawn.seed, depth=drawn.depth)
         if state:
             with state.open("a") as file:
@@ -82,7 +81,7 @@ def families(request: FamiliesRequest, say: Say) -> Answer:
     return Answer(document(rows), markdown(rows))
 
 
-def tried(names: Sequence[str], jobs: int, drawn: RandomModel) -> Iterator[FamilyCheck]:
+def check_families(names: Sequence[str], jobs: int, drawn: RandomModel) -> Iterator[FamilyCheck]:
     """Rows as they come. Every process does one type at a time, and some dozen in all, since what the libraries import
     stays in memory; (`max_tasks_per_child` of Python 3.11 hangs after the first).
     """
@@ -128,8 +127,11 @@ def patiently(name: str, drawn: RandomModel) -> FamilyCheck:
     try:
         with tempfile.TemporaryDirectory(prefix="leansurgeon-") as cache:
             os.environ["LEANSURGEON_CACHE"] = cache
-            room = "undeclared_timm" if name.startswith(PREFIX) else "undeclared"  # whose library need not import
-            return importlib.import_module(f"leansurgeon.surgery.{room}").checked(name, drawn=drawn)
+            if name.startswith(PREFIX):  # the other library need not import
+                from leansurgeon.surgery.undeclared_timm import check_timm_name as check
+            else:
+                from leansurgeon.surgery.undeclared import check_type as check
+            return check(name, drawn=drawn)
     except TooLong:
         return FamilyCheck(name, why=f"it took more than {LONGEST} s")
     except BaseException as error:  # the row says it; other types go on

@@ -26,7 +26,7 @@ from leansurgeon.report.runs import HEADS
 from leansurgeon.report.tables.cut import closing
 from leansurgeon.request import Access, ModelName, Opt, command_line
 from leansurgeon.surgery.shrink import DecidedCut, blaming_weights, carry_out
-from leansurgeon.training.runs.folder import keep_beside, run_of
+from leansurgeon.training.runs.folder import find_run, keep_beside
 from leansurgeon.words import wrap
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ def heads(request: HeadsRequest, say: Say) -> Heads:
             device = choose_device(request.device)
             prune.check(opened, share)
         sample = data_to_measure(opened, request.data, model, "Importance", request.samples, seed, say, request.columns)
-        study = measured(opened, sample, options, say)
+        study = measure_heads(opened, sample, options, say)
         document = {
             "schema_version": 1,
             "kind": "heads",
@@ -154,15 +154,15 @@ def heads(request: HeadsRequest, say: Say) -> Heads:
             decided = replace(decided, record=replace(decided.record, importance=Importance(by_head)))
             call = command_line("heads", request)
             record = carry_out(decided, request.out, force=request.force, call=call, say=say)
-            smaller = pruned_model(decided, record, request.out, share, heal)
+            smaller = prune_model(decided, record, request.out, share, heal)
     document |= {"prune": smaller.as_dict()} if smaller else {}
-    if run := run_of(model):
+    if run := find_run(model):
         keep_beside(run / HEADS, document, say)
     lines = describe(document | {"model": short(document["model"], 60)})
     return Heads(document, "\n".join([*lines, *([str(smaller)] if smaller else [])]), pruned=smaller)
 
 
-def pruned_model(decided: DecidedCut, record: SurgeryRecord, out: Path, share: float, heal: bool) -> Cut:
+def prune_model(decided: DecidedCut, record: SurgeryRecord, out: Path, share: float, heal: bool) -> Cut:
     """The smaller checkpoint: what --json says of it, and the same for a person."""
     proof, steps = record.proof, decided.plan
     before, after = steps.before, steps.after
@@ -198,7 +198,7 @@ def pruned_model(decided: DecidedCut, record: SurgeryRecord, out: Path, share: f
     return Cut(out, record, document, "\n".join(lines))
 
 
-def measured(opened: Source, sample: Calibration, options: HeadOptions, say: Say) -> Study:
+def measure_heads(opened: Source, sample: Calibration, options: HeadOptions, say: Say) -> Study:
     """The importance of every head. The model is in memory as long as this lasts, and gone when pruning calibrates."""
     import torch
 

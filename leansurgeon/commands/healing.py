@@ -12,7 +12,7 @@ from leansurgeon.errors import UsageError
 from leansurgeon.reading.cache_folder import cache_folder
 from leansurgeon.tasks import user_data
 from leansurgeon.training.recipe import from_model, reading
-from leansurgeon.training.recipe.from_model import Asked
+from leansurgeon.training.recipe.from_model import RecipeInputs
 from leansurgeon.training.recipe.schema import ExperimentRecipe, TrainingRecipe
 from leansurgeon.training.runs import checkpoint
 from leansurgeon.training.runs import folder as runfolder
@@ -21,20 +21,20 @@ from leansurgeon.training.runs.summary import OnTest, Scores, Summary, Task
 Made = TypeVar("Made", TrainingRecipe, ExperimentRecipe)
 
 
-def recipe_of(folder: Path, asked: Asked, say: Callable[[str], None]) -> TrainingRecipe:
+def recipe_of(folder: Path, asked: RecipeInputs, say: Callable[[str], None]) -> TrainingRecipe:
     """The recipe for the model in `folder`. One that is made is shown, since nobody has written it.
 
     Raises `UsageError` for flags that exclude each other, and for data that is not there, before anything heavy.
     """
     if asked.data is None:
-        return named_recipe(folder, asked, say)
+        return find_named_recipe(folder, asked, say)
     if asked.recipe is not None:
         raise UsageError(
             "--data makes a recipe, and --recipe names one.", "Leave one of them out, or --set task.data=..."
         )
     data = user_data.recognise(asked.data)
     if asked.resume not in ("auto", "never") and not asked.sets:  # what was made for that run is not made anew
-        recipe = checkpoint.located(Path(asked.resume), hashes=False)[0] / runfolder.RECIPE
+        recipe = checkpoint.locate_checkpoint(Path(asked.resume), hashes=False)[0] / runfolder.RECIPE
         if recipe.is_file():
             return reading.load_training(str(recipe))
     made = from_model.make_recipe(folder, data, asked, cache_folder(), say)
@@ -43,7 +43,7 @@ def recipe_of(folder: Path, asked: Asked, say: Callable[[str], None]) -> Trainin
     return made
 
 
-def named_recipe(folder: Path, asked: Asked, say: Callable[[str], None]) -> TrainingRecipe:
+def find_named_recipe(folder: Path, asked: RecipeInputs, say: Callable[[str], None]) -> TrainingRecipe:
     """The recipe that was named, or that of the preset that the model was cut from. Raises `UsageError` where there is
     none.
     """
@@ -117,13 +117,13 @@ def did_it_help(summary: Summary, folder: Path) -> str | None:
     if before is None or after is None or before.metric is None or after.metric is None:
         return None
 
-    def shown(value: float) -> str:
+    def show_metric(value: float) -> str:
         """The metric in per cent or as a plain number, as the task has it."""
         return f"{100 * value:.2f} %" if task.percent else f"{value:.4g}"
 
     if summary.recipe["train"].get("new_head"):
-        return f"Its new head reaches {task.metric_label} {shown(after.metric)}{macro_f1(after)}."
-    change = f"{task.metric_label} {shown(before.metric)} before and {shown(after.metric)} after"
+        return f"Its new head reaches {task.metric_label} {show_metric(after.metric)}{macro_f1(after)}."
+    change = f"{task.metric_label} {show_metric(before.metric)} before and {show_metric(after.metric)} after"
     change += macro_f1(before, after)
     better = (
         not kept_start and (after.metric > before.metric) == task.higher_is_better and after.metric != before.metric

@@ -33,7 +33,7 @@ os.register_at_fork(after_in_child=unlock)
 
 
 @contextmanager
-def left_alone(say: Say) -> Iterator[None]:
+def leave_process_alone(say: Say) -> Iterator[None]:
     """Wait until no other call works in this process; afterwards its environment, generators, precision and state of
     Accelerate are what they were. `say` is told of a wait.
     """
@@ -53,12 +53,12 @@ def environment() -> Callable[[], None]:
     """Puts the environment variables back."""
     before = dict(os.environ)
 
-    def put_back() -> None:
+    def restore() -> None:
         for key in [key for key in os.environ if key not in before]:
             del os.environ[key]
         os.environ.update({key: value for key, value in before.items() if os.environ.get(key) != value})
 
-    return put_back
+    return restore
 
 
 def generators() -> Callable[[], None]:
@@ -96,12 +96,12 @@ def accelerate() -> Callable[[], None]:
 
     before = list(map(dict, shared()))
 
-    def put_back() -> None:
+    def restore() -> None:
         for i, state in enumerate(shared()):
             state.clear()
             state.update(before[i] if before else {})
 
-    return put_back
+    return restore
 
 
 P = ParamSpec("P")
@@ -118,11 +118,11 @@ def public(function: Callable[P, T]) -> Callable[P, T]:
     known = inspect.signature(function).parameters
 
     @functools.wraps(function)
-    def called(*args: P.args, **kwargs: P.kwargs) -> T:
-        with own_errors(known), left_alone(silent):
+    def call_function(*args: P.args, **kwargs: P.kwargs) -> T:
+        with own_errors(known), leave_process_alone(silent):
             return function(*args, **kwargs)
 
-    return called
+    return call_function
 
 
 @contextmanager

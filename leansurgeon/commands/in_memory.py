@@ -207,7 +207,7 @@ class Copy:
         return (object, ())  # in another process nobody asks for it
 
 
-def written(model: torch.nn.Module, tokenizer: object | None = None) -> Copy:
+def write_copy(model: torch.nn.Module, tokenizer: object | None = None) -> Copy:
     """A model in memory in a folder of its own: weights and config as its library saves them; tokenizer and processor
     from `tokenizer`, from the folder that it came from, or from where its config says it was loaded; and its record,
     where it came from here.
@@ -247,12 +247,12 @@ def written(model: torch.nn.Module, tokenizer: object | None = None) -> Copy:
         companions.remove(folder, old)
         tokenizer.save_pretrained(folder)  # type: ignore[attr-defined]
     if made is not None and made.record is not None:
-        anew = made.record.initialised == record.FRESH and moved(model, made.folder)
-        record.write(folder, made.record.trained() if anew else made.record)
+        anew = made.record.initialised == record.FRESH and was_trained(model, made.folder)
+        record.write(folder, made.record.as_trained() if anew else made.record)
     return kept
 
 
-def moved(model: torch.nn.Module, folder: Path) -> bool:
+def was_trained(model: torch.nn.Module, folder: Path) -> bool:
     """Whether somebody trained a model since it was loaded from its folder; one that is gone cannot say no."""
     from leansurgeon.checkpoints.loading import load
 
@@ -298,7 +298,7 @@ def home_of(model: torch.nn.Module) -> tuple[Path | None, str | None]:
     return (Path(cached).parent, said) if isinstance(cached, str) else (None, None)
 
 
-def returned(result: Folder, source: torch.nn.Module) -> torch.nn.Module:
+def load_result(result: Folder, source: torch.nn.Module) -> torch.nn.Module:
     """The model of a result, on the device of its source, which carries the result."""
     from leansurgeon.checkpoints.loading import load
 
@@ -332,13 +332,13 @@ def data(value: Data | None, name: str = "data") -> str | None:
     if len(words) == len(items) and all(len(word) < 1_000 and os.path.isfile(word) for word in words):
         return ",".join(words)
     if all(isinstance(item, Mapping) for item in items):
-        return stored([dict(item) for item in items])
+        return store_rows([dict(item) for item in items])
     if all(isinstance(item, os.PathLike) for item in items):
         return ",".join(os.fspath(item) for item in items)
     if all(isinstance(item, str) for item in items):
-        return stored([{"text": item} for item in items])
+        return store_rows([{"text": item} for item in items])
     if all(isinstance(item, tuple | list) and len(item) == 2 and isinstance(item[0], str) for item in items):
-        return stored([{"text": item[0], "label": item[1]} for item in items])
+        return store_rows([{"text": item[0], "label": item[1]} for item in items])
     raise wrong(value, name)
 
 
@@ -350,7 +350,7 @@ def wrong(value: Data, name: str) -> UsageError:
     )
 
 
-def stored(rows: list[dict[str, Any]]) -> str:
+def store_rows(rows: list[dict[str, Any]]) -> str:
     """A file of the cache with these rows, one JSON object a line, named by their digest."""
     from leansurgeon.training.runs.folder import write_text
 

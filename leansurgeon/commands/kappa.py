@@ -57,7 +57,7 @@ def kappa(request: KappaRequest, say: Say) -> Kappa:
     from leansurgeon.commands.samples import data_to_measure
     from leansurgeon.report.runs import KAPPA, kappa_name
     from leansurgeon.report.tables.kappa import describe
-    from leansurgeon.training.runs.folder import keep_beside, run_of
+    from leansurgeon.training.runs.folder import find_run, keep_beside
 
     model, data = request.model, request.data
     opened = open_source(model, allow_pickle=request.allow_pickle)
@@ -73,8 +73,8 @@ def kappa(request: KappaRequest, say: Say) -> Kappa:
     from leansurgeon.measure.kappa.study import study
 
     document = study(opened, sample, samples=request.samples, probes=request.probes, say=say)
-    own = run_of(model)
-    if run := run_of(data) if data else own:  # figures on a run's own data, which a report shows
+    own = find_run(model)
+    if run := find_run(data) if data else own:  # figures on a run's own data, which a report shows
         keep_beside(run / (KAPPA if run == own else kappa_name(Path(model))), document, say)
     return Kappa(document, "\n".join(describe(document)))
 

@@ -27,11 +27,11 @@ def paper(request: PaperRequest, say: Say) -> Answer:
 
     Raises `UsageError` for a table that there is not.
     """
-    from leansurgeon.paper import chosen
+    from leansurgeon.paper import choose_exhibits
     from leansurgeon.paper.audit import audit
     from leansurgeon.paper.output import document, render
 
-    exhibits = [(one, audit(one, request.count)) for one in chosen(request.table)]
+    exhibits = [(one, audit(one, request.count)) for one in choose_exhibits(request.table)]
     return Answer(document(exhibits, request.count), render(exhibits))
 
 

@@ -28,11 +28,11 @@ from leansurgeon.rank import is_worker, rank
 from leansurgeon.request import Opt
 from leansurgeon.training.processes import launch
 from leansurgeon.training.processes.launch import check_gpus
-from leansurgeon.training.recipe.from_model import Asked
+from leansurgeon.training.recipe.from_model import RecipeInputs
 from leansurgeon.training.recipe.schema import TrainingRecipe
 from leansurgeon.training.runs import checkpoint
 from leansurgeon.training.runs import folder as runfolder
-from leansurgeon.training.runs.resume import interrupted
+from leansurgeon.training.runs.resume import find_interrupted
 
 if TYPE_CHECKING:
     from leansurgeon.training.preview import Preview
@@ -86,9 +86,9 @@ class RetrainRequest(DataRequest, RecipeRequest, LaunchRequest, PushRequest):
     force: Annotated[bool, Opt("With --push: replace the model that somebody else has there.", "Output")] = False
 
     @property
-    def asked(self) -> Asked:
+    def asked(self) -> RecipeInputs:
         """What decides on the recipe."""
-        return Asked(
+        return RecipeInputs(
             self.data, self.time, self.columns, self.new_tokenizer, self.recipe, self.set, self.resume, self.lora
         )
 
@@ -144,7 +144,7 @@ def retrain(request: RetrainRequest, say: Say) -> Trained | Preview:
         return look(recipe, folder, request.processes, **options, say=say)
     from leansurgeon.training.together import train_on
 
-    run_dir = run_folder(request, recipe, folder, say)
+    run_dir = choose_run_folder(request, recipe, folder, say)
     options |= {"resume": request.resume, "resume_anyway": request.resume_anyway, "began": began}
     # On stderr a training draws its own progress; whoever takes the lines gets those of the training, too.
     talk = None if say is to_stderr else say
@@ -156,11 +156,11 @@ def retrain(request: RetrainRequest, say: Say) -> Trained | Preview:
     return Trained(run_dir, run_dir / runfolder.BEST, summary)
 
 
-def run_folder(request: RetrainRequest, recipe: TrainingRecipe, start: Path, say: Say) -> Path:
+def choose_run_folder(request: RetrainRequest, recipe: TrainingRecipe, start: Path, say: Say) -> Path:
     """Where the run goes: `-o`, the run that is resumed, or a new folder in the workspace."""
     out, workspace, resume = request.out, request.workspace, request.resume
     if resume not in ("auto", "never"):
-        run_dir = checkpoint.located(Path(resume), hashes=False)[0]
+        run_dir = checkpoint.locate_checkpoint(Path(resume), hashes=False)[0]
         if out is not None and out.resolve() != run_dir.resolve():
             raise UsageError(f"--resume {resume} goes on in {run_dir}, and -o says {out}.", "Leave -o out.")
         return run_dir
@@ -169,7 +169,7 @@ def run_folder(request: RetrainRequest, recipe: TrainingRecipe, start: Path, say
     new = runfolder.new_run(workspace, recipe.name, recipe.train.seed)
     if rank() > 0:
         return new  # rank 0 says which
-    unfinished = interrupted(workspace, recipe, start) if workspace.is_dir() else None
+    unfinished = find_interrupted(workspace, recipe, start) if workspace.is_dir() else None
     if unfinished is not None and resume == "auto":
         return unfinished
     if unfinished is not None:

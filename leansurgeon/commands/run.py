@@ -48,7 +48,7 @@ def run(request: RunRequest, say: Say) -> Answer:
     """
     from leansurgeon import experiment
     from leansurgeon.commands.healing import for_device
-    from leansurgeon.experiment.arms import told_of_sets
+    from leansurgeon.experiment.arms import explain_sets
     from leansurgeon.report.tables.render import render_experiment
     from leansurgeon.training.recipe.reading import dump, load
     from leansurgeon.training.recipe.schema import ExperimentRecipe
@@ -60,7 +60,7 @@ def run(request: RunRequest, say: Say) -> Answer:
         raise UsageError(
             f"'{recipe}' describes one training, not an experiment.", "Use `leansurgeon retrain --recipe`."
         )
-    for told in told_of_sets(loaded, changes, load(recipe, [], debug=debug)):
+    for told in explain_sets(loaded, changes, load(recipe, [], debug=debug)):
         say(told)
     loaded = for_device(loaded, cpu=request.cpu, say=say)
     if debug:
@@ -90,7 +90,7 @@ def note(folder: Path, call: str, recipe: str) -> None:
     """Keep the resolved recipe beside the runs of its arms, with the command it came from: the report names both."""
     from leansurgeon.training.runs import folder as runfolder
 
-    with runfolder.explained(folder):
+    with runfolder.explain_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
     runfolder.write_text(folder / runfolder.EXPERIMENT, runfolder.with_call(call, recipe))
 

@@ -25,7 +25,7 @@ BY_YOURS = "Yours alone decide; the result may be worse on others."
 BY_WEIGHTS = "The weights alone decide; --calibrate DATA does much better."
 
 
-def trained_on(source: str) -> TaskChoice | None:
+def task_of_run(source: str) -> TaskChoice | None:
     """The task of the run that left this model, as its recipe says; None where there is none."""
     folder = in_home(source)
     recipes = [place / "recipe.yaml" for place in (folder, folder.parent) if (place / "recipe.yaml").is_file()]
@@ -89,7 +89,7 @@ def sample_data_of_all(
     """
     from leansurgeon.measure.data import own
     from leansurgeon.measure.data.choose_task import PREFIX, has_two_stacks
-    from leansurgeon.measure.data.mixed import is_thin, mixed
+    from leansurgeon.measure.data.mixed import is_thin, mix_sources
 
     if len(set(named)) < len(named):
         raise UsageError("--calibrate names the same data twice.")
@@ -98,7 +98,7 @@ def sample_data_of_all(
     if not named:
         return sample_data(opened, None, task, samples, seed, say, columns=columns)
     parts = [sample_data(opened, name, None, samples, seed, say, device=device, columns=columns) for name in named]
-    whole = mixed(parts)
+    whole = mix_sources(parts)
     has_own = own.NAME in named or any(name.startswith(PREFIX) for name in named)
     if has_own or has_two_stacks(opened) or not is_thin(whole):
         return whole
@@ -106,7 +106,7 @@ def sample_data_of_all(
     return replace(whole, beside=own_samples(opened, seed, device, say, BY_YOURS))
 
 
-def tried(work: Callable[[], T]) -> tuple[T | None, str]:
+def try_work(work: Callable[[], T]) -> tuple[T | None, str]:
     """What `work` gives; where it fails for what the model is, nothing, and why in one sentence."""
     try:
         return work(), ""
@@ -124,10 +124,10 @@ def own_samples(opened: Source, seed: int, device: str, say: Say, otherwise: str
     """
     from leansurgeon.measure.data import own
 
-    made, why = tried(lambda: own.samples(opened, seed=seed, device=device, say=say))
+    made, why = try_work(lambda: own.samples(opened, seed=seed, device=device, say=say))
     why = f"{opened.name} makes no samples of its own: {why}" if why else ""
     if made is None and otherwise == BY_WEIGHTS:
-        made, lacking = tried(lambda: own.shipped_samples(opened, cache=cache_folder(), seed=seed))
+        made, lacking = try_work(lambda: own.make_shipped_samples(opened, cache=cache_folder(), seed=seed))
         why += f" {lacking}" if lacking else ""
     if made is None:
         say(f"{why} {otherwise}")
@@ -151,7 +151,7 @@ def data_to_measure(
 
     Raises `UsageError` where nothing is named and `model` is no run either.
     """
-    task = trained_on(named or model)
+    task = task_of_run(named or model)
     named = None if task else named
     if not named and task is None:
         raise UsageError(

@@ -19,7 +19,7 @@ from leansurgeon.checkpoints.publish.output import check_apart, hold_output
 from leansurgeon.checkpoints.source import Source, ask_tower, open_source
 from leansurgeon.commands.command import Answer, Command
 from leansurgeon.commands.options import DataRequest, RecipeRequest, Seed, Workspace
-from leansurgeon.commands.samples import sample_data, trained_on
+from leansurgeon.commands.samples import sample_data, task_of_run
 from leansurgeon.commands.shrink import ShrinkRequest
 from leansurgeon.errors import UsageError, short
 from leansurgeon.measure.costs.memory import OPTIMIZERS, Setting
@@ -30,7 +30,7 @@ from leansurgeon.reading.cache_folder import cache_folder
 from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.request import Access, Names, Number, Opt, SourceName, command_line
 from leansurgeon.search import cheap, findings
-from leansurgeon.search.outcome import Outcome
+from leansurgeon.search.outcome import SearchOutcome
 from leansurgeon.search.outcome import search as find
 from leansurgeon.search.space import Budget, Candidate, Shapes, Space, enumerate_shapes
 from leansurgeon.search.trainings import Trainings
@@ -74,12 +74,12 @@ class SearchRequest(DataRequest, RecipeRequest, Access):
 
 
 @dataclass(frozen=True)
-class Searched(Answer):
+class SearchResult(Answer):
     """What a search came to: `command` makes the winner, `folder` holds the search, `written` the winner, if it was to
     be written.
     """
 
-    outcome: Outcome = field(repr=False, kw_only=True)
+    outcome: SearchOutcome = field(repr=False, kw_only=True)
     command: str = field(kw_only=True)
     folder: Path = field(kw_only=True)
     written: Path | None = field(kw_only=True)
@@ -90,7 +90,7 @@ class Searched(Answer):
         return self.outcome.winner
 
 
-def search(request: SearchRequest, say: Say) -> Searched | Answer:
+def search(request: SearchRequest, say: Say) -> SearchResult | Answer:
     """Find the best (heads, layers, MLP) of SOURCE under a budget by successive halving. Rerun to resume.
 
     Candidates are healed on sample data; of a preset, or by --recipe, they are trained for a quarter of its length.
@@ -122,7 +122,7 @@ def search(request: SearchRequest, say: Say) -> Searched | Answer:
         from leansurgeon.measure.device import choose_device
 
         device = choose_device("auto")
-        task = training.task if training else None if request.data else trained_on(request.source)
+        task = training.task if training else None if request.data else task_of_run(request.source)
         if not (task or request.data):
             raise UsageError(
                 "A search heals candidates on sample data, and there is none.",
@@ -152,9 +152,9 @@ def search(request: SearchRequest, say: Say) -> Searched | Answer:
             if training:
                 bench: Any = Trainings(opened, training, folder, request.seed, changes, say)
             else:
-                from leansurgeon.search.heals import Heals
+                from leansurgeon.search.heals import HealTrial
 
-                bench = Heals(opened, sample, folder / "heals", request.seed, say, device)
+                bench = HealTrial(opened, sample, folder / "heals", request.seed, say, device)
             outcome = find(
                 opened, shapes, budget, evidence, bench, folder, setting=setting, tries=request.tries, say=say
             )
@@ -179,7 +179,7 @@ def search(request: SearchRequest, say: Say) -> Searched | Answer:
         lines.append(f"  leansurgeon retrain{f' --recipe {shlex.quote(request.recipe)}' if request.recipe else ''}")
     lines += [f"Written to {request.out}."] if request.out else []
     text = "\n".join([*lines, f"The search is in {folder}."])
-    return Searched(document, text, outcome=outcome, command=command, folder=folder, written=request.out)
+    return SearchResult(document, text, outcome=outcome, command=command, folder=folder, written=request.out)
 
 
 def list_shapes(source: Source, shapes: Shapes, ranked: list[Candidate]) -> Answer:
@@ -239,7 +239,7 @@ def place_of(workspace: Path, opened: Source, settings: list[Any]) -> Path:
 def shrink_command(opened: Source, training: TrainingRecipe | None, winner: Candidate, request: SearchRequest) -> str:
     """The `shrink` that makes the winner."""
     wanted, data = winner.wanted, request.data
-    if training and opened.learned and trained_on(request.source) is None:
+    if training and opened.learned and task_of_run(request.source) is None:
         data = spell_task(training.task.name, training.task.options)
     fresh = wanted.init == "fresh" and opened.weights is not None  # of a preset it is so anyway
     asked = ShrinkRequest(

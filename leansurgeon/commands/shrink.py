@@ -25,8 +25,8 @@ from leansurgeon.commands.samples import (
     BY_WEIGHTS,
     own_samples,
     sample_data_of_all,
-    trained_on,
-    tried,
+    task_of_run,
+    try_work,
 )
 from leansurgeon.errors import UsageError
 from leansurgeon.measure.data.calibration import Calibration
@@ -118,18 +118,18 @@ def shrink(request: ShrinkRequest, say: Say) -> Cut:
     `OutOfMemory`, and `Diverged` for weights that are no numbers.
     """
     with digests.early(None if request.dry_run else request.source):
-        decided, record, folder = cut(request, say)
+        decided, record, folder = cut_model(request, say)
     return Cut(folder, record, document_of(decided, record, folder), describe(decided, record, folder))
 
 
-def cut(request: ShrinkRequest, say: Say) -> tuple[DecidedCut, SurgeryRecord | None, Path]:
+def cut_model(request: ShrinkRequest, say: Say) -> tuple[DecidedCut, SurgeryRecord | None, Path]:
     """What was decided, the record of the result (None: a dry run wrote nothing), and its folder."""
     source, seed = request.source, request.seed
     wanted = RequestedShape(**request.model_dump(include={*ShapeRequest.model_fields, "init"}))
     same = request.model_dump(include={"keep", "heal", "balance", "uncalibrated", "heal_time"})
     how = Method(request.method, more=request.more_heads, **same)
     wanted.check()
-    task = None if request.data or how.uncalibrated or wanted.init == "fresh" else trained_on(source)
+    task = None if request.data or how.uncalibrated or wanted.init == "fresh" else task_of_run(source)
     has_data = bool(request.data or task)
     how.check(has_data)
     opened = open_source(source, allow_pickle=request.allow_pickle, weights=wanted.init != "fresh")
@@ -246,7 +246,7 @@ def decide_on_own(steps: Plan, opened: Source, say: Say, settings: Mapping[str, 
         say("A dry run makes no samples: which layers stay is open until then.")
         return DecidedCut(steps)
     if data := own_samples(opened, steps.seed, settings["device"], say):
-        decided, why = tried(lambda: decide(steps, data, say, **settings))
+        decided, why = try_work(lambda: decide(steps, data, say, **settings))
         if decided is not None:
             return decided
         say(f"{why} {BY_WEIGHTS}")

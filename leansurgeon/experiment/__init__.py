@@ -22,7 +22,7 @@ from pathlib import Path
 
 from leansurgeon.checkpoints.source import Source, open_source
 from leansurgeon.errors import plural
-from leansurgeon.experiment.arms import base_arm, chosen_arms, wanted_shapes
+from leansurgeon.experiment.arms import base_arm, choose_arms, list_wanted_shapes
 from leansurgeon.experiment.jobs import check_interrupted, find_finished, make_jobs, prepare_data
 from leansurgeon.experiment.side_by_side import default_parallel, drive
 from leansurgeon.progress import Say, silent
@@ -54,8 +54,8 @@ def run(
     """
     source = open_source(recipe.source, config_changes=recipe.source_config or None, weights=False)
     first = base_arm(recipe)
-    wanted = wanted_shapes(recipe, source)
-    chosen = chosen_arms(recipe, arms, wanted)
+    wanted = list_wanted_shapes(recipe, source)
+    chosen = choose_arms(recipe, arms, wanted)
     parallel = parallel or default_parallel()
     recipe = for_trained_source(recipe, source, chosen, say)
     jobs = make_jobs(recipe, workspace, wanted, first, parallel, processes=processes, cpu=cpu)

@@ -30,7 +30,7 @@ def base_arm(recipe: ExperimentRecipe) -> str:
     return plain[0]
 
 
-def chosen_arms(
+def choose_arms(
     recipe: ExperimentRecipe, names: Sequence[str] | None, wanted: Mapping[str, RequestedShape]
 ) -> list[str]:
     """The arms of these names (None: all) in the recipe's order, and the original where one of them is cut from it.
@@ -53,14 +53,14 @@ def chosen_arms(
     return [name for name in recipe.arms if name in original.union(names)]
 
 
-def wanted_shapes(recipe: ExperimentRecipe, source: Source) -> dict[str, RequestedShape]:
+def list_wanted_shapes(recipe: ExperimentRecipe, source: Source) -> dict[str, RequestedShape]:
     """What every arm wants, in the recipe's order. An impossible one is refused before anything runs, and named;
     controls are looked at last, since they depend on the arm that they control.
     """
     wanted_by_arm = {}
     for name in sorted(recipe.arms, key=lambda name: recipe.arms[name].control_of is not None):
         try:
-            wanted_by_arm[name] = wanted_of(name, recipe, source)
+            wanted_by_arm[name] = wanted_shape_of(name, recipe, source)
             method = method_of(name, recipe)
             plan(source, wanted_by_arm[name], 0, method, calibrated=not method.uncalibrated)
         except LeanSurgeonError as error:
@@ -69,15 +69,15 @@ def wanted_shapes(recipe: ExperimentRecipe, source: Source) -> dict[str, Request
     return {name: wanted_by_arm[name] for name in recipe.arms}
 
 
-def wanted_of(name: str, recipe: ExperimentRecipe, source: Source) -> RequestedShape:
+def wanted_shape_of(name: str, recipe: ExperimentRecipe, source: Source) -> RequestedShape:
     """The wanted shape of an arm; a control's MLP is solved for the parameters (or the forward FLOPs) of the arm that
     it controls.
     """
     arm = recipe.arms[name]
     if arm.control_of is None:
-        return typed(arm)
+        return wanted_by_arm(arm)
     lean_arm = recipe.arms[arm.control_of]
-    lean = typed(lean_arm)
+    lean = wanted_by_arm(lean_arm)
     size = parameters_of if arm.match != "flops" else flops_of
     narrow = replace(lean, heads=None, head_dim="keep", mlp_dim=None, mlp_ratio=None, init=arm.init or lean.init)
     widths = equal_mlp(source, narrow, size(reshape_source(source, lean)[0]), size)
@@ -102,7 +102,7 @@ def flops_of(reshaped: Reshaped) -> int:
     return flops.total
 
 
-def typed(arm: Arm) -> RequestedShape:
+def wanted_by_arm(arm: Arm) -> RequestedShape:
     given = {key: getattr(arm, key) for key in ("heads", "layers", "head_dim", "mlp_dim")}
     texts = {key: str(value) for key, value in given.items() if value is not None}
     return RequestedShape(**texts, mlp_ratio=arm.mlp_ratio, init=arm.init or "transfer")
@@ -146,7 +146,7 @@ def method_of(name: str, recipe: ExperimentRecipe) -> Method:
     return method
 
 
-def told_of_sets(recipe: ExperimentRecipe, sets: Iterable[str], before: ExperimentRecipe) -> list[str]:
+def explain_sets(recipe: ExperimentRecipe, sets: Iterable[str], before: ExperimentRecipe) -> list[str]:
     """For every `train.x=y` of `sets` that not all arms take: which do, and how to reach the others. One that sets what
     the recipe said `before` changes nothing.
     """

@@ -173,7 +173,7 @@ def find_finished(job: Job) -> Summary | None:
     if done is None or done.status != DONE:
         return None
     if told := first_change(done, job):
-        raise _replaced(job, "finished", *told)
+        raise _would_replace(job, "finished", *told)
     part, old = describe_part(job), done.experiment
     if old is None or old.settings is None or old.digest != part.digest:
         done = replace(done, experiment=part)
@@ -190,10 +190,10 @@ def check_interrupted(job: Job) -> None:
         resume.today(checkpoint.read_state(newest)["recipe"]), get_training(job).model_dump(mode="json")
     )
     if told:
-        raise _replaced(job, "interrupted", *told)
+        raise _would_replace(job, "interrupted", *told)
 
 
-def _replaced(job: Job, how: str, key: str, old: object, new: object) -> UsageError:
+def _would_replace(job: Job, how: str, key: str, old: object, new: object) -> UsageError:
     return UsageError(
         f"{job.run} holds the {how} training of {job.label} with other settings: {key} was {old!r} and is {new!r}.",
         "--force gives it up and trains anew; another name keeps it: --set name=NAME.",

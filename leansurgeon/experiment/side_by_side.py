@@ -145,7 +145,7 @@ def drive(
                 waiting.remove(key)
             for answer in wait(list(running), max(0.0, tell - time.monotonic()) if side_by_side else None):
                 key, process = running.pop(answer)
-                done[key] = received(answer, jobs[key])
+                done[key] = receive_summary(answer, jobs[key])
                 process.join()
                 say(f"[{len(done)}/{len(jobs)}] {jobs[key].label}: {result_line(done[key])}")
             if look:
@@ -222,10 +222,10 @@ def plan_of(job: Job, samples: int) -> Plan:
 def result_line(summary: Summary) -> str:
     task, final = summary.task, summary.final
     parameters = f"{summary.model.parameters:,} parameters"
-    return f"{task.metric_label} {task.shown(final and final.metric)}, {parameters}, {summary.seconds:.0f} s"
+    return f"{task.metric_label} {task.format_metric(final and final.metric)}, {parameters}, {summary.seconds:.0f} s"
 
 
-def received(answer: Connection, job: Job) -> Summary:
+def receive_summary(answer: Connection, job: Job) -> Summary:
     """The summary that a training sends; its error is raised here."""
     try:
         result = answer.recv()

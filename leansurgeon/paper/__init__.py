@@ -14,7 +14,7 @@ TABLES = read("tables.yaml")
 EXHIBITS: dict[str, Exhibit] = {e.key: e for e in (*TABLES, *read("figures.yaml"))}
 
 
-def chosen(key: str | None) -> tuple[Exhibit, ...]:
+def choose_exhibits(key: str | None) -> tuple[Exhibit, ...]:
     """The exhibits that a user means: None the five tables, `all` the figures, too. Raises `UsageError`."""
     if key is None:
         return TABLES

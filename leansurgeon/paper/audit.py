@@ -12,7 +12,7 @@ from leansurgeon.architectures.presets import get
 from leansurgeon.checkpoints.reshaped import Reshaped
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import UsageError, did_you_mean
-from leansurgeon.paper.base import Exhibit, Row, Words, agreement
+from leansurgeon.paper.base import Exhibit, Row, ShapeWords, agreement
 from leansurgeon.shape import Shape
 from leansurgeon.surgery.requested_shape import RequestedShape, Target, per_stage, resolve
 
@@ -20,7 +20,7 @@ COUNTS = ("meta", "formula")
 
 
 @dataclass(frozen=True)
-class Audited:
+class AuditedRow:
     """One row beside our count of it."""
 
     row: Row
@@ -63,26 +63,26 @@ class Audited:
         )
 
 
-def audit(exhibit: Exhibit, how: str = "meta") -> list[Audited]:
+def audit(exhibit: Exhibit, how: str = "meta") -> list[AuditedRow]:
     """Every row of an exhibit, counted. Raises `UsageError` for a way of counting that does not exist."""
     if how not in COUNTS:
         raise UsageError(f"--count {how}: give meta or formula{did_you_mean(how, COUNTS)}.")
     return [audit_row(row, exhibit.original(row), how) for row in exhibit.rows]
 
 
-def audit_row(row: Row, original: Row, how: str) -> Audited:
+def audit_row(row: Row, original: Row, how: str) -> AuditedRow:
     """One row counted under the paper's head policy."""
-    start = Start(row.preset)
+    start = OriginalModel(row.preset)
     target = target_of(start, row.words, row.policy)
     # The MLP as printed stands in every part of the model, as if it had been built so (VOLO's class attention has an
     # MLP that surgery would leave alone).
-    wider, printed = Start(row.preset, row.printed.words.mlp_dim), row.printed.words
-    return Audited(
+    wider, printed = OriginalModel(row.preset, row.printed.words.mlp_dim), row.printed.words
+    return AuditedRow(
         row=row,
         shape=target.shape,
         parameters=count(start, target, how),
         original=count(start, target_of(start, original.words, original.policy), how),
-        saved_by=saved_by(start, target),
+        saved_by=count_savings(start, target),
         as_printed=count(wider, target_of(wider, printed, row.policy), how) if row.reading else None,
         others={name: count(start, target_of(start, words, row.policy), how) for name, words in row.others.items()},
     )
@@ -91,7 +91,7 @@ def audit_row(row: Row, original: Row, how: str) -> Audited:
 # -- shapes ---------------------------------------------------------------------------------------
 
 
-class Start(NamedTuple):
+class OriginalModel(NamedTuple):
     """The original that a row is made from: a preset, perhaps with another MLP in its config."""
 
     preset: str
@@ -99,7 +99,7 @@ class Start(NamedTuple):
 
 
 @cache
-def source_of(start: Start) -> Source:
+def source_of(start: OriginalModel) -> Source:
     """The source without its list of tensors, which nothing here reads."""
     preset = get(start.preset)
     family, config = load_families()[preset.family], preset.config
@@ -112,7 +112,7 @@ def source_of(start: Start) -> Source:
 
 
 @cache
-def target_of(start: Start, words: Words, policy: str) -> Target:
+def target_of(start: OriginalModel, words: ShapeWords, policy: str) -> Target:
     """The shape that the words mean, and the family that holds it, as `shrink` finds them. Raises `UsageError`."""
     source = source_of(start)
     target = resolve(source, RequestedShape(words.heads, words.layers, policy, words.mlp_dim, init="fresh"))
@@ -120,7 +120,7 @@ def target_of(start: Start, words: Words, policy: str) -> Target:
     return target
 
 
-def saved_by(start: Start, target: Target) -> dict[str, int]:
+def count_savings(start: OriginalModel, target: Target) -> dict[str, int]:
     """Parameters that go with the layers, with the heads of those left, and with their MLP; in this order."""
     stages = list(zip(source_of(start).shape.stages, target.shape.stages, strict=True))
     shapes = [
@@ -129,21 +129,21 @@ def saved_by(start: Start, target: Target) -> dict[str, int]:
         Shape(tuple(replace(new, mlp_dim=now.mlp_dim) for now, new in stages)),
         target.shape,
     ]
-    counts = [declared_count(start, target.architecture.name, shape) for shape in shapes]
+    counts = [count_declared(start, target.architecture.name, shape) for shape in shapes]
     return {part: a - b for part, a, b in zip(("depth", "heads", "mlp"), counts, counts[1:], strict=False)}
 
 
 # -- counts ---------------------------------------------------------------------------------------
 
 
-def count(start: Start, target: Target, how: str) -> int:
+def count(start: OriginalModel, target: Target, how: str) -> int:
     """Parameters by the torch-free declaration ("formula") or of the model that the library builds ("meta")."""
-    counted = library_count if how == "meta" else declared_count
+    counted = library_count if how == "meta" else count_declared
     return counted(start, target.architecture.name, target.shape)
 
 
 @cache
-def declared_count(start: Start, family: str, shape: Shape) -> int:
+def count_declared(start: OriginalModel, family: str, shape: Shape) -> int:
     """The layers of a stage are alike, except perhaps for the first: so two are declared, and the second is counted
     for all that follow. (Declaring all of them takes longer than everything else here.)
     """
@@ -156,7 +156,7 @@ def declared_count(start: Start, family: str, shape: Shape) -> int:
 
 
 @cache
-def library_count(start: Start, family: str, shape: Shape) -> int:
+def library_count(start: OriginalModel, family: str, shape: Shape) -> int:
     """Parameters of the library's own model at this shape, built without memory."""
     from leansurgeon.checkpoints.blockwise.skeleton import build_on_meta
 

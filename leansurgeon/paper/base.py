@@ -14,7 +14,7 @@ UNITS = {"M": 1_000_000, "k": 1_000}
 
 
 @dataclass(frozen=True)
-class Words:
+class ShapeWords:
     """Depth, heads and MLP width as `leansurgeon shrink` takes them: `12`, or one number per stage `8,8,16,4`.
 
     None leaves the preset's own.
@@ -26,14 +26,14 @@ class Words:
 
 
 @dataclass(frozen=True)
-class Printed:
+class PrintedRow:
     """One row as the paper prints it. `parameters` is its text (`86.6 M`), since its precision matters.
 
     `scores` in the paper's order, the headline last named by the exhibit; `memory` in GB over all of its GPUs;
     `change` is the percentage beside the parameters.
     """
 
-    words: Words
+    words: ShapeWords
     parameters: str | None = None
     scores: Mapping[str, float] = field(default_factory=dict)
     memory: float | None = None
@@ -62,14 +62,14 @@ class Row:
     model: str
     role: str  # original | lean | variant
     preset: str
-    printed: Printed
+    printed: PrintedRow
     policy: str  # keep | split: how the paper gets its head_dim from the number of heads
-    reading: Words | None = None
-    others: Mapping[str, Words] = field(default_factory=dict)
+    reading: ShapeWords | None = None
+    others: Mapping[str, ShapeWords] = field(default_factory=dict)
     remark: str = ""
 
     @property
-    def words(self) -> Words:
+    def words(self) -> ShapeWords:
         """The shape that is counted."""
         return self.reading or self.printed.words
 
@@ -126,7 +126,7 @@ def _rows(exhibit: dict[str, Any]) -> Iterator[Row]:
                 model["model"],
                 row["role"],
                 model["preset"],
-                Printed(shape, parameters, scores, row.get("memory"), row.get("change")),
+                PrintedRow(shape, parameters, scores, row.get("memory"), row.get("change")),
                 model["policy"],
                 reading=_words(row["reading"]) if "reading" in row else None,
                 others={name: _words(other) for name, other in row.get("others", {}).items()},
@@ -134,5 +134,5 @@ def _rows(exhibit: dict[str, Any]) -> Iterator[Row]:
             )
 
 
-def _words(shape: list[int | str]) -> Words:
-    return Words(*map(str, shape))
+def _words(shape: list[int | str]) -> ShapeWords:
+    return ShapeWords(*map(str, shape))

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from leansurgeon.paper.audit import Audited
+from leansurgeon.paper.audit import AuditedRow
 from leansurgeon.paper.base import UNITS, Exhibit
 from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.words import in_columns, wrap
@@ -38,7 +38,7 @@ def render(exhibits: Exhibits) -> str:
 # -- tables ---------------------------------------------------------------------------------------
 
 
-def count_cells(a: Audited) -> list[str]:
+def count_cells(a: AuditedRow) -> list[str]:
     """Shape, head policy (`64` of an original, `keep 64` or `split 32` of what was made from it), the printed figure
     and ours.
     """
@@ -62,11 +62,11 @@ def count_cells(a: Audited) -> list[str]:
         mlp + starred["mlp_dim"],
         printed.parameters or "",
         f"{a.parameters:,}",
-        off + (" !" if missed(a) else "  " if off else ""),
+        off + (" !" if is_missed(a) else "  " if off else ""),
     ]
 
 
-def saving_cells(exhibit: Exhibit, a: Audited, unit: str) -> list[str]:
+def saving_cells(exhibit: Exhibit, a: AuditedRow, unit: str) -> list[str]:
     """Where the change in parameters comes from, and what the paper says it costs."""
     first, now = exhibit.original(a.row).printed, a.row.printed
     digits = 2 if unit == "M" else 1
@@ -81,7 +81,7 @@ def saving_cells(exhibit: Exhibit, a: Audited, unit: str) -> list[str]:
     ]
 
 
-def label(exhibit: Exhibit, a: Audited) -> str:
+def label(exhibit: Exhibit, a: AuditedRow) -> str:
     """The model's name; a variant of a figure by what distinguishes it."""
     if not exhibit.key.startswith("fig"):
         return a.row.model
@@ -104,12 +104,12 @@ def arrow(before: float | None, after: float | None) -> str:
 # -- words ----------------------------------------------------------------------------------------
 
 
-def lines_below(exhibit: Exhibit, rows: list[Audited]) -> list[str]:
+def lines_below(exhibit: Exhibit, rows: list[AuditedRow]) -> list[str]:
     """Legend, the rows' remarks (one line where several models share it), the exhibit's remarks."""
     lines = []
     if any(a.row.reading for a in rows):
         lines += wrap("* not what the paper prints, but what gives its figure; see below")
-    if any(missed(a) for a in rows):
+    if any(is_missed(a) for a in rows):
         lines += wrap("! does not round to the paper's figure")
     if any(a.row.printed.scores or a.row.printed.memory for a in rows if a.row.role != "original"):
         own = [exhibit.headline] * any(a.row.printed.scores for a in rows)
@@ -135,23 +135,23 @@ def closing(exhibits: Exhibits) -> str:
         return ""
     cut = f" ({total['truncates']} is cut there instead of rounded)" if total["truncates"] else ""
     text = f"Reached: {reached} of {printed} printed figures{cut}, {total['as_printed']} by the row as it is printed."
-    misses = [f"{name(e, a)} {per_cent(a.difference_percent, 2)}" for e, rows in exhibits for a in rows if missed(a)]
+    misses = [f"{name(e, a)} {per_cent(a.difference_percent, 2)}" for e, rows in exhibits for a in rows if is_missed(a)]
     return text + (f" Not reached: {', '.join(misses)}." if misses else "")
 
 
-def missed(a: Audited) -> bool:
+def is_missed(a: AuditedRow) -> bool:
     """Whether our count is not the printed one."""
     return a.agreement == "differs"
 
 
-def name(exhibit: Exhibit, a: Audited) -> str:
+def name(exhibit: Exhibit, a: AuditedRow) -> str:
     """A row as a sentence calls it."""
     return label(exhibit, a) if a.row.role == "variant" else f"{a.row.model} {a.row.role}"
 
 
 SCHEMA_VERSION = 1
 PAPER = "Saratchandran, Teney, Lucey: Leaner Transformers: More Heads, Less Depth"
-Exhibits = Sequence[tuple[Exhibit, list[Audited]]]
+Exhibits = Sequence[tuple[Exhibit, list[AuditedRow]]]
 
 
 def document(exhibits: Exhibits, how: str) -> JsonObject:
@@ -174,7 +174,7 @@ def document(exhibits: Exhibits, how: str) -> JsonObject:
     }
 
 
-def summary(rows: Sequence[Audited]) -> dict[str, int]:
+def summary(rows: Sequence[AuditedRow]) -> dict[str, int]:
     """How many counts fit the printed figure, and how; `as_printed` of them without changing a word of the row."""
     kinds = [a.agreement for a in rows]
     return {
@@ -184,7 +184,7 @@ def summary(rows: Sequence[Audited]) -> dict[str, int]:
     }
 
 
-def record(a: Audited) -> JsonObject:
+def record(a: AuditedRow) -> JsonObject:
     """A row as JSON holds it."""
     row, printed = a.row, a.row.printed
     return {

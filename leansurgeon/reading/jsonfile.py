@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from leansurgeon.errors import LeanSurgeonError, UsageError, quoted
+from leansurgeon.errors import LeanSurgeonError, UsageError, quote
 from leansurgeon.reading import files
 
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"  # any value of a document
@@ -111,7 +111,7 @@ def _no_key_twice(pairs: list[tuple[str, Any]]) -> JsonObject:
     unique = dict(pairs)
     if len(unique) < len(pairs):
         twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
-        raise _Refused(f"says {quoted(twice)} twice")
+        raise _Refused(f"says {quote(twice)} twice")
     return unique
 
 

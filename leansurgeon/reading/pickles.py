@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from leansurgeon.errors import LeanSurgeonError, UnsupportedModel, UsageError, memory_is_short, quoted
+from leansurgeon.errors import LeanSurgeonError, UnsupportedModel, UsageError, memory_is_short, quote
 from leansurgeon.reading import files
 
 if TYPE_CHECKING:
@@ -32,15 +32,15 @@ def read_tensors(path: Path, *, raising: type[LeanSurgeonError] = UnsupportedMod
         if isinstance(loaded, dict) and isinstance(loaded.get(key), dict):
             loaded = loaded[key]
     if not isinstance(loaded, dict):
-        raise raising(f"{path.name} holds {quoted(type(loaded).__name__)} where names and their tensors are expected.")
+        raise raising(f"{path.name} holds {quote(type(loaded).__name__)} where names and their tensors are expected.")
     import torch
 
     tensors = {name: value for name, value in loaded.items() if isinstance(value, torch.Tensor)}
     for name, tensor in tensors.items():
         if not isinstance(name, str):
-            raise raising(f"{path.name} names a tensor {quoted(name)}, which is no text.")
+            raise raising(f"{path.name} names a tensor {quote(name)}, which is no text.")
         if strange := _what_is_strange(tensor):
-            raise raising(f"{quoted(name)} in {path.name} is {strange}, and surgery needs plain tensors.")
+            raise raising(f"{quote(name)} in {path.name} is {strange}, and surgery needs plain tensors.")
     size, limit = sum(t.numel() * t.element_size() for t in tensors.values()), SHARED * path.stat().st_size
     if size > limit:
         raise raising(
@@ -114,8 +114,8 @@ def parse_arrays(content: bytes, where: str) -> dict[bytes, Any]:
     except Exception as error:  # damaged pickles fail in every way there is
         raise UsageError(f"{where} is no pickle of arrays: {error}.") from None
     if not isinstance(arrays, dict):
-        raise UsageError(f"{where} is no pickle of arrays: it holds {quoted(type(arrays).__name__)}.")
+        raise UsageError(f"{where} is no pickle of arrays: it holds {quote(type(arrays).__name__)}.")
     for key, value in arrays.items():
         if isinstance(value, np.ndarray) and value.dtype.hasobject:
-            raise UsageError(f"{where} is no pickle of arrays: {quoted(key)} holds objects.")
+            raise UsageError(f"{where} is no pickle of arrays: {quote(key)} holds objects.")
     return arrays

@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from leansurgeon.errors import UsageError, did_you_mean, quoted
+from leansurgeon.errors import UsageError, did_you_mean, quote
 from leansurgeon.reading import files, jsonfile
 
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".json", ".parquet")
@@ -61,7 +61,7 @@ def class_names(path: Path, column: str) -> list[str] | None:
     description = jsonfile.parse(said, f"The description in {path}")
     names = jsonfile.value_at(description, "info", "features", column, "names")
     if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
-        raise UsageError(f"The description in {path} names its classes {quoted(names)}.")
+        raise UsageError(f"The description in {path} names its classes {quote(names)}.")
     return names
 
 
@@ -212,7 +212,7 @@ def _places(path: Path, columns: list[str], header: list[str], where: str = "") 
     places, often = {column: place for place, column in enumerate(header)}, Counter(header)
     for column in columns:
         if column not in places:
-            names = ", ".join(map(quoted, header[:20])) + (", ..." if len(header) > 20 else "") or "none"
+            names = ", ".join(map(quote, header[:20])) + (", ..." if len(header) > 20 else "") or "none"
             said = f"{path}{where} has no column '{column}'{did_you_mean(column, header)}."
             raise UsageError(said, f"Columns: {names}.")
         if often[column] > 1:

@@ -14,7 +14,7 @@ from math import prod
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from leansurgeon.errors import LeanSurgeonError, UnsupportedModel, quoted
+from leansurgeon.errors import LeanSurgeonError, UnsupportedModel, quote
 from leansurgeon.reading import files, jsonfile
 from leansurgeon.reading.jsonfile import Json
 
@@ -79,7 +79,7 @@ def _check_entries(
     for name, (dtype, shape, start, end) in sorted(items.items(), key=lambda pair: (pair[1][2], pair[1][3])):
         if start != expected or end - start != prod(shape) * int(RAW_BITS[dtype][-1]):
             raise raising(
-                f"{path.name} is damaged: {quoted(name)} ({dtype} {list(shape)}) claims bytes {start}-{end}, "
+                f"{path.name} is damaged: {quote(name)} ({dtype} {list(shape)}) claims bytes {start}-{end}, "
                 f"expected from {expected}."
             )
         entries[name] = Entry(path, dtype, shape, base + start, base + end)
@@ -102,13 +102,13 @@ def _item(path: Path, name: str, item: Json, raising: type[LeanSurgeonError]) ->
     keys = ("dtype", "shape", "data_offsets")
     dtype, shape, offsets = (jsonfile.value_at(item, key) for key in keys)
     if isinstance(dtype, str) and dtype not in RAW_BITS:
-        raise raising(f"{quoted(name)} in {path.name} has the dtype {quoted(dtype)}, which is not supported.")
+        raise raising(f"{quote(name)} in {path.name} has the dtype {quote(dtype)}, which is not supported.")
     numbers = [*shape, *offsets] if isinstance(shape, list) and isinstance(offsets, list) else [None]
     whole = all(type(n) is int and 0 <= n <= LARGEST for n in numbers)
     if not (isinstance(dtype, str) and whole and len(offsets) == 2 and len(shape) <= DIMENSIONS):
-        raise raising(f"{path.name} is damaged: the entry {quoted(name)} of its header cannot be read.")
+        raise raising(f"{path.name} is damaged: the entry {quote(name)} of its header cannot be read.")
     if prod(filter(None, shape)) > LARGEST:
-        raise raising(f"{path.name} is damaged: {quoted(name)} has the shape {quoted(shape)}.")
+        raise raising(f"{path.name} is damaged: {quote(name)} has the shape {quote(shape)}.")
     return dtype, tuple(shape), offsets[0], offsets[1]
 
 
@@ -120,10 +120,10 @@ def shards(folder: Path, *, raising: type[LeanSurgeonError] = UnsupportedModel) 
     names = sorted(set(where.values()))
     strange = next((name for name in names if not files.is_name(name)), None)
     if strange is not None:
-        raise raising(f"{INDEX} points outside its folder, to {quoted(strange)}.", "Fetch it again.")
+        raise raising(f"{INDEX} points outside its folder, to {quote(strange)}.", "Fetch it again.")
     missing = [name for name in names if not (folder / name).exists()]
     if missing:
         raise raising(
-            f"{len(missing)} of {len(names)} shards are missing, the first is {quoted(missing[0])}.", "Fetch it again."
+            f"{len(missing)} of {len(names)} shards are missing, the first is {quote(missing[0])}.", "Fetch it again."
         )
     return [folder / name for name in names]

@@ -16,7 +16,7 @@ from leansurgeon.errors import LeanSurgeonError, UsageError
 from leansurgeon.reading import jsonfile
 from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.reading.values import stamp, text
-from leansurgeon.report.runs import KAPPA, Run, called, find_experiment_file, logged, read_run, text_of
+from leansurgeon.report.runs import KAPPA, Run, display_name, find_experiment_file, read_metrics, read_run, text_of
 from leansurgeon.training.runs import summary
 from leansurgeon.training.runs.checkpoint import all_of
 from leansurgeon.training.runs.folder import METRICS, RECIPE, STARTS, SUMMARY, call_in, is_held
@@ -124,8 +124,8 @@ def _look(path: Path, collected: Collection) -> list[Path]:
         collected.runs.append(read_run(path, evidence, (path / name).stat().st_mtime if when is None else when))
         return []
     if (path / METRICS).is_file():
-        step = next((int(step) for step, _ in logged(path, newest_first=True)), None)
-        name = text(called(path), "?")
+        step = next((int(step) for step, _ in read_metrics(path, newest_first=True)), None)
+        name = text(display_name(path), "?")
         collected.unfinished.append(Unfinished(path, name, step, is_held(path), resume_line(path)))
         return []
     return sorted(p for p in path.iterdir() if p.is_dir() and not p.name.startswith(".") and p.name != STARTS)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import shlex
 
 from leansurgeon.errors import plural
-from leansurgeon.report.humans import listed, plain
+from leansurgeon.report.humans import join_words, plain
 from leansurgeon.report.kappa import Kappa
-from leansurgeon.report.rows import Note, Row, Section, heals, kept_start
+from leansurgeon.report.rows import Note, Row, Section, heals, is_start_kept
 from leansurgeon.report.verdict import expectations, is_accuracy, longer_training, verdicts
 from leansurgeon.training.runs.folder import BEST
 
@@ -68,7 +68,7 @@ def of_quality(section: Section) -> list[Note]:
         else:
             said.append(f"{begin} {section.task.label} is that of the last step, not of the best{better}.")
             said += [f"Of {' and '.join(row.name for row in healed)}, which heal, it is {of_best}."] if healed else []
-        unchanged = [row.name for row in healed if any(kept_start(run.summary) for run in row.runs)]
+        unchanged = [row.name for row in healed if any(is_start_kept(run.summary) for run in row.runs)]
         if unchanged:
             where = "" if gone else ", which is in model/"
             said.append(f"{' and '.join(unchanged)}: no step was better than the model as it was{where}.")
@@ -134,7 +134,7 @@ def of_gaps(section: Section) -> list[Note]:
             said.append(f"kappa of {row.name}: `leansurgeon kappa {shlex.join(map(str, words))}`")
     untrained = [row.name for row in section.rows if row.role == "model"]
     if untrained and section.task:
-        said.append(f"{listed(untrained)}: not trained here, so without memory and time of a step.")
+        said.append(f"{join_words(untrained)}: not trained here, so without memory and time of a step.")
     return [Note(one, "kappa") for one in said]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from leansurgeon.reading.jsonfile import value_at
 from leansurgeon.report.humans import Spread, spread
 from leansurgeon.report.kappa import Kappa, kappa_of
-from leansurgeon.report.runs import Cut, Run, Task
+from leansurgeon.report.runs import CutSummary, Run, Task
 from leansurgeon.training.runs.summary import Scores, Summary, own_test
 
 GLUE = {  # its tasks as the paper's Table 1 has them
@@ -90,7 +90,7 @@ class Row:
         return tuple(str(run.path) for run in self.runs if str(run.path) != ".")
 
     @property
-    def cut(self) -> Cut | None:
+    def cut(self) -> CutSummary | None:
         """The surgery behind it: that of the first seed, or of the first whose result was proven."""
         cuts = [run.cut for run in sorted(self.runs, key=lambda run: run.summary.seed or 0) if run.cut]
         return next((cut for cut in cuts if cut.proven), cuts[0] if cuts else None)
@@ -152,14 +152,14 @@ def make_row(name: str, role: str, runs: Sequence[Run], control_of: str | None =
         role=role,
         control_of=control_of,
         seeds=tuple(run.summary.seed for run in runs if run.kind == "run"),
-        metric=over("metric", kept) or best,
-        macro_f1=over("metrics.macro_f1", lambda s: (scores := kept(s)) and scores.largest_class and scores),
-        largest_class=(scores := kept(head)) and scores.largest_class,
+        metric=over("metric", scores_of_run) or best,
+        macro_f1=over("metrics.macro_f1", lambda s: (scores := scores_of_run(s)) and scores.largest_class and scores),
+        largest_class=(scores := scores_of_run(head)) and scores.largest_class,
         best=best,
         before=over("metric", lambda s: (own_test(s) and s.test.before) or s.before),
         test=over("test.best.metric") or over("test.last.metric") if published else None,
         test_last=over("test.last.metric") if published else None,
-        loss=over("loss", kept),
+        loss=over("loss", scores_of_run),
         parameters=head.model.parameters,
         reference_parameters=first.parameters_of_source,
         parts=first.parts,
@@ -187,12 +187,12 @@ def heals(summary: Summary) -> bool:
     return value_at(saved, "keep_start") is True and value_at(saved, "keep_best") is not False
 
 
-def kept_start(summary: Summary) -> bool:
+def is_start_kept(summary: Summary) -> bool:
     """Whether a run that heals leaves the model as it was."""
     return heals(summary) and summary.best is not None and summary.best.step == 0
 
 
-def kept(summary: Summary) -> Scores | None:
+def scores_of_run(summary: Summary) -> Scores | None:
     """The scores that stand for a run: of the last step, which nothing has chosen; of healing those of the model that
     it leaves in model/, on samples that chose nothing where there are such.
     """

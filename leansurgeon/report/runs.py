@@ -42,11 +42,11 @@ UNTRAINED = Summary(model=summary.Model(), task=summary.Task())
 
 def kappa_name(model: Path) -> str:
     """The file in a run that holds what `leansurgeon kappa MODEL --data RUN` found of another model."""
-    return f"kappa-{called(model)}.json"
+    return f"kappa-{display_name(model)}.json"
 
 
 @dataclass(frozen=True)
-class Cut:
+class CutSummary:
     """The record of a surgery in the words of a report."""
 
     record: SurgeryRecord
@@ -84,12 +84,12 @@ class Cut:
         return self.plan.before != self.plan.after
 
 
-def cut_of(record: SurgeryRecord | None) -> Cut | None:
+def read_cut(record: SurgeryRecord | None) -> CutSummary | None:
     """The record of a surgery in words; None where there is none, or nothing was planned."""
-    return Cut(record) if record and record.plan else None
+    return CutSummary(record) if record and record.plan else None
 
 
-def judged_of(record: SurgeryRecord | None) -> tuple[tuple[str, str], ...]:
+def read_judged(record: SurgeryRecord | None) -> tuple[tuple[str, str], ...]:
     """The data that a model was judged on, by name, and what was found, in a sentence; empty where nothing was."""
     if record is None:
         return ()
@@ -127,7 +127,7 @@ class Run:
     when: float = field(compare=False)
     summary: Summary = UNTRAINED
     task: Task | None = None
-    cut: Cut | None = None
+    cut: CutSummary | None = None
     judged_in: Path | None = None  # the run that judged it, where it is none itself
     judged: tuple[tuple[str, str], ...] = ()  # names of data that it was judged on against its source, and sentences
 
@@ -201,7 +201,7 @@ class Run:
 def read_run(path: Path, evidence: Summary | SurgeryRecord | Source, when: float) -> Run:
     """What a folder says of itself: a run by its summary, a model by the record of its surgery, or as it stands."""
     if isinstance(evidence, Summary):
-        cut, judged = cut_of(evidence.model.record), judged_of(record.read_if_whole(path / BEST))
+        cut, judged = read_cut(evidence.model.record), read_judged(record.read_if_whole(path / BEST))
         return Run(path, "run", when, evidence, task_of(evidence), cut, judged=judged)
     if not isinstance(evidence, SurgeryRecord):
         counts = evidence.parameters.as_dict()
@@ -211,10 +211,10 @@ def read_run(path: Path, evidence: Summary | SurgeryRecord | Source, when: float
     known = summary.Model(shape=after and after.as_dict(), parameters=parts.get("total"), parts=parts or None)
     known = replace(known, surgery=evidence.as_dict())
     made = replace(UNTRAINED, model=known, finished=text(evidence.created), versions=words(evidence.versions))
-    return Run(path, "model", when, made, cut=cut_of(evidence), judged=judged_of(evidence))
+    return Run(path, "model", when, made, cut=read_cut(evidence), judged=read_judged(evidence))
 
 
-def judged_by(one: Run, run: Run) -> Run | None:
+def find_judged(one: Run, run: Run) -> Run | None:
     """The model as `run` judged it on its held-out samples, because it began with it or learned from it; else None."""
     test, began = run.summary.test, run.summary.model
     if not own_test(run.summary):
@@ -316,7 +316,7 @@ class ExperimentFile:
     call: str
 
 
-def called(path: Path) -> str:
+def display_name(path: Path) -> str:
     """What a person calls a run or model: its folder's name, and never that of the `model/` or `last/` inside a run."""
     whole = path.absolute()
     parts = [part for part in whole.parts if part not in (".", whole.anchor)]
@@ -335,15 +335,15 @@ def read_curve(run: Path, seed: int | None, epochs: float | None, steps: float |
     if not epochs or not steps:
         return None
     loss, metric = [], []
-    for step, entry in logged(run):
+    for step, entry in read_metrics(run):
         for kind, key, points in (("train", "loss", loss), ("eval", "metric", metric)):
             value = number(entry.get(key))
             if entry.get("type") == kind and value is not None:
                 points.append((step * epochs / steps, value))
-    return Curve(seed, thinned(loss), thinned(metric)) if loss or metric else None
+    return Curve(seed, thin_points(loss), thin_points(metric)) if loss or metric else None
 
 
-def logged(run: Path, *, newest_first: bool = False) -> Iterator[tuple[float, JsonObject]]:
+def read_metrics(run: Path, *, newest_first: bool = False) -> Iterator[tuple[float, JsonObject]]:
     """The lines of a run's metrics that name a step, with it."""
     lines = (text_of(run / METRICS) or "").splitlines()
     for line in reversed(lines) if newest_first else lines:
@@ -356,7 +356,7 @@ def logged(run: Path, *, newest_first: bool = False) -> Iterator[tuple[float, Js
             yield step, entry
 
 
-def thinned(points: list[tuple[float, float]]) -> Points:
+def thin_points(points: list[tuple[float, float]]) -> Points:
     """At most `POINTS` of them: the least and the largest of every stretch, so that no peak is lost, and both ends."""
     if len(points) <= POINTS:
         return tuple(points)
@@ -394,7 +394,7 @@ class AttentionHeads(Recorded):
 
 
 @dataclass(frozen=True)
-class Off(Recorded):
+class PruningPoint(Recorded):
     """A point of a pruning curve: the score with this share of heads switched off."""
 
     fraction: float | None = None
@@ -406,7 +406,7 @@ class Off(Recorded):
 class PruningCurve(Recorded):
     """How the score falls as heads go, by the order in which they do."""
 
-    orders: Mapping[str, tuple[Off, ...]] = field(default_factory=dict)
+    orders: Mapping[str, tuple[PruningPoint, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

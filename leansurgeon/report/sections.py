@@ -15,9 +15,9 @@ from pathlib import Path
 
 from leansurgeon.errors import plural
 from leansurgeon.reading.values import stamp, text
-from leansurgeon.report.humans import listed, spread
+from leansurgeon.report.humans import join_words, spread
 from leansurgeon.report.rows import GLUE, Note, Row, Section, make_row, metric
-from leansurgeon.report.runs import Run, called, compare_models, judged_by, read_run
+from leansurgeon.report.runs import Run, compare_models, display_name, find_judged, read_run
 from leansurgeon.training.runs.summary import DONE, Summary, own_test
 
 APART = (
@@ -37,7 +37,7 @@ def sections(runs: Sequence[Run]) -> list[Section]:
     runs = sorted(runs, key=lambda run: -run.when)
     compared = compare_models(runs)
     for one in runs:
-        judged = [judged_by(one, run) for run in runs if run.kind == "run"] if one.kind == "model" else []
+        judged = [find_judged(one, run) for run in runs if run.kind == "run"] if one.kind == "model" else []
         found += {made.task: made for made in judged if made}.values() or compared.get(one.path) or [one]
     groups: dict[tuple, list[Run]] = {}
     for run in found:
@@ -69,7 +69,7 @@ def _singles(kind: str, runs: list[Run]) -> Section:
     """Single runs of a task with the models that these judged ("runs"), or models that nobody trained ("models")."""
     models = sorted((run for run in runs if run.kind == "model"), key=lambda run: -(run.summary.model.parameters or 0))
     runs = [*models, *(run for run in runs if run.kind == "run")]
-    called_so, names = [called(run.path) for run in runs], {}
+    called_so, names = [display_name(run.path) for run in runs], {}
     for run, name in zip(runs, called_so, strict=True):  # with the parent's in front where two share one
         whole, alone = run.path.absolute(), called_so.count(name) == 1
         names[run.path] = text(name if alone else f"{whole.parent.name}/{whole.name}", "?")
@@ -81,7 +81,10 @@ def _singles(kind: str, runs: list[Run]) -> Section:
         if run.judged_in:
             judged.setdefault(run.judged_in, []).append(names[run.path])
     notes = [
-        Note(f"{listed(some)}: as {called(run)} judged {'it' if len(some) == 1 else 'them'} at its end.", "quality")
+        Note(
+            f"{join_words(some)}: as {display_name(run)} judged {'it' if len(some) == 1 else 'them'} at its end.",
+            "quality",
+        )
         for run, some in judged.items()
     ]
     return Section(kind, runs[0].task.name, runs[0].task, rows, tuple(notes))
@@ -152,7 +155,7 @@ def _arms(runs: list[Run]) -> tuple[dict[str, list[Run]], list[Note]]:
         (unfinished, "not finished"),
     ):
         if left_out:
-            which = listed(dict.fromkeys(left_out))
+            which = join_words(dict.fromkeys(left_out))
             notes.append(Note(f"Left out: {plural(len(left_out), 'run')} {why} ({which}).", "runs"))
     kept = {arm: sorted(group, key=lambda run: run.when) for arm, group in arms.items() if group}
     return dict(sorted(kept.items(), key=lambda item: item[1][0].when)), notes
@@ -186,5 +189,5 @@ def make_glue_section(runs: Sequence[Run]) -> Section | None:
         "times 100, on the development sets, after the last step, as means over seeds.",
     ]
     if missing := [row.name for row in rows if len(row.scores or {}) < len(GLUE)]:
-        said.append(f"A mean is said of all eight tasks only; some are missing of {listed(missing)}.")
+        said.append(f"A mean is said of all eight tasks only; some are missing of {join_words(missing)}.")
     return Section("glue", "GLUE", None, tuple(rows), tuple(Note(line, "quality") for line in said))

@@ -17,10 +17,10 @@ import math
 from dataclasses import dataclass
 
 from leansurgeon.checkpoints.record import FRESH
-from leansurgeon.intervals import NEEDED, binomial_variance, degrees_of_freedom, needed_errors, p_value
+from leansurgeon.intervals import NEEDED, binomial_variance, degrees_of_freedom, errors_needed, p_value
 from leansurgeon.reading.jsonfile import value_at
 from leansurgeon.reading.values import items, text, whole
-from leansurgeon.report.humans import listed, plain
+from leansurgeon.report.humans import join_words, plain
 from leansurgeon.report.rows import Row, Section, Task
 
 LONGER = 1.01  # times the epochs
@@ -97,7 +97,7 @@ def judge(arm: Row, other: Row, task: Task, comparisons: int = 1) -> Verdict | N
         return Verdict(arm.name, other.name, difference, 0.0, None, "no spread", sentence)
     ratio = abs(difference) / error
     freedom = degrees_of_freedom(error, [(one.metric.error, one.metric.n) for one in (arm, other)])
-    enough = needed_errors(freedom, comparisons)
+    enough = errors_needed(freedom, comparisons)
     word, ending = _words(arm, other, ahead, ratio, enough, comparisons)
     # Cut, not rounded: 1.96 must not read as the 2.0 that would have been enough.
     sentence = f"{begin}, {math.floor(ratio * 10) / 10:.1f} standard errors: {ending}."
@@ -153,7 +153,7 @@ def longer_training(section: Section) -> list[str]:
         known = epochs is not None and original.epochs is not None
         figures = f"{original.epochs:.3g} + {epochs:.3g} epochs against {original.epochs:.3g}" if known else "longer"
         verb = "continue" if len(rows) > 1 else "continues"
-        told.append(f"{listed(r.name for r in rows)} {verb} from the trained {original.name}: {figures}.")
+        told.append(f"{join_words(r.name for r in rows)} {verb} from the trained {original.name}: {figures}.")
     return told
 
 
@@ -223,6 +223,6 @@ def expectations(section: Section) -> list[Expected]:
                     of_test = variance_of_test(row, task) if task is not None and measured is row.metric else 0.0
                     error = (measured.error**2 + of_test) ** 0.5
                     freedom = degrees_of_freedom(error, [(measured.error, measured.n)])
-                    agrees = abs(measured.mean - value) <= needed_errors(freedom) * error
+                    agrees = abs(measured.mean - value) <= errors_needed(freedom) * error
                 found.append(Expected(row.name, figure, value, measured.mean, agrees))
     return found

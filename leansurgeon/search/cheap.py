@@ -31,7 +31,7 @@ EDELMAN = math.exp(1.537)  # a square Gaussian matrix of size n has kappa exp(1.
 
 
 @dataclass(frozen=True)
-class Cheap:
+class CheapScores:
     """Cheap numbers of one candidate; None where unknown."""
 
     parameters: int
@@ -41,21 +41,21 @@ class Cheap:
     kappa: float | None = None
 
 
-def scores(source: Source, candidates: Sequence[Candidate], evidence: Evidence | None) -> dict[str, Cheap]:
+def scores(source: Source, candidates: Sequence[Candidate], evidence: Evidence | None) -> dict[str, CheapScores]:
     """Everything but memory and latency, by name."""
     if evidence is None:
-        return {candidate.name: Cheap(candidate.parameters) for candidate in candidates}
+        return {candidate.name: CheapScores(candidate.parameters) for candidate in candidates}
     return {
-        candidate.name: Cheap(
+        candidate.name: CheapScores(
             candidate.parameters,
-            influence=kept_influence(source.shape, candidate.shape, evidence.influence),
+            influence=share_of_influence(source.shape, candidate.shape, evidence.influence),
             kappa=foretold_kappa(source.shape, candidate.shape, evidence),
         )
         for candidate in candidates
     }
 
 
-def kept_layers(before: Shape, after: Shape, influence: list[float] | None) -> list[int]:
+def keep_most_influential(before: Shape, after: Shape, influence: list[float] | None) -> list[int]:
     """The most influential layers of every stage (evenly spaced where influence is unknown), through all stages."""
     if not influence:
         return list(evenly_per_stage(before, after))
@@ -65,18 +65,18 @@ def kept_layers(before: Shape, after: Shape, influence: list[float] | None) -> l
     return kept
 
 
-def kept_influence(before: Shape, after: Shape, influence: list[float] | None) -> float | None:
+def share_of_influence(before: Shape, after: Shape, influence: list[float] | None) -> float | None:
     """Share of the sum over all layers, at best."""
     if not influence or not sum(influence):
         return None
-    return sum(influence[i] for i in kept_layers(before, after, influence)) / sum(influence)
+    return sum(influence[i] for i in keep_most_influential(before, after, influence)) / sum(influence)
 
 
 def foretold_kappa(before: Shape, after: Shape, evidence: Evidence) -> float | None:
     """Median over the kept layers of the source's kappa, times what Theorem 3.2 makes of the new inner width."""
     stages = [(old, new) for old, new in zip(before.stages, after.stages, strict=True) for _ in range(old.depth)]
     kappas = []
-    for layer in kept_layers(before, after, evidence.influence):
+    for layer in keep_most_influential(before, after, evidence.influence):
         old, new = stages[layer]
         if (kappa := evidence.kappa[layer]) is not None:
             ratio = gaussian_kappa(evidence.tokens, new.inner) / gaussian_kappa(evidence.tokens, old.inner)
@@ -96,7 +96,7 @@ def gaussian_kappa(tokens: float, inner: float) -> float:
 # -- who is tried ---------------------------------------------------------------------------------
 
 
-def order(candidates: Sequence[Candidate], numbers: dict[str, Cheap]) -> list[Candidate]:
+def order(candidates: Sequence[Candidate], numbers: dict[str, CheapScores]) -> list[Candidate]:
     """By the mean of the ranks in parameters (more is better under a limit), influence (more) and kappa (less), as far
     as they are known; of equals the smaller one first.
     """

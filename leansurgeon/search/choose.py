@@ -24,7 +24,7 @@ SHARE = Fraction(1, 4)  # of the sample data
 
 
 @dataclass(frozen=True)
-class Chosen:
+class ChosenShape:
     """The shape that is taken, and why, in sentences."""
 
     wanted: RequestedShape
@@ -45,7 +45,7 @@ def budget_of(text: str, total: int) -> int:
 
 def by_parameters(
     source: Source, text: str, wanted: RequestedShape, data: Calibration | None, seed: int, say: Callable[[str], None]
-) -> Chosen:
+) -> ChosenShape:
     """The shape of at most so many parameters that is best after its refit; where there is no data, the one that keeps
     the MLP. Heads stay as they are, or are what `wanted` says. Raises `UsageError` where no shape is small enough.
     """
@@ -67,8 +67,8 @@ def by_parameters(
         why = (
             "it is the only one that fits" if len(tried) == 1 else "it keeps the MLP; without sample data none is tried"
         )
-        return Chosen(best.wanted, (f"{called(best, source)}: {why}.",))
-    return measured(source, tried, data, seed, say)
+        return ChosenShape(best.wanted, (f"{describe_candidate(best, source)}: {why}.",))
+    return measure_candidates(source, tried, data, seed, say)
 
 
 def deepest(candidates: tuple[Candidate, ...]) -> list[Candidate]:
@@ -81,14 +81,14 @@ def deepest(candidates: tuple[Candidate, ...]) -> list[Candidate]:
     return [best[key] for key in sorted(best, reverse=True)]
 
 
-def measured(
+def measure_candidates(
     source: Source, tried: list[Candidate], data: Calibration, seed: int, say: Callable[[str], None]
-) -> Chosen:
+) -> ChosenShape:
     """The best of `tried` after a short refit."""
-    from leansurgeon.search.heals import Heals
+    from leansurgeon.search.heals import HealTrial
 
     with scratch() as place:
-        bench = Heals(source, replace(data, heldout=[]), place, seed, say=say)
+        bench = HealTrial(source, replace(data, heldout=[]), place, seed, say=say)
         say(f"Refitting {plural(len(tried), 'shape')} of about this size on a quarter of the sample data ...")
         scores = {c.name: bench.of(c, SHARE)["choosing"] for c in track(tried, "shapes", "shapes/s")}
     worked = [candidate for candidate in tried if scores[candidate.name].score is not None]
@@ -96,13 +96,13 @@ def measured(
         raise UsageError(f"None of the shapes could be refitted: {scores[tried[0].name].failed}")
     best = min(worked, key=lambda candidate: scores[candidate.name].score.key)
     label = scores[best.name].score.label
-    others = [f"{called(c, source)} {scores[c.name].score.text}" for c in worked if c is not best]
+    others = [f"{describe_candidate(c, source)} {scores[c.name].score.text}" for c in worked if c is not best]
     why = f", the best of {len(scores)} shapes of about this size" if others else ""
-    says = [f"{called(best, source)}: {label} {scores[best.name].score.text} after a short refit{why}."]
-    return Chosen(best.wanted, (*says, *([f"The others: {'; '.join(others)}."] if others else [])))
+    says = [f"{describe_candidate(best, source)}: {label} {scores[best.name].score.text} after a short refit{why}."]
+    return ChosenShape(best.wanted, (*says, *([f"The others: {'; '.join(others)}."] if others else [])))
 
 
-def called(candidate: Candidate, source: Source) -> str:
+def describe_candidate(candidate: Candidate, source: Source) -> str:
     """`24 layers, MLP 1,152, 98,123,456 parameters (-27.1 %)`."""
     change = 100 * (candidate.parameters / source.parameters.total - 1)
     layers, mlp = (candidate.shape.column(key) for key in ("depth", "mlp_dim"))

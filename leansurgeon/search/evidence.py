@@ -96,10 +96,10 @@ def kappas(source: Source, data: Calibration, seed: int) -> tuple[list[float | N
         guard = thin(data.guard, SAMPLES)  # sentences lie by their length
         figures = kappa.measure_blocks(loaded, guard, data.mask, SAMPLES)
     per_layer = [at["median"] if at["median"] is not None else at["median_lower_bound"] for at in figures["layers"]]
-    return merged(per_layer, source.shape.depth), figures["tokens"] / figures["samples"]
+    return merge_by_layer(per_layer, source.shape.depth), figures["tokens"] / figures["samples"]
 
 
-def merged(values: list[float | None], depth: int) -> list[float | None]:
+def merge_by_layer(values: list[float | None], depth: int) -> list[float | None]:
     """One value for a layer: the largest, where a layer has several attentions."""
     each = max(1, len(values) // depth)
     parts = [values[i : i + each] for i in range(0, len(values), each)]

@@ -10,10 +10,10 @@ from typing import Any
 
 from leansurgeon.errors import plural
 from leansurgeon.reading.jsonfile import JsonObject
-from leansurgeon.report.humans import NONE, change, count, listed, memory, plain
-from leansurgeon.search.cheap import Cheap
+from leansurgeon.report.humans import NONE, change, count, join_words, memory, plain
+from leansurgeon.search.cheap import CheapScores
 from leansurgeon.search.halving import Result, Score
-from leansurgeon.search.outcome import Outcome
+from leansurgeon.search.outcome import SearchOutcome
 from leansurgeon.search.space import Candidate, Shapes
 from leansurgeon.words import WIDTH, in_columns
 
@@ -26,14 +26,14 @@ class Finding:
     """One candidate, control or the source: its place by the cheap scores (from 1), and its results by rung."""
 
     candidate: Candidate
-    numbers: Cheap
+    numbers: CheapScores
     place: int | None
     results: dict[str, Result]
     on_front: bool
 
 
 @dataclass(frozen=True)
-class Change:
+class OrderChange:
     """Two stages, Kendall's tau of their orders, and the places that candidates moved up (down: negative)."""
 
     before: str
@@ -43,7 +43,7 @@ class Change:
     count: int
 
 
-def list_findings(outcome: Outcome) -> list[Finding]:
+def list_findings(outcome: SearchOutcome) -> list[Finding]:
     """Candidates, then controls, the source last."""
     front, names = find_front(outcome), [c.name for c in outcome.tried]
     return [
@@ -62,7 +62,7 @@ def list_findings(outcome: Outcome) -> list[Finding]:
 # -- orders ---------------------------------------------------------------------------------------
 
 
-def list_stages(outcome: Outcome) -> list[tuple[str, dict[str, tuple]]]:
+def list_stages(outcome: SearchOutcome) -> list[tuple[str, dict[str, tuple]]]:
     """Every stage with a key by name, the smaller the better. A stage has those alone that came to it from the one
     before: controls come in on the last rung, so they have no place in the order of earlier ones.
     """
@@ -82,7 +82,7 @@ def kendall_tau(a: Sequence[Any], b: Sequence[Any]) -> float | None:
     return None if isnan(tau) else tau
 
 
-def list_changes(outcome: Outcome) -> list[Change]:
+def list_changes(outcome: SearchOutcome) -> list[OrderChange]:
     """How the order changed from each stage to the next, among those that both have."""
     changes = []
     for (first, a), (then, b) in pairwise(list_stages(outcome)):
@@ -91,11 +91,11 @@ def list_changes(outcome: Outcome) -> list[Change]:
         after = sorted(before, key=b.__getitem__)
         moves = {name: before.index(name) - after.index(name) for name in names}
         tau = kendall_tau([a[n] for n in names], [b[n] for n in names])
-        changes.append(Change(first, then, tau, moves, len(names)))
+        changes.append(OrderChange(first, then, tau, moves, len(names)))
     return changes
 
 
-def find_front(outcome: Outcome) -> list[str]:
+def find_front(outcome: SearchOutcome) -> list[str]:
     """The Pareto front: names that no other candidate is at least as good as in parameters, memory and latency (as far
     as known of all) and in score. Candidates are compared on the last rung that both saw, since a longer training is
     no merit of a shape; a control with those of the last rung.
@@ -116,7 +116,7 @@ def find_front(outcome: Outcome) -> list[str]:
     return [b for b in everyone if keys[b] and not any(beats(a, b) for a in everyone if a != b)]
 
 
-def list_as_good(outcome: Outcome) -> list[Candidate]:
+def list_as_good(outcome: SearchOutcome) -> list[Candidate]:
     """Finalists that the winner's margin does not tell from it: within one standard error of the difference, counted as
     if the samples were independent (they are shared, so this is cautious). Empty where the metric has no standard
     error.
@@ -130,7 +130,7 @@ def list_as_good(outcome: Outcome) -> list[Candidate]:
     ]
 
 
-def make_document(outcome: Outcome, command: str, extra: dict[str, Any]) -> JsonObject:
+def make_document(outcome: SearchOutcome, command: str, extra: dict[str, Any]) -> JsonObject:
     """The search as one JSON document."""
     rows = [
         {
@@ -176,7 +176,7 @@ def make_document(outcome: Outcome, command: str, extra: dict[str, Any]) -> Json
 # -- table ----------------------------------------------------------------------------------------
 
 
-def make_table(outcome: Outcome) -> str:
+def make_table(outcome: SearchOutcome) -> str:
     """Candidates and controls, the best first by the longest rung that they saw; the source last. 80 columns."""
 
     def success(one: Finding) -> tuple:
@@ -221,7 +221,7 @@ def draw_cells(rows: Sequence[dict[str, str]]) -> str:
     return in_columns(columns, [[row[c] for c in columns] for row in rows])
 
 
-def shape_cells(candidate: Candidate, numbers: Cheap) -> dict[str, str]:
+def shape_cells(candidate: Candidate, numbers: CheapScores) -> dict[str, str]:
     """Layers, heads, MLP and costs of a candidate."""
     shape = candidate.shape
     return {
@@ -238,7 +238,9 @@ def shape_cells(candidate: Candidate, numbers: Cheap) -> dict[str, str]:
 
 def make_candidates_table(ranked: Sequence[Candidate]) -> str:
     """The candidates of a dry run in this order."""
-    return draw_cells([shape_cells(c, Cheap(c.parameters)) | {"head_dim": c.shape.column("head_dim")} for c in ranked])
+    return draw_cells(
+        [shape_cells(c, CheapScores(c.parameters)) | {"head_dim": c.shape.column("head_dim")} for c in ranked]
+    )
 
 
 # -- sentences ------------------------------------------------------------------------------------
@@ -250,10 +252,10 @@ def describe_space(space: Shapes) -> str:
     parts += [f"{space.too_large:,} are too large"] if space.too_large else []
     # Without a limit of parameters, or where it excludes nothing, this says nothing of the other limits.
     parts += [f"{len(space.candidates):,} {'fit the budget in parameters' if space.too_large else 'can be made'}"]
-    return f"{plural(space.looked_at, 'shape')}: {listed(parts)}."
+    return f"{plural(space.looked_at, 'shape')}: {join_words(parts)}."
 
 
-def describe(outcome: Outcome) -> list[str]:
+def describe(outcome: SearchOutcome) -> list[str]:
     """What may be said, one paragraph each."""
     winner, score = outcome.winner, outcome.rungs[-1][outcome.winner.name].score
     lines = [
@@ -265,7 +267,7 @@ def describe(outcome: Outcome) -> list[str]:
         names = {winner.name: "winner", outcome.original.name: "source"}
         told = [f"{names.get(name, 'control')} {score.text}" for name, score in untouched.items()]
         some = next(iter(untouched.values()))
-        lines.append(f"On {plural(some.samples, 'held-out sample')} that chose nothing: {listed(told)}.")
+        lines.append(f"On {plural(some.samples, 'held-out sample')} that chose nothing: {join_words(told)}.")
     else:
         lines.append(
             "The evaluation data chose the winner, which flatters it: train it, its control and the source on other "
@@ -275,7 +277,7 @@ def describe(outcome: Outcome) -> list[str]:
         small = min((winner, *others), key=lambda c: c.parameters)
         ending = f"; the smallest is {name_shape(small)} with {small.parameters:,} parameters"
         less = "" if small is winner else ending
-        lines.append(f"Not to be told from it (one standard error): {listed(map(name_shape, others))}{less}.")
+        lines.append(f"Not to be told from it (one standard error): {join_words(map(name_shape, others))}{less}.")
     for step in list_changes(outcome):
         if step.tau is None:
             continue
@@ -288,7 +290,7 @@ def describe(outcome: Outcome) -> list[str]:
     return [*lines, outcome.says] if outcome.says else lines
 
 
-def compare_with_control(outcome: Outcome) -> str:
+def compare_with_control(outcome: SearchOutcome) -> str:
     """What the control says of the winner's heads."""
     last, winner, other = outcome.rungs[-1], outcome.winner, outcome.control
     if not winner.more_heads:

@@ -95,14 +95,14 @@ def climb(
         say(f"Rung {rung.number} of {len(rungs)}: {plural(len(alive), 'candidate')}{also}, {rung.length}")
         here = attempt(rung, [*alive, *extra])
         results.append(here)
-        alive = ordered(alive, here)
+        alive = order_candidates(alive, here)
         if not alive:
             why = next(result.failed for result in here.values() if result.failed)
             raise LeanSurgeonError(f"None of the {len(here)} candidates of rung {rung.number} has a score: {why}")
     return results
 
 
-def ordered(candidates: Sequence[Candidate], results: dict[str, Result]) -> list[Candidate]:
+def order_candidates(candidates: Sequence[Candidate], results: dict[str, Result]) -> list[Candidate]:
     """Those with a score, the best first; of equals the smaller one, then the one that stood first."""
     scored = [c for c in candidates if results[c.name].score is not None]
     return sorted(scored, key=lambda c: (*results[c.name].score.key, c.parameters))

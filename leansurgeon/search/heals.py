@@ -41,7 +41,7 @@ PARTS = ("choosing", "untouched")
 
 
 @dataclass
-class Heals:
+class HealTrial:
     """Heals candidates and judges them. Every result is a file in `folder`, so a search that was ended goes on."""
 
     source: Source
@@ -61,7 +61,7 @@ class Heals:
             self.say(f"  [{number}/{len(candidates)}] {candidate.name}: {told}")
         return results
 
-    def untouched(self, candidate: Candidate) -> Score | None:
+    def score_held_out(self, candidate: Candidate) -> Score | None:
         """The score on held-out samples, of a candidate that was healed in full."""
         return self.of(candidate, Fraction(1))["untouched"].score
 
@@ -74,17 +74,17 @@ class Heals:
         except (UsageError, ValueError, TypeError, KeyError):
             pass
         try:
-            results = self.healed(candidate, share)
+            results = self.heal_candidate(candidate, share)
         except Diverged as error:  # of this shape alone; other errors are of the source or the data
             results = {part: Result(None, error.message) for part in PARTS}
         file.parent.mkdir(parents=True, exist_ok=True)
         write_json(file, {part: asdict(result) for part, result in results.items()})
         return results
 
-    def healed(self, candidate: Candidate, share: Fraction) -> Results:
+    def heal_candidate(self, candidate: Candidate, share: Fraction) -> Results:
         """Scores on both parts of a candidate that is cut and refitted now."""
         if candidate.shape == self.source.shape:
-            return self.judged(self.source.folder)
+            return self.judge_folder(self.source.folder)
         method = Method(heal=heal_of(share))
         steps = plan(self.source, candidate.wanted, self.seed, method, calibrated=True)
         decided = decide(steps, part_of(self.data, share), device=self.device)
@@ -95,15 +95,15 @@ class Heals:
                 apply(decided.plan, folder, decided.edits)
             finally:
                 decided.close()
-            return self.judged(folder)
+            return self.judge_folder(folder)
 
-    def judged(self, folder: Path) -> Results:
+    def judge_folder(self, folder: Path) -> Results:
         """Scores on both parts (held-out samples: where there are any) of the model in a folder."""
-        loaded = self.loaded(folder)
+        loaded = self.load_tower(folder)
         parts = zip(PARTS, (self.data.guard, self.data.heldout), strict=True)
         return {part: Result(self.score(loaded, part, batches)) for part, batches in parts if batches}
 
-    def loaded(self, folder: Path) -> Loaded:
+    def load_tower(self, folder: Path) -> Loaded:
         """A model for measuring; of one of several towers the one that is searched."""
         opened = load(folder, tower=of_section(self.source.architecture.section)).alone()
         opened.model.eval()
@@ -116,7 +116,7 @@ class Heals:
             return task_score(loaded, self.data, batches)
         judge = OutputScorer(loaded, pooling=read_pooling(self.source.folder))
         if part not in self.references:
-            source = self.loaded(self.source.folder)
+            source = self.load_tower(self.source.folder)
             self.references[part] = [OutputScorer(source).forward(batch) for batch in batches]
         losses = [judge.losses(judge.forward(b), b, r) for b, r in zip(batches, self.references[part], strict=True)]
         lost = torch.cat(losses)

@@ -20,8 +20,8 @@ from leansurgeon.errors import LeanSurgeonError, UsageError
 from leansurgeon.progress import Say, silent
 from leansurgeon.reading import jsonfile
 from leansurgeon.search import cheap, limits
-from leansurgeon.search.cheap import Cheap
-from leansurgeon.search.halving import Results, Rung, Score, climb, ordered, schedule
+from leansurgeon.search.cheap import CheapScores
+from leansurgeon.search.halving import Results, Rung, Score, climb, order_candidates, schedule
 from leansurgeon.search.limits import Limit
 from leansurgeon.search.space import Budget, Candidate, Shapes, control
 from leansurgeon.surgery.requested_shape import RequestedShape
@@ -31,7 +31,7 @@ from leansurgeon.training.runs.folder import write_json
 if TYPE_CHECKING:
     from leansurgeon.measure.costs.memory import Setting
     from leansurgeon.search.evidence import Evidence
-    from leansurgeon.search.heals import Heals
+    from leansurgeon.search.heals import HealTrial
     from leansurgeon.search.trainings import Trainings
 
 STOPPED = "Stopped by a signal. What was finished is kept; run the same command again."
@@ -39,7 +39,7 @@ CHOSEN = "chosen.json"  # who is tried: latencies differ from call to call, and 
 
 
 @dataclass(frozen=True)
-class Outcome:
+class SearchOutcome:
     """What a search found. `tried` stand in the order of the cheap scores; `rungs` hold the results by name, the last
     one also of the winner's `controls` and of the source (`original`). `untouched` are scores on samples that chose
     nothing.
@@ -48,7 +48,7 @@ class Outcome:
     source: Source
     budget: Budget
     space: Shapes
-    cheap: dict[str, Cheap]
+    cheap: dict[str, CheapScores]
     tried: tuple[Candidate, ...]
     controls: tuple[Candidate, ...]
     original: Candidate
@@ -67,7 +67,7 @@ class Outcome:
     def finalists(self) -> list[Candidate]:
         """Those of the last rung, the best first, without the source."""
         last = self.rungs[-1]
-        return ordered([c for c in self.everyone.values() if c.name in last], last)
+        return order_candidates([c for c in self.everyone.values() if c.name in last], last)
 
     @property
     def winner(self) -> Candidate:
@@ -91,13 +91,13 @@ def search(
     space: Shapes,
     budget: Budget,
     evidence: Evidence | None,
-    bench: Heals | Trainings,
+    bench: HealTrial | Trainings,
     folder: Path,
     *,
     setting: Setting,
     tries: int = 8,
     say: Say = silent,
-) -> Outcome:
+) -> SearchOutcome:
     """Choose among the candidates of `space` and try them on `bench`. `evidence` is what one pass over sample data
     said.
 
@@ -125,7 +125,7 @@ def search(
     late = [c for c in (*controls.values(), original) if c.name not in numbers]
     numbers |= cheap.scores(source, late, evidence)
     numbers, says = with_memory(source, [*tried, *controls.values(), original], numbers, setting)
-    outcome = Outcome(
+    outcome = SearchOutcome(
         source=source,
         budget=budget,
         space=space,
@@ -138,23 +138,23 @@ def search(
         control_names=control_names,
         says=says,
     )
-    if not hasattr(bench, "untouched"):
+    if not hasattr(bench, "score_held_out"):
         return outcome
     judged = [c for c in (outcome.winner, outcome.control, original) if c]
-    scores = {c.name: score for c in judged if (score := bench.untouched(c)) is not None}
+    scores = {c.name: score for c in judged if (score := bench.score_held_out(c)) is not None}
     return replace(outcome, untouched=scores)
 
 
 def who_is_tried(
     source: Source,
     ranked: Sequence[Candidate],
-    numbers: dict[str, Cheap],
+    numbers: dict[str, CheapScores],
     budget: Budget,
     folder: Path,
     setting: Setting,
     tries: int,
     say: Say,
-) -> tuple[list[Candidate], dict[str, Cheap]]:
+) -> tuple[list[Candidate], dict[str, CheapScores]]:
     """Those that keep the limits, with what was measured for it; from the folder where an earlier call chose them."""
     by_name = {c.name: c for c in ranked}
     file = folder / CHOSEN
@@ -179,8 +179,8 @@ def who_is_tried(
 
 
 def with_memory(
-    source: Source, candidates: Sequence[Candidate], numbers: dict[str, Cheap], setting: Setting
-) -> tuple[dict[str, Cheap], str]:
+    source: Source, candidates: Sequence[Candidate], numbers: dict[str, CheapScores], setting: Setting
+) -> tuple[dict[str, CheapScores], str]:
     """The numbers with the predicted memory of these candidates; the text says what that is, or why there is none."""
     predicted = dict(numbers)
     try:

@@ -114,7 +114,7 @@ def enumerate_shapes(source: Source, space: Space, budget: Budget, *, init: str,
     for layers, heads, mlp in axes:
         wanted = RequestedShape(heads, layers, space.head_dim, mlp, init=init)
         try:
-            candidate = made(source, wanted, calibrated=calibrated)
+            candidate = make_candidate(source, wanted, calibrated=calibrated)
         except (UsageError, UnsupportedModel) as error:
             refused[error.message] += 1
             continue
@@ -130,7 +130,7 @@ def enumerate_shapes(source: Source, space: Space, budget: Budget, *, init: str,
     return Shapes(tuple(by_shape.values()), len(axes) - itself, too_large, dict(refused))
 
 
-def made(source: Source, wanted: RequestedShape, *, calibrated: bool) -> Candidate:
+def make_candidate(source: Source, wanted: RequestedShape, *, calibrated: bool) -> Candidate:
     """The candidate of a wish. Raises what `plan` raises."""
     steps = plan(source, wanted, 0, Method(uncalibrated=not calibrated), calibrated=calibrated)
     pairs = zip(source.shape.stages, steps.after.stages, strict=True)
@@ -146,7 +146,7 @@ def control(source: Source, lean: Candidate, *, calibrated: bool) -> Candidate |
     try:
         widths = equal_mlp(source, narrow, lean.parameters)
         wanted = replace(narrow, mlp_dim=",".join(map(str, widths)))
-        return replace(made(source, wanted, calibrated=calibrated), control_of=lean.name)
+        return replace(make_candidate(source, wanted, calibrated=calibrated), control_of=lean.name)
     except LeanSurgeonError:  # not even without an MLP, or a family whose MLP is a whole multiple of the width
         return None
 
@@ -169,9 +169,9 @@ def combinations(source: Source, space: Space) -> list[tuple[str, str, str]]:
     """(layers, heads, MLP) as `shrink` takes them, one number for every stage."""
     stages = source.shape.stages
     old = {key: [getattr(stage, key) for stage in stages] for key in ("depth", "heads", "mlp_dim")}
-    layers = listed(space.layers, "--layers", old["depth"]) if space.layers else usual_layers(old["depth"])
-    heads = listed(space.heads or ",".join(HEADS), "--heads", old["heads"])
-    mlp = listed(space.mlp_dim or ",".join(MLP), "--mlp-dim", old["mlp_dim"])
+    layers = list_values(space.layers, "--layers", old["depth"]) if space.layers else usual_layers(old["depth"])
+    heads = list_values(space.heads or ",".join(HEADS), "--heads", old["heads"])
+    mlp = list_values(space.mlp_dim or ",".join(MLP), "--mlp-dim", old["mlp_dim"])
     for flag, values in (("--layers", layers), ("--heads", heads), ("--mlp-dim", mlp)):
         if not values:
             raise UsageError(f"{flag} names no whole number that {source.name} could have.")
@@ -188,7 +188,7 @@ def usual_layers(old: list[int]) -> list[str]:
     return list(dict.fromkeys(",".join(map(str, numbers)) for numbers in kept))
 
 
-def listed(text: str, flag: str, old: list[int]) -> list[str]:
+def list_values(text: str, flag: str, old: list[int]) -> list[str]:
     """`6-8,12,2x` as numbers per stage; factors that give no whole number are left out. Raises `UsageError`."""
     wanted: list[str] = []
     for word in (word.strip() for word in text.split(",")):

@@ -78,7 +78,7 @@ class Trainings:
                 "source_config": self.source_config or {},
                 "seeds": [self.seed],
                 "task": self.recipe.task.model_dump(),
-                "train": shortened(self.recipe.train, rung.share * LENGTH).model_dump(),
+                "train": shorten_training(self.recipe.train, rung.share * LENGTH).model_dump(),
                 "measure": None,
                 "arms": {c.name: arm_of(c) for c in candidates},
             }
@@ -103,21 +103,21 @@ def arm_of(candidate: Candidate) -> JsonObject:
     return {key: value for key, value in numbers.items() if value} | {"head_dim": head_dim, "init": wanted.init}
 
 
-def shortened(train: Train, share: Fraction) -> Train:
+def shorten_training(train: Train, share: Fraction) -> Train:
     """The same training over a share of its length: warm-up and ramp shrink with it, and it is evaluated at its end."""
     values = train.model_dump()
-    values["duration"] = scaled(train.duration, share)
+    values["duration"] = scale_length(train.duration, share)
     values["eval"] |= {"every": values["duration"], "at_start": False}
     if isinstance(train.schedule.warmup, str):
-        values["schedule"]["warmup"] = scaled(train.schedule.warmup, share)
+        values["schedule"]["warmup"] = scale_length(train.schedule.warmup, share)
     if train.batch_ramp and isinstance(train.batch_ramp.until, str):
-        values["batch_ramp"]["until"] = scaled(train.batch_ramp.until, share)
+        values["batch_ramp"]["until"] = scale_length(train.batch_ramp.until, share)
     values["early_stopping"] = None
     values["checkpoint"] |= {"keep_best": False}
     return Train.model_validate(values)
 
 
-def scaled(text: str, share: Fraction) -> str:
+def scale_length(text: str, share: Fraction) -> str:
     """`30ep` times 1/4 is `7.5ep`; steps stay whole, one at least."""
     length = parse_duration(text)
     if length.unit == "st":

@@ -94,7 +94,7 @@ def calibrate(
             local = replace(local, passes=round(context.passes() - spent, 2))
         undo.pop_all()
     record = Decisions(
-        calibration=calibration.recorded(),
+        calibration=calibration.as_record(),
         criterion=winner.candidate.criterion,
         layers=winner.kept,
         evidence=evidence,

@@ -76,7 +76,7 @@ def decide(
     strength = {(site.index, site.group): part for site, part in zip(sites, strengths(sites, values), strict=True)}
     steps = replace(check(source, asked, seed, heal=heal), strength=strength, calibrated=True)
     if not heal:
-        return DecidedCut(steps, record=Decisions(calibration=calibration.recorded()), calibration=calibration)
+        return DecidedCut(steps, record=Decisions(calibration=calibration.as_record()), calibration=calibration)
     from leansurgeon.surgery.calibrate import calibrate  # scipy.stats and more, which `heads` does without
     from leansurgeon.surgery.context import CalibrationOptions
 

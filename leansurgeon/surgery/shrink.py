@@ -72,7 +72,7 @@ def decide(
     if steps.exactness != "near" or calibration is None:
         if calibration and LAYERS[method.layers]:
             say("The plan keeps the function as it is, so the sample data only serves the proof.")
-        record = Decisions(calibration=calibration.recorded() if calibration else None)
+        record = Decisions(calibration=calibration.as_record() if calibration else None)
         return DecidedCut(steps, record=record, calibration=calibration)
     from leansurgeon.measure.costs.precision import has_bf16
     from leansurgeon.surgery.calibrate import calibrate_safely

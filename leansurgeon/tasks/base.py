@@ -46,7 +46,7 @@ class Metric:
     higher_is_better: bool
     percent: bool
 
-    def shown(self, value: float) -> str:
+    def format_value(self, value: float) -> str:
         """`97.20 %`, `31.42`: a value of it as a line of talk says it."""
         return f"{100 * value:.2f} %" if self.percent else f"{value:.4g}"
 
@@ -151,7 +151,7 @@ class Task(ABC):
 
     def size(self, split: str) -> int:
         """Number of samples of a split."""
-        split = self._checked(split)
+        split = self._check_split(split)
         return int(self._info["sizes"][split])
 
     @property
@@ -228,7 +228,7 @@ class Task(ABC):
             self._arrays[name] = np.asarray(np.load(self._folder / f"{name}.npy", mmap_mode="r", allow_pickle=False))
         return self._arrays[name]
 
-    def _checked(self, split: str) -> str:
+    def _check_split(self, split: str) -> str:
         if self._folder is None:
             raise RuntimeError(f"task '{self.name}' is used before prepare()")
         if split not in self.splits:
@@ -286,7 +286,7 @@ def as_tensors(**arrays: np.ndarray) -> Batch:
     return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
 
-def found(split: Split, kind: str, labels: Sequence[str] | None = None) -> disk.Info:
+def describe_split(split: Split, kind: str, labels: Sequence[str] | None = None) -> disk.Info:
     """What a cache entry keeps of a split of samples of this kind."""
     return {"split": split.identity(), "held_out": split.sentence(kind, labels)}
 

@@ -50,7 +50,7 @@ def entry(cache: Path, name: str, key: dict[str, Any], build: Callable[[Path], I
         try:
             info = build(partial)
             _seal(partial, {**info, "key": key})
-            _put(partial, folder)
+            _move_in_place(partial, folder)
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
             raise
@@ -117,7 +117,7 @@ def starts_of(lengths: np.ndarray) -> np.ndarray:
     return np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
 
 
-def padded(
+def pad_rows(
     flat: np.ndarray, starts: np.ndarray, indices_B: np.ndarray, width: int, pad: int, *, left: bool = False
 ) -> np.ndarray:
     """(B, width) int64 rows of the sequences `indices_B`, each filled up with `pad` behind it or to its `left`, none
@@ -156,7 +156,7 @@ def _seal(partial: Path, info: Info) -> None:
         os.fsync(file.fileno())
 
 
-def _put(partial: Path, folder: Path) -> None:
+def _move_in_place(partial: Path, folder: Path) -> None:
     """Rename into place; a whole entry that another process has put there meanwhile wins, a broken one is replaced."""
     try:
         os.rename(partial, folder)

@@ -51,20 +51,20 @@ def map_classes(
     if len(labels) < 2 and given is None:
         has = f"one: {labels[0]}" if labels else "none"
         raise UsageError(f"A classifier needs two classes or more, and the data has {has}.")
-    word, by_number = numbered(labels)
+    word, by_number = parse_numbered(labels)
     if given is not None and list(given) != [NEW]:
         return _as_given(labels, own, outputs, given, by_number)
     known = match(labels, own)
     if given is None:
         if own and len(known) == len(labels):
-            return _mapped(known, own, outputs, "by name")
-        if short := {} if known else _shortened(labels, own):
-            return _mapped(short, own, outputs, "by how their names begin")
+            return _make_map(known, own, outputs, "by name")
+        if short := {} if known else _match_prefixes(labels, own):
+            return _make_map(short, own, outputs, "by how their names begin")
         fits = not (own and word) and set(by_number.values()) <= set(range(outputs))
         if by_number and (len(labels) == outputs or fits):
             if len(labels) == outputs:
                 by_number = {label: place for place, label in enumerate(sorted(labels, key=by_number.__getitem__))}
-            return _mapped(by_number, own, outputs, "by number")
+            return _make_map(by_number, own, outputs, "by number")
         if not own and len(labels) == outputs:
             if not ordered:
                 by_alphabet = spell_names(labels) if len(labels) <= OPTIONS else "A,B,C"
@@ -74,7 +74,7 @@ def map_classes(
                     f"Say it, in the order of the outputs (by the alphabet: --classes {by_alphabet}); as "
                     "task.class_names in a recipe. --classes new trains a new head.",
                 )
-            return _mapped(
+            return _make_map(
                 {label: i for i, label in enumerate(labels)}, own, outputs, "in this order, since the model names none"
             )
         if own and 2 * len(known) >= len(labels):
@@ -112,10 +112,10 @@ def _as_given(
     if len(given) > outputs:
         says = f"--classes names {len(given)} classes and the model has {outputs}"
         return ClassMap(tuple(given), says, new_head=True)
-    return _mapped(places, own, outputs, "as --classes says")
+    return _make_map(places, own, outputs, "as --classes says")
 
 
-def _mapped(places: dict[str, int], own: Sequence[str], outputs: int, how: str) -> ClassMap:
+def _make_map(places: dict[str, int], own: Sequence[str], outputs: int, how: str) -> ClassMap:
     """The map of classes at these places. Raises `UsageError` for two at the same."""
     by_place: dict[int, str] = {}
     for label, place in sorted(places.items(), key=lambda pair: pair[1]):
@@ -140,7 +140,7 @@ def match(labels: Sequence[str], names: Sequence[str]) -> dict[str, int]:
     being 3, "4 stars" 4 where all names are numbered so, and "tench, Tinca tinca" either of them.
     """
     aliases: dict[str, set[int]] = {}
-    word, numbers = numbered(names)
+    word, numbers = parse_numbered(names)
     for place, name in enumerate(names):
         for alias in (*name.split(","), *([str(numbers[name])] if numbers else [])):
             aliases.setdefault(key(alias), set()).add(place)
@@ -148,13 +148,13 @@ def match(labels: Sequence[str], names: Sequence[str]) -> dict[str, int]:
     places = {alias: min(found) for alias, found in aliases.items() if len(found) == 1} | whole
     called = {label: key(label) for label in labels}
     for label, own in called.items():
-        theirs, number = numbered([label])
+        theirs, number = parse_numbered([label])
         if own not in places and number and (not word or theirs in ("", word)):
             called[label] = str(number[label])
     return {label: places[own] for label, own in called.items() if own in places}
 
 
-def _shortened(labels: Sequence[str], names: Sequence[str]) -> dict[str, int]:
+def _match_prefixes(labels: Sequence[str], names: Sequence[str]) -> dict[str, int]:
     """The same where every label is how one name begins, as "neg" is of "negative", or begins with it; else nothing."""
     places = {}
     for label in labels:
@@ -164,7 +164,7 @@ def _shortened(labels: Sequence[str], names: Sequence[str]) -> dict[str, int]:
     return places if len(places) == len(set(places.values())) == len(labels) else {}
 
 
-def numbered(names: Sequence[str]) -> tuple[str, dict[str, int]]:
+def parse_numbered(names: Sequence[str]) -> tuple[str, dict[str, int]]:
     """The word and the number of each, of names that are one word (or none) with a number of their own: `class_3`,
     "4 stars"; else nothing.
     """

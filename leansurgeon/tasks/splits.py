@@ -126,9 +126,9 @@ def split_by_content(
     share = ids / 2.0**64
     side = np.where(share < HELD, 2, np.where(share < 2 * HELD, 1, 0))
     side = np.where(free & np.isin(side, cut), side, given)
-    dropped = _dropped(ids, side)
+    dropped = _find_repeats(ids, side)
     side[dropped] = -1
-    moved = [_filled(ids, side, labels, free, part) for part in cut]
+    moved = [_fill_part(ids, side, labels, free, part) for part in cut]
     rows = {name: np.flatnonzero(side == number) for number, name in enumerate(SIDES)}
     if 2 in cut:
         rows["test"] = rows["test"][np.argsort(ids[rows["test"]], kind="stable")][:most]
@@ -136,13 +136,13 @@ def split_by_content(
     return Split(rows, ids, rule, len(ids) - len(np.unique(ids)), int(dropped.sum()))
 
 
-def _dropped(ids: np.ndarray, side: np.ndarray) -> np.ndarray:
+def _find_repeats(ids: np.ndarray, side: np.ndarray) -> np.ndarray:
     """Where a sample has an equal one on a side that is held out more strictly."""
     held = [np.isin(ids, ids[side == part]) for part in (1, 2)]
     return (side == 0) & (held[0] | held[1]) | (side == 1) & held[1]
 
 
-def _filled(ids: np.ndarray, side: np.ndarray, labels: Sequence[Any] | None, free: np.ndarray, part: int) -> bool:
+def _fill_part(ids: np.ndarray, side: np.ndarray, labels: Sequence[Any] | None, free: np.ndarray, part: int) -> bool:
     """Give a held-out part the samples of the smallest hashes: one of each class of ten samples or more that it lacks,
     and as many as make a twentieth of all. Whether there was such a need.
     """
@@ -152,13 +152,13 @@ def _filled(ids: np.ndarray, side: np.ndarray, labels: Sequence[Any] | None, fre
         for number in np.unique(classes):
             own = (classes == number) & free
             if own.sum() >= SMALL and not (own & (side == part)).any():
-                moved |= _moved(ids, side, own, part)
-    while (side == part).sum() < max(1, int(LEAST * free.sum())) and _moved(ids, side, free, part):
+                moved |= _move_smallest(ids, side, own, part)
+    while (side == part).sum() < max(1, int(LEAST * free.sum())) and _move_smallest(ids, side, free, part):
         moved = True
     return moved
 
 
-def _moved(ids: np.ndarray, side: np.ndarray, own: np.ndarray, part: int) -> bool:
+def _move_smallest(ids: np.ndarray, side: np.ndarray, own: np.ndarray, part: int) -> bool:
     """Move the training samples with the smallest hash among `own` to `part`, unless none would be left of them."""
     there = np.unique(ids[own & (side == 0)])
     if len(there) < 2:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from leansurgeon.errors import UsageError, quoted
+from leansurgeon.errors import UsageError, quote
 from leansurgeon.reading import tables
 from leansurgeon.reading.files import files_below, in_home
 from leansurgeon.tasks import hub
@@ -121,7 +121,7 @@ def recognise(spec: str, flag: str = "--data") -> UserData:
     if len(words) == 1 and _HUB_NAME.fullmatch(spec) and not path.parent.is_dir():
         return _of_hub(f"hub:{spec}")
     if any(character in spec for character in "*?[") or len(words) > 1 or spec in text_files.PACKAGED:
-        return _of_files(_found(words), spec, words)
+        return _of_files(_find_files(words), spec, words)
     raise UsageError(f"{flag} {spec}: there is no file or folder of that name.", hint)
 
 
@@ -187,7 +187,7 @@ def _of_hub(spec: str) -> UserData:
     return UserData("classes" if images else "hub", spec, (spec,), columns)
 
 
-def _found(words: list[str]) -> list[Path]:
+def _find_files(words: list[str]) -> list[Path]:
     try:
         return text_files.find(words)
     except UsageError as error:
@@ -202,7 +202,7 @@ def columns_of(data: UserData, given: str | None, kind: str = "causal-lm") -> Co
     in the form `ROLE=COLUMN,...`, by their names, or where those say nothing by what stands in them. Labels are looked
     for only where the model predicts some. Raises `UsageError`.
     """
-    roles = _given_roles(given, data.columns)
+    roles = _parse_roles(given, data.columns)
     labels = tuple(column for role, column in roles if role == "label")
     texts = {role: column for role, column in roles if role != "label"}
     free = [column for column in data.columns if column not in labels]
@@ -231,9 +231,11 @@ def columns_of(data: UserData, given: str | None, kind: str = "causal-lm") -> Co
 
 def label_of_images(data: UserData, given: str | None) -> str | None:
     """The column that `given` says holds the classes of images. Raises `UsageError` where it says anything else."""
-    roles = _given_roles(given, data.columns)
+    roles = _parse_roles(given, data.columns)
     if roles and [role for role, _ in roles] != ["label"]:
-        raise UsageError(f"--columns {given}: {data.spec} holds images; say label=COLUMN alone.", _listed(data.columns))
+        raise UsageError(
+            f"--columns {given}: {data.spec} holds images; say label=COLUMN alone.", _list_columns(data.columns)
+        )
     return roles[0][1] if roles else None
 
 
@@ -247,11 +249,11 @@ def missing_label(data: UserData, texts: Sequence[str]) -> UsageError:
     """The error for a table of which no column looks like a label."""
     roles = [("text", texts[0]), *(("text_pair", column) for column in texts[1:2]), ("label", "COLUMN")]
     return UsageError(
-        f"No column of {data.spec} looks like a label.", f"Say which: `{spell(*roles)}`. {_listed(data.columns)}"
+        f"No column of {data.spec} looks like a label.", f"Say which: `{spell(*roles)}`. {_list_columns(data.columns)}"
     )
 
 
-def _given_roles(given: str | None, columns: tuple[str, ...]) -> list[tuple[str, str]]:
+def _parse_roles(given: str | None, columns: tuple[str, ...]) -> list[tuple[str, str]]:
     """(role, column) of each word; a second `text` is what the first is paired with."""
     by_letters = {name.strip().casefold(): name for name in reversed(columns)}
     roles: list[tuple[str, str]] = []
@@ -261,12 +263,12 @@ def _given_roles(given: str | None, columns: tuple[str, ...]) -> list[tuple[str,
         if not equals or role not in (*ROLES, "label"):
             raise UsageError(
                 f"--columns {given}: write it as ROLE=COLUMN,ROLE=COLUMN, such as text=COLUMN,label=COLUMN.",
-                f"{_listed(columns)} Roles: text, text_pair, label, input, target, prompt, completion, messages, "
+                f"{_list_columns(columns)} Roles: text, text_pair, label, input, target, prompt, completion, messages, "
                 "anchor, positive, negative.",
             )
         named = column if column in columns else by_letters.get(column.strip().casefold())
         if named is None:
-            raise UsageError(f"--columns {given}: there is no column '{column.strip()}'.", _listed(columns))
+            raise UsageError(f"--columns {given}: there is no column '{column.strip()}'.", _list_columns(columns))
         roles.append(("textpair" if role == "text" and "text" in dict(roles) else role, named))
     return roles
 
@@ -295,7 +297,7 @@ def _wordiest(data: UserData, columns: Sequence[str]) -> str:
     if best is None or lengths[best] < 2:
         raise UsageError(
             f"No column of {data.spec} looks like text.",
-            f"Say which: `{spell(('text', 'COLUMN'), ('label', 'COLUMN'))}`. {_listed(data.columns)}",
+            f"Say which: `{spell(('text', 'COLUMN'), ('label', 'COLUMN'))}`. {_list_columns(data.columns)}",
         )
     return best
 
@@ -371,7 +373,7 @@ def _samples(data: UserData, columns: Sequence[str]) -> dict[str, list[Any]]:
     return values
 
 
-def _listed(columns: tuple[str, ...]) -> str:
+def _list_columns(columns: tuple[str, ...]) -> str:
     return f"Columns: {', '.join(columns)}." if columns else "The table has no columns."
 
 
@@ -423,7 +425,7 @@ def texts_in(cells: Sequence[Any], where: str) -> list[str]:
             if is_empty(text):
                 continue
             if not isinstance(text, str):
-                raise UsageError(f"{where}: {quoted(text)} is not a text.")
+                raise UsageError(f"{where}: {quote(text)} is not a text.")
             texts.append(text)
     return texts
 
@@ -486,7 +488,7 @@ def labels_in(cells: Sequence[Sequence[Any]], columns: Sequence[str], names: Seq
     values = [row[0] for row in cells]
     if strange := next((value for value in values if isinstance(value, Mapping)), None):
         raise UsageError(
-            f"'{columns[0]}' holds {quoted(strange)}, which is no label.", "Write one of its fields into a column."
+            f"'{columns[0]}' holds {quote(strange)}, which is no label.", "Write one of its fields into a column."
         )
     lists = [value for value in values if isinstance(value, list)]
     if lists:
@@ -508,7 +510,7 @@ def labels_in(cells: Sequence[Sequence[Any]], columns: Sequence[str], names: Seq
     if any(isinstance(number, float) for number in numbers):
         for value, number in zip(values, numbers, strict=True):
             if number is None and not is_empty(value):
-                raise UsageError(f"{quoted(value)} stands among labels that are numbers with decimals.")
+                raise UsageError(f"{quote(value)} stands among labels that are numbers with decimals.")
         return Labels("score", [None if number is None else float(number) for number in numbers])
     others = {name_of(value) for value in values if not is_empty(value)} - {"-1"}
     skips = names is not None or len(others) != 1  # else -1 and 1 are two classes

@@ -19,7 +19,7 @@ from leansurgeon.measure.costs.speed import time_work
 from leansurgeon.progress import duration_text
 from leansurgeon.reading.files import in_home
 from leansurgeon.training import data_loader, guards
-from leansurgeon.training.data_loader import Sampled
+from leansurgeon.training.data_loader import SpreadSamples
 from leansurgeon.training.objective import FEATURES
 from leansurgeon.training.recipe.durations import parse_duration
 from leansurgeon.training.schedule import Plan
@@ -48,7 +48,7 @@ def fit(run: Run, began: float | None) -> None:
     `began` is when the command began, by `time.perf_counter` (None: when the run was made).
     """
     command, began = began is not None, run.clock if began is None else began
-    cost = Cost(*run.council.of_main(list(measured(run))))
+    cost = Cost(*run.council.of_main(list(time_a_step(run))))
     if run.plan.seconds is None:
         run.progress.say(sentence(run, cost))
         show(run, run.recipe.train.eval.samples or run.task.size("eval"), cost)
@@ -60,12 +60,12 @@ def fit(run: Run, began: float | None) -> None:
     (startup,) = run.council.of_main([time.perf_counter() - began])
     spent = run.history.seconds  # by those that continued it before
     looking = run.task.size("eval") * cost.evaluated
-    last = looking + 2 * written(run.loaded.model) / DISK + cost.step / 2 + (EXIT if command else 0.0)
+    last = looking + 2 * bytes_saved(run.loaded.model) / DISK + cost.step / 2 + (EXIT if command else 0.0)
     last += MEASURES * whole if run.recipe.measure else 0.0
     if TEST in run.task.splits and run.recipe.train.eval.test:
         models = 2.0  # the best weights, and the first or the last ones
         if judges_source(run):
-            models += written(run.judged.teacher.teacher.model) / written(run.loaded.model)
+            models += bytes_saved(run.judged.teacher.teacher.model) / bytes_saved(run.loaded.model)
         last += models * run.task.size(TEST) * cost.evaluated
     run.clock = time.perf_counter()
     seconds = max(spent + cost.step / 2, whole - startup - last)
@@ -122,7 +122,7 @@ def show(run: Run, samples: int, cost: Cost) -> None:
     every = run.task.size("eval")
     if samples >= every:
         return
-    run.task = Sampled(run.task, samples)
+    run.task = SpreadSamples(run.task, samples)
     run.progress.say(
         f"{run.task.size('eval'):,} of {plural(every, 'evaluation sample')} are looked at, evenly spread: all would "
         f"take {duration_text(every * cost.evaluated)} each time."
@@ -135,7 +135,7 @@ def measures_seconds(run: Run) -> float | None:
     return None if seconds is None else MEASURES * seconds
 
 
-def measured(run: Run) -> tuple[float, float]:
+def time_a_step(run: Run) -> tuple[float, float]:
     """Seconds of an optimizer step and of a sample in evaluation, on this process."""
     micro, kind, clocks = run.plan.micro, run.device.type, []
     # A quarter of a micro batch tells as much on a CPU, which has no lanes to fill.
@@ -179,7 +179,7 @@ def affordable(run: Run, cost: Cost, seconds: float) -> int:
     )
 
 
-def written(model: nn.Module) -> int:
+def bytes_saved(model: nn.Module) -> int:
     """Bytes of a saved model."""
     return sum(parameter.nbytes for parameter in model.parameters())
 

@@ -94,7 +94,7 @@ def _mixed(mixed: int, *numbers: int) -> int:
 _AHEAD = 2  # batches that each worker process makes ahead
 _UNHEARD = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)  # by workers
 # Said here, since Python 3.14 changed its own way to a server, whose children inherit neither what this process holds
-# back (`_held_back`) nor the task, which they would be sent in a pickle. Elsewhere a fork is not safe.
+# back (`_hold_signals_back`) nor the task, which they would be sent in a pickle. Elsewhere a fork is not safe.
 _START = "fork" if sys.platform == "linux" else None
 
 
@@ -120,11 +120,11 @@ def train_batches(
 
 
 def _steps(batches: Iterator[Batch], plan: Plan, device: torch.device, start: int, here: bool) -> Iterator[list[Batch]]:
-    def grouped() -> Iterator[list[Batch]]:
+    def group_by_step() -> Iterator[list[Batch]]:
         for step in range(start, plan.steps):
             yield [next(batches) for _ in range(plan.batch_at(step) // (plan.processes * plan.micro))]
 
-    source = grouped() if here else prefetch(grouped(), depth=2)
+    source = group_by_step() if here else prefetch(group_by_step(), depth=2)
     try:
         for micro_batches in source:
             yield [to_device(batch, device) for batch in micro_batches]
@@ -143,7 +143,7 @@ def make_batches(
     """
     if workers == 0:
         return (task.batch(split, indices, seed=seed, epoch=epoch) for epoch, indices in rows)
-    with warnings.catch_warnings(), _held_back():  # a signal that came before `_begin` would end a worker
+    with warnings.catch_warnings(), _hold_signals_back():  # a signal that came before `_begin` would end a worker
         warnings.filterwarnings("ignore", message="This DataLoader will create")  # `setup` says it, once
         loader = DataLoader(
             _Batches(task, split, seed),
@@ -157,11 +157,11 @@ def make_batches(
             generator=torch.Generator(),  # torch's own would move the generator of the training
         )
         started = iter(loader)
-    return _received(started)
+    return _receive(started)
 
 
 @contextmanager
-def _held_back() -> Iterator[None]:
+def _hold_signals_back() -> Iterator[None]:
     """Signals that workers are not to hear wait for a while; processes started meanwhile begin so."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _UNHEARD)
     try:
@@ -170,7 +170,7 @@ def _held_back() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _received(source: Iterator[Any]) -> Iterator[Batch]:
+def _receive(source: Iterator[Any]) -> Iterator[Batch]:
     try:
         for item in source:
             if isinstance(item, _Failure):
@@ -218,7 +218,7 @@ def _begin(worker: int) -> None:
     runfolder.leave_to_parent()
     for number in _UNHEARD:
         signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _UNHEARD)  # see `_held_back`; what waited is forgotten by now
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _UNHEARD)  # see `_hold_signals_back`; what waited is forgotten by now
 
 
 def explain_dead_worker(error: BaseException) -> LeanSurgeonError | None:
@@ -256,7 +256,7 @@ def prefetch(source: Iterator[Any], depth: int) -> Iterator[Any]:
         thread.shutdown(cancel_futures=True)
 
 
-class Instead:
+class TaskProxy:
     """Stands for a task: whatever a class below does not change is the task itself."""
 
     def __init__(self, task: Task) -> None:
@@ -268,7 +268,7 @@ class Instead:
         return getattr(self._task, name)
 
 
-class Limited(Instead):
+class FirstSamples(TaskProxy):
     """Shows the first samples of each split only."""
 
     def __init__(self, task: Task, train: int, evaluation: int) -> None:
@@ -284,10 +284,10 @@ class Limited(Instead):
 
 def first_batches(task: Task, train: Train, batches: int | None) -> Task:
     """So many batches of each split, as `--limit-batches` says; the whole task for None."""
-    return task if batches is None else Limited(task, batches * train.batch, batches * train.eval.batch)
+    return task if batches is None else FirstSamples(task, batches * train.batch, batches * train.eval.batch)
 
 
-class Sampled(Instead):
+class SpreadSamples(TaskProxy):
     """Shows `samples` of the evaluation split, evenly spread."""
 
     def __init__(self, task: Task, samples: int) -> None:

@@ -87,7 +87,7 @@ class Distillation:
         other._student_states = taps(student) if self.settings.hidden else []
         return other
 
-    def added(self, score: Score, logits: torch.Tensor, batch: Batch) -> Score:
+    def add_to_score(self, score: Score, logits: torch.Tensor, batch: Batch) -> Score:
         """The student's score with the teacher's terms added to `loss_sum`; metrics stay as they are. The student has
         just computed `logits` of this batch.
         """
@@ -96,7 +96,7 @@ class Distillation:
         loss = score.loss_sum
         if self.settings.logits:
             loss = loss + self.settings.logits * self._of_logits(
-                logits, taught, objective.scored_labels(batch)["labels"]
+                logits, taught, objective.labels_of_places(batch)["labels"]
             )
         if self.settings.hidden:
             loss = loss + self.settings.hidden * self._of_states(batch)
@@ -134,7 +134,7 @@ class Distillation:
         if self.task.head in LANGUAGE:  # rows behind the last token fill the tables up, each to its own size
             size = min(logits.shape[-1], taught.shape[-1])
             logits, taught = logits[..., :size], taught[..., :size]
-        return divergence(logits, taught, scored(labels, logits.dim()), self.settings.temperature)
+        return divergence(logits, taught, scored_places(labels, logits.dim()), self.settings.temperature)
 
     def _of_states(self, batch: Batch, more: Sequence[torch.Tensor] = ()) -> torch.Tensor:
         """Sum over samples of (how much of it is scored) x (its mean squared error over tokens, width and layers);
@@ -144,10 +144,12 @@ class Distillation:
         soft = labels.dtype.is_floating_point
         if self.task.head == "causal-lm":
             labels = labels[:, 1:]
-        weights_B = scored(labels, labels.dim() if soft else labels.dim() + 1).reshape(len(labels), -1).sum(1).float()
+        weights_B = (
+            scored_places(labels, labels.dim() if soft else labels.dim() + 1).reshape(len(labels), -1).sum(1).float()
+        )
         mask = self.task.token_mask(batch)
         pairs = zip(self._student_states, self._teacher_states, strict=True)
-        errors = [*(self._error(a.taken(), b.taken(), mask) for a, b in pairs), *more]
+        errors = [*(self._error(a.take(), b.take(), mask) for a, b in pairs), *more]
         return (torch.stack(errors).mean(0) * weights_B).sum()
 
     def _error(self, state: torch.Tensor, target: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
@@ -198,7 +200,7 @@ class _Divergence(torch.autograd.Function):
         return ctx.saved_tensors[0] * above, None, None, None
 
 
-def scored(labels: torch.Tensor, dimensions: int) -> torch.Tensor:
+def scored_places(labels: torch.Tensor, dimensions: int) -> torch.Tensor:
     """Which places of logits with so many dimensions the task scores, (B,) or (B, T) bool."""
     if labels.dim() == dimensions:  # shares of classes
         return labels.sum(-1) > 0
@@ -233,7 +235,7 @@ class _Tap:
         last = (part for part in parts if part.shape[-1] == self.width)
         self._state = next(last, next((part for part in parts if self.width in part.shape[1:]), parts[0]))
 
-    def taken(self) -> torch.Tensor:
+    def take(self) -> torch.Tensor:
         state, self._state = self._state, None
         assert state is not None, "the block did not run"
         return state
@@ -307,10 +309,10 @@ def load_teacher(
     tower = surgery.tower if surgery else None  # of both the same
     teacher = checkpoints.load(source.folder, None if logits else FEATURES, tower=tower)
     teacher.source = source  # a converted source lives as long as this
-    return teacher, outputs, standardised(source, task)
+    return teacher, outputs, make_restandardise(source, task)
 
 
-def standardised(source: Source, task: Task) -> Callable[[Batch], Batch]:
+def make_restandardise(source: Source, task: Task) -> Callable[[Batch], Batch]:
     """Images as the teacher's own processor standardises them, made from those that are so for the student."""
     given = [getattr(task.options, key, None) for key in ("mean", "std")]
     options = images.folder_options(source) if all(given) else {}
@@ -321,12 +323,12 @@ def standardised(source: Source, task: Task) -> Callable[[Batch], Batch]:
         [torch.tensor(value).view(-1, 1, 1) for value in pair] for pair in (given, wanted)
     )
 
-    def seen(batch: Batch) -> Batch:
+    def restandardise(batch: Batch) -> Batch:
         pixels = batch["pixel_values"]
         scale, shift = (value.to(pixels) for value in (std / new_std, (mean - new_mean) / new_std))
         return batch | {"pixel_values": pixels * scale + shift}
 
-    return seen
+    return restandardise
 
 
 def place_of(origin: Origin, hint: str) -> str:

@@ -61,7 +61,9 @@ def start_accelerator(*, cpu: bool = False, train: Train | None = None, say: Say
     forbid_tf32()  # "precision: fp32" means it
     if wanted > 1 and not torch.distributed.is_initialized():
         store = meet_others(say)
-    alone = {} if wanted > 1 else {name: os.environ.pop(name) for name in rank.said()}  # one needs nobody to meet
+    alone = (
+        {} if wanted > 1 else {name: os.environ.pop(name) for name in rank.group_variables()}
+    )  # one needs nobody to meet
     try:
         accelerator = Accelerator(
             mixed_precision="no",
@@ -100,7 +102,7 @@ def meet_others(say: Say) -> object:
         except Exception as error:  # torch has a class for every way in which a network fails
             made.append(error)
 
-    there = rank.said()
+    there = rank.group_variables()
     size, mine, host, port = (there[name] for name in (rank.SIZE, rank.RANK, rank.HOST, rank.PORT))
     how = " ".join(f"{name}={value}" for name, value in there.items())
     thread = threading.Thread(target=wait, daemon=True)
@@ -304,7 +306,7 @@ def make_rehearsal(
     """
     bare, buffers = without_memory(loaded.model), dict(loaded.model.named_buffers())
 
-    def made() -> nn.Module:
+    def make_module() -> nn.Module:
         other = copy.copy(loaded)
         other.model = without_memory(bare)
         module = scored_of(other)
@@ -318,7 +320,7 @@ def make_rehearsal(
             part.set_custom_reduce_scatter(_Silence())
         return module
 
-    return made
+    return make_module
 
 
 def fill_copy(twin: Any, model: nn.Module, *, main: bool) -> None:

@@ -22,7 +22,7 @@ from leansurgeon.progress import Say, phase, silent
 from leansurgeon.tasks.base import Metric, Sums
 from leansurgeon.training import data_loader, distill, distributed, guards, regularize, setup, starting, state
 from leansurgeon.training.data_loader import first_batches
-from leansurgeon.training.objective import FEATURES, Scored
+from leansurgeon.training.objective import FEATURES, Objective
 from leansurgeon.training.recipe.schema import EarlyStopping, TrainingRecipe
 from leansurgeon.training.runs import checkpoint
 from leansurgeon.training.runs import folder as runfolder
@@ -170,16 +170,16 @@ def evaluate_model(
     """Loss, samples and metrics of the model, by all processes of the group together. Raises what `evaluate` does."""
     accelerator = distributed.start_accelerator(cpu=cpu, train=recipe.train, say=say)
     with accelerator.local_main_process_first():
-        task = setup.prepared_task(recipe, model_dir, say)
+        task = setup.prepare_task(recipe, model_dir, say)
     task = first_batches(task, recipe.train, limit_batches)
     train, device = recipe.train, accelerator.device
     with guards.memory_explained(accelerator, lambda: guards.SMALLER):
-        loaded = starting.loaded(recipe, model_dir, task)
+        loaded = starting.load_start(recipe, model_dir, task)
         loaded.model.to(device)
         # Where a task has no labels, the teacher judges.
         features = task.head == FEATURES
         judge = distill.of_recipe(train, loaded, task, model_dir, device) if features else None
-        scored = Scored(loaded, task, train, judge).to(device)
+        scored = Objective(loaded, task, train, judge).to(device)
     return evaluate(scored, task, accelerator, batch=train.eval.batch, workers=train.workers)
 
 
@@ -210,7 +210,7 @@ def evaluate_and_keep(run: Run) -> Evaluation:
         history.last = scores
         history.eval_losses.append(result.loss)
         if best:
-            _kept(run, result)
+            _keep_best(run, result)
         history.eval_seconds.append(time.perf_counter() - clock)
         patience = run.recipe.train.early_stopping
         if patience and history.worse >= patience.patience:
@@ -219,8 +219,8 @@ def evaluate_and_keep(run: Run) -> Evaluation:
     else:
         history.before = result.scores()
         if run.recipe.train.checkpoint.keep_start:
-            _kept(run, result)
-    _told(run, result)
+            _keep_best(run, result)
+    _log_evaluation(run, result)
     history.evaluate = False
     run.evaluated_at = time.perf_counter()
     return result
@@ -245,7 +245,7 @@ def _evaluate_run(run: Run) -> Evaluation:
         raise
 
 
-def _kept(run: Run, result: Evaluation) -> None:
+def _keep_best(run: Run, result: Evaluation) -> None:
     """The present model is the best so far."""
     if run.recipe.train.checkpoint.keep_best:
         export_model(run, runfolder.BEST)
@@ -265,19 +265,19 @@ def verdict(history: History, new: Scores, metric: Metric, patience: EarlyStoppi
     return history.stale or better, worse
 
 
-def _told(run: Run, result: Evaluation) -> None:
+def _log_evaluation(run: Run, result: Evaluation) -> None:
     """An evaluation in the log, the trackers and on stderr."""
     metric, done = run.task.metric, run.history.done
     run.note(type="eval", step=done, **result.scores().as_dict(), metric_key=metric.key, samples=result.samples)
     run.trackers.log({f"eval/{key}": value for key, value in result.metrics.items()} | {"eval/loss": result.loss}, done)
     when = f"after step {done}" if done else "before the first step"
-    run.progress.say(f"{when}: {metric.label} {metric.shown(result.metric)}, loss {result.loss:.4f}")
+    run.progress.say(f"{when}: {metric.label} {metric.format_value(result.metric)}, loss {result.loss:.4f}")
 
 
 def export_model(run: Run, name: str) -> None:
     """Write the model as plain libraries read it, with what lay beside its source; one process writes, all wait."""
 
-    export = state.exported(run)
+    export = state.export_model(run)
     if run.recipe.train.lora and run.main:
         export = regularize.merge_lora(export)
 

@@ -29,8 +29,8 @@ from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.training import budget, distributed, evaluator, measures, starting, state
 from leansurgeon.training.budget import TEST, judges_source, judges_start
 from leansurgeon.training.evaluator import Evaluation, evaluate, still_falling
-from leansurgeon.training.objective import FEATURES, Scored, Taught
-from leansurgeon.training.processes.signals import Enough, Wish, until
+from leansurgeon.training.objective import FEATURES, Objective, TeacherObjective
+from leansurgeon.training.processes.signals import StopRequested, TimeUp, until
 from leansurgeon.training.runs import checkpoint, summary
 from leansurgeon.training.runs import folder as runfolder
 from leansurgeon.training.runs.summary import OnTest, Part, Scores, Summary, own_test
@@ -45,23 +45,23 @@ def finish(run: Run, experiment: Part | None) -> Summary:
     """Save the last model and write the summary: a folder that has one is complete. Then measure, and write what was
     found into the same summary.
     """
-    seconds = run.spent()
+    seconds = run.seconds_spent()
     evaluator.export_model(run, runfolder.LAST)
     if not run.recipe.train.checkpoint.keep_best:
         evaluator.export_model(run, runfolder.BEST)
     made = _summary(run, experiment, seconds)
     _publish(run, made)
-    known = measured(run, seconds)
+    known = measure_at_end(run, seconds)
     if any(run.council.share(lambda: list(known))):
         made = replace(made, **known)
         _publish(run, made)
     run.council.on_main(lambda: write_cards(run.folder, run.loaded.folder, made, run.task.identity))
-    run.progress.say(f"done in {duration_text(run.spent())}: {run.folder}")
+    run.progress.say(f"done in {duration_text(run.seconds_spent())}: {run.folder}")
     run.accelerator.free_memory()
     return made
 
 
-def measured(run: Run, seconds: float) -> JsonObject:
+def measure_at_end(run: Run, seconds: float) -> JsonObject:
     """What the summary of a training of `seconds` holds besides, as far as it came: `test`, `kappa`, `heads`. To be
     called by all processes.
     """
@@ -69,8 +69,8 @@ def measured(run: Run, seconds: float) -> JsonObject:
     if TEST in run.task.splits and run.recipe.train.eval.test:
         run.progress.say(f"The result is in {run.folder}; now the test split. Ctrl-C leaves it out.")
         try:
-            known["test"] = _tested(run)
-        except Wish:
+            known["test"] = _test_best(run)
+        except StopRequested:
             run.progress.say("The test split is left out, and so is everything else.")
             return known
     wanted = measures.list_wanted(run)
@@ -86,7 +86,7 @@ def measured(run: Run, seconds: float) -> JsonObject:
     try:
         with until(limit):
             measures.measure(run, wanted, known, end=True)
-    except Enough as end:
+    except TimeUp as end:
         left = [name for name in names if name not in known]
         run.progress.say(f"{plural(len(left), 'measure')} left out ({', '.join(left)}): {end}.")
         return known
@@ -94,7 +94,7 @@ def measured(run: Run, seconds: float) -> JsonObject:
     return known
 
 
-def _tested(run: Run) -> OnTest:
+def _test_best(run: Run) -> OnTest:
     """What the best weights, those that the evaluation split chose, reach on the test split: read once, when the
     training is over, and nothing is chosen by it. Of a published split the last weights, too; of one's own data those
     that the training began with, to say what it brought. The models are written by then.
@@ -102,7 +102,7 @@ def _tested(run: Run) -> OnTest:
     best, done, own = run.history.best, run.history.done, run.task.held_out is not None
     kept = best is not None and best.step != done and run.recipe.train.checkpoint.keep_best
     before = (
-        _on_test(run, _scored(run, starting.loaded(run.recipe, run.loaded.folder, run.task)))
+        _on_test(run, _score_model(run, starting.load_start(run.recipe, run.loaded.folder, run.task)))
         if judges_start(run)
         else None
     )
@@ -114,14 +114,14 @@ def _tested(run: Run) -> OnTest:
     else:  # read back from the run folder
         torch.manual_seed(run.recipe.train.seed)
         model = checkpoints.load(run.folder / runfolder.BEST, run.task.head, run.task.model_overrides())
-        chosen = _on_test(run, _scored(run, model))
+        chosen = _on_test(run, _score_model(run, model))
     missed = best is not None and best.step != done and not kept
     result = OnTest(
         run.task.size(TEST),
         last and last.scores(),
         None if missed else chosen.scores(),
         before and before.scores(),
-        _on_test(run, Taught(run.judged)).scores() if judges_source(run) else None,
+        _on_test(run, TeacherObjective(run.judged)).scores() if judges_source(run) else None,
     )
     if before:  # by how much the metric's sum of each batch changed, and its labels
         both = list(zip(before.parts, chosen.parts, strict=True))
@@ -130,13 +130,13 @@ def _tested(run: Run) -> OnTest:
     metric = run.task.metric
     which = "best by validation" if kept else "last step"
     run.progress.say(
-        f"test split, {plural(result.samples, 'sample')}: {metric.label} {metric.shown(chosen.metric)} ({which})"
+        f"test split, {plural(result.samples, 'sample')}: {metric.label} {metric.format_value(chosen.metric)} ({which})"
     )
     run.note(type="test", step=done, **result.as_dict(), metric_key=metric.key)
     return result
 
 
-def _on_test(run: Run, scored: Scored) -> Evaluation:
+def _on_test(run: Run, scored: Objective) -> Evaluation:
     """In batches so small that there are some dozens, by whose differences an interval is known."""
     train, accelerator = run.recipe.train, run.accelerator
     batch = min(train.eval.batch, max(1, run.task.size(TEST) // (BATCHES * accelerator.num_processes)))
@@ -144,9 +144,9 @@ def _on_test(run: Run, scored: Scored) -> Evaluation:
     return evaluate(scored, run.task, accelerator, split=TEST, **options)
 
 
-def _scored(run: Run, loaded: Loaded) -> Scored:
+def _score_model(run: Run, loaded: Loaded) -> Objective:
     teacher = run.judged.teacher if run.task.head == FEATURES else None
-    scored = Scored(loaded, run.task, run.recipe.train, teacher and teacher.of_copy(loaded))
+    scored = Objective(loaded, run.task, run.recipe.train, teacher and teacher.of_copy(loaded))
     return scored.to(run.device)
 
 
@@ -171,7 +171,7 @@ def _summary(run: Run, experiment: Part | None, seconds: float) -> Summary:
         name=run.recipe.name,
         model=summary.Model(
             **{key: info.get(key) for key in ("source", "shape", "parameters", "parts", "surgery", "init_std")},
-            start=summary.Start(runfolder.called(run.loaded.folder), run.origin),
+            start=summary.Start(runfolder.display_name(run.loaded.folder), run.origin),
         ),
         task=summary.Task(
             run.task.name,
@@ -223,10 +223,10 @@ def write_cards(run_dir: Path, start: Path, made: Summary, split: Mapping[str, s
             surgery = record.read_if_whole(folder)
             if surgery:
                 surgery = record.write(folder, replace(surgery, fitted=(*surgery.fitted, split)))
-            write_card(folder, surgery, called(run_dir, made), start, describe_training(made, scores))
+            write_card(folder, surgery, name_of_run(run_dir, made), start, describe_training(made, scores))
 
 
-def called(run_dir: Path, made: Summary) -> str:
+def name_of_run(run_dir: Path, made: Summary) -> str:
     """The run's name; of an arm, whose folder has the number of its seed alone, experiment, arm and seed."""
     part = made.experiment
     return f"{part.name}-{part.arm}-s{part.seed}" if part and part.name else run_dir.resolve().name
@@ -252,9 +252,9 @@ def describe_training(made: Summary, scores: Scores | None) -> Training:
     says = [f"Trained for {how} on {data} with seed {made.seed}."]
     first, after = before and before.metric, scores and scores.metric
     if after is not None:
-        was = f" before and {task.shown(after)} after" if first is not None else ""
+        was = f" before and {task.format_metric(after)} after" if first is not None else ""
         of = f" of {count:,} {'held-out ' if own_test(made) else ''}samples" if count else ""
-        says.append(f"{task.metric_label}: {task.shown(first if first is not None else after)}{was}{of}.")
+        says.append(f"{task.metric_label}: {task.format_metric(first if first is not None else after)}{was}{of}.")
     return Training(tuple(measured), tuple(says))
 
 

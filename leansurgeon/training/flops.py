@@ -31,7 +31,7 @@ def of_training(
         inputs = {key: value.to("meta") for key, value in batch.items()}
         counter = FlopCounterMode(display=False)
         with counter, torch.enable_grad():
-            task.score(objective.predict(shadow, inputs), objective.scored_labels(inputs)).loss_sum.backward()
+            task.score(objective.predict(shadow, inputs), objective.labels_of_places(inputs)).loss_sum.backward()
         total = counter.get_total_flops()
     except Exception:  # a model that looks at its numbers cannot run without them; then there is no figure
         return None

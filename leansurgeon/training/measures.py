@@ -43,7 +43,7 @@ def measure(run: Run, wanted: list[Kappa | Heads], found: dict[str, Any], *, end
     """
     if not wanted:
         return
-    export = state.exported(run)
+    export = state.export_model(run)
     if not run.main:
         return
     with _generators_kept(run.device):

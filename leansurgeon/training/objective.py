@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 FEATURES = "features"  # head of the tasks whose target is the teacher's embedding
 
 
-class Scored(nn.Module):
+class Objective(nn.Module):
     """A model and its task as one module: batch -> `Score`.
 
     DDP and torch.compile wrap this module and leave the model itself untouched, so that it can be exported as it is.
@@ -63,33 +63,33 @@ class Scored(nn.Module):
     def forward(self, batch: Batch) -> Score:
         learning = self.training
         distillation = self._distillation[0] if learning else None
-        batch = self.seen(batch)
+        batch = self.as_model_takes(batch)
         with distributed.autocast(self.precision, batch["labels"].device):
             if self._features:
                 return self._distillation[0].of_features(self.loaded, batch, learning)
             logits = predict(self.loaded, batch)
-            score = self.score(logits, scored_labels(batch), **(self._smoothing if learning else {}))
-            return score if distillation is None else distillation.added(score, logits, batch)
+            score = self.score(logits, labels_of_places(batch), **(self._smoothing if learning else {}))
+            return score if distillation is None else distillation.add_to_score(score, logits, batch)
 
-    def seen(self, batch: Batch) -> Batch:
+    def as_model_takes(self, batch: Batch) -> Batch:
         """The batch as the model takes it: without a list of places where it predicts everywhere."""
         return batch if self._sparse else without_places(batch)
 
 
-class Taught(nn.Module):
+class TeacherObjective(nn.Module):
     """The teacher of a `student` on the student's task, judged as this is: batch -> `Score`."""
 
-    def __init__(self, student: Scored) -> None:
+    def __init__(self, student: Objective) -> None:
         super().__init__()
         self._student = [student]  # in a list: it is no part of this module
 
     def forward(self, batch: Batch) -> Score:
         student = self._student[0]
-        batch = student.seen(batch)
+        batch = student.as_model_takes(batch)
         with distributed.autocast(student.precision, batch["labels"].device):
             if student._features:
                 return student.teacher.of_itself(batch)
-            return student.score(student.teacher.answers(batch), scored_labels(batch))
+            return student.score(student.teacher.answers(batch), labels_of_places(batch))
 
 
 PLACES = "_places"
@@ -120,7 +120,7 @@ def predict(loaded: Loaded, batch: dict[str, torch.Tensor]) -> torch.Tensor:
     return x
 
 
-def scored_labels(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def labels_of_places(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The batch with the labels that belong to `predict`'s logits: (1, N) where it has places."""
     if PLACES not in batch:
         return batch

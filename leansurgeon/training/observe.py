@@ -25,7 +25,7 @@ from leansurgeon.reading.jsonfile import JsonObject, by_dotted_key
 from leansurgeon.training.recipe.schema import TrainingRecipe
 
 
-class Look(NamedTuple):
+class LossRows(NamedTuple):
     """What a look brings: rows of loss sum, count and gradient norm, one a step; how many of these steps this process
     has taken (others came with a checkpoint), in how many seconds, and for how many of them it waited for data.
     """
@@ -62,7 +62,7 @@ class Window:
         self._waited += time.perf_counter() - start
 
     @contextmanager
-    def paused(self) -> Iterator[None]:
+    def leave_out(self) -> Iterator[None]:
         """What is done inside is no part of any step. The clock is not reset: this may come between two looks."""
         start = time.perf_counter()
         yield
@@ -77,10 +77,10 @@ class Window:
         """The rows as numbers, which stay where they are: for a checkpoint."""
         return torch.stack(self.rows).tolist() if self.rows else []
 
-    def look(self) -> Look:
+    def look(self) -> LossRows:
         """Read all rows (the one place where the host waits for the device) and begin anew."""
         rows, now = torch.stack(self.rows).tolist(), time.perf_counter()
-        look = Look(rows, self._taken, now - self._began, self._waited)
+        look = LossRows(rows, self._taken, now - self._began, self._waited)
         self.rows, self._began, self._waited, self._taken = [], now, 0.0, 0
         return look
 
@@ -100,7 +100,7 @@ class PeakMemory:
             reset_peak_rss()
 
     @contextmanager
-    def paused(self) -> Iterator[None]:
+    def leave_out(self) -> Iterator[None]:
         """What is done inside is no part of training."""
         self.pause()
         yield

@@ -31,7 +31,7 @@ from leansurgeon.training.schedule import Pace
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
-    from leansurgeon.training.regularize import Mixing
+    from leansurgeon.training.regularize import BatchMixing
     from leansurgeon.training.schedule import Plan
 
 
@@ -155,7 +155,7 @@ class Trainer:
     seed: int
     scaler: Any = None
     average: Average | None = None
-    mixing: Mixing | None = None
+    mixing: BatchMixing | None = None
     rehearsal: Callable[[], nn.Module] | None = None
     pace: Pace = field(init=False)
 

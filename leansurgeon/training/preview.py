@@ -24,7 +24,7 @@ from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.tasks import Task
 from leansurgeon.tasks.base import Batch, Overrides
 from leansurgeon.training import data_loader, distributed, flops, guards, schedule, setup, starting, together
-from leansurgeon.training.data_loader import Instead, first_batches
+from leansurgeon.training.data_loader import TaskProxy, first_batches
 from leansurgeon.training.recipe import reading
 from leansurgeon.training.recipe.schema import TrainingRecipe
 
@@ -43,7 +43,7 @@ SIZES = {
 _ANY = 2**40  # where nobody knows: more than a batch
 
 
-class Synthetic(Instead):
+class Synthetic(TaskProxy):
     """Stands in for `task`, whose data is not there. `know` must have been called before `batch`."""
 
     def __init__(self, task: Task) -> None:
@@ -121,7 +121,7 @@ def dry_run(
     task, missing = _task_or_shapes(recipe, model_dir, say)
     accelerator = distributed.start_accelerator(cpu=cpu, train=recipe.train, say=say)
     task = first_batches(task, recipe.train, limit_batches)
-    loaded = starting.loaded(recipe, model_dir, task)
+    loaded = starting.load_start(recipe, model_dir, task)
     if missing:
         task.know(loaded)
     sized = not missing or task.sized
@@ -139,7 +139,7 @@ def dry_run(
         say(f"Trying one micro batch of {len(first['labels'])} ...")
     less = f"Try --set train.micro_batch={scheme.micro // 2}." if scheme.micro > 1 else guards.LESS
     with guards.memory_explained(accelerator, lambda: (f"for a micro batch of {scheme.micro}", less)):
-        tried = _tried(recipe, model_dir, task, loaded, accelerator, scheme, first)
+        tried = _try_steps(recipe, model_dir, task, loaded, accelerator, scheme, first)
     if rank() == 0:
         _show(tried, say)
     plan_of = {"data": f"synthetic: {missing}" if missing else "prepared"} | numbers | tried
@@ -180,7 +180,7 @@ def _numbers(
     }
 
 
-def _tried(
+def _try_steps(
     recipe: TrainingRecipe,
     model_dir: Path,
     task: Task,
@@ -214,7 +214,7 @@ def _task_or_shapes(recipe: TrainingRecipe, model_dir: Path, say: Callable[[str]
     """The recipe's task with its data, or what stands in for it and why."""
     task = tasks.make(recipe.task.name, recipe.task.options)  # a wrong option ends the dry run
     try:
-        return setup.prepared_task(recipe, model_dir, say), None
+        return setup.prepare_task(recipe, model_dir, say), None
     except starting.Refused:
         raise
     except LeanSurgeonError as error:
@@ -238,5 +238,6 @@ def evaluation(
     document = {"schema_version": 1, "model": str(model_dir), "task": recipe.task.name}
     document |= {"loss": told.loss, "samples": told.samples, "metrics": told.metrics}
     return Preview(
-        document, f"{metric.label} {metric.shown(told.metric)}, loss {told.loss:.4f}, {plural(told.samples, 'sample')}"
+        document,
+        f"{metric.label} {metric.format_value(told.metric)}, loss {told.loss:.4f}, {plural(told.samples, 'sample')}",
     )

@@ -101,7 +101,7 @@ def _places(module: nn.Module) -> list[str]:
     return [name for name in _PLACES if isinstance(getattr(module, name, None), (nn.Identity, DropPath))]
 
 
-class Mixing:
+class BatchMixing:
     """Mixes training batches of images: labels (B,) become shares of the classes (B, C)."""
 
     def __init__(self, train: Train, task: Task) -> None:
@@ -125,14 +125,14 @@ class Mixing:
 
     def __call__(self, batch: Batch, epoch: int, step: int) -> Batch:
         """The mixed batch of optimizer step `step`; `pixel_values` (B, C, H, W), B even."""
-        places = paired(len(batch["labels"]), batch["labels"].device)
+        places = pairing_order(len(batch["labels"]), batch["labels"].device)
         batch = {key: value.index_select(0, places) for key, value in batch.items()}
         with numpy_seeded(data_loader.mixing_seed(self.seed, epoch, step)):
             images, shares = self._mixup(batch["pixel_values"], batch["labels"])
         return batch | {"pixel_values": images, "labels": shares}
 
 
-def paired(size: int, device: torch.device) -> torch.Tensor:
+def pairing_order(size: int, device: torch.device) -> torch.Tensor:
     """`[0, 2, 4, ..., 5, 3, 1]`: in this order, the reverse of a batch pairs its samples 2i and 2i + 1."""
     return torch.cat([torch.arange(0, size, 2), torch.arange(size - 1, 0, -2)]).to(device, non_blocking=True)
 

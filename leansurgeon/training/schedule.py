@@ -301,19 +301,19 @@ def _steps(train: Train, duration: Duration, epoch_samples: int) -> tuple[int, i
         return duration.steps(per_epoch), 0
     until = train.batch_ramp.until
 
-    def ramped(steps: int) -> int:
+    def ramp_steps(steps: int) -> int:
         return int(steps * until) if isinstance(until, float) else min(steps, _ramp_steps(train, epoch_samples))
 
     def samples(steps: int) -> int:
-        taken = ramped(steps)
+        taken = ramp_steps(steps)
         return int(ramp(train.batch_ramp.start, train.batch, taken).sum()) + (steps - taken) * train.batch
 
     if duration.unit == "st":
-        return duration.steps(1), ramped(duration.steps(1))
+        return duration.steps(1), ramp_steps(duration.steps(1))
     wanted = duration.value * epoch_samples
     most = max(2, round(wanted / train.batch_ramp.start))
     fewest = 1 + bisect_left(range(1, most), wanted, key=samples)  # steps that see so many samples
-    return fewest, ramped(fewest)
+    return fewest, ramp_steps(fewest)
 
 
 def _ramp_steps(train: Train, epoch_samples: int) -> int:

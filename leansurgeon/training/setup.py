@@ -31,14 +31,14 @@ from leansurgeon.training import (
     state,
 )
 from leansurgeon.training.data_loader import first_batches
-from leansurgeon.training.objective import FEATURES, Scored
+from leansurgeon.training.objective import FEATURES, Objective
 from leansurgeon.training.observe import PeakMemory, Progress
 from leansurgeon.training.optimizer import Average, Trainer
-from leansurgeon.training.processes.agree import Council
-from leansurgeon.training.processes.signals import Stops
+from leansurgeon.training.processes.agree import ProcessGroup
+from leansurgeon.training.processes.signals import StopSignals
 from leansurgeon.training.recipe.reading import dump
 from leansurgeon.training.recipe.schema import TaskChoice, TrainingRecipe
-from leansurgeon.training.regularize import Mixing
+from leansurgeon.training.regularize import BatchMixing
 from leansurgeon.training.runs import checkpoint, resume
 from leansurgeon.training.runs import folder as runfolder
 from leansurgeon.training.state import History, Run
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 COMPILE_BACKEND: str | None = None  # torch's default
 
 
-def prepared_task(recipe: TrainingRecipe, model_dir: Path, say: Callable[[str], None]) -> tasks.Task:
+def prepare_task(recipe: TrainingRecipe, model_dir: Path, say: Callable[[str], None]) -> tasks.Task:
     """The recipe's task with its data ready. Heavy the first time, so call it before a process group exists."""
     task = open_task(recipe, model_dir, say)
     found = None if recipe.train.new_head else starting.own_classes(task, model_dir)
@@ -119,7 +119,7 @@ def ready(
     if rank() == 0 and resume_from == resume.NEVER:
         runfolder.check_free(run_dir, replace=replace)
     accelerator = distributed.start_accelerator(cpu=cpu, train=recipe.train, say=progress.say)
-    council = Council(accelerator.num_processes, accelerator.process_index)
+    council = ProcessGroup(accelerator.num_processes, accelerator.process_index)
     run_dir = Path(council.share(lambda: str(run_dir)))  # its name may have the time in it
     origin = council.share(lambda: resume.origin_of(model_dir))
     how = {"resume": resume_from, "anyway": resume_anyway, "replace": replace, "say": progress.say}
@@ -127,7 +127,7 @@ def ready(
     saved = checkpoint.read_state(start) if start else None
     if task is None:
         with accelerator.local_main_process_first():
-            task = prepared_task(recipe, model_dir, progress.say)
+            task = prepare_task(recipe, model_dir, progress.say)
     task = first_batches(task, recipe.train, limit_batches)
     if saved:
         changes = state.changes_of(task, saved.get("entry"))
@@ -136,7 +136,7 @@ def ready(
     scheme = schedule.make_plan(recipe.train, task.size("train"), council.processes, **limits)
     with guards.memory_explained(accelerator, lambda: guards.SMALLER):
         if loaded is None:
-            loaded = starting.loaded(recipe, model_dir, task)
+            loaded = starting.load_start(recipe, model_dir, task)
         sharing = distributed.check_parallel(recipe.train, council.processes, progress.say)
         twin = distributed.copy_whole(loaded, main=council.rank == 0) if sharing else None
         trainer, judged = make_trainer(recipe, loaded, task, accelerator, scheme, model_dir, sharing)
@@ -149,7 +149,7 @@ def ready(
             judged,
             trainer,
             council,
-            Stops(council),
+            StopSignals(council),
             progress,
             PeakMemory(accelerator.device),
             runfolder.MetricsLog(run_dir / runfolder.METRICS if council.rank == 0 else None),
@@ -202,27 +202,27 @@ def make_trainer(
     scheme: schedule.Plan,
     model_dir: Path,
     sharing: bool = False,
-) -> tuple[Trainer, Scored]:
+) -> tuple[Trainer, Objective]:
     """The trainer, and what is evaluated and saved, the model or its average; `sharing` the weights among the processes
     or not.
     """
     train, device = recipe.train, accelerator.device
-    mixing = _changed_for(train, task, loaded)
+    mixing = _set_model_for(train, task, loaded)
     loaded.model.to(device)
     average = Average(loaded, train.ema) if train.ema else None
     distillation = distill.of_recipe(train, loaded, task, model_dir, device)
 
-    def scored_of(of: Loaded, *, taught: bool = True) -> Scored:
+    def make_scored(of: Loaded, *, taught: bool = True) -> Objective:
         teacher = distillation if taught else None
-        return Scored(of, task, train, teacher if of is loaded or teacher is None else teacher.of_copy(of)).train()
+        return Objective(of, task, train, teacher if of is loaded or teacher is None else teacher.of_copy(of)).train()
 
-    scored = scored_of(loaded).to(device)
+    scored = make_scored(loaded).to(device)
     judged = scored
     if average is not None:  # where a task has no labels, the teacher judges the average, too
-        judged = scored_of(average.loaded, taught=task.head == FEATURES).to(device).eval()
+        judged = make_scored(average.loaded, taught=task.head == FEATURES).to(device).eval()
     rehearsal = None
     if sharing:  # before the optimizer, which is to know the parts
-        copied = distributed.make_rehearsal(loaded, scored_of, blocks_of, device, accelerator.num_processes)
+        copied = distributed.make_rehearsal(loaded, make_scored, blocks_of, device, accelerator.num_processes)
         rehearsal = (lambda: _compile(copied())) if train.compile else copied
         for module in dict.fromkeys([scored, judged]):
             distributed.split_weights(module, blocks_of(module.loaded), device, accelerator.num_processes)
@@ -249,7 +249,7 @@ def make_trainer(
     return trainer, judged
 
 
-def _changed_for(train: Train, task: tasks.Task, loaded: Loaded) -> Mixing | None:
+def _set_model_for(train: Train, task: tasks.Task, loaded: Loaded) -> BatchMixing | None:
     """Set the model as the recipe wants it trained: dropout, drop path, checkpointed activations; what mixes samples,
     if anything does. Raises `UsageError` for what does not go together with the task or the model.
     """
@@ -259,7 +259,7 @@ def _changed_for(train: Train, task: tasks.Task, loaded: Loaded) -> Mixing | Non
             f"label_smoothing is for classification, and task '{task.name}' is {task.head}.",
             "Leave train.label_smoothing out.",
         )
-    mixing = Mixing(train, task) if train.mixes else None
+    mixing = BatchMixing(train, task) if train.mixes else None
     if train.dropout is not None:
         regularize.set_dropout(loaded.model, train.dropout, family)
     if train.drop_path:

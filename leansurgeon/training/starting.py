@@ -95,7 +95,7 @@ def check_tokenizer(recipe: TrainingRecipe, task: Task, model_dir: Path) -> None
     if choice == "model":
         config = complete(read_config(model_dir))
         rows = architectures.of(config).flat(config).get("vocab_size")
-        if isinstance(rows, int) and rows and (needed := vocab.needed_rows(tokenizer)) > rows:
+        if isinstance(rows, int) and rows and (needed := vocab.count_rows(tokenizer)) > rows:
             raise Refused(
                 f"The tokenizer in {model_dir} has {needed:,} tokens, and the model's vocabulary {rows:,}.",
                 "They do not belong together: bring the tokenizer that the model was trained with.",
@@ -112,7 +112,7 @@ def check_tokenizer(recipe: TrainingRecipe, task: Task, model_dir: Path) -> None
         )
 
 
-def loaded(recipe: TrainingRecipe, model_dir: Path, task: Task) -> Loaded:
+def load_start(recipe: TrainingRecipe, model_dir: Path, task: Task) -> Loaded:
     """The model for the recipe's task: a new head, and new embeddings where the recipe wants another tokenizer, are the
     same on every process and in every repetition.
     """

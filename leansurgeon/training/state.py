@@ -25,11 +25,11 @@ from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.tasks import Task
 from leansurgeon.tasks.base import Batch
 from leansurgeon.training import data_loader, distributed
-from leansurgeon.training.objective import Scored
+from leansurgeon.training.objective import Objective
 from leansurgeon.training.observe import PeakMemory, Progress, Trackers, Window
 from leansurgeon.training.optimizer import Trainer
-from leansurgeon.training.processes.agree import Council
-from leansurgeon.training.processes.signals import Stops
+from leansurgeon.training.processes.agree import ProcessGroup
+from leansurgeon.training.processes.signals import StopSignals
 from leansurgeon.training.recipe.schema import TrainingRecipe
 from leansurgeon.training.runs import checkpoint
 from leansurgeon.training.runs import folder as runfolder
@@ -85,10 +85,10 @@ class Run:
     folder: Path
     task: Task
     loaded: Any
-    judged: Scored
+    judged: Objective
     trainer: Trainer
-    council: Council
-    stops: Stops
+    council: ProcessGroup
+    stops: StopSignals
     progress: Progress
     memory: PeakMemory
     log: runfolder.MetricsLog
@@ -135,7 +135,7 @@ class Run:
             self.check_folder()
             self.log.write(**row)
 
-    def spent(self) -> float:
+    def seconds_spent(self) -> float:
         """Seconds of training, evaluations included, over all processes that continued it one after the other."""
         return self.history.seconds + time.perf_counter() - self.clock
 
@@ -155,7 +155,7 @@ def save(run: Run) -> Path:
     run.council.on_main(run.check_folder)
     run.log.sync()
     peak = max(run.history.peak, int(run.memory.bytes))
-    history = run.history.as_dict() | {"pending": run.window.values(), "seconds": run.spent(), "peak": peak}
+    history = run.history.as_dict() | {"pending": run.window.values(), "seconds": run.seconds_spent(), "peak": peak}
     optimizer, groups = _optimizer_out(run.trainer.optimizer)
     shared, (own, generators) = {}, _generators_out(run.device)
     for prefix, of_buffers, model in _models(run):
@@ -189,7 +189,7 @@ def restore(run: Run, path: Path, state: dict[str, Any]) -> None:
     try:
         _restore(run, path, state)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
-        raise checkpoint.damaged(path, f"{type(error).__name__}: {error}") from error
+        raise checkpoint.damaged_checkpoint(path, f"{type(error).__name__}: {error}") from error
 
 
 def _restore(run: Run, path: Path, state: dict[str, Any]) -> None:
@@ -209,11 +209,11 @@ def _restore(run: Run, path: Path, state: dict[str, Any]) -> None:
     run.history = History.from_dict(state["history"])
     run.window = Window([torch.tensor(row, device=run.device) for row in run.history.pending])
     run.history.pending = []
-    run.log.cut(state["metrics_bytes"])
+    run.log.truncate(state["metrics_bytes"])
     run.clock = run.saved_at = run.evaluated_at = time.perf_counter()
 
 
-def exported(run: Run) -> Any:
+def export_model(run: Run) -> Any:
     """What is saved and measured: the judged model as plain libraries know it. To be called by all processes; where
     they share the weights, only the main one gets something.
     """

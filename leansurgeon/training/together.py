@@ -21,7 +21,7 @@ from leansurgeon.training.recipe.schema import TrainingRecipe
 from leansurgeon.training.runs import folder as runfolder
 from leansurgeon.training.runs import summary
 from leansurgeon.training.runs.summary import Part, Summary
-from leansurgeon.training.setup import prepared_task
+from leansurgeon.training.setup import prepare_task
 from leansurgeon.training.train import train
 
 
@@ -84,7 +84,7 @@ def _by_workers(
     """
     if not options["cpu"]:
         launch.check_gpus(processes)
-    prepared_task(recipe, model_dir, say)
+    prepare_task(recipe, model_dir, say)
     job = {"work": work, "recipe": recipe.model_dump(mode="json"), "options": options}
     with scratch() as folder:
         (folder / launch.JOB).write_text(json.dumps(job | {"model_dir": str(Path(model_dir).resolve())}))
@@ -94,6 +94,6 @@ def _by_workers(
             answer = folder / launch.ANSWER
             return jsonfile.read_object(answer) if answer.exists() else {}
         error = launch.read_verdict(folder, trace)
-    if received and isinstance(error, launch.WithoutAWord):  # it came before there was anything to save
+    if received and isinstance(error, launch.SilentExit):  # it came before there was anything to save
         raise Terminated if received[0] != signal.SIGINT else KeyboardInterrupt
     raise error

@@ -29,7 +29,7 @@ from leansurgeon.training import budget, data_loader, evaluator, guards, measure
 from leansurgeon.training.finish import finish
 from leansurgeon.training.observe import Progress
 from leansurgeon.training.processes import signals
-from leansurgeon.training.processes.agree import lost_others
+from leansurgeon.training.processes.agree import explain_lost_processes
 from leansurgeon.training.recipe.durations import parse_duration
 from leansurgeon.training.recipe.schema import Heads, Kappa, TrainingRecipe
 from leansurgeon.training.runs import checkpoint
@@ -94,7 +94,7 @@ def train(
         progress.say(f"Interrupted; {kept or 'no model was saved yet'}.")
         raise
     except RuntimeError as error:
-        told = data_loader.explain_dead_worker(error) or lost_others(error)
+        told = data_loader.explain_dead_worker(error) or explain_lost_processes(error)
         if told is None:
             raise
         raise told from error
@@ -140,16 +140,16 @@ def _train(run: Run) -> None:
                     return _steps(run, batches)
             except guards.RollBack as back:
                 _roll_back(run, back)
-    except signals.Wish as wish:
+    except signals.StopRequested as wish:
         run.progress.clear()
-        raise _stopped(run, wish) from None
+        raise _save_and_stop(run, wish) from None
 
 
 def _steps(run: Run, batches: Iterator[list[data_loader.Batch]]) -> None:
     """Step, look, measure, evaluate, save, stop: from where the training stands to its end."""
     history, pace = run.history, run.trainer.pace
     if run.plan.timed and history.done == 0:  # what went before the first step is no part of a step's time
-        pace.look(0, run.council.of_main([run.spent()])[0])
+        pace.look(0, run.council.of_main([run.seconds_spent()])[0])
     run.memory.resume()
     run.window.begin()
     for step in itertools.count(history.done):
@@ -164,11 +164,11 @@ def _steps(run: Run, batches: Iterator[list[data_loader.Batch]]) -> None:
         history.done = step + 1
         due = _due(run)
         if due.look:
-            due = _looked(run, due)
+            due = _log_losses(run, due)
         if pace.over(history.done):  # evaluated; what else is wanted then, `finish` does
             due = replace(due, measure=[], evaluate=True, save=False)
         if due.measure or due.evaluate or due.save:
-            with run.window.paused(), run.memory.paused():
+            with run.window.leave_out(), run.memory.leave_out():
                 if due.measure:  # before the evaluation, which a signal may stop: what is resumed has this row
                     measures.measure(run, due.measure, {})
                 if due.evaluate:
@@ -205,7 +205,7 @@ def _due(run: Run) -> Due:
     return Due(look, measure, evaluate, save)
 
 
-def _looked(run: Run, due: Due) -> Due:
+def _log_losses(run: Run, due: Due) -> Due:
     """Read the losses since the last look, check them, write and show them; `due`, with what the clock asks for."""
     history, done, look = run.history, run.history.done, run.window.look()
     history.windows.append([look.steps, look.seconds])
@@ -251,13 +251,13 @@ def _by_clock(run: Run, due: Due, step_seconds: float) -> Due:
         return due
     evaluate = evaluation is not None and now - run.evaluated_at >= evaluation
     save = saving is not None and now - run.saved_at >= saving
-    evaluate, save, spent = run.council.of_main([float(evaluate), float(save), run.spent()])
+    evaluate, save, spent = run.council.of_main([float(evaluate), float(save), run.seconds_spent()])
     if run.plan.timed:
         run.trainer.pace.look(run.history.done, spent)
     return replace(due, evaluate=due.evaluate or bool(evaluate), save=due.save or bool(save))
 
 
-def _stopped(run: Run, wish: signals.Wish) -> Interrupted | Stopped:
+def _save_and_stop(run: Run, wish: signals.StopRequested) -> Interrupted | Stopped:
     """Save, and give the error that says how to go on."""
     if not guards.sound(run):
         raise Diverged(f"A loss or gradient up to step {run.history.done} is no finite number; nothing was saved.")

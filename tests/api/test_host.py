@@ -127,7 +127,7 @@ def test_a_call_says_that_it_waits_for_another(decoder, tmp_path):
     source, _ = decoder
     heard = []
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        with host.left_alone(heard.append):
+        with host.leave_process_alone(heard.append):
             how = {"layers": 2, "uncalibrated": True, "proof": False}
             waiting = pool.submit(leansurgeon.shrink, source, out=tmp_path / "lean", progress=heard.append, **how)
             while not heard:
@@ -142,7 +142,7 @@ def test_a_fork_does_not_wait_for_threads_that_it_has_not_got(decoder):
         "from leansurgeon.commands import host\n"
         "inside, go = threading.Event(), threading.Event()\n"
         "def hold():\n"
-        "    with host.left_alone(print):\n"
+        "    with host.leave_process_alone(print):\n"
         "        inside.set(), go.wait()\n"
         "threading.Thread(target=hold, daemon=True).start(), inside.wait()\n"
         "child = os.fork()\n"

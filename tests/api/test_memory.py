@@ -129,7 +129,7 @@ def test_folders_of_models_in_memory_go_with_them(capfd, monkeypatch):
     from transformers.utils import logging
 
     monkeypatch.setattr(logging, "_tqdm_active", True)  # whatever other tests have left
-    kept = in_memory.written(build("bert").bert)
+    kept = in_memory.write_copy(build("bert").bert)
     assert logging.is_progress_bar_enabled() and capfd.readouterr() == ("", "")
     folder = kept.folder
     assert (folder / "config.json").is_file()

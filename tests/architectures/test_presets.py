@@ -115,7 +115,7 @@ def test_policies_give_the_counts_that_the_paper_prints():
     """What `--head-dim auto` makes of a printed shape is nearer to its printed count than the other policy's."""
     told = set()
     for row in (row for exhibit in TABLES for row in exhibit.rows if row.printed.count):
-        off, start = {}, audit.Start(row.preset)
+        off, start = {}, audit.OriginalModel(row.preset)
         for policy in ("auto", "keep", "split"):
             with contextlib.suppress(LeanSurgeonError):
                 count = audit.count(start, audit.target_of(start, row.words, policy), "formula")

@@ -21,7 +21,7 @@ import torch
 from leansurgeon import tasks
 from leansurgeon.tasks import base
 from leansurgeon.training import data_loader, distributed, optimizer, schedule
-from leansurgeon.training.objective import Scored
+from leansurgeon.training.objective import Objective
 from leansurgeon.training.optimizer import Trainer
 from leansurgeon.training.recipe.schema import Train
 from tests.benchmarks.pairs import compare
@@ -55,13 +55,13 @@ def _ours(model, task, settings):
     accelerator = distributed.start_accelerator()
     scheme = schedule.make_plan(settings, task.size("train"), 1)
     loaded = _Loaded(model)
-    scored = Scored(loaded, task, settings).to(accelerator.device).train()
+    scored = Objective(loaded, task, settings).to(accelerator.device).train()
     adamw = optimizer.make_optimizer(scored, settings.optim, fused=accelerator.device.type == "cuda")
     mixing = None
     if settings.mixes:
-        from leansurgeon.training.regularize import Mixing
+        from leansurgeon.training.regularize import BatchMixing
 
-        mixing = Mixing(settings, task)
+        mixing = BatchMixing(settings, task)
     trainer = Trainer(accelerator, scored, scored, adamw, list(scored.parameters()), scheme, 0, mixing=mixing)
     window = []
     for step, batches in enumerate(data_loader.train_batches(task, scheme, seed=0, rank=0, device=accelerator.device)):

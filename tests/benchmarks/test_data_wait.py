@@ -15,7 +15,7 @@ import pytest
 
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import UsageError
-from leansurgeon.experiment.arms import base_arm, wanted_shapes
+from leansurgeon.experiment.arms import base_arm, list_wanted_shapes
 from leansurgeon.experiment.jobs import make_jobs, prepare_data
 from leansurgeon.experiment.side_by_side import carry_out_job
 from leansurgeon.training.recipe.reading import load
@@ -44,7 +44,7 @@ def test_a_training_hardly_waits_for_data(name, tmp_path, monkeypatch):
         pytest.skip(str(error))
     source = open_source(recipe.source, config_changes=recipe.source_config or None, weights=False)
     first = base_arm(recipe)
-    jobs = make_jobs(recipe, tmp_path / "runs", wanted_shapes(recipe, source), first, parallel=1)
+    jobs = make_jobs(recipe, tmp_path / "runs", list_wanted_shapes(recipe, source), first, parallel=1)
     job = replace(jobs[first, recipe.seeds[0]], prove=False, quiet=True, threads=1)
     summary = carry_out_job(job).as_dict()
     share = summary["data_wait"]

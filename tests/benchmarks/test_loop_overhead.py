@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from leansurgeon import tasks
 from leansurgeon.training import data_loader, distributed, optimizer, schedule
-from leansurgeon.training.objective import Scored
+from leansurgeon.training.objective import Objective
 from leansurgeon.training.optimizer import Trainer
 from leansurgeon.training.recipe.schema import Train
 
@@ -50,7 +50,7 @@ def _ours(task, settings):
     """A generator that does one step of our loop each time, a look at the losses every `log_every` steps included."""
     accelerator = distributed.start_accelerator()
     scheme = schedule.make_plan(settings, task.size("train"), 1)
-    scored = Scored(_Loaded(), task, settings).to(accelerator.device).train()
+    scored = Objective(_Loaded(), task, settings).to(accelerator.device).train()
     adamw = optimizer.make_optimizer(scored, settings.optim, fused=accelerator.device.type == "cuda")
     wrapped = accelerator.prepare(scored)
     trainer = Trainer(accelerator, wrapped, wrapped, adamw, list(scored.parameters()), scheme, 0)

@@ -189,8 +189,8 @@ def test_the_lines_for_a_pickle_make_a_model_that_can_be_healed(place, monkeypat
 def test_a_model_in_a_wrapper_is_told_what_to_give(place):
     model = transformers.AutoModelForCausalLM.from_pretrained(place / "my-model")
     with pytest.raises(UnsupportedModel, match=r"model\.module"):
-        in_memory.written(torch.nn.DataParallel(model))
-    in_memory.written(torch.nn.DataParallel(model).module)
+        in_memory.write_copy(torch.nn.DataParallel(model))
+    in_memory.write_copy(torch.nn.DataParallel(model).module)
 
 
 def test_a_cut_that_changes_nothing_is_refused_and_its_advice_works(place):

@@ -105,7 +105,7 @@ def accuracy_of(found, folder):
 def test_labels_are_those_of_the_model(trained, folders, tmp_path, own, data):
     model = named(trained, tmp_path / "model", own) if own else trained
     found = calibration.open_calibration(str(folders(data)), open_source(str(model)), cache=tmp_path / "cache")
-    assert accuracy_of(found, model) > 0.8 and found.classes in str(found.recorded().as_dict())
+    assert accuracy_of(found, model) > 0.8 and found.classes in str(found.as_record().as_dict())
 
 
 def test_what_is_in_another_order_is_neither_cut_nor_healed(trained, folders, tmp_path):

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from leansurgeon import architectures
 from leansurgeon.architectures.presets import PRESETS
 from leansurgeon.cli.main import app
-from leansurgeon.training.recipe.shipped import shipped
+from leansurgeon.training.recipe.shipped import list_shipped
 
 COMPLETE = "_LEANSURGEON_COMPLETE"
 
@@ -50,7 +50,7 @@ def place(tmp_path):
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_sources_recipes_and_families_in_three_shells(shell, place):
     assert offered(shell, "leansurgeon shrink ", place) == set(PRESETS)
-    assert offered(shell, "leansurgeon run figure2", place) == {"figure2", "figure2-cpu"} & set(shipped())
+    assert offered(shell, "leansurgeon run figure2", place) == {"figure2", "figure2-cpu"} & set(list_shipped())
     types = {kind for family in architectures.load_families().values() for kind in family.model_types}
     assert offered(shell, "leansurgeon families gpt", place) == {kind for kind in types if kind.startswith("gpt")}
 

@@ -93,14 +93,14 @@ def test_two_stacks_are_pruned_and_proved_on_their_pairs(leansurgeon, t5, tmp_pa
 
 def test_hidden_spans_are_those_of_t5(tmp_path):
     """The pair of the T5 paper's figure 2: sentinels for spans in the input, spans behind sentinels in the answer."""
-    from leansurgeon.measure.data.pairs import name_spans, replaced
+    from leansurgeon.measure.data.pairs import name_spans, replace_spans
 
     # Thank you for inviting me to your party last week .
     ids = list(range(10, 21))
     given, answer = name_spans(ids, [(2, 4), (8, 9)], [100, 101, 102], 1)
     assert given == [10, 11, 100, 14, 15, 16, 17, 101, 19, 20]
     assert answer == [100, 12, 13, 101, 18, 102, 1]
-    assert replaced(ids, [(2, 4)], lambda _: 7) == [10, 11, 7, *ids[4:]]
+    assert replace_spans(ids, [(2, 4)], lambda _: 7) == [10, 11, 7, *ids[4:]]
 
 
 @pytest.mark.parametrize(

@@ -256,14 +256,14 @@ def test_a_perplexity_beyond_all_numbers_is_a_divergence(tmp_path):
 
 
 def test_a_recipe_takes_a_time_whatever_its_warm_up(tmp_path):
-    from leansurgeon.commands.healing import Asked, recipe_of
+    from leansurgeon.commands.healing import RecipeInputs, recipe_of
 
     lean = strangers.model(tmp_path / "own", "vit")
     said = []
     wish = ("train.schedule.warmup=3st", "train.duration=9st")
-    made = recipe_of(lean, Asked(recipe="digits-vit", time="5m", sets=wish), said.append)
+    made = recipe_of(lean, RecipeInputs(recipe="digits-vit", time="5m", sets=wish), said.append)
     assert (made.train.duration, made.train.schedule.warmup) == ("5m", 0.1) and "3st" in said[0]
-    assert recipe_of(lean, Asked(recipe="digits-vit", sets=wish), said.append).train.schedule.warmup == "3st"
+    assert recipe_of(lean, RecipeInputs(recipe="digits-vit", sets=wish), said.append).train.schedule.warmup == "3st"
 
 
 def test_a_single_class_is_refused_before_a_head_is_spoken_of(tmp_path):

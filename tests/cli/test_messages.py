@@ -68,18 +68,18 @@ def test_data_that_is_not_there_is_said_at_once(tmp_path):
 
 
 def test_a_set_that_not_all_arms_take_is_said():
-    from leansurgeon.experiment.arms import told_of_sets
+    from leansurgeon.experiment.arms import explain_sets
     from leansurgeon.training.recipe import reading
 
     before = reading.load("austen-gpt")
     recipe = reading.load("austen-gpt", ["train.optim.lr=5e-4"])
-    (told,) = told_of_sets(recipe, ["train.optim.lr=5e-4", "train.batch=8", "seeds=[0]"], before)
+    (told,) = explain_sets(recipe, ["train.optim.lr=5e-4", "train.batch=8", "seeds=[0]"], before)
     took, kept = told.split(";")
     assert re.search(r"changes original, lean-fresh, control-fresh$", took) and "lean, control" in kept
     assert "--set retrain.optim.lr=5e-4" in kept
     reading.load("austen-gpt", ["retrain.optim.lr=5e-4"])
     same = f"train.optim.lr={before.train.optim.lr}"
-    assert told_of_sets(reading.load("austen-gpt", [same]), [same], before) == []
+    assert explain_sets(reading.load("austen-gpt", [same]), [same], before) == []
 
 
 def test_an_experiment_without_a_gpu_is_trained_in_fp32():

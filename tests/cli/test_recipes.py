@@ -30,14 +30,14 @@ def _ok(*args: str):
 
 def test_list_show_and_copy(tmp_path):
     table = _ok("recipes", "list").stdout
-    assert all(name in table for name in reading.shipped())
+    assert all(name in table for name in reading.list_shipped())
     assert max(map(len, table.splitlines())) <= 80
     listed = json.loads(_ok("recipes", "list", "--json").stdout)
     assert listed["schema_version"] == 1
     digits = next(row for row in listed["recipes"] if row["name"] == "digits-vit")
     assert (digits["task"], digits["arms"]) == ("digits", "original, lean, control, lean-fresh, control-fresh")
     assert digits["hardware"] == "2 CPU cores" and all(row["hardware"] for row in listed["recipes"])
-    text = reading.shipped()["digits-vit"].read_text()
+    text = reading.list_shipped()["digits-vit"].read_text()
     assert _ok("recipes", "show", "digits-vit").stdout == text
     target = tmp_path / "mine.yaml"
     assert _ok("recipes", "copy", "digits-vit", str(target)).stdout.strip() == str(target)

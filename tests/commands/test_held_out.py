@@ -98,11 +98,11 @@ def pieces(batch) -> set[bytes]:
 def test_what_search_and_heads_choose_by_no_other_reports_on(kind, said, read, tmp_path, monkeypatch):
     """The samples by which candidates are ranked and heads are pruned, and those on which `judge` reports."""
     from leansurgeon.measure.heads import document
-    from leansurgeon.search.heals import Heals
+    from leansurgeon.search.heals import HealTrial
 
     source, data = said(kind)
     chose: set[bytes] = set()
-    scored, ranked = Heals.score, document.importance
+    scored, ranked = HealTrial.score, document.importance
 
     def score(self, loaded, part, batches):
         if part == "choosing":
@@ -113,7 +113,7 @@ def test_what_search_and_heads_choose_by_no_other_reports_on(kind, said, read, t
         chose.update(*map(pieces, batches))
         return ranked(judge, places, batches, **how)
 
-    monkeypatch.setattr(Heals, "score", score)
+    monkeypatch.setattr(HealTrial, "score", score)
     monkeypatch.setattr(document, "importance", importance)
     from leansurgeon.checkpoints.source import open_source
 

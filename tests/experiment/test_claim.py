@@ -16,7 +16,7 @@ from statsmodels.regression.linear_model import OLS
 from statsmodels.stats.multitest import multipletests
 
 from leansurgeon.checkpoints.source import open_source
-from leansurgeon.experiment.arms import flops_of, wanted_shapes
+from leansurgeon.experiment.arms import flops_of, list_wanted_shapes
 from leansurgeon.surgery.planning import plan
 from leansurgeon.training.recipe.reading import load
 from leansurgeon.training.runs import summary
@@ -177,7 +177,7 @@ def test_two_of_three_tasks_answer():
 def test_controls_have_the_parameters_and_the_flops_that_they_are_to_have(name):
     recipe = load(name)
     source = open_source(recipe.source, config_changes=recipe.source_config, weights=False)
-    made = {arm: plan(source, wanted, 0).target for arm, wanted in wanted_shapes(recipe, source).items()}
+    made = {arm: plan(source, wanted, 0).target for arm, wanted in list_wanted_shapes(recipe, source).items()}
     stage = {arm: result.shape.stages[0] for arm, result in made.items()}
     for times in (2, 4):
         keep, split = stage[f"keep-{times}"], stage[f"split-{times}"]

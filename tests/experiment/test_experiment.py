@@ -20,12 +20,12 @@ from leansurgeon import experiment
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import Terminated, UsageError
 from leansurgeon.experiment import side_by_side
-from leansurgeon.experiment.arms import base_arm, chosen_arms, wanted_of, wanted_shapes
+from leansurgeon.experiment.arms import base_arm, choose_arms, list_wanted_shapes, wanted_shape_of
 from leansurgeon.experiment.jobs import make_jobs, prepare_data
 from leansurgeon.experiment.side_by_side import as_a_bar, carry_out_job, drive, plan_of, running_line
-from leansurgeon.progress import Screen, duration_text, rate_text, shown_on
+from leansurgeon.progress import Screen, duration_text, rate_text, show_on
 from leansurgeon.surgery.planning import plan
-from leansurgeon.training.recipe.reading import load, shipped
+from leansurgeon.training.recipe.reading import list_shipped, load
 from leansurgeon.training.recipe.schema import ExperimentRecipe
 from tests.support import command_line
 from tests.support.patience import family, left, working_until
@@ -33,7 +33,7 @@ from tests.support.processes.forks import commanded, forked, trainings_forked
 
 EXPERIMENTS = [
     name
-    for name in shipped()
+    for name in list_shipped()
     if load(name).task.name in ("digits", "fashion-mnist", "listops") and not name.startswith(("figure", "claim"))
 ] + ["austen-gpt"]  # others: test_recipes_paper
 AS_TYPED = "digits-vit"
@@ -113,7 +113,7 @@ def test_the_arms_of_every_other_experiment_train_in_their_debug_variant(name, t
     recipe = load(name, sets, debug=True)
     prepare_data(recipe, lambda line: None)
     source = open_source(recipe.source, config_changes=recipe.source_config or None, weights=False)
-    jobs = make_jobs(recipe, tmp_path / "runs", wanted_shapes(recipe, source), base_arm(recipe), parallel=1)
+    jobs = make_jobs(recipe, tmp_path / "runs", list_wanted_shapes(recipe, source), base_arm(recipe), parallel=1)
     made = [replace(jobs[arm, 0], prove=False, quiet=True, threads=1) for arm in recipe.arms]
     check_arms(recipe, {job.arm: carry_out_job(job).as_dict() for job in made})
 
@@ -143,7 +143,7 @@ def test_a_control_has_the_depth_of_lean_the_heads_of_the_original_and_equal_par
     arms = {"original": {}, "lean": lean, "control": {"control_of": "lean"}}
     whole = recipe(source=source, arms=arms)
     opened = open_source(source)
-    plans = {arm: plan(opened, wanted_of(arm, whole, opened)) for arm in arms}
+    plans = {arm: plan(opened, wanted_shape_of(arm, whole, opened)) for arm in arms}
     stage = {arm: p.after.stages[0] for arm, p in plans.items()}
     assert stage["control"].depth == stage["lean"].depth
     assert stage["control"].heads == stage["original"].heads
@@ -173,9 +173,9 @@ def test_an_impossible_arm_is_named_before_anything_runs(tmp_path):
 )
 def test_arms_by_name_bring_the_original_where_they_are_cut_from_it(lean, asked, made):
     whole = recipe(arms={"original": {}, "lean": {"layers": 3} | lean, "control": {"control_of": "lean"}})
-    wanted = wanted_shapes(whole, open_source("digits-vit"))
-    assert chosen_arms(whole, asked, wanted) == made
-    assert chosen_arms(whole, None, wanted) == list(whole.arms)
+    wanted = list_wanted_shapes(whole, open_source("digits-vit"))
+    assert choose_arms(whole, asked, wanted) == made
+    assert choose_arms(whole, None, wanted) == list(whole.arms)
 
 
 @pytest.mark.parametrize("names", [[], [""], ["lean", "lean"], ["leen"], ["lean", ""]])
@@ -234,7 +234,7 @@ def test_what_is_done_already_needs_no_job(tmp_path):
     """A search of a trained model has nothing to train for the model itself."""
     opened = open_source("digits-vit")
     whole = recipe(train={"duration": "1st", "batch": 8, "optim": {"lr": 1e-3}}, task={"name": "digits"})
-    jobs = make_jobs(whole, tmp_path, wanted_shapes(whole, opened), "original", parallel=1)
+    jobs = make_jobs(whole, tmp_path, list_wanted_shapes(whole, opened), "original", parallel=1)
     done = {("original", 0): None}
     told = []
     drive({("original", 0): None, ("lean", 0): replace(jobs["lean", 0], source="digits-vit", prove=False)}, done,
@@ -245,7 +245,7 @@ def test_what_is_done_already_needs_no_job(tmp_path):
 def test_trainings_side_by_side_say_how_far_they_are(tmp_path):
     whole = recipe(train={"duration": "30ep", "batch": 64, "optim": {"lr": 1e-3}}, retrain={}, seeds=[0, 1])
     opened = open_source("digits-vit")
-    wanted = wanted_shapes(whole, opened)
+    wanted = list_wanted_shapes(whole, opened)
     jobs = list(make_jobs(whole, tmp_path, wanted, "original", parallel=2).values())
     jobs[1].run.mkdir(parents=True)
     line = json.dumps({"type": "train", "step": 330}) + "\n"
@@ -297,7 +297,7 @@ def test_trainings_side_by_side_are_one_bar_on_a_terminal(tmp_path, monkeypatch)
     """Steps of all that are to be trained, without those of an earlier call; elsewhere nothing is drawn."""
     monkeypatch.setenv("COLUMNS", "100")
     whole = recipe(train={"duration": "30ep", "batch": 64, "optim": {"lr": 1e-3}}, retrain={}, seeds=[0, 1])
-    jobs = make_jobs(whole, tmp_path, wanted_shapes(whole, open_source("digits-vit")), "original", parallel=2)
+    jobs = make_jobs(whole, tmp_path, list_wanted_shapes(whole, open_source("digits-vit")), "original", parallel=2)
     first, second, *_, fourth = jobs
     done, now = {fourth: None}, [0.0]
     jobs[second].run.mkdir(parents=True)
@@ -308,7 +308,7 @@ def test_trainings_side_by_side_are_one_bar_on_a_terminal(tmp_path, monkeypatch)
             return True
 
     file = Terminal()
-    with shown_on(Screen(stream=file, clock=lambda: now[0])), as_a_bar("rung 2", jobs, done, 1437) as look:
+    with show_on(Screen(stream=file, clock=lambda: now[0])), as_a_bar("rung 2", jobs, done, 1437) as look:
         now[0] = 100.0
         look()
         done[first] = None
@@ -321,6 +321,6 @@ def test_trainings_side_by_side_are_one_bar_on_a_terminal(tmp_path, monkeypatch)
             file.getvalue()
         )
     plain = io.StringIO()
-    with shown_on(Screen(stream=plain)), as_a_bar("rung 2", jobs, done, 1437) as look:
+    with show_on(Screen(stream=plain)), as_a_bar("rung 2", jobs, done, 1437) as look:
         assert look is None
     assert plain.getvalue() == ""

@@ -12,7 +12,7 @@ from leansurgeon import experiment
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import UsageError
 from leansurgeon.experiment import jobs
-from leansurgeon.experiment.arms import typed, wanted_shapes
+from leansurgeon.experiment.arms import list_wanted_shapes, wanted_by_arm
 from leansurgeon.experiment.jobs import make_jobs
 from leansurgeon.surgery.requested_shape import RequestedShape
 from leansurgeon.training.recipe.schema import Arm, ExperimentRecipe, merge
@@ -31,7 +31,7 @@ WHOLE = {
 
 def list_jobs(folder, **changes):
     recipe = ExperimentRecipe.model_validate(merge(WHOLE, changes))
-    return make_jobs(recipe, folder, wanted_shapes(recipe, open_source("digits-vit")), "original", 1)
+    return make_jobs(recipe, folder, list_wanted_shapes(recipe, open_source("digits-vit")), "original", 1)
 
 
 def trained(job, **changes) -> summary.Summary:
@@ -145,6 +145,6 @@ def test_an_interrupted_arm_of_other_settings_is_not_given_up_unasked(tmp_path, 
 
 
 def test_an_arm_wants_what_it_says_as_it_would_be_typed():
-    assert typed(Arm()) == RequestedShape()
-    said = typed(Arm(heads=8, layers="2,3", head_dim=16, mlp_dim=96, mlp_ratio=2, init="fresh"))
+    assert wanted_by_arm(Arm()) == RequestedShape()
+    said = wanted_by_arm(Arm(heads=8, layers="2,3", head_dim=16, mlp_dim=96, mlp_ratio=2, init="fresh"))
     assert said == RequestedShape("8", "2,3", "16", "96", 2, "fresh")

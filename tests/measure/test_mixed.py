@@ -41,11 +41,11 @@ def test_every_source_gives_the_same_as_far_as_it_can(rows, total, wanted):
 
 
 def test_sources_take_turns_and_few_samples_are_all_taken():
-    found = mixed.mixed([data("a", 8, 1), data("b", 4, 2)])
+    found = mixed.mix_sources([data("a", 8, 1), data("b", 4, 2)])
     assert values(found.fit) == [1, 2, 1, 2, 1, 1] and values(found.guard) == [1, 2, 1, 2]
     assert found.name == "a + b" and [s.name for s in found.sources] == ["a", "b"]
-    assert [s.name for s in found.recorded().sources] == ["a", "b"]
-    assert found.digest != mixed.mixed([data("a", 8, 1), data("c", 4, 2)]).digest
+    assert [s.name for s in found.as_record().sources] == ["a", "b"]
+    assert found.digest != mixed.mix_sources([data("a", 8, 1), data("c", 4, 2)]).digest
 
 
 def test_own_samples_are_added_to_what_is_fitted_and_always_guard():
@@ -61,10 +61,10 @@ def test_own_samples_are_added_to_what_is_fitted_and_always_guard():
 
 def test_many_samples_are_as_many_as_usual(monkeypatch):
     monkeypatch.setattr(mixed, "TOKENS", Parts(fit=160, guard=64, heldout=64))
-    found = mixed.mixed([data("a", 40, 1), data("b", 6, 2)])
+    found = mixed.mix_sources([data("a", 40, 1), data("b", 6, 2)])
     rows = torch.cat([b["input_ids"][:, 0] for b in found.fit]).tolist()
     assert (rows.count(1), rows.count(2)) == (5, 5)  # ten windows of 16 tokens
-    asked = mixed.mixed([data("a", 40, 1, asked=20), data("b", 6, 2, asked=20)])
+    asked = mixed.mix_sources([data("a", 40, 1, asked=20), data("b", 6, 2, asked=20)])
     rows = torch.cat([b["input_ids"][:, 0] for b in asked.fit]).tolist()
     assert (rows.count(1), rows.count(2)) == (14, 6)
 

@@ -84,7 +84,7 @@ def test_texts_follow_the_model_with_and_without_kept_keys(family, saved, few):
             return SimpleNamespace(logits=self.inner(input_ids=input_ids).logits)
 
     start = torch.tensor([[1], [2]])
-    kept, anew = (own.written(m, start, 12, own.Drawing(), chance()) for m in (load(folder).model.eval(), Plain()))
+    kept, anew = (own.write_tokens(m, start, 12, own.Drawing(), chance()) for m in (load(folder).model.eval(), Plain()))
     assert torch.equal(kept, anew)
 
 

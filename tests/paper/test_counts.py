@@ -8,7 +8,7 @@ import pytest
 
 from leansurgeon.errors import UsageError
 from leansurgeon.paper import EXHIBITS, TABLES
-from leansurgeon.paper.audit import Start, audit, audit_row, count, target_of
+from leansurgeon.paper.audit import OriginalModel, audit, audit_row, count, target_of
 
 # Counted on the original code: cramming, Tiny-Stories-GPT, the LRA code of the Nystromformer, and timm with its
 # attention classes rebuilt where the paper keeps head_dim.
@@ -96,7 +96,7 @@ def test_no_other_row_is_read_differently_from_print():
 
 def count_as(key: str, model: str, policy: str, original_mlp: bool) -> int:
     """The lean row's parameters by another head policy, with its own MLP or that of the original."""
-    row, start = pair(key, model)[1].row, Start(pair(key, model)[1].row.preset)
+    row, start = pair(key, model)[1].row, OriginalModel(pair(key, model)[1].row.preset)
     words = replace(row.words, mlp_dim=None) if original_mlp else row.words
     return count(start, target_of(start, words, policy), "formula")
 

@@ -9,7 +9,7 @@ import pytest
 
 from leansurgeon.architectures.presets import PRESETS
 from leansurgeon.errors import UsageError
-from leansurgeon.paper import EXHIBITS, TABLES, chosen
+from leansurgeon.paper import EXHIBITS, TABLES, choose_exhibits
 from leansurgeon.paper.audit import audit
 from leansurgeon.paper.base import agreement
 from leansurgeon.paper.output import document, render, summary
@@ -105,12 +105,12 @@ def test_document_keeps_the_papers_numbers_apart():
 
 
 def test_choosing_an_exhibit():
-    assert chosen(None) == TABLES
-    assert [chosen(word)[0].key for word in ("4", "table 4", "Fig3", "figure-8")] == ["4", "4", "fig3", "fig8"]
-    assert len(chosen("all")) == 10
+    assert choose_exhibits(None) == TABLES
+    assert [choose_exhibits(word)[0].key for word in ("4", "table 4", "Fig3", "figure-8")] == ["4", "4", "fig3", "fig8"]
+    assert len(choose_exhibits("all")) == 10
     for word, near in (("6", "1, 2, 3"), ("fig33", "did you mean 'fig3'")):
         with pytest.raises(UsageError, match="no '") as error:
-            chosen(word)
+            choose_exhibits(word)
         assert near in str(error.value)
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from leansurgeon.checkpoints.source import open_source
-from leansurgeon.experiment.arms import base_arm, wanted_shapes
+from leansurgeon.experiment.arms import base_arm, list_wanted_shapes
 from leansurgeon.experiment.jobs import make_jobs
 from leansurgeon.experiment.side_by_side import carry_out_job
 from leansurgeon.paper import EXHIBITS
@@ -21,7 +21,7 @@ def plans(name):
     """Recipe, and the plan of every arm."""
     recipe = load(name)
     source = open_source(recipe.source, config_changes=recipe.source_config)
-    wanted = wanted_shapes(recipe, source)
+    wanted = list_wanted_shapes(recipe, source)
     return recipe, {arm: plan(source, w) for arm, w in wanted.items()}
 
 
@@ -68,7 +68,7 @@ def test_one_arm_trains(name, tmp_path, monkeypatch):
     monkeypatch.setenv("LEANSURGEON_CACHE", str(tmp_path / "cache"))
     recipe = load(name, debug=True)
     source = open_source(recipe.source, config_changes=recipe.source_config)
-    jobs = make_jobs(recipe, tmp_path, wanted_shapes(recipe, source), base_arm(recipe), parallel=1)
+    jobs = make_jobs(recipe, tmp_path, list_wanted_shapes(recipe, source), base_arm(recipe), parallel=1)
     arm = next(arm for arm, spec in recipe.arms.items() if spec.control_of)
     summary = carry_out_job(replace(jobs[arm, 0], prove=False, threads=1)).as_dict()
     assert summary["steps"] == 2 and summary["kappa"]

@@ -19,7 +19,7 @@ from leansurgeon import experiment
 from leansurgeon.architectures.presets import PRESETS
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import UsageError
-from leansurgeon.experiment.arms import base_arm, wanted_shapes
+from leansurgeon.experiment.arms import base_arm, list_wanted_shapes
 from leansurgeon.experiment.jobs import make_jobs, prepare_data
 from leansurgeon.experiment.side_by_side import carry_out_job
 from leansurgeon.training.recipe import reading
@@ -58,14 +58,14 @@ IMAGENET = [name for name in ROWS if name.startswith("imagenet-")]
 COUNT = """
 import json, sys
 from leansurgeon.checkpoints.source import open_source
-from leansurgeon.experiment.arms import wanted_shapes
+from leansurgeon.experiment.arms import list_wanted_shapes
 from leansurgeon.surgery.planning import plan
 from leansurgeon.training.recipe.reading import load
 found = {}
 for name in sys.argv[1:]:
     recipe = load(name)
     source = open_source(recipe.source, weights=False)
-    wanted = wanted_shapes(recipe, source)
+    wanted = list_wanted_shapes(recipe, source)
     found[name] = {arm: plan(source, w).parameters_after.total for arm, w in wanted.items()}
     for arm, said in recipe.expected.items():
         assert said["parameters"] == found[name][arm], (name, arm)
@@ -126,7 +126,7 @@ def train(name, folder, monkeypatch, sets=(), arms=("lean", "control")):
     monkeypatch.setenv("LEANSURGEON_CACHE", str(folder / "cache"))
     recipe = reading.load(name, list(sets), debug=True)
     source = open_source(recipe.source, config_changes=recipe.source_config or None, weights=False)
-    wanted = wanted_shapes(recipe, source)
+    wanted = list_wanted_shapes(recipe, source)
     prepare_data(recipe, lambda line: None)
     jobs = make_jobs(recipe, folder / "runs", wanted, base_arm(recipe), parallel=1)
     changes = {"prove": False, "quiet": True, "threads": 1}

@@ -32,7 +32,7 @@ from leansurgeon.report.charts.forms import lines as drawing
 from leansurgeon.report.charts.render import save, svg
 from leansurgeon.report.charts.sections import head_charts
 from leansurgeon.report.collect import collect
-from leansurgeon.report.runs import POINTS, heads_of, thinned
+from leansurgeon.report.runs import POINTS, heads_of, thin_points
 from leansurgeon.report.sections import sections
 from tests.support.report.chart_reading import axis, legend, lines, marks
 from tests.support.report.report_fixtures import ARMS, kappa, summary, write
@@ -188,9 +188,9 @@ def test_a_long_curve_keeps_its_peaks():
     """10,000 points become 240; the one that diverged is among them, as are both ends."""
     points = [(float(i), 1.0 + 0.1 * (i % 7)) for i in range(10_000)]
     points[4_321], points[7_000] = (4321.0, 50.0), (7000.0, -3.0)
-    kept = thinned(points)
+    kept = thin_points(points)
     assert len(kept) <= POINTS and {points[0], points[4_321], points[7_000], points[-1]} <= set(kept)
-    assert list(kept) == sorted(kept) and thinned(points[:240]) == tuple(points[:240])
+    assert list(kept) == sorted(kept) and thin_points(points[:240]) == tuple(points[:240])
 
 
 # -- axes -----------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import pytest
 from leansurgeon.checkpoints.record import Comparison, Origin, PairedFigure, Proof, SurgeryRecord
 from leansurgeon.errors import UsageError
 from leansurgeon.report.collect import collect
-from leansurgeon.report.runs import Cut, Run, cut_of, judged_of
+from leansurgeon.report.runs import CutSummary, Run, read_cut, read_judged
 from leansurgeon.report.sections import sections
 from leansurgeon.report.tables.render import render
 from tests.support.report.report_fixtures import digits, summary, write
@@ -231,8 +231,8 @@ def test_what_is_known_of_a_training(tmp_path: Path) -> None:
 def test_what_a_proof_has_found() -> None:
     far = Comparison(data="noise", rows=3, cosine=0.5, relative_error=0.25, loss=PairedFigure(1.0, 2.0), scored=9)
     proof = Proof("transformers.X", 1234, compared=far)
-    made = Cut(SurgeryRecord(Origin(""), proof=proof))
+    made = CutSummary(SurgeryRecord(Origin(""), proof=proof))
     assert made.source == "?" and "transformers.X" in made.proven and "1,234" in made.proven
     assert re.search(r"0\.25\b.*\b0\.5000\b.*\b2\.000\b.*\b1\.000\b", made.compared)
-    assert Cut(SurgeryRecord(Origin("x"), proof=Proof("transformers.X", 1))).compared == ""
-    assert judged_of(None) == () and cut_of(None) is None
+    assert CutSummary(SurgeryRecord(Origin("x"), proof=Proof("transformers.X", 1))).compared == ""
+    assert read_judged(None) == () and read_cut(None) is None

@@ -292,11 +292,11 @@ def test_the_data_of_the_command_can_be_typed(saved, tmp_path):
     from leansurgeon.measure.data.calibration import from_task, open_calibration
 
     vit = open_source("digits-vit")
-    own = from_task("digits", {"split_seed": 3}, vit, cache=tmp_path, samples=8).recorded().as_dict()
-    again = open_calibration(own["name"], vit, cache=tmp_path, samples=8).recorded().as_dict()
+    own = from_task("digits", {"split_seed": 3}, vit, cache=tmp_path, samples=8).as_record().as_dict()
+    again = open_calibration(own["name"], vit, cache=tmp_path, samples=8).as_record().as_dict()
     assert own == again and own["name"] == "task:digits,split_seed=3"
     folder, text = sentence_encoder(saved, tmp_path, 40)
-    data = open_calibration(str(text), open_source(str(folder)), cache=tmp_path).recorded().as_dict()
+    data = open_calibration(str(text), open_source(str(folder)), cache=tmp_path).as_record().as_dict()
     assert data["name"] == str(text)
 
 

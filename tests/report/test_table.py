@@ -280,7 +280,7 @@ def test_every_format_has_every_arm_with_its_mean(style) -> None:
         (humans.plain(999.9), "1,000"),
         (humans.plain(3.1e7), "3.1e7"),
         (humans.seconds(161), "2.7 min"),
-        (humans.listed(["a", "b", "c"]), "a, b and c"),
+        (humans.join_words(["a", "b", "c"]), "a, b and c"),
     ],
 )
 def test_humans(shown: str, text: str) -> None:

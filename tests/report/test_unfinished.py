@@ -8,7 +8,7 @@ from pathlib import Path
 
 from leansurgeon.report.collect import collect
 from leansurgeon.report.page.page import page
-from leansurgeon.report.runs import called
+from leansurgeon.report.runs import display_name
 from leansurgeon.report.sections import sections
 from leansurgeon.report.tables.render import render
 from leansurgeon.training.runs import folder as runfolder
@@ -102,7 +102,7 @@ def test_one_that_is_being_trained_now_is_not_to_be_resumed(tmp_path):
 
 def test_a_run_is_called_by_its_folder_and_never_model(tmp_path, monkeypatch):
     for path, name in (("a/smol/model", "smol"), ("a/smol/last", "smol"), ("a/smol", "smol"), ("smol", "smol")):
-        assert called(Path(path)) == name
+        assert display_name(Path(path)) == name
     folder = write(tmp_path / "smol" / "model", surgery("lean"), "surgery.json")
     (row,) = sections(collect([folder]).runs)[0].rows
     assert row.name == "smol"
@@ -110,7 +110,7 @@ def test_a_run_is_called_by_its_folder_and_never_model(tmp_path, monkeypatch):
     (row,) = sections(collect([Path()]).runs)[0].rows
     assert row.name == "smol"
     monkeypatch.chdir(folder.parent)
-    assert called(Path(".")) == called(Path("../smol")) == "smol"
+    assert display_name(Path(".")) == display_name(Path("../smol")) == "smol"
     other = write(tmp_path / "x" / "smol", surgery("lean"), "surgery.json")
     rows = sections(collect([folder.parent, other]).runs)[0].rows
     assert sorted(row.name for row in rows) == ["smol/model", "x/smol"]

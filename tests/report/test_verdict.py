@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from leansurgeon.intervals import needed_errors
+from leansurgeon.intervals import errors_needed
 from leansurgeon.report.rows import Section
 from leansurgeon.report.verdict import ONE_SEED, Verdict, sentences, variance_of_test, verdicts, warnings
 from tests.support.report.report_fixtures import digits, experiment_section, experiment_table, perplexities, summary
@@ -85,10 +85,10 @@ def test_few_seeds_need_more_than_two_standard_errors() -> None:
     from scipy import stats
 
     for freedom in (*range(1, 31), 35, 59.9):
-        assert needed_errors(freedom) == pytest.approx(
+        assert errors_needed(freedom) == pytest.approx(
             max(2, stats.t.ppf(0.975, freedom)), abs=0.05 if freedom > 30 else 5e-4
         )
-    assert needed_errors(60) == needed_errors(math.inf) == 2.0
+    assert errors_needed(60) == errors_needed(math.inf) == 2.0
     for lean, word in (
         ((22.9, 23.1, 23.3), "better"),
         ((23.1, 23.3, 23.5), "not shown"),

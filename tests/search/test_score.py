@@ -11,11 +11,11 @@ import pytest
 
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.intervals import binomial_variance
-from leansurgeon.search.cheap import Cheap, gaussian_kappa, kept_layers, old_heads, order, scores
+from leansurgeon.search.cheap import CheapScores, gaussian_kappa, keep_most_influential, old_heads, order, scores
 from leansurgeon.search.evidence import Evidence
 from leansurgeon.search.halving import Result, Score, climb, schedule
 from leansurgeon.search.space import Candidate
-from leansurgeon.search.trainings import arm_of, scaled, shortened
+from leansurgeon.search.trainings import arm_of, scale_length, shorten_training
 from leansurgeon.shape import Shape
 from leansurgeon.surgery.requested_shape import RequestedShape
 from leansurgeon.training.recipe.reading import load_training
@@ -93,7 +93,7 @@ def test_the_cheap_numbers_of_a_shape_by_hand():
     ratio = (128**0.5 + root) / (128**0.5 - root) / ((8 + root) / (8 - root))
     assert made.kappa == pytest.approx(30 * ratio) and 0.6 < ratio < 0.8
     assert (made.memory, made.latency) == (None, None)
-    assert scores(source, [lean], None) == {lean.name: Cheap(123)}
+    assert scores(source, [lean], None) == {lean.name: CheapScores(123)}
 
 
 def test_what_is_not_known_of_layers_is_left_out():
@@ -114,16 +114,20 @@ def test_what_is_not_known_of_layers_is_left_out():
 def test_stages_keep_their_own_most_influential_layers():
     stage = open_source("digits-vit").shape.stages[0]
     before, after = (Shape(tuple(replace(stage, depth=depth) for depth in depths)) for depths in ((3, 4), (2, 1)))
-    assert kept_layers(before, after, [1, 2, 3, 9, 8, 7, 9]) == [1, 2, 3]  # of equals the first
-    assert kept_layers(before, after, [3, 2, 3, 1, 1, 4, 1]) == [0, 2, 5]
+    assert keep_most_influential(before, after, [1, 2, 3, 9, 8, 7, 9]) == [1, 2, 3]  # of equals the first
+    assert keep_most_influential(before, after, [3, 2, 3, 1, 1, 4, 1]) == [0, 2, 5]
 
 
 def test_of_equal_ranks_the_smaller_one_stands_first_and_a_number_some_lack_does_not_count():
     one, two, three = candidates(3)  # 0, 1 and 2 parameters, of which more is better
-    assert order([one, two, three], {c.name: Cheap(c.parameters) for c in (one, two, three)}) == [three, two, one]
-    against = {one.name: Cheap(0, kappa=1.0), two.name: Cheap(1, kappa=2.0), three.name: Cheap(2, kappa=3.0)}
+    assert order([one, two, three], {c.name: CheapScores(c.parameters) for c in (one, two, three)}) == [three, two, one]
+    against = {
+        one.name: CheapScores(0, kappa=1.0),
+        two.name: CheapScores(1, kappa=2.0),
+        three.name: CheapScores(2, kappa=3.0),
+    }
     assert order([three, two, one], against) == [one, two, three]
-    against[two.name] = Cheap(1)
+    against[two.name] = CheapScores(1)
     assert order([one, two, three], against) == [three, two, one]
 
 
@@ -133,14 +137,14 @@ def test_a_quarter_of_the_places_is_for_the_old_heads_and_none_of_one():
 
 def test_the_most_influential_layers_stay():
     shape = open_source("digits-vit").shape
-    assert kept_layers(shape, shape.with_(depth=3), [5, 1, 4, 1, 1, 9]) == [0, 2, 5]
-    assert kept_layers(shape, shape.with_(depth=3), None) == [0, 2, 5]
+    assert keep_most_influential(shape, shape.with_(depth=3), [5, 1, 4, 1, 1, 9]) == [0, 2, 5]
+    assert keep_most_influential(shape, shape.with_(depth=3), None) == [0, 2, 5]
 
 
 def test_a_training_is_shortened_as_a_whole():
-    assert [scaled(t, Fraction(1, 4)) for t in ("30ep", "600st", "3st", "24h")] == ["7.5ep", "150st", "1st", "6h"]
+    assert [scale_length(t, Fraction(1, 4)) for t in ("30ep", "600st", "3st", "24h")] == ["7.5ep", "150st", "1st", "6h"]
     full = load_training("imagenet-vit-b").train
-    short = shortened(full, Fraction(1, 4))
+    short = shorten_training(full, Fraction(1, 4))
     assert (short.duration, short.schedule.warmup) == ("75ep", "5ep")
     assert short.eval.every == "75ep" and not short.eval.at_start and short.optim == full.optim
 
@@ -150,14 +154,14 @@ def test_what_has_a_length_of_its_own_shrinks_with_the_training():
         duration="600st", batch=64, optim={"lr": 1e-3}, schedule={"warmup": "40st"}, early_stopping={"patience": 2},
         batch_ramp={"start": 16, "until": "100st"}, checkpoint={"every": "9m", "keep_last": 3},
     )  # fmt: skip
-    short = shortened(train, Fraction(1, 4))
+    short = shorten_training(train, Fraction(1, 4))
     assert (short.duration, short.eval.every, short.schedule.warmup) == ("150st", "150st", "10st")
     assert (short.batch_ramp.start, short.batch_ramp.until) == (16, "25st") and short.early_stopping is None
     assert (short.checkpoint.every, short.checkpoint.keep_last, short.checkpoint.keep_best) == ("9m", 3, False)
     shares = Train(duration="3ep", batch=8, optim={"lr": 1e-3}, batch_ramp={"start": 2, "until": 0.5})
-    short = shortened(shares, Fraction(1, 8))
+    short = shorten_training(shares, Fraction(1, 8))
     assert (short.duration, short.schedule.warmup, short.batch_ramp.until) == ("0.375ep", 0.0, 0.5)
-    assert scaled("1ep", Fraction(1, 4096)) == "0.001ep"
+    assert scale_length("1ep", Fraction(1, 4096)) == "0.001ep"
     arm = arm_of(Candidate(RequestedShape("8", "4", "keep", None, init="fresh"), open_source("digits-vit").shape, 1))
     assert arm == {"heads": "8", "layers": "4", "head_dim": "keep", "init": "fresh"}
     assert arm_of(Candidate(RequestedShape(head_dim="24", mlp_dim="9"), open_source("digits-vit").shape, 1)) == {

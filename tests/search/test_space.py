@@ -11,7 +11,7 @@ from leansurgeon.checkpoints.model import initialise
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import UsageError
 from leansurgeon.search.limits import Limit, config_of, covers, pick
-from leansurgeon.search.space import Budget, Space, control, enumerate_shapes, listed, usual_layers
+from leansurgeon.search.space import Budget, Space, control, enumerate_shapes, list_values, usual_layers
 
 
 def built(source, shape):
@@ -134,7 +134,7 @@ def test_why_no_shape_is_left():
     ids=["number", "space", "no-factor", "range", "factors", "stages", "twice", "none-whole"],
 )
 def test_lists_of_numbers(text, old, expected):
-    assert listed(text, "--heads", old) == expected
+    assert list_values(text, "--heads", old) == expected
 
 
 def test_the_usual_layers():
@@ -148,7 +148,7 @@ def test_the_usual_layers():
 @pytest.mark.parametrize("text", ["x", "0", "6-", "8-6", "0-3", "1-100001", "-3", "1/0x", "1e3", "", "2x3"])
 def test_lists_that_are_none(text):
     with pytest.raises(UsageError, match="--layers"):
-        listed(text, "--layers", [6])
+        list_values(text, "--layers", [6])
 
 
 def test_budgets_in_words():

@@ -15,11 +15,11 @@ from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import Diverged
 from leansurgeon.intervals import binomial_variance
 from leansurgeon.search import findings, heals
-from leansurgeon.search.cheap import Cheap, order
+from leansurgeon.search.cheap import CheapScores, order
 from leansurgeon.search.findings import find_front, list_as_good, list_changes
 from leansurgeon.search.halving import Result, Rung, Score
 from leansurgeon.search.limits import Limit
-from leansurgeon.search.outcome import Outcome
+from leansurgeon.search.outcome import SearchOutcome
 from leansurgeon.search.space import Budget, Candidate, Shapes
 from leansurgeon.surgery.requested_shape import RequestedShape
 from leansurgeon.tasks.base import Metric
@@ -45,7 +45,9 @@ def score(value: float) -> Result:
     return Result(Score(value, "accuracy", True, True, 1 - value, SAMPLES, binomial_variance(value, SAMPLES) ** 0.5))
 
 
-def outcome(source, tried: list[Candidate], rungs: list[list[float]], cheap: list[Cheap], control=None) -> Outcome:
+def outcome(
+    source, tried: list[Candidate], rungs: list[list[float]], cheap: list[CheapScores], control=None
+) -> SearchOutcome:
     """`rungs` are accuracies of the candidates in their order; `control` is one with its accuracy, of the winner."""
     original = Candidate(RequestedShape(), source.shape, source.parameters.total)
     results = [{c.name: score(v) for c, v in zip(tried, values, strict=False)} for values in rungs]
@@ -55,9 +57,9 @@ def outcome(source, tried: list[Candidate], rungs: list[list[float]], cheap: lis
         names = {tried[0].name: control[0].name}
     results[-1][original.name] = score(0.5)
     numbers = {c.name: n for c, n in zip(tried, cheap, strict=True)}
-    numbers |= {c.name: Cheap(c.parameters) for c in (original, *([control[0]] if control else []))}
+    numbers |= {c.name: CheapScores(c.parameters) for c in (original, *([control[0]] if control else []))}
     schedule = [Rung(i + 1, len(values), Fraction(i + 1, len(rungs))) for i, values in enumerate(rungs)]
-    return Outcome(
+    return SearchOutcome(
         source, Budget(200_000), Shapes(tuple(tried), 9, 0, {}), numbers, tuple(tried),
         (control[0],) if control else (), original, results, schedule, names,
     )  # fmt: skip
@@ -66,7 +68,9 @@ def outcome(source, tried: list[Candidate], rungs: list[list[float]], cheap: lis
 def test_as_good_are_those_within_one_standard_error_of_the_difference(source):
     three = [candidate(source, 8, m, 1000 * m) for m in (96, 64, 32)]
     both = 2**0.5 * ERROR
-    made = outcome(source, three, [[0.9, 0.9 - 0.95 * both, 0.9 - 1.1 * both]], [Cheap(c.parameters) for c in three])
+    made = outcome(
+        source, three, [[0.9, 0.9 - 0.95 * both, 0.9 - 1.1 * both]], [CheapScores(c.parameters) for c in three]
+    )
     assert made.winner is three[0] and list_as_good(made) == [three[1]]
 
 
@@ -74,7 +78,7 @@ def test_as_good_are_those_within_one_standard_error_of_the_difference(source):
 def test_heads_seem_to_help_from_two_standard_errors_on(source, margin, says):
     lean = candidate(source, 8, 64, 100_000)
     old = candidate(source, 4, 96, 100_001, control_of=lean.name)
-    made = outcome(source, [lean], [[0.9]], [Cheap(100_000)], (old, 0.9 - margin * 2**0.5 * ERROR))
+    made = outcome(source, [lean], [[0.9]], [CheapScores(100_000)], (old, 0.9 - margin * 2**0.5 * ERROR))
     assert says in findings.compare_with_control(made)
 
 
@@ -87,7 +91,7 @@ def test_the_space_is_counted_in_words(source):
 
 def test_how_the_order_changed_is_scipys_tau(source):
     four = [candidate(source, 8, m, p) for m, p in ((16, 400), (32, 300), (48, 200), (64, 100))]
-    numbers, values = [Cheap(c.parameters) for c in four], [0.8, 0.95, 0.9, 0.7]
+    numbers, values = [CheapScores(c.parameters) for c in four], [0.8, 0.95, 0.9, 0.7]
     (first, second) = list_changes(outcome(source, four, [values, values[:2]], numbers))
     assert (first.tau, first.count) == (pytest.approx(scipy.stats.kendalltau([4, 3, 2, 1], values).statistic), 4)
     assert (second.tau, second.count, set(second.moves.values())) == (1.0, 2, {0})
@@ -96,7 +100,7 @@ def test_how_the_order_changed_is_scipys_tau(source):
 def test_the_front_compares_on_the_last_rung_that_both_saw(source):
     """Large, small, one that is worse and larger than small, and one that is as good as the large one was at first."""
     four = [candidate(source, 8, m, p) for m, p in ((16, 10), (32, 5), (48, 6), (64, 10))]
-    made = outcome(source, four, [[0.9, 0.8, 0.7, 0.9], [0.95]], [Cheap(c.parameters) for c in four])
+    made = outcome(source, four, [[0.9, 0.8, 0.7, 0.9], [0.95]], [CheapScores(c.parameters) for c in four])
     assert find_front(made) == [four[i].name for i in (0, 1, 3)]
     made.rungs[0][four[1].name] = made.rungs[0][four[3].name] = Result(None, "failed")
     assert find_front(made) == [four[i].name for i in (0, 2)]
@@ -104,7 +108,7 @@ def test_the_front_compares_on_the_last_rung_that_both_saw(source):
 
 def test_moves_count_places_among_those_that_are_left(source):
     four = [candidate(source, 8, m, 100) for m in (16, 32, 48, 64)]
-    made = outcome(source, four, [[0.8, 0.0, 0.9, 0.7]], [Cheap(100) for _ in four])
+    made = outcome(source, four, [[0.8, 0.0, 0.9, 0.7]], [CheapScores(100) for _ in four])
     made.rungs[0][four[1].name] = Result(None, "failed")
     (change,) = list_changes(made)
     assert change.moves == {four[0].name: -1, four[2].name: 1, four[3].name: 0}
@@ -113,16 +117,16 @@ def test_moves_count_places_among_those_that_are_left(source):
 def test_the_front_knows_latency_and_memory_too(source):
     """The second is worse and as large, but faster; the third is faster than neither."""
     three = [candidate(source, 8, m, 100) for m in (16, 32, 48)]
-    numbers = [Cheap(100, memory=9, latency=x) for x in (2.0, 1.0, 2.0)]
+    numbers = [CheapScores(100, memory=9, latency=x) for x in (2.0, 1.0, 2.0)]
     assert find_front(outcome(source, three, [[0.9, 0.8, 0.85]], numbers)) == [c.name for c in three[:2]]
-    numbers = [Cheap(100, memory=x, latency=2.0) for x in (9, 9, 8)]
+    numbers = [CheapScores(100, memory=x, latency=2.0) for x in (9, 9, 8)]
     assert find_front(outcome(source, three, [[0.9, 0.8, 0.85]], numbers)) == [three[0].name, three[2].name]
 
 
 @pytest.mark.parametrize(("key", "wish"), [("influence", 1), ("kappa", -1)])
 def test_more_influence_and_less_kappa_stand_first(source, key, wish):
     three = [candidate(source, 8, m, 100) for m in (16, 32, 48)]
-    found = {c.name: Cheap(100, **{key: wish * v + 3}) for c, v in zip(three, (1.0, 2.0, 0.5), strict=True)}
+    found = {c.name: CheapScores(100, **{key: wish * v + 3}) for c, v in zip(three, (1.0, 2.0, 0.5), strict=True)}
     assert order(three, found) == [three[1], three[0], three[2]]
 
 
@@ -134,9 +138,9 @@ def test_a_limit_is_a_limit(source):
 
 
 def test_several_attentions_of_a_layer_give_its_largest_kappa():
-    from leansurgeon.search.evidence import merged
+    from leansurgeon.search.evidence import merge_by_layer
 
-    assert merged([1.0, 5.0, None, 2.0, None, None], 3) == [5.0, 2.0, None]
+    assert merge_by_layer([1.0, 5.0, None, 2.0, None, None], 3) == [5.0, 2.0, None]
 
 
 def test_a_heal_on_half_of_the_data_has_no_local_fit(source, monkeypatch):
@@ -152,10 +156,10 @@ def test_a_heal_on_half_of_the_data_has_no_local_fit(source, monkeypatch):
     monkeypatch.setattr(heals, "decide", decide)
     batches = [{"x": [[0]]} for _ in range(8)]
     data = make_dataclass("Data", ("heldout", "fit", "guard"))(batches, batches, batches)
-    bench = heals.Heals(source, data, None, device="cuda:0")
+    bench = heals.HealTrial(source, data, None, device="cuda:0")
     for share in (Fraction(1, 4), Fraction(1)):
         with pytest.raises(heals.Diverged):
-            bench.healed(candidate(source, 8, 64, 1), share)
+            bench.heal_candidate(candidate(source, 8, 64, 1), share)
     assert asked == [(2, "closed", "cuda:0"), (8, "local", "cuda:0")]
 
 
@@ -172,11 +176,11 @@ def test_a_training_is_judged_at_its_end():
 def test_the_source_is_nearest_to_itself(saved, tmp_path):
     """Without labels a candidate is judged by the cosine of its outputs with the source's: 1 where nothing is cut."""
     from leansurgeon.commands.samples import sample_data
-    from leansurgeon.search.heals import Heals
+    from leansurgeon.search.heals import HealTrial
 
     folder, text = sentence_encoder(saved, tmp_path, 40)
     encoder = open_source(str(folder))
-    bench = Heals(encoder, sample_data(encoder, str(text), None, None, 0, print), tmp_path / "heals")
+    bench = HealTrial(encoder, sample_data(encoder, str(text), None, None, 0, print), tmp_path / "heals")
     for result in bench.judged(encoder.folder).values():
         assert result.score.value == pytest.approx(1.0) and result.score.higher and result.score.label == "cosine"
 

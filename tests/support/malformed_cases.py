@@ -283,7 +283,7 @@ def recipe(rng: Random, bases: Bases, scratch: Path) -> Case:
     from leansurgeon.reading import yamlfile
     from leansurgeon.training.recipe import reading
 
-    whole = yamlfile.read(reading.shipped()[rng.choice(RECIPES)])[0]
+    whole = yamlfile.read(reading.list_shipped()[rng.choice(RECIPES)])[0]
     text, what = m.yaml_text(rng, whole)
     file = scratch / "recipe.yaml"
     file.write_bytes(text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass"))

@@ -77,7 +77,7 @@ def test_a_student_learns_the_state_of_its_patches_not_of_their_pixels():
     with torch.no_grad():
         student.model(x), teacher.model(x)
         for i, (a, b) in enumerate(zip(*pairs, strict=True)):
-            error = state_error(a.taken(), b.taken(), None)
+            error = state_error(a.take(), b.take(), None)
             assert len(error) == len(x)
             theirs = mse_loss(states["student", i], states["teacher", i])
             assert float(error.mean()) == pytest.approx(float(theirs), rel=1e-4)

@@ -106,7 +106,7 @@ def test_fashion_images_come_back_from_their_files(tmp_path, compress):
 def test_augmentation_is_a_shift_by_up_to_two_pixels_and_a_flip(tmp_path):
     images = write_set(tmp_path, train=500)["train-images-idx3-ubyte"]
     indices = np.arange(500)
-    augmented = small.shifted(images, 1, 2, indices, 2)
+    augmented = small.shift_images(images, 1, 2, indices, 2)
     seen = Counter()
     for image, result in zip(images, augmented, strict=True):
         wide = np.pad(image, 2)

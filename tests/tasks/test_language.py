@@ -63,8 +63,8 @@ def test_the_windows_together_are_the_text(cache, kind):
         ids = task.batch(split, np.arange(task.size(split)), seed=0, epoch=0)["input_ids"]
         assert ids.shape == (task.size(split), 64)
         part = task.tokenizer().decode(ids.flatten(), skip_special_tokens=True)
-        begun = len(text) and text_files.cut(TEXT, 0.1)[0]
-        whole = text_files.cut(TEXT, 0.1)[1] if begun else text_files.cut(TEXT, 0.1)[0]
+        begun = len(text) and text_files.cut_end(TEXT, 0.1)[0]
+        whole = text_files.cut_end(TEXT, 0.1)[1] if begun else text_files.cut_end(TEXT, 0.1)[0]
         assert whole.startswith(part) and len(whole) - len(part) < 64 * 8
         text += part
     assert task.model_overrides() == {"vocab_size": len(task.tokenizer())}
@@ -205,7 +205,7 @@ def test_long_texts_are_cut_behind_line_ends():
         parts = list(vocab.pieces(text))
         assert "".join(parts) == text and all(0 < len(part) <= 1 << 16 for part in parts)
     assert all(part.endswith("\n") for part in vocab.pieces(TEXT))
-    head, tail = text_files.cut(TEXT, 0.1)
+    head, tail = text_files.cut_end(TEXT, 0.1)
     assert head + tail == TEXT and head.endswith("\n") and len(tail) / len(TEXT) == pytest.approx(0.1, abs=1e-3)
 
 

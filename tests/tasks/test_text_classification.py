@@ -194,6 +194,6 @@ def test_tokenising_shows_how_far_it_is(tmp_path, monkeypatch):
     monkeypatch.setattr(progress, "PLAIN_EVERY", 0)
     table, told = tmp_path / "rows.csv", []
     table.write_text("text,label\n" + "".join(f"row {i},{i % 2}\n" for i in range(4000)))
-    with progress.shown_on(progress.Screen(told.append)):
+    with progress.show_on(progress.Screen(told.append)):
         prepared(tmp_path / "cache", train=str(table))
     assert any(line.startswith("tokenising: 1/") and "texts/s" in line for line in told)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from leansurgeon.training import budget, schedule
-from leansurgeon.training.data_loader import Sampled
+from leansurgeon.training.data_loader import SpreadSamples
 from leansurgeon.training.train import train
 from tests.support.training_standin import Dots, dot_model, recipe
 
@@ -84,7 +84,7 @@ def test_timing_changes_nothing(tmp_path):
 
 
 def test_a_sample_of_the_evaluation_split_is_spread_over_it():
-    task = Sampled(Dots(64, 100), 10)
+    task = SpreadSamples(Dots(64, 100), 10)
     assert task.size("eval") == 10 and task.size("train") == 64
     whole = Dots(64, 100).batch("eval", np.arange(100), seed=0, epoch=0)["pixel_values"]
     some = task.batch("eval", np.arange(10), seed=0, epoch=0)["pixel_values"]

@@ -76,9 +76,9 @@ def test_images_get_the_size_that_the_model_takes(tmp_path):
     done = leansurgeon("retrain", source, "-r", named, "-o", tmp_path / "run")
     assert done.returncode == 0 and "224" in done.stderr
     from leansurgeon.training.recipe.reading import load_training
-    from leansurgeon.training.setup import prepared_task
+    from leansurgeon.training.setup import prepare_task
 
-    task = prepared_task(load_training(str(named)), source, lambda text: None)
+    task = prepare_task(load_training(str(named)), source, lambda text: None)
     assert (task.options.image_size, task.options.mean, task.options.std) == (8, [0.3] * 3, [0.2] * 3)
 
 

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from leansurgeon.architectures.foreign import library_builds
 from leansurgeon.architectures.infer import inputs
 from leansurgeon.errors import UnsupportedModel
-from leansurgeon.progress import changed_setting, quiet_transformers
+from leansurgeon.progress import change_setting, quiet_transformers
 
 LARGEST = 60_000_000  # parameters of a model that inference builds
 # Which class stands for a family where the config names none: the first that there is.
@@ -58,10 +58,10 @@ class Unbuildable(Exception):
 def quietly() -> Iterator[None]:
     """No talk of the libraries while small models are tried, most of which nobody asked for."""
     with (
-        changed_setting(logging.disable, logging.CRITICAL, lambda: logging.root.manager.disable),
+        change_setting(logging.disable, logging.CRITICAL, lambda: logging.root.manager.disable),
         quiet_transformers(),
         warnings.catch_warnings(),
-        changed_setting(write_to, io.StringIO(), lambda: sys.stdout),
+        change_setting(write_to, io.StringIO(), lambda: sys.stdout),
     ):
         warnings.simplefilter("ignore")
         yield

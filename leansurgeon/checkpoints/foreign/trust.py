@@ -20,7 +20,7 @@ from typing import Any
 from leansurgeon.architectures.base import Architecture, Config
 from leansurgeon.checkpoints.digests import digest
 from leansurgeon.checkpoints.foreign import unpacked
-from leansurgeon.errors import UnsupportedModel, quoted
+from leansurgeon.errors import UnsupportedModel, quote
 from leansurgeon.reading import jsonfile
 from leansurgeon.reading.jsonfile import Json
 
@@ -120,7 +120,7 @@ def refuse_loaders(config: Config, folder: Path) -> None:
         )
     if named := config.get(WEIGHTS_KEY):
         raise UnsupportedModel(
-            f"{folder} wants to load other weights than its own: config.json says {WEIGHTS_KEY} = {quoted(named)}.",
+            f"{folder} wants to load other weights than its own: config.json says {WEIGHTS_KEY} = {quote(named)}.",
             "Take the key out of config.json, and name the file model.safetensors.",
         )
     args = config.get("model_args")
@@ -128,7 +128,7 @@ def refuse_loaders(config: Config, folder: Path) -> None:
     if loader:
         raise UnsupportedModel(
             f"{folder} wants to load other weights than its own: config.json says model_args.{loader} = "
-            f"{quoted(args[loader])}.",
+            f"{quote(args[loader])}.",
             "Take the key out of config.json.",
         )
 

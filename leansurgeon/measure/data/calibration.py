@@ -69,7 +69,7 @@ class Parts(NamedTuple, Generic[T]):
         return Parts(*map(make, self._fields, self))
 
 
-def told(counts: Parts[int]) -> str:
+def describe_counts(counts: Parts[int]) -> str:
     """How many samples do what, such as "512 to fit, 128 to guard, 512 to judge"."""
     return ", ".join(f"{count} to {WORDS[part]}" for part, count in counts._asdict().items())
 
@@ -130,12 +130,12 @@ class Calibration:
         score = self.task.score(logits, batch)
         return float(score.loss_sum.detach()), float(score.loss_count)
 
-    def recorded(self) -> SampleData:
+    def as_record(self) -> SampleData:
         """Name, digest and sample counts, as `surgery.json` keeps them."""
         from leansurgeon.measure.data.batches import rows_of
 
         samples = {part: sum(map(rows_of, getattr(self, part))) for part in WORDS}
-        sources = tuple(source.recorded() for source in self.sources)
+        sources = tuple(source.as_record() for source in self.sources)
         return SampleData(
             self.name, self.says, self.digest, samples, sources, self.asked, self.split, self.classes, self.columns
         )
@@ -240,7 +240,7 @@ def from_task(
             check_length(batch, task, source)
         return kept
 
-    parts, counts = rows.each(read), told(rows.each(lambda _, chosen: len(chosen)))
+    parts, counts = rows.each(read), describe_counts(rows.each(lambda _, chosen: len(chosen)))
     source_of = task.describe().get("source", name)
     windows = tokens and not lines
     damaged = task.describe().get("damaged")
@@ -309,7 +309,7 @@ def check_length(batch: Batch, task: Task, source: Source) -> None:
     if "input_ids" not in batch:
         return
     tokens = batch["input_ids"].shape[-1]
-    if takes := inputs.taken_instead(tokens, source.config, source.architecture):
+    if takes := inputs.describe_limit(tokens, source.config, source.architecture):
         raise UsageError(
             f"Task {task.name} has samples of {tokens:,} tokens, and {source.name} takes {takes}.",
             "Give text files, or a task with samples of that length.",
@@ -361,7 +361,7 @@ def chunks(rows: np.ndarray, size: int) -> Iterator[np.ndarray]:
         yield rows[start : start + size]
 
 
-def tokenised(texts: list[str], tokenizer: PreTrainedTokenizerBase, source: Source) -> list[Batch]:
+def tokenise(texts: list[str], tokenizer: PreTrainedTokenizerBase, source: Source) -> list[Batch]:
     """Padded batches of sentences of about the same length, since padding costs as much as tokens."""
     if tokenizer.pad_token_id is None:
         tokenizer.padding_side = "right"  # where it does not move the positions of real tokens

@@ -56,7 +56,7 @@ def check_classes(source: Source, task: Task, found: ClassMap | None, *, chance:
         "Say which output is which: --classes A,B,C (task.class_names in a recipe), the data's classes in the order of "
         "the outputs; the same order again goes on all the same. --classes new trains a new head."
     )
-    other = fitted_elsewhere(answers_N, labels_N)
+    other = fit_on_other_half(answers_N, labels_N)
     if better(other == answers_N, right):
         raise UsageError(
             f"{told}, and with another order of the classes it would be on {(other == answers_N).sum()}. "
@@ -68,7 +68,7 @@ def check_classes(source: Source, task: Task, found: ClassMap | None, *, chance:
         raise UsageError(f"{told}, no better than chance. {found.says}", hint)
 
 
-def fitted_elsewhere(answers_N: np.ndarray, labels_N: np.ndarray) -> np.ndarray:
+def fit_on_other_half(answers_N: np.ndarray, labels_N: np.ndarray) -> np.ndarray:
     """(N,) the output that each sample's class would be in the order that fits the other half of the samples best."""
     from scipy.optimize import linear_sum_assignment
     from sklearn.metrics import confusion_matrix

@@ -95,7 +95,7 @@ def choose_task(
     if kind == "features" and only_length(source):
         options["pad"] = "max"
     options |= tokenizer
-    return ChosenTask("sentences" if kind == "features" else kind, options, told(options))
+    return ChosenTask("sentences" if kind == "features" else kind, options, describe_tokenizer(options))
 
 
 def objective_of(source: Source) -> str | None:
@@ -199,7 +199,7 @@ def one_or_list(names: Sequence[str]) -> str | list[str]:
     return names[0] if len(names) == 1 else list(names)
 
 
-def told(options: Mapping[str, Any]) -> tuple[str, ...]:
+def describe_tokenizer(options: Mapping[str, Any]) -> tuple[str, ...]:
     """What to say of a tokenizer that is made anew."""
     if "tokenizer" not in options:
         return ()
@@ -246,7 +246,7 @@ def of_table(source: Source, data: UserData, chosen: Columns | None, tokenizer: 
     options |= {"seq_len": text_length(source)} | tokenizer
     if objective := objective_of(source):
         options["objective"] = objective
-    return ChosenTask("text-classification", options, told(options))
+    return ChosenTask("text-classification", options, describe_tokenizer(options))
 
 
 def of_images(source: Source, kind: str, data: UserData, columns: str | None) -> ChosenTask:

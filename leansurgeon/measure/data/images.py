@@ -10,7 +10,7 @@ from typing import Any
 
 from leansurgeon.checkpoints.config import SWITCH, TEXT, ValueKind, is_number, whole
 from leansurgeon.checkpoints.source import Source
-from leansurgeon.errors import UnsupportedModel, UsageError, quoted
+from leansurgeon.errors import UnsupportedModel, UsageError, quote
 from leansurgeon.reading import jsonfile
 from leansurgeon.reading.jsonfile import Json, JsonObject
 
@@ -43,12 +43,12 @@ KINDS = {  # what processors of transformers and configs of timm say of images, 
 }
 
 
-def checked(said: JsonObject, file: str) -> JsonObject:
+def check_settings(said: JsonObject, file: str) -> JsonObject:
     """The same settings. Raises `UnsupportedModel` naming the first key whose value is of another kind."""
     for key, value in said.items():
         kind = KINDS.get(key)
         if kind and not kind.fits(value):
-            raise UnsupportedModel(f"{file} says {key} = {quoted(value)}, which is not {kind.words}.")
+            raise UnsupportedModel(f"{file} says {key} = {quote(value)}, which is not {kind.words}.")
     return said
 
 
@@ -75,7 +75,7 @@ def folder_options(source: Source) -> TaskOptions:
 
 def of_timm(source: Source) -> TaskOptions:
     """Size, crop, mean and standard deviation of a timm model's `pretrained_cfg`; None where it does not say."""
-    cfg = checked(source.config.get("pretrained_cfg") or source.config, "config.json")
+    cfg = check_settings(source.config.get("pretrained_cfg") or source.config, "config.json")
     sides = cfg.get("input_size")
     size = source.architecture.flat(source.config).get("img_size") or (sides[1:] if isinstance(sides, list) else sides)
     said = {key: cfg.get(key) for key in ("crop_pct", "interpolation", "mean", "std")}
@@ -110,7 +110,7 @@ def preprocessor(source: Source) -> JsonObject:
             said = jsonfile.read_object(file, raising=UnsupportedModel)
             part = said.get("image_processor", {}) if name == "processor_config.json" else said
             if isinstance(part, dict) and part:
-                return checked(part, name)
+                return check_settings(part, name)
     return {}
 
 

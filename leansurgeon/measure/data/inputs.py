@@ -34,7 +34,7 @@ def sample_tokens(asked: int | None, config: Config, architecture: Architecture)
     if asked is None:
         only, most = room(config, architecture)
         return only or min(LONGEST, most or LONGEST)
-    if takes := taken_instead(asked, config, architecture):
+    if takes := describe_limit(asked, config, architecture):
         raise UsageError(f"--tokens {asked:,}: this model takes {takes} tokens.", f"Give {takes}.")
     return asked
 
@@ -48,7 +48,7 @@ def room(config: Config, architecture: Architecture) -> tuple[int | None, int | 
     return architecture.takes.only_tokens(flat), most and most - architecture.skipped_positions
 
 
-def taken_instead(tokens: int, config: Config, architecture: Architecture) -> str:
+def describe_limit(tokens: int, config: Config, architecture: Architecture) -> str:
     """`at most 512`, where a model does not take so many tokens of text; empty where it does."""
     only, most = room(config, architecture)
     fits = tokens == only if only else not most or tokens <= most

@@ -16,8 +16,8 @@ from leansurgeon.measure.data.calibration import (
     Batch,
     Calibration,
     Parts,
+    describe_counts,
     images_wanted,
-    told,
     without_labels,
 )
 
@@ -26,7 +26,7 @@ JOIN = " + "
 LEAST_LINES, LEAST_TOKENS = 512, 16_384  # to fit to; fewer are thin
 
 
-def mixed(sources: Sequence[Calibration]) -> Calibration:
+def mix_sources(sources: Sequence[Calibration]) -> Calibration:
     """All samples together, or as many as are usual and evenly of every source where there are more.
 
     Batches take turns, so that any part of them is of all sources. Labels stay where all score them alike.
@@ -45,7 +45,7 @@ def mixed(sources: Sequence[Calibration]) -> Calibration:
         if part == "guard":
             guards = tuple(in_turns([[i] * len(batches) for i, batches in enumerate(each)]))
     each = (Parts(*of_source) for of_source in zip(*counts.values(), strict=True))
-    says = "; ".join(f"{s.name}: {told(count)}" for s, count in zip(sources, each, strict=True))
+    says = "; ".join(f"{s.name}: {describe_counts(count)}" for s, count in zip(sources, each, strict=True))
     used = hashlib.sha256("".join(s.digest for s in sources).encode() + str(counts).encode()).hexdigest()
     asked = next((s.asked for s in sources if s.asked is not None), None)
     task = sources[0].task if alike else None
@@ -67,7 +67,7 @@ def with_own(data: Calibration, rows: int | None, *, alone: bool = False) -> Cal
     """
     own = replace(data.beside, fit=thin(data.beside.fit, rows) if rows != 0 else [])
     given = [replace(part, fit=[]) if alone else part for part in data.sources or (data,)]
-    return mixed([*given, own])
+    return mix_sources([*given, own])
 
 
 def usual(data: Calibration, part: str) -> int:

@@ -38,10 +38,10 @@ from leansurgeon.measure.data.calibration import (
     Calibration,
     Parts,
     chunks,
+    describe_counts,
     of_parts,
     open_calibration,
-    tokenised,
-    told,
+    tokenise,
 )
 from leansurgeon.measure.data.choose_task import LINE as LINE_TOKENS
 from leansurgeon.measure.data.choose_task import brings_tokenizer, has_two_stacks, only_length, takes_images, window
@@ -94,12 +94,12 @@ def samples(source: Source, *, seed: int = 0, device: str = "cpu", say: Say = si
         if any("attention_mask" in batch for batch in parts.fit):
             says = "sentences of a novel and random tokens"
     # It scores; it has no data of its own.
-    return made(NAME, says, parts, tasks.make(head, {}) if head in KINDS else None)
+    return make_calibration(NAME, says, parts, tasks.make(head, {}) if head in KINDS else None)
 
 
-def made(name: str, says: str, parts: Parts[list[Batch]], task: Task | None = None) -> Calibration:
+def make_calibration(name: str, says: str, parts: Parts[list[Batch]], task: Task | None = None) -> Calibration:
     """Calibration of parts that were made, not read; what it says of itself ends in their sizes."""
-    counts = told(parts.each(lambda _, batches: sum(map(rows_of, batches))))
+    counts = describe_counts(parts.each(lambda _, batches: sum(map(rows_of, batches))))
     return replace(of_parts(name, f"{says}: {counts}", parts, task), split={"rule": MADE})
 
 
@@ -160,7 +160,7 @@ def texts(source: Source, seed: int, device: str, say: Say) -> Parts[list[Batch]
     stage = source.shape.stages[0]
     each = 8 * source.shape.depth * stage.kv_heads * stage.head_dim * length
     whole = [
-        written(model, first_tokens(source, len(some), drawing, chance), length, drawing, chance)
+        write_tokens(model, first_tokens(source, len(some), drawing, chance), length, drawing, chance)
         for some in chunks(np.arange(rows), max(1, CACHE // each))
     ]
     return their_own_labels(torch.cat(whole), counts)
@@ -189,7 +189,9 @@ def first_tokens(source: Source, rows: int, drawing: Drawing, chance: torch.Gene
     return drawing.draw(torch.zeros(rows, size), chance)[:, None]
 
 
-def written(model: torch.nn.Module, start_B1: Tensor, length: int, drawing: Drawing, chance: torch.Generator) -> Tensor:
+def write_tokens(
+    model: torch.nn.Module, start_B1: Tensor, length: int, drawing: Drawing, chance: torch.Generator
+) -> Tensor:
     """(B, length) tokens; keys and values are kept between the steps where the model can."""
     device = next(model.parameters()).device
     caches = "past_key_values" in inspect.signature(model.forward).parameters
@@ -218,16 +220,16 @@ def fillings(source: Source, seed: int, device: str, say: Say) -> Parts[list[Bat
     unknown = {*range(size)} - {*tokenizer.get_vocab().values()}  # rows of the embedding that no token has
     drawing = Drawing(banned=tuple({*tokenizer.all_special_ids, *unknown}))
     whole = torch.cat([
-        filled(model, torch.full((len(some), length), tokenizer.mask_token_id), drawing, chance)
+        fill_masks(model, torch.full((len(some), length), tokenizer.mask_token_id), drawing, chance)
         for some in chunks(np.arange(rows), max(1, 8192 // length))
     ])  # fmt: skip
     hidden = torch.rand(whole.shape, generator=chance) < HIDDEN
     both = torch.stack([whole.masked_fill(hidden, tokenizer.mask_token_id), whole.masked_fill(~hidden, IGNORED)], 1)
-    pairs = parted(both, counts, max(1, 2048 // length))
+    pairs = split_rows(both, counts, max(1, 2048 // length))
     return pairs.each(lambda _, some: [{"input_ids": b[:, 0].clone(), "labels": b[:, 1].clone()} for b in some])
 
 
-def filled(model: torch.nn.Module, masks_BT: Tensor, drawing: Drawing, chance: torch.Generator) -> Tensor:
+def fill_masks(model: torch.nn.Module, masks_BT: Tensor, drawing: Drawing, chance: torch.Generator) -> Tensor:
     """(B, T) tokens in the place of masks: a share of those left in every round, then parts of all once more."""
     device, mask = next(model.parameters()).device, int(masks_BT[0, 0])
     ids, order = masks_BT.clone(), torch.rand(masks_BT.shape, generator=chance)
@@ -257,7 +259,7 @@ def sentences(source: Source, seed: int) -> Parts[list[Batch]]:
 
     def both(part: str, count: int) -> list[Batch]:
         chosen = [lines[i] for i in islice(order, count // 2)]
-        two = (tokenised(chosen, tokenizer, source), thin(getattr(noise, part), count - len(chosen)))
+        two = (tokenise(chosen, tokenizer, source), thin(getattr(noise, part), count - len(chosen)))
         return [batch for pair in zip_longest(*two) for batch in pair if batch is not None]
 
     return LINES.each(both)
@@ -282,11 +284,11 @@ def reads(tokenizer: PreTrainedTokenizerBase, lines: list[str]) -> bool:
 
 def random_tokens(source: Source, seed: int) -> Parts[list[Batch]]:
     """Rows of any tokens, for encoders that predict none."""
-    ids = drawn(source, sum(LINES), only_length(source) or min(LINE_TOKENS, window(source)) // 2, seed)
-    return parted(ids, LINES, 32).each(lambda _, batches: [{"input_ids": batch} for batch in batches])
+    ids = draw_tokens(source, sum(LINES), only_length(source) or min(LINE_TOKENS, window(source)) // 2, seed)
+    return split_rows(ids, LINES, 32).each(lambda _, batches: [{"input_ids": batch} for batch in batches])
 
 
-def drawn(source: Source, rows: int, length: int, seed: int) -> Tensor:
+def draw_tokens(source: Source, rows: int, length: int, seed: int) -> Tensor:
     """(rows, length) tokens, each as likely as any other. Raises `UsageError` for models that read none."""
     size = source.architecture.flat(source.config).get("vocab_size")
     if not isinstance(size, int):
@@ -303,7 +305,7 @@ def images(source: Source, seed: int) -> Parts[list[Batch]]:
     across = np.hypot(np.fft.fftfreq(height)[:, None], np.fft.rfftfreq(width)[None])
     falls = 1 / np.maximum(across, 1 / max(height, width))
 
-    def drawn(_: str, count: int) -> list[Batch]:
+    def draw_pixels(_: str, count: int) -> list[Batch]:
         noise = rng.standard_normal((count, channels + 1, height, width))
         noise = np.fft.irfft2(np.fft.rfft2(noise) * falls, s=(height, width))
         mixed = noise[:, :1] + 0.5 * noise[:, 1:]  # what all channels share, and what is their own
@@ -312,7 +314,7 @@ def images(source: Source, seed: int) -> Parts[list[Batch]]:
         pixels = torch.from_numpy(mixed.astype(np.float32))
         return [{"pixel_values": pixels[rows]} for rows in chunks(np.arange(count), 64)]
 
-    return LINES.each(drawn)
+    return LINES.each(draw_pixels)
 
 
 # -- room and parts -------------------------------------------------------------------------------
@@ -320,11 +322,11 @@ def images(source: Source, seed: int) -> Parts[list[Batch]]:
 
 def their_own_labels(windows: Tensor, counts: Parts[int]) -> Parts[list[Batch]]:
     """Windows of text (N, T) by part, as a causal model is called with them."""
-    batches = parted(windows, counts, max(1, 2048 // windows.shape[1]))
+    batches = split_rows(windows, counts, max(1, 2048 // windows.shape[1]))
     return batches.each(lambda _, some: [{"input_ids": ids, "labels": ids.clone()} for ids in some])
 
 
-def parted(rows: Tensor, counts: Parts[int], size: int) -> Parts[list[Tensor]]:
+def split_rows(rows: Tensor, counts: Parts[int], size: int) -> Parts[list[Tensor]]:
     """Rows by part, in batches of `size`."""
     left = iter(rows.split(list(counts)))
     return counts.each(lambda *_: list(next(left).split(size)))
@@ -333,7 +335,7 @@ def parted(rows: Tensor, counts: Parts[int], size: int) -> Parts[list[Tensor]]:
 # -- what comes with the package -------------------------------------------------------------------------------------
 
 
-def shipped_samples(source: Source, *, cache: Path, seed: int = 0) -> Calibration:
+def make_shipped_samples(source: Source, *, cache: Path, seed: int = 0) -> Calibration:
     """For surgery without data where a model makes none itself: the novel that comes with the package, in the form that
     the model reads, or random tokens where it has no tokenizer that knows the novel's words. Only config and tokenizer
     are looked at, so this serves models of any size. Raises `UsageError` for models that do not read text.
@@ -356,15 +358,15 @@ def shipped_samples(source: Source, *, cache: Path, seed: int = 0) -> Calibratio
 def random_windows(source: Source, seed: int) -> Calibration:
     """Windows of any tokens; they are their own labels for a causal model, which then judges by its predictions."""
     if source.head != "causal-lm":
-        return made(RANDOM, RANDOM, random_tokens(source, seed))
-    windows = drawn(source, sum(WINDOWS), window(source), seed)
-    return made(RANDOM, RANDOM, their_own_labels(windows, WINDOWS), tasks.make(source.head, {}))
+        return make_calibration(RANDOM, RANDOM, random_tokens(source, seed))
+    windows = draw_tokens(source, sum(WINDOWS), window(source), seed)
+    return make_calibration(RANDOM, RANDOM, their_own_labels(windows, WINDOWS), tasks.make(source.head, {}))
 
 
 def random_pairs(source: Source, seed: int, writes: bool) -> Calibration:
     """Any tokens for an encoder, and any others for its decoder to read and to say."""
     length = only_length(source) or min(LINE_TOKENS, window(source)) // 2
-    rows = drawn(source, sum(PAIRS), length + round(ANSWER * length), seed)
+    rows = draw_tokens(source, sum(PAIRS), length + round(ANSWER * length), seed)
     start = source.config.get("decoder_start_token_id", source.config.get("pad_token_id")) or 0
 
     def batch(ids: Tensor) -> Batch:
@@ -374,5 +376,5 @@ def random_pairs(source: Source, seed: int, writes: bool) -> Calibration:
         both = {"input_ids": ids[:, :length].clone(), "decoder_input_ids": before}
         return both | {"labels": labels} if writes else both
 
-    parts = parted(rows, PAIRS, ROWS).each(lambda _, groups: [batch(ids) for ids in groups])
-    return made(RANDOM, RANDOM, parts, Seq2Seq() if writes else None)
+    parts = split_rows(rows, PAIRS, ROWS).each(lambda _, groups: [batch(ids) for ids in groups])
+    return make_calibration(RANDOM, RANDOM, parts, Seq2Seq() if writes else None)

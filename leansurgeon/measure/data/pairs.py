@@ -19,7 +19,7 @@ import numpy as np
 from leansurgeon.checkpoints.kind import class_name
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import UsageError
-from leansurgeon.measure.data.calibration import Batch, Calibration, Parts, choose, chunks, of_parts, told
+from leansurgeon.measure.data.calibration import Batch, Calibration, Parts, choose, chunks, describe_counts, of_parts
 from leansurgeon.progress import Say, silent
 from leansurgeon.tasks.base import IGNORED, token_score
 from leansurgeon.tasks.splits import SIDES, hash_text, split_by_content
@@ -78,14 +78,14 @@ def open_pairs(
     if bare and not any(map(is_role, data.columns)):
         given, names, texts = True, [Path(name).name for some in files.values() for name in some], {}
         read = {side: "\n".join(text_files.read(Path(name)) for name in some) for side, some in files.items()}
-        said = {side: written_pairs(text, flag) for side, text in read.items()}
+        said = {side: read_pairs(text, flag) for side, text in read.items()}
     else:
         roles = columns_of(data, columns, "seq2seq") if data.kind != "text" else Columns("text", ("text",))
         texts = {side: corpus.find(some, roles.texts) for side, some in files.items()}
         given, names = len(roles.texts) > 1, [name for one in texts.values() for name in one.names]
         said = {side: one.answers() if given else one.texts() for side, one in texts.items()}
     pairs = {
-        side: list(encoded(some, tokenizer) if given else hidden_pairs(some, tokenizer, rng))
+        side: list(encode_pairs(some, tokenizer) if given else make_hidden_pairs(some, tokenizer, rng))
         for side, some in said.items()
     }
     made, unit = [pair for some in pairs.values() for pair in some], "pairs" if given else "sentences"
@@ -105,11 +105,11 @@ def open_pairs(
 
     parts = rows.each(read)
     kind = "pairs" if given else "hidden spans"
-    says = f"{', '.join(names)}: {told(rows.each(lambda _, chosen: len(chosen)))} ({kind})"
+    says = f"{', '.join(names)}: {describe_counts(rows.each(lambda _, chosen: len(chosen)))} ({kind})"
     return replace(of_parts(kind, says, parts, Seq2Seq()), split=split.identity())
 
 
-def written_pairs(text: str, flag: str = "--data") -> Iterator[tuple[str, str]]:
+def read_pairs(text: str, flag: str = "--data") -> Iterator[tuple[str, str]]:
     """Inputs and answers as a `.tsv` file without a header gives them. Raises `UsageError` for a line without a tab."""
     for number, line in enumerate(text.split("\n"), 1):
         before, tab, after = line.partition("\t")
@@ -119,7 +119,7 @@ def written_pairs(text: str, flag: str = "--data") -> Iterator[tuple[str, str]]:
             yield before, after
 
 
-def encoded(said: Iterable[tuple[str, str]], tokenizer: PreTrainedTokenizerBase) -> Iterator[tuple[int, Pair]]:
+def encode_pairs(said: Iterable[tuple[str, str]], tokenizer: PreTrainedTokenizerBase) -> Iterator[tuple[int, Pair]]:
     """What stands for the content of each pair of input and answer (each once), and its tokens."""
     for before, after in dict.fromkeys(said):
         ids = tokenizer(before, truncation=True, max_length=INPUT_TOKENS)["input_ids"]
@@ -127,7 +127,7 @@ def encoded(said: Iterable[tuple[str, str]], tokenizer: PreTrainedTokenizerBase)
         yield hash_text(before, after), (ids, answer)
 
 
-def hidden_pairs(
+def make_hidden_pairs(
     sentences: Iterable[str], tokenizer: PreTrainedTokenizerBase, rng: np.random.Generator
 ) -> Iterator[tuple[int, Pair]]:
     """The same of sentences with hidden spans, in the way of the tokenizer's family."""
@@ -150,7 +150,7 @@ def hidden_pairs(
         if names_spans:
             yield hash_text(sentence), name_spans(ids, hidden, sentinels, tokenizer.eos_token_id)
         else:
-            yield hash_text(sentence), (replaced(ids, hidden, lambda _: tokenizer.mask_token_id), ids)
+            yield hash_text(sentence), (replace_spans(ids, hidden, lambda _: tokenizer.mask_token_id), ids)
 
 
 def spans(tokens: int, rng: np.random.Generator) -> list[int]:
@@ -162,7 +162,7 @@ def spans(tokens: int, rng: np.random.Generator) -> list[int]:
     return [i * section + int(rng.integers(1, section - SPAN)) for i in range(number)]
 
 
-def replaced(ids: list[int], hidden: Sequence[tuple[int, int]], by: Callable[[int], int]) -> list[int]:
+def replace_spans(ids: list[int], hidden: Sequence[tuple[int, int]], by: Callable[[int], int]) -> list[int]:
     """The tokens with one token in the place of every hidden span."""
     tokens, at = [], 0
     for i, (start, stop) in enumerate(hidden):
@@ -176,7 +176,11 @@ def name_spans(ids: list[int], hidden: Sequence[tuple[int, int]], names: Sequenc
     answer: list[int] = []
     for i, (start, stop) in enumerate(hidden):
         answer += [names[i], *ids[start:stop]]
-    return replaced(ids, hidden, lambda i: names[i]), [*answer, names[len(hidden)], *([] if end is None else [end])]
+    return replace_spans(ids, hidden, lambda i: names[i]), [
+        *answer,
+        names[len(hidden)],
+        *([] if end is None else [end]),
+    ]
 
 
 def batch_of(pairs: Sequence[Pair], pad: int, start: int) -> Batch:

@@ -110,7 +110,7 @@ def study(loaded: Loaded, calibration: Calibration, options: HeadOptions | None 
     values = importance(judge, places, calibration.fit)
     bench = HeadScorer(judge, places, thin(calibration.heldout, options.judge_samples))
     document: HeadsDocument = {
-        "data": calibration.recorded().as_dict(),
+        "data": calibration.as_record().as_dict(),
         "judged_by": judge.says,
         "options": asdict(options),
         "samples": {"importance": sum(map(rows_of, calibration.fit)), "ablation": 0, "curve": 0},

@@ -8,10 +8,10 @@ from typing import Any
 
 import altair as alt
 
-from leansurgeon.report.charts.forms import LIGHT, Chart, data, finished
+from leansurgeon.report.charts.forms import LIGHT, Chart, data, finish_chart
 from leansurgeon.report.humans import count
 from leansurgeon.report.rows import Section
-from leansurgeon.report.runs import Cut
+from leansurgeon.report.runs import CutSummary
 from leansurgeon.shape import Shape
 
 STAYS, GOES, NEW = "stays", "is cut out", "new heads"
@@ -63,7 +63,7 @@ def heads_of(shape: Shape) -> tuple[int, ...]:
     return tuple(stage.heads for stage in shape.stages for _ in range(stage.depth))
 
 
-def drawing(cut: Cut) -> alt.LayerChart:
+def drawing(cut: CutSummary) -> alt.LayerChart:
     """The source above, the result below, and a line from each layer that stays to the one that it becomes."""
     before, after = heads_of(cut.plan.before), heads_of(cut.plan.after)
     unit = min(UNIT, TALL / max(*before, *after))
@@ -98,10 +98,10 @@ def drawing(cut: Cut) -> alt.LayerChart:
         )
     ]
     labels = alt.Chart(data(words)).mark_text(align="left").encode(x=place["x"], y=place["y"], text="text:N")
-    return finished(alt.layer(rules, rects, labels), height=round(height))
+    return finish_chart(alt.layer(rules, rects, labels), height=round(height))
 
 
-def cells(block: Block, cut: Cut, *, before: bool) -> Iterator[dict[str, Any]]:
+def cells(block: Block, cut: CutSummary, *, before: bool) -> Iterator[dict[str, Any]]:
     """A rectangle for every head of every layer; for large models one for every layer and kind."""
     whole = sum(block.heads) > CELLS
     old = heads_of(cut.plan.before)

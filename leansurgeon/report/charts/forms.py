@@ -235,7 +235,7 @@ def lines(series: Sequence[Series], x: Axis, y: Axis) -> alt.LayerChart | None:
             point = alt.Chart(data(some)).mark_point(size=42, opacity=1, xOffset=SHIFT, **look)
             said = alt.Description("says:N")
             layers.append(point.encode(**place, color=styles["color"], shape=styles["shape"], description=said))
-    return finished(alt.layer(*layers))
+    return finish_chart(alt.layer(*layers))
 
 
 def cells(rows: Sequence[tuple[str, Sequence[float]]], across: str, down: str) -> alt.LayerChart:
@@ -259,10 +259,10 @@ def cells(rows: Sequence[tuple[str, Sequence[float]]], across: str, down: str) -
     drawing = alt.Chart(data(made)).mark_rect(fill=LIGHT["c0"], stroke=LIGHT["line"], strokeWidth=0.5)
     drawing = drawing.encode(x=x, y=y, fillOpacity=opacity, description="says:N")
     height = max(14, min(26, 300 // max(len(row) for _, row in rows))) * len(rows)
-    return finished(alt.layer(drawing), height=height)
+    return finish_chart(alt.layer(drawing), height=height)
 
 
-def finished(drawing: alt.LayerChart, height: int = HEIGHT) -> alt.LayerChart:
+def finish_chart(drawing: alt.LayerChart, height: int = HEIGHT) -> alt.LayerChart:
     """Size, fonts and quiet colours; `render` turns those into the page's own."""
     quiet = {"labelColor": LIGHT["quiet"], "titleColor": LIGHT["quiet"], "gridColor": LIGHT["line"]}
     quiet |= {"domainColor": LIGHT["line"], "tickColor": LIGHT["line"], "labelFontSize": 11, "titleFontSize": 11}

@@ -53,7 +53,7 @@ def with_error(x: float, spread: Spread) -> Point:
     return Point(x, spread.mean, spread.mean - sd, spread.mean + sd)
 
 
-def bounded_points(known: Iterable[tuple[float, Bound | None]]) -> tuple[Point, ...]:
+def list_bounded_points(known: Iterable[tuple[float, Bound | None]]) -> tuple[Point, ...]:
     """Points at the figures that are known; a lower bound is marked as such."""
     return tuple(Point(x, bound.value, bound=not bound.exact) for x, bound in known if bound)
 
@@ -83,7 +83,7 @@ def metric_by_heads(section: Section) -> list[Chart]:
 def kappa_by_heads(section: Section) -> list[Chart]:
     """The paper's figure 5: kappa against heads."""
     series = [
-        Series(name, bounded_points((heads, row.kappa and row.kappa.median) for heads, row in arms), i)
+        Series(name, list_bounded_points((heads, row.kappa and row.kappa.median) for heads, row in arms), i)
         for i, (name, arms) in enumerate(sweep(section).items())
     ]
     bounded = " Hollow: at least so much." if any(p.bound for s in series for p in s.points) else ""
@@ -146,7 +146,11 @@ def kappa_by_layer(section: Section) -> list[Chart]:
     look, charts = styles(section), []
     for key, title, says in KAPPA:
         series = [
-            Series(row.name, bounded_points((one.layer, getattr(one, key)) for one in row.kappa.layers), look[row.name])
+            Series(
+                row.name,
+                list_bounded_points((one.layer, getattr(one, key)) for one in row.kappa.layers),
+                look[row.name],
+            )
             for row in section.rows
             if row.kappa
         ]

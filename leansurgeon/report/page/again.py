@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Sequence
 
 from leansurgeon.reading.values import text
-from leansurgeon.report.humans import listed
+from leansurgeon.report.humans import join_words
 from leansurgeon.report.page.parts import Block, Code, Facts, Group, shorten
 from leansurgeon.report.rows import Section
 from leansurgeon.report.runs import Run
@@ -28,10 +28,10 @@ def show_commands(section: Section) -> list[Block]:
     pairs = {
         "seeds": "; ".join(list(by_row.values())[:1] if same else (f"{name}: {said}" for name, said in by_row.items())),
         "samples": ", ".join(f"{n:,.0f} {what}" for n, what in amounts if n is not None),
-        "kappa": f"{listed(dict.fromkeys(str(k.samples) for k in kappas))} samples" if kappas else "",
+        "kappa": f"{join_words(dict.fromkeys(str(k.samples) for k in kappas))} samples" if kappas else "",
         "data": f"{source} ({licence})" if licence else source,
-        "hardware": listed(dict.fromkeys(run.summary.device for run in runs if run.summary.device)),
-        "precision": listed(dict.fromkeys(row.precision for row in section.rows if row.precision)),
+        "hardware": join_words(dict.fromkeys(run.summary.device for run in runs if run.summary.device)),
+        "precision": join_words(dict.fromkeys(row.precision for row in section.rows if row.precision)),
         "software": ", ".join(f"{name} {version}" for name, version in first.versions.items()),
         "finished": " to ".join((*dates[:1], *dates[1:][-1:])),
     }

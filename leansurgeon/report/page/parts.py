@@ -14,9 +14,9 @@ from leansurgeon.reading.values import words
 from leansurgeon.report import humans
 from leansurgeon.report.charts.forms import Chart
 from leansurgeon.report.charts.sections import of_section
-from leansurgeon.report.humans import NONE, listed
+from leansurgeon.report.humans import NONE, join_words
 from leansurgeon.report.rows import Row, Section
-from leansurgeon.report.runs import PARTS, SHAPE, Bench, BenchRow, Cut
+from leansurgeon.report.runs import PARTS, SHAPE, Bench, BenchRow, CutSummary
 from leansurgeon.report.tables.columns import (
     INVARIANTS,
     LAYERS,
@@ -236,7 +236,7 @@ def show_cuts(section: Section) -> list[Block]:
     return [*table, *figures(of_section(section, "What was cut, and why")), *cuts]
 
 
-def show_cut(row: Row, cut: Cut, together: bool) -> list[Block]:
+def show_cut(row: Row, cut: CutSummary, together: bool) -> list[Block]:
     """What was done to the source and why, from its surgery's record."""
     decided, plan = cut.record.decided, cut.plan
     digests = [f"{name} {digest[:16]}…" for name, digest in words(cut.record.source.sha256).items()]
@@ -246,7 +246,7 @@ def show_cut(row: Row, cut: Cut, together: bool) -> list[Block]:
     data, by = decided.calibration, f", chosen by {decided.criterion}" if decided.criterion else ""
     said = [
         Line(f"From `{shorten(cut.source)}`{weights}."),
-        Line(f"Change in parameters by {listed(saved)}{order}." if saved else ""),
+        Line(f"Change in parameters by {join_words(saved)}{order}." if saved else ""),
         *(Line(f" ({o.exactness}): {o.says}", o.name) for o in plan.operators),
         Line(f"{plan.why.rstrip('.')}." if plan.why else ""),
         Line(f"Sample data: {data.says}, SHA-256 {data.sha256[:16]}…" if data and (data.says or data.sha256) else ""),

@@ -15,7 +15,7 @@ from leansurgeon.checkpoints.proof.report_numbers import perplexity
 from leansurgeon.checkpoints.record import Comparison, Proof
 from leansurgeon.checkpoints.recorded.decided import BlockRefit, Decisions
 from leansurgeon.errors import plural, short
-from leansurgeon.report.humans import listed
+from leansurgeon.report.humans import join_words
 from leansurgeon.shape import NUMBERS, PARTS, Shape
 from leansurgeon.surgery.next_steps import Indivisible, UnfitFormats, indivisible
 from leansurgeon.surgery.planning import Plan
@@ -217,7 +217,7 @@ def list_next_steps(before: Shape, after: Shape, refused: UnfitFormats | None = 
             f"What a next step cannot divide{', as before' if new else ', as in the source'}: {spell_numbers(same)}."
         )
     if refused:
-        lines += wrap(f"{listed(refused.formats)} cannot hold it: {refused.why}. What fits: {refused.instead}.")
+        lines += wrap(f"{join_words(refused.formats)} cannot hold it: {refused.why}. What fits: {refused.instead}.")
     return lines
 
 
@@ -231,7 +231,7 @@ def spell_numbers(numbers: Sequence[Indivisible]) -> str:
         by += [f"kernels of {kernels}"] if kernels else []
         size = f"{number.size:,}"
         name = f"{size} {number.name}" if number.name.endswith("heads") else f"{number.name} {size}"
-        said.append(f"{name} by {listed(by)}")
+        said.append(f"{name} by {join_words(by)}")
     return "; ".join(said)
 
 

@@ -38,7 +38,7 @@ def versions() -> Mapping[str, str]:
     return {name: version(name) for name in ("leansurgeon", "transformers", "timm", "torch")}
 
 
-def counted(rows: Sequence[FamilyCheck]) -> str:
+def describe_counts(rows: Sequence[FamilyCheck]) -> str:
     """How many types can be cut in what way, in one paragraph."""
     count = counts(rows)
     return (
@@ -78,7 +78,7 @@ def part(rows: Sequence[FamilyCheck], said: Sequence[str]) -> list[str]:
     """Counts, how they came about, the table, and what was not tried."""
     left = [f"- {row.name}: {plain(row.why)[:160]}" for row in rows if not row.built]
     return [
-        *("", counted(rows), "", *said, ""),
+        *("", describe_counts(rows), "", *said, ""),
         "| name | class | layers | heads | MLP | difference | what stands in the way |",
         "|---|---|---|---|---|---|---|",
         *(line(row) for row in rows if row.built),

@@ -118,7 +118,7 @@ def curve(document: HeadsDocument) -> list[str]:
     curves = document["curve"]
     orders = {LABELS[key]: curves["orders"][key] for key in LABELS if key in curves["orders"]}
     allowed = "a hundredth less of it" if {"accuracy", "scores"} & set(document["whole"]) else "a hundredth more of it"
-    allowed = allowed if labelled(document) else "0.01 of it"
+    allowed = allowed if has_labels(document) else "0.01 of it"
     able = ", ".join(
         f"{LABELS[key]} {100 * curves['prunable'][key]:.0f} %" for key in LABELS if key in curves["orders"]
     )
@@ -145,7 +145,7 @@ def tabulate_curves(curves: Mapping[str, Sequence[Point]], document: HeadsDocume
     return draw_table(rows, ["off", *curves], ("right",) * (1 + len(curves)))
 
 
-def labelled(document: HeadsDocument) -> bool:
+def has_labels(document: HeadsDocument) -> bool:
     """Whether labels judged the heads, and not the likeness to the whole model's output."""
     return not document["judged_by"].startswith("1 - cosine")
 
@@ -156,7 +156,7 @@ def unit(document: HeadsDocument) -> str:
         return "accuracy, %,"
     if scores := document["whole"].get("scores"):
         return next(iter(scores))
-    return "perplexity of a token" if document["text"] else "loss" if labelled(document) else "1 - cosine"
+    return "perplexity of a token" if document["text"] else "loss" if has_labels(document) else "1 - cosine"
 
 
 def value(point: Point, document: HeadsDocument) -> str:

@@ -58,7 +58,7 @@ class Cifar10(SmallImages, base.Shortened):
         self._open(entry(cache, self.options.data, say))
         self._check_limits("CIFAR-10", "images")
 
-    def standardised(self, images: np.ndarray) -> np.ndarray:
+    def standardise(self, images: np.ndarray) -> np.ndarray:
         """By mean and deviation of the training images, channel by channel."""
         return (images.astype(np.float32) / 255 - np.float32(MEAN)) / np.float32(STD)
 

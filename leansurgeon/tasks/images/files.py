@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from leansurgeon.errors import LeanSurgeonError, UsageError, plural, quoted
+from leansurgeon.errors import LeanSurgeonError, UsageError, plural, quote
 from leansurgeon.progress import size_text, track
 from leansurgeon.reading import archives, files, images, jsonfile, tables
 from leansurgeon.reading.tables import class_names, parquet_parts, parquet_schema
@@ -62,7 +62,7 @@ def build(
             elif place.kind == "flat":  # images without classes: enough to calibrate with, nothing to score
                 named = [(image, base.IGNORED) for image in _images_in(root)]
             else:
-                named = listed(places[0], label, say)
+                named = list_images(places[0], label, say)
             paths = [path for path, _ in named]
             samples = [(number, 0, _WHOLE, name) for number, (_, name) in enumerate(named)]
         labelled = [sample for sample in samples if sample[-1] not in (None, UNLABELLED)]
@@ -75,12 +75,12 @@ def build(
                     f"Sort them into folders named as those in {place.places['train'][0]} (ImageNet's valprep.sh does "
                     "so), or name others to evaluate on: task.eval_data.",
                 )
-            raise UsageError(f"{_called(places)} holds no images ({', '.join(sorted(SUFFIXES))}).")
+            raise UsageError(f"{_name_of(places)} holds no images ({', '.join(sorted(SUFFIXES))}).")
         numbers, starts, lengths, labels = zip(*labelled, strict=True)
         if present := {name for name in labels if isinstance(name, str)}:
             names = sort_names(present) if names is None else names
             if strange := sorted({*map(str, labels)} - {*names}):
-                where = _called(places)
+                where = _name_of(places)
                 raise UsageError(f"{where} has the class '{strange[0]}', which the training images do not have.")
             order = {name: number for number, name in enumerate(names)}
             labels = [order[name] for name in labels]
@@ -110,7 +110,7 @@ def build(
     many = max(many, len(names or []))
     if many == 1:
         raise UsageError(
-            f"{_called(place.places['train'])} holds images of one class{', ' + names[0] if names else ''}, and "
+            f"{_name_of(place.places['train'])} holds images of one class{', ' + names[0] if names else ''}, and "
             "telling classes apart takes two or more.",
             "Images without classes, for calibration, lie in one folder without folders in it.",
         )
@@ -150,7 +150,9 @@ def split(folder: Path, info: disk.Info, workers: int, *, skip_damaged: bool = F
             "sizes": {side: len(rows) for side, rows in found.rows.items()},
             "stored": {side: side if side in stored else "train" for side in splits.SIDES},
         }
-        | base.found(found, "images", [names[i] for i in labels[kept]] if names and labels.min() >= 0 else None)
+        | base.describe_split(
+            found, "images", [names[i] for i in labels[kept]] if names and labels.min() >= 0 else None
+        )
         | {"damaged": damaged}
     )
 
@@ -207,7 +209,7 @@ class Reader:
         return path if os.path.isabs(path) else str(self._folder / path)
 
 
-def _called(places: list[Any]) -> str:
+def _name_of(places: list[Any]) -> str:
     return str(places[0]) if isinstance(places[0], Path) else "The hub data set"
 
 
@@ -343,7 +345,7 @@ def _pairs(images: list[Any], labels: list[Any], where: str) -> Iterable[tuple[b
             raise UsageError(f"{where}: an image without its bytes (a struct of 'bytes' and 'path' is expected).")
         label = int(label) if isinstance(label, bool) or (isinstance(label, float) and label.is_integer()) else label
         if not (label is None or isinstance(label, str) or (isinstance(label, int) and -1 <= label < CLASSES)):
-            raise UsageError(f"{where}: the label {quoted(label)} is no class.")
+            raise UsageError(f"{where}: the label {quote(label)} is no class.")
         yield content, label
 
 
@@ -356,7 +358,7 @@ def _columns(present: list[str], label: str | None, where: str) -> tuple[str, st
     return columns[0], columns[1]
 
 
-def listed(table: Path, label: str | None, say: Callable[[str], None]) -> list[tuple[str, int | str]]:
+def list_images(table: Path, label: str | None, say: Callable[[str], None]) -> list[tuple[str, int | str]]:
     """Files and classes of the images that a table names; without a column of labels their class is IGNORED. Rows whose
     image is not there, or that have no label, are left out, and counted in one line. Raises UsageError for labels that
     are no classes.

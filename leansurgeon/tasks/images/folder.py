@@ -120,7 +120,7 @@ class ImageFolder(base.Task):
         self._open(disk.entry(cache, "images", key, build))
         if damaged := self._info.get("damaged"):
             say(f"{self.name}: {plural(len(damaged), 'damaged image')} left out. {damaged[0]}")
-        self._rows = self._chosen()
+        self._rows = self._choose_samples()
         named = {self._info["stored"].get(split, split) for split in self._info["sizes"]}
         stored = np.concatenate([self._array(f"{split}-labels") for split in named])
         numbers, counts = np.unique(stored, return_counts=True)
@@ -148,7 +148,7 @@ class ImageFolder(base.Task):
                 told.append(f"{plural(len(some), 'image')} {what}: {', '.join(sorted(some)[:3])}{more}")
         return " ".join(told)
 
-    def _chosen(self) -> dict[str, np.ndarray]:
+    def _choose_samples(self) -> dict[str, np.ndarray]:
         """Which samples of the index are the split's: all, those on its side, or as few as the options say."""
         o, sizes = self.options, self._info["sizes"]
         if "eval" not in sizes:
@@ -170,7 +170,7 @@ class ImageFolder(base.Task):
 
     def size(self, split: str) -> int:
         """Number of images of a split, of the classes and the part that the options choose."""
-        return len(self._rows[self._checked(split)])
+        return len(self._rows[self._check_split(split)])
 
     def batch(self, split: str, indices: np.ndarray, *, seed: int, epoch: int) -> base.Batch:
         """`pixel_values` (B, C, H, W) as the options crop and standardise them, and `labels` (B,) where there are
@@ -238,7 +238,7 @@ class ImageFolder(base.Task):
         return images.decode(content, "RGB" if self.options.channels == 3 else "L", where)
 
 
-class Published(Options):
+class PublishedOptions(Options):
     """The same; the data's own parts are those of the published figures."""
 
     hold_out: bool = False
@@ -248,7 +248,7 @@ class ImageNet(ImageFolder):
     """ImageNet-1k (Russakovsky et al., 2015): `ImageFolder` with the source's name and licence."""
 
     name = "imagenet"
-    Options = Published
+    Options = PublishedOptions
     licence = "ImageNet terms of access: non-commercial research and education"
 
 

@@ -36,7 +36,7 @@ class SmallImages(base.Task):
     shift: ClassVar[int] = 0
 
     @abstractmethod
-    def standardised(self, images: np.ndarray) -> np.ndarray:
+    def standardise(self, images: np.ndarray) -> np.ndarray:
         """Pixels as the model is to see them, fp32, from those in the cache."""
 
     def batch(self, split: str, indices: np.ndarray, *, seed: int, epoch: int) -> base.Batch:
@@ -44,8 +44,8 @@ class SmallImages(base.Task):
         indices = self._indices(split, indices)
         images = self._array(f"{split}-images")[indices]
         if split == "train" and self.shift and self.options.augment:
-            images = shifted(images, seed, epoch, indices, self.shift)
-        pixels_BHWC = self.standardised(images).reshape(-1, self.side, self.side, self.channels)
+            images = shift_images(images, seed, epoch, indices, self.shift)
+        pixels_BHWC = self.standardise(images).reshape(-1, self.side, self.side, self.channels)
         pixels = np.ascontiguousarray(pixels_BHWC.transpose(0, 3, 1, 2))
         labels = self._array(f"{split}-labels")[indices].astype(np.int64)
         return base.as_tensors(pixel_values=pixels, labels=labels)
@@ -55,7 +55,7 @@ class SmallImages(base.Task):
         return {"num_labels": 10, "image_size": self.side, "num_channels": self.channels}
 
 
-def shifted(images_BHWC: np.ndarray, seed: int, epoch: int, indices_B: np.ndarray, most: int) -> np.ndarray:
+def shift_images(images_BHWC: np.ndarray, seed: int, epoch: int, indices_B: np.ndarray, most: int) -> np.ndarray:
     """Each image moved by -most..most pixels in both directions, the gap black (0), and mirrored in half of the cases.
     Grey images may come without the last axis.
     """
@@ -95,7 +95,7 @@ class Digits(SmallImages):
         key = {"version": 1, "split_seed": self.options.split_seed}
         self._open(disk.entry(cache, "digits", key, lambda folder: _split_digits(folder, self.options.split_seed)))
 
-    def standardised(self, images: np.ndarray) -> np.ndarray:
+    def standardise(self, images: np.ndarray) -> np.ndarray:
         """From -1 to 1."""
         return images.astype(np.float32) / 8 - 1
 
@@ -153,7 +153,7 @@ class FashionMnist(SmallImages):
 
         self._open(disk.entry(cache, "fashion-mnist", key, build))
 
-    def standardised(self, images: np.ndarray) -> np.ndarray:
+    def standardise(self, images: np.ndarray) -> np.ndarray:
         """By mean and deviation of the training images."""
         return (images.astype(np.float32) / 255 - MEAN) / STD
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 from pydantic import Field, model_validator
 
-from leansurgeon.errors import UsageError, quoted
+from leansurgeon.errors import UsageError, quote
 from leansurgeon.progress import phase
 from leansurgeon.reading import tables
 from leansurgeon.reading.files import in_home
@@ -75,7 +75,7 @@ class ListOps(base.Task):
         o = self.options
         vocab.check_length(self.seq_len, model_dir)
         if o.data != GENERATED:
-            files = _published(in_home(o.data).absolute())
+            files = _find_published(in_home(o.data).absolute())
             self.source, self.licence = f"ListOps of the Long Range Arena, {o.data}", "as its authors say"
             key = {"version": _VERSION, "files": {split: disk.file_key(path) for split, path in files.items()}}
             self._open(disk.entry(cache, "listops", key, lambda folder: _read(folder, files, self.seq_len, say)))
@@ -94,7 +94,7 @@ class ListOps(base.Task):
     def batch(self, split: str, indices: np.ndarray, *, seed: int, epoch: int) -> base.Batch:
         """`input_ids` and `attention_mask` (B, seq_len) and `labels` (B,) from 0 to 9."""
         rows = self._indices(split, indices) + self._info["first"][split]
-        tokens_BT = disk.padded(self._array("tokens"), self._array("starts"), rows, self.seq_len, PAD)
+        tokens_BT = disk.pad_rows(self._array("tokens"), self._array("starts"), rows, self.seq_len, PAD)
         mask, labels = (tokens_BT != PAD).astype(np.int64), self._array("labels")[rows].astype(np.int64)
         return base.as_tensors(input_ids=tokens_BT, attention_mask=mask, labels=labels)
 
@@ -107,7 +107,7 @@ class ListOps(base.Task):
         return {"seq_len": self.seq_len}
 
 
-def _published(folder: Path) -> dict[str, Path]:
+def _find_published(folder: Path) -> dict[str, Path]:
     """The published file of every split, in the folder or below it."""
     found = {split: sorted(folder.rglob(name)) for split, name in FILES.items()}
     if missing := [FILES[split] for split, paths in found.items() if not paths]:
@@ -132,7 +132,7 @@ def _read(folder: Path, files: dict[str, Path], most: int, say: Callable[[str], 
             symbols = expression.replace("(", " ").replace(")", " ").split()
             strange = [symbol for symbol in symbols if symbol not in numbers]
             if strange or value not in SYMBOLS[:10] or not 0 < len(symbols) <= most:
-                told = f"{quoted(strange[0])} is no symbol of ListOps" if strange else f"the value is {quoted(value)}"
+                told = f"{quote(strange[0])} is no symbol of ListOps" if strange else f"the value is {quote(value)}"
                 if not strange and value in SYMBOLS[:10]:
                     told = f"{len(symbols):,} symbols, where seq_len leaves room for 1 to {most:,}"
                 raise UsageError(f"{path}, line {number:,}: {told}.")

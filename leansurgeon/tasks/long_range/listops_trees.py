@@ -59,11 +59,11 @@ def chunk(grammar: Grammar, seed: int, number: int, trees: int = TREES_PER_CHUNK
     Lots are independent and identically distributed, and each follows from (grammar, seed, number, trees) alone.
     """
     rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(number,)))
-    counts = _kept_counts(grammar, rng, trees)
+    counts = _draw_counts(grammar, rng, trees)
     return None if counts is None else _build(grammar, rng, counts)
 
 
-def _kept_counts(grammar: Grammar, rng: np.random.Generator, wanted: int) -> np.ndarray | None:
+def _draw_counts(grammar: Grammar, rng: np.random.Generator, wanted: int) -> np.ndarray | None:
     """(wanted, max_depth, max_args) int32 numbers of nodes per tree, level and kind: column 0 digits, column j
     operators with j + 1 arguments.
     """

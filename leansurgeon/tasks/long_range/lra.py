@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from pydantic import Field, model_validator
 
-from leansurgeon.errors import UsageError, quoted
+from leansurgeon.errors import UsageError, quote
 from leansurgeon.reading import archives, files, tables
 from leansurgeon.reading.files import in_home
 from leansurgeon.tasks import base, hub
@@ -132,7 +132,7 @@ class LraText(_Bytes):
             for split, place in splits.items():
                 rows = list(_reviews(place, "test" if split == "eval" else "train"))
                 if not rows:
-                    raise UsageError(f"{_called(place)} holds no reviews for '{split}'.", IMDB_BY_HAND)
+                    raise UsageError(f"{_name_of(place)} holds no reviews for '{split}'.", IMDB_BY_HAND)
                 # Files come by class; a part of them must hold both.
                 order = np.random.default_rng(0).permutation(len(rows))
                 sizes[split] = _store(folder, split, ((rows[i][0], [rows[i][1]]) for i in order), self.texts)
@@ -279,14 +279,14 @@ def _reviews(place: Path | Dataset, word: str) -> Iterator[tuple[int, bytes]]:
 def _review(text: Any, label: Any, where: str) -> tuple[int, bytes]:
     """A row of a table as (label, bytes); csv files hold the label as text, others as a number."""
     if not isinstance(text, str):
-        raise UsageError(f"{where}: a text is {quoted(text)}.")
+        raise UsageError(f"{where}: a text is {quote(text)}.")
     number = LABELS.get(str(label).strip())
     if number is None:
-        raise UsageError(f"{where}: the label {quoted(label)} is not 0 or 1.")
+        raise UsageError(f"{where}: the label {quote(label)} is not 0 or 1.")
     return number, text.encode()
 
 
-def _called(place: Path | Dataset) -> str:
+def _name_of(place: Path | Dataset) -> str:
     return str(place) if isinstance(place, Path) else "The data set"
 
 
@@ -314,5 +314,5 @@ def _pairs(path: Path) -> Iterator[tuple[int, list[bytes]]]:
                 raise UsageError(f"{path}, line {number}: {len(fields)} fields where 5 are expected.")
             label = LABELS.get(fields[0].decode(errors="replace").strip())
             if label is None:
-                raise UsageError(f"{path}, line {number}: the label {quoted(fields[0])} is not 0 or 1.")
+                raise UsageError(f"{path}, line {number}: the label {quote(fields[0])} is not 0 or 1.")
             yield label, fields[3:]

@@ -72,7 +72,7 @@ class Pathfinder(base.Task):
             )
             return
         self.licence = "as its authors say"
-        folder = _published(in_home(o.data).absolute(), o.difficulty)
+        folder = _find_published(in_home(o.data).absolute(), o.difficulty)
         lists = sorted((folder / "metadata").glob("*.npy"), key=lambda p: (len(p.name), p.name))
         stamps = [[path.name, path.stat().st_size, path.stat().st_mtime_ns] for path in lists]
         key = {"version": _VERSION, "folder": str(folder), "lists": stamps, "seed": o.seed}
@@ -96,7 +96,7 @@ def _split(total: int) -> disk.Info:
     return disk.name_stretches({"train": train, "eval": end - train, "test": total - end})
 
 
-def _published(root: Path, difficulty: str) -> Path:
+def _find_published(root: Path, difficulty: str) -> Path:
     name = _FOLDERS[difficulty]
     places = (root, root / name, root / "pathfinder32" / name, root / "lra_release" / "pathfinder32" / name)
     for folder in places:

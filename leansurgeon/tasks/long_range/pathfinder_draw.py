@@ -240,7 +240,7 @@ def _central(style: Style, rng: np.random.Generator, degrees: np.ndarray) -> np.
     places = np.zeros((len(degrees), 2), dtype=np.int64)
     for angle in np.unique(degrees):
         rows = np.flatnonzero(degrees == angle)
-        spots = np.argwhere(~_blocked(style, mask[None], np.array([angle % 360]))[0])
+        spots = np.argwhere(~_find_blocked(style, mask[None], np.array([angle % 360]))[0])
         if not len(spots):  # the dash does not fit between the lines: the middle will do
             spots = np.argwhere(mask[PAD:-PAD, PAD:-PAD] == 0)
         places[rows] = spots[rng.integers(0, len(spots), len(rows))]
@@ -254,14 +254,14 @@ def _free_place(
     s = style
     edge = mask.copy()
     edge[:, PAD, :] = edge[:, :, PAD] = edge[:, PAD + s.size - 1, :] = edge[:, :, PAD + s.size - 1] = 1
-    free = ~_blocked(style, edge, angles).reshape(len(mask), -1)
+    free = ~_find_blocked(style, edge, angles).reshape(len(mask), -1)
     count = free.sum(axis=1)
     wanted = (rng.random(len(mask)) * count).astype(np.int64) + 1
     place = (np.cumsum(free, axis=1) >= wanted[:, None]).argmax(axis=1)
     return np.stack(np.divmod(place, s.size), axis=1), count > 0
 
 
-def _blocked(style: Style, mask: np.ndarray, angles: np.ndarray) -> np.ndarray:
+def _find_blocked(style: Style, mask: np.ndarray, angles: np.ndarray) -> np.ndarray:
     """(N, S, S) true where the middle of a dash of this angle would touch something occupied (by more than 0.3)."""
     s = style
     patches = patches_of(style, True).mask

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 from pydantic import Field
 
-from leansurgeon.errors import UsageError, quoted
+from leansurgeon.errors import UsageError, quote
 from leansurgeon.progress import track
 from leansurgeon.reading import tables
 from leansurgeon.tasks import base, classes, splits, user_data
@@ -114,7 +114,7 @@ class TextClassification(vocab.Tokenized):
                 names = [name for name in said if name in names]
             say(f"{self.name}: tokenising {sum(len(part.texts) for part in rows.values()):,} texts ({o.tokenizer})")
             numbered = {
-                split: Rows(part.texts, part.pairs, _numbered(part.labels, names, objective))
+                split: Rows(part.texts, part.pairs, _number_labels(part.labels, names, objective))
                 for split, part in rows.items()
             }
             info = self._store(folder, numbered, model_dir) | found
@@ -152,12 +152,14 @@ class TextClassification(vocab.Tokenized):
 
     def _pad_of(self, model_dir: Path | None) -> int | None:
         """The token by which the model finds the end of a text, where it says one and reads by its own tokenizer."""
-        return vocab.said_in(model_dir, "config.json", "pad_token_id") if self.options.tokenizer == "model" else None
+        return (
+            vocab.read_setting(model_dir, "config.json", "pad_token_id") if self.options.tokenizer == "model" else None
+        )
 
     def _store(self, folder: Path, rows: Mapping[str, Rows], model_dir: Path | None) -> disk.Info:
         """Write tokens and labels of every split; what `batch` has to know of them."""
         tokenizer = self._make_tokenizer(folder, rows["train"].texts + (rows["train"].pairs or []), model_dir)
-        most = vocab.said_in(model_dir, "config.json", "vocab_size") if self.options.tokenizer == "model" else None
+        most = vocab.read_setting(model_dir, "config.json", "vocab_size") if self.options.tokenizer == "model" else None
         reads = model_dir if self.options.tokenizer == "model" and self.head == "sequence-classification" else None
         second = None if self._paired else vocab.second_text(tokenizer, reads)
         dtype, length, cut, marked = vocab.dtype_for(vocab.count_ids(tokenizer)), self.options.seq_len, 0, False
@@ -214,14 +216,16 @@ class TextClassification(vocab.Tokenized):
             width = min(width, -(-int(lengths_B.max(initial=1)) // 8) * 8)
         real_BT, left = np.arange(width) < lengths_B[:, None], self._info["left"]
         arrays = {
-            "input_ids": disk.padded(
+            "input_ids": disk.pad_rows(
                 self._array(f"{split}-tokens"), starts, indices, width, self._info["pad"], left=left
             ),
             "attention_mask": (real_BT[:, ::-1] if left else real_BT).astype(np.int64),
             "labels": self._labels(split, indices),
         }
         if self._info["token_types"]:
-            arrays["token_type_ids"] = disk.padded(self._array(f"{split}-types"), starts, indices, width, 0, left=left)
+            arrays["token_type_ids"] = disk.pad_rows(
+                self._array(f"{split}-types"), starts, indices, width, 0, left=left
+            )
         if self.objective == "score" and split != "train":
             arrays["_index"] = indices.astype(np.int64)
         return base.as_tensors(**arrays)
@@ -328,11 +332,11 @@ def _read(paths: list[Path], options: Options) -> tuple[Rows, dict[str, int]]:
             counted["without text left out"] += empty
             for column, text in zip(texts, row, strict=False):
                 if not empty and not isinstance(text, str):
-                    raise UsageError(f"{path}, row {number}: '{column}' is {quoted(text)}, not a text.")
+                    raise UsageError(f"{path}, row {number}: '{column}' is {quote(text)}, not a text.")
             rows += [] if empty else [row]
     found = user_data.labels_in([row[len(texts) :] for row in rows], columns, tables.class_names(paths[0], columns[0]))
     if options.objective not in ("auto", found.kind):
-        found = user_data.Labels(options.objective, _converted(found, options.objective, paths))
+        found = user_data.Labels(options.objective, _convert_labels(found, options.objective, paths))
     whole = [(row, label) for row, label in zip(rows, found.values, strict=True) if label is not None]
     counted["without label left out"] = len(rows) - len(whole)
     if not whole:
@@ -341,7 +345,7 @@ def _read(paths: list[Path], options: Options) -> tuple[Rows, dict[str, int]]:
     return Rows([row[0] for row, _ in whole], pairs, [label for _, label in whole]), counted
 
 
-def _converted(found: user_data.Labels, objective: str, paths: list[Path]) -> list[Any]:
+def _convert_labels(found: user_data.Labels, objective: str, paths: list[Path]) -> list[Any]:
     """The labels as this objective has them. Raises UsageError where they are of another kind."""
     if objective == "several" and found.kind == "class":
         return [None if label is None else () if classes.key(label) == "none" else (label,) for label in found.values]
@@ -357,7 +361,7 @@ def _converted(found: user_data.Labels, objective: str, paths: list[Path]) -> li
     )
 
 
-def _numbered(labels: list[Any], names: list[str], objective: str) -> np.ndarray:
+def _number_labels(labels: list[Any], names: list[str], objective: str) -> np.ndarray:
     """(N,) numbers of names, (N, C) marks, or (N,) scores."""
     if objective == "score":
         return np.array(labels, dtype=np.float32)
@@ -397,7 +401,7 @@ def _split(named: Mapping[str, Rows]) -> tuple[dict[str, Rows], disk.Info]:
     parts = {
         side: Rows(*(column and [column[i] for i in chosen] for column in rows)) for side, chosen in split.rows.items()
     }
-    return parts, base.found(split, "rows", labels)
+    return parts, base.describe_split(split, "rows", labels)
 
 
 def _in_words(labels: list[Any]) -> list[Any]:

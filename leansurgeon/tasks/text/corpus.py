@@ -73,7 +73,7 @@ class Corpus:
 
         def read(last: bool) -> Iterator[Document]:
             for path in self.files:
-                part = "" if self.has_rows(path) else text_files.cut(text_files.read(path), held)[last]
+                part = "" if self.has_rows(path) else text_files.cut_end(text_files.read(path), held)[last]
                 if part:
                     yield part
             count = sum(1 for _ in self._row_documents())

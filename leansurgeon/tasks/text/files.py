@@ -84,7 +84,7 @@ def documents(path: Path) -> Iterator[tuple[int, list[str]]]:
         yield number + 1, [rest]
 
 
-def cut(text: str, last: float) -> tuple[str, str]:
+def cut_end(text: str, last: float) -> tuple[str, str]:
     """The text without and its last part of about this fraction, cut behind a line end where there is one."""
     at = len(text) - round(len(text) * last)
     newline = text.rfind("\n", 0, at)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from pydantic import Field
 
-from leansurgeon.errors import UsageError, quoted
+from leansurgeon.errors import UsageError, quote
 from leansurgeon.reading import files, tables
 from leansurgeon.reading.files import in_home
 from leansurgeon.tasks import base, classes, hub
@@ -254,7 +254,7 @@ def _read(places: list[Any], kind: GlueTask, part: str) -> tuple[Rows, int]:
         *said, label = fields
         for column, text in zip(texts, said, strict=True):
             if not isinstance(text, str):
-                raise UsageError(f"{where}: a text is {quoted(text)}.")
+                raise UsageError(f"{where}: a text is {quote(text)}.")
             column.append(text)
         labels.append(_label(label, kind, where))
     if not labels:
@@ -309,7 +309,7 @@ def _label(value: Any, kind: GlueTask, where: str) -> float | int:
         except ValueError:
             score = math.nan
         if not 0 <= score <= 5:
-            raise UsageError(f"{where}: the label {quoted(value)} is not a number from 0 to 5.")
+            raise UsageError(f"{where}: the label {quote(value)} is not a number from 0 to 5.")
         return score
     if text in kind.labels:
         return kind.labels.index(text)
@@ -318,5 +318,5 @@ def _label(value: Any, kind: GlueTask, where: str) -> float | int:
     except (ValueError, OverflowError):
         number = math.nan
     if not (number.is_integer() and 0 <= number < len(kind.labels)):
-        raise UsageError(f"{where}: the label {quoted(value)} is none of {', '.join(kind.labels)}.")
+        raise UsageError(f"{where}: the label {quote(value)} is none of {', '.join(kind.labels)}.")
     return int(number)

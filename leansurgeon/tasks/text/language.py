@@ -98,7 +98,7 @@ class CausalLM(vocab.Tokenized):
                 sides, found = dict(zip(base.SPLITS, data.split_last(o.eval_fraction), strict=True)), {}
             else:
                 split, sides = corpus.split_documents(corpora)
-                found = base.found(split, "blocks of text")
+                found = base.describe_split(split, "blocks of text")
             say(f"{self.name}: tokenising {', '.join(data.names[:3])}{' ...' * (len(data.names) > 3)} ({o.tokenizer})")
             tokenizer = self._make_tokenizer(folder, sides["train"], model_dir)
             info = _pack(folder, tokenizer, sides, say) | found
@@ -121,7 +121,7 @@ class CausalLM(vocab.Tokenized):
 
     def size(self, split: str) -> int:
         """Number of windows of `seq_len` tokens in a split."""
-        split, width = self._checked(split), self._width
+        split, width = self._check_split(split), self._width
         offsets = width - 1 if split == "train" and self.options.random_windows else 0
         return max(0, self._info["tokens"][split] - offsets) // width
 
@@ -257,10 +257,10 @@ def hide_tokens(
     input_ids, labels = tokens_BT.astype(np.int64), np.full(tokens_BT.shape, base.IGNORED, dtype=np.int64)
     input_ids.reshape(-1)[chosen_N] = shown_N
     labels.reshape(-1)[chosen_N] = told_N
-    return Hidden(input_ids, labels, padded_places(chosen_N, labels, share))
+    return Hidden(input_ids, labels, pad_places(chosen_N, labels, share))
 
 
-def padded_places(chosen_N: np.ndarray, labels_BT: np.ndarray, share: float) -> np.ndarray:
+def pad_places(chosen_N: np.ndarray, labels_BT: np.ndarray, share: float) -> np.ndarray:
     """`chosen_N` filled up with a place that is not scored, to a length that hardly ever changes between batches.
 
     A compiled model is compiled again for every new length. This one is five standard deviations above the mean of the

@@ -69,7 +69,7 @@ class Sentences(base.Embedded, classification.TextClassification):
                 for side, chosen in split.rows.items()
             }
             say(f"{self.name}: tokenising {len(every):,} sentences ({o.tokenizer})")
-            info = self._store(folder, rows, model_dir) | base.found(split, "sentences")
+            info = self._store(folder, rows, model_dir) | base.describe_split(split, "sentences")
             cut = (info["cut"], o.seq_len)
             return info | {"was_read": corpus.tell(corpora, {"different sentences": len(every)}, cut)}
 

@@ -28,14 +28,14 @@ KINDS = ("model", "char", "byte", "bpe", "wordpiece")
 HUB = "hub:"
 
 
-def _known(value: str) -> str:
+def _check_choice(value: str) -> str:
     """`model`, an own kind, or another tokenizer: the folder that it was saved in, or `hub:NAME`."""
     if value in KINDS or value.startswith(HUB) or "/" in value:
         return value
     raise ValueError(f"must be one of {', '.join(map(repr, KINDS))}, a folder (with a '/'), or hub:NAME")
 
 
-Choice = Annotated[str, AfterValidator(_known)]
+Choice = Annotated[str, AfterValidator(_check_choice)]
 PAD, UNKNOWN, CLS, SEP, MASK = SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 DEFAULT_SIZE = 4096
 _TRAINED = ("bpe", "wordpiece")
@@ -234,7 +234,7 @@ def pad_id(tokenizer: PreTrainedTokenizerBase, of_model: int | None, rows: int |
     return next((number for number in ids if isinstance(number, int) and not (rows and number >= rows)), 0)
 
 
-def needed_rows(tokenizer: PreTrainedTokenizerBase) -> int:
+def count_rows(tokenizer: PreTrainedTokenizerBase) -> int:
     """Rows of an embedding that a tokenizer needs: a padding token behind all others is none, see `pad_id`."""
     rows = count_ids(tokenizer)
     return rows - (tokenizer.pad_token_id == rows - 1)
@@ -245,7 +245,7 @@ def count_ids(tokenizer: PreTrainedTokenizerBase) -> int:
     return 1 + max(tokenizer.get_vocab().values(), default=-1)
 
 
-def said_in(folder: Path | None, name: str, *keys: str) -> Any:
+def read_setting(folder: Path | None, name: str, *keys: str) -> Any:
     """What a JSON file of a model's folder says under the first of these keys that it has; None where it says
     nothing.
     """
@@ -257,7 +257,7 @@ def said_in(folder: Path | None, name: str, *keys: str) -> Any:
 def most_tokens(folder: Path | None) -> int | None:
     """The length at which the tokenizer of a folder cuts texts, as sentence-transformers or its own file says it."""
     for name, key in (("sentence_bert_config.json", "max_seq_length"), ("tokenizer_config.json", "model_max_length")):
-        said = said_in(folder, name, key)
+        said = read_setting(folder, name, key)
         if isinstance(said, int | float) and 0 < said < 10**9:  # transformers writes 10^30 where there is none
             return int(said)
     return None
@@ -291,10 +291,10 @@ def encode_all(
             for i, part in enumerate(parts):
                 waiting.append((part, i == len(parts) - 1))
                 if len(waiting) == 16 * 64 or (len(waiting) >= 16 and len(parts) > 1):
-                    yield from _encoded(tokenizer, waiting, last, dtype)
+                    yield from _encode_parts(tokenizer, waiting, last, dtype)
                     waiting = []
             continue
-        yield from _encoded(tokenizer, waiting, last, dtype)
+        yield from _encode_parts(tokenizer, waiting, last, dtype)
         waiting = []
         ids = np.array(document, dtype=np.int64)
         strange = ids[(ids < 0) | (ids >= rows)]
@@ -304,10 +304,10 @@ def encode_all(
                 "one that the data was made with."
             )
         yield ids.astype(dtype)
-    yield from _encoded(tokenizer, waiting, last, dtype)
+    yield from _encode_parts(tokenizer, waiting, last, dtype)
 
 
-def _encoded(
+def _encode_parts(
     tokenizer: PreTrainedTokenizerBase, parts: list[tuple[str, bool]], end: np.ndarray, dtype: np.dtype
 ) -> Iterator[np.ndarray]:
     if not parts:

@@ -15,23 +15,25 @@ from leansurgeon.errors import LeanSurgeonError, in_words, memory_is_short
 COLLECTIVE_TIMEOUT = timedelta(hours=2)  # rank 0 may measure kappa or prepare data while the others wait
 
 
-class LostOthers(LeanSurgeonError):
+class LostProcesses(LeanSurgeonError):
     """Another process of this training is gone, and said why, or could not."""
 
     agreed = True
 
 
-def lost_others(error: BaseException) -> LostOthers | None:
+def explain_lost_processes(error: BaseException) -> LostProcesses | None:
     """The sentence for what gloo or NCCL raise in the processes that are left; None for any other error."""
     text = str(error)
     parted = ("onnection closed", "onnection reset", "Broken pipe", "remote process exited", "ncclRemoteError")
     backend = type(error).__name__ in ("DistBackendError", "DistNetworkError") or "gloo" in text
     if not isinstance(error, RuntimeError) or not backend or not any(word in text for word in parted):
         return None
-    return LostOthers("Another process of this training has ended.", "--resume auto goes on from the last checkpoint.")
+    return LostProcesses(
+        "Another process of this training has ended.", "--resume auto goes on from the last checkpoint."
+    )
 
 
-class Council:
+class ProcessGroup:
     """The processes of one training. Every method must be called by all of them, in the same order."""
 
     def __init__(self, processes: int = 1, rank: int = 0) -> None:
@@ -76,10 +78,10 @@ class Council:
         import torch.distributed as dist
 
         told: list[Any] = [None] * self.processes
-        dist.all_gather_object(told, None if failed is None else _told(failed), group=self._group)
+        dist.all_gather_object(told, None if failed is None else _pack_error(failed), group=self._group)
         first = next((text for text in told if text is not None), None)
         if first is not None:
-            raise _raised(*first) from failed
+            raise _unpack_error(*first) from failed
         return result
 
     def on_main(self, work: Callable[[], Any]) -> Any:
@@ -98,7 +100,7 @@ class Council:
         return box[0]
 
 
-def _told(error: Exception) -> tuple[str, str, str | None]:
+def _pack_error(error: Exception) -> tuple[str, str, str | None]:
     if said := in_words(error):
         return kind_of(said), said.message, said.hint
     kind = "OutOfMemory" if memory_is_short(error) else "LeanSurgeonError"
@@ -110,7 +112,7 @@ def kind_of(error: LeanSurgeonError) -> str:
     return next(kind.__name__ for kind in type(error).__mro__ if hasattr(errors, kind.__name__))
 
 
-def _raised(kind: str, message: str, hint: str | None) -> LeanSurgeonError:
+def _unpack_error(kind: str, message: str, hint: str | None) -> LeanSurgeonError:
     error = getattr(errors, kind, LeanSurgeonError)(message, hint)
     error.agreed = True
     return error

@@ -27,8 +27,8 @@ from types import FrameType
 
 from leansurgeon import errors, rank
 from leansurgeon.errors import LeanSurgeonError, Terminated, UsageError
-from leansurgeon.training.processes.agree import LostOthers
-from leansurgeon.training.processes.signals import handled
+from leansurgeon.training.processes.agree import LostProcesses
+from leansurgeon.training.processes.signals import handle_signals
 from leansurgeon.training.recipe.schema import Train
 from leansurgeon.training.runs import folder as runfolder
 
@@ -59,7 +59,9 @@ _OTHER_COMPILE = (
 def group_size() -> int:
     """How many processes train together, as the environment says. Raises `UsageError` for what cannot be."""
     if trouble := rank.contradiction():
-        raise UsageError(trouble, f"For one process: unset {' '.join(rank.said())}. For several: --gpus, or torchrun.")
+        raise UsageError(
+            trouble, f"For one process: unset {' '.join(rank.group_variables())}. For several: --gpus, or torchrun."
+        )
     return rank.processes()
 
 
@@ -109,7 +111,7 @@ def check_gpus(wanted: int) -> None:
         )
 
 
-class WithoutAWord(LeanSurgeonError):
+class SilentExit(LeanSurgeonError):
     """A worker that ended and left nothing."""
 
 
@@ -126,7 +128,7 @@ def passing_on(folder: Path) -> Iterator[list[int]]:
             with suppress(OSError, ValueError):
                 os.kill(int(file.read_text()), number)
 
-    with handled((signal.SIGTERM, signal.SIGUSR1, signal.SIGINT), heard):
+    with handle_signals((signal.SIGTERM, signal.SIGUSR1, signal.SIGINT), heard):
         yield received
 
 
@@ -160,9 +162,9 @@ def run_workers(processes: int, command: list[str]) -> bool:
 def read_verdict(folder: Path, run_dir: Path) -> LeanSurgeonError:
     """What the first failing worker left in `folder`, as the error that it raised."""
     left = sorted(folder.glob("rank*.json"), key=lambda path: path.stat().st_mtime_ns)
-    left = [path for path in left if json.loads(path.read_text())["kind"] != LostOthers.__name__]
+    left = [path for path in left if json.loads(path.read_text())["kind"] != LostProcesses.__name__]
     if not left:
-        return WithoutAWord(
+        return SilentExit(
             "A worker process ended without a word; it may have been killed for its memory.",
             "A training goes on from its last checkpoint with the same command and --resume auto.",
         )

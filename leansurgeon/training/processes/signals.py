@@ -17,7 +17,7 @@ from types import FrameType
 
 from leansurgeon.errors import Stopped, Terminated
 from leansurgeon.progress import duration_text
-from leansurgeon.training.processes.agree import Council
+from leansurgeon.training.processes.agree import ProcessGroup
 
 STOP, INTERRUPT = 1, 2  # SIGTERM and SIGUSR1 (a scheduler may start the same again); Ctrl-C
 _AGAIN = 1.0  # seconds after which a second Ctrl-C counts: a launcher may pass on what the terminal has sent already
@@ -25,7 +25,7 @@ _SECONDS_BETWEEN_QUESTIONS = 1.0
 _MOMENT = 0.01  # seconds until an exception that was lost is raised again
 
 
-class Wish(Exception):
+class StopRequested(Exception):
     """Raised where all processes have agreed to stop; `kind` is `STOP` or `INTERRUPT`."""
 
     def __init__(self, kind: int) -> None:
@@ -33,23 +33,23 @@ class Wish(Exception):
         self.kind = kind
 
 
-class Stops:
+class StopSignals:
     """The wish of this process, and the agreement of all."""
 
-    def __init__(self, council: Council) -> None:
+    def __init__(self, council: ProcessGroup) -> None:
         self.council = council
         self.wish = 0
         self.every = 1  # steps between two questions
         self._since = 0.0
 
-    def asked(self) -> int:
+    def request_of_all(self) -> int:
         """0, `STOP` or `INTERRUPT`, the same on every process."""
         return int(self.council.largest([self.wish])[0])
 
     def raise_if_asked(self) -> None:
-        kind = self.asked()
+        kind = self.request_of_all()
         if kind:
-            raise Wish(kind)
+            raise StopRequested(kind)
 
     def raise_after_step(self, done: int) -> None:
         """The same, but only about once a second where the question has a price."""
@@ -74,7 +74,7 @@ class Stops:
 
 
 @contextmanager
-def handled(numbers: Iterable[int], handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+def handle_signals(numbers: Iterable[int], handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
     """Let `handler` have these signals for a while."""
     before = {}
     try:
@@ -90,7 +90,7 @@ def handled(numbers: Iterable[int], handler: Callable[[int, FrameType | None], N
 
 
 @contextmanager
-def listening(stops: Stops) -> Iterator[None]:
+def listening(stops: StopSignals) -> Iterator[None]:
     """Turn signals into wishes for a while. Processes forked meanwhile die of SIGTERM as usual."""
     owner = os.getpid()
 
@@ -99,7 +99,7 @@ def listening(stops: Stops) -> Iterator[None]:
             os._exit(128 + number)
         stops.heard(number, frame)
 
-    with handled((signal.SIGTERM, signal.SIGUSR1, signal.SIGINT), heard):
+    with handle_signals((signal.SIGTERM, signal.SIGUSR1, signal.SIGINT), heard):
         yield
 
 
@@ -112,7 +112,7 @@ def raising(sentence: str) -> Iterator[None]:
     def heard(number: int, frame: FrameType | None) -> None:
         raise Terminated
 
-    with handled((signal.SIGTERM, signal.SIGUSR1), heard):
+    with handle_signals((signal.SIGTERM, signal.SIGUSR1), heard):
         try:
             with insisting():
                 yield
@@ -153,13 +153,13 @@ def insisting() -> Iterator[None]:
         signal.signal(signal.SIGALRM, alarm if alarm is not None else signal.SIG_DFL)
 
 
-class Enough(KeyboardInterrupt):
+class TimeUp(KeyboardInterrupt):
     """The time is up, or somebody does not want to wait. Nobody below takes it for an error of a model."""
 
 
 @contextmanager
 def until(seconds: float) -> Iterator[None]:
-    """End what is done with `Enough` after so many seconds, or at the first signal; outside the main thread, where no
+    """End what is done with `TimeUp` after so many seconds, or at the first signal; outside the main thread, where no
     signal arrives, nothing ends it.
     """
     if threading.current_thread() is not threading.main_thread():
@@ -167,9 +167,9 @@ def until(seconds: float) -> Iterator[None]:
         return
 
     def end(number: int, frame: FrameType | None) -> None:
-        raise Enough(f"{duration_text(seconds)} are over" if number == signal.SIGALRM else "interrupted")
+        raise TimeUp(f"{duration_text(seconds)} are over" if number == signal.SIGALRM else "interrupted")
 
-    with handled((signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGALRM), end):
+    with handle_signals((signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGALRM), end):
         signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-3))
         try:
             yield

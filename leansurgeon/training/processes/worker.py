@@ -33,11 +33,14 @@ def main(folder: Path) -> int:
     except KeyboardInterrupt:
         return 130
     except Exception as error:
-        from leansurgeon.training.processes.agree import LostOthers, kind_of
+        from leansurgeon.training.processes.agree import LostProcesses, kind_of
 
         if said := in_words(error):
             _leave(
-                folder, LostOthers.__name__ if isinstance(said, LostOthers) else kind_of(said), said.message, said.hint
+                folder,
+                LostProcesses.__name__ if isinstance(said, LostProcesses) else kind_of(said),
+                said.message,
+                said.hint,
             )
             return said.exit_code
         _leave(folder, type(error).__name__, f"{type(error).__name__}: {error}", None)

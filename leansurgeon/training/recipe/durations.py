@@ -89,12 +89,12 @@ def _fraction_or_length(given: Any) -> float | str:
     return float(given)
 
 
-def _counted(given: str) -> str:
+def _check_counted(given: str) -> str:
     if parse_duration(given).seconds is not None:
         raise ValueError(f"this comes every so many epochs (50ep) or steps (500st), and {given!r} is a time")
     return given
 
 
 DurationText = Annotated[str, BeforeValidator(_duration_text)]
-Counted = Annotated[DurationText, AfterValidator(_counted)]
+Counted = Annotated[DurationText, AfterValidator(_check_counted)]
 Warmup = Annotated[float | str, BeforeValidator(_fraction_or_length)]

@@ -31,7 +31,7 @@ from leansurgeon.training.runs import folder as runfolder
 
 
 @dataclass(frozen=True)
-class Asked:
+class RecipeInputs:
     """What was typed that decides on the recipe of a training: its data or its name, and what shall be otherwise."""
 
     data: str | None = None
@@ -154,7 +154,7 @@ ADAPTED = 5.0  # times that, for low-rank adapters
 LENGTHS = {"image-classification": "3ep", "sequence-classification": "3ep"}  # without --time; others: one epoch
 
 
-def make_recipe(model_dir: Path, data: UserData, asked: Asked, cache: Path, say: Say) -> TrainingRecipe:
+def make_recipe(model_dir: Path, data: UserData, asked: RecipeInputs, cache: Path, say: Say) -> TrainingRecipe:
     """The recipe, with `asked.sets` laid over it. Prepares the data, since its size decides the batch, and says what
     was chosen and why. Raises `UsageError` where model and data do not go together.
     """
@@ -206,11 +206,11 @@ def make_recipe(model_dir: Path, data: UserData, asked: Asked, cache: Path, say:
     }
     say(taught_by.sentence(kind))
     sets = [text for text in asked.sets if taught_by.name is not None or not text.startswith("train.distill")]
-    return reading.checked(raw, sets, f"--data {data.spec}")
+    return reading.check_recipe(raw, sets, f"--data {data.spec}")
 
 
 def find_teacher(
-    source: Source, model_dir: Path, task: Task, asked: Asked, classes: ClassMap | None
+    source: Source, model_dir: Path, task: Task, asked: RecipeInputs, classes: ClassMap | None
 ) -> teacher.Teacher:
     """Whom the model learns from, if anybody: as --set says it, else the model that it was cut from."""
     said = value_at(reading.with_sets({}, asked.sets), "train")
@@ -232,7 +232,7 @@ def settings(
     samples: int,
     tokens: int | None,
     taught_by: teacher.Teacher,
-    asked: Asked,
+    asked: RecipeInputs,
     *,
     new_head: bool = False,
 ) -> JsonObject:
@@ -255,7 +255,7 @@ def settings(
         "precision": choose_precision(source, here),
         "optim": {"name": "adamw", "lr": float(f"{lr:.2g}"), "betas": [0.9, 0.98 if tokens else 0.999]},
         "schedule": {"name": "cosine", "warmup": 0.05, "min_lr": 0.0},
-        "eval": {"every": evaluated_every(duration), "batch": min(micro, 64)},
+        "eval": {"every": choose_evaluation(duration), "batch": min(micro, 64)},
         "log_every": 10 if here.gpu else 2,
     }
     if source.learned and not new_head and not any(text.startswith("train.optim.lr=") for text in asked.sets):
@@ -263,7 +263,7 @@ def settings(
     train["optim"]["weight_decay"] = 0.0 if kind == "features" else 0.01
     if taught_by.name is not None:
         train["distill"] = taught_by.settings(kind)
-        if taught_by.own and not (new_head or asked.lora) and (count := teacher.untouched(source)):
+        if taught_by.own and not (new_head or asked.lora) and (count := teacher.count_untouched(source)):
             train["frozen_blocks"] = count
         train["dropout"] = 0.0  # the teacher drops nothing: what the student drops is noise between the two
     train |= {"new_tokenizer": True} if asked.new_tokenizer else {}
@@ -275,7 +275,7 @@ def settings(
     return train
 
 
-def evaluated_every(duration: str) -> str:
+def choose_evaluation(duration: str) -> str:
     """A third of a training by the clock, an epoch of a longer one, a quarter of an epoch otherwise."""
     length = parse_duration(duration)
     if length.seconds is not None:
@@ -285,6 +285,6 @@ def evaluated_every(duration: str) -> str:
 
 def name_of(model_dir: Path) -> str:
     """What a person calls the model: its folder, or of a run's `model/` the run's folder."""
-    name = runfolder.called(model_dir)
+    name = runfolder.display_name(model_dir)
     cleaned = "".join(c if c.isalnum() or c in "_.-" else "-" for c in name).strip("-.")
     return cleaned or "model"

@@ -27,12 +27,12 @@ from leansurgeon.reading import files, yamlfile
 from leansurgeon.reading.jsonfile import Json, JsonObject
 from leansurgeon.tasks import TASKS
 from leansurgeon.training.recipe.schema import ExperimentRecipe, Recipe, Train, TrainingRecipe, merge
-from leansurgeon.training.recipe.shipped import SCHEMA, bases, folder, shipped
+from leansurgeon.training.recipe.shipped import SCHEMA, bases, folder, list_shipped
 
 
 def find(name_or_path: str) -> Path:
     """The file of a shipped name or of a path. Raises `UsageError` with the nearest name."""
-    known = shipped() | bases()
+    known = list_shipped() | bases()
     path = Path(name_or_path)
     if name_or_path in known and not path.is_file():
         return known[name_or_path]
@@ -57,7 +57,9 @@ def load(name_or_path: str, sets: list[str] | tuple[str, ...] = (), *, debug: bo
     path = find(name_or_path)
     raw, places = _read(path)
     if path in bases().values():
-        using = [name for name, file in shipped().items() if (yamlfile.read(file)[0] or {}).get("base") == path.stem]
+        using = [
+            name for name, file in list_shipped().items() if (yamlfile.read(file)[0] or {}).get("base") == path.stem
+        ]
         raise UsageError(f"{path.stem} is a base and no recipe; recipes that use it: {', '.join(using)}.")
     source = _Source(str(path), places)
     whole = _check(raw, source)
@@ -90,7 +92,7 @@ def _read(path: Path, above: tuple[Path, ...] = ()) -> tuple[dict[str, Any], Pla
         return raw, places
     name, where = raw["base"], places[("base",)]
     own = {key: value for key, value in raw.items() if key != "base"}
-    known = bases() | shipped()
+    known = bases() | list_shipped()
     other = known.get(name) if isinstance(name, str) else None
     if other is None and isinstance(name, str) and (path.parent / name).is_file():
         other = path.parent / name
@@ -111,10 +113,10 @@ def load_training(
     if isinstance(recipe, TrainingRecipe):
         return load(name_or_path, sets) if sets else recipe
     training = recipe.training(transferred=transferred)
-    return checked(plain(training), sets, str(find(name_or_path))) if sets else training
+    return check_recipe(plain(training), sets, str(find(name_or_path))) if sets else training
 
 
-def checked(raw: dict[str, Any], sets: list[str] | tuple[str, ...], where: str) -> TrainingRecipe:
+def check_recipe(raw: dict[str, Any], sets: list[str] | tuple[str, ...], where: str) -> TrainingRecipe:
     """A recipe that was made and not read, with `sets` laid over it; `where` names it in errors."""
     return _check(with_sets(raw, sets), _Source(where, {}, sets=tuple(sets)))
 
@@ -348,7 +350,9 @@ def json_schema() -> JsonObject:
         "if": {"required": ["base"]},
         "then": {"$ref": f"{REF}Based"},
         "else": kind,
-        "$defs": {name: used[name] for name in sorted(reached(used, ["Based", "ExperimentRecipe", "TrainingRecipe"]))},
+        "$defs": {
+            name: used[name] for name in sorted(find_reached(used, ["Based", "ExperimentRecipe", "TrainingRecipe"]))
+        },
     }
 
 
@@ -364,7 +368,7 @@ def partial(part: Json) -> Json:
     return kept
 
 
-def reached(parts: dict[str, Json], names: list[str]) -> set[str]:
+def find_reached(parts: dict[str, Json], names: list[str]) -> set[str]:
     """The parts that are referred to, directly or through others."""
     seen: set[str] = set()
     left = list(names)

@@ -9,7 +9,7 @@ from leansurgeon.version import PACKAGE
 SCHEMA = "recipe.schema.json"  # beside the recipes, for editors; `leansurgeon recipes schema` prints it
 
 
-def shipped() -> dict[str, Path]:
+def list_shipped() -> dict[str, Path]:
     """Name -> file of the recipes that come with leansurgeon (in the wheel, or beside the package in a checkout)."""
     return _in_folder(".")
 

@@ -163,7 +163,7 @@ def at_hand(origin: Origin, model_dir: Path) -> str | None:
     """
     name = origin.name
     if origin.kind in ("hub", "timm"):
-        return name if cached(name) or hub.reachable() else None
+        return name if is_cached(name) or hub.reachable() else None
     if whereabouts.find(origin) is not None:
         return name
     path = in_home(name)
@@ -175,7 +175,7 @@ def at_hand(origin: Origin, model_dir: Path) -> str | None:
     return str(above[0]) if above else None
 
 
-def cached(name: str) -> bool:
+def is_cached(name: str) -> bool:
     """Whether a model's files are in the hub's cache on this machine."""
     from huggingface_hub import snapshot_download
 
@@ -186,7 +186,7 @@ def cached(name: str) -> bool:
         return False
 
 
-def untouched(source: Source) -> int:
+def count_untouched(source: Source) -> int:
     """How many of the first blocks are as the teacher has them, so that they need no healing: those before the one that
     stands for dropped ones behind it. At most half of all, and none where more than the depth was changed.
     """

@@ -31,7 +31,7 @@ from leansurgeon.training.runs import folder as runfolder
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from leansurgeon.training.processes.agree import Council
+    from leansurgeon.training.processes.agree import ProcessGroup
 
 FOLDER, MANIFEST, STATE, SHARED = "checkpoints", "MANIFEST.json", "state.json", "shared.safetensors"
 BEST = "best.json"
@@ -116,7 +116,7 @@ def write(
     shared: dict[str, Tensor],
     own: dict[str, Tensor],
     state: dict[str, Any],
-    council: Council,
+    council: ProcessGroup,
     *,
     keep: int,
 ) -> Path:
@@ -129,7 +129,7 @@ def write(
     aside = path.with_name(f".{path.name}.tmp")
 
     def begin() -> None:
-        with runfolder.explained(path):
+        with runfolder.explain_errors(path):
             for left in path.parent.glob(".step-*"):
                 shutil.rmtree(left, ignore_errors=True)
             aside.mkdir(parents=True)
@@ -137,18 +137,18 @@ def write(
         check_room(path.parent, bytes_shared + council.processes * bytes_own)
 
     def fill() -> None:
-        with runfolder.explained(path):
+        with runfolder.explain_errors(path):
             _save(own, aside / rank_file(council.rank))
             if council.rank == 0:
                 _save(shared, aside / SHARED)
                 runfolder.write_text(aside / STATE, json.dumps(state))
 
     def finish() -> None:
-        with runfolder.explained(path):
+        with runfolder.explain_errors(path):
             files = sorted(file for file in aside.iterdir() if file.is_file())
             told = {file.name: {"bytes": file.stat().st_size, "sha256": digest(file)} for file in files}
             runfolder.write_json(aside / MANIFEST, {"format": FORMAT, "step": step, "files": told})
-            runfolder.put_in_place(aside, path)
+            runfolder.move_in_place(aside, path)
             for old in all_of(run_dir)[keep:]:
                 shutil.rmtree(old, ignore_errors=True)
 
@@ -181,13 +181,13 @@ def read_state(path: Path) -> JsonObject:
     state = jsonfile.read_object(path / STATE)
     for key, kind in _STATE.items():
         if not isinstance(state.get(key), kind):
-            raise damaged(path, f"'{key}' in {STATE} is {jsonfile.a_kind_of(state.get(key))}")
+            raise damaged_checkpoint(path, f"'{key}' in {STATE} is {jsonfile.a_kind_of(state.get(key))}")
     if not all(isinstance(state["data"].get(split), int) for split in ("train", "eval")):
-        raise damaged(path, f"'data' in {STATE} does not count the samples")
+        raise damaged_checkpoint(path, f"'data' in {STATE} does not count the samples")
     return state
 
 
-def damaged(path: Path, what: str) -> UsageError:
+def damaged_checkpoint(path: Path, what: str) -> UsageError:
     """For a checkpoint that agrees with its manifest and cannot be gone on from all the same."""
     return UsageError(f"The checkpoint {path} is damaged: {what}.", "Go on from an older one with --resume PATH.")
 
@@ -195,7 +195,7 @@ def damaged(path: Path, what: str) -> UsageError:
 def note_best(run_dir: Path, step: int | None) -> None:
     """Remember which step's model stands in model/; None: it is about to change."""
     note = run_dir / FOLDER / BEST
-    with runfolder.explained(note):
+    with runfolder.explain_errors(note):
         if step is None:
             note.unlink(missing_ok=True)
             return
@@ -219,7 +219,7 @@ def read_tensors(path: Path, rank: int) -> tuple[dict[str, Tensor], dict[str, Te
     return load_file(path / SHARED), load_file(own) if own.is_file() else None
 
 
-def located(given: Path, *, hashes: bool = True) -> tuple[Path, Path]:
+def locate_checkpoint(given: Path, *, hashes: bool = True) -> tuple[Path, Path]:
     """Run folder and whole checkpoint that `--resume PATH` means: a run folder, or one checkpoint of it. Who wants to
     know only which run is meant needs no `hashes`.
 

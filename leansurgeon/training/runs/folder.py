@@ -74,7 +74,7 @@ def check_free(run_dir: Path, *, replace: bool = False) -> None:
     """Raises `UsageError` if something is in the folder, unless that is a run and `replace` gives it up."""
     if replace and (run_dir / RECIPE).is_file():
         return
-    with explained(run_dir):
+    with explain_errors(run_dir):
         if run_dir.exists() and not run_dir.is_dir():
             raise UsageError(f"{run_dir} is a file, and a run is a folder.", "Choose another folder with -o.")
         taken = run_dir.exists() and any(run_dir.iterdir())
@@ -85,7 +85,7 @@ def check_free(run_dir: Path, *, replace: bool = False) -> None:
 def create(run_dir: Path, *, replace: bool = False) -> None:
     """Make the folder, empty. Raises `UsageError` as `check_free` does."""
     check_free(run_dir, replace=replace)
-    with explained(run_dir):
+    with explain_errors(run_dir):
         if replace and run_dir.exists():
             shutil.rmtree(run_dir)
         run_dir.mkdir(parents=True, exist_ok=True)
@@ -133,13 +133,13 @@ def has_learned(model_dir: Path) -> bool:
     return is_trained(model_dir) or made is None or made.learned
 
 
-def called(model_dir: Path) -> str:
+def display_name(model_dir: Path) -> str:
     """The name of a model's folder; of a run, whose model lies in a folder of its own, that of the run."""
     folder = Path(model_dir).resolve()
     return folder.parent.name if folder.name in (BEST, LAST) else folder.name
 
 
-def run_of(model: str | Path) -> Path | None:
+def find_run(model: str | Path) -> Path | None:
     """The run folder that MODEL names, itself or by a model in it; None for anything else."""
     folder = in_home(model)
     if is_trained(folder):
@@ -149,7 +149,7 @@ def run_of(model: str | Path) -> Path | None:
 
 def write_text(path: Path, text: str) -> None:
     """Replace `path` by a file with this text, at once."""
-    with explained(path):
+    with explain_errors(path):
         write_durably(path, text)
 
 
@@ -175,19 +175,19 @@ def write_folder(path: Path, fill: Callable[[Path], None]) -> None:
     at `.<name>.old`.
     """
     aside, old = path.with_name(f".{path.name}.tmp"), path.with_name(f".{path.name}.old")
-    with explained(path):
+    with explain_errors(path):
         for left in (aside, old):
             shutil.rmtree(left, ignore_errors=True)
         aside.mkdir(parents=True)
         try:
             fill(aside)
             sync_tree(aside)
-            put_in_place(aside, path)
+            move_in_place(aside, path)
         finally:
             shutil.rmtree(aside, ignore_errors=True)
 
 
-def put_in_place(aside: Path, path: Path) -> None:
+def move_in_place(aside: Path, path: Path) -> None:
     """Rename a folder whose files are synced to `path`; what stood there goes when the new one is safe."""
     old = path.with_name(f".{path.name}.old")
     if path.exists():
@@ -206,17 +206,17 @@ class MetricsLog:
 
     @property
     def bytes(self) -> int:
-        """How much has been written; `cut` to it takes back what came later."""
+        """How much has been written; `truncate` to it takes back what came later."""
         return self.path.stat().st_size if self.path is not None and self.path.exists() else 0
 
-    def cut(self, size: int) -> None:
+    def truncate(self, size: int) -> None:
         """Forget what was written beyond `size` bytes, by a process that went on after its last checkpoint.
 
         A file that somebody has shortened loses the line that was cut.
         """
         if self.path is None:
             return
-        with explained(self.path), open(self.path, "a+b", opener=_no_link) as file:
+        with explain_errors(self.path), open(self.path, "a+b", opener=_no_link) as file:
             if self.bytes < size:
                 file.seek(0)
                 size = file.read().rfind(b"\n") + 1
@@ -225,13 +225,13 @@ class MetricsLog:
     def sync(self) -> None:
         """Bring what was written to the disk, so that it is not shorter there than a checkpoint says."""
         if self.path is not None and self.path.exists():
-            with explained(self.path):
+            with explain_errors(self.path):
                 sync(self.path)
 
     def write(self, **record: Any) -> None:
         if self.path is None:
             return
-        with explained(self.path), open(self.path, "a", encoding="utf-8", opener=_no_link) as file:
+        with explain_errors(self.path), open(self.path, "a", encoding="utf-8", opener=_no_link) as file:
             file.write(json.dumps(record, allow_nan=False) + "\n")
 
 
@@ -247,7 +247,7 @@ _NO_PLACE = (  # ENOENT: a folder such as /proc, in which nothing can be made
 
 
 @contextmanager
-def explained(path: Path) -> Iterator[None]:
+def explain_errors(path: Path) -> Iterator[None]:
     """Turn what the file system says into one sentence. Raises `LeanSurgeonError` (exit code 1)."""
     try:
         yield

@@ -33,10 +33,10 @@ def point(
     folder. `replace` gives up a run that cannot be continued instead of refusing. Raises `UsageError`: a folder that is
     no unfinished run, a recipe or a starting model that has changed.
     """
-    given = None if resume in (NEVER, AUTO) else checkpoint.located(Path(resume))
+    given = None if resume in (NEVER, AUTO) else checkpoint.locate_checkpoint(Path(resume))
     if given is not None and given[0].resolve() != run_dir.resolve():
         raise UsageError(f"The run in {given[0]} goes on there and not in {run_dir}.")
-    with runfolder.explained(run_dir):
+    with runfolder.explain_errors(run_dir):
         free = not run_dir.is_dir() or not any(run_dir.iterdir())
     if resume == NEVER or free:
         runfolder.check_free(run_dir, replace=replace)
@@ -132,7 +132,7 @@ def origin_of(model_dir: Path) -> dict[str, str]:
     return {file.name: checkpoint.digest(file) for file in files if file.is_file()}
 
 
-def interrupted(workspace: Path, recipe: TrainingRecipe, model_dir: Path) -> Path | None:
+def find_interrupted(workspace: Path, recipe: TrainingRecipe, model_dir: Path) -> Path | None:
     """The youngest unfinished run below `workspace` of this recipe and this model that nobody is training now.
 
     Nothing is hashed but the model, and that only where a recipe fits; whoever resumes looks closer.

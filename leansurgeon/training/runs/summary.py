@@ -143,7 +143,7 @@ class Task(part.RecordedInFull):
         made = super().from_dict(data)
         return replace(made, metric_label=made.metric_label or made.metric)
 
-    def shown(self, metric: float | None) -> str:
+    def format_metric(self, metric: float | None) -> str:
         """`97.2 %`, `31.415`: the metric as a line of talk says it."""
         if metric is None:
             return "unknown"

@@ -12,7 +12,7 @@ import torch
 from leansurgeon import tasks
 from leansurgeon.models.crammed_bert import CrammedBertConfig, CrammedBertForMaskedLM
 from leansurgeon.training import data_loader, distributed, optimizer, schedule
-from leansurgeon.training.objective import Scored
+from leansurgeon.training.objective import Objective
 from leansurgeon.training.optimizer import Trainer
 from leansurgeon.training.recipe.schema import Train
 from tests.benchmarks.pairs import compare
@@ -43,7 +43,7 @@ def _steps(task, settings, *, sparse_prediction):
     scheme = schedule.make_plan(settings, task.size("train"), 1)
     loaded = _Loaded(43 * WIDTH)
     settings = settings.model_copy(update={"sparse_prediction": sparse_prediction})
-    scored = Scored(loaded, task, settings).to(accelerator.device).train()
+    scored = Objective(loaded, task, settings).to(accelerator.device).train()
     adamw = optimizer.make_optimizer(scored, settings.optim, fused=accelerator.device.type == "cuda")
     trainer = Trainer(accelerator, scored, scored, adamw, list(scored.parameters()), scheme, 0)
     for step, batches in enumerate(data_loader.train_batches(task, scheme, seed=0, rank=0, device=accelerator.device)):

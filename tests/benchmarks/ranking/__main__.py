@@ -33,7 +33,7 @@ from leansurgeon.measure.data import calibration
 from leansurgeon.measure.data.calibration import Batch, Calibration
 from leansurgeon.search.findings import kendall_tau
 from leansurgeon.search.halving import Score
-from leansurgeon.search.heals import Heals, task_score
+from leansurgeon.search.heals import HealTrial, task_score
 from leansurgeon.search.space import Budget, Candidate, Space, enumerate_shapes
 from leansurgeon.surgery.method import Method
 from leansurgeon.surgery.planning import plan
@@ -61,7 +61,7 @@ def shapes(source: Source, count: int, low: float, high: float) -> list[Candidat
     return [fitting[i] for i in places]
 
 
-def healed(heals: Heals, candidate: Candidate, how: Healing) -> Score:
+def healed(heals: HealTrial, candidate: Candidate, how: Healing) -> Score:
     """The score after the local fit and distillation, on the half of the held-out samples that no evidence saw."""
     source, data = heals.source, heals.data
     method = Method(heal="local")
@@ -119,7 +119,7 @@ def rows_of(state: Path) -> list[Row]:
 
 
 def evidence(
-    heals: Heals, candidates: Sequence[Candidate], rounds: Sequence[Fraction], limit: float, state: Path
+    heals: HealTrial, candidates: Sequence[Candidate], rounds: Sequence[Fraction], limit: float, state: Path
 ) -> None:
     """Append what search would know of all candidates after `limit` seconds of processor time, those of earlier calls
     counted. The first round is for all, so that there is an order.
@@ -135,7 +135,7 @@ def evidence(
             if number and spent >= limit:
                 return
             begun = time.process_time()
-            found = heals.healed(candidate, share)["choosing"].score
+            found = heals.heal_candidate(candidate, share)["choosing"].score
             spent += (cpu := time.process_time() - begun)
             append(state, {"stage": "evidence", "shape": candidate.name, "round": number, "key": found.key, "cpu": cpu})
             print(f"{candidate.name}: {found.label} {found.text} in round {number + 1}", flush=True)
@@ -202,7 +202,7 @@ def main(words: list[str] | None = None) -> None:
     low, high = map(float, asked.between.split(","))
     candidates = shapes(source, asked.shapes, low, high)
     with scratch() as place:
-        heals = Heals(source, data, place, asked.seed)
+        heals = HealTrial(source, data, place, asked.seed)
         if asked.judge:
             heals.halves = apart(data.heldout, asked.judge)
         evidence(heals, candidates, (asked.share, Fraction(1)), 60 * asked.minutes, asked.state)

@@ -8,7 +8,7 @@ from leansurgeon.checkpoints.record import SurgeryRecord
 from leansurgeon.report.charts import anatomy
 from leansurgeon.report.charts.anatomy import GOES, NEW, STAYS
 from leansurgeon.report.rows import Section, make_row
-from leansurgeon.report.runs import Run, cut_of
+from leansurgeon.report.runs import Run, read_cut
 from leansurgeon.shape import Shape, Stage
 
 
@@ -36,7 +36,7 @@ def marks(cut) -> tuple[list[dict], list[dict]]:
 
 
 def test_every_head_is_drawn_once_and_lines_lead_where_the_record_says():
-    cut = cut_of(record(shape((4, 3)), shape((3, 5)), [0, 2, 3]))
+    cut = read_cut(record(shape((4, 3)), shape((3, 5)), [0, 2, 3]))
     rects, lines = marks(cut)
     counts = {what: sum(r["what"] == what for r in rects) for what in (STAYS, GOES, NEW)}
     assert counts == {STAYS: 3 * 3 + 3 * 3, GOES: 3, NEW: 3 * 2}
@@ -49,10 +49,10 @@ def test_every_head_is_drawn_once_and_lines_lead_where_the_record_says():
 
 
 def test_stages_have_their_own_heads_and_large_models_bars():
-    cut = cut_of(record(shape((2, 2), (2, 4)), shape((1, 2), (2, 8)), [0, 2, 3]))
+    cut = read_cut(record(shape((2, 2), (2, 4)), shape((1, 2), (2, 8)), [0, 2, 3]))
     rects, _ = marks(cut)
     assert sum(r["what"] == GOES for r in rects) == 2 and sum(r["what"] == NEW for r in rects) == 8
-    large = cut_of(record(shape((80, 64)), shape((60, 64)), list(range(60))))
+    large = read_cut(record(shape((80, 64)), shape((60, 64)), list(range(60))))
     rects, _ = marks(large)
     assert len(rects) == 80 + 60  # a bar for every layer
     tall = [r["y2"] - r["y"] for r in rects]
@@ -60,14 +60,14 @@ def test_stages_have_their_own_heads_and_large_models_bars():
 
 
 def test_what_cannot_be_drawn_is_left_out():
-    same = cut_of(record(shape((4, 3)), shape((4, 3)), [0, 1, 2, 3]))
-    unknown = cut_of(record(shape((4, 3)), shape((3, 3)), []))
-    beyond = cut_of(record(shape((4, 3)), shape((3, 3)), [0, 2, 9]))
+    same = read_cut(record(shape((4, 3)), shape((4, 3)), [0, 1, 2, 3]))
+    unknown = read_cut(record(shape((4, 3)), shape((3, 3)), []))
+    beyond = read_cut(record(shape((4, 3)), shape((3, 3)), [0, 2, 9]))
     assert anatomy.of_cuts(models(same, unknown, beyond)) == []
     assert anatomy.of_cuts(Section("experiment", "e", None, ())) == []
 
 
 def test_a_section_of_models_has_the_chart():
-    cut = cut_of(record(shape((4, 3)), shape((3, 3)), [0, 2, 3]))
+    cut = read_cut(record(shape((4, 3)), shape((3, 3)), [0, 2, 3]))
     (chart,) = anatomy.of_cuts(models(cut))
     assert chart.key == "lean-cut" and chart.title == "lean: 4 to 3 layers" and "1,000" in chart.says

@@ -10,14 +10,14 @@ import pytest
 import torch
 
 from leansurgeon.training import data_loader
-from leansurgeon.training.data_loader import Limited, Sampled
+from leansurgeon.training.data_loader import FirstSamples, SpreadSamples
 from leansurgeon.training.preview import Synthetic
 from tests.support.training_standin import Words
 
 STANDING = {
-    "limited": lambda: Limited(Words(), 32, 8),
-    "sampled": lambda: Sampled(Words(), 5),
-    "both": lambda: Limited(Sampled(Words(), 5), 32, 3),
+    "limited": lambda: FirstSamples(Words(), 32, 8),
+    "sampled": lambda: SpreadSamples(Words(), 5),
+    "both": lambda: FirstSamples(SpreadSamples(Words(), 5), 32, 3),
     "synthetic": lambda: Synthetic(Words()),
 }
 
@@ -39,6 +39,6 @@ def test_a_pickle_gives_the_same_task(kind):
 def test_workers_that_are_spawned_make_the_same_batches(monkeypatch):
     monkeypatch.setattr(data_loader, "_START", multiprocessing.get_context("spawn"))
     rows = [(0, np.arange(at, at + 4)) for at in range(0, 16, 4)]
-    found = list(data_loader.make_batches(Limited(Words(), 32, 8), "train", rows, seed=0, workers=1))
+    found = list(data_loader.make_batches(FirstSamples(Words(), 32, 8), "train", rows, seed=0, workers=1))
     wanted = list(data_loader.make_batches(Words(), "train", rows, seed=0))
     assert all(torch.equal(a[key], b[key]) for a, b in zip(found, wanted, strict=True) for key in a)

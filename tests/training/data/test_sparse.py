@@ -11,7 +11,7 @@ import torch
 from leansurgeon import tasks
 from leansurgeon.models import crammed_bert, decoupled_bert
 from leansurgeon.training import flops, objective, regularize
-from leansurgeon.training.objective import Scored
+from leansurgeon.training.objective import Objective
 from leansurgeon.training.recipe.schema import Train
 from tests.conftest import FAMILIES, build
 
@@ -62,7 +62,7 @@ def train_of(**settings):
 
 def scored_of(model, **settings):
     task = tasks.make("masked-lm", {"tokenizer": "char"})
-    return Scored(Loaded(model), task, train_of(**settings)).train()
+    return Objective(Loaded(model), task, train_of(**settings)).train()
 
 
 def loss_and_gradients(model, batch, **settings):
@@ -143,6 +143,9 @@ def test_other_models_and_other_tasks_stay_as_they_are():
     model = build("gpt2")
     assert objective.head_of(model) is None
     batch = hidden_batch()
-    scored = Scored(Loaded(model), SimpleNamespace(score=None, head="masked-lm"), train_of())
-    assert "_places" not in scored.seen(batch) and scored.seen(batch).keys() == {"input_ids", "labels"}
+    scored = Objective(Loaded(model), SimpleNamespace(score=None, head="masked-lm"), train_of())
+    assert "_places" not in scored.as_model_takes(batch) and scored.as_model_takes(batch).keys() == {
+        "input_ids",
+        "labels",
+    }
     assert Train.model_validate({"duration": "1st", "batch": 1, "optim": {"lr": 1}}).sparse_prediction is True

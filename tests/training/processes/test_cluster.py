@@ -18,7 +18,7 @@ import pytest
 from leansurgeon.cli.main import is_mine_to_say
 from leansurgeon.errors import Diverged, LeanSurgeonError, OutOfMemory, Stopped, UsageError
 from leansurgeon.training.processes import launch
-from leansurgeon.training.processes.agree import LostOthers, lost_others
+from leansurgeon.training.processes.agree import LostProcesses, explain_lost_processes
 from tests import conftest
 from tests.support import training_interrupted as cut
 
@@ -180,7 +180,7 @@ SAYS = {  # error, who says it of: process 0; 1 on the same machine; 8, the firs
     "stopped": (Stopped("x"), (True, False, False)),
     "diverged": (Diverged("x"), (True, False, False)),
     "memory": (OutOfMemory("x"), (True, True, True)),
-    "lost": (LostOthers("x"), (True, False, False)),
+    "lost": (LostProcesses("x"), (True, False, False)),
 }
 
 
@@ -197,6 +197,9 @@ def test_who_says_an_error(case, monkeypatch):
 
 def test_losing_another_process_is_one_sentence():
     gloo = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:1234"
-    assert isinstance(lost_others(RuntimeError(gloo)), LostOthers)
-    assert lost_others(RuntimeError("shapes differ")) is None and lost_others(ValueError(gloo)) is None
-    assert issubclass(LostOthers, LeanSurgeonError)
+    assert isinstance(explain_lost_processes(RuntimeError(gloo)), LostProcesses)
+    assert (
+        explain_lost_processes(RuntimeError("shapes differ")) is None
+        and explain_lost_processes(ValueError(gloo)) is None
+    )
+    assert issubclass(LostProcesses, LeanSurgeonError)

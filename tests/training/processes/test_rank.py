@@ -10,7 +10,7 @@ import pytest
 import leansurgeon
 from leansurgeon.errors import UsageError
 from leansurgeon.progress import command_screen
-from leansurgeon.rank import is_first_here, is_worker, rank, said
+from leansurgeon.rank import group_variables, is_first_here, is_worker, rank
 from leansurgeon.training.processes import launch
 
 PACKAGE = Path(leansurgeon.__file__).parent
@@ -52,7 +52,7 @@ def test_what_cannot_be_is_one_sentence_of_a_lone_process(change, named, monkeyp
     with pytest.raises(UsageError) as refused:
         launch.group_size()
     assert all(word in refused.value.message for word in named)
-    assert f"unset {' '.join(said())}" in refused.value.hint
+    assert f"unset {' '.join(group_variables())}" in refused.value.hint
 
 
 def test_nobody_else_reads_it():

@@ -10,7 +10,7 @@ import pytest
 from leansurgeon import errors
 from leansurgeon.checkpoints.record import DamagedRecord
 from leansurgeon.training.processes import worker
-from leansurgeon.training.processes.agree import _raised, _told
+from leansurgeon.training.processes.agree import _pack_error, _unpack_error
 from leansurgeon.training.processes.launch import JOB, read_verdict
 from leansurgeon.training.processes.worker import main
 
@@ -28,7 +28,7 @@ ERRORS = {
 def test_every_process_ends_as_one_does(name, tmp_path, monkeypatch):
     error = ERRORS[name]
     alone = errors.in_words(error)
-    elsewhere = _raised(*_told(error))  # in the processes where nothing failed
+    elsewhere = _unpack_error(*_pack_error(error))  # in the processes where nothing failed
 
     def fail(*_):
         raise error

@@ -41,9 +41,9 @@ def test_the_schema_is_one():
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
 
 
-@pytest.mark.parametrize("name", shipped.shipped())
+@pytest.mark.parametrize("name", shipped.list_shipped())
 def test_shipped_recipes_are_valid_and_name_their_schema(name):
-    path = shipped.shipped()[name]
+    path = shipped.list_shipped()[name]
     assert not list(VALIDATOR.iter_errors(yamlfile.read(path)[0]))
     line = path.read_text().splitlines()[0]
     assert line.startswith(reading.LINE)
@@ -95,4 +95,4 @@ def test_a_copy_elsewhere_names_the_schema_of_this_installation(tmp_path):
     done = leansurgeon("recipes", "copy", "digits-vit", tmp_path / "mine.yaml")
     first, *rest = Path(done.stdout.strip()).read_text().splitlines()
     assert first == reading.LINE + (shipped.folder() / shipped.SCHEMA).as_uri()
-    assert rest == shipped.shipped()["digits-vit"].read_text().splitlines()[1:]
+    assert rest == shipped.list_shipped()["digits-vit"].read_text().splitlines()[1:]

@@ -39,7 +39,7 @@ def test_what_is_advised_works(train, samples, processes):
         schedule.make_plan(made.train, samples, processes)
     sets = [text.rstrip(".") for text in re.findall(r"--set (\S+)", caught.value.hint)]
     assert sets
-    mended = reading.checked(reading.plain(made), sets, "own")
+    mended = reading.check_recipe(reading.plain(made), sets, "own")
     schedule.make_plan(mended.train, samples, processes)
 
 
@@ -62,9 +62,9 @@ def test_what_is_advised_works(train, samples, processes):
 def test_what_people_type_is_understood_and_what_is_advised_works(typed, meant):
     raw = BASE | {"train": TRAIN}
     with pytest.raises(UsageError, match=re.escape(f"did you mean '{meant}'?")) as caught:
-        reading.checked(raw, [typed], "own")
+        reading.check_recipe(raw, [typed], "own")
     assert caught.value.exit_code == 2
-    reading.checked(raw, [meant], "own")
+    reading.check_recipe(raw, [meant], "own")
 
 
 def test_a_key_of_another_tool_in_a_file_is_understood(tmp_path):
@@ -76,5 +76,5 @@ def test_a_key_of_another_tool_in_a_file_is_understood(tmp_path):
 
 def test_a_key_that_is_known_is_no_mistake():
     wish = ["train.schedule.warmup=0.2", "train.optim.weight_decay=0.3", "train.schedule.warmup_lr=1e-5"]
-    made = reading.checked(BASE | {"train": TRAIN}, wish, "own")
+    made = reading.check_recipe(BASE | {"train": TRAIN}, wish, "own")
     assert (made.train.schedule.warmup, made.train.optim.weight_decay) == (0.2, 0.3)

@@ -191,7 +191,7 @@ def test_an_empty_arm_may_be_null_and_no_debug_block_is_said(tmp_path):
         reading.load(_file(tmp_path, TRAINING), debug=True)
 
 
-@pytest.mark.parametrize("name", reading.shipped())
+@pytest.mark.parametrize("name", reading.list_shipped())
 def test_every_shipped_recipe_is_sound(name, tmp_path):
     recipe = reading.load(name)
     assert recipe.name == name
@@ -199,7 +199,7 @@ def test_every_shipped_recipe_is_sound(name, tmp_path):
         assert any(arm.control_of for arm in recipe.arms.values())
         small = reading.load(name, debug=True)
         assert small.train.duration == "2st" and len(small.seeds) == 1
-    comment = reading.shipped()[name].read_text()
+    comment = reading.list_shipped()[name].read_text()
     assert all(word in comment for word in ("# Data", "# Model", "# Numbers", "# Expect", "# Hardware"))
     again = tmp_path / "again.yaml"
     again.write_text(reading.dump(recipe))
@@ -208,7 +208,7 @@ def test_every_shipped_recipe_is_sound(name, tmp_path):
 
 def test_the_four_recipes_are_there():
     four = {"digits-vit", "listops-nystromformer", "fashion-vit", "austen-gpt"}
-    assert set(reading.shipped()) >= four
+    assert set(reading.list_shipped()) >= four
     for recipe in map(reading.load, four):
         assert {"original", "lean", "control"} <= set(recipe.arms) and recipe.arms["control"].control_of == "lean"
         assert len(recipe.seeds) >= 3

@@ -13,7 +13,7 @@ import torch
 
 from leansurgeon.checkpoints.publish.durable import PART, me
 from leansurgeon.errors import UsageError
-from leansurgeon.training.processes.agree import Council
+from leansurgeon.training.processes.agree import ProcessGroup
 from leansurgeon.training.runs import checkpoint, resume
 from leansurgeon.training.train import train
 from tests.support import training_interrupted as cut
@@ -139,9 +139,9 @@ def test_a_torn_checkpoint_is_never_picked(harm, whole, tmp_path):
     assert checkpoint.newest(tmp_path / "run", said.append) == older
     assert newest.name in said[0]
     with pytest.raises(UsageError, match=r"step-\d+ is not\b.*\bcheckpoint\b"):
-        checkpoint.located(newest)
+        checkpoint.locate_checkpoint(newest)
     if harm == "flipped":  # who asks only which run is meant reads no tensors
-        assert checkpoint.located(newest, hashes=False) == (tmp_path / "run", newest)
+        assert checkpoint.locate_checkpoint(newest, hashes=False) == (tmp_path / "run", newest)
     cut.run(tmp_path, resume="auto")
     same(tmp_path, whole[1])
 
@@ -168,7 +168,7 @@ def test_everything_is_on_the_disk_before_a_checkpoint_bears_its_name_and_old_on
     tensors = {"x": torch.ones(2)}
     for step in (3, 6):
         done.clear()
-        checkpoint.write(tmp_path, step, tensors, tensors, {"history": {}}, Council(), keep=1)
+        checkpoint.write(tmp_path, step, tensors, tensors, {"history": {}}, ProcessGroup(), keep=1)
     at = done.index(("rename", "step-00000006"))
     synced = [name for what, name in done[:at] if what == "sync"]
     for name in (checkpoint.SHARED, checkpoint.rank_file(0), f".{checkpoint.STATE}.", f".{checkpoint.MANIFEST}."):
@@ -259,7 +259,7 @@ def _first_part(job) -> None:
 @pytest.mark.slow
 def test_an_experiment_goes_on_with_the_arm_that_was_interrupted(tmp_path, monkeypatch):
     from leansurgeon.checkpoints.source import open_source
-    from leansurgeon.experiment.arms import wanted_shapes
+    from leansurgeon.experiment.arms import list_wanted_shapes
     from leansurgeon.experiment.jobs import make_jobs, prepare_data
     from leansurgeon.experiment.side_by_side import carry_out_job
     from leansurgeon.training.recipe.schema import ExperimentRecipe
@@ -269,7 +269,7 @@ def test_an_experiment_goes_on_with_the_arm_that_was_interrupted(tmp_path, monke
     whole = {"name": "test", "kind": "experiment", "source": "digits-vit", "task": {"name": "digits"}}
     whole |= {"train": settings | {"eval": {"batch": 360}}, "arms": {"original": {}}, "measure": None}
     parsed = ExperimentRecipe.model_validate(whole)
-    wanted = wanted_shapes(parsed, open_source("digits-vit"))
+    wanted = list_wanted_shapes(parsed, open_source("digits-vit"))
     summaries = []
     for name in ("cut", "whole"):
         (job,) = make_jobs(parsed, tmp_path / name, wanted, "original", 1).values()

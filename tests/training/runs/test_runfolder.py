@@ -58,7 +58,7 @@ def test_a_log_is_no_link(tmp_path):
     (tmp_path / "mine").write_text("thesis\n")
     (tmp_path / "metrics.jsonl").symlink_to("mine")
     log = runfolder.MetricsLog(tmp_path / "metrics.jsonl")
-    for change in (lambda: log.write(step=1), lambda: log.cut(0)):
+    for change in (lambda: log.write(step=1), lambda: log.truncate(0)):
         with pytest.raises(UsageError, match=r"metrics\.jsonl"):
             change()
     assert (tmp_path / "mine").read_text() == "thesis\n"
@@ -142,13 +142,13 @@ def test_measures_show_a_bar_on_a_terminal_and_lines_elsewhere(monkeypatch):
     terminal, spoken = _Terminal(), []
     monkeypatch.setattr(progress, "REDRAW", 0.0)
     monkeypatch.setattr(progress.sys, "stderr", terminal)
-    with progress.shown_on(progress.command_screen()):
+    with progress.show_on(progress.command_screen()):
         for _ in progress.track(range(3), "heads", "heads/s"):
             pass
     drawn = terminal.getvalue()
     assert all(f"heads: {n}/3" in drawn for n in (1, 2, 3)) and drawn.endswith("\x1b[2K")
     monkeypatch.setattr(progress, "PLAIN_EVERY", 0.0)
-    with progress.shown_on(progress.command_screen(spoken.append)), progress.phase("blocks", 2, "blocks/s") as advance:
+    with progress.show_on(progress.command_screen(spoken.append)), progress.phase("blocks", 2, "blocks/s") as advance:
         advance()
     assert [line.split("  ")[0] for line in spoken] == ["blocks: 1/2"]
 
@@ -216,14 +216,14 @@ def test_a_run_is_known_from_within(tmp_path, monkeypatch):
     model = tmp_path / "model"
     model.mkdir()
     (model / "config.json").write_text("{}")
-    assert runfolder.run_of(model) is None
+    assert runfolder.find_run(model) is None
     (tmp_path / "recipe.yaml").write_text("")
-    assert runfolder.run_of(model) == runfolder.run_of(tmp_path) == tmp_path
+    assert runfolder.find_run(model) == runfolder.find_run(tmp_path) == tmp_path
     monkeypatch.chdir(model)
-    assert runfolder.run_of(".") == tmp_path and runfolder.is_trained(runfolder.Path("."))
-    assert (runfolder.run_of("..") / "recipe.yaml").is_file()
+    assert runfolder.find_run(".") == tmp_path and runfolder.is_trained(runfolder.Path("."))
+    assert (runfolder.find_run("..") / "recipe.yaml").is_file()
     monkeypatch.chdir(tmp_path)
-    assert (runfolder.run_of(".") / "recipe.yaml").is_file()
+    assert (runfolder.find_run(".") / "recipe.yaml").is_file()
 
 
 def test_what_was_measured_is_said_where_it_cannot_be_kept(tmp_path):

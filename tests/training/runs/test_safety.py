@@ -177,10 +177,10 @@ def test_a_log_that_was_shortened_is_not_filled_up(tmp_path):
     log.sync()
     with log.path.open("r+b") as file:
         file.truncate(size - 3)
-    log.cut(size)
+    log.truncate(size)
     assert [json.loads(line) for line in log.path.read_text().splitlines()] == [{"step": 1}]
     log.path.unlink()
-    log.cut(size)
+    log.truncate(size)
     assert log.bytes == 0
 
 
@@ -194,13 +194,13 @@ def test_a_hint_reads_no_tensors_and_touches_no_running_run(tmp_path, monkeypatc
     hashed = []
     monkeypatch.setattr(checkpoint, "digest", lambda file: hashed.append(file) or "x")
     same, model = recipe(**cut.SETTINGS), tmp_path / "no-model"
-    assert resume.interrupted(tmp_path, same, model) == tmp_path / "run"
-    assert resume.interrupted(tmp_path, recipe(), model) is None and not hashed
+    assert resume.find_interrupted(tmp_path, same, model) == tmp_path / "run"
+    assert resume.find_interrupted(tmp_path, recipe(), model) is None and not hashed
     monkeypatch.undo()
     aside = newest.with_name(f".{newest.name}.old")
     newest.rename(aside)
     lock = runfolder.hold(tmp_path / "run")
-    assert resume.interrupted(tmp_path, same, model) is None
+    assert resume.find_interrupted(tmp_path, same, model) is None
     assert checkpoint.newest(tmp_path / "run") == older and aside.exists()  # its owner is renaming now
     runfolder.release(lock)
     assert checkpoint.newest(tmp_path / "run") == newest
@@ -226,7 +226,7 @@ def test_what_is_no_checkpoint_of_a_run_is_one_sentence(tmp_path):
     for place in (copy, inside, tmp_path / newest.name):
         shutil.copytree(newest, place)
         with pytest.raises(UsageError, match=r"\bRUN/checkpoints/step-0*500\b"):
-            checkpoint.located(place)
+            checkpoint.locate_checkpoint(place)
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="is a file"):
         resume.point(tmp_path / "file", recipe(), {}, resume="auto")
@@ -341,7 +341,7 @@ ROOM = {
 
 @pytest.mark.parametrize("case", ROOM)
 def test_the_room_that_is_asked_for_is_what_the_run_takes_at_its_fullest(case, tmp_path, monkeypatch):
-    asked, seen, place, look = [], [], runfolder.put_in_place, checkpoint.check_room
+    asked, seen, place, look = [], [], runfolder.move_in_place, checkpoint.check_room
 
     def watched(aside, path):
         files = (file for file in (tmp_path / "run").rglob("*") if file.suffix in (".pt", ".safetensors"))
@@ -352,7 +352,7 @@ def test_the_room_that_is_asked_for_is_what_the_run_takes_at_its_fullest(case, t
         asked.append(needed)
         look(folder, needed, **rest)
 
-    monkeypatch.setattr(runfolder, "put_in_place", watched)
+    monkeypatch.setattr(runfolder, "move_in_place", watched)
     monkeypatch.setattr(checkpoint, "check_room", room)
     _falling([9.0, *range(8, 0, -1)], monkeypatch)  # every evaluation brings a better model
     wide = StandIn(torch.nn.Sequential(torch.nn.Embedding(11, 20_000), torch.nn.Linear(20_000, 11)))

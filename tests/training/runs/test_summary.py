@@ -60,8 +60,8 @@ def test_what_is_not_known_of_an_experiment_is_left_out_and_odd_names_are_kept(t
 
 
 def test_a_metric_as_it_is_said():
-    assert [WHOLE.task.shown(value) for value in (None, 0.9716)] == ["unknown", "97.2 %"]
-    assert Task("text", "perplexity").shown(31.41549) == "31.415"
+    assert [WHOLE.task.format_metric(value) for value in (None, 0.9716)] == ["unknown", "97.2 %"]
+    assert Task("text", "perplexity").format_metric(31.41549) == "31.415"
 
 
 def test_the_surgery_before_a_training_is_typed_or_unknown():

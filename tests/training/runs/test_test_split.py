@@ -10,7 +10,7 @@ import torch
 from transformers import BertConfig, BertForSequenceClassification
 
 from leansurgeon import tasks
-from leansurgeon.training.data_loader import Limited
+from leansurgeon.training.data_loader import FirstSamples
 from leansurgeon.training.recipe.schema import TrainingRecipe
 from leansurgeon.training.train import train
 
@@ -77,4 +77,4 @@ def test_a_task_without_one_has_none_and_a_limit_holds_for_it():
     task = tasks.make("listops", {key: value for key, value in TASK.items() if key != "name"})
     task._info = {"sizes": {"train": 64, "eval": 24, "test": 40}}
     task._folder = object()
-    assert Limited(task, 32, 16).size("test") == 16
+    assert FirstSamples(task, 32, 16).size("test") == 16

@@ -59,7 +59,9 @@ def test_the_recipes_temperature_and_share_are_those_of_the_loss():
     score = task.score(logits, batch)
     p, q = (torch.softmax(model.forward(batch) / 3.0, dim=-1) for model in (student, teacher))
     wanted = 0.5 * 9.0 * (q * (q.log() - p.log())).sum()
-    assert (made.added(score, logits, batch).loss_sum - score.loss_sum).item() == pytest.approx(wanted.item(), rel=1e-4)
+    assert (made.add_to_score(score, logits, batch).loss_sum - score.loss_sum).item() == pytest.approx(
+        wanted.item(), rel=1e-4
+    )
 
 
 def test_state_errors_count_real_tokens():
@@ -110,7 +112,7 @@ def _recipe(**train) -> TrainingRecipe:
 @pytest.mark.slow
 def test_a_lean_model_learns_from_its_source(digits):
     from leansurgeon import checkpoints
-    from leansurgeon.training.setup import prepared_task
+    from leansurgeon.training.setup import prepare_task
     from leansurgeon.training.train import train
 
     settings = {"logits": 0.5, "hidden": 2.0, "temperature": 3.0}
@@ -120,7 +122,7 @@ def test_a_lean_model_learns_from_its_source(digits):
     # The loss of the first step by hand, from the library's own outputs.
     from leansurgeon.training import data_loader
 
-    task = prepared_task(_recipe(), digits / "lean", lambda text: None)
+    task = prepare_task(_recipe(), digits / "lean", lambda text: None)
     batch = task.batch("train", data_loader.list_groups(0, 0, 64, 1437, 64)[0][1], seed=0, epoch=0)
     student, teacher = (checkpoints.load(p).model.eval() for p in (digits / "lean", digits / "teacher" / "last"))
     with torch.no_grad():

@@ -149,12 +149,12 @@ def _picture_batch(size):
 def test_mixing_is_timms_and_the_same_however_the_batch_is_cut():
     from timm.data import Mixup
 
-    made = regularize.Mixing(_train(mixup=0.8, cutmix=1.0, seed=5), cut.Pictures())
+    made = regularize.BatchMixing(_train(mixup=0.8, cutmix=1.0, seed=5), cut.Pictures())
     kinds = set()
     for step in range(12):
         whole = _picture_batch(8)
         mixed = made(whole, 0, step)
-        places = regularize.paired(8, torch.device("cpu"))
+        places = regularize.pairing_order(8, torch.device("cpu"))
         np.random.seed(data_loader.mixing_seed(5, 0, step))
         options = {"mixup_alpha": 0.8, "cutmix_alpha": 1.0, "label_smoothing": 0.0, "num_classes": 3}
         images, labels = Mixup(**options)(whole["pixel_values"][places].clone(), whole["labels"][places])
@@ -173,7 +173,7 @@ def test_mixing_is_timms_and_the_same_however_the_batch_is_cut():
 
 def test_mixing_needs_pictures_in_even_batches():
     with pytest.raises(UsageError, match=r"\bmixup\b.*'words'.*\bmasked-lm\b"):
-        regularize.Mixing(_train(mixup=0.8), Words())
+        regularize.BatchMixing(_train(mixup=0.8), Words())
     with pytest.raises(UsageError, match="no even number"):
         schedule.make_plan(_train(mixup=0.8, batch=15), 64, 1)
 

@@ -52,13 +52,13 @@ def test_something_must_be_left_to_train(source):
 )
 def test_blocks_in_front_of_the_first_gap_need_no_healing(kept, wanted, tmp_path, source):
     lean = cut(tmp_path / "lean", source, "--keep", ",".join(map(str, kept)))
-    assert teacher.untouched(open_source(str(lean))) == wanted
+    assert teacher.count_untouched(open_source(str(lean))) == wanted
 
 
 def test_a_model_whose_heads_changed_is_healed_whole(tmp_path, source):
     lean = open_source(str(cut(tmp_path / "lean", source, "--keep", "0,1,2,4,5", "--heads", "8")))
-    assert teacher.untouched(lean) == 0
-    assert teacher.untouched(open_source(str(source))) == 0
+    assert teacher.count_untouched(lean) == 0
+    assert teacher.count_untouched(open_source(str(source))) == 0
 
 
 def test_what_is_typed_is_not_lowered(source, tmp_path):
@@ -66,7 +66,7 @@ def test_what_is_typed_is_not_lowered(source, tmp_path):
     found = teacher.Teacher("source", "x", own=True)
 
     def made(**asked):
-        return from_model.settings(lean, "causal-lm", 10_000, 64, found, from_model.Asked(**asked))
+        return from_model.settings(lean, "causal-lm", 10_000, 64, found, from_model.RecipeInputs(**asked))
 
     assert made()["optim"]["full_steps"] == from_model.FEW
     assert "full_steps" not in made(sets=("train.optim.lr=1e-3",))["optim"]

@@ -119,7 +119,7 @@ def test_a_teacher_sees_pixels_as_its_own_processor_makes_them(own_cache, tmp_pa
         task.prepare(cache_folder(), folder, workers=1, say=lambda text: None)
         seen.append((source, task, task.batch("train", np.arange(4), seed=0, epoch=0)))
     (_, task, batch), (teacher, _, wanted) = seen
-    found = distill.standardised(teacher, task)(batch)["pixel_values"]
+    found = distill.make_restandardise(teacher, task)(batch)["pixel_values"]
     assert torch.allclose(found, wanted["pixel_values"], atol=1e-5)
     assert not torch.allclose(found, batch["pixel_values"], atol=0.1)
 

@@ -117,12 +117,12 @@ def test_logits_and_hidden_states_of_a_text_by_hand(family, depth, blocks, head,
             share = mean_square(its[sample], real) if relative else 1.0
             expected += 3.0 * len(places) * error / share / 2
     # `outputs` has left what the student's blocks said.
-    added = made.added(Score(torch.tensor(7.0), torch.tensor(1.0), 2, 3), student.forward(batch), batch)
+    added = made.add_to_score(Score(torch.tensor(7.0), torch.tensor(1.0), 2, 3), student.forward(batch), batch)
     assert added.loss_sum.item() - 7.0 == pytest.approx(expected, rel=1e-4)
     assert added[1:4] == (1.0, 2, 3)
     # A copy of the student, as early layers are looked at, has taps of its own.
     copied = cut_from(checkpoints.load(student.folder), 0, 2)
-    again = made.of_copy(copied).added(Score(torch.tensor(7.0), 1, 2, 3), copied.forward(batch), batch)
+    again = made.of_copy(copied).add_to_score(Score(torch.tensor(7.0), 1, 2, 3), copied.forward(batch), batch)
     assert again.loss_sum.item() == pytest.approx(added.loss_sum.item(), rel=1e-6)
 
 
@@ -138,10 +138,10 @@ def test_shares_of_classes_count_as_one_and_a_sample_without_any_as_none(pair, m
     hidden = sum(mean_square((ours[i] - theirs[2 * i + 1])[b], whole) for i in (0, 1) for b in (0, 1)) / 2
     kl = F.kl_div(logits[:2].log_softmax(-1), wanted[:2].softmax(-1), reduction="sum")
     batch = {"pixel_values": pixels, "labels": labels}
-    added = made.added(Score(torch.zeros(()), 1, 2, 3), student.forward(batch), batch)
+    added = made.add_to_score(Score(torch.zeros(()), 1, 2, 3), student.forward(batch), batch)
     assert added.loss_sum.item() == pytest.approx(2 * hidden + float(kl), rel=1e-4)
     classes = torch.tensor([4, -100, 1])
-    added = made.added(Score(torch.zeros(()), 1, 2, 3), student.forward(batch), batch | {"labels": classes})
+    added = made.add_to_score(Score(torch.zeros(()), 1, 2, 3), student.forward(batch), batch | {"labels": classes})
     hidden = sum(mean_square((ours[i] - theirs[2 * i + 1])[b], whole) for i in (0, 1) for b in (0, 2)) / 2
     kl = F.kl_div(logits[::2].log_softmax(-1), wanted[::2].softmax(-1), reduction="sum")
     assert added.loss_sum.item() == pytest.approx(2 * hidden + float(kl), rel=1e-4)

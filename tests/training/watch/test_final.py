@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from leansurgeon.training.processes.signals import Enough, until
+from leansurgeon.training.processes.signals import TimeUp, until
 from leansurgeon.training.train import train
 from tests.support.training_standin import Dots, dot_model, recipe
 
@@ -56,7 +56,7 @@ def test_what_was_measured_is_in_the_summary(tmp_path, monkeypatch):
 
 def test_a_measure_that_takes_too_long_is_left_out():
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGALRM)}
-    with pytest.raises(Enough), until(0.05):
+    with pytest.raises(TimeUp), until(0.05):
         time.sleep(20)
     assert {number: signal.getsignal(number) for number in before} == before
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)

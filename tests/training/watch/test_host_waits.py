@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from leansurgeon import tasks
 from leansurgeon.training import data_loader, distributed, optimizer, schedule
 from leansurgeon.training import train as loop
-from leansurgeon.training.objective import Scored
+from leansurgeon.training.objective import Objective
 from leansurgeon.training.optimizer import Average, Trainer
 from leansurgeon.training.recipe.schema import Ema, Train
 from tests.support.training_standin import Words, recipe, word_model
@@ -111,7 +111,7 @@ def trainer_of(case, cache, **train):
     loaded = build({key: value for key, value in task.model_overrides().items() if key == "vocab_size"})
     loaded.model.to(accelerator.device)
     average = Average(loaded, Ema()) if settings.ema else None
-    scored = Scored(loaded, task, settings).to(accelerator.device).train()
+    scored = Objective(loaded, task, settings).to(accelerator.device).train()
     adamw = optimizer.make_optimizer(scored, settings.optim, fused=True)
     scheme = schedule.make_plan(settings, task.size("train"), 1)
     trainer = Trainer(accelerator, scored, scored, adamw, list(scored.parameters()), scheme, 0, average=average)

@@ -22,7 +22,7 @@ def advised(hint: str) -> list[str]:
 
 
 def with_set(made, text):
-    return reading.checked(reading.plain(made), [text], "own")
+    return reading.check_recipe(reading.plain(made), [text], "own")
 
 
 class Greedy(nn.Module):
