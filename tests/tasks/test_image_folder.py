@@ -99,6 +99,20 @@ def test_images_are_those_of_the_files_as_timm_prepares_them(tmp_path, kind):
     assert torch.equal(everything(task, seed=5, epoch=3)["pixel_values"], batch["pixel_values"])
 
 
+def test_shards_may_write_a_class_as_a_number_and_as_its_text(tmp_path):
+    """Labels 2 and "2" of one shard are one class: they ended in a traceback."""
+    for split in COUNTS:
+        with tarfile.open(tmp_path / f"set-{split}-0000.tar", "w") as tar:
+            for i, (content, label) in enumerate(samples(split)):
+                said = json.dumps({"label": str(label) if i % 2 else label}).encode()
+                for suffix, bytes_ in (("png", content), ("json", said)):
+                    member = tarfile.TarInfo(f"{split}-{i:03d}.{suffix}")
+                    member.size = len(bytes_)
+                    tar.addfile(member, io.BytesIO(bytes_))
+    task = prepared(tmp_path / "cache", data=str(tmp_path))
+    assert everything(task)["labels"].tolist() == [label for _, label in samples("val")]
+
+
 @pytest.mark.parametrize("options", [RANDAUG, {"color_jitter": 0.4}], ids=["randaugment", "jitter"])
 def test_a_sample_is_a_function_of_seed_epoch_and_index(tmp_path, options):
     task = prepared(tmp_path / "cache", data=write(tmp_path / "data", "folder"), **options)

@@ -77,9 +77,10 @@ def build(
                 )
             raise UsageError(f"{_name_of(places)} holds no images ({', '.join(sorted(SUFFIXES))}).")
         numbers, starts, lengths, labels = zip(*labelled, strict=True)
-        if present := {name for name in labels if isinstance(name, str)}:
-            names = sort_names(present) if names is None else names
-            if strange := sorted({*map(str, labels)} - {*names}):
+        if any(isinstance(name, str) for name in labels):
+            labels = [str(name) for name in labels]  # shards may write 3 and "3" for one class
+            names = sort_names({*labels}) if names is None else names
+            if strange := sorted({*labels} - {*names}):
                 where = _name_of(places)
                 raise UsageError(f"{where} has the class '{strange[0]}', which the training images do not have.")
             order = {name: number for number, name in enumerate(names)}
