@@ -233,15 +233,15 @@ class Skeleton:
         self._set(slot, nn.Parameter(torch.from_numpy(np.asarray(values, np.float32)).to(self.device), learns))
 
     def _get(self, slot: Slot) -> torch.Tensor:
-        owner, key = self._place(slot.memory[0])
+        owner, key = self._find_place(slot.memory[0])
         return (owner._buffers if slot.buffer else owner._parameters)[key]
 
     def _set(self, slot: Slot, tensor: torch.Tensor) -> None:
         for memory in slot.memory:
-            owner, key = self._place(memory)
+            owner, key = self._find_place(memory)
             (owner._buffers if slot.buffer else owner._parameters)[key] = tensor
 
-    def _place(self, name: str) -> tuple[nn.Module, str]:
+    def _find_place(self, name: str) -> tuple[nn.Module, str]:
         path, _, key = name.rpartition(".")
         return self.model.get_submodule(path), key
 
@@ -305,7 +305,7 @@ class Skeleton:
         specs = [s for s in self.architecture.tensors(self.config) if s.layer == layer and s.role == role]
         files = [self.bare(s.name) for s in specs if len(s.shape) > 1]
         slots = [self.slots[file] for file in files if file in self.slots]  # parts of experts have none of their own
-        return [self._place(slot.memory[0])[0] for slot in slots if not slot.parts]
+        return [self._find_place(slot.memory[0])[0] for slot in slots if not slot.parts]
 
     def experts(self, layer: int) -> nn.Module | None:
         """A block's mixture of experts with its router, where the file holds them apart; else None."""
