@@ -19,7 +19,7 @@ from leansurgeon.errors import OutOfMemory
 from leansurgeon.measure.heads import importance, judge, sites
 from leansurgeon.measure.kappa.blocks import measure_blocks
 from leansurgeon.measure.kappa.spectrum import conditioning
-from leansurgeon.training import train as loop
+from leansurgeon.training import loop as loop
 from tests.conftest import architecture, build, example
 from tests.support.training_standin import Words, recipe, word_model
 

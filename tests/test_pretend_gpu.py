@@ -26,7 +26,7 @@ from leansurgeon.measure.heads import importance, judge, sites
 from leansurgeon.measure.kappa import study
 from leansurgeon.tasks import chance
 from leansurgeon.training import data_loader, distributed, schedule
-from leansurgeon.training import train as loop
+from leansurgeon.training import loop as loop
 from leansurgeon.training.processes import agree
 from leansurgeon.training.recipe.schema import Train
 from tests.conftest import architecture, build, example

@@ -32,7 +32,7 @@ from leansurgeon.training.schedule import Plan, make_plan
 # Imported once by the server process that forks the trainings (CPU only; a process that has touched CUDA must not
 # fork).
 PRELOAD = [
-    "leansurgeon.training.train",
+    "leansurgeon.training.loop",
     "leansurgeon.checkpoints.model",
     "leansurgeon.measure.kappa.blocks",
     "accelerate",

@@ -16,13 +16,13 @@ from leansurgeon.rank import is_worker
 from leansurgeon.reading import jsonfile
 from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.training.evaluator import Evaluation, evaluate_model
+from leansurgeon.training.loop import train
 from leansurgeon.training.processes import launch
 from leansurgeon.training.recipe.schema import TrainingRecipe
 from leansurgeon.training.runs import folder as runfolder
 from leansurgeon.training.runs import summary
 from leansurgeon.training.runs.summary import Part, Summary
 from leansurgeon.training.setup import prepare_task
-from leansurgeon.training.train import train
 
 
 def train_on(

@@ -171,7 +171,7 @@ def test_imagenet_trains(name, tmp_path, monkeypatch):
 
 def test_crammed_bert_trains_on_packed_rows_and_is_tuned_on_glue(tmp_path, monkeypatch):
     from leansurgeon.tasks.text import vocab
-    from leansurgeon.training.train import train as train_one
+    from leansurgeon.training.loop import train as train_one
 
     words = ["the cat sat on the mat and said that it was so"] * 20
     tokenizer = vocab.make("wordpiece", 200, words)

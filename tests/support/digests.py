@@ -350,7 +350,7 @@ def record(work: Path, pattern: str = "*") -> dict[str, dict[str, list[str]]]:
     }
     (work / "sources").mkdir(parents=True)
     made = sources(named, work / "sources")
-    import leansurgeon.training.train  # noqa: F401  (once for every forked process)
+    import leansurgeon.training.loop  # noqa: F401  (once for every forked process)
 
     found = {}
     for name, case in cases.items():

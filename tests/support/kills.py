@@ -21,7 +21,7 @@ import torch
 import transformers
 from transformers import ViTForImageClassification  # noqa: F401 (once for every forked process)
 
-import leansurgeon.training.train  # noqa: F401
+import leansurgeon.training.loop  # noqa: F401
 from leansurgeon.checkpoints import digests, record
 from leansurgeon.checkpoints.proof import prove
 from leansurgeon.checkpoints.record import Proof

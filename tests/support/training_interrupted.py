@@ -26,8 +26,8 @@ import torch.nn.parallel
 from torch import nn
 
 from leansurgeon.errors import LeanSurgeonError
+from leansurgeon.training.loop import train
 from leansurgeon.training.runs import checkpoint
-from leansurgeon.training.train import train
 from tests.support.patience import working_until
 from tests.support.processes import forks  # noqa: F401  (its first backward pass)
 from tests.support.training_standin import Dots, StandIn, recipe

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from leansurgeon.tasks.base import Metric, Options, Score, Task, classification_score, token_score
+from leansurgeon.training.loop import train
 from leansurgeon.training.recipe.schema import TrainingRecipe
-from leansurgeon.training.train import train
 
 
 class Words(Task):

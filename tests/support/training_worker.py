@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from leansurgeon.training.train import train
+from leansurgeon.training.loop import train
 from tests.support.training_standin import Dots, Words, dot_model, recipe, word_model
 
 if __name__ == "__main__":

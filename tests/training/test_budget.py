@@ -13,7 +13,7 @@ import torch
 
 from leansurgeon.training import budget, schedule
 from leansurgeon.training.data_loader import SpreadSamples
-from leansurgeon.training.train import train
+from leansurgeon.training.loop import train
 from tests.support.training_standin import Dots, dot_model, recipe
 
 

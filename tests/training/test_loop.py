@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from leansurgeon.errors import Diverged, LeanSurgeonError, UsageError
 from leansurgeon.training import data_loader, evaluator
-from leansurgeon.training.train import train
+from leansurgeon.training.loop import train
 from tests.support.training_standin import Dots, Words, dot_model, recipe, word_model
 
 

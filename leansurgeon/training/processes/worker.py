@@ -50,10 +50,10 @@ def main(folder: Path) -> int:
 
 def _work(job: dict, folder: Path) -> None:
     from leansurgeon.training.evaluator import evaluate_model
+    from leansurgeon.training.loop import train
     from leansurgeon.training.processes.launch import ANSWER
     from leansurgeon.training.recipe.schema import TrainingRecipe
     from leansurgeon.training.runs.summary import Part
-    from leansurgeon.training.train import train
 
     recipe, model_dir, options = TrainingRecipe.model_validate(job["recipe"]), Path(job["model_dir"]), job["options"]
     if job["work"] == "train":

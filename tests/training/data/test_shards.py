@@ -12,8 +12,8 @@ import torch
 
 from leansurgeon.errors import OutOfMemory, UsageError
 from leansurgeon.training import guards, setup
+from leansurgeon.training.loop import train
 from leansurgeon.training.runs import checkpoint
-from leansurgeon.training.train import train
 from tests.support import training_interrupted as cut
 from tests.support.training_standin import Words, recipe, word_model
 

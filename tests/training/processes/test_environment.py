@@ -10,8 +10,8 @@ import sys
 import pytest
 import torch
 
+from leansurgeon.training.loop import train
 from leansurgeon.training.processes import launch
-from leansurgeon.training.train import train
 from tests import conftest
 from tests.support import training_interrupted as cut
 from tests.support.training_standin import Words, recipe, word_model

@@ -12,8 +12,8 @@ import pytest
 
 from leansurgeon.errors import LeanSurgeonError, UsageError
 from leansurgeon.training import together
+from leansurgeon.training.loop import train
 from leansurgeon.training.processes import launch
-from leansurgeon.training.train import train
 from tests.support.processes.forks import forked
 from tests.support.training_standin import Dots, Words, dot_model, recipe, word_model
 

@@ -16,8 +16,8 @@ import torch
 
 from leansurgeon.errors import LeanSurgeonError
 from leansurgeon.training import data_loader
+from leansurgeon.training.loop import train
 from leansurgeon.training.runs import checkpoint
-from leansurgeon.training.train import train
 from tests.support import training_interrupted as cut
 from tests.support.training_standin import Words, recipe, word_model
 

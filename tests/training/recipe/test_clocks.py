@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from leansurgeon.training import evaluator, observe, state, train
+from leansurgeon.training import evaluator, loop, observe, state
 from leansurgeon.training.optimizer import Trainer
 from tests.support import training_interrupted as cut
 
@@ -29,7 +29,7 @@ def _train(folder, fast: int, factor: float, settings: dict) -> None:
 
     Trainer.step = stepped
     if rank == fast:
-        train.time = evaluator.time = observe.time = state.time = SimpleNamespace(
+        loop.time = evaluator.time = observe.time = state.time = SimpleNamespace(
             perf_counter=lambda: factor * time.perf_counter()
         )
     cut.run(folder, **settings)

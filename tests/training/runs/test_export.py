@@ -12,7 +12,7 @@ from safetensors import safe_open
 
 from leansurgeon import checkpoints
 from leansurgeon.training import setup
-from leansurgeon.training.train import train
+from leansurgeon.training.loop import train
 from tests import conftest
 from tests.support import training_interrupted as cut
 from tests.support.training_standin import Words, recipe

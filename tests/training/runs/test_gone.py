@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 from leansurgeon.errors import RunFolderReplaced
-from leansurgeon.training.train import train
+from leansurgeon.training.loop import train
 from tests.support.training_standin import Words, recipe, word_model
 
 

@@ -13,9 +13,9 @@ import torch
 
 from leansurgeon.checkpoints.publish.durable import PART, me
 from leansurgeon.errors import UsageError
+from leansurgeon.training.loop import train
 from leansurgeon.training.processes.agree import ProcessGroup
 from leansurgeon.training.runs import checkpoint, resume
-from leansurgeon.training.train import train
 from tests.support import training_interrupted as cut
 from tests.support.training_standin import recipe
 

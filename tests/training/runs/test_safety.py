@@ -15,12 +15,12 @@ from typer.testing import CliRunner
 
 from leansurgeon.errors import Diverged, LeanSurgeonError, Stopped, UsageError
 from leansurgeon.training import evaluator, guards, schedule
-from leansurgeon.training import train as loop
+from leansurgeon.training import loop as loop
+from leansurgeon.training.loop import train
 from leansurgeon.training.optimizer import Trainer
 from leansurgeon.training.recipe.schema import ExperimentRecipe, Train
 from leansurgeon.training.runs import checkpoint, resume
 from leansurgeon.training.runs import folder as runfolder
-from leansurgeon.training.train import train
 from tests.support import training_interrupted as cut
 from tests.support.training_standin import StandIn, Words, recipe, word_model
 

@@ -11,8 +11,8 @@ from transformers import BertConfig, BertForSequenceClassification
 
 from leansurgeon import tasks
 from leansurgeon.training.data_loader import FirstSamples
+from leansurgeon.training.loop import train
 from leansurgeon.training.recipe.schema import TrainingRecipe
-from leansurgeon.training.train import train
 
 TASK = {"name": "listops", "train": 64, "eval": 24, "test": 40, "min_length": 5, "max_length": 30}
 

@@ -90,7 +90,7 @@ def digits(tmp_path_factory):
     from typer.testing import CliRunner
 
     from leansurgeon.cli.main import app
-    from leansurgeon.training.train import train
+    from leansurgeon.training.loop import train
 
     folder = tmp_path_factory.mktemp("digits")
     os.environ["LEANSURGEON_CACHE"] = str(folder / "cache")
@@ -112,8 +112,8 @@ def _recipe(**train) -> TrainingRecipe:
 @pytest.mark.slow
 def test_a_lean_model_learns_from_its_source(digits):
     from leansurgeon import checkpoints
+    from leansurgeon.training.loop import train
     from leansurgeon.training.setup import prepare_task
-    from leansurgeon.training.train import train
 
     settings = {"logits": 0.5, "hidden": 2.0, "temperature": 3.0}
     train(_recipe(distill=settings), digits / "lean", digits / "run", cpu=True, say=lambda text: None)
@@ -143,7 +143,7 @@ def test_a_lean_model_learns_from_its_source(digits):
 
 @pytest.mark.slow
 def test_teachers_that_cannot_teach_are_refused(digits):
-    from leansurgeon.training.train import train
+    from leansurgeon.training.loop import train
 
     def attempt(name, **settings):
         train(_recipe(distill=settings), digits / name, digits / "none", cpu=True, say=lambda text: None)

@@ -12,7 +12,7 @@ from leansurgeon.errors import Stopped
 from leansurgeon.tasks import chance
 from leansurgeon.tasks.base import Metric
 from leansurgeon.training import data_loader, distributed, evaluator
-from leansurgeon.training import train as loop
+from leansurgeon.training import loop as loop
 from leansurgeon.training.optimizer import Trainer
 from leansurgeon.training.recipe.schema import EarlyStopping
 from leansurgeon.training.runs import checkpoint

@@ -9,8 +9,8 @@ import time
 
 import pytest
 
+from leansurgeon.training.loop import train
 from leansurgeon.training.processes.signals import TimeUp, until
-from leansurgeon.training.train import train
 from tests.support.training_standin import Dots, dot_model, recipe
 
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from leansurgeon.errors import Diverged, OutOfMemory
 from leansurgeon.training import data_loader, guards
-from leansurgeon.training.train import train
+from leansurgeon.training.loop import train
 from tests.support import training_interrupted as cut
 from tests.support.training_standin import Words, losses, recipe, trained, word_model
 

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from leansurgeon import tasks
 from leansurgeon.training import data_loader, distributed, optimizer, schedule
-from leansurgeon.training import train as loop
+from leansurgeon.training import loop as loop
 from leansurgeon.training.objective import Objective
 from leansurgeon.training.optimizer import Average, Trainer
 from leansurgeon.training.recipe.schema import Ema, Train

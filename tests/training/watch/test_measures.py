@@ -14,9 +14,9 @@ from leansurgeon.errors import UsageError
 from leansurgeon.measure.data.batches import inner
 from leansurgeon.measure.heads.importance import importance
 from leansurgeon.measure.kappa import blocks as kappa
+from leansurgeon.training.loop import train
 from leansurgeon.training.recipe import reading
 from leansurgeon.training.recipe.schema import TrainingRecipe
-from leansurgeon.training.train import train
 from tests import conftest
 
 KAPPA = {"kappa": {"samples": 8, "every": "3st", "probes": 4}}

@@ -7,9 +7,9 @@ import torch
 
 from leansurgeon.errors import LeanSurgeonError, OutOfMemory
 from leansurgeon.training import state
+from leansurgeon.training.loop import train
 from leansurgeon.training.optimizer import Trainer
 from leansurgeon.training.runs import folder as runfolder
-from leansurgeon.training.train import train
 from tests.support.training_standin import StandIn, Words, recipe, word_model
 
 SHORT = {

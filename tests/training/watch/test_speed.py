@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from leansurgeon.training import evaluator, observe, state
-from leansurgeon.training import train as loop
+from leansurgeon.training import loop as loop
+from leansurgeon.training.loop import train
 from leansurgeon.training.observe import Progress
-from leansurgeon.training.train import train
 from tests.support.training_standin import StandIn, WordModel, Words, recipe
 
 FETCH, FORWARD, SCORE = 0.25, 0.75, 0.5  # seconds of a training batch, of its forward pass, of an evaluation batch

@@ -9,7 +9,7 @@ from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 
 from leansurgeon.errors import UsageError
 from leansurgeon.training import observe
-from leansurgeon.training.train import train
+from leansurgeon.training.loop import train
 from tests.support.training_standin import Words, recipe, word_model
 
 

@@ -11,8 +11,8 @@ from torch import nn
 
 from leansurgeon.errors import Diverged, LeanSurgeonError, OutOfMemory, UsageError
 from leansurgeon.training import distributed, guards
+from leansurgeon.training.loop import train
 from leansurgeon.training.recipe import reading
-from leansurgeon.training.train import train
 from tests.support.training_standin import Dots, StandIn, Words, dot_model, recipe, word_model
 
 
