@@ -181,7 +181,7 @@ def test_the_source_is_nearest_to_itself(saved, tmp_path):
     folder, text = sentence_encoder(saved, tmp_path, 40)
     encoder = open_source(str(folder))
     bench = HealTrial(encoder, sample_data(encoder, str(text), None, None, 0, print), tmp_path / "heals")
-    for result in bench.judged(encoder.folder).values():
+    for result in bench.judge_folder(encoder.folder).values():
         assert result.score.value == pytest.approx(1.0) and result.score.higher and result.score.label == "cosine"
 
 

@@ -170,7 +170,8 @@ class ImageFolder(base.Task):
 
     def size(self, split: str) -> int:
         """Number of images of a split, of the classes and the part that the options choose."""
-        return len(self._rows[self._check_split(split)])
+        split = self._check_split(split)  # says that nothing is prepared, before rows are asked for
+        return len(self._rows[split])
 
     def batch(self, split: str, indices: np.ndarray, *, seed: int, epoch: int) -> base.Batch:
         """`pixel_values` (B, C, H, W) as the options crop and standardise them, and `labels` (B,) where there are
