@@ -1,7 +1,8 @@
 """SIGTERM, SIGUSR1 and Ctrl-C as wishes: the training finishes its step, saves, and ends with the right exit code.
 
 A second Ctrl-C ends at once. All processes must agree before one of them stops, since the others would wait for it:
-`StopSignals.request_of_all` is the question, asked at the same places by all. What may take only so long is ended by `until`.
+`StopSignals.request_of_all` is the question, asked at the same places by all. What may take only so long is ended by
+`until`.
 """
 
 from __future__ import annotations

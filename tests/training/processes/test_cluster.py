@@ -165,7 +165,10 @@ def test_a_failure_on_one_process_ends_all_and_is_one_sentence_each(tmp_path):
     assert (tmp_path / "said-1").read_text() == "UsageError: picture.jpg cannot be read."
     assert (tmp_path / "said-0").read_text().startswith("LostProcesses: ")
     # Of a training that we start ourselves, only the reason is told, even where it was written later.
-    for rank, kind, message in ((0, "LostProcesses", "Another process"), (1, "UsageError", "picture.jpg cannot be read.")):
+    for rank, kind, message in (
+        (0, "LostProcesses", "Another process"),
+        (1, "UsageError", "picture.jpg cannot be read."),
+    ):
         said = {"kind": kind, "message": message, "hint": None, "trace": ""}
         (tmp_path / f"rank{rank}.json").write_text(json.dumps(said))
     error = launch.read_verdict(tmp_path, tmp_path / "run")
