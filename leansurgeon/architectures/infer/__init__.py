@@ -101,7 +101,12 @@ def is_inferred(config: Mapping[str, Any]) -> bool:
 
 
 def make_decoupled_form(base: Architecture) -> Architecture:
-    """The form of an inferred family that holds any number of heads, by a modelling file of ours that travels."""
+    """The form of an inferred family that holds any number of heads, by a modelling file of ours that travels. Raises
+    `UnsupportedModel` where none was proven.
+    """
+    if base.decoupled is None:
+        why = next((stage["heads"] for stage in base.evidence["refused"] if stage["heads"]), "nothing was tried")
+        raise UnsupportedModel(f"No heads of a size of their own were proven for this '{base.name}': {why}.")
     if base.library == "timm":
         from leansurgeon.architectures.infer.timm_models import declared
 

@@ -8,7 +8,6 @@ units computes what the whole file computes when those are silent.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -32,6 +31,7 @@ from leansurgeon.architectures.infer.words import (
 from leansurgeon.architectures.tensors import layer_number_pattern
 
 ROUNDING = 1e-2  # of the outputs' spread: units that are not alike differ by more
+SAME_ROUNDING = 4.0  # what the order of a sum changes is at most so many times what the last bit of the weights does
 
 
 @dataclass(frozen=True)
@@ -95,12 +95,18 @@ def proof(trial: Trial, *parts: tuple[UnitKind, Mapping[str, list[UnitPlace]]]) 
         return trial.run(config, state, double=double)
 
     def error_of_permutation() -> float:
-        """What other places change. Where that may be the rounding of fp32, which sharp scores amplify, in float64."""
+        """What other places change, less what is the rounding of fp32, which sharp scores and routers amplify: in
+        float64, and where the code casts to fp32 itself, against weights that differ by their last bit.
+        """
         turned = difference(trial.output, run_with(lambda kind: kind.permute))
         if EQUAL < turned < ROUNDING:
-            with suppress(Unbuildable):  # code that casts to fp32 itself
+            try:
                 exact = trial.run(trial.config, trial.state, double=True)
                 return difference(exact, run_with(lambda kind: kind.permute, double=True))
+            except Unbuildable:
+                last_bit = {k: v.nextafter(-v) if v.is_floating_point() else v for k, v in trial.state.items()}
+                if turned <= SAME_ROUNDING * difference(trial.output, trial.run(trial.config, last_bit)):
+                    return 0.0
         return turned
 
     try:

@@ -351,6 +351,12 @@ def test_the_variant_that_a_declaration_leaves_out_is_inferred():
     assert not row.declared and row.can("depth") and row.can("heads") and set(row.refused) == {"mlp_dim"}, row
 
 
+def test_what_the_last_bit_of_the_weights_moves_as_far_is_rounding():
+    """The routers behind this vision tower make 1e-7 into 2e-4, in code that casts to fp32 itself."""
+    row = check_type("qwen3_5_moe", "vision", RandomModel(seed=23, depth=7))
+    assert row.can("depth") and row.can("heads") and row.can("mlp_dim"), row
+
+
 @pytest.mark.parametrize(
     "text",
     ["{", "[]", "3", "{}", '{"stages": [], "outer": [1], "keys": {}}', '{"stages": [{"block": [1]}], "outer": []}'],
