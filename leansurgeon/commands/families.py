@@ -110,7 +110,7 @@ def of_one_pool(names: Sequence[str], jobs: int, drawn: RandomModel) -> Iterator
 
 
 def patiently(name: str, drawn: RandomModel) -> FamilyCheck:
-    """`checked` with an end, and a cache of its own: nothing is taken for proven that was proven another time."""
+    """A check with an end, and a cache of its own: nothing is taken for proven that was proven another time."""
     from leansurgeon.surgery.family_check import PREFIX, FamilyCheck
 
     class TooLong(BaseException):

@@ -101,7 +101,7 @@ def test_own_samples_are_made_on_the_device(shrink, monkeypatch):
         return texts(source, seed, "cpu", say)
 
     monkeypatch.setattr(own, "texts", noted)
-    monkeypatch.setattr("leansurgeon.commands.shrink.device_of", lambda asked, computes: "cpu:0")
+    monkeypatch.setattr("leansurgeon.measure.device.choose_device", lambda asked: "cpu:0")
     shrink("gpt2", "--layers", "3", "--calibrate", "own")
     assert places == ["cpu:0"]
 

@@ -37,7 +37,7 @@ def test_a_library_that_cannot_be_imported_is_a_row(monkeypatch):
     monkeypatch.setattr(signal, "signal", lambda *_: None)  # its process is its own, this one is not
     monkeypatch.setenv("LEANSURGEON_CACHE", os.environ.get("LEANSURGEON_CACHE", ""))  # put back afterwards
     monkeypatch.setattr(importlib, "import_module", broken)
-    for name, room in (("bert", "undeclared"), (PREFIX + NAMES[0], "undeclared_timm")):
+    for name in ("bert", PREFIX + NAMES[0]):
         row = families.patiently(name, RandomModel())
-        assert (row.name, row.built) == (name, False) and row.why.startswith("ImportError: ")
-        assert row.why.endswith(f".{room} is broken")
+        assert (row.name, row.built) == (name, False)
+        assert row.why.startswith("ImportError: ") and row.why.endswith(" is broken")

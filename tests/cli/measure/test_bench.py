@@ -162,7 +162,7 @@ def test_ratios_are_those_of_the_first_row_and_text_is_counted_in_tokens(monkeyp
     monkeypatch.setattr(speed, "runs", lambda _: None)
     monkeypatch.setattr(
         speed,
-        "timed",
+        "time_benches",
         lambda *_: [dict.fromkeys(TIMED, Timing.of([s * t for t in rounds])) for s in (1.0, 0.5)],
     )
     monkeypatch.setattr(speed, "peaks", lambda *_: [7, 5])

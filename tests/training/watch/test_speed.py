@@ -88,7 +88,7 @@ def test_time_that_goes_by_between_steps_is_in_no_step(clock):
         clock.now += 1.0
     clock.now += 2.0
     seen.add(torch.tensor([3.0, 4.0, 5.0]))
-    with seen.pause():
+    with seen.leave_out():
         clock.now += 100.0
     look = seen.look()
     assert look == ([[3.0, 4.0, 5.0]], 1, 3.0, 1.0) and look.waiting == pytest.approx(1 / 3)
