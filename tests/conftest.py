@@ -6,6 +6,7 @@ import gc
 import os
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 
 import pytest
@@ -69,6 +70,7 @@ LONGEST = ("test_malformed.py", "test_notebook.py", "test_experiment.py", "test_
 
 # Of a test that goes through more families than these, a commit runs these; `-m families` runs the others.
 EVERY_COMMIT = {"bert", "gpt2", "llama", "qwen3", "t5", "vit", "timm_xcit", "timm_swin"}
+INFERRED = 4  # of a test that goes through more types without a declaration, a commit runs the first so many
 
 
 def family_of(item: pytest.Item) -> str | None:
@@ -89,6 +91,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         family, all_of_test = family_of(item), of_test.get(item.nodeid.split("[")[0], set())
         if family not in EVERY_COMMIT and len(all_of_test) > len(EVERY_COMMIT):
             item.add_marker("families")
+    seen: Counter[str] = Counter()
+    for item in items:
+        params = item.callspec.params if hasattr(item, "callspec") else {}
+        if item.path.parent.name == "infer" and {"name", "model_type"} & params.keys():
+            test = item.nodeid.split("[")[0]
+            seen[test] += 1
+            if seen[test] > INFERRED:
+                item.add_marker("families")
 
 
 def settle() -> None:

@@ -85,7 +85,11 @@ def in_forks(name, cwd):
         return commanded("run", name, "--debug", "--json", cwd=cwd).wait()
 
 
-@pytest.mark.parametrize(("name", "how"), [(AS_TYPED, as_typed), ("austen-gpt", in_forks)], ids=["digits", "austen"])
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [(AS_TYPED, as_typed), pytest.param("austen-gpt", in_forks, marks=pytest.mark.slow)],
+    ids=["digits", "austen"],
+)
 def test_a_shipped_experiment_runs_in_its_debug_variant(name, how, tmp_path, own_cache):
     done = how(name, tmp_path)
     assert done.returncode == 0, done.stderr[-2000:]
@@ -214,7 +218,10 @@ def test_only_the_named_arms_are_trained(tmp_path, own_cache):
     assert refused.returncode == 2 and "original" in refused.stderr
 
 
-@pytest.mark.parametrize(("how", "parallel"), [(signal.SIGTERM, 2), (signal.SIGKILL, 1), (signal.SIGINT, 1)])
+@pytest.mark.parametrize(
+    ("how", "parallel"),
+    [(signal.SIGINT, 2), (signal.SIGKILL, 1), pytest.param(signal.SIGTERM, 1, marks=pytest.mark.slow)],
+)
 def test_no_training_outlives_its_experiment(how, parallel, tmp_path):
     process = commanded("run", "digits-vit", "--parallel", parallel, "--workspace", tmp_path / "ws", cwd=tmp_path)
     log = tmp_path / "ws/digits-vit/original-s0/metrics.jsonl"

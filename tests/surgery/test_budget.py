@@ -19,12 +19,12 @@ from tests.surgery.test_encoder_decoder import pairs
 
 DEEP = {"gpt2": {"n_layer": 8}, "bert": {"num_hidden_layers": 8}, "vit": {"num_hidden_layers": 6}, "t5": {}, "bart": {}}
 CUTS = [
-    ("gpt2", {"layers": "5"}),
-    ("bert", {"layers": "5"}),
     ("vit", {"layers": "4"}),
-    ("t5", {"layers": "3"}),
     ("bart", {"layers": "2"}),
     ("gpt2", {"layers": "6", "mlp_dim": "24"}),
+    pytest.param("gpt2", {"layers": "5"}, marks=pytest.mark.slow),
+    pytest.param("bert", {"layers": "5"}, marks=pytest.mark.slow),
+    pytest.param("t5", {"layers": "3"}, marks=pytest.mark.slow),
 ]
 
 

@@ -65,7 +65,12 @@ def chosen(made, monkeypatch, layers, error):
 
 
 @pytest.mark.parametrize(
-    "family, layers, seed", [("llama", 6, 1), ("gpt2", 5, 2), ("bert", 6, 3), ("vit", 6, 4), ("llama", 4, 5)]
+    "family, layers, seed",
+    [
+        ("llama", 6, 1),
+        ("vit", 6, 4),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in (("gpt2", 5, 2), ("bert", 6, 3), ("llama", 4, 5))),
+    ],
 )
 def test_the_winner_is_that_of_the_whole_contest_for_less(family, layers, seed, deep, monkeypatch):
     made = deep(family, seed)

@@ -24,7 +24,9 @@ from leansurgeon.surgery.spans import PASSES, row_sizes, share_of_steps, split
 from tests.surgery.test_calibrate import cut, error, trained  # noqa: F401 (a fixture)
 
 
-@pytest.mark.parametrize("family", ["llama", "bert", "vit", "gpt2"])
+@pytest.mark.parametrize(
+    "family", ["llama", "vit", *(pytest.param(name, marks=pytest.mark.families) for name in ("bert", "gpt2"))]
+)
 def test_the_local_fit_gains_on_held_out_data(family, trained, tmp_path, monkeypatch):  # noqa: F811
     monkeypatch.setattr("leansurgeon.surgery.spans.PASSES", 6.0)  # on so few tokens five leave a llama at 0.81
     folder, data = trained(family)

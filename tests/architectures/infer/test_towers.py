@@ -33,19 +33,19 @@ SIGLIP = 'siglip?architectures=["SiglipModel"]'
 @pytest.mark.parametrize(
     ("name", "tower", "able"),
     [
-        ("llava", "text", "depth heads mlp_dim"),
         ("llava", "vision", "depth heads mlp_dim"),  # features are taken before its last layer
+        ("qwen3_vl", "vision", "depth heads mlp_dim"),  # features are taken behind listed layers
+        ("mllama", "text", "depth heads mlp_dim"),  # attends to the picture in listed layers
+        ("qwen2_audio", "audio", "depth heads mlp_dim"),
+        ("llava", "text", "depth heads mlp_dim"),
         ("qwen2_vl", "text", "depth heads mlp_dim"),
         ("qwen2_5_vl", "vision", "depth heads mlp_dim"),  # windows but for listed layers
         ("qwen3_vl", "text", "depth heads mlp_dim"),  # its first layers take in features of the picture
-        ("qwen3_vl", "vision", "depth heads mlp_dim"),  # features are taken behind listed layers
         ("smolvlm", "text", "depth heads mlp_dim"),
         ("idefics3", "vision", "depth heads mlp_dim"),
         ("gemma3", "vision", "depth heads"),  # its pooling head has an MLP as wide
         ("paligemma", "text", "depth heads mlp_dim"),
-        ("mllama", "text", "depth heads mlp_dim"),  # attends to the picture in listed layers
         ("mllama", "vision", "depth heads mlp_dim"),
-        ("qwen2_audio", "audio", "depth heads mlp_dim"),
         (CLIP, "text", "depth heads mlp_dim"),
         (CLIP, "vision", "depth heads mlp_dim"),
         (SIGLIP, "text", "depth heads mlp_dim"),

@@ -37,8 +37,7 @@ def retrain(model, tmp_path, **said):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("rank", ["0", "1"])
+@pytest.mark.parametrize(("rank", "number"), [("0", signal.SIGINT), ("1", signal.SIGTERM)])
 def test_a_process_that_waits_says_for_whom_and_a_signal_ends_it(rank, number, model, tmp_path):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
