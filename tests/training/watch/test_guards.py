@@ -60,6 +60,19 @@ def test_a_bad_step_is_left_out_where_the_recipe_says_so(tmp_path):
     assert all(math.isfinite(loss) for loss in losses(rows))
 
 
+class _Torn(_Poisoned):
+    """The loss of that batch is a number, and its gradient is none."""
+
+    def score(self, logits, batch, **options):
+        score = Words.score(self, logits, batch, **options)
+        return score._replace(loss_sum=score.loss_sum + (0 * logits.sum()).abs().sqrt()) if batch["_bad"] else score
+
+
+def test_a_gradient_that_is_no_number_counts_where_the_loss_is_one(tmp_path):
+    with pytest.raises(Diverged, match=r"gradient norm is (nan|inf) at step 5 of 8"):
+        trained(tmp_path, task=_Torn())
+
+
 def test_rolling_back_has_an_end(tmp_path):
     with pytest.raises(Diverged, match="last of 3 rollbacks"):
         trained(
