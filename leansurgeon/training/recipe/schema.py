@@ -17,8 +17,6 @@ from leansurgeon.training.recipe.durations import Counted, DurationText, Warmup,
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]  # what torch takes
 Share = Annotated[float, Field(ge=0, le=1)]
-# Keys of `train` that are no more, at the values that changed nothing: recipes of earlier runs have them.
-REMOVED = {"basis": None, "identity": 0.0, "sharpen": 1.0, "hold_kappa": None}
 
 
 class Strict(BaseModel):
@@ -169,13 +167,6 @@ class Train(Strict):
     trackers: tuple[Literal["tensorboard", "trackio", "wandb"], ...] = ()  # besides metrics.jsonl
     seed: Seed = 0
     order: Literal["shuffled", "as-stored"] = "shuffled"  # of the training data: anew in every epoch, or never
-
-    @model_validator(mode="before")
-    @classmethod
-    def _drop_removed(cls, data: Any) -> Any:
-        if not isinstance(data, dict):
-            return data
-        return {key: value for key, value in data.items() if key not in REMOVED or value != REMOVED[key]}
 
     @model_validator(mode="after")
     def _numbers_fit(self) -> Train:

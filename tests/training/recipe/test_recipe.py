@@ -68,13 +68,6 @@ def test_numbers_and_words(tmp_path):
     assert recipe.train.micro_batch is None and recipe.measure.kappa.samples == 64
 
 
-def test_a_recipe_of_an_earlier_run_may_have_removed_keys_that_changed_nothing(tmp_path):
-    old = _file(tmp_path, TRAINING.replace("train:\n", "train:\n  identity: 0.0\n  sharpen: 1.0\n"))
-    assert reading.load(old).train == reading.load(_file(tmp_path, TRAINING)).train
-    with pytest.raises(UsageError, match=r"train\.sharpen"):
-        reading.load(_file(tmp_path, TRAINING.replace("train:\n", "train:\n  sharpen: 2.0\n")))
-
-
 def test_set_changes_one_key(tmp_path):
     path = _file(tmp_path, TRAINING)
     recipe = reading.load(path, ["train.optim.lr=3e-4", "train.schedule.warmup=500st", "train.optim.betas=[0.9, 0.98]"])
