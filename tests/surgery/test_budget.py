@@ -1,5 +1,6 @@
 """Passes of a calibrated cut: counted as they were foretold, and within their bounds in every family."""
 
+import re
 from contextlib import ExitStack
 
 import pytest
@@ -67,6 +68,8 @@ def test_cuts_stay_within_both_bounds(family, wanted, saved, passes, monkeypatch
         assert 1 < closed <= bound + 1e-9 and closed <= outcome.record.passes <= budget.whole
         spent.append(outcome.record.passes)
         assert all(words in decided_table(outcome.record).replace("\n", " ") for words in outcome.record.held_back)
+        if left := re.search(r"(\d+) of (\d+) sets and ways", " ".join(outcome.record.held_back)):
+            assert int(left[2]) - int(left[1]) == sum(one.data == "all" for one in outcome.record.candidates)
     assert spent[1] < spent[0]
     told = [line for line in said if line.startswith("About")]
     assert len(told) == 2 and source.name in told[0] and "passes" in told[1]
