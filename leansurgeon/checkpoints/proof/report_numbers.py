@@ -46,7 +46,7 @@ def sentence(compared: Comparison | None, language: bool) -> str:
     if not compared.done:
         return f"Not compared with the source: {compared.why}."
     reached = [
-        f"{name} {both.result:.4g} (source {both.source:.4g}{difference(both, '+.3g')})"
+        f"{name} {both.result:#.4g} (source {both.source:#.4g}{difference(both, '+.3g')})"
         for name, both in compared.scores.items()
     ]
     if reached and compared.rows is None:

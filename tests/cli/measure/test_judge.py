@@ -119,7 +119,7 @@ def test_a_record_without_intervals_reads_as_before():
     assert Comparison.from_dict(old).as_dict() == old
     new = Comparison(scores={"acc": PairedFigure(0.5, 0.25, -0.4, -0.1)}, scored=8, data="lm-eval")
     assert Comparison.from_dict(new.as_dict()) == new
-    assert "acc 0.25 (source 0.5; difference -0.4 to -0.1, 95 %)" in sentence(new, False)
+    assert "acc 0.2500 (source 0.5000; difference -0.4 to -0.1, 95 %)" in sentence(new, False)
 
 
 def test_nothing_to_judge_on_or_against(cut, tmp_path):
