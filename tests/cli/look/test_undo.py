@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -15,6 +16,7 @@ from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import UnsupportedModel, UsageError
 from leansurgeon.surgery import undo
 from leansurgeon.surgery.method import Method
+from leansurgeon.surgery.transfer import FRESH
 from tests import conftest
 from tests.checkpoints.test_skeleton import TIMM, make
 from tests.cli.look.test_diff import cut
@@ -156,3 +158,13 @@ def test_a_model_that_has_moved_on_is_refused_whatever_its_record_says(saved, tm
         with pytest.raises(UsageError, match=rf"layers\.2\.self_attn\.{name}\.weight'"):
             undone(out, tmp_path / "never")
         assert what and not (tmp_path / "never").exists()
+
+
+def test_a_head_that_has_begun_to_hear_a_new_one_cannot_be_undone():
+    """CaiT mixes the scores of its heads: new rows may say anything, the new columns of old rows stay zero."""
+    old, picks = np.eye(2, dtype=np.float32), [np.array([0, 1, FRESH])] * 2
+    new = np.ones((3, 3), np.float32)
+    new[:2] = np.eye(2, 3)
+    assert undo.is_untouched(new, old, picks, "head_mix")
+    new[0, 2] = 0.1
+    assert not undo.is_untouched(new, old, picks, "head_mix")
