@@ -403,9 +403,14 @@ def tell(
     if others:
         words.append(f"{', '.join(others[:4])}{f' and {len(others) - 4} more' if len(others) > 4 else ''} left out")
     if cut[0]:
-        words.append(f"{cut[0]:,} {'text' if cut[0] == 1 else 'texts'} longer than {cut[1]:,} tokens are cut")
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return f"{', '.join(names[:3])}{more}: {'; '.join(words)}."
+        texts, are = ("text", "is") if cut[0] == 1 else ("texts", "are")
+        words.append(f"{cut[0]:,} {texts} longer than {cut[1]:,} tokens {are} cut")
+    return f"{name_some(names)}: {'; '.join(words)}."
+
+
+def name_some(names: Sequence[str]) -> str:
+    """The first three names, and how many more there are."""
+    return f"{', '.join(names[:3])}{f' and {len(names) - 3} more' if len(names) > 3 else ''}"
 
 
 # -- cells -----------------------------------------------------------------------------------------

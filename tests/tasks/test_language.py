@@ -228,7 +228,7 @@ def test_held_out_files_and_several_documents(tmp_path):
     held = {"eval_data": str(tmp_path / "c.txt"), "test_data": str(tmp_path / "d.txt")}
     task = prepared(tmp_path / "cache", data=files, **held, seq_len=8)
     assert task.describe()["characters"] == {"train": 400, "eval": 200, "test": 200}
-    assert task.describe()["train_tokens"] == 402 and task.describe()["source"] == "a.txt, b.txt, c.txt, d.txt"
+    assert task.describe()["train_tokens"] == 402 and task.describe()["source"] == "a.txt, b.txt, c.txt and 1 more"
     # The vocabulary comes from the training text: "c" is unknown.
     unknown = task.tokenizer().unk_token_id
     counts = Counter(task.batch("eval", np.arange(25), seed=0, epoch=0)["input_ids"].flatten().tolist())

@@ -25,7 +25,7 @@ from leansurgeon.tasks.base import IGNORED, token_score
 from leansurgeon.tasks.splits import SIDES, hash_text, split_by_content
 from leansurgeon.tasks.text import corpus, vocab
 from leansurgeon.tasks.text import files as text_files
-from leansurgeon.tasks.user_data import HINT, Columns, columns_of, is_role, recognise, tell
+from leansurgeon.tasks.user_data import HINT, Columns, columns_of, is_role, name_some, recognise, tell
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -105,7 +105,7 @@ def open_pairs(
 
     parts = rows.each(read)
     kind = "pairs" if given else "hidden spans"
-    says = f"{', '.join(names)}: {describe_counts(rows.each(lambda _, chosen: len(chosen)))} ({kind})"
+    says = f"{name_some(names)}: {describe_counts(rows.each(lambda _, chosen: len(chosen)))} ({kind})"
     return replace(of_parts(kind, says, parts, Seq2Seq()), split=split.identity())
 
 

@@ -135,7 +135,7 @@ class TextClassification(vocab.Tokenized):
             self._stored_classes = classes.StoredClasses(
                 self._info["labels"], stored, o.class_names, ordered=self._info["ordered"]
             )
-        self.source = ", ".join(called)
+        self.source = user_data.name_some(called)
 
     @property
     def _paired(self) -> bool:

@@ -21,7 +21,7 @@ from pydantic import Field
 from leansurgeon.errors import UsageError
 from leansurgeon.progress import PLAIN_EVERY
 from leansurgeon.reading.files import in_home
-from leansurgeon.tasks import base, chance, splits
+from leansurgeon.tasks import base, chance, splits, user_data
 from leansurgeon.tasks import cache as disk
 from leansurgeon.tasks.text import corpus, vocab
 from leansurgeon.tasks.text import files as text_files
@@ -107,7 +107,7 @@ class CausalLM(vocab.Tokenized):
         self._open(disk.entry(cache, "text", key, build))
         self._begin = vocab.beginning(self.tokenizer())
         packaged = names == [text_files.PACKAGED["austen"].name]
-        self.source = "Jane Austen, Persuasion (1818)" if packaged else ", ".join(names)
+        self.source = "Jane Austen, Persuasion (1818)" if packaged else user_data.name_some(names)
         self.licence = "public domain" if packaged else type(self).licence
         for split in self.splits:
             if self.size(split) < 1:

@@ -15,7 +15,7 @@ from pydantic import Field
 
 from leansurgeon.errors import UsageError
 from leansurgeon.reading.pooling import default_prompt
-from leansurgeon.tasks import base, splits
+from leansurgeon.tasks import base, splits, user_data
 from leansurgeon.tasks import cache as disk
 from leansurgeon.tasks.text import classification, corpus, vocab
 
@@ -74,7 +74,7 @@ class Sentences(base.Embedded, classification.TextClassification):
             return info | {"was_read": corpus.tell(corpora, {"different sentences": len(every)}, cut)}
 
         self._open(disk.entry(cache, "sentences", key, build))
-        self.source = ", ".join(name for one in corpora.values() for name in one.names)
+        self.source = user_data.name_some([name for one in corpora.values() for name in one.names])
 
     def model_overrides(self) -> base.Overrides:
         return vocab.Tokenized.model_overrides(self)
