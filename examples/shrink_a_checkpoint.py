@@ -28,7 +28,10 @@ def tiny_checkpoint(folder: Path) -> Path:
 def main() -> None:
     work = Path(tempfile.mkdtemp())
     source = sys.argv[1] if len(sys.argv) > 1 else tiny_checkpoint(work / "source")
-    layers = leansurgeon.plan(source).before.shape.depth // 2
+    try:
+        layers = leansurgeon.plan(source).before.shape.depth // 2
+    except leansurgeon.LeanSurgeonError as error:
+        raise SystemExit(str(error)) from None
     print(leansurgeon.plan(source, heads="2x", layers=layers))
     cut = leansurgeon.shrink(source, heads="2x", layers=layers, uncalibrated=True, out=work / "lean", progress=False)
 

@@ -144,8 +144,8 @@ def short(words: str, room: int) -> str:
 def quote(value: object, room: int = 60) -> str:
     """A value of somebody else's file as a message shows it: as Python writes it, cut to `room` columns.
 
-    >>> quoted({"a": [0] * 100}, 20)
-    "{'a': ... 0, 0, 0]}"
+    >>> quote({"a": [0] * 100}, 20)
+    "{'a':... 0, 0, ...]}"
     """
     return short(_LIMITED.repr(value), room)
 

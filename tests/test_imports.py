@@ -1,4 +1,4 @@
-"""Who may import whom (DESIGN, section 3), read from the source; and what the light commands must not import."""
+"""Who may import whom (the picture in the guide of developers), and what the light commands must not import."""
 
 from __future__ import annotations
 

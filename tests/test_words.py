@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
-
 import pytest
 
 from leansurgeon import words
@@ -20,7 +18,3 @@ def test_a_number_keeps_its_unit(unit):
 def test_what_is_longer_than_a_line_stays_whole():
     path = "/".join(["folder"] * 20)
     assert path in words.wrap(f"Written to {path} now.")
-
-
-def test_examples():
-    assert doctest.testmod(words).failed == 0

@@ -267,8 +267,8 @@ def load(
     in the precision of its files; `tower` is the part of a model of several that is meant.
 
     `head` is one of `SUFFIX`; a model with another head keeps its body and gets a new one. "features" leaves it as it
-    is, without a head that the files lack; None gives it as it is used (`used_class`). `overrides` is what the task
-    asks for: other labels give a new head, what does not fit is a `UsageError`.
+    is, without a head that the files lack; None gives it as it is used (`find_used_class`). `overrides` is what the
+    task asks for: other labels give a new head, what does not fit is a `UsageError`.
     """
     if (folder / "model" / "config.json").exists() and not (folder / "config.json").exists():
         folder = folder / "model"

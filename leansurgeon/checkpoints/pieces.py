@@ -10,7 +10,7 @@ from leansurgeon.architectures.tensors import TensorSpec
 from leansurgeon.shape import Stage
 
 Array = np.ndarray
-Pieces: TypeAlias = dict[str, np.ndarray]  # by their fields in `Attention` or `Mlp`
+Pieces: TypeAlias = dict[str, np.ndarray]  # by their fields in `Attention` or `MLP`
 ATTENTION_ROLES = ("q", "k", "v", "qk", "qkv")
 
 

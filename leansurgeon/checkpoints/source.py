@@ -87,7 +87,7 @@ class Source:
 
     @cached_property
     def used_config(self) -> Config:
-        """The config of the model as it is used (`used_class`); the library is asked, so this takes a moment."""
+        """The config of the model as it is used (`find_used_class`); the library is asked, so this takes a moment."""
         name = find_used_class(self.folder, self.config, self.architecture)
         return self.config | {"architectures": [name]} if name else self.config
 

@@ -83,7 +83,7 @@ def families(request: FamiliesRequest, say: Say) -> Answer:
 
 def check_families(names: Sequence[str], jobs: int, drawn: RandomModel) -> Iterator[FamilyCheck]:
     """Rows as they come. Every process does one type at a time, and some dozen in all, since what the libraries import
-    stays in memory; (`max_tasks_per_child` of Python 3.11 hangs after the first).
+    stays in memory (`max_tasks_per_child` of Python 3.11 hangs after the first).
     """
     for start in range(0, len(names), AT_ONCE * jobs):
         yield from of_one_pool(names[start : start + AT_ONCE * jobs], jobs, drawn)

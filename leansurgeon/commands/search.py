@@ -49,7 +49,7 @@ class SearchRequest(DataRequest, RecipeRequest, Access):
     """A source, the budget, the shapes that are tried, and how."""
 
     source: SourceName
-    params: Annotated[Number | None, Opt("Most parameters: 60M or 152394.", "Shape", cli=str)] = None
+    params: Annotated[Number | None, Opt("Most parameters: -30%, 70% or 60M.", "Shape", cli=str)] = None
     memory: Annotated[str | None, Opt("Most memory while training, predicted: 16GB or 16GiB.", "Shape")] = None
     latency: Annotated[
         str | None, Opt("Longest forward pass of one sample, measured on this machine: 5ms.", "Shape")
@@ -105,11 +105,11 @@ def search(request: SearchRequest, say: Say) -> SearchResult | Answer:
     Raises `UsageError` where nothing keeps the budget, and what `shrink` and `retrain` raise.
     """
     space = Space(request.heads, request.layers, request.mlp_dim, request.head_dim)
-    budget = Budget.parse(request.params, request.memory, request.latency)  # refused before anything is opened
     with digests.early(None if request.dry_run else request.source):
         changes = config_changes(request.recipe, request.source)
         opened = open_source(request.source, allow_pickle=request.allow_pickle, config_changes=changes)
         ask_tower(opened, None)
+        budget = Budget.parse(request.params, request.memory, request.latency, opened.parameters.total)
         training = recipe_of(opened, request.recipe, request.set)
         if training and request.data:
             raise UsageError("A recipe names its own data, and --data is for heals.", "Leave one of them out.")

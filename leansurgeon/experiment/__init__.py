@@ -72,7 +72,7 @@ def run(
     samples = prepare_data(recipe, say, chosen, source.folder)
     begin()
     if taken := len(done.keys() & jobs.keys()):
-        say(f"{taken} of them were finished by an earlier call and are taken over (--force runs them again)")
+        say(f"Taken over, finished by an earlier call: {plural(taken, 'training')} (--force runs them again).")
     with raising("Stopped by a signal. Finished arms are kept, those under way are saved; run the same command again."):
         drive(jobs, done, first, parallel, samples, say, source.architecture.library)
     return [done[name, seed] for name in recipe.arms for seed in recipe.seeds if (name, seed) in done]

@@ -11,13 +11,12 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable
-from contextlib import suppress
-from dataclasses import MISSING, asdict, dataclass, fields, replace
+from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from leansurgeon import tasks
-from leansurgeon.errors import LeanSurgeonError, UsageError
+from leansurgeon.errors import UsageError
 from leansurgeon.experiment.arms import method_of
 from leansurgeon.rank import cores
 from leansurgeon.reading.cache_folder import cache_folder
@@ -164,21 +163,14 @@ def get_training(job: Job, seed: int | None = None) -> TrainingRecipe:
 
 
 def find_finished(job: Job) -> Summary | None:
-    """The summary that an earlier call left of this very job; None where there is none.
-
-    Where it tells of the same result and an older version wrote it, it is marked as this version would. Raises
-    `UsageError` where it is the result of other settings.
+    """The summary that an earlier call left of this very job; None where there is none. Raises `UsageError` where it is
+    the result of other settings.
     """
     done = summary.read_if_whole(job.run)
     if done is None or done.status != DONE:
         return None
     if told := first_change(done, job):
         raise _would_replace(job, "finished", *told)
-    part, old = describe_part(job), done.experiment
-    if old is None or old.settings is None or old.digest != part.digest:
-        done = replace(done, experiment=part)
-        with suppress(LeanSurgeonError):  # it may lie where nobody writes
-            summary.write(job.run, done)
     return done
 
 

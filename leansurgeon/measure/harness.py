@@ -16,7 +16,7 @@ from leansurgeon.checkpoints.proof.prove import how_to_load
 from leansurgeon.checkpoints.record import Comparison, PairedFigure
 from leansurgeon.errors import UsageError
 from leansurgeon.intervals import paired_interval
-from leansurgeon.progress import Say, silent
+from leansurgeon.progress import Say
 from leansurgeon.reading import files
 from leansurgeon.tasks.text import vocab
 
@@ -45,9 +45,7 @@ def split_task_names(tasks: str) -> tuple[list[str], list[str]]:
     return names, list(dict.fromkeys(folders))
 
 
-def judge_tasks(
-    tasks: str, source: Path, result: Path, *, limit: int | None = None, say: Say = silent
-) -> dict[str, Comparison]:
+def judge_tasks(tasks: str, source: Path, result: Path, *, limit: int | None, say: Say) -> dict[str, Comparison]:
     """Every metric of every task for the models in both folders, with the interval of the difference, by task.
 
     `limit` takes the first so many documents of each. Raises `UsageError` where the harness is not installed, does not

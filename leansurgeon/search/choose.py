@@ -7,7 +7,6 @@ judged on the samples that guard, so that the proof's held-out data stays unseen
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -17,7 +16,7 @@ from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import UsageError, plural
 from leansurgeon.measure.data.calibration import Calibration
 from leansurgeon.progress import track
-from leansurgeon.search.space import UNITS, Budget, Candidate, Space, enumerate_shapes, size
+from leansurgeon.search.space import Budget, Candidate, Space, budget_of, enumerate_shapes
 from leansurgeon.surgery.requested_shape import RequestedShape
 
 SHARE = Fraction(1, 4)  # of the sample data
@@ -29,18 +28,6 @@ class ChosenShape:
 
     wanted: RequestedShape
     says: tuple[str, ...]
-
-
-def budget_of(text: str, total: int) -> int:
-    """`-30%` or `70%` of the parameters that there are, or a number of them as `60M`. Raises `UsageError`."""
-    share = re.fullmatch(r"\s*([+-]?)(\d+(?:\.\d+)?)\s*%\s*", text)
-    if share is None:
-        return int(size(text, UNITS, "--params", "-30%, 60M or 152394") or 0)
-    part = float(share[2]) / 100
-    part = 1 - part if share[1] == "-" else part
-    if share[1] == "+" or not 0 < part < 1:
-        raise UsageError(f"--params {text}: shrinking leaves less than there is.", "Give -30%, 70% or 60M.")
-    return int(part * total)
 
 
 def by_parameters(

@@ -42,13 +42,15 @@ class Budget:
     latency: float | None = None
 
     @classmethod
-    def parse(cls, parameters: str | None, memory: str | None, latency: str | None) -> Budget:
-        """`60M`, `16GB`, `5ms`. Raises `UsageError` where there is none, or one that is no such size."""
+    def parse(cls, parameters: str | None, memory: str | None, latency: str | None, total: int) -> Budget:
+        """`60M` or `70%` of the source's `total`, `16GB`, `5ms`. Raises `UsageError` where there is none, or one that
+        is no such size.
+        """
         if parameters is None and memory is None and latency is None:
             raise UsageError("A search needs a budget.", "Give --params 60M, --memory 16GB or --latency 5ms.")
-        sizes = size(parameters, UNITS, "--params", "60M or 152394"), size(memory, BYTES, "--memory", "16GB or 16GiB")
-        whole = (None if value is None else int(value) for value in sizes)
-        return cls(*whole, size(latency, MILLISECONDS, "--latency", "5ms"))
+        most = None if parameters is None else budget_of(parameters, total)
+        room = size(memory, BYTES, "--memory", "16GB or 16GiB")
+        return cls(most, None if room is None else int(room), size(latency, MILLISECONDS, "--latency", "5ms"))
 
 
 def size(text: str | None, units: dict[str, float], flag: str, example: str) -> float | None:
@@ -60,6 +62,18 @@ def size(text: str | None, units: dict[str, float], flag: str, example: str) -> 
     if unit is None or (value := float(re.sub("[_,]", "", match[1])) * unit) <= 0:
         raise UsageError(f"{flag} {text}: a size is needed, such as {example}.")
     return value
+
+
+def budget_of(text: str, total: int) -> int:
+    """`-30%` or `70%` of the parameters that there are, or a number of them as `60M`. Raises `UsageError`."""
+    share = re.fullmatch(r"\s*([+-]?)(\d+(?:\.\d+)?)\s*%\s*", text)
+    if share is None:
+        return int(size(text, UNITS, "--params", "-30%, 60M or 152394") or 0)
+    part = float(share[2]) / 100
+    part = 1 - part if share[1] == "-" else part
+    if share[1] == "+" or not 0 < part < 1:
+        raise UsageError(f"--params {text}: shrinking leaves less than there is.", "Give -30%, 70% or 60M.")
+    return int(part * total)
 
 
 @dataclass(frozen=True)

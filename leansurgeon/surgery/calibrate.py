@@ -1,6 +1,6 @@
 """Calibrated surgery: the sequential pipeline from a plan and sample data to changed tensors. Imports torch.
 
-Teacher (the source) and student (the result) walk side by side, one block of each in memory, their hidden states on the
+Teacher (the source) and student (the result) go side by side, one block of each in memory, their hidden states on the
 same samples beside them. New layer j is made from a kept source layer; before it is left, its output projections are
 refitted (`refit_block`) towards the teacher's hidden state at the input of the *next kept layer*, so a block learns to
 say what the dropped ones behind it said, given what the student really has so far. Several candidates (sets of kept
@@ -127,7 +127,7 @@ def contest(context: CalibrationContext, held: ExitStack) -> tuple[list[Candidat
     part, chosen = affordable(context, part, chosen)
     if len(chosen) > 1:
         students = make_students(context, part, chosen, held)
-        teacher = walk(context, part, students, f"trying {len(chosen)} sets of layers")
+        teacher = run_candidates(context, part, students, f"trying {len(chosen)} sets of layers")
         room = after_trial(context, chosen)
         chosen = finalists(race(context, part, students, teacher, tried, room), context.breaks_pattern)
         chosen += best_of_stages(context, tried)
@@ -172,11 +172,11 @@ def affordable(
     for share in (None, *SMALLER):
         if share:
             part = SampleView.of(context.calibration, {name: share * min(TRIAL[name], sizes[name]) for name in PARTS})
-        walked = context.teacher.depth * sum(context.tokens(part.batches[name]) for name in PARTS)
+        passed = context.teacher.depth * sum(context.tokens(part.batches[name]) for name in PARTS)
         costs = [context.cost(way, part.batches, 1 / len(part.batches["guard"])) for way in chosen]
-        if walked + sum(costs) <= room:
+        if passed + sum(costs) <= room:
             break
-    begun = fitting(costs, room - walked)
+    begun = fitting(costs, room - passed)
     if share:
         context.held_back.append(f"sets of layers competed on {share:.0%} of the usual part of the data")
     if len(begun) < len(chosen):
@@ -271,7 +271,7 @@ def finalists(left: list[tuple[CandidateModel, float]], breaks: Callable[[Sequen
     return [best.candidate, *sorted(close, key=lambda one: breaks(one.kept))[:1]]
 
 
-# -- the walk --------------------------------------------------------------------------------------
+# -- carrying out candidates -----------------------------------------------------------------------
 
 
 def compete(
@@ -294,7 +294,7 @@ def compete(
         )
     chosen = [chosen[i] for i in begun]
     students = make_students(context, view, chosen, held)
-    teacher = walk(context, view, students, title)
+    teacher = run_candidates(context, view, students, title)
     scores = judge(context, view, teacher, [s.streams["guard"] for s in students])
     tried += [s.candidate.as_tried(score, view.seen) for s, score in zip(students, scores, strict=True)]
     costs = [(context.breaks_pattern(student.kept), len(student.marks)) for student in students]
@@ -322,7 +322,7 @@ def make_students(
     return [CandidateModel(context, view, candidate, hold_edits(held), i) for i, candidate in enumerate(chosen)]
 
 
-def walk(context: CalibrationContext, view: SampleView, students: list[CandidateModel], title: str) -> Stream:
+def run_candidates(context: CalibrationContext, view: SampleView, students: list[CandidateModel], title: str) -> Stream:
     """Teacher and students from the first layer to the last: behind each source layer the teacher's states, and the new
     layers of the students that stand for it. Returns the teacher's stream of the guard behind the last.
     """
@@ -337,17 +337,17 @@ def walk(context: CalibrationContext, view: SampleView, students: list[Candidate
             if divides_heads(context.plan, layer) and any(s.kept[s.at] == layer for s in due):
                 attention = noted.enter_context(outputs_of(teacher.projections(layer)[0]))
             fit = streams["fit"].run()
-        lesson = TeacherOutputs(layer, streams, {"fit": fit, "guard": streams["guard"].run()}, attention)
+        outputs = TeacherOutputs(layer, streams, {"fit": fit, "guard": streams["guard"].run()}, attention)
         for part in PARTS:
-            check_finite(lesson.outputs[part], f"behind layer {layer}")
+            check_finite(outputs.outputs[part], f"behind layer {layer}")
         for student in sorted(due, key=lambda s: s.makes):  # all that only pass through it share one block
             if student.makes:
                 context.give_back()
-            student.take(lesson)
+            student.take(outputs)
         context.give_back()
         teacher.empty(layer)
         for part, stream in streams.items():
-            stream.advance(lesson.outputs[part])
+            stream.advance(outputs.outputs[part])
     return streams["guard"]
 
 

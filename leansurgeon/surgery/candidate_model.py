@@ -71,26 +71,26 @@ class CandidateModel:
         return len(self.kept) - 1 - self.last_healed
 
     def tensors(self, layer: int) -> Arrays:
-        """The tensors of a new layer as `apply` would write them without calibration."""
+        """The tensors of a new layer as `transfer.apply` would write them without calibration."""
         return {name: self.outs[name].float32() for name in self.names[layer]}
 
-    def take(self, lesson: TeacherOutputs) -> None:
-        """Make the next new layer; `lesson` is what the teacher shows at the last layer that it stands for."""
+    def take(self, teacher: TeacherOutputs) -> None:
+        """Make the next new layer; `teacher` is what the teacher shows at the last layer that it stands for."""
         kept = self.kept[self.at]
         if kept in self.behind_gap:
             self.faithful = False
         cut, near = self.cuts[self.at], self.near[self.at]
-        self.mark(lesson)
+        self.mark(teacher)
         self.cut |= cut
         if self.faithful and not cut and not near:
-            outputs = lesson.outputs  # nothing has changed what this layer computes
+            outputs = teacher.outputs  # nothing has changed what this layer computes
             self.keep_split()
         elif self.makes:
-            outputs = self.heal(lesson, kept, cut, near)
+            outputs = self.heal(teacher, kept, cut, near)
         else:
             outputs = self.pass_source_through()
             self.keep_split()
-        self.faithful = outputs is lesson.outputs
+        self.faithful = outputs is teacher.outputs
         if self.at >= self.last_healed:
             self.streams.pop("fit", None)
         for part, stream in self.streams.items():
@@ -122,13 +122,13 @@ class CandidateModel:
         self.streams["guard"].advance(self.pass_source_through()["guard"])
         self.at += 1
 
-    def mark(self, lesson: TeacherOutputs) -> None:
+    def mark(self, teacher: TeacherOutputs) -> None:
         """Note what a local fit around the cuts will need."""
         for mark in self.marks:
             if mark.first == self.at:
                 mark.streams = {part: copy(stream) for part, stream in self.streams.items()}
             if self.at in mark.ends:
-                mark.goals[self.at] = lesson.outputs
+                mark.goals[self.at] = teacher.outputs
 
     def pass_source_through(self) -> Mapping[str, list[Tensor]]:
         """What the source's layer gives in this place."""
@@ -137,29 +137,29 @@ class CandidateModel:
         check_finite(outputs["guard"], f"behind new layer {self.at}")
         return outputs
 
-    def heal(self, lesson: TeacherOutputs, kept: int, cut: bool, near: bool) -> Mapping[str, list[Tensor]]:
+    def heal(self, teacher: TeacherOutputs, kept: int, cut: bool, near: bool) -> Mapping[str, list[Tensor]]:
         """Make and refit the next layer, or take what an interrupted cut has made; what it gives by part."""
         step_name = f"{self.name}-layer-{self.at}"
         if self.name and (step := self.context.options.kept.get(step_name)):
             return self.take_stored_layer(step)
         self.skeleton.fill(self.at, tensors := self.tensors(self.at))
-        # Digests of what `apply` would write without these edits take less memory than a block.
+        # Digests of what `transfer.apply` would write without these edits take less memory than a block.
         plain = {name: digest(values) for name, values in tensors.items()}
         del tensors
         stage = self.skeleton.shape.stage_of(self.at)
         samples = {
-            part: Samples(stream, stream.hidden, lesson.outputs[part], self.view.masks_at(part, stage))
+            part: Samples(stream, stream.hidden, teacher.outputs[part], self.view.masks_at(part, stage))
             for part, stream in self.streams.items()
         }
         exact = self.view.seen == "all" and self.context.is_exact
         site = BlockFit(self.at, samples["fit"], samples["guard"], exact=exact)
-        decided = MadeLayer(self.at, kept, lesson.layer)
+        decided = MadeLayer(self.at, kept, teacher.layer)
         if near:
-            decided = replace(decided, **self.make(lesson, site, kept))
+            decided = replace(decided, **self.make(teacher, site, kept))
         healed = self.heals(cut, near)
         guard = None  # what the block gives of the guard, once that is known
         if healed:
-            refitted = self.refit(lesson, site, cut, near)
+            refitted = self.refit(teacher, site, cut, near)
             before = refit_block.error(site, site.guard) if refitted is None else refitted.before
             told = "no linear way to the output" if refitted is None else refitted.record
             decided = replace(decided, error_before=round(before, 6), refit=told)
@@ -204,18 +204,18 @@ class CandidateModel:
         way = cut or self.context.source.architecture.norm == "pre"
         return self.context.options.refits and way and (cut or near or (self.cut and self.candidate.later))
 
-    def refit(self, lesson: TeacherOutputs, site: BlockFit, cut: bool, near: bool) -> HealResult | None:
+    def refit(self, teacher: TeacherOutputs, site: BlockFit, cut: bool, near: bool) -> HealResult | None:
         """Refit the linear maps of a pre-norm block, else its closing norm after a cut; None where neither was done."""
         healed = refit_block.heal_pre_norm(site, attention=(cut or near) and self.candidate.attention)
         if healed is not None or not cut:
             return healed
-        stream, layer = lesson.streams["guard"], lesson.layer  # the teacher's block, which is filled
+        stream, layer = teacher.streams["guard"], teacher.layer  # the teacher's block, which is filled
         closing = closing_norm(stream.skeleton.block(layer), lambda: stream.call(0, stream.hidden[0], layer))
         if closing is None:
             return None
         return refit_block.absorb(replace(site, ridges=refit_block.POST_RIDGES), Norm.of(closing))
 
-    def make(self, lesson: TeacherOutputs, site: BlockFit, kept: int) -> dict[str, Split | Trim]:
+    def make(self, teacher: TeacherOutputs, site: BlockFit, kept: int) -> dict[str, Split | Trim]:
         """Fill the block with what becomes of source layer `kept`; what was decided. The source's block is filled in a
         skeleton of its own (the workshop) and run on the *student's* hidden states, so the choice knows what earlier
         layers have become.
@@ -223,13 +223,13 @@ class CandidateModel:
         context, shop = self.context, self.context.workshop
         before, after = stages_of(context.plan, kept)
         context.fill(kept, shop)
-        work = site.on({part: stream.through(shop) for part, stream in lesson.streams.items()}, kept)
+        work = site.on({part: stream.through(shop) for part, stream in teacher.streams.items()}, kept)
         o, down = shop.projections(kept)[0], shop.mlp_down(kept)
         tensors: Arrays = {}
         made: dict[str, Split | Trim] = {}
         solved: list[tuple[str, Tensor, Tensor | None]] = []  # projections of the new layer
         if divides_heads(context.plan, kept):
-            tensors, made["split"] = split(context, lesson, work, kept, self.at)
+            tensors, made["split"] = split(context, teacher, work, kept, self.at)
         elif after.heads < before.heads and after.head_dim == before.head_dim:
             maps = self.transfer.maps_of(context.spec(kept, "o"))
             measured = (kept, maps.group) in context.plan.strength  # the heads that stay are chosen already
@@ -309,7 +309,7 @@ def trim(
 
 
 def split(
-    context: CalibrationContext, lesson: TeacherOutputs, work: BlockFit, kept: int, new: int
+    context: CalibrationContext, teacher: TeacherOutputs, work: BlockFit, kept: int, new: int
 ) -> tuple[dict[str, np.ndarray], Split]:
     """Heads of another size by `split_heads`: the attention's tensors of new layer `new`, and the numbers.
 
@@ -325,7 +325,7 @@ def split(
         work.fit.masks,
         plan.after.stages[number],
         causal=context.causal,
-        targets_BTW=attention_goals(lesson, work) if lesson.layer == kept else None,
+        targets_BTW=attention_goals(teacher, work) if teacher.layer == kept else None,
         score_scale=canonical.score_scale(source, number),
         score_gain=None if canonical.scale_is_derived(source) else 1.0,
         ridge=RIDGE if context.options.refits else None,
@@ -344,7 +344,7 @@ def attention_inputs(work: BlockFit) -> list[Tensor]:
     return [probes.capture_input(module, lambda b=b: work.run(work.fit, b)).cpu() for b in range(len(work.fit))]
 
 
-def attention_goals(lesson: TeacherOutputs, work: BlockFit) -> list[Tensor]:
+def attention_goals(teacher: TeacherOutputs, work: BlockFit) -> list[Tensor]:
     """What the attention would have to give so that the student stands behind it where the teacher stands."""
-    states = zip(lesson.attention, lesson.streams["fit"].hidden, work.fit.hidden, strict=True)
-    return [gave.cpu() + teacher.cpu() - student.cpu() for gave, teacher, student in states]
+    states = zip(teacher.attention, teacher.streams["fit"].hidden, work.fit.hidden, strict=True)
+    return [gave.cpu() + wanted.cpu() - student.cpu() for gave, wanted, student in states]

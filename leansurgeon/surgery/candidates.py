@@ -111,7 +111,7 @@ def ends(kept: tuple[int, ...], before: Shape) -> list[int]:
 @dataclass
 class CutMark:
     """One cut of a candidate: the new layer before it, the new layers that may end a span, the student's streams
-    before the first, and what the source gives behind each of the others (known when the walk is over).
+    before the first, and what the source gives behind each of the others (known when all layers are made).
     """
 
     first: int

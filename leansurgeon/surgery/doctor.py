@@ -45,13 +45,13 @@ SPLIT = 1e-3  # a split without data goes through a singular value decomposition
 # -- before any -------------------------------------------------------------------------------------
 
 
-def control(patient: ModelUnderTest) -> str:
+def control(model: ModelUnderTest) -> str:
     """What the heads and the MLP say reaches the answer; else no other test would mean anything."""
-    held = {spec.role for spec in patient.source.specs}
+    held = {spec.role for spec in model.source.specs}
     parts = {role: what for role, what in OUTPUTS.items() if role in held}
     if not parts:
         return "neither the heads nor the MLP have an output that is declared"
-    gaps = {what: distance(patient.answer_after(zeros_in(role)), patient.own) for role, what in parts.items()}
+    gaps = {what: distance(model.answer_after(zeros_in(role)), model.own) for role, what in parts.items()}
     if silent := [what for what, gap in gaps.items() if gap <= EXACT]:
         raise Untestable(f"Without the {' and the '.join(silent)} the answer is the same, so this input tests nothing.")
     return ", ".join(f"without the {what} the output moves by {gap:.2g} of its spread" for what, gap in gaps.items())
@@ -60,14 +60,14 @@ def control(patient: ModelUnderTest) -> str:
 OUTPUTS = {"o": "heads", "down": "MLP"}
 
 
-def another_order(patient: ModelUnderTest) -> str:
+def another_order(model: ModelUnderTest) -> str:
     """Heads and units moved by one place, in the order that their axes say, compute the same."""
 
-    same = "heads" in patient.arch.refused  # by word of the declaration: heads that are not alike
+    same = "heads" in model.arch.refused  # by word of the declaration: heads that are not alike
 
     def change(spec: TensorSpec, raw: np.ndarray) -> np.ndarray | None:
         """The tensor with heads and units in their new places; None where nothing moves."""
-        stage = patient.source.shape.stages[spec.stage]
+        stage = model.source.shape.stages[spec.stage]
         new = raw
         for at, axis in enumerate(spec.axes):
             places = None if same and axis != "mlp" else permute_entries(axis, stage)
@@ -75,7 +75,7 @@ def another_order(patient: ModelUnderTest) -> str:
         return None if new is raw else np.ascontiguousarray(new)
 
     what = "MLP units" if same else "heads and MLP units"
-    expect(patient.answer_after(change), patient.own, f"With {what} in another order")
+    expect(model.answer_after(change), model.own, f"With {what} in another order")
     return f"{what} in another order give the same output"
 
 
@@ -94,38 +94,38 @@ def permute_entries(axis: str, stage: Stage) -> np.ndarray | None:
 # -- more of something --------------------------------------------------------------------------------
 
 
-def check_added_heads(patient: ModelUnderTest) -> str:
+def check_added_heads(model: ModelUnderTest) -> str:
     """New heads say nothing until their output columns are filled, and then they do."""
-    needs_same_size(patient)
-    more = [(s.heads + step(s), 2 * s.heads) for s in patient.source.shape.stages]
+    needs_same_size(model)
+    more = [(s.heads + step(s), 2 * s.heads) for s in model.source.shape.stages]
     return check_growth(
-        patient, [RequestedShape(heads=text(h), head_dim="keep") for h in zip(*more, strict=True)], "o", "heads"
+        model, [RequestedShape(heads=text(h), head_dim="keep") for h in zip(*more, strict=True)], "o", "heads"
     )
 
 
-def check_split_heads(patient: ModelUnderTest) -> str:
+def check_split_heads(model: ModelUnderTest) -> str:
     """Children of the same size share their parent's output columns."""
-    needs_same_size(patient)
-    if reason := canonical.why_unsupported(patient.source):
+    needs_same_size(model)
+    if reason := canonical.why_unsupported(model.source):
         raise Untestable(reason)
-    wanted = RequestedShape(heads=text(2 * s.heads for s in patient.source.shape.stages), head_dim="keep")
-    with patient.folder() as folder:
-        _, output = patient.cut_first_possible(folder / "cut", [wanted], Method(more="split"))
-    expect(output, patient.own, "With every head split in two")
+    wanted = RequestedShape(heads=text(2 * s.heads for s in model.source.shape.stages), head_dim="keep")
+    with model.folder() as folder:
+        _, output = model.cut_first_possible(folder / "cut", [wanted], Method(more="split"))
+    expect(output, model.own, "With every head split in two")
     return "every head split in two of its size gives the same output"
 
 
-def smaller_heads(patient: ModelUnderTest) -> str:
+def smaller_heads(model: ModelUnderTest) -> str:
     """Heads whose scores need a quarter of their entries become two of half the size, without a loss (a split without
     data gives each child what is largest in half of its entries).
     """
-    if reason := canonical.splittable(patient.source):
+    if reason := canonical.splittable(model.source):
         raise Untestable(reason)
-    if canonical.rotary(patient.source):
+    if canonical.rotary(model.source):
         raise Untestable(
             "Rotary positions belong to pairs of a head's entries, so a head cannot become two smaller ones."
         )
-    if is_coarse(patient.source):
+    if is_coarse(model.source):
         raise Untestable("The weights have fewer bits than fp32, and the two halves would be rounded.")
 
     def few(old: np.ndarray) -> np.ndarray:
@@ -133,35 +133,33 @@ def smaller_heads(patient: ModelUnderTest) -> str:
         old[:, old.shape[1] // 4 :] = 0
         return old
 
-    wanted = RequestedShape(heads=text(2 * s.heads for s in patient.source.shape.stages), head_dim="split")
-    with patient.folder() as folder:
-        poor = patient.copy(folder / "poorer", patient.change_part("q", few))
+    wanted = RequestedShape(heads=text(2 * s.heads for s in model.source.shape.stages), head_dim="split")
+    with model.folder() as folder:
+        poor = model.copy(folder / "poorer", model.change_part("q", few))
         _, output = poor.cut_first_possible(folder / "cut", [wanted], Method(uncalibrated=True))
         expect(output, poor.own, "With every head split in two smaller ones", SPLIT)
     return "every head split in two of half its size gives the same output, where its scores need few entries"
 
 
-def wider_mlp(patient: ModelUnderTest) -> str:
+def wider_mlp(model: ModelUnderTest) -> str:
     """New units say nothing until their output columns are filled, and then they do."""
-    more = [(s.mlp_dim + 8, 2 * s.mlp_dim) for s in patient.source.shape.stages]
-    return check_growth(
-        patient, [RequestedShape(mlp_dim=text(m)) for m in zip(*more, strict=True)], "down", "MLP units"
-    )
+    more = [(s.mlp_dim + 8, 2 * s.mlp_dim) for s in model.source.shape.stages]
+    return check_growth(model, [RequestedShape(mlp_dim=text(m)) for m in zip(*more, strict=True)], "down", "MLP units")
 
 
-def check_growth(patient: ModelUnderTest, choices: list[RequestedShape], role: str, what: str) -> str:
+def check_growth(model: ModelUnderTest, choices: list[RequestedShape], role: str, what: str) -> str:
     """The test of adding silent parts: nothing changes until the output columns of the new ones are filled."""
-    with patient.folder() as folder:
-        result, output = patient.cut_first_possible(folder / "cut", choices)
-        expect(output, patient.own, f"With more {what}, which say nothing yet,")
-        wide = patient.beside(result)
+    with model.folder() as folder:
+        result, output = model.cut_first_possible(folder / "cut", choices)
+        expect(output, model.own, f"With more {what}, which say nothing yet,")
+        wide = model.beside(result)
         gap = distance(wide.answer_after(fill_zeros(role, wide)), output)
     if gap <= EXACT:
         raise RoleFault(f"What new {what} say does not reach the output.")
     return f"more {what} give the same output, until they are made to say something"
 
 
-def fill_zeros(role: str, patient: ModelUnderTest) -> Change:
+def fill_zeros(role: str, model: ModelUnderTest) -> Change:
     """Entries of zero in the tensors of a role hold something."""
     rng = np.random.default_rng(0)
 
@@ -169,7 +167,7 @@ def fill_zeros(role: str, patient: ModelUnderTest) -> Change:
         """The role's matrices with random values where they are zero."""
         if spec.role != role or raw.ndim < 2:
             return None
-        values = from_float32(rng.standard_normal(raw.shape, np.float32), patient.weights.entries[spec.name].dtype)
+        values = from_float32(rng.standard_normal(raw.shape, np.float32), model.weights.entries[spec.name].dtype)
         return np.where(raw == 0, values, raw)
 
     return change
@@ -178,22 +176,22 @@ def fill_zeros(role: str, patient: ModelUnderTest) -> Change:
 # -- less of something --------------------------------------------------------------------------------
 
 
-def check_dropped_layers(patient: ModelUnderTest) -> str:
+def check_dropped_layers(model: ModelUnderTest) -> str:
     """Without a layer (a whole period where layers alternate) the model answers as if the layer passed its input on:
     the one in the middle of every stage, and the first.
     """
-    period = patient.arch.period
+    period = model.arch.period
     tried, reasons = [], []
     for name, place in (("middle", lambda n: n // 2), ("first", lambda n: 0)):
         gone: list[int] = []
-        for span in patient.source.shape.spans:
+        for span in model.source.shape.spans:
             groups = len(span) // period
             at = place(groups) * period
             gone += span[at : at + period] if groups > 1 else ()
         if not gone:
             raise Untestable("Every stage has one layer only.")
         try:
-            drop(patient, gone)
+            drop(model, gone)
             tried.append(name)
         except Untestable as unclear:
             reasons.append(f"the {name} one was not tried: {unclear.message}")
@@ -203,61 +201,61 @@ def check_dropped_layers(patient: ModelUnderTest) -> str:
     return "; ".join([done, *reasons])
 
 
-def drop(patient: ModelUnderTest, gone: Sequence[int]) -> None:
-    """Raises `Wrong` where the model without these layers answers otherwise than one in which they pass on their
+def drop(model: ModelUnderTest, gone: Sequence[int]) -> None:
+    """Raises `RoleFault` where the model without these layers answers otherwise than one in which they pass on their
     input.
     """
-    keep = ",".join(str(i) for i in range(patient.source.shape.depth) if i not in gone)
-    with patient.folder() as folder:
-        _, output = patient.cut_first_possible(folder / "cut", [RequestedShape()], Method(keep=keep))
-    blocks = list(block_modules(patient))
+    keep = ",".join(str(i) for i in range(model.source.shape.depth) if i not in gone)
+    with model.folder() as folder:
+        _, output = model.cut_first_possible(folder / "cut", [RequestedShape()], Method(keep=keep))
+    blocks = list(block_modules(model))
     with passing_on(blocks[i] for i in gone):
-        expected = patient.answer(patient.loaded)
+        expected = model.answer(model.loaded)
     expect(output, expected, f"Without layer {', '.join(map(str, gone))}")
 
 
-def block_modules(patient: ModelUnderTest) -> Iterator[torch.nn.Module]:
+def block_modules(model: ModelUnderTest) -> Iterator[torch.nn.Module]:
     """The modules of the blocks in order: what stands around their output projections. Raises `Untestable` where
     none is declared.
     """
-    patient.modules()
-    modules, names = dict(patient.loaded.model.named_modules()), iter(patient.loaded.projections)
-    for s, stage in enumerate(patient.source.shape.stages):
-        paths = patient.arch.blocks(s).projection
+    model.modules()
+    modules, names = dict(model.loaded.model.named_modules()), iter(model.loaded.projections)
+    for s, stage in enumerate(model.source.shape.stages):
+        paths = model.arch.blocks(s).projection
         for i in range(stage.depth):
             name, *_ = [next(names) for _ in paths]
             path = paths[0].format(i=i)
             yield modules[name.removesuffix(path) + paths[0].partition("{i}")[0] + str(i)]
 
 
-def check_trimming(patient: ModelUnderTest) -> str:
+def check_trimming(model: ModelUnderTest) -> str:
     """Heads and units that say nothing are the ones that go, and nothing changes."""
-    done = [trim_silent_heads(patient) if keeps_size(patient.source) else "", trim_silent_units(patient)]
+    done = [trim_silent_heads(model) if keeps_size(model.source) else "", trim_silent_units(model)]
     if not any(done):
         raise Untestable("The model has too few heads and units to take some away.")
     return " and ".join(filter(None, done)) + " that say nothing can go, and the output is the same"
 
 
-def trim_silent_heads(patient: ModelUnderTest) -> str:
+def trim_silent_heads(model: ModelUnderTest) -> str:
     """The word for what was trimmed; empty where no smaller number can be planned."""
-    stages = patient.source.shape.stages
+    stages = model.source.shape.stages
     fewer = [[step(s) * n for n in range(s.heads // step(s) - 1, 0, -1)] for s in stages]
     for counts in zip(*fewer, strict=False):
         gone = []
         for stage, left in zip(stages, counts, strict=True):  # as many heads go from every group
             heads = np.arange(stage.heads) % (stage.heads // step(stage)) >= left // step(stage)
             gone.append(np.repeat(heads, stage.head_dim))
-        if fewer_say(patient, silent("o", "q", gone), RequestedShape(heads=text(counts), head_dim="keep")):
+        if fewer_say(model, silent("o", "q", gone), RequestedShape(heads=text(counts), head_dim="keep")):
             return "heads"
     return ""
 
 
-def trim_silent_units(patient: ModelUnderTest) -> str:
+def trim_silent_units(model: ModelUnderTest) -> str:
     """The same of MLP units."""
-    stages = patient.source.shape.stages
+    stages = model.source.shape.stages
     for counts in ([s.mlp_dim - 1 for s in stages], [s.mlp_dim - s.width for s in stages]):
         gone = [np.arange(stage.mlp_dim) >= left for stage, left in zip(stages, counts, strict=True)]
-        if min(counts) > 0 and fewer_say(patient, silent("down", "mlp", gone), RequestedShape(mlp_dim=text(counts))):
+        if min(counts) > 0 and fewer_say(model, silent("down", "mlp", gone), RequestedShape(mlp_dim=text(counts))):
             return "MLP units"
     return ""
 
@@ -275,12 +273,12 @@ def silent(role: str, axis: str, gone: Sequence[np.ndarray]) -> Change:
     return change
 
 
-def fewer_say(patient: ModelUnderTest, change: Change, wanted: RequestedShape) -> bool:
+def fewer_say(model: ModelUnderTest, change: Change, wanted: RequestedShape) -> bool:
     """Whether a model whose last heads or units `change` silences loses them and answers as before; False where it
-    cannot be planned. Raises `Wrong` where the answer changes.
+    cannot be planned. Raises `RoleFault` where the answer changes.
     """
-    with patient.folder() as folder:
-        quiet = patient.copy(folder / "silent", change)
+    with model.folder() as folder:
+        quiet = model.copy(folder / "silent", change)
         try:
             _, output = quiet.cut_first_possible(folder / "cut", [wanted])
         except Untestable:
@@ -293,16 +291,16 @@ def fewer_say(patient: ModelUnderTest, change: Change, wanted: RequestedShape) -
 
 
 def expect(output: torch.Tensor, expected: torch.Tensor, where: str, within: float = EXACT) -> None:
-    """Raises `Wrong` where an answer is not the expected one."""
+    """Raises `RoleFault` where an answer is not the expected one."""
     gap = distance(output, expected) if output.shape == expected.shape else float("inf")
     if not gap <= within:
         raise RoleFault(f"{where} the output moves by {gap:.2g} of its spread.")
 
 
-def needs_same_size(patient: ModelUnderTest) -> None:
+def needs_same_size(model: ModelUnderTest) -> None:
     """Raises `Untestable` where no family holds heads of the same size whose number changes."""
-    if not keeps_size(patient.source):
-        raise Untestable(f"{patient.arch.library} has no {patient.arch.name} with a head_dim of its own.")
+    if not keeps_size(model.source):
+        raise Untestable(f"{model.arch.library} has no {model.arch.name} with a head_dim of its own.")
 
 
 def step(stage: Stage) -> int:
@@ -363,21 +361,21 @@ def examine(source: Source, architecture: Architecture | None = None) -> list[Ch
             specs = match(arch, source.config, source.weights.shapes)
         except LeanSurgeonError as error:
             return [Check("roles", False, error.message)]
-        patient = ModelUnderTest(replace(source, architecture=arch, specs=specs), work)
-        checks = [check(patient, name, test) for name, test in ROLES.items()]
+        model = ModelUnderTest(replace(source, architecture=arch, specs=specs), work)
+        checks = [check(model, name, test) for name, test in ROLES.items()]
         if any(one.ok is False for one in checks):
             return checks  # operators go by roles
-        smaller = rehearsal(patient)
+        smaller = rehearsal(model)
         checks.append(check(smaller, "control", control))
         if checks[-1].ok is None:
             return checks
         return checks + [check(smaller, name, test) for name, test in OPERATORS.items()]
 
 
-def check(patient: ModelUnderTest, name: str, test: Test) -> Check:
+def check(model: ModelUnderTest, name: str, test: Test) -> Check:
     """The outcome of one test; whatever the library raises ends in it."""
     try:
-        return Check(name, True, test(patient))
+        return Check(name, True, test(model))
     except Untestable as unclear:
         return Check(name, None, unclear.message)
     except Exception as error:  # a wrong declaration may break the library in any way
@@ -385,20 +383,20 @@ def check(patient: ModelUnderTest, name: str, test: Test) -> Check:
         return Check(name, False, first)
 
 
-def rehearsal(patient: ModelUnderTest) -> ModelUnderTest:
+def rehearsal(model: ModelUnderTest) -> ModelUnderTest:
     """A large model's config with few layers and random weights; the model itself where it is small, or where its
     library makes no such model.
     """
-    source = patient.source
-    if not patient.large:
-        return patient
-    least = LAYERS * patient.arch.period
+    source = model.source
+    if not model.large:
+        return model
+    least = LAYERS * model.arch.period
     layers = ",".join(str(min(stage.depth, least)) for stage in source.shape.stages)
     try:
-        made = fresh(source, RequestedShape(layers=layers, init="fresh"), patient.work / "rehearsal", patient.arch)
+        made = fresh(source, RequestedShape(layers=layers, init="fresh"), model.work / "rehearsal", model.arch)
     except LeanSurgeonError:
-        return patient
-    return ModelUnderTest(made, patient.work)
+        return model
+    return ModelUnderTest(made, model.work)
 
 
 def fresh(source: Source, wanted: RequestedShape, folder: Path, architecture: Architecture | None = None) -> Source:

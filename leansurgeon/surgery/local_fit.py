@@ -109,12 +109,11 @@ def fit_examples(
 ) -> FitResult:
     """Change `parameters` in place so that `forward(hidden, **arguments)` comes near the targets of `fit`.
 
-    Adam at `rate` times `pace(step, steps)`. `cast` gives
-    the numbers in which products are taken; where the `clock` runs, the pace is at least that of the time gone. The
-    order of batches is random, every batch once before one comes again. Where the error on `guard` is not
-    lower at the end (or a number is not finite), the parameters are put back bit for bit. Gradients and `requires_grad`
-    flags are left as they were found.
-    Raises `UsageError` without samples to fit or to guard, or for steps and rates that are not positive.
+    Adam at `rate` times `pace(step, steps)`. `cast` gives the numbers in which products are taken; where the `clock`
+    runs, the pace is at least that of the time gone. The order of batches is random, every batch once before one comes
+    again. Where the error on `guard` is not lower at the end (or a number is not finite), the parameters are put back
+    bit for bit. Gradients and `requires_grad` flags are left as they were found. Raises `UsageError` without samples to
+    fit or to guard, or for steps and rates that are not positive.
     """
     if not fit or not guard:
         raise UsageError(

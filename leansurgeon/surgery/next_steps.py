@@ -87,7 +87,7 @@ class LayerPattern:
     def near(self, wanted: Sequence[float], depth: int) -> tuple[int, ...]:
         """As many of `depth` layers, each near to the wanted one and of the kind of its new place.
 
-        >>> Pattern("", "", 4).near([0, 2.75, 5.5, 8.25, 11], 12)
+        >>> LayerPattern("", "", 4).near([0, 2.75, 5.5, 8.25, 11], 12)
         (0, 2, 5, 7, 10)
         """
         count = len(wanted)

@@ -28,7 +28,7 @@ HEAL = Step("heal", "near", "refit output projections on sample data; each is ke
 
 
 def order_operators(
-    target: Reshaped, init: str, choice: LayerChoice, method: Method, calibrated: bool, heads_by: str | None = None
+    target: Reshaped, init: str, choice: LayerChoice, method: Method, calibrated: bool, heads_by: str | None
 ) -> tuple[Step, ...]:
     """The steps from the source to the target, in the order in which they are applied. `heads_by` says in words what
     chooses the heads that stay.

@@ -33,7 +33,7 @@ from leansurgeon.surgery.requested_shape import RequestedShape, Target, resolve
 
 @dataclass(frozen=True)
 class Plan:
-    """What `apply` will do. `layers[j]` is the source layer that becomes layer j; `target` is the result."""
+    """What `transfer.apply` will do. `layers[j]` is the source layer that becomes layer j; `target` is the result."""
 
     before: Shape
     target: Reshaped = field(repr=False, compare=False)
@@ -137,8 +137,8 @@ def plan(
     heads_by: str | None = None,
 ) -> Plan:
     """Order the operators for what is wanted. `calibrated` says that sample data is at hand, `heads_by` what else than
-    data or weights chooses the heads that stay, in words. Raises `UsageError` for an
-    impossible shape, or where data is needed and there is none.
+    data or weights chooses the heads that stay, in words. Raises `UsageError` for an impossible shape, or where data is
+    needed and there is none.
     """
     method = method or Method()
     wanted.check()

@@ -1,6 +1,6 @@
 """Prune heads by measured importance: the same number from every layer of a stage, key/value groups whole, so that the
 result is an ordinary, smaller checkpoint. An uneven set of heads, which masking allows, can be loaded by no library
-(DESIGN, section 4, rule 4).
+.
 
 Output projections are then refitted on the calibration data, so that the heads that stay take over what they can;
 without that, what remains is exactly the masked model that `leansurgeon heads` has scored as `even`.

@@ -228,12 +228,12 @@ def zeros_in(role: str) -> Change:
 # -- the tests ------------------------------------------------------------------------------------
 
 
-def roles(patient: ModelUnderTest) -> str:
+def roles(model: ModelUnderTest) -> str:
     """Every tensor has one role, and together they hold all parameters that the library builds."""
-    source, weights = patient.source, patient.weights
-    first, layer = next(s.name for s in source.specs if s.layer == 0), patient.arch.blocks(0).layer.format(i=0)
-    prefix = next(p for p in patient.arch.prefixes if first.startswith(p + layer))  # what this file's names begin with
-    declared = list(patient.arch.tensors(source.config, prefix=prefix))
+    source, weights = model.source, model.weights
+    first, layer = next(s.name for s in source.specs if s.layer == 0), model.arch.blocks(0).layer.format(i=0)
+    prefix = next(p for p in model.arch.prefixes if first.startswith(p + layer))  # what this file's names begin with
+    declared = list(model.arch.tensors(source.config, prefix=prefix))
     names = [s.name for s in declared]
     twice = sorted({n for n in names if names.count(n) > 1}) if len(set(names)) < len(names) else []
     if twice:
@@ -242,7 +242,7 @@ def roles(patient: ModelUnderTest) -> str:
     if absent:
         raise RoleFault(f"{len(absent)} declared tensors are not in the model, the first is '{absent[0]}'.")
     counted = source.parameters.total
-    built = sum(p.numel() for p in patient.loaded.model.parameters())
+    built = sum(p.numel() for p in model.loaded.model.parameters())
     if counted != built:
         raise RoleFault(f"The tensors with a role hold {counted:,} parameters, and the library builds {built:,}.")
     inside = sum(s.layer is not None for s in source.specs)
@@ -251,12 +251,12 @@ def roles(patient: ModelUnderTest) -> str:
     return f"{inside} tensors in blocks and {len(source.specs) - inside} outside, {counted:,} parameters{rest}"
 
 
-def projections(patient: ModelUnderTest) -> str:
+def projections(model: ModelUnderTest) -> str:
     """The modules that are declared as output projections hold the tensors whose role is `o`."""
-    modules = patient.modules()
-    declared = [s for s in patient.source.specs if s.layer is not None and s.role == "o" and len(s.shape) > 1]
-    left = [torch.from_numpy(patient.weights.float32(s.name).copy()) for s in declared]
-    for name, module in zip(patient.loaded.projections, modules, strict=True):
+    modules = model.modules()
+    declared = [s for s in model.source.specs if s.layer is not None and s.role == "o" and len(s.shape) > 1]
+    left = [torch.from_numpy(model.weights.float32(s.name).copy()) for s in declared]
+    for name, module in zip(model.loaded.projections, modules, strict=True):
         if not isinstance(getattr(module, "weight", None), torch.Tensor):
             raise RoleFault(f"The module '{name}' is no linear layer.")
         weight = module.weight.detach().float()
@@ -269,7 +269,7 @@ def projections(patient: ModelUnderTest) -> str:
     return f"{len(modules)} modules, and each holds its tensor"
 
 
-def check_masked_heads(patient: ModelUnderTest) -> str:
+def check_masked_heads(model: ModelUnderTest) -> str:
     """An output projection that receives nothing gives its bias."""
     worst = 0.0
 
@@ -279,65 +279,65 @@ def check_masked_heads(patient: ModelUnderTest) -> str:
         bias = module.bias if module.bias is not None else torch.zeros(())
         worst = max(worst, float((out - bias).abs().max()))
 
-    modules = patient.modules()
+    modules = model.modules()
     with Hooks() as hooks:
         for module in modules:
             hooks.before(module, lambda _, args: (torch.zeros_like(args[0]), *args[1:]))
             hooks.after(module, compare)
-        patient.answer(patient.loaded)
+        model.answer(model.loaded)
     if worst > TOLERANCE:
         raise RoleFault(f"With every head masked an output projection differs from its bias by {worst:.2g}.")
     return "with every head masked, each output projection gives its bias"
 
 
-def values(patient: ModelUnderTest) -> str:
+def values(model: ModelUnderTest) -> str:
     """Without values the output projections receive nothing."""
-    patient.modules()
+    model.modules()
     largest: list[float] = []
-    with patient.folder() as folder:
-        loaded = patient.load(patient.write(folder, patient.change_part("v", np.zeros_like)))
+    with model.folder() as folder:
+        loaded = model.load(model.write(folder, model.change_part("v", np.zeros_like)))
         with Hooks() as hooks:
             for name in loaded.projections:
                 module = loaded.model.get_submodule(name)
                 hooks.before(module, lambda _, args: largest.append(float(args[0].abs().max())))
-            patient.answer(loaded)
+            model.answer(loaded)
     if not largest or max(largest) > 0:
         raise RoleFault(f"Without values an output projection still receives up to {max(largest, default=0):.2g}.")
     return "without them the output projections receive nothing"
 
 
-def queries_and_keys(patient: ModelUnderTest) -> str:
+def queries_and_keys(model: ModelUnderTest) -> str:
     """Without queries the keys do not matter, and without keys the queries do not."""
     for gone, other in (("q", "k"), ("k", "q")):
-        change = patient.change_part(gone, np.zeros_like)
-        moved = patient.change_part(other, lambda old: np.roll(old, 1))
-        same(patient, change, moved, f"Without {NAMES[gone]}, {NAMES[other]} still matter")
+        change = model.change_part(gone, np.zeros_like)
+        moved = model.change_part(other, lambda old: np.roll(old, 1))
+        same(model, change, moved, f"Without {NAMES[gone]}, {NAMES[other]} still matter")
     return "without the one, the other does not matter"
 
 
-def mlp(patient: ModelUnderTest) -> str:
+def mlp(model: ModelUnderTest) -> str:
     """Without the second half of the MLP the first does not matter."""
 
     def roll_entries(spec: TensorSpec, raw: np.ndarray) -> np.ndarray | None:
         """The MLP's incoming tensors with their entries moved on by one; None for all others."""
         return np.roll(raw, 1) if spec.role in ("up", "gate") else None
 
-    same(patient, zeros_in("down"), roll_entries, "Without its second half, the first half of the MLP still matters")
+    same(model, zeros_in("down"), roll_entries, "Without its second half, the first half of the MLP still matters")
     return "without its second half, the first does not matter"
 
 
-def rebuild(patient: ModelUnderTest) -> str:
+def rebuild(model: ModelUnderTest) -> str:
     """The same shape, written anew, gives the library's own output."""
-    with patient.folder() as folder:
-        _, again = patient.cut_first_possible(folder / "rebuilt", [RequestedShape()])
-    gap = float((patient.own - again).abs().max())
+    with model.folder() as folder:
+        _, again = model.cut_first_possible(folder / "rebuilt", [RequestedShape()])
+    gap = float((model.own - again).abs().max())
     if not gap <= TOLERANCE:
         raise RoleFault(f"The same shape, written anew, gives another output: it differs by {gap:.2g}.")
     return f"the same shape, written anew, gives the library's own output (largest difference {gap:.2g})"
 
 
-def same(patient: ModelUnderTest, change: Change, more: Change, wrong: str) -> None:
+def same(model: ModelUnderTest, change: Change, more: Change, wrong: str) -> None:
     """Raises `RoleFault` where `more` still changes the answer after `change`."""
-    gap = distance(patient.answer_after(change, more), patient.answer_after(change))
+    gap = distance(model.answer_after(change, more), model.answer_after(change))
     if not gap <= TOLERANCE:
         raise RoleFault(f"{wrong}: the output moves by {gap:.2g} of its spread.")

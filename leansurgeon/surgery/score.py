@@ -1,9 +1,9 @@
 """How far a candidate's output is from the teacher's on the guard samples, and the race of sets of layers on them:
-those that cannot win are not judged, nor walked behind their cut, any further.
+those that cannot win are neither judged nor run behind their cut any further.
 
-All are refitted at their cuts; behind them the first piece of the guard alone is walked. What a candidate loses to the
+All are refitted at their cuts; behind them the first piece of the guard alone is run. What a candidate loses to the
 best one there, token by token, gives a bound on what it loses on all; whose bound says that it does not come within
-`CLOSE` of the best is out, the others walk on with twice as many pieces, and so on. A candidate within that factor may
+`CLOSE` of the best is out, the others go on with twice as many pieces, and so on. A candidate within that factor may
 still win on all of the data.
 
 The bound is one of statistics, and no certainty: the mean of the paired losses over runs of neighbouring tokens, which
@@ -43,12 +43,12 @@ def judge(
     labels, else relative error (of hidden states, of a regression).
     """
     tallies = [Tally() for _ in students]
-    tell(context, view, teacher, students, tallies)
+    add_scores(context, view, teacher, students, tallies)
     guards = context.calibration.guards if view.seen == "all" else ()
     return [replace(tally.score(), by_source=tally.by_source(guards) if guards else ()) for tally in tallies]
 
 
-def tell(
+def add_scores(
     context: CalibrationContext,
     view: SampleView,
     teacher: Stream,
@@ -56,8 +56,8 @@ def tell(
     tallies: Sequence[Tally],
     first: int = 0,
 ) -> None:
-    """Add to the tallies what the students' streams say, which hold the guard's batches from `first` on; the teacher's
-    holds all.
+    """Add the students' errors and losses on the guard to their tallies. Their streams hold the guard's batches from
+    `first` on, the teacher's holds all.
     """
     config = context.source.architecture.flat(context.source.config)
     regression = config.get("problem_type") == "regression"
@@ -141,7 +141,7 @@ def total(parts: Sequence[Tensor]) -> float:
     return sum(float(part.sum()) for part in parts)
 
 
-# -- the race --------------------------------------------------------------------------------------
+# -- choosing on growing parts of the guard --------------------------------------------------------
 
 
 def race(
@@ -150,9 +150,9 @@ def race(
     students: Sequence[CandidateModel],
     teacher: Stream,
     tried: list[Tried],
-    most: float = inf,
+    most: float,
 ) -> list[tuple[CandidateModel, float]]:
-    """Judge students that have walked the first piece of the guard to the end; `teacher` has walked all pieces. Returns
+    """Judge students that have seen the first piece of the guard to the end; `teacher` has seen all pieces. Returns
     those that are left with their scores, and appends to `tried` what everybody's was when it was left out. The cut may
     come to `most` block-tokens by it.
     """
@@ -167,7 +167,9 @@ def race(
                 context.held_back.append(f"sets of layers were judged on {judged} of {pieces} pieces of the guard")
                 break
             walk_behind(context, [students[i] for i in left], until - judged)
-        tell(context, view, teacher, [students[i].streams["guard"] for i in left], [tallies[i] for i in left], judged)
+        add_scores(
+            context, view, teacher, [students[i].streams["guard"] for i in left], [tallies[i] for i in left], judged
+        )
         judged = until
         scores |= {i: replace(tallies[i].score(), pieces=judged) for i in left}
         if judged == pieces:

@@ -64,9 +64,9 @@ def decide(
     output: Path | None = None,
     resume: bool = False,
 ) -> DecidedCut:
-    """Let sample data choose and heal what the plan leaves open, on a `device`. An exact plan
-    needs no data; there it only serves the proof. Finished steps are kept beside the `output` folder until it is
-    written; `resume` takes those of an interrupted cut. Raises what `calibrate` raises.
+    """Let sample data choose and heal what the plan leaves open, on a `device`. An exact plan needs no data; there it
+    only serves the proof. Finished steps are kept beside the `output` folder until it is written; `resume` takes those
+    of an interrupted cut. Raises what `calibrate` raises.
     """
     source, method = steps.source, steps.method
     if steps.exactness != "near" or calibration is None:

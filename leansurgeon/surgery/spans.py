@@ -1,8 +1,9 @@
 """Grow a local fit around the cuts of a finished candidate (`local_fit`), where the model's output gains by it.
 
-During the walk the student notes where it stood before every cut (`Mark`) and what the source gave behind the blocks
-that may become the end of a span. Afterwards the span's blocks alone are filled, fitted and kept; what the whole model
-says then is held against what it said before on the guard samples, and the better stays. Imports torch.
+While the layers are carried out, the student notes where it stood before every cut (`CutMark`) and what the source gave
+behind the blocks that may become the end of a span. Afterwards the span's blocks alone are filled, fitted and kept;
+what the whole model says then is held against what it said before on the guard samples, and the better stays. Imports
+torch.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from leansurgeon.checkpoints.blockwise.stream import Stream
 from leansurgeon.checkpoints.recorded.decided import CutFit, GuardScore, LocalFit, SpanFit
+from leansurgeon.errors import plural
 from leansurgeon.measure.data.batches import Batch, rows_of, some_rows
 from leansurgeon.progress import track
 from leansurgeon.surgery.candidate_model import CandidateModel
@@ -135,7 +137,7 @@ class SpanFitter:
                 filled.append(mark.first + len(filled))
             fitted = self.fit(filled, pieces, mark.goals[end], phase)
             self.context.say(
-                f"  local fit of new layers {filled[0]} to {filled[-1]}: error on guard samples "
+                f"  local fit of {plural(len(filled), 'new layer')} from {filled[0]} on: error on guard samples "
                 f"{fitted.before:.4f}, now {min(fitted.before, fitted.after):.4f}"
             )
             fits.append(SpanFit(end, fitted.as_record()))

@@ -93,7 +93,7 @@ def trim(
     return TrimResult(alive.nonzero()[:, 0].tolist(), new)
 
 
-def group_costs(inverse: Tensor, weight: Tensor, group: int, groups: int, worth: Tensor | None = None) -> Tensor:
+def group_costs(inverse: Tensor, weight: Tensor, group: int, groups: int, worth: Tensor | None) -> Tensor:
     """The cost of removing each group alone; outputs count by their `worth` (O,)."""
     inputs = groups * group
     if worth is not None:

@@ -1,9 +1,9 @@
 """Undo: the source's shape and bits back out of a result of exact operators. numpy only.
 
 An exact operator loses nothing: the old heads and units stand among the new ones, and surgery.json says which operator
-put them where. The forward maps of `apply` (old place of every new entry) are read backwards. That needs the entries
-to be still what surgery left: new heads and units silent, copies equal. It is checked tensor by tensor, so a model that
-was trained or edited after surgery is refused even where its record does not say so.
+put them where. The forward maps of `transfer.apply` (old place of every new entry) are read backwards. That needs the
+entries to be still what surgery left: new heads and units silent, copies equal. It is checked tensor by tensor, so a
+model that was trained or edited after surgery is refused even where its record does not say so.
 """
 
 from __future__ import annotations

@@ -16,8 +16,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from leansurgeon.errors import UsageError
-from leansurgeon.tasks import cache as disk
-from leansurgeon.tasks import classes
+from leansurgeon.tasks import classes, disk_cache
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -213,7 +212,7 @@ class Task(ABC):
 
     def _open(self, folder: Path) -> None:
         """Take the finished cache entry `folder` as this task's data."""
-        self._folder, self._info, self._arrays = folder, disk.read_info(folder), {}
+        self._folder, self._info, self._arrays = folder, disk_cache.read_info(folder), {}
 
     @property
     def prepared_as(self) -> str | None:
@@ -286,7 +285,7 @@ def as_tensors(**arrays: np.ndarray) -> Batch:
     return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
 
-def describe_split(split: Split, kind: str, labels: Sequence[str] | None = None) -> disk.Info:
+def describe_split(split: Split, kind: str, labels: Sequence[str] | None = None) -> disk_cache.Info:
     """What a cache entry keeps of a split of samples of this kind."""
     return {"split": split.identity(), "held_out": split.sentence(kind, labels)}
 

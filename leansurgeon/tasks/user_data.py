@@ -30,7 +30,7 @@ from leansurgeon.tasks.text import files as text_files
 
 Render = Callable[[list[dict[str, Any]]], str | None]  # a chat as the text that a model reads, where it says how
 DataKind = Literal["text", "table", "classes", "images", "hub"]
-HINT = "Give a file, a folder or a glob of your own, or --data austen for the novel that comes along."
+HINT = "Give a file, a folder or a glob of your own. --data austen is the novel that comes along, for text models."
 # What people call the texts of a row, by letters and digits alone: `sentence_1` is `sentence1`.
 PAIRS = (
     ("premise", "hypothesis"), ("sentence1", "sentence2"), ("question1", "question2"), ("question", "sentence"),

@@ -48,7 +48,7 @@ def fit(run: Run, began: float | None) -> None:
     `began` is when the command began, by `time.perf_counter` (None: when the run was made).
     """
     command, began = began is not None, run.clock if began is None else began
-    cost = Cost(*run.council.of_main(list(time_a_step(run))))
+    cost = Cost(*run.group.of_main(list(time_a_step(run))))
     if run.plan.seconds is None:
         run.progress.say(sentence(run, cost))
         show(run, run.recipe.train.eval.samples or run.task.size("eval"), cost)
@@ -57,7 +57,7 @@ def fit(run: Run, began: float | None) -> None:
     samples = run.recipe.train.eval.samples or run.history.eval_samples or affordable(run, cost, whole)
     run.history.eval_samples = samples
     show(run, samples, cost)
-    (startup,) = run.council.of_main([time.perf_counter() - began])
+    (startup,) = run.group.of_main([time.perf_counter() - began])
     spent = run.history.seconds  # by those that continued it before
     looking = run.task.size("eval") * cost.evaluated
     last = looking + 2 * bytes_saved(run.loaded.model) / DISK + cost.step / 2 + (EXIT if command else 0.0)

@@ -43,8 +43,9 @@ if TYPE_CHECKING:
 def start_accelerator(*, cpu: bool = False, train: Train | None = None, say: Say = silent) -> Accelerator:
     """An `Accelerator` on the GPU if there is one, in the process group if there is one.
 
-    Precision is `autocast` and `scaler` below, the same on a CPU and on a GPU. Environment variables that would change
-    the computation are set aside, or where that cannot be done and `train` is overridden, named to `say` all the same.
+    Precision is `autocast` and `make_scaler` below, the same on a CPU and on a GPU. Environment variables that would
+    change the computation are set aside, or where that cannot be done and `train` is overridden, named to `say` all the
+    same.
     """
     from accelerate import Accelerator, DistributedDataParallelKwargs, InitProcessGroupKwargs
     from accelerate.state import AcceleratorState, GradientState
@@ -323,12 +324,12 @@ def make_rehearsal(
     return make_module
 
 
-def fill_copy(twin: Any, model: nn.Module, *, main: bool) -> None:
-    """Give the twin the weights and buffers of `model`; to be called by all processes."""
+def fill_copy(whole_model: Any, model: nn.Module, *, main: bool) -> None:
+    """Give the whole_model the weights and buffers of `model`; to be called by all processes."""
     tensors = gather_all(list_tensors(model), keep=main)
     if not main:
         return
-    here = list_tensors(twin.model)
+    here = list_tensors(whole_model.model)
     with torch.no_grad():
         for name, tensor in tensors.items():
             here[name].copy_(tensor)

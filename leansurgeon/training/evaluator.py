@@ -229,7 +229,7 @@ def evaluate_and_keep(run: Run) -> Evaluation:
 def _evaluate_run(run: Run) -> Evaluation:
     """The evaluation itself. Raises `Diverged`, or where the recipe wants it `RollBack`."""
     train = run.recipe.train
-    batches = math.ceil(run.task.size("eval") / train.eval.batch / run.council.processes)
+    batches = math.ceil(run.task.size("eval") / train.eval.batch / run.group.processes)
     options = {"batch": train.eval.batch, "workers": train.workers}
     try:
         with phase("evaluating", batches, "batches/s", run.progress) as advance:
@@ -293,7 +293,7 @@ def export_model(run: Run, name: str) -> None:
         if name == runfolder.BEST:
             checkpoint.note_best(run.folder, run.history.done)
 
-    run.council.on_main(write)
+    run.group.on_main(write)
 
 
 def save_checkpoint(run: Run) -> None:

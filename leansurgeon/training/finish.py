@@ -52,10 +52,10 @@ def finish(run: Run, experiment: Part | None) -> Summary:
     made = _summary(run, experiment, seconds)
     _publish(run, made)
     known = measure_at_end(run, seconds)
-    if any(run.council.share(lambda: list(known))):
+    if any(run.group.share(lambda: list(known))):
         made = replace(made, **known)
         _publish(run, made)
-    run.council.on_main(lambda: write_cards(run.folder, run.loaded.folder, made, run.task.identity))
+    run.group.on_main(lambda: write_cards(run.folder, run.loaded.folder, made, run.task.identity))
     run.progress.say(f"done in {duration_text(run.seconds_spent())}: {run.folder}")
     run.accelerator.free_memory()
     return made
@@ -158,7 +158,7 @@ def _publish(run: Run, made: Summary) -> None:
         summary.write(run.folder, made)
         checkpoint.remove(run.folder)
 
-    run.council.on_main(write)
+    run.group.on_main(write)
 
 
 def _summary(run: Run, experiment: Part | None, seconds: float) -> Summary:
@@ -204,7 +204,7 @@ def _summary(run: Run, experiment: Part | None, seconds: float) -> Summary:
         throughput=rate,
         throughput_unit=unit,
         data_wait=history.waited / max(trained, 1e-9),
-        memory=summary.Memory(int(run.council.largest([max(history.peak, run.memory.bytes)])[0]), run.memory.kind),
+        memory=summary.Memory(int(run.group.largest([max(history.peak, run.memory.bytes)])[0]), run.memory.kind),
         recipe=run.recipe.model_dump(mode="json"),
         started=history.started,
         finished=datetime.now(UTC).isoformat(timespec="seconds"),

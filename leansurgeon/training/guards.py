@@ -86,11 +86,11 @@ def fit_memory(run: Run) -> None:
     """Halve the micro batch on all processes together until a forward and backward fit; the global batch stays. Raises
     `OutOfMemory` where not even the smallest fits.
     """
-    train, council = run.recipe.train, run.council
-    while run.device.type in PROBED and council.any(not _fits(run)):
+    train, group = run.recipe.train, run.group
+    while run.device.type in PROBED and group.any(not _fits(run)):
         now = run.plan
         half = {"micro_limit": now.micro // 2, "cut_short": True}
-        less = make_plan(train, run.task.size("train"), council.processes, **half) if now.micro > 1 else now
+        less = make_plan(train, run.task.size("train"), group.processes, **half) if now.micro > 1 else now
         if less.micro == now.micro:
             name = distributed.device_name(run.accelerator)
             raise OutOfMemory(f"{name} has too little memory for a micro batch of {now.micro}.", LESS)

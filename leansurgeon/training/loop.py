@@ -2,7 +2,7 @@
 
     setup     device, data, model, plan, optimizer; or all of them as a checkpoint left them (setup.py, state.py)
     train     evaluate -> (step ... step, log)* -> evaluate -> keep the best -> save -> ...
-    finish    last model, kappa, summary (summary.py)
+    finish    last model, kappa, summary (finish.py)
 
 Rules that hold everywhere: what happens at a step is a function of (recipe, seed, step); the host waits for the device
 only at log points; processes decide alike; every file is written aside and renamed.
@@ -115,7 +115,7 @@ def _smaller(run: Run) -> tuple[str, str]:
 
 
 def _train(run: Run) -> None:
-    """All steps, rolled back where the recipe wants it; a wish to stop ends in a checkpoint and an error."""
+    """All steps, rolled back where the recipe wants it; a request to stop ends in a checkpoint and an error."""
     try:
         if not run.history.resumed:
             measures.measure(run, [wanted for wanted in measures.list_wanted(run) if wanted.every], {})
@@ -140,16 +140,16 @@ def _train(run: Run) -> None:
                     return _steps(run, batches)
             except guards.RollBack as back:
                 _roll_back(run, back)
-    except signals.StopRequested as wish:
+    except signals.StopRequested as request:
         run.progress.clear()
-        raise _save_and_stop(run, wish) from None
+        raise _save_and_stop(run, request) from None
 
 
 def _steps(run: Run, batches: Iterator[list[data_loader.Batch]]) -> None:
     """Step, look, measure, evaluate, save, stop: from where the training stands to its end."""
     history, pace = run.history, run.trainer.pace
     if run.plan.timed and history.done == 0:  # what went before the first step is no part of a step's time
-        pace.look(0, run.council.of_main([run.seconds_spent()])[0])
+        pace.look(0, run.group.of_main([run.seconds_spent()])[0])
     run.memory.resume()
     run.window.begin()
     for step in itertools.count(history.done):
@@ -251,19 +251,19 @@ def _by_clock(run: Run, due: Due, step_seconds: float) -> Due:
         return due
     evaluate = evaluation is not None and now - run.evaluated_at >= evaluation
     save = saving is not None and now - run.saved_at >= saving
-    evaluate, save, spent = run.council.of_main([float(evaluate), float(save), run.seconds_spent()])
+    evaluate, save, spent = run.group.of_main([float(evaluate), float(save), run.seconds_spent()])
     if run.plan.timed:
         run.trainer.pace.look(run.history.done, spent)
     return replace(due, evaluate=due.evaluate or bool(evaluate), save=due.save or bool(save))
 
 
-def _save_and_stop(run: Run, wish: signals.StopRequested) -> Interrupted | Stopped:
+def _save_and_stop(run: Run, request: signals.StopRequested) -> Interrupted | Stopped:
     """Save, and give the error that says how to go on."""
     if not guards.sound(run):
         raise Diverged(f"A loss or gradient up to step {run.history.done} is no finite number; nothing was saved.")
     state.save(run)
     done, steps = run.history.done, "" if run.plan.timed else f" of {run.plan.steps}"
-    kind, word = (Interrupted, "Interrupted") if wish.kind == signals.INTERRUPT else (Stopped, "Stopped by a signal")
+    kind, word = (Interrupted, "Interrupted") if request.kind == signals.INTERRUPT else (Stopped, "Stopped by a signal")
     return kind(
         f"{word} after step {done}{steps}; everything is saved in {run.folder}.",
         f"Go on with the same command and --resume {run.folder}",
@@ -273,7 +273,7 @@ def _save_and_stop(run: Run, wish: signals.StopRequested) -> Interrupted | Stopp
 def _roll_back(run: Run, back: guards.RollBack) -> None:
     """Return to the newest checkpoint; the step that went wrong is left out when it comes again."""
     given_up, rollbacks = [*run.history.given_up, back.step], run.history.rollbacks + 1
-    newest = run.council.share(lambda: checkpoint.newest(run.folder, run.progress.say))
+    newest = run.group.share(lambda: checkpoint.newest(run.folder, run.progress.say))
     if rollbacks > guards.MOST_ROLLBACKS:
         raise Diverged(
             f"{back.sentence} It was the last of {guards.MOST_ROLLBACKS} rollbacks.", "Lower train.optim.lr."
@@ -282,8 +282,8 @@ def _roll_back(run: Run, back: guards.RollBack) -> None:
         raise Diverged(
             f"{back.sentence} There is no whole checkpoint in {run.folder} to go back to.", "Lower train.optim.lr."
         )
-    saved = run.council.share(lambda: checkpoint.read_state(newest))
-    run.council.everywhere(lambda: state.restore(run, newest, saved))
+    saved = run.group.share(lambda: checkpoint.read_state(newest))
+    run.group.everywhere(lambda: state.restore(run, newest, saved))
     state.look_at_best(run)
     run.history.given_up, run.history.rollbacks = given_up, rollbacks
     run.progress.say(f"{back.sentence} Back to step {run.history.done}; step {back.step + 1} will be left out.")

@@ -27,8 +27,8 @@ def lr_at(step: float, shape: Schedule, *, total: float, warmup: float, peak: fl
     `cosine` (Loshchilov and Hutter, 2017, without restarts), `linear` and `constant` rise linearly from 0 (or the
     `warmup_lr` of `shape`) to `peak` over the first `warmup` steps and fall towards `min_lr`, which would be reached at
     step `total`; they count as `transformers.get_scheduler` does. `one-cycle` counts as
-    `torch.optim.lr_scheduler.OneCycleLR` does, with `warmup`
-    steps in the place of pct_start * total. `triangle` knows no warm-up. The last two read their numbers from `shape`.
+    `torch.optim.lr_scheduler.OneCycleLR` does, with `warmup` steps in the place of pct_start * total. `triangle` knows
+    no warm-up. The last two read their numbers from `shape`.
     """
     if shape.name == "one-cycle":
         low, last = peak / shape.div, peak / shape.div / shape.final_div

@@ -119,11 +119,11 @@ def ready(
     if rank() == 0 and resume_from == resume.NEVER:
         runfolder.check_free(run_dir, replace=replace)
     accelerator = distributed.start_accelerator(cpu=cpu, train=recipe.train, say=progress.say)
-    council = ProcessGroup(accelerator.num_processes, accelerator.process_index)
-    run_dir = Path(council.share(lambda: str(run_dir)))  # its name may have the time in it
-    origin = council.share(lambda: resume.origin_of(model_dir))
+    group = ProcessGroup(accelerator.num_processes, accelerator.process_index)
+    run_dir = Path(group.share(lambda: str(run_dir)))  # its name may have the time in it
+    origin = group.share(lambda: resume.origin_of(model_dir))
     how = {"resume": resume_from, "anyway": resume_anyway, "replace": replace, "say": progress.say}
-    start = council.share(lambda: resume.point(run_dir, recipe, origin, **how))
+    start = group.share(lambda: resume.point(run_dir, recipe, origin, **how))
     saved = checkpoint.read_state(start) if start else None
     if task is None:
         with accelerator.local_main_process_first():
@@ -133,12 +133,12 @@ def ready(
         changes = state.changes_of(task, saved.get("entry"))
         resume.check_data(saved, state.data_of(task), state.entry_of(task), changes=changes, anyway=resume_anyway)
     limits = {"micro_limit": saved["micro"] if saved else None, "cut_short": limit_batches is not None}
-    scheme = schedule.make_plan(recipe.train, task.size("train"), council.processes, **limits)
+    scheme = schedule.make_plan(recipe.train, task.size("train"), group.processes, **limits)
     with guards.memory_explained(accelerator, lambda: guards.SMALLER):
         if loaded is None:
             loaded = starting.load_start(recipe, model_dir, task)
-        sharing = distributed.check_parallel(recipe.train, council.processes, progress.say)
-        twin = distributed.copy_whole(loaded, main=council.rank == 0) if sharing else None
+        sharing = distributed.check_parallel(recipe.train, group.processes, progress.say)
+        whole_model = distributed.copy_whole(loaded, main=group.rank == 0) if sharing else None
         trainer, judged = make_trainer(recipe, loaded, task, accelerator, scheme, model_dir, sharing)
         progress.steps = None if scheme.timed else scheme.steps
         run = Run(
@@ -148,15 +148,15 @@ def ready(
             loaded,
             judged,
             trainer,
-            council,
-            StopSignals(council),
+            group,
+            StopSignals(group),
             progress,
             PeakMemory(accelerator.device),
-            runfolder.MetricsLog(run_dir / runfolder.METRICS if council.rank == 0 else None),
+            runfolder.MetricsLog(run_dir / runfolder.METRICS if group.rank == 0 else None),
             History(),
             origin,
             trackers=observe.Trackers(recipe, run_dir, main=False),
-            twin=twin,
+            whole_model=whole_model,
         )
         guards.fit_memory(run)
     _occupy(run, start, saved, replace)
@@ -166,7 +166,7 @@ def ready(
 
 
 def _warn_of_crowd(run: Run) -> None:
-    here = number(HERE) or run.council.processes
+    here = number(HERE) or run.group.processes
     crowd = run.recipe.train.workers * here
     if crowd > cores():
         shared, fewer = plural(cores(), "core"), cores() // here
@@ -177,15 +177,15 @@ def _occupy(run: Run, start: Path | None, saved: dict[str, Any] | None, replace:
     """Take the run folder and put the training where its checkpoint left it. The last thing of all: a training that is
     refused leaves no folder in the way of the next try. Whatever fails here, the folder is let go.
     """
-    council = run.council
+    group = run.group
     if not start:
-        council.on_main(lambda: _check_room(run))
+        group.on_main(lambda: _check_room(run))
     try:
-        council.on_main(lambda: _take(run, start, saved, replace))
+        group.on_main(lambda: _take(run, start, saved, replace))
         run.place = runfolder.place_of(run.folder)
         if start:
             with guards.memory_explained(run.accelerator, lambda: guards.SMALLER):
-                council.everywhere(lambda: state.restore(run, start, saved))
+                group.everywhere(lambda: state.restore(run, start, saved))
             state.look_at_best(run)
             run.history.resumed.append(run.history.done)
         run.trackers = observe.Trackers(run.recipe, run.folder, main=run.main)

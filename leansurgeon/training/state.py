@@ -77,8 +77,8 @@ class History:
 
 @dataclass
 class Run:
-    """What one training uses. `judged` is what is evaluated and exported: the model, or its moving average; `twin` is
-    the whole model where processes share the weights (see `distributed`).
+    """What one training uses. `judged` is what is evaluated and exported: the model, or its moving average;
+    `whole_model` is the whole model where processes share the weights (see `distributed`).
     """
 
     recipe: TrainingRecipe
@@ -87,7 +87,7 @@ class Run:
     loaded: Any
     judged: Objective
     trainer: Trainer
-    council: ProcessGroup
+    group: ProcessGroup
     stops: StopSignals
     progress: Progress
     memory: PeakMemory
@@ -99,7 +99,7 @@ class Run:
     saved_at: float = field(default_factory=time.perf_counter)
     evaluated_at: float = field(default_factory=time.perf_counter)
     tokens_per_sample: int = 1
-    twin: Any = None
+    whole_model: Any = None
     lock: Any = None
     window: Window = field(default_factory=Window)
     place: tuple[int, int] | None = None  # of the folder on its disk
@@ -118,7 +118,7 @@ class Run:
 
     @property
     def main(self) -> bool:
-        return self.council.rank == 0
+        return self.group.rank == 0
 
     def check_folder(self) -> None:
         """Raises `RunFolderReplaced` where the run folder is another than at the start. For the main process."""
@@ -144,7 +144,7 @@ def first_batch(run: Run, number: int = 0, parts: int = 1) -> Batch:
     """Micro batch `number` of the first step, as it is trained on, or the first of so many equal `parts` of it."""
     train, plan = run.recipe.train, run.plan
     indices = data_loader.epoch_order(train.order_seed, 0, run.task.size("train"))[: plan.group]
-    rows = data_loader.split_micro_batches(indices, plan.processes, run.council.rank, plan.micro)
+    rows = data_loader.split_micro_batches(indices, plan.processes, run.group.rank, plan.micro)
     row = rows[number % len(rows)][: plan.micro // parts]
     batch = data_loader.to_device(run.task.batch("train", row, seed=train.seed, epoch=0), run.device)
     return run.trainer.mixing(batch, 0, 0) if run.trainer.mixing else batch
@@ -152,7 +152,7 @@ def first_batch(run: Run, number: int = 0, parts: int = 1) -> Batch:
 
 def save(run: Run) -> Path:
     """Write a checkpoint by all processes together."""
-    run.council.on_main(run.check_folder)
+    run.group.on_main(run.check_folder)
     run.log.sync()
     peak = max(run.history.peak, int(run.memory.bytes))
     history = run.history.as_dict() | {"pending": run.window.values(), "seconds": run.seconds_spent(), "peak": peak}
@@ -170,14 +170,14 @@ def save(run: Run) -> Path:
         "pace": run.trainer.pace.state(),
         "metrics_bytes": run.log.bytes,
         "micro": run.plan.micro,
-        "world_size": run.council.processes,
+        "world_size": run.group.processes,
         "origin": run.origin,
         "data": data_of(run.task),
         "entry": entry_of(run.task),
         "recipe": run.recipe.model_dump(mode="json"),
     }
     keep = run.recipe.train.checkpoint.keep_last
-    path = checkpoint.write(run.folder, run.history.done, shared, own, state, run.council, keep=keep)
+    path = checkpoint.write(run.folder, run.history.done, shared, own, state, run.group, keep=keep)
     run.saved_at = time.perf_counter()
     return path
 
@@ -193,14 +193,14 @@ def restore(run: Run, path: Path, state: dict[str, Any]) -> None:
 
 
 def _restore(run: Run, path: Path, state: dict[str, Any]) -> None:
-    shared, own = checkpoint.read_tensors(path, run.council.rank)
+    shared, own = checkpoint.read_tensors(path, run.group.rank)
     for prefix, _, model in _models(run):
         _weights_in(model, _part(shared, prefix), path)
     _optimizer_in(run.trainer.optimizer, shared, state["groups"])
     if run.trainer.scaler is not None and state["scaler"] is not None:
         run.trainer.scaler.load_state_dict(state["scaler"])
     run.trainer.pace.restore(state["pace"])
-    if own is not None and state["world_size"] == run.council.processes:
+    if own is not None and state["world_size"] == run.group.processes:
         for _, of_buffers, model in _models(run):
             buffers = dict(model.named_buffers())
             for name, tensor in _part(own, of_buffers).items():
@@ -217,10 +217,10 @@ def export_model(run: Run) -> Any:
     """What is saved and measured: the judged model as plain libraries know it. To be called by all processes; where
     they share the weights, only the main one gets something.
     """
-    if run.twin is None:
+    if run.whole_model is None:
         return run.judged.loaded
-    distributed.fill_copy(run.twin, run.judged.loaded.model, main=run.main)
-    return run.twin
+    distributed.fill_copy(run.whole_model, run.judged.loaded.model, main=run.main)
+    return run.whole_model
 
 
 def look_at_best(run: Run) -> None:
@@ -228,7 +228,7 @@ def look_at_best(run: Run) -> None:
     evaluation saves its own. To be called by all processes.
     """
     best, keeps = run.history.best, run.recipe.train.checkpoint.keep_best
-    kept = run.council.share(lambda: checkpoint.best_kept(run.folder))
+    kept = run.group.share(lambda: checkpoint.best_kept(run.folder))
     run.history.stale = keeps and best is not None and kept != best.step
 
 

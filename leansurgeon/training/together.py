@@ -37,10 +37,10 @@ def train_on(
     cpu: bool = False,
     **options: Any,
 ) -> Summary:
-    """`train.train` on `processes` processes: GPUs with NCCL, or CPU processes with gloo where `cpu` is set. `options`
+    """`loop.train` on `processes` processes: GPUs with NCCL, or CPU processes with gloo where `cpu` is set. `options`
     are those of `train` that say how to resume and how much to do.
 
-    With one process, or inside a worker, this is `train.train` itself. The data is prepared here, before there is a
+    With one process, or inside a worker, this is `loop.train` itself. The data is prepared here, before there is a
     process group whose patience it could exceed. Raises what a worker raised.
     """
     if processes == 1 or is_worker():
@@ -58,16 +58,16 @@ def evaluate_on(
     recipe: TrainingRecipe,
     model_dir: Path,
     *,
-    cpu: bool = False,
-    limit_batches: int | None = None,
-    say: Callable[[str], None] | None = None,
+    cpu: bool,
+    limit_batches: int | None,
+    say: Callable[[str], None],
 ) -> Evaluation:
     """`evaluator.evaluate_model` on `processes` processes, as `train_on` has it."""
     options = {"cpu": cpu, "limit_batches": limit_batches}
     if processes == 1 or is_worker():
-        return evaluate_model(recipe, model_dir, say=say or to_stderr, **options)
+        return evaluate_model(recipe, model_dir, say=say, **options)
     trace = Path(tempfile.gettempdir()) / "leansurgeon-evaluation"
-    return Evaluation(**_by_workers("evaluate", processes, recipe, model_dir, options, trace, say or to_stderr))
+    return Evaluation(**_by_workers("evaluate", processes, recipe, model_dir, options, trace, say))
 
 
 def _by_workers(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import inspect
 import json
 import subprocess
@@ -11,9 +10,7 @@ import sys
 import pytest
 
 import leansurgeon
-from leansurgeon.commands import host
 from leansurgeon.commands.command import speaking
-from leansurgeon.commands.options import spell_changes, spell_share
 from leansurgeon.errors import LeanSurgeonError, UsageError
 from leansurgeon.request import spell_number
 from tests.support.command_line import leansurgeon as run
@@ -88,19 +85,6 @@ def test_importing_it_is_light_and_the_rooms_leave_its_names_alone():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-800:]
-
-
-PARTS = [host.in_python, spell_number, spell_changes, spell_share]
-
-
-@pytest.mark.parametrize("function", [*map(leansurgeon.__dict__.get, SURFACE), *PARTS], ids=lambda f: f.__name__)
-def test_the_examples_of_docstrings_run(function, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
-    names = vars(inspect.getmodule(inspect.unwrap(function)))
-    for found in doctest.DocTestFinder().find(function, function.__name__, module=False, globs=dict(names)):
-        runner.run(found)
-    assert runner.tries and not runner.failures, capsys.readouterr().out
 
 
 # -- errors and talk -------------------------------------------------------------------------------

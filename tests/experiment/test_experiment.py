@@ -101,7 +101,7 @@ def test_a_shipped_experiment_runs_in_its_debug_variant(name, how, tmp_path, own
     assert document["schema_version"] == 1
     # The same command again takes everything over and trains nothing.
     again = command_line.leansurgeon("run", name, "--debug", cwd=tmp_path)
-    assert re.search(rf"\b{len(recipe.arms)} of them\b.*--force\b", again.stderr, re.S)
+    assert re.search(rf"\b{len(recipe.arms)} trainings \(--force\b", again.stderr, re.S)
     assert max(map(len, again.stdout.splitlines())) <= 80
     report = command_line.leansurgeon("report", "runs", cwd=tmp_path)
     assert report.returncode == 0 and "control" in report.stdout

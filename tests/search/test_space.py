@@ -152,17 +152,20 @@ def test_lists_that_are_none(text):
 
 
 def test_budgets_in_words():
-    assert Budget.parse("60M", "16GB", "5ms") == Budget(60_000_000, 16_000_000_000, 5.0)
-    assert repr(Budget.parse("60M", "16GB", None)) == repr(Budget(60_000_000, 16_000_000_000))  # whole numbers
-    assert Budget.parse("152,394", "1.5GiB", "0.01s") == Budget(152_394, 1_610_612_736, 10.0)
+    assert Budget.parse("60M", "16GB", "5ms", 100) == Budget(60_000_000, 16_000_000_000, 5.0)
+    assert repr(Budget.parse("60M", "16GB", None, 100)) == repr(Budget(60_000_000, 16_000_000_000))  # whole numbers
+    assert Budget.parse("152,394", "1.5GiB", "0.01s", 100) == Budget(152_394, 1_610_612_736, 10.0)
     sizes = [("7K", "3B", "2s"), ("2B", "5KB", "50us"), ("9", "1KiB", "7ms"), ("9", "2TiB", "1 MS")]
-    made = [Budget.parse(*texts) for texts in sizes]
+    made = [Budget.parse(*texts, 100) for texts in sizes]
     assert [b.parameters for b in made] == [7_000, 2 * 10**9, 9, 9]
     assert [b.memory for b in made] == [3, 5_000, 1024, 2 * 1024**4]
     assert [b.latency for b in made] == [2000.0, pytest.approx(0.05), 7.0, 1.0]
-    assert Budget.parse("3G", "2TB", None) == Budget(3 * 10**9, 2 * 10**12)
+    assert Budget.parse("3G", "2TB", None, 100) == Budget(3 * 10**9, 2 * 10**12)
+    assert [Budget.parse(text, None, None, 1000).parameters for text in ("70%", "-30%")] == [700, 700]
     wrong = [
         ("60X", None, None),
+        ("+10%", None, None),
+        ("100%", None, None),
         (None, "16IB", None),
         (None, None, "1"),
         (None, "0.0GB", None),
@@ -173,9 +176,9 @@ def test_budgets_in_words():
     ]
     for parameters, memory, latency in wrong:
         with pytest.raises(UsageError, match=r"^--(params|memory|latency)\b.*"):
-            Budget.parse(parameters, memory, latency)
+            Budget.parse(parameters, memory, latency, 100)
     with pytest.raises(UsageError, match="needs a budget"):
-        Budget.parse(None, None, None)
+        Budget.parse(None, None, None, 100)
 
 
 def test_nothing_left_is_said_with_both_numbers():

@@ -185,7 +185,7 @@ def test_a_cut_that_fails_at_its_end_is_not_made_again(failure, where, saved, tm
         except ZeroDivisionError:
             assert failure == "a defect"
     assert place_of(tmp_path / "out").is_dir() and not (tmp_path / "out").exists()
-    monkeypatch.setattr("leansurgeon.surgery.calibrate.walk", fail)
+    monkeypatch.setattr("leansurgeon.surgery.calibrate.run_candidates", fail)
     monkeypatch.setattr(choose_layers, "measure_layers", fail)
     again = leansurgeon(*call, "--resume", "--no-proof")
     assert again.returncode == 0, again.stderr

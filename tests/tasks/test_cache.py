@@ -13,7 +13,7 @@ import pytest
 from scipy import stats
 
 from leansurgeon.errors import LeanSurgeonError
-from leansurgeon.tasks import cache, chance
+from leansurgeon.tasks import chance, disk_cache
 
 
 def numbers(folder):
@@ -22,11 +22,11 @@ def numbers(folder):
 
 
 def test_an_entry_is_built_once_and_found_again(tmp_path):
-    first = cache.entry(tmp_path, "set", {"a": 1, "b": 2}, numbers)
-    again = cache.entry(tmp_path, "set", {"b": 2, "a": 1}, lambda folder: pytest.fail("built twice"))
-    assert again == first and cache.read_info(first)["sizes"] == {"train": 10}
-    assert cache.entry(tmp_path, "set", {"a": 1, "b": 3}, numbers) != first
-    assert sorted(tmp_path.iterdir()) == sorted({first, cache.entry(tmp_path, "set", {"a": 1, "b": 3}, numbers)})
+    first = disk_cache.entry(tmp_path, "set", {"a": 1, "b": 2}, numbers)
+    again = disk_cache.entry(tmp_path, "set", {"b": 2, "a": 1}, lambda folder: pytest.fail("built twice"))
+    assert again == first and disk_cache.read_info(first)["sizes"] == {"train": 10}
+    assert disk_cache.entry(tmp_path, "set", {"a": 1, "b": 3}, numbers) != first
+    assert sorted(tmp_path.iterdir()) == sorted({first, disk_cache.entry(tmp_path, "set", {"a": 1, "b": 3}, numbers)})
 
 
 def test_a_failed_build_leaves_nothing(tmp_path):
@@ -35,14 +35,14 @@ def test_a_failed_build_leaves_nothing(tmp_path):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        cache.entry(tmp_path, "set", {}, fails)
+        disk_cache.entry(tmp_path, "set", {}, fails)
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("damage", ["truncated", "file gone", "no info", "info cut"])
 def test_a_damaged_entry_is_built_anew(tmp_path, damage):
-    folder = cache.entry(tmp_path, "set", {}, numbers)
-    data, info = folder / "numbers.npy", folder / cache.INFO
+    folder = disk_cache.entry(tmp_path, "set", {}, numbers)
+    data, info = folder / "numbers.npy", folder / disk_cache.INFO
     if damage == "truncated":
         data.write_bytes(data.read_bytes()[:-1])
     elif damage == "file gone":
@@ -51,18 +51,18 @@ def test_a_damaged_entry_is_built_anew(tmp_path, damage):
         info.unlink()
     else:
         info.write_text(info.read_text()[:20])
-    assert cache.entry(tmp_path, "set", {}, numbers) == folder
+    assert disk_cache.entry(tmp_path, "set", {}, numbers) == folder
     assert np.array_equal(np.load(data), np.arange(10))
 
 
 def test_whoever_comes_second_takes_what_the_first_has_put_there(tmp_path):
     def slow(folder):
-        cache.entry(tmp_path, "set", {}, numbers)  # another process is faster
+        disk_cache.entry(tmp_path, "set", {}, numbers)  # another process is faster
         np.save(folder / "other.npy", np.zeros(3))
         return {}
 
-    folder = cache.entry(tmp_path, "set", {}, slow)
-    assert sorted(path.name for path in folder.iterdir()) == [cache.INFO, "numbers.npy"]
+    folder = disk_cache.entry(tmp_path, "set", {}, slow)
+    assert sorted(path.name for path in folder.iterdir()) == [disk_cache.INFO, "numbers.npy"]
     assert list(tmp_path.iterdir()) == [folder]
 
 
@@ -72,25 +72,25 @@ def test_a_full_disk_is_one_sentence(tmp_path):
             file.write(b"0")
 
     with pytest.raises(LeanSurgeonError, match=r"\bspace\b.*\bdisk\b.*\bcache\b") as caught:
-        cache.entry(tmp_path, "set", {}, fills)
+        disk_cache.entry(tmp_path, "set", {}, fills)
     assert caught.value.__cause__.errno == errno.ENOSPC and list(tmp_path.iterdir()) == []
 
 
 def test_a_cache_that_is_a_file_is_one_sentence(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(LeanSurgeonError, match="cannot be written"):
-        cache.entry(tmp_path / "file", "set", {}, numbers)
+        disk_cache.entry(tmp_path / "file", "set", {}, numbers)
     with pytest.raises(LeanSurgeonError, match="cannot be written"):
-        cache.entry(tmp_path / "file" / "deeper", "set", {}, numbers)
+        disk_cache.entry(tmp_path / "file" / "deeper", "set", {}, numbers)
     for place in (Path("/proc/nowhere/deeper"), tmp_path / ("x" * 300)):
         with pytest.raises(LeanSurgeonError, match=re.escape(str(place)[:40])):
-            cache.entry(place, "set", {}, numbers)
+            disk_cache.entry(place, "set", {}, numbers)
 
     def lacks(folder):
         raise FileNotFoundError(errno.ENOENT, "No such file", str(tmp_path / "data.txt"))
 
     with pytest.raises(FileNotFoundError):  # of the data, which is another sentence
-        cache.entry(tmp_path, "set", {}, lacks)
+        disk_cache.entry(tmp_path, "set", {}, lacks)
 
 
 def test_leftovers_of_killed_programs_are_removed_after_a_day(tmp_path):
@@ -99,14 +99,14 @@ def test_leftovers_of_killed_programs_are_removed_after_a_day(tmp_path):
         folder.mkdir()
         (folder / "data").write_text("half")
     os.utime(old, (time.time() - 90_000,) * 2)
-    cache.entry(tmp_path, "set", {}, numbers)
+    disk_cache.entry(tmp_path, "set", {}, numbers)
     assert not old.exists() and fresh.exists()
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.int64, np.float32])
 def test_numpy_reads_what_the_appending_writer_wrote(tmp_path, dtype):
     parts = [np.arange(7), np.arange(0), np.arange(1000)[::3]]
-    writer = cache.ArrayWriter(tmp_path / "a.npy", dtype)
+    writer = disk_cache.ArrayWriter(tmp_path / "a.npy", dtype)
     for part in parts:
         writer.append(part)
     writer.close()

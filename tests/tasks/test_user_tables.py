@@ -9,7 +9,7 @@ import pytest
 
 from leansurgeon.errors import UsageError
 from leansurgeon.reading import tables
-from leansurgeon.tasks import cache, user_data
+from leansurgeon.tasks import disk_cache, user_data
 
 
 @pytest.mark.parametrize("mark", [",", ";", "\t"])
@@ -46,6 +46,6 @@ def test_a_file_that_fails_while_it_is_read_is_one_sentence(tmp_path, name):
     (tmp_path / name).symlink_to("/proc/self/mem")
     with pytest.raises(UsageError, match=name):
         if name.endswith("txt"):
-            cache.file_key(tmp_path / name)
+            disk_cache.file_key(tmp_path / name)
         else:
             tables.columns(tmp_path / name)

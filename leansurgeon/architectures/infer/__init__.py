@@ -215,7 +215,7 @@ def _infer_tower(config: Mapping[str, Any], tower: str | None) -> Architecture:
 
 
 def _announce(name: str) -> None:
-    said = f"'{name}' has no declaration; inferring and proving one on a small random model of it (once) ..."
+    said = f"Inferring a declaration of '{name}' and proving it on a small random model (once) ..."
     print(said, file=sys.stderr, flush=True)
 
 

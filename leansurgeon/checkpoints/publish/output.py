@@ -150,7 +150,7 @@ def check_apart(path: Path, source: Path | None) -> None:
         raise UsageError(f"The output {path} and the source {source} overlap.", "Choose another folder with -o.")
 
 
-def publish(aside: Path, path: Path, *, force: bool = False) -> None:
+def publish(aside: Path, path: Path, *, force: bool) -> None:
     """Let the finished folder `aside` stand at `path`, at once. Raises `UsageError` where something has come to stand
     there meanwhile, which only `force` replaces.
     """

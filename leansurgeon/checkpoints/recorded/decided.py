@@ -1,7 +1,7 @@
 """What was decided on the way from a plan to its result: all that stands under `decided` in surgery.json.
 
 The rooms that decide make these values, and nobody else interprets the file. Records of other versions may lack any
-part, or hold something odd in its place: then it is None or empty here, and written again as it was read (`Part`).
+part, or hold something odd in its place: then it is None or empty here, and written again as it was read (`Recorded`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The plan as it was carried out: all that stands under `plan` in surgery.json.
 
 Shapes, kept layers, operators, and how heads were made decide what a model is taken for (`undo`, `diff`, a teacher), so
-odd ones are damage; all else is shown, and odd values of it are None or empty (`Part`).
+odd ones are damage; all else is shown, and odd values of it are None or empty (`Recorded`).
 """
 
 from __future__ import annotations

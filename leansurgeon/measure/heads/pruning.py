@@ -57,10 +57,10 @@ def at_epoch(
     """What `measure: {heads: {every: 10ep}}` writes: how important heads are now and how many could go, so that a run
     shows how prunability grows during training (the paper's last figure).
 
-    `loaded` is the model in training, plain (not DDP) on its device; `task` the task
-    of the run. `fit` are a few training batches with labels, of which importance is taken; `judged` evaluation batches
-    that score the masked model `steps + 1` times (256 samples of each are plenty for a curve of ten steps). Batches may
-    be on the CPU. The model's mode and gradients are left as they were; nothing is drawn, so a run stays reproducible.
+    `loaded` is the model in training, plain (not DDP) on its device; `task` the task of the run. `fit` are a few
+    training batches with labels, of which importance is taken; `judged` evaluation batches that score the masked model
+    `steps + 1` times (256 samples of each are plenty for a curve of ten steps). Batches may be on the CPU. The model's
+    mode and gradients are left as they were; nothing is drawn, so a run stays reproducible.
 
     Returns numbers that JSON can hold:
         prunable     largest fraction of heads that can go, least important first, while the score stays within 1 %
@@ -118,15 +118,15 @@ def strengths(places: Sequence[Site], values: np.ndarray) -> list[np.ndarray]:
     return [sums[site.stage, site.group] if site.in_step else part for site, part in zip(places, parts, strict=True)]
 
 
-def prunable(rows: Sequence[Point], bench: HeadScorer, tolerance: float = TOLERANCE) -> float:
+def prunable(rows: Sequence[Point], bench: HeadScorer) -> float:
     """The largest fraction up to which every step keeps the score.
 
-    The score is accuracy where there are right answers (may fall by `tolerance` of itself), else the loss (may rise by
-    `tolerance` of itself); for a model without labels the cosine with the whole model's output may fall by `tolerance`.
+    The score is accuracy where there are right answers (may fall by `TOLERANCE` of itself), else the loss (may rise by
+    `TOLERANCE` of itself); for a model without labels the cosine with the whole model's output may fall by `TOLERANCE`.
     """
     best = 0.0
     for point in rows:
-        if not holds(point, bench.whole, isinstance(bench.judge, Labelled), tolerance):
+        if not holds(point, bench.whole, isinstance(bench.judge, Labelled), TOLERANCE):
             break
         best = point["fraction"]
     return best

@@ -46,7 +46,7 @@ def measure_blocks(
 
     Layers are numbered from 1. `mean` and `geometric_mean` leave rank-deficient samples out and `deficient` counts
     them; `median` and `worst` (over samples) count them as infinite and are null where that shows, with
-    `median_lower_bound` and `lower_bound` in their place; `median_interval` is the bootstrap's (`samples.interval`).
+    `median_lower_bound` and `lower_bound` in their place; `median_interval` is the bootstrap's (`figures.interval`).
     `output` has the same of A W_o without its bias.
     In `model`, `mean` is the mean of the layers' means (the paper's figure), `median` the median of the layers'
     medians and `worst` the largest of the layers' medians.

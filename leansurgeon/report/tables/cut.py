@@ -152,7 +152,12 @@ def state_verdict(before: Shape, after: Shape, compared: Comparison | None, lang
     told = f"{what} {state_cost(compared, language, one)}"
     if not weights:
         return f"{told}."
-    return f"{told}{',' if ',' in told else ''} and {('save' if saved > 0 else 'add') + 's' * one} {weights}."
+    verb = ("save" if saved > 0 else "add") + "s" * one
+    return (
+        f"{told}. {'It' if one else 'They'} {verb} {weights}."
+        if ":" in told
+        else f"{told}{',' * (',' in told)} and {verb} {weights}."
+    )
 
 
 def list_changes(before: Shape, after: Shape) -> list[str]:
@@ -167,7 +172,7 @@ def list_changes(before: Shape, after: Shape) -> list[str]:
     return differences
 
 
-def state_cost(compared: Comparison, language: bool, one: bool = False) -> str:
+def state_cost(compared: Comparison, language: bool, one: bool) -> str:
     """What it costs, as the rest of that sentence; `one`: in the singular."""
     costs, change, keep = (word + "s" * one for word in ("cost", "change", "keep"))
     others = {"noise": "with noise as input", report_numbers.SEEN: f"on {report_numbers.SEEN}"}

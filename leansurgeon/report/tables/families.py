@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from importlib.metadata import version
 
+from leansurgeon.errors import plural
 from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.surgery.family_check import FamilyCheck
 
@@ -42,11 +43,10 @@ def describe_counts(rows: Sequence[FamilyCheck]) -> str:
     """How many types can be cut in what way, in one paragraph."""
     count = counts(rows)
     return (
-        f"Of {count['types']} types {count['tried']} were tried: layers can be dropped in {count['depth']}, heads can "
-        f"change in {count['heads']} ({count['heads by our modelling file']} of them by the modelling file that "
-        "travels), "
-        f"the MLP in {count['mlp_dim']}, all three in {count['all three']}. Results that differ from a cut by hand: "
-        f"{count['wrong']}; defects: {count['defects']}."
+        f"{count['tried']} of {plural(count['types'], 'type')} could be tried. Layers can be dropped in "
+        f"{count['depth']}; heads can change in {count['heads']}, in {count['heads by our modelling file']} of them by "
+        f"the modelling file that travels; the MLP can change in {count['mlp_dim']}, all three in "
+        f"{count['all three']}. Results that differ from a cut by hand: {count['wrong']}; defects: {count['defects']}."
     )
 
 

@@ -12,8 +12,7 @@ from leansurgeon.errors import UsageError
 from leansurgeon.reading import archives, files, pickles
 from leansurgeon.reading.files import in_home
 from leansurgeon.reading.images import decode
-from leansurgeon.tasks import base, hub
-from leansurgeon.tasks import cache as disk
+from leansurgeon.tasks import base, disk_cache, hub
 from leansurgeon.tasks.images import files as image_files
 from leansurgeon.tasks.images import places as image_places
 from leansurgeon.tasks.images.small import SmallImages
@@ -74,7 +73,7 @@ def entry(cache: Path, data: str, say: Callable[[str], None]) -> Path:
         "files": place.key() if isinstance(place, image_places.ImagePlaces) else image_places.stamp(place),
     }
 
-    def build(folder: Path) -> disk.Info:
+    def build(folder: Path) -> disk_cache.Info:
         say(f"cifar10: reading {data}")
         splits = _rows(place) if isinstance(place, image_places.ImagePlaces) else _batches(place)
         for split, (images, labels) in splits.items():
@@ -84,7 +83,7 @@ def entry(cache: Path, data: str, say: Callable[[str], None]) -> Path:
             np.save(folder / f"{split}-labels.npy", labels.astype(np.uint8))
         return {"sizes": {split: len(labels) for split, (_, labels) in splits.items()}}
 
-    return disk.entry(cache, "cifar10", key, build)
+    return disk_cache.entry(cache, "cifar10", key, build)
 
 
 def find(data: str) -> Path | image_places.ImagePlaces:

@@ -25,8 +25,7 @@ from leansurgeon.errors import LeanSurgeonError, UsageError, plural, quote
 from leansurgeon.progress import size_text, track
 from leansurgeon.reading import archives, files, images, jsonfile, tables
 from leansurgeon.reading.tables import class_names, parquet_parts, parquet_schema
-from leansurgeon.tasks import base, splits, user_data
-from leansurgeon.tasks import cache as disk
+from leansurgeon.tasks import base, disk_cache, splits, user_data
 from leansurgeon.tasks.classes import sort_names
 from leansurgeon.tasks.images.places import SUFFIXES, ImagePlaces, image_column, image_of, images_beside, listing
 
@@ -43,7 +42,7 @@ Sample = tuple[int, int, int, Any]  # number of its file, first byte in it, byte
 
 def build(
     place: ImagePlaces, folder: Path, label: str | None, classes: int | None, say: Callable[[str], None]
-) -> disk.Info:
+) -> disk_cache.Info:
     """Write the index of every split into `folder`; returns sizes, class names (or None) and the number of classes."""
     sizes, names, many, own = {}, None, 0, None
     for split, places in place.places.items():
@@ -92,7 +91,7 @@ def build(
             "size": np.array(lengths, dtype=np.int64),
             "labels": np.array(labels, dtype=np.int32),
             "files": np.frombuffer(b"".join(encoded), dtype=np.uint8),
-            "file-starts": disk.starts_of(np.array([len(name) for name in encoded], dtype=np.int64)),
+            "file-starts": disk_cache.starts_of(np.array([len(name) for name in encoded], dtype=np.int64)),
         }
         for name, array in arrays.items():
             np.save(folder / f"{split}-{name}.npy", array)
@@ -120,7 +119,7 @@ def build(
     return {"sizes": sizes, "labels": names, "classes": classes or many, "ordered": own is not None}
 
 
-def split(folder: Path, info: disk.Info, workers: int, *, skip_damaged: bool = False) -> disk.Info:
+def split(folder: Path, info: disk_cache.Info, workers: int, *, skip_damaged: bool = False) -> disk_cache.Info:
     """Part the images of the index in `folder` by what they show, and write which rows stand on which side; what the
     entry keeps of it. Every image is decoded once. Raises UsageError for those that cannot be, unless they are left
     out.
@@ -168,7 +167,7 @@ def _content_of(reader: Reader, row: int) -> int | UsageError:
         return UsageError(f"{where} cannot be read: {files.why(error)}.")
 
 
-def readable_names(folder: Path, info: disk.Info) -> set[str]:
+def readable_names(folder: Path, info: disk_cache.Info) -> set[str]:
     """The files of an entry's index, but those that were left out."""
     names: set[str] = set()
     for path in folder.glob("*-files.npy"):

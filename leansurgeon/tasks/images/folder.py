@@ -18,8 +18,7 @@ from pydantic import Field, model_validator
 
 from leansurgeon.errors import UsageError, plural
 from leansurgeon.reading import files, images
-from leansurgeon.tasks import base, chance, classes, splits, user_data
-from leansurgeon.tasks import cache as disk
+from leansurgeon.tasks import base, chance, classes, disk_cache, splits, user_data
 from leansurgeon.tasks.images import files as image_files
 from leansurgeon.tasks.images import places
 
@@ -111,13 +110,13 @@ class ImageFolder(base.Task):
         if o.hold_out:  # every image is looked at, and anew where one was written to
             key |= {"split": splits.RULE, "files": source.file_stamps(), "skip_damaged": o.skip_damaged}
 
-        def build(folder: Path) -> disk.Info:
+        def build(folder: Path) -> disk_cache.Info:
             say(f"{self.name}: looking through {o.data}")
             info = image_files.build(source, folder, o.label, o.classes, say)
             parted = image_files.split(folder, info, workers, skip_damaged=o.skip_damaged) if o.hold_out else None
             return info | (parted or {"stored": {}})
 
-        self._open(disk.entry(cache, "images", key, build))
+        self._open(disk_cache.entry(cache, "images", key, build))
         if damaged := self._info.get("damaged"):
             say(f"{self.name}: {plural(len(damaged), 'damaged image')} left out. {damaged[0]}")
         self._rows = self._choose_samples()
@@ -140,7 +139,7 @@ class ImageFolder(base.Task):
         folders = {name: self._folder.parent / name for name in (before, self._folder.name)}
         if not all(folder.is_dir() for folder in folders.values()):
             return ""
-        old, new = (image_files.readable_names(folder, disk.read_info(folder)) for folder in folders.values())
+        old, new = (image_files.readable_names(folder, disk_cache.read_info(folder)) for folder in folders.values())
         told = []
         for what, some in (("gone or damaged", old - new), ("new", new - old)):
             if some:

@@ -13,8 +13,7 @@ from pydantic import Field
 
 from leansurgeon.errors import UsageError
 from leansurgeon.reading import archives, files
-from leansurgeon.tasks import base, chance
-from leansurgeon.tasks import cache as disk
+from leansurgeon.tasks import base, chance, disk_cache
 
 EVAL_IMAGES = 360  # of the digits
 DEBIAN_FOLDER = "/usr/share/datasets/fashion-mnist"
@@ -93,14 +92,16 @@ class Digits(SmallImages):
     def prepare(self, cache: Path, model_dir: Path | None, *, workers: int, say: Callable[[str], None]) -> None:
         """Split scikit-learn's digits by `split_seed` and keep them as arrays."""
         key = {"version": 1, "split_seed": self.options.split_seed}
-        self._open(disk.entry(cache, "digits", key, lambda folder: _split_digits(folder, self.options.split_seed)))
+        self._open(
+            disk_cache.entry(cache, "digits", key, lambda folder: _split_digits(folder, self.options.split_seed))
+        )
 
     def standardise(self, images: np.ndarray) -> np.ndarray:
         """From -1 to 1."""
         return images.astype(np.float32) / 8 - 1
 
 
-def _split_digits(folder: Path, split_seed: int) -> disk.Info:
+def _split_digits(folder: Path, split_seed: int) -> disk_cache.Info:
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
 
@@ -146,12 +147,12 @@ class FashionMnist(SmallImages):
         stamps = {str(path): [path.stat().st_size, path.stat().st_mtime_ns] for path in paths.values()}
         key = {"version": 1, "files": stamps, "train": o.train_samples, "eval": o.eval_samples}
 
-        def build(folder: Path) -> disk.Info:
+        def build(folder: Path) -> disk_cache.Info:
             say(f"fashion-mnist: reading {o.data}")
             limits = {"train": o.train_samples, "eval": o.eval_samples}
             return {"sizes": {split: _store(folder, paths, split, limits[split]) for split in FILES}}
 
-        self._open(disk.entry(cache, "fashion-mnist", key, build))
+        self._open(disk_cache.entry(cache, "fashion-mnist", key, build))
 
     def standardise(self, images: np.ndarray) -> np.ndarray:
         """By mean and deviation of the training images."""

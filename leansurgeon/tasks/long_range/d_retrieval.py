@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from pydantic import Field
 
-from leansurgeon.tasks import base
-from leansurgeon.tasks import cache as disk
+from leansurgeon.tasks import base, disk_cache
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -52,7 +51,7 @@ class DRetrieval(base.Task):
         o = self.options
         self.source = f"generalised D-retrieval, generated: D {o.dimension}, {o.length} tokens, seed {o.seed}"
         key = {"version": _VERSION, **o.model_dump()}
-        self._open(disk.entry(cache, "d-retrieval", key, lambda folder: _store(folder, o)))
+        self._open(disk_cache.entry(cache, "d-retrieval", key, lambda folder: _store(folder, o)))
 
     def batch(self, split: str, indices: np.ndarray, *, seed: int, epoch: int) -> base.Batch:
         """`input_values` (B, T, D) and the targets `labels` (B, 1)."""
@@ -84,7 +83,7 @@ def directions(dimension: int, input_size: int, rng: np.random.Generator) -> np.
     return (drawn / np.linalg.norm(drawn, axis=0)).T
 
 
-def _store(folder: Path, options: Options) -> disk.Info:
+def _store(folder: Path, options: Options) -> disk_cache.Info:
     o = options
     size = o.input_size or o.dimension
     rng = np.random.default_rng([o.seed, o.dimension, o.length, size])

@@ -22,8 +22,7 @@ from leansurgeon.errors import UsageError, quote
 from leansurgeon.progress import phase
 from leansurgeon.reading import tables
 from leansurgeon.reading.files import in_home
-from leansurgeon.tasks import base
-from leansurgeon.tasks import cache as disk
+from leansurgeon.tasks import base, disk_cache
 from leansurgeon.tasks.long_range import makers
 from leansurgeon.tasks.long_range.listops_trees import SYMBOLS, TREES_PER_CHUNK, Grammar, Trees, chunk
 from leansurgeon.tasks.text import vocab
@@ -77,8 +76,8 @@ class ListOps(base.Task):
         if o.data != GENERATED:
             files = _find_published(in_home(o.data).absolute())
             self.source, self.licence = f"ListOps of the Long Range Arena, {o.data}", "as its authors say"
-            key = {"version": _VERSION, "files": {split: disk.file_key(path) for split, path in files.items()}}
-            self._open(disk.entry(cache, "listops", key, lambda folder: _read(folder, files, self.seq_len, say)))
+            key = {"version": _VERSION, "files": {split: disk_cache.file_key(path) for split, path in files.items()}}
+            self._open(disk_cache.entry(cache, "listops", key, lambda folder: _read(folder, files, self.seq_len, say)))
             return
         self.source = (
             f"ListOps of the Long Range Arena, generated: depth {o.max_depth}, {o.max_args} arguments, "
@@ -88,13 +87,15 @@ class ListOps(base.Task):
         sizes = {"train": o.train, "eval": o.eval} | ({"test": o.test} if o.test else {})
         key = {"version": _VERSION, "seed": o.seed, "sizes": list(sizes.items()), "grammar": vars(grammar)}
         self._open(
-            disk.entry(cache, "listops", key, lambda folder: _generate(folder, grammar, o.seed, sizes, workers, say))
+            disk_cache.entry(
+                cache, "listops", key, lambda folder: _generate(folder, grammar, o.seed, sizes, workers, say)
+            )
         )
 
     def batch(self, split: str, indices: np.ndarray, *, seed: int, epoch: int) -> base.Batch:
         """`input_ids` and `attention_mask` (B, seq_len) and `labels` (B,) from 0 to 9."""
         rows = self._indices(split, indices) + self._info["first"][split]
-        tokens_BT = disk.pad_rows(self._array("tokens"), self._array("starts"), rows, self.seq_len, PAD)
+        tokens_BT = disk_cache.pad_rows(self._array("tokens"), self._array("starts"), rows, self.seq_len, PAD)
         mask, labels = (tokens_BT != PAD).astype(np.int64), self._array("labels")[rows].astype(np.int64)
         return base.as_tensors(input_ids=tokens_BT, attention_mask=mask, labels=labels)
 
@@ -119,12 +120,12 @@ def _find_published(folder: Path) -> dict[str, Path]:
     return {split: paths[0] for split, paths in found.items()}
 
 
-def _read(folder: Path, files: dict[str, Path], most: int, say: Callable[[str], None]) -> disk.Info:
+def _read(folder: Path, files: dict[str, Path], most: int, say: Callable[[str], None]) -> disk_cache.Info:
     """Tokens, starts and labels of the published files: a header, then lines of an expression, in which round brackets
     mean nothing, a tab and the value.
     """
     numbers = {symbol: number for number, symbol in enumerate(SYMBOLS, start=PAD + 1)}
-    tokens, lengths, labels, sizes = disk.ArrayWriter(folder / "tokens.npy", np.uint8), [], [], {}
+    tokens, lengths, labels, sizes = disk_cache.ArrayWriter(folder / "tokens.npy", np.uint8), [], [], {}
     for split, path in files.items():
         say(f"listops: reading {path}")
         for number, line in enumerate(islice(tables.lines(path), 1, None), start=2):
@@ -144,20 +145,20 @@ def _read(folder: Path, files: dict[str, Path], most: int, say: Callable[[str], 
     return _finish(folder, sizes, np.array(lengths), np.array(labels))
 
 
-def _finish(folder: Path, sizes: dict[str, int], lengths: np.ndarray, labels: np.ndarray) -> disk.Info:
-    np.save(folder / "starts.npy", disk.starts_of(lengths))
+def _finish(folder: Path, sizes: dict[str, int], lengths: np.ndarray, labels: np.ndarray) -> disk_cache.Info:
+    np.save(folder / "starts.npy", disk_cache.starts_of(lengths))
     np.save(folder / "labels.npy", labels.astype(np.uint8))
-    return disk.name_stretches(sizes)
+    return disk_cache.name_stretches(sizes)
 
 
 def _generate(
     folder: Path, grammar: Grammar, seed: int, sizes: dict[str, int], workers: int, say: Callable[[str], None]
-) -> disk.Info:
+) -> disk_cache.Info:
     """Write tokens (flat, uint8), starts and labels of all splits, one split after another, into `folder`."""
     total = sum(sizes.values())
     workers = min(workers, 1 + total // (4 * TREES_PER_CHUNK))  # a process takes half a second to start
     say(f"listops: generating {total:,} expressions with {workers} process{'es' if workers > 1 else ''}")
-    tokens = disk.ArrayWriter(folder / "tokens.npy", np.uint8)
+    tokens = disk_cache.ArrayWriter(folder / "tokens.npy", np.uint8)
     lengths, labels = [], []
     begun = time.monotonic()
     made = makers.chunks(chunk, (grammar, seed), workers)

@@ -18,8 +18,7 @@ from pydantic import Field, model_validator
 from leansurgeon.errors import UsageError, quote
 from leansurgeon.reading import archives, files, tables
 from leansurgeon.reading.files import in_home
-from leansurgeon.tasks import base, hub
-from leansurgeon.tasks import cache as disk
+from leansurgeon.tasks import base, disk_cache, hub
 from leansurgeon.tasks.images import cifar10
 from leansurgeon.tasks.images import places as image_places
 from leansurgeon.tasks.long_range.pathfinder import pixels_as_tokens
@@ -92,7 +91,7 @@ class _Bytes(base.Shortened):
         arrays = {}
         for suffix in self.texts:
             starts = self._array(f"{split}-starts{suffix}")
-            lengths_B = np.minimum(disk.lengths_of(starts, rows), o.max_length)
+            lengths_B = np.minimum(disk_cache.lengths_of(starts, rows), o.max_length)
             width = o.seq_len if o.pad == "max" else min(o.seq_len, -(-int(lengths_B.max(initial=1)) // 64) * 64)
             tokens = np.zeros((len(rows), width), dtype=np.int64)
             flat = self._array(f"{split}-bytes{suffix}")
@@ -126,7 +125,7 @@ class LraText(_Bytes):
         stamps = {s: [image_places.stamp(p) if isinstance(p, Path) else hub.digest(p)] for s, p in splits.items()}
         key = {"version": 2, "files": stamps}  # 1 let any whole number pass for a label
 
-        def build(folder: Path) -> disk.Info:
+        def build(folder: Path) -> disk_cache.Info:
             say(f"lra-text: reading {data}")
             sizes = {}
             for split, place in splits.items():
@@ -138,7 +137,7 @@ class LraText(_Bytes):
                 sizes[split] = _store(folder, split, ((rows[i][0], [rows[i][1]]) for i in order), self.texts)
             return {"sizes": sizes}
 
-        self._open(disk.entry(cache, "lra-text", key, build))
+        self._open(disk_cache.entry(cache, "lra-text", key, build))
         self._check_limits(f"Task '{self.name}'", "samples")
 
 
@@ -156,14 +155,14 @@ class LraRetrieval(_Bytes):
         files = _pairs_files(in_home(self.options.data))
         key = {"version": 1, "files": {split: image_places.stamp(path) for split, path in files.items()}}
 
-        def build(folder: Path) -> disk.Info:
+        def build(folder: Path) -> disk_cache.Info:
             sizes = {}
             for split, path in files.items():
                 say(f"lra-retrieval: reading {path}")
                 sizes[split] = _store(folder, split, _pairs(path), self.texts)
             return {"sizes": sizes}
 
-        self._open(disk.entry(cache, "lra-retrieval", key, build))
+        self._open(disk_cache.entry(cache, "lra-retrieval", key, build))
         self._check_limits(f"Task '{self.name}'", "samples")
 
 
@@ -207,7 +206,7 @@ def grey(images_BHWC: np.ndarray) -> np.ndarray:
 
 def _store(folder: Path, split: str, rows: Iterator[tuple[int, list[bytes]]], texts: tuple[str, ...]) -> int:
     """Bytes end to end, their starts, and labels; returns the number of samples."""
-    writers = [disk.ArrayWriter(folder / f"{split}-bytes{suffix}.npy", np.uint8) for suffix in texts]
+    writers = [disk_cache.ArrayWriter(folder / f"{split}-bytes{suffix}.npy", np.uint8) for suffix in texts]
     labels, lengths = [], [[] for _ in texts]
     for label, parts in rows:
         labels.append(label)
@@ -216,7 +215,7 @@ def _store(folder: Path, split: str, rows: Iterator[tuple[int, list[bytes]]], te
             sizes.append(len(part))
     for writer, sizes, suffix in zip(writers, lengths, texts, strict=True):
         writer.close()
-        np.save(folder / f"{split}-starts{suffix}.npy", disk.starts_of(np.array(sizes, dtype=np.int64)))
+        np.save(folder / f"{split}-starts{suffix}.npy", disk_cache.starts_of(np.array(sizes, dtype=np.int64)))
     np.save(folder / f"{split}-labels.npy", np.array(labels, dtype=np.uint8))
     return len(labels)
 

@@ -19,8 +19,7 @@ from leansurgeon.progress import phase
 from leansurgeon.reading import files
 from leansurgeon.reading.files import in_home
 from leansurgeon.reading.images import decode
-from leansurgeon.tasks import base
-from leansurgeon.tasks import cache as disk
+from leansurgeon.tasks import base, disk_cache
 from leansurgeon.tasks.long_range import makers
 from leansurgeon.tasks.long_range.pathfinder_draw import CONTOUR_LENGTH, Style, chunk
 from leansurgeon.tasks.text import vocab
@@ -68,7 +67,9 @@ class Pathfinder(base.Task):
             style = Style(contour_length=CONTOUR_LENGTH[o.difficulty])
             key = {"version": _VERSION, "style": vars(style), "samples": o.samples, "seed": o.seed}
             self._open(
-                disk.entry(cache, "pathfinder", key, lambda f: _generate(f, style, o.seed, o.samples, workers, say))
+                disk_cache.entry(
+                    cache, "pathfinder", key, lambda f: _generate(f, style, o.seed, o.samples, workers, say)
+                )
             )
             return
         self.licence = "as its authors say"
@@ -76,7 +77,7 @@ class Pathfinder(base.Task):
         lists = sorted((folder / "metadata").glob("*.npy"), key=lambda p: (len(p.name), p.name))
         stamps = [[path.name, path.stat().st_size, path.stat().st_mtime_ns] for path in lists]
         key = {"version": _VERSION, "folder": str(folder), "lists": stamps, "seed": o.seed}
-        self._open(disk.entry(cache, "pathfinder", key, lambda f: _read(f, folder, lists, o.seed, say)))
+        self._open(disk_cache.entry(cache, "pathfinder", key, lambda f: _read(f, folder, lists, o.seed, say)))
 
     def batch(self, split: str, indices: np.ndarray, *, seed: int, epoch: int) -> base.Batch:
         """`input_ids` (B, 1024), a grey level for each pixel, and `labels` (B,); `attention_mask` is 0 at black."""
@@ -90,10 +91,10 @@ def pixels_as_tokens(grey_BT: np.ndarray, labels_B: np.ndarray, mask_black: bool
     return base.as_tensors(**{name: array.astype(np.int64) for name, array in arrays.items()})
 
 
-def _split(total: int) -> disk.Info:
+def _split(total: int) -> disk_cache.Info:
     """80, 10 and 10 % of the samples, one split after the other."""
     train, end = int(total * 0.8), int(total * 0.9)
-    return disk.name_stretches({"train": train, "eval": end - train, "test": total - end})
+    return disk_cache.name_stretches({"train": train, "eval": end - train, "test": total - end})
 
 
 def _find_published(root: Path, difficulty: str) -> Path:
@@ -107,7 +108,7 @@ def _find_published(root: Path, difficulty: str) -> Path:
     raise UsageError(f"Pathfinder-32 ({difficulty}) is not in {root}: {name}/metadata is missing.", _HINT)
 
 
-def _read(folder: Path, level: Path, lists: list[Path], seed: int, say: Callable[[str], None]) -> disk.Info:
+def _read(folder: Path, level: Path, lists: list[Path], seed: int, say: Callable[[str], None]) -> disk_cache.Info:
     """All images that the lists name, empty files left out as upstream does, shuffled by `seed`."""
     say(f"pathfinder: reading {level}")
     images, labels = [], []
@@ -133,7 +134,9 @@ def _read(folder: Path, level: Path, lists: list[Path], seed: int, say: Callable
     return _split(len(labels))
 
 
-def _generate(folder: Path, style: Style, seed: int, total: int, workers: int, say: Callable[[str], None]) -> disk.Info:
+def _generate(
+    folder: Path, style: Style, seed: int, total: int, workers: int, say: Callable[[str], None]
+) -> disk_cache.Info:
     workers = min(workers, 1 + total // 1000)
     say(f"pathfinder: drawing {total:,} images with {workers} process{'es' if workers > 1 else ''}")
     images = np.lib.format.open_memmap(folder / "images.npy", "w+", np.uint8, (total, style.size**2))

@@ -16,8 +16,7 @@ from pydantic import Field
 from leansurgeon.errors import UsageError, quote
 from leansurgeon.progress import track
 from leansurgeon.reading import tables
-from leansurgeon.tasks import base, classes, splits, user_data
-from leansurgeon.tasks import cache as disk
+from leansurgeon.tasks import base, classes, disk_cache, splits, user_data
 from leansurgeon.tasks.text import files as text_files
 from leansurgeon.tasks.text import vocab
 
@@ -90,10 +89,10 @@ class TextClassification(vocab.Tokenized):
             "columns": [o.text, o.text_pair, o.label, o.objective],
             "seq_len": o.seq_len,
             "split": splits.RULE if o.hold_out else None,
-            **{side: [disk.file_key(path) for path in paths] for side, paths in files.items()},
+            **{side: [disk_cache.file_key(path) for path in paths] for side, paths in files.items()},
         }
 
-        def build(folder: Path) -> disk.Info:
+        def build(folder: Path) -> disk_cache.Info:
             read = {side: _read(paths, o) for side, paths in files.items()}
             rows, found = {side: part for side, (part, _) in read.items()}, {}
             counted = {what: sum(of_side[what] for _, of_side in read.values()) for what in read["train"][1]}
@@ -125,7 +124,7 @@ class TextClassification(vocab.Tokenized):
             labels = Counter(chain.from_iterable(_in_words(part.labels) for part, _ in read.values()))
             return info | {"was_read": user_data.tell(called, counted, roles, there, labels, (info["cut"], o.seq_len))}
 
-        self._open(disk.entry(cache, "texts", key, build))
+        self._open(disk_cache.entry(cache, "texts", key, build))
         self.objective = self._info["objective"]
         self.metric = METRICS[self.objective]
         if self.objective != "score":
@@ -156,7 +155,7 @@ class TextClassification(vocab.Tokenized):
             vocab.read_setting(model_dir, "config.json", "pad_token_id") if self.options.tokenizer == "model" else None
         )
 
-    def _store(self, folder: Path, rows: Mapping[str, Rows], model_dir: Path | None) -> disk.Info:
+    def _store(self, folder: Path, rows: Mapping[str, Rows], model_dir: Path | None) -> disk_cache.Info:
         """Write tokens and labels of every split; what `batch` has to know of them."""
         tokenizer = self._make_tokenizer(folder, rows["train"].texts + (rows["train"].pairs or []), model_dir)
         most = vocab.read_setting(model_dir, "config.json", "vocab_size") if self.options.tokenizer == "model" else None
@@ -166,8 +165,8 @@ class TextClassification(vocab.Tokenized):
         for split, (texts, pairs, labels) in rows.items():
             pairs = pairs if second is None else [second] * len(texts)
             typed = pairs is not None and "token_type_ids" in tokenizer.model_input_names
-            tokens = disk.ArrayWriter(folder / f"{split}-tokens.npy", dtype)
-            types, lengths = disk.ArrayWriter(folder / f"{split}-types.npy", np.uint8), []
+            tokens = disk_cache.ArrayWriter(folder / f"{split}-tokens.npy", dtype)
+            types, lengths = disk_cache.ArrayWriter(folder / f"{split}-types.npy", np.uint8), []
             # The library takes a batch apart on all cores.
             for first in track(range(0, len(texts), 1000), "tokenising", "x 1000 texts/s"):
                 part = slice(first, first + 1000)
@@ -191,7 +190,7 @@ class TextClassification(vocab.Tokenized):
                     marked = marked or any(kinds)
             tokens.close()
             types.close()
-            np.save(folder / f"{split}-starts.npy", disk.starts_of(np.array(lengths)))
+            np.save(folder / f"{split}-starts.npy", disk_cache.starts_of(np.array(lengths)))
             np.save(folder / f"{split}-labels.npy", labels)
         return {
             "sizes": {split: len(part.texts) for split, part in rows.items()},
@@ -204,26 +203,26 @@ class TextClassification(vocab.Tokenized):
 
     def lengths(self, split: str) -> np.ndarray:
         """(N,) tokens of every sample of a split."""
-        return disk.lengths_of(self._array(f"{split}-starts"), np.arange(self.size(split)))
+        return disk_cache.lengths_of(self._array(f"{split}-starts"), np.arange(self.size(split)))
 
     def batch(self, split: str, indices: np.ndarray, *, seed: int, epoch: int) -> base.Batch:
         """`input_ids` and `attention_mask` (B, T), token types where the tokenizer has them, and `labels` (B,)."""
         indices = self._indices(split, indices)
         starts = self._array(f"{split}-starts")
-        lengths_B = disk.lengths_of(starts, indices)
+        lengths_B = disk_cache.lengths_of(starts, indices)
         width = self.options.seq_len
         if self.options.pad == "longest":
             width = min(width, -(-int(lengths_B.max(initial=1)) // 8) * 8)
         real_BT, left = np.arange(width) < lengths_B[:, None], self._info["left"]
         arrays = {
-            "input_ids": disk.pad_rows(
+            "input_ids": disk_cache.pad_rows(
                 self._array(f"{split}-tokens"), starts, indices, width, self._info["pad"], left=left
             ),
             "attention_mask": (real_BT[:, ::-1] if left else real_BT).astype(np.int64),
             "labels": self._labels(split, indices),
         }
         if self._info["token_types"]:
-            arrays["token_type_ids"] = disk.pad_rows(
+            arrays["token_type_ids"] = disk_cache.pad_rows(
                 self._array(f"{split}-types"), starts, indices, width, 0, left=left
             )
         if self.objective == "score" and split != "train":
@@ -391,7 +390,7 @@ def join_rows(parts: Iterable[Rows]) -> Rows:
     return Rows(*(None if column[0] is None else [*chain.from_iterable(column)] for column in columns))
 
 
-def _split(named: Mapping[str, Rows]) -> tuple[dict[str, Rows], disk.Info]:
+def _split(named: Mapping[str, Rows]) -> tuple[dict[str, Rows], disk_cache.Info]:
     """The rows by side, from those that the data names ("train" among them), and what is kept of the split."""
     rows = join_rows(named.values())
     ids = [*map(splits.hash_text, rows.texts, *([rows.pairs] if rows.pairs else []))]

@@ -22,8 +22,7 @@ import numpy as np
 from leansurgeon.errors import UsageError
 from leansurgeon.reading import tables
 from leansurgeon.reading.files import in_home
-from leansurgeon.tasks import cache as disk
-from leansurgeon.tasks import hub, splits, user_data
+from leansurgeon.tasks import disk_cache, hub, splits, user_data
 from leansurgeon.tasks.text import files as text_files
 
 BY_HAND = "Download its parquet files on another machine and name them with the task's option `data`."
@@ -56,7 +55,7 @@ class Corpus:
         """What the content follows from, for the name of the cache entry."""
         if self.rows is not None:
             return [hub.digest(self.rows), *self.columns, self.first]
-        stamps = [disk.file_key(path) for path in self.files]
+        stamps = [disk_cache.file_key(path) for path in self.files]
         tabular = any(tables.is_table(path) for path in self.files)
         read = [*self.columns, *(["chat"] if self.chat else [])] if tabular else []
         return stamps + read + ([self.first] if self.first else [])

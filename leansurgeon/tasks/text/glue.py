@@ -18,8 +18,7 @@ from pydantic import Field
 from leansurgeon.errors import UsageError, quote
 from leansurgeon.reading import files, tables
 from leansurgeon.reading.files import in_home
-from leansurgeon.tasks import base, classes, hub
-from leansurgeon.tasks import cache as disk
+from leansurgeon.tasks import base, classes, disk_cache, hub
 from leansurgeon.tasks.images import places as image_places
 from leansurgeon.tasks.text import files as text_files
 from leansurgeon.tasks.text import vocab
@@ -134,7 +133,7 @@ class Glue(TextClassification):
             "places": {part: list(map(image_places.stamp, paths)) for part, paths in places.items()},
         }
 
-        def build(folder: Path) -> disk.Info:
+        def build(folder: Path) -> disk_cache.Info:
             parts = {part: _read(paths, self.kind, part) for part, paths in places.items()}
             count = sum(len(rows.texts) for rows, _ in parts.values())
             say(f"glue {o.task}: tokenising {count:,} rows ({o.tokenizer})")
@@ -146,7 +145,7 @@ class Glue(TextClassification):
                 "labels": list(self.kind.labels),
             }
 
-        self._open(disk.entry(cache, "glue", key, build))
+        self._open(disk_cache.entry(cache, "glue", key, build))
         if self.kind.labels:
             stored = np.arange(len(self.kind.labels))
             self._stored_classes = classes.StoredClasses(self.kind.labels, stored, o.class_names, ordered=True)

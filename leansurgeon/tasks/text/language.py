@@ -21,8 +21,7 @@ from pydantic import Field
 from leansurgeon.errors import UsageError
 from leansurgeon.progress import PLAIN_EVERY
 from leansurgeon.reading.files import in_home
-from leansurgeon.tasks import base, chance, splits, user_data
-from leansurgeon.tasks import cache as disk
+from leansurgeon.tasks import base, chance, disk_cache, splits, user_data
 from leansurgeon.tasks.text import corpus, vocab
 from leansurgeon.tasks.text import files as text_files
 
@@ -93,7 +92,7 @@ class CausalLM(vocab.Tokenized):
             "eval": o.eval_fraction or [splits.RULE, *([name, one.key()] for name, one in corpora.items())],
         }
 
-        def build(folder: Path) -> disk.Info:
+        def build(folder: Path) -> disk_cache.Info:
             if o.eval_fraction:
                 sides, found = dict(zip(base.SPLITS, data.split_last(o.eval_fraction), strict=True)), {}
             else:
@@ -104,7 +103,7 @@ class CausalLM(vocab.Tokenized):
             info = _pack(folder, tokenizer, sides, say) | found
             return info | {"was_read": corpus.tell(corpora, {"characters": sum(info["characters"].values())})}
 
-        self._open(disk.entry(cache, "text", key, build))
+        self._open(disk_cache.entry(cache, "text", key, build))
         self._begin = vocab.beginning(self.tokenizer())
         packaged = names == [text_files.PACKAGED["austen"].name]
         self.source = "Jane Austen, Persuasion (1818)" if packaged else user_data.name_some(names)
@@ -180,7 +179,7 @@ class MaskedLM(CausalLM):
     another token, 10 % stay.
 
     Windows hold text only, without [CLS] and [SEP], as in Crammed BERT. The choice follows from (seed, epoch, index);
-    in evaluation it is always the same. "_places" of a batch lists the hidden tokens (`padded_places`), so that
+    in evaluation it is always the same. "_places" of a batch lists the hidden tokens (`pad_places`), so that
     a model may predict there and nowhere else.
     """
 
@@ -228,7 +227,7 @@ class MaskedLM(CausalLM):
 
 class Hidden(NamedTuple):
     """`input_ids` and `labels` (B, T) int64, and where something is to be predicted: `places` (N,) int64, counted over
-    the flattened batch, filled up as `padded_places` says.
+    the flattened batch, filled up as `pad_places` says.
     """
 
     input_ids: np.ndarray
@@ -277,7 +276,7 @@ def pad_places(chosen_N: np.ndarray, labels_BT: np.ndarray, share: float) -> np.
 
 def _pack(
     folder: Path, tokenizer: PreTrainedTokenizerBase, texts: dict[str, Any], say: Callable[[str], None]
-) -> disk.Info:
+) -> disk_cache.Info:
     """One array of tokens per split, the documents one after another."""
     size = vocab.count_ids(tokenizer)
     dtype = vocab.dtype_for(size)
@@ -293,7 +292,7 @@ def _pack(
             yield document
 
     for split in texts:
-        writer = disk.ArrayWriter(folder / f"{split}.npy", dtype)
+        writer = disk_cache.ArrayWriter(folder / f"{split}.npy", dtype)
         for part in vocab.encode_all(tokenizer, read(split), dtype):
             writer.append(part)
         writer.close()

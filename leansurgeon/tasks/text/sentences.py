@@ -15,8 +15,7 @@ from pydantic import Field
 
 from leansurgeon.errors import UsageError
 from leansurgeon.reading.pooling import default_prompt
-from leansurgeon.tasks import base, splits, user_data
-from leansurgeon.tasks import cache as disk
+from leansurgeon.tasks import base, disk_cache, splits, user_data
 from leansurgeon.tasks.text import classification, corpus, vocab
 
 
@@ -55,7 +54,7 @@ class Sentences(base.Embedded, classification.TextClassification):
             **({"prompt": prompt} if (prompt := default_prompt(model_dir)) else {}),
         }
 
-        def build(folder: Path) -> disk.Info:
+        def build(folder: Path) -> disk_cache.Info:
             lines = {side: one.texts() for side, one in corpora.items()}
             if empty := [side for side, some in lines.items() if not some]:
                 raise UsageError(f"The {empty[0]} data has no sentence of more than {corpus.LEAST} characters.")
@@ -73,7 +72,7 @@ class Sentences(base.Embedded, classification.TextClassification):
             cut = (info["cut"], o.seq_len)
             return info | {"was_read": corpus.tell(corpora, {"different sentences": len(every)}, cut)}
 
-        self._open(disk.entry(cache, "sentences", key, build))
+        self._open(disk_cache.entry(cache, "sentences", key, build))
         self.source = user_data.name_some([name for one in corpora.values() for name in one.names])
 
     def model_overrides(self) -> base.Overrides:

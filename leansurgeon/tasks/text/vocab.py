@@ -18,8 +18,7 @@ from pydantic import AfterValidator
 from leansurgeon.errors import UsageError
 from leansurgeon.reading import jsonfile, names
 from leansurgeon.reading.files import in_home
-from leansurgeon.tasks import base, user_data
-from leansurgeon.tasks import cache as disk
+from leansurgeon.tasks import base, disk_cache, user_data
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -119,7 +118,7 @@ def _digests(folder: Path, hint: str | None = None) -> dict[str, str]:
     if not set(present) & set(names.VOCABULARIES):
         option = "'model'" if hint else f"'{folder}'"
         raise UsageError(f"The task's option tokenizer is {option}, and {folder} holds no tokenizer.", hint)
-    return {name: disk.file_digest(folder / name) for name in present}
+    return {name: disk_cache.file_digest(folder / name) for name in present}
 
 
 def make(

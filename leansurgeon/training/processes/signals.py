@@ -35,17 +35,17 @@ class StopRequested(Exception):
 
 
 class StopSignals:
-    """The wish of this process, and the agreement of all."""
+    """The request of this process, and the agreement of all."""
 
-    def __init__(self, council: ProcessGroup) -> None:
-        self.council = council
-        self.wish = 0
+    def __init__(self, group: ProcessGroup) -> None:
+        self.group = group
+        self.request = 0
         self.every = 1  # steps between two questions
         self._since = 0.0
 
     def request_of_all(self) -> int:
         """0, `STOP` or `INTERRUPT`, the same on every process."""
-        return int(self.council.largest([self.wish])[0])
+        return int(self.group.largest([self.request])[0])
 
     def raise_if_asked(self) -> None:
         kind = self.request_of_all()
@@ -59,19 +59,19 @@ class StopSignals:
 
     def pace(self, step_seconds: float) -> None:
         """Set how many steps make a second, as rank 0 measures them."""
-        if self.council.processes > 1:
+        if self.group.processes > 1:
             steps = _SECONDS_BETWEEN_QUESTIONS / max(step_seconds, 1e-6)
-            self.every = max(1, int(self.council.of_main([steps])[0]))
+            self.every = max(1, int(self.group.of_main([steps])[0]))
 
     def heard(self, number: int, frame: FrameType | None) -> None:
         """The signal handler."""
         if number != signal.SIGINT:
-            self.wish = max(self.wish, STOP)
+            self.request = max(self.request, STOP)
             return
         if self._since and time.monotonic() - self._since > _AGAIN:
             raise KeyboardInterrupt
         self._since = self._since or time.monotonic()
-        self.wish = INTERRUPT
+        self.request = INTERRUPT
 
 
 @contextmanager

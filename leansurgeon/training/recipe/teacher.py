@@ -50,7 +50,8 @@ class Teacher:
         """What is learned from, for a person."""
         if self.name is None:
             return f"It learns from the data alone: {self.why}."
-        what = "hidden states and embeddings" if kind == "features" else "the answers and the logits"
+        labels = "text" if kind in LANGUAGE else "labels"
+        what = "the hidden states and embeddings" if kind == "features" else f"the {labels}, and the logits"
         return f"It learns {what} of {self.why}."
 
 

@@ -85,7 +85,7 @@ def _repair(run_dir: Path) -> None:
         runfolder.release(lock)
 
 
-def torn(path: Path, *, hashes: bool = True) -> str | None:
+def torn(path: Path, *, hashes: bool) -> str | None:
     """What is wrong with a checkpoint folder; None where every file is as the manifest says. Without `hashes` only
     sizes are compared, which reads no tensors.
     """
@@ -116,7 +116,7 @@ def write(
     shared: dict[str, Tensor],
     own: dict[str, Tensor],
     state: dict[str, Any],
-    council: ProcessGroup,
+    group: ProcessGroup,
     *,
     keep: int,
 ) -> Path:
@@ -134,12 +134,12 @@ def write(
                 shutil.rmtree(left, ignore_errors=True)
             aside.mkdir(parents=True)
         bytes_shared, bytes_own = (sum(t.nbytes for t in tensors.values()) for tensors in (shared, own))
-        check_room(path.parent, bytes_shared + council.processes * bytes_own)
+        check_room(path.parent, bytes_shared + group.processes * bytes_own)
 
     def fill() -> None:
         with runfolder.explain_errors(path):
-            _save(own, aside / rank_file(council.rank))
-            if council.rank == 0:
+            _save(own, aside / rank_file(group.rank))
+            if group.rank == 0:
                 _save(shared, aside / SHARED)
                 runfolder.write_text(aside / STATE, json.dumps(state))
 
@@ -153,11 +153,11 @@ def write(
                 shutil.rmtree(old, ignore_errors=True)
 
     try:
-        council.on_main(begin)
-        council.everywhere(fill)
-        council.on_main(finish)
+        group.on_main(begin)
+        group.everywhere(fill)
+        group.on_main(finish)
     except LeanSurgeonError:
-        if council.rank == 0:
+        if group.rank == 0:
             shutil.rmtree(aside, ignore_errors=True)
         raise
     return path

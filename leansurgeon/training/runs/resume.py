@@ -91,7 +91,7 @@ def check_data(
                 "Bring back the old data, or train anew on what there is: -o with another folder, on the model here or "
                 "on RUN/model, the best of this run so far.",
             )
-    before = state.get("entry")  # a checkpoint of an older version has none
+    before = state.get("entry")
     if not anyway and None not in (before, entry) and before != entry:
         raise UsageError(
             "The data has changed since this run was interrupted."
@@ -100,7 +100,7 @@ def check_data(
         )
 
 
-def is_free(path: str, free: tuple[str, ...] = FREE) -> bool:
+def is_free(path: str, free: tuple[str, ...]) -> bool:
     """Whether this key, or one around it, is among those that may differ."""
     return any(path == key or path.startswith(f"{key}.") for key in free)
 
@@ -119,7 +119,7 @@ def first_difference(old: Any, new: Any, free: tuple[str, ...] = FREE, path: str
 
 
 def today(recipe: dict[str, Any]) -> JsonObject:
-    """A recipe that an older version noted, with the keys that have come since at their defaults."""
+    """A noted recipe with the keys that have come since at their defaults."""
     try:
         return TrainingRecipe.model_validate(recipe).model_dump(mode="json")
     except ValueError:
@@ -149,7 +149,7 @@ def find_interrupted(workspace: Path, recipe: TrainingRecipe, model_dir: Path) -
         if state is None or first_difference(today(state["recipe"]), wanted) is not None:
             continue
         origin = origin_of(model_dir) if origin is None else origin
-        if state["origin"].items() <= origin.items():  # an older version knew fewer files
+        if state["origin"] == origin:
             return folder
     return None
 

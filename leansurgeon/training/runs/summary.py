@@ -152,8 +152,8 @@ class Task(part.RecordedInFull):
 
 @dataclass(frozen=True)
 class Part(part.RecordedInFull):
-    """Where a run belongs in an experiment. `settings` are the values that decide its result, by key; older versions
-    wrote their `digest` only.
+    """Where a run belongs in an experiment. `settings` are the values that decide its result, by key; `digest` is
+    theirs.
     """
 
     SURE, OPTIONAL = (), ("settings",)

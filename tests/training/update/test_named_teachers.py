@@ -133,7 +133,7 @@ def test_what_is_said_of_the_teacher_is_what_is_done(own_cache, tmp_path):
     for number, (data, sets, says) in enumerate((
         (other, "train.distill.teacher=source", "from the data alone: its head is new"),
         (same, "train.distill=null", "from the data alone: train.distill is null"),
-        (same, "train.distill.teacher=source", "the answers and the logits of"),
+        (same, "train.distill.teacher=source", "the labels, and the logits of"),
     )):  # fmt: skip
         done = strangers.healed(cut, data, tmp_path / f"run{number}", "--set", sets)
         assert done.returncode == 0, done.stderr
