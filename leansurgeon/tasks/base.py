@@ -47,7 +47,7 @@ class Metric:
 
     def format_value(self, value: float) -> str:
         """`97.20 %`, `31.42`: a value of it as a line of talk says it."""
-        return f"{100 * value:.2f} %" if self.percent else f"{value:.4g}"
+        return f"{100 * value:.2f} %" if self.percent else f"{value:#.4g}"
 
 
 ACCURACY = Metric("accuracy", "accuracy", higher_is_better=True, percent=True)
