@@ -14,7 +14,7 @@ from leansurgeon import tasks
 from leansurgeon.errors import UsageError
 from leansurgeon.models.nystromformer_lra import NystromformerLraConfig, NystromformerLraForSequenceClassification
 from leansurgeon.tasks.long_range import pathfinder_draw
-from leansurgeon.tasks.long_range.pathfinder_draw import CONTOUR_LENGTH, PAD, Style, ends
+from leansurgeon.tasks.long_range.pathfinder_draw import CONTOUR_LENGTH, LENGTH, MARGIN, PAD, SEED_DISTANCE, ends
 
 
 def quiet(line: str) -> None:
@@ -29,33 +29,33 @@ def prepared(cache, workers=1, **options):
 
 @pytest.fixture(scope="module", params=CONTOUR_LENGTH)
 def drawn(request):
-    style = Style(contour_length=CONTOUR_LENGTH[request.param])
-    return style, pathfinder_draw.chunk(style, 0, 1, 1500 if request.param == "easy" else 6000)
+    length = CONTOUR_LENGTH[request.param]
+    return length, pathfinder_draw.chunk(length, 0, 1, 1500 if request.param == "easy" else 6000)
 
 
 def test_contours_are_as_long_as_published(drawn):
-    style, found = drawn
+    length, found = drawn
     assert len(found.labels) > 150
-    assert found.dashes.shape[1:] == (2, style.contour_length, 2)
+    assert found.dashes.shape[1:] == (2, length, 2)
     # From end to end, dashes are a dash and its gaps apart: length + 2 margin, each position rounded to a pixel.
     steps = np.linalg.norm(np.diff(found.dashes, axis=2), axis=-1)[:, :, 1:]
-    published = style.length + 2 * style.margin + style.length + style.margin
+    published = LENGTH + 2 * MARGIN + LENGTH + MARGIN
     assert steps.min() > 1 and steps.max() <= published + 2 and 3 < np.median(steps) < published
     assert found.dashes.min() >= 0 and found.dashes.max() < 32
 
 
 def test_first_ends_are_seven_pixels_apart_around_the_middle(drawn):
-    style, found = drawn
+    _, found = drawn
     starts = found.tips[:, :, 0]
     apart = np.linalg.norm(starts[:, 0] - starts[:, 1], axis=-1)
-    assert np.abs(apart - style.seed_distance).max() <= np.sqrt(0.5) and abs(apart.mean() - 7) < 0.1
+    assert np.abs(apart - SEED_DISTANCE).max() <= np.sqrt(0.5) and abs(apart.mean() - 7) < 0.1
     assert starts[:, 0].min() >= 14 and starts[:, 0].max() <= 17  # twice the distance from every side
 
 
 def test_distractors_are_as_many_as_published(drawn):
-    style, found = drawn
-    assert (style.distractor_length, style.distractors) == {6: (2, 10), 9: (3, 6), 14: (4, 5)}[style.contour_length]
-    assert found.found.max() == style.distractors and found.found.mean() > 0.9 * style.distractors
+    length, found = drawn
+    distractors = {6: 10, 9: 6, 14: 5}[length]
+    assert found.found.max() == distractors and found.found.mean() > 0.9 * distractors
 
 
 def test_half_of_the_images_have_a_path(drawn):
@@ -67,11 +67,11 @@ def test_half_of_the_images_have_a_path(drawn):
 
 def test_contours_turn_by_the_published_law():
     """With nothing in the way, an end at angle delta from straight is chosen in proportion to cos^2(delta)."""
-    style, n = Style(), 4000
+    n = 4000
     mask = np.zeros((n, 32 + 2 * PAD, 32 + 2 * PAD), dtype=np.float32)
-    grown = pathfinder_draw._extend(style, np.random.default_rng(0), mask, np.full((n, 2), 14), np.zeros(n))
+    grown = pathfinder_draw._extend(np.random.default_rng(0), mask, np.full((n, 2), 14), np.zeros(n))
     assert grown.alive.all() and (grown.pivot == [14, 18]).all()
-    _, angles = ends(style)
+    _, angles = ends()
     law = np.maximum(np.cos(angles), 0) ** 2
     counts = np.bincount(grown.kind, minlength=len(angles))
     assert counts[law < 1e-12].sum() == 0

@@ -7,7 +7,6 @@ Read from the published files (`lra_release/pathfinder32/curv_contour_length_14`
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
@@ -15,13 +14,13 @@ import numpy as np
 from pydantic import Field
 
 from leansurgeon.errors import UsageError
-from leansurgeon.progress import phase
+from leansurgeon.progress import Say, phase
 from leansurgeon.reading import files
 from leansurgeon.reading.files import in_home
 from leansurgeon.reading.images import decode
 from leansurgeon.tasks import base, disk_cache
 from leansurgeon.tasks.long_range import makers
-from leansurgeon.tasks.long_range.pathfinder_draw import CONTOUR_LENGTH, Style, chunk
+from leansurgeon.tasks.long_range.pathfinder_draw import CONTOUR_LENGTH, chunk
 from leansurgeon.tasks.text import vocab
 
 _VERSION = 1  # of the generator: a change that changes the data changes this
@@ -29,6 +28,11 @@ GENERATED = "generated"
 TOKENS = 32 * 32
 LIST, PICTURE = 100_000_000, 1_000_000  # bytes of a list of images, and of an image of a kilobyte
 _FOLDERS = {"easy": "curv_baseline", "intermediate": "curv_contour_length_9", "hard": "curv_contour_length_14"}
+_STYLE = {  # the numbers of the drawing, as the keys of cache entries have always spelled them
+    "size": 32, "padding": 1, "length": 2, "thickness": 0.5, "margin": 1, "marker_radius": 1.5, "seed_distance": 7,
+    "continuity": 1.0, "antialias": 2, "target_contrast": 1.5, "distractor_contrast": 2.0, "segment_trials": 3,
+    "contour_trials": 5,
+}  # fmt: skip
 _HINT = (
     "It is in lra_release.gz (7.7 GB) from storage.googleapis.com/long-range-arena; or leave `data` out, and the "
     "images are made here."
@@ -58,19 +62,15 @@ class Pathfinder(base.Task):
     Options = Options
     licence = "made by leansurgeon: no rights attached"
 
-    def prepare(self, cache: Path, model_dir: Path | None, *, workers: int, say: Callable[[str], None]) -> None:
+    def prepare(self, cache: Path, model_dir: Path | None, *, workers: int, say: Say) -> None:
         """Generate the images once, in `workers` processes, or read the published ones."""
         o, made = self.options, self.options.data == GENERATED
         vocab.check_length(TOKENS, model_dir)
         self.source = f"Pathfinder-32 {o.difficulty}, {f'generated with seed {o.seed}' if made else o.data}"
         if made:
-            style = Style(contour_length=CONTOUR_LENGTH[o.difficulty])
-            key = {"version": _VERSION, "style": vars(style), "samples": o.samples, "seed": o.seed}
-            self._open(
-                disk_cache.entry(
-                    cache, "pathfinder", key, lambda f: _generate(f, style, o.seed, o.samples, workers, say)
-                )
-            )
+            style = _STYLE | {"contour_length": CONTOUR_LENGTH[o.difficulty]}
+            key = {"version": _VERSION, "style": style, "samples": o.samples, "seed": o.seed}
+            self._open(disk_cache.entry(cache, "pathfinder", key, lambda folder: _generate(folder, o, workers, say)))
             return
         self.licence = "as its authors say"
         folder = _find_published(in_home(o.data).absolute(), o.difficulty)
@@ -108,7 +108,7 @@ def _find_published(root: Path, difficulty: str) -> Path:
     raise UsageError(f"Pathfinder-32 ({difficulty}) is not in {root}: {name}/metadata is missing.", _HINT)
 
 
-def _read(folder: Path, level: Path, lists: list[Path], seed: int, say: Callable[[str], None]) -> disk_cache.Info:
+def _read(folder: Path, level: Path, lists: list[Path], seed: int, say: Say) -> disk_cache.Info:
     """All images that the lists name, empty files left out as upstream does, shuffled by `seed`."""
     say(f"pathfinder: reading {level}")
     images, labels = [], []
@@ -134,18 +134,18 @@ def _read(folder: Path, level: Path, lists: list[Path], seed: int, say: Callable
     return _split(len(labels))
 
 
-def _generate(
-    folder: Path, style: Style, seed: int, total: int, workers: int, say: Callable[[str], None]
-) -> disk_cache.Info:
+def _generate(folder: Path, options: Options, workers: int, say: Say) -> disk_cache.Info:
+    total = options.samples
     workers = min(workers, 1 + total // 1000)
+    given = (CONTOUR_LENGTH[options.difficulty], options.seed)
     say(f"pathfinder: drawing {total:,} images with {workers} process{'es' if workers > 1 else ''}")
-    images = np.lib.format.open_memmap(folder / "images.npy", "w+", np.uint8, (total, style.size**2))
+    images = np.lib.format.open_memmap(folder / "images.npy", "w+", np.uint8, (total, TOKENS))
     labels = np.empty(total, dtype=np.uint8)
     done = 0
-    with makers.chunks(chunk, (style, seed), workers) as chunks, phase("pathfinder", total, "images/s") as advance:
+    with makers.chunks(chunk, given, workers) as chunks, phase("pathfinder", total, "images/s") as advance:
         for drawn in chunks:
             take = min(len(drawn.labels), total - done)
-            images[done : done + take] = drawn.images[:take].reshape(take, style.size**2)
+            images[done : done + take] = drawn.images[:take].reshape(take, TOKENS)
             labels[done : done + take] = drawn.labels[:take]
             done += take
             if done == total:
