@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 from pydantic import Field
 
 from leansurgeon.errors import UsageError
+from leansurgeon.progress import Say
 from leansurgeon.reading import archives, files, pickles
 from leansurgeon.reading.files import in_home
 from leansurgeon.reading.images import decode
@@ -52,7 +52,7 @@ class Cifar10(SmallImages, base.Shortened):
     licence = "none stated by its authors"
     side, channels, shift = 32, 3, 4
 
-    def prepare(self, cache: Path, model_dir: Path | None, *, workers: int, say: Callable[[str], None]) -> None:
+    def prepare(self, cache: Path, model_dir: Path | None, *, workers: int, say: Say) -> None:
         """Read the published batches, or an image folder of the same split, into the cache once."""
         self._open(entry(cache, self.options.data, say))
         self._check_limits("CIFAR-10", "images")
@@ -62,7 +62,7 @@ class Cifar10(SmallImages, base.Shortened):
         return (images.astype(np.float32) / 255 - np.float32(MEAN)) / np.float32(STD)
 
 
-def entry(cache: Path, data: str, say: Callable[[str], None]) -> Path:
+def entry(cache: Path, data: str, say: Say) -> Path:
     """The cache entry with `train-images`, `train-labels`, `eval-images` and `eval-labels` of these files.
 
     Raises UsageError where they are not CIFAR-10, LeanSurgeonError where the hub cannot be reached.

@@ -12,25 +12,22 @@ from __future__ import annotations
 import os
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import groupby, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from leansurgeon.errors import LeanSurgeonError, UsageError, plural, quote
-from leansurgeon.progress import size_text, track
+from leansurgeon.progress import Say, size_text, track
 from leansurgeon.reading import archives, files, images, jsonfile, tables
 from leansurgeon.reading.tables import class_names, parquet_parts, parquet_schema
 from leansurgeon.tasks import base, disk_cache, splits, user_data
 from leansurgeon.tasks.classes import sort_names
 from leansurgeon.tasks.images.places import SUFFIXES, ImagePlaces, image_column, image_of, images_beside, listing
-
-if TYPE_CHECKING:
-    from datasets import Dataset
 
 _WHOLE = UNLABELLED = -1
 UNREAD = (".avif", ".heic", ".heif", ".jxl", ".jp2", ".svg", ".cr2", ".nef", ".dng")  # images all the same
@@ -40,15 +37,14 @@ _LABEL = 1_000_000  # bytes of a sample's class
 Sample = tuple[int, int, int, Any]  # number of its file, first byte in it, bytes, and class
 
 
-def build(
-    place: ImagePlaces, folder: Path, label: str | None, classes: int | None, say: Callable[[str], None]
-) -> disk_cache.Info:
+def build(place: ImagePlaces, folder: Path, label: str | None, classes: int | None, say: Say) -> disk_cache.Info:
     """Write the index of every split into `folder`; returns sizes, class names (or None) and the number of classes."""
     sizes, names, many, own = {}, None, 0, None
     for split, places in place.places.items():
         root, target = str(places[0]), folder / f"{split}-images.bin"
         if place.kind == "tar":
-            paths, samples = [*map(str, places)], _shards(places)
+            paths, shards = [*map(str, places)], track(list(enumerate(places)), "images: shards", "shards/s")
+            samples = [(number, *sample) for number, path in shards for sample in _samples_of(path)]
         elif place.kind in ("parquet", "hub"):
             own, rows = rows_of(place.kind, places, label)
             names = names or own
@@ -158,13 +154,10 @@ def split(folder: Path, info: disk_cache.Info, workers: int, *, skip_damaged: bo
 
 
 def _content_of(reader: Reader, row: int) -> int | UsageError:
-    where = f"The image {reader.name(row)}"
     try:
-        return splits.hash_image(images.decode(reader.read(row), "RGB", where))
+        return splits.hash_image(reader.decode(row, "RGB"))
     except UsageError as error:
         return error
-    except OSError as error:
-        return UsageError(f"{where} cannot be read: {files.why(error)}.")
 
 
 def readable_names(folder: Path, info: disk_cache.Info) -> set[str]:
@@ -203,6 +196,15 @@ class Reader:
             raise OSError(f"{len(content):,} bytes where {size:,} are expected")
         return content
 
+    def decode(self, index: int, mode: str) -> Any:
+        """The picture of image `index` as PIL's "RGB" or "L". Raises `UsageError` where it cannot be read."""
+        where = f"The image {self.name(index)}"
+        try:
+            content = self.read(index)
+        except OSError as error:
+            raise UsageError(f"{where} cannot be read: {files.why(error)}.") from None
+        return images.decode(content, mode, where)
+
     def _path(self, index: int) -> str:
         file, *_, flat, starts = self._parts
         path = os.fsdecode(flat[starts[file[index]] : starts[file[index] + 1]].tobytes())
@@ -221,14 +223,10 @@ def _images_in(folder: str) -> Iterator[str]:
         yield from _images_in(path)
 
 
-def _shards(places: list[Path]) -> list[Sample]:
-    """Samples of webdataset shards: members that share the name up to its first dot; class in NAME.cls or NAME.json."""
-    shards = track(list(enumerate(places)), "images: shards", "shards/s")
-    return [(number, *sample) for number, path in shards for sample in _samples_of(path)]
-
-
 def _samples_of(path: Path) -> Iterator[tuple[int, int, Any]]:
-    """(first byte, bytes, class) of the samples of a shard. Raises UsageError for one without an image or a class."""
+    """(first byte, bytes, class) of the samples of a webdataset shard: members that share the name up to its first dot;
+    class in NAME.cls or NAME.json. Raises UsageError for one without an image or a class.
+    """
 
     def name_of(member: tuple[str, int, int, Any]) -> tuple[str, str]:
         folder, _, name = member[0].rpartition("/")
@@ -286,7 +284,7 @@ def _copy_images(rows: Iterable[tuple[bytes, int | str | None]], target: Path) -
     return samples
 
 
-def _check_room(folder: Path, size: int, say: Callable[[str], None]) -> None:
+def _check_room(folder: Path, size: int, say: Say) -> None:
     free = shutil.disk_usage(folder).free
     if size > free:
         raise LeanSurgeonError(
@@ -305,40 +303,33 @@ def rows_of(
     kind: str, places: list[Any], label: str | None
 ) -> tuple[list[str] | None, Iterator[tuple[bytes, int | str | None]]]:
     """Class names (or None), and the encoded image and class of every row of parquet files or of a hub data set."""
-    return _hub_rows(places[0], label) if kind == "hub" else _parquet_rows(places, label)
+    first = places[0]
+    where, present = ("The data set", first.column_names) if kind == "hub" else (first, parquet_schema(first).names)
+    image = _find_column(user_data.IMAGE_COLUMNS, "image", present, where)
+    label = _find_column((label,) if label else LABEL_COLUMNS, label or "label", present, where)
+    if kind == "hub":
+        import datasets
+
+        names = getattr(first.features[label], "names", None)
+        raw = first.select_columns([image, label]).cast_column(image, datasets.Image(decode=False))
+        parts = ((where, part) for part in raw.iter(batch_size=64))
+    else:
+        names = class_names(first, label)
+        for path in places[1:]:  # before any of them is copied
+            for column in (image, label):
+                _find_column((column,), column, parquet_schema(path).names, path)
+        parts = ((path, part.to_pydict()) for path in places for part in parquet_parts(path, [image, label], 64))
+    return names, (pair for where, part in parts for pair in _pairs(part[image], part[label], where))
 
 
-def _parquet_rows(
-    paths: list[Path], label: str | None
-) -> tuple[list[str] | None, Iterator[tuple[bytes, int | str | None]]]:
-    schema = parquet_schema(paths[0])
-    image, label = _columns(schema.names, label, str(paths[0]))
-    names = class_names(paths[0], label)
-    for path in paths[1:]:  # before any of them is copied
-        present = parquet_schema(path).names
-        for column in (image, label):
-            if column not in present:
-                raise UsageError(f"{path} has no column '{column}'.", f"Columns: {', '.join(present)}.")
-
-    def rows() -> Iterator[tuple[bytes, int | str | None]]:
-        for path in paths:
-            for part in parquet_parts(path, [image, label], 64):
-                yield from _pairs(part.column(image).to_pylist(), part.column(label).to_pylist(), str(path))
-
-    return names, rows()
+def _find_column(known: Sequence[str], said: str, present: Sequence[str], where: str | Path) -> str:
+    column = next((name for name in known if name in present), None)
+    if column is None:
+        raise UsageError(f"{where} has no column '{said}'.", f"Columns: {', '.join(present)}.")
+    return column
 
 
-def _hub_rows(dataset: Dataset, label: str | None) -> tuple[list[str] | None, Iterator[tuple[bytes, int | str | None]]]:
-    import datasets
-
-    image, label = _columns(dataset.column_names, label, "The data set")
-    names = getattr(dataset.features[label], "names", None)
-    raw = dataset.select_columns([image, label]).cast_column(image, datasets.Image(decode=False))
-    parts = raw.iter(batch_size=64)
-    return names, (pair for part in parts for pair in _pairs(part[image], part[label], "The data set"))
-
-
-def _pairs(images: list[Any], labels: list[Any], where: str) -> Iterable[tuple[bytes, int | str | None]]:
+def _pairs(images: list[Any], labels: list[Any], where: str | Path) -> Iterable[tuple[bytes, int | str | None]]:
     for image, label in zip(images, labels, strict=True):
         content = image.get("bytes") if isinstance(image, dict) else image
         if not isinstance(content, bytes):
@@ -349,16 +340,7 @@ def _pairs(images: list[Any], labels: list[Any], where: str) -> Iterable[tuple[b
         yield content, label
 
 
-def _columns(present: list[str], label: str | None, where: str) -> tuple[str, str]:
-    wanted = [(user_data.IMAGE_COLUMNS, "image"), ((label,) if label else LABEL_COLUMNS, label or "label")]
-    columns = [next((name for name in names if name in present), None) for names, _ in wanted]
-    for column, (_, said) in zip(columns, wanted, strict=True):
-        if column is None:
-            raise UsageError(f"{where} has no column '{said}'.", f"Columns: {', '.join(present)}.")
-    return columns[0], columns[1]
-
-
-def list_images(table: Path, label: str | None, say: Callable[[str], None]) -> list[tuple[str, int | str]]:
+def list_images(table: Path, label: str | None, say: Say) -> list[tuple[str, int | str]]:
     """Files and classes of the images that a table names; without a column of labels their class is IGNORED. Rows whose
     image is not there, or that have no label, are left out, and counted in one line. Raises UsageError for labels that
     are no classes.

@@ -7,7 +7,6 @@ training script that the paper used; mixup, cutmix and label smoothing concern w
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +16,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from leansurgeon.errors import UsageError, plural
-from leansurgeon.reading import files, images
+from leansurgeon.progress import Say
 from leansurgeon.tasks import base, chance, classes, disk_cache, splits, user_data
 from leansurgeon.tasks.images import files as image_files
 from leansurgeon.tasks.images import places
@@ -98,7 +97,7 @@ class ImageFolder(base.Task):
     Options = Options
     draws_globally = True  # timm's and torchvision's transforms
 
-    def prepare(self, cache: Path, model_dir: Path | None, *, workers: int, say: Callable[[str], None]) -> None:
+    def prepare(self, cache: Path, model_dir: Path | None, *, workers: int, say: Say) -> None:
         """List the images and their classes into the cache once; the images stay where they are."""
         o = self.options
         self.source = o.data
@@ -183,11 +182,12 @@ class ImageFolder(base.Task):
         stored = self._info["stored"].get(split, split)
         reader = image_files.Reader(self._folder, stored, self._array)
         prepare = transform(self.options, split == "train" and self.options.augment)
+        mode = "RGB" if self.options.channels == 3 else "L"
         if split != "train":
             seed, epoch = 0, 0
         # Closed at once where an image cannot be read: others wait for the generators meanwhile.
         with closing(chance.seed_each(seed, epoch, indices)) as places:
-            pixels = [prepare(self._image(reader, int(rows[place]))) for place in places]
+            pixels = [prepare(reader.decode(int(rows[place]), mode)) for place in places]
         labels = self._array(f"{stored}-labels")[rows].astype(np.int64)
         labels = self._stored_classes.outputs_of(labels)
         return {"pixel_values": torch.stack(pixels), "labels": torch.from_numpy(labels)}
@@ -228,14 +228,6 @@ class ImageFolder(base.Task):
     def _particulars(self) -> base.Description:
         damaged = {"damaged": len(self._info["damaged"])} if self._info.get("damaged") else {}
         return {"classes": self._info["classes"], **damaged}
-
-    def _image(self, reader: image_files.Reader, row: int) -> Any:
-        where = f"The image {reader.name(row)}"
-        try:
-            content = reader.read(row)
-        except OSError as error:
-            raise UsageError(f"{where} cannot be read: {files.why(error)}.") from None
-        return images.decode(content, "RGB" if self.options.channels == 3 else "L", where)
 
 
 class PublishedOptions(Options):

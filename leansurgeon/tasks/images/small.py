@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import struct
 from abc import abstractmethod
-from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar
 
@@ -12,6 +11,7 @@ import numpy as np
 from pydantic import Field
 
 from leansurgeon.errors import UsageError
+from leansurgeon.progress import Say
 from leansurgeon.reading import archives, files
 from leansurgeon.tasks import base, chance, disk_cache
 
@@ -89,7 +89,7 @@ class Digits(SmallImages):
     licence = "CC BY 4.0"
     side = 8
 
-    def prepare(self, cache: Path, model_dir: Path | None, *, workers: int, say: Callable[[str], None]) -> None:
+    def prepare(self, cache: Path, model_dir: Path | None, *, workers: int, say: Say) -> None:
         """Split scikit-learn's digits by `split_seed` and keep them as arrays."""
         key = {"version": 1, "split_seed": self.options.split_seed}
         self._open(
@@ -139,7 +139,7 @@ class FashionMnist(SmallImages):
     licence = "MIT"
     side, shift = 28, 2
 
-    def prepare(self, cache: Path, model_dir: Path | None, *, workers: int, say: Callable[[str], None]) -> None:
+    def prepare(self, cache: Path, model_dir: Path | None, *, workers: int, say: Say) -> None:
         """Read the four published idx files into the cache once."""
         o = self.options
         paths = {(split, kind): _find(Path(o.data), split, kind) for split in FILES for kind in ("images", "labels")}
