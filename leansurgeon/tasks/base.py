@@ -7,7 +7,7 @@ nowhere: the padding of a batch's last samples on several processes, the unmaske
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
@@ -16,6 +16,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from leansurgeon.errors import UsageError
+from leansurgeon.progress import Say
 from leansurgeon.tasks import classes, disk_cache
 
 if TYPE_CHECKING:
@@ -111,7 +112,7 @@ class Task(ABC):
         self._stored_classes: classes.StoredClasses | None = None
 
     @abstractmethod
-    def prepare(self, cache: Path, model_dir: Path | None, *, workers: int, say: Callable[[str], None]) -> None:
+    def prepare(self, cache: Path, model_dir: Path | None, *, workers: int, say: Say) -> None:
         """Read, generate or tokenise the data into `cache`; a second call finds it there. Call it in one process,
         before the others.
 

@@ -8,13 +8,13 @@ MSE / Var(y), since the maximum of more tokens varies less; the paper takes the 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 from pydantic import Field
 
+from leansurgeon.progress import Say
 from leansurgeon.tasks import base, disk_cache
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class DRetrieval(base.Task):
     Options = Options
     licence = "made by leansurgeon: no rights attached"
 
-    def prepare(self, cache: Path, model_dir: Path | None, *, workers: int, say: Callable[[str], None]) -> None:
+    def prepare(self, cache: Path, model_dir: Path | None, *, workers: int, say: Say) -> None:
         """Generate the sequences and their targets once, from the options alone."""
         o = self.options
         self.source = f"generalised D-retrieval, generated: D {o.dimension}, {o.length} tokens, seed {o.seed}"

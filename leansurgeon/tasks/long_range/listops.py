@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
@@ -19,7 +19,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from leansurgeon.errors import UsageError, quote
-from leansurgeon.progress import phase
+from leansurgeon.progress import Say, phase
 from leansurgeon.reading import tables
 from leansurgeon.reading.files import in_home
 from leansurgeon.tasks import base, disk_cache
@@ -69,7 +69,7 @@ class ListOps(base.Task):
     Options = Options
     licence = "made by leansurgeon: no rights attached"
 
-    def prepare(self, cache: Path, model_dir: Path | None, *, workers: int, say: Callable[[str], None]) -> None:
+    def prepare(self, cache: Path, model_dir: Path | None, *, workers: int, say: Say) -> None:
         """Generate the trees once, in `workers` processes; what comes out depends on the seed alone."""
         o = self.options
         vocab.check_length(self.seq_len, model_dir)
@@ -120,7 +120,7 @@ def _find_published(folder: Path) -> dict[str, Path]:
     return {split: paths[0] for split, paths in found.items()}
 
 
-def _read(folder: Path, files: dict[str, Path], most: int, say: Callable[[str], None]) -> disk_cache.Info:
+def _read(folder: Path, files: dict[str, Path], most: int, say: Say) -> disk_cache.Info:
     """Tokens, starts and labels of the published files: a header, then lines of an expression, in which round brackets
     mean nothing, a tab and the value.
     """
@@ -152,7 +152,7 @@ def _finish(folder: Path, sizes: dict[str, int], lengths: np.ndarray, labels: np
 
 
 def _generate(
-    folder: Path, grammar: Grammar, seed: int, sizes: dict[str, int], workers: int, say: Callable[[str], None]
+    folder: Path, grammar: Grammar, seed: int, sizes: dict[str, int], workers: int, say: Say
 ) -> disk_cache.Info:
     """Write tokens (flat, uint8), starts and labels of all splits, one split after another, into `folder`."""
     total = sum(sizes.values())

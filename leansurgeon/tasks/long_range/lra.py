@@ -8,7 +8,7 @@ matter of `max_length`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -16,6 +16,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from leansurgeon.errors import UsageError, quote
+from leansurgeon.progress import Say
 from leansurgeon.reading import archives, files, tables
 from leansurgeon.reading.files import in_home
 from leansurgeon.tasks import base, disk_cache, hub
@@ -117,7 +118,7 @@ class LraText(_Bytes):
     Options = TextOptions
     source, licence = "IMDb reviews (Maas et al., 2011), its published split", "none stated by its authors"
 
-    def prepare(self, cache: Path, model_dir: Path | None, *, workers: int, say: Callable[[str], None]) -> None:
+    def prepare(self, cache: Path, model_dir: Path | None, *, workers: int, say: Say) -> None:
         """Read the published files into the cache once, as bytes."""
         vocab.check_length(self.options.seq_len, model_dir)
         data = self.options.data
@@ -149,7 +150,7 @@ class LraRetrieval(_Bytes):
     texts = ("", "_2")
     source, licence = "AAN pairs of the Long Range Arena release", "as its authors say"
 
-    def prepare(self, cache: Path, model_dir: Path | None, *, workers: int, say: Callable[[str], None]) -> None:
+    def prepare(self, cache: Path, model_dir: Path | None, *, workers: int, say: Say) -> None:
         """Read the published files into the cache once, as bytes."""
         vocab.check_length(self.options.seq_len, model_dir)
         files = _pairs_files(in_home(self.options.data))
@@ -178,7 +179,7 @@ class LraImage(base.Shortened):
     overrides = {"num_labels": 10, "vocab_size": 256}  # noqa: RUF012
     source, licence = "CIFAR-10 (Krizhevsky, 2009), grey", "none stated by its authors"
 
-    def prepare(self, cache: Path, model_dir: Path | None, *, workers: int, say: Callable[[str], None]) -> None:
+    def prepare(self, cache: Path, model_dir: Path | None, *, workers: int, say: Say) -> None:
         """Read the published files into the cache once, as bytes."""
         vocab.check_length(32 * 32, model_dir)
         self._open(cifar10.entry(cache, self.options.data, say))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from functools import cached_property
 from itertools import chain
@@ -14,7 +14,7 @@ import numpy as np
 from pydantic import Field
 
 from leansurgeon.errors import UsageError, quote
-from leansurgeon.progress import track
+from leansurgeon.progress import Say, track
 from leansurgeon.reading import tables
 from leansurgeon.tasks import base, classes, disk_cache, splits, user_data
 from leansurgeon.tasks.text import files as text_files
@@ -75,7 +75,7 @@ class TextClassification(vocab.Tokenized):
     Options = Options
     objective = "class"
 
-    def prepare(self, cache: Path, model_dir: Path | None, *, workers: int, say: Callable[[str], None]) -> None:
+    def prepare(self, cache: Path, model_dir: Path | None, *, workers: int, say: Say) -> None:
         """Read, split and tokenise the tables into the cache once."""
         o = self.options
         vocab.check_length(o.seq_len, model_dir)

@@ -7,7 +7,7 @@ F1 and Matthews, and for the correlations of STS-B the prediction of every sampl
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -16,6 +16,7 @@ import numpy as np
 from pydantic import Field
 
 from leansurgeon.errors import UsageError, quote
+from leansurgeon.progress import Say
 from leansurgeon.reading import files, tables
 from leansurgeon.reading.files import in_home
 from leansurgeon.tasks import base, classes, disk_cache, hub
@@ -120,7 +121,7 @@ class Glue(TextClassification):
     def _paired(self) -> bool:
         return len(self.kind.texts) == 2
 
-    def prepare(self, cache: Path, model_dir: Path | None, *, workers: int, say: Callable[[str], None]) -> None:
+    def prepare(self, cache: Path, model_dir: Path | None, *, workers: int, say: Say) -> None:
         """Read and tokenise the published files of one task into the cache once."""
         o = self.options
         vocab.check_length(o.seq_len, model_dir)

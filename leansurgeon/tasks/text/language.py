@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,7 +19,7 @@ import numpy as np
 from pydantic import Field
 
 from leansurgeon.errors import UsageError
-from leansurgeon.progress import PLAIN_EVERY
+from leansurgeon.progress import PLAIN_EVERY, Say
 from leansurgeon.reading.files import in_home
 from leansurgeon.tasks import base, chance, disk_cache, splits, user_data
 from leansurgeon.tasks.text import corpus, vocab
@@ -78,7 +78,7 @@ class CausalLM(vocab.Tokenized):
     metric = base.Metric("perplexity", "perplexity", higher_is_better=False, percent=False)
     Options = Options
 
-    def prepare(self, cache: Path, model_dir: Path | None, *, workers: int, say: Callable[[str], None]) -> None:
+    def prepare(self, cache: Path, model_dir: Path | None, *, workers: int, say: Say) -> None:
         """Tokenise the documents and pack them into one long array in the cache once."""
         o = self.options
         vocab.check_length(o.seq_len, model_dir)
@@ -187,7 +187,7 @@ class MaskedLM(CausalLM):
     head = "masked-lm"
     Options = MaskedOptions
 
-    def prepare(self, cache: Path, model_dir: Path | None, *, workers: int, say: Callable[[str], None]) -> None:
+    def prepare(self, cache: Path, model_dir: Path | None, *, workers: int, say: Say) -> None:
         """Tokenise the documents and pack them into one long array in the cache once."""
         super().prepare(cache, model_dir, workers=workers, say=say)
         tokenizer = self._with_mask(self.tokenizer())
@@ -274,9 +274,7 @@ def pad_places(chosen_N: np.ndarray, labels_BT: np.ndarray, share: float) -> np.
     return np.concatenate((chosen_N, np.full(length - len(chosen_N), unscored, dtype=np.int64)))
 
 
-def _pack(
-    folder: Path, tokenizer: PreTrainedTokenizerBase, texts: dict[str, Any], say: Callable[[str], None]
-) -> disk_cache.Info:
+def _pack(folder: Path, tokenizer: PreTrainedTokenizerBase, texts: dict[str, Any], say: Say) -> disk_cache.Info:
     """One array of tokens per split, the documents one after another."""
     size = vocab.count_ids(tokenizer)
     dtype = vocab.dtype_for(size)

@@ -6,7 +6,6 @@ the real tokens; its default prompt stands before every text.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
@@ -14,6 +13,7 @@ import numpy as np
 from pydantic import Field
 
 from leansurgeon.errors import UsageError
+from leansurgeon.progress import Say
 from leansurgeon.reading.pooling import default_prompt
 from leansurgeon.tasks import base, disk_cache, splits, user_data
 from leansurgeon.tasks.text import classification, corpus, vocab
@@ -42,7 +42,7 @@ class Sentences(base.Embedded, classification.TextClassification):
     Options = Options
     _paired = False
 
-    def prepare(self, cache: Path, model_dir: Path | None, *, workers: int, say: Callable[[str], None]) -> None:
+    def prepare(self, cache: Path, model_dir: Path | None, *, workers: int, say: Say) -> None:
         o = self.options
         vocab.check_length(o.seq_len, model_dir)
         corpora = corpus.find_named(o)
