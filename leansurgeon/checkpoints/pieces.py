@@ -24,13 +24,6 @@ def to_pieces(spec: TensorSpec, values: Array, stage: Stage) -> Pieces | None:
             return {"o_bias": values}
         by_width = np.moveaxis(values, spec.axes.index("width"), 0)
         return {"o": by_width.reshape(-1, stage.heads, stage.head_dim)}
-    if spec.role in ("up", "gate"):
-        units = np.moveaxis(values, outer_axis(spec), 0)
-        parts = units.reshape(-1, stage.mlp_dim, *units.shape[1:])
-        keys = ("gate", "up") if len(parts) == 2 else (spec.role,)
-        return {key + end: part for key, part in zip(keys, parts, strict=True)}
-    if spec.role == "down":
-        return {"down_bias": values} if end else {"down": np.moveaxis(values, spec.axes.index("width"), 0)}
     return None
 
 

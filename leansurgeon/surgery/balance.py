@@ -17,26 +17,23 @@ Shape letter: D head_dim.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from leansurgeon.architectures.base import TensorSpec
 from leansurgeon.architectures.tensors import QK_NORMS
 from leansurgeon.checkpoints.reshaped import Reshaped
 from leansurgeon.checkpoints.source import Source
-from leansurgeon.checkpoints.weights import Arrays, TensorOut, from_float32
+from leansurgeon.checkpoints.weights import Arrays, TensorOut
 from leansurgeon.errors import Diverged
 from leansurgeon.measure.kappa.basis import Pair, balance
 from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.surgery import canonical
-from leansurgeon.surgery.canonical import ATTENTION_ROLES, Attention
+from leansurgeon.surgery.canonical import Attention, LayerTensors, of_attention, pack, unpack
 
 Array = np.ndarray
-ROLES = (*ATTENTION_ROLES, "o")
 
 
 # -- one attention ---------------------------------------------------------------------------------
@@ -102,11 +99,6 @@ def summarise_conditions(rows: list[tuple[float, float, bool]]) -> JsonObject:
 # -- a result --------------------------------------------------------------------------------------
 
 
-def inside(specs: Iterable[TensorSpec]) -> list[TensorSpec]:
-    """The tensors of the blocks that a change of basis touches."""
-    return [s for s in specs if s.layer is not None and s.role in ROLES]
-
-
 def why_not_scores(source: Source) -> str | None:
     """What stands between queries, keys and their product; None where nothing does, so that they may be turned."""
     if canonical.rotary(source):
@@ -121,43 +113,25 @@ def why_not_scores(source: Source) -> str | None:
     return None
 
 
-class BalancedTensors:
-    """The tensors of a result with balanced heads, each layer made when its first tensor is asked for. It takes what
-    `outs` would write, whoever made it, so balance comes last. `record` grows while tensors are made.
+def balance_tensors(target: Reshaped, outs: list[TensorOut], record: dict[str, Any]) -> list[TensorOut]:
+    """The tensors of a result with balanced heads. It takes what `outs` would write, whoever made it, so balance comes
+    last. `record` grows while tensors are made. Making one raises `Diverged` where a number is none.
     """
+    by_name, scores = {out.name: out for out in outs}, why_not_scores(target.source) is None
 
-    def __init__(self, target: Reshaped, outs: list[TensorOut]) -> None:
-        self.target, self.source, self.outs = target, target.source, {out.name: out for out in outs}
-        self.scores = why_not_scores(self.source) is None
-        self.layer_of = {spec.name: spec.layer for spec in inside(target.specs)}
-        self.layer = lru_cache(maxsize=1)(self.balance_layer)
-        self.record: dict[str, Any] = {}
+    def finite(name: str) -> Array:
+        """A tensor in float32."""
+        values = by_name[name].float32()
+        if not np.isfinite(values).all():
+            raise Diverged(f"'{name}' holds NaN or infinity, so it cannot be balanced.")
+        return values
 
-    def tensors(self) -> list[TensorOut]:
-        """The tensors to write, those of balanced layers made anew."""
-        return [
-            replace(out, entry=None, make=partial(self.tensor, out)) if out.name in self.layer_of else out
-            for out in self.outs.values()
-        ]
-
-    def tensor(self, out: TensorOut) -> Array:
-        """This tensor, balanced; a layer is balanced when its first tensor is asked for."""
-        return from_float32(self.layer(self.layer_of[out.name])[out.name], out.dtype)
-
-    def balance_layer(self, layer: int) -> Arrays:
+    def balance_layer(layer: int) -> Arrays:
         """The balanced tensors of a layer by name, in float32."""
-        specs = inside(self.target.by_layer[layer])
-        stage = self.target.shape.stages[specs[0].stage]
-        pieces: dict[str, Array] = {}
-        for spec in specs:
-            values = self.outs[spec.name].float32()
-            if not np.isfinite(values).all():
-                raise Diverged(f"'{spec.name}' holds NaN or infinity, so it cannot be balanced.")
-            pieces |= canonical.to_pieces(spec, values, stage)
-        attention, figures = balance_attention(Attention(**pieces), scores=self.scores)
-        self.record[str(layer)] = figures
-        tensors = {}
-        for spec in specs:
-            like = canonical.to_pieces(spec, np.broadcast_to(np.float32(0), spec.shape), stage)
-            tensors[spec.name] = canonical.to_file(spec, {key: getattr(attention, key) for key in like}, like)
-        return tensors
+        specs = of_attention(target.by_layer[layer])
+        attention = unpack(specs, target.shape.stages[specs[0].stage], finite)
+        attention, record[str(layer)] = balance_attention(attention, scores=scores)
+        return pack(attention, specs)
+
+    new = LayerTensors(of_attention(target.specs), balance_layer)
+    return [replace(out, entry=None, make=partial(new.stored, out)) if out.name in new else out for out in outs]

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from leansurgeon.checkpoints.blockwise.stream import Stream
 from leansurgeon.checkpoints.recorded.decided import MadeLayer, Split, Trim
 from leansurgeon.checkpoints.weights import Arrays
-from leansurgeon.shape import Shape
 from leansurgeon.surgery import canonical, probes, refit_block, split_heads, trim_units
 from leansurgeon.surgery.candidates import Candidate, behind_gap, course, divides_heads, ends, marks, stages_of
 from leansurgeon.surgery.context import CalibrationContext, SampleView, TeacherOutputs
@@ -317,24 +316,20 @@ def split(
     makes up for what earlier layers have lost; else towards what the parent gives for the same inputs.
     """
     source, plan = context.source, context.plan
-    number = plan.before.stage_of(kept)
-    layer = canonical.unpack(source, kept)
+    before, after = stages_of(plan, kept)
+    attention = canonical.unpack(canonical.of_attention(context.by_layer[kept]), before, source.weights.float32)
     made, note = split_heads.activation_aware(
-        layer.attention,
+        attention,
         attention_inputs(work),
         work.fit.masks,
-        plan.after.stages[number],
+        after,
         causal=context.causal,
         targets_BTW=attention_goals(teacher, work) if teacher.layer == kept else None,
-        score_scale=canonical.score_scale(source, number),
-        score_gain=None if canonical.scale_is_derived(source) else 1.0,
+        score_scale=canonical.score_scale(source, before),
+        gain=canonical.score_gain(source, before, after),
         ridge=RIDGE if context.options.refits else None,
     )
-    stages = [replace(a, mlp_dim=b.mlp_dim) for a, b in zip(plan.after.stages, plan.before.stages, strict=True)]
-    tensors = canonical.pack(replace(layer, attention=made), plan.target.at(Shape(tuple(stages))), new)
-    roles = ("q", "k", "v", "qk", "qkv", "o")
-    chosen = {s.name for s in plan.target.by_layer[new] if s.role in roles}
-    return {name: values for name, values in tensors.items() if name in chosen}, Split(**note)
+    return canonical.pack(made, canonical.of_attention(plan.target.by_layer[new])), Split(**note)
 
 
 def attention_inputs(work: BlockFit) -> list[Tensor]:

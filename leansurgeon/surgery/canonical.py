@@ -1,4 +1,4 @@
-"""A layer's matrices in one form, whatever the file's layout, so that operators are written once. numpy only.
+"""The matrices of an attention in one form, whatever the file's layout, so that operators are written once. numpy only.
 
 Files hold queries, keys and values apart or stacked, stacked part by part or head by head, with the outputs first
 (Linear) or the inputs first (GPT-2's Conv1D), biases or none. `unpack` gives them head by head; `pack` is the way back
@@ -6,26 +6,25 @@ and gives the very same bits at the same shape. For token vectors x `(width,)` a
 
     q = attention.q[h] @ x + attention.q_bias[h]           scores: score_scale(source) * q . k, if no rotary positions
     y = sum over h of attention.o[:, h] @ (weighted mean of v) + attention.o_bias
-    mlp: down @ act(up @ x + up_bias) + down_bias, or with a gate: down @ (act(gate @ x + gate_bias) * (up @ x + ...))
-
-The gate is the half that goes through the activation, whatever its place in the file. Query and key norms, layer
-scales, tables of relative positions and all else stay in `rest` as they are.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
 from leansurgeon.architectures.base import TensorSpec
 from leansurgeon.checkpoints.pieces import ATTENTION_ROLES, outer_axis, to_pieces
-from leansurgeon.checkpoints.reshaped import Reshaped, within_block
 from leansurgeon.checkpoints.source import Source
-from leansurgeon.checkpoints.weights import Arrays
+from leansurgeon.checkpoints.weights import Arrays, TensorOut, from_float32
 from leansurgeon.errors import UnsupportedModel
+from leansurgeon.shape import Stage
 
 Array = np.ndarray
+ROLES = (*ATTENTION_ROLES, "o")
 
 
 @dataclass(frozen=True)
@@ -60,29 +59,6 @@ class Attention:
     def width(self) -> int:
         """Width of the residual stream."""
         return self.q.shape[2]
-
-
-@dataclass(frozen=True)
-class MLP:
-    """The matrices of one feed-forward part, float32."""
-
-    up: Array  # (mlp, width)
-    down: Array  # (width, mlp)
-    gate: Array | None = None  # (mlp, width): the half that goes through the activation
-    up_bias: Array | None = None  # (mlp,)
-    gate_bias: Array | None = None  # (mlp,)
-    down_bias: Array | None = None  # (width,)
-
-
-@dataclass(frozen=True)
-class Layer:
-    """One block. `rest` holds norms, QK norms and everything else by the name that the family's
-    declaration gives it (`input_layernorm.weight`).
-    """
-
-    attention: Attention
-    mlp: MLP
-    rest: dict[str, Array] = field(default_factory=dict)
 
 
 def why_unsupported(source: Source) -> str | None:
@@ -137,7 +113,7 @@ def names(letters: set[str]) -> str:
     return " and ".join(words[x] for x in "qkv" if x in letters)
 
 
-def score_scale(source: Source, stage: int = 0) -> float:
+def score_scale(source: Source, stage: Stage) -> float:
     """What multiplies q . k before the softmax: 1/sqrt(head_dim), unless a config key says otherwise.
 
     Raises `UnsupportedModel` where the scores are no multiple of q . k that is the same in every layer.
@@ -149,13 +125,14 @@ def score_scale(source: Source, stage: int = 0) -> float:
     if config.get("attn_logit_softcapping"):
         raise UnsupportedModel("This model caps its scores (attn_logit_softcapping), which no change of q and k keeps.")
     scale = arch.score_scale(config)
-    return source.shape.stages[stage].head_dim ** -0.5 if scale is None else scale
+    return stage.head_dim**-0.5 if scale is None else scale
 
 
-def scale_is_derived(source: Source) -> bool:
-    """Whether the library takes the score scale from head_dim, so that it changes when head_dim does."""
+def score_gain(source: Source, before: Stage, after: Stage) -> float:
+    """The old score scale over the new one: not 1 where the library takes the scale from head_dim."""
     arch = source.architecture
-    return arch.score_scale(arch.flat(source.config)) is None
+    derived = arch.score_scale(arch.flat(source.config)) is None
+    return float(np.sqrt(after.head_dim / before.head_dim)) if derived else 1.0
 
 
 def rotary(source: Source) -> bool:
@@ -164,82 +141,56 @@ def rotary(source: Source) -> bool:
     return arch.positions.startswith("rope") or bool(arch.flat(source.config).get(arch.rotates_when))
 
 
-# -- from the file ---------------------------------------------------------------------------------
+# -- from the file and back ------------------------------------------------------------------------
 
 
-def unpack(source: Source, layer: int) -> Layer:
-    """Layer `layer` of a source, counted through all stages. Raises `UnsupportedModel` where `why_unsupported` has a
-    reason.
-    """
-    if reason := why_unsupported(source):
-        raise UnsupportedModel(reason)
-    if source.weights is None:
-        raise UnsupportedModel(f"{source.name} has no weights to read.", "A preset is an architecture only.")
-    specs = [s for s in source.specs if s.layer == layer]
-    stage = source.shape.stages[specs[0].stage]
-    pieces_by_name: dict[str, Array] = {}
-    rest: dict[str, Array] = {}
+def of_attention(specs: Iterable[TensorSpec]) -> list[TensorSpec]:
+    """The tensors of attention in the blocks."""
+    return [s for s in specs if s.layer is not None and s.role in ROLES]
+
+
+def unpack(specs: Iterable[TensorSpec], stage: Stage, read: Callable[[str], Array]) -> Attention:
+    """The attention that these tensors hold, whose values `read` gives in float32 by name."""
+    pieces: dict[str, Array] = {}
     for spec in specs:
-        values = source.weights.float32(spec.name)
-        pieces = to_pieces(spec, values, stage)
-        if pieces is None:
-            rest[within_block(spec, source.architecture)] = values
-        else:
-            pieces_by_name |= {key: np.ascontiguousarray(piece) for key, piece in pieces.items()}
-    return Layer(
-        *(kind(**{f.name: pieces_by_name.get(f.name) for f in fields(kind)}) for kind in (Attention, MLP)), rest
-    )
+        pieces |= to_pieces(spec, read(spec.name), stage)
+    return Attention(**{key: np.ascontiguousarray(piece) for key, piece in pieces.items()})
 
 
-# -- and back --------------------------------------------------------------------------------------
+def pack(attention: Attention, specs: Iterable[TensorSpec]) -> Arrays:
+    """The tensors that hold an attention, in float32 by name."""
+    return {spec.name: np.ascontiguousarray(to_file(spec, attention), np.float32) for spec in specs}
 
 
-def pack(layer: Layer, target: Reshaped, index: int) -> Arrays:
-    """File tensors (float32, by name) of layer `index` of a model at another shape.
-
-    Raises `UnsupportedModel` where the result has no place for something (a bias, the norm of a layer that becomes the
-    first) or asks for something that the layer does not have.
-    """
-    specs, architecture = target.by_layer[index], target.architecture
-    have = {f.name: getattr(part, f.name) for part in (layer.attention, layer.mlp) for f in fields(part)}
-    stage, out, used = target.shape.stages[specs[0].stage], {}, set()
-    for spec in specs:
-        keys = to_pieces(spec, np.broadcast_to(np.float32(0), spec.shape), stage)
-        if keys is None:
-            name = within_block(spec, architecture)
-            if name not in layer.rest:
-                raise UnsupportedModel(f"Layer {index} of the result needs '{spec.name}', which this layer lacks.")
-            values, used = layer.rest[name], used | {name}
-        else:
-            values, used = to_file(spec, {key: have[key] for key in keys}, keys), used | set(keys)
-        if values.shape != spec.shape:
-            raise UnsupportedModel(
-                f"'{spec.name}' of the result is {list(spec.shape)}, and the layer gives {list(values.shape)}."
-            )
-        out[spec.name] = np.ascontiguousarray(values, np.float32)
-    left = [key for key, value in (have | layer.rest).items() if value is not None and key not in used]
-    # A bias of zeros says nothing and needs no place.
-    left = [key for key in left if not key.endswith("_bias") or np.any(have[key])]
-    if left:
-        raise UnsupportedModel(f"Layer {index} of a {architecture.name} has no place for '{left[0]}'.")
-    return out
-
-
-def to_file(spec: TensorSpec, parts: dict[str, Array | None], like: dict[str, Array]) -> Array:
-    """Canonical fields in the layout of one file tensor; `like` are arrays of their sizes without memory."""
-    if all(value is None for key, value in parts.items() if not key.endswith("_bias")) and len(spec.axes) > 1:
-        raise UnsupportedModel(f"The result needs '{spec.name}', and the layer has no {' or '.join(parts)}.")
-    pieces = [np.zeros_like(like[key]) if value is None else value for key, value in parts.items()]
-    if spec.role == "o" or spec.role == "down":
-        if len(spec.axes) == 1:
-            return pieces[0]
-        flat = pieces[0].reshape(pieces[0].shape[0], -1)
-        return np.moveaxis(flat, 0, spec.axes.index("width"))
-    at = outer_axis(spec)
+def to_file(spec: TensorSpec, attention: Attention) -> Array:
+    """The matrices or biases of one tensor in its layout."""
+    if len(spec.axes) == 1 and spec.role == "o":
+        return attention.o_bias
+    if spec.role == "o":
+        return np.moveaxis(attention.o.reshape(attention.width, -1), 0, spec.axes.index("width"))
+    end, at = "" if len(spec.axes) > 1 else "_bias", outer_axis(spec)
+    pieces = [getattr(attention, letter + end) for letter in spec.role]  # (heads, head_dim, ...)
     if spec.axes[at] == "heads*qkv":
         each = np.stack(pieces, axis=1)  # (heads, 3, head_dim, ...)
         rows = each.reshape(-1, *each.shape[3:])
     else:
-        heads = 2 if spec.role in ATTENTION_ROLES else 1  # leading dimensions that become one
-        rows = np.concatenate([piece.reshape(-1, *piece.shape[heads:]) for piece in pieces])
+        rows = np.concatenate([piece.reshape(-1, *piece.shape[2:]) for piece in pieces])
     return np.moveaxis(rows, 0, at)
+
+
+class LayerTensors:
+    """Tensors of new layers in float32, those of a layer made by `make` when its first one is asked for."""
+
+    def __init__(self, specs: Iterable[TensorSpec], make: Callable[[int], Arrays]) -> None:
+        self.layers = {spec.name: spec.layer for spec in specs}
+        self.layer = lru_cache(maxsize=1)(make)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.layers
+
+    def __getitem__(self, name: str) -> Array:
+        return self.layer(self.layers[name])[name]
+
+    def stored(self, out: TensorOut) -> Array:
+        """A tensor in the numbers that the file has."""
+        return from_float32(self[out.name], out.dtype)

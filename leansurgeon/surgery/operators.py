@@ -185,7 +185,7 @@ def balance_heads(source: Source) -> Step:
             f"--balance: values of {source.architecture.name} in another basis were not seen to say the same.",
             "Leave --balance out.",
         )
-    coarse = {source.weights.entries[s.name].dtype for s in balance.inside(source.specs)} - {"F32", "F64"}
+    coarse = {source.weights.entries[s.name].dtype for s in canonical.of_attention(source.specs)} - {"F32", "F64"}
     if coarse:
         raise UnsupportedModel(
             f"--balance is exact in fp32, and these weights are {', '.join(sorted(coarse))}: rounding them in another "

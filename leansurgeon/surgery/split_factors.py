@@ -116,12 +116,12 @@ def moment(x_BHTD: Tensor, weight_BT: Tensor) -> Tensor:
 
 @torch.no_grad()
 def score_moments(
-    parent: Torch, inputs: Sequence[Tensor], masks: Sequence[Tensor | None], children: int, seed: int = 0
+    parent: Torch, inputs: Sequence[Tensor], masks: Sequence[Tensor | None], children: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Moments of queries `(H, 1, D, D)` and of keys as the output of each child sees them `(H, M, D, D)`, float64.
 
     The key moment is `sum_i U_i^T U_i`, `U_i = sum_j a_ij W (v_j - o_i) k_j^T`, over the real queries i (some of
-    every sequence, drawn by `seed`), where W is a root of the child's output projection.
+    every sequence, drawn at random), where W is a root of the child's output projection.
     """
     heads, d = parent.q.shape[0], parent.q.shape[2]
     columns = np.array_split(np.arange(d), children)
@@ -130,7 +130,7 @@ def score_moments(
     c_query = torch.zeros(heads, d, d, dtype=torch.double)
     plain = torch.zeros_like(c_query)
     c_key = torch.zeros(heads, children, d, d, dtype=torch.double)
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     for x, mask in parts(*some(inputs, masks), heads):
         q, k, v = parent.project(x)
         weight = mask.float()

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from leansurgeon.errors import UnsupportedModel, UsageError
-from leansurgeon.shape import Stage, nearest_divisible
+from leansurgeon.shape import Stage
 from leansurgeon.surgery.canonical import Attention
 
 if TYPE_CHECKING:
@@ -35,69 +34,31 @@ FIFTH = 5  # so many batches, of which the last guards
 # -- exact ----------------------------------------------------------------------------------------
 
 
-def exact(attention: Attention, after: Stage, *, score_gain: float | None = None, rotary: bool = False) -> Attention:
-    """The same function with `after.heads` heads: copies of q and k, and a disjoint slice of the output columns each.
-
-    With as many key/value heads as before (grouped queries) only query heads are copied; otherwise keys and values are
-    copied too. Children of one head lie side by side; where the numbers do not divide, some heads have one child more.
-    head_dim may grow, with zeros in the new places, where positions do not rotate queries and keys (`rotary`).
-
-    `score_gain` is the old score scale over the new one, by default sqrt(new head_dim / old head_dim), as libraries
-    derive the scale from head_dim. Raises `UsageError` for fewer heads or key/value heads that do not fit, and
-    `UnsupportedModel` for a head_dim that shrinks, or changes under rotary positions.
+def exact(attention: Attention, after: Stage, gain: float) -> Attention:
+    """The same function with `after.heads` heads of at least the old size: every child has a copy of its parent's q and
+    k, and a disjoint slice of its output columns; new places hold zeros. `gain` is the old score scale over the new
+    one.
     """
-    before, d = attention, attention.head_dim
-    if after.heads < before.heads:
-        raise UsageError(f"Splitting cannot lead from {before.heads} heads to {after.heads}; trim heads instead.")
-    if after.head_dim < d:
-        raise UnsupportedModel(
-            f"An exact split needs a head_dim of at least {d}, and {after.head_dim} was asked for.",
-            f"Use --head-dim {d}, or calibrate a split at equal parameters.",
-        )
-    if rotary and after.head_dim != d:
-        raise UnsupportedModel(
-            f"Rotary positions tie the meaning of each coordinate to head_dim {d}; {after.head_dim} would change it.",
-            f"Use --head-dim {d}.",
-        )
-    parents, copies = families(before, after)
-    gain = np.sqrt(after.head_dim / d) if score_gain is None else score_gain
+    children, d = after.heads // attention.heads, attention.head_dim
     root = float(np.sqrt(gain))
 
-    def heads_of(x: Array | None, chosen: Array, factor: float = 1.0) -> Array | None:
-        """The chosen heads times a factor, each padded with zeros to the new head_dim."""
-        return None if x is None else pad(x[chosen] * factor, 1, after.head_dim).astype(np.float32)
+    def copies(x: Array | None, factor: float = 1.0) -> Array | None:
+        """Every head once for each child, times a factor, padded to the new head_dim."""
+        return None if x is None else pad((x * factor).repeat(children, 0), 1, after.head_dim).astype(np.float32)
 
-    o = np.zeros((before.width, after.heads, after.head_dim), np.float32)
-    for parent in range(before.heads):
-        children = np.flatnonzero(parents == parent)
-        for child, columns in zip(children, np.array_split(np.arange(d), len(children)), strict=True):
-            o[:, child, columns] = before.o[:, parent, columns]
+    o = np.zeros((attention.width, attention.heads, children, after.head_dim), np.float32)
+    for child, columns in enumerate(shares(d, children)):
+        o[:, :, child, columns] = attention.o[..., columns]
     return replace(
-        before,
-        q=heads_of(before.q, parents, root),
-        k=heads_of(before.k, copies, root),
-        v=heads_of(before.v, copies),
-        o=o,
-        q_bias=heads_of(before.q_bias, parents, root),
-        k_bias=heads_of(before.k_bias, copies, root),
-        v_bias=heads_of(before.v_bias, copies),
+        attention,
+        q=copies(attention.q, root),
+        k=copies(attention.k, root),
+        v=copies(attention.v),
+        o=o.reshape(attention.width, after.heads, -1),
+        q_bias=copies(attention.q_bias, root),
+        k_bias=copies(attention.k_bias, root),
+        v_bias=copies(attention.v_bias),
     )
-
-
-def families(before: Attention, after: Stage) -> tuple[Array, Array]:
-    """The parent of every new query head `(after.heads,)` and of every new key/value head `(after.kv_heads,)`."""
-    if before.kv_heads == before.heads and after.kv_heads == after.heads:
-        parents = np.concatenate([np.full(len(c), h) for h, c in enumerate(shares(after.heads, before.heads))])
-        return parents, parents
-    if after.kv_heads % before.kv_heads or after.heads % after.kv_heads:
-        raise UsageError(
-            f"{after.heads} heads on {after.kv_heads} key/value heads cannot be made out of {before.heads} heads on "
-            f"{before.kv_heads}; nearest: {nearest_divisible(after.heads, before.kv_heads)} heads on {before.kv_heads}."
-        )
-    group = before.heads // before.kv_heads
-    inside = np.concatenate([np.full(len(c), h) for h, c in enumerate(shares(after.heads // before.kv_heads, group))])
-    parents = (np.arange(before.kv_heads)[:, None] * group + inside).reshape(-1)
-    return parents, np.arange(before.kv_heads).repeat(after.kv_heads // before.kv_heads)
 
 
 def shares(total: int, parts: int) -> list[Array]:
@@ -138,8 +99,6 @@ def low_rank(c_query: Array, c_key: Array, rank: int, gain: float) -> Forms:
     right = share * vt[..., :rank, :] @ k_inverse
     energy = np.square(s)
     kept = energy[..., :rank].sum(-1) / np.maximum(energy.sum(-1), np.finfo(np.float64).tiny)
-    if rank > left.shape[-2]:  # more room than the parent needs
-        left, right = (pad(x, -2, rank) for x in (left, right))
     return Forms(left, right, float(kept.mean()))
 
 
@@ -172,34 +131,6 @@ def roots(c: Array) -> tuple[Array, Array]:
 # -- at equal parameters ----------------------------------------------------------------------------
 
 
-def children_of(attention: Attention, after: Stage, rotary: bool) -> int:
-    """Children per head of a split that divides head_dim. Raises what such a split cannot do, in one sentence."""
-    heads, d = attention.heads, attention.head_dim
-    if rotary:
-        raise UnsupportedModel(
-            f"Rotary positions tie queries and keys to head_dim {d}, so {after.heads} heads of {after.head_dim} cannot "
-            "be derived from them.",
-            f"Keep head_dim (--head-dim {d}): that split is exact.",
-        )
-    if attention.kv_heads != heads or after.kv_heads != after.heads:
-        raise UnsupportedModel(
-            f"{heads} query heads share {attention.kv_heads} key/value heads, and shared keys cannot be divided.",
-            f"Keep head_dim (--head-dim {d}): that split is exact.",
-        )
-    if after.heads % heads:
-        raise UsageError(
-            f"{heads} heads cannot be divided into {after.heads} at equal parameters; "
-            f"nearest: {nearest_divisible(after.heads, heads)}."
-        )
-    children = after.heads // heads
-    if children * after.head_dim < d:
-        raise UsageError(
-            f"{children} children of head_dim {after.head_dim} cannot hold the {d} values of a head; "
-            f"the least is {-(-d // children)}."
-        )
-    return children
-
-
 def assemble(attention: Attention, after: Stage, forms: Forms) -> Attention:
     """Children with the given score forms, each with its slice of the parent's values and output columns.
 
@@ -228,33 +159,19 @@ def assemble(attention: Attention, after: Stage, forms: Forms) -> Attention:
     )
 
 
-def gain_of(attention: Attention, after: Stage, score_gain: float | None) -> float:
-    """The factor that keeps the scores' size when head_dim changes, unless one was given."""
-    return float(np.sqrt(after.head_dim / attention.head_dim)) if score_gain is None else score_gain
-
-
-def weights_only(
-    attention: Attention,
-    after: Stage,
-    *,
-    score_gain: float | None = None,
-    rotary: bool = False,
-) -> Attention:
-    """The split of smaller rank without data: inputs are taken as white.
+def weights_only(attention: Attention, after: Stage, gain: float) -> Attention:
+    """The split of smaller rank without data: inputs are taken as white. `gain` is as in `exact`.
 
     Half of a child's rank holds the largest parts of the score form, the same in every child; the other half holds
     every n-th of the next ones, n times as strong, so that the n children hold them all in the mean. On MiniLM-L6, 12
     to 24 heads (one run, 100 sentences), embeddings keep a cosine of 0.909 with it; with the largest parts only 0.877,
-    with a config edit 0.883, with `activation_aware` on random token ids 0.976. Raises as `activation_aware` does, and
-    `UnsupportedModel` for `rotary` positions.
+    with a config edit 0.883, with `activation_aware` on random token ids 0.976.
     """
-    children_of(attention, after, rotary)
     q, k = attention.q.astype(np.float64), attention.k.astype(np.float64)
     middle = np.zeros(q.shape[:2]) if attention.q_bias is None else attention.q_bias.astype(np.float64)
     c_query = q @ np.swapaxes(q, -1, -2) + middle[..., :, None] * middle[..., None, :]
     c_key = k @ np.swapaxes(k, -1, -2)
-    children, gain = after.heads // attention.heads, gain_of(attention, after, score_gain)
-    forms = divide_form(c_query, c_key, children, after.head_dim, gain)
+    forms = divide_form(c_query, c_key, after.heads // attention.heads, after.head_dim, gain)
     return assemble(attention, after, forms)
 
 
@@ -264,11 +181,11 @@ def activation_aware(
     masks: Sequence[Tensor | None],
     after: Stage,
     *,
-    causal: bool = False,
-    targets_BTW: Sequence[Tensor] | None = None,
-    score_scale: float | None = None,
-    score_gain: float | None = None,
-    ridge: float | None = 0.1,
+    causal: bool,
+    targets_BTW: Sequence[Tensor] | None,
+    score_scale: float,
+    gain: float,
+    ridge: float | None,
 ) -> tuple[Attention, dict[str, float | bool]]:
     """The split of smaller rank that changes the attention's output least on sample inputs, and its numbers.
 
@@ -281,18 +198,13 @@ def activation_aware(
 
     inputs_BTW: what the attention reads, `(B, T, width)` per batch (of the network as it is already cut).
     masks: `(B, T)`, true where a token is real, or None. causal: whether tokens see only those before them.
-    targets_BTW: what the attention should give; by default what the parent gives for the same inputs.
-    score_scale: what multiplies q . k in the parent, by default 1/sqrt(head_dim). score_gain: as in `exact`.
+    targets_BTW: what the attention should give; None: what the parent gives for the same inputs.
+    score_scale: what multiplies q . k in the parent. gain: as in `exact`.
     ridge: of the refit, relative to the mean square of a head's output; None leaves W_o. Every fifth batch guards, of
     few batches every fifth piece of them: the refit is kept only if it lowers the error there.
     The numbers: `kept`, the share of the weighted score form that is left; `error_split` and `error_refit`, the
     relative output error on the guard before and after the refit; `refitted`, whether that was kept.
-
-    Not for rotary positions. Raises `UnsupportedModel` for shared keys, `UsageError` for numbers that do not divide.
     """
-    children = children_of(attention, after, rotary=False)
-    if not inputs_BTW:
-        raise UsageError("A calibrated split needs at least one batch of sample data.")
     from leansurgeon.surgery import split_factors as factors
 
     each = -(-FIFTH // len(inputs_BTW))  # pieces that a batch is cut into, by samples
@@ -303,8 +215,8 @@ def activation_aware(
     every = range(len(inputs_BTW))  # every fifth guards, of fewer the last; a single one does both
     guard = [b for b in every if b % FIFTH == FIFTH - 1] or [every[-1]]
     fit = [b for b in every if b not in guard] or guard
-    gain = gain_of(attention, after, score_gain)
-    forms = low_rank(*factors.score_moments(parent, inputs_BTW, masks, children), after.head_dim, gain)
+    moments = factors.score_moments(parent, inputs_BTW, masks, after.heads // attention.heads)
+    forms = low_rank(*moments, after.head_dim, gain)
 
     def goal(b: int) -> Tensor:
         """What the attention should give; made when it is asked for, since all at once might not fit in memory."""

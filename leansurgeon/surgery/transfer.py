@@ -15,7 +15,7 @@ import hashlib
 from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, partial
 from math import prod
 from pathlib import Path
 
@@ -28,10 +28,10 @@ from leansurgeon.checkpoints.foreign import companions
 from leansurgeon.checkpoints.recorded.decided import Decisions
 from leansurgeon.checkpoints.reshaped import FOLLOWERS, at_layer
 from leansurgeon.checkpoints.weights import RAW, Arrays, TensorOut, from_float32, write
-from leansurgeon.errors import LeanSurgeonError, UnsupportedModel
+from leansurgeon.errors import UnsupportedModel
 from leansurgeon.shape import Stage
 from leansurgeon.surgery import canonical, split_heads
-from leansurgeon.surgery.balance import BalancedTensors
+from leansurgeon.surgery.balance import balance_tensors
 from leansurgeon.surgery.planning import Plan
 
 Array = np.ndarray
@@ -57,10 +57,7 @@ def apply(plan: Plan, folder: Path, edits: Mapping[str, Array] | None = None) ->
     else:
         transfer = Transfer(plan, edits)
         outs, balance = transfer.tensors(), {}
-        if plan.method.balance:
-            balanced = BalancedTensors(plan.result, outs)
-            outs, balance = balanced.tensors(), balanced.record
-        write(folder, outs)
+        write(folder, balance_tensors(plan.result, outs, balance) if plan.method.balance else outs)
         decided = Decisions(kept_heads=transfer.kept_heads, balance=balance)  # both are known when all is written
         write_config(folder, config, plan.architecture)
     if plan.source.folder:
@@ -75,8 +72,12 @@ class Transfer:
 
     def __init__(self, plan: Plan, edits: Mapping[str, Array] | None = None) -> None:
         self.plan, self.source, self.weights = plan, plan.source, plan.source.weights
-        resized = any(a.head_dim != b.head_dim for a, b in zip(plan.before.stages, plan.after.stages, strict=True))
-        self.split = SplitTensors(plan) if resized and any(s.name == "split-heads" for s in plan.operators) else {}
+        keeps = plan.init == "transfer" and plan.source.learned  # else heads of another size start afresh
+        resized = [
+            a.head_dim != b.head_dim and keeps for a, b in zip(plan.before.stages, plan.after.stages, strict=True)
+        ]
+        specs = canonical.of_attention(plan.result.specs) if any(resized) else ()
+        self.split = canonical.LayerTensors((s for s in specs if resized[s.stage]), self.split_layer)
         self.edits = ChainMap(edits or {}, self.split)
         self.by_layer: dict[int | None, dict[str, TensorSpec]] = {}
         for spec in self.source.specs:
@@ -135,16 +136,21 @@ class Transfer:
             return lambda: from_float32(np.ascontiguousarray(self.edits[target.name], np.float32), dtype)
         if maps.before.head_dim != maps.after.head_dim:
             if target.role in OF_HEADS or (target.role == "o" and not same_size):
-                if self.plan.init == "transfer" and self.source.learned:
-                    raise LeanSurgeonError(
-                        f"'{target.name}' should come from the source's heads, and nothing says how.",
-                        "This is an error of leansurgeon itself; --init fresh-attention starts q, k, v afresh.",
-                    )
                 return partial(self.make_afresh, target, dtype)
             if target.role == "o":  # of the same size: its columns belong to no head any more
                 return None
         moves = any(map(maps.moves, spec.axes))
         return partial(self.gather, target, spec, dtype) if moves else None
+
+    def split_layer(self, layer: int) -> Arrays:
+        """The attention of a new layer with heads of another size: exactly where they grow, by the weights alone where
+        they shrink.
+        """
+        specs, old = canonical.of_attention(self.plan.result.by_layer[layer]), self.plan.layers[layer]
+        before, after = (shape.stages[specs[0].stage] for shape in (self.plan.before, self.plan.after))
+        attention = canonical.unpack(canonical.of_attention(self.by_layer[old].values()), before, self.weights.float32)
+        split = split_heads.exact if after.head_dim >= before.head_dim else split_heads.weights_only
+        return canonical.pack(split(attention, after, canonical.score_gain(self.source, before, after)), specs)
 
     def gather(self, target: TensorSpec, spec: TensorSpec, dtype: str) -> Array:
         """Old entries at their new places; the others drawn or zero."""
@@ -411,39 +417,3 @@ def move(new: Array, places: list[Array], old: Array, origins: list[Array]) -> N
         new[tuple(to)] = old[tuple(of)]
     else:
         new[np.ix_(*places)] = old[np.ix_(*origins)]
-
-
-# -- heads of another size without sample data -----------------------------------------------------
-
-
-class SplitTensors(Mapping[str, Array]):
-    """The attention tensors of every new layer, each layer made when its first tensor is asked for: exactly where heads
-    grow, by the weights alone where they shrink.
-    """
-
-    def __init__(self, plan: Plan) -> None:
-        self.plan, roles = plan, (*canonical.ATTENTION_ROLES, "o")
-        self.layers = {s.name: s.layer for s in plan.result.specs if s.layer is not None and s.role in roles}
-        self.layer = lru_cache(maxsize=1)(self.split_layer)
-
-    def split_layer(self, layer: int) -> Arrays:
-        """The layer's attention tensors with split heads, by name."""
-        plan, source, stage = self.plan, self.plan.source, self.plan.after.stage_of(layer)
-        old, after = canonical.unpack(source, plan.layers[layer]), plan.after.stages[stage]
-        form = split_heads.exact if after.head_dim >= old.attention.head_dim else split_heads.weights_only
-        gain = None if canonical.scale_is_derived(source) else 1.0
-        attention = form(old.attention, after, score_gain=gain, rotary=canonical.rotary(source))
-        shape = plan.after.with_(mlp_dim=plan.before.stages[stage].mlp_dim)  # the MLP is not ours
-        return canonical.pack(replace(old, attention=attention), plan.result.at(shape), layer)
-
-    def __getitem__(self, name: str) -> Array:
-        return self.layer(self.layers[name])[name]
-
-    def __contains__(self, name: object) -> bool:
-        return name in self.layers  # without making the layer
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.layers)
-
-    def __len__(self) -> int:
-        return len(self.layers)

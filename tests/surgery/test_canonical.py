@@ -8,10 +8,21 @@ import numpy as np
 import pytest
 import torch
 
-from leansurgeon.checkpoints.reshaped import Reshaped
+from leansurgeon.architectures.base import TensorSpec
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import UnsupportedModel
-from leansurgeon.surgery.canonical import pack, rotary, scale_is_derived, score_scale, unpack, why_unsupported
+from leansurgeon.shape import Stage
+from leansurgeon.surgery.canonical import (
+    ROLES,
+    Attention,
+    of_attention,
+    pack,
+    rotary,
+    score_gain,
+    score_scale,
+    unpack,
+    why_unsupported,
+)
 from tests import conftest
 from tests.checkpoints.test_skeleton import CASES, batches, expected, make, of_layer, opened
 
@@ -28,25 +39,27 @@ UNSUPPORTED = {
 }
 
 
+def read(source, layer: int) -> tuple[Attention, Stage, list[TensorSpec]]:
+    """The attention of a layer, its stage and its tensors."""
+    specs = of_attention(s for s in source.specs if s.layer == layer)
+    stage = source.shape.stages[specs[0].stage]
+    return unpack(specs, stage, source.weights.float32), stage, specs
+
+
 @pytest.mark.parametrize("key", CASES)
 def test_there_and_back_is_every_bit(key, tmp_path):
     source, _ = make(key, tmp_path / "source")
     if key in UNSUPPORTED:
         assert UNSUPPORTED[key] in why_unsupported(source)
-        with pytest.raises(UnsupportedModel, match=UNSUPPORTED[key]):
-            unpack(source, 0)
         return
     assert why_unsupported(source) is None
     for i in range(source.shape.depth):
-        spec = next(s for s in source.specs if s.layer == i)
-        stage, layer = source.shape.stages[spec.stage], unpack(source, i)
-        attention, mlp = layer.attention, layer.mlp
+        attention, stage, specs = read(source, i)
         assert attention.q.shape == (stage.heads, stage.head_dim, stage.width)
         assert attention.k.shape == attention.v.shape == (stage.kv_heads, stage.head_dim, stage.width)
         assert attention.o.shape == (stage.width, stage.heads, stage.head_dim)
-        assert mlp.up.shape == (stage.mlp_dim, stage.width) == mlp.down.shape[::-1]
-        packed, tensors = pack(layer, Reshaped(source, source.architecture, source.shape), i), of_layer(source, i)
-        assert packed.keys() == tensors.keys()
+        packed, tensors = pack(attention, specs), of_layer(source, i)
+        assert packed.keys() == {s.name for s in source.specs if s.layer == i and s.role in ROLES}
         for name, values in packed.items():
             assert values.dtype == np.float32 and np.array_equal(values, tensors[name]), name
 
@@ -117,101 +130,39 @@ def test_attention_by_hand_is_the_librarys(key, tmp_path):
     source, model = make(key, tmp_path / "source")
     path, ways, projection = ATTENTIONS[key]
     batch = batches(source, model)[0]
-    layer = unpack(source, int(next(p for p in path.split(".") if p.isdigit())))
+    attention, stage, _ = read(source, int(next(p for p in path.split(".") if p.isdigit())))
     inside, out = seen(model.get_submodule(path), lambda: expected(source, model, batch))
     if projection:
         _, out = seen(model.get_submodule(projection), lambda: expected(source, model, batch))
-    got = attend(layer.attention, inside, score_scale(source), **ways)
+    got = attend(attention, inside, score_scale(source, stage), **ways)
     assert np.abs(got - out).max() < 2e-5 * np.abs(out).max()
 
 
-def gelu(x):
-    return torch.nn.functional.gelu(torch.from_numpy(x)).numpy()
-
-
-def silu(x):
-    return torch.nn.functional.silu(torch.from_numpy(x)).numpy()
-
-
-MLPS = {
-    "llama": ("model.layers.1.mlp", silu),
-    "modernbert": ("model.layers.1.mlp", gelu),  # both halves in one matrix
-    "timm-eva": ("blocks.1.mlp", silu),
-    "dinov3_vit": ("model.layer.1.mlp", gelu),
-    "bert-crammed": ("encoder.layers.1.mlp", gelu),
-    "timm-vit": ("blocks.1.mlp", gelu),
-}
-
-
-@pytest.mark.parametrize("key", MLPS)
-def test_the_gate_is_the_half_that_is_activated(key, tmp_path):
-    source, model = make(key, tmp_path / "source")
-    path, act = MLPS[key]
-    m = unpack(source, 1).mlp
-    x, out = seen(model.get_submodule(path), lambda: expected(source, model, batches(source, model)[0]))
-    up = x @ m.up.T + (0 if m.up_bias is None else m.up_bias)
-    hidden = act(up) if m.gate is None else act(x @ m.gate.T + (0 if m.gate_bias is None else m.gate_bias)) * up
-    got = hidden @ m.down.T + (0 if m.down_bias is None else m.down_bias)
-    assert np.abs(got - out).max() < 2e-5 * np.abs(out).max()
-
-
-# -- a result of another shape or place ------------------------------------------------------------
+# -- a result --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("key", ["gpt2", "gpt_neox", "llama", "bert"])
 def test_heads_in_another_order_change_nothing(key, tmp_path):
     """Packed into the file and run by the library: the order of heads has no meaning where each brings its own."""
     source, model = make(key, tmp_path / "source")
-    skeleton, layer = opened(source), unpack(source, 0)
-    a, kv = layer.attention, np.arange(layer.attention.kv_heads)[::-1]
+    skeleton, (a, _, specs) = opened(source), read(source, 0)
+    kv = np.arange(a.kv_heads)[::-1]
     each = a.heads // a.kv_heads
     q = (kv[:, None] * each + np.arange(each)).reshape(-1)
     take = {"q": q, "k": kv, "v": kv, "q_bias": q, "k_bias": kv, "v_bias": kv}
     moved = {n: getattr(a, n)[i] for n, i in take.items() if getattr(a, n) is not None}
-    turned = replace(layer, attention=replace(a, o=a.o[:, q], **moved))
-    packed = pack(turned, Reshaped(source, source.architecture, source.shape), 0)
-    assert not all(np.array_equal(packed[n], values) for n, values in of_layer(source, 0).items())
+    before = of_layer(source, 0)
+    packed = before | pack(replace(a, o=a.o[:, q], **moved), specs)
+    assert not all(np.array_equal(packed[n], values) for n, values in before.items())
     from leansurgeon.checkpoints.blockwise.stream import Stream
 
     stream = Stream(skeleton, batches(source, model))
     outs = []
-    for tensors in (packed, of_layer(source, 0)):
+    for tensors in (packed, before):
         skeleton.fill(0, tensors)
         outs.append(stream.run())
     for got, want in zip(*outs, strict=True):
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
-
-
-def test_a_layer_goes_to_another_place_and_shape(tmp_path):
-    source, _ = make("qwen3", tmp_path / "source")
-    layer = unpack(source, 3)
-    a = layer.attention
-    double = replace(layer, attention=replace(a, q=np.repeat(a.q, 2, 0), o=np.repeat(a.o, 2, 1) / 2))
-    shape = source.shape.with_(heads=8, depth=2)
-    packed = pack(double, Reshaped(source, source.architecture, shape), 1)
-    assert packed["model.layers.1.self_attn.q_proj.weight"].shape == (128, 32)
-    assert np.array_equal(packed["model.layers.1.mlp.up_proj.weight"], layer.mlp.up)
-    assert {n.split(".")[2] for n in packed} == {"1"}
-    with pytest.raises(UnsupportedModel, match=r"\b32\b.*\b128\b.*\b32\b.*\b64\b"):
-        pack(layer, Reshaped(source, source.architecture, shape), 1)
-
-
-def test_what_has_no_place_is_refused(tmp_path):
-    source, _ = make("modernbert", tmp_path / "source")
-    with pytest.raises(UnsupportedModel, match=r"no place for 'attn_norm\."):
-        pack(unpack(source, 1), Reshaped(source, source.architecture, source.shape), 0)
-    with pytest.raises(UnsupportedModel, match=r"needs 'model\.layers\.2\.attn_norm"):
-        pack(unpack(source, 0), Reshaped(source, source.architecture, source.shape), 2)
-    layer = unpack(source, 1)
-    biased = replace(layer, attention=replace(layer.attention, o_bias=np.zeros(32, np.float32)))
-    pack(biased, Reshaped(source, source.architecture, source.shape), 1)  # zeros say nothing
-    biased.attention.o_bias[3] = 1
-    with pytest.raises(UnsupportedModel, match="no place for 'o_bias'"):
-        pack(biased, Reshaped(source, source.architecture, source.shape), 1)
-    llama, _ = make("llama", tmp_path / "llama")
-    layer = unpack(llama, 1)
-    with pytest.raises(UnsupportedModel, match="has no gate"):
-        pack(replace(layer, mlp=replace(layer.mlp, gate=None)), Reshaped(llama, llama.architecture, llama.shape), 1)
 
 
 def test_the_scale_of_scores(tmp_path):
@@ -220,21 +171,22 @@ def test_the_scale_of_scores(tmp_path):
         conftest.build(family, **changes).save_pretrained(folder)
         return open_source(str(folder))
 
-    assert score_scale(source("bert")) == pytest.approx(8**-0.5) and scale_is_derived(source("bert"))
+    def scale(source):
+        return score_scale(source, source.shape.stages[0])
+
+    def gain(source):
+        return score_gain(source, source.shape.stages[0], replace(source.shape.stages[0], head_dim=2))
+
+    assert scale(source("bert")) == pytest.approx(8**-0.5) and gain(source("bert")) == pytest.approx(0.5)
     flat = source("gpt2", scale_attn_weights=False)
-    assert score_scale(flat) == 1.0 and not scale_is_derived(flat)
-    assert score_scale(source("t5")) == 1.0
+    assert scale(flat) == 1.0 and gain(flat) == 1.0
+    assert scale(source("t5")) == 1.0
     with pytest.raises(UnsupportedModel, match=r"\bscale_attn_by_inverse_layer_idx\b"):
-        score_scale(source("gpt2", scale_attn_by_inverse_layer_idx=True))
+        scale(source("gpt2", scale_attn_by_inverse_layer_idx=True))
     one = source("llama")
     gemma2 = replace(one, config=one.config | {"query_pre_attn_scalar": 64})
-    assert score_scale(gemma2) == pytest.approx(1 / 8) and not scale_is_derived(gemma2)
-    assert score_scale(replace(one, config=one.config | {"attention_multiplier": 0.25})) == 0.25
+    assert scale(gemma2) == pytest.approx(1 / 8) and gain(gemma2) == 1.0
+    assert scale(replace(one, config=one.config | {"attention_multiplier": 0.25})) == 0.25
     with pytest.raises(UnsupportedModel, match="caps its scores"):
-        score_scale(replace(one, config=one.config | {"attn_logit_softcapping": 50.0}))
+        scale(replace(one, config=one.config | {"attn_logit_softcapping": 50.0}))
     assert rotary(one) and not rotary(flat)
-
-
-def test_a_preset_has_nothing_to_read():
-    with pytest.raises(UnsupportedModel, match=r"\bvit-b\b.*\bpreset\b"):
-        unpack(open_source("vit-b"), 0)
