@@ -8,7 +8,7 @@ damage. What a later version adds is kept as it is (`other`), so that a record t
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -77,6 +77,7 @@ class Comparison(RecordedInFull):
     """
 
     WHERE = "compared"
+    required = ("done",)  # of the rest what is known
 
     done: bool = True
     why: str | None = None
@@ -91,11 +92,6 @@ class Comparison(RecordedInFull):
     accuracy: PairedFigure | None = None
     scored: int | None = None
     scores: Mapping[str, PairedFigure] = field(default_factory=dict)  # by the metrics of scores, marks, or lm-eval
-
-    @property
-    def required(self) -> Collection[str]:
-        """Whether it was done; of the rest what is known."""
-        return ("done",)
 
 
 @dataclass(frozen=True)

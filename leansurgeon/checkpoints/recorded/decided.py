@@ -57,6 +57,8 @@ class Tried(Recorded):
     `left_out` that its race ended early.
     """
 
+    required = ("data",)
+
     kept: tuple[int, ...]
     criterion: str
     attention: bool
@@ -64,11 +66,6 @@ class Tried(Recorded):
     score: GuardScore = field(metadata=INSIDE)
     left_out: bool = False
     data: str = "all"
-
-    @property
-    def required(self) -> Collection[str]:
-        """What it was judged on is always said."""
-        return ("data",)
 
 
 # -- what became of a layer ------------------------------------------------------------------------

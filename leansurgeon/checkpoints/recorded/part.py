@@ -9,7 +9,7 @@ and has no default.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from functools import cache
 from types import NoneType, UnionType
@@ -44,6 +44,7 @@ class Recorded:
     WHERE: ClassVar[str] = ""  # what damage calls it
     SURE: ClassVar[Collection[str] | None] = ()  # fields in which something odd is damage; None: all
     KEYS: ClassVar[Mapping[str, str]] = {}  # of fields that have another name in the file
+    required: ClassVar[Collection[str]] = ()  # fields that are written in any case
     raw: JsonObject | None = field(init=False, default=None, repr=False, compare=False)
 
     @classmethod
@@ -62,10 +63,10 @@ class Recorded:
     def within(cls, data: Mapping[str, Json]) -> Self:
         """The value whose keys stand among others."""
         values = {}
-        for one, kind in kinds(cls):
-            key, sure = cls.KEYS.get(one.name, one.name), cls.SURE is None or one.name in cls.SURE
+        for key, one, kind in kinds(cls):
+            sure = cls.SURE is None or one.name in cls.SURE
             try:
-                if one.metadata.get("inside"):
+                if one.metadata:
                     values[one.name] = kind.within(data)
                 elif data.get(key) is not None:
                     values[one.name] = read_value(kind, data[key], sure)
@@ -78,22 +79,17 @@ class Recorded:
                     values[one.name] = EMPTY.get(get_origin(kind) or kind)
         return cls(**values)
 
-    @property
-    def required(self) -> Collection[str]:
-        """Fields that are written in any case."""
-        return ()
-
     def as_dict(self) -> JsonObject:
         """As the file holds it."""
         if self.raw is not None:
             return plain(self.raw)  # a copy: who changes what it is given changes no record
         document: JsonObject = {}
-        for one, _ in kinds(type(self)):
+        for key, one, _ in kinds(type(self)):
             value = getattr(self, one.name)
-            if one.metadata.get("inside"):
+            if one.metadata:
                 document |= value.as_dict()
             elif value != default_of(one) or one.name in self.required:
-                document[self.KEYS.get(one.name, one.name)] = plain(value)
+                document[key] = plain(value)
         return document
 
 
@@ -108,13 +104,13 @@ class RecordedInFull(Recorded):
     other: JsonObject = field(default_factory=dict, kw_only=True, repr=False)
 
     def _of(self, data: Mapping[str, Json]) -> Self:
-        known = {self.KEYS.get(one.name, one.name) for one, _ in kinds(type(self))}
+        known = {key for key, *_ in kinds(type(self))}
         return replace(self, other={key: data[key] for key in data if key not in known})
 
     @property
     def required(self) -> Collection[str]:
         """All but the optional ones."""
-        return {one.name for one, _ in kinds(type(self))} - set(self.OPTIONAL)
+        return {one.name for _, one, _ in kinds(type(self))} - set(self.OPTIONAL)
 
     def as_dict(self) -> JsonObject:
         """As the file holds it."""
@@ -122,27 +118,31 @@ class RecordedInFull(Recorded):
 
 
 @cache
-def kinds(part: type[Recorded]) -> tuple[tuple[Field, Any], ...]:
-    """The fields that the file has, with their types."""
-    hints = get_type_hints(part)
-    return tuple((one, hints[one.name]) for one in fields(part) if one.name not in ("raw", "other"))
+def kinds(part: type[Recorded]) -> tuple[tuple[str, Field, Any], ...]:
+    """The fields that the file has, with their keys there and their types."""
+    hints, own = get_type_hints(part), (one for one in fields(part) if one.name not in ("raw", "other"))
+    return tuple((part.KEYS.get(one.name, one.name), one, hints[one.name]) for one in own)
 
 
 def read_value(kind: Any, value: Json, sure: bool = False) -> Any:
     """A value of the file as one of this type. Raises `OddValue`, and `DamagedRecord` for damage within it."""
-    form, inner = get_origin(kind), get_args(kind)
+    form, inner, may_be_odd = get_origin(kind), get_args(kind), nullcontext() if sure else suppress(OddValue)
     if form in (Union, UnionType):
         for one in inner:
             with suppress(OddValue):
                 return read_value(one, value, sure)
     elif form is tuple and isinstance(value, list | tuple):
-        known = tuple(_entry(inner[0], item, sure) for item in value)
-        return () if any(one is None for one in known) else known  # what stands at a place means something there
+        with may_be_odd:
+            return tuple(read_value(inner[0], item, sure) for item in value)
+        return ()  # what stands at a place means something there
     elif form in (dict, Mapping) and isinstance(value, Mapping):
         if form is dict or inner[1] is Any:  # of any form
             return value
-        known = {key: _entry(inner[1], item, sure) for key, item in value.items()}
-        return {key if sure else text(key): one for key, one in known.items() if one is not None}
+        known = {}
+        for key, item in value.items():
+            with may_be_odd:
+                known[key if sure else text(key)] = read_value(inner[1], item, sure)
+        return known
     elif kind in FORMS:
         known = READ[kind](value) if kind in READ and not sure else value
         if isinstance(known, FORMS[kind]) and isinstance(known, bool) == (kind is bool):
@@ -151,16 +151,6 @@ def read_value(kind: Any, value: Json, sure: bool = False) -> Any:
         with suppress(KeyError, TypeError, ValueError, AttributeError, UsageError):  # of a `Shape`
             return kind.from_dict(value)
     raise OddValue(f"is no {getattr(kind, '__name__', kind)}")
-
-
-def _entry(kind: Any, value: Json, sure: bool) -> Any:
-    """A value in a list or an object; None where it is odd and may be."""
-    try:
-        return read_value(kind, value, sure)
-    except OddValue:
-        if sure:
-            raise
-        return None
 
 
 def default_of(one: Field) -> Any:

@@ -23,16 +23,12 @@ class Step(Recorded):
 
     WHERE = "operators"
     SURE = ("name", "exactness", "settings")
+    required = ("settings",)
 
     name: str
     exactness: str
     says: str
     settings: JsonObject = field(default_factory=dict)
-
-    @property
-    def required(self) -> Collection[str]:
-        """Settings are written, where there are none too."""
-        return ("settings",)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ of one name. `recipe.yaml` has them since a training goes on with them. Both sta
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -41,6 +41,8 @@ class Scores(part.Recorded):
     step after which it came, where that is not said elsewhere, and between which figures the metric lies with 95 %.
     """
 
+    required = ("loss", "metric")
+
     loss: float | None = None
     metric: float | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
@@ -53,11 +55,6 @@ class Scores(part.Recorded):
         """The share of the largest class where it is so large that macro F1 must stand beside accuracy; else None."""
         share = self.metrics.get("largest_class")
         return share if share is not None and share > UNEVEN else None
-
-    @property
-    def required(self) -> Collection[str]:
-        """Loss and metric, known or not."""
-        return ("loss", "metric")
 
     def as_dict(self) -> JsonObject:
         """As the file holds it: one metric has no name."""
@@ -73,6 +70,8 @@ class OnTest(part.Recorded):
     with 95 %, on the same samples (of a perplexity, F1 and a correlation: that of the loss).
     """
 
+    required = ("samples", "last", "best")
+
     samples: int | None = None
     last: Scores | None = None
     best: Scores | None = None
@@ -80,11 +79,6 @@ class OnTest(part.Recorded):
     source: Scores | None = None
     gain_low: float | None = None
     gain_high: float | None = None
-
-    @property
-    def required(self) -> Collection[str]:
-        """What every test split gives, known or not."""
-        return ("samples", "last", "best")
 
 
 @dataclass(frozen=True)

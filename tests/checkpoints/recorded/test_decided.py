@@ -123,7 +123,7 @@ def test_the_entries_of_a_list_keep_their_places_or_none_is_there(odd):
 def from_fields(value):
     """The same, as if nothing of it had been read."""
     if isinstance(value, Recorded):
-        return replace(value, **{one.name: from_fields(getattr(value, one.name)) for one, _ in kinds(type(value))})
+        return replace(value, **{one.name: from_fields(getattr(value, one.name)) for _, one, _ in kinds(type(value))})
     return tuple(map(from_fields, value)) if isinstance(value, tuple) else value
 
 
