@@ -194,7 +194,7 @@ def test_only_the_named_arms_are_trained(tmp_path, own_cache):
 
     def run(*words):
         with trainings_forked():
-            return commanded("run", "digits-vit", "--debug", *words, cwd=tmp_path).wait()
+            return commanded("run", "digits-vit", "--debug", "--set", "measure=null", *words, cwd=tmp_path).wait()
 
     def made():
         return {p.parent.name: p.stat().st_mtime_ns for p in tmp_path.glob("runs/*/*/summary.json")}
@@ -210,10 +210,10 @@ def test_only_the_named_arms_are_trained(tmp_path, own_cache):
     assert both.returncode == 0 and re.search(r"^original .*\n(.*\n)*control", both.stdout, re.M)
     before = made()
     assert before.keys() == {"original-s0", *alone} and before["control-fresh-s0"] == alone["control-fresh-s0"]
-    assert run("--arms", "lean", "--force").returncode == 0
+    assert run("--arms", "original", "--force").returncode == 0
     after = made()
-    assert after.keys() == {"lean-s0", *before} and {name: after[name] for name in before} == before
-    assert run("--arms", "lean", "--force").returncode == 0 and made()["lean-s0"] > after["lean-s0"]
+    assert after.keys() == before.keys() and after["control-fresh-s0"] == alone["control-fresh-s0"]
+    assert after["original-s0"] > before["original-s0"]
     refused = run("--arms", "lean", "--set", "train.duration=3st")
     assert refused.returncode == 2 and "original" in refused.stderr
 
@@ -240,12 +240,13 @@ def test_no_training_outlives_its_experiment(how, parallel, tmp_path):
 def test_what_is_done_already_needs_no_job(tmp_path):
     """A search of a trained model has nothing to train for the model itself."""
     opened = open_source("digits-vit")
-    whole = recipe(train={"duration": "1st", "batch": 8, "optim": {"lr": 1e-3}}, task={"name": "digits"})
+    whole = recipe(measure=None)
     jobs = make_jobs(whole, tmp_path, list_wanted_shapes(whole, opened), "original", parallel=1)
     done = {("original", 0): None}
     told = []
-    drive({("original", 0): None, ("lean", 0): replace(jobs["lean", 0], source="digits-vit", prove=False)}, done,
-          "original", 1, 8, told.append, "transformers")  # fmt: skip
+    with trainings_forked():
+        drive({("original", 0): None, ("lean", 0): replace(jobs["lean", 0], source="digits-vit", prove=False)}, done,
+              "original", 1, 8, told.append, "transformers")  # fmt: skip
     assert done["lean", 0].steps == 1 and told[0].startswith("[2/2] lean, seed 0: top-1")
 
 
