@@ -11,7 +11,8 @@ import errno
 import os
 import re
 import reprlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 
 class LeanSurgeonError(Exception):
@@ -33,6 +34,17 @@ class UsageError(LeanSurgeonError):
     """Wrong flag, wrong number, wrong recipe."""
 
     exit_code = 2
+
+
+@contextmanager
+def raised_as(kind: type[LeanSurgeonError]) -> Iterator[None]:
+    """What is a `UsageError` in the block is one of this kind, as its caller owes the user: of a model that cannot be
+    read the exit code is another than of a recipe.
+    """
+    try:
+        yield
+    except UsageError as error:
+        raise kind(error.message, error.hint) from None
 
 
 class UnsupportedModel(LeanSurgeonError):

@@ -12,7 +12,7 @@ from typing import Any
 
 from leansurgeon.architectures.tensors import Config
 from leansurgeon.checkpoints.foreign import trust, unpacked
-from leansurgeon.errors import UnsupportedModel, quote
+from leansurgeon.errors import UnsupportedModel, quote, raised_as
 from leansurgeon.reading import jsonfile, modelcard
 from leansurgeon.reading.jsonfile import Json
 
@@ -136,7 +136,8 @@ def read_config(path: Path) -> Config:
     file = path / "config.json"
     if not file.exists():
         raise unpacked.of_folder(path)
-    config = jsonfile.read_object(file, raising=UnsupportedModel)
+    with raised_as(UnsupportedModel):
+        config = jsonfile.read_object(file)
     check(config, path)
     return config
 

@@ -11,10 +11,10 @@ from copy import deepcopy
 from pathlib import Path
 
 from leansurgeon.architectures.base import Architecture, Config
+from leansurgeon.checkpoints.config import read_config
 from leansurgeon.checkpoints.foreign import trust
 from leansurgeon.checkpoints.places import without_place
 from leansurgeon.errors import UnsupportedModel
-from leansurgeon.reading import jsonfile
 
 
 def convert_config(config: Config, source: Architecture, target: Architecture) -> Config:
@@ -56,7 +56,7 @@ def write_config(folder: Path, config: Config, architecture: Architecture) -> No
     """
     module, config = modelling_file(architecture), without_place(trust.as_written(config))
     if architecture.code:
-        of_code = jsonfile.read_object(architecture.code / "config.json", raising=UnsupportedModel)
+        of_code = read_config(architecture.code)
         for file in trust.code_files(architecture.code, of_code):
             shutil.copyfile(file, folder / file.name)
         config = config | {"auto_map": of_code["auto_map"]}

@@ -22,7 +22,7 @@ from leansurgeon.checkpoints.publish.durable import write_durably
 from leansurgeon.checkpoints.recorded.decided import Decisions
 from leansurgeon.checkpoints.recorded.part import NAME, DamagedRecord, RecordedInFull
 from leansurgeon.checkpoints.recorded.planned import PlanRecord
-from leansurgeon.errors import UnsupportedModel
+from leansurgeon.errors import UnsupportedModel, raised_as
 from leansurgeon.progress import Say
 from leansurgeon.reading import jsonfile
 from leansurgeon.reading.values import text
@@ -228,7 +228,8 @@ def read(folder: Path | None) -> SurgeryRecord | None:
     path = folder / NAME if folder else None
     if path is None or not path.exists():
         return None
-    data = jsonfile.read_object(path, raising=DamagedRecord)
+    with raised_as(DamagedRecord):
+        data = jsonfile.read_object(path)
     form, tell = data.get("schema_version"), _TOLD.get()
     if isinstance(form, int) and form > FORM:
         said = f"{path} was written by a newer leansurgeon (form {form}; this one reads {FORM})"

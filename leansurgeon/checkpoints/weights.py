@@ -19,7 +19,7 @@ from typing import TypeAlias
 import numpy as np
 
 from leansurgeon.checkpoints.publish.durable import sync
-from leansurgeon.errors import LeanSurgeonError, UnsupportedModel, disk_is_full, quote
+from leansurgeon.errors import LeanSurgeonError, UnsupportedModel, disk_is_full, quote, raised_as
 from leansurgeon.reading.tensorfile import INDEX, RAW_BITS, Entry, read_header, shards
 
 Arrays: TypeAlias = dict[str, np.ndarray]  # by the tensor's name
@@ -37,6 +37,7 @@ class Weights:
         self.entries = dict(entries)
 
     @classmethod
+    @raised_as(UnsupportedModel)
     def open(cls, folder: Path) -> Weights:
         """`model.safetensors`, or the shards named by `model.safetensors.index.json`."""
         single, index = folder / "model.safetensors", folder / INDEX

@@ -10,7 +10,7 @@ import stat
 from pathlib import Path
 from typing import BinaryIO
 
-from leansurgeon.errors import LeanSurgeonError, UsageError
+from leansurgeon.errors import UsageError
 
 KINDS = (
     (stat.S_ISDIR, "a folder"),
@@ -29,39 +29,39 @@ def in_home(path: str | Path) -> Path:
 LFS = b"version https://git-lfs.github.com/spec/"  # begins what git leaves where git-lfs did not fetch a file
 
 
-def open_regular(path: Path, *, raising: type[LeanSurgeonError] = UsageError) -> BinaryIO:
-    """Open a regular file without ever waiting for one (opening a named pipe would). Raises `raising` for everything
+def open_regular(path: Path) -> BinaryIO:
+    """Open a regular file without ever waiting for one (opening a named pipe would). Raises `UsageError` for everything
     that is none or cannot be opened.
     """
     try:
         # Unbuffered, since Python would stat and read ahead; a link is followed, as a hub's cache consists of them.
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except FileNotFoundError:
-        raise raising(f"{path} does not exist.") from None
+        raise UsageError(f"{path} does not exist.") from None
     except (OSError, ValueError) as error:
-        raise raising(f"{path} cannot be read: {why(error)}.") from None
+        raise UsageError(f"{path} cannot be read: {why(error)}.") from None
     mode = os.fstat(handle).st_mode
     if not stat.S_ISREG(mode):
         os.close(handle)
         kind = next((name for test, name in KINDS if test(mode)), "no regular file")
-        raise raising(f"{path} is {kind}, and a file is expected.")
+        raise UsageError(f"{path} is {kind}, and a file is expected.")
     try:
         is_pointer = os.fstat(handle).st_size < 1024 and os.pread(handle, len(LFS), 0) == LFS
     except OSError as error:  # a disk that fails
         os.close(handle)
-        raise raising(f"{path} cannot be read: {why(error)}.") from None
+        raise UsageError(f"{path} cannot be read: {why(error)}.") from None
     if is_pointer:
         os.close(handle)
-        raise raising(
+        raise UsageError(
             f"{path} is a git-lfs pointer, and not the file that it stands for.",
             f"Fetch it: git -C {shlex.quote(str(path.parent))} lfs pull",
         )
     return os.fdopen(handle, "rb")
 
 
-def read_bytes(path: Path, limit: int, *, raising: type[LeanSurgeonError] = UsageError) -> bytes:
-    """The content of a regular file of at most `limit` bytes. Raises `raising` with both numbers where it has more."""
-    with open_regular(path, raising=raising) as file:
+def read_bytes(path: Path, limit: int) -> bytes:
+    """The content of a regular file of at most `limit` bytes. Raises `UsageError` with both where it has more."""
+    with open_regular(path) as file:
         try:
             size, parts = os.fstat(file.fileno()).st_size, []
             if size <= limit:
@@ -71,9 +71,9 @@ def read_bytes(path: Path, limit: int, *, raising: type[LeanSurgeonError] = Usag
                     parts.append(part)
                     size += len(part)
         except OSError as error:
-            raise raising(f"{path} cannot be read: {why(error)}.") from None
+            raise UsageError(f"{path} cannot be read: {why(error)}.") from None
     if size > limit:
-        raise raising(f"{path} has {size:,} bytes, more than the {limit:,} that such a file may have.")
+        raise UsageError(f"{path} has {size:,} bytes, more than the {limit:,} that such a file may have.")
     return b"".join(parts)
 
 
@@ -90,14 +90,14 @@ def files_below(folder: Path, depth: int | None = None) -> list[Path]:
     return sorted(found)
 
 
-def read_text(path: Path, limit: int, *, raising: type[LeanSurgeonError] = UsageError, encoding: str = "utf-8") -> str:
+def read_text(path: Path, limit: int, *, encoding: str = "utf-8") -> str:
     """The text of a UTF-8 file of at most `limit` bytes (`utf-8-sig`: a byte order mark is passed over)."""
-    content = read_bytes(path, limit, raising=raising)
+    content = read_bytes(path, limit)
     try:
         return content.decode(encoding)
     except UnicodeDecodeError as error:
         told = f"{path} is not UTF-8 text: byte {error.start:,} cannot be read."
-        raise raising(told, as_utf8(path, content)) from None
+        raise UsageError(told, as_utf8(path, content)) from None
 
 
 def as_utf8(path: Path, content: bytes) -> str | None:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from leansurgeon.errors import LeanSurgeonError, UsageError, quote
+from leansurgeon.errors import UsageError, quote
 from leansurgeon.reading import files
 
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"  # any value of a document
@@ -40,16 +40,16 @@ class _Refused(Exception):
     """What stands in a document and may not, as the end of a sentence."""
 
 
-def read(path: Path, *, raising: type[LeanSurgeonError] = UsageError) -> Any:
-    """The value of a JSON file. Raises `raising` naming the file and what is wrong with it."""
-    return parse(files.read_bytes(path, LIMIT, raising=raising), str(path), raising=raising)
+def read(path: Path) -> Any:
+    """The value of a JSON file. Raises `UsageError` naming the file and what is wrong with it."""
+    return parse(files.read_bytes(path, LIMIT), str(path))
 
 
-def read_object(path: Path, *, raising: type[LeanSurgeonError] = UsageError) -> JsonObject:
+def read_object(path: Path) -> JsonObject:
     """`read`, of a file that must hold an object."""
-    value = read(path, raising=raising)
+    value = read(path)
     if not isinstance(value, dict):
-        raise raising(f"{path} holds {a_kind_of(value)} where a JSON object is expected.")
+        raise UsageError(f"{path} holds {a_kind_of(value)} where a JSON object is expected.")
     return value
 
 
@@ -61,23 +61,23 @@ def read_object_if_whole(path: Path) -> JsonObject | None:
         return None
 
 
-def parse(text: str | bytes, where: str, *, raising: type[LeanSurgeonError] = UsageError) -> Any:
-    """The value of a JSON document, at most `DEPTH` levels deep. Raises `raising`; `where` begins its sentence."""
+def parse(text: str | bytes, where: str) -> Any:
+    """The value of a JSON document, at most `DEPTH` levels deep. Raises `UsageError`; `where` begins its sentence."""
     try:
         if isinstance(text, bytes):
             text = text.decode()
         value = json.loads(text, parse_int=_integer, object_pairs_hook=_no_key_twice)
         _check(value, surrogates=_ESCAPED_SURROGATE.search(text) is not None)
     except UnicodeDecodeError as error:
-        raise raising(f"{where} is not UTF-8 text: byte {error.start:,} cannot be read.") from None
+        raise UsageError(f"{where} is not UTF-8 text: byte {error.start:,} cannot be read.") from None
     except json.JSONDecodeError as error:
-        raise raising(
+        raise UsageError(
             f"{where} is not valid JSON: {error.msg.lower()}, line {error.lineno:,}, column {error.colno:,}."
         ) from None
     except RecursionError:
-        raise raising(f"{where} is nested more than {DEPTH} levels deep.") from None
+        raise UsageError(f"{where} is nested more than {DEPTH} levels deep.") from None
     except _Refused as error:
-        raise raising(f"{where} {error}.") from None
+        raise UsageError(f"{where} {error}.") from None
     return value
 
 

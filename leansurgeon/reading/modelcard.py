@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from leansurgeon.errors import LeanSurgeonError
+from leansurgeon.errors import LeanSurgeonError, raised_as
 from leansurgeon.reading import yamlfile
 from leansurgeon.reading.files import read_text
 from leansurgeon.reading.jsonfile import Json, JsonObject
@@ -32,6 +32,7 @@ ENDING = re.compile(
 )
 
 
+@raised_as(LeanSurgeonError)
 def front_matter(folder: Path) -> JsonObject:
     """The front matter of a folder's card as JSON holds it; empty where there is no card, or none in it. What JSON
     cannot hold (dates, sets) is left out.
@@ -40,23 +41,25 @@ def front_matter(folder: Path) -> JsonObject:
     """
     if not (folder / CARD).is_file():
         return {}
-    kept = plain(parts(read_text(folder / CARD, LIMIT, raising=LeanSurgeonError), folder.name)[0])
+    kept = plain(parts(read_text(folder / CARD, LIMIT), folder.name)[0])
     return kept if isinstance(kept, dict) else {}
 
 
+@raised_as(LeanSurgeonError)
 def body(folder: Path) -> str:
     """What stands behind the front matter of a folder's card, without blank lines before it. Raises as `front_matter`
     does.
     """
-    card = read_text(folder / CARD, LIMIT, raising=LeanSurgeonError)
+    card = read_text(folder / CARD, LIMIT)
     head = HEAD.match(card)
     return card[head.end() if head else 0 :].lstrip()
 
 
+@raised_as(LeanSurgeonError)
 def parts(card: str, of: str) -> tuple[dict[str, Any], str]:
     """Front matter and body of a card, all that YAML holds in the first. Raises `LeanSurgeonError` for no YAML."""
     head = HEAD.match(card)
-    said = yamlfile.parse(head[1], f"{CARD} of {of}", raising=LeanSurgeonError)[0] if head else None
+    said = yamlfile.parse(head[1], f"{CARD} of {of}")[0] if head else None
     return said if isinstance(said, dict) else {}, card[head.end() if head else 0 :].lstrip()
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from leansurgeon.errors import LeanSurgeonError, UnsupportedModel, UsageError, memory_is_short, quote
+from leansurgeon.errors import LeanSurgeonError, UnsupportedModel, UsageError, memory_is_short, quote, raised_as
 from leansurgeon.reading import files
 
 if TYPE_CHECKING:
@@ -21,55 +21,57 @@ SHARED = 8  # times the file that its tensors may have, since tied ones stand in
 NESTED = ("state_dict", "model")  # where training scripts put the tensors
 
 
-def read_tensors(path: Path, *, raising: type[LeanSurgeonError] = UnsupportedModel) -> dict[str, Tensor]:
+def read_tensors(path: Path) -> dict[str, Tensor]:
     """The plain tensors of a pickle on the CPU, by name, each with memory of its own; what is no tensor is left out.
 
-    Raises `raising` for a pickle that is damaged, asks for more than tensors (it is read with `weights_only=True`), or
-    holds tensors that no safetensors file can.
+    Raises `UnsupportedModel` for a pickle that is damaged, asks for more than tensors (it is read with
+    `weights_only=True`), or holds tensors that no safetensors file can.
     """
-    loaded = _load(path, raising)
+    loaded = _load(path)
     for key in NESTED:
         if isinstance(loaded, dict) and isinstance(loaded.get(key), dict):
             loaded = loaded[key]
     if not isinstance(loaded, dict):
-        raise raising(f"{path.name} holds {quote(type(loaded).__name__)} where names and their tensors are expected.")
+        raise UnsupportedModel(
+            f"{path.name} holds {quote(type(loaded).__name__)} where names and their tensors are expected."
+        )
     import torch
 
     tensors = {name: value for name, value in loaded.items() if isinstance(value, torch.Tensor)}
     for name, tensor in tensors.items():
         if not isinstance(name, str):
-            raise raising(f"{path.name} names a tensor {quote(name)}, which is no text.")
+            raise UnsupportedModel(f"{path.name} names a tensor {quote(name)}, which is no text.")
         if strange := _what_is_strange(tensor):
-            raise raising(f"{quote(name)} in {path.name} is {strange}, and surgery needs plain tensors.")
+            raise UnsupportedModel(f"{quote(name)} in {path.name} is {strange}, and surgery needs plain tensors.")
     size, limit = sum(t.numel() * t.element_size() for t in tensors.values()), SHARED * path.stat().st_size
     if size > limit:
-        raise raising(
+        raise UnsupportedModel(
             f"The tensors of {path.name} take {size:,} bytes in memory, more than {SHARED} times the file's "
             f"{limit // SHARED:,}."
         )
     return {name: tensor.detach().contiguous().clone() for name, tensor in tensors.items()}
 
 
-def _load(path: Path, raising: type[LeanSurgeonError]) -> Any:
+def _load(path: Path) -> Any:
     import torch
 
-    with files.open_regular(path, raising=raising) as file, warnings.catch_warnings():
+    with raised_as(UnsupportedModel), files.open_regular(path) as file, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             if zipfile.is_zipfile(file):
                 # torch stores its records as they are; a compressed one could be a thousand times its size.
                 compressed = [i for i in zipfile.ZipFile(file).infolist() if i.compress_type != zipfile.ZIP_STORED]
                 if compressed:
-                    raise raising(f"{path.name} is compressed, and torch writes its files uncompressed.")
+                    raise UnsupportedModel(f"{path.name} is compressed, and torch writes its files uncompressed.")
             file.seek(0)
             return torch.load(file, map_location="cpu", weights_only=True)
         except LeanSurgeonError:
             raise
         except Exception as error:
             if memory_is_short(error):
-                raise raising(f"{path.name} asks for more memory than there is.") from None
+                raise UnsupportedModel(f"{path.name} asks for more memory than there is.") from None
             # Damaged pickles fail in every way there is. torch's own text advises weights_only=False; we do not.
-            raise raising(
+            raise UnsupportedModel(
                 f"{path.name} is damaged or holds more than tensors, so weights_only=True refuses it.",
                 "Do not load it any other way unless you know who wrote it.",
             ) from None

@@ -14,7 +14,7 @@ from math import prod
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from leansurgeon.errors import LeanSurgeonError, UnsupportedModel, quote
+from leansurgeon.errors import UsageError, quote
 from leansurgeon.reading import files, jsonfile
 from leansurgeon.reading.jsonfile import Json
 
@@ -43,87 +43,85 @@ class Entry:
 Entries: TypeAlias = dict[str, Entry]  # by the tensor's name
 
 
-def read_header(path: Path, *, raising: type[LeanSurgeonError] = UnsupportedModel) -> Entries:
-    """The tensors of one safetensors file. Raises `raising` when it is truncated, too long, foreign or damaged."""
-    with files.open_regular(path, raising=raising) as file:
+def read_header(path: Path) -> Entries:
+    """The tensors of one safetensors file. Raises `UsageError` when it is truncated, too long, foreign or damaged."""
+    with files.open_regular(path) as file:
         try:
             size = os.fstat(file.fileno()).st_size
             head = file.read(8)
             if len(head) < 8:
-                raise raising(f"{path.name} has {size} bytes, too few for a safetensors file.", "Fetch it again.")
+                raise UsageError(f"{path.name} has {size} bytes, too few for a safetensors file.", "Fetch it again.")
             (length,) = struct.unpack("<Q", head)
             if length > min(HEADER_LIMIT, size - 8):
-                raise raising(
+                raise UsageError(
                     f"{path.name} is no safetensors file: its first 8 bytes ask for a header of "
                     f"{length:,} bytes in a file of {size:,}.",
                     "Is it a pickle, or a pointer of Git LFS?",
                 )
             content = file.read(length)
         except OSError as error:
-            raise raising(f"{path} cannot be read: {files.why(error)}.") from None
-    header = jsonfile.parse(content, f"The header of {path.name}", raising=raising)
+            raise UsageError(f"{path} cannot be read: {files.why(error)}.") from None
+    header = jsonfile.parse(content, f"The header of {path.name}")
     if not isinstance(header, dict):
-        raise raising(f"{path.name} is no safetensors file: its header is {jsonfile.a_kind_of(header)}.")
+        raise UsageError(f"{path.name} is no safetensors file: its header is {jsonfile.a_kind_of(header)}.")
     metadata = header.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
-        raise raising(f"{path.name} is damaged: the metadata of its header are no texts.")
-    return _check_entries(path, header, 8 + length, size, raising)
+        raise UsageError(f"{path.name} is damaged: the metadata of its header are no texts.")
+    return _check_entries(path, header, 8 + length, size)
 
 
-def _check_entries(
-    path: Path, header: Mapping[str, Any], base: int, size: int, raising: type[LeanSurgeonError]
-) -> Entries:
+def _check_entries(path: Path, header: Mapping[str, Any], base: int, size: int) -> Entries:
     """The entries of a header, each behind the one before it, from byte `base` to the end of the file."""
-    items = {name: _item(path, name, item, raising) for name, item in header.items()}
+    items = {name: _item(path, name, item) for name, item in header.items()}
     entries, expected = {}, 0
     for name, (dtype, shape, start, end) in sorted(items.items(), key=lambda pair: (pair[1][2], pair[1][3])):
         if start != expected or end - start != prod(shape) * int(RAW_BITS[dtype][-1]):
-            raise raising(
+            raise UsageError(
                 f"{path.name} is damaged: {quote(name)} ({dtype} {list(shape)}) claims bytes {start}-{end}, "
                 f"expected from {expected}."
             )
         entries[name] = Entry(path, dtype, shape, base + start, base + end)
         expected = end
     if base + expected > size:
-        raise raising(
+        raise UsageError(
             f"{path.name} is truncated: its header asks for {base + expected:,} bytes, and the file has {size:,}.",
             "Fetch it again.",
         )
     if base + expected < size:
-        raise raising(
+        raise UsageError(
             f"{path.name} has {size - base - expected:,} bytes behind its last tensor, which no safetensors file has.",
             "Fetch it again.",
         )
     return entries
 
 
-def _item(path: Path, name: str, item: Json, raising: type[LeanSurgeonError]) -> tuple[str, tuple[int, ...], int, int]:
+def _item(path: Path, name: str, item: Json) -> tuple[str, tuple[int, ...], int, int]:
     """Dtype, sizes, first and last byte of an entry."""
     keys = ("dtype", "shape", "data_offsets")
     dtype, shape, offsets = (jsonfile.value_at(item, key) for key in keys)
     if isinstance(dtype, str) and dtype not in RAW_BITS:
-        raise raising(f"{quote(name)} in {path.name} has the dtype {quote(dtype)}, which is not supported.")
+        raise UsageError(f"{quote(name)} in {path.name} has the dtype {quote(dtype)}, which is not supported.")
     numbers = [*shape, *offsets] if isinstance(shape, list) and isinstance(offsets, list) else [None]
     whole = all(type(n) is int and 0 <= n <= LARGEST for n in numbers)
     if not (isinstance(dtype, str) and whole and len(offsets) == 2 and len(shape) <= DIMENSIONS):
-        raise raising(f"{path.name} is damaged: the entry {quote(name)} of its header cannot be read.")
+        raise UsageError(f"{path.name} is damaged: the entry {quote(name)} of its header cannot be read.")
     if prod(filter(None, shape)) > LARGEST:
-        raise raising(f"{path.name} is damaged: {quote(name)} has the shape {quote(shape)}.")
+        raise UsageError(f"{path.name} is damaged: {quote(name)} has the shape {quote(shape)}.")
     return dtype, tuple(shape), offsets[0], offsets[1]
 
 
-def shards(folder: Path, *, raising: type[LeanSurgeonError] = UnsupportedModel) -> list[Path]:
+def shards(folder: Path) -> list[Path]:
     """The shards that the index of a folder names, all of them present and beside it."""
-    where = jsonfile.read_object(folder / INDEX, raising=raising).get("weight_map")
+    where = jsonfile.read_object(folder / INDEX).get("weight_map")
     if not isinstance(where, dict) or not where or not all(isinstance(name, str) for name in where.values()):
-        raise raising(f"{INDEX} cannot be read: its weight_map maps no tensors to files.", "Fetch it again.")
+        raise UsageError(f"{INDEX} cannot be read: its weight_map maps no tensors to files.", "Fetch it again.")
     names = sorted(set(where.values()))
     strange = next((name for name in names if not files.is_name(name)), None)
     if strange is not None:
-        raise raising(f"{INDEX} points outside its folder, to {quote(strange)}.", "Fetch it again.")
+        raise UsageError(f"{INDEX} points outside its folder, to {quote(strange)}.", "Fetch it again.")
     missing = [name for name in names if not (folder / name).exists()]
     if missing:
-        raise raising(
+        raise UsageError(
             f"{len(missing)} of {len(names)} shards are missing, the first is {quote(missing[0])}.", "Fetch it again."
         )
     return [folder / name for name in names]

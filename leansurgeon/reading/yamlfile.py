@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from leansurgeon.errors import LeanSurgeonError, UsageError
+from leansurgeon.errors import UsageError
 from leansurgeon.reading import files
 
 LIMIT = 200_000  # bytes: PyYAML reads some 100 KB a second
@@ -44,14 +44,14 @@ _Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+.012345
 Lines = dict[tuple[str, ...], int]
 
 
-def parse(text: str, where: str, *, raising: type[LeanSurgeonError] = UsageError) -> tuple[Any, Lines]:
+def parse(text: str, where: str) -> tuple[Any, Lines]:
     """The value of a YAML document and the line (from 1) of every key, by its path of keys.
 
-    Raises `raising` naming `where`, the line and the problem.
+    Raises `UsageError` naming `where`, the line and the problem.
     """
     if len(text) > LIMIT:
-        raise raising(f"{where} has {len(text):,} characters, more than the {LIMIT:,} that it may have.")
-    too_deep = raising(f"{where} is nested more than {DEPTH} levels deep.")
+        raise UsageError(f"{where} has {len(text):,} characters, more than the {LIMIT:,} that it may have.")
+    too_deep = UsageError(f"{where} is nested more than {DEPTH} levels deep.")
     loader = None
     try:
         loader = _Loader(text)
@@ -62,19 +62,19 @@ def parse(text: str, where: str, *, raising: type[LeanSurgeonError] = UsageError
             if depth > DEPTH:
                 raise too_deep
             if values > VALUES:
-                raise raising(f"{where} stands for {values:,} values, more than {VALUES:,}: its aliases multiply.")
-            _note_lines(node, (), lines, where, raising)
+                raise UsageError(f"{where} stands for {values:,} values, more than {VALUES:,}: its aliases multiply.")
+            _note_lines(node, (), lines, where)
         value = loader.construct_document(node) if node is not None else None
     except RecursionError:
         raise too_deep from None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = f", line {mark.line + 1}" if mark else ""
-        raise raising(f"{where}{line}: this is not YAML: {error.problem or error.context}.") from None
+        raise UsageError(f"{where}{line}: this is not YAML: {error.problem or error.context}.") from None
     except yaml.YAMLError as error:
-        raise raising(f"{where}: this is not YAML: {str(error).splitlines()[0]}.") from None
+        raise UsageError(f"{where}: this is not YAML: {str(error).splitlines()[0]}.") from None
     except _CONSTRUCTING as error:
-        raise raising(f"{where}: a value cannot be read: {error}.") from None
+        raise UsageError(f"{where}: a value cannot be read: {error}.") from None
     finally:
         if loader is not None:
             loader.dispose()
@@ -86,9 +86,9 @@ def value(text: str, where: str) -> Any:
     return parse(text, where)[0]
 
 
-def read(path: Path, *, raising: type[LeanSurgeonError] = UsageError) -> tuple[Any, Lines]:
+def read(path: Path) -> tuple[Any, Lines]:
     """`parse` of a file; what cannot be read is one sentence."""
-    return parse(files.read_text(path, LIMIT, raising=raising), str(path), raising=raising)
+    return parse(files.read_text(path, LIMIT), str(path))
 
 
 def _measure(node: yaml.Node, known: dict[int, tuple[int, int]]) -> tuple[int, int]:
@@ -114,20 +114,18 @@ def _measure(node: yaml.Node, known: dict[int, tuple[int, int]]) -> tuple[int, i
     return known[id(node)]
 
 
-def _note_lines(
-    node: yaml.Node, path: tuple[str, ...], lines: Lines, where: str, raising: type[LeanSurgeonError]
-) -> None:
+def _note_lines(node: yaml.Node, path: tuple[str, ...], lines: Lines, where: str) -> None:
     if isinstance(node, yaml.MappingNode):
         for key, child in node.value:
             here = (*path, str(key.value))
             line = key.start_mark.line + 1
             if here in lines:
                 name = ".".join(here)
-                raise raising(f"{where}, line {line}: `{name}` stands twice (first in line {lines[here]}).")
+                raise UsageError(f"{where}, line {line}: `{name}` stands twice (first in line {lines[here]}).")
             lines[here] = line
-            _note_lines(child, here, lines, where, raising)
+            _note_lines(child, here, lines, where)
     elif isinstance(node, yaml.SequenceNode):
         for index, child in enumerate(node.value):
             here = (*path, str(index))
             lines[here] = child.start_mark.line + 1
-            _note_lines(child, here, lines, where, raising)
+            _note_lines(child, here, lines, where)

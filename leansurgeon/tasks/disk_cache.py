@@ -22,7 +22,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import DTypeLike
 
-from leansurgeon.errors import LeanSurgeonError, UsageError
+from leansurgeon.errors import LeanSurgeonError, UsageError, raised_as
 from leansurgeon.reading import files, jsonfile
 
 Info: TypeAlias = dict[str, Any]  # what the builder of an entry says of it; JSON holds it
@@ -72,9 +72,10 @@ def file_key(path: Path) -> Any:
     return file_digest(path) if stat.st_size <= HASHED else [str(path), stat.st_size, stat.st_mtime_ns]
 
 
+@raised_as(LeanSurgeonError)
 def read_info(folder: Path) -> Info:
     """What the builder of this entry said about it."""
-    return jsonfile.read_object(folder / INFO, raising=LeanSurgeonError)
+    return jsonfile.read_object(folder / INFO)
 
 
 class ArrayWriter:

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from leansurgeon.errors import UnsupportedModel, UsageError
+from leansurgeon.errors import UnsupportedModel, UsageError, raised_as
 from leansurgeon.reading import files, jsonfile
 
 GOOD = [{"a": [1, 2.5, None, True, "é\n"], "b": {}}, [], "x", 10**31, -0.0, {"model_max_length": 10**30}]
@@ -42,8 +42,8 @@ BAD = {
 def test_what_is_malformed_is_one_sentence_of_the_kind_that_was_asked_for(content, tmp_path):
     file = tmp_path / "config.json"
     file.write_bytes(content)
-    with pytest.raises(UnsupportedModel) as refused:
-        jsonfile.read(file, raising=UnsupportedModel)
+    with pytest.raises(UnsupportedModel) as refused, raised_as(UnsupportedModel):
+        jsonfile.read(file)
     assert BAD[content] in refused.value.message and str(file) in refused.value.message
     assert "\n" not in str(refused.value) and len(str(refused.value)) < 400
     assert jsonfile.read_object_if_whole(file) is None

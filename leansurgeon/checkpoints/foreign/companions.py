@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from leansurgeon.checkpoints.foreign import trust
-from leansurgeon.errors import UnsupportedModel
+from leansurgeon.errors import UnsupportedModel, UsageError
 from leansurgeon.reading import jsonfile, names
 from leansurgeon.reading.files import is_name
 from leansurgeon.reading.jsonfile import JsonObject
@@ -50,8 +50,8 @@ def files_of(folder: Path, wanted: Iterable[str]) -> list[str]:
 def modules(source: Path) -> list[JsonObject]:
     """The modules of sentence-transformers in a folder, as its modules.json lists them."""
     try:
-        said = jsonfile.read(source / MODULES, raising=UnsupportedModel) if (source / MODULES).is_file() else []
-    except UnsupportedModel:
+        said = jsonfile.read(source / MODULES) if (source / MODULES).is_file() else []
+    except UsageError:
         return []  # copied as it is, and not for us to judge
     return [part for part in said if isinstance(part, dict)] if isinstance(said, list) else []
 
@@ -94,9 +94,6 @@ def refuse_elsewhere(source: Path, name: str) -> None:
 
 def without_code(file: Path) -> str | None:
     """A tokenizer's or processor's config without classes whose code does not travel; None where it names none."""
-    try:
-        said = jsonfile.read_object(file, raising=UnsupportedModel)
-    except UnsupportedModel:
-        return None  # not for us to judge: it is copied as it is
+    said = jsonfile.read_object_if_whole(file)  # what cannot be read is not for us to judge: it is copied as it is
     kept = trust.as_written(said)
     return json.dumps(kept, indent=2, ensure_ascii=False) + "\n" if kept != said else None

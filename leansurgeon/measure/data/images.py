@@ -10,7 +10,7 @@ from typing import Any
 
 from leansurgeon.checkpoints.config import SWITCH, TEXT, ValueKind, is_number, whole
 from leansurgeon.checkpoints.source import Source
-from leansurgeon.errors import UnsupportedModel, UsageError, quote
+from leansurgeon.errors import UnsupportedModel, UsageError, quote, raised_as
 from leansurgeon.reading import jsonfile
 from leansurgeon.reading.jsonfile import Json, JsonObject
 
@@ -107,7 +107,8 @@ def preprocessor(source: Source) -> JsonObject:
     for name in ("preprocessor_config.json", "processor_config.json"):
         file = source.folder / name if source.folder else None
         if file and file.exists():
-            said = jsonfile.read_object(file, raising=UnsupportedModel)
+            with raised_as(UnsupportedModel):
+                said = jsonfile.read_object(file)
             part = said.get("image_processor", {}) if name == "processor_config.json" else said
             if isinstance(part, dict) and part:
                 return check_settings(part, name)

@@ -215,7 +215,7 @@ def read_tensors(path: Path, rank: int) -> tuple[dict[str, Tensor], dict[str, Te
 
     own = path / rank_file(rank)
     for file in (path / SHARED, *([own] if own.is_file() else [])):
-        tensorfile.read_header(file, raising=UsageError)
+        tensorfile.read_header(file)
     return load_file(path / SHARED), load_file(own) if own.is_file() else None
 
 

@@ -20,7 +20,7 @@ from typing import Any, Self
 
 from leansurgeon.checkpoints.record import DamagedRecord, SurgeryRecord
 from leansurgeon.checkpoints.recorded import part
-from leansurgeon.errors import UsageError
+from leansurgeon.errors import UsageError, raised_as
 from leansurgeon.reading import jsonfile
 from leansurgeon.reading.jsonfile import Json, JsonObject
 from leansurgeon.reading.values import whole
@@ -232,7 +232,8 @@ def own_test(made: Summary) -> bool:
 def read(run_dir: Path) -> Summary:
     """The summary of a run folder. Raises `DamagedSummary`, naming the file."""
     path = run_dir / runfolder.SUMMARY
-    data = jsonfile.read(path, raising=DamagedSummary)
+    with raised_as(DamagedSummary):
+        data = jsonfile.read(path)
     try:
         return Summary.from_dict(data)
     except DamagedSummary as error:
