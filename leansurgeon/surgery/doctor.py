@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from leansurgeon.architectures.axes import UnitMaps, map_entries
 from leansurgeon.architectures.base import Architecture, TensorSpec
 from leansurgeon.architectures.infer.cuts import passing_on
 from leansurgeon.architectures.match import match
@@ -34,7 +35,6 @@ from leansurgeon.surgery.planning import plan
 from leansurgeon.surgery.requested_shape import RequestedShape
 from leansurgeon.surgery.roles import EXACT, Change, ModelUnderTest, RoleFault, Untestable, distance, open_as, zeros_in
 from leansurgeon.surgery.shrink import DecidedCut, carry_out
-from leansurgeon.surgery.transfer import UnitMaps, map_entries
 
 LAYERS = 4  # of a stage of a large model's rehearsal
 

@@ -14,13 +14,14 @@ from __future__ import annotations
 import hashlib
 from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, partial
 from math import prod
 from pathlib import Path
 
 import numpy as np
 
+from leansurgeon.architectures.axes import FRESH, map_added_heads, map_entries, widen
 from leansurgeon.architectures.base import TensorSpec
 from leansurgeon.architectures.tensors import QK_NORMS
 from leansurgeon.checkpoints.family import write_config
@@ -35,7 +36,6 @@ from leansurgeon.surgery.balance import balance_tensors
 from leansurgeon.surgery.planning import Plan
 
 Array = np.ndarray
-FRESH = -1  # in an index: this place holds nothing old
 PIECE = 1 << 18  # values that are drawn at once (1 MiB)
 # Roles whose new entries are drawn; those of all others are zero.
 NEW_ROWS = ("q", "k", "v", "qk", "qkv", "vkq", "up", "gate", "head_param", "head_mix")
@@ -315,52 +315,6 @@ class LayerMaps:
         values = self.transfer.weights.float32(spec.name).reshape(spec.shape[:2])  # a convolution of 1x1 is one, too
         at = next(i for i, a in enumerate(spec.axes) if axis in a.split("+"))
         return values if (at == 1) == last else values.T
-
-
-@dataclass(frozen=True)
-class UnitMaps:
-    """For every new head, key/value head and MLP unit the old one at its place, or FRESH."""
-
-    heads: Array
-    kv_heads: Array
-    units: Array
-
-
-def map_entries(axis: str, stage: Stage, maps: LayerMaps | UnitMaps) -> Array:
-    """The old place of every new entry along an axis of units (`q+kv+kv`, `heads*qkv`, `mlp*2`), stacked parts one
-    after the other; FRESH where there is none. `stage` has the old sizes.
-    Raises `KeyError` for an axis of something else.
-    """
-    units = {"q": ("heads", stage.head_dim), "kv": ("kv_heads", stage.head_dim), "heads": ("heads", 1)}
-    units["mlp"] = ("units", 1)
-    pieces, offset = [], 0
-    for part in axis.split("+"):
-        unit, *factors = part.split("*")
-        name, each = units[unit]
-        each *= prod(int(f) if f.isdigit() else {"head_dim": 1, "qkv": 3}[f] * stage.head_dim for f in factors)
-        chosen = getattr(maps, name)
-        places = np.repeat(chosen, each) * each + np.tile(np.arange(each), len(chosen))
-        pieces.append(np.where(np.repeat(chosen, each) == FRESH, FRESH, places + offset))
-        offset += (stage.mlp_dim if name == "units" else getattr(stage, name)) * each
-    return np.concatenate(pieces)
-
-
-def widen(before: int, after: int) -> Array:
-    """(after,) old unit of every new one, FRESH for the added ones."""
-    index = np.full(after, FRESH)
-    index[:before] = np.arange(before)
-    return index
-
-
-def map_added_heads(before: Stage, after: Stage) -> tuple[Array, Array]:
-    """For every new query head and key/value head the old one at its place, or FRESH."""
-    if before.kv_heads == before.heads:
-        queries = widen(before.heads, after.heads)
-        return queries, queries.copy()
-    old, new = before.heads // before.kv_heads, after.heads // after.kv_heads
-    groups = np.full((after.kv_heads, new), FRESH)
-    groups[:, :old] = np.arange(before.heads).reshape(before.kv_heads, old)
-    return groups.reshape(-1), np.arange(before.kv_heads)
 
 
 def map_children(before: Stage, after: Stage) -> tuple[Array, Array, Array]:

@@ -61,7 +61,7 @@ def key_numbers(small: Mapping[str, Any]) -> dict[str, Any]:
 @cache
 def own_digest() -> str:
     room = Path(__file__).parent
-    beside = (room.parent / f"{name}.py" for name in ("base", "tensors", "limits", "towers"))
+    beside = (room.parent / f"{name}.py" for name in ("axes", "base", "tensors", "limits", "towers"))
     return _digest(sorted([*room.rglob("*.py"), *beside]))
 
 

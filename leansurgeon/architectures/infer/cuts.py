@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from leansurgeon.architectures.infer.differences import Level
-from leansurgeon.architectures.infer.library import Library, Unbuildable, difference, outputs
+from leansurgeon.architectures.infer.library import Library, Unbuildable, difference, memory_names, outputs
 from leansurgeon.architectures.infer.tiny import INDEX_LISTS, Config
 from leansurgeon.architectures.limits import BY_LAYER, follow_layers, move_taps
 from leansurgeon.architectures.tensors import layer_number_pattern
@@ -32,24 +33,15 @@ COUNTERS = (
 FIRST = 3  # so many of the first layers may be tied to what others say to them (features of pictures)
 
 
-def make_cut_config(config: Config, level: Level, keep: Sequence[int]) -> Config:
-    """The config of a model that keeps these layers of a stage."""
-    shorter = dict(config)
-    shorter[level.key] = len(keep)
-    for key in level.lists:
-        shorter[key] = [config[key][i] for i in keep]
+def cut_config(library: Library, config: Config, level: Level, keep: Sequence[int]) -> tuple[Library, Config]:
+    """The config of a model that keeps these layers of a stage, and the library around it: the whole model listens
+    behind the layers that are left.
+    """
+    shorter = config | {level.key: len(keep)} | {key: [config[key][i] for i in keep] for key in level.lists}
     shorter |= follow_layers(config, COUNTERS, INDEX_LISTS, keep, level.depth)
-    move_taps([k for k in level.taps if k in shorter], [shorter], keep, level.depth)
-    return shorter
-
-
-def cut_library(library: Library, level: Level, keep: Sequence[int]) -> Library:
-    """The library around such a config: the whole model listens behind the layers that are left."""
-    if not any(k in library.outer for k in level.taps):
-        return library
     outer = dict(library.outer)
-    move_taps([k for k in level.taps if k in outer], [outer], keep, level.depth)
-    return replace(library, outer=outer)
+    move_taps(level.taps, (shorter, outer), keep, level.depth)
+    return replace(library, outer=outer), shorter
 
 
 def make_cut_state(state: Mapping[str, Tensor], level: Level, keep: Sequence[int]) -> dict[str, Tensor]:
@@ -93,8 +85,8 @@ def skip_blocks(model: nn.Module, level: Level, gone: Sequence[int]) -> Abstract
 
 
 @dataclass(frozen=True)
-class WholeModel:
-    """A small model, with what its file holds and what it computes."""
+class Trial:
+    """A small model with what its file holds and what it computes; its blocks stand in `levels`."""
 
     library: Library
     config: Config
@@ -102,16 +94,41 @@ class WholeModel:
     inputs: Mapping[str, Tensor]
     state: Mapping[str, Tensor]
     output: Tensor
+    levels: Sequence[Level]
 
     @classmethod
-    def of(cls, library: Library, config: Config, seed: int = 0, **more: Any) -> Self:
-        """The model that the library makes with random weights; `more` is what a kind of its own has beside."""
+    def of(cls, library: Library, config: Config, levels: Sequence[Level], seed: int = 0) -> Trial:
+        """The model that the library makes with random weights. Raises `Unbuildable`."""
         model = library.build(config, seed)
         inputs = library.example(model, config)
-        return cls(library, config, model, inputs, library.state_in_file(model), outputs(model, inputs), **more)
+        return cls(library, config, model, inputs, library.state_in_file(model), outputs(model, inputs), levels)
+
+    @cached_property
+    def memory(self) -> dict[str, str]:
+        """Names in memory by names in files."""
+        return memory_names(self.library, self.model)
+
+    @cached_property
+    def turned(self) -> set[str]:
+        """Weights that hold their inputs first."""
+        return {f"{name}.weight" for name, each in self.model.named_modules() if type(each).__name__ == "Conv1D"}
+
+    def locate(self, name: str) -> tuple[int, str] | None:
+        """The stage of a tensor and its name within a block; None outside the blocks."""
+        for number, level in enumerate(self.levels):
+            if hit := layer_number_pattern(level.layer).match(name):
+                return number, name[hit.end() :]
+        return None
+
+    def run(self, config: Config, state: Mapping[str, Tensor], *, double: bool = False) -> Tensor:
+        """The outputs of a file of such a model, of a `double` of it in float64. Raises `Unbuildable`."""
+        model, given = self.library.reload(config, state), self.inputs
+        if double:
+            model, given = model.double(), {k: v.double() if v.is_floating_point() else v for k, v in given.items()}
+        return outputs(model, given)
 
 
-def proven_cut(whole: WholeModel, level: Level, keep: Sequence[int]) -> str | None:
+def proven_cut(whole: Trial, level: Level, keep: Sequence[int]) -> str | None:
     """Why a cut is not what it should be, or None: the file without the other layers, loaded, computes what the model
     computes when those layers pass on what they receive; and that differs from the whole model.
     """
@@ -125,7 +142,7 @@ def proven_cut(whole: WholeModel, level: Level, keep: Sequence[int]) -> str | No
     if not unheard and difference(whole.output, by_hand) < ALIVE:
         return f"dropping layer {gone[0]} changes nothing: its layers are not reached"
     try:
-        library, config = cut_library(whole.library, level, keep), make_cut_config(whole.config, level, keep)
+        library, config = cut_config(whole.library, whole.config, level, keep)
     except UsageError:  # too few layers are left for those who listen; asked for by a user, it is refused
         return None
     try:
@@ -136,7 +153,7 @@ def proven_cut(whole: WholeModel, level: Level, keep: Sequence[int]) -> str | No
     return None if gap <= EQUAL else f"without layer {gone[0]} outputs differ by {gap:.1e} of their spread"
 
 
-def cuts(depth: int, group: int = 1, first: int = 0, last: int = 0) -> list[list[int]]:
+def cuts(depth: int, group: int, first: int, last: int) -> list[list[int]]:
     """Which layers are kept in the cuts that are proven, the `first` and `last` ones always; where layers alternate,
     whole groups go.
     """
@@ -179,7 +196,7 @@ def depth_trouble(
     """Why layers (groups of them) behind the `first` and before the `last` ones cannot be dropped from this stage; None
     where every cut was proven.
     """
-    whole = WholeModel.of(library, config, seed)
+    whole = Trial.of(library, config, [level], seed)
     troubles = (proven_cut(whole, level, keep) for keep in cuts(level.depth, group, first, last))
     return next(filter(None, troubles), None)
 

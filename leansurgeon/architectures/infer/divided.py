@@ -15,11 +15,10 @@ from torch import Tensor
 
 from leansurgeon.architectures.facts import scale_by_key
 from leansurgeon.architectures.infer import roles
-from leansurgeon.architectures.infer.cuts import ALIVE
+from leansurgeon.architectures.infer.cuts import ALIVE, Trial
 from leansurgeon.architectures.infer.finding import Stage
 from leansurgeon.architectures.infer.library import Unbuildable, difference
-from leansurgeon.architectures.infer.units import Trial
-from leansurgeon.architectures.infer.words import StageNumbers
+from leansurgeon.shape import Stage as Numbers
 
 EQUAL = 1e-4  # of the outputs' spread: what the rounding of two bases may cost
 BASES = "qkvo"
@@ -27,7 +26,7 @@ OTHERWISE = "something stands between its queries and keys and their product (ro
 Pieces = dict[str, list[tuple[int, str]]]  # by template: axes with their letters
 
 
-def trouble(trial: Trial, stage: Stage, now: StageNumbers) -> str:
+def trouble(trial: Trial, stage: Stage, now: Numbers) -> str:
     """Why heads of a stage cannot be divided; empty where it was proven that they can."""
     if now.kv_heads != now.heads:
         return "its query heads share key/value heads"
@@ -59,7 +58,7 @@ def letters(stage: Stage, trial: Trial) -> Pieces | None:
     return by_template if known == set("qkvo") else None
 
 
-def apply_to_heads(trial: Trial, pieces: Pieces, now: StageNumbers, maps: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def apply_to_heads(trial: Trial, pieces: Pieces, now: Numbers, maps: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The file after `maps`, (heads, head_dim, head_dim) for each letter, were applied to the entries of every head."""
     tensors = dict(trial.state)
     for name, tensor in trial.state.items():
@@ -76,7 +75,7 @@ def apply_maps(rows: Tensor, maps: Tensor | None) -> Tensor:
     return rows if maps is None else (maps @ rows.reshape(len(maps), maps.shape[-1], -1)).reshape(rows.shape)
 
 
-def free_bases(trial: Trial, stage: Stage, now: StageNumbers) -> str:
+def free_bases(trial: Trial, stage: Stage, now: Numbers) -> str:
     """Of "qkvo" the pairs that nothing changes in another basis of every (key/value) head: it is applied, and outputs
     are compared.
     """
@@ -99,7 +98,7 @@ def free_bases(trial: Trial, stage: Stage, now: StageNumbers) -> str:
         return ""
 
 
-def of_scale(trial: Trial, stage: Stage, pieces: Pieces, now: StageNumbers) -> str:
+def of_scale(trial: Trial, stage: Stage, pieces: Pieces, now: Numbers) -> str:
     """Heads whose second half says nothing are twice as many of half the size, by the library's own rules."""
     half = torch.eye(now.head_dim).expand(now.heads, -1, -1).clone()
     half[:, now.head_dim // 2 :] = 0

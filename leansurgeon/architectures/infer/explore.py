@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from leansurgeon.architectures.infer import cuts, divided, tiny, traits
+from leansurgeon.architectures.infer.cuts import Trial
 from leansurgeon.architectures.infer.differences import (
     Axis,
     Level,
-    Shapes,
     build_small_config,
     effect,
     fill_in_numbers,
@@ -22,19 +22,10 @@ from leansurgeon.architectures.infer.differences import (
     shapes,
 )
 from leansurgeon.architectures.infer.finding import Finding, Part, Stage
-from leansurgeon.architectures.infer.library import (
-    FAILED,
-    Library,
-    Unbuildable,
-    memory_names,
-    quietly,
-    whole,
-)
+from leansurgeon.architectures.infer.library import FAILED, Library, Unbuildable, quietly, whole
 from leansurgeon.architectures.infer.tiny import Config, aliases
 from leansurgeon.architectures.infer.units import (
-    Trial,
     UnitKind,
-    conv1d,
     explain_axes,
     find_unreached,
     heads_kind,
@@ -42,16 +33,11 @@ from leansurgeon.architectures.infer.units import (
     of_stages,
     proof,
 )
-from leansurgeon.architectures.infer.widened import (
-    HEAD_DIM,
-    Heads,
-    LeanLibrary,
-    find_projection_units,
-    lean_config,
-    specs,
-)
-from leansurgeon.architectures.infer.words import StageNumbers, UnitPlace, head_words, mlp_words
+from leansurgeon.architectures.infer.widened import HEAD_DIM, LeanLibrary, find_projection_units, lean_config, specs
+from leansurgeon.architectures.infer.words import Places, head_words, mlp_words
+from leansurgeon.architectures.tensors import read_key
 from leansurgeon.architectures.towers import MORE_SECTIONS, SECTIONS
+from leansurgeon.shape import Stage as Numbers
 
 
 def fails(trouble: str | None) -> bool:
@@ -99,12 +85,7 @@ def explore(config: Mapping[str, Any], tower: str | None = None) -> Finding:
     return replace(best, model_type=full["model_type"])
 
 
-@dataclass(frozen=True)
-class Effect:
-    """What a change of numbers does: growth of axes, by how much the number grew."""
-
-    step: int
-    axes: Mapping[Axis, int]
+Effect = Mapping[Axis, int]  # what every unit of a number adds to each axis
 
 
 class Search:
@@ -114,23 +95,18 @@ class Search:
 
     def __init__(self, library: Library, config: Config) -> None:
         self.library, self.config, self.names = library, config, aliases(config)
-        self.base: Shapes = shapes(library, config)
+        self.base = shapes(library, config)
         self.levels, self.troubles = levels(library, config)
-        self.trial = Trial.of(library, config, levels=tuple(self.levels))
-        self.memory = memory_names(library, self.trial.model)
-        self.state_sizes = {n: tuple(t.shape) for n, t in self.trial.model.state_dict().items()}
-        self.turned = conv1d(self.trial.model)
-        self.known: dict[tuple, Effect | None] = {}
-        self.joint: dict[
-            str, tuple[dict[str, list[UnitPlace]], str | None]
-        ] = {}  # of numbers that several stages share
+        self.trial = Trial.of(library, config, self.levels)
+        self.known: dict[tuple[str, ...], Effect | None] = {}
+        self.joint: dict[str, tuple[Places, str | None]] = {}  # of numbers that several stages share
         self.ratios: dict[str, tuple[dict[int, Part], str]] = {}
 
     def width(self, stage: Stage) -> int | None:
         """Channels of the stream through a stage."""
         return self.config.get(stage.width_key)
 
-    def lean(self, spec: dict[str, Any], now: Heads) -> tuple[Library, Config]:
+    def lean(self, spec: dict[str, Any], now: Numbers) -> tuple[Library, Config]:
         """The library behind our modelling file and the config for it, with the heads that there are."""
         full, section = self.library.join_config(self.config), self.library.section
         config = lean_config(full, self.library.cls.__name__, [spec], {HEAD_DIM: now.head_dim}, section)
@@ -139,35 +115,32 @@ class Search:
 
     def finding(self) -> Finding:
         """The whole of it."""
-        size = sum(p.numel() for p in self.trial.model.parameters())
         trouble = "" if self.levels else "; ".join(self.troubles) or "no list of blocks follows a number of the config"
         if trouble and isinstance(depths := self.config.get("depths"), list | tuple):
             trouble = f"its {len(depths)} stages differ in width, and only models of timm are cut in stages (timm/NAME)"
-        stages = [self.stage(level) for level in self.levels]
-        stages = [traits.describe_stage(self, stage, level) for stage, level in zip(stages, self.levels, strict=True)]
+        stages = [traits.describe_stage(self.trial, self.stage(level), level) for level in self.levels]
         stages = [
             replace(s, bases=divided.free_bases(self.trial, s, self.count_heads(s))) if s.standard else s
             for s in stages
         ]
-        tables = dict(self.trial.model.named_buffers())
         return Finding(
             self.config["model_type"],
             self.library.cls.__name__,
             tuple(stages),
             trouble,
-            parameters=size,
+            parameters=sum(p.numel() for p in self.trial.model.parameters()),
             causal=self.library.section in ("", "text_config") and traits.is_causal(self.trial),
-            buffers=tuple(n for n, at in self.memory.items() if at in tables and not self.trial.locate(n)),
+            buffers=tuple(name for name in traits.list_buffers(self.trial) if not self.trial.locate(name)),
             inputs=tuple(sorted(self.trial.inputs)),
         )
 
     # -- numbers -------------------------------------------------------------------------------------
 
-    def count_heads(self, stage: Stage) -> StageNumbers:
+    def count_heads(self, stage: Stage) -> Numbers:
         """The numbers of a stage whose heads are known."""
-        heads = self.config[stage.heads_key]
-        kv = 1 if stage.kv_key == SHARED else self.config[stage.kv_key] if stage.kv_key else heads
-        return StageNumbers(heads, kv, self.config.get(stage.head_dim_key) or self.width(stage) // heads, 1)
+        heads, width = self.config[stage.heads_key], self.width(stage)
+        kv = read_key(self.config, stage.kv_key) if stage.kv_key else heads
+        return Numbers(1, heads, self.config.get(stage.head_dim_key) or width // heads, kv, 1, width)
 
     def general(self, key: str) -> str:
         return self.names.get(key, key)
@@ -185,7 +158,7 @@ class Search:
                     turned = {k: tiny.rope(self.config[k], changes[at[0]]) for k in tiny.ROTARY if k in self.config}
                     axes = effect(self.library, self.config | turned, self.base, changes) if turned else None
                 if axes is not None:
-                    self.known[at] = Effect(step, axes)
+                    self.known[at] = {axis: growth // (step * by[at[0]]) for axis, growth in axes.items()}
                     break
         return self.known[at]
 
@@ -197,18 +170,16 @@ class Search:
         keys = [k for k in keys if not k.startswith(other)] or keys
         return sorted(keys, key=lambda k: (not (side and k.startswith(side)), names.index(self.general(k))))
 
-    def inside(self, effect: Effect | None, level: Level | None) -> dict[Axis, int]:
+    def inside(self, effect: Effect, level: Level | None) -> dict[Axis, int]:
         """The part of an effect that lies in the blocks of a stage; of all stages where none is given."""
         number = self.levels.index(level) if level else None
-        if effect is None:
-            return {}
-        placed = {at: self.trial.locate(at[0]) for at in effect.axes}
-        return {at: effect.axes[at] for at, p in placed.items() if p and number in (None, p[0])}
+        placed = {at: self.trial.locate(at[0]) for at in effect}
+        return {at: effect[at] for at, p in placed.items() if p and number in (None, p[0])}
 
-    def is_shared(self, effect: Effect | None, level: Level) -> bool:
-        """Whether an effect lies in the blocks of several stages, and nowhere else."""
-        inside = self.inside(effect, None)
-        return effect is not None and len(inside) == len(effect.axes) > len(self.inside(effect, level)) > 0
+    def reach(self, effect: Effect, level: Level) -> tuple[dict[Axis, int], bool]:
+        """The same of a stage, and whether the rest lies in the blocks of other stages, so that they share a number."""
+        inside, blocks = self.inside(effect, level), self.inside(effect, None)
+        return inside, len(effect) == len(blocks) > len(inside) > 0
 
     # -- stages --------------------------------------------------------------------------------------
 
@@ -232,103 +203,94 @@ class Search:
         keys = self.find_keys(tiny.HEADS, level)
         if not keys:
             return replace(stage, heads_trouble="its config has no number of heads")
-        key = keys[0]
-        kv_key = next(iter(self.find_keys(tiny.KV_HEADS, level)), None)
+        key, kv_key = keys[0], next(iter(self.find_keys(tiny.KV_HEADS, level)), None)
+        stage = replace(stage, heads_key=key, kv_key=kv_key)
         heads = self.config[key]
         kv = self.config[kv_key] if kv_key else heads
-        stage = replace(stage, heads_key=key, kv_key=kv_key)
         plain = kv == heads
-        effect = self.find_effect(**({key: 1, kv_key: 1} if plain and kv_key else {key: kv if not plain else 1}))
-        axes = self.inside(effect, level)
-        shared = self.is_shared(effect, level)
+        effect = self.find_effect(**({key: 1} | ({kv_key: 1} if kv_key else {}) if plain else {key: kv})) or {}
+        axes, shared = self.reach(effect, level)
         head_dim_key = self.head_dim_key(level, heads, axes)
-        inner = {at: growth * heads // self.step(effect, plain, kv) for at, growth in axes.items()}
         # What may enter an output projection: a matrix with heads * head_dim on this side.
-        sinks = [at for at in axes if len(self.base[at[0]]) == 2 and self.base[at[0]][at[1]] == inner[at]]
-        if not axes or not sinks or not head_dim_key:
-            return self.widen_heads(stage, level, heads, kv)
+        enters = (
+            len(self.base[name]) == 2 and self.base[name][axis] == by * heads for (name, axis), by in axes.items()
+        )
+        if not any(enters) or not head_dim_key:
+            return self.widen_heads(stage, level)
         stage = replace(stage, head_dim_key=head_dim_key)
-        now = StageNumbers(heads, kv, self.config[head_dim_key], 1)
-        options = {}
-        axes = dict(effect.axes) if shared else axes
-        kv_effect = None if plain else self.find_effect(**{kv_key: heads})
-        if not plain and kv_effect is None:
+        now = self.count_heads(stage)
+        axes = effect if shared else axes
+        kv_effect = {} if plain else self.find_effect(**{kv_key: heads})
+        if kv_effect is None:
             return replace(stage, heads_trouble="the number of key/value heads cannot change")
         per_kv = self.inside(kv_effect, None if shared else level)
+        options = {}
         for at in {**axes, **per_kv}:
-            size = self.base[at[0]][at[1]]
-            a = axes.get(at, 0) // self.step(effect, plain, kv)
-            b = per_kv.get(at, 0) // (kv_effect.step * heads) if per_kv else 0
-            words = head_words(size, a, b, now)
-            if not words:
+            options[at] = head_words(self.base[at[0]][at[1]], axes.get(at, 0), per_kv.get(at, 0), now)
+            if not options[at]:
                 return replace(stage, heads_trouble=f"axis {at[1]} of '{at[0]}' is made of more than heads")
-            if at in axes or b:
-                options[at] = words
-        more = heads + 2 if plain else heads + kv
-        kind = heads_kind(now, key, kv_key, more, heads - (2 if plain else kv))
         if not plain and heads <= kv:
             return replace(stage, heads_trouble="every key/value head has one head")
-        if not shared and (outside := self.outside_axes(effect, level, "the heads")):
-            return replace(stage, heads_trouble=outside)
+        if outside := [at[0] for at in effect if at not in axes]:
+            return replace(stage, heads_trouble=f"'{outside[0]}' outside these blocks follows the heads")
+        step = 2 if plain else kv
+        kind = heads_kind(now, key, kv_key, heads + step, heads - step)
         places, trouble = self.find_units(key, options, kind, level, shared)
         if fails(trouble):  # the library may want heads that divide the width
             whole = heads_kind(now, key, kv_key, 2 * heads, heads // 2)
             again, still = self.find_units(f"{key}, dividing", options, whole, level, shared)
             if still is None:
-                return replace(stage, heads=self.part(key, again), heads_divide_width=True)
+                return replace(stage, heads=self.part(again), heads_divide_width=True)
             trouble = trouble if fails(still) else still
-        return replace(stage, heads=self.part(key, places), heads_trouble=self.in_words(trouble, options))
+        return replace(stage, heads=self.part(places), heads_trouble=self.in_words(trouble, [n for n, _ in options]))
 
     def find_units(
         self, name: str, options: Mapping[Axis, list[str]], kind: UnitKind, level: Level, shared: bool
-    ) -> tuple[dict[str, list[UnitPlace]], str | None]:
+    ) -> tuple[Places, str | None]:
         """Where a stage's units of a kind stand, and why they cannot change. A number that several stages share is
         looked into once, for all of them together.
         """
+        if shared and name in self.joint:
+            places, trouble = self.joint[name]
+        else:
+            places, trouble = explain_axes(self.trial, options, lambda places: [(kind, places)])
         if not shared:
-            return explain_axes(self.trial, options, kind)
-        if name not in self.joint:
-            places, trouble = explain_axes(self.trial, options, kind)
-            self.joint[name] = places, trouble or find_unreached(self.trial, places)
-        places, trouble = self.joint[name]
-        return of_stages(self.trial, places).get(self.levels.index(level), {}), trouble
+            return places, trouble
+        self.joint[name] = places, trouble or find_unreached(self.trial, places)
+        return of_stages(self.trial, places).get(self.levels.index(level), {}), self.joint[name][1]
 
-    def widen_heads(self, stage: Stage, level: Level, heads: int, kv: int) -> Stage:
+    def widen_heads(self, stage: Stage, level: Level) -> Stage:
         """Heads of a library that derives head_dim from width // heads: by our modelling file, if it can be proven."""
-        width = self.width(stage)
+        width, heads = self.width(stage), self.config[stage.heads_key]
         if not isinstance(width, int) or width % heads:
             return replace(stage, heads_trouble="its width is no multiple of its heads")
-        first = self.widen_heads_as(
-            stage, level, Heads(stage.heads_key, stage.kv_key, heads, kv, width // heads, width)
-        )
-        if not first.heads_trouble or kv != heads or heads == 1:
+        first = self.widen_heads_as(stage, level)
+        if not first.heads_trouble or heads == 1 or self.count_heads(stage).kv_heads != heads:
             return first
-        shared = Heads(stage.heads_key, SHARED, heads, 1, width // heads, width)  # one key/value head for all
-        second = self.widen_heads_as(replace(stage, kv_key=SHARED), level, shared)
+        second = self.widen_heads_as(replace(stage, kv_key=SHARED), level)  # one key/value head for all
         return first if second.heads_trouble else second
 
-    def widen_heads_as(self, stage: Stage, level: Level, now: Heads) -> Stage:
-        """The same, with heads as they are taken to be."""
-        heads, kv, plain = now.heads, now.kv_heads, now.heads == now.kv_heads
-        more, fewer = (heads + 2, max(heads - 2, 1)) if plain else (heads + kv, heads - kv)
-        numbered = StageNumbers(heads, kv, now.head_dim, 1)
-        kind = heads_kind(numbered, now.key, now.kv_key, more, fewer)
-        trouble = ""
+    def widen_heads_as(self, stage: Stage, level: Level) -> Stage:
+        """The same, with key/value heads as the stage says."""
+        now, trouble = self.count_heads(stage), ""
+        heads, kv = now.heads, now.kv_heads
+        more, fewer = (heads + 2, max(heads - 2, 1)) if heads == kv else (heads + kv, heads - kv)
+        kind = heads_kind(now, stage.heads_key, stage.kv_key, more, fewer)
         try:
-            for spec in specs(self.library, self.config, self.trial.model, self.trial.inputs, level, now):
+            for spec in specs(self.trial, stage, level, now):
                 library, lean = self.lean(spec, now)
-                places = find_projection_units(self, spec["projections"], level)
-                failed = proof(replace(self.trial, library=library, config=lean), (kind, places))
+                places = find_projection_units(self.trial, spec["projections"], level)
+                failed = proof(replace(self.trial, library=library, config=lean), [(kind, places)])
                 if failed is None:
-                    widened = replace(stage, heads=self.part(now.key, places), spec=self.name_own_keys(spec, level))
+                    widened = replace(stage, heads=self.part(places), spec=self.name_own_keys(spec, level))
                     if not self.divides:
                         return widened
-                    return replace(widened, halves_trouble=divided.trouble(self.trial, widened, numbered))
+                    return replace(widened, halves_trouble=divided.trouble(self.trial, widened, now))
                 trouble = trouble or failed
         except Unbuildable as error:
             trouble = str(error)
-        over_all = {n for n, t in self.trial.state.items() if t.shape == (now.value("inner"),) and heads > 1}
-        trouble = self.in_words(trouble, {(n, 0): [] for n in over_all if "q_norm" in n or "q_layernorm" in n})
+        over_all = [n for n, t in self.trial.state.items() if t.shape == (now.inner,) and heads > 1]
+        trouble = self.in_words(trouble, [n for n in over_all if "q_norm" in n or "q_layernorm" in n])
         if "missing keys" in trouble:
             trouble = f"our modelling file does not load it by the names in its files ({trouble})"
         return replace(stage, heads_trouble=f"head_dim is width // heads in its library, and {trouble}")
@@ -337,70 +299,56 @@ class Search:
         """Stages keep their heads' sizes under keys of their own."""
         return spec if len(self.levels) == 1 else spec | {"head_dim": f"{HEAD_DIM}_{self.levels.index(level)}"}
 
-    def in_words(self, trouble: str | None, options: Mapping[Axis, list[str]]) -> str:
-        """A failed proof with its likeliest cause."""
-        norm = next((n for n, _ in options if "norm" in n and self.trial.state[n].dim() == 1), None)
+    def in_words(self, trouble: str | None, names: Iterable[str]) -> str:
+        """A failed proof with its likeliest cause, if one of these tensors is it."""
+        norm = next((n for n in names if "norm" in n and self.trial.state[n].dim() == 1), None)
         if trouble and norm:
             return f"query and key norms run over all heads ('{norm}'; {trouble})"
         return trouble or ""
 
-    @staticmethod
-    def step(effect: Effect | None, plain: bool, kv: int) -> int:
-        return 1 if effect is None else effect.step * (1 if plain else kv)
-
-    def outside_axes(self, effect: Effect | None, level: Level, what: str) -> str:
-        """Trouble where axes outside the blocks of a stage follow a number as well."""
-        number = self.levels.index(level)
-        others = (n for n, _ in effect.axes if (p := self.trial.locate(n)) is None or p[0] != number) if effect else ()
-        name = next(iter(others), None)
-        return f"'{name}' outside these blocks follows {what}" if name else ""
-
     def head_dim_key(self, level: Level, heads: int, axes: Mapping[Axis, int]) -> str | None:
         """The key whose growth makes an axis of heads * head_dim grow by the heads."""
-        keys = [
-            k for k in numbers(self.config) if self.general(k) in tiny.HEAD_DIMS or "head_dim" in k or k == "v_head_dim"
-        ]
+        keys = [k for k in numbers(self.config) if self.general(k) in tiny.HEAD_DIMS or "head_dim" in k]
         for key in sorted(keys, key=lambda k: ("v_" not in k, self.general(k) not in tiny.HEAD_DIMS)):
-            changes = self.find_effect(**{key: 1})
-            for at, by in self.inside(changes, level).items():
-                shape = self.base[at[0]]
-                ends = len(shape) in (2, at[1] + 1)  # a matrix, or the last axis
-                if at in axes and ends and by == changes.step * heads and shape[at[1]] == heads * self.config[key]:
+            for (name, axis), by in self.inside(self.find_effect(**{key: 1}) or {}, level).items():
+                sizes = self.base[name]
+                ends = len(sizes) in (2, axis + 1)  # a matrix, or the last axis
+                if (name, axis) in axes and ends and by == heads and sizes[axis] == heads * self.config[key]:
                     return key
         return None
 
-    def part(self, key: str, places: Mapping[str, list[UnitPlace]]) -> Part:
+    def part(self, places: Places) -> Part:
         """Places by template; all layers agree, since one word was tried for all."""
         axes: dict[str, dict[int, str]] = {}
-        sinks: set[str] = set()
-        for of_layer in places.values():
-            for place in of_layer:
-                axes.setdefault(place.template, {})[place.axis] = place.word
-                sinks |= {place.template} if place.sink else set()
-        return Part(key, {t: tuple(sorted(a.items())) for t, a in axes.items()}, tuple(sorted(sinks)))
+        every = [place for of_layer in places.values() for place in of_layer]
+        for place in every:
+            axes.setdefault(place.template, {})[place.axis] = place.word
+        sinks = {place.template for place in every if place.sink}
+        return Part({t: tuple(sorted(a.items())) for t, a in axes.items()}, tuple(sorted(sinks)))
 
     # -- MLP -----------------------------------------------------------------------------------------
 
     def with_mlp(self, stage: Stage, level: Level) -> Stage:
         trouble = "its config has no number of MLP units"
         for key in [*self.find_keys(tiny.MLPS, level), *self.find_keys((*tiny.EXPERT_MLPS, *tiny.SHARED_MLPS), level)]:
-            effect = self.find_effect(**{key: 1})
-            axes, shared = self.inside(effect, level), self.is_shared(effect, level)
+            effect = self.find_effect(**{key: 1}) or {}
+            axes, shared = self.reach(effect, level)
             if not axes:
                 continue
             shared = shared or len(self.levels) == 1  # a module beside the blocks may be as wide as they
-            axes = dict(effect.axes) if shared else axes
-            now = StageNumbers(1, 1, 1, self.config[key])
-            options = {at: mlp_words(self.base[at[0]][at[1]], by // effect.step, now) for at, by in axes.items()}
-            if any(not words for words in options.values()):
+            axes, units = effect if shared else axes, self.config[key]
+            options = {at: mlp_words(self.base[at[0]][at[1]], by, units) for at, by in axes.items()}
+            if not all(options.values()):
                 trouble = trouble if stage.mlp_key else f"{key} also stands in axes of other meaning"
                 continue
-            if not shared and (outside := self.outside_axes(effect, level, f"'{key}', too")):
-                return replace(stage, mlp_key=key, mlp_trouble=outside)
-            kind = mlp_kind(now, lambda n, key=key: {key: n}, now.mlp + 16, now.mlp - 16)
+            if outside := [at[0] for at in effect if at not in axes]:
+                return replace(
+                    stage, mlp_key=key, mlp_trouble=f"'{outside[0]}' outside these blocks follows '{key}', too"
+                )
+            kind = mlp_kind(key, {n: n for n in (units, units + 16, units - 16)})
             places, trouble_here = self.find_units(key, options, kind, level, shared)
             if trouble_here is None:
-                return replace(stage, mlp_key=key, mlp=self.part(key, places), mlp_trouble="")
+                return replace(stage, mlp_key=key, mlp=self.part(places), mlp_trouble="")
             stage = replace(stage, mlp_key=stage.mlp_key or key)
             trouble = trouble_here
         by_ratio = self.with_ratio(stage, level)
@@ -437,19 +385,21 @@ class Search:
         kinds, options = {}, {}
         for number, axes in by_stage.items():
             width = min(axes.values())
-            now = StageNumbers(1, 1, 1, int(width * old))
-            words = {at: mlp_words(self.base[at[0]][at[1]], by // width, now) for at, by in axes.items()}
+            units, less = int(width * old), old - 1 if old > 1 else old / 2
+            words = {at: mlp_words(self.base[at[0]][at[1]], by // width, units) for at, by in axes.items()}
             name, axis = self.find_width_axis(self.levels[number])
             own = self.base[self.levels[number].layer.format(i=1) + name][axis]
-            if any(not of_axis for of_axis in words.values()) or width != own:
+            if not all(words.values()) or width != own:
                 return {}, "its MLP is no plain multiple of the width"
-            less = old - 1 if old > 1 else old / 2
-            by_units = {now.mlp: old, now.mlp + width: old + 1, int(width * less): less}
-            kinds[number] = mlp_kind(now, lambda n, u=by_units: {key: u[n]}, now.mlp + width, int(width * less))
+            kinds[number] = mlp_kind(key, {units: old, units + width: old + 1, int(width * less): less})
             options |= words
-        places, trouble = explain_axes(self.trial, options, kinds)
+
+        def parts(places: Places) -> list[tuple[UnitKind, Places]]:
+            return [(kinds[number], own) for number, own in of_stages(self.trial, places).items()]
+
+        places, trouble = explain_axes(self.trial, options, parts)
         trouble = trouble or find_unreached(self.trial, places) or ""
-        return {number: self.part(key, own) for number, own in of_stages(self.trial, places).items()}, trouble
+        return {number: self.part(own) for number, own in of_stages(self.trial, places).items()}, trouble
 
     def find_width_axis(self, level: Level) -> tuple[str, int]:
         """A tensor of a block and its axis that has the width, which is what most axes of a block have."""

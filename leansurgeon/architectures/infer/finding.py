@@ -11,9 +11,8 @@ from leansurgeon.reading.jsonfile import JsonObject
 
 @dataclass(frozen=True)
 class Part:
-    """Units of one kind: the config's keys for them, and where they stand: axes by tensor name within a block."""
+    """Where units of one kind stand: axes by tensor name within a block."""
 
-    key: str
     axes: Mapping[str, tuple[tuple[int, str], ...]]  # template -> (axis, word)
     sinks: tuple[str, ...]
 

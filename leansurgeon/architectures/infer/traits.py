@@ -4,57 +4,58 @@ which keys follow the layers.
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 
 import torch
 
 from leansurgeon.architectures.infer import cuts, tiny
+from leansurgeon.architectures.infer.cuts import Trial
 from leansurgeon.architectures.infer.differences import Level
 from leansurgeon.architectures.infer.finding import Stage
 from leansurgeon.architectures.infer.library import Unbuildable, difference, outputs
-from leansurgeon.architectures.infer.units import ExploredFamily, Trial
 
 
-def describe_stage(search: ExploredFamily, stage: Stage, level: Level) -> Stage:
+def describe_stage(trial: Trial, stage: Stage, level: Level) -> Stage:
     """Where projections are in memory, what stands before what, and which keys follow the layers."""
-    memory, paths = search.memory, []
-    tables = dict(search.trial.model.named_buffers())
-    buffers = {p[1] for n, at in memory.items() if at in tables and (p := search.trial.locate(n))}
+    paths = []
     for template in stage.heads.sinks if stage.heads else ():
-        names = (level.layer.format(i=i) + template for i in range(level.depth))
-        at = next((memory[name] for name in names if name in memory), None)
-        path = at and re.sub(re.escape(level.modules).replace(r"\{i\}", r"\d+"), level.modules, at).removesuffix(
-            ".weight"
-        )
-        paths += [path] if path and "{i}" in path else []
+        for i in range(level.depth):
+            if at := trial.memory.get(level.layer.format(i=i) + template):
+                own = level.modules.format(i=i)
+                paths += [level.modules + at.removeprefix(own).removesuffix(".weight")] if at.startswith(own) else []
+                break
     words = {w for axes in (stage.heads.axes if stage.heads else {}).values() for _, w in axes}
-    config = search.config
+    config, alone = trial.config, len(trial.levels) == 1
     return replace(
         stage,
         projections=tuple(paths),
-        buffers=tuple(sorted(buffers)),
-        norm=norm(search, stage, level),
+        buffers=tuple(sorted({place[1] for name in list_buffers(trial) if (place := trial.locate(name))})),
+        norm=norm(trial, stage, level),
         standard=bool(words) and words <= {"q", "kv", "q+kv+kv", "heads*qkv"},
-        counters=tuple(k for k in cuts.COUNTERS if isinstance(config.get(k), int) and len(search.levels) == 1),
-        index_lists=tuple(k for k in tiny.INDEX_LISTS if isinstance(config.get(k), list) and len(search.levels) == 1),
+        counters=tuple(k for k in cuts.COUNTERS if alone and isinstance(config.get(k), int)),
+        index_lists=tuple(k for k in tiny.INDEX_LISTS if alone and isinstance(config.get(k), list)),
     )
 
 
-def norm(search: ExploredFamily, stage: Stage, level: Level) -> str:
+def list_buffers(trial: Trial) -> list[str]:
+    """Tensors in files that are no parameters."""
+    tables = dict(trial.model.named_buffers())
+    return [name for name, at in trial.memory.items() if at in tables]
+
+
+def norm(trial: Trial, stage: Stage, level: Level) -> str:
     """ "pre" where a block whose projections say nothing passes on what it receives."""
-    sinks = [t for part in (stage.heads, stage.mlp) if part for t in part.sinks]
     if not (stage.heads and stage.mlp):
         return "post"
-    start, state = level.layer.format(i=1), dict(search.trial.state)
-    for template in sinks:
-        for name in (template, template.removesuffix("weight") + "bias"):
-            if start + name in state:
-                state[start + name] = torch.zeros_like(state[start + name])
+    start, state = level.layer.format(i=1), dict(trial.state)
+    for template in (*stage.heads.sinks, *stage.mlp.sinks):
+        for name in (start + template, start + template.removesuffix("weight") + "bias"):
+            if name in state:
+                state[name] = torch.zeros_like(state[name])
     try:
-        with cuts.skip_blocks(search.trial.model, level, [1]):
-            without = outputs(search.trial.model, search.trial.inputs)
-        return "pre" if difference(without, search.trial.run(search.config, state)) <= cuts.EQUAL else "post"
+        with cuts.skip_blocks(trial.model, level, [1]):
+            without = outputs(trial.model, trial.inputs)
+        return "pre" if difference(without, trial.run(trial.config, state)) <= cuts.EQUAL else "post"
     except Unbuildable:
         return "post"
 

@@ -7,87 +7,45 @@ units computes what the whole file computes when those are silent.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from leansurgeon.architectures.infer.cuts import ALIVE, EQUAL, WholeModel
-from leansurgeon.architectures.infer.differences import Axis, Level
-from leansurgeon.architectures.infer.library import Unbuildable, difference, outputs
-from leansurgeon.architectures.infer.tiny import Config
-from leansurgeon.architectures.infer.words import (
-    FRESH,
-    Maps,
-    StageNumbers,
-    UnitPlace,
-    choices,
-    move_units,
-    same,
-    silence_units,
-)
-from leansurgeon.architectures.tensors import layer_number_pattern
+from leansurgeon.architectures.axes import UnitMaps, map_added_heads, widen
+from leansurgeon.architectures.infer.cuts import ALIVE, EQUAL, Trial
+from leansurgeon.architectures.infer.differences import Axis
+from leansurgeon.architectures.infer.library import Unbuildable, difference
+from leansurgeon.architectures.infer.words import Places, UnitPlace, move_units, silence_units
+from leansurgeon.shape import Stage
 
 ROUNDING = 1e-2  # of the outputs' spread: units that are not alike differ by more
 SAME_ROUNDING = 4.0  # what the order of a sum changes is at most so many times what the last bit of the weights does
 
 
 @dataclass(frozen=True)
-class Trial(WholeModel):
-    """A small model with what is measured on it."""
-
-    levels: tuple[Level, ...]
-
-    def locate(self, name: str) -> tuple[int, str] | None:
-        """The stage of a tensor and its name within a block; None outside the blocks."""
-        for number, level in enumerate(self.levels):
-            if hit := layer_number_pattern(level.layer).match(name):
-                return number, name[hit.end() :]
-        return None
-
-    def run(self, config: Config, state: Mapping[str, Tensor], *, double: bool = False) -> Tensor:
-        """The outputs of a file of such a model, of a `double` of it in float64. Raises `Unbuildable`."""
-        model = self.library.reload(config, state)
-        if not double:
-            return outputs(model, self.inputs)
-        inputs = {
-            k: v.double() if isinstance(v, Tensor) and v.is_floating_point() else v for k, v in self.inputs.items()
-        }
-        return outputs(model.double(), inputs)
-
-
-class ExploredFamily(Protocol):
-    """A family that is being looked at (`explore.Search`): its small model and config, names in memory by those in
-    files, the sizes of what is in memory, and what holds its inputs first.
-    """
-
-    trial: Trial
-    config: Config
-    levels: list[Level]
-    memory: dict[str, str]
-    state_sizes: dict[str, tuple[int, ...]]
-    turned: set[str]
-
-
-@dataclass(frozen=True)
 class UnitKind:
     """One kind of units: how the config counts them, and the maps of its proof."""
 
-    numbers: StageNumbers
-    change: Callable[[Maps], dict[str, Any]]  # config keys for these maps
-    add: Maps
-    permute: Maps
-    remove: Maps
+    numbers: Stage
+    change: Callable[[UnitMaps], dict[str, Any]]  # config keys for these maps
+    add: UnitMaps
+    permute: UnitMaps
+    remove: UnitMaps
 
 
-def proof(trial: Trial, *parts: tuple[UnitKind, Mapping[str, list[UnitPlace]]]) -> str | None:
+Part = tuple[UnitKind, Places]
+
+
+def proof(trial: Trial, parts: list[Part]) -> str | None:
     """Why units of a kind at these places, or of several stages that one number of the config counts, cannot come and
     go; None where all four parts hold.
     """
 
-    def run_with(pick: Callable[[UnitKind], Maps], *, double: bool = False, **how: Any) -> Tensor:
+    def run_with(pick: Callable[[UnitKind], UnitMaps], *, double: bool = False, **how: Any) -> Tensor:
         config, state = trial.config, trial.state
         for kind, at in parts:
             config = config | kind.change(pick(kind))
@@ -128,7 +86,7 @@ def proof(trial: Trial, *parts: tuple[UnitKind, Mapping[str, list[UnitPlace]]]) 
     return None
 
 
-def find_unreached(trial: Trial, at: Mapping[str, list[UnitPlace]]) -> str | None:
+def find_unreached(trial: Trial, at: Places) -> str | None:
     """A module beside the blocks whose units nobody listens to here, so that nothing is proven of them."""
     for name, places in at.items():
         if trial.locate(name) is None and any(place.sink for place in places):
@@ -141,107 +99,78 @@ def find_unreached(trial: Trial, at: Mapping[str, list[UnitPlace]]) -> str | Non
 # -- where the units stand ------------------------------------------------------------------------
 
 
-def conv1d(model: nn.Module) -> set[str]:
-    """Weights that hold their inputs first."""
-    return {f"{name}.weight" for name, module in model.named_modules() if type(module).__name__ == "Conv1D"}
-
-
 def is_sink(trial: Trial, name: str, axis: int, flipped: bool) -> bool:
     """Whether an axis is what enters a matrix."""
-    shape = trial.state[name].shape
-    if len(shape) < 2 or ("embed" in name and len(shape) == 2 and axis == 1):
-        return len(shape) >= 2
-    turned = name in conv1d(trial.model) or (flipped and len(shape) == 3)
-    first_two = len(shape) - 2 if len(shape) == 3 else 0
-    entering = first_two if turned else first_two + 1
-    return axis == entering and len(shape) <= 4  # a convolution's channels stand as a matrix's do
+    dims = trial.state[name].dim()
+    if dims == 2 and axis == 1 and "embed" in name:
+        return True
+    turned = name in trial.turned or (flipped and dims == 3)
+    # Behind a third axis, which counts experts; a convolution's channels stand as a matrix's do.
+    return 2 <= dims <= 4 and axis == (dims == 3) + (not turned)
 
 
 def explain_axes(
-    trial: Trial, options: Mapping[Axis, list[str]], kinds: UnitKind | Mapping[int, UnitKind]
-) -> tuple[dict[str, list[UnitPlace]], str | None]:
-    """Words for every axis with which the proof holds, and why the best try failed where none does. `kinds` are those
-    of each stage where one number counts units of several.
-    """
+    trial: Trial, options: Mapping[Axis, list[str]], parts: Callable[[Places], Iterable[Part]]
+) -> tuple[Places, str | None]:
+    """Words for every axis with which the proof of its `parts` holds, and why the best try failed where none does."""
     trouble: str | None = "no tensor follows the number"
-    places: dict[str, list[UnitPlace]] = {}
+    places: Places = {}
     for places in guesses(trial, options):
-        by_stage = {0: places} if isinstance(kinds, UnitKind) else of_stages(trial, places)
-        if not all(any(p.sink for of_layer in own.values() for p in of_layer) for own in by_stage.values()):
+        proven = list(parts(places))
+        if not all(any(place.sink for here in own.values() for place in here) for _, own in proven):
             trouble = "no projection leads from the units to the stream"
-            continue
-        trouble = proof(
-            trial, *((kinds if isinstance(kinds, UnitKind) else kinds[n], own) for n, own in by_stage.items())
-        )
-        if trouble is None:
-            return places, None
+        elif (trouble := proof(trial, proven)) is None:
+            break
     return places, trouble
 
 
-def of_stages(trial: Trial, places: Mapping[str, list[UnitPlace]]) -> dict[int, dict[str, list[UnitPlace]]]:
+def of_stages(trial: Trial, places: Places) -> dict[int, Places]:
     """Places by stage; those beside the blocks are with the first."""
-    by_stage: dict[int, dict[str, list[UnitPlace]]] = {}
+    by_stage: dict[int, Places] = {}
     for name, here in places.items():
         by_stage.setdefault((trial.locate(name) or (0,))[0], {})[name] = here
     return by_stage
 
 
-def guesses(trial: Trial, options: Mapping[Axis, list[str]]) -> Iterator[dict[str, list[UnitPlace]]]:
-    """Where the units may stand, the likelier first."""
-    by_template = {f"{name}|{axis}": words for (name, axis), words in options.items()}
+def guesses(trial: Trial, options: Mapping[Axis, list[str]]) -> Iterator[Places]:
+    """Where the units may stand, the likelier first: the first word of every axis, then the second, and so on."""
     solid = any(trial.state[name].dim() == 3 for name, _ in options)
-    for words in choices(by_template):
+    for number in range(max(map(len, options.values()), default=0)):
         for flipped in (False, True) if solid else (False,):
-            places: dict[str, list[UnitPlace]] = {}
-            for name, axis in options:
-                placed = trial.locate(name)
-                template = placed[1] if placed else name
-                sink = is_sink(trial, name, axis, flipped)
-                places.setdefault(name, []).append(UnitPlace(template, axis, words[f"{name}|{axis}"], sink))
+            places: Places = {}
+            for (name, axis), words in options.items():
+                template = (trial.locate(name) or (0, name))[1]
+                word, sink = words[min(number, len(words) - 1)], is_sink(trial, name, axis, flipped)
+                places.setdefault(name, []).append(UnitPlace(template, axis, word, sink))
             yield places
 
 
-# -- heads ----------------------------------------------------------------------------------------
+# -- kinds ----------------------------------------------------------------------------------------
 
 
-def head_maps(now: StageNumbers, heads: int) -> tuple[Tensor, Tensor]:
-    """More or fewer heads beside the same key/value heads; plain attention has as many of both."""
-    plain = now.kv_heads == now.heads
-    if plain:
-        map_of_heads = torch.full((heads,), FRESH)
-        map_of_heads[: min(heads, now.heads)] = torch.arange(min(heads, now.heads))
-        return map_of_heads, map_of_heads.clone()
-    old, new = now.heads // now.kv_heads, heads // now.kv_heads
-    groups = torch.full((now.kv_heads, new), FRESH)
-    groups[:, : min(old, new)] = torch.arange(now.heads).reshape(now.kv_heads, old)[:, : min(old, new)]
-    return groups.reshape(-1), torch.arange(now.kv_heads)
-
-
-def heads_kind(now: StageNumbers, key: str, kv_key: str | None, more: int, fewer: int) -> UnitKind:
+def heads_kind(now: Stage, key: str, kv_key: str | None, more: int, fewer: int) -> UnitKind:
     """Heads as the config's `key` counts them (and `kv_key`, where plain attention has one)."""
-    plain, units = now.kv_heads == now.heads, torch.arange(now.mlp)
+    plain, groups = now.kv_heads == now.heads, np.arange(now.kv_heads)
 
-    def change(maps: Maps) -> dict[str, Any]:
-        changes = {key: len(maps.heads)}
-        return changes | ({kv_key: len(maps.kv_heads)} if kv_key and plain else {})
+    def change(maps: UnitMaps) -> dict[str, Any]:
+        return {key: len(maps.heads)} | ({kv_key: len(maps.kv_heads)} if kv_key and plain else {})
 
-    def maps(pair: tuple[Tensor, Tensor]) -> Maps:
-        return Maps(*pair, units)
+    def maps(heads: np.ndarray, kv_heads: np.ndarray) -> UnitMaps:
+        return UnitMaps(heads, kv_heads, np.arange(now.mlp_dim))
 
-    last = head_maps(now, fewer)
-    if plain:  # the first ones go, so that others move
-        last = (torch.arange(now.heads - fewer, now.heads),) * 2
-    turned = torch.arange(now.heads).reshape(now.kv_heads, -1).flip(0, 1)  # groups, and the heads within them
-    turned = turned.reshape(-1), torch.arange(now.kv_heads).flip(0)
-    return UnitKind(now, change, maps(head_maps(now, more)), maps(turned), maps(last))
+    def with_heads(heads: int) -> UnitMaps:
+        return maps(*map_added_heads(now, replace(now, heads=heads)))
+
+    turned = np.arange(now.heads).reshape(now.kv_heads, -1)[::-1, ::-1].reshape(-1)  # groups, and heads within them
+    # Of plain attention the first ones go, so that others move.
+    left = maps(*[np.arange(now.heads - fewer, now.heads)] * 2) if plain else with_heads(fewer)
+    return UnitKind(now, change, with_heads(more), maps(turned, groups[::-1]), left)
 
 
-def mlp_kind(now: StageNumbers, change: Callable[[int], dict[str, Any]], more: int, fewer: int) -> UnitKind:
-    """MLP units as the config counts them: `change` gives the keys for a number of units."""
-    old = same(now)
-    grown = torch.full((more,), FRESH)
-    grown[: now.mlp] = torch.arange(now.mlp)
-    pick = [
-        replace(old, units=u) for u in (grown, torch.arange(now.mlp).flip(0), torch.arange(now.mlp - fewer, now.mlp))
-    ]
-    return UnitKind(now, lambda maps: change(len(maps.units)), *pick)
+def mlp_kind(key: str, values: Mapping[int, Any]) -> UnitKind:
+    """MLP units as the config counts them: what it says under `key` of so many units as there are, more, and fewer."""
+    units, more, fewer = values
+    one = np.arange(1)
+    picks = widen(units, more), np.arange(units)[::-1], np.arange(units - fewer, units)
+    now = Stage(1, 1, 1, 1, units, 1)
+    return UnitKind(now, lambda maps: {key: values[len(maps.units)]}, *(UnitMaps(one, one, pick) for pick in picks))

@@ -16,12 +16,14 @@ import torch
 from torch import nn
 
 from leansurgeon.architectures.base import Architecture
+from leansurgeon.architectures.infer.cuts import Trial
 from leansurgeon.architectures.infer.differences import Level
+from leansurgeon.architectures.infer.finding import Stage
 from leansurgeon.architectures.infer.library import REFUSED, Library, Unbuildable, outputs, with_plain_attention
 from leansurgeon.architectures.infer.tiny import Config
-from leansurgeon.architectures.infer.units import ExploredFamily
-from leansurgeon.architectures.infer.words import UnitPlace
+from leansurgeon.architectures.infer.words import Places, UnitPlace
 from leansurgeon.hooks import Hooks
+from leansurgeon.shape import Stage as Numbers
 
 MODEL_TYPE, FILE, HEAD_DIM = "leansurgeon_decoupled", "decoupled_any.py", "lean_head_dim"
 # Numbers of an attention that are its inner width by name; others as large may be the width of the stream.
@@ -62,26 +64,17 @@ def lean_class(name: str) -> Any:
     raise Unbuildable(f"the modelling file with a head_dim of its own has no form of {name}")
 
 
-def attentions(model: nn.Module, other: nn.Module, block: str) -> list[str]:
-    """Modules of a block that keep a number which follows the heads, by their paths within it; `other` has other
-    heads.
+def attentions(model: nn.Module, other: nn.Module, block: str) -> dict[str, dict[str, tuple[int, int]]]:
+    """Modules of a block that keep numbers which follow the heads, by their paths within it, with these numbers and
+    what they are in `other`, which has other heads.
     """
-    paths, twins = [], dict(other.named_modules())
+    found, twins = {}, dict(other.named_modules())
     for name, module in model.get_submodule(block).named_modules():
-        twin = twins.get(f"{block}.{name}" if name else block)
-        if twin is not None and differing_numbers(module, twin):
-            paths.append(name)
-    return paths
-
-
-def differing_numbers(module: nn.Module, twin: nn.Module) -> dict[str, tuple[int, int]]:
-    """Whole numbers that a module keeps and that differ in its twin."""
-    mine, theirs = vars(module), vars(twin)
-    return {
-        key: (value, theirs[key])
-        for key, value in mine.items()
-        if isinstance(value, int) and not isinstance(value, bool) and key in theirs and theirs[key] != value
-    }
+        theirs = vars(twins.get(f"{block}.{name}" if name else block, nn.Identity()))
+        mine = {key: value for key, value in vars(module).items() if key in theirs and type(value) is int}
+        if pairs := {key: (value, theirs[key]) for key, value in mine.items() if theirs[key] != value}:
+            found[name] = pairs
+    return found
 
 
 def list_calls(model: nn.Module, inputs: Mapping[str, torch.Tensor], block: str) -> list[str]:
@@ -94,23 +87,6 @@ def list_calls(model: nn.Module, inputs: Mapping[str, torch.Tensor], block: str)
                 hooks.after(module, lambda *_, name=name: order.append(name))
         outputs(model, inputs)
     return list(dict.fromkeys(order))
-
-
-@dataclass(frozen=True)
-class Heads:
-    """The heads of a small model's stage."""
-
-    key: str
-    kv_key: str | None
-    heads: int
-    kv_heads: int
-    head_dim: int
-    width: int
-
-    def value(self, kind: str) -> int:
-        sizes = {"heads": self.heads, "kv_heads": self.kv_heads, "head_dim": self.head_dim}
-        sizes |= {"groups": self.heads // self.kv_heads, "inner": self.heads * self.head_dim}
-        return (sizes | {"kv_inner": self.kv_heads * self.head_dim})[kind]
 
 
 def containers(linear: list[str], owners: list[str]) -> list[list[str]]:
@@ -129,53 +105,39 @@ def containers(linear: list[str], owners: list[str]) -> list[list[str]]:
     return groups
 
 
-def projections(model: nn.Module, block: str, maps: list[str], now: Heads) -> dict[str, list[str]] | None:
+def number_of(now: Numbers, kind: str) -> int:
+    """A number that an attention keeps for itself, by the name that our modelling file has for it."""
+    of_kind = {"groups": now.heads // now.kv_heads, "kv_inner": now.kv_heads * now.head_dim}
+    return of_kind[kind] if kind in of_kind else getattr(now, kind)
+
+
+def projections(model: nn.Module, block: str, maps: list[str], now: Numbers) -> dict[str, list[str]] | None:
     """What each linear map of an attention is, the likelier first; None where it cannot be widened."""
     sizes = {}
     for name in maps:
         module = model.get_submodule(f"{block}.{name}")
-        shape = module.weight.shape if type(module).__name__ == "Conv1D" else module.weight.shape[::-1]
-        sizes[name] = tuple(shape)  # inputs, outputs
-    last = maps[-1]
-    if sizes[last] != (now.value("inner"), now.width):
+        shape = tuple(module.weight.shape)
+        sizes[name] = shape if type(module).__name__ == "Conv1D" else shape[::-1]  # inputs, outputs
+    *entering, last = maps
+    if sizes[last] != (now.inner, now.width):
         return None
-    words_by_name: dict[str, list[str]] = {}
-    plain = now.kv_heads == now.heads
-    for name in maps[:-1]:
-        outputs_ = sizes[name][1]
-        words = []
-        if outputs_ == now.value("inner"):
-            words = ["q"]
-        elif outputs_ == now.value("kv_inner"):
-            words = ["kv"]
-        elif outputs_ == now.value("inner") + 2 * now.value("kv_inner"):
-            words = ["q+kv+kv", "heads*qkv"] if plain else ["q+kv+kv"]
-        elif outputs_ == 2 * now.value("kv_inner"):
-            words = ["kv+kv"]
-        if not words:
-            return None
-        words_by_name[name] = words
-    return words_by_name | {last: ["o"]}
+    keys = number_of(now, "kv_inner")
+    stacked = ["q+kv+kv", "heads*qkv"] if now.kv_heads == now.heads else ["q+kv+kv"]
+    known = {2 * keys: ["kv+kv"], now.inner + 2 * keys: stacked, keys: ["kv"], now.inner: ["q"]}
+    words = {name: known.get(sizes[name][1]) for name in entering}
+    return words | {last: ["o"]} if all(words.values()) else None
 
 
-def specs(
-    library: Library,
-    config: Config,
-    model: nn.Module,
-    inputs: Mapping[str, torch.Tensor],
-    level: Level,
-    now: Heads,
-) -> Iterator[dict[str, Any]]:
+def specs(trial: Trial, stage: Stage, level: Level, now: Numbers) -> Iterator[dict[str, Any]]:
     """Ways to widen the attentions of a stage, the likelier first, as our modelling file reads them. Raises
     `Unbuildable` where nothing can be found.
     """
-    block = level.modules.format(i=1)
-    fewer = now.heads // 2 if now.kv_heads == now.heads > 1 else now.heads * 2
-    own = now.kv_key in config
-    change = {now.key: fewer} | ({now.kv_key: fewer} if own and now.kv_heads == now.heads else {})
-    other = library.build(config | change, None)
-    owners = attentions(model, other, block)
-    linear = list_calls(model, inputs, block)
+    model, block = trial.model, level.modules.format(i=1)
+    plain = now.kv_heads == now.heads
+    fewer = now.heads // 2 if plain and now.heads > 1 else now.heads * 2
+    change = {key: fewer for key in (stage.heads_key, stage.kv_key if plain else None) if key in trial.config}
+    owners = attentions(model, trial.library.build(trial.config | change, None), block)
+    linear = list_calls(model, trial.inputs, block)
     groups = containers(linear, [o for o in owners if o]) or ([linear] if "" in owners else [])
     words: dict[str, list[str]] = {}
     for maps in groups:
@@ -185,64 +147,52 @@ def specs(
         words |= words_of_maps
     if not words:
         raise Unbuildable("no module of a block keeps a number that follows the heads")
-    numbers, doubtful = list_kept_numbers(model, other, block, owners, now, fewer)
-    for width, stack in itertools.product((False, True), range(2)):
+    then = replace(now, heads=fewer, kv_heads=fewer if plain else now.kv_heads, head_dim=now.width // fewer)
+    numbers, doubtful = {}, {}  # those that follow the heads; those that may be the inner width or that of the stream
+    for owner, pairs in owners.items():
+        start = f"{owner}." if owner else ""
+        for key, pair in pairs.items():
+            kinds = ("heads", "kv_heads", "groups", "kv_inner")
+            if kind := next((k for k in kinds if pair == (number_of(now, k), number_of(then, k))), None):
+                numbers[start + key] = kind
+        for key, value in vars(model.get_submodule(f"{block}.{owner}" if owner else block)).items():
+            if type(value) is int and value == now.inner:
+                doubtful[start + key] = "inner"
+    for narrow, stack in itertools.product((False, True), range(2)):
         if stack and all(len(w) == 1 for w in words.values()):
             continue
+        inner = {key: kind for key, kind in doubtful.items() if not narrow or key.endswith(INNER)}
         yield {
             "blocks": level.modules.removesuffix(".{i}"),
-            "heads": now.key,
-            "kv_heads": now.kv_key,
+            "heads": stage.heads_key,
+            "kv_heads": stage.kv_key,
             "head_dim": HEAD_DIM,
-            "numbers": numbers | (doubtful if not width else {k: v for k, v in doubtful.items() if k.endswith(INNER)}),
+            "numbers": numbers | inner,
             "projections": {name: w[min(stack, len(w) - 1)] for name, w in words.items()},
         }
 
 
-def list_kept_numbers(
-    model: nn.Module, other: nn.Module, block: str, owners: list[str], now: Heads, fewer: int
-) -> tuple[dict[str, str], dict[str, str]]:
-    """Numbers that follow the heads, and those that may be the inner width or the width of the stream."""
-    kv = fewer if now.kv_heads == now.heads else now.kv_heads
-    then = Heads(now.key, now.kv_key, fewer, kv, now.width // fewer, now.width)
-    numbers, doubtful = {}, {}
-    for owner in owners:
-        path = f"{block}.{owner}" if owner else block
-        module, twin = model.get_submodule(path), other.get_submodule(path)
-        start = f"{owner}." if owner else ""
-        for key, pair in differing_numbers(module, twin).items():
-            kinds = ("heads", "kv_heads", "groups", "kv_inner")
-            kind = next((k for k in kinds if pair == (now.value(k), then.value(k))), None)
-            if kind:
-                numbers[start + key] = kind
-        for key, value in vars(module).items():
-            if isinstance(value, int) and not isinstance(value, bool) and value == now.value("inner"):
-                doubtful[start + key] = "inner"
-    return numbers, doubtful
-
-
-def find_projection_units(search: ExploredFamily, words: Mapping[str, str], level: Level) -> dict[str, list[UnitPlace]]:
+def find_projection_units(trial: Trial, words: Mapping[str, str], level: Level) -> Places:
     """Places of the units of linear maps, given by their paths within a block. Raises `Unbuildable` where a file holds
     them otherwise than memory does.
     """
-    files = {at: name for name, at in search.memory.items()}
-    places: dict[str, list[UnitPlace]] = {}
+    files = {at: name for name, at in trial.memory.items()}
+    held = trial.model.state_dict()
+    places: Places = {}
     for i in range(level.depth):
         for path, word in words.items():
-            for leaf in ("weight", "bias"):
+            for leaf in ("weight", "bias") if word != "o" else ("weight",):
                 memory = f"{level.modules.format(i=i)}.{path}.{leaf}"
-                name = files.get(memory)
-                if memory not in search.state_sizes or (word == "o" and leaf == "bias"):
+                if memory not in held:
                     continue
-                if name is None or tuple(search.trial.state[name].shape) != search.state_sizes[memory]:
+                name = files.get(memory)
+                if name is None or trial.state[name].shape != held[memory].shape:
                     raise Unbuildable("its file holds the projections otherwise than the model does")
-                axis = 0 if leaf == "bias" else int((word == "o") != (memory in search.turned))
-                placed = search.trial.locate(name)
-                if placed is None:
+                if (placed := trial.locate(name)) is None:
                     raise Unbuildable(f"'{name}' stands outside the blocks")
-                places.setdefault(name, []).append(
-                    UnitPlace(placed[1], axis, "q" if word == "o" else word, word == "o")
-                )
+                axis = 0 if leaf == "bias" else int((word == "o") != (memory in trial.turned))
+                place = UnitPlace(placed[1], axis, "q" if word == "o" else word, word == "o")
+                places.setdefault(name, []).append(place)
     return places
 
 

@@ -14,7 +14,7 @@ from leansurgeon.architectures.infer.library import Library, Unbuildable, quietl
 from leansurgeon.architectures.infer.timm_models import arguments
 from leansurgeon.architectures.infer.timm_models.library import TimmLibrary
 from leansurgeon.architectures.infer.tiny import HEADS, WIDTHS, Config
-from leansurgeon.architectures.infer.widened import Heads
+from leansurgeon.shape import Stage as Numbers
 
 GENERAL = {
     **dict.fromkeys(arguments.HEADS, HEADS[0]),
@@ -83,8 +83,8 @@ class TimmSearch(Search):
         stage = Stage(level.layer, level.key, "", level.lists, width_at=at)
         return self.with_mlp(self.with_heads(self.with_depth(stage, level), level), level)
 
-    def lean(self, spec: dict[str, Any], now: Heads) -> tuple[Library, Config]:
-        library = self.library.widening(spec, {now.key: now.heads})
+    def lean(self, spec: dict[str, Any], now: Numbers) -> tuple[Library, Config]:
+        library = self.library.widening(spec, {spec["heads"]: now.heads})
         return library, self.config | {spec["head_dim"]: now.head_dim}
 
     def with_mlp(self, stage: Stage, level: Level) -> Stage:
