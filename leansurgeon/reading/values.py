@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from datetime import datetime
 
 from leansurgeon.reading.jsonfile import Json, JsonObject
@@ -51,11 +51,6 @@ def words(value: object) -> dict[str, str]:
     """The names of an object whose values are text, with these."""
     known = value if isinstance(value, Mapping) else {}
     return {text(key): text(item) for key, item in known.items() if text(item)}
-
-
-def sentences(values: Iterable[Json]) -> tuple[str, ...]:
-    """Those of the values that are non-empty text."""
-    return tuple(said for value in values if (said := text(value)))
 
 
 def stamp(said: Json) -> float | None:

@@ -11,6 +11,7 @@ import signal
 import stat
 import subprocess
 import sys
+import tempfile
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -316,9 +317,10 @@ def test_what_is_published_is_brought_to_the_disk_and_what_is_thrown_away_is_not
             write_durably(aside / "config.json", "{}")
         return {Path(name).name for name in synced}, aside.name
 
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     names, aside = written(tmp_path / "out")
     assert names >= {"model.safetensors", "config.json", aside, tmp_path.name}
-    with durable.scratch(tmp_path) as place:
+    with durable.scratch() as place:
         assert written(place / "out") == (set(), ANY) and (place / "out" / "config.json").read_text() == "{}"
         assert written(tmp_path / "other")[0]  # beside it is not in it
         for folder, brought in ((place, []), (tmp_path, [str(tmp_path / "alone")])):
@@ -329,7 +331,8 @@ def test_what_is_published_is_brought_to_the_disk_and_what_is_thrown_away_is_not
 
 def test_scratch_folders_may_come_and_go_while_another_is_asked_for(tmp_path, monkeypatch):
     """A model in memory that nobody holds takes its scratch folder along whenever Python finds it."""
-    with ExitStack() as others, durable.scratch(tmp_path) as place:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with ExitStack() as others, durable.scratch() as place:
 
         class Watched(type(place)):
             def is_relative_to(self, *folder):
@@ -337,18 +340,19 @@ def test_scratch_folders_may_come_and_go_while_another_is_asked_for(tmp_path, mo
                 return super().is_relative_to(*folder)
 
         for _ in range(3):
-            others.enter_context(durable.scratch(tmp_path))
+            others.enter_context(durable.scratch())
         assert durable.passing(Watched(place / "file")) and not durable.passing(Watched(tmp_path))
 
 
-def test_scratch_of_the_dead_goes_and_of_the_living_stays(tmp_path):
+def test_scratch_of_the_dead_goes_and_of_the_living_stays(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     dead = tmp_path / f"leansurgeon-scratch{durable.Owner(durable.host(), durable.boot(), 2**22 + 1, 1).tag}"
     dead.mkdir()
     (dead / "file").write_text("x")
     (tmp_path / "leansurgeon-of-somebody").mkdir()
-    with durable.scratch(tmp_path) as first:
+    with durable.scratch() as first:
         assert not dead.exists() and stat.S_IMODE(first.stat().st_mode) == 0o700
-        with durable.scratch(tmp_path) as second:
+        with durable.scratch() as second:
             assert first.exists() and first != second
     assert names(tmp_path) == ["leansurgeon-of-somebody"]
 

@@ -123,10 +123,10 @@ def by_hand(t, ids, mask):
 
 
 def converted(tensors, cls, config=None):
-    new_config, plan = convert_crammed_bert(config or published_config(), tensors.__getitem__, list(tensors))
+    new_config, arrays = convert_crammed_bert(config or published_config(), tensors.__getitem__, list(tensors))
     assert new_config["architectures"] == [cls.__name__]
     model = cls(CrammedBertConfig.from_dict(new_config)).eval()
-    state = {name: torch.from_numpy(make()) for name, make in plan.items()}
+    state = {name: torch.from_numpy(array) for name, array in arrays.items()}
     missing, unexpected = model.load_state_dict(state, strict=False)
     assert not unexpected
     assert set(missing) <= {"decoder.weight"}

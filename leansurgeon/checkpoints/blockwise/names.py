@@ -42,7 +42,9 @@ def file_names(model: nn.Module, library: str) -> Mapping[str, tuple[str, ...]]:
             with quiet_transformers():
                 model.save_pretrained(folder, state_dict=numbers)
         except (IndexError, RuntimeError):  # numbers cannot be cut into the pieces that a tensor is saved in
-            return names_of_parts(model)
+            unsaved = {*(getattr(model, "all_tied_weights_keys", None) or ()), *(model._keys_to_ignore_on_save or ())}
+            whole = {name: torch.empty(tensor.shape, device="meta") for name, tensor in model.state_dict().items()}
+            return {name: tuple(split_parts(model, {name: whole[name]})) for name in whole if name not in unsaved}
         saved = load_file(Path(folder) / "model.safetensors")
     strange = next((name for name, value in saved.items() if value.shape != (1,)), None)
     if strange:
@@ -53,16 +55,6 @@ def file_names(model: nn.Module, library: str) -> Mapping[str, tuple[str, ...]]:
 
 
 # -- tensors that are saved in parts --------------------------------------------------------------------------------
-
-
-def names_of_parts(model: nn.Module) -> dict[str, tuple[str, ...]]:
-    """The names in files of every tensor in memory; several where it is saved in parts. Raises `UnsupportedModel`."""
-    unsaved = {*(getattr(model, "all_tied_weights_keys", None) or ()), *(model._keys_to_ignore_on_save or ())}
-    names = {}
-    for name, tensor in model.state_dict().items():
-        if name not in unsaved:
-            names[name] = tuple(split_parts(model, {name: torch.empty(tensor.shape, device="meta")}))
-    return names
 
 
 def split_parts(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -8,8 +8,8 @@ the hidden states that are at hand.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from copy import copy
 from dataclasses import dataclass
 from typing import Any
@@ -209,25 +209,20 @@ class Stream:
 
     @torch.no_grad()
     def _forward(self, batch: dict[str, Tensor], stand_in: Callable[[int, tuple, dict], Any]) -> Any:
-        """One run of the library's forward with `stand_in(layer, args, kwargs)` in place of every block."""
+        """One run of the library's forward with `stand_in(layer, args, kwargs)` in place of every block. Only their
+        `forward` is replaced: libraries ask blocks for their attributes, too.
+        """
         path = tower_around(self.skeleton.blocks[0], self.skeleton.model, self.skeleton.architecture)
         model = self.skeleton.model.get_submodule(path)
-        with self._stand_ins(stand_in):
-            try:
-                if self.skeleton.architecture.library == "timm":
-                    return model(batch["pixel_values"] if "pixel_values" in batch else next(iter(batch.values())))
-                return model(**batch)
-            except StopForward:
-                return None
-
-    @contextmanager
-    def _stand_ins(self, stand_in: Callable[[int, tuple, dict], Any]) -> Iterator[None]:
-        """Only `forward` of each block is replaced: libraries ask blocks for their attributes, too."""
         blocks = [self.skeleton.block(i) for i in range(self.skeleton.depth)]
         for i, block in enumerate(blocks):
             block.forward = lambda *args, _i=i, **kwargs: stand_in(_i, args, kwargs)
         try:
-            yield
+            if self.skeleton.architecture.library == "timm":
+                return model(batch["pixel_values"] if "pixel_values" in batch else next(iter(batch.values())))
+            return model(**batch)
+        except StopForward:
+            return None
         finally:
             for block in blocks:
                 del block.forward

@@ -26,13 +26,11 @@ import numpy as np
 from leansurgeon.architectures.base import Config
 from leansurgeon.checkpoints.foreign import companions, unpacked
 from leansurgeon.checkpoints.publish.durable import scratch
-from leansurgeon.checkpoints.weights import TensorOut, Weights, write
+from leansurgeon.checkpoints.weights import Arrays, TensorOut, Weights, write
 from leansurgeon.errors import UnsupportedModel, plural
 from leansurgeon.reading.jsonfile import Json, value_at
 
-Read = Callable[[str], np.ndarray]
-Change: TypeAlias = Callable[[np.ndarray], np.ndarray]
-Moves: TypeAlias = dict[str, tuple[str, Change]]  # by our name: theirs, what is done to it
+Moves: TypeAlias = dict[str, tuple[str, Callable[[np.ndarray], np.ndarray]]]  # by our name: theirs, what is done to it
 
 FUSED = "encoder.layers.{i}.attn.self_attention.query_key_value.weight"
 EMBEDDING = ("encoder.embedding.word_embedding.weight", "decoder.weight")
@@ -91,9 +89,8 @@ def from_pickle(path: Path, allow_pickle: bool, keep: ExitStack) -> tuple[Path, 
 
 def from_crammed_bert(config: Config, weights: Weights, keep: ExitStack) -> Path:
     """The published Crammed BERT, converted into a temporary folder that lives as long as `keep`."""
-    new_config, tensors = convert_crammed_bert(config, weights.float32, list(weights.entries))
+    new_config, arrays = convert_crammed_bert(config, weights.float32, list(weights.entries))
     folder = keep.enter_context(scratch())
-    arrays = {name: (value() if callable(value) else value) for name, value in tensors.items()}
     write(folder, [TensorOut(name, "F32", a.shape, make=lambda a=a: a.astype("<f4")) for name, a in arrays.items()])
     (folder / "config.json").write_text(json.dumps(new_config, indent=2))
     return folder
@@ -108,9 +105,9 @@ def is_crammed_bert(config: Config, names: Iterable[str]) -> bool:
 
 
 def convert_crammed_bert(
-    config: Config, read: Read, names: Iterable[str]
-) -> tuple[Config, dict[str, Callable[[], np.ndarray]]]:
-    """Our config, and for each of our tensors a function that reads and rearranges it.
+    config: Config, read: Callable[[str], np.ndarray], names: Iterable[str]
+) -> tuple[Config, Arrays]:
+    """Our config and our tensors.
 
     `read(name)` gives a tensor of the published file as float32. Raises `UnsupportedModel` where the checkpoint is not
     the Crammed BERT of the paper (another activation, rotary positions, biases, ...) or tensors are missing or left
@@ -165,12 +162,7 @@ def convert_crammed_bert(
         names = [f"LABEL_{i}" for i in range(count)]
         new |= {"id2label": {str(i): name for i, name in enumerate(names)}}
         new |= {"label2id": {name: i for i, name in enumerate(names)}}
-
-    def bind(source: str, change: Change) -> Callable[[], np.ndarray]:
-        """A function that reads the tensor `source` and changes it when it is called."""
-        return lambda: np.ascontiguousarray(change(read(source)))
-
-    return new, {name: bind(*move) for name, move in plan.items()}
+    return new, {name: np.ascontiguousarray(change(read(source))) for name, (source, change) in plan.items()}
 
 
 def tensor_plan(names: set[str], layers: int, heads: int) -> Moves:

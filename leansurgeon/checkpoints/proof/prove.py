@@ -187,11 +187,14 @@ def run(
     """The accounts of a fresh process that loads `folder`, and then `source`, and runs them; and its last words, where
     it did not come to its end.
     """
-    asked = [str(folder.absolute()), "--kind", kind, "--root", str(PACKAGE.parent)]
-    asked += ["--how", json.dumps(how_to_load(folder, families[0], as_documented=True))]
-    if source is not None:
-        asked += ["--source", str(source.absolute()), "--source-how", json.dumps(how_to_load(source, families[1]))]
-    asked += ["--inputs", str(inputs)] if inputs else []
+    asked = {
+        "result": how_to_load(folder, families[0], as_documented=True),
+        "source": source and how_to_load(source, families[1]),
+        "inputs": inputs and str(inputs),
+        "kind": kind,
+        "root": str(PACKAGE.parent),
+        "room": ROOM,
+    }
     # Isolated mode keeps the working directory off the path; modelling files, and weights that the library has to write
     # where not all of them fit the memory, lie in a folder that goes away.
     with scratch() as cache:
@@ -202,7 +205,7 @@ def run(
             "HF_HUB_DISABLE_PROGRESS_BARS": "1",
         }
         done = subprocess.run(
-            [sys.executable, "-I", str(SCRIPT), *asked, "--room", str(ROOM), "--offload", str(cache)],
+            [sys.executable, "-I", str(SCRIPT), json.dumps(asked | {"offload": str(cache)})],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -217,25 +220,25 @@ def run(
 
 
 def how_to_load(folder: Path, family: Architecture | None = None, *, as_documented: bool = False) -> HowToLoad:
-    """What `reload_check` needs beside the folder: the `class`, our `module` that has it (or registers its timm entry
+    """What `reload_check` needs: the `folder`, the `class`, our `module` that has it (or registers its timm entry
     point), whether the folder's own code may run (`trust`): where the user allowed it; and of a result, whose
     modelling file is one that this package has shipped, to load it `as_documented`, where nothing else in the folder
     is code that the library would run then; and what the family says of its inputs.
 
     Raises `UnsupportedModel` where a folder wants to run code that nobody allowed.
     """
+    how: HowToLoad = {"folder": str(folder.absolute())}
     config = read_config(folder)
     known = family is not None and bool(family.evidence)  # a declaration by hand costs nothing
     architecture = trust.judge_code(family if known else architectures.of(config), config, folder)
     stem = (architecture.modelling or "").removesuffix(".py")
     if architecture.library == "timm":
         ours = str(config.get("architecture", "")).startswith("leansurgeon_")
-        return {"module": f"leansurgeon.models.{stem}"} if ours and stem else {}
+        return how | ({"module": f"leansurgeon.models.{stem}"} if ours and stem else {})
     config = trust.with_known_classes(config, architecture)
     held, used = classes_of(folder, config, architecture)
     pad = with_pad_token(config, folder, held).get("pad_token_id")
-    how: HowToLoad = {"class": held or "AutoModel", "body": used != held, "pad": pad}
-    how["pooling"] = list(astuple(read_pooling(folder)))
+    how |= {"class": held or "AutoModel", "body": used != held, "pad": pad, "pooling": astuple(read_pooling(folder))}
     if architecture.code or (stem and as_documented and not trust.brings_code(folder)):
         how["trust"] = True
     elif stem:

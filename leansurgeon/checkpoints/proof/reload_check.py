@@ -1,26 +1,25 @@
 """Runs alone in a fresh process: load a folder the documented way, run it forward, print what was found as JSON.
 
-Usage: python -I reload_check.py FOLDER --how JSON [--source FOLDER --source-how JSON] [--root FOLDER] [--inputs FILE]
-[--kind KIND] [--room BYTES] [--offload FOLDER].
-`how` names the `class` of transformers; a `module` of leansurgeon (which lies in `--root`) to take it from, or that
-registers a timm entry point; with `trust` says that the folder's own code may run; and names the `tokens` of a model
-that takes one length only, with `two_texts` one that reads two, with `body` one whose head is not in its files or not
-meant, the `pad` token where config.json names none, and the `pooling` of states. Nothing else of leansurgeon is
+Usage: python -I reload_check.py JSON, an object that names the `result` and the `source` (or null), `root`, `inputs`
+(or null), `kind`, `room` and `offload`.
+Of both it says the `folder`; the `class` of transformers; a `module` of leansurgeon (which lies in `root`) to take it
+from, or that registers a timm entry point; with `trust` that the folder's own code may run; and names the `tokens` of a
+model that takes one length only, with `two_texts` one that reads two, with `body` one whose head is not in its files or
+not meant, the `pad` token where config.json names none, and the `pooling` of states. Nothing else of leansurgeon is
 imported but `reading/pooling.py`, which stands alone, so a result is seen as a user of plain transformers or timm sees
 it.
 
-One line of JSON says what became of the folder (`{"result": ...}`). With `--source` that model is let go, the source is
+One line of JSON says what became of the result (`{"result": ...}`). With a source that model is let go, the source is
 loaded in the same way and run on the same inputs, and a second line compares them (`{"source": ...}`).
 
-`--inputs` is a safetensors file of batches (`0.input_ids`, `0.attention_mask`, ..., `0.labels`); without it a small
-example is made. `--kind` says how labels score: `causal-lm` (those of the next position) or `plain`.
+`inputs` is a safetensors file of batches (`0.input_ids`, `0.attention_mask`, ..., `0.labels`); without it a small
+example is made. `kind` says how labels score: `causal-lm` (those of the next position) or `plain`.
 
-Weights beyond `--room` are read from the disk whenever they are multiplied with (accelerate's disk offload; the outputs
-are the same), so that a model that was cut block by block is never whole in memory here either. What the library has to
-write for that goes to `--offload`.
+Weights beyond `room` bytes are read from the disk whenever they are multiplied with (accelerate's disk offload; the
+outputs are the same), so that a model that was cut block by block is never whole in memory here either. What the
+library has to write for that goes to `offload`.
 """
 
-import argparse
 import gc
 import importlib.util
 import json
@@ -192,29 +191,30 @@ def seed_draws():
     return torch.Generator().manual_seed(0)
 
 
-def examine_folder(folder: Path, how: dict, asked, offload: dict | None = None) -> tuple[dict, list]:
-    """What loading and running a folder shows, and its outputs (see `run`). `offload` are the library's arguments for
+def examine_folder(how: dict, asked: dict, offload: dict | None = None) -> tuple[dict, list]:
+    """What loading and running a model shows, and its outputs (see `run`). `offload` are the library's arguments for
     weights that stay on the disk; by default those of files that may take more than the room that there is in fp32.
     """
+    folder = Path(how["folder"])
     config = json.loads((folder / "config.json").read_text())
     timm = "architecture" in config and "model_type" not in config
     stored = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
-    if offload is None and not timm and 2 * stored > asked.room:
-        beside = {"device_map": "auto", "max_memory": {"cpu": asked.room}, "offload_folder": asked.offload}
+    if offload is None and not timm and 2 * stored > asked["room"]:
+        beside = {"device_map": "auto", "max_memory": {"cpu": asked["room"]}, "offload_folder": asked["offload"]}
         with suppress(Exception):  # of a class that takes weights past the modules that hold them, among others
-            return examine_folder(folder, how, asked, beside)
+            return examine_folder(how, asked, beside)
         gc.collect()  # what is wrong in any case is seen once more
     model, account = (
         load_timm(folder, how.get("module")) if timm else load_transformers(folder, config, how, offload or {})
     )
-    if asked.inputs:
-        batches = read_batches(Path(asked.inputs))
+    if asked["inputs"]:
+        batches = read_batches(Path(asked["inputs"]))
     else:
         batches = [timm_example(config) if timm else example(model, how)]
-    if asked.inputs and type(model).__name__.endswith("ForMultipleChoice"):  # sentences, each as the only choice
+    if asked["inputs"] and type(model).__name__.endswith("ForMultipleChoice"):  # sentences, each as the only choice
         batches = [{k: v[:, None] for k, v in batch.items() if k != "labels"} for batch in batches]
     body = model.base_model if how.get("body") else model
-    sums, outputs = run(body, batches, asked.kind, pooling_of(how))
+    sums, outputs = run(body, batches, asked["kind"], pooling_of(how))
     # Some parameters are constants that the library neither saves nor loads (Marian's positions).
     unsaved = {*account["missing"], *(getattr(model, "_keys_to_ignore_on_save", None) or ())}
     tied = model.all_tied_weights_keys if offload else {}  # on the disk each name is a tensor of its own
@@ -279,27 +279,16 @@ def compare_rows(a, b) -> tuple[dict, object]:
 
 
 def main() -> None:
-    """Load the folder named on the command line, compare it with its source and print the account as JSON."""
+    """Load the result, compare it with its source and print the accounts as JSON."""
     warnings.filterwarnings("ignore")
-    parser = argparse.ArgumentParser()
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--source", type=Path)
-    parser.add_argument("--kind", default="plain")
-    parser.add_argument("--inputs")
-    parser.add_argument("--root")
-    parser.add_argument("--room", type=int, default=2**40)
-    parser.add_argument("--offload")
-    for name in ("--how", "--source-how"):
-        parser.add_argument(name, type=json.loads, default={})
-    asked = parser.parse_args()
-    if asked.root and ("module" in asked.how or "module" in asked.source_how):
-        sys.path.insert(0, asked.root)  # the leansurgeon that asks, and no other that may be installed
-
-    account, outputs = examine_folder(asked.folder, asked.how, asked)
+    asked = json.loads(sys.argv[1])
+    if any("module" in asked[of] for of in ("result", "source") if asked[of]):
+        sys.path.insert(0, asked["root"])  # the leansurgeon that asks, and no other that may be installed
+    account, outputs = examine_folder(asked["result"], asked)
     print("\n" + json.dumps({"result": account}), flush=True)
-    if asked.source:
+    if asked["source"]:
         gc.collect()  # one model in memory at a time
-        original, theirs = examine_folder(asked.source, asked.source_how, asked)
+        original, theirs = examine_folder(asked["source"], asked)
         if original["output"] == account["output"]:
             original["differences"] = differences(theirs, outputs)
         print("\n" + json.dumps({"source": original}), flush=True)

@@ -162,7 +162,7 @@ def start_of_process(pid: int) -> int:
 # -- a writer holds its name while it writes -----------------------------------------------------------------------
 
 NO_LINK = getattr(os, "O_NOFOLLOW", 0)  # Windows has none
-_held: dict[tuple[Path, int, int], int] = {}  # (name, process, thread) -> how many times over
+_held: set[tuple[Path, int, int]] = set()  # names, each with the process and thread that hold it
 
 
 @contextmanager
@@ -174,21 +174,17 @@ def claim_name(path: Path) -> Iterator[None]:
     path = path.resolve()
     key = (path, os.getpid(), threading.get_ident())
     if key in _held:
-        _held[key] += 1
-        try:
-            yield
-        finally:
-            _held[key] -= 1
+        yield
         return
     made = [folder for folder in path.parents if not folder.exists()]
     path.parent.mkdir(parents=True, exist_ok=True)
     file = path.parent / f".{shorten_name(path.name)}.writing"
     handle = take_claim(file, path)
-    _held[key] = 1
+    _held.add(key)
     try:
         yield
     finally:
-        del _held[key]
+        _held.remove(key)
         with suppress(OSError):
             file.unlink()  # while the lock is held: who waits for it sees that the file is another one
         os.close(handle)
@@ -266,33 +262,25 @@ def open_unfinished(path: Path) -> Iterator[Path]:
     sweep(path.parent)
     aside = beside(path, UNFINISHED)
     aside.mkdir()
-    handle, _ = take_lock(aside)
-    try:
+    with mark_in_use(aside):
         yield aside
-    finally:
-        if handle is not None:
-            os.close(handle)
-        shutil.rmtree(aside, ignore_errors=True)
 
 
 @contextmanager
-def scratch(place: Path | None = None) -> Iterator[Path]:
-    """A folder for as long as the block runs, in the system's temporary folder or in `place`."""
-    where = place or Path(tempfile.gettempdir())
+def scratch() -> Iterator[Path]:
+    """A folder in the system's temporary one for as long as the block runs."""
+    where = Path(tempfile.gettempdir())
     sweep(where)
     folder = where / f"{SCRATCH}{me().tag}"
     try:
         folder.mkdir(mode=0o700)
     except OSError as error:
         raise LeanSurgeonError(f"No temporary folder can be made in {where}: {error.strerror}.") from None
-    handle, _ = take_lock(folder)
     _scratches[folder] = os.getpid()
     try:
-        yield folder
+        with mark_in_use(folder):
+            yield folder
     finally:
-        if handle is not None:
-            os.close(handle)
-        shutil.rmtree(folder, ignore_errors=True)
         _scratches.pop(folder, None)
 
 
@@ -347,6 +335,21 @@ def in_use(folder: Path) -> bool:
     return taken
 
 
+@contextmanager
+def mark_in_use(path: Path) -> Iterator[None]:
+    """Lock a folder or file that was just made as long as the block runs; then it goes, unless it has been renamed."""
+    handle, _ = take_lock(path)
+    try:
+        yield
+    finally:
+        if handle is not None:
+            os.close(handle)
+        if path.is_file():
+            path.unlink()
+        else:
+            shutil.rmtree(path, ignore_errors=True)
+
+
 def take_lock(folder: Path) -> tuple[int | None, bool]:
     """A handle that marks the folder (or file) as in use until it is closed, None without locks or where it is; and
     whether another process has it.
@@ -367,17 +370,12 @@ def take_lock(folder: Path) -> tuple[int | None, bool]:
 def write_durably(path: Path, text: str) -> None:
     """Replace `path` by a file with this text, at once."""
     sweep(path.parent)
-    aside, handle = beside(path, PART), None
-    try:
-        with open(aside, "x", encoding="utf-8") as file:
-            handle, _ = take_lock(aside)
-            file.write(text)
+    aside = beside(path, PART)
+    aside.touch(exist_ok=False)
+    with mark_in_use(aside):
+        aside.write_text(text, encoding="utf-8")
         sync(aside)
         os.replace(aside, path)
-    finally:
-        aside.unlink(missing_ok=True)
-        if handle is not None:
-            os.close(handle)
     sync(path.parent)
 
 
