@@ -70,7 +70,7 @@ LONGEST = ("test_malformed.py", "test_notebook.py", "test_experiment.py", "test_
 
 # Of a test that goes through more families than these, a commit runs these; `-m families` runs the others.
 EVERY_COMMIT = {"bert", "gpt2", "llama", "qwen3", "t5", "vit", "timm_xcit", "timm_swin"}
-INFERRED = 4  # of a test that goes through more types without a declaration, a commit runs the first so many
+INFERRED = 2  # of a test that goes through more types without a declaration, a commit runs the first so many
 
 
 def family_of(item: pytest.Item) -> str | None:

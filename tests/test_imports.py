@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
-
-import pytest
 
 TESTS = Path(__file__).parent
 PACKAGE = TESTS.parent / "leansurgeon"
@@ -147,16 +146,27 @@ LIGHT = [
 ]
 
 
-@pytest.mark.parametrize("arguments", LIGHT, ids=" ".join)
-def test_light_commands_do_not_import_torch(arguments, tmp_path):
-    code = (
-        "import sys; from leansurgeon.cli.main import main\n"
-        "try: main()\n"
-        "except SystemExit: pass\n"
-        "heavy = {'torch', 'transformers', 'timm', 'accelerate', 'sklearn', 'datasets'} & set(sys.modules)\n"
-        "sys.stderr.flush(); sys.exit(f'imported {heavy}' if heavy else 0)"
-    )
-    done = subprocess.run([sys.executable, "-c", code, *arguments], cwd=tmp_path, capture_output=True, text=True)
+EACH = """
+import json, os, sys
+from leansurgeon.cli.main import main
+for arguments in json.loads(sys.argv[1]):
+    child = os.fork()
+    if not child:
+        sys.argv[1:] = arguments
+        try: main()
+        except SystemExit: pass
+        heavy = {"torch", "transformers", "timm", "accelerate", "sklearn", "datasets"} & set(sys.modules)
+        sys.stdout.flush(); sys.stderr.flush()
+        os._exit(bool(heavy))
+    if os.waitpid(child, 0)[1]:
+        sys.exit(" ".join(arguments))
+"""
+
+
+def test_light_commands_do_not_import_torch(tmp_path):
+    """Each in a fork of one process, which has imported what all of them do."""
+    run = [sys.executable, "-c", EACH, json.dumps(LIGHT)]
+    done = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-500:]
     assert "Traceback" not in done.stderr
 

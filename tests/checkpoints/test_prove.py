@@ -93,10 +93,9 @@ def test_a_source_that_does_not_load_does_not_hide_that_the_result_does(saved, t
     assert re.search(r"\bsource\b.*Error", account.compared.why, re.S)
 
 
-@pytest.mark.parametrize("family", ["bert", "llama"])
-def test_a_fork_says_what_a_process_of_its_own_says(family, saved, tmp_path, monkeypatch):
+def test_a_fork_says_what_a_process_of_its_own_says(saved, tmp_path, monkeypatch):
     """Elsewhere proofs are forked (`support/processes/proofs.py`). BERT's result brings its modelling file."""
-    folder, _ = saved(family)
+    folder, _ = saved("bert")
     assert leansurgeon("shrink", folder, "--heads", "8", "--head-dim", "keep", "-o", tmp_path / "out").returncode == 0
     said = prove.run(tmp_path / "out", folder, None, "plain")
     monkeypatch.setattr("subprocess.run", proofs.own_process)
@@ -144,7 +143,10 @@ def test_a_proof_has_its_weights_in_memory_only_as_far_as_there_is_room(tmp_path
     assert high - low > 0.6 * 4 * count, f"{low:,} and {high:,} bytes"
 
 
-@pytest.mark.parametrize("family", ["bert", "gpt2", "gemma3_text", "t5", "bart", "dinov2", "modernbert", "mixtral"])
+ALIKE = [pytest.param(name, marks=pytest.mark.families) for name in ("bert", "gemma3_text", "bart", "dinov2", "modernbert")]
+
+
+@pytest.mark.parametrize("family", ["gpt2", "t5", "mixtral", *ALIKE])
 def test_weights_on_the_disk_give_the_same_account(family, saved, tmp_path, monkeypatch):
     """Tied tables, several stacks, and experts that the library merges while it loads."""
     if family == "mixtral":

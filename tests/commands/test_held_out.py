@@ -20,6 +20,7 @@ from tests.support.content import side_of
 from tests.support.models import strangers
 from tests.support.models.word_models import WORDS
 
+PICTURES = pytest.param("pictures", marks=pytest.mark.slow)
 PIECE = 6  # tokens that are content of their own: windows of two commands begin in different places
 
 
@@ -94,7 +95,7 @@ def pieces(batch) -> set[bytes]:
     return {row.tobytes() for row in rows}
 
 
-@pytest.mark.parametrize("kind", ["text", "table", "pictures"])
+@pytest.mark.parametrize("kind", ["table", pytest.param("text", marks=pytest.mark.slow), PICTURES])
 def test_what_search_and_heads_choose_by_no_other_reports_on(kind, said, read, tmp_path, monkeypatch):
     """The samples by which candidates are ranked and heads are pruned, and those on which `judge` reports."""
     from leansurgeon.measure.heads import document
@@ -233,7 +234,7 @@ def test_rows_of_one_table_were_judged_on_the_same_samples(said, tmp_path, read)
         assert f"of {test['samples']} held-out samples" in card
 
 
-@pytest.mark.parametrize("kind", ["table", "pictures"])
+@pytest.mark.parametrize("kind", ["table", PICTURES])
 def test_macro_f1_stands_beside_accuracy_where_one_class_is_large(said, tmp_path, kind):
     """As scikit-learn counts it on the held-out samples that transformers reads."""
     from sklearn.metrics import accuracy_score, f1_score
@@ -282,7 +283,7 @@ def held_out_answers(run, model=None):
         return real, model(**batch).logits.argmax(-1).numpy()
 
 
-@pytest.mark.parametrize("kind", ["table", "pictures"])
+@pytest.mark.parametrize("kind", ["table", PICTURES])
 def test_source_cut_and_healed_model_are_three_rows_of_one_table(said, tmp_path, kind, read):
     """Each with what transformers finds of it on the same held-out samples."""
     source, data = said(kind)

@@ -45,6 +45,11 @@ class Fork:
             self.returncode = os.waitstatus_to_exitcode(status) if pid else None
         return self.returncode
 
+    def heard(self) -> str:
+        """What it has said on stderr so far."""
+        file = self._said[1]
+        return file.read_text() if file.exists() else ""
+
     def send_signal(self, number: int) -> None:
         """To the process alone, and to none that has its number after it."""
         if self.poll() is None:
