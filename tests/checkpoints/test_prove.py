@@ -143,7 +143,9 @@ def test_a_proof_has_its_weights_in_memory_only_as_far_as_there_is_room(tmp_path
     assert high - low > 0.6 * 4 * count, f"{low:,} and {high:,} bytes"
 
 
-ALIKE = [pytest.param(name, marks=pytest.mark.families) for name in ("bert", "gemma3_text", "bart", "dinov2", "modernbert")]
+ALIKE = [
+    pytest.param(name, marks=pytest.mark.families) for name in ("bert", "gemma3_text", "bart", "dinov2", "modernbert")
+]
 
 
 @pytest.mark.parametrize("family", ["gpt2", "t5", "mixtral", *ALIKE])
