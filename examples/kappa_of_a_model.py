@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from leansurgeon import tasks
-from leansurgeon.checkpoints import load, open_source
+from leansurgeon.checkpoints.model import load
+from leansurgeon.checkpoints.source import open_source
 from leansurgeon.measure.kappa import blocks as kappa
 from leansurgeon.surgery.planning import plan
 from leansurgeon.surgery.requested_shape import RequestedShape

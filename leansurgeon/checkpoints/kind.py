@@ -83,11 +83,9 @@ def body_class(architecture: Architecture, plain: str) -> str:
 def random_weights(folder: Path, config: Config, architecture: Architecture) -> tuple[tuple[str, ...], str, bool]:
     """Matrices of the model's class that its files lack, by their names in memory: the library would draw them at
     random. The class of its body, which is its own where it has no head; and whether the files hold the body alone.
-    Nothing but headers is read. timm's models are complete, or refused when they are loaded.
+    Nothing but headers is read.
     """
     name = class_name(config)
-    if architecture.library == "timm":
-        return (), name, False
     cls = transformers_class(architecture, name)
     options = {"device_map": "meta", "output_loading_info": True, "ignore_mismatched_sizes": True}
     with library_builds(cls.__name__), quiet_transformers():

@@ -207,15 +207,6 @@ def create_timm(name: str, **kwargs: Any) -> torch.nn.Module:
     return timm.create_model(name, **kwargs)
 
 
-def stored_dtype(folder: Path) -> torch.dtype | None:
-    """The half precision in which all matrices of a folder are stored; None for fp32, or a mixture."""
-    try:
-        dtypes = {entry.dtype for entry in Weights.open(folder).entries.values() if len(entry.shape) > 1}
-    except LeanSurgeonError:
-        return None  # no safetensors: whoever reads the weights says so
-    return {"BF16": torch.bfloat16, "F16": torch.float16}.get(dtypes.pop()) if len(dtypes) == 1 else None
-
-
 def save_model(
     model: torch.nn.Module,
     architecture: Architecture,
@@ -272,16 +263,16 @@ def load(
     """
     if (folder / "model" / "config.json").exists() and not (folder / "config.json").exists():
         folder = folder / "model"
-    config, overrides = read_config(folder), dict(overrides or {})
-    shapes = Weights.open(folder).shapes
-    check_sizes(config, shapes.values())
-    config = complete(config, shapes)
+    config, weights, overrides = read_config(folder), Weights.open(folder), overrides or {}
+    check_sizes(config, weights.shapes.values())
+    config = complete(config, weights.shapes)
     surgery = record.read_if_whole(folder)
     family = architectures.of(config, tower or tower_of(surgery, config))
     config, architecture = buildable(config, trust.judge_code(family, config, folder))
     config = trust.with_known_classes(config, architecture)
     check_fit(architecture.flat(config), overrides)
-    stored = stored_dtype(folder)
+    dtypes = {entry.dtype for entry in weights.entries.values() if len(entry.shape) > 1}
+    stored = {"BF16": torch.bfloat16, "F16": torch.float16}.get(dtypes.pop()) if len(dtypes) == 1 else None
     dtype = stored if as_stored and stored else torch.float32
     if architecture.library == "timm":
         model, config = load_timm(folder, config, overrides)

@@ -11,9 +11,8 @@ from leansurgeon.checkpoints import record, whereabouts
 from leansurgeon.checkpoints.config import read_config
 from leansurgeon.checkpoints.digests import sha256
 from leansurgeon.checkpoints.foreign import trust
-from leansurgeon.checkpoints.record import FRESH, Origin, Proof, SurgeryRecord
+from leansurgeon.checkpoints.record import FRESH, Origin, PlanRecord, Proof, SurgeryRecord
 from leansurgeon.checkpoints.recorded.decided import Decisions
-from leansurgeon.checkpoints.recorded.planned import PlanRecord
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.version import __version__
 

@@ -8,7 +8,7 @@ damage. What a later version adds is kept as it is (`other`), so that a record t
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -20,12 +20,13 @@ from leansurgeon.architectures import towers
 from leansurgeon.checkpoints.places import public, without_place, without_places
 from leansurgeon.checkpoints.publish.durable import write_durably
 from leansurgeon.checkpoints.recorded.decided import Decisions
-from leansurgeon.checkpoints.recorded.part import NAME, DamagedRecord, RecordedInFull
-from leansurgeon.checkpoints.recorded.planned import PlanRecord
+from leansurgeon.checkpoints.recorded.part import NAME, DamagedRecord, Recorded, RecordedInFull
 from leansurgeon.errors import UnsupportedModel, raised_as
 from leansurgeon.progress import Say
 from leansurgeon.reading import jsonfile
+from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.reading.values import text
+from leansurgeon.shape import Shape
 
 FORM = 1  # raised where an older reader would misread what is written
 TRAINED, FRESH = "trained", "fresh"  # `initialised` after a training, and of weights that know nothing
@@ -120,6 +121,73 @@ class Proof(RecordedInFull):
             return "no missing and no unexpected tensors"
         names = ", ".join(self.missing[:2]) + (", ..." if len(self.missing) > 2 else "")
         return f"no unexpected tensors; what the source lacks, too, is initialised anew ({names})"
+
+
+# -- the plan as it was carried out ---------------------------------------------------------------
+#
+# Shapes, kept layers, operators, and how heads were made decide what a model is taken for (`undo`, `diff`, a teacher),
+# so odd ones are damage; all else is shown, and odd values of it are None or empty (`Recorded`).
+
+
+@dataclass(frozen=True)
+class Step(Recorded):
+    """One operator. `exactness`: "exact" leaves the function of what it touches unchanged, "near" approximates it,
+    "fresh" forgets it.
+    """
+
+    WHERE = "operators"
+    SURE = ("name", "exactness", "settings")
+    required = ("settings",)
+
+    name: str
+    exactness: str
+    says: str
+    settings: JsonObject = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class PlanRecord(Recorded):
+    """A plan: what is kept of which source, by which operators, and what that saves. `layers` are those of the source
+    that are kept; `inferred` is what was found of a family that nobody declared; `method` has its settings by name.
+    """
+
+    WHERE = "plan"
+    SURE = ("head_policy", "seed", "method", "class_attention", "before", "after", "layers", "operators")
+
+    source: str = ""
+    architecture: str = ""
+    inferred: JsonObject = field(default_factory=dict)
+    head_policy: str | int = ""
+    why: str = ""
+    init: str = ""
+    seed: int | None = None
+    method: JsonObject = field(default_factory=dict)
+    calibrated: bool = False
+    class_attention: bool = False
+    before: Shape | None = None
+    after: Shape | None = None
+    layers: tuple[int, ...] = ()
+    operators: tuple[Step, ...] = ()
+    exactness: str = ""
+    parameters_before: Mapping[str, int] = field(default_factory=dict)
+    parameters_after: Mapping[str, int] = field(default_factory=dict)
+    saved_by: Mapping[str, int] = field(default_factory=dict)
+    flops_before: JsonObject | None = None
+    flops_after: JsonObject | None = None
+    flops_saved_by: JsonObject | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.head_policy, str):  # a size is a word or a number
+            object.__setattr__(self, "head_policy", text(self.head_policy))
+
+    def __bool__(self) -> bool:
+        """Whether anything is known of the plan."""
+        return bool(self.as_dict())
+
+    @property
+    def required(self) -> Collection[str]:
+        """A plan says all of itself."""
+        return set(self.__dataclass_fields__) - {"inferred"} if self.before is not None else ()
 
 
 # -- where a model comes from ----------------------------------------------------------------------

@@ -52,7 +52,7 @@ class Source:
     folder: Path | None = None
     weights: Weights | None = None
     preset: Preset | None = None
-    notes: tuple[str, ...] = field(default_factory=tuple)
+    notes: tuple[str, ...] = ()
     files: tuple[Path, ...] = ()  # the weight files as the user has them, before any conversion
     record: SurgeryRecord | None = field(default=None, compare=False)  # its surgery.json, where there is one
     record_trouble: str = ""  # why its surgery.json cannot be read
@@ -217,8 +217,12 @@ def from_folder(
     seen = {file: identity(file) for file in read_from(path)}  # before the first of them is read
     original, config = path, read_config(path)
     notes = (f"revision {path.name}",) if kind == "hub" and path.parent.name == "snapshots" else ()
-    record, trouble = record_of(path)
-    notes += (trouble,) if trouble else ()
+    record, trouble = None, ""
+    try:
+        record = read_record(path)
+    except DamagedRecord as error:  # no reason to refuse the model
+        trouble = error.message
+        notes += (trouble,)
     files: tuple[Path, ...] = ()
     if not list(path.glob("*.safetensors")) and not (path / "model.safetensors.index.json").exists():
         path, files = converted.from_pickle(path, allow_pickle, keep)
@@ -332,14 +336,6 @@ def refuse_whole_numbers(specs: Sequence[TensorSpec], weights: Weights) -> None:
             "weights.",
             modelcard.where_to_get(weights.files[0].parent),
         )
-
-
-def record_of(path: Path) -> tuple[SurgeryRecord | None, str]:
-    """surgery.json of a folder that came from here; or why it cannot be read, which is no reason to refuse it."""
-    try:
-        return read_record(path), ""
-    except DamagedRecord as error:
-        return None, error.message
 
 
 def ask_tower(source: Source, named: str | None) -> None:

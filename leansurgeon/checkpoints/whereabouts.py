@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from contextlib import suppress
 from hashlib import sha256 as hashed
 from pathlib import Path
@@ -18,7 +17,7 @@ def remember(origin: Origin, folder: Path | None) -> None:
     """Note where the model of these digests lies; a cache that cannot be written is no error."""
     if folder is None or not origin.sha256:
         return
-    note = _note(origin.sha256.values())
+    note = _note(origin)
     with suppress(OSError, UnicodeEncodeError):  # the name of a folder need not be text
         note.parent.mkdir(parents=True, exist_ok=True)
         write_durably(note, f"{folder.resolve()}\n")
@@ -28,7 +27,7 @@ def find(origin: Origin) -> Path | None:
     """The folder with exactly the weight files of `origin`: at its name, or where it lay when it was cut."""
     places = [in_home(origin.name)] if origin.kind != "hub" else []
     with suppress(OSError, UnicodeDecodeError):
-        places.append(Path(_note(origin.sha256.values()).read_text(encoding="utf-8").rstrip("\n")))
+        places.append(Path(_note(origin).read_text(encoding="utf-8").rstrip("\n")))
     return next((folder for place in places if (folder := holding(place, origin))), None)
 
 
@@ -43,6 +42,6 @@ def holding(folder: Path, origin: Origin) -> Path | None:
     return None
 
 
-def _note(digests: Iterable[str]) -> Path:
-    key = hashed("\n".join(sorted(digests)).encode()).hexdigest()[:32]
+def _note(origin: Origin) -> Path:
+    key = hashed("\n".join(sorted(origin.sha256.values())).encode()).hexdigest()[:32]
     return cache_folder() / "sources" / key

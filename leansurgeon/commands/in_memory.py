@@ -37,8 +37,7 @@ RESULT = "leansurgeon"  # the attribute of a model in memory that has its `Cut` 
 if TYPE_CHECKING:
     import torch
 
-    from leansurgeon.checkpoints.record import Proof, SurgeryRecord
-    from leansurgeon.checkpoints.recorded.planned import PlanRecord
+    from leansurgeon.checkpoints.record import PlanRecord, Proof, SurgeryRecord
     from leansurgeon.shape import Shape
     from leansurgeon.training.runs.summary import Summary
 

@@ -122,7 +122,7 @@ def is_name(name: object) -> bool:
     """Whether a file may name another one beside it so: one part of a path, and no way out of the folder."""
     if not isinstance(name, str) or name in ("", ".", ".."):
         return False
-    return not any(c in "/\\\0" for c in name) and len(os.fsencode(name)) <= 255 if encodable(name) else False
+    return encodable(name) and not any(c in "/\\\0" for c in name) and len(os.fsencode(name)) <= 255
 
 
 def writable(name: str) -> str:

@@ -24,9 +24,9 @@ SKIPS: ContextVar[bool] = ContextVar("SKIPS", default=False)
 
 
 @contextmanager
-def skipping_damaged(yes: bool = True) -> Iterator[None]:
+def skipping_damaged() -> Iterator[None]:
     """As long as this lasts, images of a command's data that cannot be read are left out, and counted."""
-    before = SKIPS.set(yes)
+    before = SKIPS.set(True)
     try:
         yield
     finally:
@@ -47,15 +47,13 @@ def decode(content: bytes, mode: str, where: str) -> Image:
             if width * height > PIXELS:
                 raise UsageError(f"{where} has {width:,} x {height:,} pixels, more than {PIXELS:,}.")
             return plain(ImageOps.exif_transpose(image), where).convert(mode)
-    except UsageError:
+    except (UsageError, MemoryError):
         raise
     except UnidentifiedImageError:
         raise UsageError(f"{where} cannot be read: its format is none of {', '.join(FORMATS)}.") from None
     except Image.DecompressionBombError:
         raise UsageError(f"{where} has more than {PIXELS:,} pixels.") from None
     except Exception as error:  # a decoder fails in every way there is; Pillow names the stream and not the file
-        if isinstance(error, MemoryError):
-            raise
         said = str(error) or type(error).__name__
         raise UsageError(f"{where} cannot be read: {said}.") from None
 

@@ -50,9 +50,7 @@ def body(folder: Path) -> str:
     """What stands behind the front matter of a folder's card, without blank lines before it. Raises as `front_matter`
     does.
     """
-    card = read_text(folder / CARD, LIMIT)
-    head = HEAD.match(card)
-    return card[head.end() if head else 0 :].lstrip()
+    return HEAD.sub("", read_text(folder / CARD, LIMIT)).lstrip()
 
 
 @raised_as(LeanSurgeonError)
@@ -60,7 +58,7 @@ def parts(card: str, of: str) -> tuple[dict[str, Any], str]:
     """Front matter and body of a card, all that YAML holds in the first. Raises `LeanSurgeonError` for no YAML."""
     head = HEAD.match(card)
     said = yamlfile.parse(head[1], f"{CARD} of {of}")[0] if head else None
-    return said if isinstance(said, dict) else {}, card[head.end() if head else 0 :].lstrip()
+    return said if isinstance(said, dict) else {}, HEAD.sub("", card).lstrip()
 
 
 def plain(value: object) -> Json:

@@ -74,7 +74,7 @@ def _check_entries(path: Path, header: Mapping[str, Any], base: int, size: int) 
     """The entries of a header, each behind the one before it, from byte `base` to the end of the file."""
     items = {name: _item(path, name, item) for name, item in header.items()}
     entries, expected = {}, 0
-    for name, (dtype, shape, start, end) in sorted(items.items(), key=lambda pair: (pair[1][2], pair[1][3])):
+    for name, (dtype, shape, start, end) in sorted(items.items(), key=lambda pair: pair[1][2:]):
         if start != expected or end - start != prod(shape) * int(RAW_BITS[dtype][-1]):
             raise UsageError(
                 f"{path.name} is damaged: {quote(name)} ({dtype} {list(shape)}) claims bytes {start}-{end}, "

@@ -52,7 +52,6 @@ def parse(text: str, where: str) -> tuple[Any, Lines]:
     if len(text) > LIMIT:
         raise UsageError(f"{where} has {len(text):,} characters, more than the {LIMIT:,} that it may have.")
     too_deep = UsageError(f"{where} is nested more than {DEPTH} levels deep.")
-    loader = None
     try:
         loader = _Loader(text)
         node = loader.get_single_node()
@@ -75,9 +74,6 @@ def parse(text: str, where: str) -> tuple[Any, Lines]:
         raise UsageError(f"{where}: this is not YAML: {str(error).splitlines()[0]}.") from None
     except _CONSTRUCTING as error:
         raise UsageError(f"{where}: a value cannot be read: {error}.") from None
-    finally:
-        if loader is not None:
-            loader.dispose()
     return value, lines
 
 
@@ -115,17 +111,14 @@ def _measure(node: yaml.Node, known: dict[int, tuple[int, int]]) -> tuple[int, i
 
 
 def _note_lines(node: yaml.Node, path: tuple[str, ...], lines: Lines, where: str) -> None:
+    inside: list[tuple[Any, yaml.Node, yaml.Node]] = []  # a name, what stands in its line, its value
     if isinstance(node, yaml.MappingNode):
-        for key, child in node.value:
-            here = (*path, str(key.value))
-            line = key.start_mark.line + 1
-            if here in lines:
-                name = ".".join(here)
-                raise UsageError(f"{where}, line {line}: `{name}` stands twice (first in line {lines[here]}).")
-            lines[here] = line
-            _note_lines(child, here, lines, where)
+        inside = [(key.value, key, child) for key, child in node.value]
     elif isinstance(node, yaml.SequenceNode):
-        for index, child in enumerate(node.value):
-            here = (*path, str(index))
-            lines[here] = child.start_mark.line + 1
-            _note_lines(child, here, lines, where)
+        inside = [(index, child, child) for index, child in enumerate(node.value)]
+    for name, marked, child in inside:
+        here, line = (*path, str(name)), marked.start_mark.line + 1
+        if here in lines:
+            raise UsageError(f"{where}, line {line}: `{'.'.join(here)}` stands twice (first in line {lines[here]}).")
+        lines[here] = line
+        _note_lines(child, here, lines, where)

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING
 
 from leansurgeon.checkpoints import record
 from leansurgeon.checkpoints.proof.report_numbers import sentence
-from leansurgeon.checkpoints.record import FRESH, Comparison, Origin, PairedFigure, SurgeryRecord
+from leansurgeon.checkpoints.record import FRESH, Comparison, Origin, PairedFigure, PlanRecord, SurgeryRecord
 from leansurgeon.checkpoints.recorded.part import Recorded
-from leansurgeon.checkpoints.recorded.planned import PlanRecord
 from leansurgeon.checkpoints.whereabouts import holding
 from leansurgeon.errors import UsageError
 from leansurgeon.reading import jsonfile

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from leansurgeon.checkpoints.recorded.planned import Step
+from leansurgeon.checkpoints.record import Step
 from leansurgeon.checkpoints.reshaped import Reshaped
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import UnsupportedModel, UsageError, plural

@@ -15,7 +15,7 @@ import numpy as np
 from leansurgeon.architectures import infer
 from leansurgeon.architectures.base import Architecture
 from leansurgeon.architectures.match import match
-from leansurgeon.checkpoints.recorded.planned import PlanRecord, Step
+from leansurgeon.checkpoints.record import PlanRecord, Step
 from leansurgeon.checkpoints.reshaped import Reshaped
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import UnsupportedModel, UsageError

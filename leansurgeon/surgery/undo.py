@@ -26,9 +26,8 @@ from leansurgeon.checkpoints.proof.prove import prove
 from leansurgeon.checkpoints.provenance import write_surgery
 from leansurgeon.checkpoints.publish.card import write_card
 from leansurgeon.checkpoints.publish.output import check_apart, output_folder
-from leansurgeon.checkpoints.record import TRAINED, Origin, SurgeryRecord
+from leansurgeon.checkpoints.record import TRAINED, Origin, Step, SurgeryRecord
 from leansurgeon.checkpoints.recorded.decided import Decisions, Verified
-from leansurgeon.checkpoints.recorded.planned import Step
 from leansurgeon.checkpoints.reshaped import Reshaped
 from leansurgeon.checkpoints.source import Source, tower_of, watch_for_changes
 from leansurgeon.checkpoints.weights import RAW, TensorOut, Weights, same_bytes, write

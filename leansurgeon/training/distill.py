@@ -24,10 +24,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from leansurgeon import checkpoints
 from leansurgeon.checkpoints import whereabouts
 from leansurgeon.checkpoints.kind import LANGUAGE
-from leansurgeon.checkpoints.model import Loaded
+from leansurgeon.checkpoints.model import Loaded, load
 from leansurgeon.checkpoints.record import Origin
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import UsageError
@@ -307,7 +306,7 @@ def load_teacher(
     classes = getattr(task.options, "class_names", None) or task.data_classes or ()
     outputs = teaching.check_teacher(source, task, classes, student.config, logits=logits, own=own)
     tower = surgery.tower if surgery else None  # of both the same
-    teacher = checkpoints.load(source.folder, None if logits else FEATURES, tower=tower)
+    teacher = load(source.folder, None if logits else FEATURES, tower=tower)
     teacher.source = source  # a converted source lives as long as this
     return teacher, outputs, make_restandardise(source, task)
 

@@ -17,9 +17,8 @@ from typing import Any
 
 import torch
 
-from leansurgeon import checkpoints
 from leansurgeon.checkpoints import record
-from leansurgeon.checkpoints.model import Loaded
+from leansurgeon.checkpoints.model import Loaded, load
 from leansurgeon.checkpoints.places import without_places
 from leansurgeon.checkpoints.publish.card import Measured, Metric, Training, write_card
 from leansurgeon.errors import plural
@@ -113,7 +112,7 @@ def _test_best(run: Run) -> OnTest:
         chosen = before
     else:  # read back from the run folder
         torch.manual_seed(run.recipe.train.seed)
-        model = checkpoints.load(run.folder / runfolder.BEST, run.task.head, run.task.model_overrides())
+        model = load(run.folder / runfolder.BEST, run.task.head, run.task.model_overrides())
         chosen = _on_test(run, _score_model(run, model))
     missed = best is not None and best.step != done and not kept
     result = OnTest(

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from leansurgeon import architectures, checkpoints
+from leansurgeon import architectures
 from leansurgeon.checkpoints.config import read_config
 from leansurgeon.checkpoints.foreign import companions
+from leansurgeon.checkpoints.model import Loaded, load
 from leansurgeon.checkpoints.source import complete, open_source
 from leansurgeon.errors import LeanSurgeonError, UsageError
 from leansurgeon.measure.data import images
@@ -27,7 +28,6 @@ from leansurgeon.training.runs import folder as runfolder
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from leansurgeon.checkpoints.model import Loaded
     from leansurgeon.tasks import Task
     from leansurgeon.tasks.classes import ClassMap
     from leansurgeon.training.recipe.schema import TrainingRecipe
@@ -119,7 +119,7 @@ def load_start(recipe: TrainingRecipe, model_dir: Path, task: Task) -> Loaded:
     torch.manual_seed(recipe.train.seed)
     overrides, train = task.model_overrides(), recipe.train
     size = overrides.pop("vocab_size", None) if train.new_tokenizer else None
-    model = checkpoints.load(model_dir, task.head, overrides)
+    model = load(model_dir, task.head, overrides)
     if train.new_tokenizer:
         embeddings_anew(model, task.tokenizer(), size)
     if train.new_head:

@@ -11,7 +11,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from leansurgeon.checkpoints import load
+from leansurgeon.checkpoints.model import load
 from leansurgeon.checkpoints.proof.prove import prove
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import UsageError

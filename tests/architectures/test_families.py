@@ -36,7 +36,7 @@ def test_declaration_matches_the_file_that_the_library_writes(family, saved):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_projection_names_the_module_whose_input_is_the_attention_block(family, saved):
-    from leansurgeon.checkpoints import load
+    from leansurgeon.checkpoints.model import load
 
     folder, _ = saved(family)
     loaded = load(folder)

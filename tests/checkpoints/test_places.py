@@ -9,9 +9,8 @@ from dataclasses import replace
 import pytest
 
 from leansurgeon.checkpoints import places, record, whereabouts
-from leansurgeon.checkpoints.record import Comparison, Origin, SurgeryRecord
+from leansurgeon.checkpoints.record import Comparison, Origin, PlanRecord, SurgeryRecord
 from leansurgeon.checkpoints.recorded.decided import Decisions
-from leansurgeon.checkpoints.recorded.planned import PlanRecord
 from tests.support.command_line import leansurgeon
 
 

@@ -16,11 +16,12 @@ from leansurgeon.checkpoints.record import (
     Embeddings,
     Origin,
     PairedFigure,
+    PlanRecord,
     Proof,
+    Step,
     SurgeryRecord,
 )
 from leansurgeon.checkpoints.recorded.decided import Decisions
-from leansurgeon.checkpoints.recorded.planned import PlanRecord, Step
 from leansurgeon.shape import Shape, Stage
 
 STAGE = Stage(depth=2, heads=4, head_dim=8, kv_heads=4, mlp_dim=48, width=32)

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from leansurgeon.checkpoints import load
 from leansurgeon.checkpoints.config import read_config
 from leansurgeon.checkpoints.foreign import trust
 from leansurgeon.checkpoints.loading import load as load_anything
+from leansurgeon.checkpoints.model import load
 from leansurgeon.checkpoints.proof.prove import how_to_load
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import UnsupportedModel, UsageError

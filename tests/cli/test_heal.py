@@ -34,7 +34,7 @@ def rows(run: Path, kind: str) -> list[dict]:
 
 
 def loaded(folder: Path):
-    from leansurgeon import checkpoints
+    from leansurgeon.checkpoints import model as checkpoints
 
     return checkpoints.load(folder)
 

@@ -10,7 +10,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from leansurgeon import checkpoints
+from leansurgeon.checkpoints import model as checkpoints
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import UsageError
 from leansurgeon.measure.data.pairs import IGNORED, open_pairs

@@ -108,7 +108,7 @@ def test_judge_and_retrain_say_the_cosine_of_sentence_transformers(encoder, tmp_
 
 
 def test_heads_are_weighed_by_the_embedding_that_is_used(encoder, tmp_path):
-    from leansurgeon import checkpoints
+    from leansurgeon.checkpoints import model as checkpoints
     from leansurgeon.measure.heads.judge import OutputScorer
 
     folder = embedder(tmp_path / "source", encoder, ["cls"])

@@ -14,7 +14,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from leansurgeon.checkpoints import load, weights
+from leansurgeon.checkpoints import weights
+from leansurgeon.checkpoints.model import load
 from leansurgeon.checkpoints.publish import durable, output
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import Diverged, LeanSurgeonError, UnsupportedModel

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 import leansurgeon
-from leansurgeon.checkpoints import load
+from leansurgeon.checkpoints.model import load
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import UnsupportedModel, UsageError
 from leansurgeon.measure.kappa.basis import balance

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from leansurgeon.checkpoints.recorded.planned import Step
+from leansurgeon.checkpoints.record import Step
 from leansurgeon.errors import UsageError
 from leansurgeon.shape import Shape, Stage
 from leansurgeon.surgery import drop_layers, operators

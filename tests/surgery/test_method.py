@@ -8,7 +8,7 @@ import re
 import pytest
 import torch
 
-from leansurgeon.checkpoints import load
+from leansurgeon.checkpoints.model import load
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import LeanSurgeonError, UsageError
 from leansurgeon.measure.data.calibration import Calibration

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from leansurgeon import checkpoints
+from leansurgeon.checkpoints import model as checkpoints
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import UnsupportedModel, UsageError
 from leansurgeon.measure.data.calibration import Calibration

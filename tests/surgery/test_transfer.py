@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from leansurgeon.checkpoints import load
+from leansurgeon.checkpoints.model import load
 from leansurgeon.checkpoints.proof import prove, reload_check
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import UnsupportedModel, UsageError

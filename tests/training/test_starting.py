@@ -85,7 +85,7 @@ def test_images_get_the_size_that_the_model_takes(tmp_path):
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 def test_a_bf16_model_comes_back_in_bf16_and_trains_in_fp32(tmp_path, family):
     """A rate so small that bf16 weights would not move at all; the masters do, and tied tensors stay one."""
-    from leansurgeon import checkpoints
+    from leansurgeon.checkpoints import model as checkpoints
 
     made = strangers.build(family).to(torch.bfloat16)
     made.save_pretrained(tmp_path / "own")

@@ -92,7 +92,7 @@ class Stream:
         layer = self.at if layer is None else layer
         self.skeleton.work += hidden.numel() // hidden.shape[-1] * (3 if torch.is_grad_enabled() else 1)
         with self.skeleton.cast() if rounded else nullcontext():
-            given = self._channels_as_given(hidden.to(self.skeleton.device))
+            given = self._as_given(hidden)
             out = self.calls[batch][layer].on(self.skeleton.block(layer), given)
         return self._channels_last(out if isinstance(out, Tensor) else out[0])
 
@@ -108,8 +108,9 @@ class Stream:
         """A block's hidden states with the channels last."""
         return state.movedim(1, -1) if self.channels_first and state.dim() > 3 else state
 
-    def _channels_as_given(self, hidden: Tensor) -> Tensor:
-        """Hidden states as the library's blocks take them."""
+    def _as_given(self, hidden: Tensor) -> Tensor:
+        """Hidden states as the library's blocks take them, on the device of these."""
+        hidden = hidden.to(self.skeleton.device)
         return hidden.movedim(-1, 1) if self.channels_first and hidden.dim() > 3 else hidden
 
     def advance(self, outputs: list[Tensor]) -> None:
@@ -174,7 +175,7 @@ class Stream:
         arguments are noted anew.
         """
         states: list[Tensor] = []
-        hidden = self._channels_as_given(hidden.to(self.skeleton.device))
+        hidden = self._as_given(hidden)
 
         def stand_in(layer: int, args: tuple, kwargs: dict) -> Any:
             """In place of a block: those before `at` pass through, those from it on have their arguments noted."""
@@ -194,7 +195,7 @@ class Stream:
         block of the last stage.
         """
         last = self.skeleton.depth - 1
-        hidden = self._channels_as_given(hidden.to(self.skeleton.device))
+        hidden = self._as_given(hidden)
 
         def stand_in(layer: int, args: tuple, kwargs: dict) -> Any:
             """In place of a block: the last one gives the hidden states at hand."""

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from leansurgeon.checkpoints import load
+from leansurgeon.checkpoints.model import load
 from leansurgeon.checkpoints.record import Proof
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import UnsupportedModel, UsageError

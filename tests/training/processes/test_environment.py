@@ -96,7 +96,7 @@ def test_a_training_says_in_one_line_what_is_ignored_and_what_is_in_force(clean,
 
 def _load_on(folder) -> None:
     """A process of a group that starts, and leaves the weights that it would begin with."""
-    from leansurgeon import checkpoints
+    from leansurgeon.checkpoints import model as checkpoints
     from leansurgeon.training import distributed
 
     os.environ |= LAUNCHED

@@ -10,7 +10,7 @@ import torch
 import torch._dynamo  # once, for every forked process
 from safetensors import safe_open
 
-from leansurgeon import checkpoints
+from leansurgeon.checkpoints import model as checkpoints
 from leansurgeon.training import setup
 from leansurgeon.training.loop import train
 from tests import conftest

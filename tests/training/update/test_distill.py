@@ -111,7 +111,7 @@ def _recipe(**train) -> TrainingRecipe:
 
 @pytest.mark.slow
 def test_a_lean_model_learns_from_its_source(digits):
-    from leansurgeon import checkpoints
+    from leansurgeon.checkpoints import model as checkpoints
     from leansurgeon.training.loop import train
     from leansurgeon.training.setup import prepare_task
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from leansurgeon import checkpoints
+from leansurgeon.checkpoints import model as checkpoints
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import UsageError
 from leansurgeon.training import regularize

@@ -6,7 +6,8 @@ import pytest
 import torch
 import transformers
 
-from leansurgeon import checkpoints, tasks
+from leansurgeon import tasks
+from leansurgeon.checkpoints import model as checkpoints
 from leansurgeon.training import regularize
 from leansurgeon.training.recipe.schema import Lora
 from tests.support.models import strangers

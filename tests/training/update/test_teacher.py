@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from leansurgeon import checkpoints
+from leansurgeon.checkpoints import model as checkpoints
 from leansurgeon.checkpoints import record
 from leansurgeon.checkpoints.digests import sha256
 from leansurgeon.checkpoints.record import Origin, SurgeryRecord
@@ -248,7 +248,7 @@ def test_the_source_is_opened_by_its_name_or_where_it_lies(own_cache, saved, tmp
     here = Origin(str(folder), "folder", sha256={"model.safetensors": sha256(folder / "model.safetensors")})
     assert distill.place_of(here, "hint") == str(folder)
     student, towers, load = checkpoints.load(folder), [], checkpoints.load
-    monkeypatch.setattr(checkpoints, "load", lambda *a, tower: towers.append(tower) or load(*a))
+    monkeypatch.setattr(distill, "load", lambda *a, tower: towers.append(tower) or load(*a))
     student.surgery = SimpleNamespace(source=here, tower="vision")
     assert distill.load_teacher(Distill(), tmp_path, student, Asks("masked-lm"))[0].folder == folder
     assert towers == ["vision"]  # of a model with several
