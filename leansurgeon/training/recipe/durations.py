@@ -36,7 +36,7 @@ class Duration:
 
     def steps(self, steps_per_epoch: int) -> int:
         """A length in epochs or steps as optimizer steps, at least 1."""
-        if self.seconds is not None:
+        if self.seconds:
             raise ValueError(f"{self.value:g}{self.unit} is a time and no number of steps")
         return max(1, round(self.value * (steps_per_epoch if self.unit == "ep" else 1)))
 
@@ -90,7 +90,7 @@ def _fraction_or_length(given: Any) -> float | str:
 
 
 def _check_counted(given: str) -> str:
-    if parse_duration(given).seconds is not None:
+    if parse_duration(given).seconds:
         raise ValueError(f"this comes every so many epochs (50ep) or steps (500st), and {given!r} is a time")
     return given
 

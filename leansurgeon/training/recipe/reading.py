@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import copy
 import re
-import types
 import typing
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from typing import Any
 
 import yaml
 from pydantic import BaseModel, ValidationError
+from pydantic.json_schema import models_json_schema
 
 from leansurgeon import tasks
 from leansurgeon.errors import UsageError, did_you_mean
@@ -49,7 +49,7 @@ def text_of(path: Path) -> str:
     return files.read_text(path, yamlfile.LIMIT)
 
 
-def load(name_or_path: str, sets: list[str] | tuple[str, ...] = (), *, debug: bool = False) -> Recipe:
+def load(name_or_path: str, sets: Sequence[str] = (), *, debug: bool = False) -> Recipe:
     """Read and check a recipe; `sets` are `a.b=c` texts laid over it, after its `debug` block where asked for.
 
     Raises `UsageError` (exit code 2): which file, which line, which key, and what was probably meant.
@@ -61,23 +61,17 @@ def load(name_or_path: str, sets: list[str] | tuple[str, ...] = (), *, debug: bo
             name for name, file in list_shipped().items() if (yamlfile.read(file)[0] or {}).get("base") == path.stem
         ]
         raise UsageError(f"{path.stem} is a base and no recipe; recipes that use it: {', '.join(using)}.")
-    source = _Source(str(path), places)
-    whole = _check(raw, source)
-    block = raw.get("debug")
+    whole, block = _check(raw, _Source(str(path), places)), raw.get("debug")
     if isinstance(whole, ExperimentRecipe) and block:
         small = {key: value for key, value in merge(raw, block).items() if key != "debug"}
-        checked = _check(small, _Source(str(path), places, over=("debug",)))
-        raw, whole = (small, checked) if debug else (raw, whole)
+        _check(small, _Source(str(path), places, over=("debug",)))
+        raw = small if debug else raw
     elif debug:
         raise UsageError(f"{path} has no `debug` block, so there is no --debug variant of it.")
-    if not sets:
-        return whole
-    return _check(
-        with_sets(raw, sets), _Source(str(path), places, sets=tuple(sets), over=("debug",) if debug else None)
-    )
+    return _check(with_sets(raw, sets), _Source(str(path), places, sets=sets, over=("debug",) if debug else ()))
 
 
-def _read(path: Path, above: tuple[Path, ...] = ()) -> tuple[dict[str, Any], Places]:
+def _read(path: Path, above: tuple[Path, ...] = ()) -> tuple[JsonObject, Places]:
     """The keys of a file, laid upon those of its `base`, and where each was written; `above` are the files on the way.
 
     `base` is the name of a shipped base or recipe, or a path as seen from the file.
@@ -93,9 +87,8 @@ def _read(path: Path, above: tuple[Path, ...] = ()) -> tuple[dict[str, Any], Pla
     name, where = raw["base"], places[("base",)]
     own = {key: value for key, value in raw.items() if key != "base"}
     known = bases() | list_shipped()
-    other = known.get(name) if isinstance(name, str) else None
-    if other is None and isinstance(name, str) and (path.parent / name).is_file():
-        other = path.parent / name
+    beside = path.parent / str(name)
+    other = known.get(str(name)) or (beside if beside.is_file() else None)
     if other is None:
         near = did_you_mean(str(name), known)
         raise UsageError(f"{where}: `base`: there is no recipe {name!r}{near}, and no such file beside this one.")
@@ -105,20 +98,18 @@ def _read(path: Path, above: tuple[Path, ...] = ()) -> tuple[dict[str, Any], Pla
     return merge(below, own), written | places
 
 
-def load_training(
-    name_or_path: str, sets: list[str] | tuple[str, ...] = (), *, transferred: bool = True
-) -> TrainingRecipe:
+def load_training(name_or_path: str, sets: Sequence[str] = (), *, transferred: bool = True) -> TrainingRecipe:
     """`load`, but an experiment gives its training (`retrain` merged over `train` if `transferred`); then `sets`."""
     recipe = load(name_or_path)
     if isinstance(recipe, TrainingRecipe):
-        return load(name_or_path, sets) if sets else recipe
+        return load(name_or_path, sets)
     training = recipe.training(transferred=transferred)
     return check_recipe(plain(training), sets, str(find(name_or_path))) if sets else training
 
 
-def check_recipe(raw: dict[str, Any], sets: list[str] | tuple[str, ...], where: str) -> TrainingRecipe:
+def check_recipe(raw: JsonObject, sets: Sequence[str], where: str) -> TrainingRecipe:
     """A recipe that was made and not read, with `sets` laid over it; `where` names it in errors."""
-    return _check(with_sets(raw, sets), _Source(where, {}, sets=tuple(sets)))
+    return _check(with_sets(raw, sets), _Source(where, {}, sets=sets))
 
 
 def dump(recipe: Recipe) -> str:
@@ -136,7 +127,7 @@ def plain(recipe: Recipe) -> JsonObject:
     """The recipe as plain values, without what is not set; `measure: null` says something and stays."""
     values = recipe.model_dump(mode="json", exclude_none=True)
     if recipe.measure is None or recipe.measure.kappa is None:
-        left = values.get("measure") if recipe.measure else None
+        left = values.get("measure")
         values["measure"] = left | {"kappa": None} if left else None
     return values
 
@@ -176,8 +167,8 @@ class _Source:
 
     file: str
     places: Places
-    sets: tuple[str, ...] = ()
-    over: tuple[str, ...] | None = None
+    sets: Sequence[str] = ()
+    over: tuple[str, ...] = ()
 
     def of(self, path: tuple[str, ...], said: str = "") -> str:
         """Where `path` was written; of several `--set` below it those that the words of what is `said` name most."""
@@ -191,14 +182,11 @@ class _Source:
                 below[text] = 2 * (keys[-1] in words) + len(words & set(re.findall(r"\w+", value)))
         if below:
             return " ".join(f"--set {text}" for text in reversed(below) if below[text] == max(below.values()))
-        for candidate in ([(*self.over, *path)] if self.over else []) + [path]:
-            if candidate in self.places:
-                return self.places[candidate]
-        parents = [path[:length] for length in range(len(path) - 1, 0, -1) if path[:length] in self.places]
-        return self.places[parents[0]] if parents else self.file
+        around = [(*self.over, *path), *(path[:length] for length in range(len(path), 0, -1))]
+        return next((self.places[key] for key in around if key in self.places), self.file)
 
 
-def with_sets(raw: dict[str, Any], sets: list[str] | tuple[str, ...]) -> JsonObject:
+def with_sets(raw: JsonObject, sets: Sequence[str]) -> JsonObject:
     for text in sets:
         key, equals, value = text.partition("=")
         parts = key.strip().split(".")
@@ -216,7 +204,7 @@ def with_sets(raw: dict[str, Any], sets: list[str] | tuple[str, ...]) -> JsonObj
     return raw
 
 
-def _check(raw: dict[str, Any], source: _Source) -> Recipe:
+def _check(raw: JsonObject, source: _Source) -> Recipe:
     """The recipe that `raw` describes, its `retrain` block and its task options included."""
     kind = raw.get("kind", "training")
     models = {"training": TrainingRecipe, "experiment": ExperimentRecipe}
@@ -224,23 +212,18 @@ def _check(raw: dict[str, Any], source: _Source) -> Recipe:
         near = did_you_mean(str(kind), models)
         raise UsageError(f"{source.of(('kind',))}: kind is `training` or `experiment`, and {kind!r} is neither{near}.")
     recipe = _validate(models[kind], raw, (), source)
+    chosen = {("task",): recipe.task}
     if isinstance(recipe, ExperimentRecipe):
         _validate(Train, merge(raw["train"], recipe.retrain), ("retrain",), source)
         for name, arm in recipe.arms.items():
             _validate(Train, merge(raw["train"], arm.train or {}), ("arms", name, "train"), source)
-    _check_task(recipe, source)
-    return recipe
-
-
-def _check_task(recipe: Recipe, source: _Source) -> None:
-    chosen = {("task",): recipe.task}
-    if isinstance(recipe, ExperimentRecipe):
         chosen |= {("arms", name, "task"): recipe.task_of(name) for name, arm in recipe.arms.items() if arm.task}
     for path, task in chosen.items():
         try:
             tasks.make(task.name, task.options)
         except UsageError as error:
             raise UsageError(f"{source.of(path, error.message)}: {error.message}", error.hint) from None
+    return recipe
 
 
 def _validate(model: type[BaseModel], raw: Any, prefix: tuple[str, ...], source: _Source) -> Any:
@@ -293,9 +276,7 @@ def _model_in(annotation: Any) -> type[BaseModel] | None:
     """The pydantic model inside `Model`, `Model | None` or `dict[str, Model]`."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
-    if typing.get_origin(annotation) in (typing.Union, types.UnionType, dict, typing.Annotated):
-        return next((model for inner in typing.get_args(annotation) if (model := _model_in(inner))), None)
-    return None
+    return next((model for inner in typing.get_args(annotation) if (model := _model_in(inner))), None)
 
 
 def _model_at(model: type[BaseModel] | None, loc: tuple[int | str, ...]) -> type[BaseModel] | None:
@@ -323,11 +304,8 @@ LINE = "# yaml-language-server: $schema="
 
 def json_schema() -> JsonObject:
     """The schema of a recipe file as it is written: a training, an experiment, or what is laid upon a `base`."""
-    whole: JsonObject = {}
-    for model in (TrainingRecipe, ExperimentRecipe):
-        described = model.model_json_schema(ref_template=REF + "{model}")
-        whole |= described.pop("$defs")
-        whole[model.__name__] = described
+    _, made = models_json_schema([(TrainingRecipe, "validation"), (ExperimentRecipe, "validation")])
+    whole = made["$defs"]
     whole["TaskChoice"]["properties"]["name"]["enum"] = list(TASKS)
     arms = whole["ExperimentRecipe"]["properties"]["arms"]
     arms["additionalProperties"] = {"anyOf": [arms["additionalProperties"], {"type": "null"}]}  # `original:`

@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.training.recipe.durations import Counted, DurationText, Warmup, parse_duration
 
 Fraction = Annotated[float, Field(ge=0, lt=1)]
@@ -181,7 +182,7 @@ class Train(Strict):
         ramp, timed = self.batch_ramp, parse_duration(self.duration).seconds is not None
         if ramp and (ramp.start > self.batch or self.batch % ramp.start):
             raise ValueError(f"batch_ramp.start {ramp.start} does not divide batch {self.batch}")
-        if ramp and isinstance(ramp.until, str) and parse_duration(ramp.until).seconds is not None:
+        if ramp and isinstance(ramp.until, str) and parse_duration(ramp.until).seconds:
             raise ValueError("batch_ramp.until is a fraction, epochs or steps; a time would not be reproducible")
         if ramp and timed and not isinstance(ramp.until, str):
             raise ValueError("batch_ramp.until must have a unit (5ep, 500st) where the duration is a time")
@@ -242,7 +243,7 @@ class TaskChoice(BaseModel):
     name: str
 
     @property
-    def options(self) -> dict[str, Any]:
+    def options(self) -> JsonObject:
         return dict(self.model_extra or {})
 
 
@@ -255,7 +256,7 @@ class TrainingRecipe(Strict):
     task: TaskChoice
     train: Train
     measure: Measure | None = Measure()
-    expected: dict[str, Any] | None = None
+    expected: JsonObject | None = None
 
 
 class Arm(Strict):
@@ -269,8 +270,8 @@ class Arm(Strict):
     init: Literal["transfer", "fresh", "fresh-attention"] | None = None
     control_of: str | None = None
     match: Literal["parameters", "flops"] | None = None  # what a control's MLP is solved for; None: parameters
-    task: dict[str, Any] | None = None  # options of the task that are others for this arm (and for its control)
-    train: dict[str, Any] | None = None  # settings of the training that are others for this arm alone
+    task: JsonObject | None = None  # options of the task that are others for this arm (and for its control)
+    train: JsonObject | None = None  # settings of the training that are others for this arm alone
     # How a transfer is made, as `shrink` has it; it calibrates on the experiment's own training data.
     method: str | None = None
     more_heads: Literal["add", "split"] | None = None
@@ -291,15 +292,15 @@ class ExperimentRecipe(Strict):
     name: Name
     kind: Literal["experiment"]
     source: str
-    source_config: dict[str, Any] = Field(default={})
+    source_config: JsonObject = Field(default={})
     seeds: list[Seed] = Field(default=[0], min_length=1)
     task: TaskChoice
     train: Train
-    retrain: dict[str, Any] = Field(default={})  # merged over `train` for arms that start from transferred weights
+    retrain: JsonObject = Field(default={})  # merged over `train` for arms that start from transferred weights
     measure: Measure | None = Measure()
     arms: dict[str, Arm] = Field(min_length=1)
-    expected: dict[str, Any] | None = None
-    debug: dict[str, Any] | None = None  # merged over the whole recipe by --debug
+    expected: JsonObject | None = None
+    debug: JsonObject | None = None  # merged over the whole recipe by --debug
 
     @field_validator("arms", mode="before")
     @classmethod
@@ -326,7 +327,7 @@ class ExperimentRecipe(Strict):
                 raise ValueError(f"arm {name!r} is a control of {other!r}, which is not an arm with a shape of its own")
         return arms
 
-    def own_task(self, arm: str) -> dict[str, Any]:
+    def own_task(self, arm: str) -> JsonObject:
         """Options of the task in which an arm differs; a control has the task of the arm that it controls."""
         return self.arms[self.arms[arm].control_of or arm].task or {}
 
@@ -338,7 +339,7 @@ class ExperimentRecipe(Strict):
         """The training of an arm: `train`, with `retrain` merged over it where weights were transferred, and what the
         arm itself says over both.
         """
-        merged = merge(self.train.model_dump(), self.retrain) if transferred else self.train.model_dump()
+        merged = merge(self.train.model_dump(), self.retrain if transferred else {})
         merged = merge(merged, (self.arms[arm].train or {}) if arm else {})
         return TrainingRecipe(
             name=self.name,

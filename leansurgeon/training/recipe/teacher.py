@@ -165,7 +165,7 @@ def at_hand(origin: Origin, model_dir: Path) -> str | None:
     name = origin.name
     if origin.kind in ("hub", "timm"):
         return name if is_cached(name) or hub.reachable() else None
-    if whereabouts.find(origin) is not None:
+    if whereabouts.find(origin):
         return name
     path = in_home(name)
     if path.is_absolute():
