@@ -18,53 +18,7 @@ import numpy as np
 
 from leansurgeon.errors import UsageError
 from leansurgeon.training.recipe.durations import Duration, parse_duration
-from leansurgeon.training.recipe.schema import Schedule, Train
-
-
-def lr_at(step: float, shape: Schedule, *, total: float, warmup: float, peak: float) -> float:
-    """Learning rate of optimizer step `step` (from 0) of `total`.
-
-    `cosine` (Loshchilov and Hutter, 2017, without restarts), `linear` and `constant` rise linearly from 0 (or the
-    `warmup_lr` of `shape`) to `peak` over the first `warmup` steps and fall towards `min_lr`, which would be reached at
-    step `total`; they count as `transformers.get_scheduler` does. `one-cycle` counts as
-    `torch.optim.lr_scheduler.OneCycleLR` does, with `warmup` steps in the place of pct_start * total. `triangle` knows
-    no warm-up. The last two read their numbers from `shape`.
-    """
-    if shape.name == "one-cycle":
-        low, last = peak / shape.div, peak / shape.div / shape.final_div
-        return _cycle(step, total, warmup, low, peak, last, shape.anneal)
-    if shape.name == "triangle":
-        done = step / total
-        rising = shape.base + done * (1 - shape.base) / (1 - shape.fall)
-        return peak * max(0.0, min(rising, (1 - done) / shape.fall))
-    if step < warmup:
-        return shape.warmup_lr + (peak - shape.warmup_lr) * step / warmup
-    if shape.name == "constant":
-        return peak
-    done = min(1.0, (step - warmup) / max(1, total - warmup))
-    left = 0.5 * (1.0 + math.cos(math.pi * done)) if shape.name == "cosine" else 1.0 - done
-    return shape.min_lr + (peak - shape.min_lr) * left
-
-
-def momentum_at(step: float, shape: Schedule, *, total: float, warmup: float) -> float | None:
-    """beta1 (or SGD's momentum) of a one-cycle schedule that cycles it; None where it stays as it is."""
-    if shape.name != "one-cycle" or shape.momentum is None:
-        return None
-    least, most = shape.momentum
-    return _cycle(step, total, warmup, most, least, most, shape.anneal)
-
-
-def _cycle(step: float, total: float, warmup: float, first: float, middle: float, last: float, anneal: str) -> float:
-    """From `first` to `middle` at step warmup - 1, then to `last` at step total - 1."""
-    top, end = warmup - 1, total - 1
-    if step <= top and top > 0:
-        a, b, done = first, middle, step / top
-    else:
-        a, b, done = middle, last, min(1.0, (step - top) / max(1e-9, end - top))
-    if anneal == "cosine":
-        return b + (a - b) / 2 * (1 + math.cos(math.pi * done))
-    return a + (b - a) * done
-
+from leansurgeon.training.recipe.schema import Train
 
 ENDLESS = 2**62  # steps of a training that ends by the clock
 TICKS = 1_000_000.0  # such a training's schedule runs over so many ticks of its time
@@ -130,12 +84,47 @@ class Plan:
         return max(self.train.schedule.min_lr, optim.lr * min(1.0, (steps / optim.full_steps) ** 0.5))
 
     def lr(self, place: float) -> float:
-        """Learning rate at a place of the schedule: optimizer step (from 0), or tick where the clock decides."""
-        return lr_at(place, self.train.schedule, total=self._end, warmup=self.warmup, peak=self.peak)
+        """Learning rate at a place of the schedule: optimizer step (from 0), or tick where the clock decides.
+
+        `cosine` (Loshchilov and Hutter, 2017, without restarts), `linear` and `constant` rise linearly from `warmup_lr`
+        to the peak over the warm-up and fall towards `min_lr`, which would be reached at the end; they count as
+        `transformers.get_scheduler` does. `one-cycle` counts as `torch.optim.lr_scheduler.OneCycleLR` does, with the
+        warm-up in the place of pct_start * total. `triangle` knows no warm-up.
+        """
+        shape, peak, warmup = self.train.schedule, self.peak, self.warmup
+        if shape.name == "one-cycle":
+            low = peak / shape.div
+            return self._cycle(place, low, peak, low / shape.final_div)
+        if shape.name == "triangle":
+            done = place / self._end
+            rising = shape.base + done * (1 - shape.base) / (1 - shape.fall)
+            return peak * max(0.0, min(rising, (1 - done) / shape.fall))
+        if place < warmup:
+            return shape.warmup_lr + (peak - shape.warmup_lr) * place / warmup
+        if shape.name == "constant":
+            return peak
+        done = min(1.0, (place - warmup) / max(1, self._end - warmup))
+        left = 0.5 * (1.0 + math.cos(math.pi * done)) if shape.name == "cosine" else 1.0 - done
+        return shape.min_lr + (peak - shape.min_lr) * left
 
     def momentum(self, place: float) -> float | None:
-        """beta1 or momentum there, where the schedule changes it."""
-        return momentum_at(place, self.train.schedule, total=self._end, warmup=self.warmup)
+        """beta1 (or SGD's momentum) there of a one-cycle schedule that cycles it; None where it stays as it is."""
+        shape = self.train.schedule
+        if shape.name != "one-cycle" or shape.momentum is None:
+            return None
+        least, most = shape.momentum
+        return self._cycle(place, most, least, most)
+
+    def _cycle(self, place: float, first: float, middle: float, last: float) -> float:
+        """From `first` to `middle` at the last step of the warm-up, then to `last` at that of the training."""
+        top, end = self.warmup - 1, self._end - 1
+        if place <= top and top > 0:
+            a, b, done = first, middle, place / top
+        else:
+            a, b, done = middle, last, min(1.0, (place - top) / max(1e-9, end - top))
+        if self.train.schedule.anneal == "cosine":
+            return b + (a - b) / 2 * (1 + math.cos(math.pi * done))
+        return a + (b - a) * done
 
     @property
     def _end(self) -> float:
@@ -163,7 +152,7 @@ class Plan:
 
     def _times_by(self, every: str, done: int) -> int:
         length = parse_duration(every)
-        if length.seconds is not None:
+        if length.seconds:
             return 0
         if length.unit == "ep" and self.ramp_steps:
             return int(self.position(done) // (length.value * self.epoch_samples))
@@ -178,7 +167,7 @@ def _smaller_batch(train: Train, samples: int, processes: int) -> str:
     unit = math.lcm(start, processes * (train.micro_batch or 1), 2 * processes if train.mixes else 1)
     if unit <= samples:
         return f"Try --set train.batch={samples // unit * unit}."
-    more = [f"--set train.{key}=null" for key in ("batch_ramp", "micro_batch") if getattr(train, key) is not None]
+    more = [f"--set train.{key}=null" for key in ("batch_ramp", "micro_batch") if getattr(train, key)]
     return " ".join([f"Try --set train.batch={samples // processes * processes or samples}", *more]) + "."
 
 
@@ -208,10 +197,7 @@ def make_plan(
     per_epoch = train_samples // train.batch
     duration = parse_duration(train.duration)
     timed = duration.seconds is not None
-    if timed:
-        steps, ramp_steps = ENDLESS, _ramp_steps(train, epoch_samples) if train.batch_ramp else 0
-    else:
-        steps, ramp_steps = _steps(train, duration, epoch_samples)
+    steps, ramp_steps = _steps(train, duration, epoch_samples)
     if not cut_short:
         _check_lengths(train, duration, steps, per_epoch, epoch_samples)
     warmup = train.schedule.warmup
@@ -270,8 +256,7 @@ def _check_lengths(train: Train, duration: Duration, steps: int, per_epoch: int,
 def _micro(train: Train, group: int, processes: int, limit: int | None) -> int:
     share, rest = divmod(group, processes)
     if rest or share == 0:
-        whole = "global batch" if group == train.batch else "batch_ramp.start"
-        key = "batch" if group == train.batch else "batch_ramp.start"
+        whole, key = ("global batch", "batch") if group == train.batch else 2 * ("batch_ramp.start",)
         raise UsageError(
             f"A {whole} of {group} cannot be shared evenly by {processes} processes.",
             f"Use a batch that {processes} divides, for example --set train.{key}={max(1, share) * processes}.",
@@ -296,9 +281,10 @@ def _micro(train: Train, group: int, processes: int, limit: int | None) -> int:
 
 def _steps(train: Train, duration: Duration, epoch_samples: int) -> tuple[int, int]:
     """Optimizer steps of the training, and how many of them the batch ramp takes."""
-    per_epoch = epoch_samples // train.batch
-    if not train.batch_ramp:
-        return duration.steps(per_epoch), 0
+    timed = duration.seconds is not None
+    if timed or not train.batch_ramp:
+        steps = ENDLESS if timed else duration.steps(epoch_samples // train.batch)
+        return steps, _ramp_steps(train, epoch_samples) if train.batch_ramp else 0
     until = train.batch_ramp.until
 
     def ramp_steps(steps: int) -> int:
@@ -351,7 +337,7 @@ class Pace:
 
     def over(self, done: int) -> bool:
         """Whether the training ends after `done` steps; a timed one does at least one step."""
-        return self.fraction(done) >= 1.0 and done > 0 if self.plan.timed else done >= self.plan.steps
+        return done > 0 and self.fraction(done) >= 1.0
 
     def state(self) -> dict[str, float]:
         return {"step": self.step, "seconds": self.seconds, "per_step": self.per_step}

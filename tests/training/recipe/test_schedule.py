@@ -10,8 +10,13 @@ from torch import nn
 from leansurgeon.errors import UsageError
 from leansurgeon.training import data_loader, optimizer, schedule
 from leansurgeon.training.recipe.durations import parse_duration
-from leansurgeon.training.recipe.schema import Schedule, Train
-from leansurgeon.training.schedule import lr_at
+from leansurgeon.training.recipe.schema import Train
+from leansurgeon.training.schedule import Plan, make_plan
+
+
+def plan_of(total: int, warmup: int, peak: float, **shape) -> Plan:
+    shape |= {"warmup": f"{warmup}st"} if warmup else {}
+    return make_plan(Train(duration=f"{total}st", batch=1, optim={"lr": peak}, schedule=shape), 1, 1)
 
 
 @pytest.mark.parametrize("name", ["cosine", "linear", "constant"])
@@ -22,8 +27,9 @@ def test_schedule_is_that_of_transformers(name, total, warmup):
     adamw = torch.optim.AdamW([nn.Parameter(torch.zeros(1))], lr=3e-3)
     known = "constant_with_warmup" if name == "constant" else name
     schedule = get_scheduler(known, adamw, num_warmup_steps=warmup, num_training_steps=total)
+    made = plan_of(total, warmup, 3e-3, name=name)
     for step in range(total):
-        ours = lr_at(step, Schedule(name=name), total=total, warmup=warmup, peak=3e-3)
+        ours = made.lr(step)
         assert ours == pytest.approx(schedule.get_last_lr()[0], rel=1e-12, abs=1e-18)
         adamw.step()
         schedule.step()
@@ -35,8 +41,9 @@ def test_min_lr_is_that_of_transformers():
     adamw = torch.optim.AdamW([nn.Parameter(torch.zeros(1))], lr=1e-3)
     options = {"min_lr": 1e-4}
     schedule = get_scheduler("cosine_with_min_lr", adamw, 5, 50, scheduler_specific_kwargs=options)
+    made = plan_of(50, 5, 1e-3, min_lr=1e-4)
     for step in range(50):
-        ours = lr_at(step, Schedule(min_lr=1e-4), total=50, warmup=5, peak=1e-3)
+        ours = made.lr(step)
         if step >= 5:  # theirs starts its warm-up elsewhere in some versions
             assert ours == pytest.approx(schedule.get_last_lr()[0], rel=1e-9)
         adamw.step()
@@ -46,11 +53,11 @@ def test_min_lr_is_that_of_transformers():
 def test_a_warm_up_from_a_rate_is_that_of_timm():
     from timm.scheduler import CosineLRScheduler
 
-    shape = Schedule(warmup="20st", warmup_lr=1e-5)
+    made = plan_of(320, 20, 3e-3, warmup_lr=1e-5)
     adamw = torch.optim.AdamW([nn.Parameter(torch.zeros(1))], lr=3e-3)
     theirs = CosineLRScheduler(adamw, t_initial=300, warmup_t=20, warmup_lr_init=1e-5, warmup_prefix=True)
     for step in range(21):
-        ours = lr_at(step, shape, total=320, warmup=20, peak=3e-3)
+        ours = made.lr(step)
         assert ours == pytest.approx(theirs._get_lr(step)[0], rel=1e-12)
     with pytest.raises(ValueError, match=r"schedule\.warmup_lr.*0\.01.*optim\.lr.*0\.001"):
         Train(duration="1ep", batch=8, optim={"lr": 1e-3}, schedule={"warmup_lr": 1e-2})

@@ -17,8 +17,7 @@ from leansurgeon.measure.costs.memory import checkpoint_activations
 from leansurgeon.training import data_loader, distributed, flops, optimizer, regularize, schedule, setup
 from leansurgeon.training.optimizer import Trainer
 from leansurgeon.training.recipe.durations import parse_duration
-from leansurgeon.training.recipe.schema import Optim, Schedule, Train
-from leansurgeon.training.schedule import lr_at
+from leansurgeon.training.recipe.schema import Optim, Train
 from tests.support import training_interrupted as cut
 from tests.support.training_standin import Dots, Words, dot_model, losses, trained, word_model
 
@@ -58,12 +57,11 @@ def test_a_lowest_rate_that_a_schedule_does_not_read_is_refused(name):
 
 def test_the_budget_triangle_is_the_published_formula():
     """Crammed BERT's budget-triangle2: min(0.25 + x (1 - 0.25)/(1 - 0.25), 1/0.25 - x/0.25) of the rate at x of 1."""
-    shape = Schedule(name="triangle")
+    made = schedule.make_plan(_train(duration="1000st", schedule={"name": "triangle"}), 64, 1)
     for step in range(1001):
         x = step / 1000
         wanted = 1e-3 * min(0.25 + x * 0.75 / 0.75, (1 - x) / 0.25)
-        found = lr_at(step, shape, total=1000, warmup=0, peak=1e-3)
-        assert found == pytest.approx(wanted, abs=1e-15)
+        assert made.lr(step) == pytest.approx(wanted, abs=1e-15)
 
 
 def test_a_timed_training_follows_the_clock_between_looks(tmp_path):
