@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Self
+from typing import Annotated, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
 from leansurgeon import clock
 from leansurgeon.commands import healing
-from leansurgeon.commands.command import Command
+from leansurgeon.commands.command import Answer, Command
 from leansurgeon.commands.in_memory import Trained
 from leansurgeon.commands.options import (
     Data,
@@ -33,9 +33,6 @@ from leansurgeon.training.recipe.schema import TrainingRecipe
 from leansurgeon.training.runs import checkpoint
 from leansurgeon.training.runs import folder as runfolder
 from leansurgeon.training.runs.resume import find_interrupted
-
-if TYPE_CHECKING:
-    from leansurgeon.training.preview import Preview
 
 
 class RetrainRequest(DataRequest, RecipeRequest, LaunchRequest, PushRequest):
@@ -108,7 +105,7 @@ class RetrainRequest(DataRequest, RecipeRequest, LaunchRequest, PushRequest):
         return self
 
 
-def retrain(request: RetrainRequest, say: Say) -> Trained | Preview:
+def retrain(request: RetrainRequest, say: Say) -> Trained | Answer:
     """Train a model by a recipe, or heal it on your data without one, and leave a run folder: best and last model,
     metrics.jsonl, summary.json.
 
@@ -141,7 +138,7 @@ def retrain(request: RetrainRequest, say: Say) -> Trained | Preview:
         from leansurgeon.training import preview
 
         look = preview.dry_run if request.dry_run else preview.evaluation
-        return look(recipe, folder, request.processes, **options, say=say)
+        return Answer(*look(recipe, folder, request.processes, **options, say=say))
     from leansurgeon.training.together import train_on
 
     run_dir = choose_run_folder(request, recipe, folder, say)

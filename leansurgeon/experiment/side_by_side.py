@@ -17,7 +17,7 @@ from pathlib import Path
 
 from leansurgeon.checkpoints.source import Source, open_source
 from leansurgeon.errors import LeanSurgeonError
-from leansurgeon.experiment.jobs import Job, describe_part
+from leansurgeon.experiment.jobs import Job, describe_part, get_training
 from leansurgeon.measure.data.calibration import from_task
 from leansurgeon.progress import on_a_terminal, phase, silent
 from leansurgeon.rank import cores
@@ -72,10 +72,9 @@ def carry_out_job(job: Job) -> Summary:
     carry_out(start_of(job, source), job.start, force=True, check=job.prove)
     return train_on(
         job.processes,
-        job.experiment.training(transferred=job.transferred, arm=job.arm),
+        get_training(job),
         job.start,
         job.run,
-        seed=job.seed,
         experiment=describe_part(job),
         say=silent if job.quiet else None,
         cpu=job.cpu,

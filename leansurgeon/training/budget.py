@@ -8,7 +8,7 @@ steps are timed before the first one counts. Nothing is changed by that: no weig
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import nn
@@ -22,7 +22,6 @@ from leansurgeon.training import data_loader, guards
 from leansurgeon.training.data_loader import SpreadSamples
 from leansurgeon.training.objective import FEATURES
 from leansurgeon.training.recipe.durations import parse_duration
-from leansurgeon.training.schedule import Plan
 from leansurgeon.training.state import Run, first_batch
 
 TEST = "test"  # the split, read at the end where a task has one
@@ -34,57 +33,49 @@ EXIT = 0.5  # seconds from the last line to the end of the process
 ENOUGH = 20.0  # seconds, after which one timed step will do
 
 
-@dataclass(frozen=True)
-class Cost:
-    """Seconds of an optimizer step, and of one sample in evaluation."""
-
-    step: float
-    evaluated: float
-
-
 def fit(run: Run, began: float | None) -> None:
     """Time two steps of `run`, say what an epoch costs and, where the clock ends the training, leave room at its end.
 
     `began` is when the command began, by `time.perf_counter` (None: when the run was made).
     """
     command, began = began is not None, run.clock if began is None else began
-    cost = Cost(*run.group.of_main(list(time_a_step(run))))
-    if run.plan.seconds is None:
-        run.progress.say(sentence(run, cost))
-        show(run, run.recipe.train.eval.samples or run.task.size("eval"), cost)
+    every, (step, evaluated) = run.task.size("eval"), run.group.of_main(time_a_step(run))
+    if not run.plan.timed:
+        run.say(sentence(run, step))
+        show(run, run.train.eval.samples or every, evaluated)
         return
     whole = run.plan.seconds
-    samples = run.recipe.train.eval.samples or run.history.eval_samples or affordable(run, cost, whole)
+    affordable = max(LEAST, round(LOOK * whole * run.plan.processes / max(evaluated, 1e-9)))
+    samples = run.train.eval.samples or run.history.eval_samples or min(every, affordable)
     run.history.eval_samples = samples
-    show(run, samples, cost)
+    show(run, samples, evaluated)
     (startup,) = run.group.of_main([time.perf_counter() - began])
     spent = run.history.seconds  # by those that continued it before
-    looking = run.task.size("eval") * cost.evaluated
-    last = looking + 2 * bytes_saved(run.loaded.model) / DISK + cost.step / 2 + (EXIT if command else 0.0)
+    looking = run.task.size("eval") * evaluated
+    last = looking + 2 * bytes_saved(run.loaded.model) / DISK + step / 2 + (EXIT if command else 0.0)
     last += MEASURES * whole if run.recipe.measure else 0.0
-    if TEST in run.task.splits and run.recipe.train.eval.test:
+    if TEST in run.task.splits and run.train.eval.test:
         models = 2.0  # the best weights, and the first or the last ones
         if judges_source(run):
             models += bytes_saved(run.judged.teacher.teacher.model) / bytes_saved(run.loaded.model)
-        last += models * run.task.size(TEST) * cost.evaluated
+        last += models * run.task.size(TEST) * evaluated
     run.clock = time.perf_counter()
-    seconds = max(spent + cost.step / 2, whole - startup - last)
+    seconds = max(spent + step / 2, whole - startup - last)
     if run.history.expected_steps is None:
-        looks = 1 + run.recipe.train.eval.at_start
-        run.history.expected_steps = max(1, round((seconds - looks * looking) / cost.step))
-    plan = replace(run.plan, seconds=seconds, expected=run.history.expected_steps)
-    run.trainer.plan = run.trainer.pace.plan = plan
-    late = beyond(whole, startup, cost.step, looking + last)
-    for told in (late or sentence(run, cost), gentler(plan)):
-        if told:
-            run.progress.say(told)
+        looks = 1 + run.train.eval.at_start
+        run.history.expected_steps = max(1, round((seconds - looks * looking) / step))
+    run.trainer.pace.plan = plan = replace(run.plan, seconds=seconds, expected=run.history.expected_steps)
+    run.say(beyond(whole, startup, step, looking + last) or sentence(run, step))
+    rate = run.train.optim.lr
+    if f"{plan.peak:.2g}" != f"{rate:.2g}":
+        run.say(f"Few steps ({plan.expected:,}): the learning rate is {plan.peak:.2g} instead of {rate:g}.")
 
 
 def judges_start(run: Run) -> bool:
     """Whether the weights that a training began with are judged on its test split, too: where it is of one's own data,
     to say what the training brought.
     """
-    return run.task.held_out is not None and run.recipe.train.eval.at_start
+    return run.task.held_out is not None and run.train.eval.at_start
 
 
 def judges_source(run: Run) -> bool:
@@ -109,33 +100,25 @@ def beyond(whole: float, startup: float, step: float, rest: float) -> str | None
     )
 
 
-def gentler(plan: Plan) -> str | None:
-    """What to say of a rate that was lowered."""
-    rate = plan.train.optim.lr
-    if f"{plan.peak:.2g}" == f"{rate:.2g}" or plan.peak > rate:
-        return None
-    return f"Few steps ({plan.expected or 0:,}): the learning rate is {plan.peak:.2g} instead of {rate:g}."
-
-
-def show(run: Run, samples: int, cost: Cost) -> None:
-    """Let the task show so many evaluation samples, and say so where they are not all."""
+def show(run: Run, samples: int, evaluated: float) -> None:
+    """Let the task show so many evaluation samples, of so many seconds each, and say so where they are not all."""
     every = run.task.size("eval")
     if samples >= every:
         return
     run.task = SpreadSamples(run.task, samples)
-    run.progress.say(
+    run.say(
         f"{run.task.size('eval'):,} of {plural(every, 'evaluation sample')} are looked at, evenly spread: all would "
-        f"take {duration_text(every * cost.evaluated)} each time."
+        f"take {duration_text(every * evaluated)} each time."
     )
 
 
 def measures_seconds(run: Run) -> float | None:
     """How long the measures after the last step may take; None: as long as they need."""
-    seconds = parse_duration(run.recipe.train.duration).seconds
+    seconds = parse_duration(run.train.duration).seconds
     return None if seconds is None else MEASURES * seconds
 
 
-def time_a_step(run: Run) -> tuple[float, float]:
+def time_a_step(run: Run) -> list[float]:
     """Seconds of an optimizer step and of a sample in evaluation, on this process."""
     micro, kind, clocks = run.plan.micro, run.device.type, []
     # A quarter of a micro batch tells as much on a CPU, which has no lanes to fill.
@@ -151,12 +134,12 @@ def time_a_step(run: Run) -> tuple[float, float]:
         while len(clocks) < 2 and (run.plan.processes > 1 or sum(clocks) < ENOUGH):
             clocks.append(time_work(step, run.device))
         evaluated = of_evaluation(run)
-    return parts * min(clocks) * run.plan.accumulation, evaluated
+    return [parts * min(clocks) * run.plan.accumulation, evaluated]
 
 
 def of_evaluation(run: Run) -> float:
     """Seconds of one sample in evaluation."""
-    count = min(run.recipe.train.eval.batch, run.plan.micro, run.task.size("eval"))
+    count = min(run.train.eval.batch, run.plan.micro, run.task.size("eval"))
     spread = data_loader.list_eval_batches(run.task.size("eval"), count, 1, 0)[0]
     model, device = run.judged, run.device
     training = model.training
@@ -172,28 +155,19 @@ def of_evaluation(run: Run) -> float:
         model.train(training)
 
 
-def affordable(run: Run, cost: Cost, seconds: float) -> int:
-    """Evaluation samples that there is time for."""
-    return min(
-        run.task.size("eval"), max(LEAST, round(LOOK * seconds * run.plan.processes / max(cost.evaluated, 1e-9)))
-    )
-
-
 def bytes_saved(model: nn.Module) -> int:
     """Bytes of a saved model."""
     return sum(parameter.nbytes for parameter in model.parameters())
 
 
-def sentence(run: Run, cost: Cost) -> str:
-    """What a step and an epoch cost, and how far the training gets."""
+def sentence(run: Run, step: float) -> str:
+    """What a step, of so many seconds, and an epoch cost, and how far the training gets."""
     steps = run.plan.steps_per_epoch
-    epoch = steps * cost.step
-    told = f"A step takes {_brief(cost.step)}, an epoch of {plural(steps, 'step')} {duration_text(epoch)}"
-    if run.plan.seconds is not None:
-        return f"{told}; in {run.recipe.train.duration} there is time for some {run.plan.seconds / epoch:.2g} epochs."
-    return (
-        f"{told}, all {plural(run.plan.steps, 'step')} {duration_text(run.plan.steps * cost.step)} without evaluation."
-    )
+    epoch = steps * step
+    told = f"A step takes {_brief(step)}, an epoch of {plural(steps, 'step')} {duration_text(epoch)}"
+    if run.plan.timed:
+        return f"{told}; in {run.train.duration} there is time for some {run.plan.seconds / epoch:.2g} epochs."
+    return f"{told}, all {plural(run.plan.steps, 'step')} {duration_text(run.plan.steps * step)} without evaluation."
 
 
 def _brief(seconds: float) -> str:

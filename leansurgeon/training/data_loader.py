@@ -17,17 +17,17 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-from leansurgeon import errors
 from leansurgeon.errors import LeanSurgeonError
 from leansurgeon.tasks import Task
 from leansurgeon.tasks.base import Batch, Description
 from leansurgeon.tasks.chance import mix_number
+from leansurgeon.training.processes.signals import HEARD
 from leansurgeon.training.recipe.schema import Train
 from leansurgeon.training.runs import folder as runfolder
 from leansurgeon.training.schedule import Plan
@@ -92,45 +92,44 @@ def _mixed(mixed: int, *numbers: int) -> int:
 
 
 _AHEAD = 2  # batches that each worker process makes ahead
-_UNHEARD = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)  # by workers
 # Said here, since Python 3.14 changed its own way to a server, whose children inherit neither what this process holds
 # back (`_hold_signals_back`) nor the task, which they would be sent in a pickle. Elsewhere a fork is not safe.
 _START = "fork" if sys.platform == "linux" else None
 
 
-def train_batches(
-    task: Task, plan: Plan, *, seed: int, rank: int, device: torch.device, start: int = 0, workers: int = 0
-) -> Iterator[list[Batch]]:
+def train_batches(task: Task, plan: Plan, *, rank: int, device: torch.device, start: int = 0) -> Iterator[list[Batch]]:
     """For every optimizer step from `start`: the micro batches of process `rank`, on the device."""
+    train, size = plan.train, task.size("train")
 
     def rows() -> Iterator[tuple[int, np.ndarray]]:
-        size, ordered_by = task.size("train"), None if plan.train.order == "as-stored" else seed
         for step in range(start, plan.steps):
-            for epoch, indices in list_groups(ordered_by, plan.position(step), plan.batch_at(step), size, plan.group):
+            first, samples = plan.position(step), plan.batch_at(step)
+            for epoch, indices in list_groups(train.order_seed, first, samples, size, plan.group):
                 for row in split_micro_batches(indices, plan.processes, rank, plan.micro):
                     yield epoch, row
 
     # Here and not at the first `next`, so that processes are started by the main thread, before any other is.
-    batches = make_batches(task, "train", rows(), seed=seed, workers=workers)
-    # On a GPU the host is idle while kernels run, so a thread prepares the next two steps. On a CPU it would only take
-    # the cores from the model. Nor may it where it would make samples with the generators of this process: the steps
-    # seed them meanwhile (dropout, mixup), and samples would follow from who comes first.
-    here = device.type != "cuda" or (workers == 0 and task.draws_globally)
-    return _steps(batches, plan, device, start, here)
+    batches = make_batches(task, "train", rows(), seed=train.seed, workers=train.workers)
 
-
-def _steps(batches: Iterator[Batch], plan: Plan, device: torch.device, start: int, here: bool) -> Iterator[list[Batch]]:
-    def group_by_step() -> Iterator[list[Batch]]:
+    def by_step() -> Iterator[list[Batch]]:
         for step in range(start, plan.steps):
             yield [next(batches) for _ in range(plan.batch_at(step) // (plan.processes * plan.micro))]
 
-    source = group_by_step() if here else prefetch(group_by_step(), depth=2)
-    try:
-        for micro_batches in source:
-            yield [to_device(batch, device) for batch in micro_batches]
-    finally:
-        source.close()
-        batches.close()
+    # On a GPU the host is idle while kernels run, so a thread prepares the next two steps. On a CPU it would only take
+    # the cores from the model. Nor may it where it would make samples with the generators of this process: the steps
+    # seed them meanwhile (dropout, mixup), and samples would follow from who comes first.
+    here = device.type != "cuda" or (train.workers == 0 and task.draws_globally)
+    source = by_step() if here else prefetch(by_step(), depth=2)
+
+    def on_device() -> Iterator[list[Batch]]:
+        try:
+            for micro_batches in source:
+                yield [to_device(batch, device) for batch in micro_batches]
+        finally:
+            source.close()
+            batches.close()
+
+    return on_device()
 
 
 def make_batches(
@@ -163,7 +162,7 @@ def make_batches(
 @contextmanager
 def _hold_signals_back() -> Iterator[None]:
     """Signals that workers are not to hear wait for a while; processes started meanwhile begin so."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _UNHEARD)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, HEARD)
     try:
         yield
     finally:
@@ -173,8 +172,8 @@ def _hold_signals_back() -> Iterator[None]:
 def _receive(source: Iterator[Any]) -> Iterator[Batch]:
     try:
         for item in source:
-            if isinstance(item, _Failure):
-                raise getattr(errors, item.kind, LeanSurgeonError)(item.message, item.hint)
+            if isinstance(item, LeanSurgeonError):
+                raise item
             yield item
     finally:
         # torch does so when the iterator is forgotten, which an exception's traceback can put off; and a process that
@@ -182,29 +181,23 @@ def _receive(source: Iterator[Any]) -> Iterator[Batch]:
         source._shutdown_workers()
 
 
-class _Failure(NamedTuple):
-    """What a worker says instead of a batch: an exception of its own would arrive wrapped in its traceback."""
-
-    kind: str
-    message: str
-    hint: str | None
-
-
 class _Batches:
-    """The data set that a worker process sees: `(epoch, indices)` -> batch."""
+    """The data set that a worker process sees: `(epoch, indices)` -> batch, or an error in its place, since one that is
+    raised here would arrive wrapped in its traceback.
+    """
 
     def __init__(self, task: Task, split: str, seed: int) -> None:
         self.task, self.split, self.seed = task, split, seed
 
-    def __getitem__(self, row: tuple[int, np.ndarray]) -> Batch | _Failure:
+    def __getitem__(self, row: tuple[int, np.ndarray]) -> Batch | LeanSurgeonError:
         epoch, indices = row
         try:
             return self.task.batch(self.split, indices, seed=self.seed, epoch=epoch)
         except LeanSurgeonError as error:
-            return _Failure(type(error).__name__, error.message, error.hint)
+            return error
         except Exception as error:
             said = f"A data worker failed with {type(error).__name__}: {error}"
-            return _Failure("LeanSurgeonError", said, "--set train.workers=0 shows where it comes from.")
+            return LeanSurgeonError(said, "--set train.workers=0 shows where it comes from.")
 
 
 def _as_it_is(batch: Batch) -> Batch:
@@ -216,9 +209,9 @@ def _begin(worker: int) -> None:
     step. A worker ends when the training closes it, or some seconds after that is gone; its run folder is free at once.
     """
     runfolder.leave_to_parent()
-    for number in _UNHEARD:
+    for number in HEARD:
         signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _UNHEARD)  # see `_hold_signals_back`; what waited is forgotten by now
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, HEARD)  # see `_hold_signals_back`; what waited is forgotten by now
 
 
 def explain_dead_worker(error: BaseException) -> LeanSurgeonError | None:
@@ -236,8 +229,6 @@ def explain_dead_worker(error: BaseException) -> LeanSurgeonError | None:
 
 def to_device(batch: Batch, device: torch.device) -> Batch:
     """The same batch there; from pinned memory and without waiting on CUDA."""
-    if device.type == "cpu":
-        return batch
     if device.type == "cuda":
         return {key: value.pin_memory().to(device, non_blocking=True) for key, value in batch.items()}
     return {key: value.to(device) for key, value in batch.items()}
@@ -276,7 +267,7 @@ class FirstSamples(TaskProxy):
         self._most = {"train": train, "eval": evaluation, "test": evaluation}
 
     def size(self, split: str) -> int:
-        return min(self._task.size(split), self._most.get(split, self._task.size(split)))
+        return min(self._task.size(split), self._most[split])
 
     def describe(self) -> Description:
         return self._task.describe() | {"limited_to": {split: self.size(split) for split in self._task.splits}}

@@ -17,11 +17,12 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from leansurgeon.checkpoints import whereabouts
@@ -62,8 +63,6 @@ class Distillation:
         self.settings, self.task = settings, task
         self.teacher, self._outputs, self._seen = load_teacher(settings, model_dir, student, task)
         self.teacher.model.to(device).eval().requires_grad_(False)
-        self._student_states: list[_Tap] = []
-        self._teacher_states: list[_Tap] = []
         if settings.logits and task.head == FEATURES:
             raise UsageError(
                 f"{type(student.model).__name__} learns embeddings, and train.distill.logits is {settings.logits:g}.",
@@ -75,10 +74,9 @@ class Distillation:
                 f"The teacher {settings.teacher} gives embeddings of {widths[1]} numbers, the model of {widths[0]}.",
                 teaching.HINT,
             )
-        if settings.hidden:
-            wanted = targets(student, self.teacher, settings.teacher)
-            self._student_states = taps(student)
-            self._teacher_states = taps(self.teacher, wanted)
+        wanted = targets(student, self.teacher, settings.teacher) if settings.hidden else []
+        self._teacher_states = taps(self.teacher, wanted)
+        self._student_states = taps(student) if settings.hidden else []
 
     def of_copy(self, student: Loaded) -> Distillation:
         """The same teacher for a copy of the student."""
@@ -86,22 +84,20 @@ class Distillation:
         other._student_states = taps(student) if self.settings.hidden else []
         return other
 
-    def add_to_score(self, score: Score, logits: torch.Tensor, batch: Batch) -> Score:
+    def add_to_score(self, score: Score, logits: Tensor, batch: Batch) -> Score:
         """The student's score with the teacher's terms added to `loss_sum`; metrics stay as they are. The student has
         just computed `logits` of this batch.
         """
         with torch.no_grad():
             taught = self.answers(batch) if self.settings.logits else self.teacher.features(self._seen(batch))
-        loss = score.loss_sum
+        loss, labels = score.loss_sum, objective.labels_of_places(batch)["labels"]
         if self.settings.logits:
-            loss = loss + self.settings.logits * self._of_logits(
-                logits, taught, objective.labels_of_places(batch)["labels"]
-            )
+            loss = loss + self.settings.logits * self._of_logits(logits, taught, labels)
         if self.settings.hidden:
             loss = loss + self.settings.hidden * self._of_states(batch)
         return score._replace(loss_sum=loss)
 
-    def answers(self, batch: Batch) -> torch.Tensor:
+    def answers(self, batch: Batch) -> Tensor:
         """The teacher's logits, in the order of the student's."""
         taught = objective.predict(self.teacher, self._seen(batch))
         return taught if self._outputs is None else taught[..., self._outputs]
@@ -125,7 +121,7 @@ class Distillation:
         pooled = self.teacher.pooling.pool(self.teacher.features(self._seen(batch)), self.task.token_mask(batch))
         return self.task.score(pooled, batch | {TARGET: pooled})
 
-    def _of_logits(self, logits: torch.Tensor, taught: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    def _of_logits(self, logits: Tensor, taught: Tensor, labels: Tensor) -> Tensor:
         if getattr(self.task, "objective", "class") != "class":  # outputs that do not compete: squared error of each
             return (logits.float() - taught.float()).pow(2).mean(-1).sum()
         if self.task.head == "causal-lm":  # position t predicts token t + 1
@@ -135,23 +131,21 @@ class Distillation:
             logits, taught = logits[..., :size], taught[..., :size]
         return divergence(logits, taught, scored_places(labels, logits.dim()), self.settings.temperature)
 
-    def _of_states(self, batch: Batch, more: Sequence[torch.Tensor] = ()) -> torch.Tensor:
+    def _of_states(self, batch: Batch, more: Sequence[Tensor] = ()) -> Tensor:
         """Sum over samples of (how much of it is scored) x (its mean squared error over tokens, width and layers);
         `more` are errors of further states, (B,) each.
         """
         labels = batch["labels"]
-        soft = labels.dtype.is_floating_point
         if self.task.head == "causal-lm":
             labels = labels[:, 1:]
-        weights_B = (
-            scored_places(labels, labels.dim() if soft else labels.dim() + 1).reshape(len(labels), -1).sum(1).float()
-        )
+        dimensions = labels.dim() + (not labels.dtype.is_floating_point)
+        weights_B = scored_places(labels, dimensions).reshape(len(labels), -1).sum(1).float()
         mask = self.task.token_mask(batch)
         pairs = zip(self._student_states, self._teacher_states, strict=True)
         errors = [*(self._error(a.take(), b.take(), mask) for a, b in pairs), *more]
         return (torch.stack(errors).mean(0) * weights_B).sum()
 
-    def _error(self, state: torch.Tensor, target: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+    def _error(self, state: Tensor, target: Tensor, mask: Tensor | None) -> Tensor:
         """(B,) errors of a hidden state, each as a share of the sample's own target where the settings ask for it."""
         error = state_error(state, target, mask)
         if not self.settings.relative:
@@ -159,9 +153,7 @@ class Distillation:
         return error / state_error(torch.zeros_like(target), target, mask).clamp(min=1e-12)
 
 
-def divergence(
-    logits: torch.Tensor, taught: torch.Tensor, counted: torch.Tensor, temperature: float = 1.0
-) -> torch.Tensor:
+def divergence(logits: Tensor, taught: Tensor, counted: Tensor, temperature: float = 1.0) -> Tensor:
     """T^2 times the sum of KL(teacher || student) in nats over the places `counted` (...); logits are (..., C). Only
     the student's have a gradient.
     """
@@ -176,9 +168,7 @@ class _Divergence(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(
-        ctx: Any, logits_NC: torch.Tensor, taught_NC: torch.Tensor, counted_N: torch.Tensor, temperature: float
-    ) -> torch.Tensor:
+    def forward(ctx: Any, logits_NC: Tensor, taught_NC: Tensor, counted_N: Tensor, temperature: float) -> Tensor:
         total, gradient_NC = logits_NC.new_zeros((), dtype=torch.float32), torch.empty_like(logits_NC)
         step = max(1, _AT_ONCE[logits_NC.device.type == "cpu"] // logits_NC.shape[-1])
         for start in range(0, len(logits_NC), step):
@@ -195,18 +185,18 @@ class _Divergence(torch.autograd.Function):
         return total
 
     @staticmethod
-    def backward(ctx: Any, above: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+    def backward(ctx: Any, above: Tensor) -> tuple[Tensor, None, None, None]:
         return ctx.saved_tensors[0] * above, None, None, None
 
 
-def scored_places(labels: torch.Tensor, dimensions: int) -> torch.Tensor:
+def scored_places(labels: Tensor, dimensions: int) -> Tensor:
     """Which places of logits with so many dimensions the task scores, (B,) or (B, T) bool."""
     if labels.dim() == dimensions:  # shares of classes
         return labels.sum(-1) > 0
     return labels != _IGNORED
 
 
-def state_error(state: torch.Tensor, target: torch.Tensor, mask_BT: torch.Tensor | None) -> torch.Tensor:
+def state_error(state: Tensor, target: Tensor, mask_BT: Tensor | None) -> Tensor:
     """Mean squared error of every sample, (B,), over width and real tokens; states are (B, T, D) or (B, ..., D)."""
     if state.shape != target.shape:
         raise UsageError(
@@ -225,16 +215,16 @@ class _Tap:
     """
 
     def __init__(self, block: nn.Module, width: int) -> None:
-        self._state: torch.Tensor | None = None
+        self._state: Tensor | None = None
         self.width = width
         block.register_forward_hook(self._keep)
 
     def _keep(self, module: nn.Module, inputs: Any, output: Any) -> None:
-        parts = [part for part in output if isinstance(part, torch.Tensor)] if isinstance(output, tuple) else [output]
+        parts = [part for part in output if isinstance(part, Tensor)] if isinstance(output, tuple) else [output]
         last = (part for part in parts if part.shape[-1] == self.width)
         self._state = next(last, next((part for part in parts if self.width in part.shape[1:]), parts[0]))
 
-    def take(self) -> torch.Tensor:
+    def take(self) -> Tensor:
         state, self._state = self._state, None
         assert state is not None, "the block did not run"
         return state
@@ -282,7 +272,7 @@ def targets(student: Loaded, teacher: Loaded, name: str) -> list[int]:
 
 def last_of(kept: Sequence[int], depths: Sequence[int]) -> list[int]:
     """`[0, 3]` of stages `[6]` -> `[2, 5]`: the last layer that each kept one stands for."""
-    ends = [sum(depths[: number + 1]) for number in range(len(depths))]
+    ends = list(accumulate(depths))
     following = [*kept[1:], ends[-1]]
     return [
         min(after, next(end for end in ends if end > here)) - 1 for here, after in zip(kept, following, strict=True)
@@ -300,7 +290,7 @@ def load_teacher(
     if own := name == "source":
         if surgery is None:
             raise UsageError(f"{model_dir} holds no surgery.json, so its source is not known.", teaching.HINT)
-        name = place_of(surgery.source, teaching.HINT)
+        name = place_of(surgery.source)
     source = teaching.open_teacher(name)
     logits = settings.logits > 0 and task.head != FEATURES
     classes = getattr(task.options, "class_names", None) or task.data_classes or ()
@@ -330,11 +320,13 @@ def make_restandardise(source: Source, task: Task) -> Callable[[Batch], Batch]:
     return restandardise
 
 
-def place_of(origin: Origin, hint: str) -> str:
+def place_of(origin: Origin) -> str:
     """What opens the model that this one was cut from. Raises `UsageError` where it is not at hand, or another one."""
     if origin.kind != "folder" or not origin.sha256:
         return origin.name
     place = whereabouts.find(origin)
     if place is None:
-        raise UsageError(f"The source {origin.name} is not on this machine, or not what was cut any more.", hint)
+        raise UsageError(
+            f"The source {origin.name} is not on this machine, or not what was cut any more.", teaching.HINT
+        )
     return str(place)

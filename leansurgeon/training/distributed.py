@@ -40,6 +40,9 @@ if TYPE_CHECKING:
     from leansurgeon.training.recipe.schema import Train
 
 
+Tensors = dict[str, Tensor]  # by name
+
+
 def start_accelerator(*, cpu: bool = False, train: Train | None = None, say: Say = silent) -> Accelerator:
     """An `Accelerator` on the GPU if there is one, in the process group if there is one.
 
@@ -49,7 +52,6 @@ def start_accelerator(*, cpu: bool = False, train: Train | None = None, say: Say
     """
     from accelerate import Accelerator, DistributedDataParallelKwargs, InitProcessGroupKwargs
     from accelerate.state import AcceleratorState, GradientState
-    from accelerate.utils import GradientAccumulationPlugin
 
     wanted, store = launch.group_size(), None
     cpu = cpu or os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true", "yes")
@@ -62,14 +64,12 @@ def start_accelerator(*, cpu: bool = False, train: Train | None = None, say: Say
     forbid_tf32()  # "precision: fp32" means it
     if wanted > 1 and not torch.distributed.is_initialized():
         store = meet_others(say)
-    alone = (
-        {} if wanted > 1 else {name: os.environ.pop(name) for name in rank.group_variables()}
-    )  # one needs nobody to meet
+    # One needs nobody to meet.
+    alone = {name: os.environ.pop(name) for name in rank.group_variables() if wanted == 1}
     try:
         accelerator = Accelerator(
             mixed_precision="no",
             cpu=cpu,
-            gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1),
             # Buffers are constant tables in these models: broadcasting them at every forward would only cost time.
             kwargs_handlers=[
                 DistributedDataParallelKwargs(broadcast_buffers=False, gradient_as_bucket_view=True),
@@ -81,9 +81,11 @@ def start_accelerator(*, cpu: bool = False, train: Train | None = None, say: Say
     del store
     if accelerator.num_processes != wanted:
         raise UsageError(f"{wanted} processes were started, and {accelerator.num_processes} of them found each other.")
-    told = launch.tell_overrides(aside, launch.list_overrides(train, accelerator.device.type) if train else [])
-    if told and accelerator.is_main_process:
-        say(told)
+    told = [f"Ignored: {', '.join(aside)} in the environment; the recipe decides."] if aside else []
+    if train and (forced := ", ".join(launch.list_overrides(train, accelerator.device.type))):
+        told += [f"Not the recipe but the environment decides here: {forced}; unset it where it is unwanted."]
+    if told:
+        say(" ".join(told))
     return accelerator
 
 
@@ -182,33 +184,18 @@ def seed_generators(device: torch.device, seed: int) -> None:
         torch.manual_seed(seed)
 
 
-def all_reduce(sums: torch.Tensor, accelerator: Accelerator) -> torch.Tensor:
+def all_reduce(sums: Tensor, accelerator: Accelerator) -> Tensor:
     """The sum over all processes, in place; nothing happens on one."""
     if accelerator.num_processes > 1:
         torch.distributed.all_reduce(sums)
     return sums
 
 
-def average_statistics(model: nn.Module, accelerator: Accelerator) -> None:
-    """Give every process the mean of the running statistics of batch norms, which each has seen its own samples of."""
-    if accelerator.num_processes == 1:
-        return
-    from torch.nn.modules.batchnorm import _BatchNorm
-
-    for module in model.modules():
-        if isinstance(module, _BatchNorm) and module.running_mean is not None:
-            for statistic in (module.running_mean, module.running_var):
-                torch.distributed.all_reduce(statistic)
-                statistic /= accelerator.num_processes
-
-
-def device_name(accelerator: Accelerator) -> str:
+def device_name(device: torch.device) -> str:
     """`NVIDIA H200`, or `cpu, 2 threads`: what timings and memory of a run refer to."""
-    if accelerator.device.type == "cuda":
-        return torch.cuda.get_device_name(accelerator.device)
-    if accelerator.device.type == "cpu":
-        return f"cpu, {plural(torch.get_num_threads(), 'thread')}"
-    return accelerator.device.type
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"cpu, {plural(torch.get_num_threads(), 'thread')}" if device.type == "cpu" else device.type
 
 
 def split_weights(module: nn.Module, blocks: list[nn.Module], device: torch.device, processes: int) -> None:
@@ -231,10 +218,8 @@ def is_split(module: nn.Module) -> bool:
 
 def reshard(module: nn.Module) -> None:
     """Drop what was borrowed and not given back: a forward pass without a backward pass keeps the root's weights."""
-    if is_split(module):
-        for part in module.modules():
-            if is_split(part):
-                part.reshard()
+    for part in filter(is_split, module.modules()):
+        part.reshard()
 
 
 def local_part(tensor: Tensor) -> Tensor:
@@ -242,7 +227,7 @@ def local_part(tensor: Tensor) -> Tensor:
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
-def list_tensors(model: nn.Module) -> dict[str, Tensor]:
+def list_tensors(model: nn.Module) -> Tensors:
     """Parameters and buffers by name, a tied one once."""
     return dict(model.named_parameters()) | dict(model.named_buffers())
 
@@ -252,7 +237,7 @@ def gather(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
-def gather_all(tensors: dict[str, Tensor], *, keep: bool) -> dict[str, Tensor]:
+def gather_all(tensors: Tensors, *, keep: bool) -> Tensors:
     """The tensors put together, on the CPU where they were in parts; to be called by all processes, and kept by those
     with `keep`. One is put together at a time, so that the device holds no second model.
     """
@@ -275,7 +260,7 @@ def split_like(tensor: Tensor, like: Tensor) -> Tensor:
     return distribute_tensor(on_device, like.device_mesh, like.placements, src_data_rank=None)
 
 
-def copy_whole(loaded: Loaded, *, main: bool) -> Any:
+def copy_whole(loaded: Loaded, *, main: bool) -> Loaded:
     """A copy of `loaded` for what needs a whole model: on the CPU on the main process, without memory on the others.
     To be taken before `split_weights`.
     """
@@ -324,14 +309,11 @@ def make_rehearsal(
     return make_module
 
 
-def fill_copy(whole_model: Any, model: nn.Module, *, main: bool) -> None:
+def fill_copy(whole_model: Loaded, model: nn.Module, *, main: bool) -> None:
     """Give the whole_model the weights and buffers of `model`; to be called by all processes."""
-    tensors = gather_all(list_tensors(model), keep=main)
-    if not main:
-        return
     here = list_tensors(whole_model.model)
     with torch.no_grad():
-        for name, tensor in tensors.items():
+        for name, tensor in gather_all(list_tensors(model), keep=main).items():
             here[name].copy_(tensor)
 
 
@@ -341,6 +323,6 @@ def without_memory(model: nn.Module) -> nn.Module:
     return copy.deepcopy(model, {id(tensor): _shadow(tensor) for tensor in tensors})
 
 
-def _shadow(tensor: torch.Tensor) -> torch.Tensor:
+def _shadow(tensor: Tensor) -> Tensor:
     empty = torch.empty_like(tensor, device="meta")
     return torch.nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else empty

@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -30,7 +31,6 @@ from leansurgeon.training.runs.summary import Scores
 from leansurgeon.training.state import History, Run
 
 if TYPE_CHECKING:
-    import numpy as np
     from accelerate import Accelerator
     from torch import nn
 
@@ -48,24 +48,24 @@ class Evaluation(NamedTuple):
     loss: float
     metric: float
     samples: int
-    metrics: dict[str, float] = {}  # noqa: RUF012 (never changed)
-    parts: Sequence[tuple[float, float]] = ()
+    metrics: dict[str, float]
+    parts: Sequence[tuple[float, float]]
 
     def interval(self) -> tuple[float, float] | None:
         """Where the metric lies with 95 %; None where the samples do not say, or it is no mean of them."""
         parts, counts = zip(*self.parts, strict=True)
-        mean, scale = sum(parts) / max(sum(counts), 1), float
-        if not math.isclose(self.metric, mean, rel_tol=1e-4, abs_tol=1e-9):
-            scale = math.exp  # of a perplexity
-        around = paired_interval(parts, counts)
-        if around is None or around[1] > 700 or not math.isclose(self.metric, scale(mean), rel_tol=1e-4, abs_tol=1e-9):
+        mean, around = sum(parts) / max(sum(counts), 1), paired_interval(parts, counts)
+        if around is None or around[1] > 700:
             return None
-        return scale(around[0]), scale(around[1])
+        for scale in (float, math.exp):  # the second of a perplexity
+            if math.isclose(self.metric, scale(mean), rel_tol=1e-4, abs_tol=1e-9):
+                return scale(around[0]), scale(around[1])
+        return None
 
-    def scores(self, step: int | None = None) -> Scores:
-        """As a summary keeps it; `step` is that after which it came."""
+    def scores(self) -> Scores:
+        """As a summary keeps it."""
         low, high = self.interval() or (None, None)
-        return Scores(self.loss, self.metric, self.metrics, step, low, high)
+        return Scores(self.loss, self.metric, self.metrics, low=low, high=high)
 
 
 def evaluate(
@@ -89,7 +89,7 @@ def evaluate(
     device = accelerator.device
     kind = torch.float64 if device.type in ("cpu", "cuda") else torch.float32
     totals = torch.zeros(5, dtype=kind, device=device)  # loss sum and count, metric sum and count, samples
-    extra = None  # of `Score`: a vector of the task's own
+    extra = torch.zeros(task.extra_sums, dtype=kind, device=device)  # a vector of the task's own
     size, processes = task.size(split), accelerator.num_processes
     hands = data_loader.list_eval_batches(size, batch, processes, accelerator.process_index)
     turns = math.ceil(math.ceil(size / batch) / processes)
@@ -97,7 +97,7 @@ def evaluate(
     idle = data_loader.list_eval_batches(1, 1, 1, 0) if distributed.is_split(scored) else []
     rows = [(0, row) for row in [*hands, *idle][:turns]]
     advice = f"Try --set train.eval.batch={max(1, batch // 2)}: it changes no result."
-    explained = guards.memory_explained(accelerator, lambda: (f"to evaluate {batch} samples at a time", advice))
+    explained = guards.memory_explained(device, f"to evaluate {batch} samples at a time", advice)
     made = data_loader.make_batches(task, split, rows, seed=0, workers=workers)
     training = scored.training
     scored.eval()
@@ -115,19 +115,19 @@ def evaluate(
                 totals[:4] += found
                 parts[turn, accelerator.process_index] = found[2:]
                 if score.extra is not None:
-                    extra = score.extra.to(kind) if extra is None else extra + score.extra.to(kind)
+                    extra += score.extra.to(kind)
                 totals[4] += inputs["labels"].shape[0]
     finally:
         scored.train(training)
         distributed.reshard(scored)
     *sums, samples = distributed.all_reduce(totals, accelerator).tolist()
     _check_count(task, size, int(samples), sums[3], sums[1])
-    found = _evaluation(task, Sums(*sums, _extra(extra, task, accelerator, kind)), int(samples))
+    more = distributed.all_reduce(extra, accelerator).cpu().double().numpy() if task.extra_sums else None
     every = distributed.all_reduce(parts.flatten(), accelerator).reshape(-1, 2).tolist()
-    return found._replace(parts=[(part, count) for part, count in every if count])
+    return _evaluation(task, Sums(*sums, more), int(samples), [(part, count) for part, count in every if count])
 
 
-def _evaluation(task: Task, sums: Sums, samples: int) -> Evaluation:
+def _evaluation(task: Task, sums: Sums, samples: int, parts: Sequence[tuple[float, float]]) -> Evaluation:
     """The means. Raises `Diverged` for a loss or a metric that is no number."""
     loss_sum, loss_count = sums.loss_sum, sums.loss_count
     if not math.isfinite(loss_sum):
@@ -136,16 +136,7 @@ def _evaluation(task: Task, sums: Sums, samples: int) -> Evaluation:
     if beyond := {name: value for name, value in metrics.items() if not math.isfinite(value)}:  # a loss of 1,000 nats
         told = ", ".join(f"{name} {value}" for name, value in beyond.items())
         raise Diverged(f"The evaluation loss is {loss_sum / loss_count:.4g} ({told}).", "Lower train.optim.lr.")
-    return Evaluation(loss_sum / loss_count, metrics[task.metric.key], samples, metrics)
-
-
-def _extra(extra: torch.Tensor | None, task: Task, accelerator: Accelerator, kind: torch.dtype) -> np.ndarray | None:
-    """The task's further sums over all processes; a process that had no batch brings zeros."""
-    if task.extra_sums == 0:
-        return None
-    if extra is None:
-        extra = torch.zeros(task.extra_sums, dtype=kind, device=accelerator.device)
-    return distributed.all_reduce(extra, accelerator).cpu().double().numpy()
+    return Evaluation(loss_sum / loss_count, metrics[task.metric.key], samples, metrics, parts)
 
 
 def _check_count(task: Task, size: int, samples: int, metric_count: float, loss_count: float) -> None:
@@ -173,9 +164,8 @@ def evaluate_model(
         task = setup.prepare_task(recipe, model_dir, say)
     task = first_batches(task, recipe.train, limit_batches)
     train, device = recipe.train, accelerator.device
-    with guards.memory_explained(accelerator, lambda: guards.SMALLER):
+    with guards.memory_explained(device):
         loaded = starting.load_start(recipe, model_dir, task)
-        loaded.model.to(device)
         # Where a task has no labels, the teacher judges.
         features = task.head == FEATURES
         judge = distill.of_recipe(train, loaded, task, model_dir, device) if features else None
@@ -197,40 +187,45 @@ def still_falling(losses: list[float]) -> bool:
     return whole > 0 and quarter > 0.05 * whole
 
 
-def evaluate_and_keep(run: Run) -> Evaluation:
+def evaluate_and_keep(run: Run) -> None:
     """Evaluate at the present step, write it down, and keep the model if it is the best so far. The one before the
     first step counts only where the recipe says so.
     """
     clock, history = time.perf_counter(), run.history
-    distributed.average_statistics(run.judged, run.accelerator)
-    result = _evaluate_run(run)
-    if history.done:
-        scores = result.scores()
-        best, history.worse = verdict(history, scores, run.task.metric, run.recipe.train.early_stopping)
+    if run.group.processes > 1:  # each has seen its own samples
+        from timm.utils import distribute_bn
+
+        distribute_bn(run.judged, run.group.processes, reduce=True)
+    result, metric, done = _evaluate_run(run), run.task.metric, history.done
+    scores = result.scores()
+    if done:
+        best, history.worse = verdict(history, scores, metric, run.train.early_stopping)
         history.last = scores
         history.eval_losses.append(result.loss)
-        if best:
-            _keep_best(run, result)
-        history.eval_seconds.append(time.perf_counter() - clock)
-        patience = run.recipe.train.early_stopping
-        if patience and history.worse >= patience.patience:
-            history.early = True
-            run.progress.say(f"No better for {history.worse} evaluations: the training ends after step {history.done}.")
     else:
-        history.before = result.scores()
-        if run.recipe.train.checkpoint.keep_start:
-            _keep_best(run, result)
-    _log_evaluation(run, result)
+        history.before, best = scores, run.train.checkpoint.keep_start
+    if best:
+        if run.train.checkpoint.keep_best:
+            export_model(run, runfolder.BEST)
+        history.best, history.stale = replace(scores, step=done), False
+    if done:
+        history.eval_seconds.append(time.perf_counter() - clock)
+    patience = run.train.early_stopping
+    if patience and history.worse >= patience.patience:
+        history.early = True
+        run.say(f"No better for {history.worse} evaluations: the training ends after step {done}.")
+    run.note(type="eval", step=done, **scores.as_dict(), metric_key=metric.key, samples=result.samples)
+    run.trackers.log({f"eval/{key}": value for key, value in result.metrics.items()} | {"eval/loss": result.loss}, done)
+    when = f"after step {done}" if done else "before the first step"
+    run.say(f"{when}: {metric.label} {metric.format_value(result.metric)}, loss {result.loss:.4f}")
     history.evaluate = False
     run.evaluated_at = time.perf_counter()
-    return result
 
 
 def _evaluate_run(run: Run) -> Evaluation:
     """The evaluation itself. Raises `Diverged`, or where the recipe wants it `RollBack`."""
-    train = run.recipe.train
+    train = run.train
     batches = math.ceil(run.task.size("eval") / train.eval.batch / run.group.processes)
-    options = {"batch": train.eval.batch, "workers": train.workers}
     try:
         with phase("evaluating", batches, "batches/s", run.progress) as advance:
 
@@ -238,18 +233,18 @@ def _evaluate_run(run: Run) -> Evaluation:
                 run.stops.raise_if_asked()
                 advance()
 
-            return evaluate(run.judged, run.task, run.accelerator, check=before_batch, **options)
+            return evaluate(
+                run.judged,
+                run.task,
+                run.trainer.accelerator,
+                batch=train.eval.batch,
+                check=before_batch,
+                workers=train.workers,
+            )
     except Diverged as error:
         if run.history.done and train.nan == "rollback":
             raise guards.RollBack(run.history.done - 1, error.message) from None
         raise
-
-
-def _keep_best(run: Run, result: Evaluation) -> None:
-    """The present model is the best so far."""
-    if run.recipe.train.checkpoint.keep_best:
-        export_model(run, runfolder.BEST)
-    run.history.best, run.history.stale = result.scores(run.history.done), False
 
 
 def verdict(history: History, new: Scores, metric: Metric, patience: EarlyStopping | None) -> tuple[bool, int]:
@@ -265,25 +260,16 @@ def verdict(history: History, new: Scores, metric: Metric, patience: EarlyStoppi
     return history.stale or better, worse
 
 
-def _log_evaluation(run: Run, result: Evaluation) -> None:
-    """An evaluation in the log, the trackers and on stderr."""
-    metric, done = run.task.metric, run.history.done
-    run.note(type="eval", step=done, **result.scores().as_dict(), metric_key=metric.key, samples=result.samples)
-    run.trackers.log({f"eval/{key}": value for key, value in result.metrics.items()} | {"eval/loss": result.loss}, done)
-    when = f"after step {done}" if done else "before the first step"
-    run.progress.say(f"{when}: {metric.label} {metric.format_value(result.metric)}, loss {result.loss:.4f}")
-
-
 def export_model(run: Run, name: str) -> None:
     """Write the model as plain libraries read it, with what lay beside its source; one process writes, all wait."""
 
     export = state.export_model(run)
-    if run.recipe.train.lora and run.main:
+    if run.train.lora and run.main:
         export = regularize.merge_lora(export)
 
     def fill(folder: Path) -> None:
         export.save(folder)
-        starting.replace_tokenizer(folder, export, run.task, anew=run.recipe.train.new_tokenizer)
+        starting.replace_tokenizer(folder, export, run.task, anew=run.train.new_tokenizer)
 
     def write() -> None:
         run.check_folder()
@@ -304,4 +290,4 @@ def save_checkpoint(run: Run) -> None:
         raise
     except LeanSurgeonError as error:
         run.saved_at = time.perf_counter()
-        run.progress.say(f"No checkpoint at step {run.history.done}: {error}")
+        run.say(f"No checkpoint at step {run.history.done}: {error}")

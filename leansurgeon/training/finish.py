@@ -7,13 +7,13 @@ A measure that is cut short costs no result: it is missing from the summary, and
 from __future__ import annotations
 
 import platform
+import shutil
 import time
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -46,17 +46,17 @@ def finish(run: Run, experiment: Part | None) -> Summary:
     """
     seconds = run.seconds_spent()
     evaluator.export_model(run, runfolder.LAST)
-    if not run.recipe.train.checkpoint.keep_best:
+    if not run.train.checkpoint.keep_best:
         evaluator.export_model(run, runfolder.BEST)
     made = _summary(run, experiment, seconds)
     _publish(run, made)
     known = measure_at_end(run, seconds)
-    if any(run.group.share(lambda: list(known))):
+    if run.group.share(lambda: list(known)):
         made = replace(made, **known)
         _publish(run, made)
     run.group.on_main(lambda: write_cards(run.folder, run.loaded.folder, made, run.task.identity))
-    run.progress.say(f"done in {duration_text(run.seconds_spent())}: {run.folder}")
-    run.accelerator.free_memory()
+    run.say(f"done in {duration_text(run.seconds_spent())}: {run.folder}")
+    run.trainer.accelerator.free_memory()
     return made
 
 
@@ -64,32 +64,30 @@ def measure_at_end(run: Run, seconds: float) -> JsonObject:
     """What the summary of a training of `seconds` holds besides, as far as it came: `test`, `kappa`, `heads`. To be
     called by all processes.
     """
-    known: dict[str, Any] = {}
-    if TEST in run.task.splits and run.recipe.train.eval.test:
-        run.progress.say(f"The result is in {run.folder}; now the test split. Ctrl-C leaves it out.")
+    known: JsonObject = {}
+    if TEST in run.task.splits and run.train.eval.test:
+        run.say(f"The result is in {run.folder}; now the test split. Ctrl-C leaves it out.")
         try:
             known["test"] = _test_best(run)
         except StopRequested:
-            run.progress.say("The test split is left out, and so is everything else.")
+            run.say("The test split is left out, and so is everything else.")
             return known
     wanted = measures.list_wanted(run)
     names = [one.kind for one in wanted]
     if not names:
         return known
     limit = budget.measures_seconds(run) or max(LONGEST, seconds)
-    said = " and ".join(names)
-    run.progress.say(
-        f"The result is in {run.folder}; now measuring {said}, {duration_text(limit)} at most. Ctrl-C leaves it out."
-    )
+    now = f"now measuring {' and '.join(names)}, {duration_text(limit)} at most"
+    run.say(f"The result is in {run.folder}; {now}. Ctrl-C leaves it out.")
     start = time.perf_counter()
     try:
         with until(limit):
             measures.measure(run, wanted, known, end=True)
     except TimeUp as end:
         left = [name for name in names if name not in known]
-        run.progress.say(f"{plural(len(left), 'measure')} left out ({', '.join(left)}): {end}.")
-        return known
-    run.progress.say(f"Measured in {duration_text(time.perf_counter() - start)}.")
+        run.say(f"{plural(len(left), 'measure')} left out ({', '.join(left)}): {end}.")
+    else:
+        run.say(f"Measured in {duration_text(time.perf_counter() - start)}.")
     return known
 
 
@@ -99,26 +97,23 @@ def _test_best(run: Run) -> OnTest:
     that the training began with, to say what it brought. The models are written by then.
     """
     best, done, own = run.history.best, run.history.done, run.task.held_out is not None
-    kept = best is not None and best.step != done and run.recipe.train.checkpoint.keep_best
-    before = (
-        _on_test(run, _score_model(run, starting.load_start(run.recipe, run.loaded.folder, run.task)))
-        if judges_start(run)
-        else None
-    )
+    other, kept = best.step != done, best.step != done and run.train.checkpoint.keep_best
+    before = None
+    if judges_start(run):
+        before = _on_test(run, _score_model(run, starting.load_start(run.recipe, run.loaded.folder, run.task)))
     last = None if own and kept else _on_test(run, run.judged)
     if last and not kept:
         chosen = last
     elif before and best.step == 0:
         chosen = before
     else:  # read back from the run folder
-        torch.manual_seed(run.recipe.train.seed)
+        torch.manual_seed(run.train.seed)
         model = load(run.folder / runfolder.BEST, run.task.head, run.task.model_overrides())
         chosen = _on_test(run, _score_model(run, model))
-    missed = best is not None and best.step != done and not kept
     result = OnTest(
         run.task.size(TEST),
         last and last.scores(),
-        None if missed else chosen.scores(),
+        None if other and not kept else chosen.scores(),
         before and before.scores(),
         _on_test(run, TeacherObjective(run.judged)).scores() if judges_source(run) else None,
     )
@@ -128,7 +123,7 @@ def _test_best(run: Run) -> OnTest:
             result = replace(result, gain_low=gain[0], gain_high=gain[1])
     metric = run.task.metric
     which = "best by validation" if kept else "last step"
-    run.progress.say(
+    run.say(
         f"test split, {plural(result.samples, 'sample')}: {metric.label} {metric.format_value(chosen.metric)} ({which})"
     )
     run.note(type="test", step=done, **result.as_dict(), metric_key=metric.key)
@@ -137,16 +132,16 @@ def _test_best(run: Run) -> OnTest:
 
 def _on_test(run: Run, scored: Objective) -> Evaluation:
     """In batches so small that there are some dozens, by whose differences an interval is known."""
-    train, accelerator = run.recipe.train, run.accelerator
-    batch = min(train.eval.batch, max(1, run.task.size(TEST) // (BATCHES * accelerator.num_processes)))
-    options = {"batch": batch, "check": run.stops.raise_if_asked, "workers": train.workers}
-    return evaluate(scored, run.task, accelerator, split=TEST, **options)
+    train, check = run.train, run.stops.raise_if_asked
+    batch = min(train.eval.batch, max(1, run.task.size(TEST) // (BATCHES * run.group.processes)))
+    return evaluate(
+        scored, run.task, run.trainer.accelerator, batch=batch, check=check, workers=train.workers, split=TEST
+    )
 
 
 def _score_model(run: Run, loaded: Loaded) -> Objective:
-    teacher = run.judged.teacher if run.task.head == FEATURES else None
-    scored = Objective(loaded, run.task, run.recipe.train, teacher and teacher.of_copy(loaded))
-    return scored.to(run.device)
+    teacher = run.task.head == FEATURES and run.judged.teacher.of_copy(loaded)
+    return Objective(loaded, run.task, run.train, teacher or None).to(run.device)
 
 
 def _publish(run: Run, made: Summary) -> None:
@@ -155,7 +150,7 @@ def _publish(run: Run, made: Summary) -> None:
     def write() -> None:
         run.check_folder()
         summary.write(run.folder, made)
-        checkpoint.remove(run.folder)
+        shutil.rmtree(run.folder / checkpoint.FOLDER, ignore_errors=True)  # its weights stand in model/ and last/
 
     run.group.on_main(write)
 
@@ -164,7 +159,7 @@ def _summary(run: Run, experiment: Part | None, seconds: float) -> Summary:
     info, metric, scheme, history = run.loaded.info, run.task.metric, run.plan, run.history
     windows = history.windows[1:] or history.windows  # the first one warms up
     step_seconds = state.median_step(windows)
-    rate, unit = state.get_rate(run, history.done, 1, step_seconds)
+    rate, unit = state.get_rate(run, 1, step_seconds)
     trained = sum(spent for _, spent in history.windows)
     return Summary(
         name=run.recipe.name,
@@ -182,11 +177,11 @@ def _summary(run: Run, experiment: Part | None, seconds: float) -> Summary:
             run.task.size("eval"),
             run.task.describe(),
         ),
-        seed=run.trainer.seed,
-        device=distributed.device_name(run.accelerator),
+        seed=run.train.seed,
+        device=distributed.device_name(run.device),
         world_size=scheme.processes,
         micro_batch=scheme.micro,
-        precision=run.recipe.train.precision,
+        precision=run.train.precision,
         versions={"leansurgeon": __version__, "python": platform.python_version()}
         | {name: version(name) for name in ("torch", "transformers", "timm", "accelerate")},
         before=history.before,
@@ -216,51 +211,41 @@ def write_cards(run_dir: Path, start: Path, made: Summary, split: Mapping[str, s
     """Write README.md into the best and the last model of a run, and into their records what they were trained on, a
     task with this `split`; `start` is the folder that the training began with.
     """
-    for name, scores in ((runfolder.BEST, made.best or made.final), (runfolder.LAST, made.final)):
+    part = made.experiment  # the folder of an arm has the number of its seed alone
+    run = f"{part.name}-{part.arm}-s{part.seed}" if part and part.name else run_dir.resolve().name
+    for name, scores in ((runfolder.BEST, made.best), (runfolder.LAST, made.final)):
         folder = run_dir / name
         if (folder / "config.json").is_file():
             surgery = record.read_if_whole(folder)
             if surgery:
                 surgery = record.write(folder, replace(surgery, fitted=(*surgery.fitted, split)))
-            write_card(folder, surgery, name_of_run(run_dir, made), start, describe_training(made, scores))
+            write_card(folder, surgery, run, start, describe_training(made, scores))
 
 
-def name_of_run(run_dir: Path, made: Summary) -> str:
-    """The run's name; of an arm, whose folder has the number of its seed alone, experiment, arm and seed."""
-    part = made.experiment
-    return f"{part.name}-{part.arm}-s{part.seed}" if part and part.name else run_dir.resolve().name
-
-
-def describe_training(made: Summary, scores: Scores | None) -> Training:
+def describe_training(made: Summary, scores: Scores) -> Training:
     """The figures of these weights, and how they came about."""
-    task = made.task
+    task, own, before, count = made.task, own_test(made), made.before, made.task.eval_samples
     data = str(without_places(task.data.get("source") or task.name))
-    measured, before, count = (
-        [Measured(f"{data}, evaluation", metrics_of(made, scores))],
-        made.before,
-        task.eval_samples,
-    )
-    if own_test(made):  # the figures of what chose nothing
+    measured = [Measured(f"{data}, evaluation", metrics_of(made, scores))]
+    if own:  # the figures of what chose nothing
         scores, before, count = made.test.best or made.test.last, made.test.before, made.test.samples
         measured = [Measured(f"{data}, held out", metrics_of(made, scores))]
-    elif made.test and made.test.best and made.test.best.metric is not None:
+    elif made.test and made.test.best:
         metric = Metric(task.metric, task.metric_label, made.test.best.metric)
         measured.append(Measured(f"{data}, published test split", (metric,)))
-    how = f"{made.steps:,} steps" if made.steps is not None else "steps of an unknown number"
-    how += f" ({made.epochs:.3g} epochs)" if made.epochs is not None else ""
-    says = [f"Trained for {how} on {data} with seed {made.seed}."]
-    first, after = before and before.metric, scores and scores.metric
-    if after is not None:
-        was = f" before and {task.format_metric(after)} after" if first is not None else ""
-        of = f" of {count:,} {'held-out ' if own_test(made) else ''}samples" if count else ""
-        says.append(f"{task.metric_label}: {task.format_metric(first if first is not None else after)}{was}{of}.")
-    return Training(tuple(measured), tuple(says))
+    told = task.format_metric(scores.metric)
+    told = f"{task.format_metric(before.metric)} before and {told} after" if before else told
+    says = (
+        f"Trained for {made.steps:,} steps ({made.epochs:.3g} epochs) on {data} with seed {made.seed}.",
+        f"{task.metric_label}: {told} of {count:,} {'held-out ' if own else ''}samples.",
+    )
+    return Training(tuple(measured), says)
 
 
-def metrics_of(made: Summary, scores: Scores | None) -> tuple[Metric, ...]:
-    """The figures that are known: the metric, macro F1 where one class has most samples, and the loss."""
+def metrics_of(made: Summary, scores: Scores) -> tuple[Metric, ...]:
+    """The metric, macro F1 where one class has most samples, and the loss."""
     task = made.task
-    known = [(task.metric, task.metric_label, scores and scores.metric)]
-    known += [("f1", "macro F1", scores.metrics["macro_f1"])] if scores and scores.largest_class else []
-    known += [("loss", "loss", scores and scores.loss)] if task.metric != "loss" else []
-    return tuple(Metric(*one) for one in known if one[-1] is not None)
+    known = [Metric(task.metric, task.metric_label, scores.metric)]
+    known += [Metric("f1", "macro F1", scores.metrics["macro_f1"])] if scores.largest_class else []
+    known += [Metric("loss", "loss", scores.loss)] if task.metric != "loss" else []
+    return tuple(known)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import gc
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -15,17 +14,10 @@ from leansurgeon.training import distributed, optimizer
 from leansurgeon.training.schedule import make_plan
 from leansurgeon.training.state import Run, first_batch
 
-if TYPE_CHECKING:
-    from accelerate import Accelerator
-
-    from leansurgeon.training.optimizer import Trainer
-
-
 MOST_ROLLBACKS = 3
 MOST_SKIPPED = 20  # steps in a row
 _LEAST_SCALE = 2.0**-10  # of fp16's losses; below it every step was infinite for long
 LESS = "Try --set train.precision=bf16 or --set train.activation_checkpointing=true, or a smaller model."
-SMALLER = ("for the model", LESS)
 PROBED = ("cuda", "xpu")  # kinds of device that raise when their memory is used up
 
 
@@ -43,26 +35,28 @@ def check_finite(run: Run, rows: list[list[float]]) -> list[int]:
     Returns the steps that were left out under `nan: skip`. Raises `Diverged` or `RollBack` as the recipe says; the rows
     are sums over all processes, so all of them decide alike.
     """
-    trainer, train, skipped, first = run.trainer, run.recipe.train, [], run.history.done - len(rows)
+    scaler, train, skipped, first = run.trainer.scaler, run.train, [], run.history.done - len(rows)
     in_a_row = 0  # also those before the first: a look sees few rows, and may see nothing but bad ones
     while first - 1 - in_a_row in run.history.given_up:
         in_a_row += 1
     for step, (loss_sum, _, norm) in enumerate(rows, start=first):
         loss_fine = math.isfinite(loss_sum)
         # In fp16 the scaler looks for the largest scale at which gradients are finite; it has left that step out.
-        if loss_fine and (math.isfinite(norm) or trainer.scaler is not None):
+        if loss_fine and (math.isfinite(norm) or scaler):
             in_a_row = 0
             continue
         what = f"The loss is {loss_sum}" if not loss_fine else f"The gradient norm is {norm}"
-        of = "" if trainer.plan.timed else f" of {trainer.plan.steps}"
-        sentence = f"{what} at step {step + 1}{of} (learning rate {trainer.lr(step):.3g})."
+        of = "" if run.plan.timed else f" of {run.plan.steps}"
+        sentence = f"{what} at step {step + 1}{of} (learning rate {run.trainer.lr(step):.3g})."
         if train.nan == "rollback":
             raise RollBack(step, sentence)
         in_a_row += 1
         if train.nan == "stop" or in_a_row > MOST_SKIPPED:
-            raise Diverged(sentence, _advice(train.optim.lr))
+            lr = train.optim.lr
+            less = f"Try --set train.optim.lr={lr / 3:.2g}" if lr <= 0.1 else f"Lower train.optim.lr (it is {lr:g})"
+            raise Diverged(sentence, f"{less}, a longer warm-up or train.clip_grad.")
         skipped.append(step)
-    if trainer.scaler is not None and trainer.scaler.get_scale() < _LEAST_SCALE:
+    if scaler and scaler.get_scale() < _LEAST_SCALE:
         raise Diverged(f"The gradients are not finite in fp16 by step {first + len(rows)}.", "Try precision bf16.")
     return skipped
 
@@ -72,50 +66,41 @@ def sound(run: Run) -> bool:
     finite has spoilt them, unless it was left out.
     """
     rows = run.window.rows
-    if not rows or run.recipe.train.nan == "skip" or run.trainer.scaler is not None:
+    if not rows or run.train.nan == "skip" or run.trainer.scaler:
         return True
     return bool(torch.isfinite(torch.stack([row.to(rows[0].device) for row in rows])).all())
-
-
-def _advice(lr: float) -> str:
-    less = f"Try --set train.optim.lr={lr / 3:.2g}" if lr <= 0.1 else f"Lower train.optim.lr (it is {lr:g})"
-    return f"{less}, a longer warm-up or train.clip_grad."
 
 
 def fit_memory(run: Run) -> None:
     """Halve the micro batch on all processes together until a forward and backward fit; the global batch stays. Raises
     `OutOfMemory` where not even the smallest fits.
     """
-    train, group = run.recipe.train, run.group
+    train, group = run.train, run.group
     while run.device.type in PROBED and group.any(not _fits(run)):
-        now = run.plan
-        half = {"micro_limit": now.micro // 2, "cut_short": True}
-        less = make_plan(train, run.task.size("train"), group.processes, **half) if now.micro > 1 else now
-        if less.micro == now.micro:
-            name = distributed.device_name(run.accelerator)
-            raise OutOfMemory(f"{name} has too little memory for a micro batch of {now.micro}.", LESS)
-        run.progress.say(
-            f"A micro batch of {now.micro} does not fit in memory; {less.micro} x {less.accumulation} is taken."
-        )
-        run.trainer.plan = run.trainer.pace.plan = less
+        micro = run.plan.micro
+        less = make_plan(train, run.task.size("train"), group.processes, micro_limit=micro // 2, cut_short=True)
+        if less.micro >= micro:
+            name = distributed.device_name(run.device)
+            raise OutOfMemory(f"{name} has too little memory for a micro batch of {micro}.", LESS)
+        run.say(f"A micro batch of {micro} does not fit in memory; {less.micro} x {less.accumulation} is taken.")
+        run.trainer.pace.plan = less
 
 
 @contextmanager
-def memory_explained(accelerator: Accelerator, advice: Callable[[], tuple[str, str]]) -> Iterator[None]:
-    """Wherever memory runs out inside (the device's, cuBLAS's, this machine's), raise `OutOfMemory` with what `advice`
-    says: for what there was too little, and what to do.
+def memory_explained(device: torch.device, what: str = "for the model", hint: str = LESS) -> Iterator[None]:
+    """Wherever memory runs out inside (the device's, cuBLAS's, this machine's), raise `OutOfMemory` that says for what
+    there was too little, and what to do.
     """
     try:
         yield
     except (RuntimeError, MemoryError, OSError) as error:
-        if not (isinstance(error, torch.OutOfMemoryError) or memory_is_short(error)):
+        if not memory_is_short(error):
             raise
-        what, hint = advice()
-        raise OutOfMemory(f"{distributed.device_name(accelerator)} has too little memory {what}.", hint) from error
+        raise OutOfMemory(f"{distributed.device_name(device)} has too little memory {what}.", hint) from error
 
 
 @contextmanager
-def undone(trainer: Trainer) -> Iterator[None]:
+def undone(trainer: optimizer.Trainer) -> Iterator[None]:
     """What is tried inside with the model leaves no trace: buffers are put back, gradients go."""
     buffers = [(buffer, buffer.clone()) for buffer in trainer.scored.buffers()]
     try:
@@ -132,20 +117,18 @@ def _fits(run: Run) -> bool:
     nothing.
     """
     trainer, held = run.trainer, []
-    model, moments = trainer.scored, optimizer.numbers_per_weight(run.recipe.train)
+    model, moments = trainer.scored, optimizer.numbers_per_weight(run.train)
     try:
-        with undone(trainer):
-            if trainer.rehearsal is not None:
+        with memory_explained(run.device), undone(trainer):
+            if trainer.rehearsal:
                 model = trainer.rehearsal()
                 moments -= 1  # the weights of this copy take as much
-            held = [torch.empty_like(parameter) for parameter in trainer.parameters for _ in range(moments)]
+            held += [torch.empty_like(parameter) for parameter in trainer.parameters for _ in range(moments)]
             batch = first_batch(run)
             for _ in range(min(2, trainer.plan.accumulation)):  # the second one runs beside the gradients of the first
                 model(batch).loss_sum.backward()
         return True
-    except (torch.OutOfMemoryError, RuntimeError, MemoryError) as error:
-        if not (isinstance(error, torch.OutOfMemoryError) or memory_is_short(error)):
-            raise
+    except OutOfMemory:
         return False
     finally:
         del held, model

@@ -13,17 +13,18 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from leansurgeon import tasks
-from leansurgeon.checkpoints.model import Loaded
+from leansurgeon.checkpoints.kind import LANGUAGE
 from leansurgeon.errors import Diverged, Interrupted, Stopped
+from leansurgeon.progress import Say
 from leansurgeon.rank import rank
 from leansurgeon.training import budget, data_loader, evaluator, guards, measures, setup, state
 from leansurgeon.training.finish import finish
@@ -43,47 +44,24 @@ def train(
     model_dir: Path,
     run_dir: Path,
     *,
-    seed: int | None = None,
     experiment: Part | None = None,
-    say: Callable[[str], None] | None = None,
-    loaded: Loaded | None = None,
-    task: tasks.Task | None = None,
-    cpu: bool = False,
-    replace: bool = False,
-    resume: str = "never",
-    resume_anyway: bool = False,
-    limit_batches: int | None = None,
+    say: Say | None = None,
     began: float | None = None,
+    **options: Any,
 ) -> Summary:
     """Train the model in `model_dir` by `recipe` and leave a run in `run_dir`. Returns its summary.
 
-    `seed` takes the place of the recipe's; `experiment` is copied into the summary; `say` takes the lines of talk
-    (default: a progress line on stderr); `loaded` and `task` (prepared) may be given instead of being opened; `cpu`
-    leaves a GPU alone; `replace` gives up a run that stands in `run_dir`; `resume` ("never", "auto" or the path of a
-    checkpoint) and `resume_anyway` as in `resume.point`; `limit_batches` cuts every epoch and evaluation short; `began`
-    is when the command began, by `time.perf_counter`, from which a length by the clock counts.
+    `experiment` is copied into the summary; `say` takes the lines of talk (default: a progress line on stderr); `began`
+    is when the command began, by `time.perf_counter`, from which a length by the clock counts; `options` are those of
+    `setup.ready`.
 
     Raises `Diverged`, `OutOfMemory`, `UsageError`, and after a signal `Stopped` or `Interrupted`, when all is saved.
     """
-    seed = recipe.train.seed if seed is None else seed
-    recipe = recipe.model_copy(update={"train": recipe.train.model_copy(update={"seed": seed})})
-    progress = Progress(0, say, quiet=rank() > 0)
-    run = setup.ready(
-        recipe,
-        Path(model_dir),
-        Path(run_dir),
-        progress,
-        loaded=loaded,
-        task=task,
-        cpu=cpu,
-        replace=replace,
-        resume_from=str(resume),
-        resume_anyway=resume_anyway,
-        limit_batches=limit_batches,
-    )
+    progress = Progress(say, quiet=rank() > 0)
+    run = setup.ready(recipe, model_dir, run_dir, progress, **options)
     run.history.started = run.history.started or datetime.now(UTC).isoformat(timespec="seconds")
     try:
-        with signals.listening(run.stops), guards.memory_explained(run.accelerator, lambda: _smaller(run)):
+        with signals.listening(run.stops), guards.memory_explained(run.device, *_smaller(run)):
             if run.plan.timed or began is not None:
                 budget.fit(run, began)
             _train(run)
@@ -119,22 +97,15 @@ def _train(run: Run) -> None:
     try:
         if not run.history.resumed:
             measures.measure(run, [wanted for wanted in measures.list_wanted(run) if wanted.every], {})
-            run.history.evaluate = run.recipe.train.eval.at_start
-            if run.recipe.train.nan == "rollback":
+            run.history.evaluate = run.train.eval.at_start
+            if run.train.nan == "rollback":
                 state.save(run)  # there must be something to go back to
         while True:
             try:
                 if run.history.evaluate:
                     evaluator.evaluate_and_keep(run)
-                accelerator = run.accelerator
                 batches = data_loader.train_batches(
-                    run.task,
-                    run.plan,
-                    seed=run.trainer.seed,
-                    rank=accelerator.process_index,
-                    device=accelerator.device,
-                    start=run.history.done,
-                    workers=run.recipe.train.workers,
+                    run.task, run.plan, rank=run.group.rank, device=run.device, start=run.history.done
                 )
                 with closing(batches):
                     return _steps(run, batches)
@@ -157,10 +128,10 @@ def _steps(run: Run, batches: Iterator[list[data_loader.Batch]]) -> None:
             break
         with run.window.waiting():
             micro_batches = next(batches)
-        run.tokens_per_sample = state.count_tokens(run.task, micro_batches[0])
+        if run.task.head in LANGUAGE:
+            run.tokens_per_sample = micro_batches[0]["input_ids"].shape[1]
         left_out = step in history.given_up  # before a roll back its numbers were not finite
-        device = run.device
-        run.window.add(torch.zeros(3, device=device) if left_out else run.trainer.step(step, micro_batches))
+        run.window.add(torch.zeros(3, device=run.device) if left_out else run.trainer.step(step, micro_batches))
         history.done = step + 1
         due = _due(run)
         if due.look:
@@ -169,15 +140,15 @@ def _steps(run: Run, batches: Iterator[list[data_loader.Batch]]) -> None:
             due = replace(due, measure=[], evaluate=True, save=False)
         if due.measure or due.evaluate or due.save:
             with run.window.leave_out(), run.memory.leave_out():
-                if due.measure:  # before the evaluation, which a signal may stop: what is resumed has this row
-                    measures.measure(run, due.measure, {})
+                # Before the evaluation, which a signal may stop: what is resumed has this row.
+                measures.measure(run, due.measure, {})
                 if due.evaluate:
                     history.evaluate = True
                     evaluator.evaluate_and_keep(run)
                 if due.save:
                     evaluator.save_checkpoint(run)
         run.stops.raise_after_step(history.done)
-    run.memory.pause()
+    run.memory.read()
 
 
 @dataclass(frozen=True)
@@ -194,7 +165,7 @@ class Due:
 
 def _due(run: Run) -> Due:
     """What the recipe wants after the step that was just done, and a look where any of it needs one."""
-    train, done = run.recipe.train, run.history.done
+    train, done = run.train, run.history.done
     save, measure = run.plan.due(train.checkpoint.every, done), measures.list_due(run, done)
     evaluate = run.plan.evaluate_after(done)
     look = evaluate or done % train.log_every == 0 or run.trainer.pace.over(done)
@@ -216,14 +187,14 @@ def _log_losses(run: Run, due: Due) -> Due:
     loss = sum(row[0] for row in fine) / max(1.0, sum(row[1] for row in fine))
     lr, norm = run.trainer.lr(done - 1), look.rows[-1][2]
     row = {"loss": loss, "lr": lr, "grad_norm": norm if math.isfinite(norm) else None}
-    more = {"skipped": len(skipped)} if skipped else {}
     if skipped:
-        run.progress.say(f"{len(skipped)} step(s) up to {done} left out: not every number was finite.")
+        run.say(f"{len(skipped)} step(s) up to {done} left out: not every number was finite.")
     step_seconds = look.seconds / look.steps
-    timing = {"step_ms": round(1000 * step_seconds, 3), "data_wait": round(look.waiting, 4)}
+    more = {"skipped": len(skipped)} if skipped else {}
+    more |= {"step_ms": round(1000 * step_seconds, 3), "data_wait": round(look.waiting, 4)}
     epoch = round(run.plan.position(done) / run.plan.epoch_samples, 4)
-    run.note(type="train", step=done, epoch=epoch, **row, **more, **timing)
-    rate, unit = state.get_rate(run, done, look.steps, look.seconds)
+    run.note(type="train", step=done, epoch=epoch, **row, **more)
+    rate, unit = state.get_rate(run, look.steps, look.seconds)
     run.trackers.log(row | {unit: rate}, done)
     due = _by_clock(run, due, step_seconds)
     run.progress.step(
@@ -232,9 +203,9 @@ def _log_losses(run: Run, due: Due) -> Due:
         lr=lr,
         rate=rate,
         unit=unit,
-        eta=state.get_eta(run, done),
+        eta=state.get_eta(run),
         waiting=look.waiting,
-        memory=run.memory.now(),
+        memory=run.memory.read(),
         fraction=run.trainer.pace.fraction(done),
     )
     return due
@@ -244,14 +215,13 @@ def _by_clock(run: Run, due: Due, step_seconds: float) -> Due:
     """`due`, with the evaluation and the checkpoint that the clock of rank 0 asks for. Sets the pace of a timed
     training, too. To be called by all processes, at a look.
     """
-    train, now = run.recipe.train, time.perf_counter()
-    evaluation, saving = (parse_duration(text).seconds for text in (train.eval.every, train.checkpoint.every))
+    train, now = run.train, time.perf_counter()
+    evaluation, saving = (
+        parse_duration(text).seconds or math.inf for text in (train.eval.every, train.checkpoint.every)
+    )
+    evaluate, save = now - run.evaluated_at >= evaluation, now - run.saved_at >= saving
+    evaluate, save, spent, step_seconds = run.group.of_main([evaluate, save, run.seconds_spent(), step_seconds])
     run.stops.pace(step_seconds)
-    if evaluation is None and saving is None and not run.plan.timed:
-        return due
-    evaluate = evaluation is not None and now - run.evaluated_at >= evaluation
-    save = saving is not None and now - run.saved_at >= saving
-    evaluate, save, spent = run.group.of_main([float(evaluate), float(save), run.seconds_spent()])
     if run.plan.timed:
         run.trainer.pace.look(run.history.done, spent)
     return replace(due, evaluate=due.evaluate or bool(evaluate), save=due.save or bool(save))
@@ -273,17 +243,11 @@ def _save_and_stop(run: Run, request: signals.StopRequested) -> Interrupted | St
 def _roll_back(run: Run, back: guards.RollBack) -> None:
     """Return to the newest checkpoint; the step that went wrong is left out when it comes again."""
     given_up, rollbacks = [*run.history.given_up, back.step], run.history.rollbacks + 1
-    newest = run.group.share(lambda: checkpoint.newest(run.folder, run.progress.say))
-    if rollbacks > guards.MOST_ROLLBACKS:
-        raise Diverged(
-            f"{back.sentence} It was the last of {guards.MOST_ROLLBACKS} rollbacks.", "Lower train.optim.lr."
-        )
-    if newest is None:
-        raise Diverged(
-            f"{back.sentence} There is no whole checkpoint in {run.folder} to go back to.", "Lower train.optim.lr."
-        )
-    saved = run.group.share(lambda: checkpoint.read_state(newest))
-    run.group.everywhere(lambda: state.restore(run, newest, saved))
-    state.look_at_best(run)
+    newest = run.group.share(lambda: checkpoint.newest(run.folder, run.say))
+    if rollbacks > guards.MOST_ROLLBACKS or newest is None:
+        last = f"It was the last of {guards.MOST_ROLLBACKS} rollbacks."
+        why = last if newest else f"There is no whole checkpoint in {run.folder} to go back to."
+        raise Diverged(f"{back.sentence} {why}", "Lower train.optim.lr.")
+    state.restore(run, newest)
     run.history.given_up, run.history.rollbacks = given_up, rollbacks
-    run.progress.say(f"{back.sentence} Back to step {run.history.done}; step {back.step + 1} will be left out.")
+    run.say(f"{back.sentence} Back to step {run.history.done}; step {back.step + 1} will be left out.")

@@ -10,17 +10,12 @@ without it. A row stands before the evaluation and the checkpoint of its step: w
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
-
-import numpy as np
-import torch
 
 from leansurgeon.checkpoints.model import Loaded
 from leansurgeon.measure.data.batches import inner
 from leansurgeon.reading.jsonfile import JsonObject
+from leansurgeon.tasks.base import Batch
 from leansurgeon.training import data_loader, state
 from leansurgeon.training.recipe.schema import Heads, Kappa
 from leansurgeon.training.state import Run
@@ -29,15 +24,15 @@ from leansurgeon.training.state import Run
 def list_wanted(run: Run) -> list[Kappa | Heads]:
     """What the recipe wants measured; all of it at the end."""
     wanted = run.recipe.measure
-    return [one for one in (wanted.kappa, wanted.heads) if one is not None] if wanted else []
+    return [one for one in (wanted.kappa, wanted.heads) if one] if wanted else []
 
 
 def list_due(run: Run, done: int) -> list[Kappa | Heads]:
     """What of it is due after step `done`, on the way."""
-    return [one for one in list_wanted(run) if one.every is not None and run.plan.due(one.every, done)]
+    return [one for one in list_wanted(run) if one.every and run.plan.due(one.every, done)]
 
 
-def measure(run: Run, wanted: list[Kappa | Heads], found: dict[str, Any], *, end: bool = False) -> None:
+def measure(run: Run, wanted: list[Kappa | Heads], found: JsonObject, *, end: bool = False) -> None:
     """Measure with the present weights, on one process; what is found is put into `found` under `kappa` and `heads`,
     one by one for whoever ends it early. A row is written for each that also comes on the way. Called by all processes.
     """
@@ -46,7 +41,7 @@ def measure(run: Run, wanted: list[Kappa | Heads], found: dict[str, Any], *, end
     export = state.export_model(run)
     if not run.main:
         return
-    with _generators_kept(run.device):
+    with state.generators_kept(run.device):
         for one in wanted:
             found[one.kind] = _kappa(run, export, one) if one.kind == "kappa" else _heads(run, export, one)
             done = run.history.done
@@ -55,7 +50,7 @@ def measure(run: Run, wanted: list[Kappa | Heads], found: dict[str, Any], *, end
             if one.every and not written:
                 epoch = round(run.plan.position(done) / run.plan.epoch_samples, 4)
                 run.note(type=one.kind, step=done, epoch=epoch, **found[one.kind])
-                run.progress.say(_sentence(one.kind, found[one.kind], done))
+                run.say(_sentence(one.kind, found[one.kind], done))
 
 
 def _kappa(run: Run, export: Loaded, wanted: Kappa) -> JsonObject:
@@ -76,28 +71,16 @@ def _heads(run: Run, export: Loaded, wanted: Heads) -> JsonObject:
     return at_epoch(export, run.task, fit, judged, steps=wanted.steps)
 
 
-def _batches(run: Run, split: str, samples: int) -> Iterator[dict[str, Any]]:
+def _batches(run: Run, split: str, samples: int) -> Iterator[Batch]:
     """`samples` of a split, evenly spread: a folder of images stands by class."""
     spread = inner(run.task.size(split), samples)
     for at in data_loader.list_eval_batches(samples, min(samples, run.plan.micro), 1, 0):
         yield run.task.batch(split, spread[at], seed=0, epoch=0)
 
 
-def _sentence(kind: str, figures: dict[str, Any], done: int) -> str:
+def _sentence(kind: str, figures: JsonObject, done: int) -> str:
     when = f"after step {done}" if done else "before the first step"
     if kind == "heads":
         return f"{when}: {100 * figures['prunable']:.0f} % of the heads could go"
     value, bound = figures["model"]["median"], figures["model"]["median_lower_bound"]
     return f"{when}: kappa " + (f"{value:.4g}" if value is not None else f"at least {bound:.4g}")
-
-
-@contextmanager
-def _generators_kept(device: torch.device) -> Iterator[None]:
-    """All random generators of this process as they were, whatever a library draws."""
-    numbers, python = np.random.get_state(), random.getstate()
-    try:
-        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            yield
-    finally:
-        np.random.set_state(numbers)
-        random.setstate(python)

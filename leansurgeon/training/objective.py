@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from leansurgeon import architectures
 from leansurgeon.checkpoints.model import Loaded
@@ -51,7 +51,7 @@ class Objective(nn.Module):
         models = [loaded.model] + ([distillation.teacher.model] if distillation else [])
         self._sparse = train.sparse_prediction and all(head_of(model) for model in models)
         self.precision = train.precision
-        self._smoothing = {"label_smoothing": train.label_smoothing} if train.label_smoothing else {}
+        self._smoothing = train.label_smoothing
         self._distillation = [distillation]  # in a list: a teacher is no part of this module
         self._features = task.head == FEATURES  # no labels: the teacher is asked in evaluation, too
 
@@ -61,15 +61,15 @@ class Objective(nn.Module):
         return self._distillation[0]
 
     def forward(self, batch: Batch) -> Score:
-        learning = self.training
-        distillation = self._distillation[0] if learning else None
         batch = self.as_model_takes(batch)
         with distributed.autocast(self.precision, batch["labels"].device):
             if self._features:
-                return self._distillation[0].of_features(self.loaded, batch, learning)
+                return self.teacher.of_features(self.loaded, batch, self.training)
             logits = predict(self.loaded, batch)
-            score = self.score(logits, labels_of_places(batch), **(self._smoothing if learning else {}))
-            return score if distillation is None else distillation.add_to_score(score, logits, batch)
+            if not self.training:
+                return self.score(logits, labels_of_places(batch))
+            score = self.score(logits, labels_of_places(batch), label_smoothing=self._smoothing)
+            return self.teacher.add_to_score(score, logits, batch) if self.teacher else score
 
     def as_model_takes(self, batch: Batch) -> Batch:
         """The batch as the model takes it: without a list of places where it predicts everywhere."""
@@ -108,7 +108,7 @@ def head_of(model: torch.nn.Module) -> tuple[str, ...] | None:
     return next((names for names in HEADS if all(hasattr(model, name) for name in names)), None)
 
 
-def predict(loaded: Loaded, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+def predict(loaded: Loaded, batch: Batch) -> Tensor:
     """Logits (1, N, V) at the places of the batch, for a model with a known head; where it has none, all logits."""
     if PLACES not in batch:
         return loaded.forward(batch)
@@ -120,13 +120,13 @@ def predict(loaded: Loaded, batch: dict[str, torch.Tensor]) -> torch.Tensor:
     return x
 
 
-def labels_of_places(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def labels_of_places(batch: Batch) -> Batch:
     """The batch with the labels that belong to `predict`'s logits: (1, N) where it has places."""
     if PLACES not in batch:
         return batch
     return {**batch, "labels": batch["labels"].flatten().index_select(0, batch[PLACES])[None]}
 
 
-def without_places(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def without_places(batch: Batch) -> Batch:
     """The batch without places."""
     return {name: value for name, value in batch.items() if name != PLACES}

@@ -10,18 +10,18 @@ from __future__ import annotations
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stdout
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO
+from typing import Any, NamedTuple
 
 import torch
 
 from leansurgeon.errors import UsageError
 from leansurgeon.progress import Screen, duration_text, rate_text
-from leansurgeon.reading.jsonfile import JsonObject, by_dotted_key
+from leansurgeon.reading.jsonfile import by_dotted_key
 from leansurgeon.training.recipe.schema import TrainingRecipe
 
 
@@ -79,14 +79,14 @@ class Window:
 
     def look(self) -> LossRows:
         """Read all rows (the one place where the host waits for the device) and begin anew."""
-        rows, now = torch.stack(self.rows).tolist(), time.perf_counter()
+        rows, now = self.values(), time.perf_counter()
         look = LossRows(rows, self._taken, now - self._began, self._waited)
         self.rows, self._began, self._waited, self._taken = [], now, 0.0, 0
         return look
 
 
 class PeakMemory:
-    """A stop watch for memory; `bytes` is the largest peak over all stretches between `resume` and `pause`."""
+    """A stop watch for memory; `bytes` is the largest peak over all stretches between `resume` and `read`."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -97,34 +97,21 @@ class PeakMemory:
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
         else:
-            reset_peak_rss()
+            with suppress(OSError):  # where there is no such file
+                Path("/proc/self/clear_refs").write_text("5")  # lets the kernel start anew with the peak (proc(5))
 
     @contextmanager
     def leave_out(self) -> Iterator[None]:
         """What is done inside is no part of training."""
-        self.pause()
+        self.read()
         yield
         self.resume()
 
-    def now(self) -> int:
-        """The peak so far, in the middle of a stretch."""
-        self.pause()
+    def read(self) -> int:
+        """The peak so far, at the end of a stretch or in the middle."""
+        on_gpu = self.device.type == "cuda"
+        self.bytes = max(self.bytes, torch.cuda.max_memory_allocated(self.device) if on_gpu else peak_rss())
         return self.bytes
-
-    def pause(self) -> None:
-        if self.device.type == "cuda":
-            self.bytes = max(self.bytes, torch.cuda.max_memory_allocated(self.device))
-        else:
-            self.bytes = max(self.bytes, peak_rss())
-
-
-def reset_peak_rss() -> bool:
-    """Let the kernel start anew with this process's peak (proc(5), clear_refs). False where there is no such file."""
-    try:
-        Path("/proc/self/clear_refs").write_text("5")
-    except OSError:
-        return False
-    return True
 
 
 def peak_rss() -> int:
@@ -140,17 +127,7 @@ def peak_rss() -> int:
 class Progress(Screen):
     """The line of a training of `steps` steps (None: a clock ends it)."""
 
-    def __init__(
-        self,
-        steps: int | None,
-        say: Callable[[str], None] | None = None,
-        *,
-        quiet: bool = False,
-        stream: TextIO | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        super().__init__(say, quiet=quiet, stream=stream, clock=clock)
-        self.steps = steps
+    steps: int | None = 0
 
     def step(
         self,
@@ -161,21 +138,19 @@ class Progress(Screen):
         rate: float,
         unit: str,
         eta: float,
-        waiting: float | None = None,
-        memory: int | None = None,
-        fraction: float | None = None,
+        waiting: float,
+        memory: int,
+        fraction: float,
     ) -> None:
         """Show the state after `done` steps: `rate` in `unit`, `eta` in seconds, `waiting` (for data) as a
         share, `memory` in bytes; `fraction` of the training is shown where its steps are not known (`steps` is None).
         """
         if self.quiet:
             return
-        where = f"{done}/{self.steps}" if self.steps is not None else f"{done} ({100 * (fraction or 0):.1f} %)"
+        where = f"{done}/{self.steps}" if self.steps is not None else f"{done} ({100 * fraction:.1f} %)"
         parts = [f"step {where}", f"loss {loss:.4f}", f"lr {lr:.2e}", rate_text(rate, unit)]
-        parts += [f"data {100 * waiting:.0f} %"] if waiting is not None else []
-        parts += [f"{memory / 1e9:.2f} GB"] if memory else []
-        share = done / self.steps if self.steps else fraction
-        self.show("  ".join([*parts, f"eta {duration_text(eta)}"]), share, always=done == self.steps)
+        parts += [f"data {100 * waiting:.0f} %", f"{memory / 1e9:.2f} GB", f"eta {duration_text(eta)}"]
+        self.show("  ".join(parts), fraction, always=done == self.steps)
 
 
 _PACKAGES = {"tensorboard": ("tensorboard", "tensorboardX"), "trackio": ("trackio",), "wandb": ("wandb",)}
@@ -196,19 +171,19 @@ class Trackers:
 
     def __init__(self, recipe: TrainingRecipe, run_dir: Path, *, main: bool) -> None:
         self._trackers: list[Any] = []
-        names = recipe.train.trackers if main else ()
-        if not names:
-            return
         from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 
-        for name in names:
+        # Lists as text: what every tracker takes.
+        settings = by_dotted_key(recipe.model_dump(mode="json", exclude_none=True))
+        plain = {key: v if isinstance(v, (int, float, str, bool)) else str(v) for key, v in settings.items()}
+        for name in recipe.train.trackers if main else ():
             kind = LOGGER_TYPE_TO_CLASS[name]
             folder = {"logging_dir": str(run_dir / "trackers")} if kind.requires_logging_directory else {}
             with redirect_stdout(sys.stderr):  # trackio talks, and stdout is for data
                 tracker = kind(recipe.name, **folder)
                 if hasattr(tracker, "start"):  # newer versions of Accelerate open a tracker in two steps
                     tracker.start()
-                tracker.store_init_configuration(_plain(recipe.model_dump(mode="json", exclude_none=True)))
+                tracker.store_init_configuration(plain)
             self._trackers.append(tracker)
 
     def log(self, values: dict[str, float | None], step: int) -> None:
@@ -225,10 +200,3 @@ class Trackers:
                     trackio.finish()
                 else:
                     tracker.finish()
-        self._trackers = []
-
-
-def _plain(settings: JsonObject) -> JsonObject:
-    """`{"train.optim.lr": 1e-3, ...}`, lists as text: what every tracker takes."""
-    values = by_dotted_key(settings)
-    return {key: v if isinstance(v, (int, float, str, bool)) else str(v) for key, v in values.items()}

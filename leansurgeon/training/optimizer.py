@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -43,17 +43,14 @@ _POSITION_OR_CLASS = re.compile(
 )
 
 
-def is_decayed(name: str, ndim: int) -> bool:
-    """Whether weight decay pulls on this parameter: matrices do, biases, norms and position/class embeddings do not."""
-    return ndim >= 2 and not _POSITION_OR_CLASS.search(name)
-
-
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict]:
-    """Two groups, decayed and not, of the trainable parameters; a tied parameter stands in one of them, once."""
+    """Two groups of the trainable parameters; a tied parameter stands in one of them, once. Weight decay pulls on
+    matrices, and not on biases, norms and position/class embeddings.
+    """
     decayed, free = [], []
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
-            (decayed if is_decayed(name, parameter.ndim) else free).append(parameter)
+            (decayed if parameter.ndim >= 2 and not _POSITION_OR_CLASS.search(name) else free).append(parameter)
     groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": free, "weight_decay": 0.0}]
     return [group for group in groups if group["params"]]
 
@@ -110,10 +107,6 @@ class Average:
         self.loaded = copy.copy(loaded)
         self.loaded.model = self._ema.module
 
-    @property
-    def model(self) -> nn.Module:
-        return self._ema.module
-
     def update(self, model: nn.Module, done: int) -> None:
         """Take in the weights after `done` steps. The first update copies them; no state but the weights is kept.
 
@@ -121,7 +114,7 @@ class Average:
         takes no tensors in parts (`distributed`).
         """
         share = 1 - self._ema.get_decay(done)
-        means, values = _tensors(self.model), _tensors(model)
+        means, values = _tensors(self.loaded.model), _tensors(model)
         floating = [name for name, mean in means.items() if mean.is_floating_point()]
         with torch.no_grad():
             torch._foreach_lerp_([means[name] for name in floating], [values[name] for name in floating], share)
@@ -129,15 +122,9 @@ class Average:
                 means[name].copy_(values[name])
 
 
-def _tensors(model: nn.Module) -> dict[str, Tensor]:
+def _tensors(model: nn.Module) -> distributed.Tensors:
     """Parameters and buffers, each once; of those in parts the part of this process."""
     return {name: distributed.local_part(tensor) for name, tensor in distributed.list_tensors(model).items()}
-
-
-def _norm(parameters: list[nn.Parameter]) -> torch.Tensor:
-    """Norm of all gradients together, which are left as they are."""
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    return torch.nn.utils.get_total_norm(gradients)
 
 
 @dataclass
@@ -150,89 +137,77 @@ class Trainer:
     scored: nn.Module
     wrapped: nn.Module
     optimizer: Any
-    parameters: list[nn.Parameter]
-    plan: Plan
-    seed: int
-    scaler: Any = None
+    pace: Pace
     average: Average | None = None
     mixing: BatchMixing | None = None
     rehearsal: Callable[[], nn.Module] | None = None
-    pace: Pace = field(init=False)
 
     def __post_init__(self) -> None:
-        self.pace = Pace(self.plan)
+        self.parameters = [parameter for parameter in self.scored.parameters() if parameter.requires_grad]
+        self.scaler = distributed.make_scaler(self.plan.train.precision, self.accelerator.device)
+
+    @property
+    def plan(self) -> Plan:
+        return self.pace.plan
 
     def lr(self, step: int) -> float:
         return self.plan.lr(self.pace.place(step))
 
-    def step(self, step: int, batches: list[Batch]) -> torch.Tensor:
+    def step(self, step: int, batches: list[Batch]) -> Tensor:
         """Train on the micro batches of optimizer step `step`.
 
         Returns loss sum, scored count (both over all processes) and gradient norm before clipping as one tensor `(3,)`
         on the device.
         """
-        plan = self.plan
-        place = self.pace.place(step)
+        plan, train, place = self.plan, self.plan.train, self.pace.place(step)
         set_lr(self.optimizer, plan.lr(place), plan.momentum(place))
         # Dropout is a function of (seed, step, process) too: no generator state has to be carried from step to step.
         distributed.seed_generators(
-            self.accelerator.device, data_loader.dropout_seed(self.seed, step, self.accelerator.process_index)
+            self.accelerator.device, data_loader.dropout_seed(train.seed, step, self.accelerator.process_index)
         )
         alone = plan.processes == 1 and len(batches) == 1
         sums = self._gradients(step, batches, alone)
-        if self.scaler is not None:
+        if self.scaler:
             self.scaler.unscale_(self.optimizer)
+        gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
         if not alone:
             # DDP and FSDP2 average over processes, hence the factor `processes`.
-            gradients = [
-                distributed.local_part(parameter.grad) for parameter in self.parameters if parameter.grad is not None
-            ]
-            torch._foreach_mul_(gradients, plan.batch * plan.processes / sums[1].clamp(min=1))
+            local = [distributed.local_part(gradient) for gradient in gradients]
+            torch._foreach_mul_(local, plan.batch * plan.processes / sums[1].clamp(min=1))
         # The norm tells whether the gradients are numbers, so it is wanted without clipping too. The host does not
         # wait for it.
-        clip = plan.train.clip_grad
-        norm = self.accelerator.clip_grad_norm_(self.parameters, clip) if clip > 0 else _norm(self.parameters)
+        norm = torch.nn.utils.get_total_norm(gradients)
+        if train.clip_grad > 0:
+            torch.nn.utils.clip_grads_with_norm_(self.parameters, train.clip_grad, norm)
         result = torch.cat([sums, distributed.gather(norm).reshape(1)])
-        self._update(step, result)
+        # Whether the step is taken: not where something is not finite and the recipe, or fp16, goes on without it. The
+        # same numbers are seen on every process, so all of them decide alike.
+        taken = not (train.nan == "skip" or self.scaler) or bool(torch.isfinite(result).all())
+        if taken:
+            self.scaler.step(self.optimizer) if self.scaler else self.optimizer.step()
+        if self.scaler:
+            self.scaler.update()
+        if self.average and taken:
+            self.average.update(self.scored.model, step + 1)
         self.optimizer.zero_grad(set_to_none=True)
         return result
 
-    def _gradients(self, step: int, batches: list[Batch], alone: bool) -> torch.Tensor:
-        """Forward and backward of all micro batches; loss sum and count `(2,)` over all processes."""
-        sums = None
-        for batch, sync in zip(batches, self._syncs(len(batches)), strict=True):
-            if self.mixing is not None:
+    def _gradients(self, step: int, batches: list[Batch], alone: bool) -> Tensor:
+        """Forward and backward of all micro batches; loss sum and count `(2,)` over all processes.
+
+        DDP exchanges gradients with the last one only; FSDP2 with each, since whole gradients in between would take the
+        memory that it is there to save.
+        """
+        sums, always = None, distributed.is_split(self.wrapped)
+        for left, batch in zip(reversed(range(len(batches))), batches, strict=True):
+            if self.mixing:
                 batch = self.mixing(batch, self.plan.position(step) // self.plan.epoch_samples, step)
-            with sync:
+            with self.accelerator.no_sync(self.wrapped) if left and not always else nullcontext():
                 score = self.wrapped(batch)
                 # Alone, the count is known before backward. Otherwise a constant keeps the gradients at a usual size
                 # until the true count of the whole step is known.
                 loss = score.loss_sum / (score.loss_count.clamp(min=1) if alone else self.plan.batch)
-                self.accelerator.backward(self.scaler.scale(loss) if self.scaler is not None else loss)
+                self.accelerator.backward(self.scaler.scale(loss) if self.scaler else loss)
             part = torch.stack([score.loss_sum.detach(), score.loss_count])
             sums = part if sums is None else sums + part
         return distributed.all_reduce(sums, self.accelerator)
-
-    def _update(self, step: int, result: torch.Tensor) -> None:
-        """Take the step, unless something is not finite and the recipe, or fp16, goes on without it: then the average
-        does not take in these weights again.
-        """
-        # The same numbers are seen on every process, so all of them decide alike.
-        looks = self.plan.train.nan == "skip" or self.scaler is not None
-        taken = not looks or bool(torch.isfinite(result).all())
-        if self.scaler is not None:
-            if taken:
-                self.scaler.step(self.optimizer)
-            self.scaler.update()
-        elif taken:
-            self.optimizer.step()
-        if self.average is not None and taken:
-            self.average.update(self.scored.model, step + 1)
-
-    def _syncs(self, count: int) -> Iterator[Any]:
-        """A context per micro batch. DDP exchanges gradients with the last one only; FSDP2 with each, since whole
-        gradients in between would take the memory that it is there to save.
-        """
-        always = distributed.is_split(self.wrapped)
-        for index in range(count):
-            yield nullcontext() if always or index == count - 1 else self.accelerator.no_sync(self.wrapped)

@@ -7,10 +7,8 @@ are published or stand in the recipe, batches of the right shapes.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -19,7 +17,7 @@ from leansurgeon import tasks
 from leansurgeon.checkpoints.model import Loaded
 from leansurgeon.errors import LeanSurgeonError, plural
 from leansurgeon.measure.data import inputs
-from leansurgeon.rank import rank
+from leansurgeon.progress import Say
 from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.tasks import Task
 from leansurgeon.tasks.base import Batch, Overrides
@@ -55,7 +53,7 @@ class Synthetic(TaskProxy):
             known = train, evaluation
         elif known and isinstance(train, int):
             known = train, known[1]
-        self.sizes, self.sized = known, known is not None
+        self.sizes = known
 
     def size(self, split: str) -> int:
         return self.sizes[split == "eval"] if self.sizes else _ANY
@@ -88,21 +86,6 @@ class Synthetic(TaskProxy):
 LONG = 10.0  # seconds
 
 
-@dataclass(frozen=True)
-class Preview:
-    """What a look at a training gave: `document` for programs, `text` for a person."""
-
-    document: JsonObject
-    text: str
-
-    def as_dict(self) -> JsonObject:
-        """What --json prints."""
-        return self.document
-
-    def __str__(self) -> str:
-        return self.text
-
-
 def dry_run(
     recipe: TrainingRecipe,
     model_dir: Path,
@@ -110,9 +93,10 @@ def dry_run(
     *,
     cpu: bool,
     limit_batches: int | None,
-    say: Callable[[str], None],
-) -> Preview:
-    """The resolved recipe and the plan with its costs, which is said before one step is tried.
+    say: Say,
+) -> tuple[JsonObject, str]:
+    """The resolved recipe and the plan with its costs, which is said before one step is tried; as a document for
+    programs, and the recipe for a person.
 
     The data is prepared, since its size decides the steps. Where that fails, it is said, and sizes and shapes come from
     the recipe. The step is one micro batch of the real shapes, forward, backward and update, in this process. On a CPU
@@ -124,40 +108,37 @@ def dry_run(
     loaded = starting.load_start(recipe, model_dir, task)
     if missing:
         task.know(loaded)
-    sized = not missing or task.sized
+    sized = not missing or task.sizes is not None
     processes = max(processes, accelerator.num_processes)
     scheme = schedule.make_plan(
         recipe.train, task.size("train"), processes, cut_short=limit_batches is not None or not sized
     )
     first = task.batch("train", np.arange(scheme.micro), seed=recipe.train.seed, epoch=0)
     per_sample = flops.of_training(loaded, task, first, sparse_prediction=recipe.train.sparse_prediction)
-    numbers = _numbers(recipe, scheme, task, loaded, per_sample, sized) | {
-        "device": distributed.device_name(accelerator)
+    numbers = _numbers(scheme, task, loaded, per_sample, sized) | {
+        "device": distributed.device_name(accelerator.device)
     }
-    if rank() == 0:
-        _show(numbers, say)
-        say(f"Trying one micro batch of {len(first['labels'])} ...")
+    _show(numbers, say)
+    say(f"Trying one micro batch of {len(first['labels'])} ...")
     less = f"Try --set train.micro_batch={scheme.micro // 2}." if scheme.micro > 1 else guards.LESS
-    with guards.memory_explained(accelerator, lambda: (f"for a micro batch of {scheme.micro}", less)):
+    with guards.memory_explained(accelerator.device, f"for a micro batch of {scheme.micro}", less):
         tried = _try_steps(recipe, model_dir, task, loaded, accelerator, scheme, first)
-    if rank() == 0:
-        _show(tried, say)
+    _show(tried, say)
     plan_of = {"data": f"synthetic: {missing}" if missing else "prepared"} | numbers | tried
     document = {"schema_version": 1, "dry_run": True, "model": str(model_dir), "plan": plan_of}
-    return Preview(document | {"recipe": recipe.model_dump(mode="json")}, reading.dump(recipe).rstrip("\n"))
+    return document | {"recipe": recipe.model_dump(mode="json")}, reading.dump(recipe).rstrip("\n")
 
 
 Numbers = dict[str, int | float | str | None]  # by the name that is shown
 
 
-def _numbers(
-    recipe: TrainingRecipe, scheme: schedule.Plan, task: Task, loaded: Loaded, per_sample: float | None, sized: bool
-) -> Numbers:
+def _numbers(scheme: schedule.Plan, task: Task, loaded: Loaded, per_sample: float | None, sized: bool) -> Numbers:
     """What the training comes to; None where it is not known: of a training by the clock, or where data is missing and
     its size is not published.
     """
-    every = schedule.parse_duration(recipe.train.eval.every)
-    known = not scheme.timed and (sized or schedule.parse_duration(recipe.train.duration).unit == "st")
+    train = scheme.train
+    every = schedule.parse_duration(train.eval.every)
+    known = not scheme.timed and (sized or schedule.parse_duration(train.duration).unit == "st")
     steps = scheme.steps if known else None
     return {
         "steps": steps,
@@ -193,7 +174,7 @@ def _try_steps(
     alone = {"duration": "2st", "batch": scheme.micro, "micro_batch": None, "batch_ramp": None, "parallel": "ddp"}
     alone["schedule"] = recipe.train.schedule.model_copy(update={"warmup": 0.0})
     micro = schedule.make_plan(recipe.train.model_copy(update=alone), len(first["labels"]), 1)
-    trainer, _ = setup.make_trainer(recipe, loaded, task, accelerator, micro, model_dir)
+    trainer, _ = setup.make_trainer(loaded, task, accelerator, micro, model_dir)
     batch, losses, seconds = data_loader.to_device(first, accelerator.device), [], []
     while len(seconds) < 2 and sum(seconds) < LONG:  # a short first step was mostly warming up
         clock = time.perf_counter()
@@ -203,14 +184,14 @@ def _try_steps(
     return {"first_loss": losses[0], "micro_step_ms": 1000 * seconds[-1]}
 
 
-def _show(numbers: Numbers, say: Callable[[str], None]) -> None:
+def _show(numbers: Numbers, say: Say) -> None:
     for key, value in numbers.items():
         if value is not None:
             text = value if isinstance(value, str) else f"{value:,}" if isinstance(value, int) else f"{value:g}"
             say(f"{key.replace('_', ' '):>18}  {text}")
 
 
-def _task_or_shapes(recipe: TrainingRecipe, model_dir: Path, say: Callable[[str], None]) -> tuple[Task, str | None]:
+def _task_or_shapes(recipe: TrainingRecipe, model_dir: Path, say: Say) -> tuple[Task, str | None]:
     """The recipe's task with its data, or what stands in for it and why."""
     task = tasks.make(recipe.task.name, recipe.task.options)  # a wrong option ends the dry run
     try:
@@ -228,16 +209,15 @@ def evaluation(
     model_dir: Path,
     processes: int,
     *,
-    cpu: bool,
-    limit_batches: int | None,
-    say: Callable[[str], None],
-) -> Preview:
-    """What the model in `model_dir` reaches on the evaluation data."""
-    told = together.evaluate_on(processes, recipe, model_dir, cpu=cpu, limit_batches=limit_batches, say=say)
+    say: Say,
+    **options: Any,
+) -> tuple[JsonObject, str]:
+    """What the model in `model_dir` reaches on the evaluation data, as a document and for a person; `options` are those
+    of `evaluate_model`.
+    """
+    told = together.evaluate_on(processes, recipe, model_dir, say=say, **options)
     metric = tasks.make(recipe.task.name, recipe.task.options).metric
     document = {"schema_version": 1, "model": str(model_dir), "task": recipe.task.name}
     document |= {"loss": told.loss, "samples": told.samples, "metrics": told.metrics}
-    return Preview(
-        document,
-        f"{metric.label} {metric.format_value(told.metric)}, loss {told.loss:.4f}, {plural(told.samples, 'sample')}",
-    )
+    text = f"{metric.label} {metric.format_value(told.metric)}, loss {told.loss:.4f}, {plural(told.samples, 'sample')}"
+    return document, text

@@ -18,8 +18,6 @@ low rank. What is saved is merged, so that it is a plain checkpoint again.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -127,25 +125,18 @@ class BatchMixing:
         """The mixed batch of optimizer step `step`; `pixel_values` (B, C, H, W), B even."""
         places = pairing_order(len(batch["labels"]), batch["labels"].device)
         batch = {key: value.index_select(0, places) for key, value in batch.items()}
-        with numpy_seeded(data_loader.mixing_seed(self.seed, epoch, step)):
+        before = np.random.get_state()  # of numpy's global generator, which timm draws from
+        np.random.seed(data_loader.mixing_seed(self.seed, epoch, step))
+        try:
             images, shares = self._mixup(batch["pixel_values"], batch["labels"])
+        finally:
+            np.random.set_state(before)
         return batch | {"pixel_values": images, "labels": shares}
 
 
 def pairing_order(size: int, device: torch.device) -> torch.Tensor:
     """`[0, 2, 4, ..., 5, 3, 1]`: in this order, the reverse of a batch pairs its samples 2i and 2i + 1."""
     return torch.cat([torch.arange(0, size, 2), torch.arange(size - 1, 0, -2)]).to(device, non_blocking=True)
-
-
-@contextmanager
-def numpy_seeded(seed: int) -> Iterator[None]:
-    """numpy's global generator, which timm draws from, seeded for a moment and then as it was."""
-    before = np.random.get_state()
-    np.random.seed(seed)
-    try:
-        yield
-    finally:
-        np.random.set_state(before)
 
 
 def freeze_blocks(loaded: Loaded, count: int) -> None:
@@ -179,7 +170,14 @@ def add_lora(loaded: Loaded, settings: Lora, task: Task) -> None:
         from peft import LoraConfig, inject_adapter_in_model
     except ImportError:
         raise UsageError("LoRA needs peft.", "pip install 'leansurgeon[lora]'") from None
-    inside = list_matrices(loaded)
+    within = {id(module) for block in blocks(loaded) for module in block.modules()}
+    inside = [
+        name
+        for name, module in loaded.model.named_modules()
+        if id(module) in within and (isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D")
+    ]
+    if not inside:
+        raise UsageError(f"{type(loaded.model).__name__} has no linear layers in its blocks.", "Leave --lora out.")
     config = LoraConfig(
         r=settings.rank,
         lora_alpha=settings.alpha or 2 * settings.rank,
@@ -191,19 +189,6 @@ def add_lora(loaded: Loaded, settings: Lora, task: Task) -> None:
     for name, parameter in loaded.model.named_parameters():
         head = task.head in CLASSES and any(part in HEADS for part in name.split("."))
         parameter.requires_grad_("lora_" in name or head)
-
-
-def list_matrices(loaded: Loaded) -> list[str]:
-    """Names of the linear layers in the blocks. Raises `UsageError` where there are none."""
-    within = {id(module) for block in blocks(loaded) for module in block.modules()}
-    names = [
-        name
-        for name, module in loaded.model.named_modules()
-        if id(module) in within and (isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D")
-    ]
-    if not names:
-        raise UsageError(f"{type(loaded.model).__name__} has no linear layers in its blocks.", "Leave --lora out.")
-    return names
 
 
 @torch.no_grad()

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import shlex
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -17,8 +16,10 @@ from leansurgeon.errors import LeanSurgeonError, UsageError, plural
 from leansurgeon.measure.costs.memory import checkpoint_activations
 from leansurgeon.measure.data.check_classes import check_classes
 from leansurgeon.measure.data.choose_task import check_objective, choose_classes, name_classes
-from leansurgeon.rank import HERE, cores, number, rank
+from leansurgeon.progress import Say
+from leansurgeon.rank import HERE, cores, number
 from leansurgeon.reading.cache_folder import cache_folder
+from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.training import (
     distill,
     distributed,
@@ -39,8 +40,10 @@ from leansurgeon.training.processes.signals import StopSignals
 from leansurgeon.training.recipe.reading import dump
 from leansurgeon.training.recipe.schema import TaskChoice, TrainingRecipe
 from leansurgeon.training.regularize import BatchMixing
-from leansurgeon.training.runs import checkpoint, resume
+from leansurgeon.training.runs import checkpoint
 from leansurgeon.training.runs import folder as runfolder
+from leansurgeon.training.runs.resume import check_data, origin_of, point
+from leansurgeon.training.schedule import Pace
 from leansurgeon.training.state import History, Run
 
 if TYPE_CHECKING:
@@ -49,13 +52,16 @@ if TYPE_CHECKING:
     from leansurgeon.checkpoints.model import Loaded
     from leansurgeon.training.recipe.schema import Train
 
-COMPILE_BACKEND: str | None = None  # torch's default
+COMPILE_BACKEND = "inductor"  # torch's default
 
 
-def prepare_task(recipe: TrainingRecipe, model_dir: Path, say: Callable[[str], None]) -> tasks.Task:
+def prepare_task(recipe: TrainingRecipe, model_dir: Path, say: Say) -> tasks.Task:
     """The recipe's task with its data ready. Heavy the first time, so call it before a process group exists."""
     task = open_task(recipe, model_dir, say)
-    found = None if recipe.train.new_head else starting.own_classes(task, model_dir)
+    found = None
+    if task.data_classes and not recipe.train.new_head and (model_dir / "config.json").is_file():
+        source = open_source(str(model_dir))
+        found = choose_classes(task, source) if source.learned else None
     named = name_classes(task, found, cache_folder(), model_dir)
     if named is not task:
         say(found.says)
@@ -63,14 +69,14 @@ def prepare_task(recipe: TrainingRecipe, model_dir: Path, say: Callable[[str], N
     return named
 
 
-def open_task(recipe: TrainingRecipe, model_dir: Path, say: Callable[[str], None]) -> tasks.Task:
+def open_task(recipe: TrainingRecipe, model_dir: Path, say: Say) -> tasks.Task:
     """The recipe's task with its data ready, its classes in the data's own order."""
     task = tasks.make(recipe.task.name, starting.image_options(recipe, model_dir, say))
     task.prepare(cache_folder(), model_dir, workers=cores(), say=say)
     return task
 
 
-def for_classes(recipe: TrainingRecipe, model_dir: Path, say: Callable[[str], None]) -> TrainingRecipe:
+def for_classes(recipe: TrainingRecipe, model_dir: Path, say: Say) -> TrainingRecipe:
     """The recipe for a trained classifier: with a new head where the data has other classes, said in one line. Raises
     `UsageError` where the head gives something else than classes, or does not agree with the data (`check_classes`).
     """
@@ -106,40 +112,42 @@ def ready(
     run_dir: Path,
     progress: Progress,
     *,
-    loaded: Loaded = None,
+    loaded: Loaded | None = None,
     task: tasks.Task | None = None,
     cpu: bool = False,
     replace: bool = False,
-    resume_from: str = resume.NEVER,
+    resume: str = "never",
     resume_anyway: bool = False,
     limit_batches: int | None = None,
 ) -> Run:
-    """A training at its first step, or where its checkpoint left it. A training that is refused leaves no folder."""
+    """A training at its first step, or where its checkpoint left it. A training that is refused leaves no folder.
+
+    `loaded` and `task` (prepared) may be given instead of being opened; `cpu` leaves a GPU alone; `replace` gives up a
+    run that stands in `run_dir`; `resume` ("never", "auto" or the path of a checkpoint) and `resume_anyway` as in
+    `runs.resume.point`; `limit_batches` cuts every epoch and evaluation short.
+    """
     observe.check_trackers(recipe.train.trackers)
-    if rank() == 0 and resume_from == resume.NEVER:
-        runfolder.check_free(run_dir, replace=replace)
     accelerator = distributed.start_accelerator(cpu=cpu, train=recipe.train, say=progress.say)
     group = ProcessGroup(accelerator.num_processes, accelerator.process_index)
-    run_dir = Path(group.share(lambda: str(run_dir)))  # its name may have the time in it
-    origin = group.share(lambda: resume.origin_of(model_dir))
-    how = {"resume": resume_from, "anyway": resume_anyway, "replace": replace, "say": progress.say}
-    start = group.share(lambda: resume.point(run_dir, recipe, origin, **how))
+    run_dir = group.share(lambda: run_dir)  # its name may have the time in it
+    origin = group.share(lambda: origin_of(model_dir))
+    how = {"resume": resume, "anyway": resume_anyway, "replace": replace, "say": progress.say}
+    start = group.share(lambda: point(run_dir, recipe, origin, **how))
     saved = checkpoint.read_state(start) if start else None
     if task is None:
         with accelerator.local_main_process_first():
             task = prepare_task(recipe, model_dir, progress.say)
     task = first_batches(task, recipe.train, limit_batches)
     if saved:
-        changes = state.changes_of(task, saved.get("entry"))
-        resume.check_data(saved, state.data_of(task), state.entry_of(task), changes=changes, anyway=resume_anyway)
-    limits = {"micro_limit": saved["micro"] if saved else None, "cut_short": limit_batches is not None}
+        check_data(saved, task, anyway=resume_anyway)
+    limits = {"micro_limit": saved and saved["micro"], "cut_short": limit_batches is not None}
     scheme = schedule.make_plan(recipe.train, task.size("train"), group.processes, **limits)
-    with guards.memory_explained(accelerator, lambda: guards.SMALLER):
+    with guards.memory_explained(accelerator.device):
         if loaded is None:
             loaded = starting.load_start(recipe, model_dir, task)
         sharing = distributed.check_parallel(recipe.train, group.processes, progress.say)
         whole_model = distributed.copy_whole(loaded, main=group.rank == 0) if sharing else None
-        trainer, judged = make_trainer(recipe, loaded, task, accelerator, scheme, model_dir, sharing)
+        trainer, judged = make_trainer(loaded, task, accelerator, scheme, model_dir, sharing)
         progress.steps = None if scheme.timed else scheme.steps
         run = Run(
             recipe,
@@ -152,41 +160,33 @@ def ready(
             StopSignals(group),
             progress,
             PeakMemory(accelerator.device),
-            runfolder.MetricsLog(run_dir / runfolder.METRICS if group.rank == 0 else None),
+            runfolder.MetricsLog(run_dir / runfolder.METRICS),
             History(),
             origin,
-            trackers=observe.Trackers(recipe, run_dir, main=False),
             whole_model=whole_model,
         )
         guards.fit_memory(run)
     _occupy(run, start, saved, replace)
     progress.say(_sentence(run, start))
-    _warn_of_crowd(run)
+    here = number(HERE) or group.processes
+    crowd = recipe.train.workers * here
+    if crowd > cores():
+        shared, fewer = plural(cores(), "core"), cores() // here
+        run.say(f"{crowd} data workers share {shared} here; fewer may be faster: --set train.workers={fewer}")
     return run
 
 
-def _warn_of_crowd(run: Run) -> None:
-    here = number(HERE) or run.group.processes
-    crowd = run.recipe.train.workers * here
-    if crowd > cores():
-        shared, fewer = plural(cores(), "core"), cores() // here
-        run.progress.say(f"{crowd} data workers share {shared} here; fewer may be faster: --set train.workers={fewer}")
-
-
-def _occupy(run: Run, start: Path | None, saved: dict[str, Any] | None, replace: bool) -> None:
+def _occupy(run: Run, start: Path | None, saved: JsonObject | None, replace: bool) -> None:
     """Take the run folder and put the training where its checkpoint left it. The last thing of all: a training that is
     refused leaves no folder in the way of the next try. Whatever fails here, the folder is let go.
     """
     group = run.group
-    if not start:
-        group.on_main(lambda: _check_room(run))
     try:
         group.on_main(lambda: _take(run, start, saved, replace))
         run.place = runfolder.place_of(run.folder)
         if start:
-            with guards.memory_explained(run.accelerator, lambda: guards.SMALLER):
-                group.everywhere(lambda: state.restore(run, start, saved))
-            state.look_at_best(run)
+            with guards.memory_explained(run.device):
+                state.restore(run, start)
             run.history.resumed.append(run.history.done)
         run.trackers = observe.Trackers(run.recipe, run.folder, main=run.main)
     except BaseException:
@@ -195,7 +195,6 @@ def _occupy(run: Run, start: Path | None, saved: dict[str, Any] | None, replace:
 
 
 def make_trainer(
-    recipe: TrainingRecipe,
     loaded: Loaded,
     task: tasks.Task,
     accelerator: Accelerator,
@@ -206,7 +205,7 @@ def make_trainer(
     """The trainer, and what is evaluated and saved, the model or its average; `sharing` the weights among the processes
     or not.
     """
-    train, device = recipe.train, accelerator.device
+    train, device = scheme.train, accelerator.device
     mixing = _set_model_for(train, task, loaded)
     loaded.model.to(device)
     average = Average(loaded, train.ema) if train.ema else None
@@ -216,10 +215,9 @@ def make_trainer(
         teacher = distillation if taught else None
         return Objective(of, task, train, teacher if of is loaded or teacher is None else teacher.of_copy(of)).train()
 
-    scored = make_scored(loaded).to(device)
-    judged = scored
-    if average is not None:  # where a task has no labels, the teacher judges the average, too
-        judged = make_scored(average.loaded, taught=task.head == FEATURES).to(device).eval()
+    scored = judged = make_scored(loaded)
+    if average:  # where a task has no labels, the teacher judges the average, too
+        judged = make_scored(average.loaded, taught=task.head == FEATURES).eval()
     rehearsal = None
     if sharing:  # before the optimizer, which is to know the parts
         copied = distributed.make_rehearsal(loaded, make_scored, blocks_of, device, accelerator.num_processes)
@@ -233,20 +231,7 @@ def make_trainer(
     if train.compile:
         _compile(scored)
     wrapped = scored if sharing else distributed.wrap_ddp(accelerator, scored)
-    trainer = Trainer(
-        accelerator=accelerator,
-        scored=scored,
-        wrapped=wrapped,
-        optimizer=made,
-        parameters=[parameter for parameter in scored.parameters() if parameter.requires_grad],
-        plan=scheme,
-        seed=train.seed,
-        scaler=distributed.make_scaler(train.precision, device),
-        average=average,
-        mixing=mixing,
-        rehearsal=rehearsal,
-    )
-    return trainer, judged
+    return Trainer(accelerator, scored, wrapped, made, Pace(scheme), average, mixing, rehearsal), judged
 
 
 def _set_model_for(train: Train, task: tasks.Task, loaded: Loaded) -> BatchMixing | None:
@@ -276,7 +261,7 @@ def _set_model_for(train: Train, task: tasks.Task, loaded: Loaded) -> BatchMixin
 
 def _compile(module: torch.nn.Module) -> torch.nn.Module:
     """In place, so that no name changes."""
-    module.compile(**({"backend": COMPILE_BACKEND} if COMPILE_BACKEND else {}))
+    module.compile(backend=COMPILE_BACKEND)
     return module
 
 
@@ -285,19 +270,13 @@ def blocks_of(loaded: Loaded) -> list[torch.nn.Module]:
     return distill.blocks(loaded) if hasattr(loaded, "architecture") else []
 
 
-def _check_room(run: Run) -> None:
-    """Better now than after the last step. What stands in the folder will be gone by then (`_take`)."""
-    freed = sum(file.stat().st_size for file in run.folder.rglob("*") if file.is_file())
-    checkpoint.check_room(run.folder, _most_at_once(run) - freed, what="Keeping the models of this run", spare=0)
-
-
 def _most_at_once(run: Run) -> int:
     """Bytes of weights that the run folder holds at its fullest: two models (the last one or a better one is written
     beside the best) and the checkpoints that are kept, or one model and a checkpoint more, written before the oldest
     goes. Checkpoints by the clock are not counted, since nobody knows whether the first of them comes; each looks for
     room itself.
     """
-    train, parameters = run.recipe.train, list(run.loaded.model.parameters())
+    train, parameters = run.train, list(run.loaded.model.parameters())
     model = sum(parameter.nbytes for parameter in parameters)
     moments = optimizer.numbers_per_weight(train) * sum(p.nbytes for p in parameters if p.requires_grad)
     whole = model + moments + (model if train.ema else 0)
@@ -306,13 +285,16 @@ def _most_at_once(run: Run) -> int:
     return max(2 * model + min(saves, keep) * whole, keeps_best * model + min(saves, keep + 1) * whole)
 
 
-def _take(run: Run, start: Path | None, saved: dict[str, Any] | None, replace: bool) -> None:
+def _take(run: Run, start: Path | None, saved: JsonObject | None, replace: bool) -> None:
     """Take hold of the run folder: a new one is made, one that is continued gets the recipe as it is now."""
     if start is None:
+        # Better now than after the last step. What stands in the folder will be gone by then.
+        freed = sum(file.stat().st_size for file in run.folder.rglob("*") if file.is_file())
+        checkpoint.check_room(run.folder, _most_at_once(run) - freed, what="Keeping the models of this run", spare=0)
         if run.folder.exists():
             runfolder.release(runfolder.hold(run.folder))
         # Of an unfinished run that never came to a checkpoint nothing is lost.
-        done = (run.folder / runfolder.SUMMARY).exists() or checkpoint.newest(run.folder) is not None
+        done = (run.folder / runfolder.SUMMARY).exists() or checkpoint.newest(run.folder)
         runfolder.create(run.folder, replace=replace or not done)
     run.lock = runfolder.hold(run.folder)
     sweep(run.folder)
@@ -321,20 +303,20 @@ def _take(run: Run, start: Path | None, saved: dict[str, Any] | None, replace: b
         call = ["leansurgeon", "retrain", str(run.loaded.folder), "--recipe", str(file)]
         runfolder.write_text(file, runfolder.with_call(shlex.join(call), dump(run.recipe)))
     # Torn, or beyond the one that was asked for: they will be written again.
-    later = [path for path in checkpoint.all_of(run.folder) if start is not None and path.name > start.name]
+    later = [path for path in checkpoint.all_of(run.folder) if start and path.name > start.name]
     if later:
         names = ", ".join(path.name for path in later)
-        run.progress.say(f"{names} in {later[0].parent} will be deleted: the training goes on from {start.name}.")
+        run.say(f"{names} in {later[0].parent} will be deleted: the training goes on from {start.name}.")
     for path in later:
         shutil.rmtree(path, ignore_errors=True)
 
 
 def _sentence(run: Run, checkpoint_dir: Path | None) -> str:
-    scheme, accelerator = run.plan, run.accelerator
-    seed, precision, device = run.trainer.seed, run.recipe.train.precision, distributed.device_name(accelerator)
+    scheme = run.plan
+    seed, precision, device = run.train.seed, run.train.precision, distributed.device_name(run.device)
     samples = f"{scheme.batch_at(0)} to {scheme.batch}" if scheme.ramp_steps else str(scheme.batch)
     length = (
-        f"{run.recipe.train.duration} in steps of {plural(samples, 'sample')}"
+        f"{run.train.duration} in steps of {plural(samples, 'sample')}"
         if scheme.timed
         else f"{plural(scheme.steps, 'step')} of {plural(samples, 'sample')} ({scheme.epochs:.4g} epochs)"
     )

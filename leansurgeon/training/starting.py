@@ -7,9 +7,9 @@ it trains on happily. It is refused, unless `train.new_tokenizer` says that embe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -20,8 +20,10 @@ from leansurgeon.checkpoints.model import Loaded, load
 from leansurgeon.checkpoints.source import complete, open_source
 from leansurgeon.errors import LeanSurgeonError, UsageError
 from leansurgeon.measure.data import images
-from leansurgeon.measure.data.choose_task import brings_tokenizer, choose_classes
+from leansurgeon.measure.data.choose_task import brings_tokenizer
+from leansurgeon.progress import Say
 from leansurgeon.reading import names
+from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.tasks.text import vocab
 from leansurgeon.training.runs import folder as runfolder
 
@@ -29,7 +31,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from leansurgeon.tasks import Task
-    from leansurgeon.tasks.classes import ClassMap
     from leansurgeon.training.recipe.schema import TrainingRecipe
 
 IMAGE_TASKS = ("folder", "imagenet", "images")
@@ -40,7 +41,7 @@ class Refused(UsageError):
     """A tokenizer that is not the model's: no data would change that."""
 
 
-def image_options(recipe: TrainingRecipe, model_dir: Path, say: Callable[[str], None]) -> dict[str, Any]:
+def image_options(recipe: TrainingRecipe, model_dir: Path, say: Say) -> JsonObject:
     """Options of the recipe's task, with images of the size that the model takes; of a checkpoint that came from
     elsewhere also prepared as its processor does, where the recipe says nothing else.
     """
@@ -55,7 +56,7 @@ def image_options(recipe: TrainingRecipe, model_dir: Path, say: Callable[[str], 
     mended = dict(given)
     for key in ("image_size", "channels"):
         asked, has = given.get(key), wanted.get(key)
-        if has is not None and asked != has:
+        if has and asked != has:
             mended[key] = has
             if asked is not None:
                 say(f"The recipe has {key} {asked} and the model takes {has}: {has} is taken.")
@@ -65,16 +66,6 @@ def image_options(recipe: TrainingRecipe, model_dir: Path, say: Callable[[str], 
     if source.learned and source.preset is None and not runfolder.is_trained(model_dir):
         mended |= {key: wanted[key] for key in OWN if key in wanted and key not in given}
     return mended
-
-
-def own_classes(task: Task, model_dir: Path) -> ClassMap | None:
-    """Which outputs of a trained model the data's classes are, or that they are others; None where it has learned
-    nothing, or the data has no classes.
-    """
-    if not task.data_classes or not (model_dir / "config.json").is_file():
-        return None
-    source = open_source(str(model_dir))
-    return choose_classes(task, source) if source.learned else None
 
 
 def check_tokenizer(recipe: TrainingRecipe, task: Task, model_dir: Path) -> None:

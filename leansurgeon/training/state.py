@@ -11,33 +11,34 @@ import random
 import statistics
 import time
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
+from leansurgeon.checkpoints.kind import LANGUAGE
 from leansurgeon.errors import RunFolderReplaced, UsageError
+from leansurgeon.progress import Say
 from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.tasks import Task
 from leansurgeon.tasks.base import Batch
 from leansurgeon.training import data_loader, distributed
+from leansurgeon.training.distributed import Tensors
 from leansurgeon.training.objective import Objective
 from leansurgeon.training.observe import PeakMemory, Progress, Trackers, Window
 from leansurgeon.training.optimizer import Trainer
 from leansurgeon.training.processes.agree import ProcessGroup
 from leansurgeon.training.processes.signals import StopSignals
-from leansurgeon.training.recipe.schema import TrainingRecipe
+from leansurgeon.training.recipe.schema import Train, TrainingRecipe
 from leansurgeon.training.runs import checkpoint
 from leansurgeon.training.runs import folder as runfolder
 from leansurgeon.training.runs.summary import Scores
 from leansurgeon.training.schedule import Plan
-
-if TYPE_CHECKING:
-    from accelerate import Accelerator
 
 
 @dataclass
@@ -67,7 +68,7 @@ class History:
     expected_steps: int | None = None  # how many such a training will come to, as was foretold when it began
 
     @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> History:
+    def from_dict(cls, data: JsonObject) -> History:
         scores = {key: Scores.from_dict(data[key]) for key in ("before", "best", "last") if data.get(key)}
         return cls(**data | scores)
 
@@ -94,7 +95,7 @@ class Run:
     log: runfolder.MetricsLog
     history: History
     origin: dict[str, str]
-    trackers: Trackers
+    trackers: Trackers | None = None  # once the folder is taken
     clock: float = field(default_factory=time.perf_counter)
     saved_at: float = field(default_factory=time.perf_counter)
     evaluated_at: float = field(default_factory=time.perf_counter)
@@ -105,12 +106,16 @@ class Run:
     place: tuple[int, int] | None = None  # of the folder on its disk
 
     @property
-    def plan(self) -> Plan:
-        return self.trainer.plan
+    def say(self) -> Say:
+        return self.progress.say
 
     @property
-    def accelerator(self) -> Accelerator:
-        return self.trainer.accelerator
+    def train(self) -> Train:
+        return self.recipe.train
+
+    @property
+    def plan(self) -> Plan:
+        return self.trainer.pace.plan
 
     @property
     def device(self) -> torch.device:
@@ -122,7 +127,7 @@ class Run:
 
     def check_folder(self) -> None:
         """Raises `RunFolderReplaced` where the run folder is another than at the start. For the main process."""
-        if self.place is not None and runfolder.place_of(self.folder) != self.place:
+        if runfolder.place_of(self.folder) != self.place:
             raise RunFolderReplaced(
                 f"The run folder {self.folder} was deleted or replaced while it was being trained, by step "
                 f"{self.history.done}.",
@@ -130,7 +135,7 @@ class Run:
             )
 
     def note(self, **row: Any) -> None:
-        """Write a line of metrics.jsonl. Only the main process writes any."""
+        """Write a line of metrics.jsonl, on the main process alone."""
         if self.main:
             self.check_folder()
             self.log.write(**row)
@@ -142,7 +147,7 @@ class Run:
 
 def first_batch(run: Run, number: int = 0, parts: int = 1) -> Batch:
     """Micro batch `number` of the first step, as it is trained on, or the first of so many equal `parts` of it."""
-    train, plan = run.recipe.train, run.plan
+    train, plan = run.train, run.plan
     indices = data_loader.epoch_order(train.order_seed, 0, run.task.size("train"))[: plan.group]
     rows = data_loader.split_micro_batches(indices, plan.processes, run.group.rank, plan.micro)
     row = rows[number % len(rows)][: plan.micro // parts]
@@ -154,53 +159,73 @@ def save(run: Run) -> Path:
     """Write a checkpoint by all processes together."""
     run.group.on_main(run.check_folder)
     run.log.sync()
-    peak = max(run.history.peak, int(run.memory.bytes))
-    history = run.history.as_dict() | {"pending": run.window.values(), "seconds": run.seconds_spent(), "peak": peak}
+    history = run.history.as_dict() | {"pending": run.window.values(), "seconds": run.seconds_spent()}
+    history["peak"] = max(run.history.peak, run.memory.bytes)
     optimizer, groups = _optimizer_out(run.trainer.optimizer)
     shared, (own, generators) = {}, _generators_out(run.device)
     for prefix, of_buffers, model in _models(run):
         shared |= {f"{prefix}{name}": tensor for name, tensor in distributed.list_tensors(model).items()}
         own |= {f"{of_buffers}{name}": buffer for name, buffer in model.named_buffers()}
     shared = distributed.gather_all(shared | optimizer, keep=run.main)
+    task, scaler = getattr(run.task, "whole", run.task), run.trainer.scaler  # how much is evaluated is another matter
     state = {
         "history": history,
         "groups": groups,
         "generators": generators,
-        "scaler": run.trainer.scaler.state_dict() if run.trainer.scaler is not None else None,
+        "scaler": scaler and scaler.state_dict(),
         "pace": run.trainer.pace.state(),
         "metrics_bytes": run.log.bytes,
         "micro": run.plan.micro,
         "world_size": run.group.processes,
         "origin": run.origin,
-        "data": data_of(run.task),
-        "entry": entry_of(run.task),
+        "data": {split: task.size(split) for split in ("train", "eval")},
+        "entry": task.prepared_as,
         "recipe": run.recipe.model_dump(mode="json"),
     }
-    keep = run.recipe.train.checkpoint.keep_last
+    keep = run.train.checkpoint.keep_last
     path = checkpoint.write(run.folder, run.history.done, shared, own, state, run.group, keep=keep)
     run.saved_at = time.perf_counter()
     return path
 
 
-def restore(run: Run, path: Path, state: dict[str, Any]) -> None:
-    """Put the training where the checkpoint at `path` left it. Raises `UsageError` for one of another model, or one
-    that is damaged although it agrees with its manifest.
+def restore(run: Run, path: Path) -> None:
+    """Put the training where the checkpoint at `path` left it, on all processes together. Where model/ is not the best
+    model that the checkpoint knows any more, the next evaluation saves its own. Raises `UsageError` for a checkpoint of
+    another model, or one that is damaged although it agrees with its manifest.
     """
-    try:
-        _restore(run, path, state)
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
-        raise checkpoint.damaged_checkpoint(path, f"{type(error).__name__}: {error}") from error
+
+    def put_back() -> None:
+        try:
+            _restore(run, path)
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
+            raise checkpoint.damaged_checkpoint(path, f"{type(error).__name__}: {error}") from error
+
+    run.group.everywhere(put_back)
+    best, keeps = run.history.best, run.train.checkpoint.keep_best
+    kept = run.group.share(lambda: checkpoint.best_kept(run.folder))
+    run.history.stale = keeps and best is not None and kept != best.step
 
 
-def _restore(run: Run, path: Path, state: dict[str, Any]) -> None:
+@torch.no_grad()
+def _restore(run: Run, path: Path) -> None:
+    state = checkpoint.read_state(path)
     shared, own = checkpoint.read_tensors(path, run.group.rank)
     for prefix, _, model in _models(run):
-        _weights_in(model, _part(shared, prefix), path)
+        here, tensors = distributed.list_tensors(model), _part(shared, prefix)
+        differing = sorted(here.keys() ^ tensors.keys()) or [n for n in here if here[n].shape != tensors[n].shape]
+        if differing:
+            raise UsageError(
+                f"{path} is of another model: {differing[0]} differs.",
+                "Name the model that this run was started with.",
+            )
+        for name, tensor in tensors.items():
+            part = distributed.local_part(distributed.split_like(tensor, here[name]))
+            distributed.local_part(here[name]).copy_(part)
     _optimizer_in(run.trainer.optimizer, shared, state["groups"])
-    if run.trainer.scaler is not None and state["scaler"] is not None:
+    if run.trainer.scaler and state["scaler"]:
         run.trainer.scaler.load_state_dict(state["scaler"])
     run.trainer.pace.restore(state["pace"])
-    if own is not None and state["world_size"] == run.group.processes:
+    if own and state["world_size"] == run.group.processes:
         for _, of_buffers, model in _models(run):
             buffers = dict(model.named_buffers())
             for name, tensor in _part(own, of_buffers).items():
@@ -209,7 +234,8 @@ def _restore(run: Run, path: Path, state: dict[str, Any]) -> None:
     run.history = History.from_dict(state["history"])
     run.window = Window([torch.tensor(row, device=run.device) for row in run.history.pending])
     run.history.pending = []
-    run.log.truncate(state["metrics_bytes"])
+    if run.main:
+        run.log.truncate(state["metrics_bytes"])
     run.clock = run.saved_at = run.evaluated_at = time.perf_counter()
 
 
@@ -223,62 +249,23 @@ def export_model(run: Run) -> Any:
     return run.whole_model
 
 
-def look_at_best(run: Run) -> None:
-    """After `restore`: whether model/ is still the best model that the checkpoint knows. If it is not, the next
-    evaluation saves its own. To be called by all processes.
-    """
-    best, keeps = run.history.best, run.recipe.train.checkpoint.keep_best
-    kept = run.group.share(lambda: checkpoint.best_kept(run.folder))
-    run.history.stale = keeps and best is not None and kept != best.step
-
-
-def data_of(task: Task) -> dict[str, int]:
-    task = getattr(task, "whole", task)  # how much of the evaluation split is looked at is another matter
-    return {"train": task.size("train"), "eval": task.size("eval")}
-
-
-def entry_of(task: Task) -> str | None:
-    """Name of the prepared data, which holds a digest of all that it follows from; None where a task has none."""
-    return getattr(task, "prepared_as", None)
-
-
-def changes_of(task: Task, before: str | None) -> str:
-    """What of the data came or went since it was prepared as `before`; empty where that is not known."""
-    name = getattr(task, "prepared_as", None)
-    return task.changes_since(before) if before and name and before != name and hasattr(task, "changes_since") else ""
-
-
 def _models(run: Run) -> list[tuple[str, str, torch.nn.Module]]:
     """What a checkpoint calls the tensors and the buffers of the model and of its average, and these."""
     models = [("model.", "buffer.", run.loaded.model)]
-    if run.trainer.average is not None:
-        models.append(("average.", "average.", run.trainer.average.model))
+    if run.trainer.average:
+        models.append(("average.", "average.", run.trainer.average.loaded.model))
     return models
 
 
-def _part(tensors: dict[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
+def _part(tensors: Tensors, prefix: str) -> Tensors:
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
-@torch.no_grad()
-def _weights_in(model: torch.nn.Module, tensors: dict[str, torch.Tensor], path: Path) -> None:
-    here = distributed.list_tensors(model)
-    differing = sorted(here.keys() ^ tensors.keys()) or [n for n in here if here[n].shape != tensors[n].shape]
-    if differing:
-        raise UsageError(
-            f"{path} is of another model: {differing[0]} differs.", "Name the model that this run was started with."
-        )
-    for name, tensor in tensors.items():
-        distributed.local_part(here[name]).copy_(distributed.local_part(distributed.split_like(tensor, here[name])))
-
-
-def _optimizer_out(optimizer: torch.optim.Optimizer) -> tuple[dict[str, torch.Tensor], list[dict[str, Any]]]:
+def _optimizer_out(optimizer: torch.optim.Optimizer) -> tuple[Tensors, list[JsonObject]]:
     """The optimizer's tensors by name, and its groups without them. LAMB counts its steps in a tensor of the group."""
     whole = optimizer.state_dict()
     tensors = {
-        f"optimizer.{index}.{key}": value if torch.is_tensor(value) else torch.tensor(value, dtype=torch.float64)
-        for index, values in whole["state"].items()
-        for key, value in values.items()
+        f"optimizer.{index}.{key}": value for index, values in whole["state"].items() for key, value in values.items()
     }
     groups = [
         {key: value.item() if torch.is_tensor(value) else value for key, value in group.items() if key != "params"}
@@ -287,12 +274,10 @@ def _optimizer_out(optimizer: torch.optim.Optimizer) -> tuple[dict[str, torch.Te
     return tensors, groups
 
 
-def _optimizer_in(
-    optimizer: torch.optim.Optimizer, tensors: dict[str, torch.Tensor], groups: list[dict[str, Any]]
-) -> None:
+def _optimizer_in(optimizer: torch.optim.Optimizer, tensors: Tensors, groups: list[JsonObject]) -> None:
     whole = optimizer.state_dict()
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    state: dict[int, dict[str, Any]] = {}
+    state: dict[int, JsonObject] = {}
     for name, tensor in _part(tensors, "optimizer.").items():
         index, key = name.split(".", 1)
         like = parameters[int(index)]
@@ -301,12 +286,21 @@ def _optimizer_in(
         )
     for group, saved in zip(whole["param_groups"], groups, strict=True):
         # Which kernel takes the step is the device's to say, which may be another one now.
-        saved = {key: tuple(value) if isinstance(value, list) else value for key, value in saved.items()}
         group.update(saved | ({"fused": group["fused"]} if "fused" in group else {}))
     optimizer.load_state_dict({"state": state, "param_groups": whole["param_groups"]})
 
 
-def _generators_out(device: torch.device) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+@contextmanager
+def generators_kept(device: torch.device) -> Iterator[None]:
+    """All random generators of this process as they were, whatever a library draws."""
+    kept = _generators_out(device)
+    try:
+        yield
+    finally:
+        _generators_in(*kept, device)
+
+
+def _generators_out(device: torch.device) -> tuple[Tensors, JsonObject]:
     """All random generators of this process: torch's on the CPU and the device, numpy's and Python's."""
     version, internal, gauss = random.getstate()
     kind, keys, position, has_gauss, cached = np.random.get_state()
@@ -320,7 +314,7 @@ def _generators_out(device: torch.device) -> tuple[dict[str, torch.Tensor], dict
     return tensors, {"python": [version, gauss], "numpy": [str(kind), int(position), int(has_gauss), float(cached)]}
 
 
-def _generators_in(tensors: dict[str, torch.Tensor], rest: dict[str, Any], device: torch.device) -> None:
+def _generators_in(tensors: Tensors, rest: JsonObject, device: torch.device) -> None:
     torch.set_rng_state(tensors["generator.torch"])
     if device.type == "cuda" and "generator.cuda" in tensors:
         torch.cuda.set_rng_state(tensors["generator.cuda"], device)
@@ -330,17 +324,10 @@ def _generators_in(tensors: dict[str, torch.Tensor], rest: dict[str, Any], devic
     np.random.set_state((kind, tensors["generator.numpy"].numpy().astype(np.uint32), position, has_gauss, cached))
 
 
-_LANGUAGE = ("causal-lm", "masked-lm")
-
-
-def count_tokens(task: Task, batch: dict[str, Any]) -> int:
-    """Tokens of one sample where the task counts in tokens, else 1."""
-    return batch["input_ids"].shape[1] if task.head in _LANGUAGE else 1
-
-
-def get_rate(run: Run, done: int, steps: int, seconds: float) -> tuple[float, str]:
-    """Samples or tokens per second over the last `steps` of `done` steps, which took `seconds`."""
-    unit = "tokens/s" if run.task.head in _LANGUAGE else "samples/s"
+def get_rate(run: Run, steps: int, seconds: float) -> tuple[float, str]:
+    """Samples or tokens per second over the last `steps` steps, which took `seconds`."""
+    unit = "tokens/s" if run.task.head in LANGUAGE else "samples/s"
+    done = run.history.done
     samples = run.plan.position(done) - run.plan.position(done - steps)
     return samples * run.tokens_per_sample / max(seconds, 1e-9), unit
 
@@ -353,8 +340,9 @@ def median_step(windows: Sequence[tuple[float, float]]) -> float:
     return statistics.fmean(ordered[bisect_right(ends, step)][0] for step in middle)
 
 
-def get_eta(run: Run, done: int) -> float:
+def get_eta(run: Run) -> float:
     """Seconds left, evaluations included, from what steps and evaluations took so far."""
+    done = run.history.done
     if run.plan.timed:
         return (1 - run.trainer.pace.fraction(done)) * run.plan.seconds
     steps, spent = (sum(column) for column in zip(*run.history.windows, strict=True))

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import signal
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from leansurgeon.checkpoints.publish.durable import scratch
 from leansurgeon.errors import Terminated
+from leansurgeon.progress import Say
 from leansurgeon.progress import say as to_stderr
 from leansurgeon.rank import is_worker
 from leansurgeon.reading import jsonfile
@@ -20,7 +20,6 @@ from leansurgeon.training.loop import train
 from leansurgeon.training.processes import launch
 from leansurgeon.training.recipe.schema import TrainingRecipe
 from leansurgeon.training.runs import folder as runfolder
-from leansurgeon.training.runs import summary
 from leansurgeon.training.runs.summary import Part, Summary
 from leansurgeon.training.setup import prepare_task
 
@@ -31,26 +30,22 @@ def train_on(
     model_dir: Path,
     run_dir: Path,
     *,
-    seed: int | None = None,
     experiment: Part | None = None,
-    say: Callable[[str], None] | None = None,
-    cpu: bool = False,
+    say: Say | None = None,
     **options: Any,
 ) -> Summary:
     """`loop.train` on `processes` processes: GPUs with NCCL, or CPU processes with gloo where `cpu` is set. `options`
-    are those of `train` that say how to resume and how much to do.
+    are those of `train` that JSON holds.
 
     With one process, or inside a worker, this is `loop.train` itself. The data is prepared here, before there is a
     process group whose patience it could exceed. Raises what a worker raised.
     """
     if processes == 1 or is_worker():
-        return train(recipe, model_dir, run_dir, seed=seed, experiment=experiment, say=say, cpu=cpu, **options)
+        return train(recipe, model_dir, run_dir, experiment=experiment, say=say, **options)
     if options.get("resume", "never") == "never":
         runfolder.check_free(run_dir, replace=options.get("replace", False))  # before anything is started
-    options |= {"run_dir": str(Path(run_dir).resolve()), "seed": seed, "cpu": cpu}
-    options |= {"experiment": experiment and experiment.as_dict()}
-    _by_workers("train", processes, recipe, model_dir, options, Path(run_dir), say or to_stderr)
-    return summary.read(Path(run_dir))
+    options |= {"run_dir": str(run_dir.resolve()), "experiment": experiment and experiment.as_dict()}
+    return Summary.from_dict(_by_workers("train", processes, recipe, model_dir, options, run_dir, say or to_stderr))
 
 
 def evaluate_on(
@@ -58,12 +53,10 @@ def evaluate_on(
     recipe: TrainingRecipe,
     model_dir: Path,
     *,
-    cpu: bool,
-    limit_batches: int | None,
-    say: Callable[[str], None],
+    say: Say,
+    **options: Any,
 ) -> Evaluation:
     """`evaluator.evaluate_model` on `processes` processes, as `train_on` has it."""
-    options = {"cpu": cpu, "limit_batches": limit_batches}
     if processes == 1 or is_worker():
         return evaluate_model(recipe, model_dir, say=say, **options)
     trace = Path(tempfile.gettempdir()) / "leansurgeon-evaluation"
@@ -75,24 +68,23 @@ def _by_workers(
     processes: int,
     recipe: TrainingRecipe,
     model_dir: Path,
-    options: dict[str, Any],
+    options: JsonObject,
     trace: Path,
-    say: Callable[[str], None],
+    say: Say,
 ) -> JsonObject:
-    """Let processes do this work (`worker`), their data prepared; what they answer, if anything. Raises what the first
+    """Let processes do this work (`worker`), their data prepared; what the first one answers. Raises what the first
     worker that failed said.
     """
-    if not options["cpu"]:
+    if not options.get("cpu"):
         launch.check_gpus(processes)
     prepare_task(recipe, model_dir, say)
     job = {"work": work, "recipe": recipe.model_dump(mode="json"), "options": options}
     with scratch() as folder:
-        (folder / launch.JOB).write_text(json.dumps(job | {"model_dir": str(Path(model_dir).resolve())}))
+        (folder / launch.JOB).write_text(json.dumps(job | {"model_dir": str(model_dir.resolve())}))
         with launch.passing_on(folder) as received:
             well = launch.run_workers(processes, ["-m", "leansurgeon.training.processes.worker", str(folder)])
         if well:
-            answer = folder / launch.ANSWER
-            return jsonfile.read_object(answer) if answer.exists() else {}
+            return jsonfile.read_object(folder / launch.ANSWER)
         error = launch.read_verdict(folder, trace)
     if received and isinstance(error, launch.SilentExit):  # it came before there was anything to save
         raise Terminated if received[0] != signal.SIGINT else KeyboardInterrupt

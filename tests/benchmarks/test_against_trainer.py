@@ -24,6 +24,7 @@ from leansurgeon.training import data_loader, distributed, optimizer, schedule
 from leansurgeon.training.objective import Objective
 from leansurgeon.training.optimizer import Trainer
 from leansurgeon.training.recipe.schema import Train
+from leansurgeon.training.schedule import Pace
 from tests.benchmarks.pairs import compare
 
 BLOCK, BLOCKS, WARM_UP = 2, 48, 4
@@ -62,9 +63,9 @@ def _ours(model, task, settings):
         from leansurgeon.training.regularize import BatchMixing
 
         mixing = BatchMixing(settings, task)
-    trainer = Trainer(accelerator, scored, scored, adamw, list(scored.parameters()), scheme, 0, mixing=mixing)
+    trainer = Trainer(accelerator, scored, scored, adamw, Pace(scheme), mixing=mixing)
     window = []
-    for step, batches in enumerate(data_loader.train_batches(task, scheme, seed=0, rank=0, device=accelerator.device)):
+    for step, batches in enumerate(data_loader.train_batches(task, scheme, rank=0, device=accelerator.device)):
         window.append(trainer.step(step, batches))
         if (step + 1) % settings.log_every == 0:
             torch.stack(window).tolist()

@@ -19,6 +19,7 @@ from leansurgeon.training import data_loader, distributed, optimizer, schedule
 from leansurgeon.training.objective import Objective
 from leansurgeon.training.optimizer import Trainer
 from leansurgeon.training.recipe.schema import Train
+from leansurgeon.training.schedule import Pace
 
 BLOCK, BLOCKS, WARM_UP = 5, 120, 20
 CLAIM = 1.03
@@ -53,9 +54,9 @@ def _ours(task, settings):
     scored = Objective(_Loaded(), task, settings).to(accelerator.device).train()
     adamw = optimizer.make_optimizer(scored, settings.optim, fused=accelerator.device.type == "cuda")
     wrapped = accelerator.prepare(scored)
-    trainer = Trainer(accelerator, wrapped, wrapped, adamw, list(scored.parameters()), scheme, 0)
+    trainer = Trainer(accelerator, wrapped, wrapped, adamw, Pace(scheme))
     window = []
-    for step, batches in enumerate(data_loader.train_batches(task, scheme, seed=0, rank=0, device=accelerator.device)):
+    for step, batches in enumerate(data_loader.train_batches(task, scheme, rank=0, device=accelerator.device)):
         window.append(trainer.step(step, batches))
         if (step + 1) % settings.log_every == 0:
             torch.stack(window).tolist()

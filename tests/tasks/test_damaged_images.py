@@ -10,7 +10,6 @@ import yaml
 
 from leansurgeon import tasks
 from leansurgeon.errors import UsageError
-from leansurgeon.training import state
 from leansurgeon.training.runs import resume
 from tests.support.command_line import leansurgeon
 from tests.support.models import strangers
@@ -79,14 +78,14 @@ def test_a_resumed_run_says_what_of_its_data_changed_and_what_can_be_done(tmp_pa
         return task
 
     before = prepared()
-    saved = {"data": state.data_of(before), "entry": state.entry_of(before)}
+    saved = {"data": {split: before.size(split) for split in ("train", "eval")}, "entry": before.prepared_as}
     for number in range(10, 30):
         (pictures / "bee" / f"{number}.png").unlink()
     after = prepared()
-    changes = state.changes_of(after, saved["entry"])
+    changes = after.changes_since(saved["entry"])
     some = ", ".join(f"{pictures}/bee/{number}.png" for number in (10, 11, 12))
     assert changes == f"20 images gone or damaged: {some} ..."
     with pytest.raises(UsageError, match=r"\b\d+ samples, and had \d+ when this run was interrupted") as caught:
-        resume.check_data(saved, state.data_of(after), state.entry_of(after), changes=changes)
+        resume.check_data(saved, after)
     assert changes in caught.value.message and "RUN/model" in caught.value.hint
-    assert state.changes_of(after, state.entry_of(after)) == "" == state.changes_of(after, "images-0")
+    assert after.changes_since("images-0") == ""

@@ -18,7 +18,7 @@ from leansurgeon.training.loop import train
 from tests.support.training_standin import Dots, Words, dot_model, recipe, word_model
 
 
-def _run(tmp_path, name="run", *, loaded=None, task=None, seed=None, **settings):
+def _run(tmp_path, name="run", *, loaded=None, task=None, **settings):
     summary = train(
         recipe(**settings),
         tmp_path,
@@ -26,7 +26,6 @@ def _run(tmp_path, name="run", *, loaded=None, task=None, seed=None, **settings)
         loaded=loaded or word_model(),
         task=task or Words(),
         cpu=True,
-        seed=seed,
         say=lambda text: None,
     ).as_dict()
     rows = [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]

@@ -9,8 +9,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-from leansurgeon import errors
-from leansurgeon.errors import LeanSurgeonError, in_words, memory_is_short
+from leansurgeon.errors import LeanSurgeonError, OutOfMemory, in_words, memory_is_short
 
 COLLECTIVE_TIMEOUT = timedelta(hours=2)  # rank 0 may measure kappa or prepare data while the others wait
 
@@ -71,17 +70,15 @@ class ProcessGroup:
             result = work()
         except Exception as error:
             failed = error
-        if self.processes == 1:
-            if failed is not None:
-                raise failed
-            return result
-        import torch.distributed as dist
+        if self.processes > 1:
+            import torch.distributed as dist
 
-        told: list[Any] = [None] * self.processes
-        dist.all_gather_object(told, None if failed is None else _pack_error(failed), group=self._group)
-        first = next((text for text in told if text is not None), None)
-        if first is not None:
-            raise _unpack_error(*first) from failed
+            told: list[Any] = [None] * self.processes
+            dist.all_gather_object(told, failed and as_all_raise(failed), group=self._group)
+            for error in filter(None, told):
+                raise error from failed
+        elif failed:
+            raise failed
         return result
 
     def on_main(self, work: Callable[[], Any]) -> Any:
@@ -90,29 +87,17 @@ class ProcessGroup:
 
     def share(self, work: Callable[[], Any]) -> Any:
         """What `work` gives on rank 0, on every process; its error is raised on all."""
-        made = self.on_main(work)
-        if self.processes == 1:
-            return made
-        import torch.distributed as dist
+        box = [self.on_main(work)]
+        if self.processes > 1:
+            import torch.distributed as dist
 
-        box = [made]
-        dist.broadcast_object_list(box, src=0, group=self._group)
+            dist.broadcast_object_list(box, src=0, group=self._group)
         return box[0]
 
 
-def _pack_error(error: Exception) -> tuple[str, str, str | None]:
-    if said := in_words(error):
-        return kind_of(said), said.message, said.hint
-    kind = "OutOfMemory" if memory_is_short(error) else "LeanSurgeonError"
-    return kind, f"{type(error).__name__}: {error}", None
-
-
-def kind_of(error: LeanSurgeonError) -> str:
-    """The class of `errors` that the error is of, so that another process raises what this one would."""
-    return next(kind.__name__ for kind in type(error).__mro__ if hasattr(errors, kind.__name__))
-
-
-def _unpack_error(kind: str, message: str, hint: str | None) -> LeanSurgeonError:
-    error = getattr(errors, kind, LeanSurgeonError)(message, hint)
-    error.agreed = True
-    return error
+def as_all_raise(error: Exception) -> LeanSurgeonError:
+    """The sentence for what one process raised, which the others raise, too."""
+    kind = OutOfMemory if memory_is_short(error) else LeanSurgeonError
+    said = in_words(error) or kind(f"{type(error).__name__}: {error}")
+    said.agreed = True
+    return said

@@ -19,7 +19,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -28,7 +27,7 @@ from types import FrameType
 from leansurgeon import errors, rank
 from leansurgeon.errors import LeanSurgeonError, Terminated, UsageError
 from leansurgeon.training.processes.agree import LostProcesses
-from leansurgeon.training.processes.signals import handle_signals
+from leansurgeon.training.processes.signals import HEARD, handle_signals
 from leansurgeon.training.recipe.schema import Train
 from leansurgeon.training.runs import folder as runfolder
 
@@ -79,20 +78,9 @@ def list_overrides(train: Train, device: str) -> list[str]:
     digits = _FEWER_DIGITS.get(device, ()) if train.precision == "fp32" else ()
     watched = dict.fromkeys(digits, "train.precision")
     watched |= {name: "train.compile" for name in _OTHER_COMPILE} if train.compile else {}
-    values = {name: os.environ.get(name, "") for name in watched}
-    # Of one any word says yes, even 0 or no.
-    on = {name for name, value in values.items() if value and (name == _ANY_WORD or value.lower() not in _OFF)}
-    return [f"{name}={value} ({watched[name]})" for name, value in values.items() if name in on]
-
-
-def tell_overrides(aside: list[str], forced: list[str]) -> str | None:
-    """What a person should know of both lists, in one line; None where there is nothing."""
-    parts = [f"Ignored: {', '.join(aside)} in the environment; the recipe decides."] if aside else []
-    if forced:
-        parts += [
-            f"Not the recipe but the environment decides here: {', '.join(forced)}; unset it where it is unwanted."
-        ]
-    return " ".join(parts) or None
+    values = ((name, key, os.environ.get(name, "")) for name, key in watched.items())
+    said = ((name, key, value) for name, key, value in values if name == _ANY_WORD or value.lower() not in _OFF)
+    return [f"{name}={value} ({key})" for name, key, value in said if value]
 
 
 JOB, ANSWER = "job.json", "answer.json"
@@ -128,7 +116,7 @@ def passing_on(folder: Path) -> Iterator[list[int]]:
             with suppress(OSError, ValueError):
                 os.kill(int(file.read_text()), number)
 
-    with handle_signals((signal.SIGTERM, signal.SIGUSR1, signal.SIGINT), heard):
+    with handle_signals(HEARD, heard):
         yield received
 
 
@@ -162,17 +150,17 @@ def run_workers(processes: int, command: list[str]) -> bool:
 def read_verdict(folder: Path, run_dir: Path) -> LeanSurgeonError:
     """What the first failing worker left in `folder`, as the error that it raised."""
     left = sorted(folder.glob("rank*.json"), key=lambda path: path.stat().st_mtime_ns)
-    left = [path for path in left if json.loads(path.read_text())["kind"] != LostProcesses.__name__]
-    if not left:
+    told = ((path.stem, json.loads(path.read_text())) for path in left)
+    who, said = next((one for one in told if LostProcesses.__name__ not in one[1]["kinds"]), (None, None))
+    if not said:
         return SilentExit(
             "A worker process ended without a word; it may have been killed for its memory.",
             "A training goes on from its last checkpoint with the same command and --resume auto.",
         )
-    said = json.loads(left[0].read_text())
-    kind = getattr(errors, said["kind"], None)
-    if kind is not None:
-        return kind(said["message"], said["hint"])
-    trace = run_dir.parent / f"{run_dir.name}.{left[0].stem}.log"
+    for kind in said["kinds"]:
+        if hasattr(errors, kind):
+            return getattr(errors, kind)(said["message"], said["hint"])
+    trace = run_dir.parent / f"{run_dir.name}.{who}.log"
     trace.parent.mkdir(parents=True, exist_ok=True)
     runfolder.write_text(trace, said["trace"])
-    return LeanSurgeonError(f"{left[0].stem} failed with {said['message']}.", f"Its full trace is in {trace}.")
+    return LeanSurgeonError(f"{who} failed with {said['message']}.", f"Its full trace is in {trace}.")

@@ -1,7 +1,7 @@
 """SIGTERM, SIGUSR1 and Ctrl-C as wishes: the training finishes its step, saves, and ends with the right exit code.
 
 A second Ctrl-C ends at once. All processes must agree before one of them stops, since the others would wait for it:
-`StopSignals.request_of_all` is the question, asked at the same places by all. What may take only so long is ended by
+`StopSignals.raise_if_asked` is the question, asked at the same places by all. What may take only so long is ended by
 `until`.
 """
 
@@ -13,13 +13,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 from leansurgeon.errors import Stopped, Terminated
 from leansurgeon.progress import duration_text
 from leansurgeon.training.processes.agree import ProcessGroup
 
+HEARD = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 STOP, INTERRUPT = 1, 2  # SIGTERM and SIGUSR1 (a scheduler may start the same again); Ctrl-C
 _AGAIN = 1.0  # seconds after which a second Ctrl-C counts: a launcher may pass on what the terminal has sent already
 _SECONDS_BETWEEN_QUESTIONS = 1.0
@@ -43,14 +44,10 @@ class StopSignals:
         self.every = 1  # steps between two questions
         self._since = 0.0
 
-    def request_of_all(self) -> int:
-        """0, `STOP` or `INTERRUPT`, the same on every process."""
-        return int(self.group.largest([self.request])[0])
-
     def raise_if_asked(self) -> None:
-        kind = self.request_of_all()
-        if kind:
-            raise StopRequested(kind)
+        """Raises `StopRequested`, with `STOP` or `INTERRUPT` on every process alike."""
+        if kind := self.group.largest([self.request])[0]:
+            raise StopRequested(int(kind))
 
     def raise_after_step(self, done: int) -> None:
         """The same, but only about once a second where the question has a price."""
@@ -60,8 +57,7 @@ class StopSignals:
     def pace(self, step_seconds: float) -> None:
         """Set how many steps make a second, as rank 0 measures them."""
         if self.group.processes > 1:
-            steps = _SECONDS_BETWEEN_QUESTIONS / max(step_seconds, 1e-6)
-            self.every = max(1, int(self.group.of_main([steps])[0]))
+            self.every = max(1, int(_SECONDS_BETWEEN_QUESTIONS / max(step_seconds, 1e-6)))
 
     def heard(self, number: int, frame: FrameType | None) -> None:
         """The signal handler."""
@@ -78,16 +74,14 @@ class StopSignals:
 def handle_signals(numbers: Iterable[int], handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
     """Let `handler` have these signals for a while."""
     before = {}
-    try:
+    with suppress(ValueError):  # not in the main thread, where no signal arrives
         for number in numbers:
             before[number] = signal.signal(number, handler)
-    except ValueError:  # not in the main thread, where no signal arrives
-        pass
     try:
         yield
     finally:
         for number, old in before.items():
-            signal.signal(number, old if old is not None else signal.SIG_DFL)
+            signal.signal(number, old or signal.SIG_DFL)
 
 
 @contextmanager
@@ -100,7 +94,7 @@ def listening(stops: StopSignals) -> Iterator[None]:
             os._exit(128 + number)
         stops.heard(number, frame)
 
-    with handle_signals((signal.SIGTERM, signal.SIGUSR1, signal.SIGINT), heard):
+    with handle_signals(HEARD, heard):
         yield
 
 
@@ -151,7 +145,7 @@ def insisting() -> Iterator[None]:
         lost.clear()  # an alarm in here would leave the rest undone
         signal.setitimer(signal.ITIMER_REAL, 0)
         sys.unraisablehook = hook
-        signal.signal(signal.SIGALRM, alarm if alarm is not None else signal.SIG_DFL)
+        signal.signal(signal.SIGALRM, alarm or signal.SIG_DFL)
 
 
 class TimeUp(KeyboardInterrupt):
@@ -170,7 +164,7 @@ def until(seconds: float) -> Iterator[None]:
     def end(number: int, frame: FrameType | None) -> None:
         raise TimeUp(f"{duration_text(seconds)} are over" if number == signal.SIGALRM else "interrupted")
 
-    with handle_signals((signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGALRM), end):
+    with handle_signals((*HEARD, signal.SIGALRM), end):
         signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-3))
         try:
             yield

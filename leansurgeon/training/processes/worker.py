@@ -33,18 +33,12 @@ def main(folder: Path) -> int:
     except KeyboardInterrupt:
         return 130
     except Exception as error:
-        from leansurgeon.training.processes.agree import LostProcesses, kind_of
-
-        if said := in_words(error):
-            _leave(
-                folder,
-                LostProcesses.__name__ if isinstance(said, LostProcesses) else kind_of(said),
-                said.message,
-                said.hint,
-            )
-            return said.exit_code
-        _leave(folder, type(error).__name__, f"{type(error).__name__}: {error}", None)
-        return 1
+        said = in_words(error)
+        kinds = [kind.__name__ for kind in type(said or error).__mro__]
+        message, hint = (said.message, said.hint) if said else (f"{kinds[0]}: {error}", None)
+        left = {"kinds": kinds, "message": message, "hint": hint, "trace": traceback.format_exc()}
+        (folder / f"rank{rank()}.json").write_text(json.dumps(left))
+        return said.exit_code if said else 1
     return 0
 
 
@@ -58,16 +52,11 @@ def _work(job: dict, folder: Path) -> None:
     recipe, model_dir, options = TrainingRecipe.model_validate(job["recipe"]), Path(job["model_dir"]), job["options"]
     if job["work"] == "train":
         options["experiment"] = options["experiment"] and Part.from_dict(options["experiment"])
-        train(recipe, model_dir, Path(options.pop("run_dir")), **options)
-        return
-    told = evaluate_model(recipe, model_dir, **options)
+        answer = train(recipe, model_dir, Path(options.pop("run_dir")), **options).as_dict()
+    else:
+        answer = evaluate_model(recipe, model_dir, **options)._asdict()
     if rank() == 0:
-        (folder / ANSWER).write_text(json.dumps(told._asdict()))
-
-
-def _leave(folder: Path, kind: str, message: str, hint: str | None) -> None:
-    said = {"kind": kind, "message": message, "hint": hint, "trace": traceback.format_exc()}
-    (folder / f"rank{rank()}.json").write_text(json.dumps(said))
+        (folder / ANSWER).write_text(json.dumps(answer))
 
 
 def _end_with(parent: int) -> None:

@@ -17,8 +17,9 @@ import json
 import os
 import re
 import shutil
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from leansurgeon.checkpoints.digests import digest
 from leansurgeon.checkpoints.publish.durable import sync
@@ -29,8 +30,7 @@ from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.training.runs import folder as runfolder
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
+    from leansurgeon.training.distributed import Tensors
     from leansurgeon.training.processes.agree import ProcessGroup
 
 FOLDER, MANIFEST, STATE, SHARED = "checkpoints", "MANIFEST.json", "state.json", "shared.safetensors"
@@ -60,8 +60,7 @@ def newest(run_dir: Path, say: Say = silent, *, hashes: bool = True) -> Path | N
     """The newest whole checkpoint of a run; torn ones are named to `say` and passed over."""
     _repair(run_dir)
     for path in all_of(run_dir):
-        fault = torn(path, hashes=hashes)
-        if fault is None:
+        if not (fault := torn(path, hashes=hashes)):
             return path
         say(f"{path} is not whole ({fault}); an older one is taken.")
     return None
@@ -69,20 +68,17 @@ def newest(run_dir: Path, say: Say = silent, *, hashes: bool = True) -> Path | N
 
 def _repair(run_dir: Path) -> None:
     """Bring back what a crash between two renames left aside, unless somebody is training there and renaming now."""
-    left = list((run_dir / FOLDER).glob(".step-*.old"))
-    if not left:
+    if not (left := list((run_dir / FOLDER).glob(".step-*.old"))):
         return
-    try:
+    with suppress(UsageError):
         lock = runfolder.hold(run_dir)
-    except UsageError:
-        return
-    try:
-        for old in left:
-            path = old.with_name(old.name.removeprefix(".").removesuffix(".old"))
-            if not path.exists():
-                os.rename(old, path)
-    finally:
-        runfolder.release(lock)
+        try:
+            for old in left:
+                path = old.with_name(old.name.removeprefix(".").removesuffix(".old"))
+                if not path.exists():
+                    os.rename(old, path)
+        finally:
+            runfolder.release(lock)
 
 
 def torn(path: Path, *, hashes: bool) -> str | None:
@@ -113,9 +109,9 @@ def torn(path: Path, *, hashes: bool) -> str | None:
 def write(
     run_dir: Path,
     step: int,
-    shared: dict[str, Tensor],
-    own: dict[str, Tensor],
-    state: dict[str, Any],
+    shared: Tensors,
+    own: Tensors,
+    state: JsonObject,
     group: ProcessGroup,
     *,
     keep: int,
@@ -209,7 +205,7 @@ def best_kept(run_dir: Path) -> int | None:
     return step if isinstance(step, int) else None
 
 
-def read_tensors(path: Path, rank: int) -> tuple[dict[str, Tensor], dict[str, Tensor] | None]:
+def read_tensors(path: Path, rank: int) -> tuple[Tensors, Tensors | None]:
     """Shared tensors and those of process `rank` (None where the run had fewer processes), on the CPU."""
     from safetensors.torch import load_file
 
@@ -228,15 +224,15 @@ def locate_checkpoint(given: Path, *, hashes: bool = True) -> tuple[Path, Path]:
     if not given.is_dir():
         raise UsageError(f"There is no run folder or checkpoint {given}.")
     whole = given.absolute()
-    if (given / MANIFEST).is_file() or (_NAME.fullmatch(whole.name) and whole.parent.name == FOLDER):
+    placed = _NAME.fullmatch(whole.name) and whole.parent.name == FOLDER
+    if placed or (given / MANIFEST).is_file():
         run_dir = given.parent.parent if len(given.parts) > 2 else whole.parent.parent
-        if not (_NAME.fullmatch(whole.name) and whole.parent.name == FOLDER and (run_dir / runfolder.RECIPE).is_file()):
+        if not (placed and (run_dir / runfolder.RECIPE).is_file()):
             raise UsageError(
                 f"{given} is a checkpoint that does not lie in its run, as RUN/{FOLDER}/{name_of(500)} does.",
                 "Copy it back there under its old name, or name a run folder.",
             )
-        fault = torn(given, hashes=hashes)
-        if fault:
+        if fault := torn(given, hashes=hashes):
             raise UsageError(
                 f"{given} is not a whole checkpoint: {fault}.", "Name the run folder to take an older one."
             )
@@ -247,12 +243,7 @@ def locate_checkpoint(given: Path, *, hashes: bool = True) -> tuple[Path, Path]:
     return given, last
 
 
-def remove(run_dir: Path) -> None:
-    """A finished run needs no checkpoints: its weights stand in `model/` and `last/`."""
-    shutil.rmtree(run_dir / FOLDER, ignore_errors=True)
-
-
-def _save(tensors: dict[str, Tensor], file: Path) -> None:
+def _save(tensors: Tensors, file: Path) -> None:
     from safetensors.torch import save_file
 
     save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, file)

@@ -22,6 +22,7 @@ from leansurgeon.checkpoints.foreign import unpacked
 from leansurgeon.checkpoints.publish import durable
 from leansurgeon.checkpoints.publish.durable import sync, sync_tree, write_durably
 from leansurgeon.errors import LeanSurgeonError, UsageError, disk_is_full
+from leansurgeon.progress import Say
 from leansurgeon.reading import files
 from leansurgeon.reading.files import in_home
 
@@ -158,7 +159,7 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
-def keep_beside(path: Path, value: Any, say: Callable[[str], None]) -> None:
+def keep_beside(path: Path, value: Any, say: Say) -> None:
     """`write_json` of what was measured. Where it cannot be written that is said, and the measurement is not lost."""
     try:
         write_json(path, value)
@@ -199,23 +200,21 @@ def move_in_place(aside: Path, path: Path) -> None:
 
 
 class MetricsLog:
-    """`metrics.jsonl`: one JSON object per line, in the order of the steps. `None` writes nothing (ranks above 0)."""
+    """`metrics.jsonl`: one JSON object per line, in the order of the steps."""
 
-    def __init__(self, path: Path | None) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
 
     @property
     def bytes(self) -> int:
         """How much has been written; `truncate` to it takes back what came later."""
-        return self.path.stat().st_size if self.path is not None and self.path.exists() else 0
+        return self.path.stat().st_size if self.path.exists() else 0
 
     def truncate(self, size: int) -> None:
         """Forget what was written beyond `size` bytes, by a process that went on after its last checkpoint.
 
         A file that somebody has shortened loses the line that was cut.
         """
-        if self.path is None:
-            return
         with explain_errors(self.path), open(self.path, "a+b", opener=_no_link) as file:
             if self.bytes < size:
                 file.seek(0)
@@ -224,13 +223,11 @@ class MetricsLog:
 
     def sync(self) -> None:
         """Bring what was written to the disk, so that it is not shorter there than a checkpoint says."""
-        if self.path is not None and self.path.exists():
+        if self.path.exists():
             with explain_errors(self.path):
                 sync(self.path)
 
     def write(self, **record: Any) -> None:
-        if self.path is None:
-            return
         with explain_errors(self.path), open(self.path, "a", encoding="utf-8", opener=_no_link) as file:
             file.write(json.dumps(record, allow_nan=False) + "\n")
 

@@ -7,12 +7,12 @@ from typing import Any
 
 from leansurgeon.errors import UsageError
 from leansurgeon.progress import Say, silent
-from leansurgeon.reading.jsonfile import JsonObject
+from leansurgeon.reading.jsonfile import Json, JsonObject
+from leansurgeon.tasks import Task
 from leansurgeon.training.recipe.schema import TrainingRecipe
 from leansurgeon.training.runs import checkpoint
 from leansurgeon.training.runs import folder as runfolder
 
-NEVER, AUTO = "never", "auto"
 # Keys that change nothing that is computed.
 FREE = ("expected", "train.trackers", "train.checkpoint.every", "train.checkpoint.keep_last", "train.workers")
 
@@ -33,12 +33,12 @@ def point(
     folder. `replace` gives up a run that cannot be continued instead of refusing. Raises `UsageError`: a folder that is
     no unfinished run, a recipe or a starting model that has changed.
     """
-    given = None if resume in (NEVER, AUTO) else checkpoint.locate_checkpoint(Path(resume))
-    if given is not None and given[0].resolve() != run_dir.resolve():
+    given = None if resume in ("never", "auto") else checkpoint.locate_checkpoint(Path(resume))
+    if given and given[0].resolve() != run_dir.resolve():
         raise UsageError(f"The run in {given[0]} goes on there and not in {run_dir}.")
     with runfolder.explain_errors(run_dir):
         free = not run_dir.is_dir() or not any(run_dir.iterdir())
-    if resume == NEVER or free:
+    if resume == "never" or free:
         runfolder.check_free(run_dir, replace=replace)
         return None
     if not (run_dir / runfolder.RECIPE).is_file():
@@ -60,15 +60,12 @@ def point(
     return checkpoint_dir
 
 
-def check_same(
-    state: dict[str, Any], recipe: TrainingRecipe, origin: dict[str, str], saved: Path, *, anyway: bool
-) -> None:
+def check_same(state: JsonObject, recipe: TrainingRecipe, origin: dict[str, str], saved: Path, *, anyway: bool) -> None:
     """Raises `UsageError` naming the first key of the recipe, or the file of the model, that has changed."""
     if anyway:
         return
-    key = first_difference(today(state["recipe"]), recipe.model_dump(mode="json"))
     hint = "Give back the old value, start a new run, or go on with the new one: --resume-anyway."
-    if key is not None:
+    if key := first_difference(today(state["recipe"]), recipe.model_dump(mode="json")):
         name, old, new = key
         raise UsageError(f"The recipe has changed since {saved}: {name} was {old!r} and is {new!r}.", hint)
     for file, digest in origin.items():
@@ -76,14 +73,16 @@ def check_same(
             raise UsageError(f"The model that this run started with has changed since {saved}: {file} differs.", hint)
 
 
-def check_data(
-    state: dict[str, Any], data: dict[str, int], entry: str | None = None, *, changes: str = "", anyway: bool = False
-) -> None:
-    """Raises `UsageError` where the data has another size: its order would be another one; and, unless `anyway`, where
-    its cache entry is not the one of then: the same number of other samples. `changes` says what came and went.
+def check_data(state: JsonObject, task: Task, *, anyway: bool = False) -> None:
+    """Raises `UsageError` where the data of the task has another size: its order would be another one; and, unless
+    `anyway`, where its cache entry is not the one of then: the same number of other samples.
     """
+    before, entry = state.get("entry"), task.prepared_as
+    differs = None not in (before, entry) and before != entry
+    changes = differs and hasattr(task, "changes_since") and task.changes_since(before)
     changes = f" {changes}" if changes else ""
-    for split, size in data.items():
+    for split in ("train", "eval"):
+        size = task.size(split)
         if state["data"][split] != size:
             raise UsageError(
                 f"The {split} data has {size:,} samples, and had {state['data'][split]:,} when this run was "
@@ -91,8 +90,7 @@ def check_data(
                 "Bring back the old data, or train anew on what there is: -o with another folder, on the model here or "
                 "on RUN/model, the best of this run so far.",
             )
-    before = state.get("entry")
-    if not anyway and None not in (before, entry) and before != entry:
+    if differs and not anyway:
         raise UsageError(
             "The data has changed since this run was interrupted."
             f"{changes or f' It was prepared as {before}, and is {entry} now.'}",
@@ -105,20 +103,17 @@ def is_free(path: str, free: tuple[str, ...]) -> bool:
     return any(path == key or path.startswith(f"{key}.") for key in free)
 
 
-def first_difference(old: Any, new: Any, free: tuple[str, ...] = FREE, path: str = "") -> tuple[str, Any, Any] | None:
+def first_difference(old: Json, new: Json, free: tuple[str, ...] = FREE, path: str = "") -> tuple[str, Any, Any] | None:
     """The first key, in the order of the recipe, whose value differs, with both values; `free` keys may."""
     if is_free(path, free):
         return None
     if isinstance(old, dict) and isinstance(new, dict):
-        for key in [*new, *(key for key in old if key not in new)]:
-            difference = first_difference(old.get(key), new.get(key), free, f"{path}.{key}" if path else str(key))
-            if difference:
-                return difference
-        return None
+        parts = ((old.get(key), new.get(key), free, f"{path}.{key}" if path else str(key)) for key in new | old)
+        return next(filter(None, (first_difference(*part) for part in parts)), None)
     return None if old == new else (path, old, new)
 
 
-def today(recipe: dict[str, Any]) -> JsonObject:
+def today(recipe: JsonObject) -> JsonObject:
     """A noted recipe with the keys that have come since at their defaults."""
     try:
         return TrainingRecipe.model_validate(recipe).model_dump(mode="json")
@@ -145,10 +140,10 @@ def find_interrupted(workspace: Path, recipe: TrainingRecipe, model_dir: Path) -
         if runfolder.is_held(folder):
             continue
         whole = (path for path in checkpoint.all_of(folder) if checkpoint.torn(path, hashes=False) is None)
-        state = next((read for path in whole if (read := _read(path)) is not None), None)
-        if state is None or first_difference(today(state["recipe"]), wanted) is not None:
+        state = next((read for path in whole if (read := _read(path))), None)
+        if not state or first_difference(today(state["recipe"]), wanted):
             continue
-        origin = origin_of(model_dir) if origin is None else origin
+        origin = origin or origin_of(model_dir)
         if state["origin"] == origin:
             return folder
     return None

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from leansurgeon.checkpoints.record import DamagedRecord, SurgeryRecord
 from leansurgeon.checkpoints.recorded import part
@@ -81,29 +81,31 @@ class OnTest(part.Recorded):
     gain_high: float | None = None
 
 
-@dataclass(frozen=True)
-class Start(part.RecordedInFull):
-    """The folder that a training began with, and the SHA-256 of its files."""
+class Shown(part.RecordedInFull):
+    """A part that is read to be shown, so that nothing odd in it is damage."""
 
     SURE = ()
+
+
+@dataclass(frozen=True)
+class Start(Shown):
+    """The folder that a training began with, and the SHA-256 of its files."""
 
     name: str = ""
     files: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class Model(part.RecordedInFull):
+class Model(Shown):
     """The trained model: where it came from, its shape and parameters by part, the surgery before the training, and
     what the training began with.
     """
 
-    SURE = ()
-
     source: str = ""
-    shape: dict[str, Any] | None = None
+    shape: JsonObject | None = None
     parameters: int | None = None
     parts: dict[str, int] | None = None
-    surgery: dict[str, Any] | None = None
+    surgery: JsonObject | None = None
     init_std: float | None = None
     start: Start = Start()
 
@@ -117,10 +119,8 @@ class Model(part.RecordedInFull):
 
 
 @dataclass(frozen=True)
-class Task(part.RecordedInFull):
+class Task(Shown):
     """What was trained and measured; `data` is what the task says of its data."""
-
-    SURE = ()
 
     name: str = ""
     metric: str = ""
@@ -129,7 +129,7 @@ class Task(part.RecordedInFull):
     percent: bool = False
     train_samples: int | None = None
     eval_samples: int | None = None
-    data: dict[str, Any] = field(default_factory=dict)
+    data: JsonObject = field(default_factory=dict)
 
     @classmethod
     def from_dict(cls, data: Json) -> Self:
@@ -145,12 +145,12 @@ class Task(part.RecordedInFull):
 
 
 @dataclass(frozen=True)
-class Part(part.RecordedInFull):
+class Part(Shown):
     """Where a run belongs in an experiment. `settings` are the values that decide its result, by key; `digest` is
     theirs.
     """
 
-    SURE, OPTIONAL = (), ("settings",)
+    OPTIONAL = ("settings",)
 
     name: str = ""
     arm: str = ""
@@ -159,26 +159,22 @@ class Part(part.RecordedInFull):
     control_of: str | None = None
     init: str = ""
     own_task: str = ""
-    settings: dict[str, Any] | None = None
+    settings: JsonObject | None = None
 
 
 @dataclass(frozen=True)
-class Memory(part.RecordedInFull):
+class Memory(Shown):
     """The peak of a training, and of which kind it is."""
-
-    SURE = ()
 
     bytes: int | None = None
     kind: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Summary(part.RecordedInFull):
+class Summary(Shown):
     """One training. Times are in seconds but for `step_ms`; `kappa` and `heads` are documents of the measuring room;
     `recipe` is the resolved recipe.
     """
-
-    SURE = ()
 
     schema_version: int = FORM
     name: str = ""
@@ -207,9 +203,9 @@ class Summary(part.RecordedInFull):
     data_wait: float | None = None
     memory: Memory = Memory()
     test: OnTest | None = None
-    kappa: dict[str, Any] | None = None
-    heads: dict[str, Any] | None = None
-    recipe: dict[str, Any] = field(default_factory=dict)
+    kappa: JsonObject | None = None
+    heads: JsonObject | None = None
+    recipe: JsonObject = field(default_factory=dict)
     started: str = ""
     finished: str = ""
     experiment: Part | None = None

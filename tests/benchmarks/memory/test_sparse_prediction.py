@@ -15,6 +15,7 @@ from leansurgeon.training import data_loader, distributed, optimizer, schedule
 from leansurgeon.training.objective import Objective
 from leansurgeon.training.optimizer import Trainer
 from leansurgeon.training.recipe.schema import Train
+from leansurgeon.training.schedule import Pace
 from tests.benchmarks.pairs import compare
 
 BLOCKS, ROWS, TOKENS, WIDTH = 16, 8, 128, 128
@@ -45,8 +46,8 @@ def _steps(task, settings, *, sparse_prediction):
     settings = settings.model_copy(update={"sparse_prediction": sparse_prediction})
     scored = Objective(loaded, task, settings).to(accelerator.device).train()
     adamw = optimizer.make_optimizer(scored, settings.optim, fused=accelerator.device.type == "cuda")
-    trainer = Trainer(accelerator, scored, scored, adamw, list(scored.parameters()), scheme, 0)
-    for step, batches in enumerate(data_loader.train_batches(task, scheme, seed=0, rank=0, device=accelerator.device)):
+    trainer = Trainer(accelerator, scored, scored, adamw, Pace(scheme))
+    for step, batches in enumerate(data_loader.train_batches(task, scheme, rank=0, device=accelerator.device)):
         trainer.step(step, batches)
         yield
 

@@ -232,4 +232,4 @@ def test_the_average_counts_a_tied_weight_once():
     with torch.no_grad():
         loaded.model.wte.weight += 1.0
     average.update(loaded.model, 5)
-    assert torch.allclose(average.model.head.weight, before + 0.1, atol=1e-6)
+    assert torch.allclose(average.loaded.model.head.weight, before + 0.1, atol=1e-6)

@@ -169,7 +169,7 @@ def test_a_failure_on_one_process_ends_all_and_is_one_sentence_each(tmp_path):
         (0, "LostProcesses", "Another process"),
         (1, "UsageError", "picture.jpg cannot be read."),
     ):
-        said = {"kind": kind, "message": message, "hint": None, "trace": ""}
+        said = {"kinds": [kind], "message": message, "hint": None, "trace": ""}
         (tmp_path / f"rank{rank}.json").write_text(json.dumps(said))
     error = launch.read_verdict(tmp_path, tmp_path / "run")
     assert isinstance(error, UsageError) and error.message == "picture.jpg cannot be read."

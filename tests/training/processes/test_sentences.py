@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import errno
 import json
+import pickle
 
 import pytest
 
 from leansurgeon import errors
 from leansurgeon.checkpoints.record import DamagedRecord
 from leansurgeon.training.processes import worker
-from leansurgeon.training.processes.agree import _pack_error, _unpack_error
+from leansurgeon.training.processes.agree import as_all_raise
 from leansurgeon.training.processes.launch import JOB, read_verdict
 from leansurgeon.training.processes.worker import main
 
@@ -28,7 +29,7 @@ ERRORS = {
 def test_every_process_ends_as_one_does(name, tmp_path, monkeypatch):
     error = ERRORS[name]
     alone = errors.in_words(error)
-    elsewhere = _unpack_error(*_pack_error(error))  # in the processes where nothing failed
+    elsewhere = pickle.loads(pickle.dumps(as_all_raise(error)))  # in the processes where nothing failed
 
     def fail(*_):
         raise error
@@ -40,5 +41,6 @@ def test_every_process_ends_as_one_does(name, tmp_path, monkeypatch):
     for one in (elsewhere, started):
         assert (one.message, one.hint, one.exit_code) == (alone.message, alone.hint, alone.exit_code)
         assert isinstance(alone, type(one))
+    assert elsewhere.agreed
     assert code == alone.exit_code and not list(tmp_path.glob("*.log"))
     assert isinstance(elsewhere, errors.RunFolderReplaced) == (name == "a deleted run folder")

@@ -17,7 +17,7 @@ from leansurgeon.training.loop import train
 from leansurgeon.training.processes.agree import ProcessGroup
 from leansurgeon.training.runs import checkpoint, resume
 from tests.support import training_interrupted as cut
-from tests.support.training_standin import recipe
+from tests.support.training_standin import Words, recipe
 
 
 @pytest.fixture(autouse=True)
@@ -207,7 +207,7 @@ def test_a_changed_recipe_is_refused_and_named(tmp_path):
 def test_other_data_or_another_start_is_refused():
     state = {"recipe": {}, "origin": {"model.safetensors": "abc"}, "data": {"train": 64, "eval": 13}}
     with pytest.raises(UsageError, match=r"\b65\b.*\b64\b"):
-        resume.check_data(state, {"train": 65, "eval": 13})
+        resume.check_data(state, Words(train=65))
     state["recipe"] = recipe().model_dump(mode="json")
     with pytest.raises(UsageError, match=r"model\.safetensors differs"):
         resume.check_same(state, recipe(), {"model.safetensors": "xyz"}, None, anyway=False)

@@ -107,31 +107,33 @@ class _Terminal(io.StringIO):
 
 
 def test_progress_rewrites_its_line_on_a_terminal_only():
-    shown = dict(loss=1.25, lr=1e-3, rate=45_200, unit="tokens/s", eta=187)
+    shown = dict(loss=1.25, lr=1e-3, rate=45_200, unit="tokens/s", eta=187, waiting=0.021, memory=17_300_000_000)
     terminal, file = _Terminal(), io.StringIO()
     for stream in (terminal, file):
         now = iter(range(100))
-        progress = Progress(20, stream=stream, clock=lambda now=now: next(now))
+        progress = Progress(stream=stream, clock=lambda now=now: next(now))
+        progress.steps = 20
         for step in range(1, 6):
-            progress.step(step, **shown)
+            progress.step(step, **shown, fraction=step / 20)
         progress.say("evaluated")
-        progress.step(20, **shown)
+        progress.step(20, **shown, fraction=1.0)
     drawn = terminal.getvalue()
     assert drawn.count("\r") >= 5 and drawn.index("step 5/20") < drawn.index("evaluated\n")
     lines = file.getvalue().splitlines()
     assert lines == [
-        "step 1/20  loss 1.2500  lr 1.00e-03  45.2k tokens/s  eta 3m07s",
+        "step 1/20  loss 1.2500  lr 1.00e-03  45.2k tokens/s  data 2 %  17.30 GB  eta 3m07s",
         "evaluated",
-        "step 20/20  loss 1.2500  lr 1.00e-03  45.2k tokens/s  eta 3m07s",
+        "step 20/20  loss 1.2500  lr 1.00e-03  45.2k tokens/s  data 2 %  17.30 GB  eta 3m07s",
     ]
     whole = io.StringIO()
-    known = dict(waiting=0.021, memory=17_300_000_000)
-    Progress(None, stream=whole).step(7, **shown, **known, fraction=0.3333)  # a training that ends by the clock
+    progress = Progress(stream=whole)
+    progress.steps = None  # a training that ends by the clock
+    progress.step(7, **shown, fraction=0.3333)
     assert whole.getvalue() == (
         "step 7 (33.3 %)  loss 1.2500  lr 1.00e-03  45.2k tokens/s  data 2 %  17.30 GB  eta 3m07s\n"
     )
     quiet = io.StringIO()
-    Progress(1, stream=quiet, quiet=True).say("nothing")
+    Progress(stream=quiet, quiet=True).say("nothing")
     assert quiet.getvalue() == ""
     assert (duration_text(59), duration_text(7500), rate_text(812.4, "samples/s")) == ("59s", "2h05m", "812 samples/s")
 
@@ -180,16 +182,16 @@ import torch
 from leansurgeon.training import observe
 
 peak = observe.PeakMemory(torch.device("cpu"))
-assert observe.reset_peak_rss()  # every Linux can
+assert observe.Path("/proc/self/clear_refs").is_file()  # on every Linux
 block = torch.ones(64 * 2**20 // 4)  # 64 MiB before training counts as long as it is held
 del block
 peak.resume()
-peak.pause()
+peak.read()
 before = peak.bytes
 peak.resume()
 block = torch.ones(128 * 2**20 // 4)
 del block
-peak.pause()
+peak.read()
 print(peak.bytes - before)
 """
     done = subprocess.run([sys.executable, "-c", watched], capture_output=True, text=True, check=True)

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -249,11 +250,12 @@ def test_going_back_without_a_checkpoint_says_so(spoil, tmp_path, monkeypatch):
 def test_other_data_of_the_same_size_and_another_config_are_refused(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     assert list(resume.origin_of(tmp_path)) == ["config.json"]
-    state, sizes = {"data": {"train": 64}, "entry": "text-1"}, {"train": 64}
+    data = {"train": 64, "eval": 13}
+    state, task = {"data": data, "entry": "text-1"}, SimpleNamespace(size=data.get, prepared_as="text-2")
     with pytest.raises(UsageError, match=r"\b1\b.*\b2\b"):
-        resume.check_data(state, sizes, "text-2")
-    resume.check_data(state, sizes, "text-2", anyway=True)
-    resume.check_data({"data": {"train": 64}}, sizes, "text-2")
+        resume.check_data(state, task)
+    resume.check_data(state, task, anyway=True)
+    resume.check_data({"data": data}, task)
 
 
 def test_folders_that_cannot_be_made_are_one_sentence(tmp_path):

@@ -240,13 +240,13 @@ def test_a_teacher_is_trained_and_known_and_has_the_head(saved, tmp_path):
 def test_the_source_is_opened_by_its_name_or_where_it_lies(own_cache, saved, tmp_path, monkeypatch):
     origin = dict(kind="folder", name="somewhere/teacher", sha256={"model.safetensors": "0" * 64})
     named = Origin(**origin | {"kind": "preset", "name": "digits-vit"})
-    assert distill.place_of(named, "hint") == "digits-vit"
-    assert distill.place_of(Origin(**origin | {"sha256": {}}), "hint") == "somewhere/teacher"
+    assert distill.place_of(named) == "digits-vit"
+    assert distill.place_of(Origin(**origin | {"sha256": {}})) == "somewhere/teacher"
     with pytest.raises(UsageError, match="somewhere/teacher"):
-        distill.place_of(Origin(**origin), "hint")
+        distill.place_of(Origin(**origin))
     folder, _ = saved("bert")
     here = Origin(str(folder), "folder", sha256={"model.safetensors": sha256(folder / "model.safetensors")})
-    assert distill.place_of(here, "hint") == str(folder)
+    assert distill.place_of(here) == str(folder)
     student, towers, load = checkpoints.load(folder), [], checkpoints.load
     monkeypatch.setattr(distill, "load", lambda *a, tower: towers.append(tower) or load(*a))
     student.surgery = SimpleNamespace(source=here, tower="vision")

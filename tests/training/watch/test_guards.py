@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,6 +14,8 @@ from torch import nn
 from leansurgeon.errors import Diverged, OutOfMemory
 from leansurgeon.training import data_loader, guards
 from leansurgeon.training.loop import train
+from leansurgeon.training.processes.agree import ProcessGroup
+from leansurgeon.training.schedule import make_plan
 from tests.support import training_interrupted as cut
 from tests.support.training_standin import Words, losses, recipe, trained, word_model
 
@@ -111,6 +114,16 @@ def test_the_micro_batch_shrinks_and_the_global_batch_stays(tmp_path, monkeypatc
     with pytest.raises(OutOfMemory, match="micro batch of 16") as error:
         trained(tmp_path / "late", loaded=loaded)
     assert "train.micro_batch=8" in error.value.hint
+
+
+def test_pairs_that_are_mixed_and_do_not_fit_end_in_one_sentence(monkeypatch):
+    monkeypatch.setattr(guards, "PROBED", ("cpu",))
+    monkeypatch.setattr(guards, "_fits", lambda run: False)
+    mixed = recipe(mixup=0.4).train
+    run = SimpleNamespace(train=mixed, plan=make_plan(mixed, 64, 1, micro_limit=2), task=Words(), group=ProcessGroup())
+    run.device = torch.device("cpu")
+    with pytest.raises(OutOfMemory, match="micro batch of 2"):
+        guards.fit_memory(run)
 
 
 def test_the_second_micro_batch_of_a_step_has_to_fit_beside_the_gradients_of_the_first(tmp_path, monkeypatch):

@@ -22,6 +22,7 @@ from leansurgeon.training import loop as loop
 from leansurgeon.training.objective import Objective
 from leansurgeon.training.optimizer import Average, Trainer
 from leansurgeon.training.recipe.schema import Ema, Train
+from leansurgeon.training.schedule import Pace
 from tests.support.training_standin import Words, recipe, word_model
 
 aten = torch.ops.aten
@@ -114,8 +115,8 @@ def trainer_of(case, cache, **train):
     scored = Objective(loaded, task, settings).to(accelerator.device).train()
     adamw = optimizer.make_optimizer(scored, settings.optim, fused=True)
     scheme = schedule.make_plan(settings, task.size("train"), 1)
-    trainer = Trainer(accelerator, scored, scored, adamw, list(scored.parameters()), scheme, 0, average=average)
-    batches = data_loader.train_batches(task, scheme, seed=0, rank=0, device=accelerator.device)
+    trainer = Trainer(accelerator, scored, scored, adamw, Pace(scheme), average=average)
+    batches = data_loader.train_batches(task, scheme, rank=0, device=accelerator.device)
     trainer.step(0, next(batches))  # the first step makes the optimizer's state
     return trainer, next(batches)
 
