@@ -52,6 +52,7 @@ from leansurgeon.architectures.tensors import (
     like,
     read_key,
     sizes_of,
+    stage_sizes,
     write_key,
 )
 from leansurgeon.errors import UnsupportedModel, UsageError
@@ -185,47 +186,18 @@ class Architecture:
                 said = f"The config of this {self.name} model has no '{missing}'."
                 raise UnsupportedModel(said, "Is config.json complete?")
         if apart:
-            return Shape(tuple(self._stage(c, keys, 0, None) for keys in apart))
+            return Shape(tuple(read_stage(c, keys) for keys in apart))
         several = isinstance(c[self.keys.depth], list | tuple)
         count = len(c[self.keys.depth]) if several else 1
         if not count or (self.stages and count != len(self.stages)):
             raise UnsupportedModel(f"The config names {count} stages, and {self.name} has {len(self.stages) or 1}.")
-        return Shape(tuple(self._stage(c, self.keys, s, count if several else None) for s in range(count)))
+        return Shape(tuple(read_stage(c, self.keys, s, count if several else None) for s in range(count)))
 
     def _keys_apart(self, config: Config) -> tuple[Keys, ...]:
         """The keys of every stage that this model has, where stages have keys of their own; else nothing."""
         apart = [blocks for blocks in self.stages if blocks.keys]
         filled = self.fill_config(config) if apart else {}
         return tuple(blocks.keys for blocks in apart if exists(blocks.when, filled))
-
-    def _stage(self, c: Config, keys: Keys, s: int, count: int | None) -> Stage:
-        """Stage `s`; `count` is the number of stages, None where the config holds plain numbers."""
-
-        def value(key: str | None) -> Any:
-            entry = read_key(c, key) if key else None
-            if not isinstance(entry, list | tuple):
-                return entry
-            if len(entry) != count:
-                raise UnsupportedModel(f"The config says {key} = {entry!r} for {count or 1} stages.")
-            return entry[s]
-
-        width, heads = value(keys.width), value(keys.heads) if keys.heads else 1
-        depth = value(keys.depth_like if c.get(keys.depth) is None and keys.depth_like else keys.depth)
-        some = [(key, value(key)) for key in (keys.head_dim, keys.kv_heads, keys.mlp_dim) if value(key) is not None]
-        for key, number in ((keys.width, width), (keys.heads, heads), (keys.depth, depth), *some):
-            if not is_count(number):
-                raise UnsupportedModel(f"The config says {key} = {number!r}, which is no positive whole number.")
-        width *= keys.width_grows**s
-        if not isinstance(ratio := value(keys.mlp_ratio), int | float | None):
-            raise UnsupportedModel(f"The config says {keys.mlp_ratio} = {ratio!r}, which is no number.")
-        return Stage(
-            depth,
-            heads,
-            head_dim=value(keys.head_dim) or width // heads,
-            kv_heads=value(keys.kv_heads) or heads,
-            mlp_dim=value(keys.mlp_dim) or int(width * (keys.mlp_default if ratio is None else ratio)),
-            width=width,
-        )
 
     # -- writing ---------------------------------------------------------------------------------
 
@@ -354,16 +326,7 @@ class Architecture:
     def dims(self, config: Config, shape: Shape, stage: int = -1) -> dict[str, int]:
         """Every axis name with its size in a stage."""
         c, at = self.fill_config(config), shape.stages[stage]
-        dims = {
-            "width": at.width,
-            "q": at.heads * at.head_dim,
-            "kv": at.kv_heads * at.head_dim,
-            "mlp": at.mlp_dim,
-            "heads": at.heads,
-            "head_dim": at.head_dim,
-            "qkv": 3 * at.head_dim,
-            **{f"width{s}": other.width for s, other in enumerate(shape.stages)},
-        }
+        dims = stage_sizes(at) | {f"width{s}": other.width for s, other in enumerate(shape.stages)}
         for name, source in self.sizes.items():
             try:
                 value = source(c) if callable(source) else c.get(source)
@@ -405,3 +368,35 @@ class Architecture:
     def count(self, config: Config, shape: Shape | None = None) -> ParameterCount:
         """Parameters by part from the declaration alone (no torch)."""
         return count_parameters(self.tensors(config, shape))
+
+
+def read_stage(c: Config, keys: Keys, s: int = 0, count: int | None = None) -> Stage:
+    """Stage `s` as these keys of a config say; `count` is the number of stages, None where it holds plain numbers.
+    Raises `UnsupportedModel`.
+    """
+
+    def value(key: str | None) -> Any:
+        entry = read_key(c, key) if key else None
+        if not isinstance(entry, list | tuple):
+            return entry
+        if len(entry) != count:
+            raise UnsupportedModel(f"The config says {key} = {entry!r} for {count or 1} stages.")
+        return entry[s]
+
+    width, heads = value(keys.width), value(keys.heads) if keys.heads else 1
+    depth = value(keys.depth_like if c.get(keys.depth) is None and keys.depth_like else keys.depth)
+    some = [(key, value(key)) for key in (keys.head_dim, keys.kv_heads, keys.mlp_dim) if value(key) is not None]
+    for key, number in ((keys.width, width), (keys.heads, heads), (keys.depth, depth), *some):
+        if not is_count(number):
+            raise UnsupportedModel(f"The config says {key} = {number!r}, which is no positive whole number.")
+    width *= keys.width_grows**s
+    if not isinstance(ratio := value(keys.mlp_ratio), int | float | None):
+        raise UnsupportedModel(f"The config says {keys.mlp_ratio} = {ratio!r}, which is no number.")
+    return Stage(
+        depth,
+        heads,
+        head_dim=value(keys.head_dim) or width // heads,
+        kv_heads=value(keys.kv_heads) or heads,
+        mlp_dim=value(keys.mlp_dim) or int(width * (keys.mlp_default if ratio is None else ratio)),
+        width=width,
+    )

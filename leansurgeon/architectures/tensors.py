@@ -11,7 +11,7 @@ from math import prod
 from typing import Any
 
 from leansurgeon.errors import UnsupportedModel
-from leansurgeon.shape import ParameterCount
+from leansurgeon.shape import ParameterCount, Stage
 
 Config = dict[str, Any]
 
@@ -141,6 +141,14 @@ def exists(when: str, config: Config) -> bool:
         return str(config.get(key)) == value
     negate = when.startswith("!")
     return bool(config.get(when.lstrip("!"))) != negate
+
+
+def stage_sizes(stage: Stage) -> dict[str, int]:
+    """The size of every axis that follows from the shape of a stage."""
+    return {
+        **{"width": stage.width, "mlp": stage.mlp_dim, "heads": stage.heads, "head_dim": stage.head_dim},
+        **{"q": stage.inner, "kv": stage.kv_heads * stage.head_dim, "qkv": 3 * stage.head_dim},
+    }
 
 
 def axis_size(axis: str, dims: Mapping[str, int]) -> int:

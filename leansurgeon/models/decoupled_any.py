@@ -89,13 +89,18 @@ def widen(model, config):
     for stage in config.decoupled["stages"]:
         now = Numbers(config, stage)
         for block in blocks_of(model, stage["blocks"]):
-            for path, kind in stage["numbers"].items():
-                owner, _, name = path.rpartition(".")
-                if owner == "" or has(block, owner):
-                    setattr(block.get_submodule(owner), name, getattr(now, kind))
-            for path, word in stage["projections"].items():
-                if has(block, path):
-                    replace(model, block, path, word, now)
+            widen_block(block, stage, now, model._init_weights)
+
+
+def widen_block(block, stage, now, start):
+    """Give the attentions of a block these heads; `start` gives a projection its first weights."""
+    for path, kind in stage["numbers"].items():
+        owner, _, name = path.rpartition(".")
+        if has(block, owner):
+            setattr(block.get_submodule(owner), name, getattr(now, kind))
+    for path, word in stage["projections"].items():
+        if has(block, path):
+            replace(block, path, word, now, start)
 
 
 def blocks_of(model, path):
@@ -114,7 +119,7 @@ def has(module, path):
     return True
 
 
-def replace(model, block, path, word, now):
+def replace(block, path, word, now, start):
     """A projection of another size in place of the one at `path`."""
     owner, _, name = path.rpartition(".")
     old = block.get_submodule(path)
@@ -130,7 +135,7 @@ def replace(model, block, path, word, now):
             new.__class__ = type(old)  # a Linear with a forward pass of the library's own
     setattr(block.get_submodule(owner), name, new)
     if not new.weight.is_meta:
-        model._init_weights(new)
+        start(new)
 
 
 class Lean:

@@ -25,7 +25,7 @@ from timm.layers import trunc_normal_
 from timm.models.eva import EvaAttention
 from torch import nn
 
-from leansurgeon.models.decoupled_any import Numbers, blocks_of, has
+from leansurgeon.models.decoupled_any import Numbers, blocks_of, widen_block
 from leansurgeon.models.timm_eva import LeanEvaAttention
 from leansurgeon.models.timm_parts import IMAGENET, entry_point
 
@@ -46,9 +46,8 @@ class LeanTimm:
     def __new__(cls, *, lean: Mapping[str, Any], **kwargs: Any) -> nn.Module:
         check(lean)
         sizes = {stage["head_dim"]: kwargs.pop(stage["head_dim"]) for stage in lean["stages"]}
-        asked = {key: at(kwargs, key) for key in lean["native"]}
-        for key, heads in lean["native"].items():
-            put(kwargs, key, heads)
+        kwargs |= {key: as_lists(kwargs[key]) for key in HEADS if key in kwargs}
+        asked = {key: exchange(kwargs, key, heads) for key, heads in lean["native"].items()}
         model = timm.create_model(lean["base"], **kwargs)
         for stage in lean["stages"]:
             now = Numbers(SimpleNamespace(lean_numbers=asked, **sizes), stage)
@@ -56,7 +55,7 @@ class LeanTimm:
                 for module in block.modules():
                     if type(module) is EvaAttention:
                         module.__class__ = LeanEvaAttention
-                widen(block, stage, now)
+                widen_block(block, stage, now, start)
         return model
 
 
@@ -71,46 +70,25 @@ def check(lean: Mapping[str, Any]) -> None:
         raise ValueError(f"{NAME} takes a model of timm and numbers of heads, not {wrong[:1] or lean['base']}.")
 
 
-def at(args: Mapping[str, Any], key: str) -> Any:
-    """An argument, or an entry of it."""
-    name, *places = key.split(".")
-    found = args[name]
-    for place in places:
-        found = found[int(place)]
-    return found
+def as_lists(value: Any) -> Any:
+    """A copy of lists in lists."""
+    return [as_lists(v) for v in value] if isinstance(value, list | tuple) else value
 
 
-def put(args: dict[str, Any], key: str, value: Any) -> None:
-    """Set an argument, or an entry of it; lists stay as they were for others."""
-    name, *places = key.split(".")
-    args[name] = changed(args[name], [int(place) for place in places], value) if places else value
+def exchange(args: Any, key: str, value: int) -> Any:
+    """Put a value in the place of an argument, or of an entry of it (`num_heads.2`), and give what stood there."""
+    *path, last = (int(part) if part.isdigit() else part for part in key.split("."))
+    for place in path:
+        args = args[place]
+    old, args[last] = args[last], value
+    return old
 
 
-def changed(found: Any, places: list[int], value: Any) -> Any:
-    """A copy of lists in lists with another entry."""
-    if not places:
-        return value
-    return [changed(v, places[1:], value) if i == places[0] else v for i, v in enumerate(found)]
-
-
-def widen(block: nn.Module, stage: Mapping[str, Any], now: Numbers) -> None:
-    """Give the attentions of a block these heads."""
-    for path, kind in stage["numbers"].items():
-        owner, _, name = path.rpartition(".")
-        if owner == "" or has(block, owner):
-            setattr(block.get_submodule(owner), name, getattr(now, kind))
-    for path, word in stage["projections"].items():
-        if not has(block, path):
-            continue
-        owner, _, name = path.rpartition(".")
-        old = block.get_submodule(path)
-        inputs, outputs = (now.inner, old.out_features) if word == "o" else (old.in_features, now.size(word))
-        new = nn.Linear(inputs, outputs, old.bias is not None, device=old.weight.device, dtype=old.weight.dtype)
-        if not new.weight.is_meta:
-            trunc_normal_(new.weight, std=0.02)
-            if new.bias is not None:
-                nn.init.zeros_(new.bias)
-        setattr(block.get_submodule(owner), name, new)
+def start(projection: nn.Linear) -> None:
+    """New weights as timm has them."""
+    trunc_normal_(projection.weight, std=0.02)
+    if projection.bias is not None:
+        nn.init.zeros_(projection.bias)
 
 
 leansurgeon_any = entry_point(LeanTimm, NAME, **IMAGENET)

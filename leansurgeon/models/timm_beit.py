@@ -5,13 +5,11 @@ It takes the arguments of timm's Beit and `head_dim` (default: embed_dim // num_
 without `head_dim` the model is timm's own.
 """
 
-from math import sqrt
-
 import torch.nn.functional as F
 from timm.models.beit import Attention, Beit, checkpoint_filter_fn
-from torch import cat, no_grad
+from torch import cat
 
-from leansurgeon.models.timm_parts import HALF, attend, entry_point
+from leansurgeon.models.timm_parts import HALF, FreeHeads, attend, entry_point
 
 
 class DecoupledAttention(Attention):
@@ -27,31 +25,14 @@ class DecoupledAttention(Attention):
         return attend(self, *qkv.permute(2, 0, 3, 1, 4).unbind(0), places)
 
 
-class LeanBeit(Beit):
+class LeanBeit(FreeHeads, Beit):
     """Beit whose blocks hold `num_heads` heads of `head_dim`, whether or not that makes up the width."""
 
-    def __init__(self, *, head_dim=None, num_heads=12, **kwargs):
-        width = kwargs.get("embed_dim", 768)
-        if head_dim is None or num_heads * head_dim == width:
-            super().__init__(num_heads=num_heads, **kwargs)
-            return
-        if kwargs.get("use_shared_rel_pos_bias"):
-            raise ValueError("leansurgeon_beit with a free head_dim does not know use_shared_rel_pos_bias.")
-        # One head divides every width; the real attention is put in below.
-        super().__init__(num_heads=1, **kwargs)
-        for number, block in enumerate(self.blocks, 1):
-            block.attn = DecoupledAttention(
-                width,
-                num_heads=num_heads,
-                qkv_bias=kwargs.get("qkv_bias", True),
-                attn_drop=kwargs.get("attn_drop_rate", 0.0),
-                proj_drop=kwargs.get("proj_drop_rate", 0.0),
-                window_size=self.patch_embed.grid_size if kwargs.get("use_rel_pos_bias") else None,
-                attn_head_dim=head_dim,
-            )
-            block.attn.apply(self._init_weights)
-            with no_grad():  # BEiT starts deeper layers with smaller outputs
-                block.attn.proj.weight.div_(sqrt(2.0 * number))
+    unknown, fades = ("use_shared_rel_pos_bias",), True
+
+    def attention(self, width, heads, head_dim, kwargs, more):
+        window = self.patch_embed.grid_size if kwargs.get("use_rel_pos_bias") else None
+        return DecoupledAttention(width, num_heads=heads, window_size=window, attn_head_dim=head_dim, **more)
 
 
 leansurgeon_beit = entry_point(LeanBeit, "leansurgeon_beit", checkpoint_filter_fn, **HALF)

@@ -21,8 +21,8 @@ class DecoupledTalkingHeads(FusedAttention):
     `(batch, tokens, dim)` -> the same.
     """
 
-    def __init__(self, dim, num_heads, head_dim, *args):
-        super().__init__(dim, num_heads, head_dim, *args)
+    def __init__(self, dim, num_heads, head_dim, **more):
+        super().__init__(dim, num_heads, head_dim, **more)
         self.proj_l = nn.Linear(num_heads, num_heads)
         self.proj_w = nn.Linear(num_heads, num_heads)
 

@@ -8,10 +8,9 @@ It takes the arguments of timm's DaVit and
 Tensor names are timm's; without these arguments the model is timm's own.
 """
 
-from timm.layers import Mlp
 from timm.models.davit import DaVit, checkpoint_filter_fn
 
-from leansurgeon.models.timm_parts import IMAGENET, FusedAttention, entry_point
+from leansurgeon.models.timm_parts import IMAGENET, FusedAttention, entry_point, resize_mlp
 
 
 class DecoupledChannel(FusedAttention):
@@ -55,9 +54,8 @@ class LeanDaVit(DaVit):
                     kind = FusedAttention if hasattr(block, "window_size") else DecoupledChannel
                     block.attn = kind(width, heads, d, kwargs.get("qkv_bias", True))
                     block.attn.apply(self._init_weights)
-                if block.mlp is not None and block.mlp.fc1.out_features != int(width * ratio):
-                    block.mlp = Mlp(in_features=width, hidden_features=int(width * ratio))
-                    block.mlp.apply(self._init_weights)
+                if block.mlp is not None:
+                    resize_mlp(block, width, int(width * ratio), self._init_weights)
 
 
 leansurgeon_davit = entry_point(

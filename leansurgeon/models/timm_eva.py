@@ -5,17 +5,14 @@ positions are made for it. timm's attention class takes an `attn_head_dim`, and 
 one, so it is written anew here. Tensor names are timm's; without `head_dim` the model is timm's own.
 """
 
-from math import sqrt
 from typing import Any
 
 import torch.nn.functional as F
 from timm.layers import apply_rot_embed_cat
 from timm.models.eva import Eva, EvaAttention, checkpoint_filter_fn
-from torch import Tensor, cat, no_grad
+from torch import Tensor, cat
 
-from leansurgeon.models.timm_parts import CLIP, entry_point
-
-NOT_SUPPORTED = ("qk_norm", "scale_attn_inner", "rope_rotate_half", "num_kv_heads", "use_post_norm", "num_reg_tokens")
+from leansurgeon.models.timm_parts import CLIP, FreeHeads, entry_point
 
 
 class LeanEvaAttention(EvaAttention):
@@ -53,36 +50,23 @@ class LeanEvaAttention(EvaAttention):
         return cat((x[:, :, :first], apply_rot_embed_cat(x[:, :, first:], rope, half=half)), dim=2)
 
 
-class LeanEva(Eva):
+class LeanEva(FreeHeads, Eva):
     """Eva whose blocks hold `num_heads` heads of `head_dim`, whether or not that makes up the width."""
 
-    def __init__(self, *, head_dim=None, num_heads=12, **kwargs):
-        width = kwargs.get("embed_dim", 768)
-        if head_dim is None or num_heads * head_dim == width:
-            super().__init__(num_heads=num_heads, **kwargs)
-            return
-        unsupported = [name for name in NOT_SUPPORTED if kwargs.get(name)]
-        if unsupported or not kwargs.get("qkv_fused", True) or kwargs.get("attn_type", "eva") != "eva":
-            which = ", ".join(unsupported) or "attention other than the fused one of EVA"
-            raise ValueError(f"leansurgeon_eva with a free head_dim does not know {which}.")
+    unknown = ("qk_norm", "scale_attn_inner", "rope_rotate_half", "num_kv_heads", "use_post_norm", "num_reg_tokens")
+    fades = True
+
+    def fitting_heads(self, width, head_dim, kwargs):
+        """timm makes the rotary positions for width // heads, which is then head_dim."""
+        if not kwargs.get("qkv_fused", True) or kwargs.get("attn_type", "eva") != "eva":
+            self.refuse("does not know attention other than the fused one of EVA")
         if width % head_dim:
             raise ValueError(f"leansurgeon_eva needs a head_dim that divides {width}, and {head_dim} does not.")
-        # timm makes the rotary positions for width // heads, which is then head_dim; the real attention comes below.
-        super().__init__(num_heads=width // head_dim, **kwargs)
-        for number, block in enumerate(self.blocks, 1):
-            block.attn = LeanEvaAttention(
-                width,
-                num_heads=num_heads,
-                qkv_bias=kwargs.get("qkv_bias", True),
-                num_prefix_tokens=self.num_prefix_tokens,
-                attn_drop=kwargs.get("attn_drop_rate", 0.0),
-                proj_drop=kwargs.get("proj_drop_rate", 0.0),
-                attn_head_dim=head_dim,
-                scale_norm=False,
-            )
-            block.attn.apply(self._init_weights)
-            with no_grad():  # EVA starts deeper layers with smaller outputs
-                block.attn.proj.weight.div_(sqrt(2.0 * number))
+        return width // head_dim
+
+    def attention(self, width, heads, head_dim, kwargs, more):
+        special = {"num_prefix_tokens": self.num_prefix_tokens, "scale_norm": False}
+        return LeanEvaAttention(width, num_heads=heads, attn_head_dim=head_dim, **special, **more)
 
 
 leansurgeon_eva = entry_point(LeanEva, "leansurgeon_eva", checkpoint_filter_fn, **CLIP)

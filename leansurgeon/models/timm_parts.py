@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any
+from math import sqrt
+from typing import Any, NoReturn
 
 import torch.nn.functional as F
+from timm.layers import Mlp
 from timm.models import build_model_with_cfg, register_model
-from torch import Tensor, nn
+from torch import Tensor, nn, no_grad
 
 HALF = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
 IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
@@ -61,6 +63,8 @@ class FusedAttention(nn.Module):
     `(batch, tokens, dim)` -> the same; weights `qkv (3 * inner, dim)`, `proj (dim, inner)`.
     """
 
+    maps: tuple[tuple[str, int], ...] = (("qkv", 3),)  # what reads the tokens, with its rows in inner widths
+
     def __init__(
         self,
         dim: int,
@@ -74,7 +78,8 @@ class FusedAttention(nn.Module):
         super().__init__()
         self.num_heads, self.head_dim = num_heads, head_dim
         self.scale = head_dim**-0.5
-        self.qkv = nn.Linear(dim, 3 * num_heads * head_dim, bias=qkv_bias)
+        for name, count in self.maps:
+            setattr(self, name, nn.Linear(dim, count * num_heads * head_dim, bias=qkv_bias))
         self.attn_drop = nn.Dropout(attn_drop)
         self.proj = nn.Linear(num_heads * head_dim, dim, bias=proj_bias)
         self.proj_drop = nn.Dropout(proj_drop)
@@ -96,38 +101,77 @@ def attend(
     return module.proj_drop(module.proj(y.transpose(1, 2).flatten(2)))
 
 
-class ClassAttention(nn.Module):
+class ClassAttention(FusedAttention):
     """Class attention of inner width num_heads * head_dim: the first token alone attends (Touvron et al., arXiv
     2103.17239, section 3.2).
 
     `(batch, tokens, dim)` -> `(batch, 1, dim)`.
     """
 
-    def __init__(
-        self,
-        dim: int,
-        num_heads: int,
-        head_dim: int,
-        qkv_bias: bool = True,
-        attn_drop: float = 0.0,
-        proj_drop: float = 0.0,
-    ) -> None:
-        super().__init__()
-        self.num_heads, self.head_dim = num_heads, head_dim
-        self.q = nn.Linear(dim, num_heads * head_dim, bias=qkv_bias)
-        self.k = nn.Linear(dim, num_heads * head_dim, bias=qkv_bias)
-        self.v = nn.Linear(dim, num_heads * head_dim, bias=qkv_bias)
-        self.attn_drop = nn.Dropout(attn_drop)
-        self.proj = nn.Linear(num_heads * head_dim, dim)
-        self.proj_drop = nn.Dropout(proj_drop)
+    maps = (("q", 1), ("k", 1), ("v", 1))
 
     def forward(self, x: Tensor) -> Tensor:
         def heads(y: Tensor) -> Tensor:
             return y.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
 
         q, k, v = heads(self.q(x[:, :1])), heads(self.k(x)), heads(self.v(x))
-        weights = self.attn_drop((q * self.head_dim**-0.5 @ k.transpose(-2, -1)).softmax(dim=-1))
+        weights = self.attn_drop((q * self.scale @ k.transpose(-2, -1)).softmax(dim=-1))
         return self.proj_drop(self.proj((weights @ v).transpose(1, 2).flatten(2)))
+
+
+def of_attention(kwargs: dict[str, Any], qkv_bias: bool = True) -> dict[str, Any]:
+    """What an attention is told of the arguments of a model."""
+    drop = {name: kwargs.get(f"{name}_rate", 0.0) for name in ("attn_drop", "proj_drop")}
+    return {"qkv_bias": kwargs.get("qkv_bias", qkv_bias), **drop}
+
+
+def resize_mlp(block: nn.Module, width: int, units: int, start: Callable[[nn.Module], None], **more: Any) -> None:
+    """Give a block an MLP of so many units, where it has another; its weights `start` anew."""
+    if block.mlp.fc1.out_features != units:
+        block.mlp = Mlp(in_features=width, hidden_features=units, **more)
+        block.mlp.apply(start)
+
+
+class FreeHeads:
+    """Put before a class of timm's: its blocks hold so many heads of `head_dim`, whether or not that makes up the
+    width. Without a head_dim, or where it does, the model is timm's own.
+    """
+
+    heads = "num_heads"  # the argument that counts them
+    place = "attn"  # of the attention in a block
+    unknown: tuple[str, ...] = ()  # arguments that the attention with a head_dim of its own does not know
+    qkv_bias = True  # timm's default
+    fades = False  # deeper layers start with smaller outputs
+
+    def __init__(self, *, head_dim: int | None = None, **kwargs: Any) -> None:
+        heads, width = kwargs.setdefault(self.heads, 12), kwargs.get("embed_dim", 768)
+        if head_dim is None or heads * head_dim == width:
+            super().__init__(**kwargs)
+            return
+        if unsupported := [name for name in self.unknown if kwargs.get(name)]:
+            self.refuse("does not know " + ", ".join(unsupported))
+        super().__init__(**kwargs | {self.heads: self.fitting_heads(width, head_dim, kwargs)})
+        for number, block in enumerate(self.blocks, 1):
+            attention = self.attention(width, heads, head_dim, kwargs, of_attention(kwargs, self.qkv_bias))
+            attention.apply(self._init_weights)
+            if self.fades:
+                with no_grad():
+                    attention.proj.weight.div_(sqrt(2.0 * number))
+            setattr(block, self.place, attention)
+
+    def fitting_heads(self, width: int, head_dim: int, kwargs: dict[str, Any]) -> int:
+        """Heads for timm's constructor, whose attention is replaced: one divides every width. Raises `ValueError`."""
+        return 1
+
+    def attention(
+        self, width: int, heads: int, head_dim: int, kwargs: dict[str, Any], more: dict[str, Any]
+    ) -> nn.Module:
+        """A block's attention for the arguments of the model; `more` are those of `of_attention`."""
+        return FusedAttention(width, heads, head_dim, **more)
+
+    def refuse(self, why: str) -> NoReturn:
+        name = type(self).__module__.rpartition("timm_")[2]
+        raise ValueError(f"leansurgeon_{name} with a free head_dim {why}.")
 
 
 class FreeClassAttention:
@@ -152,12 +196,11 @@ class FreeClassAttention:
         # The constructor wants heads that divide the width; where they do not, the class attention is built anew.
         native = cls_head_dim in (None, width // cls_num_heads) and width % cls_num_heads == 0
         super().__init__(num_heads=cls_num_heads if native else 1, **kwargs)
-        usual = (("qkv_bias", True), ("attn_drop_rate", 0.0), ("proj_drop_rate", 0.0))
-        more = [kwargs.get(name, default) for name, default in usual]
+        more = of_attention(kwargs)
         if not native or num_heads != cls_num_heads or head_dim not in (None, width // num_heads):
             for block in self.blocks:
-                block.attn = self.attention(width, num_heads, head_dim or width // num_heads, *more)
+                block.attn = self.attention(width, num_heads, head_dim or width // num_heads, **more)
                 block.attn.apply(self._init_weights)
         for block in () if native else getattr(self, self.class_blocks):
-            block.attn = ClassAttention(width, cls_num_heads, cls_head_dim or width // cls_num_heads, *more)
+            block.attn = ClassAttention(width, cls_num_heads, cls_head_dim or width // cls_num_heads, **more)
             block.attn.apply(self._init_weights)

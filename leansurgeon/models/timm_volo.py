@@ -11,11 +11,10 @@ Tensor names are timm's; without these arguments the model is timm's own.
 from math import ceil
 
 import torch.nn.functional as F
-from timm.layers import Mlp
 from timm.models.volo import VOLO
 from torch import nn
 
-from leansurgeon.models.timm_parts import IMAGENET, FusedAttention, entry_point
+from leansurgeon.models.timm_parts import IMAGENET, FusedAttention, entry_point, resize_mlp
 
 
 class DecoupledOutlook(nn.Module):
@@ -75,15 +74,12 @@ class LeanVOLO(VOLO):
                 outlook = hasattr(block.attn, "unfold")
                 block.attn = (DecoupledOutlook if outlook else DecoupledAttention)(width, heads, d, **more)
                 block.attn.apply(self._init_weights)
-        self._set_class_blocks(embed_dims[-1], cls_num_heads or num_heads[-1], cls_mlp_ratio)
-
-    def _set_class_blocks(self, width, heads, mlp_ratio):
+        width, heads = embed_dims[-1], cls_num_heads or num_heads[-1]
         for block in self.post_network or ():
             attention = block.attn  # its layers have the same size for every number of heads
             attention.num_heads, attention.head_dim, attention.scale = heads, width // heads, (width // heads) ** -0.5
-            if mlp_ratio is not None and block.mlp.fc1.out_features != int(width * mlp_ratio):
-                block.mlp = Mlp(in_features=width, hidden_features=int(width * mlp_ratio))
-                block.mlp.apply(self._init_weights)
+            if cls_mlp_ratio is not None:
+                resize_mlp(block, width, int(width * cls_mlp_ratio), self._init_weights)
 
 
 leansurgeon_volo = entry_point(

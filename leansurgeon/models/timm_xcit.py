@@ -10,11 +10,10 @@ Tensor names are timm's; without these arguments the model is timm's own.
 """
 
 import torch.nn.functional as F
-from timm.layers import Mlp
 from timm.models.xcit import Xcit, checkpoint_filter_fn
 from torch import nn, ones
 
-from leansurgeon.models.timm_parts import IMAGENET, FreeClassAttention, FusedAttention, entry_point
+from leansurgeon.models.timm_parts import IMAGENET, FreeClassAttention, FusedAttention, entry_point, resize_mlp
 
 
 class DecoupledXCA(FusedAttention):
@@ -23,8 +22,8 @@ class DecoupledXCA(FusedAttention):
     `(batch, tokens, dim)` -> the same; a head attends between its channels, over a map of head_dim x head_dim.
     """
 
-    def __init__(self, dim, num_heads, head_dim, *args):
-        super().__init__(dim, num_heads, head_dim, *args)
+    def __init__(self, dim, num_heads, head_dim, **more):
+        super().__init__(dim, num_heads, head_dim, **more)
         self.temperature = nn.Parameter(ones(num_heads, 1, 1))
 
     def forward(self, x):
@@ -45,11 +44,9 @@ class LeanXcit(FreeClassAttention, Xcit):
     def __init__(self, *, mlp_ratio=4.0, cls_mlp_ratio=None, **kwargs):
         super().__init__(mlp_ratio=mlp_ratio, **kwargs)
         units = int(self.embed_dim * (mlp_ratio if cls_mlp_ratio is None else cls_mlp_ratio))
+        more = {"act_layer": kwargs.get("act_layer") or nn.GELU, "drop": kwargs.get("proj_drop_rate", 0.0)}
         for block in self.cls_attn_blocks:
-            if block.mlp.fc1.out_features != units:
-                more = {"act_layer": kwargs.get("act_layer") or nn.GELU, "drop": kwargs.get("proj_drop_rate", 0.0)}
-                block.mlp = Mlp(in_features=self.embed_dim, hidden_features=units, **more)
-                block.mlp.apply(self._init_weights)
+            resize_mlp(block, self.embed_dim, units, self._init_weights, **more)
 
 
 leansurgeon_xcit = entry_point(

@@ -7,18 +7,17 @@ size that its word says takes its kind of surgery away.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from leansurgeon.architectures.base import Architecture, Keys, Tensor
+from leansurgeon.architectures.base import Architecture, Keys, Tensor, read_stage
 from leansurgeon.architectures.infer import roles
 from leansurgeon.architectures.infer.differences import Shapes, sizes
 from leansurgeon.architectures.infer.finding import Finding, Part, Stage
 from leansurgeon.architectures.infer.library import Library
 from leansurgeon.architectures.infer.tiny import Config
 from leansurgeon.architectures.infer.widened import MODEL_TYPE, lean_class
-from leansurgeon.architectures.tensors import Blocks, axis_size, layer_number_pattern, read_key
+from leansurgeon.architectures.tensors import Blocks, axis_size, layer_number_pattern, stage_sizes
 from leansurgeon.errors import UnsupportedModel
 from leansurgeon.reading.jsonfile import JsonObject
 
@@ -26,19 +25,6 @@ if TYPE_CHECKING:
     import torch
 
 Sized = tuple[str, tuple[int, ...]]
-
-
-@dataclass
-class Block:
-    """What a stage looks like at its real size: names within a block with their sizes, and the layers that have them.
-    Layers of several kinds may have one name in several sizes.
-    """
-
-    layers: dict[Sized, list[int]]
-
-    def size(self, template: str) -> tuple[int, ...]:
-        """The first size of a tensor."""
-        return next(size for name, size in self.layers if name == template)
 
 
 def declaration(finding: Finding, full: Config, library: Library | None = None) -> Architecture:
@@ -51,18 +37,16 @@ def declaration(finding: Finding, full: Config, library: Library | None = None) 
     base = getattr(model, "base_model_prefix", "")
     prefix = f"{base}." if any(s.layer.startswith(f"{base}.") for s in finding.stages) else ""
     own = full[finding.section] if finding.section else full
-    beside = {
-        n: s
-        for n, s in shapes.items()
-        if not any(layer_number_pattern(stage.layer).match(n) for stage in finding.stages)
-    }
-    bound = [BoundStage(stage, block_of(stage, shapes, own), own, beside) for stage in finding.stages]
+    patterns = [layer_number_pattern(stage.layer) for stage in finding.stages]
+    beside = {n: s for n, s in shapes.items() if not any(pattern.match(n) for pattern in patterns)}
+    bound = [BoundStage(stage, shapes, own, beside) for stage in finding.stages]
     stages = [each.blocks(prefix) for each in bound]
     refused = {what: why for each in bound for what, why in each.refused.items()}
     outer = [outer_tensor(n, s, prefix, n in finding.buffers, bound) for n, s in beside.items()]
     prefixes = (prefix, "") if prefix else ("", f"{base}.") if base else ("",)
-    uneven = any(len(layers) != own[b.stage.depth_key] for b in bound for layers in b.block.layers.values())
+    uneven = any(len(layers) != own[b.stage.depth_key] for b in bound for layers in b.layers.values())
     first = finding.stages[0]
+    stay, stay_last = (tuple(getattr(s, name) for s in finding.stages) for name in ("stay", "stay_last"))
     halves = next((s.halves_trouble for s in finding.stages if s.halves_trouble), "")
     widened = any(s.spec for s in finding.stages) and "heads" not in refused
     return Architecture(
@@ -90,8 +74,8 @@ def declaration(finding: Finding, full: Config, library: Library | None = None) 
         evidence=evidence_of(finding, widened),
         section=finding.section,
         taps=first.taps,
-        stay=tuple(s.stay for s in finding.stages) if any(s.stay for s in finding.stages) else (),
-        stay_last=tuple(s.stay_last for s in finding.stages) if any(s.stay_last for s in finding.stages) else (),
+        stay=stay if any(stay) else (),
+        stay_last=stay_last if any(stay_last) else (),
         decoupled=MODEL_TYPE if widened else None,
         shared=("heads",) if widened and halves else (),
         heads_entangled="" if all(s.standard for s in finding.stages) else "has heads of a form that was not declared",
@@ -121,121 +105,92 @@ def evidence_of(finding: Finding, widened: bool) -> JsonObject:
     return evidence
 
 
-def block_of(stage: Stage, shapes: Shapes, full: Config) -> Block:
-    block = Block({})
-    for name, shape in shapes.items():
-        if hit := layer_number_pattern(stage.layer).match(name):
-            block.layers.setdefault((name[hit.end() :], shape), []).append(int(hit[1]))
-    if not block.layers:
-        raise UnsupportedModel(f"The real {full['model_type']} has no tensors named like '{stage.layer}'.")
-    return block
+def known_name(template: str, part: Part) -> str:
+    """What a tensor is called in the small model, where experts beyond its own are like its first."""
+    return template if template in part.axes else ".".join("0" if p.isdigit() else p for p in template.split("."))
 
 
 class BoundStage:
-    """One stage of a finding at its real size."""
+    """One stage of a finding at its real size: names within a block with their sizes, and the layers that have them.
+    Layers of several kinds may have one name in several sizes.
+    """
 
-    def __init__(self, stage: Stage, block: Block, full: Config, beside: Shapes) -> None:
-        self.stage, self.block, self.full, self.beside, self.refused = stage, block, full, beside, {}
-        self.heads, self.mlp = stage.heads, stage.mlp
-        self.numbers()
+    def __init__(self, stage: Stage, shapes: Shapes, full: Config, beside: Shapes) -> None:
+        self.stage, self.full, self.beside, self.refused = stage, full, beside, {}
+        self.layers: dict[Sized, list[int]] = {}
+        for name, size in shapes.items():
+            if hit := layer_number_pattern(stage.layer).match(name):
+                self.layers.setdefault((name[hit.end() :], size), []).append(int(hit[1]))
+        if not self.layers:
+            raise UnsupportedModel(f"The real {full['model_type']} has no tensors named like '{stage.layer}'.")
+        width = full.get(stage.width_key)
+        if stage.width_at:
+            name, axis = stage.width_at
+            width = next(size[axis] for template, size in self.layers if template == name)
+        self.keys = Keys(
+            stage.depth_key,
+            stage.heads_key or "",
+            stage.width_key if full.get(stage.width_key) == width else f"={width}",
+            mlp_dim=None if stage.mlp_ratio else stage.mlp_key,
+            mlp_ratio=stage.mlp_key if stage.mlp_ratio else None,
+            head_dim=stage.head_dim_key,
+            kv_heads=stage.kv_key,
+        )
+        self.dims = stage_sizes(read_stage(full, self.keys))
         if stage.depth_trouble:
             self.refused["depth"] = stage.depth_trouble
-        if stage.heads_trouble or not self.heads:
-            self.refused["heads"], self.heads = stage.heads_trouble, None
-        if stage.mlp_trouble or not self.mlp:
-            self.refused["mlp_dim"], self.mlp = stage.mlp_trouble, None
-        self.check()
+        self.heads = self.able("heads", stage.heads, stage.heads_trouble)
+        self.mlp = self.able("mlp_dim", stage.mlp, stage.mlp_trouble)
 
-    def numbers(self) -> None:
-        """The sizes of the real stage's axes."""
-        s, c = self.stage, self.full
-        name, axis = s.width_at or ("", 0)
-        self.width = self.block.size(name)[axis] if name else c.get(s.width_key)
-        heads = c.get(s.heads_key) if s.heads_key else 1
-        kv = read_key(c, s.kv_key) if s.kv_key else None
-        head_dim = c.get(s.head_dim_key) if s.head_dim_key else None
-        ratio = c.get(s.mlp_key) if s.mlp_key else None
-        mlp = int(self.width * ratio) if s.mlp_ratio and ratio else ratio
-        head_dim = head_dim or self.width // heads
-        kv = kv or heads
-        self.dims = {
-            **{"width": self.width, "heads": heads, "head_dim": head_dim, "qkv": 3 * head_dim},
-            **{"q": heads * head_dim, "kv": kv * head_dim, "mlp": mlp or 4 * self.width},
-        }
-
-    def check(self) -> None:
-        """Take away what the real sizes contradict."""
-        for name, part in (("heads", self.heads), ("mlp_dim", self.mlp)):
-            for template, size in (*self.block.layers, *self.beside.items()):
-                for axis, word in self.words(template, part):
-                    if self.size(word, size[axis]) != size[axis]:
-                        self.refused[name] = f"axis {axis} of '{template}' has {size[axis]} entries, not {word}"
-        if "heads" in self.refused:
-            self.heads = None
-        if "mlp_dim" in self.refused:
-            self.mlp = None
-
-    def size(self, word: str, real: int) -> int:
-        word = self.literal(word, real)
-        return axis_size(word, self.dims)
+    def able(self, kind: str, part: Part | None, trouble: str) -> Part | None:
+        """The units of a kind; None where they may not change, for a `trouble` or since real sizes contradict them."""
+        wrong = [] if part and not trouble else [trouble]
+        for template, size in () if wrong else (*self.layers, *self.beside.items()):
+            for axis, word in self.words(template, part):
+                if axis_size(self.literal(word, size[axis]), self.dims) != size[axis]:
+                    wrong.append(f"axis {axis} of '{template}' has {size[axis]} entries, not {word}")
+        if wrong:
+            self.refused[kind] = wrong[-1]
+        return None if wrong else part
 
     def literal(self, word: str, real: int) -> str:
         """`heads*24` at the real size, where a head may have other numbers of entries than in the small model."""
-        if re.fullmatch(r"heads\*\d+", word):
-            return f"heads*{real // self.dims['heads']}"
-        return word
+        return f"heads*{real // self.dims['heads']}" if re.fullmatch(r"heads\*\d+", word) else word
 
     def words(self, template: str, part: Part | None) -> tuple[tuple[int, str], ...]:
-        """The words of a tensor's axes; experts beyond those of the small model are like its first."""
-        if part is None:
-            return ()
-        if template in part.axes:
-            return part.axes[template]
-        first = ".".join("0" if p.isdigit() else p for p in template.split("."))
-        return part.axes.get(first, ())
+        """The words of a tensor's axes."""
+        return part.axes.get(known_name(template, part), ()) if part else ()
 
     def is_sink(self, template: str, part: Part | None) -> bool:
-        first = ".".join("0" if p.isdigit() else p for p in template.split("."))
-        return part is not None and (template in part.sinks or (template not in part.axes and first in part.sinks))
+        return part is not None and known_name(template, part) in part.sinks
 
     def blocks(self, prefix: str) -> Blocks:
-        sinks = {
-            name: [t for t in dict.fromkeys(t for t, _ in self.block.layers) if self.is_sink(t, part)]
-            for name, part in (("heads", self.heads), ("mlp", self.mlp))
-        }
-        tensors = [self.tensor(sized, sinks) for sized in self.block.layers]
-        s = self.stage
-        keys = Keys(
-            s.depth_key,
-            s.heads_key or "",
-            s.width_key if s.width_key and self.full.get(s.width_key) == self.width else f"={self.width}",
-            mlp_dim=None if s.mlp_ratio else s.mlp_key,
-            mlp_ratio=s.mlp_key if s.mlp_ratio else None,
-            head_dim=s.head_dim_key,
-            kv_heads=s.kv_key,
-        )
-        return Blocks(s.layer.removeprefix(prefix), tuple(tensors), s.projections, keys)
+        templates = dict.fromkeys(template for template, _ in self.layers)
+        sinks = [[t for t in templates if self.is_sink(t, part)] for part in (self.heads, self.mlp)]
+        tensors = tuple(self.tensor(*sized, *sinks) for sized in self.layers)
+        return Blocks(self.stage.layer.removeprefix(prefix), tensors, self.stage.projections, self.keys)
 
-    def tensor(self, sized: Sized, sinks: Mapping[str, list[str]]) -> Tensor:
-        (template, size), layers = sized, self.block.layers[sized]
+    def tensor(self, template: str, size: tuple[int, ...], outs: list[str], downs: list[str]) -> Tensor:
+        """A tensor of a block; `outs` and `downs` are the projections that lead out of its attentions and MLPs."""
+        layers = self.layers[template, size]
         heads, mlp = self.words(template, self.heads), self.words(template, self.mlp)
         words = dict(heads) | dict(mlp)
         axes = [
-            self.literal(words[a], n) if a in words else "width" if n == self.width else str(n)
+            self.literal(words[a], n) if a in words else "width" if n == self.dims["width"] else str(n)
             for a, n in enumerate(size)
         ]
         module, group = roles.module_of(template), 0
         if heads:
             sink = self.is_sink(template, self.heads)
             role = roles.of_head_tensor(template, [w for _, w in heads], sink, len(size))
-            group = roles.nearest(template, sinks["heads"])
+            group = roles.nearest(template, outs)
         elif mlp:
             role = roles.of_mlp_tensor(template, self.is_sink(template, self.mlp))
-            group = roles.nearest(template, sinks["mlp"])
-        elif (owner := next((t for t in sinks["heads"] if roles.module_of(t) == module), None)) is not None:
-            role, group = "o", sinks["heads"].index(owner)
-        elif (owner := next((t for t in sinks["mlp"] if roles.module_of(t) == module), None)) is not None:
-            role, group = "down", sinks["mlp"].index(owner)
+            group = roles.nearest(template, downs)
+        elif module in (of_outs := [roles.module_of(t) for t in outs]):
+            role, group = "o", of_outs.index(module)
+        elif module in (of_downs := [roles.module_of(t) for t in downs]):
+            role, group = "down", of_downs.index(module)
         else:
             role = "buffer" if template in self.stage.buffers else roles.of_other(template, len(size))
         whole = len(layers) == self.full[self.stage.depth_key]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -21,6 +22,7 @@ from leansurgeon.architectures.tensors import layer_number_pattern
 Kind = TypeVar("Kind", bound=Library)
 Shapes = dict[str, tuple[int, ...]]
 Axis = tuple[str, int]  # a tensor's name and the number of an axis
+DEPTH_WORDS = ("layer", "depth", "block", "stages")  # in keys that may count layers
 
 
 def shapes(library: Library, config: Config) -> Shapes:
@@ -95,20 +97,15 @@ def levels(library: Library, config: Config) -> tuple[list[Level], list[str]]:
     lists = module_lists(base_model)
     stages, troubles = [], []
     for key in numbers(config):
-        if not 2 <= config[key] <= 12 or not looks_like_depth(key):
-            continue
-        if (shorter_one := drop_one_layer(library, config, key)) is None:
+        named = any(word in key for word in DEPTH_WORDS) and not key.startswith(("first_k", "max_window"))
+        if not named or not 2 <= config[key] <= 12 or (shorter_one := drop_one_layer(library, config, key)) is None:
             continue
         less, model = shorter_one
         after = sizes(library, model)
         gone = sorted(set(base) - set(after))
         if not gone:
             continue
-        shorter = [
-            n
-            for n, size in module_lists(model).items()
-            if n in lists and size == lists[n] - 1 and lists[n] == config[key]
-        ]
+        shorter = [n for n, size in module_lists(model).items() if lists.get(n) == config[key] == size + 1]
         prefix = common_layer(gone, config[key] - 1, set(after))
         if prefix is None or set(after) - set(base):
             troubles.append(f"{key}: its layers stand in several lists or under changing names")
@@ -121,23 +118,16 @@ def levels(library: Library, config: Config) -> tuple[list[Level], list[str]]:
         of_layers = tuple(k for k in less if isinstance(less[k], list | tuple) and len(less[k]) == len(config[k]) - 1)
         taps = taps_of(library, config) if not stages else ()
         stages.append(Level(key, prefix, shorter[0] + ".{i}", config[key], of_layers, taps, outside))
-    places = Counter(level.layer for level in stages)
-    stages = [level for i, level in enumerate(stages) if level.layer not in {f.layer for f in stages[:i]}]
-    if any(n > 1 for n in places.values()):
+    first_of_each = {level.layer: level for level in reversed(stages)}
+    if len(first_of_each) < len(stages):
         troubles.append("several keys shorten one list of layers")
-    return stages, troubles
+    return [level for level in stages if level is first_of_each[level.layer]], troubles
 
 
 def taps_of(library: Library, config: Config) -> tuple[str, ...]:
     """Keys that say behind which layers of this part others listen; those of the whole model speak of its pictures."""
     outer = library.outer if library.section == "vision_config" else {}
     return tuple(k for k in TAPS if config.get(k) is not None or outer.get(k) is not None)
-
-
-def looks_like_depth(key: str) -> bool:
-    return any(word in key for word in ("layer", "depth", "block", "stages")) and not key.startswith(
-        ("first_k", "max_window")
-    )
 
 
 def common_layer(gone: list[str], last: int, left: set[str]) -> str | None:
@@ -148,10 +138,10 @@ def common_layer(gone: list[str], last: int, left: set[str]) -> str | None:
         for at, part in enumerate(parts):
             if part == str(last):
                 places[".".join([*parts[:at], "{i}", ""])] += 1
-    whole = [p for p, n in places.items() if n == len(gone)]
-    whole = [p for p in whole if any(n.startswith(p.format(i=0)) for n in left)]
-    whole = [p for p in whole if not any(n.startswith(p.format(i=last)) for n in left)]  # that is the stage's number
-    return min(whole, key=len) if whole else None
+    starts = {p: (p.format(i=0), p.format(i=last)) for p, count in places.items() if count == len(gone)}
+    # Where something of the last one is left, it is the number of a stage.
+    whole = [p for p, ends in starts.items() if [any(n.startswith(end) for n in left) for end in ends] == [True, False]]
+    return min(whole, key=len, default=None)
 
 
 def effect(library: Library, config: Config, base: Shapes, changes: Mapping[str, int]) -> dict[Axis, int] | None:
@@ -160,6 +150,12 @@ def effect(library: Library, config: Config, base: Shapes, changes: Mapping[str,
         return growth_of_axes(base, shapes(library, config | dict(changes)))
     except Unbuildable:
         return None
+
+
+def run_small(library: Library, config: Config) -> None:
+    """Raises `Unbuildable` where a model does not run on inputs of its kind."""
+    model = library.build(config)
+    outputs(model, library.example(model, config))
 
 
 def first_that_runs(attempts: Iterable[tuple[Kind, Config]]) -> tuple[Kind, Config]:
@@ -171,8 +167,7 @@ def first_that_runs(attempts: Iterable[tuple[Kind, Config]]) -> tuple[Kind, Conf
         try:
             if (size := library.size(small)) > LARGEST:
                 raise Unbuildable(f"it has {size / 1e6:.0f} million parameters however small its numbers")
-            model = library.build(small)
-            outputs(model, library.example(model, small))
+            run_small(library, small)
             return library, small
         except Unbuildable as error:
             first = first or error
@@ -190,18 +185,15 @@ def fill_in_numbers(library: Library, small: Config) -> Config:
     names = aliases(small)
     base = shapes(library, small)
     for wanted, value in ((tiny.HEAD_DIMS, 8), (tiny.MLPS, 112)):
-        if any(isinstance(small.get(k), int) for k in small if names.get(k, k) in wanted):
+        own = {k: small[k] for k in small if names.get(k, k) in wanted}
+        if any(isinstance(number, int) for number in own.values()):
             continue
         general = wanted[:1] if wanted is tiny.HEAD_DIMS else ()
-        for key in dict.fromkeys([*(k for k in small if names.get(k, k) in wanted and small[k] is None), *general]):
+        for key in dict.fromkeys([*(k for k in own if own[k] is None), *general]):
             tried = small | {key: value}
-            if effect(library, small, base, {key: value}):
-                try:
-                    model = library.build(tried)
-                    outputs(model, library.example(model, tried))
-                except Unbuildable:
-                    continue
-                small = tried
-                base = shapes(library, small)
-                break
+            with suppress(Unbuildable):
+                if growth_of_axes(base, shapes(library, tried)):
+                    run_small(library, tried)
+                    small, base = tried, shapes(library, tried)
+                    break
     return small

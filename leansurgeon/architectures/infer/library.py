@@ -55,6 +55,15 @@ class Unbuildable(Exception):
 
 
 @contextlib.contextmanager
+def raising(why: str) -> Iterator[None]:
+    """Whatever the library raises in here becomes an `Unbuildable` that says `why`."""
+    try:
+        yield
+    except Exception as error:
+        raise Unbuildable(why) from error
+
+
+@contextlib.contextmanager
 def quietly() -> Iterator[None]:
     """No talk of the libraries while small models are tried, most of which nobody asked for."""
     with (
@@ -107,13 +116,9 @@ def own_class(model_type: str) -> str | None:
         room = importlib.import_module(config.__module__.replace(".configuration_", ".modeling_"))
     except ImportError:
         return None
-    names = [name for name in vars(room) if hasattr(transformers, name) and not name.endswith("PreTrainedModel")]
-    kinds = [getattr(transformers, name) for name in names]
-    fit = [
-        kind.__name__
-        for kind in kinds
-        if isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel) and kind.config_class is config
-    ]
+    kinds = {name: getattr(transformers, name, None) for name in vars(room) if not name.endswith("PreTrainedModel")}
+    models = {n: k for n, k in kinds.items() if isinstance(k, type) and issubclass(k, transformers.PreTrainedModel)}
+    fit = [kind.__name__ for kind in models.values() if kind.config_class is config]
     return min(fit, key=lambda name: (not name.endswith(("Model", "Transformer", "Encoder")), len(name)), default=None)
 
 
@@ -194,23 +199,17 @@ class Library:
     def settings(self, config: Mapping[str, Any]) -> Any:
         """The config as an object of the library. Raises `Unbuildable`."""
         config = self.join_config(config)
-        try:
+        with raising(REFUSED):
             return with_plain_attention(config_class(config["model_type"]).from_dict(plain(config)))
-        except Exception as error:
-            raise Unbuildable(REFUSED) from error
 
     def build(self, config: Mapping[str, Any], seed: int | None = 0, device: str = "cpu") -> nn.Module:
         """A model in eval mode, fp32, with random weights (`seed` None leaves the library's own). Raises
         `Unbuildable`.
         """
         made = self.settings(config)
-        try:
-            where = contextlib.nullcontext() if device == "cpu" else torch.device(device)
-            with torch.random.fork_rng(devices=[]), where:
-                torch.manual_seed(0)
-                model = self.cls(made).float().eval()
-        except Exception as error:
-            raise Unbuildable(UNBUILT) from error
+        with raising(UNBUILT), torch.random.fork_rng(devices=[]), torch.device(device):
+            torch.manual_seed(0)
+            model = self.cls(made).float().eval()
         if seed is not None:
             perturb(model, seed)
         return model
@@ -246,7 +245,7 @@ class Library:
         or is missing.
         """
         made = self.settings(config)
-        try:
+        with raising(UNLOADED):
             model, info = self.load_class(
                 made,
                 state_dict={k: v.contiguous() for k, v in state.items()},
@@ -254,8 +253,6 @@ class Library:
                 attn_implementation="eager",
                 dtype=torch.float32,
             )
-        except Exception as error:
-            raise Unbuildable(UNLOADED) from error
         for what in ("missing_keys", "unexpected_keys", "mismatched_keys"):
             if info[what]:
                 first_one = min(map(str, info[what]))
@@ -299,13 +296,10 @@ def perturb(model: nn.Module, seed: int) -> None:
 @torch.no_grad()
 def outputs(model: nn.Module, given: Mapping[str, Tensor]) -> Tensor:
     """Logits, or what a model without a head gives first. Raises `Unbuildable`."""
-    try:
+    with raising(UNRUN):
         torch.manual_seed(0)
         cache = {"use_cache": False} if "use_cache" in inspect.signature(model.forward).parameters else {}
-        output = model(**given, **cache)
-        return first(output).float()
-    except Exception as error:
-        raise Unbuildable(UNRUN) from error
+        return first(model(**given, **cache)).float()
 
 
 def first(output: Any) -> Tensor:

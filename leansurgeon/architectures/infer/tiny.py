@@ -111,17 +111,6 @@ ROTARY = ("rope_parameters", "rope_scaling")
 IDS = ("_token_id", "_token_index", "_id", "_token_ids")
 
 
-def shrunk(config: Config, attempt: int = 0, *, geometry: bool = False) -> Config:
-    """A small config with the flags of `config`, which is whole (`library.whole`). With `geometry` it makes of a
-    picture or a sound of the real size as many features as the real model does.
-
-    Attempts that follow give in where a family insists on something: 1 keeps key/value heads equal to the heads, 2 also
-    leaves head_dim to the library, 3 also leaves windows and positions alone, 4 takes widths that powers of two divide,
-    5 names a head_dim that the config leaves open, 6 keeps the one it has, 7 takes two layers of every kind.
-    """
-    return _shrunk(copy.deepcopy(config), attempt, geometry)
-
-
 ATTEMPTS = 7
 
 
@@ -135,18 +124,23 @@ def aliases(config: Mapping[str, Any]) -> dict[str, str]:
         return {}
 
 
-def _shrunk(c: Config, attempt: int, geometry: bool) -> Config:
+def shrunk(config: Config, attempt: int, *, geometry: bool = False) -> Config:
+    """A small config with the flags of `config`, which is whole (`library.whole`). With `geometry` it makes of a
+    picture or a sound of the real size as many features as the real model does.
+
+    Attempts that follow give in where a family insists on something: 1 keeps key/value heads equal to the heads, 2 also
+    leaves head_dim to the library, 3 also leaves windows and positions alone, 4 takes widths that powers of two divide,
+    5 names a head_dim that the config leaves open, 6 keeps the one it has, 7 takes two layers of every kind.
+    """
+    c = copy.deepcopy(config)
     width = (c.get("text_config") or {}).get("hidden_size")
     fits = [p for p in (c, c.get("vision_config") or {}) if width and p.get("projection_dim") == width]
     names = aliases(c) if "model_type" in c else {}
     sizes = Sizes(c, names, attempt, GEOMETRY if geometry else ())
-    for key in list(c):
-        value = c[key]
+    for key, value in c.items():
         if isinstance(value, dict) and (key.endswith("_config") or "model_type" in value):
-            c[key] = _shrunk(value, attempt, geometry)
-        elif key in ("id2label", "label2id"):
-            continue
-        else:
+            c[key] = shrunk(value, attempt, geometry=geometry)
+        elif key not in ("id2label", "label2id"):
             c[key] = sizes.of(key, names.get(key, key), value)
     depth = next((c[k] for k in c if names.get(k, k) in LAYERS and isinstance(c[k], int)), None)
     if sizes.depth and depth:
@@ -167,13 +161,17 @@ class Sizes:
 
     def __init__(self, c: Config, names: Mapping[str, str], attempt: int, kept: tuple[str, ...] = ()) -> None:
         self.attempt, self.kept = attempt, kept
-        general = {names.get(k, k): v for k, v in c.items()}
-        self.heads = next((general[k] for k in HEADS if isinstance(general.get(k), int)), None)
-        self.depth = next((general[k] for k in LAYERS if isinstance(general.get(k), int)), None)
+        self.c = {names.get(k, k): v for k, v in c.items()}
+        self.heads, self.depth, self.was_wide = map(self.first, (HEADS, LAYERS, WIDTHS))
         self.width, self.n_heads, self.head_dim, self.kv = (128, 4, 16, 2) if attempt == 4 else (96, 6, 8, 3)
-        self.was_wide = next((general[k] for k in WIDTHS if isinstance(general.get(k), int)), None)
+        # What a key says of the size of heads.
+        self.own_dim = self.head_dim if attempt in (0, 1, 5) else self.width // self.n_heads
         self.stages = len(c["depths"]) if isinstance(c.get("depths"), list | tuple) else 0
-        self.c = general
+        self.growth = 2 ** max(0, self.stages - 1)  # of widths, from the first stage of a pyramid to its last
+
+    def first(self, names: tuple[str, ...]) -> int | None:
+        """The first whole number that the config has under one of these names."""
+        return next((self.c[k] for k in names if isinstance(self.c.get(k), int)), None)
 
     def of(self, key: str, name: str, value: Any) -> Any:
         number = isinstance(value, int) and not isinstance(value, bool)
@@ -184,8 +182,8 @@ class Sizes:
         if name.endswith("rope_parameters") or name == "rope_scaling":
             if self.attempt == 6:
                 return value
-            own = self.head_dim if self.attempt < 2 or self.attempt == 5 else self.width // self.n_heads
-            return fit_rotary_sections(rope(value, own), own) if self.attempt else rope(value, own)
+            fitting = rope(value, self.own_dim)
+            return fit_rotary_sections(fitting, self.own_dim) if self.attempt else fitting
         if name == BY_LAYER and isinstance(value, dict):
             return {number: self.of_layer(entry) for number, entry in value.items()}
         if isinstance(value, list | tuple) and value and len(value) == self.depth and name in (*SMALL, *MLPS):
@@ -201,9 +199,8 @@ class Sizes:
         if name in WIDTHS:
             return self.width * self.widening(value)
         if name in HEAD_DIMS:
-            kept = {5: self.head_dim, 6: value}
-            return self.head_dim if self.attempt < 2 else kept.get(self.attempt, self.width // self.n_heads)
-        if name.endswith("vocab_size") or name == "vocab_size":
+            return value if self.attempt == 6 else self.own_dim
+        if name.endswith("vocab_size"):
             return VOCAB
         if name in ("image_size", "img_size"):
             return self.image(value)
@@ -222,8 +219,8 @@ class Sizes:
             return self.width
         if name == "window_size" and "spatial_merge_size" in self.c:  # in pixels: two merged patches
             return 2 * min(self.c["spatial_merge_size"], SMALL["spatial_merge_size"]) * self.c["patch_size"]
-        if name in ("rotary_dim",):
-            return max(4, min(value, 4))
+        if name == "rotary_dim":
+            return 4
         if name in (*MLPS, *EXPERT_MLPS, *SHARED_MLPS) and value <= LEAST_MLP:
             return SMALL[name]
         if name in SMALL and value > SMALL[name]:
@@ -251,14 +248,12 @@ class Sizes:
 
     def widening(self, value: int) -> int:
         """How many times the first width of a pyramid its last one is, if that is what `value` says; else 1."""
-        stages = self.c.get("depths")
-        times = 2 ** (len(stages) - 1) if isinstance(stages, list | tuple) else 1
-        return times if any(self.c.get(k) == value / times for k in ("embed_dim", "patch_embeds_hidden_size")) else 1
+        firsts = (self.c.get("embed_dim"), self.c.get("patch_embeds_hidden_size"))
+        return self.growth if value / self.growth in firsts else 1
 
     def image(self, value: int) -> int:
         patch = self.c.get("patch_size")
-        patch = patch if isinstance(patch, int) else 16
-        return min(value, 4 * patch * 2 ** max(0, self.stages - 1))  # a pyramid's last stage has four a side, too
+        return min(value, 4 * (patch if isinstance(patch, int) else 16) * self.growth)  # four a side, in the last stage
 
 
 def token(value: Any) -> Any:
@@ -276,22 +271,27 @@ def rope(value: Any, head_dim: int) -> Any:
         return value
     scaled = {k: rope(v, head_dim) for k, v in value.items()}
     if isinstance(scaled.get("mrope_section"), list):
-        half = int(head_dim * scaled.get("partial_rotary_factor", 1.0)) // 2
+        half = half_rotary(scaled, head_dim)
         count = len(scaled["mrope_section"])
         scaled["mrope_section"] = [half - (count - 1) * (half // count), *[half // count] * (count - 1)]
     for key in ("long_factor", "short_factor"):
         if isinstance(scaled.get(key), list):
-            scaled[key] = scaled[key][: int(head_dim * scaled.get("partial_rotary_factor", 1.0)) // 2]
+            scaled[key] = scaled[key][: half_rotary(scaled, head_dim)]
     if isinstance(scaled.get("original_max_position_embeddings"), int):
         scaled["original_max_position_embeddings"] = min(scaled["original_max_position_embeddings"], 64)
     return scaled
+
+
+def half_rotary(value: Mapping[str, Any], head_dim: int) -> int:
+    """Pairs of entries of a head that these parameters turn."""
+    return int(head_dim * value.get("partial_rotary_factor", 1.0)) // 2
 
 
 def fit_rotary_sections(value: Any, head_dim: int) -> Any:
     """Rotary parameters that leave nothing to a default which fits the library's own sizes only."""
     if not isinstance(value, dict) or "mrope_section" in value or "rope_type" not in value:
         return value
-    half = int(head_dim * value.get("partial_rotary_factor", 1.0)) // 2
+    half = half_rotary(value, head_dim)
     return value | {"mrope_section": [half - 2 * (half // 3), half // 3, half // 3]}
 
 
@@ -328,35 +328,26 @@ def default_lengths(model_type: str | None) -> dict[str, int] | None:
     return {key: length for key, length in lists.items() if length not in depths}
 
 
-def pick_layers(c: Config, before: int, after: int, of_each: int = 1) -> None:
+def pick_layers(c: Config, before: int, after: int, of_each: int) -> None:
     """Shorten the lists of layers so that every kind of layer is there (`of_each` times, where there are so many), in
     its order; a single layer is repeated.
     """
-    keys = list(per_layer(c, before))
+    lists = {key: list(c[key]) for key in per_layer(c, before)}
     if BY_LAYER in c:  # as one more list
         own = {int(number): entry for number, entry in c[BY_LAYER].items()}
-        c[BY_LAYER] = [own.get(i) for i in range(before)]
-        pick_from([*keys, BY_LAYER], c, before, after, of_each)
+        lists[BY_LAYER] = [own.get(i) for i in range(before)]
+    chosen = list(range(before))
+    if after > before == 1:
+        chosen *= after
+        lists.pop("architectures", None)
+    elif after < before:
+        kinds = [repr([values[i] for values in lists.values()]) for i in range(before)]
+        places = [[i for i in range(before) if kinds[i] == kind][:of_each] for kind in dict.fromkeys(kinds)]
+        chosen = sorted(i for kind in places for i in kind)[:after]
+        chosen = sorted([*chosen, *(i for i in range(before) if i not in chosen)][:after])
+    c |= {key: [values[i] for i in chosen] for key, values in lists.items()}
+    if BY_LAYER in c:
         c[BY_LAYER] = {str(i): entry for i, entry in enumerate(c[BY_LAYER]) if entry}
-    else:
-        pick_from(keys, c, before, after, of_each)
-
-
-def pick_from(keys: list[str], c: Config, before: int, after: int, of_each: int) -> None:
-    """The same for these lists."""
-    if after > before:
-        c |= {key: [*c[key]] * after for key in keys if before == 1 and key != "architectures"}
-        return
-    if not keys or before == after:
-        return
-    kinds = [repr([c[key][i] for key in keys]) for i in range(before)]
-    places = [[i for i in range(before) if kinds[i] == kind][:of_each] for kind in dict.fromkeys(kinds)]
-    chosen = sorted(i for kind in places for i in kind)[:after]
-    for i in range(before):
-        if len(chosen) < after and i not in chosen:
-            chosen = sorted([*chosen, i])
-    for key in keys:
-        c[key] = [c[key][i] for i in chosen]
 
 
 def move_listeners(c: Config, depth: int) -> None:

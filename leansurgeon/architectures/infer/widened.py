@@ -19,7 +19,14 @@ from leansurgeon.architectures.base import Architecture
 from leansurgeon.architectures.infer.cuts import Trial
 from leansurgeon.architectures.infer.differences import Level
 from leansurgeon.architectures.infer.finding import Stage
-from leansurgeon.architectures.infer.library import REFUSED, Library, Unbuildable, outputs, with_plain_attention
+from leansurgeon.architectures.infer.library import (
+    REFUSED,
+    Library,
+    Unbuildable,
+    outputs,
+    raising,
+    with_plain_attention,
+)
 from leansurgeon.architectures.infer.tiny import Config
 from leansurgeon.architectures.infer.words import Places, UnitPlace
 from leansurgeon.hooks import Hooks
@@ -37,10 +44,8 @@ class LeanLibrary(Library):
     def settings(self, config: Mapping[str, Any]) -> Any:
         from leansurgeon.models.decoupled_any import LeanConfig
 
-        try:
+        with raising(REFUSED):
             return with_plain_attention(LeanConfig.from_dict(self.join_config(config)))
-        except Exception as error:
-            raise Unbuildable(REFUSED) from error
 
     def load_class(self, settings: Any, **how: Any) -> Any:
         return lean_class(self.cls.__name__).made(settings).from_pretrained(None, config=settings, **how)

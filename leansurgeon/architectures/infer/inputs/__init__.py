@@ -30,8 +30,8 @@ def example(
     main = main if main in takes else next(iter(takes))
     inputs: dict[str, Tensor] = {}
 
-    def ids(low: int = 10) -> Tensor:
-        return several.apart(torch.randint(low, vocab - 10, (2, TOKENS), generator=generator), config)
+    def ids() -> Tensor:
+        return several.apart(torch.randint(10, vocab - 10, (2, TOKENS), generator=generator), config)
 
     def noise(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator)
@@ -77,23 +77,22 @@ def example(
 def several_kinds(model: nn.Module | type[nn.Module], config: Mapping[str, Any]) -> bool:
     """Whether a model reads pictures or sound beside text, each in the places of tokens."""
     takes = inspect.signature(model.forward).parameters
-    return several.reads_pictures(config, takes) or several.reads_sound(config, takes)
+    return any(several.reads(names, config, takes) for names in (several.IMAGE_TOKENS, several.AUDIO_TOKENS))
 
 
 def image_size(config: Mapping[str, Any]) -> tuple[int, ...]:
     config = config if config.get("image_size") else config.get("vision_config") or config
     size = config.get("image_size") or config.get("img_size") or config.get("crop_size") or 64
     sides = list(size) if isinstance(size, list | tuple) else [size, size]
-    channels = config.get("num_channels") or config.get("in_channels") or config.get("in_chans") or 3
     frames = [config["num_frames"]] if config.get("num_frames") else []
-    return (2, *frames, channels, *sides[-2:])
+    return (2, *frames, several.count_channels(config), *sides[-2:])
 
 
 def patches(config: Mapping[str, Any], noise: Any) -> dict[str, Tensor]:
     """Two pictures cut into flat patches, with their numbers of rows and columns (SigLIP 2)."""
     part = config.get("vision_config") or config
     side = int((part.get("num_patches") or 16) ** 0.5)
-    pixels = noise(2, side * side, (part.get("num_channels") or 3) * part["patch_size"] ** 2)
+    pixels = noise(2, side * side, several.count_channels(part) * part["patch_size"] ** 2)
     shapes = torch.tensor([[side, side]] * 2)
     return {"pixel_values": pixels, "pixel_attention_mask": torch.ones(2, side * side).long(), "spatial_shapes": shapes}
 

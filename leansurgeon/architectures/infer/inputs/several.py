@@ -24,16 +24,16 @@ def key_of(names: tuple[str, ...], config: Mapping[str, Any]) -> str | None:
     return next((name for name in names if isinstance(config.get(name), int)), None)
 
 
-def reads_pictures(config: Mapping[str, Any], takes: Mapping[str, Any]) -> bool:
-    """Whether text and pictures enter together."""
-    placed = key_of(IMAGE_TOKENS, config) or "cross_attention_mask" in takes
-    return bool(placed and isinstance(config.get("vision_config"), dict) and {"pixel_values", "input_ids"} <= {*takes})
+def count_channels(part: Mapping[str, Any]) -> int:
+    """Channels of the pictures that a part of a config describes."""
+    return next((part[key] for key in ("num_channels", "in_channels", "in_chans") if part.get(key)), 3)
 
 
-def reads_sound(config: Mapping[str, Any], takes: Mapping[str, Any]) -> bool:
-    """Whether text and sound enter together."""
-    placed = key_of(AUDIO_TOKENS, config)
-    return bool(placed and isinstance(config.get("audio_config"), dict) and {"input_features", "input_ids"} <= {*takes})
+def reads(names: tuple[str, ...], config: Mapping[str, Any], takes: Mapping[str, Any]) -> bool:
+    """Whether text and features of a kind enter together, which `names` places among the tokens."""
+    section, given = ("vision_config", "pixel_values") if names is IMAGE_TOKENS else ("audio_config", "input_features")
+    placed = key_of(names, config) or (names is IMAGE_TOKENS and "cross_attention_mask" in takes)
+    return bool(placed and isinstance(config.get(section), dict) and {given, "input_ids"} <= {*takes})
 
 
 def join_features(
@@ -42,14 +42,9 @@ def join_features(
     """`ids` with the places of features before them, and what the features are made of; the ids alone where the model
     makes features of nothing that is known here.
     """
-    pairs = (
-        (IMAGE_TOKENS, pictures, "get_image_features", reads_pictures),
-        (AUDIO_TOKENS, sounds, "get_audio_features", reads_sound),
-    )
-    for names, kinds, method, reads in pairs:
-        if not reads(config, takes):
-            continue
-        for given in kinds(config, takes, noise):
+    pairs = (IMAGE_TOKENS, pictures, "get_image_features"), (AUDIO_TOKENS, sounds, "get_audio_features")
+    for names, kinds, method in pairs:
+        for given in kinds(config, takes, noise) if reads(names, config, takes) else ():
             count = count_features(model, method, given)
             if count is not None:
                 return given | place_features(config, takes, ids, key_of(names, config), count)
@@ -104,7 +99,7 @@ def count_features(model: nn.Module, method: str, given: Mapping[str, Tensor]) -
 def pictures(config: Mapping[str, Any], takes: Mapping[str, Any], noise: Noise) -> Iterator[dict[str, Tensor]]:
     """Pictures in the forms that models take them in, the rarest first."""
     vision = config["vision_config"]
-    channels = vision.get("num_channels") or vision.get("in_channels") or vision.get("in_chans") or 3
+    channels = count_channels(vision)
     patch, side = vision.get("patch_size"), vision.get("image_size") or vision.get("img_size")
     if "image_grid_thw" in takes and isinstance(patch, int):
         yield dict(zip(("pixel_values", "image_grid_thw"), grid(vision, noise), strict=True))
@@ -129,8 +124,7 @@ def pictures(config: Mapping[str, Any], takes: Mapping[str, Any], noise: Noise) 
 def grid(vision: Mapping[str, Any], noise: Noise) -> tuple[Tensor, Tensor]:
     """Pictures of free size as rows of patches, one behind the other, and frames, rows and columns of each."""
     edge = EDGE * (vision.get("spatial_merge_size") or vision.get("merge_size") or 1)
-    channels = vision.get("num_channels") or vision.get("in_channels") or vision.get("in_chans") or 3
-    row = channels * (vision.get("temporal_patch_size") or 1) * vision["patch_size"] ** 2
+    row = count_channels(vision) * (vision.get("temporal_patch_size") or 1) * vision["patch_size"] ** 2
     return noise(SAMPLES * edge**2, row), torch.tensor([[1, edge, edge]] * SAMPLES)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from leansurgeon.architectures.infer.library import UNBUILT, UNLOADED, Library, Unbuildable, perturb
+from leansurgeon.architectures.infer.library import UNBUILT, UNLOADED, Library, perturb, raising
 from leansurgeon.architectures.infer.timm_models import arguments
 from leansurgeon.architectures.tensors import Config
 
@@ -37,10 +37,8 @@ class TimmLibrary(Library):
 
     def build(self, config: Mapping[str, Any], seed: int | None = 0, device: str = "cpu") -> nn.Module:
         """A model in eval mode, fp32, with random weights (`seed` None leaves timm's own). Raises `Unbuildable`."""
-        try:
+        with raising(UNBUILT):
             model = arguments.build(self.name, {**args_of(config), **self.extra}, device).float().eval()
-        except Exception as error:
-            raise Unbuildable(UNBUILT) from error
         if seed is not None:
             perturb(model, seed)
         return model
@@ -51,10 +49,8 @@ class TimmLibrary(Library):
     def reload(self, config: Mapping[str, Any], state: Mapping[str, Tensor]) -> nn.Module:
         """What `timm.create_model` makes of a folder with this file. Raises `Unbuildable`."""
         model = self.build(config, None)
-        try:
+        with raising(UNLOADED):
             model.load_state_dict(dict(state), strict=True)
-        except RuntimeError as error:
-            raise Unbuildable(UNLOADED) from error
         return model
 
     def example(self, model: nn.Module, config: Mapping[str, Any], seed: int = 0) -> dict[str, Tensor]:
