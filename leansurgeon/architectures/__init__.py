@@ -29,8 +29,11 @@ def of(config: Config, tower: str | None = None) -> Architecture:
         return family
     if not timm and (model_type == infer.DECOUPLED or is_transformers_type(model_type)):
         return infer.architecture(config, tower)
-    if timm and (model_type == infer.TIMM_LEAN or is_timm_name(model_type)):
-        return infer.architecture(config)
+    if timm:
+        from timm import is_model
+
+        if model_type == infer.TIMM_LEAN or is_model(model_type):
+            return infer.architecture(config)
     candidates = [a for a in load_families().values() if (a.library == "timm") == timm]
     names = sorted({t.rstrip("*_") for a in candidates for t in a.model_types if not t.startswith("leansurgeon_")})
     near = difflib.get_close_matches(model_type, names, n=1, cutoff=NEAR)
@@ -77,9 +80,3 @@ def is_transformers_type(model_type: str) -> bool:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
     return model_type in CONFIG_MAPPING_NAMES
-
-
-def is_timm_name(name: str) -> bool:
-    import timm
-
-    return timm.is_model(name)

@@ -37,7 +37,7 @@ from typing import Any
 
 from leansurgeon.architectures.facts import Takes, scale_by_key
 from leansurgeon.architectures.foreign import rules_of
-from leansurgeon.architectures.limits import clip_taps, follow_layers, move_taps, of_layers
+from leansurgeon.architectures.limits import ALL_HEADS, clip_taps, follow_layers, move_taps, of_layers
 from leansurgeon.architectures.tensors import (
     Blocks,
     Config,
@@ -161,6 +161,14 @@ class Architecture:
         with rules_of(self.name):
             return c | {key: rule(c) for key, rule in self.switches.items()}
 
+    def refusals(self, *, keeps: bool = True) -> dict[str, str]:
+        """What may not change, and why: what is `refused`, and what follows from the roles of tensors where the result
+        `keeps` what the model has learned.
+        """
+        tensors = [*self.block, *(tensor for stage in self.stages for tensor in stage.block)]
+        over_all = keeps and any(tensor.role == "qk_norm_all" for tensor in tensors)
+        return ({"heads": ALL_HEADS} if over_all else {}) | dict(self.refused)
+
     def lists(self, config: Config) -> dict[str, Any]:
         """What the `per_layer` keys say, by the family's rule where a file leaves one out."""
         c, rules = self.flat(config), self.defaults
@@ -229,11 +237,10 @@ class Architecture:
             c.pop("head_dim", None)  # ignored by the library's attention, but some rotary positions read it
         for key, values in lists.items():
             if values:
-                stage = next((i for i, at in enumerate(before.stages) if len(values) == at.depth < before.depth), None)
-                whole = range(shape.depth if stage is None else shape.stages[stage].depth)
-                start = 0 if stage is None else before.spans[stage].start
-                here = [i - start for i in layers or () if 0 <= i - start < len(values)]
-                c[key] = of_layers(key, values, whole if layers is None else here if stage is not None else layers)
+                spans = [*zip(before.spans, shape.stages, strict=True), (range(before.depth), shape)]
+                span, now = next((pair for pair in spans if len(values) == len(pair[0])), spans[-1])
+                here = range(now.depth) if layers is None else [i - span.start for i in layers if i in span]
+                c[key] = of_layers(key, values, here)
         if layers is not None:
             c.update(follow_layers(c, self.counters, self.index_lists, list(layers), depth))
             move_taps(self.taps, (c, config), list(layers), depth)

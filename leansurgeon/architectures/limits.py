@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Any
 
-from leansurgeon.architectures.tensors import Blocks, Config, Tensor
+from leansurgeon.architectures.tensors import Config
 from leansurgeon.errors import UnsupportedModel, UsageError, quote
 from leansurgeon.shape import Shape
 
@@ -21,26 +21,6 @@ BEHIND_LAYERS = (*ONCE_EACH, "intermediate_layers_indices")
 TAPS = HIDDEN_STATES + BEHIND_LAYERS
 FROM_END = "num_kv_shared_layers"  # counts the last layers of a kind
 BY_LAYER = "per_layer_config"  # what differs in some layers, by their numbers
-
-
-class Limited(Protocol):
-    """The part of an `Architecture` that is looked at here."""
-
-    @property
-    def block(self) -> tuple[Tensor, ...]: ...
-    @property
-    def stages(self) -> tuple[Blocks, ...]: ...
-    @property
-    def refused(self) -> Mapping[str, str]: ...
-
-
-def refusals(architecture: Limited, *, keeps: bool = True) -> dict[str, str]:
-    """What may not change, and why: what a declaration says, and what follows from the roles of its tensors where the
-    result `keeps` what the model has learned.
-    """
-    blocks = (architecture.block, *(stage.block for stage in architecture.stages))
-    over_all = keeps and any(tensor.role == "qk_norm_all" for block in blocks for tensor in block)
-    return ({"heads": ALL_HEADS} if over_all else {}) | dict(architecture.refused)
 
 
 def check_allowed(name: str, refused: Mapping[str, str], now: Shape, shape: Shape) -> None:
@@ -93,9 +73,14 @@ def clip_taps(keys: Sequence[str], places: Sequence[Config], depth: int) -> None
     """What a config says for so many layers where nobody has chosen which: enough to count by."""
     for key in keys:
         place = next(place for place in places if key in place)
-        value, last = place[key], depth if key in HIDDEN_STATES else depth - 1
-        clipped = [max(-depth - 1, min(last, n)) for n in (value if isinstance(value, list | tuple) else [value])]
-        place[key] = clipped if isinstance(value, list | tuple) else clipped[0]
+        place[key] = within(place[key], depth if key in HIDDEN_STATES else depth - 1)
+
+
+def within(number: Any, last: int) -> Any:
+    """A number, or several, at most the `last` one that there is; -1 is the last one, too."""
+    if isinstance(number, list | tuple):
+        return [within(n, last) for n in number]
+    return max(-last - 1, min(last, number))
 
 
 def follow_taps(key: str, value: int | Sequence[int], layers: Sequence[int], depth: int) -> int | list[int]:

@@ -24,7 +24,9 @@ def match(architecture: Architecture, config: Config, names: Mapping[str, tuple[
     prefix = _prefix(architecture, stages, names)
     declared = {spec.name: spec for spec in architecture.tensors(config, shape, prefix)}
     patterns = [layer_number_pattern(prefix + b.layer) for b in stages]
-    unused = _unused_prefixes(architecture, config)
+    cls = (config.get("architectures") or [""])[0]
+    # What the model's class leaves unread.
+    unused = tuple(p for ending, starts in architecture.unused.items() if cls.endswith(ending) for p in starts)
     flat = architecture.flat(config)
     ahead = next((flat[key] for key in AHEAD if isinstance(flat.get(key), int)), 0)
     # An inferred declaration names all that the class reads; a file of the body alone may hold more (its pooler).
@@ -32,34 +34,36 @@ def match(architecture: Architecture, config: Config, names: Mapping[str, tuple[
     specs = []
     for name, size in names.items():
         spec = declared.get(name)
-        number, inside = next(((s, m) for s, p in enumerate(patterns) if (m := p.match(name))), (0, None))
-        depth = shape.stages[number].depth
-        # Nine digits are enough for a number of a layer, and Python reads no more than 4,300.
-        layer = int(inside[1][:9]) if inside else -1
-        if spec is None and (depth <= layer < depth + ahead or any(re.search(p, name) for p in architecture.ignored)):
-            continue
-        if spec is None and layer >= depth:
-            raise UnsupportedModel(
-                f"The config says {plural(depth, 'layer')}, but the weights hold {quote(name)}.",
-                "The config does not fit its weights.",
-            )
-        if spec is None and (name.endswith(BUFFERS) or name.startswith(unused)):
-            continue
-        if spec is None and inferred and not inside and name not in architecture.tied:
-            continue
-        if spec is None and inside:
-            raise UnsupportedModel(
-                f"'{name}' is not part of the {architecture.name} declaration, so its role is not known.",
-                "Surgery would be a guess; see architectures/families/__init__.py on how to declare it.",
-            )
-        if spec is not None and spec.shape != tuple(size) and spec.role != "head":
+        if spec is None:
+            number, inside = next(((s, m) for s, p in enumerate(patterns) if (m := p.match(name))), (0, None))
+            depth = shape.stages[number].depth
+            # Nine digits are enough for a number of a layer, and Python reads no more than 4,300.
+            layer = int(inside[1][:9]) if inside else -1
+            if depth <= layer < depth + ahead or any(re.search(p, name) for p in architecture.ignored):
+                continue
+            if layer >= depth:
+                raise UnsupportedModel(
+                    f"The config says {plural(depth, 'layer')}, but the weights hold {quote(name)}.",
+                    "The config does not fit its weights.",
+                )
+            tied = name in architecture.tied
+            if name.endswith(BUFFERS) or name.startswith(unused) or (inferred and not inside and not tied):
+                continue
+            if inside:
+                raise UnsupportedModel(
+                    f"'{name}' is not part of the {architecture.name} declaration, so its role is not known.",
+                    "Surgery would be a guess; see architectures/families/__init__.py on how to declare it.",
+                )
+            tied = tied and architecture.fill_config(config).get(architecture.tied_when, True)
+            role = "tied" if tied else "embedding" if "embed" in name else "head"
+            spec = TensorSpec(name, role, tuple(map(str, size)), tuple(size))
+        elif spec.shape != tuple(size) and spec.role != "head":
             raise UnsupportedModel(
                 f"'{name}' is {list(size)} in the weights, and the config asks for "
                 f"{list(spec.shape)} ({' x '.join(spec.axes)}).",
                 "The config does not fit its weights.",
             )
-        role = _outer_role(architecture, config, name)
-        specs.append(spec or TensorSpec(name, role, tuple(map(str, size)), tuple(size)))
+        specs.append(spec)
     _check_complete(declared, {spec.name for spec in specs}, shape.depth)
     return tuple(specs)
 
@@ -96,16 +100,3 @@ def _check_complete(declared: Mapping[str, TensorSpec], have: set[str], depth: i
             f"The weights lack {len(missing)} tensors that {depth} layers need, the first '{missing[0]}'.",
             "The config does not fit its weights, or a shard is missing.",
         )
-
-
-def _unused_prefixes(architecture: Architecture, config: Config) -> tuple[str, ...]:
-    """Prefixes of the tensors that the model's class leaves unread."""
-    name = (config.get("architectures") or [""])[0]
-    return tuple(p for ending, prefixes in architecture.unused.items() if name.endswith(ending) for p in prefixes)
-
-
-def _outer_role(architecture: Architecture, config: Config, name: str) -> str:
-    """The role of a tensor outside the blocks that the declaration does not name."""
-    if name in architecture.tied and architecture.fill_config(config).get(architecture.tied_when, True):
-        return "tied"
-    return "embedding" if "embed" in name else "head"

@@ -89,18 +89,18 @@ def widen(model, config):
     for stage in config.decoupled["stages"]:
         now = Numbers(config, stage)
         for block in blocks_of(model, stage["blocks"]):
-            widen_block(block, stage, now, model._init_weights)
+            widen_block(block, stage, now, lambda *place: replace(model, *place))
 
 
-def widen_block(block, stage, now, start):
-    """Give the attentions of a block these heads; `start` gives a projection its first weights."""
+def widen_block(block, stage, now, replace):
+    """Give the attentions of a block these heads; `replace` puts a projection of another size in its place."""
     for path, kind in stage["numbers"].items():
         owner, _, name = path.rpartition(".")
         if has(block, owner):
             setattr(block.get_submodule(owner), name, getattr(now, kind))
     for path, word in stage["projections"].items():
         if has(block, path):
-            replace(block, path, word, now, start)
+            replace(block, path, word, now)
 
 
 def blocks_of(model, path):
@@ -119,7 +119,7 @@ def has(module, path):
     return True
 
 
-def replace(block, path, word, now, start):
+def replace(model, block, path, word, now):
     """A projection of another size in place of the one at `path`."""
     owner, _, name = path.rpartition(".")
     old = block.get_submodule(path)
@@ -135,7 +135,7 @@ def replace(block, path, word, now, start):
             new.__class__ = type(old)  # a Linear with a forward pass of the library's own
     setattr(block.get_submodule(owner), name, new)
     if not new.weight.is_meta:
-        start(new)
+        model._init_weights(new)
 
 
 class Lean:

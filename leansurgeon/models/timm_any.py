@@ -55,7 +55,7 @@ class LeanTimm:
                 for module in block.modules():
                     if type(module) is EvaAttention:
                         module.__class__ = LeanEvaAttention
-                widen_block(block, stage, now, start)
+                widen_block(block, stage, now, replace)
         return model
 
 
@@ -84,11 +84,17 @@ def exchange(args: Any, key: str, value: int) -> Any:
     return old
 
 
-def start(projection: nn.Linear) -> None:
-    """New weights as timm has them."""
-    trunc_normal_(projection.weight, std=0.02)
-    if projection.bias is not None:
-        nn.init.zeros_(projection.bias)
+def replace(block: nn.Module, path: str, word: str, now: Numbers) -> None:
+    """A projection of another size in place of the one at `path`, its weights drawn as timm draws them."""
+    owner, _, name = path.rpartition(".")
+    old = block.get_submodule(path)
+    inputs, outputs = (now.inner, old.out_features) if word == "o" else (old.in_features, now.size(word))
+    new = nn.Linear(inputs, outputs, old.bias is not None, device=old.weight.device, dtype=old.weight.dtype)
+    if not new.weight.is_meta:
+        trunc_normal_(new.weight, std=0.02)
+        if new.bias is not None:
+            nn.init.zeros_(new.bias)
+    setattr(block.get_submodule(owner), name, new)
 
 
 leansurgeon_any = entry_point(LeanTimm, NAME, **IMAGENET)

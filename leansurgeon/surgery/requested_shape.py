@@ -8,7 +8,7 @@ from math import isfinite
 
 from leansurgeon import architectures
 from leansurgeon.architectures.base import Architecture
-from leansurgeon.architectures.limits import check_allowed, refusals
+from leansurgeon.architectures.limits import check_allowed
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import UnsupportedModel, UsageError
 from leansurgeon.shape import Shape, Stage, divisors_near, nearest_divisible
@@ -120,7 +120,7 @@ def resolve(source: Source, wanted: RequestedShape) -> Target:
         new_stages.append(replace(stage, depth=depth, heads=h, head_dim=head_dim, kv_heads=kv, mlp_dim=m))
     shape = Shape(tuple(new_stages))
     keeps = source.weights is not None and wanted.init != "fresh"
-    check_allowed(arch.name, refusals(arch, keeps=keeps), source.shape, shape)
+    check_allowed(arch.name, arch.refusals(keeps=keeps), source.shape, shape)
     return Target(holder(arch, source.shape, shape), shape, policy, why)
 
 

@@ -27,7 +27,7 @@ from leansurgeon.architectures.infer.library import (
     quietly,
     whole,
 )
-from leansurgeon.architectures.limits import move_taps, refusals
+from leansurgeon.architectures.limits import move_taps
 from leansurgeon.checkpoints.config import read_config
 from leansurgeon.checkpoints.kind import transformers_class
 from leansurgeon.checkpoints.publish.durable import scratch
@@ -105,7 +105,7 @@ def through_the_product(
         layers = [arch.blocks(i).layer for i in range(len(shape.stages))]
         stages = [next(level for level in stages if level.layer.endswith(layer)) for layer in layers]
     declared = bool(architectures.find_declared(small))
-    row = FamilyCheck(name, library.cls.__name__, True, declared, refusals(arch), bool(arch.decoupled))
+    row = FamilyCheck(name, library.cls.__name__, True, declared, arch.refusals(), bool(arch.decoupled))
     example = partial(inputs.example, model, small, drawn.seed)
     return compare_cuts(row, source, small, model, stages, example, partial(by_plain_library, model))
 

@@ -22,7 +22,6 @@ from leansurgeon.architectures.infer.library import quietly
 from leansurgeon.architectures.infer.timm_models import arguments
 from leansurgeon.architectures.infer.timm_models.library import TimmLibrary, args_of
 from leansurgeon.architectures.infer.timm_models.search import first_small
-from leansurgeon.architectures.limits import refusals
 from leansurgeon.checkpoints.config import read_config
 from leansurgeon.checkpoints.model import entry_module
 from leansurgeon.checkpoints.source import open_source
@@ -51,7 +50,7 @@ def through_the_product(name: str, library: TimmLibrary, small: Config, seed: in
     source = open_source(str(scratch / "source"))
     arch, expected = source.architecture, len(source.shape.stages)
     declared = architectures.find_declared(source.config) is not None
-    row = FamilyCheck(name, library.cls.__name__, True, declared, refusals(arch), bool(arch.decoupled))
+    row = FamilyCheck(name, library.cls.__name__, True, declared, arch.refusals(), bool(arch.decoupled))
     stages, _ = levels(library, small)
     if len(stages) != expected:
         return replace(row, why=f"{len(stages)} lists of blocks are found, and its declaration has {expected}")

@@ -66,13 +66,13 @@ def apply_to_heads(trial: Trial, pieces: Pieces, now: Numbers, maps: Mapping[str
         for axis, role in pieces.get(placed[1], ()) if placed else ():
             front = tensor.movedim(axis, 0)
             parts = front.split([now.head_dim * (now.kv_heads if x in "kv" else now.heads) for x in role])
-            made = [apply_maps(part, maps.get(letter)) for part, letter in zip(parts, role, strict=True)]
+            made = []
+            for letter, part in zip(role, parts, strict=True):
+                basis = maps.get(letter)
+                of_heads = None if basis is None else part.reshape(*basis.shape[:2], -1)
+                made.append(part if basis is None else (basis @ of_heads).reshape(part.shape))
             tensors[name] = tensor = torch.cat(made).movedim(0, axis).contiguous()
     return tensors
-
-
-def apply_maps(rows: Tensor, maps: Tensor | None) -> Tensor:
-    return rows if maps is None else (maps @ rows.reshape(len(maps), maps.shape[-1], -1)).reshape(rows.shape)
 
 
 def free_bases(trial: Trial, stage: Stage, now: Numbers) -> str:

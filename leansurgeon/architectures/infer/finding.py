@@ -51,6 +51,11 @@ class Stage:
     halves_trouble: str = "was inferred, and heads of half the size were not tried"
     mlp_trouble: str = ""
 
+    @property
+    def troubles(self) -> dict[str, str]:
+        """Why numbers of the shape may not change, by number."""
+        return {"depth": self.depth_trouble, "heads": self.heads_trouble, "mlp_dim": self.mlp_trouble}
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -69,11 +74,10 @@ class Finding:
     @property
     def proven(self) -> dict[str, bool]:
         """What every stage allows."""
-        stages = self.stages if not self.trouble else ()
+        nothing = bool(self.trouble) or not self.stages
         return {
-            "depth": bool(stages) and not any(s.depth_trouble for s in stages),
-            "heads": bool(stages) and not any(s.heads_trouble for s in stages),
-            "mlp_dim": bool(stages) and not any(s.mlp_trouble for s in stages),
+            kind: not nothing and not any(stage.troubles[kind] for stage in self.stages)
+            for kind in ("depth", "heads", "mlp_dim")
         }
 
     def evidence(self) -> JsonObject:
@@ -86,8 +90,5 @@ class Finding:
             "proven_on_parameters": self.parameters,
             "proven_on_inputs": list(self.inputs),
             "proven": self.proven,
-            "refused": [
-                {"stage": s.layer, "depth": s.depth_trouble, "heads": s.heads_trouble, "mlp_dim": s.mlp_trouble}
-                for s in self.stages
-            ],
+            "refused": [{"stage": stage.layer, **stage.troubles} for stage in self.stages],
         }

@@ -12,7 +12,7 @@ from functools import cache
 from typing import Any
 
 from leansurgeon.architectures.infer.inputs import VOCAB
-from leansurgeon.architectures.limits import BEHIND_LAYERS, BY_LAYER, FROM_END, HIDDEN_STATES, ONCE_EACH, TAPS
+from leansurgeon.architectures.limits import BEHIND_LAYERS, BY_LAYER, FROM_END, HIDDEN_STATES, ONCE_EACH, TAPS, within
 
 Config = dict[str, Any]
 
@@ -357,7 +357,7 @@ def move_listeners(c: Config, depth: int) -> None:
         if not isinstance(value, list | tuple) or not all(isinstance(v, int) for v in value):
             continue
         if key in HIDDEN_STATES:
-            c[key] = [within(v, depth) for v in value]
+            c[key] = within(value, depth)
         elif any(v >= depth for v in value):
             count = min(len(value), depth - 1)
             c[key] = [max(1, (i + 1) * depth // (count + 1)) for i in range(count)]
@@ -365,10 +365,3 @@ def move_listeners(c: Config, depth: int) -> None:
                 c[key] += [c[key][-1]] * (len(value) - count)
     if "vision_output_dim" in c and isinstance(taken := c.get("intermediate_layers_indices"), list):
         c["vision_output_dim"] = c["hidden_size"] * (1 + len(taken))
-
-
-def within(number: Any, depth: int) -> Any:
-    """A hidden state's number, or several, that a model of this depth has."""
-    if isinstance(number, list | tuple):
-        return [within(n, depth) for n in number]
-    return max(-depth - 1, min(depth, number))

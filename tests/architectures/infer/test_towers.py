@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from leansurgeon.architectures import infer
 from leansurgeon.architectures.infer.explore import build_small_config
 from leansurgeon.architectures.infer.library import Library, class_name, quietly, whole
-from leansurgeon.architectures.limits import clip_taps, follow_taps, refusals
+from leansurgeon.architectures.limits import clip_taps, follow_taps
 from leansurgeon.checkpoints.model import load
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import UnsupportedModel, UsageError
@@ -177,7 +177,7 @@ def test_heads_of_half_the_size(tmp_path):
     """They stay with the library's own class, and lose little where scores use half of a head's entries."""
     model, config = small_model("wav2vec2", tmp_path / "source")
     opened = open_source(str(tmp_path / "source"))
-    assert not opened.architecture.heads_unsplittable and not refusals(opened.architecture)
+    assert not opened.architecture.heads_unsplittable and not opened.architecture.refusals()
     stage = opened.shape.stages[0]
     file = tmp_path / "source" / "model.safetensors"
     state = load_file(file)

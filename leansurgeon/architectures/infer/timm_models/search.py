@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,9 +14,10 @@ from leansurgeon.architectures.infer.finding import Finding, Stage
 from leansurgeon.architectures.infer.library import Library, Unbuildable, quietly
 from leansurgeon.architectures.infer.timm_models import arguments
 from leansurgeon.architectures.infer.timm_models.library import TimmLibrary
-from leansurgeon.architectures.infer.tiny import HEADS, WIDTHS, Config
+from leansurgeon.architectures.infer.tiny import HEADS, WIDTHS, Config, is_number
 from leansurgeon.shape import Stage as Numbers
 
+FAR = 9
 GENERAL = {
     **dict.fromkeys(arguments.HEADS, HEADS[0]),
     **dict.fromkeys(arguments.WIDTHS, WIDTHS[0]),
@@ -43,6 +45,12 @@ def first_small(library: TimmLibrary, flat: Config) -> tuple[Config, TimmLibrary
     return small, shown
 
 
+def distance(key: str, level: Level) -> int:
+    """How far a key is from speaking of a stage: 0 for the stage's own entry of a list, `FAR` for one of another."""
+    places, own = level.key.split(".")[1:], key.split(".")[1:]
+    return 0 if own == places else 1 if own in (places[:1], places[-1:]) else FAR if own else 2
+
+
 class TimmSearch(Search):
     """Keys are arguments of a constructor, many with one entry a stage."""
 
@@ -65,14 +73,8 @@ class TimmSearch(Search):
 
     def find_keys(self, names: tuple[str, ...], level: Level) -> list[str]:
         """Keys of such a name: the entry of the stage first, then what holds for all stages."""
-        places = level.key.split(".")[1:]
-
-        def fits(key: str) -> int:
-            own = key.split(".")[1:]
-            return 0 if own == places else 1 if own in (places[:1], places[-1:]) else 2 if not own else 9
-
         keys = [k for k, v in self.config.items() if self.general(k) in names and isinstance(v, int) and v > 0]
-        return [k for k in sorted(keys, key=fits) if fits(k) < 9]
+        return sorted((k for k in keys if distance(k, level) < FAR), key=partial(distance, level=level))
 
     def width(self, stage: Stage) -> int | None:
         name, axis = stage.width_at
@@ -91,7 +93,5 @@ class TimmSearch(Search):
         return self.with_ratio(replace(stage, mlp_trouble="its constructor takes no ratio of the MLP"), level)
 
     def ratio_keys(self, level: Level) -> list[str]:
-        places = level.key.split(".")[1:]
-        ratios = [k for k in self.config if arguments.base(k) in arguments.RATIOS]
-        fit = [k for k in ratios if k.split(".")[1:] in (places, places[:1], places[-1:], [])]
-        return [k for k in fit if not isinstance(self.config[k], bool | str | None)]
+        ratios = [k for k in self.config if self.general(k) == "mlp_ratio" and distance(k, level) < FAR]
+        return [k for k in ratios if is_number(self.config[k])]
