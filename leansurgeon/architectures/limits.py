@@ -54,10 +54,15 @@ def follow_layers(
             changes[key] = [layers.index(i) for i in c[key] if i in layers]
     if isinstance(c.get(FROM_END), int) and c[FROM_END] <= depth:
         changes[FROM_END] = sum(i >= depth - c[FROM_END] for i in layers)
-    if isinstance(of_some := c.get(BY_LAYER), dict):
-        own = {int(number): entry for number, entry in of_some.items()}
-        changes[BY_LAYER] = {str(new): own[old] for new, old in enumerate(layers) if old in own}
-    return changes
+    return changes | of_single_layers(c, layers)
+
+
+def of_single_layers(c: Config, layers: Sequence[int]) -> Config:
+    """What differs in some layers, where a config says it by their numbers, for a model of these `layers`."""
+    if not isinstance(of_some := c.get(BY_LAYER), dict):
+        return {}
+    own = {int(number): entry for number, entry in of_some.items()}
+    return {BY_LAYER: {str(new): own[old] for new, old in enumerate(layers) if old in own}}
 
 
 def move_taps(keys: Sequence[str], places: Sequence[Config], layers: Sequence[int], depth: int) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from leansurgeon.architectures.infer.differences import Level
 from leansurgeon.architectures.infer.library import Library, Unbuildable, difference, memory_names, outputs
 from leansurgeon.architectures.infer.tiny import INDEX_LISTS, Config
-from leansurgeon.architectures.limits import BY_LAYER, follow_layers, move_taps
+from leansurgeon.architectures.limits import follow_layers, move_taps, of_single_layers
 from leansurgeon.architectures.tensors import layer_number_pattern
 from leansurgeon.errors import UsageError
 from leansurgeon.hooks import Hooks
@@ -177,10 +177,7 @@ def deeper(config: Config, level: Level, depth: int) -> Config:
     """The config at another depth; lists of layers go on as they began, and end as they did."""
     like = [*(i % level.depth for i in range(depth - 1)), level.depth - 1]
     longer = dict(config) | {level.key: depth} | {key: [config[key][i] for i in like] for key in level.lists}
-    if BY_LAYER in config:
-        own = {int(number): entry for number, entry in config[BY_LAYER].items()}
-        longer[BY_LAYER] = {str(i): own[old] for i, old in enumerate(like) if old in own}
-    return longer
+    return longer | of_single_layers(config, like)
 
 
 @torch.no_grad()
@@ -188,16 +185,21 @@ def depth_trouble(
     library: Library,
     config: Config,
     level: Level,
+    depth: int,
     seed: int = 0,
     group: int = 1,
     first: int = 0,
     last: int = 0,
 ) -> str | None:
-    """Why layers (groups of them) behind the `first` and before the `last` ones cannot be dropped from this stage; None
-    where every cut was proven.
+    """Why layers (groups of them) behind the `first` and before the `last` ones cannot be dropped from this stage where
+    it has so many; None where every cut was proven.
     """
-    whole = Trial.of(library, config, [level], seed)
-    troubles = (proven_cut(whole, level, keep) for keep in cuts(level.depth, group, first, last))
+    config, level = deeper(config, level, depth), replace(level, depth=depth)
+    try:
+        whole = Trial.of(library, config, [level], seed)
+    except Unbuildable as error:
+        return f"at depth {depth} no model of it runs: {error}"
+    troubles = (proven_cut(whole, level, keep) for keep in cuts(depth, group, first, last))
     return next(filter(None, troubles), None)
 
 
@@ -210,18 +212,14 @@ def proven_depth(library: Library, config: Config, level: Level) -> tuple[str, i
     ways = ((0, 0), *((n, 0) for n in range(1, min(FIRST, level.depth - 2) + 1)), (0, 1))
     troubles: list[str] = []
     for first, last in ways:
-        why = depth_trouble(library, config, level, first=first, last=last)
+        why = depth_trouble(library, config, level, level.depth, first=first, last=last)
         if why is None:
             break
         troubles.append(why)
     else:
         return troubles[0], 0, 0
-    other = deeper(config, level, min(max(level.depth + 2, period(config) + 3), 13))
-    depth = other[level.key]
-    try:
-        again = depth_trouble(library, other, replace(level, depth=depth), seed=7, first=first, last=last)
-    except Unbuildable as error:
-        again = f"at depth {depth} no model of it runs: {error}"
+    depth = min(max(level.depth + 2, period(config) + 3), 13)
+    again = depth_trouble(library, config, level, depth, seed=7, first=first, last=last)
     return (troubles[0] if troubles else again, 0, 0) if again else ("", first, last)
 
 
@@ -234,15 +232,6 @@ def droppable(library: Library, config: Config, level: Level) -> tuple[str, int,
         return trouble, first, last, 1
     for group in sorted({2, 3, period(config)}):
         counts = (3, 4) if group < 5 else (2, 3)
-        if not any(group_trouble(library, config, level, group, count) for count in counts):
+        if not any(depth_trouble(library, config, level, group * count, count, group) for count in counts):
             return "", 0, 0, group
     return trouble, first, last, 1
-
-
-def group_trouble(library: Library, config: Config, level: Level, group: int, count: int) -> str | None:
-    """Why whole groups cannot be dropped of `count` of them."""
-    other = replace(level, depth=group * count)
-    try:
-        return depth_trouble(library, deeper(config, level, group * count), other, count, group)
-    except Unbuildable as error:
-        return str(error)

@@ -12,7 +12,16 @@ from functools import cache
 from typing import Any
 
 from leansurgeon.architectures.infer.inputs import VOCAB
-from leansurgeon.architectures.limits import BEHIND_LAYERS, BY_LAYER, FROM_END, HIDDEN_STATES, ONCE_EACH, TAPS, within
+from leansurgeon.architectures.limits import (
+    BEHIND_LAYERS,
+    BY_LAYER,
+    FROM_END,
+    HIDDEN_STATES,
+    ONCE_EACH,
+    TAPS,
+    of_single_layers,
+    within,
+)
 
 Config = dict[str, Any]
 
@@ -332,22 +341,18 @@ def pick_layers(c: Config, before: int, after: int, of_each: int) -> None:
     """Shorten the lists of layers so that every kind of layer is there (`of_each` times, where there are so many), in
     its order; a single layer is repeated.
     """
-    lists = {key: list(c[key]) for key in per_layer(c, before)}
-    if BY_LAYER in c:  # as one more list
-        own = {int(number): entry for number, entry in c[BY_LAYER].items()}
-        lists[BY_LAYER] = [own.get(i) for i in range(before)]
+    lists = {key: c[key] for key in per_layer(c, before)}
     chosen = list(range(before))
     if after > before == 1:
         chosen *= after
         lists.pop("architectures", None)
     elif after < before:
-        kinds = [repr([values[i] for values in lists.values()]) for i in range(before)]
-        places = [[i for i in range(before) if kinds[i] == kind][:of_each] for kind in dict.fromkeys(kinds)]
-        chosen = sorted(i for kind in places for i in kind)[:after]
-        chosen = sorted([*chosen, *(i for i in range(before) if i not in chosen)][:after])
-    c |= {key: [values[i] for i in chosen] for key, values in lists.items()}
-    if BY_LAYER in c:
-        c[BY_LAYER] = {str(i): entry for i, entry in enumerate(c[BY_LAYER]) if entry}
+        apart = [of_single_layers(c, [i]) for i in chosen]
+        kinds = [repr([*(values[i] for values in lists.values()), apart[i]]) for i in chosen]
+        places = [[i for i in chosen if kinds[i] == kind][:of_each] for kind in dict.fromkeys(kinds)]
+        picked = sorted(i for kind in places for i in kind)[:after]
+        chosen = sorted([*picked, *(i for i in chosen if i not in picked)][:after])
+    c |= {key: [values[i] for i in chosen] for key, values in lists.items()} | of_single_layers(c, chosen)
 
 
 def move_listeners(c: Config, depth: int) -> None:

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from leansurgeon.architectures.tensors import Config, is_count, write_key
+from leansurgeon.architectures.tensors import Config, is_count
+from leansurgeon.models.timm_any import as_lists, create
 
 DEPTHS = ("depth", "depths", "stages", "layers", "serial_depths", "num_blocks", "num_layers")
 HEADS = ("num_heads", "heads")
@@ -42,8 +43,6 @@ def numbers_of(model_name: str, given: Config) -> Config:
 
 def build(model_name: str, args: Config, device: str = "meta") -> nn.Module:
     """A timm model with these arguments; what cannot be built without memory takes some for a moment."""
-    from leansurgeon.models.timm_any import create
-
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         try:
@@ -65,13 +64,14 @@ def constructor_arguments(cls: type[nn.Module], model_name: str, given: Config) 
     noted: Config = {}
     inherited = "__init__" not in vars(cls)
     init = cls.__init__
+    signature = inspect.signature(init)
 
     def noting(self: nn.Module, *args: Any, **kwargs: Any) -> None:
         if not noted:
-            bound = inspect.signature(init).bind(self, *args, **kwargs)
+            bound = signature.bind(self, *args, **kwargs)
             bound.apply_defaults()
             for name, value in bound.arguments.items():
-                kind = inspect.signature(init).parameters[name].kind
+                kind = signature.parameters[name].kind
                 noted.update(value if kind is inspect.Parameter.VAR_KEYWORD else {name: value})
         init(self, *args, **kwargs)
 
@@ -86,13 +86,9 @@ def constructor_arguments(cls: type[nn.Module], model_name: str, given: Config) 
     for base_class in cls.__mro__:  # a class may hand on what it is not told by name
         for name, parameter in inspect.signature(base_class.__init__).parameters.items():
             noted.setdefault(name, parameter.default)
-    return {**fields_of(noted), **noted}
-
-
-def fields_of(args: Config) -> Config:
-    """What stands in records that a class is given instead of plain arguments."""
-    records = [value for value in args.values() if is_dataclass(value) and not isinstance(value, type)]
-    return {field.name: getattr(record, field.name) for record in records for field in fields(record)}
+    # What stands in records that a class is given instead of plain arguments.
+    records = [value for value in noted.values() if is_dataclass(value) and not isinstance(value, type)]
+    return {field.name: getattr(record, field.name) for record in records for field in fields(record)} | noted
 
 
 def is_number(value: Any) -> bool:
@@ -102,22 +98,15 @@ def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def as_lists(value: Any) -> Any:
-    """Lists where timm has tuples, as a JSON file has them."""
-    return [as_lists(v) for v in value] if isinstance(value, list | tuple) else value
-
-
 def flatten(args: Mapping[str, Any]) -> Config:
     """`{"depths": [2, 3]}` as `{"depths.0": 2, "depths.1": 3}`; lists of layers' numbers stay whole."""
-    return dict(entries(args))
-
-
-def entries(args: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    flat: Config = {}
     for name, value in args.items():
         if isinstance(value, list | tuple) and is_number(value) and name not in INDEX_LISTS:
-            yield from entries({f"{name}.{i}": v for i, v in enumerate(value)})
+            flat |= flatten({f"{name}.{i}": v for i, v in enumerate(value)})
         else:
-            yield name, value
+            flat[name] = value
+    return flat
 
 
 def unflatten(flat: Mapping[str, Any]) -> Config:
@@ -180,11 +169,3 @@ def shrunk(flat: Config, narrow: bool, side: int | None) -> Config:
             if base(key) in WIDTHS and is_count(value) and at:
                 smaller[key] = HEAD_DIM if base(key) == "base_dims" else HEAD_DIM * at
     return smaller
-
-
-def with_changes(args: Config, changes: Mapping[str, Any]) -> Config:
-    """Arguments with other values under flat keys."""
-    new = dict(args)
-    for key, value in changes.items():
-        write_key(new, key, value)
-    return new

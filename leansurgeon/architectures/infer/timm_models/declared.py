@@ -15,8 +15,9 @@ from leansurgeon.architectures.infer.timm_models.library import TimmLibrary
 from leansurgeon.architectures.infer.timm_models.search import GENERAL, explore
 from leansurgeon.architectures.infer.tiny import WIDTHS
 from leansurgeon.architectures.infer.widened import head_dims, with_head_dims
-from leansurgeon.architectures.tensors import Config
+from leansurgeon.architectures.tensors import Config, write_key
 from leansurgeon.errors import UnsupportedModel
+from leansurgeon.models.timm_any import as_lists
 
 LEAN = "leansurgeon_any"
 MARK = "leansurgeon"  # key of a config.json: what stands under it says that no declaration by hand fits the model
@@ -73,7 +74,7 @@ def complete_config(name: str, given: Config) -> Config:
         "pretrained_cfg": {
             "input_size": [args.get("in_chans", 3), height, width],
             "num_classes": labels,
-            **{key: arguments.as_lists(said[key]) for key in kept if key in said},
+            **{key: as_lists(said[key]) for key in kept if key in said},
         },
     }
 
@@ -95,5 +96,8 @@ def native(config: Mapping[str, Any]) -> Config:
     """The config of timm's own model behind one of ours."""
     args = dict(config["model_args"])
     spec = args.pop("lean")
-    args = {k: v for k, v in args.items() if k not in [stage["head_dim"] for stage in spec["stages"]]}
-    return dict(config) | {"architecture": spec["base"], "model_args": arguments.with_changes(args, spec["native"])}
+    for stage in spec["stages"]:
+        args.pop(stage["head_dim"], None)
+    for key, heads in spec["native"].items():
+        write_key(args, key, heads)
+    return dict(config) | {"architecture": spec["base"], "model_args": args}
