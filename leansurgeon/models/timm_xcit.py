@@ -32,9 +32,6 @@ class DecoupledXCA(FusedAttention):
         y = self.attn_drop(scores.softmax(dim=-1)) @ v
         return self.proj_drop(self.proj(y.permute(0, 3, 1, 2).flatten(2)))
 
-    def no_weight_decay(self):
-        return {"temperature"}
-
 
 class LeanXcit(FreeClassAttention, Xcit):
     """Xcit whose cross-covariance attention and class attention have heads and widths of their own."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeVar
 
 from torch import nn
@@ -57,7 +57,7 @@ class Level:
     depth: int
     lists: tuple[str, ...] = ()  # config keys with one entry a layer
     taps: tuple[str, ...] = ()  # keys, of the tower or of the whole model, that say behind which layers others listen
-    outside: dict[Axis, int] = field(default_factory=dict)  # axes outside the blocks that shrink with a layer
+    outside: bool = False  # whether something outside the blocks shrinks with a layer
 
 
 def numbers(config: Config) -> list[str]:
@@ -65,23 +65,20 @@ def numbers(config: Config) -> list[str]:
     return [k for k, v in config.items() if isinstance(v, int) and not isinstance(v, bool) and v > 0]
 
 
-def without_one(config: Config, key: str, gone: int = 1) -> Config:
-    """The config with one layer less of this depth, the last one, or the one before (`gone` 2); its lists follow."""
-    depth = config[key]
-    left = [i for i in range(depth) if i != depth - gone]
-    cut = {k: [config[k][i] for i in left] for k in per_layer(config, depth)}
-    return config | cut | {key: depth - 1} | follow_layers(config, (), (), left, depth)
-
-
 def drop_one_layer(library: Library, config: Config, key: str) -> tuple[Config, nn.Module] | None:
     """The config with a layer less and its model; None where the library builds none. Some libraries want a last layer
     of a certain kind, and some lists are another stage's (LED's windows).
     """
-    for less in (without_one(config, key), without_one(config, key, 2), config | {key: config[key] - 1}):
-        try:
+    depth = config[key]
+    shorter = config | {key: depth - 1}
+    lists = list(per_layer(config, depth))
+    for left in ([*range(depth - 1)], [*range(depth - 2), depth - 1], None):
+        less = shorter
+        if left:
+            cut = {k: [config[k][i] for i in left] for k in lists}
+            less = config | cut | {key: depth - 1} | follow_layers(config, (), (), left, depth)
+        with suppress(Unbuildable):
             return less, library.build(less, None)
-        except Unbuildable:
-            continue
     return None
 
 
@@ -113,8 +110,7 @@ def levels(library: Library, config: Config) -> tuple[list[Level], list[str]]:
         if len(shorter) != 1:
             troubles.append(f"{key}: {len(shorter)} lists of modules shorten with it")
             continue
-        changed = growth_of_axes(after, {name: base[name] for name in after}) or {}
-        outside = {at: by for at, by in changed.items() if not layer_number_pattern(prefix).match(at[0])}
+        outside = any(after[name] != base[name] and not layer_number_pattern(prefix).match(name) for name in after)
         of_layers = tuple(k for k in less if isinstance(less[k], list | tuple) and len(less[k]) == len(config[k]) - 1)
         taps = taps_of(library, config) if not stages else ()
         stages.append(Level(key, prefix, shorter[0] + ".{i}", config[key], of_layers, taps, outside))

@@ -118,11 +118,13 @@ class Search:
         trouble = "" if self.levels else "; ".join(self.troubles) or "no list of blocks follows a number of the config"
         if trouble and isinstance(depths := self.config.get("depths"), list | tuple):
             trouble = f"its {len(depths)} stages differ in width, and only models of timm are cut in stages (timm/NAME)"
-        stages = [traits.describe_stage(self.trial, self.stage(level), level) for level in self.levels]
-        stages = [
-            replace(s, bases=divided.free_bases(self.trial, s, self.count_heads(s))) if s.standard else s
-            for s in stages
-        ]
+        stages = []
+        for level in self.levels:
+            stage = self.with_mlp(self.with_heads(self.with_depth(self.begin(level), level), level), level)
+            stage = traits.describe_stage(self.trial, stage, level)
+            if stage.standard:
+                stage = replace(stage, bases=divided.free_bases(self.trial, stage, self.count_heads(stage)))
+            stages.append(stage)
         return Finding(
             self.config["model_type"],
             self.library.cls.__name__,
@@ -183,11 +185,10 @@ class Search:
 
     # -- stages --------------------------------------------------------------------------------------
 
-    def stage(self, level: Level) -> Stage:
+    def begin(self, level: Level) -> Stage:
+        """A stage of which the width alone is known."""
         width = next(iter(self.find_keys(tiny.WIDTHS, level)), "hidden_size")
-        stage = Stage(level.layer, level.key, width, level.lists, taps=level.taps)
-        stage = self.with_heads(self.with_depth(stage, level), level)
-        return self.with_mlp(stage, level)
+        return Stage(level.layer, level.key, width, level.lists, taps=level.taps)
 
     def with_depth(self, stage: Stage, level: Level) -> Stage:
         """Layers that can be dropped one by one, behind some that stay, or in groups where kinds take turns."""
@@ -282,7 +283,9 @@ class Search:
                 places = find_projection_units(self.trial, spec["projections"], level)
                 failed = proof(replace(self.trial, library=library, config=lean), [(kind, places)])
                 if failed is None:
-                    widened = replace(stage, heads=self.part(places), spec=self.name_own_keys(spec, level))
+                    if len(self.levels) > 1:  # stages keep their heads' sizes under keys of their own
+                        spec["head_dim"] = f"{HEAD_DIM}_{self.levels.index(level)}"
+                    widened = replace(stage, heads=self.part(places), spec=spec)
                     if not self.divides:
                         return widened
                     return replace(widened, halves_trouble=divided.trouble(self.trial, widened, now))
@@ -294,10 +297,6 @@ class Search:
         if "missing keys" in trouble:
             trouble = f"our modelling file does not load it by the names in its files ({trouble})"
         return replace(stage, heads_trouble=f"head_dim is width // heads in its library, and {trouble}")
-
-    def name_own_keys(self, spec: dict[str, Any], level: Level) -> dict[str, Any]:
-        """Stages keep their heads' sizes under keys of their own."""
-        return spec if len(self.levels) == 1 else spec | {"head_dim": f"{HEAD_DIM}_{self.levels.index(level)}"}
 
     def in_words(self, trouble: str | None, names: Iterable[str]) -> str:
         """A failed proof with its likeliest cause, if one of these tensors is it."""

@@ -57,10 +57,6 @@ class TimmSearch(Search):
     library: TimmLibrary
     divides = False
 
-    def __init__(self, library: Library, config: Config) -> None:
-        super().__init__(library, config)
-        self.widths = [self.find_width_axis(level) for level in self.levels]
-
     def finding(self) -> Finding:
         finding = super().finding()
         asked = any(arguments.base(key) in arguments.DEPTHS for key in self.config)
@@ -80,10 +76,8 @@ class TimmSearch(Search):
         name, axis = stage.width_at
         return self.base[stage.layer.format(i=1) + name][axis]
 
-    def stage(self, level: Level) -> Stage:
-        at = self.widths[self.levels.index(level)]
-        stage = Stage(level.layer, level.key, "", level.lists, width_at=at)
-        return self.with_mlp(self.with_heads(self.with_depth(stage, level), level), level)
+    def begin(self, level: Level) -> Stage:
+        return replace(super().begin(level), width_key="", width_at=self.find_width_axis(level))
 
     def lean(self, spec: dict[str, Any], now: Numbers) -> tuple[Library, Config]:
         library = self.library.widening(spec, {spec["heads"]: now.heads})
