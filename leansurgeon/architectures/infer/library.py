@@ -116,9 +116,9 @@ def own_class(model_type: str) -> str | None:
         room = importlib.import_module(config.__module__.replace(".configuration_", ".modeling_"))
     except ImportError:
         return None
-    kinds = {name: getattr(transformers, name, None) for name in vars(room) if not name.endswith("PreTrainedModel")}
-    models = {n: k for n, k in kinds.items() if isinstance(k, type) and issubclass(k, transformers.PreTrainedModel)}
-    fit = [kind.__name__ for kind in models.values() if kind.config_class is config]
+    kinds = [getattr(transformers, name, None) for name in vars(room) if not name.endswith("PreTrainedModel")]
+    models = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)]
+    fit = [kind.__name__ for kind in models if kind.config_class is config]
     return min(fit, key=lambda name: (not name.endswith(("Model", "Transformer", "Encoder")), len(name)), default=None)
 
 

@@ -191,8 +191,9 @@ class Sizes:
         if name.endswith("rope_parameters") or name == "rope_scaling":
             if self.attempt == 6:
                 return value
-            fitting = rope(value, self.own_dim)
-            return fit_rotary_sections(fitting, self.own_dim) if self.attempt else fitting
+            if self.attempt and isinstance(value, dict) and "mrope_section" not in value and "rope_type" in value:
+                value = value | {"mrope_section": [0, 0, 0]}  # nothing is left to a default that fits real sizes only
+            return rope(value, self.own_dim)
         if name == BY_LAYER and isinstance(value, dict):
             return {number: self.of_layer(entry) for number, entry in value.items()}
         if isinstance(value, list | tuple) and value and len(value) == self.depth and name in (*SMALL, *MLPS):
@@ -204,7 +205,8 @@ class Sizes:
         if name in HEADS:
             return self.n_heads
         if name in KV_HEADS:
-            return self.key_value_heads(value)
+            own = 1 if value == 1 else self.kv
+            return self.n_heads if value > 1 and (value == self.heads or self.attempt in (1, 2, 3)) else own
         if name in WIDTHS:
             return self.width * self.widening(value)
         if name in HEAD_DIMS:
@@ -215,11 +217,9 @@ class Sizes:
             return self.image(value)
         if name in MAMBA_DIMS:
             return MAMBA_DIM
-        inner = self.width * next((self.c[k] for k in ("mamba_expand", "expand") if self.c.get(k)), 2)
-        if name == "head_dim" and "state_size" in self.c and "expand" in self.c:  # Mamba 2 has no other heads
-            return inner // self.n_heads
         if name in MAMBA_HEADS or name == "mamba_d_ssm":
-            return inner if name == "mamba_d_ssm" else inner // MAMBA_DIM
+            inner = self.width * (self.c.get("mamba_expand") or self.c.get("expand") or 2)
+            return inner // MAMBA_DIM if name in MAMBA_HEADS else inner
         if name == "window_size" and self.stages:
             return min(value, 2)
         if name == FROM_END and self.depth and self.depth > DEPTH:
@@ -248,13 +248,6 @@ class Sizes:
 
         return {key: small(key, value) for key, value in entry.items()}
 
-    def key_value_heads(self, value: int) -> int:
-        if value == 1:
-            return 1
-        if value == self.heads or self.attempt in (1, 2, 3):
-            return self.n_heads
-        return self.kv
-
     def widening(self, value: int) -> int:
         """How many times the first width of a pyramid its last one is, if that is what `value` says; else 1."""
         firsts = (self.c.get("embed_dim"), self.c.get("patch_embeds_hidden_size"))
@@ -279,36 +272,23 @@ def rope(value: Any, head_dim: int) -> Any:
     if not isinstance(value, dict):
         return value
     scaled = {k: rope(v, head_dim) for k, v in value.items()}
+    half = int(head_dim * (scaled.get("partial_rotary_factor") or 1.0)) // 2  # pairs of entries that are turned
     if isinstance(scaled.get("mrope_section"), list):
-        half = half_rotary(scaled, head_dim)
         count = len(scaled["mrope_section"])
         scaled["mrope_section"] = [half - (count - 1) * (half // count), *[half // count] * (count - 1)]
     for key in ("long_factor", "short_factor"):
         if isinstance(scaled.get(key), list):
-            scaled[key] = scaled[key][: half_rotary(scaled, head_dim)]
+            scaled[key] = scaled[key][:half]
     if isinstance(scaled.get("original_max_position_embeddings"), int):
         scaled["original_max_position_embeddings"] = min(scaled["original_max_position_embeddings"], 64)
     return scaled
-
-
-def half_rotary(value: Mapping[str, Any], head_dim: int) -> int:
-    """Pairs of entries of a head that these parameters turn."""
-    return int(head_dim * value.get("partial_rotary_factor", 1.0)) // 2
-
-
-def fit_rotary_sections(value: Any, head_dim: int) -> Any:
-    """Rotary parameters that leave nothing to a default which fits the library's own sizes only."""
-    if not isinstance(value, dict) or "mrope_section" in value or "rope_type" not in value:
-        return value
-    half = half_rotary(value, head_dim)
-    return value | {"mrope_section": [half - 2 * (half // 3), half // 3, half // 3]}
 
 
 def per_layer(c: Config, depth: int) -> Iterator[str]:
     """Keys whose list has one entry for every layer: as long as the depth for a reason, since it holds words and
     switches, or its name says it, or the type's default config has no list of another depth's length there.
     """
-    usual = default_lengths(c.get("model_type"))
+    usual = lists_of_other_lengths(c.get("model_type"))
     for key, value in c.items():
         if not isinstance(value, list | tuple) or len(value) != depth or key in (*TAPS, *INDEX_LISTS):
             continue
@@ -322,9 +302,9 @@ def is_number(value: Any) -> bool:
 
 
 @cache
-def default_lengths(model_type: str | None) -> dict[str, int] | None:
-    """The lengths of lists in a type's default config that are not as long as its own depth; None where there is no
-    such config.
+def lists_of_other_lengths(model_type: str | None) -> set[str] | None:
+    """Keys of lists in a type's default config that are not as long as its own depth; None where there is no such
+    config.
     """
     from leansurgeon.architectures.infer.library import config_class
 
@@ -333,8 +313,7 @@ def default_lengths(model_type: str | None) -> dict[str, int] | None:
     except Exception:
         return None
     depths = {usual[key] for key in usual if key in LAYERS and isinstance(usual[key], int)}
-    lists = {key: len(value) for key, value in usual.items() if isinstance(value, list | tuple)}
-    return {key: length for key, length in lists.items() if length not in depths}
+    return {key for key, value in usual.items() if isinstance(value, list | tuple) and len(value) not in depths}
 
 
 def pick_layers(c: Config, before: int, after: int, of_each: int) -> None:
@@ -349,8 +328,7 @@ def pick_layers(c: Config, before: int, after: int, of_each: int) -> None:
     elif after < before:
         apart = [of_single_layers(c, [i]) for i in chosen]
         kinds = [repr([*(values[i] for values in lists.values()), apart[i]]) for i in chosen]
-        places = [[i for i in chosen if kinds[i] == kind][:of_each] for kind in dict.fromkeys(kinds)]
-        picked = sorted(i for kind in places for i in kind)[:after]
+        picked = [i for i in chosen if kinds[:i].count(kinds[i]) < of_each][:after]
         chosen = sorted([*picked, *(i for i in chosen if i not in picked)][:after])
     c |= {key: [values[i] for i in chosen] for key, values in lists.items()} | of_single_layers(c, chosen)
 

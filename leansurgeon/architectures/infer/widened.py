@@ -13,7 +13,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+import transformers
 from torch import nn
+from transformers.models.auto import modeling_auto as auto
 
 from leansurgeon.architectures.base import Architecture
 from leansurgeon.architectures.infer.cuts import Trial
@@ -30,6 +32,7 @@ from leansurgeon.architectures.infer.library import (
 from leansurgeon.architectures.infer.tiny import Config
 from leansurgeon.architectures.infer.words import Places, UnitPlace
 from leansurgeon.hooks import Hooks
+from leansurgeon.models import decoupled_any
 from leansurgeon.shape import Stage as Numbers
 
 MODEL_TYPE, FILE, HEAD_DIM = "leansurgeon_decoupled", "decoupled_any.py", "lean_head_dim"
@@ -42,10 +45,8 @@ class LeanLibrary(Library):
     """The library's class behind our modelling file."""
 
     def settings(self, config: Mapping[str, Any]) -> Any:
-        from leansurgeon.models.decoupled_any import LeanConfig
-
         with raising(REFUSED):
-            return with_plain_attention(LeanConfig.from_dict(self.join_config(config)))
+            return with_plain_attention(decoupled_any.LeanConfig.from_dict(self.join_config(config)))
 
     def load_class(self, settings: Any, **how: Any) -> Any:
         return lean_class(self.cls.__name__).made(settings).from_pretrained(None, config=settings, **how)
@@ -53,11 +54,6 @@ class LeanLibrary(Library):
 
 def lean_class(name: str) -> Any:
     """The class of our modelling file for a class of the library. Raises `Unbuildable`."""
-    import transformers
-    from transformers.models.auto import modeling_auto as auto
-
-    from leansurgeon.models import decoupled_any
-
     for lean in vars(decoupled_any).values():
         if isinstance(lean, type) and issubclass(lean, decoupled_any.Lean) and lean.mapping:
             names = getattr(auto, lean.mapping).values()
@@ -110,10 +106,10 @@ def containers(linear: list[str], owners: list[str]) -> list[list[str]]:
     return groups
 
 
-def number_of(now: Numbers, kind: str) -> int:
-    """A number that an attention keeps for itself, by the name that our modelling file has for it."""
-    of_kind = {"groups": now.heads // now.kv_heads, "kv_inner": now.kv_heads * now.head_dim}
-    return of_kind[kind] if kind in of_kind else getattr(now, kind)
+def kept_numbers(now: Numbers) -> dict[str, int]:
+    """Numbers that an attention keeps for itself, by the names that our modelling file has for them."""
+    numbers = {"heads": now.heads, "kv_heads": now.kv_heads, "groups": now.heads // now.kv_heads}
+    return numbers | {"kv_inner": now.kv_heads * now.head_dim}
 
 
 def projections(model: nn.Module, block: str, maps: list[str], now: Numbers) -> dict[str, list[str]] | None:
@@ -126,7 +122,7 @@ def projections(model: nn.Module, block: str, maps: list[str], now: Numbers) -> 
     *entering, last = maps
     if sizes[last] != (now.inner, now.width):
         return None
-    keys = number_of(now, "kv_inner")
+    keys = kept_numbers(now)["kv_inner"]
     stacked = ["q+kv+kv", "heads*qkv"] if now.kv_heads == now.heads else ["q+kv+kv"]
     known = {2 * keys: ["kv+kv"], now.inner + 2 * keys: stacked, keys: ["kv"], now.inner: ["q"]}
     words = {name: known.get(sizes[name][1]) for name in entering}
@@ -153,12 +149,12 @@ def specs(trial: Trial, stage: Stage, level: Level, now: Numbers) -> Iterator[di
     if not words:
         raise Unbuildable("no module of a block keeps a number that follows the heads")
     then = replace(now, heads=fewer, kv_heads=fewer if plain else now.kv_heads, head_dim=now.width // fewer)
+    before, after = kept_numbers(now), kept_numbers(then)
     numbers, doubtful = {}, {}  # those that follow the heads; those that may be the inner width or that of the stream
     for owner, pairs in owners.items():
         start = f"{owner}." if owner else ""
         for key, pair in pairs.items():
-            kinds = ("heads", "kv_heads", "groups", "kv_inner")
-            if kind := next((k for k in kinds if pair == (number_of(now, k), number_of(then, k))), None):
+            if kind := next((k for k in before if pair == (before[k], after[k])), None):
                 numbers[start + key] = kind
         for key, value in vars(model.get_submodule(f"{block}.{owner}" if owner else block)).items():
             if type(value) is int and value == now.inner:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -33,11 +34,9 @@ def numbers_of(model_name: str, given: Config) -> Config:
     numbers = {name: as_lists(taken[name]) for name in names if name in taken and is_number(taken[name])}
     known = sizes(model)
     for kept in (numbers, {k: v for k, v in numbers.items() if k in (*DEPTHS, *HEADS, *RATIOS)}):
-        try:
-            if sizes(build(model_name, {**kept, **given})) == known:
-                return {**kept, **given}
-        except Exception:  # an entry point that gives some of them itself
-            continue
+        with suppress(Exception):  # of an entry point that gives some of them itself
+            if sizes(build(model_name, kept | given)) == known:
+                return kept | given
     return dict(given)
 
 
