@@ -27,26 +27,25 @@ PARTS = {
 @dataclass(frozen=True)
 class Tensor:
     """One tensor template. `when` names a config key that must be true (or, with `!`, false; or `key=16`) for the
-    tensor to exist; `in_first` False says that the first layer of a stage lacks it, `in_others` False that only the
-    first one has it. `new` is the value of new entries where the library does not draw them. In a block with several
-    attentions or MLPs, `group` says to which one the tensor belongs: each chooses its own heads and units.
+    tensor to exist; `only` says that the "first" layer of a stage alone has it, or the "others". `new` is the value of
+    new entries where the library does not draw them. In a block with several attentions or MLPs, `group` says to which
+    one the tensor belongs: each chooses its own heads and units.
     """
 
     name: str
     role: str
     axes: str
     when: str = ""
-    in_first: bool = True
+    only: str = ""
     new: float | None = None
     group: int = 0
-    in_others: bool = True
     layers: tuple[int, ...] | None = None  # the layers of a stage that have it, where kinds of layers take turns
 
     def in_layer(self, index: int) -> bool:
         """Whether layer `index` of a stage has this tensor."""
         if self.layers is not None:
             return index in self.layers
-        return self.in_others if index else self.in_first
+        return self.only != ("first" if index else "others")
 
 
 @dataclass(frozen=True)
@@ -87,7 +86,7 @@ class Blocks:
         """Whether head h of every layer belongs to one column of a table that only the first layer holds (T5's
         relative positions): then all layers must keep the same heads.
         """
-        return any(not t.in_others and t.role == "head_param" and t.group == group for t in self.block)
+        return any(t.only == "first" and t.role == "head_param" and t.group == group for t in self.block)
 
 
 @dataclass(frozen=True)

@@ -130,7 +130,7 @@ def test_a_line_is_a_tensor_or_a_weight_and_its_bias():
     assert all((t.group, t.new) == (1, 0.0) for t in switched)
     assert [t.when for t in read_tensors("ln* norm width if=!a")] == ["!a", "!a"]
     first, others, some = read_tensors("a q q only=first\nb q q only=others\nc q q layers=1,3")
-    assert (first.in_first, first.in_others, others.in_first, others.in_others) == (True, False, False, True)
+    assert (first.only, others.only) == ("first", "others")
     assert some.layers == (1, 3) and first.layers is None
     with pytest.raises(TypeError, match="grup"):
         list(read_tensors("a q q grup=1"))
@@ -165,15 +165,15 @@ def test_which_layers_of_a_stage_have_a_tensor():
         return [index for index in range(4) if Tensor("t", "q", "q", **more).in_layer(index)]
 
     assert layers() == [0, 1, 2, 3]
-    assert layers(in_first=False) == [1, 2, 3] and layers(in_others=False) == [0]
+    assert layers(only="others") == [1, 2, 3] and layers(only="first") == [0]
     assert layers(layers=(1, 3)) == [1, 3] and layers(layers=()) == []
 
 
 def test_heads_are_in_step_where_only_the_first_layer_holds_their_table():
-    table = Tensor("bias", "head_param", "heads", in_others=False, group=1)
+    table = Tensor("bias", "head_param", "heads", only="first", group=1)
     block = Tensor("q", "q", "q width", group=1), table
     assert Blocks("{i}", block, ("o",)).in_step(1) and not Blocks("{i}", block, ("o",)).in_step(0)
-    others = Tensor("bias", "head_param", "heads", group=1), Tensor("norm", "norm", "width", in_others=False, group=1)
+    others = Tensor("bias", "head_param", "heads", group=1), Tensor("norm", "norm", "width", only="first", group=1)
     assert not Blocks("{i}", others, ("o",)).in_step(1)
 
 

@@ -96,7 +96,7 @@ WRONG = [  # family, what is wrong about the declaration, and the check that mus
     # Interleaved head by head in the file, declared as stacked (and the other way round): no shape tells.
     ("gpt_neox", lambda a: with_axes(a, {"heads*qkv width": "q+kv+kv width", "heads*qkv": "q+kv+kv"}), "values"),
     ("gpt2", lambda a: with_axes(a, {"width q+kv+kv": "width heads*qkv", "q+kv+kv": "heads*qkv"}), "values"),
-    ("modernbert", lambda a: replace(a, block=tuple(replace(t, in_first=True) for t in a.block)), "roles"),
+    ("modernbert", lambda a: replace(a, block=tuple(replace(t, only="") for t in a.block)), "roles"),
 ]
 
 

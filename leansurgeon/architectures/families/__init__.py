@@ -78,7 +78,7 @@ def read_tensors(text: str) -> Iterator[Tensor]:
     """The tensors that the lines of a text declare."""
     for name, role, axes, *options in map(str.split, text.strip().splitlines()):
         given = dict(option.split("=", 1) for option in options)
-        when, only = given.pop("if", ""), given.pop("only", "")
+        when = given.pop("if", "")
         bias = given.pop("bias", when)
         layers = given.pop("layers", None)
         tensor = Tensor(
@@ -86,8 +86,6 @@ def read_tensors(text: str) -> Iterator[Tensor]:
             role,
             axes.replace(",", " ").strip("-"),
             when,
-            in_first=only != "others",
-            in_others=only != "first",
             new=float(given.pop("new")) if "new" in given else None,
             group=int(given.pop("group", 0)),
             layers=layers and tuple(map(int, layers.split(","))),

@@ -95,7 +95,7 @@ class Skeleton:
             stage.layer.format(i=0) + tensor.name
             for stage in stages
             for tensor in stage.block
-            if tensor.role == "head_param" and not tensor.in_others
+            if tensor.role == "head_param" and tensor.only == "first"
         )
 
     def layer_of(self, bare: str) -> int | None:
