@@ -302,9 +302,9 @@ class Architecture:
         """Whether a model of shape `now` can become one of `shape` and stay in this family."""
         if not self.rebuilds:
             return False
-        for name in self.shared:
-            if any(getattr(a, name) != getattr(b, name) for a, b in zip(now.stages, shape.stages, strict=True)):
-                return False
+        pairs = list(zip(now.stages, shape.stages, strict=True))
+        if any(getattr(a, name) != getattr(b, name) for name in self.shared for a, b in pairs):
+            return False
         if self.keys.one_ratio:
             try:
                 self._one_ratio(shape)

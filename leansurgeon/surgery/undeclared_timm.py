@@ -35,7 +35,7 @@ def check_timm_name(name: str, tower: None = None, drawn: RandomModel = USUAL) -
     with quietly():
         try:
             flat = {"model_type": entry} | arguments.flatten(arguments.numbers_of(entry, {}))
-            small, library = first_small(TimmLibrary.of(flat), flat)
+            library, small = first_small(TimmLibrary.of(flat), flat)
         except Exception as error:  # timm raises whatever it likes
             row = FamilyCheck(name, why=explain_failure(error))
         else:

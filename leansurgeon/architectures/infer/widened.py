@@ -112,13 +112,13 @@ def kept_numbers(now: Numbers) -> dict[str, int]:
     return numbers | {"kv_inner": now.kv_heads * now.head_dim}
 
 
-def projections(model: nn.Module, block: str, maps: list[str], now: Numbers) -> dict[str, list[str]] | None:
+def projections(trial: Trial, block: str, maps: list[str], now: Numbers) -> dict[str, list[str]] | None:
     """What each linear map of an attention is, the likelier first; None where it cannot be widened."""
     sizes = {}
     for name in maps:
-        module = model.get_submodule(f"{block}.{name}")
-        shape = tuple(module.weight.shape)
-        sizes[name] = shape if type(module).__name__ == "Conv1D" else shape[::-1]  # inputs, outputs
+        path = f"{block}.{name}"
+        shape = tuple(trial.model.get_submodule(path).weight.shape)
+        sizes[name] = shape if f"{path}.weight" in trial.turned else shape[::-1]  # inputs, outputs
     *entering, last = maps
     if sizes[last] != (now.inner, now.width):
         return None
@@ -142,10 +142,9 @@ def specs(trial: Trial, stage: Stage, level: Level, now: Numbers) -> Iterator[di
     groups = containers(linear, [o for o in owners if o]) or ([linear] if "" in owners else [])
     words: dict[str, list[str]] = {}
     for maps in groups:
-        words_of_maps = projections(model, block, maps, now)
-        if words_of_maps is None:
+        if (of_maps := projections(trial, block, maps, now)) is None:
             raise Unbuildable("its attention is more than queries, keys, values and an output projection")
-        words |= words_of_maps
+        words |= of_maps
     if not words:
         raise Unbuildable("no module of a block keeps a number that follows the heads")
     then = replace(now, heads=fewer, kv_heads=fewer if plain else now.kv_heads, head_dim=now.width // fewer)
@@ -159,9 +158,8 @@ def specs(trial: Trial, stage: Stage, level: Level, now: Numbers) -> Iterator[di
         for key, value in vars(model.get_submodule(f"{block}.{owner}" if owner else block)).items():
             if type(value) is int and value == now.inner:
                 doubtful[start + key] = "inner"
-    for narrow, stack in itertools.product((False, True), range(2)):
-        if stack and all(len(w) == 1 for w in words.values()):
-            continue
+    ways = max(map(len, words.values()))  # of stacking queries, keys and values
+    for narrow, stack in itertools.product((False, True), range(ways)):
         inner = {key: kind for key, kind in doubtful.items() if not narrow or key.endswith(INNER)}
         yield {
             "blocks": level.modules.removesuffix(".{i}"),

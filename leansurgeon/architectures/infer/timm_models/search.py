@@ -32,17 +32,15 @@ def explore(flat: Config) -> Finding:
     with quietly(), torch.random.fork_rng(devices=[]):
         library = TimmLibrary.of(flat)
         try:
-            small, shown = first_small(library, flat)
+            shown, small = first_small(library, flat)
         except Unbuildable as error:
             return Finding(flat["model_type"], library.cls.__name__, (), f"no small model of it runs: {error}")
         return TimmSearch(shown, small).finding()
 
 
-def first_small(library: TimmLibrary, flat: Config) -> tuple[Config, TimmLibrary]:
+def first_small(library: TimmLibrary, flat: Config) -> tuple[TimmLibrary, Config]:
     """The first small config that runs, and the library that shows it images of its size. Raises `Unbuildable`."""
-    attempts = ((replace(library, side=side), small) for small, side in arguments.attempts(flat))
-    shown, small = first_that_runs(attempts)
-    return small, shown
+    return first_that_runs((replace(library, side=side), small) for small, side in arguments.attempts(flat))
 
 
 def distance(key: str, level: Level) -> int:
