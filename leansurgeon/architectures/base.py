@@ -360,16 +360,16 @@ class Architecture:
             if exists(t.when, c):
                 # A leading "/" marks a tensor outside the base model (task heads), which never carries the prefix.
                 name = t.name[1:] if t.name.startswith("/") else prefix + t.name
-                yield TensorSpec(name, t.role, tuple(t.axes.split()), sizes_of(t.axes, dims), group=t.group)
+                yield TensorSpec(name, t.role, t.axes, sizes_of(t.axes, dims), group=t.group)
         layer = 0
         for s, stage in enumerate(shape.stages):
             blocks, dims = self.blocks(s), self.dims(config, shape, s)
-            present = [(t, tuple(t.axes.split()), sizes_of(t.axes, dims)) for t in blocks.block if exists(t.when, c)]
+            present = [(t, sizes_of(t.axes, dims)) for t in blocks.block if exists(t.when, c)]
             for i in range(stage.depth):
                 start = prefix + blocks.layer.format(i=i)
-                for t, axes, sizes in present:
+                for t, sizes in present:
                     if t.in_layer(i):
-                        yield TensorSpec(start + t.name, t.role, axes, sizes, layer, s, i, t.new, t.group)
+                        yield TensorSpec(start + t.name, t.role, t.axes, sizes, layer, s, i, t.new, t.group)
                 layer += 1
 
     def count(self, config: Config, shape: Shape | None = None) -> ParameterCount:

@@ -34,7 +34,7 @@ class Tensor:
 
     name: str
     role: str
-    axes: str
+    axes: tuple[str, ...]
     when: str = ""
     only: str = ""
     new: float | None = None
@@ -155,10 +155,10 @@ def axis_size(axis: str, dims: Mapping[str, int]) -> int:
     return sum(prod(int(f) if f.isdigit() else dims[f] for f in part.split("*")) for part in axis.split("+"))
 
 
-def sizes_of(axes: str, dims: Mapping[str, int]) -> tuple[int, ...]:
+def sizes_of(axes: Iterable[str], dims: Mapping[str, int]) -> tuple[int, ...]:
     """Sizes of the axes of a tensor. Raises `UnsupportedModel` for one that the config does not give."""
     try:
-        return tuple(axis_size(axis, dims) for axis in axes.split())
+        return tuple(axis_size(axis, dims) for axis in axes)
     except KeyError as error:
         raise UnsupportedModel(
             f"The config does not say the size of '{error.args[0]}'.", "Is config.json complete?"

@@ -57,7 +57,7 @@ class Reshaped:
         source, shape, arch = self.source, self.shape, self.architecture
         dims = arch.dims(self.converted, shape)
         specs = [
-            replace(s, shape=sizes_of(" ".join(s.axes), dims)) if s.role in FOLLOWERS else s
+            replace(s, shape=sizes_of(s.axes, dims)) if s.role in FOLLOWERS else s
             for s in source.specs
             if s.layer is None
         ]
@@ -65,9 +65,7 @@ class Reshaped:
         for layer, (stage, index, like) in enumerate(self._places()):
             if (stage, like) not in blocks:
                 dims = arch.dims(self.converted, shape, stage)
-                blocks[stage, like] = [
-                    (spec, sizes_of(" ".join(spec.axes), dims)) for spec in source.specs if spec.layer == like
-                ]
+                blocks[stage, like] = [(spec, sizes_of(spec.axes, dims)) for spec in source.specs if spec.layer == like]
             specs += [
                 replace(spec, name=at_layer(spec, arch, index), shape=sizes, layer=layer, index=index)
                 for spec, sizes in blocks[stage, like]

@@ -32,10 +32,10 @@ def following(arch: Architecture) -> Architecture:
 
 def follower(t: Tensor) -> Tensor:
     """A tensor of the class attention with the role and axes that one of the blocks has."""
-    if t.role != "other_attention" or "cls_q" not in t.axes.split():
+    if t.role != "other_attention" or "cls_q" not in t.axes:
         return t if t.role != "other_attention" or not t.group else replace(t, role="o")  # the bias of the projection
     role, axis = ROLES[t.name.split(".")[-2]]
-    return replace(t, role=role, axes=" ".join(axis if a == "cls_q" else a for a in t.axes.split()))
+    return replace(t, role=role, axes=tuple(axis if a == "cls_q" else a for a in t.axes))
 
 
 def follow(source: Source) -> Source:
@@ -53,7 +53,6 @@ def follow(source: Source) -> Source:
             )
     names = {t.name: t for t in arch.outer}
     specs = tuple(
-        replace(spec, role=t.role, axes=tuple(t.axes.split())) if (t := names.get(spec.name)) else spec
-        for spec in source.specs
+        replace(spec, role=t.role, axes=t.axes) if (t := names.get(spec.name)) else spec for spec in source.specs
     )
     return replace(source, architecture=arch, specs=specs)

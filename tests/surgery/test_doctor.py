@@ -79,7 +79,10 @@ def as_role(arch, roles: dict[str, str]):
 
 
 def with_axes(arch, changes: dict[str, str]):
-    return replace(arch, block=tuple(replace(t, axes=changes.get(t.axes, t.axes)) for t in arch.block))
+    def changed(axes: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(changes.get(" ".join(axes), " ".join(axes)).split())
+
+    return replace(arch, block=tuple(replace(t, axes=changed(t.axes)) for t in arch.block))
 
 
 WRONG = [  # family, what is wrong about the declaration, and the check that must notice
@@ -89,7 +92,7 @@ WRONG = [  # family, what is wrong about the declaration, and the check that mus
     ("bert", lambda a: replace(a, projection="encoder.layer.{i}.attention.output"), "output projections"),
     ("bert", lambda a: replace(a, block=a.block[:-1]), "roles"),
     ("bert", lambda a: replace(a, block=(*a.block, a.block[0])), "roles"),
-    ("bert", lambda a: replace(a, outer=(*a.outer, Tensor("embeddings.scale", "embedding", "width"))), "roles"),
+    ("bert", lambda a: replace(a, outer=(*a.outer, Tensor("embeddings.scale", "embedding", ("width",)))), "roles"),
     ("bert", lambda a: with_axes(a, {"mlp width": "width mlp", "width mlp": "mlp width"}), "roles"),
     ("distilbert", lambda a: as_role(a, {"up": "down", "down": "up"}), "MLP"),
     ("distilbert", lambda a: as_role(a, {"up": "q", "q": "up"}), "queries and keys"),
@@ -112,7 +115,8 @@ def without_heads(arch):
     """T5's tables of positions as if their columns belonged to no head."""
 
     def blocks(stage):
-        return replace(stage, block=tuple(replace(t, axes=t.axes.replace("heads", "columns")) for t in stage.block))
+        columns = (replace(t, axes=tuple(a.replace("heads", "columns") for a in t.axes)) for t in stage.block)
+        return replace(stage, block=tuple(columns))
 
     sizes = {**arch.sizes, "columns": lambda config: config["num_heads"]}
     return replace(arch, stages=tuple(map(blocks, arch.stages)), sizes=sizes)

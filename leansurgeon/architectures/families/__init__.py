@@ -77,6 +77,7 @@ def read_value(key: str, said: Any) -> Any:
 def read_tensors(text: str) -> Iterator[Tensor]:
     """The tensors that the lines of a text declare."""
     for name, role, axes, *options in map(str.split, text.strip().splitlines()):
+        sizes = () if axes == "-" else tuple(axes.split(","))
         given = dict(option.split("=", 1) for option in options)
         when = given.pop("if", "")
         bias = given.pop("bias", when)
@@ -84,7 +85,7 @@ def read_tensors(text: str) -> Iterator[Tensor]:
         tensor = Tensor(
             name,
             role,
-            axes.replace(",", " ").strip("-"),
+            sizes,
             when,
             new=float(given.pop("new")) if "new" in given else None,
             group=int(given.pop("group", 0)),
@@ -93,5 +94,5 @@ def read_tensors(text: str) -> Iterator[Tensor]:
         )
         if name.endswith("*"):
             yield replace(tensor, name=f"{name[:-1]}.weight")
-            tensor = replace(tensor, name=f"{name[:-1]}.bias", axes=axes.split(",")[0], when=bias)
+            tensor = replace(tensor, name=f"{name[:-1]}.bias", axes=sizes[:1], when=bias)
         yield tensor

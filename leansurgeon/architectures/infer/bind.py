@@ -194,7 +194,7 @@ class BoundStage:
         else:
             role = "buffer" if template in self.stage.buffers else roles.of_other(template, len(size))
         whole = len(layers) == self.full[self.stage.depth_key]
-        return Tensor(template, role, " ".join(axes), group=group, layers=None if whole else tuple(layers))
+        return Tensor(template, role, tuple(axes), group=group, layers=None if whole else tuple(layers))
 
 
 def outer_tensor(name: str, size: tuple[int, ...], prefix: str, buffer: bool, bound: Sequence[BoundStage]) -> Tensor:
@@ -205,5 +205,5 @@ def outer_tensor(name: str, size: tuple[int, ...], prefix: str, buffer: bool, bo
     words = next((dict(b.words(name, b.mlp)) for b in bound if b.words(name, b.mlp)), {})
     if words:
         role = roles.of_mlp_tensor(name, any(name in b.mlp.sinks for b in bound if b.mlp))
-    axes = " ".join(words.get(axis, str(n)) for axis, n in enumerate(size))
+    axes = tuple(words.get(axis, str(n)) for axis, n in enumerate(size))
     return Tensor(name.removeprefix(prefix) if inside else "/" + name, role, axes)

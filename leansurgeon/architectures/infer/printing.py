@@ -55,7 +55,7 @@ def in_toml(value: Any) -> str:
 def tensor_text(tensor: Tensor) -> str:
     group = f" group={tensor.group}" if tensor.group else ""
     layers = f" layers={','.join(map(str, tensor.layers))}" if tensor.layers else ""
-    return f"{tensor.name:<48} {tensor.role:<16} {tensor.axes.replace(' ', ',') or '-'}{group}{layers}"
+    return f"{tensor.name:<48} {tensor.role:<16} {','.join(tensor.axes) or '-'}{group}{layers}"
 
 
 def verdict(made: Architecture) -> str:
