@@ -66,6 +66,11 @@ class Source:
         return self.architecture.shape(self.config)
 
     @property
+    def flat_config(self) -> Config:
+        """The keys of the config that describe the model itself."""
+        return self.architecture.flat(self.config)
+
+    @property
     def parameters(self) -> ParameterCount:
         """Parameters by part of the model; tied tensors and buffers are not counted."""
         return count_parameters(self.specs)
@@ -120,7 +125,7 @@ class Source:
     def outputs(self) -> int:
         """Classes (or values) that the classifier gives; 0 where there is none, or none that has learned anything."""
         if self.architecture.library == "timm":
-            both = (self.architecture.flat(self.config), self.config)
+            both = (self.flat_config, self.config)
             return next((c["num_classes"] for c in both if c.get("num_classes") is not None), 1000)
         name = class_name(self.config)
         if not any(head in name for head in ("ForImageClassification", "ForSequenceClassification")):

@@ -111,7 +111,7 @@ def contradiction(shape: Shape, record: SurgeryRecord | None) -> str:
 def describe_ignored_head_dim(source: Source) -> str:
     """A head_dim in the config of a family whose library does not use it; empty where there is none."""
     arch, stage = source.architecture, source.shape.stages[0]
-    asked = arch.flat(source.config).get("head_dim")
+    asked = source.flat_config.get("head_dim")
     if arch.stores_head_dim or asked is None or asked == stage.head_dim:
         return ""
     reads = " for attention, while its rotary positions read it: it fails or computes something else"
@@ -127,7 +127,7 @@ def describe_hidden_edits(source: Source, *, recorded: bool) -> str:
     sizes = [[spec.shape for spec in arch.tensors(source.config, s)] for s in (shape, split)]
     if source.weights is None or sizes[0] != sizes[1]:
         return ""
-    flat = arch.flat(source.config)
+    flat = source.flat_config
     key = " or ".join(dict.fromkeys(blocks.keys.heads for blocks in arch.stages if blocks.keys)) or arch.keys.heads
     if arch.keys.head_dim and flat.get(arch.keys.head_dim):
         key += f" together with {arch.keys.head_dim}"

@@ -88,7 +88,7 @@ def splittable(source: Source) -> str | None:
     """
     if reason := why_unsupported(source):
         return reason
-    arch, config = source.architecture, source.architecture.flat(source.config)
+    arch, config = source.architecture, source.flat_config
     roles = {s.role for s in source.specs if s.layer is not None}
     if "head_param" in roles:
         return (
@@ -119,7 +119,7 @@ def score_scale(source: Source, stage: Stage) -> float:
     Raises `UnsupportedModel` where the scores are no multiple of q . k that is the same in every layer.
     """
     arch = source.architecture
-    config = arch.flat(source.config)
+    config = source.flat_config
     if key := next((key for key in arch.depends_on_index if config.get(key)), None):
         raise UnsupportedModel(f"This model's config sets {key}: every layer has a score scale of its own.")
     if config.get("attn_logit_softcapping"):
@@ -131,14 +131,14 @@ def score_scale(source: Source, stage: Stage) -> float:
 def score_gain(source: Source, before: Stage, after: Stage) -> float:
     """The old score scale over the new one: not 1 where the library takes the scale from head_dim."""
     arch = source.architecture
-    derived = arch.score_scale(arch.flat(source.config)) is None
+    derived = arch.score_scale(source.flat_config) is None
     return float(np.sqrt(after.head_dim / before.head_dim)) if derived else 1.0
 
 
 def rotary(source: Source) -> bool:
     """Whether positions rotate queries and keys, so that a change of basis within a head is not free."""
     arch = source.architecture
-    return arch.positions.startswith("rope") or bool(arch.flat(source.config).get(arch.rotates_when))
+    return arch.positions.startswith("rope") or bool(source.flat_config.get(arch.rotates_when))
 
 
 # -- from the file and back ------------------------------------------------------------------------

@@ -43,7 +43,7 @@ def follow(source: Source) -> Source:
     family has none, `UsageError` where the two have parted already.
     """
     arch, now = following(source.architecture), source.shape.stages[-1]
-    config = arch.flat(source.config)
+    config = source.flat_config
     for key, name in arch.class_keys.items():
         if config.get(key) not in (None, getattr(now, name)):
             raise UsageError(

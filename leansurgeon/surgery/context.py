@@ -137,7 +137,7 @@ class CalibrationContext:
         self.result(plan.layers)
         # BERT's classes are causal where their config makes them decoders.
         arch = self.source.architecture
-        self.causal = arch.causal or bool(arch.flat(self.source.config).get("is_decoder"))
+        self.causal = arch.causal or bool(self.source.flat_config.get("is_decoder"))
         self.by_layer: dict[int | None, list[TensorSpec]] = {}
         for spec in self.source.specs:
             self.by_layer.setdefault(spec.layer, []).append(spec)

@@ -222,7 +222,7 @@ def keeping(plan: Plan, choice: LayerChoice) -> Plan:
 
 def refuse_moved_layers(source: Source, init: str, kept: tuple[int, ...]) -> None:
     """Some configs make a layer's arithmetic depend on its number; a layer that moves would compute something else."""
-    config = source.architecture.flat(source.config)
+    config = source.flat_config
     keys = [key for key in source.architecture.depends_on_index if config.get(key)]
     if keys and init == "transfer" and kept != tuple(range(len(kept))):
         raise UsageError(

@@ -59,7 +59,7 @@ def add_scores(
     """Add the students' errors and losses on the guard to their tallies. Their streams hold the guard's batches from
     `first` on, the teacher's holds all.
     """
-    config = context.source.architecture.flat(context.source.config)
+    config = context.source.flat_config
     regression = config.get("problem_type") == "regression"
     for b in range(len(students[0].hidden) if students else 0):
         batch, mask = view.batches["guard"][first + b], view.answers["guard"][first + b]

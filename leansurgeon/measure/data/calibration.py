@@ -323,7 +323,7 @@ def check_kind(task: Task, source: Source) -> None:
     asked = dict(task.model_overrides())
     if source.architecture.takes.any_image_size:
         asked.pop("image_size", None)
-    check_fit(source.architecture.flat(source.config), asked)
+    check_fit(source.flat_config, asked)
 
 
 def choose(there: Parts[int], wanted: Parts[int], seed: int, what: str, *, apart: bool) -> Parts[np.ndarray]:
@@ -365,7 +365,7 @@ def tokenise(texts: list[str], tokenizer: PreTrainedTokenizerBase, source: Sourc
     """Padded batches of sentences of about the same length, since padding costs as much as tokens."""
     if tokenizer.pad_token_id is None:
         tokenizer.padding_side = "right"  # where it does not move the positions of real tokens
-    rows = source.architecture.flat(source.config).get("vocab_size")
+    rows = source.flat_config.get("vocab_size")
     pad = vocab.pad_id(tokenizer, source.config.get("pad_token_id"), rows)
     tokenizer.pad_token = tokenizer.convert_ids_to_tokens(pad)
     only = only_length(source)
@@ -375,7 +375,7 @@ def tokenise(texts: list[str], tokenizer: PreTrainedTokenizerBase, source: Sourc
     pairs = None if second is None else [second] * len(texts)
     whole = tokenizer([prompt + text for text in texts], pairs, truncation=True, max_length=text_length(source))
     # A model without a table of token types may add them as if they were words.
-    typed = source.architecture.flat(source.config).get("type_vocab_size")
+    typed = source.flat_config.get("type_vocab_size")
     keys = [key for key in whole if typed or key != "token_type_ids"]
     order = sorted(range(len(texts)), key=lambda i: (len(whole["input_ids"][i]), texts[i]))
     chosen = (order[start : start + 32] for start in range(0, len(order), 32))

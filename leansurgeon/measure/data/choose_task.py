@@ -218,7 +218,7 @@ def tokenizer_options(source: Source, kind: str, anew: bool) -> images.TaskOptio
             "Copy the tokenizer's files into it, name their folder (--set task.tokenizer=FOLDER/), or start the "
             "embeddings anew: --new-tokenizer.",
         )
-    room = source.architecture.flat(source.config).get("vocab_size") or OWN_SIZE
+    room = source.flat_config.get("vocab_size") or OWN_SIZE
     return {"tokenizer": OWN[kind], "vocab_size": min(OWN_SIZE, int(room))}
 
 

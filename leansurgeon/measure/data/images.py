@@ -60,7 +60,7 @@ def folder_options(source: Source) -> TaskOptions:
     `UsageError` for a model whose images are not square.
     """
     options = of_timm(source) if source.architecture.library == "timm" else of_transformers(source)
-    flat = source.architecture.flat(source.config)
+    flat = source.flat_config
     options = {"augment": False} | options | {"channels": flat.get("num_channels", flat.get("in_chans")) or 3}
     size = options["image_size"]  # one side of a square, or height and width
     if isinstance(size, list | tuple):
@@ -77,7 +77,7 @@ def of_timm(source: Source) -> TaskOptions:
     """Size, crop, mean and standard deviation of a timm model's `pretrained_cfg`; None where it does not say."""
     cfg = check_settings(source.config.get("pretrained_cfg") or source.config, "config.json")
     sides = cfg.get("input_size")
-    size = source.architecture.flat(source.config).get("img_size") or (sides[1:] if isinstance(sides, list) else sides)
+    size = source.flat_config.get("img_size") or (sides[1:] if isinstance(sides, list) else sides)
     said = {key: cfg.get(key) for key in ("crop_pct", "interpolation", "mean", "std")}
     return {"image_size": size, **said, "interpolation": said["interpolation"] or None}
 
@@ -87,7 +87,7 @@ def of_transformers(source: Source) -> TaskOptions:
     said = preprocessor(source)
     resized, cropped = (sides(said.get(key)) for key in ("size", "crop_size"))
     cropped = cropped if said.get("do_center_crop") else None
-    flat = source.architecture.flat(source.config)
+    flat = source.flat_config
     size = flat.get("image_size")
     if size is None or source.architecture.takes.any_image_size:
         size = cropped or resized or size

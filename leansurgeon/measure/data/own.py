@@ -122,7 +122,7 @@ class Drawing:
         """What the model's makers sample by, where they say it; ends of a text are not drawn, so windows are full."""
         file = source.folder / "generation_config.json"
         said = jsonfile.read_object(file) if file.exists() else {}
-        config = source.architecture.flat(source.config)
+        config = source.flat_config
         ends = said.get("eos_token_id", config.get("eos_token_id"))
         banned = [e for e in (ends if isinstance(ends, list) else [ends]) if isinstance(e, int)]
         said = said if said.get("do_sample") is True else {}
@@ -182,7 +182,7 @@ def affordable(source: Source, counts: Parts[int], length: int, device: str) -> 
 
 def first_tokens(source: Source, rows: int, drawing: Drawing, chance: torch.Generator) -> Tensor:
     """(rows, 1) tokens to begin with: the one that begins texts, or any where there is none."""
-    config = source.architecture.flat(source.config)
+    config = source.flat_config
     begin, size = config.get("bos_token_id"), config["vocab_size"]
     if isinstance(begin, int) and 0 <= begin < size and begin not in drawing.banned:
         return torch.full((rows, 1), begin)
@@ -216,7 +216,7 @@ def fillings(source: Source, seed: int, device: str, say: Say) -> Parts[list[Bat
     say(f"Without data, {source.name} fills masks: {rows} windows of {length} tokens (--calibrate takes yours) ...")
     model = load(source.folder).model.eval().to(device)
     chance = torch.Generator().manual_seed(seed)
-    size = source.architecture.flat(source.config)["vocab_size"]
+    size = source.flat_config["vocab_size"]
     unknown = {*range(size)} - {*tokenizer.get_vocab().values()}  # rows of the embedding that no token has
     drawing = Drawing(banned=tuple({*tokenizer.all_special_ids, *unknown}))
     whole = torch.cat([
@@ -290,7 +290,7 @@ def random_tokens(source: Source, seed: int) -> Parts[list[Batch]]:
 
 def draw_tokens(source: Source, rows: int, length: int, seed: int) -> Tensor:
     """(rows, length) tokens, each as likely as any other. Raises `UsageError` for models that read none."""
-    size = source.architecture.flat(source.config).get("vocab_size")
+    size = source.flat_config.get("vocab_size")
     if not isinstance(size, int):
         raise UsageError(f"{source.name} takes neither tokens nor images.")
     return torch.randint(size, (rows, length), generator=torch.Generator().manual_seed(seed))

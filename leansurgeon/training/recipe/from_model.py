@@ -121,7 +121,7 @@ def sample_bytes(source: Source, kind: str, tokens: int | None, *, taught: bool)
     """Bytes of activations of one sample, roughly: some 20 numbers of every width and 4 of every MLP unit for a token
     in a layer, attention weights where no fused kernel saves them, and logits in several fp32 copies.
     """
-    flat = source.architecture.flat(source.config)
+    flat = source.flat_config
     count = tokens or image_tokens(flat)
     layers = sum(stage.depth * (20 * stage.width + 4 * stage.mlp_dim) for stage in source.shape.stages)
     scores = sum(stage.depth * stage.heads for stage in source.shape.stages) * count
