@@ -36,7 +36,7 @@ from pathlib import Path
 from typing import Any
 
 from leansurgeon.architectures.facts import Takes, scale_by_key
-from leansurgeon.architectures.foreign import rules_of
+from leansurgeon.architectures.foreign import UNFIT, rules_of
 from leansurgeon.architectures.limits import ALL_HEADS, clip_taps, follow_layers, move_taps, of_layers
 from leansurgeon.architectures.tensors import (
     Blocks,
@@ -337,7 +337,7 @@ class Architecture:
         for name, source in self.sizes.items():
             try:
                 value = source(c) if callable(source) else c.get(source)
-            except (KeyError, TypeError, ValueError, AttributeError, ZeroDivisionError):
+            except UNFIT:
                 raise UnsupportedModel(f"The config's numbers do not give the size of '{name}'.") from None
             key = name if callable(source) else source
             if isinstance(value, list | tuple) and len(value) == 2 and value[0] == value[1]:  # the sides of a patch

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from leansurgeon.errors import LeanSurgeonError, UnsupportedModel, disk_is_full, memory_is_short, quote
 
 # What a rule such as `c["hidden_size"] // c["patch_size"]` raises for a value that is missing or of another kind.
-_UNFIT = (KeyError, TypeError, ValueError, AttributeError, ZeroDivisionError, IndexError, OverflowError)
+UNFIT = (KeyError, TypeError, ValueError, AttributeError, ZeroDivisionError, IndexError, OverflowError)
 
 
 @contextmanager
@@ -20,7 +20,7 @@ def rules_of(family: str) -> Iterator[None]:
     """Let a family's rules read a config; raises `UnsupportedModel` where it lacks what they need."""
     try:
         yield
-    except _UNFIT as error:
+    except UNFIT as error:
         what = f"it has no {error}" if isinstance(error, KeyError) else "a value is missing or out of range"
         raise UnsupportedModel(
             f"The config does not say what a {family} model needs: {what}.", "Is config.json complete?"

@@ -32,23 +32,23 @@ def declaration(finding: Finding, full: Config, library: Library | None = None) 
     builds its models, where that is not transformers.
     """
     library = library or Library.of(full)
-    model = library.build(full, None, "meta")
+    model, found = library.build(full, None, "meta"), finding.stages
     shapes = sizes(library, model)
     base = getattr(model, "base_model_prefix", "")
-    prefix = f"{base}." if any(s.layer.startswith(f"{base}.") for s in finding.stages) else ""
+    prefix = f"{base}." if any(s.layer.startswith(f"{base}.") for s in found) else ""
     own = full[finding.section] if finding.section else full
-    patterns = [layer_number_pattern(stage.layer) for stage in finding.stages]
+    patterns = [layer_number_pattern(stage.layer) for stage in found]
     beside = {n: s for n, s in shapes.items() if not any(pattern.match(n) for pattern in patterns)}
-    bound = [BoundStage(stage, shapes, own, beside) for stage in finding.stages]
+    bound = [BoundStage(stage, shapes, own, beside) for stage in found]
     stages = [each.blocks(prefix) for each in bound]
     refused = {what: why for each in bound for what, why in each.refused.items()}
     outer = [outer_tensor(n, s, prefix, n in finding.buffers, bound) for n, s in beside.items()]
     prefixes = (prefix, "") if prefix else ("", f"{base}.") if base else ("",)
     uneven = any(len(layers) != own[b.stage.depth_key] for b in bound for layers in b.layers.values())
-    first = finding.stages[0]
-    stay, stay_last = (tuple(getattr(s, name) for s in finding.stages) for name in ("stay", "stay_last"))
-    halves = next((s.halves_trouble for s in finding.stages if s.halves_trouble), "")
-    widened = any(s.spec for s in finding.stages) and "heads" not in refused
+    first = found[0]
+    stay, stay_last = (tuple(getattr(s, name) for s in found) for name in ("stay", "stay_last"))
+    halves = next((s.halves_trouble for s in found if s.halves_trouble), "")
+    widened = any(s.spec for s in found) and "heads" not in refused
     return Architecture(
         name=finding.model_type,
         library="transformers",
@@ -63,8 +63,8 @@ def declaration(finding: Finding, full: Config, library: Library | None = None) 
         prefixes=prefixes,
         ignored=tuple(sorted(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ())),
         tied=tuple(n for n in library.tied_names(model) if n not in shapes),
-        per_layer=tuple(dict.fromkeys(k for s in finding.stages for k in s.lists)),
-        period=max(s.period for s in finding.stages),
+        per_layer=tuple(dict.fromkeys(k for s in found for k in s.lists)),
+        period=max(s.period for s in found),
         counters=first.counters,
         index_lists=first.index_lists,
         forget=("stage_names", "out_features", "out_indices"),
@@ -78,10 +78,10 @@ def declaration(finding: Finding, full: Config, library: Library | None = None) 
         stay_last=stay_last if any(stay_last) else (),
         decoupled=MODEL_TYPE if widened else None,
         shared=("heads",) if widened and halves else (),
-        heads_entangled="" if all(s.standard for s in finding.stages) else "has heads of a form that was not declared",
+        heads_entangled="" if all(s.standard for s in found) else "has heads of a form that was not declared",
         heads_unsplittable=f"was inferred, and its heads cannot be divided: {halves}" if halves else "",
-        bases="".join(pair for pair in ("qk", "vo") if all(pair in s.bases for s in finding.stages)),
-        heads_divide_width=any(s.heads_divide_width for s in finding.stages),
+        bases="".join(pair for pair in ("qk", "vo") if all(pair in s.bases for s in found)),
+        heads_divide_width=any(s.heads_divide_width for s in found),
     )
 
 

@@ -54,13 +54,14 @@ def example(
         inputs[main] = noise(2, TOKENS, config.get("hidden_size") or 96)
     else:
         inputs["input_ids" if "input_ids" in takes else main] = ids()
-    paired = "projection_dim" in config or "return_loss" in takes  # pictures beside texts, to be told which belong
-    both = config.get("vision_config") and config.get("text_config") and paired
-    if "pixel_values" in takes and "pixel_values" not in inputs and both:
-        inputs["pixel_values"] = noise(*image_size(config["vision_config"]))  # two towers, both needed
-    if "input_features" in takes and config.get("audio_config") and config.get("text_config") and paired:
-        inputs["input_features"] = features(config["audio_config"], noise)  # sound beside text
-    if main != "input_ids" and "input_ids" in takes and config.get("text_config"):
+    text, vision, audio = (config.get(f"{tower}_config") for tower in ("text", "vision", "audio"))
+    # Pictures or sounds beside texts, to be told which belong together: two towers, both needed.
+    paired = text and ("projection_dim" in config or "return_loss" in takes)
+    if paired and vision and "pixel_values" in takes and "pixel_values" not in inputs:
+        inputs["pixel_values"] = noise(*image_size(vision))
+    if paired and audio and "input_features" in takes:
+        inputs["input_features"] = features(audio, noise)
+    if text and main != "input_ids" and "input_ids" in takes:
         inputs["input_ids"] = ids()
     if isinstance(model, nn.Module) and several_kinds(model, config):
         inputs = several.join_features(model, config, takes, ids(), noise)
