@@ -214,10 +214,6 @@ class Library:
             perturb(model, seed)
         return model
 
-    def size(self, config: Mapping[str, Any]) -> int:
-        """Parameters of a model, without memory for them. Raises `Unbuildable`."""
-        return sum(p.numel() for p in self.build(config, None, "meta").parameters())
-
     def state_in_file(self, model: nn.Module) -> dict[str, Tensor]:
         """What a file of this model holds, by the names in the file."""
         from transformers.core_model_loading import revert_weight_conversion

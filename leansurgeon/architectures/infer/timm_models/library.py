@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -59,10 +59,6 @@ class TimmLibrary(Library):
         generator = torch.Generator().manual_seed(seed)
         channels = config.get("in_chans") or 3
         return {first: torch.randn(BATCH, channels, self.side, self.side, generator=generator)}
-
-    def widening(self, spec: Mapping[str, Any], native: Mapping[str, int]) -> TimmLibrary:
-        """The same models behind our entry point, attentions widened as `spec` says; `native` heads are timm's own."""
-        return replace(self, extra={"lean": {"base": self.name, "native": dict(native), "stages": [dict(spec)]}})
 
 
 def args_of(config: Mapping[str, Any]) -> Config:

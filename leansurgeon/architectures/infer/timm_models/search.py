@@ -78,8 +78,8 @@ class TimmSearch(Search):
         return replace(super().begin(level), width_key="", width_at=self.find_width_axis(level))
 
     def lean(self, spec: dict[str, Any], now: Numbers) -> tuple[Library, Config]:
-        library = self.library.widening(spec, {spec["heads"]: now.heads})
-        return library, self.config | {spec["head_dim"]: now.head_dim}
+        wide = {"base": self.library.name, "native": {spec["heads"]: now.heads}, "stages": [dict(spec)]}
+        return replace(self.library, extra={"lean": wide}), self.config | {spec["head_dim"]: now.head_dim}
 
     def with_mlp(self, stage: Stage, level: Level) -> Stage:
         return self.with_ratio(replace(stage, mlp_trouble="its constructor takes no ratio of the MLP"), level)
