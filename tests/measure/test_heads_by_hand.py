@@ -134,7 +134,7 @@ def test_a_hundredth_may_be_lost(whole, labelled, enough, too_much):
     judge = Labelled(None, None) if labelled else OutputScorer(None)
     rows = [{"fraction": i / 2} | point for i, point in enumerate((enough, enough, too_much))]
     bench = SimpleNamespace(whole=whole, judge=judge)
-    assert pruning.prunable(rows, bench) == 0.5 and pruning.prunable(rows, bench, 0.05) == 1.0
+    assert pruning.prunable(rows, bench) == 0.5
 
 
 class Recorded:
@@ -180,15 +180,17 @@ def test_heads_that_all_share_one_key_go_one_by_one():
 
 def test_what_a_training_is_told(loaded):
     """Importance of training batches, scores of evaluation batches, least important heads first."""
-    fit, judged = batch_of(16, 1), batch_of(24, 2)
+    fit, judged, state = batch_of(16, 1), batch_of(24, 2), torch.get_rng_state()
     found = pruning.at_epoch(loaded, Rule(), [fit], [judged], steps=4)
+    assert loaded.model.training and torch.equal(state, torch.get_rng_state())
+    assert [row["fraction"] for row in found["curve"]] == [0, 0.25, 0.5, 0.75, 1.0]
+    assert found["samples"] == {"fit": 16, "judged": 24}
     judge, places = Labelled(loaded, Rule()), sites(loaded)
     values = importance(judge, places, [fit])
     assert np.concatenate(found["importance"]["share"]) == pytest.approx(values / values.sum())
     order, bench = np.argsort(values), HeadScorer(judge, places, [judged])
     expected = [bench.scores(~np.isin(np.arange(8), order[:gone])).loss for gone in (0, 2, 4, 6, 8)]
     assert [row["loss"] for row in found["curve"]] == pytest.approx(expected)
-    assert pruning.prunable(found["curve"], bench, 10.0) == 1.0  # nothing is too much
     ordered = np.sort(values)  # the gini of the books: mean absolute difference over twice the mean
     assert found["importance"]["gini"] == pytest.approx(
         np.abs(ordered[:, None] - ordered).mean() / (2 * values.mean()), rel=1e-6

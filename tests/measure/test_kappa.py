@@ -44,13 +44,6 @@ def test_prescribed_spectrum(n: int, m: int, true: float) -> None:
     torch.testing.assert_close(spectrum(block[None])[0], sigma, rtol=exact, atol=0)
 
 
-def test_orthonormal_rows_give_one() -> None:
-    block = torch.linalg.qr(torch.randn(256, 64, dtype=F64))[0].T
-    found = conditioning(block[None])[0]
-    assert found.kappa == pytest.approx(1, abs=1e-9)
-    assert (found.stable_rank, found.effective_rank) == (pytest.approx(64), pytest.approx(64))
-
-
 def test_gaussian_block_follows_theorem_3_2() -> None:
     """(sqrt(768) + sqrt(197)) / (sqrt(768) - sqrt(197)) = 3.05; measured 2.99 elsewhere."""
     torch.manual_seed(0)
@@ -60,21 +53,13 @@ def test_gaussian_block_follows_theorem_3_2() -> None:
     assert found[0].aspect == pytest.approx(768 / 197)
 
 
-def test_scale_heads_and_basis_change_nothing() -> None:
-    torch.manual_seed(1)
-    block = torch.randn(50, 6 * 16, dtype=F64)
-    rotation = torch.linalg.qr(torch.randn(96, 96, dtype=F64))[0]
-    heads = block.view(50, 6, 16)[:, torch.randperm(6)].reshape(50, 96)
-    for other in (block * 1e-4, block * 1e5, heads, block @ rotation):
-        assert kappa(other) == pytest.approx(kappa(block), rel=1e-9)
-
-
 @pytest.mark.parametrize("m", [24, 96], ids=["more tokens than columns", "more columns than tokens"])
 def test_pad_rows_change_nothing(m: int) -> None:
     """Whatever stands in pad rows, NaN too, and wherever they stand."""
     torch.manual_seed(2)
     lengths = (40, 7, 23)
     block = torch.randn(3, 40, m, dtype=F64)
+    block[1, 1] = block[1, 0]  # without full rank: how much noise there is depends on the real tokens
     mask = torch.arange(40) < torch.tensor(lengths)[:, None]
     block[~mask] = math.nan
     shuffled = torch.randperm(40)
@@ -151,13 +136,6 @@ def test_duplicated_token_is_a_missing_rank() -> None:
     assert layer["lower_bound"] == found.bound
     assert layer["mean"] == pytest.approx(3.0, abs=0.2)  # of the two others
     assert layer["median"] == pytest.approx(3.0, abs=0.2) and layer["median_lower_bound"] is None
-
-
-def test_a_small_rest_beside_a_large_mean_token_is_centred_where_the_gram_matrix_is_not_enough() -> None:
-    torch.manual_seed(8)
-    block = torch.randn(1, 20, 48, dtype=F64) + 1e8 * torch.randn(48, dtype=F64)
-    rest = np.linalg.svd((block[0] - block[0].mean(0)).numpy(), compute_uv=False)
-    assert conditioning(block)[0].centred == pytest.approx(rest[0] / rest[18], rel=1e-5)
 
 
 def test_noise_floor_predicts_where_half_precision_saturates() -> None:

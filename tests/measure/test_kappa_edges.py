@@ -69,17 +69,6 @@ def test_large_batches_are_worked_on_in_pieces_and_each_keeps_its_mask(monkeypat
     assert [c.centred for c in found] == pytest.approx([s[0] / s[-1] for s in sigmas], rel=1e-5)
 
 
-def test_a_padded_block_without_full_rank_has_the_bound_of_its_crop():
-    torch.manual_seed(2)
-    whole = torch.randn(1, 40, 8)
-    whole[0, :5] = whole[0, 0]  # five tokens that are one
-    (padded,) = spectrum.conditioning(whole, torch.arange(40)[None] < 6)
-    (crop,) = spectrum.conditioning(whole[:, :6])
-    assert padded.rank == crop.rank == 2 and padded.k == crop.k == 6
-    for name in ("bound", "centred_bound", "stable_rank", "effective_rank", "aspect"):
-        assert getattr(padded, name) == pytest.approx(getattr(crop, name), rel=1e-6), name
-
-
 def test_the_size_of_the_mean_token_sends_its_rest_through_the_svd():
     """The Gram matrix holds a mean token of 1e6 and a rest of 1 to four digits; the rest has to be right to more."""
     block = torch.randn(1, 20, 48, dtype=torch.float64, generator=torch.Generator().manual_seed(8))

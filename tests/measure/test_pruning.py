@@ -10,14 +10,13 @@ import torch
 from torch.nn import functional as F
 
 from leansurgeon.checkpoints.model import Loaded
-from leansurgeon.measure.data.batches import rows_of, thin
 from leansurgeon.measure.data.calibration import Calibration
 from leansurgeon.measure.heads import document as heads
 from leansurgeon.measure.heads import pruning
 from leansurgeon.measure.heads.document import HeadOptions, study
 from leansurgeon.measure.heads.importance import importance
 from leansurgeon.measure.heads.judge import HeadScorer, Labelled, OutputScorer, Scores
-from leansurgeon.measure.heads.sites import Site, count, sites
+from leansurgeon.measure.heads.sites import Site, sites
 from tests.support.models.small_classifier import Rule, classifier
 
 
@@ -120,19 +119,6 @@ def test_holm_is_that_of_the_book():
     assert pruning.holm(np.array([0.7, 0.6])) == pytest.approx([1.0, 1.0])
 
 
-def test_holm_keeps_false_alarms_rare():
-    """40 heads that do nothing, 300 times: a false alarm in about 5 % of the times, where bare p < 0.05 has one in
-    nearly all.
-    """
-    from scipy import stats
-
-    draws = np.random.default_rng(0).normal(size=(300, 40, 30))
-    raw = stats.ttest_1samp(draws, 0.0, axis=-1).pvalue
-    assert pruning.paired_p(draws[0, 0]) == pytest.approx(raw[0, 0])
-    alarms = np.mean([(pruning.holm(p) < 0.05).any() for p in raw])
-    assert alarms < 0.09 and np.mean((raw < 0.05).any(1)) > 0.7
-
-
 def test_nothing_is_tested_where_nothing_differs_or_nothing_can_be_told(trained):
     assert pruning.paired_p(np.zeros(5)) == 1.0 and pruning.paired_p(np.ones(1)) is None
     judge = OutputScorer(trained)
@@ -229,26 +215,3 @@ def test_a_curve_of_wild_numbers_stays_in_80_columns(text):
         "curve": {"orders": orders, "prunable": dict.fromkeys(orders, 0.1), "by_kind": {}},
     }  # fmt: skip
     assert max(map(len, curve(document))) <= 80
-
-
-def test_what_training_asks_for(trained):
-    fit, judged = [batch_of(64, 8)], [batch_of(64, 9)]
-    trained.model.train()
-    state = torch.get_rng_state()
-    found = pruning.at_epoch(trained, Rule(), fit, judged, steps=4)
-    assert trained.model.training and torch.equal(state, torch.get_rng_state())
-    trained.model.eval()
-    assert [row["fraction"] for row in found["curve"]] == [0, 0.25, 0.5, 0.75, 1.0]
-    assert 0 < found["importance"]["gini"] < 1 and found["samples"] == {"fit": 64, "judged": 64}
-    assert sum(map(sum, found["importance"]["share"])) == pytest.approx(1.0)
-    assert found["prunable"] in (0, 0.25, 0.5, 0.75)
-
-
-def test_gini_of_known_distributions():
-    assert pruning.gini(np.ones(10)) == pytest.approx(0.0)
-    assert pruning.gini(np.array([0.0] * 9 + [1.0])) == pytest.approx(0.9)
-
-
-def test_samples_are_thinned():
-    batches = [batch_of(5, 0), batch_of(4, 1)]
-    assert sum(map(rows_of, thin(batches, 3))) == 3 and count([site(0, 4), site(1, 6)]) == 10

@@ -108,13 +108,6 @@ def test_arms_of_another_head_dim_are_on_a_curve_of_their_own(tried, names, tmp_
     assert {name: [heads for heads, _ in arms] for name, arms in sweep(made).items()} == names
 
 
-def test_two_numbers_of_heads_are_no_sweep(tmp_path):
-    for heads in (2, 4):
-        arm(tmp_path, f"h{heads}", 7, heads)
-    (made,) = sections(collect([tmp_path]).runs)
-    assert not sweep(made) and metric_by_heads(made) == kappa_by_heads(made) == []
-
-
 def test_one_layer_is_singular(tmp_path):
     for heads in (2, 4, 8):
         arm(tmp_path, f"h{heads}", 1, heads)

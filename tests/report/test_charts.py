@@ -74,11 +74,6 @@ def test_there_is_a_chart_for_all_that_was_measured(charts):
     }
 
 
-def test_an_arm_has_one_colour_in_every_chart(charts):
-    for key in ("parameters", "metric", "loss", "kappa-median", "kappa-centred"):
-        assert legend(charts[key].spec) == LOOK, key
-
-
 def test_accuracy_stands_over_parameters_with_one_deviation_to_each_side(charts):
     spec = charts["parameters"].spec
     points = {mark.at["color"]: mark for mark in marks(spec, "point")}
@@ -162,12 +157,6 @@ def test_importance_of_every_head(charts):
     assert scale == {"domain": [0, max(measured.values())], "range": [0, 1]}
 
 
-def test_the_score_as_heads_go(charts):
-    ((_, points),) = lines(charts["lean-heads-pruning"].spec)
-    curve = HEADS["curve"]["orders"]["importance"]
-    assert points == [(point["fraction"], point["accuracy"]) for point in curve]
-
-
 def test_every_order_has_its_line():
     orders = {
         "importance": [{"fraction": 0.0, "loss": 1.0}, {"fraction": 0.5, "loss": 1.25}],
@@ -229,12 +218,6 @@ def test_a_drawing_for_the_page_has_words_variables_for_colours_and_no_reach_out
         assert "href" not in text and "url(" not in text and " id=" not in text and "style=" not in text
     said = [e.text for e in ElementTree.fromstring(svg(charts["parameters"])).iter() if e.tag.endswith("title")]
     assert "lean, 152,394: 98.43 %" in said
-
-
-def test_the_drawing_names_every_series(charts):
-    for key in ("parameters", "metric", "loss", "kappa-median"):
-        words = [e.text for e in ElementTree.fromstring(svg(charts[key])).iter() if e.tag.endswith("}text")]
-        assert words.count("original") == words.count("lean") == words.count("control") == 1, key
 
 
 def test_places_in_the_drawing_are_in_proportion():

@@ -71,12 +71,6 @@ def test_a_run_says_how_it_began_where_its_surgery_cannot_be_read_as_a_whole(dam
     assert (made.began_trained, made.parameters_of_source) == (True, 119_589_889)
 
 
-def test_named_paths_and_overlap(tmp_path: Path) -> None:
-    root = workspace_of(tmp_path)
-    assert len(collect([root / "digits-vit", root / "digits-vit" / "lean-s0"]).runs) == 9
-    assert len(collect([root / "digits-vit" / "lean-s0"]).runs) == 1
-
-
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [

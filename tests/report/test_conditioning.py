@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from leansurgeon.report.humans import NONE
 from leansurgeon.report.kappa import MATRICES, PRODUCTS, Bound, kappa_of
+from leansurgeon.report.tables.columns import show_rank
 from leansurgeon.report.tables.kappa import tables
 
 WEIGHTS = {"q": 21.0, "k": 22.0, "v": 23.0, "o": 24.0, "vo": 25.0, "qk": 26.0}
@@ -45,7 +47,7 @@ def test_every_figure_is_the_mean_of_its_seeds():
 
 def test_what_one_seed_only_bounds_is_a_bound_with_its_own_figure_in_it():
     lost = {"median": None, "median_lower_bound": 1e6, "worst": None, "lower_bound": 2e6}
-    lost |= {"centred_median": None, "centred_lower_bound": 4e6}
+    lost |= {"centred_median": None, "centred_lower_bound": 4e6, "deficient": 1, "rank": 7}
     broken = layer(1, **lost, output={"median": None, "median_lower_bound": 8e6})
     broken["jacobian"] |= {"exact": False}
     broken["weights"] |= {"vo": {"value": None, "lower_bound": 9e6}}
@@ -55,20 +57,23 @@ def test_what_one_seed_only_bounds_is_a_bound_with_its_own_figure_in_it():
     one = found.layers[0]
     assert one.median == Bound((12 + 1e6) / 2, False) and one.worst == Bound((13 + 2e6) / 2, False)
     assert one.centred == Bound((14 + 4e6) / 2, False) and one.output == Bound((18 + 8e6) / 2, False)
-    assert one.jacobian == Bound(19.0, False) and one.mean == Bound(11.0)
+    assert one.jacobian == Bound(19.0, False) and one.mean == Bound(11.0, False)
+    assert (one.rank, one.k) == (7, 9)
     assert one.weights["vo"] == Bound((25 + 9e6) / 2, False) and one.weights["qk"] == Bound(26.0)
     assert found.median == Bound((32 + 3e6) / 2, False) and found.worst == Bound((33 + 5e6) / 2, False)
 
 
 def test_a_figure_that_a_seed_lacks_is_none_and_not_that_of_the_others():
-    missing = layer(1, output=None, weights=None, jacobian=None, median=None)
+    missing = layer(1, output=None, weights=None, jacobian=None, median=None, rank=None)
     one = kappa_of([seed([layer(1)]), seed([missing])]).layers[0]
     assert one.output is one.jacobian is one.median is one.weights["vo"] is None and one.worst == Bound(13.0)
+    assert (one.rank, one.k) == (9, 9)
 
 
 def test_the_model_is_the_median_of_its_layers():
-    found = kappa_of([seed([layer(n) for n in (1, 2, 9)])])
-    assert (found.output, found.jacobian) == (Bound(36.0), Bound(38.0))  # and not the mean, 72 and 76
+    bounded = {"jacobian": layer(2)["jacobian"] | {"exact": False}}
+    found = kappa_of([seed([layer(1), layer(2, **bounded), layer(9)])])
+    assert (found.output, found.jacobian) == (Bound(36.0), Bound(38.0, False))  # and not the mean, 72 and 76
 
 
 def test_every_column_holds_what_its_head_says():
@@ -103,3 +108,4 @@ def test_a_layer_that_a_run_lacks_is_a_gap():
     found = kappa_of([seed([layer(1), layer(2)]), seed([layer(1, 3.0)])])
     first, second = found.layers
     assert first.median is not None and (second.layer, second.median, second.deficient) == (2, None, 0)
+    assert (show_rank(first), show_rank(kappa_of([seed([layer(1, k=None)])]).layers[0])) == ("9/9", NONE)

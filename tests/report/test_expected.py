@@ -52,11 +52,6 @@ def test_the_margin_is_that_of_seeds_and_test_set():
         assert [one.agrees for one in expectations(section)] == [agrees], expected
 
 
-def test_one_seed_cannot_tell():
-    (section,) = experiment_section(expecting(digits(seeds=(0,))))
-    assert {one.agrees for one in expectations(section) if one.figure == "accuracy"} == {None}
-
-
 def test_a_single_run_is_compared_with_the_arm_of_its_size(tmp_path):
     same = expecting([summary("original", experiment=None)])[0]
     other = expecting([summary("control", experiment=None)])[0]

@@ -73,13 +73,6 @@ def test_seeds_of_one_model_are_one_row_and_models_of_one_name_are_two(tmp_path)
     assert sorted(round(row.scores["rte"].mean, 3) for row in rows) == [0.6, 0.82]
 
 
-def test_other_runs_make_no_glue_table(tmp_path):
-    folder = tmp_path / "run"
-    folder.mkdir()
-    (folder / "summary.json").write_text(json.dumps(summary("lean", experiment=None)))
-    assert [s.kind for s in sections(collect([tmp_path]).runs)] == ["runs"]
-
-
 def test_the_test_split_stands_beside_validation():
     last, best = {"loss": 1.0, "metric": 0.40}, {"loss": 0.9, "metric": 0.41}
     runs = [summary("lean", seed, test={"samples": 2000, "last": last, "best": best}) for seed in range(3)]

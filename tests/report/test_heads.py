@@ -67,12 +67,6 @@ def test_a_digit_is_the_tenth_of_all_heads_and_shares_are_of_all_importance(docu
     ]
 
 
-def test_heads_of_equal_importance_have_one_digit(document):
-    for entry in document["attentions"]:
-        entry["importance"] = [2.0] * 5
-    assert [row[1] for row in cells(importance_map(document))] == ["00000", "00000"]
-
-
 def test_single_heads_stand_by_what_is_lost_without_them_with_the_corrected_p(document):
     lines = ablation(document)
     expected = []

@@ -6,7 +6,6 @@ import csv
 import io
 import json
 import re
-import statistics
 from dataclasses import replace
 from html import escape
 from pathlib import Path
@@ -16,7 +15,6 @@ import pytest
 
 from leansurgeon.errors import UsageError
 from leansurgeon.report import humans, notes
-from leansurgeon.report.kappa import Bound, kappa_of
 from leansurgeon.report.runs import Run, read_run
 from leansurgeon.report.sections import sections
 from leansurgeon.report.tables import columns
@@ -101,16 +99,6 @@ def test_default_tables_fit_80_columns() -> None:
     assert all(f"14250{i}" in text for text in tables[4:6] for i in range(3))
 
 
-def test_seeds_are_grouped_with_mean_and_sample_deviation() -> None:
-    rows = json.loads(experiment_table(digits(), "json"))["sections"][0]["rows"]
-    for row in rows:
-        accuracy = ARMS[row["name"]][4]
-        assert row["metric"]["mean"] == pytest.approx(statistics.fmean(accuracy))
-        assert row["metric"]["sd"] == pytest.approx(statistics.stdev(accuracy))
-        assert row["seeds"] == [0, 1, 2]
-    assert rows[1]["change"] == pytest.approx(152394 / 302154 - 1)
-
-
 def test_repeated_seeds_debug_runs_and_gaps_are_not_mixed() -> None:
     made = digits(arms=("original", "lean"))[:-1]  # lean lacks seed 2
     old = [summary("lean", 0, finished="2025-01-01T00:00:00+00:00", final={"loss": 9.0, "metric": 0.1})]
@@ -153,18 +141,6 @@ def test_rank_deficient_kappa_is_a_bound_and_not_a_number() -> None:
     assert "16/17" in line_of(experiment_table(made, "markdown"), "| lean")  # of the layer that lacks most
 
 
-def test_a_mean_that_leaves_samples_out_is_a_bound_and_rank_is_the_least_of_all_seeds() -> None:
-    made = digits()
-    for s, deficient, rank in zip(made[1::3], (0, 3, 0), (17, 11, 17), strict=True):  # lean at three seeds
-        s["kappa"]["layers"][1] |= {"deficient": deficient, "rank": rank, "lower_bound": 3e7 if deficient else None}
-    text = render(experiment_section(made), "markdown", kappa=True)
-    line = [line for line in text.splitlines() if line.startswith("| lean")][1]
-    assert "≥48 " in line and "11/17" in line  # not 15/17, the rounded mean
-    layers = json.loads(experiment_table(made, "json"))["sections"][0]["rows"][1]["kappa"]["layers"]
-    assert layers[1]["mean"]["value"] is None and layers[1]["rank"] == 11
-    assert layers[0]["mean"]["lower_bound"] is None
-
-
 def test_kappa_rows_per_layer() -> None:
     text = render(experiment_section(digits()), kappa=True)
     assert len(re.findall(r"17/17", text)) == 12
@@ -173,11 +149,6 @@ def test_kappa_rows_per_layer() -> None:
     assert [first[key]["value"] for key in ("median", "worst", "centred")] == [17.0, 42.5, 4.25]
     with pytest.raises(UsageError, match="measured kappa"):
         render(experiment_section([summary(kappa=None)]), kappa=True)
-
-
-def test_runs_without_kappa_or_gain_have_no_empty_columns() -> None:
-    text = render(sections(runs(summary(experiment=None, kappa=None))))
-    assert "kappa" not in text and "change" not in text
 
 
 def test_single_runs_carry_a_caution() -> None:
@@ -319,15 +290,6 @@ def test_the_spread_of_a_perplexity_stands_beside_it() -> None:
     assert "23.50 ± 0.10" in line_of(text, "original")
 
 
-def test_a_median_over_layers_is_a_bound_as_soon_as_one_of_them_is() -> None:
-    measured = kappa((40.0, 50.0, 60.0))
-    for layer, exact in zip(measured["layers"], (True, False, True), strict=True):
-        layer["jacobian"] = {"at_least": float(layer["layer"]), "exact": exact}
-    assert kappa_of([measured]).jacobian == Bound(2.0, False)
-    measured["layers"][1]["jacobian"]["exact"] = True
-    assert kappa_of([measured]).jacobian == Bound(2.0, True)
-
-
 def test_a_run_that_heals_shows_the_model_that_it_leaves(tmp_path):
     """Three runs of one task: one that got better, one whose best is the model as it was, and one from scratch."""
     heals = {"recipe": {"name": "digits-vit", "train": {"checkpoint": {"keep_start": True, "keep_best": True}}}}
@@ -369,13 +331,3 @@ def test_names_run_down_the_lines_that_they_have() -> None:
     assert [line.rstrip("01 ") for line in lines] == ["a long", "name", "b"]
     alone = terminal.draw_grid([list(row) for row in layers[:2]], shown, 6).splitlines()[2:]
     assert [line.rstrip("01 ") for line in alone] == ["a long", "name"] * 2
-
-
-def test_a_rank_needs_both_numbers() -> None:
-    measured = kappa((40, 50))
-    measured["layers"][0] |= {"rank": 31, "k": 64}
-    for key in ("rank", "k"):
-        layer = dict(measured["layers"][0]) | {key: None}
-        first, _ = kappa_of([measured | {"layers": [layer, measured["layers"][1]]}]).layers
-        assert columns.show_rank(first) == humans.NONE
-    assert columns.show_rank(kappa_of([measured]).layers[0]) == "31/64"

@@ -12,12 +12,11 @@ from leansurgeon.checkpoints.model import load
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import LeanSurgeonError, UsageError
 from leansurgeon.measure.data.calibration import Calibration
-from leansurgeon.shape import Stage, one_of_each
+from leansurgeon.shape import one_of_each
 from leansurgeon.surgery.method import Method, parse_layers
 from leansurgeon.surgery.planning import plan
 from leansurgeon.surgery.requested_shape import RequestedShape
 from leansurgeon.surgery.shrink import DecidedCut, carry_out, decide
-from leansurgeon.surgery.transfer import map_children
 from tests.conftest import KEEP, example, output
 
 
@@ -67,14 +66,6 @@ def test_the_listed_layers_are_kept_and_counted(saved, tmp_path):
         plan(source, RequestedShape(), 0, Method(keep="0,9"))
     with pytest.raises(UsageError, match="not 2"):
         plan(source, RequestedShape(layers="2"), 0, Method(keep="1"))
-
-
-def test_output_columns_are_divided_among_the_children_without_rest():
-    before = Stage(1, 3, 5, 3, 8, 15)
-    queries, values, columns = map_children(before, Stage(1, 6, 5, 6, 8, 15))
-    assert queries.tolist() == values.tolist() == [0, 0, 1, 1, 2, 2]
-    owned = columns[columns >= 0]
-    assert sorted(owned.tolist()) == list(range(15))  # every old column has exactly one new place
 
 
 @pytest.mark.parametrize("family", KEEP)

@@ -43,21 +43,6 @@ def cut(path, out, **wanted):
     return steps, carry_out(DecidedCut(steps), out)
 
 
-def test_kept_head_dim_is_exact_through_the_registered_entry_point(folder, tmp_path):
-    import timm
-
-    import leansurgeon.models.timm_vit  # noqa: F401  as the model card says
-
-    path, model = folder
-    steps, record = cut(path, tmp_path / "wide", heads="8", head_dim="keep")
-    assert "timm_vit" in record.proof.loaded_with and steps.exactness == "exact"
-    wide = timm.create_model(f"local-dir:{tmp_path / 'wide'}", pretrained=True).eval()
-    image = torch.randn(2, 3, 32, 32)
-    with torch.no_grad():
-        assert torch.allclose(model(image), wide(image), atol=1e-5)
-    assert wide.blocks[0].attn.num_heads == 8 and wide.blocks[0].attn.head_dim == 12
-
-
 def test_what_timm_itself_can_hold_is_written_for_plain_timm(folder, tmp_path):
     path, _ = folder
     steps, record = cut(path, tmp_path / "lean", heads="8", layers="2", mlp_ratio=1.0)

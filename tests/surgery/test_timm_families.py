@@ -16,7 +16,6 @@ from leansurgeon.checkpoints.model import initialise, load
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import UnsupportedModel, UsageError
 from leansurgeon.measure.kappa.blocks import measure_blocks
-from leansurgeon.shape import Shape, Stage, evenly_per_stage
 from leansurgeon.surgery.doctor import examine
 from leansurgeon.surgery.planning import plan
 from leansurgeon.surgery.requested_shape import RequestedShape
@@ -309,11 +308,6 @@ def test_wrong_lists_of_stages_are_refused(asked, words):
     source = open_source("davit-b", config_changes=FAMILIES["davit"][2])
     with pytest.raises(UsageError, match=words):
         plan(source, RequestedShape(**asked))
-
-
-def test_swin_keeps_pairs_of_layers_since_every_second_window_is_shifted():
-    assert evenly_per_stage(*(Shape((Stage(d, 2, 8, 2, 32, 16),)) for d in (12, 6)), period=2) == (0, 1, 4, 5, 10, 11)
-    assert evenly_per_stage(*(Shape((Stage(d, 2, 8, 2, 32, 16),)) for d in (6, 3)), period=2) == (0, 1, 4)
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,8 @@ def test_a_warm_up_in_whole_steps(warmup, steps):
 
 def test_a_warm_up_beyond_a_quick_look_ends_with_it():
     assert made(schedule={"warmup": "5ep"}, cut_short=True).warmup == 66
+    with pytest.raises(UsageError, match=r"\b67 steps\b.*\b3ep 66\b"):
+        made(schedule={"warmup": "67st"})
 
 
 @pytest.mark.parametrize(("warmup", "ticks"), [("1m", 1e5), ("10m", 1e6), (0.25, 2.5e5)])
@@ -52,11 +54,13 @@ def test_a_training_by_the_clock_counts_a_millionth_of_its_time(warmup, ticks):
 @pytest.mark.parametrize("warmup", [0.1, 0.3])
 def test_rate_and_momentum_of_one_cycle_are_torchs(warmup, anneal):
     """Torch takes the share as it is: the peak lies between two steps."""
-    found = made(schedule={"name": "one-cycle", "warmup": warmup, "anneal": anneal, "momentum": (0.8, 0.9)})
+    cycle = {"name": "one-cycle", "warmup": warmup, "anneal": anneal, "momentum": (0.8, 0.9)}
+    found = made(schedule=cycle | {"div": 10.0, "final_div": 100.0})
     adamw = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))], lr=1e-3)
     schedule = torch.optim.lr_scheduler.OneCycleLR(
         adamw, 1e-3, total_steps=66, pct_start=warmup,
         anneal_strategy={"cosine": "cos"}.get(anneal, anneal), base_momentum=0.8, max_momentum=0.9,
+        div_factor=10.0, final_div_factor=100.0,
     )  # fmt: skip
     for step in range(66):
         assert found.lr(step) == pytest.approx(schedule.get_last_lr()[0], rel=1e-9)
@@ -107,6 +111,9 @@ def test_a_ramp_in_epochs_is_as_long_as_its_mean_batch_says():
     assert made(duration="10m", batch_ramp={"start": 32, "until": "7st"}).ramp_steps == 7
     assert made(64, duration="9ep", batch_ramp={"start": 32, "until": "0.1ep"}).ramp_steps == 1
     assert made(duration="10m").ramp_steps == 0
+    half = made(duration="6ep", batch_ramp={"start": 32, "until": 0.5})
+    assert half.ramp_steps == half.steps // 2
+    assert made(duration="5st", batch_ramp={"start": 32, "until": "9st"}, cut_short=True).ramp_steps == 5
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from leansurgeon.errors import UsageError
-from leansurgeon.training import data_loader, optimizer, schedule
-from leansurgeon.training.recipe.durations import parse_duration
+from leansurgeon.training import data_loader, optimizer
 from leansurgeon.training.recipe.schema import Train
 from leansurgeon.training.schedule import Plan, make_plan
 
@@ -63,23 +61,6 @@ def test_a_warm_up_from_a_rate_is_that_of_timm():
         Train(duration="1ep", batch=8, optim={"lr": 1e-3}, schedule={"warmup_lr": 1e-2})
 
 
-@pytest.mark.parametrize("processes", [1, 2, 4])
-@pytest.mark.parametrize("micro", [2, 4])
-def test_global_batches_do_not_depend_on_the_number_of_processes(processes, micro):
-    size, batch = 100, 16
-    seen = []
-    for step in range(2 * (size // batch)):
-        _, indices = data_loader.list_groups(5, step * batch, batch, size, batch)[0]
-        rows = [data_loader.split_micro_batches(indices, processes, rank, micro) for rank in range(processes)]
-        assert all(row.shape == (batch // processes // micro, micro) for row in rows)
-        assert sorted(np.concatenate([row.ravel() for row in rows])) == sorted(indices)
-        seen.append(indices)
-    for epoch in np.split(np.concatenate(seen), 2):
-        assert len(set(epoch)) == len(epoch) == 96  # each sample at most once, the tail of 4 left out
-    assert not np.array_equal(seen[0], seen[6])  # the second epoch has another order
-    assert not np.array_equal(seen[0], data_loader.list_groups(6, 0, batch, size, batch)[0][1])
-
-
 def test_the_order_is_the_same_on_every_machine():
     """PCG64 and its permutation are specified by numpy; this pins that we keep asking for the same stream."""
     fresh = np.random.Generator(np.random.PCG64(np.random.SeedSequence([1, 5, 0]))).permutation(100)
@@ -118,53 +99,3 @@ def test_norms_biases_positions_and_class_tokens_are_not_decayed():
         assert {n for n in rest if model.get_parameter(n).ndim > 1} == set(free.split())
         assert all(model.get_parameter(n).ndim > 1 for n in decayed)
         assert [group["weight_decay"] for group in groups] == [0.3, 0.0]
-
-
-def _train(**changes) -> Train:
-    return Train.model_validate({"duration": "3ep", "batch": 64, "optim": {"lr": 1e-3}} | changes)
-
-
-def test_plan_derives_accumulation_and_steps():
-    made = schedule.make_plan(_train(micro_batch=16, schedule={"warmup": 0.1}), 1437, 2)
-    assert (made.steps_per_epoch, made.steps, made.micro, made.accumulation) == (22, 66, 16, 2)
-    assert made.warmup == 6 and made.evaluations_left(21) == 3 and made.epochs == 3
-    assert schedule.make_plan(_train(micro_batch=64), 1437, 4).micro == 16  # micro_batch is a limit, the batch is kept
-    assert schedule.make_plan(_train(duration="500st", schedule={"warmup": "1ep"}), 1437, 1).warmup == 22
-    assert parse_duration("0.5ep").steps(22) == 11
-
-
-@pytest.mark.parametrize(
-    ("changes", "samples", "processes", "words"),
-    [
-        ({}, 40, 1, r"\b40 samples\b.*\b64\b"),
-        ({}, 1437, 3, r"\b64\b.*\b3\b"),
-        ({"micro_batch": 24}, 1437, 1, "micro_batch 24 does not divide 64"),
-    ],
-)
-def test_batches_that_do_not_fit_name_both_numbers(changes, samples, processes, words):
-    with pytest.raises(UsageError, match=words):
-        schedule.make_plan(_train(**changes), samples, processes)
-
-
-@pytest.mark.parametrize("ramp", [None, {"start": 16, "until": 0.5}, {"start": 32, "until": "2ep"}])
-def test_what_comes_every_so_often_comes_where_a_multiple_is_passed(ramp):
-    made = schedule.make_plan(_train(duration="6ep", batch_ramp=ramp), 1437, 1)
-    steps = range(1, made.steps + 1)
-    assert [step for step in steps if made.due("7st", step)] == list(range(7, made.steps + 1, 7))
-    assert not any(made.due("90s", step) for step in steps)
-    seen = [made.position(step) / made.epoch_samples for step in (0, *steps)]
-    passed = [step for step in steps if any(seen[step - 1] < half / 2 <= seen[step] for half in range(1, 20))]
-    assert [step for step in steps if made.due("0.5ep", step)] == passed
-    assert made.times("0.5ep") == sum(step < made.steps for step in passed)
-
-
-def test_a_ramp_is_as_long_as_it_says_and_the_training_sees_as_many_samples():
-    whole = _train(duration="6ep").batch
-    for until, length in ((0.5, None), ("7st", 7), ("2ep", round(2 * 1408 / ((32 + whole) / 2)))):
-        made = schedule.make_plan(_train(duration="6ep", batch_ramp={"start": 32, "until": until}), 1437, 1)
-        assert made.ramp_steps == (length or made.steps // 2)
-        assert made.position(made.steps - 1) < 6 * made.epoch_samples <= made.position(made.steps)
-    short = schedule.make_plan(
-        _train(duration="5st", batch_ramp={"start": 32, "until": "9st"}), 1437, 1, cut_short=True
-    )
-    assert short.steps == short.ramp_steps == 5  # a quick look ends within the ramp

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from typer.testing import CliRunner
 
 from leansurgeon.errors import Diverged, LeanSurgeonError, Stopped, UsageError
-from leansurgeon.training import evaluator, guards, schedule
+from leansurgeon.training import evaluator, guards
 from leansurgeon.training import loop as loop
 from leansurgeon.training.loop import train
 from leansurgeon.training.optimizer import Trainer
@@ -268,23 +268,6 @@ def _train(**changes):
     return Train.model_validate({"duration": "3ep", "batch": 16, "optim": {"lr": 1e-3}} | changes)
 
 
-TOO_LONG = {
-    "steps": ({"schedule": {"warmup": "13st"}}, r"\b13 steps\b.*\b3ep 12\b"),
-    "epochs": ({"schedule": {"warmup": "4ep"}}, r"\b16 steps\b.*\b3ep 12\b"),
-    "time": ({"schedule": {"warmup": "2h"}, "duration": "90m"}, r"\b2h \(7200 s\).*\b90m \(5400 s\)"),
-    "ramp": ({"batch_ramp": {"start": 8, "until": "50st"}}, r"\b50 steps\b.*\b3ep\b"),
-}
-
-
-@pytest.mark.parametrize("case", TOO_LONG)
-def test_a_warm_up_or_ramp_beyond_the_end_is_refused(case):
-    changes, said = TOO_LONG[case]
-    with pytest.raises(UsageError, match=said):
-        schedule.make_plan(_train(**changes), 64, 1)
-    assert schedule.make_plan(_train(**changes), 64, 1, cut_short=True).steps
-    assert schedule.make_plan(_train(schedule={"warmup": "12st"}), 64, 1).warmup == 12
-
-
 def test_numbers_and_names_that_nothing_can_be_done_with(tmp_path):
     for changes in ({"seed": 2**63}, {"optim": {"lr": float("inf")}}, {"clip_grad": float("nan")}):
         with pytest.raises(ValidationError):
@@ -362,13 +345,6 @@ def test_the_room_that_is_asked_for_is_what_the_run_takes_at_its_fullest(case, t
     train(recipe(**{"eval": {"every": "2st", "batch": 13}} | ROOM[case]), tmp_path, tmp_path / "run", **options)
     no_moments_yet = 2 * 4 * 22 * 20_000 if case == "rolled-back" else 0  # in its checkpoint before the first step
     assert asked[0] - no_moments_yet == pytest.approx(max(seen), rel=0.01)  # generators and names take a little, too
-
-
-@pytest.mark.parametrize("every", ["1st", "3st", "7st", "1ep", "2ep", "50ep", "15m"])
-@pytest.mark.parametrize("ramp", [None, {"start": 4, "until": 0.5}], ids=["constant", "ramp"])
-def test_how_often_something_comes_is_counted_without_counting(every, ramp):
-    made = schedule.make_plan(_train(duration="9ep", batch_ramp=ramp), 64, 1)
-    assert made.times(every) == sum(made.due(every, done) for done in range(1, made.steps))
 
 
 def test_a_run_that_is_given_up_makes_room_for_the_next(tmp_path, monkeypatch):

@@ -193,6 +193,8 @@ def test_errors_of_maps_of_vectors_and_of_samples_without_tokens():
     assert distill.state_error(state[:, 0], target[:, 0], mask[:, :1]).tolist() == [10.0, 4.0]
     half = torch.full((1, 1, 1), 300.0, dtype=torch.float16)  # whose square is beyond half precision
     assert distill.state_error(half, 0 * half, None).item() == 90_000
+    with pytest.raises(UsageError, match=r"\(2, 2, 3\).*\bteacher\b.*\(2, 1, 3\)"):
+        distill.state_error(state[:, 0], target[:, 0, :1], None)
 
 
 def of(depth: int, layers=None):
