@@ -45,33 +45,28 @@ def convert_config(config: Config, source: Architecture, target: Architecture) -
     return config
 
 
-def modelling_file(architecture: Architecture) -> Path | None:
-    """The self-contained modelling file of a family that plain transformers does not have."""
-    return trust.find_shipped_file(architecture.modelling) if architecture.modelling else None
-
-
 def write_config(folder: Path, config: Config, architecture: Architecture) -> None:
     """config.json and, where the family needs it, the modelling file with its `auto_map`; where the user allowed a
     checkpoint's own code, that in its place.
     """
-    module, config = modelling_file(architecture), without_place(trust.as_written(config))
+    config, ours = without_place(trust.as_written(config)), architecture.modelling
     if architecture.code:
         of_code = read_config(architecture.code)
         for file in trust.code_files(architecture.code, of_code):
             shutil.copyfile(file, folder / file.name)
         config = config | {"auto_map": of_code["auto_map"]}
-    elif module and architecture.library != "timm":
-        shutil.copyfile(module, folder / module.name)
-        config = config | {"auto_map": auto_map(module, config["model_type"])}
+    elif ours and architecture.library != "timm":
+        shutil.copyfile(trust.find_shipped_file(ours), folder / ours)
+        config = config | {"auto_map": auto_map(ours, config["model_type"])}
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 
-def auto_map(module: Path, model_type: str) -> dict[str, str]:
-    """`{"AutoConfig": "file.Class", ...}` of a family from the AUTO_MAP at the bottom of its modelling file (by
-    model_type where that holds several), read without importing torch.
+def auto_map(file: str, model_type: str) -> dict[str, str]:
+    """`{"AutoConfig": "file.Class", ...}` of a family from the AUTO_MAP at the bottom of its modelling file, which is
+    ours (by model_type where that holds several), read without importing torch.
     """
-    for node in ast.parse(module.read_text()).body:
+    for node in ast.parse(trust.find_shipped_file(file).read_text()).body:
         if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "AUTO_MAP":
             names = ast.literal_eval(node.value)
-            return {k: f"{module.stem}.{v}" for k, v in names.get(model_type, names).items()}
-    raise AssertionError(f"{module.name} has no AUTO_MAP")
+            return {k: f"{file.removesuffix('.py')}.{v}" for k, v in names.get(model_type, names).items()}
+    raise AssertionError(f"{file} has no AUTO_MAP")

@@ -14,7 +14,7 @@ from leansurgeon import architectures
 from leansurgeon.architectures.base import Architecture, Config
 from leansurgeon.architectures.foreign import library_builds
 from leansurgeon.checkpoints.config import read_config
-from leansurgeon.checkpoints.family import auto_map, modelling_file
+from leansurgeon.checkpoints.family import auto_map
 from leansurgeon.checkpoints.foreign import companions, trust
 from leansurgeon.checkpoints.weights import Weights
 from leansurgeon.errors import LeanSurgeonError, UnsupportedModel
@@ -77,7 +77,7 @@ def body_class(architecture: Architecture, plain: str) -> str:
     """The class of a family's models without a head; `plain` is the library's, which has no head_dim of its own."""
     if architecture.library != "leansurgeon":
         return plain
-    return auto_map(modelling_file(architecture), architecture.model_types[0])["AutoModel"].split(".")[-1]
+    return auto_map(architecture.modelling, architecture.model_types[0])["AutoModel"].split(".")[-1]
 
 
 def random_weights(folder: Path, config: Config, architecture: Architecture) -> tuple[tuple[str, ...], str, bool]:
@@ -114,7 +114,7 @@ def transformers_class(architecture: Architecture, name: str) -> type:
         module = importlib.import_module("transformers")
     cls = getattr(module, name, None)
     if not isinstance(cls, type) or not hasattr(cls, "from_pretrained"):
-        raise UnsupportedModel(f"config.json names the class {name}, which is no model of {module.__name__}.")
+        raise UnsupportedModel(f"config.json names the class {name or '?'}, which is no model of {module.__name__}.")
     if architecture.library == "transformers" and not belongs(cls, architecture):
         raise UnsupportedModel(
             f"config.json names the class {name}, which is no class of {architecture.model_types[0]} models.",

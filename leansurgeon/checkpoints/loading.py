@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from leansurgeon.checkpoints.family import auto_map
-from leansurgeon.checkpoints.foreign.trust import find_shipped_file
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import UsageError
 
@@ -30,15 +29,10 @@ def load(source: str, *, allow_pickle: bool = False) -> torch.nn.Module:
     loaded = load_folder(opened.folder, "features", as_stored=True)  # all that its files hold
     model = loaded.model.eval()
     if loaded.architecture.library != "timm" and type(model).__module__.startswith("leansurgeon.models."):
-        travel(model)  # those for timm never do
+        # `save_pretrained` writes our modelling file beside the weights, as results have it; those for timm never do.
+        known = auto_map(f"{type(model).__module__.rpartition('.')[2]}.py", model.config.model_type)
+        auto = next((key for key, name in known.items() if name.endswith(f".{type(model).__name__}")), "AutoModel")
+        model.config.auto_map = known  # a result of an earlier version may name another file
+        type(model).register_for_auto_class(auto)
+        type(model.config).register_for_auto_class()
     return model
-
-
-def travel(model: torch.nn.Module) -> None:
-    """Let `save_pretrained` write the modelling file of a class of ours beside the weights, as results have it."""
-    module = type(model).__module__.rpartition(".")[2]
-    known = auto_map(find_shipped_file(f"{module}.py"), model.config.model_type)
-    auto = next((key for key, name in known.items() if name.endswith(f".{type(model).__name__}")), "AutoModel")
-    model.config.auto_map = known  # a result of an earlier version may name another file
-    type(model).register_for_auto_class(auto)
-    type(model.config).register_for_auto_class()

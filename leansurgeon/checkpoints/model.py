@@ -23,7 +23,7 @@ from leansurgeon.architectures.infer.library import quietly
 from leansurgeon.architectures.towers import writes_text
 from leansurgeon.checkpoints import record
 from leansurgeon.checkpoints.config import check_sizes, read_config
-from leansurgeon.checkpoints.family import auto_map, convert_config, modelling_file, write_config
+from leansurgeon.checkpoints.family import auto_map, convert_config, write_config
 from leansurgeon.checkpoints.foreign import companions, trust
 from leansurgeon.checkpoints.kind import SUFFIX, class_name, find_used_class, transformers_class
 from leansurgeon.checkpoints.publish.durable import give_mode
@@ -177,7 +177,7 @@ def initialise(config: Config, architecture: Architecture, seed: int) -> torch.n
             config, architecture = buildable(config, architecture)
             with library_builds(config["architecture"]):
                 return create_timm(config["architecture"], **architecture.flat(config))
-        cls = transformers_class(architecture, class_name(config) or "?")
+        cls = transformers_class(architecture, class_name(config))
         with library_builds(cls.__name__):
             return cls(cls.config_class.from_dict(config))
 
@@ -424,7 +424,7 @@ def is_callable(model: torch.nn.Module) -> bool:
 def task_classes(architecture: Architecture, head: str) -> list[str]:
     """Names of the family's classes for a task."""
     if architecture.library == "leansurgeon":
-        full = auto_map(modelling_file(architecture), architecture.model_types[0]).get(f"AutoModel{SUFFIX[head][0]}")
+        full = auto_map(architecture.modelling, architecture.model_types[0]).get(f"AutoModel{SUFFIX[head][0]}")
         return [full.split(".")[-1]] if full else []
     from transformers.models.auto import modeling_auto as auto
 

@@ -8,11 +8,9 @@ damage. What a later version adds is kept as it is (`other`), so that a record t
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -276,17 +274,8 @@ class NewerRecord(UnsupportedModel):
     """A surgery.json in the form of a later version, for a command that would build on what it says."""
 
 
-_TOLD: ContextVar[Say | None] = ContextVar("who is told of newer records", default=None)
-
-
-@contextmanager
-def show_newer_records(say: Say) -> Iterator[None]:
-    """For commands that only show: what can be read of a later version's record counts meanwhile, and `say` is told."""
-    before = _TOLD.set(cache(say))
-    try:
-        yield
-    finally:
-        _TOLD.reset(before)
+# Of a command that only shows: what can be read of a later version's record counts, and who is told here is told so.
+TOLD: ContextVar[Say | None] = ContextVar("who is told of newer records", default=None)
 
 
 def read(folder: Path | None) -> SurgeryRecord | None:
@@ -298,7 +287,7 @@ def read(folder: Path | None) -> SurgeryRecord | None:
         return None
     with raised_as(DamagedRecord):
         data = jsonfile.read_object(path)
-    form, tell = data.get("schema_version"), _TOLD.get()
+    form, tell = data.get("schema_version"), TOLD.get()
     if isinstance(form, int) and form > FORM:
         said = f"{path} was written by a newer leansurgeon (form {form}; this one reads {FORM})"
         if tell is None:

@@ -204,7 +204,7 @@ def write_file(path: Path, tensors: list[TensorOut]) -> Path:
     encoded = json.dumps(header, separators=(",", ":")).encode()
     encoded += b" " * (-len(encoded) % 8)  # the data starts at a multiple of 8
     try:
-        with path.open("wb", buffering=0) as out:
+        with path.open("wb") as out:
             out.write(struct.pack("<Q", len(encoded)) + encoded)
             for t in tensors:
                 if t.entry is not None:
@@ -226,18 +226,13 @@ def write_array(out, tensor: TensorOut) -> None:
     data = np.asarray(tensor.make(), order="C")  # a scalar stays one
     if data.shape != tensor.shape or data.dtype != RAW[tensor.dtype]:
         raise AssertionError(f"{tensor.name}: made {data.dtype} {data.shape}, announced {tensor.dtype} {tensor.shape}")
-    write_all(out, memoryview(data).cast("B") if data.size else memoryview(b""))
-
-
-def write_all(out, view: memoryview) -> None:
-    """Append bytes to a file without a buffer, whose writes may be short."""
-    while view:
-        view = view[out.write(view) :]
+    out.write(data)
 
 
 def copy_range(entry: Entry, out) -> None:
     """Copy a byte range inside the kernel where it can (Linux), else through a buffer."""
     start, left = entry.start, entry.end - entry.start
+    out.flush()  # the kernel writes behind what is there
     with entry.file.open("rb", buffering=0) as source:
         try:
             while left and hasattr(os, "copy_file_range"):
@@ -254,5 +249,5 @@ def copy_range(entry: Entry, out) -> None:
             chunk = source.read(min(CHUNK, left))
             if not chunk:
                 raise UnsupportedModel(f"{entry.file.name} became shorter while it was read.")
-            write_all(out, memoryview(chunk))
+            out.write(chunk)
             left -= len(chunk)

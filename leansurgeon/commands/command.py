@@ -75,21 +75,21 @@ def access_to(command: Command, request: Request, say: Say) -> Iterator[None]:
     """While it lasts, whose code runs, which tower is meant and what classes are called is as the request says."""
     with ExitStack() as stack:
         if command.shows:
-            from leansurgeon.checkpoints.record import show_newer_records
+            from leansurgeon.checkpoints.record import TOLD
 
-            stack.enter_context(show_newer_records(say))
+            stack.callback(TOLD.reset, TOLD.set(functools.cache(say)))
         if isinstance(request, Trust):
             from leansurgeon.architectures.towers import meant
             from leansurgeon.checkpoints.foreign import trust
-            from leansurgeon.reading.images import skipping_damaged
-            from leansurgeon.tasks.classes import naming
+            from leansurgeon.reading.images import SKIPS
+            from leansurgeon.tasks.classes import NAMED, read_names
 
             stack.callback(trust.allow, trust.is_allowed())
             trust.allow(request.trust_remote_code)
             stack.enter_context(meant(getattr(request, "tower", None)))
-            stack.enter_context(naming(getattr(request, "classes", None)))
+            stack.callback(NAMED.reset, NAMED.set(read_names(getattr(request, "classes", None))))
             if getattr(request, "skip_damaged", False):
-                stack.enter_context(skipping_damaged())
+                stack.callback(SKIPS.reset, SKIPS.set(True))
         yield
 
 

@@ -7,6 +7,7 @@ import lzma
 import tarfile
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from leansurgeon.errors import UsageError
@@ -38,23 +39,30 @@ class _Header(tarfile.TarInfo):
         return header
 
 
+@contextmanager
+def _opened(path: Path, kind: str, mode: str) -> Iterator[tarfile.TarFile]:
+    """An archive; what is wrong with it, then or while the block reads it, is one sentence."""
+    try:
+        with files.open_regular(path) as file, tarfile.open(fileobj=file, mode=mode, tarinfo=_Header) as tar:
+            yield tar
+    except _DAMAGED as error:
+        raise UsageError(f"{path} is not a readable {kind}: {error}.") from None
+
+
 def members(path: Path, wanted: Callable[[str], bool], limit: int) -> Iterator[tuple[str, bytes]]:
     """(name, content) of the regular members of an archive whose name is `wanted`. No member, wanted or not, may have
     more than `limit` bytes: what is compressed has to be unpacked to get past it.
 
     Raises UsageError for what is no archive, or a larger member.
     """
-    try:
-        with files.open_regular(path) as file, tarfile.open(fileobj=file, tarinfo=_Header) as tar:
-            for member in tar:
-                if member.size > limit:
-                    raise UsageError(
-                        f"{path} holds '{member.name}' of {member.size:,} bytes, more than the {limit:,} of such files."
-                    )
-                if member.isfile() and wanted(member.name):
-                    yield member.name, tar.extractfile(member).read()
-    except _DAMAGED as error:
-        raise UsageError(f"{path} is not a readable archive: {error}.") from None
+    with _opened(path, "archive", "r") as tar:
+        for member in tar:
+            if member.size > limit:
+                raise UsageError(
+                    f"{path} holds '{member.name}' of {member.size:,} bytes, more than the {limit:,} of such files."
+                )
+            if member.isfile() and wanted(member.name):
+                yield member.name, tar.extractfile(member).read()
 
 
 def places(path: Path) -> Iterator[tuple[str, int, int, Callable[[int], bytes]]]:
@@ -63,13 +71,10 @@ def places(path: Path) -> Iterator[tuple[str, int, int, Callable[[int], bytes]]]
 
     Raises UsageError for what is no such archive.
     """
-    try:
-        with files.open_regular(path) as file, tarfile.open(fileobj=file, mode="r:", tarinfo=_Header) as tar:
-            for member in tar:
-                if member.isfile() and not member.issparse():
-                    yield member.name, member.offset_data, member.size, tar.extractfile(member).read
-    except _DAMAGED as error:
-        raise UsageError(f"{path} is not a readable tar file: {error}.") from None
+    with _opened(path, "tar file", "r:") as tar:
+        for member in tar:
+            if member.isfile() and not member.issparse():
+                yield member.name, member.offset_data, member.size, tar.extractfile(member).read
 
 
 def read_gzip(path: Path, limit: int) -> bytes:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import io
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
@@ -20,17 +18,8 @@ PIXELS = 100_000_000
 LIMIT = 256_000_000  # bytes of a file
 
 
+# Whether images of a command's data that cannot be read are left out, and counted.
 SKIPS: ContextVar[bool] = ContextVar("SKIPS", default=False)
-
-
-@contextmanager
-def skipping_damaged() -> Iterator[None]:
-    """As long as this lasts, images of a command's data that cannot be read are left out, and counted."""
-    before = SKIPS.set(True)
-    try:
-        yield
-    finally:
-        SKIPS.reset(before)
 
 
 def decode(content: bytes, mode: str, where: str) -> Image:

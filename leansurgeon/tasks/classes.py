@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -187,20 +186,17 @@ def sort_names(names: Iterable[str]) -> list[str]:
     return sorted(names, key=lambda name: (0, int(name), name) if re.fullmatch(r"-?\d+", name) else (1, 0, name))
 
 
-@contextmanager
-def naming(classes: str | Sequence[str] | None) -> Iterator[None]:
-    """As long as this lasts, the classes of data are these (`A,B,C`, one with a comma in quotation marks), or new."""
+def read_names(classes: str | Sequence[str] | None) -> list[str] | None:
+    """What --classes says the classes of data are (`A,B,C`, one with a comma in quotation marks), for `NAMED`; None
+    where it says nothing. Raises `UsageError`.
+    """
     names = next(csv.reader([classes], skipinitialspace=True), []) if isinstance(classes, str) else list(classes or ())
     names = [name.strip() for name in names if name.strip()]
     if classes is not None and names != [NEW] and (len(names) < 2 or len({key(name) for name in names}) < len(names)):
         raise UsageError(
             f"--classes {classes}: name two classes or more, each once.", "Write --classes A,B,C, or --classes new."
         )
-    before = NAMED.set(names or None)
-    try:
-        yield
-    finally:
-        NAMED.reset(before)
+    return names or None
 
 
 def spell_names(names: Sequence[str] | None = None) -> str | None:

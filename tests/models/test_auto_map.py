@@ -5,7 +5,7 @@ import importlib
 import pytest
 
 from leansurgeon import architectures
-from leansurgeon.checkpoints.family import auto_map, modelling_file
+from leansurgeon.checkpoints.family import auto_map
 
 FAMILIES = [name for name, family in architectures.load_families().items() if family.library == "leansurgeon"]
 
@@ -13,12 +13,12 @@ FAMILIES = [name for name, family in architectures.load_families().items() if fa
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_map_of_a_family_names_its_own_classes(name):
     family = architectures.load_families()[name]
-    file = modelling_file(family)
-    module = importlib.import_module(f"leansurgeon.models.{file.stem}")
+    own = family.modelling.removesuffix(".py")
+    module = importlib.import_module(f"leansurgeon.models.{own}")
     classes = {}
-    for auto, full in auto_map(file, family.model_types[0]).items():
+    for auto, full in auto_map(family.modelling, family.model_types[0]).items():
         stem, _, cls = full.partition(".")
-        assert stem == file.stem
+        assert stem == own
         classes[auto] = getattr(module, cls)
     config = classes.pop("AutoConfig")
     assert (config.model_type,) == family.model_types

@@ -63,7 +63,7 @@ def reloaded(tmp_path_factory):
     for index, (file, auto, numbers) in enumerate(CASES):
         stem, _, family = file.partition("/")
         module = importlib.import_module(f"leansurgeon.models.{stem}")
-        names = auto_map(Path(module.__file__), f"leansurgeon_{family}")
+        names = auto_map(f"{stem}.py", f"leansurgeon_{family}")
         config, model = (getattr(module, names[key].removeprefix(f"{stem}.")) for key in ("AutoConfig", auto))
         model = model(config(**numbers)).eval()
         for p in model.parameters():

@@ -86,7 +86,7 @@ def join_parts(
         name.replace(pattern.format(i=layer), pattern.format(i=0), 1): torch.from_numpy(np.array(values))
         for name, values in tensors.items()
     }
-    cls = transformers_class(architecture, class_name(alone) or "?")
+    cls = transformers_class(architecture, class_name(alone))
     plain = {key: value for key, value in alone.items() if key not in ("torch_dtype", "dtype", "auto_map")}
     with library_builds(cls.__name__), quiet_transformers(), torch.random.fork_rng(devices=[]):
         made = cls.from_pretrained(

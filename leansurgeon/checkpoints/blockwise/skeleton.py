@@ -365,7 +365,7 @@ def build_on_meta(config: Config, architecture: Architecture) -> nn.Module:
     if architecture.library == "timm":
         with library_builds(config["architecture"]):
             return hollow(lambda: create_timm(config["architecture"], **architecture.flat(config))).eval()
-    cls = transformers_class(architecture, class_name(config) or "?")
+    cls = transformers_class(architecture, class_name(config))
     plain = {key: value for key, value in config.items() if key not in ("torch_dtype", "dtype", "auto_map")}
     with library_builds(cls.__name__), quiet_transformers():
         model = hollow(lambda: cls(cls.config_class.from_dict(plain | {"dtype": "float32"})))

@@ -44,13 +44,12 @@ BESIDE = (
 )
 
 
-def allow(value: bool) -> bool:
-    """Whether code of checkpoints may run in this process and in those that it starts."""
+def allow(value: bool) -> None:
+    """Say whether code of checkpoints may run in this process and in those that it starts."""
     if value:
         os.environ[ALLOWED] = "1"
     else:
         os.environ.pop(ALLOWED, None)
-    return value
 
 
 def is_allowed() -> bool:
