@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from leansurgeon.surgery.candidates import Candidate, course, divides_heads, stages_of
+from leansurgeon.surgery.candidates import Candidate, course, divides_heads, last_made, stages_of
 from leansurgeon.surgery.planning import Plan
 
 CHOICE, ALL = 3.0, 10.0
@@ -30,62 +30,48 @@ class Budget:
 
 
 @dataclass(frozen=True)
-class Tokens:
-    """Tokens to fit and to guard as blocks count them, and of the guard's first batch."""
+class Effort:
+    """How a cut heals: refits at all, of a pre-norm model, so many attentions in a layer; and the tokens to fit and to
+    guard as blocks count them, and of the guard's first batch.
+    """
 
     fit: float
     guard: float
     first: float
-
-
-@dataclass(frozen=True)
-class Effort:
-    """How a cut heals: refits at all, of a pre-norm model, so many attentions in a layer."""
-
     heals: bool = True
     pre_norm: bool = True
     attentions: int = 1
 
 
-def cost_of_refit(tokens: Tokens, effort: Effort, *, attention: bool = False) -> float:
-    """Block-tokens of a layer's refits and of what it gives of the guard then: how far a projection reaches (or what
-    norm closes the block) is seen on one batch, the sums are of all.
-    """
-    looks = 2 if effort.pre_norm else 4
-    projections = 1 + effort.attentions if attention else 1
-    return projections * (looks * tokens.first + tokens.fit + 2 * tokens.guard)
-
-
-def cost_of_rebuild(plan: Plan, layer: int, tokens: Tokens) -> float:
-    """Block-tokens of trimming or splitting a kept source layer."""
-    before, after = stages_of(plan, layer)
-    trim = 2 * tokens.first + tokens.fit + tokens.guard
-    work = trim if after.mlp_dim < before.mlp_dim else 0.0
-    if divides_heads(plan, layer):
-        return work + tokens.fit
-    return work + (trim if after.heads < before.heads else 0.0)
-
-
-def cost(plan: Plan, way: Candidate, tokens: Tokens, effort: Effort, share: float = 1.0) -> float:
+def cost(plan: Plan, way: Candidate, effort: Effort, share: float = 1.0) -> float:
     """Block-tokens of one candidate beside the source's own; behind the last layer that it makes, a `share` of the
     guard alone goes on.
+
+    How far a projection reaches (or what norm closes the block) is seen on one batch, the sums are of all.
     """
-    cuts, near, last = course(way.kept, plan, later=way.later)
-    changed = [j for j in range(len(way.kept)) if cuts[j] or near[j]]
-    total, gone = 0.0, False
-    for j in range(min(changed, default=len(way.kept)), len(way.kept)):
-        gone |= cuts[j]
-        refits = effort.heals and (cuts[j] or (effort.pre_norm and (near[j] or (gone and way.later))))
-        if j not in changed and not refits:
-            total += tokens.fit + tokens.guard if j < last else share * tokens.guard
-            continue
-        if refits:
-            total += cost_of_refit(tokens, effort, attention=way.attention and j in changed)
-        else:
-            total += tokens.guard
-        total += tokens.fit if j < last else 0.0
-        total += cost_of_rebuild(plan, way.kept[j], tokens)
+    fit, guard, looks = effort.fit, effort.guard, 2 * effort.first
+    refit = looks * (1 if effort.pre_norm else 2) + fit + 2 * guard
+    layers = course(way.kept, plan)
+    last = last_made(layers, later=way.later)
+    total, begun, gone = 0.0, False, False
+    for j, new in enumerate(layers):
+        begun, gone = begun or new.changed, gone or new.cut
+        refits = effort.heals and (new.cut or (effort.pre_norm and (new.near or (gone and way.later))))
+        goes_on = fit if j < last else 0.0
+        if begun and not (new.changed or refits):
+            total += goes_on + (guard if j < last else share * guard)
+        elif begun:
+            projections = 1 + effort.attentions if way.attention and new.changed else 1
+            total += goes_on + (projections * refit if refits else guard)
+            total += cost_of_rebuild(plan, new.kept, fit, looks + fit + guard)
     return total
+
+
+def cost_of_rebuild(plan: Plan, layer: int, split: float, trim: float) -> float:
+    """Block-tokens of trimming or splitting a kept source layer, where either takes so many."""
+    before, after = stages_of(plan, layer)
+    heads = split if divides_heads(plan, layer) else trim if after.heads < before.heads else 0.0
+    return heads + (trim if after.mlp_dim < before.mlp_dim else 0.0)
 
 
 def fitting(costs: Sequence[float], room: float) -> list[int]:

@@ -25,6 +25,7 @@ from torch import Tensor
 from leansurgeon.checkpoints.blockwise.stream import Stream
 from leansurgeon.checkpoints.recorded.decided import Decisions, GuardScore, Healing, MixDecision, MixTrial, Tried
 from leansurgeon.checkpoints.recorded.part import plain
+from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import UsageError
 from leansurgeon.measure.costs.precision import full_fp32
 from leansurgeon.measure.data.batches import rows_of, tokens_of
@@ -36,11 +37,10 @@ from leansurgeon.shape import SPACINGS, Groups, evenly_per_stage, groups_of
 from leansurgeon.surgery import choose_layers, drop_layers, forecast
 from leansurgeon.surgery.budget import SMALLER, TRIAL, fitting
 from leansurgeon.surgery.candidate_model import CandidateModel
-from leansurgeon.surgery.candidates import Candidate, candidates, divides_heads, is_near, ways
+from leansurgeon.surgery.candidates import Candidate, divides_heads, is_near
 from leansurgeon.surgery.context import PARTS, CalibrationContext, CalibrationOptions, SampleView, TeacherOutputs
 from leansurgeon.surgery.planning import Plan
 from leansurgeon.surgery.probes import check_finite, outputs_of
-from leansurgeon.surgery.resume import hold_edits
 from leansurgeon.surgery.score import CLOSE, judge, race
 from leansurgeon.surgery.spans import fit_locally
 
@@ -75,30 +75,26 @@ def calibrate(
         record = Decisions.from_dict(step.record)
         record = replace(record, steps_taken_over=record.steps_taken_over + 1)
         return CalibrationResult(step.tensors, record)
-    started, held = time.monotonic(), ExitStack()
-    with ExitStack() as undo, torch.no_grad():
-        undo.enter_context(held)
-        undo.enter_context(full_fp32())  # what is not asked to be in bf16
-        context = CalibrationContext(plan, calibration, options, say)
+    started = time.monotonic()
+    with full_fp32(), torch.no_grad(), ExitStack() as undo:  # full fp32: what is not asked to be in bf16
+        context = CalibrationContext(plan, calibration, options, say, undo)
         context.choose_products()
         say(forecast.forecast_cost(context).describe(context.source.name))
-        chosen, evidence, tried = contest(context, held)
+        chosen, evidence = contest(context)
         whole, (best, *others) = SampleView.of(calibration, None), chosen
-        winner, score, teacher = compete(
-            context, whole, [*ways_of(context, best), *others], held, tried, "refitting layers"
-        )
+        winner, score, teacher = compete(context, whole, [*ways_of(context, best), *others], "refitting layers")
         local = None
         if winner.marks:
             spent = context.passes()
-            local, score = fit_locally(context, whole, winner, teacher, hold_edits(held), score)
+            local, score = fit_locally(context, whole, winner, teacher, score)
             local = replace(local, passes=round(context.passes() - spent, 2))
-        undo.pop_all()
+        held = undo.pop_all()
     record = Decisions(
         calibration=calibration.as_record(),
         criterion=winner.candidate.criterion,
         layers=winner.kept,
         evidence=evidence,
-        candidates=tuple(tried),
+        candidates=tuple(context.tried),
         healing=Healing(winner.candidate.attention, winner.candidate.later, score, local),
         decisions=tuple(winner.record),
         changed_tensors=len(winner.edits),
@@ -114,49 +110,45 @@ def calibrate(
     return CalibrationResult(winner.edits, record, held)
 
 
-def contest(context: CalibrationContext, held: ExitStack) -> tuple[list[Candidate], JsonObject, list[Tried]]:
-    """The candidates that remain after a trial on part of the data, the numbers behind them, and what was tried."""
+def contest(context: CalibrationContext) -> tuple[list[Candidate], JsonObject]:
+    """The candidates that remain after a trial on part of the data, and the numbers behind them."""
     if step := context.options.kept.get(CHOICE):
         context.go_on_from(step)
         said = step.record
         context.held_back += said["held_back"]
-        return [*map(Candidate.from_dict, said["chosen"])], said["evidence"], [*map(Tried.from_dict, said["tried"])]
+        context.tried += map(Tried.from_dict, said["tried"])
+        return [*map(Candidate.from_dict, said["chosen"])], said["evidence"]
     part = SampleView.of(context.calibration, TRIAL)
-    tried: list[Tried] = []
     chosen, evidence = choose(context, part)
     part, chosen = affordable(context, part, chosen)
     if len(chosen) > 1:
-        students = make_students(context, part, chosen, held)
+        students = make_students(context, part, chosen)
         teacher = run_candidates(context, part, students, f"trying {len(chosen)} sets of layers")
         room = after_trial(context, chosen)
-        chosen = finalists(race(context, part, students, teacher, tried, room), context.breaks_pattern)
-        chosen += best_of_stages(context, tried)
+        chosen = finalists(race(context, part, students, teacher, room), context.breaks_pattern)
+        chosen += best_of_stages(context)
         for student in students:
             student.edits.close()
-    contested = {"chosen": plain(chosen), "evidence": evidence, "tried": plain(tried)}
+    contested = {"chosen": plain(chosen), "evidence": evidence, "tried": plain(context.tried)}
     context.keep(CHOICE, {}, contested | {"held_back": context.held_back})
-    return chosen, evidence, tried
+    return chosen, evidence
 
 
-def best_of_stages(context: CalibrationContext, tried: Sequence[Tried]) -> list[Candidate]:
+def best_of_stages(context: CalibrationContext) -> list[Candidate]:
     """Where several stages lose layers, the best block of each together, which nobody has tried yet."""
-    scores = {one.kept: one.score.judged_by for one in tried if one.criterion.startswith("block")}
+    scores = {one.kept: one.score.judged_by for one in context.tried if one.criterion.startswith("block")}
     losing = [a.depth > b.depth for a, b in zip(context.plan.before.stages, context.plan.after.stages, strict=True)]
     if sum(losing) < 2 or not scores:
         return []
     kept = choose_layers.combine_stages(context.plan.before.spans, scores)
-    known = kept in [one.kept for one in tried]
-    return (
-        []
-        if known or drop_layers.explain_misplaced(context.source, kept)
-        else [Candidate(kept, "block of every stage")]
-    )
+    known = any(one.kept == kept for one in context.tried)
+    misplaced = known or drop_layers.explain_misplaced(context.source, kept)
+    return [] if misplaced else [Candidate(kept, "block of every stage")]
 
 
 def after_trial(context: CalibrationContext, chosen: Sequence[Candidate]) -> float:
     """Block-tokens that the trial may come to, so that any one of the sets can still be refitted on all data."""
-    whole = {part: getattr(context.calibration, part) for part in PARTS}
-    return context.most_closed - context.one_pass - max(context.cost(way, whole) for way in chosen)
+    return context.most_closed - context.one_pass - max(context.cost(way, context.samples) for way in chosen)
 
 
 def affordable(
@@ -168,7 +160,7 @@ def affordable(
     if len(chosen) < 2:
         return part, chosen
     room = after_trial(context, chosen) - context.work
-    sizes = {name: sum(map(tokens_of, getattr(context.calibration, name))) for name in PARTS}
+    sizes = {name: sum(map(tokens_of, context.samples[name])) for name in PARTS}
     for share in (None, *SMALLER):
         if share:
             part = SampleView.of(context.calibration, {name: share * min(TRIAL[name], sizes[name]) for name in PARTS})
@@ -193,9 +185,8 @@ def choose(context: CalibrationContext, view: SampleView) -> tuple[list[Candidat
     if before.depth == after.depth:
         return [Candidate(tuple(range(before.depth)), "all layers stay")], {}
     period = context.source.architecture.period
-    if context.options.keep is not None:
-        chosen, evidence = [Candidate(context.options.keep, "as listed")], {}
-    else:
+    chosen, evidence = [Candidate(context.method.kept or (), "as listed")], {}
+    if context.method.keep is None:
         chosen, evidence = list_candidates(context, view, groups_of(before, after, period))
     for candidate in chosen:
         drop_layers.check_kept(candidate.kept, before, after, period)
@@ -206,20 +197,15 @@ def list_candidates(
     context: CalibrationContext, view: SampleView, stages: list[Groups]
 ) -> tuple[list[Candidate], JsonObject]:
     """Candidates by the criterion, and the numbers behind them."""
-    before, after, criterion = context.plan.before, context.plan.after, context.options.criterion
-    batches, masks = view.batches["guard"], view.masks["guard"]
+    before, after, criterion = context.plan.before, context.plan.after, context.method.layers
+    looked = context.teacher, context.fill, view.batches["guard"], view.masks["guard"], stages
     if criterion in ("greedy", "leave-one-out"):
         with context.allow_extra_work():
-            kept, rounds = choose_layers.by_output(
-                context.teacher, context.fill, batches, masks, stages,
-                greedy=criterion == "greedy", say=context.say,
-            )  # fmt: skip
-        chosen = of_every_kind(drop_layers.kinds_of(context.source), [Candidate(kept, criterion)])
+            kept, rounds = choose_layers.by_output(*looked, greedy=criterion == "greedy", say=context.say)
+        chosen = of_every_kind(context.source, {criterion: kept})
         drop_layers.refuse_misplaced(context.source, context.plan.init, chosen[0].kept)
         return chosen, {"rounds": rounds}
-    evidence = choose_layers.measure_layers(
-        context.teacher, context.fill, batches, masks, stages, view.answers["guard"]
-    )
+    evidence = choose_layers.measure_layers(*looked, view.answers["guard"])
     sets = {
         "angular": choose_layers.by_angle(evidence),
         "angular, second": choose_layers.by_angle(evidence, rank=1),
@@ -232,21 +218,27 @@ def list_candidates(
         sets |= choose_layers.blocks(evidence)
         if context.pattern and (near := sets["angular"] or evenly_per_stage(before, after)):
             sets["pattern"] = context.pattern.near(near, before.depth)
-    every = of_every_kind(drop_layers.kinds_of(context.source), candidates(criterion, sets))
-    every = [c for c in every if not (c.criterion.startswith("pattern") and context.breaks_pattern(c.kept))]
-    candidates_left = [c for c in every if not drop_layers.explain_misplaced(context.source, c.kept)]
-    if not candidates_left:
+    else:
+        sets = {criterion: sets[criterion]}
+    every = [
+        candidate
+        for candidate in of_every_kind(context.source, sets)
+        if not (candidate.criterion.startswith("pattern") and context.breaks_pattern(candidate.kept))
+        and not drop_layers.explain_misplaced(context.source, candidate.kept)
+    ]
+    if not every:
         raise UsageError(f"Layers cannot be chosen by '{criterion}' here.", "Use --method auto.")
-    return candidates_left, evidence.as_dict()
+    return every, evidence.as_dict()
 
 
-def of_every_kind(kinds: Sequence[drop_layers.Kind], chosen: Sequence[Candidate]) -> list[Candidate]:
-    """The candidates, each with one layer of every kind where that is possible; each set once."""
-    by_layers: dict[tuple[int, ...], Candidate] = {}
-    for one in chosen:
-        kept = drop_layers.with_every_kind(kinds, one.kept)
-        named = one.criterion if kept == one.kept else one.criterion + drop_layers.OF_EVERY_KIND
-        by_layers.setdefault(kept, Candidate(kept, named))
+def of_every_kind(source: Source, sets: Mapping[str, tuple[int, ...] | None]) -> list[Candidate]:
+    """The sets of layers by their names, with one layer of every kind where that is possible; each set once."""
+    kinds, by_layers = drop_layers.kinds_of(source), {}
+    for name, listed in sets.items():
+        if listed:
+            kept = drop_layers.with_every_kind(kinds, listed)
+            named = name if kept == listed else name + drop_layers.OF_EVERY_KIND
+            by_layers.setdefault(kept, Candidate(kept, named))
     return list(by_layers.values())
 
 
@@ -254,12 +246,12 @@ def ways_of(context: CalibrationContext, best: Candidate) -> list[Candidate]:
     """The ways of healing to try. Behind a post-norm only layers that take over something are refitted."""
     if not context.heals or context.source.architecture.norm != "pre":
         return [best]
-    every = ways(best)
-    if context.options.grows and best.kept != tuple(range(context.plan.before.depth)):
-        return [way for way in every if not way.later]  # the local fit does what refits of later layers do, and more
-    if all(is_near(context.plan, i) for i in best.kept):  # every layer is healed in any case
-        every = [way for way in every if not way.later]
-    return every
+    attention = replace(best, attention=True)
+    # Later layers, which cost most, are refitted only together with the attention at the cuts, whose refit the block's
+    # guard has kept or refused. A local fit does what they do, and more; where the plan changes all, all are healed.
+    grows = context.method.grows and best.kept != tuple(range(context.plan.before.depth))
+    later = [] if grows or all(is_near(context.plan, i) for i in best.kept) else [replace(attention, later=True)]
+    return [best, attention, *later]
 
 
 def finalists(left: list[tuple[CandidateModel, float]], breaks: Callable[[Sequence[int]], bool]) -> list[Candidate]:
@@ -275,12 +267,7 @@ def finalists(left: list[tuple[CandidateModel, float]], breaks: Callable[[Sequen
 
 
 def compete(
-    context: CalibrationContext,
-    view: SampleView,
-    chosen: list[Candidate],
-    held: ExitStack,
-    tried: list[Tried],
-    title: str,
+    context: CalibrationContext, view: SampleView, chosen: list[Candidate], title: str
 ) -> tuple[CandidateModel, GuardScore, Stream]:
     """Carry out the candidates side by side, as many as the bound on passes has room for. The best on the guard stays,
     with its score and the teacher's stream of the guard behind the last block; the changes of the others are let go.
@@ -293,10 +280,10 @@ def compete(
             f"{left_out} of {len(chosen)} sets and ways of healing were not carried out on all data"
         )
     chosen = [chosen[i] for i in begun]
-    students = make_students(context, view, chosen, held)
+    students = make_students(context, view, chosen)
     teacher = run_candidates(context, view, students, title)
     scores = judge(context, view, teacher, [s.streams["guard"] for s in students])
-    tried += [s.candidate.as_tried(score, view.seen) for s, score in zip(students, scores, strict=True)]
+    context.tried += [s.candidate.as_tried(score, view.seen) for s, score in zip(students, scores, strict=True)]
     costs = [(context.breaks_pattern(student.kept), len(student.marks)) for student in students]
     best = best_of([score.judged_by for score in scores], costs)
     for i, student in enumerate(students):
@@ -315,11 +302,9 @@ def best_of(scores: Sequence[float], costs: Sequence[tuple[bool, int]]) -> int:
     return min(close, key=lambda i: (costs[i], scores[i], i))
 
 
-def make_students(
-    context: CalibrationContext, view: SampleView, chosen: list[Candidate], held: ExitStack
-) -> list[CandidateModel]:
+def make_students(context: CalibrationContext, view: SampleView, chosen: list[Candidate]) -> list[CandidateModel]:
     """A student for every candidate."""
-    return [CandidateModel(context, view, candidate, hold_edits(held), i) for i, candidate in enumerate(chosen)]
+    return [CandidateModel(context, view, candidate, i) for i, candidate in enumerate(chosen)]
 
 
 def run_candidates(context: CalibrationContext, view: SampleView, students: list[CandidateModel], title: str) -> Stream:
@@ -370,41 +355,24 @@ def calibrate_safely(
         f"With so few samples of yours the cut is made {1 + len(tried)} times at most: on what the model makes, "
         "on yours, and on yours with more and more of the others."
     )
-    outcome = calibrate_once(plan, with_own(calibration, None, alone=True), options, say, "own")
-    outcome.close()
-    spent = tokens_spent(outcome)
-    reach, steps = own_score(outcome), []
-    for number, rows in enumerate(tried):
-        mix = with_own(calibration, rows)
-        outcome = calibrate_once(plan, mix, options, say, f"mix-{rows}")
-        spent += tokens_spent(outcome)
-        off = own_score(outcome)
-        steps.append(MixTrial(rows, off))
-        safe = off <= SAFE * reach
-        say(f"  {rows} own samples mixed in: off by {off:.4f} on such samples ({reach:.4f} where they alone count)")
-        if safe or number == len(tried) - 1:
-            break
+    spent, reach, steps = 0.0, None, []
+    for rows in (None, *tried):
+        mix = with_own(calibration, rows, alone=rows is None)
+        kept = options.kept.inside("own" if rows is None else f"mix-{rows}")
+        outcome = calibrate(plan, mix, replace(options, kept=kept), say)
+        spent += outcome.record.passes * outcome.record.tokens
+        off = outcome.record.healing.score.by_source[-1]  # on the guard of the model's own samples, which come last
+        if rows is None:
+            reach = off
+        else:
+            steps.append(MixTrial(rows, off))
+            say(f"  {rows} own samples mixed in: off by {off:.4f} on such samples ({reach:.4f} where they alone count)")
+            if (safe := off <= SAFE * reach) or rows == tried[-1]:
+                break
         outcome.close()
     told = MixDecision(reach, tuple(steps), safe)
     passes = round(spent / outcome.record.tokens, 2)  # of all cuts, over the samples of this one
     return replace(outcome, record=replace(outcome.record, passes=passes, mixing=told)), mix
-
-
-def calibrate_once(
-    plan: Plan, data: Calibration, options: CalibrationOptions, say: Say, name: str
-) -> CalibrationResult:
-    """One of the cuts, with steps of its own."""
-    return calibrate(plan, data, replace(options, kept=options.kept.inside(name)), say)
-
-
-def tokens_spent(outcome: CalibrationResult) -> float:
-    """Tokens that a cut has taken through the source."""
-    return outcome.record.passes * outcome.record.tokens
-
-
-def own_score(outcome: CalibrationResult) -> float:
-    """How far the result is from the source on the guard of the model's own samples, which come last."""
-    return outcome.record.healing.score.by_source[-1]
 
 
 def amounts(given: int, most: int) -> list[int]:

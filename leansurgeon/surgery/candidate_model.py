@@ -19,11 +19,11 @@ from leansurgeon.checkpoints.blockwise.stream import Stream
 from leansurgeon.checkpoints.recorded.decided import MadeLayer, Split, Trim
 from leansurgeon.checkpoints.weights import Arrays
 from leansurgeon.surgery import canonical, probes, refit_block, split_heads, trim_units
-from leansurgeon.surgery.candidates import Candidate, behind_gap, course, divides_heads, ends, marks, stages_of
+from leansurgeon.surgery.candidates import Candidate, NewLayer, course, divides_heads, last_made, marks, stages_of
 from leansurgeon.surgery.context import CalibrationContext, SampleView, TeacherOutputs
 from leansurgeon.surgery.probes import check_finite, closing_norm, weight_of
-from leansurgeon.surgery.refit_block import BlockFit, HealResult, Norm, Samples
-from leansurgeon.surgery.resume import Edits, Step
+from leansurgeon.surgery.refit_block import BlockFit, HealResult, Samples
+from leansurgeon.surgery.resume import Step
 from leansurgeon.surgery.transfer import Transfer
 
 RIDGES = (1e-3, 1e-2, 0.1, 1.0)
@@ -33,36 +33,28 @@ RIDGE = 0.1  # of the refit of W_o behind split heads
 class CandidateModel:
     """One candidate on its way: which layers it keeps, its hidden states, its changed tensors."""
 
-    def __init__(
-        self, context: CalibrationContext, view: SampleView, candidate: Candidate, edits: Edits, number: int = 0
-    ) -> None:
+    def __init__(self, context: CalibrationContext, view: SampleView, candidate: Candidate, number: int) -> None:
         self.context, self.view = context, view
         self.name = f"candidate-{number}" if view.seen == "all" else None  # of its steps that are kept
-        self.candidate, self.kept, self.edits = candidate, candidate.kept, edits
+        self.candidate, self.kept, self.edits = candidate, candidate.kept, context.new_edits()
         self.skeleton = context.result(self.kept)
         self.streams = view.streams(self.skeleton)
-        plan = replace(context.plan, layers=self.kept)
-        self.transfer = Transfer(plan)
+        self.transfer = Transfer(replace(context.plan, layers=self.kept))
         self.outs = {out.name: out for out in self.transfer.tensors()}
-        self.names: dict[int | None, list[str]] = {}
-        for name in self.outs:
-            layer = self.skeleton.layer_of(self.skeleton.bare(name))
-            self.names.setdefault(layer, []).append(name)
+        self.result = self.transfer.plan.result
         self.at = 0
         self.waiting: tuple[int, Stream] | None = None  # pieces of the guard that others go before, and where they are
         self.cut = False  # whether layers went before here
         self.faithful = True  # its hidden states are the teacher's
         self.record: list[MadeLayer] = []
-        self.ends = ends(self.kept, plan.before)
-        self.behind_gap = behind_gap(self.kept, plan.before)
-        self.cuts, self.near, self.last_healed = course(self.kept, plan, later=candidate.later)
-        grows = context.options.grows and view.seen == "all"
-        self.marks = marks(self.kept, plan) if grows else []
+        self.layers = course(self.kept, context.plan)
+        self.last_healed = last_made(self.layers, later=candidate.later)
+        self.marks = marks(self.kept, context.plan) if context.method.grows and view.seen == "all" else []
 
     @property
     def until(self) -> int | None:
         """The source layer behind which the next new layer stands."""
-        return self.ends[self.at] if self.at < len(self.kept) else None
+        return self.layers[self.at].until if self.at < len(self.layers) else None
 
     @property
     def behind(self) -> int:
@@ -71,21 +63,19 @@ class CandidateModel:
 
     def tensors(self, layer: int) -> Arrays:
         """The tensors of a new layer as `transfer.apply` would write them without calibration."""
-        return {name: self.outs[name].float32() for name in self.names[layer]}
+        return {spec.name: self.outs[spec.name].float32() for spec in self.result.by_layer[layer]}
 
     def take(self, teacher: TeacherOutputs) -> None:
         """Make the next new layer; `teacher` is what the teacher shows at the last layer that it stands for."""
-        kept = self.kept[self.at]
-        if kept in self.behind_gap:
-            self.faithful = False
-        cut, near = self.cuts[self.at], self.near[self.at]
+        new = self.layers[self.at]
+        self.faithful &= not new.gap
         self.mark(teacher)
-        self.cut |= cut
-        if self.faithful and not cut and not near:
+        self.cut |= new.cut
+        if self.faithful and not new.changed:
             outputs = teacher.outputs  # nothing has changed what this layer computes
             self.keep_split()
         elif self.makes:
-            outputs = self.heal(teacher, kept, cut, near)
+            outputs = self.heal(teacher, new)
         else:
             outputs = self.pass_source_through()
             self.keep_split()
@@ -101,8 +91,16 @@ class CandidateModel:
     @property
     def makes(self) -> bool:
         """Whether the next layer is made, or passed through where it changes its input."""
-        cut, near = self.cuts[self.at], self.near[self.at]
-        return cut or near or self.heals(cut, near)
+        return self.layers[self.at].changed or self.heals
+
+    @property
+    def heals(self) -> bool:
+        """Whether the next layer is refitted. Behind a post-norm there is nothing to refit, unless the block takes over
+        others.
+        """
+        new, pre_norm = self.layers[self.at], self.context.source.architecture.norm == "pre"
+        asked = new.changed or (self.cut and self.candidate.later)
+        return self.context.method.refits and asked and (new.cut or pre_norm)
 
     def wait(self) -> None:
         """Only the first piece of the guard goes on."""
@@ -136,7 +134,7 @@ class CandidateModel:
         check_finite(outputs["guard"], f"behind new layer {self.at}")
         return outputs
 
-    def heal(self, teacher: TeacherOutputs, kept: int, cut: bool, near: bool) -> Mapping[str, list[Tensor]]:
+    def heal(self, teacher: TeacherOutputs, new: NewLayer) -> Mapping[str, list[Tensor]]:
         """Make and refit the next layer, or take what an interrupted cut has made; what it gives by part."""
         step_name = f"{self.name}-layer-{self.at}"
         if self.name and (step := self.context.options.kept.get(step_name)):
@@ -152,13 +150,12 @@ class CandidateModel:
         }
         exact = self.view.seen == "all" and self.context.is_exact
         site = BlockFit(self.at, samples["fit"], samples["guard"], exact=exact)
-        decided = MadeLayer(self.at, kept, teacher.layer)
-        if near:
-            decided = replace(decided, **self.make(teacher, site, kept))
-        healed = self.heals(cut, near)
+        decided = MadeLayer(self.at, new.kept, teacher.layer)
+        if new.near:
+            decided = replace(decided, **self.make(teacher, site, new.kept))
         guard = None  # what the block gives of the guard, once that is known
-        if healed:
-            refitted = self.refit(teacher, site, cut, near)
+        if self.heals:
+            refitted = self.refit(teacher, site, new)
             before = refit_block.error(site, site.guard) if refitted is None else refitted.before
             told = "no linear way to the output" if refitted is None else refitted.record
             decided = replace(decided, error_before=round(before, 6), refit=told)
@@ -172,7 +169,7 @@ class CandidateModel:
         self.skeleton.empty(self.at)
         self.record.append(decided)
         if self.name:
-            changed = {tensor: self.edits[tensor] for tensor in self.names[self.at] if tensor in self.edits}
+            changed = {tensor: self.edits[tensor] for tensor in plain if tensor in self.edits}
             self.context.keep(step_name, changed, decided.as_dict())
         return outputs
 
@@ -196,23 +193,14 @@ class CandidateModel:
         self.context.go_on_from(step)
         return outputs
 
-    def heals(self, cut: bool, near: bool) -> bool:
-        """Whether the next layer is refitted. Behind a post-norm there is nothing to refit, unless the block takes over
-        others.
-        """
-        way = cut or self.context.source.architecture.norm == "pre"
-        return self.context.options.refits and way and (cut or near or (self.cut and self.candidate.later))
-
-    def refit(self, teacher: TeacherOutputs, site: BlockFit, cut: bool, near: bool) -> HealResult | None:
+    def refit(self, teacher: TeacherOutputs, site: BlockFit, new: NewLayer) -> HealResult | None:
         """Refit the linear maps of a pre-norm block, else its closing norm after a cut; None where neither was done."""
-        healed = refit_block.heal_pre_norm(site, attention=(cut or near) and self.candidate.attention)
-        if healed is not None or not cut:
+        healed = refit_block.heal_pre_norm(site, attention=new.changed and self.candidate.attention)
+        if healed is not None or not new.cut:
             return healed
         stream, layer = teacher.streams["guard"], teacher.layer  # the teacher's block, which is filled
         closing = closing_norm(stream.skeleton.block(layer), lambda: stream.call(0, stream.hidden[0], layer))
-        if closing is None:
-            return None
-        return refit_block.absorb(replace(site, ridges=refit_block.POST_RIDGES), Norm.of(closing))
+        return None if closing is None else refit_block.absorb(site, closing)
 
     def make(self, teacher: TeacherOutputs, site: BlockFit, kept: int) -> dict[str, Split | Trim]:
         """Fill the block with what becomes of source layer `kept`; what was decided. The source's block is filled in a
@@ -253,9 +241,9 @@ class CandidateModel:
 
     def keep_split(self) -> None:
         """Keep the exact heads of another size of a layer that is not healed."""
-        for name in self.names[self.at]:
-            if name in self.transfer.split:
-                self.edits.put(name, self.transfer.split[name])
+        for spec in self.result.by_layer[self.at]:
+            if spec.name in self.transfer.split:
+                self.edits.put(spec.name, self.transfer.split[spec.name])
 
 
 def digest(values: np.ndarray) -> bytes:
@@ -317,29 +305,22 @@ def split(
     """
     source, plan = context.source, context.plan
     before, after = stages_of(plan, kept)
-    attention = canonical.unpack(canonical.of_attention(context.by_layer[kept]), before, source.weights.float32)
-    made, note = split_heads.activation_aware(
-        attention,
-        attention_inputs(work),
+    skeleton, hidden = work.fit.stream.skeleton, work.fit.hidden
+    reads = next(m[0] for role in ("q", "qkv", "qk") if (m := skeleton.of_role(kept, role)))
+    inputs = [probes.capture_input(reads, lambda b=b: work.run(work.fit, b)).cpu() for b in range(len(hidden))]
+    goals = None
+    if teacher.layer == kept:
+        states = zip(teacher.attention, teacher.streams["fit"].hidden, hidden, strict=True)
+        goals = [gave.cpu() + wanted.cpu() - student.cpu() for gave, wanted, student in states]
+    made, numbers = split_heads.activation_aware(
+        canonical.unpack(canonical.of_attention(context.by_layer[kept]), before, source.weights.float32),
+        inputs,
         work.fit.masks,
         after,
         causal=context.causal,
-        targets_BTW=attention_goals(teacher, work) if teacher.layer == kept else None,
+        targets_BTW=goals,
         score_scale=canonical.score_scale(source, before),
         gain=canonical.score_gain(source, before, after),
-        ridge=RIDGE if context.options.refits else None,
+        ridge=RIDGE if context.method.refits else None,
     )
-    return canonical.pack(made, canonical.of_attention(plan.target.by_layer[new])), Split(**note)
-
-
-def attention_inputs(work: BlockFit) -> list[Tensor]:
-    """What the attention of the source's block reads, on the student's hidden states."""
-    skeleton = work.fit.stream.skeleton
-    module = next(m[0] for role in ("q", "qkv", "qk") if (m := skeleton.of_role(work.layer, role)))
-    return [probes.capture_input(module, lambda b=b: work.run(work.fit, b)).cpu() for b in range(len(work.fit))]
-
-
-def attention_goals(teacher: TeacherOutputs, work: BlockFit) -> list[Tensor]:
-    """What the attention would have to give so that the student stands behind it where the teacher stands."""
-    states = zip(teacher.attention, teacher.streams["fit"].hidden, work.fit.hidden, strict=True)
-    return [gave.cpu() + wanted.cpu() - student.cpu() for gave, wanted, student in states]
+    return canonical.pack(made, canonical.of_attention(plan.target.by_layer[new])), numbers

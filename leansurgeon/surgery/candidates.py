@@ -7,16 +7,17 @@ refitted before the MLP's at the cuts, and the MLP's output refitted in all laye
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import NamedTuple
 
 from torch import Tensor
 
 from leansurgeon.checkpoints.blockwise.stream import Stream
 from leansurgeon.checkpoints.recorded.decided import GuardScore, Tried
 from leansurgeon.checkpoints.recorded.part import Recorded
-from leansurgeon.shape import Shape, Stage
+from leansurgeon.shape import Stage
 from leansurgeon.surgery.local_fit import PHASES, Phase
 from leansurgeon.surgery.operators import SHORT
 from leansurgeon.surgery.planning import Plan
@@ -37,22 +38,6 @@ class Candidate(Recorded):
     def as_tried(self, score: GuardScore, data: str, *, left_out: bool = False) -> Tried:
         """The candidate as the record has it, with its score on `data`."""
         return Tried(self.kept, self.criterion, self.attention, self.later, score, left_out=left_out, data=data)
-
-
-def candidates(criterion: str, kept: Mapping[str, tuple[int, ...] | None]) -> list[Candidate]:
-    """The sets of layers of a criterion; of `auto` all, each set once."""
-    by_layers: dict[tuple[int, ...], Candidate] = {}
-    for name, layers in kept.items():
-        if layers and (criterion == "auto" or name == criterion):
-            by_layers.setdefault(layers, Candidate(layers, name))
-    return list(by_layers.values())
-
-
-def ways(best: Candidate) -> list[Candidate]:
-    """Ways of healing one set of layers. Later layers, which cost most, are refitted only together with the attention
-    at the cuts, whose refit the block's guard has kept or refused.
-    """
-    return [best, replace(best, attention=True), replace(best, attention=True, later=True)]
 
 
 # -- what a plan changes at which layer -------------------------------------------------------------
@@ -76,33 +61,43 @@ def divides_heads(plan: Plan, layer: int) -> bool:
     return after.head_dim < before.head_dim and plan.init == "transfer"
 
 
-def behind_gap(kept: tuple[int, ...], before: Shape) -> set[int]:
-    """The kept layers that are the first of their stage in the result and not in the source: no kept layer stands
-    before the gap that could take over what went, so these have to.
+class NewLayer(NamedTuple):
+    """A layer of a result, made of source layer `kept`; it stands for all up to `until`. `gap`: it is the first of its
+    stage and the source's first is gone, so it has to take over what went before it. `near`: the plan changes what it
+    computes.
     """
-    firsts = [(stage.start, next((i for i in kept if i in stage), stage.start)) for stage in before.spans]
-    return {first for start, first in firsts if first > start}
+
+    kept: int
+    until: int
+    gap: bool
+    near: bool
+
+    @property
+    def cut(self) -> bool:
+        """Whether it stands for other source layers, too."""
+        return self.gap or self.until > self.kept
+
+    @property
+    def changed(self) -> bool:
+        """Whether it has to do something else than its source layer."""
+        return self.cut or self.near
 
 
-def course(kept: tuple[int, ...], plan: Plan, *, later: bool) -> tuple[list[bool], list[bool], int]:
-    """Of every new layer whether it stands for more than its own source layer, or behind a gap, and whether the plan
-    changes what it computes; and the last that is made or refitted (-1: none), where `later` ones are, too.
-    """
-    gaps, near = behind_gap(kept, plan.before), [is_near(plan, layer) for layer in kept]
-    cuts = [end != layer or layer in gaps for layer, end in zip(kept, ends(kept, plan.before), strict=True)]
-    changed = [j for j in range(len(kept)) if cuts[j] or near[j]]
-    return cuts, near, len(kept) - 1 if changed and later else max(changed, default=-1)
-
-
-def ends(kept: tuple[int, ...], before: Shape) -> list[int]:
-    """For every kept layer the last source layer that it stands for: the one before the next kept, or the end of its
-    stage.
-    """
-    last = []
-    for stage in before.spans:
+def course(kept: Sequence[int], plan: Plan) -> list[NewLayer]:
+    """The layers of a result in order."""
+    layers: list[NewLayer] = []
+    for stage in plan.before.spans:
         here = [i for i in kept if i in stage]
-        last += [following - 1 for following in [*here[1:], stage.stop]] if here else []
-    return last
+        for layer, following in pairwise([*here, stage.stop]):
+            gap = layer == here[0] > stage.start
+            layers.append(NewLayer(layer, following - 1, gap, is_near(plan, layer)))
+    return layers
+
+
+def last_made(layers: Sequence[NewLayer], *, later: bool) -> int:
+    """The last new layer that is made or refitted (-1: none), where `later` ones are, too."""
+    last = max((j for j, new in enumerate(layers) if new.changed), default=-1)
+    return len(layers) - 1 if later and last >= 0 else last
 
 
 # -- where a local fit may help ----------------------------------------------------------------------
@@ -125,7 +120,7 @@ def marks(kept: tuple[int, ...], plan: Plan) -> list[CutMark]:
     """The cuts of a candidate. A span reaches no other cut and no other stage. Where a short stage has several cuts,
     what is behind the first is one more span; where its heads were divided, all of it.
     """
-    cuts = [j for j, is_cut in enumerate(course(kept, plan, later=False)[0]) if is_cut]
+    cuts = [j for j, new in enumerate(course(kept, plan)) if new.cut]
     all_marks: list[CutMark] = []
     for stage in plan.after.spans:
         here = [j for j in cuts if j in stage]

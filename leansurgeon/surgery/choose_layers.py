@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations, product
 from math import pi
 
 import torch
@@ -126,9 +127,8 @@ def by_influence(evidence: Evidence) -> tuple[int, ...]:
     """Keep the most influential layers."""
     gone: set[int] = set()
     for groups in evidence.stages:
-        cost = {g: sum(evidence.influence[i] for i in g) for g in groups.all}
-        for group in sorted(cost, key=lambda g: (cost[g], g))[: groups.lost]:
-            gone.update(group)
+        least = sorted(groups.all, key=lambda g: (sum(evidence.influence[i] for i in g), g))
+        gone.update(*least[: groups.lost])
     return without(evidence.stages, gone)
 
 
@@ -141,18 +141,13 @@ def by_angle(evidence: Evidence, blocks: int = 1, rank: int = 0) -> tuple[int, .
     """
     gone: set[int] = set()
     for groups in evidence.stages:
-        n = groups.lost
-        if not n:
+        if groups.lost == 0:
             continue
-        if blocks > 1 and n < 2:
+        places = list_places(evidence, groups, blocks)
+        places = [place for place in places if groups.stage.start not in place] or places
+        if rank >= len(places):
             return None
-        sizes = [size * groups.period for size in ([n] if blocks == 1 else [n // 2, n - n // 2])]
-        ordered = sorted((cost, starts) for starts, cost in placings(evidence, groups, sizes))
-        later = [p for p in ordered if min(p[1]) > groups.stage.start] or ordered
-        if rank >= len(later):
-            return None
-        for start, size in zip(later[rank][1], sizes, strict=True):
-            gone.update(range(start, start + size))
+        gone.update(places[rank])
     return without(evidence.stages, gone)
 
 
@@ -165,23 +160,20 @@ def blocks(evidence: Evidence, most: int = BLOCKS) -> Mapping[str, tuple[int, ..
     A block that begins with the first layer of its stage is none of them: no layer of the stage stands before it that
     could be refitted to make up for it.
     """
-    losing = [(groups, groups.lost * groups.period) for groups in evidence.stages if groups.lost]
-    ordered = [
-        sorted((cost, start) for (start,), cost in placings(evidence, groups, [n]) if start > groups.stage.start)
-        for groups, n in losing
+    losing = [
+        [place for place in list_places(evidence, groups) if groups.stage.start not in place]
+        for groups in evidence.stages
+        if groups.lost
     ]
-    if not all(ordered):
+    if not all(losing):
         return {}
-    smallest = [set(range(starts[0][1], starts[0][1] + n)) for starts, (_, n) in zip(ordered, losing, strict=True)]
     by_name: dict[str, tuple[int, ...]] = {}
-    for rank in range(max(map(len, ordered), default=0)):
-        for number, (starts, (_, n)) in enumerate(zip(ordered, losing, strict=True)):
-            if rank < len(starts) and len(by_name) < most:
-                start = starts[rank][1]
-                others = set().union(*(gone for i, gone in enumerate(smallest) if i != number))
-                by_name[f"block {start}-{start + n - 1}"] = without(
-                    evidence.stages, others | set(range(start, start + n))
-                )
+    for rank in range(max(map(len, losing), default=0)):
+        for places in losing:
+            if rank < len(places) and len(by_name) < most:
+                here = places[rank]
+                others = {layer for other in losing if other is not places for layer in other[0]}
+                by_name[f"block {here[0]}-{here[-1]}"] = without(evidence.stages, others | set(here))
     return by_name
 
 
@@ -202,17 +194,16 @@ def combine_stages(stages: Sequence[range], tried: Mapping[tuple[int, ...], floa
     return tuple(best)
 
 
-def placings(evidence: Evidence, groups: Groups, sizes: list[int]) -> list[tuple[tuple[int, ...], float]]:
-    """Places of blocks of these sizes in a stage, with the sum of their angles."""
+def list_places(evidence: Evidence, groups: Groups, blocks: int = 1) -> list[tuple[int, ...]]:
+    """The layers that a stage loses in one block, or in two of half the size with a layer between them, the smallest
+    (sum of) angles first.
+    """
+    sizes = [n * groups.period for n in ([groups.lost] if blocks == 1 else [groups.lost // 2, -(-groups.lost // 2)])]
     starts = [[group[0] for group in groups.all if (group[0], size) in evidence.angle] for size in sizes]
-    if len(sizes) == 1:
-        return [((i,), evidence.angle[i, sizes[0]]) for i in starts[0]]
-    return [
-        ((i, j), evidence.angle[i, sizes[0]] + evidence.angle[j, sizes[1]])
-        for i in starts[0]
-        for j in starts[1]
-        if i + sizes[0] < j or j + sizes[1] < i
-    ]
+    places = [[range(start, start + size) for start, size in zip(at, sizes, strict=True)] for at in product(*starts)]
+    apart = [p for p in places if all(a.stop < b.start or b.stop < a.start for a, b in combinations(p, 2))]
+    ordered = sorted(apart, key=lambda p: (sum(evidence.angle[r.start, len(r)] for r in p), [r.start for r in p]))
+    return [tuple(layer for block in place for layer in block) for place in ordered]
 
 
 # -- by the model's output ------------------------------------------------------------------------

@@ -5,7 +5,7 @@ blocks are filled into, and the sample data that is looked at. Imports torch.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TypeAlias
@@ -18,20 +18,21 @@ from leansurgeon.architectures.base import Architecture, Config, TensorSpec
 from leansurgeon.checkpoints.blockwise.skeleton import Skeleton
 from leansurgeon.checkpoints.blockwise.stream import Stream
 from leansurgeon.checkpoints.kind import body_class, class_name
+from leansurgeon.checkpoints.publish.durable import scratch
+from leansurgeon.checkpoints.recorded.decided import Tried
 from leansurgeon.checkpoints.weights import Arrays
 from leansurgeon.errors import UnsupportedModel
-from leansurgeon.measure.costs.precision import NARROW, has_bf16
 from leansurgeon.measure.data.batches import Batch, in_pieces, rows_of, some, some_rows, tokens_of
 from leansurgeon.measure.data.calibration import Calibration
 from leansurgeon.progress import Say, silent
 from leansurgeon.reading.jsonfile import JsonObject
-from leansurgeon.surgery.budget import LEAST, Budget, Effort, Tokens, cost
+from leansurgeon.surgery.budget import LEAST, Budget, Effort, cost
 from leansurgeon.surgery.candidates import Candidate, is_near, stages_of
 from leansurgeon.surgery.local_fit import products
 from leansurgeon.surgery.next_steps import LayerPattern, pattern_of
 from leansurgeon.surgery.planning import Plan
 from leansurgeon.surgery.probes import flat, relative_error
-from leansurgeon.surgery.resume import ResumeState, Step
+from leansurgeon.surgery.resume import Edits, ResumeState, Step
 
 PARTS = ("fit", "guard")
 STREAMS, SHARE = 16, 0.3  # times all hidden states are at hand, and which share of a GPU's memory they may take
@@ -44,29 +45,11 @@ Streams: TypeAlias = dict[str, Stream]  # by part of the samples
 
 @dataclass(frozen=True)
 class CalibrationOptions:
-    """How to calibrate. `criterion` chooses layers (`auto` tries several and takes the best after its refit), `keep`
-    names them; `heal` is `none`, `closed` (refits) or `local` (then a growing local fit around the cuts, of at most
-    `heal_time` seconds); `kept` is where finished steps go.
-    `budget` bounds the passes.
-    """
+    """Where a plan is calibrated, where finished steps go (`kept`), and what bounds the passes."""
 
-    criterion: str = "auto"
-    keep: tuple[int, ...] | None = None
-    heal: str = "closed"
     device: str = "cpu"
-    heal_time: float | None = None
     kept: ResumeState = field(default_factory=ResumeState)
     budget: Budget = field(default_factory=Budget)
-
-    @property
-    def refits(self) -> bool:
-        """Whether weights are refitted after a cut."""
-        return self.heal != "none"
-
-    @property
-    def grows(self) -> bool:
-        """Whether blocks are trained locally after the refit."""
-        return self.heal == "local"
 
 
 @dataclass(frozen=True)
@@ -118,12 +101,22 @@ class CalibrationContext:
     """
 
     def __init__(
-        self, plan: Plan, calibration: Calibration, options: CalibrationOptions | None = None, say: Say = silent
+        self,
+        plan: Plan,
+        calibration: Calibration,
+        options: CalibrationOptions | None = None,
+        say: Say = silent,
+        held: ExitStack | None = None,
     ) -> None:
-        self.plan, self.source, self.target = plan, plan.source, plan.target
+        """`held`: how long changed tensors lie on disk."""
+        self.plan, self.method, self.source, self.target = plan, plan.method, plan.source, plan.target
         if self.source.weights is None:
             raise UnsupportedModel(f"{self.source.name} has no weights, so there is nothing to calibrate.")
         self.calibration, self.options, self.say = calibration, options or CalibrationOptions(), say
+        self.samples = {part: getattr(calibration, part) for part in PARTS}
+        self.held = held or ExitStack()
+        self.tried: list[Tried] = []  # candidates with their scores
+        self.skeletons: list[Skeleton] = []  # all, whose work counts
         self.earlier = 0.0  # block-tokens that an interrupted cut had done before its last step that was taken over
         self.taken = 0  # such steps
         self.asked_for = 0.0  # block-tokens of what the user named, beside the bounds
@@ -149,7 +142,12 @@ class CalibrationContext:
             config = config | {"architectures": [used]}
         skeleton = Skeleton(config, architecture, self.device)
         skeleton.home, skeleton.cast = self.home, lambda: self.cast()
+        self.skeletons.append(skeleton)
         return skeleton
+
+    def new_edits(self) -> Edits:
+        """No changed tensors yet, in a folder of their own."""
+        return Edits(self.held.enter_context(scratch()))
 
     @cached_property
     def home(self) -> torch.device:
@@ -157,8 +155,7 @@ class CalibrationContext:
         if self.device.type != "cuda":
             return self.device
         width = max(stage.width for stage in self.plan.before.stages)
-        batches = [batch for part in PARTS for batch in getattr(self.calibration, part)]
-        size = 4 * width * sum(tokens_of(batch) for batch in batches)
+        size = 4 * width * sum(tokens_of(batch) for batches in self.samples.values() for batch in batches)
         room = torch.cuda.get_device_properties(self.device).total_memory
         return self.device if STREAMS * size < SHARE * room else torch.device("cpu")
 
@@ -175,53 +172,46 @@ class CalibrationContext:
         """Products in bf16 from now on where the device has them and the guard agrees: on a GPU in every cut, on a CPU
         where layers go, which loses a hundred times what rounding does.
         """
-        if (self.device.type == "cuda" or self.plan.before.depth != self.plan.after.depth) and self.bf16:
-            self.cast = products(NARROW, self.device.type)
+        if self.device.type == "cuda" or self.plan.before.depth != self.plan.after.depth:
+            cast = products(max(stage.width for stage in self.plan.before.stages), self.device.type)
+            if cast is not nullcontext and self.disagreement(cast) < AGREES:
+                self.cast = cast
 
     @property
     def is_exact(self) -> bool:
         """Whether sums are worth float64: hidden states are not rounded, and the device is no slower in it."""
         return self.cast is nullcontext and self.device.type == "cpu"
 
-    @cached_property
-    def bf16(self) -> bool:
-        """Whether the source gives nearly the same on the first guard samples with products in bf16, where the device
-        is faster with them.
-        """
-        width = max(stage.width for stage in self.plan.before.stages)
-        if width < NARROW or not has_bf16(self.device.type):
-            return False
+    def disagreement(self, cast: Callable[[], AbstractContextManager]) -> float:
+        """Relative error of the source's last hidden states on the first guard samples with products taken so."""
         batch = self.calibration.guard[0]
         plain, rounded = (Stream(self.teacher, [batch]) for _ in range(2))
         for layer in range(self.teacher.depth):
             self.fill(layer)
             plain.advance(plain.run())
-            self.cast = products(width, self.device.type)
+            self.cast = cast
             rounded.advance(rounded.run())
             self.cast = nullcontext
             self.teacher.empty(layer)
         mask = self.calibration.answer_mask(batch)
-        error = relative_error(*(flat(stream.hidden[0], mask) for stream in (plain, rounded))).mean()
-        return float(error) < AGREES
+        return float(relative_error(*(flat(stream.hidden[0], mask) for stream in (plain, rounded))).mean())
 
     @property
     def heals(self) -> bool:
         """Whether there is anything to heal."""
         layers = range(self.plan.before.depth)
         changed = self.plan.before.depth != self.plan.after.depth or any(is_near(self.plan, i) for i in layers)
-        return self.options.refits and changed
+        return self.method.refits and changed
 
     @property
     def work(self) -> float:
         """Block-tokens of what was done so far, embeddings and heads left out; a training step counts three times."""
-        skeletons = [self.teacher, *self.results.values()]
-        skeletons += [vars(self)["workshop"]] if "workshop" in vars(self) else []
-        return self.earlier + sum(skeleton.work for skeleton in skeletons)
+        return self.earlier + sum(skeleton.work for skeleton in self.skeletons)
 
     @cached_property
     def one_pass(self) -> float:
         """Block-tokens of one forward pass of the source over the samples to fit and to guard."""
-        return self.plan.before.depth * sum(self.tokens(getattr(self.calibration, part)) for part in PARTS)
+        return self.plan.before.depth * sum(map(self.tokens, self.samples.values()))
 
     def passes(self) -> float:
         """What was done so far, in forward passes of the source over the samples to fit and to guard."""
@@ -253,14 +243,13 @@ class CalibrationContext:
         """Block-tokens of making every layer once, where the plan makes them anew whatever is chosen."""
         if not any(is_near(self.plan, i) for i in self.plan.layers):
             return 0.0
-        return self.cost(Candidate(self.plan.layers, ""), {part: getattr(self.calibration, part) for part in PARTS})
+        return self.cost(Candidate(self.plan.layers, ""), self.samples)
 
     def cost(self, way: Candidate, batches: Mapping[str, list[Batch]], share: float = 1.0) -> float:
         """Block-tokens that a candidate takes on these samples beside the source's own."""
-        fit, guard = (self.tokens(batches[part]) for part in PARTS)
-        tokens = Tokens(fit, guard, self.tokens(batches["guard"][:1]))
-        effort = Effort(self.heals, self.source.architecture.norm == "pre", self.attentions)
-        return cost(self.plan, way, tokens, effort, share)
+        tokens = (self.tokens(some) for some in (batches["fit"], batches["guard"], batches["guard"][:1]))
+        effort = Effort(*tokens, self.heals, self.source.architecture.norm == "pre", self.attentions)
+        return cost(self.plan, way, effort, share)
 
     @cached_property
     def pattern(self) -> LayerPattern | None:

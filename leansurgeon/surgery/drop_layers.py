@@ -12,7 +12,7 @@ from leansurgeon.checkpoints.reshaped import within_block
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import UsageError, plural
 from leansurgeon.shape import SPACINGS, Shape, evenly_per_stage, groups_of
-from leansurgeon.surgery.method import Method, parse_layers
+from leansurgeon.surgery.method import Method
 from leansurgeon.surgery.requested_shape import RequestedShape, per_stage
 
 SPACED = {
@@ -41,7 +41,7 @@ def without_data(
     """The layers that stay where no data is asked; where nobody has named them, and they can move, those of a `source`
     are of every kind: the library needs that, and goes before formats that count kinds by a pattern.
     """
-    named = parse_layers(method.keep)
+    named = method.kept
     if named is not None:
         check_kept(named, before, after, period)
         return LayerChoice(named, "as listed")
@@ -191,7 +191,7 @@ def keep_in_place(source: Source, kept: Sequence[int]) -> list[int] | None:
 
 def with_kept(shape: Shape, wanted: RequestedShape, method: Method) -> RequestedShape:
     """`--keep` as a number of layers per stage. Raises `UsageError` where it contradicts `--layers` or the model."""
-    named = parse_layers(method.keep)
+    named = method.kept
     if named is None:
         return wanted
     if named[-1] >= shape.depth:

@@ -44,12 +44,12 @@ class CostForecast:
 
 def forecast_cost(context: CalibrationContext) -> CostForecast:
     """What the cut will take if all that it tries gains, within its bounds; the time by one block on one real batch."""
-    plan, options, whole = context.plan, context.options, SampleView.of(context.calibration, None).batches
+    plan, method, whole = context.plan, context.method, SampleView.of(context.calibration, None).batches
     lost = plan.before.depth - plan.after.depth
     ways = zip(plan.before.spans, plan.after.spans, strict=True)  # of every stage neighbours in the middle go
     kept = tuple(i for a, b in ways for i in (*a[: (len(b) + 1) // 2], *a[len(a) - len(b) // 2 :]))
-    first, tokens = Candidate(kept if options.keep is None else options.keep, ""), context.one_pass
-    if lost and options.keep is None:
+    first, tokens = Candidate(method.kept or kept, ""), context.one_pass
+    if lost and method.keep is None:
         part = SampleView.of(context.calibration, TRIAL).batches
         looked = {name: context.tokens(part[name]) for name in PARTS}
         sets = min(BLOCKS, plan.after.depth) + MORE_SETS
@@ -57,11 +57,11 @@ def forecast_cost(context: CalibrationContext) -> CostForecast:
         tokens += (WAYS - 1) * context.cost(first, whole)
     tokens = min(tokens + context.cost(first, whole), context.most_closed)
     rate = time_block(context) / SOLVED
-    if options.grows:
+    if method.grows:
         spans = marks(first.kept, plan)
         steps = block_steps(spans, max(1, round(context.tokens(whole["fit"]) / STEP_TOKENS)))
         grown = min(3.0 * STEP_TOKENS * steps, PASSES * context.one_pass, context.most - tokens)
-        tokens += grown if options.heal_time is None else min(grown, options.heal_time * rate)
+        tokens += grown if method.heal_time is None else min(grown, method.heal_time * rate)
     seen = round(context.one_pass / plan.before.depth)
     return CostForecast(tokens / context.one_pass, seen, tokens / rate)
 

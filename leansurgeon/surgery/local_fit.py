@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from math import isfinite
 from time import perf_counter
 from typing import Any
 
@@ -22,7 +21,6 @@ import torch
 from torch import Tensor
 
 from leansurgeon.checkpoints.recorded.decided import Fit
-from leansurgeon.errors import UsageError
 from leansurgeon.measure.costs.precision import NARROW, has_bf16
 from leansurgeon.progress import track
 
@@ -61,6 +59,9 @@ class TimeLimit:
     def part(self, share: float) -> TimeLimit:
         """A clock for so much of what is left."""
         return TimeLimit() if self.seconds is None else TimeLimit(share * max(0.0, self.seconds * (1 - self.gone)))
+
+
+FOREVER = TimeLimit()
 
 
 @dataclass(frozen=True)
@@ -105,26 +106,19 @@ def fit_examples(
     steps: int,
     rate: float,
     cast: Callable[[], AbstractContextManager] = nullcontext,
-    clock: TimeLimit | None = None,
+    clock: TimeLimit = FOREVER,
 ) -> FitResult:
     """Change `parameters` in place so that `forward(hidden, **arguments)` comes near the targets of `fit`.
 
     Adam at `rate` times `pace(step, steps)`. `cast` gives the numbers in which products are taken; where the `clock`
     runs, the pace is at least that of the time gone. The order of batches is random, every batch once before one comes
     again. Where the error on `guard` is not lower at the end (or a number is not finite), the parameters are put back
-    bit for bit. Gradients and `requires_grad` flags are left as they were found. Raises `UsageError` without samples to
-    fit or to guard, or for steps and rates that are not positive.
+    bit for bit. Gradients and `requires_grad` flags are left as they were found.
     """
-    if not fit or not guard:
-        raise UsageError(
-            f"Local fitting needs sample batches to fit and to guard; there are {len(fit)} and {len(guard)}."
-        )
-    if steps < 1 or not (isfinite(rate) and rate > 0):
-        raise UsageError(f"Local fitting needs a positive number of steps and rate; {steps} and {rate:g} were given.")
     start = perf_counter()
     before = relative_error(forward, guard)
     saved = [p.detach().clone() for p in parameters]
-    sound, clock, done = True, clock or TimeLimit(), 0
+    sound, done = True, 0
     with trainable(parameters), torch.enable_grad():
         optimizer = torch.optim.Adam(parameters, lr=rate, betas=BETAS)
         for step, number in zip(track(range(steps), "steps", "steps/s"), order(len(fit)), strict=False):
@@ -204,7 +198,7 @@ def fit_span(
     fit: Sequence[Example],
     guard: Sequence[Example],
     phase: Phase,
-    clock: TimeLimit | None = None,
+    clock: TimeLimit = FOREVER,
     device: str = "cpu",
     most: Callable[[int], int] = lambda steps: steps,
 ) -> FitResult:
@@ -216,8 +210,7 @@ def fit_span(
     steps = max(1, most(wanted))
     cast = products(fit[0].hidden.shape[-1], device)
     done = fit_examples(forward, parameters, fit, guard, steps=steps, rate=phase.rate, clock=clock, cast=cast)
-    over = done.kept or (clock is not None and clock.gone >= 1)
-    if over or not (steps := most(wanted)):
+    if done.kept or clock.gone >= 1 or not (steps := most(wanted)):
         return done
     return fit_examples(forward, parameters, fit, guard, steps=steps, rate=GENTLER * phase.rate, clock=clock, cast=cast)
 

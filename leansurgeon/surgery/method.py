@@ -44,6 +44,21 @@ class Method:
     uncalibrated: bool = False
     heal_time: float | None = None
 
+    @property
+    def kept(self) -> tuple[int, ...] | None:
+        """The layers that `keep` names. Raises `UsageError`."""
+        return parse_layers(self.keep)
+
+    @property
+    def refits(self) -> bool:
+        """Whether weights are refitted after a cut."""
+        return self.heal != "none"
+
+    @property
+    def grows(self) -> bool:
+        """Whether blocks are trained locally after the refit."""
+        return self.heal == "local"
+
     def check(self, calibrated: bool) -> None:
         """Refuse what cannot be before a source is opened. Raises `UsageError`."""
         if self.layers not in LAYERS:
@@ -56,13 +71,13 @@ class Method:
             raise UsageError(f"--keep says which layers stay, and --method {self.layers} chooses them; give one.")
         if self.heal not in HEALS:
             raise UsageError(f"--heal {self.heal}{did_you_mean(self.heal, HEALS)}: give one of {', '.join(HEALS)}.")
-        if self.heal_time is not None and self.heal != "local":
+        if self.heal_time is not None and not self.grows:
             raise UsageError(f"--heal-time is for a local fit, and --heal {self.heal} does none.")
         if calibrated and self.uncalibrated:
             raise UsageError("--calibrate and --uncalibrated exclude each other.")
         if LAYERS[self.layers] and not calibrated:
             raise UsageError(f"--method {self.layers} needs sample data.", "Add --calibrate DATA.")
-        parse_layers(self.keep)
+        _ = self.kept
 
 
 def parse_layers(text: str | None) -> tuple[int, ...] | None:

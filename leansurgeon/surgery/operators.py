@@ -65,9 +65,9 @@ def order_operators(
             f"--method {method.layers} needs heads that have learned something, and here q, k, v start afresh."
         )
     needs_healing = calibrated and "near" in kinds and "fresh" not in kinds
-    if needs_healing and method.heal != "none":
+    if needs_healing and method.refits:
         steps.append(HEAL)
-    if needs_healing and method.heal == "local":
+    if needs_healing and method.grows:
         # Short stages that keep their layers and have all their heads divided.
         divided = [
             after.head_dim < before.head_dim and after.depth == before.depth <= SHORT for before, after in stages

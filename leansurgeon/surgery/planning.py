@@ -93,8 +93,7 @@ class Plan:
         """Whether sample data would choose or heal something."""
         chosen = self.method.keep is not None or self.method.layers in SPACINGS
         only_drops = all(o.name == "drop-layers" for o in self.operators if o.exactness == "near")
-        idle = chosen and only_drops and self.method.heal == "none"
-        return self.exactness == "near" and not idle
+        return self.exactness == "near" and not (chosen and only_drops and not self.method.refits)
 
     def as_record(self) -> PlanRecord:
         """The plan as `surgery.json` keeps it."""

@@ -50,7 +50,6 @@ class BlockFit:
     layer: int
     fit: Samples
     guard: Samples
-    ridges: Sequence[float] = ridge.RIDGES
     exact: bool = True  # sums of products in float64; else in float32, piece by piece
 
     def on(self, streams: Mapping[str, Stream], layer: int) -> BlockFit:
@@ -134,9 +133,7 @@ def equations(
 
 def refit_projection(site: BlockFit, module: nn.Module, scale: Tensor) -> ridge.Refit:
     """Refit one projection of a pre-norm block in place, where the guard gains."""
-    refit = ridge.refit(
-        refit_sums(site, site.fit, module, scale), refit_sums(site, site.guard, module, scale), site.ridges
-    )
+    refit = ridge.refit(*(refit_sums(site, samples, module, scale) for samples in (site.fit, site.guard)))
     add_to(module, refit.weight, refit.bias)
     return refit
 
@@ -183,21 +180,7 @@ def refit_attention(site: BlockFit, module: nn.Module, scale: Tensor) -> Project
 # -- post-norm ------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Norm:
-    """Gain and shift of a LayerNorm."""
-
-    gain: Tensor
-    shift: Tensor
-
-    @classmethod
-    def of(cls, module: nn.LayerNorm) -> Norm:
-        """A copy of the module's gain and shift; a missing shift is zero."""
-        shift = torch.zeros_like(module.weight) if module.bias is None else module.bias
-        return cls(module.weight.detach().clone(), shift.detach().clone())
-
-
-def absorb(site: BlockFit, closing: Norm) -> HealResult | None:
+def absorb(site: BlockFit, closing: nn.LayerNorm) -> HealResult | None:
     """Let a post-norm block take over the dropped ones behind it, whose last has the norm `closing`. None where the
     block is no post-norm block; everything stays as it was where the guard does not gain.
     """
@@ -209,10 +192,10 @@ def absorb(site: BlockFit, closing: Norm) -> HealResult | None:
     fit, _ = norm_moments(site, site.fit, down, norm, closing)
     guard, plain = norm_moments(site, site.guard, down, norm, closing, outputs=True)
     before = error(site, site.guard, plain)
-    norm.weight.data.copy_(closing.gain)
+    norm.weight.data.copy_(closing.weight)
     if norm.bias is not None:
-        norm.bias.data.copy_(closing.shift)
-    refit = ridge.refit(fit, guard, site.ridges)
+        norm.bias.data.copy_(shift_of(closing))
+    refit = ridge.refit(fit, guard, POST_RIDGES)
     add_to(down, refit.weight, refit.bias)
     healed = site.guard.stream.run(site.layer, site.guard.hidden)
     after = error(site, site.guard, healed)
@@ -229,11 +212,12 @@ def absorb(site: BlockFit, closing: Norm) -> HealResult | None:
 
 
 def norm_moments(
-    site: BlockFit, samples: Samples, down: nn.Module, norm: nn.Module, closing: Norm, *, outputs: bool = False
+    site: BlockFit, samples: Samples, down: nn.Module, norm: nn.Module, closing: nn.LayerNorm, *, outputs: bool = False
 ) -> tuple[ridge.NormalEquations, list[Tensor]]:
     """The sums of the post-norm form (see above), whatever the block's own norm is; its `outputs` where asked for."""
-    sums, states = equations(down, closing.gain.device, exact=site.exact), []
-    gain = torch.where(closing.gain.abs() > 1e-6, closing.gain, torch.inf)
+    gain, shift, states = closing.weight.detach(), shift_of(closing), []
+    sums = equations(down, gain.device, exact=site.exact)
+    gain = torch.where(gain.abs() > 1e-6, gain, torch.inf)
     for b in range(len(samples)):
         with inputs_of(down) as seen, inputs_of(norm) as summed:
             out = site.run(samples, b)
@@ -241,7 +225,12 @@ def norm_moments(
             states.append(out.to(samples.stream.skeleton.home))
         mask = samples.masks[b]
         r = flat(summed[0], mask)
-        z = (flat(samples.target[b].to(r.device), mask) - closing.shift) / gain
+        z = (flat(samples.target[b].to(r.device), mask) - shift) / gain
         std, mean = r.std(1, keepdim=True, correction=0).clamp(min=1e-12), r.mean(1, keepdim=True)
         sums.add(flat(seen[0], mask), std * z + mean - r, 1 / std[:, 0].double().pow(2) / r.shape[1])
     return sums, states
+
+
+def shift_of(norm: nn.LayerNorm) -> Tensor:
+    """The shift of a norm; zeros where it has none."""
+    return torch.zeros_like(norm.weight.detach()) if norm.bias is None else norm.bias.detach()

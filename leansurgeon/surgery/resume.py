@@ -13,14 +13,13 @@ import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 
 from leansurgeon.checkpoints.provenance import versions
-from leansurgeon.checkpoints.publish.durable import scratch, sync_tree, write_durably
+from leansurgeon.checkpoints.publish.durable import sync_tree, write_durably
 from leansurgeon.checkpoints.weights import Arrays
 from leansurgeon.measure.data.calibration import Calibration
 from leansurgeon.reading import jsonfile
@@ -55,11 +54,6 @@ class Edits(Mapping[str, np.ndarray]):
     def close(self) -> None:
         """Delete the files."""
         shutil.rmtree(self.folder, ignore_errors=True)
-
-
-def hold_edits(held: ExitStack) -> Edits:
-    """No edits yet, in a folder of their own that lasts as long as `held`."""
-    return Edits(held.enter_context(scratch()))
 
 
 @dataclass(frozen=True)

@@ -132,30 +132,25 @@ class Refit:
     record: ProjectionRefit
 
 
-def refit(
-    fit: NormalEquations,
-    guard: NormalEquations,
-    ridges: Sequence[float] = RIDGES,
-    least_gain: float = LEAST_GAIN,
-) -> Refit:
-    """The ridge with the smallest guard error, and its change; no change where the guard gains less than `least_gain`
+def refit(fit: NormalEquations, guard: NormalEquations, ridges: Sequence[float] = RIDGES) -> Refit:
+    """The ridge with the smallest guard error, and its change; no change where the guard gains less than `LEAST_GAIN`
     of its error.
     """
     before, after, ridge, best = guard.relative(), inf, None, None
-    tried: list[tuple[float, float]] = []
+    tried: dict[str, float] = {}
     for weaker in sorted(ridges, reverse=True):
         change = fit.solve(weaker)
-        tried.append((weaker, guard.relative(change)))
-        if tried[-1][1] > after:
+        now = guard.relative(change)
+        tried[f"{weaker:g}"] = round(now, 6)
+        if now > after:
             break  # a weaker ridge only over-fits more
-        if tried[-1][1] < after:
-            after, ridge, best = tried[-1][1], weaker, change
-    kept = best is not None and after < before * (1 - least_gain)
+        if now < after:
+            after, ridge, best = now, weaker, change
+    kept = best is not None and after < before * (1 - LEAST_GAIN)
     if not kept:
         ridge, after, best = None, before, None
     errors = (round(error, 6) for error in (before, after, fit.relative(best)))
-    by_ridge = {f"{each:g}": round(error, 6) for each, error in tried}
-    record = ProjectionRefit(kept, ridge, *errors, fit.tokens, by_ridge)
+    record = ProjectionRefit(kept, ridge, *errors, fit.tokens, tried)
     weight = best[: fit.inputs].T.float().contiguous() if kept else None
     bias = best[fit.inputs].float() if kept and fit.constant else None
     return Refit(weight, bias, before, record)

@@ -22,7 +22,7 @@ from scipy.stats import t as student_t
 from torch import Tensor
 
 from leansurgeon.checkpoints.blockwise.stream import Stream
-from leansurgeon.checkpoints.recorded.decided import GuardScore, Tried
+from leansurgeon.checkpoints.recorded.decided import GuardScore
 from leansurgeon.measure.data.batches import Batch, on
 from leansurgeon.progress import track
 from leansurgeon.surgery.candidate_model import CandidateModel
@@ -149,12 +149,11 @@ def race(
     view: SampleView,
     students: Sequence[CandidateModel],
     teacher: Stream,
-    tried: list[Tried],
     most: float,
 ) -> list[tuple[CandidateModel, float]]:
     """Judge students that have seen the first piece of the guard to the end; `teacher` has seen all pieces. Returns
-    those that are left with their scores, and appends to `tried` what everybody's was when it was left out. The cut may
-    come to `most` block-tokens by it.
+    those that are left with their scores, and notes what everybody's was when it was left out. The cut may come to
+    `most` block-tokens by it.
     """
     pieces = len(view.batches["guard"])
     left, tallies, judged = list(range(len(students))), [Tally() for _ in students], 0
@@ -178,7 +177,7 @@ def race(
         if len(left) == 1:
             break
     for i, student in enumerate(students):
-        tried.append(student.candidate.as_tried(scores[i], view.seen, left_out=i not in left))
+        context.tried.append(student.candidate.as_tried(scores[i], view.seen, left_out=i not in left))
     return [(students[i], scores[i].judged_by) for i in left]
 
 

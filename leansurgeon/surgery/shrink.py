@@ -34,7 +34,7 @@ from leansurgeon.measure.data.calibration import Calibration
 from leansurgeon.progress import Say, silent
 from leansurgeon.surgery import drop_layers
 from leansurgeon.surgery.drop_layers import LayerChoice
-from leansurgeon.surgery.method import LAYERS, parse_layers
+from leansurgeon.surgery.method import LAYERS
 from leansurgeon.surgery.planning import Plan, keeping
 from leansurgeon.surgery.resume import ResumeState, key_of, place_of
 from leansurgeon.surgery.transfer import apply
@@ -83,14 +83,7 @@ def decide(
         kind = device.split(":")[0]
         key = key_of(steps, calibration, {"device": kind, "bf16": has_bf16(kind)})
         kept = open_state(place_of(output), key, resume, say)
-    options = CalibrationOptions(
-        criterion=method.layers,
-        keep=parse_layers(method.keep),
-        heal=method.heal,
-        heal_time=method.heal_time,
-        device=device,
-        kept=kept,
-    )
+    options = CalibrationOptions(device, kept)
     place = "" if device == "cpu" else f", on {device}"
     say(f"Calibrating on {calibration.says}{place} ...")
     try:

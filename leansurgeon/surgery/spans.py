@@ -36,7 +36,6 @@ from leansurgeon.surgery.local_fit import (
     TimeLimit,
     fit_span,
 )
-from leansurgeon.surgery.resume import Edits
 from leansurgeon.surgery.score import judge
 
 PASSES = 5.0  # of the source over all samples, which the steps of all spans may cost where each gains at once
@@ -62,10 +61,9 @@ def block_steps(marks: Sequence[CutMark], pieces: int) -> int:
 class SpanFitter:
     """The local fit of one candidate; what it changes goes to `edits`."""
 
-    def __init__(
-        self, context: CalibrationContext, view: SampleView, student: CandidateModel, edits: Edits, clock: TimeLimit
-    ) -> None:
-        self.context, self.view, self.student, self.edits, self.clock = context, view, student, edits, clock
+    def __init__(self, context: CalibrationContext, view: SampleView, student: CandidateModel) -> None:
+        self.context, self.view, self.student, self.edits = context, view, student, context.new_edits()
+        self.clock = TimeLimit(context.method.heal_time)
         self.skeleton = student.skeleton
         self.later = 0.0  # block-tokens that are kept for what comes behind the span that grows now
 
@@ -246,24 +244,19 @@ def split(states: list[Tensor], sizes: list[list[int]]) -> list[Tensor]:
 
 
 def fit_locally(
-    context: CalibrationContext,
-    view: SampleView,
-    student: CandidateModel,
-    teacher: Stream,
-    edits: Edits,
-    score: GuardScore,
+    context: CalibrationContext, view: SampleView, student: CandidateModel, teacher: Stream, score: GuardScore
 ) -> tuple[LocalFit, GuardScore]:
     """Grow the local fit around the cuts of the winner, whose guard score is `score` and whose changes are replaced
     where the output gains. `teacher` stands behind the last block. Returns what was done, and the score that counts.
     """
-    growing = SpanFitter(context, view, student, edits, TimeLimit(context.options.heal_time))
+    growing = SpanFitter(context, view, student)
     spans = growing.run()
     first = min(student.marks, key=lambda mark: mark.first)
     behind = growing.advance(first.streams["guard"], context.plan.after.depth)
     (now,) = judge(context, view, teacher, [behind])
     kept = now.judged_by < score.judged_by
     if kept:
-        for name in edits:
-            student.edits.put(name, edits[name])
-    edits.close()
+        for name, values in growing.edits.items():
+            student.edits.put(name, values)
+    growing.edits.close()
     return LocalFit(spans, kept, score.judged_by, now.judged_by), now if kept else score

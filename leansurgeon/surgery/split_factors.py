@@ -40,19 +40,15 @@ class Torch:
     causal: bool
 
     @classmethod
-    def of(cls, attention: Attention, scale: float | None = None, causal: bool = False) -> Torch:
-        """By default scores are scaled by 1/sqrt(head_dim). Shared keys and values are repeated."""
-
-        a, group = attention, attention.heads // attention.kv_heads
-        tensors: dict[str, Tensor] = {}
-        for name in "qkv":
-            x, bias, times = getattr(a, name), getattr(a, f"{name}_bias"), 1 if name == "q" else group
-            bias = torch.zeros(x.shape[:2]) if bias is None else tensor(bias)
-            tensors[name] = tensor(x).mT.repeat_interleave(times, 0)
-            tensors[f"{name}_bias"] = bias[:, None].repeat_interleave(times, 0)
-        o_bias = torch.zeros(a.width) if a.o_bias is None else tensor(a.o_bias)
-        o, scale = tensor(a.o).permute(1, 2, 0), scale or a.head_dim**-0.5
-        return cls(**tensors, o=o, o_bias=o_bias, scale=scale, causal=causal)
+    def of(cls, a: Attention, scale: float, causal: bool) -> Torch:
+        """An attention whose queries share no keys, with the scale of its scores."""
+        heads = {x: tensor(getattr(a, x)).mT.contiguous() for x in "qkv"}
+        zeros = np.zeros((a.heads, a.head_dim))
+        for x in "qkv":
+            bias = getattr(a, f"{x}_bias")
+            heads[f"{x}_bias"] = tensor(zeros if bias is None else bias)[:, None]
+        o_bias = tensor(np.zeros(a.width) if a.o_bias is None else a.o_bias)
+        return cls(**heads, o=tensor(a.o).permute(1, 2, 0), o_bias=o_bias, scale=scale, causal=causal)
 
     def project(self, x_BTW: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values `(B, H, T, D)`."""
@@ -65,23 +61,21 @@ class Torch:
 
         return heads(self.q, self.q_bias), heads(self.k, self.k_bias), heads(self.v, self.v_bias)
 
-    def weights(self, q: Tensor, k: Tensor, mask_BT: Tensor | None, chosen: Tensor | None = None) -> Tensor:
+    def weights(self, q: Tensor, k: Tensor, mask_BT: Tensor, chosen: Tensor | None = None) -> Tensor:
         """The attention matrices `(B, H, T, T)`; `chosen` are the positions of q where it holds only some of them."""
-        scores = self.scale * (q @ k.mT)
-        if mask_BT is not None:
-            scores = scores.masked_fill(~mask_BT.bool()[:, None, None], -1e30)
+        scores = (self.scale * (q @ k.mT)).masked_fill(~mask_BT[:, None, None], -1e30)
         if self.causal:
             at = torch.arange(q.shape[-2]) if chosen is None else chosen
             ahead = torch.arange(k.shape[-2]) > at[:, None]
             scores = scores.masked_fill(ahead, -2e30)  # below a masked key: also a row without real keys looks back
         return scores.softmax(-1)
 
-    def context(self, x_BTW: Tensor, mask_BT: Tensor | None) -> Tensor:
+    def context(self, x_BTW: Tensor, mask_BT: Tensor) -> Tensor:
         """What enters the output projection, `(B, T, H * D)`, heads outermost."""
         q, k, v = self.project(x_BTW)
         return (self.weights(q, k, mask_BT) @ v).transpose(1, 2).flatten(2)
 
-    def output(self, x_BTW: Tensor, mask_BT: Tensor | None = None) -> Tensor:
+    def output(self, x_BTW: Tensor, mask_BT: Tensor) -> Tensor:
         """What the attention adds to the residual stream, `(B, T, W)`."""
         return self.context(x_BTW, mask_BT) @ self.o.flatten(0, 1) + self.o_bias
 
@@ -91,16 +85,14 @@ def tensor(x: np.ndarray) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(x, np.float32))
 
 
-def parts(
-    inputs: Sequence[Tensor], masks: Sequence[Tensor | None], heads: int, limit: int = MEMORY
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Batches in pieces whose attention matrices hold `limit` numbers, each with a mask."""
+def parts(inputs: Sequence[Tensor], masks: Sequence[Tensor], heads: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Batches in pieces whose attention matrices hold `MEMORY` numbers, each with a mask."""
     for x, mask in zip(inputs, masks, strict=True):
-        rows = max(1, limit // (heads * x.shape[1] ** 2))
-        yield from zip(x.split(rows), real_tokens(x, mask).split(rows), strict=True)
+        rows = max(1, MEMORY // (heads * x.shape[1] ** 2))
+        yield from zip(x.split(rows), mask.split(rows), strict=True)
 
 
-def some(inputs: Sequence[Tensor], masks: Sequence[Tensor | None]) -> tuple[list[Tensor], list[Tensor | None]]:
+def some(inputs: Sequence[Tensor], masks: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
     """Batches at equal spacing (they may be sorted by length) that hold about `ENOUGH` tokens."""
     count = sum(x.shape[0] * x.shape[1] for x in inputs)
     keep = max(1, min(len(inputs), round(len(inputs) * ENOUGH / max(count, 1))))
@@ -116,7 +108,7 @@ def moment(x_BHTD: Tensor, weight_BT: Tensor) -> Tensor:
 
 @torch.no_grad()
 def score_moments(
-    parent: Torch, inputs: Sequence[Tensor], masks: Sequence[Tensor | None], children: int
+    parent: Torch, inputs: Sequence[Tensor], masks: Sequence[Tensor], children: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Moments of queries `(H, 1, D, D)` and of keys as the output of each child sees them `(H, M, D, D)`, float64.
 
@@ -172,7 +164,7 @@ def error(
     attention: Torch,
     inputs: Sequence[Tensor],
     target: Callable[[int], Tensor],
-    masks: Sequence[Tensor | None],
+    masks: Sequence[Tensor],
     chosen: Sequence[int],
 ) -> float:
     """Relative error of the output over the real tokens of the chosen batches: |output - target| / |target|;
@@ -180,9 +172,8 @@ def error(
     """
     wrong, all_of_it = 0.0, 0.0
     for b in chosen:
-        real = real_tokens(inputs[b], masks[b])
-        goal = target(b)[real]
-        wrong += float((attention.output(inputs[b], masks[b])[real] - goal).double().square().sum())
+        goal = target(b)[masks[b]]
+        wrong += float((attention.output(inputs[b], masks[b])[masks[b]] - goal).double().square().sum())
         all_of_it += float(goal.double().square().sum())
     return (wrong / max(all_of_it, 1e-300)) ** 0.5
 
@@ -198,7 +189,7 @@ def refit_output(
     runner: Torch,
     inputs: Sequence[Tensor],
     target: Callable[[int], Tensor],
-    masks: Sequence[Tensor | None],
+    masks: Sequence[Tensor],
     chosen: Sequence[int],
     ridge: float,
 ) -> Attention:
@@ -210,9 +201,8 @@ def refit_output(
     (inner, width), constant = runner.o.flatten(0, 1).shape, attention.o_bias is not None
     sums = NormalEquations(inner, width, constant=constant, exact=False, chunk=sys.maxsize)
     for b in chosen:
-        real = real_tokens(inputs[b], masks[b])
-        context = runner.context(inputs[b], masks[b])[real]
-        sums.add(context, target(b)[real] - (context @ runner.o.flatten(0, 1) + runner.o_bias))
+        context = runner.context(inputs[b], masks[b])[masks[b]]
+        sums.add(context, target(b)[masks[b]] - (context @ runner.o.flatten(0, 1) + runner.o_bias))
     change = torch.linalg.solve(sums.system(ridge), sums.cross)
     o = change[:inner].mT.reshape(attention.o.shape).numpy().astype(np.float32)
     bias = attention.o_bias + change[inner].numpy().astype(np.float32) if constant else None

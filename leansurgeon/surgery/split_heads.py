@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from leansurgeon.checkpoints.recorded.decided import Split
 from leansurgeon.shape import Stage
 from leansurgeon.surgery.canonical import Attention
 
@@ -186,7 +187,7 @@ def activation_aware(
     score_scale: float,
     gain: float,
     ridge: float | None,
-) -> tuple[Attention, dict[str, float | bool]]:
+) -> tuple[Attention, Split]:
     """The split of smaller rank that changes the attention's output least on sample inputs, and its numbers.
 
     Each child gets the score form of rank head_dim that minimises, to first order, the error of *its own part of the
@@ -202,13 +203,13 @@ def activation_aware(
     score_scale: what multiplies q . k in the parent. gain: as in `exact`.
     ridge: of the refit, relative to the mean square of a head's output; None leaves W_o. Every fifth batch guards, of
     few batches every fifth piece of them: the refit is kept only if it lowers the error there.
-    The numbers: `kept`, the share of the weighted score form that is left; `error_split` and `error_refit`, the
-    relative output error on the guard before and after the refit; `refitted`, whether that was kept.
+    The numbers are of the weighted score form, and of the relative output error on the guard.
     """
     from leansurgeon.surgery import split_factors as factors
 
     each = -(-FIFTH // len(inputs_BTW))  # pieces that a batch is cut into, by samples
-    masks = [piece for x, m in zip(inputs_BTW, masks, strict=True) for piece in pieces(m, each, len(x))]
+    real = [factors.real_tokens(x, m) for x, m in zip(inputs_BTW, masks, strict=True)]
+    masks = [piece for mask in real for piece in mask.chunk(each)]
     targets_BTW = targets_BTW and [piece for y in targets_BTW for piece in y.chunk(each)]
     inputs_BTW = [piece for x in inputs_BTW for piece in x.chunk(each)]
     parent = factors.Torch.of(attention, score_scale, causal)
@@ -227,16 +228,11 @@ def activation_aware(
         return round(factors.error(runner, inputs_BTW, goal, masks, guard), 6)
 
     split = assemble(attention, after, forms)
-    numbers: dict[str, float | bool] = {"kept": round(forms.kept, 6), "error_split": error(split)}
+    numbers = Split(round(forms.kept, 6), error(split))
     if ridge is None:
         return split, numbers
     child = factors.Torch.of(split, parent.scale / gain, causal)
     refitted = factors.refit_output(split, child, inputs_BTW, goal, masks, fit, ridge)
-    numbers["error_refit"] = error(refitted)
-    numbers["refitted"] = numbers["error_refit"] < numbers["error_split"]
-    return refitted if numbers["refitted"] else split, numbers
-
-
-def pieces(mask: Tensor | None, count: int, rows: int) -> Sequence[Tensor | None]:
-    """The masks of the pieces that a batch of so many rows is cut into."""
-    return [None] * -(-rows // -(-rows // count)) if mask is None else mask.chunk(count)
+    after_refit = error(refitted)
+    better = after_refit < numbers.error_split
+    return refitted if better else split, replace(numbers, error_refit=after_refit, refitted=better)

@@ -1,7 +1,6 @@
 """Passes of a calibrated cut: counted as they were foretold, and within their bounds in every family."""
 
 import re
-from contextlib import ExitStack
 
 import pytest
 
@@ -10,11 +9,12 @@ from leansurgeon.measure.data.calibration import Calibration
 from leansurgeon.measure.data.pairs import Seq2Seq
 from leansurgeon.report.tables.cut import decided_table
 from leansurgeon.surgery.budget import Budget
-from leansurgeon.surgery.calibrate import calibrate, compete, walk
+from leansurgeon.surgery.calibrate import calibrate, compete, run_candidates
 from leansurgeon.surgery.candidates import Candidate
 from leansurgeon.surgery.context import PARTS, CalibrationContext, CalibrationOptions, SampleView
 from leansurgeon.surgery.planning import plan
 from leansurgeon.surgery.requested_shape import RequestedShape
+from tests.support.methods import with_method
 from tests.surgery.test_calibrate import image_batches, text_batches
 from tests.surgery.test_encoder_decoder import pairs
 
@@ -60,7 +60,7 @@ def test_cuts_stay_within_both_bounds(family, wanted, saved, passes, monkeypatch
     steps, said = plan(source, RequestedShape(**wanted), calibrated=True), []
     spent = []
     for budget in (Budget(), Budget(2.0, 4.5)):
-        outcome = calibrate(steps, data, CalibrationOptions(heal="local", budget=budget), said.append)
+        outcome = calibrate(steps, data, CalibrationOptions(budget=budget), said.append)
         outcome.close()
         closed, bound = passes.pop()
         on_top = "mlp_dim" in wanted  # layers that are made anew
@@ -82,23 +82,21 @@ def test_a_candidate_takes_what_was_said(family, kept, saved):
     for way in (Candidate(kept, "as listed"), Candidate(kept, "", attention=True, later=True)):
         if (way.attention or way.later) and source.architecture.norm != "pre":
             continue
-        here = CalibrationContext(steps, data, CalibrationOptions(heal="closed", keep=kept))
+        here = CalibrationContext(with_method(steps, keep=kept), data)
         batches = {part: getattr(data, part) for part in PARTS}
         foretold = here.cost(way, batches)
-        here = CalibrationContext(steps, data, CalibrationOptions(heal="closed", keep=kept))
-        with ExitStack() as held:
-            compete(here, SampleView.of(data, None), [way], held, [], "")
+        here = CalibrationContext(with_method(steps, keep=kept), data)
+        with here.held:
+            compete(here, SampleView.of(data, None), [way], "")
         assert here.work - here.one_pass == pytest.approx(foretold, rel=0.1)
 
 
 def test_a_pass_of_two_stacks_is_what_their_blocks_see(saved):
     """An encoder and a decoder read texts of different lengths."""
     source, data = open_source(str(saved("t5")[0])), samples("t5")
-    here = CalibrationContext(
-        plan(source, RequestedShape(layers="3"), calibrated=True), data, CalibrationOptions(heal="none")
-    )
+    here = CalibrationContext(with_method(plan(source, RequestedShape(layers="3"), calibrated=True), "none"), data)
     whole = SampleView.of(data, None)
-    walk(here, whole, [], "")
+    run_candidates(here, whole, [], "")
     assert here.work == here.one_pass
     assert here.one_pass != 8 * sum(b["input_ids"].numel() for part in PARTS for b in getattr(data, part))
 
@@ -106,6 +104,6 @@ def test_a_pass_of_two_stacks_is_what_their_blocks_see(saved):
 def test_little_data_costs_no_sets_of_layers(saved):
     source, data = open_source(str(saved("gpt2", **DEEP["gpt2"])[0])), samples("gpt2")
     steps = plan(source, RequestedShape(layers="5"), calibrated=True)
-    outcome = calibrate(steps, data, CalibrationOptions(heal="closed"))
+    outcome = calibrate(with_method(steps), data)
     outcome.close()
     assert outcome.record.passes > 3 and not outcome.record.held_back

@@ -13,14 +13,15 @@ from leansurgeon.errors import Diverged, UsageError
 from leansurgeon.measure.data.calibration import Calibration
 from leansurgeon.shape import Shape, Stage
 from leansurgeon.surgery.calibrate import calibrate
-from leansurgeon.surgery.candidates import behind_gap
+from leansurgeon.surgery.candidates import course
 from leansurgeon.surgery.canonical import splittable
-from leansurgeon.surgery.context import CalibrationContext, CalibrationOptions
+from leansurgeon.surgery.context import CalibrationContext
 from leansurgeon.surgery.planning import plan
 from leansurgeon.surgery.requested_shape import RequestedShape
 from leansurgeon.surgery.transfer import apply
 from tests.checkpoints.test_skeleton import make
 from tests.conftest import architecture, build
+from tests.support.methods import with_method
 
 
 def text_batches(count, seed, family):
@@ -95,7 +96,7 @@ def cut(tmp_path, family_data, wanted, name="out", **options):
     folder, data = family_data
     source = open_source(str(folder))
     steps = plan(source, RequestedShape(**wanted), calibrated=True)
-    outcome = calibrate(steps, data, CalibrationOptions(**options))
+    outcome = calibrate(with_method(steps, **options), data)
     out = tmp_path / name
     out.mkdir()
     apply(replace(steps, layers=outcome.record.layers), out, outcome.edits)
@@ -173,7 +174,7 @@ def test_layers_are_chosen_by_what_the_healed_model_says(trained, tmp_path):
 @pytest.mark.parametrize("criterion", ["influence", "angular", "leave-one-out", "greedy", "even", "first-of-each"])
 def test_a_named_criterion_alone(criterion, trained, tmp_path):
     folder, data = trained("gpt2")
-    _, outcome = cut(tmp_path, (folder, data), {"layers": "2"}, criterion=criterion, heal="none")
+    _, outcome = cut(tmp_path, (folder, data), {"layers": "2"}, layers=criterion, heal="none")
     assert outcome.record.criterion == criterion
     assert outcome.record.layers == by_hand(criterion, load(folder).model.eval(), data.guard)
 
@@ -276,8 +277,9 @@ def test_the_first_kept_layer_takes_over_leading_ones(family, trained, tmp_path)
 
 def test_a_later_stage_can_begin_behind_a_gap():
     shape = Shape((Stage(2, 2, 4, 2, 8, 8), Stage(3, 2, 4, 2, 8, 8)))
-    assert behind_gap((0, 1, 2, 4), shape) == set()
-    assert behind_gap((1, 3, 4), shape) == {1, 3}
+    steps = SimpleNamespace(before=shape, after=shape)
+    assert not any(new.gap for new in course((0, 1, 2, 4), steps))
+    assert [new.kept for new in course((1, 3, 4), steps) if new.gap] == [1, 3]
 
 
 # -- what the model is, not what its class is called -----------------------------------------------
@@ -388,8 +390,8 @@ def test_a_first_layer_with_no_place_for_a_norm_stays(criterion, tmp_path, monke
     steps = plan(source, RequestedShape(layers="2"), calibrated=True)
     if criterion == "greedy":
         with pytest.raises(UsageError, match=r"Layer 2 .*'model.layers.2.attn_norm"):
-            calibrate(steps, data, CalibrationOptions(criterion=criterion))
+            calibrate(with_method(steps, layers=criterion), data)
         return
-    outcome = calibrate(steps, data, CalibrationOptions(criterion=criterion, heal="none"))
+    outcome = calibrate(with_method(steps, "none", layers=criterion), data)
     tried = [candidate.kept for candidate in outcome.record.candidates]
     assert tried and all(kept[0] == 0 for kept in tried)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from contextlib import closing
+from contextlib import closing, nullcontext
 
 import numpy as np
 import pytest
@@ -21,6 +21,7 @@ from leansurgeon.surgery.method import Method
 from leansurgeon.surgery.planning import plan
 from leansurgeon.surgery.requested_shape import RequestedShape
 from tests.conftest import VISION
+from tests.support.methods import with_method
 from tests.support.pretend_gpu import plugged_in
 
 PIXELS = (VISION["num_channels"], VISION["image_size"], VISION["image_size"])
@@ -46,7 +47,7 @@ def data(family: str) -> Calibration:
 def cut(
     source, wanted: RequestedShape, method: Method, samples: Calibration, device: str
 ) -> tuple[tuple[int, ...], dict[str, np.ndarray]]:
-    options = CalibrationOptions(heal=method.heal, device=device)
+    options = CalibrationOptions(device)
     outcome = calibrate(plan(source, wanted, 0, method, calibrated=True), samples, options)
     found = outcome.record.layers, {name: np.array(values) for name, values in outcome.edits.items()}
     outcome.close()
@@ -122,7 +123,8 @@ def test_products_in_bf16_where_they_agree(saved, monkeypatch):
         assert rounded.dtype == torch.float32 and 1e-5 < error < 0.05
         monkeypatch.setattr("leansurgeon.surgery.context.AGREES", 0.0)
         strict = CalibrationContext(steps, data("llama"), CalibrationOptions(device="cuda:0"))
-        assert not strict.bf16
+        strict.choose_products()
+        assert strict.cast is nullcontext
 
 
 def test_a_cut_in_bf16_is_refitted_as_in_fp32(saved, monkeypatch):
@@ -131,10 +133,9 @@ def test_a_cut_in_bf16_is_refitted_as_in_fp32(saved, monkeypatch):
     steps = plan(source, RequestedShape(layers="2"), calibrated=True)
     after = {}
     for narrow in (False, True):
-        for module in (context, local_fit):  # whatever this processor can
-            monkeypatch.setattr(module, "has_bf16", lambda _, narrow=narrow: narrow)
+        monkeypatch.setattr(local_fit, "has_bf16", lambda _, narrow=narrow: narrow)  # whatever this processor can
         monkeypatch.setattr("leansurgeon.surgery.context.AGREES", 1.0)
-        with closing(calibrate(steps, data("llama"), CalibrationOptions(keep=(0, 1), heal="closed"))) as outcome:
+        with closing(calibrate(with_method(steps, keep=(0, 1)), data("llama"))) as outcome:
             (made,) = outcome.record.decisions
             assert made.refit.down.kept and made.error_after < made.error_before
             after[narrow] = made.error_after
@@ -170,7 +171,7 @@ def test_spans_follow_from_the_model_and_not_from_the_machine(saved, monkeypatch
     assert CalibrationContext(steps, data("gpt2")).longest_span == size // (20 * block)
     for blocks, fitted in ((2, 1), (1, 0)):
         monkeypatch.setattr(CalibrationContext, "longest_span", blocks)
-        outcome = calibrate(steps, data("gpt2"), CalibrationOptions(keep=(0, 1, 3), heal="local"))
+        outcome = calibrate(with_method(steps, "local", (0, 1, 3)), data("gpt2"))
         outcome.close()
         assert [len(cut.spans) for cut in outcome.record.healing.local.cuts] == [fitted]
 

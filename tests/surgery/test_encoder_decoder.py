@@ -13,10 +13,10 @@ from leansurgeon.errors import UsageError
 from leansurgeon.measure.data.calibration import IGNORED, Calibration
 from leansurgeon.measure.data.pairs import Seq2Seq, batch_of
 from leansurgeon.surgery.calibrate import calibrate
-from leansurgeon.surgery.context import CalibrationOptions
 from leansurgeon.surgery.planning import plan
 from leansurgeon.surgery.requested_shape import RequestedShape
 from tests.conftest import build
+from tests.support.methods import with_method
 from tests.support.models.word_models import WORDS, words
 from tests.surgery.test_calibrate import cut, error, text_batches
 
@@ -76,9 +76,7 @@ def unmasked(batch):
 
 def test_layers_are_chosen_in_both_stacks(trained):
     folder, data = trained
-    outcome = calibrate(
-        plan(open_source(str(folder)), RequestedShape(layers="3"), calibrated=True), data, CalibrationOptions()
-    )
+    outcome = calibrate(with_method(plan(open_source(str(folder)), RequestedShape(layers="3"), calibrated=True)), data)
     outcome.close()
     assert len([i for i in outcome.record.layers if i < 4]) == len([i for i in outcome.record.layers if i >= 4]) == 3
     assert all(c.score.judged_by == c.score.guard_divergence for c in outcome.record.candidates)

@@ -9,9 +9,10 @@ from leansurgeon.checkpoints.source import open_source
 from leansurgeon.measure.data.calibration import Calibration
 from leansurgeon.surgery import forecast
 from leansurgeon.surgery.calibrate import calibrate
-from leansurgeon.surgery.context import CalibrationContext, CalibrationOptions
+from leansurgeon.surgery.context import CalibrationContext
 from leansurgeon.surgery.planning import plan
 from leansurgeon.surgery.requested_shape import RequestedShape
+from tests.support.methods import with_method
 from tests.surgery.test_device import data
 
 
@@ -31,10 +32,10 @@ def test_the_work_is_what_a_cut_counts(heal, saved, monkeypatch):
     monkeypatch.setattr("leansurgeon.surgery.forecast.TRIAL", trial)
     monkeypatch.setattr("leansurgeon.surgery.forecast.STEP_TOKENS", 64)  # a batch is a step
     steps = plan(source, RequestedShape(layers="6"), calibrated=True)
-    outcome = calibrate(steps, noise, CalibrationOptions(heal=heal))
+    outcome = calibrate(with_method(steps, heal), noise)
     outcome.close()
     found = {
-        heal: forecast.forecast_cost(CalibrationContext(steps, noise, CalibrationOptions(heal=heal))).passes
+        heal: forecast.forecast_cost(CalibrationContext(with_method(steps, heal), noise)).passes
         for heal in ("closed", "local")
     }
     took = outcome.record.passes
@@ -52,7 +53,7 @@ def test_a_limit_of_time_for_healing_is_foretold(saved, monkeypatch):
     foretold = {
         name: forecast.forecast_cost(
             CalibrationContext(
-                steps, data("gpt2"), CalibrationOptions(heal="closed" if name == "closed" else "local", heal_time=limit)
+                with_method(steps, "closed" if name == "closed" else "local", heal_time=limit), data("gpt2")
             )
         )
         for name, limit in limits.items()

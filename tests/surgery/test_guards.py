@@ -16,6 +16,7 @@ from leansurgeon.surgery.planning import plan
 from leansurgeon.surgery.requested_shape import RequestedShape
 from leansurgeon.surgery.resume import ResumeState
 from leansurgeon.surgery.transfer import apply
+from tests.support.methods import with_method
 from tests.surgery.test_calibrate import error, trained  # noqa: F401 (a fixture)
 
 
@@ -59,7 +60,7 @@ def test_a_result_of_few_odd_samples_is_good_elsewhere(trained, tmp_path):  # no
     yours = Calibration("odd", "odd", "odd", odd[:2], odd[2:], odd[2:])
     steps, wrong = plan(open_source(str(folder)), RequestedShape(layers="3"), calibrated=True), {}
     for name, beside in (("alone", None), ("mixed", own)):
-        outcome, used = calibrate_safely(steps, replace(yours, beside=beside), CalibrationOptions())
+        outcome, used = calibrate_safely(with_method(steps), replace(yours, beside=beside), CalibrationOptions())
         (tmp_path / name).mkdir()
         apply(replace(steps, layers=outcome.record.layers), tmp_path / name, outcome.edits)
         wrong[name] = error(tmp_path / name, folder, data)

@@ -16,7 +16,6 @@ from leansurgeon.errors import UsageError
 from leansurgeon.measure.data.calibration import Calibration
 from leansurgeon.surgery.calibrate import best_of, calibrate, finalists
 from leansurgeon.surgery.candidates import Candidate
-from leansurgeon.surgery.context import CalibrationOptions
 from leansurgeon.surgery.drop_layers import kinds_of, with_every_kind
 from leansurgeon.surgery.method import Method
 from leansurgeon.surgery.planning import plan
@@ -24,6 +23,7 @@ from leansurgeon.surgery.requested_shape import RequestedShape
 from leansurgeon.surgery.shrink import unread
 from tests.conftest import DECODER, SPECIAL
 from tests.support.command_line import leansurgeon
+from tests.support.methods import with_method
 from tests.support.published import SMALL, TOKENS, load, saved, skipping
 from tests.surgery.test_calibrate import text_batches
 
@@ -61,7 +61,7 @@ def qwen(tmp_path_factory):
 def test_a_calibrated_set_has_a_layer_of_every_kind(criterion, qwen):
     source = open_source(str(qwen))
     steps = plan(source, RequestedShape(layers="3"), calibrated=True)
-    record = calibrate(steps, small_data(), CalibrationOptions(criterion=criterion, heal="none")).record
+    record = calibrate(with_method(steps, "none", layers=criterion), small_data()).record
     assert all({3, 7} & set(kept) for kept in [record.layers, *(c.kept for c in record.candidates)])
     if criterion != "auto":
         assert record.criterion == f"{criterion}, one of every kind"
@@ -131,9 +131,8 @@ def test_of_sets_that_are_alike_one_keeps_the_pattern_that_other_programs_count_
     folder = saved(model := transformers.SmolLM3ForCausalLM(config), tmp_path / "source")
     silent(model, range(1, 8)).save_pretrained(folder)  # whichever goes, nothing is lost
     source = open_source(str(folder))
-    found = calibrate(
-        plan(source, RequestedShape(layers="7"), calibrated=True), small_data(), CalibrationOptions(heal="none")
-    )
+    steps = plan(source, RequestedShape(layers="7"), calibrated=True)
+    found = calibrate(with_method(steps, "none"), small_data())
     assert found.record.layers == tuple(range(7)), found.record.candidates
     assert plan(source, RequestedShape(), method=Method(keep="0-6")).cannot_hold is None
 

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from leansurgeon.errors import UsageError
 from leansurgeon.surgery import local_fit
 from leansurgeon.surgery.local_fit import Example, fit_examples, relative_error
 
@@ -91,14 +90,6 @@ def test_the_error_is_per_token() -> None:
     output = torch.tensor([[[900.0, 0.0], [1.0, 1.0], [0.0, 2.0]]])
     found = relative_error(lambda x: output, [Example(hidden, target, torch.tensor([[True, False, True]]))])
     assert found == pytest.approx(((0.1**2 + 0.0) / 2) ** 0.5, rel=1e-3)
-
-
-@pytest.mark.parametrize("steps, rate, guards", [(0, 1e-3, 1), (5, 0.0, 1), (5, 1e-3, 0)])
-def test_refusals(steps: int, rate: float, guards: int) -> None:
-    teacher = block(True, 0)
-    one = examples(teacher, 1, 1)
-    with pytest.raises(UsageError):
-        fit_examples(forward_of(teacher), list(teacher.parameters()), one, one[:guards], steps=steps, rate=rate)
 
 
 def test_a_clock_is_divided_and_the_rate_rises_and_falls(monkeypatch) -> None:

@@ -19,6 +19,7 @@ from leansurgeon.surgery.planning import plan
 from leansurgeon.surgery.requested_shape import RequestedShape
 from leansurgeon.surgery.score import Tally
 from tests.conftest import build
+from tests.support.methods import with_method
 from tests.surgery.test_calibrate import image_batches, text_batches
 
 DEPTH = 8
@@ -58,7 +59,8 @@ def chosen(made, monkeypatch, layers, error):
     folder, data = made
     monkeypatch.setattr(score, "ERROR", error)
     monkeypatch.setattr("leansurgeon.surgery.calibrate.TRIAL", {"fit": 1_024, "guard": 1_024})
-    outcome = calibrate(plan(open_source(str(folder)), RequestedShape(layers=str(layers)), calibrated=True), data, FREE)
+    steps = plan(open_source(str(folder)), RequestedShape(layers=str(layers)), calibrated=True)
+    outcome = calibrate(with_method(steps), data, FREE)
     outcome.close()
     tried = [c for c in outcome.record.candidates if c.data == "part"]
     return outcome.record.layers, tried, outcome.record.passes

@@ -13,7 +13,7 @@ from leansurgeon.shape import Groups, Shape, Stage
 from leansurgeon.surgery.calibrate import best_of, calibrate
 from leansurgeon.surgery.candidates import CutMark, growing_ends, marks
 from leansurgeon.surgery.choose_layers import Evidence, blocks, combine_stages
-from leansurgeon.surgery.context import CalibrationContext, CalibrationOptions
+from leansurgeon.surgery.context import CalibrationContext
 from leansurgeon.surgery.local_fit import PHASES, STEP_TOKENS, Example, Phase, TimeLimit, fit_span, pace
 from leansurgeon.surgery.method import Method
 from leansurgeon.surgery.planning import plan
@@ -21,6 +21,7 @@ from leansurgeon.surgery.requested_shape import RequestedShape
 from leansurgeon.surgery.score import CLOSE
 from leansurgeon.surgery.shrink import decide
 from leansurgeon.surgery.spans import PASSES, row_sizes, share_of_steps, split
+from tests.support.methods import with_method
 from tests.surgery.test_calibrate import cut, error, trained  # noqa: F401 (a fixture)
 
 
@@ -46,7 +47,7 @@ def test_no_time_leaves_the_closed_form_to_the_bit(trained):  # noqa: F811
     steps = plan(open_source(str(folder)), RequestedShape(layers="3"), calibrated=True)
     found = {}
     for heal, seconds in (("closed", None), ("local", 0.0)):
-        outcome = calibrate(steps, data, CalibrationOptions(keep=(0, 1, 3), heal=heal, heal_time=seconds))
+        outcome = calibrate(with_method(steps, heal, (0, 1, 3), heal_time=seconds), data)
         chosen = outcome.record.healing
         found[heal] = {name: np.array(values) for name, values in outcome.edits.items()}, chosen
         outcome.close()
@@ -67,7 +68,7 @@ def test_a_decided_plan_heals_locally_by_default_and_says_so(trained):  # noqa: 
 
 def test_every_block_is_tried_after_its_refit(trained):  # noqa: F811
     folder, data = trained("gpt2")
-    outcome = calibrate(plan(open_source(str(folder)), RequestedShape(layers="2"), calibrated=True), data)
+    outcome = calibrate(with_method(plan(open_source(str(folder)), RequestedShape(layers="2"), calibrated=True)), data)
     tried = [c for c in outcome.record.candidates if c.data == "part"]
     assert {(0, 1), (0, 3)} <= {c.kept for c in tried}  # the blocks 2-3 and 1-2
     best = min(c.score.judged_by for c in tried if not c.left_out)
@@ -122,7 +123,7 @@ def test_a_short_stage_whose_heads_were_divided_is_one_span(trained):  # noqa: F
     assert [o.name for o in steps.operators] == ["split-heads", "heal", "fit-locally"]
     scores = {}
     for heal in ("closed", "local"):
-        outcome = calibrate(steps, data, CalibrationOptions(heal=heal))
+        outcome = calibrate(with_method(steps, heal), data)
         scores[heal] = outcome.record.healing.score.judged_by
         outcome.close()
     (found,) = outcome.record.healing.local.cuts
@@ -197,7 +198,7 @@ def test_work_is_counted_in_passes_of_the_source(trained):  # noqa: F811
     steps = plan(open_source(str(folder)), RequestedShape(layers="3"), calibrated=True)
     counted = []
     for heal in ("none", "closed", "local"):
-        outcome = calibrate(steps, data, CalibrationOptions(keep=(0, 1, 3), heal=heal))
+        outcome = calibrate(with_method(steps, heal, (0, 1, 3)), data)
         counted.append(outcome.record.passes)
         outcome.close()
     assert 1 < counted[0] < 1.5 < counted[1] < 5
@@ -211,16 +212,13 @@ def test_words_for_healing():
         Method(heal="closd").check(True)
     with pytest.raises(UsageError, match="--heal-time"):
         Method(heal="closed", heal_time=60.0).check(True)
-    assert not CalibrationOptions(heal="none").refits and CalibrationOptions().refits and not CalibrationOptions().grows
+    ways = [Method(heal=heal) for heal in ("none", "closed", "local")]
+    assert [(way.refits, way.grows) for way in ways] == [(False, False), (True, False), (True, True)]
 
 
 def test_ground_has_no_cuts_to_mark_where_all_layers_stay(trained):  # noqa: F811
     folder, data = trained("vit")
-    outcome = calibrate(
-        plan(open_source(str(folder)), RequestedShape(mlp_dim="24"), calibrated=True),
-        data,
-        CalibrationOptions(heal="local"),
-    )
+    outcome = calibrate(plan(open_source(str(folder)), RequestedShape(mlp_dim="24"), calibrated=True), data)
     assert outcome.record.healing.local is None
     outcome.close()
     assert CalibrationContext(plan(open_source(str(folder)), RequestedShape(mlp_dim="24"), calibrated=True), data).heals

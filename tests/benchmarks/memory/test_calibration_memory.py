@@ -27,7 +27,8 @@ import sys
 import torch
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.measure.data.calibration import Calibration
-from leansurgeon.surgery.calibrate import CalibrationOptions, calibrate
+from leansurgeon.surgery.calibrate import calibrate
+from leansurgeon.surgery.method import Method
 from leansurgeon.surgery.planning import plan
 from leansurgeon.surgery.requested_shape import RequestedShape
 
@@ -35,8 +36,9 @@ source = open_source(sys.argv[1])
 ids = torch.randint(0, 20_000, (3, 1, 128), generator=torch.Generator().manual_seed(0))
 fit, guard, held = ([{"input_ids": x, "attention_mask": torch.ones_like(x)}] for x in ids)
 calibration = Calibration("noise", "noise", "-", fit, guard, held)
-steps = plan(source, RequestedShape(layers=sys.argv[2], mlp_dim="384"), calibrated=True)
-outcome = calibrate(steps, calibration, CalibrationOptions(criterion="even"))
+method = Method(layers="even", heal="closed")
+steps = plan(source, RequestedShape(layers=sys.argv[2], mlp_dim="384"), 0, method, calibrated=True)
+outcome = calibrate(steps, calibration)
 print(len(outcome.record.layers), len(outcome.edits))
 outcome.close()
 """
