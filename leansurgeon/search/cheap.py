@@ -43,16 +43,16 @@ class CheapScores:
 
 def scores(source: Source, candidates: Sequence[Candidate], evidence: Evidence | None) -> dict[str, CheapScores]:
     """Everything but memory and latency, by name."""
+    numbers = {candidate.name: CheapScores(candidate.parameters) for candidate in candidates}
     if evidence is None:
-        return {candidate.name: CheapScores(candidate.parameters) for candidate in candidates}
-    return {
-        candidate.name: CheapScores(
-            candidate.parameters,
-            influence=share_of_influence(source.shape, candidate.shape, evidence.influence),
-            kappa=foretold_kappa(source.shape, candidate.shape, evidence),
-        )
-        for candidate in candidates
-    }
+        return numbers
+    total = sum(evidence.influence or ())
+    for candidate in candidates:
+        kept = keep_most_influential(source.shape, candidate.shape, evidence.influence)
+        influence = sum(evidence.influence[i] for i in kept) / total if total else None
+        kappa = foretold_kappa(source.shape, candidate.shape, evidence, kept)
+        numbers[candidate.name] = CheapScores(candidate.parameters, influence=influence, kappa=kappa)
+    return numbers
 
 
 def keep_most_influential(before: Shape, after: Shape, influence: list[float] | None) -> list[int]:
@@ -65,19 +65,11 @@ def keep_most_influential(before: Shape, after: Shape, influence: list[float] | 
     return kept
 
 
-def share_of_influence(before: Shape, after: Shape, influence: list[float] | None) -> float | None:
-    """Share of the sum over all layers, at best."""
-    if not influence or not sum(influence):
-        return None
-    return sum(influence[i] for i in keep_most_influential(before, after, influence)) / sum(influence)
-
-
-def foretold_kappa(before: Shape, after: Shape, evidence: Evidence) -> float | None:
+def foretold_kappa(before: Shape, after: Shape, evidence: Evidence, kept: Sequence[int]) -> float | None:
     """Median over the kept layers of the source's kappa, times what Theorem 3.2 makes of the new inner width."""
-    stages = [(old, new) for old, new in zip(before.stages, after.stages, strict=True) for _ in range(old.depth)]
     kappas = []
-    for layer in keep_most_influential(before, after, evidence.influence):
-        old, new = stages[layer]
+    for layer in kept:
+        old, new = (shape.stages[before.stage_of(layer)] for shape in (before, after))
         if (kappa := evidence.kappa[layer]) is not None:
             ratio = gaussian_kappa(evidence.tokens, new.inner) / gaussian_kappa(evidence.tokens, old.inner)
             kappas.append(max(1.0, kappa * ratio))

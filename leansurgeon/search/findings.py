@@ -12,7 +12,7 @@ from leansurgeon.errors import plural
 from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.report.humans import NONE, change, count, join_words, memory, plain
 from leansurgeon.search.cheap import CheapScores
-from leansurgeon.search.halving import Result, Score
+from leansurgeon.search.halving import Result
 from leansurgeon.search.outcome import SearchOutcome
 from leansurgeon.search.space import Candidate, Shapes
 from leansurgeon.words import WIDTH, in_columns
@@ -62,17 +62,6 @@ def list_findings(outcome: SearchOutcome) -> list[Finding]:
 # -- orders ---------------------------------------------------------------------------------------
 
 
-def list_stages(outcome: SearchOutcome) -> list[tuple[str, dict[str, tuple]]]:
-    """Every stage with a key by name, the smaller the better. A stage has those alone that came to it from the one
-    before: controls come in on the last rung, so they have no place in the order of earlier ones.
-    """
-    stages: list[tuple[str, dict[str, tuple]]] = [("cheap", {c.name: (i,) for i, c in enumerate(outcome.tried)})]
-    for rung, results in zip(outcome.schedule, outcome.rungs, strict=True):
-        keys = {c.name: results[c.name].score.key for c in outcome.tried if c.name in results and results[c.name].score}
-        stages.append((str(rung.share), keys))
-    return stages
-
-
 def kendall_tau(a: Sequence[Any], b: Sequence[Any]) -> float | None:
     """Kendall's tau-b (1945) of two lists of keys for the same things; None where one list has a single value."""
     from scipy.stats import kendalltau
@@ -84,8 +73,14 @@ def kendall_tau(a: Sequence[Any], b: Sequence[Any]) -> float | None:
 
 def list_changes(outcome: SearchOutcome) -> list[OrderChange]:
     """How the order changed from each stage to the next, among those that both have."""
+    # Keys by name, the smaller the better. A stage has those alone that came to it from the one before: controls come
+    # in on the last rung, so they have no place in the order of earlier ones.
+    stages: list[tuple[str, dict[str, tuple]]] = [("cheap", {c.name: (i,) for i, c in enumerate(outcome.tried)})]
+    for rung, results in zip(outcome.schedule, outcome.rungs, strict=True):
+        scores = {c.name: results[c.name].score for c in outcome.tried if c.name in results}
+        stages.append((str(rung.share), {name: score.key for name, score in scores.items() if score}))
     changes = []
-    for (first, a), (then, b) in pairwise(list_stages(outcome)):
+    for (first, a), (then, b) in pairwise(stages):
         names = [name for name in a if name in b]
         before = sorted(names, key=a.__getitem__)
         after = sorted(before, key=b.__getitem__)
@@ -258,8 +253,9 @@ def describe_space(space: Shapes) -> str:
 def describe(outcome: SearchOutcome) -> list[str]:
     """What may be said, one paragraph each."""
     winner, score = outcome.winner, outcome.rungs[-1][outcome.winner.name].score
+    error = "" if score.error is None else f" (standard error {100 * score.error:.1f} points)"
     lines = [
-        f"Winner: {name_shape(winner)}: {score.label} {score.text}{describe_error(score)}, {winner.parameters:,} "
+        f"Winner: {name_shape(winner)}: {score.label} {score.text}{error}, {winner.parameters:,} "
         f"parameters ({change(winner.parameters, outcome.original.parameters)}).",
         compare_with_control(outcome),
     ]
@@ -313,8 +309,3 @@ def name_shape(candidate: Candidate) -> str:
     shape = candidate.shape
     layers, heads = plural(shape.column("depth"), "layer"), plural(shape.column("heads"), "head")
     return f"{layers} x {heads}, MLP {shape.column('mlp_dim')}"
-
-
-def describe_error(score: Score) -> str:
-    """` (standard error 0.9 points)`; empty where it is not known."""
-    return f" (standard error {100 * score.error:.1f} points)" if score.error is not None else ""

@@ -157,9 +157,8 @@ def part_of(data: Calibration, share: Fraction) -> Calibration:
     """A `share` of the samples to fit on and to guard, in whole batches, one at least, spread over all: sentences stand
     by their length.
     """
-
-    def some(batches: list[Batch]) -> list[Batch]:
-        """Whole batches, spread over all."""
-        return [batches[i] for i in inner(len(batches), max(1, round(len(batches) * share)))]
-
-    return data if share == 1 else replace(data, fit=some(data.fit), guard=some(data.guard))
+    chosen = {}
+    for part in ("fit", "guard"):
+        batches = getattr(data, part)
+        chosen[part] = [batches[i] for i in inner(len(batches), max(1, round(len(batches) * share)))]
+    return replace(data, **chosen)

@@ -190,10 +190,8 @@ def with_memory(
                 predicted[candidate.name] = replace(cheaply, memory=memory)
     except LeanSurgeonError as error:
         return numbers, f"No memory: {error.message}"
-    return (
-        predicted,
-        f"memory: predicted peak on a CUDA GPU, batch {setting.batch}, {setting.precision}, {setting.optimizer}.",
-    )
+    trained = f"batch {setting.batch}, {setting.precision}, {setting.optimizer}"
+    return predicted, f"memory: predicted peak on a CUDA GPU, {trained}."
 
 
 def nothing_fits(count: int, size: Limit, time: Limit) -> UsageError:

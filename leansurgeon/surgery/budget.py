@@ -13,20 +13,10 @@ from dataclasses import dataclass
 from leansurgeon.surgery.candidates import Candidate, course, divides_heads, last_made, stages_of
 from leansurgeon.surgery.planning import Plan
 
-CHOICE, ALL = 3.0, 10.0
+CHOICE, ALL = 3.0, 10.0  # passes that choice and closed refit may take, and all with the local fit
 LEAST = 16_384  # tokens, what a model writes itself; bounds on less data are as on so many
 TRIAL = {"fit": 8_192, "guard": 2_048}  # tokens on which sets of layers compete
 SMALLER = (0.5, 0.25)  # of the trial, where all sets on all of it would be too much for the bound
-
-
-@dataclass(frozen=True)
-class Budget:
-    """Passes that choice and closed refit may take, and all with the local fit. Layers that a plan makes anew whatever
-    is chosen (fewer heads, fewer units) come on top of the former, once.
-    """
-
-    choice: float = CHOICE
-    whole: float = ALL
 
 
 @dataclass(frozen=True)

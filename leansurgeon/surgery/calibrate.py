@@ -38,9 +38,10 @@ from leansurgeon.surgery import choose_layers, drop_layers, forecast
 from leansurgeon.surgery.budget import SMALLER, TRIAL, fitting
 from leansurgeon.surgery.candidate_model import CandidateModel
 from leansurgeon.surgery.candidates import Candidate, divides_heads, is_near
-from leansurgeon.surgery.context import PARTS, CalibrationContext, CalibrationOptions, SampleView, TeacherOutputs
+from leansurgeon.surgery.context import PARTS, CalibrationContext, SampleView, TeacherOutputs
 from leansurgeon.surgery.planning import Plan
 from leansurgeon.surgery.probes import check_finite, outputs_of
+from leansurgeon.surgery.resume import ResumeState
 from leansurgeon.surgery.score import CLOSE, judge, race
 from leansurgeon.surgery.spans import fit_locally
 
@@ -64,20 +65,20 @@ class CalibrationResult:
 
 
 def calibrate(
-    plan: Plan, calibration: Calibration, options: CalibrationOptions | None = None, say: Say = silent
+    plan: Plan, calibration: Calibration, say: Say = silent, device: str = "cpu", state: ResumeState | None = None
 ) -> CalibrationResult:
-    """Carry a plan through on sample data.
+    """Carry a plan through on sample data, on a `device`. Finished steps go to `state`, or are taken from there.
 
     Raises `UnsupportedModel` where the model cannot be run block by block, `Diverged` where activations are not finite,
     `UsageError` where the layers asked for do not fit the plan.
     """
-    if options and (step := options.kept.get(RESULT)):
+    if state and (step := state.get(RESULT)):
         record = Decisions.from_dict(step.record)
         record = replace(record, steps_taken_over=record.steps_taken_over + 1)
         return CalibrationResult(step.tensors, record)
     started = time.monotonic()
     with full_fp32(), torch.no_grad(), ExitStack() as undo:  # full fp32: what is not asked to be in bf16
-        context = CalibrationContext(plan, calibration, options, say, undo)
+        context = CalibrationContext(plan, calibration, say, device, state, undo)
         context.choose_products()
         say(forecast.forecast_cost(context).describe(context.source.name))
         chosen, evidence = contest(context)
@@ -106,13 +107,13 @@ def calibrate(
     )
     with suppress(OSError):  # what is written next needs the room more; the other steps are there
         context.keep(RESULT, winner.edits, record.as_dict())
-        context.options.kept.keep_only(RESULT)
+        context.state.keep_only(RESULT)
     return CalibrationResult(winner.edits, record, held)
 
 
 def contest(context: CalibrationContext) -> tuple[list[Candidate], JsonObject]:
     """The candidates that remain after a trial on part of the data, and the numbers behind them."""
-    if step := context.options.kept.get(CHOICE):
+    if step := context.state.get(CHOICE):
         context.go_on_from(step)
         said = step.record
         context.held_back += said["held_back"]
@@ -340,7 +341,7 @@ def run_candidates(context: CalibrationContext, view: SampleView, students: list
 
 
 def calibrate_safely(
-    plan: Plan, calibration: Calibration, options: CalibrationOptions, say: Say = silent
+    plan: Plan, calibration: Calibration, say: Say, device: str, state: ResumeState
 ) -> tuple[CalibrationResult, Calibration]:
     """The cut and the data that it was made on. What a hundred odd lines say about a model is not what it does
     elsewhere, and a fit to them can be worse on all other text than one to random tokens. So on few samples the cut is
@@ -349,7 +350,7 @@ def calibrate_safely(
     cut, so nothing is kept that either speaks against. Raises what `calibrate` raises.
     """
     if calibration.beside is None:
-        return calibrate(plan, calibration, options, say), calibration
+        return calibrate(plan, calibration, say, device, state), calibration
     tried = amounts(sum(map(rows_of, calibration.fit)), sum(map(rows_of, calibration.beside.fit)))
     say(
         f"With so few samples of yours the cut is made {1 + len(tried)} times at most: on what the model makes, "
@@ -358,8 +359,7 @@ def calibrate_safely(
     spent, reach, steps = 0.0, None, []
     for rows in (None, *tried):
         mix = with_own(calibration, rows, alone=rows is None)
-        kept = options.kept.inside("own" if rows is None else f"mix-{rows}")
-        outcome = calibrate(plan, mix, replace(options, kept=kept), say)
+        outcome = calibrate(plan, mix, say, device, state.inside("own" if rows is None else f"mix-{rows}"))
         spent += outcome.record.passes * outcome.record.tokens
         off = outcome.record.healing.score.by_source[-1]  # on the guard of the model's own samples, which come last
         if rows is None:

@@ -137,7 +137,7 @@ class CandidateModel:
     def heal(self, teacher: TeacherOutputs, new: NewLayer) -> Mapping[str, list[Tensor]]:
         """Make and refit the next layer, or take what an interrupted cut has made; what it gives by part."""
         step_name = f"{self.name}-layer-{self.at}"
-        if self.name and (step := self.context.options.kept.get(step_name)):
+        if self.name and (step := self.context.state.get(step_name)):
             return self.take_stored_layer(step)
         self.skeleton.fill(self.at, tensors := self.tensors(self.at))
         # Digests of what `transfer.apply` would write without these edits take less memory than a block.

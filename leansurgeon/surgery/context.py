@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TypeAlias
 
@@ -26,7 +26,7 @@ from leansurgeon.measure.data.batches import Batch, in_pieces, rows_of, some, so
 from leansurgeon.measure.data.calibration import Calibration
 from leansurgeon.progress import Say, silent
 from leansurgeon.reading.jsonfile import JsonObject
-from leansurgeon.surgery.budget import LEAST, Budget, Effort, cost
+from leansurgeon.surgery.budget import ALL, CHOICE, LEAST, Effort, cost
 from leansurgeon.surgery.candidates import Candidate, is_near, stages_of
 from leansurgeon.surgery.local_fit import products
 from leansurgeon.surgery.next_steps import LayerPattern, pattern_of
@@ -41,15 +41,6 @@ FITTED = 8 * 2**30  # bytes that blocks may take while they are fitted, and more
 JUDGED = 32  # images at least that sets of layers are judged on: a classifier says one thing of each
 AGREES = 0.03  # relative error of the source's last hidden states by products in bf16
 Streams: TypeAlias = dict[str, Stream]  # by part of the samples
-
-
-@dataclass(frozen=True)
-class CalibrationOptions:
-    """Where a plan is calibrated, where finished steps go (`kept`), and what bounds the passes."""
-
-    device: str = "cpu"
-    kept: ResumeState = field(default_factory=ResumeState)
-    budget: Budget = field(default_factory=Budget)
 
 
 @dataclass(frozen=True)
@@ -104,15 +95,16 @@ class CalibrationContext:
         self,
         plan: Plan,
         calibration: Calibration,
-        options: CalibrationOptions | None = None,
         say: Say = silent,
+        device: str = "cpu",
+        state: ResumeState | None = None,
         held: ExitStack | None = None,
     ) -> None:
-        """`held`: how long changed tensors lie on disk."""
+        """Finished steps go to `state`; `held`: how long changed tensors lie on disk."""
         self.plan, self.method, self.source, self.target = plan, plan.method, plan.source, plan.target
         if self.source.weights is None:
             raise UnsupportedModel(f"{self.source.name} has no weights, so there is nothing to calibrate.")
-        self.calibration, self.options, self.say = calibration, options or CalibrationOptions(), say
+        self.calibration, self.state, self.say = calibration, state or ResumeState(), say
         self.samples = {part: getattr(calibration, part) for part in PARTS}
         self.held = held or ExitStack()
         self.tried: list[Tried] = []  # candidates with their scores
@@ -122,7 +114,7 @@ class CalibrationContext:
         self.asked_for = 0.0  # block-tokens of what the user named, beside the bounds
         self.held_back: list[str] = []  # what the bounds on passes left out
         self.cast: Callable[[], AbstractContextManager] = nullcontext  # how all skeletons take products
-        self.device = torch.device(self.options.device)
+        self.device = torch.device(device)
         self.teacher = self.skeleton_of(self.source.config, self.source.architecture)
         self.teacher.fill_outer(self.source.weights.float32)
         self.results: dict[tuple[int, ...], Skeleton] = {}
@@ -219,13 +211,15 @@ class CalibrationContext:
 
     @property
     def most(self) -> float:
-        """Block-tokens that the whole cut may take (`Budget`)."""
-        return self.work_allowed(self.options.budget.whole)
+        """Block-tokens that the whole cut may take."""
+        return self.work_allowed(ALL)
 
     @property
     def most_closed(self) -> float:
-        """Block-tokens that choice and closed refit may take (`Budget`)."""
-        return min(self.most, self.anew + self.work_allowed(self.options.budget.choice))
+        """Block-tokens that choice and closed refit may take. Layers that the plan makes anew whatever is chosen (fewer
+        heads, fewer units) come on top of the bound, once.
+        """
+        return min(self.most, self.anew + self.work_allowed(CHOICE))
 
     def work_allowed(self, passes: float) -> float:
         """Block-tokens of so many passes, over `LEAST` tokens at least, beside what was asked for by name."""
@@ -291,7 +285,7 @@ class CalibrationContext:
 
     def keep(self, name: str, tensors: Mapping[str, np.ndarray], record: JsonObject) -> None:
         """Keep a finished step."""
-        self.options.kept.put(name, Step(tensors, record, self.work, self.asked_for))
+        self.state.put(name, Step(tensors, record, self.work, self.asked_for))
 
     def spec(self, layer: int, role: str) -> TensorSpec:
         """The first source tensor of a role in a layer."""

@@ -78,11 +78,10 @@ def decide(
     if not heal:
         return DecidedCut(steps, record=Decisions(calibration=calibration.as_record()), calibration=calibration)
     from leansurgeon.surgery.calibrate import calibrate  # scipy.stats and more, which `heads` does without
-    from leansurgeon.surgery.context import CalibrationOptions
 
     say("Refitting output projections ...")
     try:
-        outcome = calibrate(steps, calibration, CalibrationOptions(device=device), say)
+        outcome = calibrate(steps, calibration, say, device)
     except UnsupportedModel as error:
         raise UnsupportedModel(error.message, "--no-heal leaves the heads that stay as they are.") from error
     return DecidedCut(steps, outcome.edits, outcome.record, calibration, outcome.close)

@@ -76,19 +76,17 @@ def decide(
         return DecidedCut(steps, record=record, calibration=calibration)
     from leansurgeon.measure.costs.precision import has_bf16
     from leansurgeon.surgery.calibrate import calibrate_safely
-    from leansurgeon.surgery.context import CalibrationOptions
 
     kept = ResumeState()
     if output is not None:
         kind = device.split(":")[0]
         key = key_of(steps, calibration, {"device": kind, "bf16": has_bf16(kind)})
         kept = open_state(place_of(output), key, resume, say)
-    options = CalibrationOptions(device, kept)
     place = "" if device == "cpu" else f", on {device}"
     say(f"Calibrating on {calibration.says}{place} ...")
     try:
         with blaming_weights(source):
-            outcome, calibration = calibrate_safely(steps, calibration, options, say)
+            outcome, calibration = calibrate_safely(steps, calibration, say, device, kept)
     except (Diverged, UnsupportedModel, UsageError):
         kept.remove()  # it would end so again
         raise

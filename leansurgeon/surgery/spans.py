@@ -112,7 +112,7 @@ class SpanFitter:
 
     def grow(self, mark: CutMark, phases: Sequence[Phase], name: str) -> tuple[SpanFit, ...]:
         """Fit the span of one cut, longer and longer while the guard gains. `name` is that of the step that is kept."""
-        if step := self.context.options.kept.get(name):
+        if step := self.context.state.get(name):
             self.context.go_on_from(step)
             for tensor, values in step.tensors.items():
                 self.edits.put(tensor, values)

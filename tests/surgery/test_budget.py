@@ -8,10 +8,10 @@ from leansurgeon.checkpoints.source import open_source
 from leansurgeon.measure.data.calibration import Calibration
 from leansurgeon.measure.data.pairs import Seq2Seq
 from leansurgeon.report.tables.cut import decided_table
-from leansurgeon.surgery.budget import Budget
+from leansurgeon.surgery.budget import ALL, CHOICE
 from leansurgeon.surgery.calibrate import calibrate, compete, run_candidates
 from leansurgeon.surgery.candidates import Candidate
-from leansurgeon.surgery.context import PARTS, CalibrationContext, CalibrationOptions, SampleView
+from leansurgeon.surgery.context import PARTS, CalibrationContext, SampleView
 from leansurgeon.surgery.planning import plan
 from leansurgeon.surgery.requested_shape import RequestedShape
 from tests.support.methods import with_method
@@ -59,13 +59,15 @@ def test_cuts_stay_within_both_bounds(family, wanted, saved, passes, monkeypatch
     source, data = open_source(str(saved(family, **DEEP[family])[0])), samples(family)
     steps, said = plan(source, RequestedShape(**wanted), calibrated=True), []
     spent = []
-    for budget in (Budget(), Budget(2.0, 4.5)):
-        outcome = calibrate(steps, data, CalibrationOptions(budget=budget), said.append)
+    for choice, whole in ((CHOICE, ALL), (2.0, 4.5)):
+        monkeypatch.setattr("leansurgeon.surgery.context.CHOICE", choice)
+        monkeypatch.setattr("leansurgeon.surgery.context.ALL", whole)
+        outcome = calibrate(steps, data, said.append)
         outcome.close()
         closed, bound = passes.pop()
         on_top = "mlp_dim" in wanted  # layers that are made anew
-        assert bound > budget.choice if on_top else bound == pytest.approx(budget.choice)
-        assert 1 < closed <= bound + 1e-9 and closed <= outcome.record.passes <= budget.whole
+        assert bound > choice if on_top else bound == pytest.approx(choice)
+        assert 1 < closed <= bound + 1e-9 and closed <= outcome.record.passes <= whole
         spent.append(outcome.record.passes)
         assert all(words in decided_table(outcome.record).replace("\n", " ") for words in outcome.record.held_back)
         if left := re.search(r"(\d+) of (\d+) sets and ways", " ".join(outcome.record.held_back)):

@@ -16,7 +16,7 @@ from leansurgeon.measure import device
 from leansurgeon.measure.data.calibration import Calibration
 from leansurgeon.surgery import context, local_fit
 from leansurgeon.surgery.calibrate import calibrate
-from leansurgeon.surgery.context import CalibrationContext, CalibrationOptions
+from leansurgeon.surgery.context import CalibrationContext
 from leansurgeon.surgery.method import Method
 from leansurgeon.surgery.planning import plan
 from leansurgeon.surgery.requested_shape import RequestedShape
@@ -47,8 +47,7 @@ def data(family: str) -> Calibration:
 def cut(
     source, wanted: RequestedShape, method: Method, samples: Calibration, device: str
 ) -> tuple[tuple[int, ...], dict[str, np.ndarray]]:
-    options = CalibrationOptions(device)
-    outcome = calibrate(plan(source, wanted, 0, method, calibrated=True), samples, options)
+    outcome = calibrate(plan(source, wanted, 0, method, calibrated=True), samples, device=device)
     found = outcome.record.layers, {name: np.array(values) for name, values in outcome.edits.items()}
     outcome.close()
     return found
@@ -81,8 +80,8 @@ def test_auto_takes_a_gpu_for_a_cut(asked, saved, tmp_path, monkeypatch):
     class Asked(Exception):
         pass
 
-    def look(steps, calibration, options, say):
-        raise Asked(options.device)
+    def look(steps, calibration, say, device, state):
+        raise Asked(device)
 
     monkeypatch.setattr("leansurgeon.surgery.calibrate.calibrate_safely", look)
     said: list[str] = []
@@ -97,9 +96,9 @@ def test_states_rest_on_the_host_where_they_are_too_many(saved, monkeypatch):
     source = open_source(str(saved("gpt2")[0]))
     steps = plan(source, RequestedShape(layers="2"), calibrated=True)
     with plugged_in(monkeypatch):
-        assert CalibrationContext(steps, data("gpt2"), CalibrationOptions(device="cuda:0")).home == GPU
+        assert CalibrationContext(steps, data("gpt2"), device="cuda:0").home == GPU
         monkeypatch.setattr("leansurgeon.surgery.context.SHARE", 1e-9)
-        there = CalibrationContext(steps, data("gpt2"), CalibrationOptions(device="cuda:0"))
+        there = CalibrationContext(steps, data("gpt2"), device="cuda:0")
         streams = context.SampleView.of(there.calibration, None).streams(there.teacher)["fit"]
         there.fill(0)
         assert there.home == CPU and {h.device for h in [*streams.hidden, *streams.run()]} == {CPU}
@@ -111,7 +110,7 @@ def test_products_in_bf16_where_they_agree(saved, monkeypatch):
     source = open_source(str(saved("llama", hidden_size=256, num_attention_heads=4, num_key_value_heads=2)[0]))
     steps = plan(source, RequestedShape(layers="2"), calibrated=True)
     with plugged_in(monkeypatch):
-        made = CalibrationContext(steps, data("llama"), CalibrationOptions(device="cuda:0"))
+        made = CalibrationContext(steps, data("llama"), device="cuda:0")
         stream = context.SampleView.of(made.calibration, None).streams(made.teacher)["guard"]
         made.fill(0)
         plain = stream.run()[0].cpu()
@@ -122,7 +121,7 @@ def test_products_in_bf16_where_they_agree(saved, monkeypatch):
         error = float((plain - rounded).norm() / plain.norm())
         assert rounded.dtype == torch.float32 and 1e-5 < error < 0.05
         monkeypatch.setattr("leansurgeon.surgery.context.AGREES", 0.0)
-        strict = CalibrationContext(steps, data("llama"), CalibrationOptions(device="cuda:0"))
+        strict = CalibrationContext(steps, data("llama"), device="cuda:0")
         strict.choose_products()
         assert strict.cast is nullcontext
 

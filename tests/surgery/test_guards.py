@@ -10,8 +10,8 @@ import torch
 from leansurgeon.checkpoints.recorded.decided import Decisions, GuardScore, Healing
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.measure.data.calibration import Calibration
+from leansurgeon.progress import silent
 from leansurgeon.surgery.calibrate import SAFE, CalibrationResult, calibrate_safely
-from leansurgeon.surgery.context import CalibrationOptions
 from leansurgeon.surgery.planning import plan
 from leansurgeon.surgery.requested_shape import RequestedShape
 from leansurgeon.surgery.resume import ResumeState
@@ -32,9 +32,9 @@ def windows(name: str, rows: int) -> Calibration:
 def test_own_samples_are_added_until_they_are_safe(scores, amounts, is_safe, monkeypatch, tmp_path):
     closed, places = [], []
 
-    def calibrate(steps, data, options, say):
+    def calibrate(steps, data, say, device, state):
         score = 1.0 if not places else scores[len(places) - 1]
-        places.append(options.kept.folder.name)
+        places.append(state.folder.name)
         scored = Healing(False, False, GuardScore(by_source=(0.5, score)))
         outcome = CalibrationResult({}, Decisions(healing=scored, passes=2.0, tokens=100))
         outcome.held.callback(closed.append, score)
@@ -42,7 +42,7 @@ def test_own_samples_are_added_until_they_are_safe(scores, amounts, is_safe, mon
 
     monkeypatch.setattr("leansurgeon.surgery.calibrate.calibrate", calibrate)
     data = replace(windows("yours", 4), beside=windows("own", 32))
-    outcome, used = calibrate_safely(None, data, CalibrationOptions(kept=ResumeState(tmp_path / "kept", "key")))
+    outcome, used = calibrate_safely(None, data, silent, "cpu", ResumeState(tmp_path / "kept", "key"))
     rounds = outcome.record.mixing.rounds
     assert [r.own for r in rounds] == amounts and [r.on_own for r in rounds] == scores
     assert outcome.record.mixing.safe is is_safe
@@ -53,17 +53,19 @@ def test_own_samples_are_added_until_they_are_safe(scores, amounts, is_safe, mon
 
 def test_a_result_of_few_odd_samples_is_good_elsewhere(trained, tmp_path):  # noqa: F811
     """Four rows of one token over and over against the rule that the model was trained on."""
-    folder, data = trained("bert")
+    folder, held = trained("bert")
     odd = [{"input_ids": torch.full((2, 16), 7 + i), "attention_mask": torch.ones(2, 16).long()} for i in range(3)]
-    plain = [{k: v for k, v in batch.items() if k != "labels"} for batch in data.fit]
+    plain = [{k: v for k, v in batch.items() if k != "labels"} for batch in held.fit]
     own = Calibration("own", "own", "own", plain[:12], plain[12:18], plain[18:20])
     yours = Calibration("odd", "odd", "odd", odd[:2], odd[2:], odd[2:])
     steps, wrong = plan(open_source(str(folder)), RequestedShape(layers="3"), calibrated=True), {}
     for name, beside in (("alone", None), ("mixed", own)):
-        outcome, used = calibrate_safely(with_method(steps), replace(yours, beside=beside), CalibrationOptions())
+        outcome, used = calibrate_safely(
+            with_method(steps), replace(yours, beside=beside), silent, "cpu", ResumeState()
+        )
         (tmp_path / name).mkdir()
         apply(replace(steps, layers=outcome.record.layers), tmp_path / name, outcome.edits)
-        wrong[name] = error(tmp_path / name, folder, data)
+        wrong[name] = error(tmp_path / name, folder, held)
         outcome.close()
     assert wrong["mixed"] < 0.9 * wrong["alone"]
     mixing = outcome.record.mixing

@@ -12,9 +12,7 @@ from leansurgeon.checkpoints.source import open_source
 from leansurgeon.measure.data.batches import in_pieces
 from leansurgeon.measure.data.calibration import Calibration
 from leansurgeon.surgery import score
-from leansurgeon.surgery.budget import Budget
 from leansurgeon.surgery.calibrate import calibrate
-from leansurgeon.surgery.context import CalibrationOptions
 from leansurgeon.surgery.planning import plan
 from leansurgeon.surgery.requested_shape import RequestedShape
 from leansurgeon.surgery.score import Tally
@@ -51,16 +49,15 @@ def deep(tmp_path_factory):
     return make
 
 
-FREE = CalibrationOptions(budget=Budget(inf, inf))  # all sets of layers compete, to the end if nothing leaves them out
-
-
 def chosen(made, monkeypatch, layers, error):
     """Layers, candidates of the trial, passes."""
     folder, data = made
     monkeypatch.setattr(score, "ERROR", error)
     monkeypatch.setattr("leansurgeon.surgery.calibrate.TRIAL", {"fit": 1_024, "guard": 1_024})
     steps = plan(open_source(str(folder)), RequestedShape(layers=str(layers)), calibrated=True)
-    outcome = calibrate(with_method(steps), data, FREE)
+    for bound in ("CHOICE", "ALL"):  # all sets of layers compete, to the end if nothing leaves them out
+        monkeypatch.setattr(f"leansurgeon.surgery.context.{bound}", inf)
+    outcome = calibrate(with_method(steps), data)
     outcome.close()
     tried = [c for c in outcome.record.candidates if c.data == "part"]
     return outcome.record.layers, tried, outcome.record.passes
