@@ -128,8 +128,6 @@ def contest(context: CalibrationContext) -> tuple[list[Candidate], JsonObject]:
         room = after_trial(context, chosen)
         chosen = finalists(race(context, part, students, teacher, room), context.breaks_pattern)
         chosen += best_of_stages(context)
-        for student in students:
-            student.edits.close()
     contested = {"chosen": plain(chosen), "evidence": evidence, "tried": plain(context.tried)}
     context.keep(CHOICE, {}, contested | {"held_back": context.held_back})
     return chosen, evidence

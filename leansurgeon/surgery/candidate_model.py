@@ -35,8 +35,9 @@ class CandidateModel:
 
     def __init__(self, context: CalibrationContext, view: SampleView, candidate: Candidate, number: int) -> None:
         self.context, self.view = context, view
-        self.name = f"candidate-{number}" if view.seen == "all" else None  # of its steps that are kept
-        self.candidate, self.kept, self.edits = candidate, candidate.kept, context.new_edits()
+        self.candidate, self.kept = candidate, candidate.kept
+        self.name = f"candidate-{number}" if view.seen == "all" else None  # of its steps; a trial keeps nothing
+        self.edits = context.new_edits() if self.name else None
         self.skeleton = context.result(self.kept)
         self.streams = view.streams(self.skeleton)
         self.transfer = Transfer(replace(context.plan, layers=self.kept))
@@ -141,7 +142,7 @@ class CandidateModel:
             return self.take_stored_layer(step)
         self.skeleton.fill(self.at, tensors := self.tensors(self.at))
         # Digests of what `transfer.apply` would write without these edits take less memory than a block.
-        plain = {name: digest(values) for name, values in tensors.items()}
+        plain = {name: digest(values) for name, values in tensors.items()} if self.name else {}
         del tensors
         stage = self.skeleton.shape.stage_of(self.at)
         samples = {
@@ -163,14 +164,14 @@ class CandidateModel:
         outputs = self.outputs(guard)
         error = refit_block.error(site, site.guard, outputs["guard"])
         decided = replace(decided, error_after=round(error, 6))
-        for name, values in self.skeleton.read(self.at).items():  # what differs from that; of divided heads all
-            if name in plain and (name in self.transfer.split or digest(values) != plain[name]):
-                self.edits.put(name, values)
-        self.skeleton.empty(self.at)
         self.record.append(decided)
         if self.name:
-            changed = {tensor: self.edits[tensor] for tensor in plain if tensor in self.edits}
+            made = self.skeleton.read(self.at)
+            divided = self.transfer.split  # of these all, else what differs
+            changed = {n: v for n, v in made.items() if n in plain and (n in divided or digest(v) != plain[n])}
+            self.edits.update(changed)
             self.context.keep(step_name, changed, decided.as_dict())
+        self.skeleton.empty(self.at)
         return outputs
 
     def outputs(self, guard: list[Tensor] | None = None) -> Mapping[str, list[Tensor]]:
@@ -186,8 +187,7 @@ class CandidateModel:
         """Fill the next layer as it was made before; what it gives by part."""
         self.skeleton.fill(self.at, {**self.tensors(self.at), **step.tensors})
         outputs = self.outputs()
-        for tensor, values in step.tensors.items():
-            self.edits.put(tensor, values)
+        self.edits.update(step.tensors)
         self.skeleton.empty(self.at)
         self.record.append(MadeLayer.from_dict(step.record))
         self.context.go_on_from(step)
@@ -241,9 +241,9 @@ class CandidateModel:
 
     def keep_split(self) -> None:
         """Keep the exact heads of another size of a layer that is not healed."""
-        for spec in self.result.by_layer[self.at]:
-            if spec.name in self.transfer.split:
-                self.edits.put(spec.name, self.transfer.split[spec.name])
+        divided, names = self.transfer.split, (spec.name for spec in self.result.by_layer[self.at])
+        if self.name:
+            self.edits.update({name: divided[name] for name in names if name in divided})
 
 
 def digest(values: np.ndarray) -> bytes:

@@ -21,7 +21,6 @@ from leansurgeon.checkpoints.kind import body_class, class_name
 from leansurgeon.checkpoints.publish.durable import scratch
 from leansurgeon.checkpoints.recorded.decided import Tried
 from leansurgeon.checkpoints.weights import Arrays
-from leansurgeon.errors import UnsupportedModel
 from leansurgeon.measure.data.batches import Batch, in_pieces, rows_of, some, some_rows, tokens_of
 from leansurgeon.measure.data.calibration import Calibration
 from leansurgeon.progress import Say, silent
@@ -87,8 +86,8 @@ class TeacherOutputs:
 
 
 class CalibrationContext:
-    """The plan, the source as the teacher, and skeletons of the result. Raises `UnsupportedModel` for a source without
-    weights, or one that cannot be run block by block.
+    """The plan, the source as the teacher, and skeletons of the result. Raises `UnsupportedModel` for a source that
+    cannot be run block by block.
     """
 
     def __init__(
@@ -102,8 +101,6 @@ class CalibrationContext:
     ) -> None:
         """Finished steps go to `state`; `held`: how long changed tensors lie on disk."""
         self.plan, self.method, self.source, self.target = plan, plan.method, plan.source, plan.target
-        if self.source.weights is None:
-            raise UnsupportedModel(f"{self.source.name} has no weights, so there is nothing to calibrate.")
         self.calibration, self.state, self.say = calibration, state or ResumeState(), say
         self.samples = {part: getattr(calibration, part) for part in PARTS}
         self.held = held or ExitStack()

@@ -36,11 +36,11 @@ class Edits(Mapping[str, np.ndarray]):
     def __init__(self, folder: Path) -> None:
         self.folder, self.files = folder, {}
 
-    def put(self, name: str, values: np.ndarray) -> None:
-        """Store a tensor as float32 on disk; one of the same name is replaced."""
-        file = self.folder / f"{len(self.files)}.npy" if name not in self.files else self.files[name]
-        np.save(file, np.asarray(values, np.float32, order="C"))
-        self.files[name] = file
+    def update(self, tensors: Arrays) -> None:
+        """Store tensors as float32 on disk, in the place of those of the same names."""
+        for name, values in tensors.items():
+            file = self.files.setdefault(name, self.folder / f"{len(self.files)}.npy")
+            np.save(file, np.asarray(values, np.float32, order="C"))
 
     def __getitem__(self, name: str) -> np.ndarray:
         return np.load(self.files[name], mmap_mode="r")

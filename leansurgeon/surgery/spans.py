@@ -114,8 +114,7 @@ class SpanFitter:
         """Fit the span of one cut, longer and longer while the guard gains. `name` is that of the step that is kept."""
         if step := self.context.state.get(name):
             self.context.go_on_from(step)
-            for tensor, values in step.tensors.items():
-                self.edits.put(tensor, values)
+            self.edits.update(step.tensors)
             self.context.held_back += step.record["held_back"]
             return tuple(map(SpanFit.from_dict, step.record["spans"]))
         pieces = {part: SamplePieces.of(self, mark, part) for part in PARTS}
@@ -145,8 +144,7 @@ class SpanFitter:
         for layer in filled:
             changed |= {t: values for t, values in self.skeleton.read(layer).items() if t in self.student.outs}
             self.skeleton.empty(layer)
-        for tensor, values in changed.items():
-            self.edits.put(tensor, values)
+        self.edits.update(changed)
         spans = [span.as_dict() for span in fits]
         self.context.keep(name, changed, {"spans": spans, "held_back": self.context.held_back[known:]})
         return tuple(fits)
@@ -256,7 +254,6 @@ def fit_locally(
     (now,) = judge(context, view, teacher, [behind])
     kept = now.judged_by < score.judged_by
     if kept:
-        for name, values in growing.edits.items():
-            student.edits.put(name, values)
+        student.edits.update(growing.edits)
     growing.edits.close()
     return LocalFit(spans, kept, score.judged_by, now.judged_by), now if kept else score
