@@ -7,6 +7,7 @@ Credits follow one order: first precision and attention (which need no surgery),
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from leansurgeon.architectures.base import Architecture, Config
@@ -120,18 +121,11 @@ def costs(
         saved["memory"] = {step: a - b for step, a, b in zip(STEPS, sums, sums[1:], strict=False)}
     if cross_check or None in closed:
         for i, (config, architecture) in ends.items():
-            priced[i] = replace(priced[i], flops_counted=count_flops(config, architecture, tokens))
+            with suppress(UnsupportedModel):  # no sample can be made up
+                priced[i] = replace(priced[i], flops_counted=operations.count_flops(config, architecture, tokens))
     choice = without_data(source.shape, target.shape, Method(), source.architecture.period, source)
     refused = cannot_hold(source.architecture, target.architecture, target.shape, source.config, choice.kept)
     return Costs(source.name, target.architecture.name, target.why, priced[0], priced[3], saved, start, gpu, refused)
-
-
-def count_flops(config: Config, architecture: Architecture, tokens: int | None) -> int | None:
-    """FLOPs counted by running the model on no data; None where no sample can be made up."""
-    try:
-        return operations.count_flops(config, architecture, tokens)
-    except UnsupportedModel:  # no sample can be made up
-        return None
 
 
 def memory(

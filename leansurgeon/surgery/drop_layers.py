@@ -124,15 +124,13 @@ def explain_tied_start(source: Source, kept: Sequence[int]) -> str | None:
     """
     arch = source.architecture
     for span, most in zip(source.shape.spans, arch.stay_last, strict=False):
-        gone = next((layer for layer in span[len(span) - most :] if layer not in kept), None)
-        if gone is not None:
-            return f"Layer {gone} has to stay: {arch.name} computes something else where another layer is the last."
+        if gone := [layer for layer in span[len(span) - most :] if layer not in kept]:
+            return f"Layer {gone[0]} has to stay: {arch.name} computes something else where another layer is the last."
     for span, least in zip(source.shape.spans, arch.stay, strict=False):
-        gone = next((layer for layer in span[:least] if layer not in kept), None)
-        if gone is not None:
+        if gone := [layer for layer in span[:least] if layer not in kept]:
             return (
-                f"Layer {gone} has to stay: the first {plural(least, 'layer')} of this {arch.name} cannot move, since "
-                "what enters there is told by their number."
+                f"Layer {gone[0]} has to stay: the first {plural(least, 'layer')} of this {arch.name} cannot move, "
+                "since what enters there is told by their number."
             )
     return None
 
@@ -155,12 +153,10 @@ def without_room(source: Source, kept: Sequence[int]) -> str | None:
     if source.architecture.uneven:  # a result has the tensors of the very layers that it keeps
         return None
     for span in source.shape.spans:
-        start, first = span.start, next((i for i in kept if i in span), span.start)
-        held = {
-            layer: {within_block(s, source.architecture): s.name for s in source.specs if s.layer == layer}
-            for layer in {start, first}
-        }
-        if lost := next((held[first][key] for key in held[first] if key not in held[start]), None):
+        first = next((i for i in kept if i in span), span.start)
+        places = {within_block(s, source.architecture) for s in source.specs if s.layer == span.start}
+        inside = ((s.name, within_block(s, source.architecture)) for s in source.specs if s.layer == first)
+        if lost := next((name for name, within in inside if within not in places), None):
             return (
                 f"Layer {first} would become the first of its stage, and there {source.architecture.name} has no place "
                 f"for '{lost}'."

@@ -152,7 +152,8 @@ def plan(
     drop_layers.refuse_misplaced(source, init, choice.kept)
     refuse_new_output(source, init)
     along = models_along(target)
-    counts, flops = [model.parameters for model in along], [flops_of(model) for model in along]
+    counts = [model.parameters for model in along]
+    flops = [closed_form(m.specs, m.shape, m.converted, m.architecture) for m in along]
     return Plan(
         before=source.shape,
         target=target,
@@ -260,8 +261,3 @@ def models_along(target: Reshaped) -> list[Reshaped]:
 def list_savings(costs: Sequence[ParameterCount | Flops]) -> dict[str, int]:
     """What each step of `models_along` saves; negative where it adds."""
     return {step: a.total - b.total for step, a, b in zip(("depth", "heads", "mlp"), costs, costs[1:], strict=False)}
-
-
-def flops_of(model: Reshaped) -> Flops | None:
-    """Forward operations of one sample, in closed form; None where there is none."""
-    return closed_form(model.specs, model.shape, model.converted, model.architecture)

@@ -229,7 +229,7 @@ def carry_out(
             steps.as_record(),
             replace(decided.record, kept_heads=chosen.kept_heads, balance=chosen.balance),
             proof,
-            language=predicts_words(decided.calibration),
+            language=head_of(decided.calibration) in ("causal-lm", "masked-lm"),
             call=call,
         )
         write_card(aside, record, folder.resolve().name, source.folder)
@@ -259,14 +259,14 @@ def blaming_weights(source: Source) -> Iterator[None]:
         ) from None
 
 
-def predicts_words(data: Calibration | None) -> bool:
-    """Whether the data's metric is perplexity."""
-    return data is not None and data.task is not None and data.task.head in ("causal-lm", "masked-lm")
+def head_of(data: Calibration | None) -> str | None:
+    """The head that the data's task is for, if there are both."""
+    return data.task.head if data is not None and data.task is not None else None
 
 
 def kind_of(data: Calibration | None) -> str:
     """How `prove` reads what a model says of the data: as a causal language model, or as it stands."""
-    return "causal-lm" if data is not None and data.task is not None and data.task.head == "causal-lm" else "plain"
+    return "causal-lm" if head_of(data) == "causal-lm" else "plain"
 
 
 def prove_result(decided: DecidedCut, folder: Path) -> Proof:

@@ -8,7 +8,6 @@ model that was trained or edited after surgery is refused even where its record 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
@@ -39,7 +38,11 @@ from leansurgeon.surgery.planning import Plan
 from leansurgeon.surgery.transfer import FRESH, Transfer
 
 SILENT = ("o", "down")  # roles whose new columns are zero
-COPIED = ("add-heads", "split-heads", "widen-mlp")  # operators that move entries and compute nothing
+BACK = {  # operators that move entries and compute nothing, and what takes them back
+    "add-heads": "take the added heads away",
+    "split-heads": "join the children of every head",
+    "widen-mlp": "take the added MLP units away",
+}
 UNDO = "undo-"
 METHOD = {f.name for f in fields(Method)}
 
@@ -125,7 +128,10 @@ def plan_undo(source: Source) -> Undo:
         method=Method(**{key: value for key, value in steps.method.items() if key in METHOD}),
         calibrated=False,
         layers=tuple(range(now.depth)),
-        operators=tuple(inverse(step) for step in reversed(record.plan.operators)),
+        operators=tuple(
+            Step(UNDO + step.name, "exact", BACK[step.name], dict(step.settings))
+            for step in reversed(record.plan.operators)
+        ),
         parameters_before=parameters[0],
         parameters_after=parameters[1],
         saved_by={
@@ -170,22 +176,12 @@ def undoable(source: Source) -> SurgeryRecord:
             "not keep the old one.",
             own,
         )
-    strange = next((name for name in names if name not in COPIED), None)
+    strange = next((name for name in names if name not in BACK), None)
     sizes = [[stage.head_dim for stage in shape.stages] for shape in (record.plan.before, record.plan.after)]
     if strange or sizes[0] != sizes[1]:
         why = "heads of another size have rescaled scores" if not strange else "no way back is known"
         raise UsageError(f"{strange or 'split-heads'} cannot be undone to the bit: {why}.", own)
     return record
-
-
-def inverse(step: Step) -> Step:
-    """The step that takes back an exact one."""
-    says = {
-        "add-heads": "take the added heads away",
-        "split-heads": "join the children of every head",
-        "widen-mlp": "take the added MLP units away",
-    }[step.name]
-    return Step(UNDO + step.name, "exact", says, dict(step.settings))
 
 
 # -- carry out and verify --------------------------------------------------------------------------
@@ -233,15 +229,9 @@ def verify(steps: Undo, written: Path, paths: list[Path]) -> Verified:
     old = Weights.open(files[0].parent).rename_endings(steps.plan.architecture.renames)
     new = Weights.open(written)
     left = tuple(sorted(set(old.entries) - set(new.entries)))
-    return Verified("source", origin.name, tuple(sorted(unequal(new, old))), left)
-
-
-def unequal(new: Weights, old: Weights) -> Iterator[str]:
-    """Names of the tensors that differ in dtype, shape or bytes."""
-    for name, entry in new.entries.items():
-        other = old.entries.get(name)
-        if other is None or entry.shape != other.shape or not same_bytes(entry, other):
-            yield name
+    pairs = {name: (entry, old.entries.get(name)) for name, entry in new.entries.items()}
+    equal = {name for name, (a, b) in pairs.items() if b is not None and a.shape == b.shape and same_bytes(a, b)}
+    return Verified("source", origin.name, tuple(sorted(set(pairs) - equal)), left)
 
 
 def at_hand(origin: Origin, recorded: set[str]) -> list[Path]:
