@@ -106,6 +106,21 @@ class Loaded:
         return paths
 
     @property
+    def blocks(self) -> list[torch.nn.Module]:
+        """The blocks in order, over all stages."""
+        names = dict(self.model.named_modules())
+        modules = []
+        for number, stage in enumerate(self.architecture.shape(self.config).stages):
+            place = self.architecture.blocks(number)
+            template = (*place.projection, place.layer.rstrip("."))[0]  # not every family knows its projections
+            head, _, tail = template.partition("{i}")
+            for layer in range(stage.depth):
+                ending = f"{head}{layer}"
+                path = next(name for name in names if name == ending + tail or name.endswith(f".{ending}{tail}"))
+                modules.append(names[path.removesuffix(tail)])
+        return modules
+
+    @property
     def info(self) -> JsonObject:
         """Shape, parameters by part, and the surgery that the model went through."""
         shape = self.architecture.shape(self.config)

@@ -132,14 +132,10 @@ def heal_of(share: Fraction) -> str:
 
 def task_score(loaded: Loaded, data: Calibration, batches: list[Batch]) -> Score:
     """The task's metric over all batches. Raises `Diverged` where the loss is no number."""
-    sums = Sums(0.0, 0.0, 0.0, 0.0)
-    samples = 0
-    for batch in batches:
-        score = data.task.score(loaded.forward(batch), batch)
-        extra = None if score.extra is None else score.extra.double().numpy()
-        extra = extra if sums.extra is None else sums.extra + extra
-        sums = Sums(*(a + float(b) for a, b in zip(sums[:4], score[:4], strict=True)), extra)
-        samples += len(batch["labels"])
+    scores = [data.task.score(loaded.forward(batch), batch) for batch in batches]
+    totals = [sum(map(float, parts)) for parts in zip(*(score[:4] for score in scores), strict=True)]
+    sums = Sums(*totals, None if scores[0].extra is None else sum(score.extra.double().numpy() for score in scores))
+    samples = sum(len(batch["labels"]) for batch in batches)
     loss = sums.loss_sum / max(1.0, sums.loss_count)
     if not math.isfinite(loss):
         raise Diverged("its loss is no finite number.")

@@ -233,23 +233,8 @@ class _Tap:
 def taps(loaded: Loaded, layers: Sequence[int] | None = None) -> list[_Tap]:
     """What keeps the outputs of a model's blocks: of all, or of these layers."""
     stages = loaded.architecture.shape(loaded.config).stages
-    widths, modules = [stage.width for stage in stages for _ in range(stage.depth)], blocks(loaded)
+    widths, modules = [stage.width for stage in stages for _ in range(stage.depth)], loaded.blocks
     return [_Tap(modules[i], widths[i]) for i in (range(len(modules)) if layers is None else layers)]
-
-
-def blocks(loaded: Loaded) -> list[nn.Module]:
-    """The blocks of a model in order, over all its stages."""
-    names = dict(loaded.model.named_modules())
-    modules = []
-    for number, stage in enumerate(loaded.architecture.shape(loaded.config).stages):
-        place = loaded.architecture.blocks(number)
-        template = (*place.projection, place.layer.rstrip("."))[0]  # not every family knows its projections
-        head, _, tail = template.partition("{i}")
-        for layer in range(stage.depth):
-            ending = f"{head}{layer}"
-            path = next(name for name in names if name == ending + tail or name.endswith(f".{ending}{tail}"))
-            modules.append(names[path.removesuffix(tail)])
-    return modules
 
 
 def targets(student: Loaded, teacher: Loaded, name: str) -> list[int]:

@@ -30,7 +30,6 @@ from leansurgeon.errors import UsageError, plural
 from leansurgeon.tasks import Task
 from leansurgeon.training import data_loader
 from leansurgeon.training.data_loader import Batch
-from leansurgeon.training.distill import blocks
 from leansurgeon.training.recipe.schema import Lora, Train
 
 
@@ -143,7 +142,7 @@ def freeze_blocks(loaded: Loaded, count: int) -> None:
     """Freeze the first `count` blocks and what the model names before them: embeddings, and where it is tied to them
     the head. The backward pass ends where they begin. Raises `UsageError` where nothing would be left to train.
     """
-    every = blocks(loaded)
+    every = loaded.blocks
     if count >= len(every):
         raise UsageError(
             f"train.frozen_blocks is {count}, and {type(loaded.model).__name__} has {plural(len(every), 'block')}.",
@@ -170,7 +169,7 @@ def add_lora(loaded: Loaded, settings: Lora, task: Task) -> None:
         from peft import LoraConfig, inject_adapter_in_model
     except ImportError:
         raise UsageError("LoRA needs peft.", "pip install 'leansurgeon[lora]'") from None
-    within = {id(module) for block in blocks(loaded) for module in block.modules()}
+    within = {id(module) for block in loaded.blocks for module in block.modules()}
     inside = [
         name
         for name, module in loaded.model.named_modules()

@@ -267,7 +267,7 @@ def _compile(module: torch.nn.Module) -> torch.nn.Module:
 
 def blocks_of(loaded: Loaded) -> list[torch.nn.Module]:
     """The blocks of a model whose weights are borrowed together; none where its family is not known."""
-    return distill.blocks(loaded) if hasattr(loaded, "architecture") else []
+    return loaded.blocks if hasattr(loaded, "architecture") else []
 
 
 def _most_at_once(run: Run) -> int:
