@@ -27,7 +27,6 @@ from leansurgeon.checkpoints.publish.output import output_folder
 from leansurgeon.checkpoints.weights import TensorOut, write_file
 from leansurgeon.errors import LeanSurgeonError, UsageError
 from tests.support.command_line import leansurgeon
-from tests.support.processes.forks import commanded
 
 OURS = '{"source": {"name": "x"}, "files": ["surgery.json"]}'
 
@@ -401,16 +400,6 @@ def test_of_several_at_once_one_wins(locks, tmp_path, monkeypatch):
         winners = [pid for pid, word in said if word == "won"]
         assert len(winners) == 1 and (out / "surgery.json").read_text() == str(winners[0]), said
     assert names(tmp_path) == [f"out{turn}" for turn in range(5)]
-
-
-def test_three_shrinks_to_one_name(saved, tmp_path):
-    folder, _ = saved("vit")
-    words = [folder, "--layers", "2", "--uncalibrated", "--no-proof", "-o", tmp_path / "out"]
-    jobs = [commanded("shrink", *words, cwd=tmp_path) for _ in range(3)]
-    said = [job.wait() for job in jobs]
-    assert sorted(one.returncode for one in said) == [0, 2, 2], said
-    assert not any("Traceback" in one.stderr for one in said)
-    assert names(tmp_path) == ["out", "source-vit"]
 
 
 @pytest.mark.parametrize("mask", [0o022, 0o077, 0o002])

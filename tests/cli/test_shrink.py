@@ -5,8 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import re
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -37,8 +35,8 @@ def test_dry_run_prints_exact_integers_and_writes_nothing(arguments, before, aft
 
 
 def test_a_preset_is_cut_written_and_proved(tmp_path):
-    command = [sys.executable, "-m", "leansurgeon", "shrink", "digits-vit", "--heads", "8", "--layers", "3"]
-    done = subprocess.run([*command, "--mlp-dim", "128"], cwd=tmp_path, capture_output=True, text=True)
+    wanted = ("--heads", "8", "--layers", "3", "--mlp-dim", "128")
+    done = leansurgeon("shrink", "digits-vit", *wanted, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     folder = tmp_path / "runs/digits-vit-h8-l3"
     record = json.loads((folder / "surgery.json").read_text())

@@ -328,6 +328,7 @@ def test_trainings_side_by_side_are_one_bar_on_a_terminal(tmp_path, monkeypatch)
         assert f"rung 2, steps: {steps:,}/{whole_length:,}  {rate_text(steps / seconds, 'steps/s')}  eta {left}" in (
             file.getvalue()
         )
+    assert file.getvalue().endswith("\x1b[2K")  # nothing of it is left
     plain = io.StringIO()
     with show_on(Screen(stream=plain)), as_a_bar("rung 2", jobs, done, 1437) as look:
         assert look is None

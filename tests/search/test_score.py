@@ -135,12 +135,6 @@ def test_a_quarter_of_the_places_is_for_the_old_heads_and_none_of_one():
     assert [old_heads(tries) for tries in (1, 2, 4, 5, 8, 9)] == [0, 1, 1, 2, 2, 3]
 
 
-def test_the_most_influential_layers_stay():
-    shape = open_source("digits-vit").shape
-    assert keep_most_influential(shape, shape.with_(depth=3), [5, 1, 4, 1, 1, 9]) == [0, 2, 5]
-    assert keep_most_influential(shape, shape.with_(depth=3), None) == [0, 2, 5]
-
-
 def test_a_training_is_shortened_as_a_whole():
     assert [scale_length(t, Fraction(1, 4)) for t in ("30ep", "600st", "3st", "24h")] == ["7.5ep", "150st", "1st", "6h"]
     full = load_training("imagenet-vit-b").train

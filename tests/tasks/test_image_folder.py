@@ -220,6 +220,9 @@ def test_soft_labels_and_smoothing_are_torchs():
         wider = base.classification_score(torch.cat([logits, torch.randn(2, 6)]), torch.cat([given, none]), smoothing)
         assert all(torch.allclose(a, b) for a, b in zip(score[:4], wider[:4], strict=True))
     assert base.classification_score(logits, soft).metric_sum == (logits.argmax(1) == labels.flip(0)).sum()
+    half = base.classification_score(logits.bfloat16().requires_grad_(), labels)
+    assert half.loss_sum.dtype == torch.float32 and half.loss_sum.requires_grad and not half.metric_sum.requires_grad
+    assert not any(base.classification_score(logits, torch.full((9,), -100))[:4])
     tokens, targets = torch.randn(2, 5, 7), torch.randint(7, (2, 5))
     smooth, plain = base.token_score(tokens, targets, 0.1), base.token_score(tokens, targets)
     assert smooth.metric_sum == plain.metric_sum == plain.loss_sum != smooth.loss_sum
@@ -349,13 +352,6 @@ def test_an_augmentation_that_timm_does_not_know(tmp_path):
         with pytest.raises(UsageError, match=rf"\btimm\b.*\bauto_augment '{text}'"):
             prepared(tmp_path / "cache", data=data, auto_augment=text)
     assert prepared(tmp_path / "cache", data=data, auto_augment="rubbish", augment=False).size("train") == 12
-
-
-def test_every_parquet_file_has_the_columns(tmp_path):
-    data = write(tmp_path / "data", "parquet")
-    parquet.write_table(pa.table({"picture": [b"x"], "label": [0]}), tmp_path / "data" / "train-00001-of-00002.parquet")
-    with pytest.raises(UsageError, match=r"train-00001-of-00002\.parquet.*'image'"):
-        prepared(tmp_path / "cache", data=data)
 
 
 def test_images_that_come_later_are_seen_however_deep(tmp_path):

@@ -52,25 +52,6 @@ def test_digits_are_scikit_learns_split_evenly(tmp_path):
     assert task.model_overrides() == {"num_labels": 10, "image_size": 8, "num_channels": 1}
 
 
-def test_classification_score_is_the_mean_loss_of_the_samples_that_count(tmp_path):
-    task = tasks.make("digits")
-    logits, labels = torch.randn(12, 10), torch.randint(10, (12,))
-    score = task.score(logits, {"labels": labels})
-    assert score.loss_sum / score.loss_count == pytest.approx(float(torch.nn.CrossEntropyLoss()(logits, labels)))
-    assert score.metric_sum == sum(
-        int(row.argmax()) == label for row, label in zip(logits, labels.tolist(), strict=True)
-    )
-
-    padded = {"labels": torch.cat([labels, torch.full((5,), -100)])}
-    with_padding = task.score(torch.cat([logits, torch.randn(5, 10)]), padded)
-    assert all(torch.allclose(a, b) for a, b in zip(score[:4], with_padding[:4], strict=True))
-    assert all(value.ndim == 0 and value.dtype == torch.float32 for value in with_padding[:4])
-    nothing = task.score(logits, {"labels": torch.full((12,), -100)})
-    assert [float(value) for value in nothing[:4]] == [0, 0, 0, 0]
-    half = task.score(logits.bfloat16().requires_grad_(), {"labels": labels})
-    assert half.loss_sum.dtype == torch.float32 and half.loss_sum.requires_grad and not half.metric_sum.requires_grad
-
-
 # -- Fashion-MNIST from made-up files ------------------------------------------------------------------------
 
 

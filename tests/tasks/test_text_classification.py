@@ -15,7 +15,6 @@ from transformers import AutoTokenizer, BertTokenizer
 
 from leansurgeon import progress, tasks
 from leansurgeon.errors import UsageError
-from leansurgeon.reading import tables
 from leansurgeon.tasks.text import vocab
 from tests.support.models.word_models import crammed_words
 
@@ -171,13 +170,6 @@ def test_bad_rows_are_one_sentence(tmp_path):
     with pytest.raises(UsageError, match=r"\bevaluation\b.*'9'"):
         prepared(tmp_path / "cache", train=good, eval=file("p.csv", "text,label\nx,9\n"))
     assert not list((tmp_path / "cache").iterdir())
-
-
-def test_quotation_marks_mean_themselves_between_tabs(tmp_path):
-    rows = [['"I liked it', "1"], ["so so", "0"], ['he called it a "must"', "1"], ['the end"', "0"]]
-    lines = "".join("\t".join(row) + "\r\n" for row in [["text", "label"], *rows])
-    (tmp_path / "reviews.tsv").write_text(lines, newline="")
-    assert [row for _, row in tables.read(tmp_path / "reviews.tsv", ["text", "label"])] == rows
 
 
 def test_a_tokenizer_that_marks_pairs_alone_reads_a_text_with_an_empty_one(tmp_path):

@@ -93,26 +93,6 @@ def test_accumulation_changes_nothing_though_token_counts_differ(tmp_path, preci
     assert counts[0] != counts[1]  # else this test would show nothing
 
 
-def test_the_environment_of_accelerate_changes_nothing(tmp_path, monkeypatch):
-    _, plain = _run(tmp_path, "plain")
-    monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "4")
-    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
-    said = []
-    train(recipe(), tmp_path, tmp_path / "env", loaded=word_model(), task=Words(), cpu=True, say=said.append)
-    rows = [json.loads(line) for line in (tmp_path / "env" / "metrics.jsonl").read_text().splitlines()]
-    assert _losses(rows) == _losses(plain)
-    assert any("ACCELERATE_MIXED_PRECISION" in line for line in said)
-
-
-def test_repeating_a_run_with_dropout_repeats_its_losses(tmp_path):
-    _, first = _run(tmp_path, "first", loaded=word_model(dropout=0.5))
-    torch.rand(17)  # whatever else draws numbers in between
-    _, second = _run(tmp_path, "second", loaded=word_model(dropout=0.5))
-    _, other = _run(tmp_path, "other", loaded=word_model(dropout=0.5), seed=1)
-    assert _losses(first) == _losses(second)
-    assert _losses(first) != _losses(other)
-
-
 def test_evaluation_before_the_first_step_best_and_last(tmp_path):
     loaded = word_model()
     start = {name: value.clone() for name, value in loaded.model.state_dict().items()}
@@ -142,15 +122,6 @@ def test_evaluation_before_the_first_step_best_and_last(tmp_path):
     assert summary["throughput_unit"] == "tokens/s" and summary["status"] == "done"  # its value: test_speed.py
 
 
-def test_13_samples_in_batches_of_4_are_counted_once(tmp_path):
-    summary, rows = _run(tmp_path, loaded=dot_model(), task=Dots(), duration="1st")
-    batch = Dots().batch("eval", np.arange(13), seed=0, epoch=0)
-    fresh = dot_model().model
-    right = (fresh(batch["pixel_values"]).argmax(1) == batch["labels"]).float().mean().item()
-    assert summary["before"]["metric"] == pytest.approx(right)
-    assert {row["samples"] for row in rows if row["type"] == "eval"} == {13}
-
-
 def test_a_task_that_scores_too_few_samples_is_an_error(tmp_path):
     class Careless(Dots):
         def score(self, logits, batch, **options):
@@ -158,24 +129,6 @@ def test_a_task_that_scores_too_few_samples_is_an_error(tmp_path):
 
     with pytest.raises(LeanSurgeonError, match=r"scored \d+ samples of 13"):
         _run(tmp_path, loaded=dot_model(), task=Careless())
-
-
-def test_a_loss_that_is_no_number_ends_the_run_at_its_step(tmp_path):
-    class Poisoned(Words):
-        def batch(self, split, indices, **kwargs):
-            batch = super().batch(split, indices, **kwargs)
-            self.calls = getattr(self, "calls", 0) + (split == "train")
-            return batch
-
-        def score(self, logits, batch, **options):
-            score = super().score(logits, batch)
-            broken = getattr(self, "calls", 0) == 3
-            return score._replace(loss_sum=score.loss_sum * float("nan")) if broken else score
-
-    with pytest.raises(Diverged, match="step 3 of 8") as error:
-        _run(tmp_path, task=Poisoned(), log_every=4)
-    assert error.value.exit_code == 5 and "lr" in error.value.hint
-    assert not (tmp_path / "run" / "summary.json").exists()
 
 
 def test_an_exploding_run_is_stopped(tmp_path):

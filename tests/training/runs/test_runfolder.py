@@ -14,7 +14,7 @@ import pytest
 
 from leansurgeon.checkpoints.recorded.part import DamagedRecord
 from leansurgeon.errors import LeanSurgeonError, UnsupportedModel, UsageError
-from leansurgeon.progress import Screen, duration_text, phase, rate_text
+from leansurgeon.progress import Screen, duration_text, rate_text
 from leansurgeon.training import data_loader
 from leansurgeon.training.observe import Progress
 from leansurgeon.training.runs import folder as runfolder
@@ -45,12 +45,6 @@ def test_a_file_is_replaced_at_once(tmp_path, monkeypatch):
     assert json.loads(path.read_text()) == {"x": 1} and os.listdir(tmp_path) == ["summary.json"]
     with pytest.raises(ValueError):
         runfolder.write_json(path, {"x": float("nan")})
-
-
-def test_a_folder_that_may_not_be_written_is_said(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(UsageError, match="cannot be written"):
-        runfolder.create(tmp_path / "file" / "run")
 
 
 def test_a_log_is_no_link(tmp_path):
@@ -136,34 +130,6 @@ def test_progress_rewrites_its_line_on_a_terminal_only():
     Progress(stream=quiet, quiet=True).say("nothing")
     assert quiet.getvalue() == ""
     assert (duration_text(59), duration_text(7500), rate_text(812.4, "samples/s")) == ("59s", "2h05m", "812 samples/s")
-
-
-def test_measures_show_a_bar_on_a_terminal_and_lines_elsewhere(monkeypatch):
-    from leansurgeon import progress
-
-    terminal, spoken = _Terminal(), []
-    monkeypatch.setattr(progress, "REDRAW", 0.0)
-    monkeypatch.setattr(progress.sys, "stderr", terminal)
-    with progress.show_on(progress.command_screen()):
-        for _ in progress.track(range(3), "heads", "heads/s"):
-            pass
-    drawn = terminal.getvalue()
-    assert all(f"heads: {n}/3" in drawn for n in (1, 2, 3)) and drawn.endswith("\x1b[2K")
-    monkeypatch.setattr(progress, "PLAIN_EVERY", 0.0)
-    with progress.show_on(progress.command_screen(spoken.append)), progress.phase("blocks", 2, "blocks/s") as advance:
-        advance()
-    assert [line.split("  ")[0] for line in spoken] == ["blocks: 1/2"]
-
-
-def test_a_phase_is_shown_where_it_takes_longer_than_a_moment():
-    for seconds, lines in ((0.1, []), (4.0, ["Evaluating: 3/5  0.2 batches/s  eta 8s"])):
-        now, file = [0.0], io.StringIO()
-        screen = Screen(stream=file, clock=lambda now=now: now[0])
-        with phase("Evaluating", 5, "batches/s", screen) as advance:
-            for _ in range(5):
-                now[0] += seconds
-                advance()
-        assert file.getvalue().splitlines() == lines
 
 
 def test_colours_are_left_out_where_nobody_wants_them(monkeypatch):
