@@ -7,12 +7,13 @@ nowhere: the padding of a batch's last samples on several processes, the unmaske
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
+from numpy import ndarray
 from pydantic import BaseModel, ConfigDict
 
 from leansurgeon.errors import UsageError
@@ -43,15 +44,15 @@ class Metric:
 
     key: str
     label: str
-    higher_is_better: bool
-    percent: bool
+    higher_is_better: bool = True
+    percent: bool = True
 
     def format_value(self, value: float) -> str:
         """`97.20 %`, `31.42`: a value of it as a line of talk says it."""
         return f"{100 * value:.2f} %" if self.percent else f"{value:#.4g}"
 
 
-ACCURACY = Metric("accuracy", "accuracy", higher_is_better=True, percent=True)
+ACCURACY = Metric("accuracy", "accuracy")
 TOP_1 = replace(ACCURACY, label="top-1 accuracy")
 
 
@@ -78,7 +79,7 @@ class Sums(NamedTuple):
     loss_count: float
     metric_sum: float
     metric_count: float
-    extra: np.ndarray | None = None
+    extra: ndarray | None = None
 
 
 class Options(BaseModel):
@@ -102,13 +103,15 @@ class Task(ABC):
     overrides: ClassVar[Overrides] = {}  # `model_overrides`, where they are the same for all data
     source: str = ""  # where the data is from
     licence: str = "as the files' owner says"
+    was_read: str | None = None  # what a person is told of the data that was read; None where it is the task's own
+    held_out: str | None = None  # and of the split; None where the task brings its own
     draws_globally: ClassVar[bool] = False  # whether `batch` seeds global generators (`chance.seed_each`)
 
     def __init__(self, options: Options) -> None:
         self.options: Any = options
         self._folder: Path | None = None
         self._info: dict[str, Any] = {}
-        self._arrays: dict[str, np.ndarray] = {}
+        self._arrays: dict[str, ndarray] = {}
         self._stored_classes: classes.StoredClasses | None = None
 
     @abstractmethod
@@ -121,7 +124,7 @@ class Task(ABC):
         """
 
     @abstractmethod
-    def batch(self, split: str, indices: np.ndarray, *, seed: int, epoch: int) -> Batch:
+    def batch(self, split: str, indices: ndarray, *, seed: int, epoch: int) -> Batch:
         """The samples `indices` (B,) of a split ("train" or "eval") as model inputs and "labels".
 
         A name that begins with "_" is for `score` and not for the model. Pure: what chance does to a sample follows
@@ -177,16 +180,6 @@ class Task(ABC):
         theirs = {"rule": f"task {self.name}", "train": str(self.prepared_as), "test": str(self.prepared_as)}
         return dict(self._info.get("split", theirs))
 
-    @property
-    def was_read(self) -> str | None:
-        """What a person is told of the data that was read; None where it is the task's own."""
-        return self._info.get("was_read")
-
-    @property
-    def held_out(self) -> str | None:
-        """What a person is told of the split; None where the task brings its own."""
-        return self._info.get("held_out")
-
     def metric_value(self, sums: Sums) -> Metrics:
         """All metrics of a whole split by name, the one under `metric.key` among them, from the sums of its scores."""
         return {self.metric.key: sums.metric_sum / max(sums.metric_count, 1)}
@@ -211,16 +204,18 @@ class Task(ABC):
         """What `describe` says of this task alone."""
         return {}
 
-    def _open(self, folder: Path) -> None:
-        """Take the finished cache entry `folder` as this task's data."""
-        self._folder, self._info, self._arrays = folder, disk_cache.read_info(folder), {}
+    def _open(self, cache: Path, name: str, key: dict[str, Any], build: Callable[[Path], disk_cache.Info]) -> None:
+        """Take a cache entry, built where it is not there (`disk_cache.entry`), as this task's data."""
+        self._folder = disk_cache.entry(cache, name, key, build)
+        self._info, self._arrays = disk_cache.read_info(self._folder), {}
+        self.was_read, self.held_out = map(self._info.get, ("was_read", "held_out"))
 
     @property
     def prepared_as(self) -> str | None:
         """Name of the cache entry that is open, with a digest of all that its content follows from."""
         return self._folder.name if self._folder is not None else None
 
-    def _array(self, name: str) -> np.ndarray:
+    def _array(self, name: str) -> ndarray:
         """The array `name`.npy of the cache entry, memory-mapped and opened once per process."""
         if self._folder is None:
             raise RuntimeError(f"task '{self.name}' is used before prepare()")
@@ -235,7 +230,7 @@ class Task(ABC):
             raise UsageError(f"Task '{self.name}' has no split '{split}'.", f"Splits: {', '.join(self.splits)}.")
         return split
 
-    def _indices(self, split: str, indices: np.ndarray) -> np.ndarray:
+    def _indices(self, split: str, indices: ndarray) -> ndarray:
         """The indices as an array; IndexError where the split has no such sample (its neighbour may)."""
         indices, size = np.asarray(indices), self.size(split)
         if len(indices) and not 0 <= indices.min() <= indices.max() < size:
@@ -269,7 +264,7 @@ class Embedded(Task):
     """
 
     head = "features"
-    metric = Metric("cosine", "cosine to the source", higher_is_better=True, percent=False)
+    metric = Metric("cosine", "cosine to the source", percent=False)
     data_classes: list[str] = []  # noqa: RUF012
     extra_sums = 0
     metric_value = Task.metric_value
@@ -279,7 +274,7 @@ class Embedded(Task):
         return cosine_score(logits, batch)
 
 
-def as_tensors(**arrays: np.ndarray) -> Batch:
+def as_tensors(**arrays: ndarray) -> Batch:
     """The arrays as a batch, with the memory that they have."""
     import torch
 
@@ -351,7 +346,7 @@ def cells_of(classes: int) -> int:
     return classes * classes if classes <= CONFUSED else 0
 
 
-def of_confusion(cells: np.ndarray) -> Metrics:
+def of_confusion(cells: ndarray) -> Metrics:
     """Macro F1 of the classes that are there, and the share of the largest one; nothing of an empty matrix."""
     if not cells.any():
         return {}

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Generator
 
 import numpy as np
+from numpy import ndarray
 
 _LOCK = threading.Lock()
 _LIBRARIES = 11  # the stream of numbers that seed them
@@ -21,7 +22,7 @@ _BLOCK = 1 << 13  # numbers of 64 bits that are worked on at once: 64 KiB
 _MIX_1, _MIX_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 
 
-def uniform(seed: int, epoch: int, indices_B: np.ndarray, count: int, *, stream: int = 0) -> np.ndarray:
+def uniform(seed: int, epoch: int, indices_B: ndarray, count: int, *, stream: int = 0) -> ndarray:
     """(B, count) float64 in [0, 1) for the samples `indices_B`; another `stream` gives other numbers for the same
     samples.
     """
@@ -30,7 +31,7 @@ def uniform(seed: int, epoch: int, indices_B: np.ndarray, count: int, *, stream:
     return (bits_BN >> np.uint64(11)) * 2.0**-53
 
 
-def words(seed: int, epoch: int, indices_B: np.ndarray, count: int, *, stream: int = 0) -> np.ndarray:
+def words(seed: int, epoch: int, indices_B: ndarray, count: int, *, stream: int = 0) -> ndarray:
     """(B, count) uint32, uniform over all of them: several times faster than `uniform`, for every token of a text.
 
     Two come from one number of 64 bits, made in blocks that stay in the processor's cache.
@@ -46,14 +47,12 @@ def words(seed: int, epoch: int, indices_B: np.ndarray, count: int, *, stream: i
     return bits_BN.view(np.uint32)[:, :count]
 
 
-def integers(
-    seed: int, epoch: int, indices_B: np.ndarray, count: int, low: int, high: int, *, stream: int = 0
-) -> np.ndarray:
+def integers(seed: int, epoch: int, indices_B: ndarray, count: int, low: int, high: int, *, stream: int = 0) -> ndarray:
     """(B, count) int64 in [low, high), each equally likely to within 2**-53."""
     return low + (uniform(seed, epoch, indices_B, count, stream=stream) * (high - low)).astype(np.int64)
 
 
-def seed_each(seed: int, epoch: int, indices_B: np.ndarray) -> Generator[int, None, None]:
+def seed_each(seed: int, epoch: int, indices_B: ndarray) -> Generator[int, None, None]:
     """The places 0 .. B - 1 of a batch; while the caller works on a place, the global generators of Python, numpy and
     torch, from which transforms of timm and torchvision draw, are seeded by (seed, epoch, index) of its sample. Their
     states come back at the end, so nobody else's draws change. Threads of one process take turns.
@@ -76,7 +75,7 @@ def seed_each(seed: int, epoch: int, indices_B: np.ndarray) -> Generator[int, No
             cpu.set_state(states[2])
 
 
-def _keys(seed: int, epoch: int, indices_B: np.ndarray, stream: int) -> np.ndarray:
+def _keys(seed: int, epoch: int, indices_B: ndarray, stream: int) -> ndarray:
     """(B,) uint64: what the numbers of a sample follow from."""
     key = mix_number(seed % 2**64)
     for word in (epoch, stream):
@@ -92,7 +91,7 @@ def mix_number(z: int) -> int:
     return z ^ z >> 31
 
 
-def _mix(z: np.ndarray) -> np.ndarray:
+def _mix(z: ndarray) -> ndarray:
     z = z + _GOLDEN
     z = (z ^ (z >> np.uint64(30))) * _MIX_1
     z = (z ^ (z >> np.uint64(27))) * _MIX_2

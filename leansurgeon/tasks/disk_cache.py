@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
-from numpy.typing import DTypeLike
+from numpy import ndarray
+from numpy.typing import ArrayLike, DTypeLike
 
 from leansurgeon.errors import LeanSurgeonError, UsageError, raised_as
 from leansurgeon.reading import files, jsonfile
@@ -45,7 +46,9 @@ def entry(cache: Path, name: str, key: dict[str, Any], build: Callable[[Path], I
         return folder
     with _writing(cache):
         cache.mkdir(parents=True, exist_ok=True)
-        _sweep(cache)
+        for path in cache.glob(f"{_PARTIAL}*"):  # what a killed program left behind more than a day ago
+            if time.time() - path.stat().st_mtime > _STALE_SECONDS:
+                shutil.rmtree(path, ignore_errors=True)
         partial = Path(tempfile.mkdtemp(prefix=_PARTIAL, dir=cache))
         try:
             info = build(partial)
@@ -83,28 +86,27 @@ class ArrayWriter:
     by `close`).
     """
 
-    # A version 1.0 header may be any multiple of 64 long; this one has room for a shape of 20 digits.
-    _HEADER = 128
-
     def __init__(self, path: Path, dtype: DTypeLike) -> None:
         self._dtype = np.dtype(dtype)
         self._file = path.open("wb")
-        self._file.write(b"\0" * self._HEADER)
         self.length = 0
+        self._write_header()
 
-    def append(self, values: np.ndarray) -> None:
+    def append(self, values: ArrayLike) -> None:
         """Write `values` behind what is there already, as the array's dtype."""
         self._file.write(np.ascontiguousarray(values, dtype=self._dtype).data)
         self.length += len(values)
 
     def close(self) -> None:
         """Write the header, which only now knows the length, and close the file."""
-        fields = {"descr": np.lib.format.dtype_to_descr(self._dtype), "fortran_order": False, "shape": (self.length,)}
-        text = repr(fields).encode("latin1")
-        body = self._HEADER - 10
         self._file.seek(0)
-        self._file.write(b"\x93NUMPY\x01\x00" + body.to_bytes(2, "little") + text.ljust(body - 1) + b"\n")
+        self._write_header()
         self._file.close()
+
+    def _write_header(self) -> None:
+        # numpy leaves room in it for a length of 21 digits, so it is as long with any.
+        fields = {"descr": np.lib.format.dtype_to_descr(self._dtype), "fortran_order": False, "shape": (self.length,)}
+        np.lib.format.write_array_header_1_0(self._file, fields)
 
 
 def name_stretches(sizes: dict[str, int]) -> Info:
@@ -113,14 +115,14 @@ def name_stretches(sizes: dict[str, int]) -> Info:
     return {"sizes": sizes, "first": dict(zip(sizes, firsts, strict=True))}
 
 
-def starts_of(lengths: np.ndarray) -> np.ndarray:
+def starts_of(lengths: ndarray) -> ndarray:
     """(N + 1,) int64: sequence i is flat[starts[i] : starts[i + 1]]."""
     return np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
 
 
 def pad_rows(
-    flat: np.ndarray, starts: np.ndarray, indices_B: np.ndarray, width: int, pad: int, *, left: bool = False
-) -> np.ndarray:
+    flat: ndarray, starts: ndarray, indices_B: ndarray, width: int, pad: int, *, left: bool = False
+) -> ndarray:
     """(B, width) int64 rows of the sequences `indices_B`, each filled up with `pad` behind it or to its `left`, none
     longer than width.
     """
@@ -131,7 +133,7 @@ def pad_rows(
     return rows_BT
 
 
-def lengths_of(starts: np.ndarray, indices_B: np.ndarray) -> np.ndarray:
+def lengths_of(starts: ndarray, indices_B: ndarray) -> ndarray:
     """(B,) int64 lengths of these sequences."""
     return np.asarray(starts[indices_B + 1] - starts[indices_B])
 
@@ -169,13 +171,6 @@ def _move_in_place(partial: Path, folder: Path) -> None:
             os.rename(partial, folder)
         else:
             shutil.rmtree(partial, ignore_errors=True)
-
-
-def _sweep(cache: Path) -> None:
-    """Remove what a killed program left behind more than a day ago."""
-    for path in cache.glob(f"{_PARTIAL}*"):
-        if time.time() - path.stat().st_mtime > _STALE_SECONDS:
-            shutil.rmtree(path, ignore_errors=True)
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy import ndarray
 
 from leansurgeon.errors import UsageError, plural
 
@@ -62,8 +63,8 @@ class Split:
     content of an earlier one, and `dropped` ones were to be trained on though they stand in a held-out part.
     """
 
-    rows: Mapping[str, np.ndarray]
-    ids: np.ndarray
+    rows: Mapping[str, ndarray]
+    ids: ndarray
     rule: str
     repeated: int
     dropped: int
@@ -100,9 +101,9 @@ class Split:
 
 
 def split_by_content(
-    ids: Sequence[int] | np.ndarray,
+    ids: Sequence[int] | ndarray,
     labels: Sequence[Any] | None = None,
-    given: np.ndarray | Mapping[str, int] | None = None,
+    given: ndarray | Mapping[str, int] | None = None,
     *,
     most: int = LARGEST,
 ) -> Split:
@@ -126,7 +127,8 @@ def split_by_content(
     share = ids / 2.0**64
     side = np.where(share < HELD, 2, np.where(share < 2 * HELD, 1, 0))
     side = np.where(free & np.isin(side, cut), side, given)
-    dropped = _find_repeats(ids, side)
+    chosen, tested = (np.isin(ids, ids[side == part]) for part in (1, 2))
+    dropped = (side == 0) & (chosen | tested) | (side == 1) & tested  # equal to one that is held out more strictly
     side[dropped] = -1
     moved = [_fill_part(ids, side, labels, free, part) for part in cut]
     rows = {name: np.flatnonzero(side == number) for number, name in enumerate(SIDES)}
@@ -136,13 +138,7 @@ def split_by_content(
     return Split(rows, ids, rule, len(ids) - len(np.unique(ids)), int(dropped.sum()))
 
 
-def _find_repeats(ids: np.ndarray, side: np.ndarray) -> np.ndarray:
-    """Where a sample has an equal one on a side that is held out more strictly."""
-    held = [np.isin(ids, ids[side == part]) for part in (1, 2)]
-    return (side == 0) & (held[0] | held[1]) | (side == 1) & held[1]
-
-
-def _fill_part(ids: np.ndarray, side: np.ndarray, labels: Sequence[Any] | None, free: np.ndarray, part: int) -> bool:
+def _fill_part(ids: ndarray, side: ndarray, labels: Sequence[Any] | None, free: ndarray, part: int) -> bool:
     """Give a held-out part the samples of the smallest hashes: one of each class of ten samples or more that it lacks,
     and as many as make a twentieth of all. Whether there was such a need.
     """
@@ -158,7 +154,7 @@ def _fill_part(ids: np.ndarray, side: np.ndarray, labels: Sequence[Any] | None, 
     return moved
 
 
-def _move_smallest(ids: np.ndarray, side: np.ndarray, own: np.ndarray, part: int) -> bool:
+def _move_smallest(ids: ndarray, side: ndarray, own: ndarray, part: int) -> bool:
     """Move the training samples with the smallest hash among `own` to `part`, unless none would be left of them."""
     there = np.unique(ids[own & (side == 0)])
     if len(there) < 2:
@@ -179,7 +175,7 @@ def stands_apart(split: Mapping[str, str], fitted: Iterable[Mapping[str, str]]) 
     )
 
 
-def digest(ids: np.ndarray) -> str:
+def digest(ids: ndarray) -> str:
     """What stands for a set of samples, whatever their order."""
     return hashlib.sha256(np.sort(np.asarray(ids, dtype="<u8")).tobytes()).hexdigest()[:16]
 

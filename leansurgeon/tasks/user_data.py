@@ -17,6 +17,7 @@ import shlex
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -121,7 +122,11 @@ def recognise(spec: str, flag: str = "--data") -> UserData:
     if len(words) == 1 and _HUB_NAME.fullmatch(spec) and not path.parent.is_dir():
         return _of_hub(f"hub:{spec}")
     if any(character in spec for character in "*?[") or len(words) > 1 or spec in text_files.PACKAGED:
-        return _of_files(_find_files(words), spec, words)
+        try:
+            files = text_files.find(words)
+        except UsageError as error:
+            raise UsageError(error.message, HINT) from None
+        return _of_files(files, spec, words)
     raise UsageError(f"{flag} {spec}: there is no file or folder of that name.", hint)
 
 
@@ -185,13 +190,6 @@ def _of_hub(spec: str) -> UserData:
     columns = tuple(rows.column_names)
     images = any(column in columns for column in IMAGE_COLUMNS)
     return UserData("classes" if images else "hub", spec, (spec,), columns)
-
-
-def _find_files(words: list[str]) -> list[Path]:
-    try:
-        return text_files.find(words)
-    except UsageError as error:
-        raise UsageError(error.message, HINT) from None
 
 
 # -- columns ---------------------------------------------------------------------------------------
@@ -324,8 +322,11 @@ def labels_among(data: UserData, columns: Sequence[str]) -> tuple[str, ...]:
     values = _samples(data, columns)
     for name in LABELS:
         column = by_name.get(name)
-        if column is not None and (len(values[column]) < 20 or not _is_unique(values[column])):
-            return (column,)
+        if column is not None:
+            there = values[column]
+            unique = len(_texts_of(there)) > 0.9 * len(there) and not any(isinstance(_number(v), float) for v in there)
+            if len(there) < 20 or not unique:
+                return (column,)
     columns = [column for column in columns if not _is_id(column)]
     marks = tuple(column for column in columns if values[column] and _texts_of(values[column]) <= {"0", "1"})
     if len(marks) > 1:
@@ -343,12 +344,6 @@ def _texts_of(values: Sequence[Any]) -> set[str]:
     return {key(str(value)) for value in values}
 
 
-def _is_unique(values: Sequence[Any]) -> bool:
-    """Whether nearly all values differ, and are no numbers with decimals."""
-    numbers = [_number(value) for value in values]
-    return len(_texts_of(values)) > 0.9 * len(values) and not any(isinstance(number, float) for number in numbers)
-
-
 def _holds_text(values: Sequence[Any]) -> bool:
     """Whether these are texts, or lists of them or of the turns of a chat, and no numbers."""
     return any(isinstance(value, str | list) and _number(value) is None for value in values)
@@ -356,21 +351,15 @@ def _holds_text(values: Sequence[Any]) -> bool:
 
 def _samples(data: UserData, columns: Sequence[str]) -> dict[str, list[Any]]:
     """The first values of these columns that are not empty."""
-    values: dict[str, list[Any]] = {column: [] for column in columns}
     if not columns:
-        return values
+        return {}
     if data.kind == "hub":
         name, config = hub.parse(data.spec)
         rows = hub.rows(hub.load(name, config, "train", by_hand=HINT), list(columns), name)
     else:
         rows = tables.read(text_files.find(list(data.names))[0], list(columns))
-    for number, row in rows:
-        for column, value in zip(columns, row, strict=True):
-            if not is_empty(value):
-                values[column].append(value)
-        if number >= _SAMPLE:
-            break
-    return values
+    first = [row for _, row in islice(rows, _SAMPLE)]
+    return {column: [row[i] for row in first if not is_empty(row[i])] for i, column in enumerate(columns)}
 
 
 def _list_columns(columns: tuple[str, ...]) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from pydantic import Field
@@ -17,7 +19,6 @@ from leansurgeon.tasks.images import files as image_files
 from leansurgeon.tasks.images import places as image_places
 from leansurgeon.tasks.images.small import SmallImages
 
-MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)  # of the training images, pixels in 0..1
 BATCH = 40_000_000  # bytes of a batch; the published ones have 31 million
 HUB = "hub:uoft-cs/cifar10"
 BATCHES = {"train": [f"data_batch_{i}" for i in range(1, 6)], "eval": ["test_batch"]}
@@ -51,19 +52,17 @@ class Cifar10(SmallImages, base.Shortened):
     source = "CIFAR-10 (Krizhevsky, 2009), its published split"
     licence = "none stated by its authors"
     side, channels, shift = 32, 3, 4
+    mean, std = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)  # of the training images, pixels in 0..1
 
     def prepare(self, cache: Path, model_dir: Path | None, *, workers: int, say: Say) -> None:
         """Read the published batches, or an image folder of the same split, into the cache once."""
-        self._open(entry(cache, self.options.data, say))
+        self._open(cache, "cifar10", *entry(self.options.data, say))
         self._check_limits("CIFAR-10", "images")
 
-    def standardise(self, images: np.ndarray) -> np.ndarray:
-        """By mean and deviation of the training images, channel by channel."""
-        return (images.astype(np.float32) / 255 - np.float32(MEAN)) / np.float32(STD)
 
-
-def entry(cache: Path, data: str, say: Say) -> Path:
-    """The cache entry with `train-images`, `train-labels`, `eval-images` and `eval-labels` of these files.
+def entry(data: str, say: Say) -> tuple[dict[str, Any], Callable[[Path], disk_cache.Info]]:
+    """Key and builder of the cache entry with `train-images`, `train-labels`, `eval-images` and `eval-labels` of these
+    files.
 
     Raises UsageError where they are not CIFAR-10, LeanSurgeonError where the hub cannot be reached.
     """
@@ -83,7 +82,7 @@ def entry(cache: Path, data: str, say: Say) -> Path:
             np.save(folder / f"{split}-labels.npy", labels.astype(np.uint8))
         return {"sizes": {split: len(labels) for split, (_, labels) in splits.items()}}
 
-    return disk_cache.entry(cache, "cifar10", key, build)
+    return key, build
 
 
 def find(data: str) -> Path | image_places.ImagePlaces:

@@ -34,12 +34,11 @@ UNREAD = (".avif", ".heic", ".heif", ".jxl", ".jp2", ".svg", ".cr2", ".nef", ".d
 CLASSES = 10_000_000  # that a class number may count to
 LABEL_COLUMNS = ("label", "labels", "fine_label", "cls", "class", "category")
 _LABEL = 1_000_000  # bytes of a sample's class
-Sample = tuple[int, int, int, Any]  # number of its file, first byte in it, bytes, and class
 
 
 def build(place: ImagePlaces, folder: Path, label: str | None, classes: int | None, say: Say) -> disk_cache.Info:
     """Write the index of every split into `folder`; returns sizes, class names (or None) and the number of classes."""
-    sizes, names, many, own = {}, None, 0, None
+    sizes, names, many, own, unread = {}, None, 0, None, Counter()
     for split, places in place.places.items():
         root, target = str(places[0]), folder / f"{split}-images.bin"
         if place.kind == "tar":
@@ -49,7 +48,12 @@ def build(place: ImagePlaces, folder: Path, label: str | None, classes: int | No
             own, rows = rows_of(place.kind, places, label)
             names = names or own
             _check_room(folder, sum(p.stat().st_size for p in places if isinstance(p, Path)), say)
-            paths, samples = [target.name], _copy_images(rows, target)
+            paths, samples = [target.name], []
+            with target.open("wb") as file:  # one after another, but those without a class
+                for content, name in rows:
+                    samples.append((0, file.tell(), len(content), name))
+                    if name not in (None, UNLABELLED):
+                        file.write(content)
         else:
             if place.kind == "folder":  # a class for every folder in which there are images, however deep
                 folders = listing(root).folders
@@ -58,6 +62,9 @@ def build(place: ImagePlaces, folder: Path, label: str | None, classes: int | No
                 named = [(image, base.IGNORED) for image in _images_in(root)]
             else:
                 named = list_images(places[0], label, say)
+            if place.kind != "listed":
+                below = (name for _, _, found in os.walk(root) for name in found)
+                unread.update(suffix for name in below if (suffix := os.path.splitext(name)[1].lower()) in UNREAD)
             paths = [path for path, _ in named]
             samples = [(number, 0, _WHOLE, name) for number, (_, name) in enumerate(named)]
         labelled = [sample for sample in samples if sample[-1] not in (None, UNLABELLED)]
@@ -92,16 +99,8 @@ def build(place: ImagePlaces, folder: Path, label: str | None, classes: int | No
         for name, array in arrays.items():
             np.save(folder / f"{split}-{name}.npy", array)
         sizes[split], many = len(labels), max(many, max(labels) + 1)
-    others = Counter(
-        suffix
-        for places in (place.places.values() if place.kind in ("folder", "flat") else ())
-        for root in places
-        for _, _, found in os.walk(root)
-        for name in found
-        if (suffix := os.path.splitext(name)[1].lower()) in UNREAD
-    )
-    if others:
-        told = ", ".join(f"{count:,} {suffix}" for suffix, count in sorted(others.items()))
+    if unread:
+        told = ", ".join(f"{count:,} {suffix}" for suffix, count in sorted(unread.items()))
         say(f"Left out, since such images are not read here: {told}. Save them as PNG or JPEG.")
     many = max(many, len(names or []))
     if many == 1:
@@ -120,7 +119,7 @@ def split(folder: Path, info: disk_cache.Info, workers: int, *, skip_damaged: bo
     entry keeps of it. Every image is decoded once. Raises UsageError for those that cannot be, unless they are left
     out.
     """
-    index = {name: np.load(path) for path in folder.glob("*.npy") if (name := path.stem)}
+    index = {path.stem: np.load(path) for path in folder.glob("*.npy")}
     stored = [side for side in splits.SIDES if side in info["sizes"]]
     ids: list[int | UsageError] = []
     with ThreadPoolExecutor(max(1, workers)) as pool:
@@ -271,17 +270,6 @@ def _class(content: bytes, suffix: str, where: str) -> int | str:
     if (isinstance(value, int) and UNLABELLED <= value < CLASSES) or (isinstance(value, str) and value.strip()):
         return value
     raise UsageError(f"{where} holds no class.")
-
-
-def _copy_images(rows: Iterable[tuple[bytes, int | str | None]], target: Path) -> list[Sample]:
-    """Write images one after another into `target`, but those without a class."""
-    samples: list[Sample] = []
-    with target.open("wb") as file:
-        for content, label in rows:
-            samples.append((0, file.tell(), len(content), label))
-            if label not in (None, UNLABELLED):
-                file.write(content)
-    return samples
 
 
 def _check_room(folder: Path, size: int, say: Say) -> None:

@@ -8,7 +8,6 @@ training script that the paper used; mixup, cutmix and label smoothing concern w
 from __future__ import annotations
 
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -65,16 +64,12 @@ class Options(base.Options):
     random_erase: float = Field(0.0, ge=0, le=1)
 
     @model_validator(mode="after")
-    def _as_many_as_channels(self) -> Options:
+    def _of_pixels(self) -> Options:
+        """Pixels are in 0..1 when they are standardised, channel by channel, and a crop has an area."""
         for name in ("mean", "std"):
             values = getattr(self, name)
             if values is not None and len(values) != self.channels:
                 raise ValueError(f"{name} has {len(values)} numbers and the images have {self.channels} channels")
-        return self
-
-    @model_validator(mode="after")
-    def _of_pixels(self) -> Options:
-        """Pixels are in 0..1 when they are standardised, and a crop has an area."""
         if self.mean is not None and not all(0 <= value <= 1 for value in self.mean):
             raise ValueError(f"mean {self.mean} is not within 0..1, as pixels are (not 0..255)")
         if self.std is not None and not all(0 < value <= 1 for value in self.std):
@@ -104,7 +99,7 @@ class ImageFolder(base.Task):
         _check_transform(o)
         source = places.find(o.data, o.eval_data)
         if not o.hold_out and "eval" not in source.places and "test" in source.places:
-            source = replace(source, places={"train": source.places["train"], "eval": source.places["test"]})
+            source.places["eval"] = source.places.pop("test")
         key = {"version": _VERSION, **source.key(), "label": o.label, "classes": o.classes}
         if o.hold_out:  # every image is looked at, and anew where one was written to
             key |= {"split": splits.RULE, "files": source.file_stamps(), "skip_damaged": o.skip_damaged}
@@ -115,21 +110,20 @@ class ImageFolder(base.Task):
             parted = image_files.split(folder, info, workers, skip_damaged=o.skip_damaged) if o.hold_out else None
             return info | (parted or {"stored": {}})
 
-        self._open(disk_cache.entry(cache, "images", key, build))
+        self._open(cache, "images", key, build)
         if damaged := self._info.get("damaged"):
             say(f"{self.name}: {plural(len(damaged), 'damaged image')} left out. {damaged[0]}")
         self._rows = self._choose_samples()
         named = {self._info["stored"].get(split, split) for split in self._info["sizes"]}
         stored = np.concatenate([self._array(f"{split}-labels") for split in named])
         numbers, counts = np.unique(stored, return_counts=True)
-        known = self._info.get("labels")
-        self._stored_classes = classes.StoredClasses(known, numbers, o.class_names, ordered=self._info["ordered"])
-        names = known or range(int(numbers.max()) + 1)
-        shares = {str(names[i]): int(count) for i, count in zip(numbers, counts, strict=True) if i >= 0}
+        self._stored_classes = classes.StoredClasses(
+            self._info["labels"], numbers, o.class_names, ordered=self._info["ordered"]
+        )
+        shares = dict(zip(self.data_classes, counts[numbers >= 0].tolist(), strict=True))
         where = ["class folders" if source.kind == "folder" else "as the data says"] if shares else []
         total = {"images": int(counts.sum()), "of them damaged": len(self._info.get("damaged") or ())}
-        said = user_data.tell([Path(o.data).name], total, [("label", where)], where, shares)
-        self._info = {**self._info, "was_read": said}
+        self.was_read = user_data.tell([Path(o.data).name], total, [("label", where)], where, shares)
 
     def changes_since(self, before: str) -> str:
         """Which images came, went or are damaged since the data was prepared as `before`; empty where that entry is

@@ -7,6 +7,7 @@ import hashlib
 import os
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -144,8 +145,14 @@ def find(data: str, eval_data: str | None) -> ImagePlaces:
     Raises UsageError where there are none, or none to evaluate on. One folder of classes without a split is "train"
     alone: the caller holds some out.
     """
-    if hub.parse(data):
-        return _find_hub(data)
+    if named := hub.parse(data):
+        by_hand = "Download its parquet files on another machine and name their folder with the task's option `data`."
+        places = {"train": [hub.load(*named, "train", by_hand=by_hand)]}
+        for split in ("validation", "test"):
+            with suppress(LeanSurgeonError):
+                places["eval"] = [hub.load(*named, split, by_hand=by_hand)]
+                break
+        return ImagePlaces("hub", places)
     train = _expand(data)
     if eval_data is None and len(train) == 1 and (listed := tables_of_images(train[0])):
         return ImagePlaces("listed", listed)
@@ -180,18 +187,6 @@ def _expand(text: str) -> list[Path]:
         )
         raise UsageError(f"No images are at '{text}'.", hint)
     return [p.absolute() for p in paths]
-
-
-def _find_hub(data: str) -> ImagePlaces:
-    name, config = hub.parse(data)
-    by_hand = "Download its parquet files on another machine and name their folder with the task's option `data`."
-    train = hub.load(name, config, "train", by_hand=by_hand)
-    for split in ("validation", "test"):
-        try:
-            return ImagePlaces("hub", {"train": [train], "eval": [hub.load(name, config, split, by_hand=by_hand)]})
-        except LeanSurgeonError:
-            continue
-    return ImagePlaces("hub", {"train": [train]})
 
 
 def _kind_of(paths: list[Path], said: str) -> str:

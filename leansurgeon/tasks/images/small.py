@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import struct
-from abc import abstractmethod
 from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
+from numpy import ndarray
 from pydantic import Field
 
 from leansurgeon.errors import UsageError
@@ -18,7 +18,6 @@ from leansurgeon.tasks import base, chance, disk_cache
 EVAL_IMAGES = 360  # of the digits
 DEBIAN_FOLDER = "/usr/share/datasets/fashion-mnist"
 FILES = {"train": "train", "eval": "t10k"}
-MEAN, STD = 0.2860, 0.3530  # of Fashion-MNIST's training images, with pixels in 0..1
 _UNSIGNED_BYTE = 0x08  # as an idx file says it
 LARGEST = 200_000_000  # bytes of such a file; the MNIST family has 47 million
 
@@ -33,18 +32,18 @@ class SmallImages(base.Task):
     side: ClassVar[int]
     channels: ClassVar[int] = 1
     shift: ClassVar[int] = 0
+    scale: ClassVar[int] = 255  # what a pixel is divided by, before mean and deviation
+    mean: ClassVar[float | tuple[float, ...]]
+    std: ClassVar[float | tuple[float, ...]]
 
-    @abstractmethod
-    def standardise(self, images: np.ndarray) -> np.ndarray:
-        """Pixels as the model is to see them, fp32, from those in the cache."""
-
-    def batch(self, split: str, indices: np.ndarray, *, seed: int, epoch: int) -> base.Batch:
+    def batch(self, split: str, indices: ndarray, *, seed: int, epoch: int) -> base.Batch:
         """`pixel_values` (B, channels, side, side), standardised, and `labels` (B,)."""
         indices = self._indices(split, indices)
         images = self._array(f"{split}-images")[indices]
         if split == "train" and self.shift and self.options.augment:
             images = shift_images(images, seed, epoch, indices, self.shift)
-        pixels_BHWC = self.standardise(images).reshape(-1, self.side, self.side, self.channels)
+        standard = (images.astype(np.float32) / self.scale - np.float32(self.mean)) / np.float32(self.std)
+        pixels_BHWC = standard.reshape(-1, self.side, self.side, self.channels)
         pixels = np.ascontiguousarray(pixels_BHWC.transpose(0, 3, 1, 2))
         labels = self._array(f"{split}-labels")[indices].astype(np.int64)
         return base.as_tensors(pixel_values=pixels, labels=labels)
@@ -54,7 +53,7 @@ class SmallImages(base.Task):
         return {"num_labels": 10, "image_size": self.side, "num_channels": self.channels}
 
 
-def shift_images(images_BHWC: np.ndarray, seed: int, epoch: int, indices_B: np.ndarray, most: int) -> np.ndarray:
+def shift_images(images_BHWC: ndarray, seed: int, epoch: int, indices_B: ndarray, most: int) -> ndarray:
     """Each image moved by -most..most pixels in both directions, the gap black (0), and mirrored in half of the cases.
     Grey images may come without the last axis.
     """
@@ -87,18 +86,12 @@ class Digits(SmallImages):
     Options = DigitsOptions
     source = "Optical recognition of handwritten digits (Alpaydin and Kaynak, UCI 1998), from scikit-learn"
     licence = "CC BY 4.0"
-    side = 8
+    side, scale, mean, std = 8, 8, 1, 1
 
     def prepare(self, cache: Path, model_dir: Path | None, *, workers: int, say: Say) -> None:
         """Split scikit-learn's digits by `split_seed` and keep them as arrays."""
         key = {"version": 1, "split_seed": self.options.split_seed}
-        self._open(
-            disk_cache.entry(cache, "digits", key, lambda folder: _split_digits(folder, self.options.split_seed))
-        )
-
-    def standardise(self, images: np.ndarray) -> np.ndarray:
-        """From -1 to 1."""
-        return images.astype(np.float32) / 8 - 1
+        self._open(cache, "digits", key, lambda folder: _split_digits(folder, self.options.split_seed))
 
 
 def _split_digits(folder: Path, split_seed: int) -> disk_cache.Info:
@@ -137,7 +130,7 @@ class FashionMnist(SmallImages):
     Options = FashionOptions
     source = "Fashion-MNIST (Xiao, Rasul, Vollgraf, 2017), its published split"
     licence = "MIT"
-    side, shift = 28, 2
+    side, shift, mean, std = 28, 2, 0.2860, 0.3530  # of the training images, pixels in 0..1
 
     def prepare(self, cache: Path, model_dir: Path | None, *, workers: int, say: Say) -> None:
         """Read the four published idx files into the cache once."""
@@ -152,11 +145,7 @@ class FashionMnist(SmallImages):
             limits = {"train": o.train_samples, "eval": o.eval_samples}
             return {"sizes": {split: _store(folder, paths, split, limits[split]) for split in FILES}}
 
-        self._open(disk_cache.entry(cache, "fashion-mnist", key, build))
-
-    def standardise(self, images: np.ndarray) -> np.ndarray:
-        """By mean and deviation of the training images."""
-        return (images.astype(np.float32) / 255 - MEAN) / STD
+        self._open(cache, "fashion-mnist", key, build)
 
 
 def _find(folder: Path, split: str, kind: str) -> Path:
@@ -187,7 +176,7 @@ def _store(folder: Path, paths: dict[tuple[str, str], Path], split: str, limit: 
     return len(labels[:limit])
 
 
-def read_idx(path: Path, dimensions: int) -> np.ndarray:
+def read_idx(path: Path, dimensions: int) -> ndarray:
     """The uint8 array of an idx file, plain or (name ending in .gz) compressed.
 
     Raises UsageError, in one sentence, for a file that is no idx file, has other dimensions, or is shorter or longer

@@ -51,7 +51,7 @@ class DRetrieval(base.Task):
         o = self.options
         self.source = f"generalised D-retrieval, generated: D {o.dimension}, {o.length} tokens, seed {o.seed}"
         key = {"version": _VERSION, **o.model_dump()}
-        self._open(disk_cache.entry(cache, "d-retrieval", key, lambda folder: _store(folder, o)))
+        self._open(cache, "d-retrieval", key, lambda folder: _store(folder, o))
 
     def batch(self, split: str, indices: np.ndarray, *, seed: int, epoch: int) -> base.Batch:
         """`input_values` (B, T, D) and the targets `labels` (B, 1)."""

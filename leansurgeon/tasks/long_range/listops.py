@@ -77,7 +77,7 @@ class ListOps(base.Task):
             files = _find_published(in_home(o.data).absolute())
             self.source, self.licence = f"ListOps of the Long Range Arena, {o.data}", "as its authors say"
             key = {"version": _VERSION, "files": {split: disk_cache.file_key(path) for split, path in files.items()}}
-            self._open(disk_cache.entry(cache, "listops", key, lambda folder: _read(folder, files, self.seq_len, say)))
+            self._open(cache, "listops", key, lambda folder: _read(folder, files, self.seq_len, say))
             return
         self.source = (
             f"ListOps of the Long Range Arena, generated: depth {o.max_depth}, {o.max_args} arguments, "
@@ -86,11 +86,7 @@ class ListOps(base.Task):
         grammar = Grammar(o.max_depth, o.max_args, o.min_length, o.max_length)
         sizes = {"train": o.train, "eval": o.eval} | ({"test": o.test} if o.test else {})
         key = {"version": _VERSION, "seed": o.seed, "sizes": list(sizes.items()), "grammar": vars(grammar)}
-        self._open(
-            disk_cache.entry(
-                cache, "listops", key, lambda folder: _generate(folder, grammar, o.seed, sizes, workers, say)
-            )
-        )
+        self._open(cache, "listops", key, lambda folder: _generate(folder, grammar, o.seed, sizes, workers, say))
 
     def batch(self, split: str, indices: np.ndarray, *, seed: int, epoch: int) -> base.Batch:
         """`input_ids` and `attention_mask` (B, seq_len) and `labels` (B,) from 0 to 9."""
@@ -137,7 +133,7 @@ def _read(folder: Path, files: dict[str, Path], most: int, say: Say) -> disk_cac
                 if not strange and value in SYMBOLS[:10]:
                     told = f"{len(symbols):,} symbols, where seq_len leaves room for 1 to {most:,}"
                 raise UsageError(f"{path}, line {number:,}: {told}.")
-            tokens.append(np.array([numbers[symbol] for symbol in symbols], dtype=np.uint8))
+            tokens.append([numbers[symbol] for symbol in symbols])
             lengths.append(len(symbols))
             labels.append(int(value))
         sizes[split] = len(labels) - sum(sizes.values())

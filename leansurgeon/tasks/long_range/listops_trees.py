@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+from numpy import ndarray
 
 OPERATOR_SHARE = 0.25
-MIN, MAX, MED, SM = range(4)
 SYMBOLS = (*"0123456789", "[MIN", "[MAX", "[MED", "[SM", "]")
 _FIRST_OPERATOR, _CLOSE = 10, 14
 CANDIDATES = 4096
@@ -48,9 +48,9 @@ class Trees(NamedTuple):
     (trees,).
     """
 
-    symbols: np.ndarray
-    lengths: np.ndarray
-    values: np.ndarray
+    symbols: ndarray
+    lengths: ndarray
+    values: ndarray
 
 
 def chunk(grammar: Grammar, seed: int, number: int, trees: int = TREES_PER_CHUNK) -> Trees | None:
@@ -63,7 +63,7 @@ def chunk(grammar: Grammar, seed: int, number: int, trees: int = TREES_PER_CHUNK
     return None if counts is None else _build(grammar, rng, counts)
 
 
-def _draw_counts(grammar: Grammar, rng: np.random.Generator, wanted: int) -> np.ndarray | None:
+def _draw_counts(grammar: Grammar, rng: np.random.Generator, wanted: int) -> ndarray | None:
     """(wanted, max_depth, max_args) int32 numbers of nodes per tree, level and kind: column 0 digits, column j
     operators with j + 1 arguments.
     """
@@ -79,7 +79,7 @@ def _draw_counts(grammar: Grammar, rng: np.random.Generator, wanted: int) -> np.
     return np.concatenate(kept)[:wanted]
 
 
-def _grow_counts(grammar: Grammar, rng: np.random.Generator, candidates: int) -> np.ndarray:
+def _grow_counts(grammar: Grammar, rng: np.random.Generator, candidates: int) -> ndarray:
     """Grow `candidates` trees as counts; those that the bounds keep, in the order in which they were started."""
     kinds = grammar.max_args  # a digit, and operators with 2 .. max_args arguments
     arguments = np.arange(1, kinds + 1)
@@ -113,13 +113,13 @@ def _grow_counts(grammar: Grammar, rng: np.random.Generator, candidates: int) ->
 class _Level(NamedTuple):
     """One level of all trees, tree by tree. Everything has a digit, and the operators do not use theirs."""
 
-    digit: np.ndarray  # (nodes,) uint8
-    at: np.ndarray  # (operators,) which nodes are operators
-    arguments: np.ndarray  # (operators,) int32, number of children
-    operator: np.ndarray  # (operators,) uint8: MIN, MAX, MED or SM
+    digit: ndarray  # (nodes,) uint8
+    at: ndarray  # (operators,) which nodes are operators
+    arguments: ndarray  # (operators,) int32, number of children
+    operator: ndarray  # (operators,) uint8, 0 to 3: MIN, MAX, MED or SM
 
 
-def _build(grammar: Grammar, rng: np.random.Generator, counts: np.ndarray) -> Trees:
+def _build(grammar: Grammar, rng: np.random.Generator, counts: ndarray) -> Trees:
     levels = [_draw_level(rng, counts[:, level]) for level in range(grammar.max_depth)]
     sizes, values = _sizes_and_values(levels)
     lengths = sizes[0]
@@ -137,7 +137,7 @@ def _build(grammar: Grammar, rng: np.random.Generator, counts: np.ndarray) -> Tr
     return Trees(symbols, lengths.astype(np.int64), values[0].astype(np.int64))
 
 
-def _draw_level(rng: np.random.Generator, counts_NK: np.ndarray) -> _Level:
+def _draw_level(rng: np.random.Generator, counts_NK: ndarray) -> _Level:
     """Lay out one level of all trees: the kinds that each tree has, in random order within the tree."""
     trees, kinds = counts_NK.shape
     # One sort of (tree, random bits, kind) keeps a tree's nodes together and shuffles them. Two nodes of a tree would
@@ -154,7 +154,7 @@ def _draw_level(rng: np.random.Generator, counts_NK: np.ndarray) -> _Level:
     )
 
 
-def _sizes_and_values(levels: list[_Level]) -> tuple[list[np.ndarray], list[np.ndarray]]:
+def _sizes_and_values(levels: list[_Level]) -> tuple[list[ndarray], list[ndarray]]:
     """Tokens and value of the expression under every node, level by level, found from the last level up."""
     sizes, values = [], []
     below_size = below_value = np.empty(0, dtype=np.int32)
@@ -170,7 +170,7 @@ def _sizes_and_values(levels: list[_Level]) -> tuple[list[np.ndarray], list[np.n
     return sizes[::-1], values[::-1]
 
 
-def _apply(level: _Level, first: np.ndarray, below: np.ndarray) -> np.ndarray:
+def _apply(level: _Level, first: ndarray, below: ndarray) -> ndarray:
     """(operators,) results. Sorted within each operator's children, MIN, MAX and MED are single elements (MED of an
     even number is the half of the middle two, rounded down, as int(np.median) does); SM is the sum modulo 10.
     """
@@ -182,6 +182,6 @@ def _apply(level: _Level, first: np.ndarray, below: np.ndarray) -> np.ndarray:
     return np.choose(level.operator, results)
 
 
-def _before(lengths: np.ndarray) -> np.ndarray:
+def _before(lengths: ndarray) -> ndarray:
     """Where each of these stretches starts when they lie end to end."""
     return np.cumsum(lengths, dtype=np.int32) - lengths

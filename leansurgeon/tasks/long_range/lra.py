@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+from numpy import ndarray
 from pydantic import Field, model_validator
 
 from leansurgeon.errors import UsageError, quote
@@ -86,7 +87,7 @@ class _Bytes(base.Shortened):
     overrides = {"num_labels": 2, "vocab_size": 257}  # noqa: RUF012
     texts = ("",)  # suffixes of the arrays, and of the inputs that they become
 
-    def batch(self, split: str, indices: np.ndarray, *, seed: int, epoch: int) -> base.Batch:
+    def batch(self, split: str, indices: ndarray, *, seed: int, epoch: int) -> base.Batch:
         """`input_ids` and `attention_mask` (B, T), of both texts where a sample has two, and `labels` (B,)."""
         rows, o = self._indices(split, indices), self.options
         arrays = {}
@@ -138,7 +139,7 @@ class LraText(_Bytes):
                 sizes[split] = _store(folder, split, ((rows[i][0], [rows[i][1]]) for i in order), self.texts)
             return {"sizes": sizes}
 
-        self._open(disk_cache.entry(cache, "lra-text", key, build))
+        self._open(cache, "lra-text", key, build)
         self._check_limits(f"Task '{self.name}'", "samples")
 
 
@@ -163,7 +164,7 @@ class LraRetrieval(_Bytes):
                 sizes[split] = _store(folder, split, _pairs(path), self.texts)
             return {"sizes": sizes}
 
-        self._open(disk_cache.entry(cache, "lra-retrieval", key, build))
+        self._open(cache, "lra-retrieval", key, build)
         self._check_limits(f"Task '{self.name}'", "samples")
 
 
@@ -182,13 +183,13 @@ class LraImage(base.Shortened):
     def prepare(self, cache: Path, model_dir: Path | None, *, workers: int, say: Say) -> None:
         """Read the published files into the cache once, as bytes."""
         vocab.check_length(32 * 32, model_dir)
-        self._open(cifar10.entry(cache, self.options.data, say))
+        self._open(cache, "cifar10", *cifar10.entry(self.options.data, say))
         there = self._info["sizes"]
         held = there["train"] // 10
         self._info = {**self._info, "sizes": {"train": there["train"] - held, "eval": held, "test": there["eval"]}}
         self._check_limits(f"Task '{self.name}'", "samples")
 
-    def batch(self, split: str, indices: np.ndarray, *, seed: int, epoch: int) -> base.Batch:
+    def batch(self, split: str, indices: ndarray, *, seed: int, epoch: int) -> base.Batch:
         """`input_ids` (B, 1024) and `labels` (B,); `attention_mask` is 0 at black pixels."""
         rows = self._indices(split, indices)
         if split == "eval":
@@ -198,7 +199,7 @@ class LraImage(base.Shortened):
         return pixels_as_tokens(grey_BT, self._array(f"{stored}-labels")[rows], self.options.mask_black)
 
 
-def grey(images_BHWC: np.ndarray) -> np.ndarray:
+def grey(images_BHWC: ndarray) -> ndarray:
     """(B, H, W) uint8 from (B, H, W, 3) uint8, rounded as `tf.image.rgb_to_grayscale` does it: times 255.5, cut off."""
     return np.minimum((images_BHWC.astype(np.float32) / np.float32(255)) @ GREY * np.float32(255.5), 255).astype(
         np.uint8

@@ -70,14 +70,14 @@ class Pathfinder(base.Task):
         if made:
             style = _STYLE | {"contour_length": CONTOUR_LENGTH[o.difficulty]}
             key = {"version": _VERSION, "style": style, "samples": o.samples, "seed": o.seed}
-            self._open(disk_cache.entry(cache, "pathfinder", key, lambda folder: _generate(folder, o, workers, say)))
+            self._open(cache, "pathfinder", key, lambda folder: _generate(folder, o, workers, say))
             return
         self.licence = "as its authors say"
         folder = _find_published(in_home(o.data).absolute(), o.difficulty)
         lists = sorted((folder / "metadata").glob("*.npy"), key=lambda p: (len(p.name), p.name))
         stamps = [[path.name, path.stat().st_size, path.stat().st_mtime_ns] for path in lists]
         key = {"version": _VERSION, "folder": str(folder), "lists": stamps, "seed": o.seed}
-        self._open(disk_cache.entry(cache, "pathfinder", key, lambda f: _read(f, folder, lists, o.seed, say)))
+        self._open(cache, "pathfinder", key, lambda f: _read(f, folder, lists, o.seed, say))
 
     def batch(self, split: str, indices: np.ndarray, *, seed: int, epoch: int) -> base.Batch:
         """`input_ids` (B, 1024), a grey level for each pixel, and `labels` (B,); `attention_mask` is 0 at black."""

@@ -19,6 +19,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
+from numpy import ndarray
 
 CONTOUR_LENGTH = {"easy": 6, "intermediate": 9, "hard": 14}  # dashes
 SIZE, PADDING, SEED_DISTANCE = 32, 1, 7  # pixels
@@ -41,12 +42,12 @@ class Drawn(NamedTuple):
     contour of the last; `found` (N,) distractors.
     """
 
-    images: np.ndarray  # (N, S, S) uint8
-    labels: np.ndarray  # (N,) uint8, 1 = one contour joins the discs
-    tips: np.ndarray
-    dashes: np.ndarray
-    marked: np.ndarray
-    found: np.ndarray
+    images: ndarray  # (N, S, S) uint8
+    labels: ndarray  # (N,) uint8, 1 = one contour joins the discs
+    tips: ndarray
+    dashes: ndarray
+    marked: ndarray
+    found: ndarray
 
 
 class _Grown(NamedTuple):
@@ -54,11 +55,11 @@ class _Grown(NamedTuple):
     (N,) the number of the displacement between them.
     """
 
-    alive: np.ndarray
-    pivot: np.ndarray
-    turn: np.ndarray
-    end: np.ndarray
-    kind: np.ndarray
+    alive: ndarray
+    pivot: ndarray
+    turn: ndarray
+    end: ndarray
+    kind: ndarray
 
 
 def chunk(contour_length: int, seed: int, number: int, attempts: int = ATTEMPTS) -> Drawn:
@@ -85,7 +86,7 @@ def chunk(contour_length: int, seed: int, number: int, attempts: int = ATTEMPTS)
 # -- contours --------------------------------------------------------------------------------------
 
 
-def _targets(contour_length: int, rng: np.random.Generator, attempts: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _targets(contour_length: int, rng: np.random.Generator, attempts: int) -> tuple[ndarray, ndarray, ndarray]:
     """Pairs of contours whose first ends lie `seed_distance` apart, grown dash by dash in turn; only whole pairs.
     Images and what is occupied in them, padded, (N, S + 2 * PAD, S + 2 * PAD), and ends of dashes (N, 2, dashes, 2).
     """
@@ -122,7 +123,7 @@ def _targets(contour_length: int, rng: np.random.Generator, attempts: int) -> tu
     return image, mask, dashes
 
 
-def _begin(starts: np.ndarray, degrees: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _begin(starts: ndarray, degrees: ndarray) -> tuple[ndarray, ndarray, ndarray]:
     """Pivots behind the first dashes at `starts` (..., 2), on which the next ones hang, the angles of both, and whether
     the dash lies inside of the image.
     """
@@ -133,7 +134,7 @@ def _begin(starts: np.ndarray, degrees: np.ndarray) -> tuple[np.ndarray, np.ndar
     return pivots, turns, inside
 
 
-def _distractors(dashes: int, rng: np.random.Generator, image: np.ndarray, mask: np.ndarray) -> np.ndarray:
+def _distractors(dashes: int, rng: np.random.Generator, image: ndarray, mask: ndarray) -> ndarray:
     """Draw distractors of so many dashes, 20 dashes in all, where they fit; (N,) how many did."""
     placed = np.zeros(len(image), dtype=np.int64)
     for _ in range(20 // dashes):
@@ -147,9 +148,7 @@ def _distractors(dashes: int, rng: np.random.Generator, image: np.ndarray, mask:
     return placed
 
 
-def _distractor(
-    dashes: int, rng: np.random.Generator, images: np.ndarray, masks: np.ndarray, rows: np.ndarray
-) -> np.ndarray:
+def _distractor(dashes: int, rng: np.random.Generator, images: ndarray, masks: ndarray, rows: ndarray) -> ndarray:
     """Try one distractor on each of these images; (rows,) bool where it was drawn."""
     image, mask, every = images[rows], masks[rows], np.arange(len(rows))
     degrees = rng.integers(-180, 180, len(rows))
@@ -170,7 +169,7 @@ def _distractor(
     return alive
 
 
-def _extend(rng: np.random.Generator, mask: np.ndarray, pivot: np.ndarray, turn: np.ndarray) -> _Grown:
+def _extend(rng: np.random.Generator, mask: ndarray, pivot: ndarray, turn: ndarray) -> _Grown:
     """The next dash of one contour in each image, where there is room."""
     ends_E2, angles_E = ends()
     pivot = np.clip(_along(pivot, turn, LENGTH + 2 * MARGIN), -PAD + 4, SIZE + PAD - 5)
@@ -199,13 +198,13 @@ def _extend(rng: np.random.Generator, mask: np.ndarray, pivot: np.ndarray, turn:
     return _Grown(alive & ~open_, pivot, angles_E[picked], end, picked)
 
 
-def _along(points: np.ndarray, turn: np.ndarray, distance: float) -> np.ndarray:
+def _along(points: ndarray, turn: ndarray, distance: float) -> ndarray:
     """Points moved by `distance` in direction `turn` (from the columns towards the rows), rounded up."""
     step = distance * np.stack([np.sin(turn), np.cos(turn)], axis=-1)
     return np.ceil(points + np.round(step, 9)).astype(np.int64)
 
 
-def _central(rng: np.random.Generator, degrees: np.ndarray) -> np.ndarray:
+def _central(rng: np.random.Generator, degrees: ndarray) -> ndarray:
     """First ends of first contours: at least twice the seed distance from every side, with room for the dash."""
     mask = np.ones((SIZE + 2 * PAD,) * 2, dtype=np.float32)
     inner = slice(PAD + 2 * SEED_DISTANCE, PAD + SIZE - 2 * SEED_DISTANCE)
@@ -220,7 +219,7 @@ def _central(rng: np.random.Generator, degrees: np.ndarray) -> np.ndarray:
     return places
 
 
-def _free_place(rng: np.random.Generator, mask: np.ndarray, angles: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _free_place(rng: np.random.Generator, mask: ndarray, angles: ndarray) -> tuple[ndarray, ndarray]:
     """A free pixel of each image where a dash of this angle fits, all equally likely; (N,) whether there is one."""
     edge = mask.copy()
     edge[:, PAD, :] = edge[:, :, PAD] = edge[:, PAD + SIZE - 1, :] = edge[:, :, PAD + SIZE - 1] = 1
@@ -231,7 +230,7 @@ def _free_place(rng: np.random.Generator, mask: np.ndarray, angles: np.ndarray) 
     return np.stack(np.divmod(place, SIZE), axis=1), count > 0
 
 
-def _find_blocked(mask: np.ndarray, angles: np.ndarray) -> np.ndarray:
+def _find_blocked(mask: ndarray, angles: ndarray) -> ndarray:
     """(N, S, S) true where the middle of a dash of this angle would touch something occupied (by more than 0.3)."""
     patches = patches_of(True).mask
     middle, blocked = patches.shape[1] // 2, np.zeros((len(mask), SIZE, SIZE), dtype=bool)
@@ -249,12 +248,12 @@ def _find_blocked(mask: np.ndarray, angles: np.ndarray) -> np.ndarray:
 
 
 class Patches(NamedTuple):
-    line: np.ndarray  # (angles, P, P) brightness of a dash that starts in the middle
-    mask: np.ndarray  # (angles, P, P) what it occupies
+    line: ndarray  # (angles, P, P) brightness of a dash that starts in the middle
+    mask: ndarray  # (angles, P, P) what it occupies
 
 
 @lru_cache
-def ends() -> tuple[np.ndarray, np.ndarray]:
+def ends() -> tuple[ndarray, ndarray]:
     """Displacements from a pivot to possible ends, (E, 2), a pixel apart on the circle, and their angles."""
     radius = LENGTH + MARGIN
     around = np.arange(0, 360, 360 / (2 * np.pi * radius)) * (np.pi / 180)
@@ -287,7 +286,7 @@ def patches_of(first: bool) -> Patches:
     return Patches(np.stack(lines), np.stack(masks))
 
 
-def _smaller(fine: np.ndarray) -> np.ndarray:
+def _smaller(fine: ndarray) -> ndarray:
     """Lanczos-filtered to 1 / ANTIALIAS of its size; 0..1."""
     from PIL import Image
 
@@ -296,7 +295,7 @@ def _smaller(fine: np.ndarray) -> np.ndarray:
 
 
 @lru_cache
-def disc() -> np.ndarray:
+def disc() -> ndarray:
     """(9, 9) the marker, 0..1."""
     away = np.arange(9 * ANTIALIAS) - 4 * ANTIALIAS
     return _smaller((away[:, None] ** 2 + away**2 <= (MARKER_RADIUS * ANTIALIAS) ** 2) * np.uint8(255))
@@ -305,12 +304,12 @@ def disc() -> np.ndarray:
 # -- on the images ----------------------------------------------------------------------------------
 
 
-def stamp(canvas: np.ndarray, rows: np.ndarray, at: np.ndarray, patch: np.ndarray) -> None:
+def stamp(canvas: ndarray, rows: ndarray, at: ndarray, patch: ndarray) -> None:
     """Lay a patch on each of these images, the brighter value stays."""
     where = _around(rows, at, patch.shape[1])
     canvas[where] = np.maximum(canvas[where], patch)
 
 
-def _around(rows: np.ndarray, at: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _around(rows: ndarray, at: ndarray, size: int) -> tuple[ndarray, ndarray, ndarray]:
     span = np.arange(size) - size // 2 + PAD
     return rows[:, None, None], (at[:, :1] + span)[:, :, None], (at[:, 1:] + span)[:, None, :]

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
+from numpy import ndarray
 from pydantic import Field
 
 from leansurgeon.errors import UsageError, quote
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
 
 METRICS = {
     "class": base.ACCURACY,
-    "several": base.Metric("micro_f1", "micro F1", higher_is_better=True, percent=True),
-    "score": base.Metric("spearman", "Spearman's correlation", higher_is_better=True, percent=False),
+    "several": base.Metric("micro_f1", "micro F1"),
+    "score": base.Metric("spearman", "Spearman's correlation", percent=False),
 }
 
 
@@ -61,7 +62,7 @@ class Rows(NamedTuple):
 
     texts: list[str]
     pairs: list[str] | None
-    labels: np.ndarray | list[Any]
+    labels: ndarray | list[Any]
 
 
 class TextClassification(vocab.Tokenized):
@@ -79,6 +80,7 @@ class TextClassification(vocab.Tokenized):
         """Read, split and tokenise the tables into the cache once."""
         o = self.options
         vocab.check_length(o.seq_len, model_dir)
+        columns = [o.label] if isinstance(o.label, str) else o.label
         named = {"train": o.train, "eval": o.eval, "test": o.test}
         files = {side: text_files.find(names) for side, names in named.items() if names is not None}
         called = text_files.short_names([path for paths in files.values() for path in paths])
@@ -97,8 +99,7 @@ class TextClassification(vocab.Tokenized):
             rows, found = {side: part for side, (part, _) in read.items()}, {}
             counted = {what: sum(of_side[what] for _, of_side in read.values()) for what in read["train"][1]}
             if o.hold_out:
-                rows, more = _split(rows)
-                found |= more
+                rows, found = _split(rows)
             elif "eval" not in rows:
                 raise UsageError("hold_out is false, and no rows to evaluate on are named.", "Name them: task.eval.")
             kinds = {type(label) for part in rows.values() for label in part.labels}
@@ -113,18 +114,17 @@ class TextClassification(vocab.Tokenized):
                 names = [name for name in said if name in names]
             say(f"{self.name}: tokenising {sum(len(part.texts) for part in rows.values()):,} texts ({o.tokenizer})")
             numbered = {
-                split: Rows(part.texts, part.pairs, _number_labels(part.labels, names, objective))
+                split: part._replace(labels=_number_labels(part.labels, names, objective))
                 for split, part in rows.items()
             }
             info = self._store(folder, numbered, model_dir) | found
             info |= {"labels": names, "objective": objective, "ordered": ordered}
-            texts = [("text", [o.text, *([o.text_pair] if o.text_pair else [])])]
-            roles = [*texts, ("label", [o.label] if isinstance(o.label, str) else o.label)]
+            roles = [("text", list(filter(None, [o.text, o.text_pair]))), ("label", columns)]
             there = tables.columns(files["train"][0])
             labels = Counter(chain.from_iterable(_in_words(part.labels) for part, _ in read.values()))
             return info | {"was_read": user_data.tell(called, counted, roles, there, labels, (info["cut"], o.seq_len))}
 
-        self._open(disk_cache.entry(cache, "texts", key, build))
+        self._open(cache, "texts", key, build)
         self.objective = self._info["objective"]
         self.metric = METRICS[self.objective]
         if self.objective != "score":
@@ -179,14 +179,14 @@ class TextClassification(vocab.Tokenized):
                     return_attention_mask=False,
                 )
                 for ids in encoded["input_ids"]:
-                    tokens.append(np.array(ids, dtype=dtype))
+                    tokens.append(ids)
                     lengths.append(len(ids))
                 if full := [first + i for i, ids in enumerate(encoded["input_ids"]) if len(ids) == length]:
                     others = [pairs[i] for i in full] if pairs else None
                     whole = tokenizer([texts[i] for i in full], others, verbose=False)["input_ids"]
                     cut += sum(len(ids) > length for ids in whole)
                 for kinds in encoded.get("token_type_ids") or []:
-                    types.append(np.array(kinds, dtype=np.uint8))
+                    types.append(kinds)
                     marked = marked or any(kinds)
             tokens.close()
             types.close()
@@ -201,11 +201,11 @@ class TextClassification(vocab.Tokenized):
             "token_types": marked,
         }
 
-    def lengths(self, split: str) -> np.ndarray:
+    def lengths(self, split: str) -> ndarray:
         """(N,) tokens of every sample of a split."""
         return disk_cache.lengths_of(self._array(f"{split}-starts"), np.arange(self.size(split)))
 
-    def batch(self, split: str, indices: np.ndarray, *, seed: int, epoch: int) -> base.Batch:
+    def batch(self, split: str, indices: ndarray, *, seed: int, epoch: int) -> base.Batch:
         """`input_ids` and `attention_mask` (B, T), token types where the tokenizer has them, and `labels` (B,)."""
         indices = self._indices(split, indices)
         starts = self._array(f"{split}-starts")
@@ -229,7 +229,7 @@ class TextClassification(vocab.Tokenized):
             arrays["_index"] = indices.astype(np.int64)
         return base.as_tensors(**arrays)
 
-    def _labels(self, split: str, indices: np.ndarray) -> np.ndarray:
+    def _labels(self, split: str, indices: ndarray) -> ndarray:
         """(B,) classes or scores, or (B, C) fp32 marks of the classes that a text has."""
         labels = self._array(f"{split}-labels")[indices]
         if self.objective == "score":
@@ -250,8 +250,9 @@ class TextClassification(vocab.Tokenized):
         labels = batch["labels"]
         if self.objective == "class":
             made = base.classification_score(logits, labels, label_smoothing)
-            many = self.extra_sums and base.confusion(logits.argmax(-1), labels, logits.shape[-1])
-            return made._replace(extra=many) if self.extra_sums else made
+            if self.extra_sums:
+                made = made._replace(extra=base.confusion(logits.argmax(-1), labels, logits.shape[-1]))
+            return made
         several = self.objective == "several"
         said = logits.float() if several else logits.float().reshape(-1)
         valid_B = (labels != base.IGNORED).reshape(len(labels), -1).all(-1)
@@ -321,7 +322,7 @@ def _read(paths: list[Path], options: Options) -> tuple[Rows, dict[str, int]]:
     """All rows of these files that have texts and a label, and how many were left out for what they lack. Raises
     UsageError for a text that is none, labels that are no classes, or files without rows.
     """
-    texts = [options.text, *([options.text_pair] if options.text_pair else [])]
+    texts = list(filter(None, [options.text, options.text_pair]))
     columns = [options.label] if isinstance(options.label, str) else options.label
     rows, counted = [], {"rows": 0, "without text left out": 0, "without label left out": 0}
     for path in paths:
@@ -360,7 +361,7 @@ def _convert_labels(found: user_data.Labels, objective: str, paths: list[Path]) 
     )
 
 
-def _number_labels(labels: list[Any], names: list[str], objective: str) -> np.ndarray:
+def _number_labels(labels: list[Any], names: list[str], objective: str) -> ndarray:
     """(N,) numbers of names, (N, C) marks, or (N,) scores."""
     if objective == "score":
         return np.array(labels, dtype=np.float32)

@@ -28,6 +28,7 @@ from leansurgeon.tasks.text import files as text_files
 BY_HAND = "Download its parquet files on another machine and name them with the task's option `data`."
 FEW = 20  # blocks of a text; one that has fewer is parted into smaller ones
 Document = str | list[int] | np.ndarray
+Documents = Callable[[], Iterable[Document]]  # which can be gone through more than once: every call begins anew
 LEAST = 20  # characters of a sentence; shorter lines of a text file are headings and numbers
 
 
@@ -79,7 +80,7 @@ class Corpus:
             at = max(0, count - max(1, round(count * held)))
             yield from islice(self._row_documents(), at, None) if last else islice(self._row_documents(), at)
 
-        return Documents(partial(read, False)), Documents(partial(read, True))
+        return partial(read, False), partial(read, True)
 
     def _row_documents(self) -> Iterator[Document]:
         """The documents of tables one by one, no more than `first`."""
@@ -177,17 +178,7 @@ class Corpus:
                     yield cells, f"{place}, row {number}"
 
 
-@dataclass(frozen=True)
-class Documents:
-    """Documents that can be gone through more than once: `read` begins anew."""
-
-    read: Callable[[], Iterator[Document]]
-
-    def __iter__(self) -> Iterator[Document]:
-        return self.read()
-
-
-def split_documents(corpora: Mapping[str, Corpus]) -> tuple[splits.Split, dict[str, Iterable[Document]]]:
+def split_documents(corpora: Mapping[str, Corpus]) -> tuple[splits.Split, dict[str, Documents]]:
     """The split of corpora, which are named by the sides that the data gives them ("train" among them), by blocks of
     text or whole lists of tokens; and the documents of each side. A "test" that is cut comes block by block, in the
     order of hashes. Raises UsageError where there is too little text.
@@ -211,18 +202,18 @@ def split_documents(corpora: Mapping[str, Corpus]) -> tuple[splits.Split, dict[s
     def read(rows: np.ndarray) -> Iterator[Document]:
         """What stands in these blocks; neighbours in a document are one text."""
         wanted, numbers = set(rows.tolist()), itertools.count()
-        for document in itertools.chain.from_iterable(corpora.values()):
+        for document in itertools.chain(*corpora.values()):
             for chosen, run in itertools.groupby(_blocks(document, shortest), lambda _: next(numbers) in wanted):
                 if chosen:
                     yield "".join(run) if isinstance(document, str) else document
 
-    sides: dict[str, Iterable[Document]] = {side: Documents(partial(read, split.rows[side])) for side in splits.SIDES}
+    sides: dict[str, Documents] = {side: partial(read, split.rows[side]) for side in splits.SIDES}
     if "test" not in corpora:
-        rows, documents = split.rows["test"].tolist(), itertools.chain.from_iterable(corpora.values())
+        rows, documents = split.rows["test"].tolist(), itertools.chain(*corpora.values())
         blocks = enumerate(block for document in documents for block in _blocks(document, shortest))
         wanted = set(rows)
         kept = {number: block for number, block in blocks if number in wanted}
-        sides["test"] = [kept[row] for row in rows]
+        sides["test"] = lambda: [kept[row] for row in rows]
     return split, sides
 
 

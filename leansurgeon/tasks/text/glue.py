@@ -35,10 +35,10 @@ BY_HAND = (
 )
 _IDS = "dev_ids.tsv"  # ends the name of GLUE's list of rows of MRPC
 _NLI = ("entailment", "not_entailment")
-_F1 = base.Metric("f1", "F1", higher_is_better=True, percent=True)
-_MATTHEWS = base.Metric("matthews", "Matthews correlation", higher_is_better=True, percent=True)
-_PEARSON = base.Metric("pearson", "Pearson correlation", higher_is_better=True, percent=True)
-_MATCHED = base.Metric("accuracy", "accuracy (matched)", higher_is_better=True, percent=True)
+_F1 = base.Metric("f1", "F1")
+_MATTHEWS = base.Metric("matthews", "Matthews correlation")
+_PEARSON = base.Metric("pearson", "Pearson correlation")
+_MATCHED = base.Metric("accuracy", "accuracy (matched)")
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ class Glue(TextClassification):
                 "labels": list(self.kind.labels),
             }
 
-        self._open(disk_cache.entry(cache, "glue", key, build))
+        self._open(cache, "glue", key, build)
         if self.kind.labels:
             stored = np.arange(len(self.kind.labels))
             self._stored_classes = classes.StoredClasses(self.kind.labels, stored, o.class_names, ordered=True)

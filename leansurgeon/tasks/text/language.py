@@ -13,9 +13,10 @@ import time
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy import ndarray
 from pydantic import Field
 
 from leansurgeon.errors import UsageError
@@ -99,11 +100,11 @@ class CausalLM(vocab.Tokenized):
                 split, sides = corpus.split_documents(corpora)
                 found = base.describe_split(split, "blocks of text")
             say(f"{self.name}: tokenising {', '.join(data.names[:3])}{' ...' * (len(data.names) > 3)} ({o.tokenizer})")
-            tokenizer = self._make_tokenizer(folder, sides["train"], model_dir)
+            tokenizer = self._make_tokenizer(folder, sides["train"](), model_dir)
             info = _pack(folder, tokenizer, sides, say) | found
             return info | {"was_read": corpus.tell(corpora, {"characters": sum(info["characters"].values())})}
 
-        self._open(disk_cache.entry(cache, "text", key, build))
+        self._open(cache, "text", key, build)
         self._begin = vocab.beginning(self.tokenizer())
         packaged = names == [text_files.PACKAGED["austen"].name]
         self.source = "Jane Austen, Persuasion (1818)" if packaged else user_data.name_some(names)
@@ -133,7 +134,7 @@ class CausalLM(vocab.Tokenized):
         """Tokens of text in a window."""
         return self.options.seq_len - len(self._begin)
 
-    def batch(self, split: str, indices: np.ndarray, *, seed: int, epoch: int) -> base.Batch:
+    def batch(self, split: str, indices: ndarray, *, seed: int, epoch: int) -> base.Batch:
         """`input_ids` and `labels` (B, T); in masked language modelling `labels` is -100 where nothing was hidden."""
         tokens_BT = self._windows(split, np.asarray(indices), seed, epoch)
         return base.as_tensors(input_ids=tokens_BT.astype(np.int64), labels=tokens_BT.astype(np.int64))
@@ -155,7 +156,7 @@ class CausalLM(vocab.Tokenized):
         tokens = {f"{split}_tokens": self._info["tokens"][split] for split in self.splits}
         return {**tokens, "characters": self._info["characters"], **super()._particulars()}
 
-    def _windows(self, split: str, indices_B: np.ndarray, seed: int, epoch: int) -> np.ndarray:
+    def _windows(self, split: str, indices_B: ndarray, seed: int, epoch: int) -> ndarray:
         """(B, seq_len) tokens in the type that they are stored in. Raises IndexError for an index that the split does
         not have.
         """
@@ -209,7 +210,7 @@ class MaskedLM(CausalLM):
         whose = f"that in {kind}" if "/" in kind else "the model's"
         raise UsageError(f"Task 'masked-lm' needs a tokenizer with a mask token, and {whose} names none.", hint)
 
-    def batch(self, split: str, indices: np.ndarray, *, seed: int, epoch: int) -> base.Batch:
+    def batch(self, split: str, indices: ndarray, *, seed: int, epoch: int) -> base.Batch:
         """`input_ids` and `labels` (B, T); in masked language modelling `labels` is -100 where nothing was hidden."""
         indices = np.asarray(indices)
         tokens_BT = self._windows(split, indices, seed, epoch)
@@ -217,28 +218,19 @@ class MaskedLM(CausalLM):
             seed, epoch = _EVAL_SEED, 0
         draws_BT = chance.words(seed, epoch, indices, tokens_BT.shape[1], stream=_MASK)
         share, size = self.options.mask_prob, self._info["vocab"]
-        hidden = hide_tokens(tokens_BT, draws_BT, share, self._mask_id, self._special, size)
-        return base.as_tensors(input_ids=hidden.input_ids, labels=hidden.labels, _places=hidden.places)
+        return base.as_tensors(**hide_tokens(tokens_BT, draws_BT, share, self._mask_id, self._special, size))
 
     def score(self, logits: Tensor, batch: base.Batch, *, label_smoothing: float = 0.0) -> base.Score:
         """Cross-entropy of the hidden tokens alone."""
         return base.token_score(logits, batch["labels"], label_smoothing)
 
 
-class Hidden(NamedTuple):
-    """`input_ids` and `labels` (B, T) int64, and where something is to be predicted: `places` (N,) int64, counted over
-    the flattened batch, filled up as `pad_places` says.
-    """
-
-    input_ids: np.ndarray
-    labels: np.ndarray
-    places: np.ndarray
-
-
 def hide_tokens(
-    tokens_BT: np.ndarray, draws_BT: np.ndarray, share: float, mask_id: int, special: np.ndarray, vocab_size: int
-) -> Hidden:
-    """Choose tokens with probability `share`, never those whose ids are true in `special` (vocab_size,).
+    tokens_BT: ndarray, draws_BT: ndarray, share: float, mask_id: int, special: ndarray, vocab_size: int
+) -> dict[str, ndarray]:
+    """Choose tokens with probability `share`, never those whose ids are true in `special` (vocab_size,): `input_ids`
+    and `labels` (B, T) int64, and where something is to be predicted: `_places` (N,) int64, counted over the flattened
+    batch, filled up as `pad_places` says.
 
     One draw (uint32) says for its token whether it is chosen; rescaled, what becomes of it, and rescaled again, which
     token stands there instead: 32 bits are enough for all three.
@@ -256,10 +248,10 @@ def hide_tokens(
     input_ids, labels = tokens_BT.astype(np.int64), np.full(tokens_BT.shape, base.IGNORED, dtype=np.int64)
     input_ids.reshape(-1)[chosen_N] = shown_N
     labels.reshape(-1)[chosen_N] = told_N
-    return Hidden(input_ids, labels, pad_places(chosen_N, labels, share))
+    return {"input_ids": input_ids, "labels": labels, "_places": pad_places(chosen_N, labels, share)}
 
 
-def pad_places(chosen_N: np.ndarray, labels_BT: np.ndarray, share: float) -> np.ndarray:
+def pad_places(chosen_N: ndarray, labels_BT: ndarray, share: float) -> ndarray:
     """`chosen_N` filled up with a place that is not scored, to a length that hardly ever changes between batches.
 
     A compiled model is compiled again for every new length. This one is five standard deviations above the mean of the
@@ -274,7 +266,9 @@ def pad_places(chosen_N: np.ndarray, labels_BT: np.ndarray, share: float) -> np.
     return np.concatenate((chosen_N, np.full(length - len(chosen_N), unscored, dtype=np.int64)))
 
 
-def _pack(folder: Path, tokenizer: PreTrainedTokenizerBase, texts: dict[str, Any], say: Say) -> disk_cache.Info:
+def _pack(
+    folder: Path, tokenizer: PreTrainedTokenizerBase, texts: dict[str, corpus.Documents], say: Say
+) -> disk_cache.Info:
     """One array of tokens per split, the documents one after another."""
     size = vocab.count_ids(tokenizer)
     dtype = vocab.dtype_for(size)
@@ -282,7 +276,7 @@ def _pack(folder: Path, tokenizer: PreTrainedTokenizerBase, texts: dict[str, Any
 
     def read(split: str) -> Iterator[corpus.Document]:
         nonlocal told
-        for number, document in enumerate(texts[split]):
+        for number, document in enumerate(texts[split]()):
             characters[split] += len(document) if isinstance(document, str) else 0
             if time.monotonic() - told > PLAIN_EVERY:
                 told = time.monotonic()

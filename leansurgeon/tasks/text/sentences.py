@@ -72,7 +72,7 @@ class Sentences(base.Embedded, classification.TextClassification):
             cut = (info["cut"], o.seq_len)
             return info | {"was_read": corpus.tell(corpora, {"different sentences": len(every)}, cut)}
 
-        self._open(disk_cache.entry(cache, "sentences", key, build))
+        self._open(cache, "sentences", key, build)
         self.source = user_data.name_some([name for one in corpora.values() for name in one.names])
 
     def model_overrides(self) -> base.Overrides:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -58,14 +59,13 @@ class Tokenized(base.Task):
 
     def _template(self, model_dir: Path | None) -> user_data.Render:
         """How chats are written: by the template of the tokenizer, loaded for the first of them; None without one."""
-        kind, loaded = self.options.tokenizer, []
+        kind = self.options.tokenizer
+        load_once = cache(lambda: make(kind, None, (), model_dir))
 
         def render(chat: list[dict[str, Any]]) -> str | None:
-            if kind in KINDS[1:]:
+            if kind in KINDS[1:] or not load_once().chat_template:
                 return None
-            if not loaded:
-                loaded.append(make(kind, None, (), model_dir))
-            return loaded[0].apply_chat_template(chat, tokenize=False) if loaded[0].chat_template else None
+            return load_once().apply_chat_template(chat, tokenize=False)
 
         return render
 
@@ -331,12 +331,8 @@ def dtype_for(vocab_size: int) -> np.dtype:
 
 def check_length(seq_len: int, model_dir: Path | None) -> None:
     """Raise UsageError when the model's config says that it has fewer positions than `seq_len`."""
-    path = None if model_dir is None else model_dir / "config.json"
-    if path is None or not path.is_file():
-        return
-    config = jsonfile.read_object_if_whole(path) or {}  # whoever opens the model will say what is wrong with it
     for name in _POSITIONS:
-        limit = config.get(name)
+        limit = read_setting(model_dir, "config.json", name)
         if isinstance(limit, int) and 0 < limit < seq_len:
             raise UsageError(
                 f"The task's seq_len is {seq_len} and the model in {model_dir} has {limit} positions ({name})."

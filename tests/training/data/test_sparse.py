@@ -53,7 +53,7 @@ def hidden_batch(share=0.2, rows=3, width=12):
     tokens = np.random.default_rng(0).integers(5, 61, (rows, width)).astype(np.uint16)
     draws = chance.words(0, 0, np.arange(rows), width)
     arrays = language.hide_tokens(tokens, draws, share, 4, np.zeros(61, dtype=bool), 61)
-    return {name: torch.from_numpy(a) for name, a in zip(("input_ids", "labels", "_places"), arrays, strict=True)}
+    return {name: torch.from_numpy(a) for name, a in arrays.items()}
 
 
 def train_of(**settings):
