@@ -51,9 +51,25 @@ def entry(cache: Path, name: str, key: dict[str, Any], build: Callable[[Path], I
                 shutil.rmtree(path, ignore_errors=True)
         partial = Path(tempfile.mkdtemp(prefix=_PARTIAL, dir=cache))
         try:
-            info = build(partial)
-            _seal(partial, {**info, "key": key})
-            _move_in_place(partial, folder)
+            info, files = build(partial), {}
+            for path in sorted(p for p in partial.rglob("*") if p.is_file()):
+                with path.open("rb") as file:
+                    os.fsync(file.fileno())
+                files[str(path.relative_to(partial))] = path.stat().st_size
+            with (partial / INFO).open("w", encoding="utf-8") as file:
+                json.dump({**info, "key": key, "files": files}, file, indent=1, sort_keys=True)
+                file.flush()
+                os.fsync(file.fileno())
+            try:
+                os.rename(partial, folder)
+            except OSError as error:
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                    raise
+                if _is_whole(folder):  # another process has put it there meanwhile
+                    shutil.rmtree(partial, ignore_errors=True)
+                else:
+                    shutil.rmtree(folder)
+                    os.rename(partial, folder)
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
             raise
@@ -144,33 +160,6 @@ def _is_whole(folder: Path) -> bool:
         return all((folder / name).stat().st_size == size for name, size in files.items())
     except (LeanSurgeonError, OSError, ValueError, KeyError, TypeError, AttributeError):
         return False
-
-
-def _seal(partial: Path, info: Info) -> None:
-    """Flush every file to the disk and write `info.json` with their sizes."""
-    files = {}
-    for path in sorted(p for p in partial.rglob("*") if p.is_file()):
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
-        files[str(path.relative_to(partial))] = path.stat().st_size
-    with (partial / INFO).open("w", encoding="utf-8") as file:
-        json.dump({**info, "files": files}, file, indent=1, sort_keys=True)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _move_in_place(partial: Path, folder: Path) -> None:
-    """Rename into place; a whole entry that another process has put there meanwhile wins, a broken one is replaced."""
-    try:
-        os.rename(partial, folder)
-    except OSError as error:
-        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-            raise
-        if not _is_whole(folder):
-            shutil.rmtree(folder)
-            os.rename(partial, folder)
-        else:
-            shutil.rmtree(partial, ignore_errors=True)
 
 
 @contextmanager

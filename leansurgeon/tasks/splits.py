@@ -185,7 +185,8 @@ def blocks(text: str, shortest: int = SHORTEST) -> Iterator[str]:
     comes again is parted as before, whatever stands in front of it.
     """
     start = end = 0
-    for piece in _pieces(text):
+    lines = text.splitlines(keepends=True)
+    for piece in (p for line in lines for p in ([line] if len(line) <= LONG_LINE else _WORD.findall(line))):
         end += len(piece)
         # Behind the shortest length every piece may be the last, with a chance that goes with its length.
         chance = zlib.crc32(b"." + piece.strip().encode("utf-8", "surrogatepass")) / 2**32
@@ -194,11 +195,3 @@ def blocks(text: str, shortest: int = SHORTEST) -> Iterator[str]:
             start = end
     if start < end:
         yield text[start:]
-
-
-def _pieces(text: str) -> Iterator[str]:
-    for line in text.splitlines(keepends=True):
-        if len(line) <= LONG_LINE:
-            yield line
-        else:
-            yield from _WORD.findall(line)

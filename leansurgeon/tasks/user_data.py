@@ -114,7 +114,22 @@ def recognise(spec: str, flag: str = "--data") -> UserData:
         raise UsageError(f"{flag} names no data.", hint)
     path = in_home(spec)
     if path.is_dir():
-        return _of_folder(path, spec)
+        files = files_below(path, _DEPTH)
+        suffixes = {file.suffix.lower() for file in files}
+        images = [file for file in files if file.suffix.lower() in image_places.SUFFIXES]
+        if images and (listed := image_places.tables_of_images(path)):
+            return UserData("classes", spec, (str(path),), tables.columns(listed["train"][0]))
+        if images or ".tar" in suffixes:
+            flat = images and all(file.parent == path for file in images)
+            return UserData("images" if flat else "classes", spec, (str(path),))
+        if texts := text_files.in_folder(path):
+            return _of_files(texts, spec, [str(path)], root=path)
+        what = ", ".join(sorted(suffix or "files without an ending" for suffix in suffixes)[:5]) or "no files"
+        raise UsageError(
+            f"{path} holds neither text nor images that can be read ({what}).",
+            f"Text is {', '.join(text_files.SUFFIXES)}; tables are {', '.join(tables.SUFFIXES)}; images lie in a "
+            "folder for every class.",
+        )
     if path.is_file():
         return _of_files([path], spec)
     if spec.startswith("hub:"):
@@ -128,28 +143,6 @@ def recognise(spec: str, flag: str = "--data") -> UserData:
             raise UsageError(error.message, HINT) from None
         return _of_files(files, spec, words)
     raise UsageError(f"{flag} {spec}: there is no file or folder of that name.", hint)
-
-
-def _of_folder(path: Path, spec: str) -> UserData:
-    files = files_below(path, _DEPTH)
-    suffixes = {file.suffix.lower() for file in files}
-    images = [file for file in files if file.suffix.lower() in image_places.SUFFIXES]
-    if images and (listed := image_places.tables_of_images(path)):
-        return UserData("classes", spec, (str(path),), tables.columns(listed["train"][0]))
-    if images:
-        flat = all(file.parent == path for file in images)
-        return UserData("images" if flat else "classes", spec, (str(path),))
-    if ".tar" in suffixes:
-        return UserData("classes", spec, (str(path),))
-    texts = text_files.in_folder(path)
-    if texts:
-        return _of_files(texts, spec, [str(path)], root=path)
-    what = ", ".join(sorted(suffix or "files without an ending" for suffix in suffixes)[:5]) or "no files"
-    raise UsageError(
-        f"{path} holds neither text nor images that can be read ({what}).",
-        f"Text is {', '.join(text_files.SUFFIXES)}; tables are {', '.join(tables.SUFFIXES)}; images lie in a "
-        "folder for every class.",
-    )
 
 
 def _of_files(files: list[Path], spec: str, words: list[str] | None = None, root: Path | None = None) -> UserData:

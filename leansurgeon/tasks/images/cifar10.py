@@ -126,43 +126,35 @@ def _rows(source: image_places.ImagePlaces) -> Splits:
 
 def _batches(place: Path) -> Splits:
     """The batches of the python or binary version, in a folder or an archive."""
-    contents = _read_all(place)
+    wanted = {name + suffix for names in BATCHES.values() for name in names for suffix in ("", ".bin")}
+    if place.is_dir():
+        contents = {name: files.read_bytes(place / name, BATCH) for name in wanted if (place / name).is_file()}
+    else:
+        members = archives.members(place, lambda name: Path(name).name in wanted, BATCH)
+        contents = {Path(name).name: content for name, content in members}
     splits = {}
     for split, names in BATCHES.items():
         parts = []
         for name in names:
             if name in contents:
-                parts.append(_python(contents.pop(name), f"{place}: {name}"))
-            elif f"{name}.bin" in contents:
-                parts.append(_binary(contents.pop(f"{name}.bin"), f"{place}: {name}.bin"))
-            else:
+                where = f"{place}: {name}"
+                batch = pickles.parse_arrays(contents.pop(name), where)
+                try:
+                    images, labels = np.asarray(batch[b"data"]), np.asarray(batch[b"labels"])
+                except (KeyError, TypeError, ValueError, OverflowError) as error:
+                    raise UsageError(f"{where} is not a batch of CIFAR-10: {error}.") from None
+                if images.dtype != np.uint8 or images.ndim != 2 or images.shape != (len(labels), 3072):
+                    told = f"images {images.shape} and {len(labels)} labels, not (N, 3072) bytes"
+                    raise UsageError(f"{where} holds {told}.")
+                parts.append((images, labels))
+                continue
+            content = contents.pop(f"{name}.bin", None)
+            if content is None:
                 raise UsageError(f"CIFAR-10 in {place} is not complete: {name} is missing.", BY_HAND)
+            if not content or len(content) % 3073:
+                raise UsageError(f"{place}: {name}.bin is truncated: {len(content):,} bytes are no multiple of 3,073.")
+            rows = np.frombuffer(content, dtype=np.uint8).reshape(-1, 3073)
+            parts.append((rows[:, 1:], rows[:, 0]))
         images, labels = (np.concatenate(column) for column in zip(*parts, strict=True))
         splits[split] = images.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), labels
     return splits
-
-
-def _read_all(place: Path) -> dict[str, bytes]:
-    wanted = {name + suffix for names in BATCHES.values() for name in names for suffix in ("", ".bin")}
-    if place.is_dir():
-        return {name: files.read_bytes(place / name, BATCH) for name in wanted if (place / name).is_file()}
-    members = archives.members(place, lambda name: Path(name).name in wanted, BATCH)
-    return {Path(name).name: content for name, content in members}
-
-
-def _binary(content: bytes, where: str) -> Split:
-    if not content or len(content) % 3073:
-        raise UsageError(f"{where} is truncated: {len(content):,} bytes are no multiple of 3,073.")
-    rows = np.frombuffer(content, dtype=np.uint8).reshape(-1, 3073)
-    return rows[:, 1:], rows[:, 0]
-
-
-def _python(content: bytes, where: str) -> Split:
-    batch = pickles.parse_arrays(content, where)
-    try:
-        images, labels = np.asarray(batch[b"data"]), np.asarray(batch[b"labels"])
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise UsageError(f"{where} is not a batch of CIFAR-10: {error}.") from None
-    if images.dtype != np.uint8 or images.ndim != 2 or images.shape != (len(labels), 3072):
-        raise UsageError(f"{where} holds images {images.shape} and {len(labels)} labels, not (N, 3072) bytes.")
-    return images, labels

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import groupby, pairwise
@@ -307,7 +307,21 @@ def rows_of(
             for column in (image, label):
                 _find_column((column,), column, parquet_schema(path).names, path)
         parts = ((path, part.to_pydict()) for path in places for part in parquet_parts(path, [image, label], 64))
-    return names, (pair for where, part in parts for pair in _pairs(part[image], part[label], where))
+
+    def pairs() -> Iterator[tuple[bytes, int | str | None]]:
+        for where, part in parts:
+            for content, said in zip(part[image], part[label], strict=True):
+                content = content.get("bytes") if isinstance(content, dict) else content
+                if not isinstance(content, bytes):
+                    raise UsageError(
+                        f"{where}: an image without its bytes (a struct of 'bytes' and 'path' is expected)."
+                    )
+                said = int(said) if isinstance(said, bool) or (isinstance(said, float) and said.is_integer()) else said
+                if not (said is None or isinstance(said, str) or (isinstance(said, int) and -1 <= said < CLASSES)):
+                    raise UsageError(f"{where}: the label {quote(said)} is no class.")
+                yield content, said
+
+    return names, pairs()
 
 
 def _find_column(known: Sequence[str], said: str, present: Sequence[str], where: str | Path) -> str:
@@ -315,17 +329,6 @@ def _find_column(known: Sequence[str], said: str, present: Sequence[str], where:
     if column is None:
         raise UsageError(f"{where} has no column '{said}'.", f"Columns: {', '.join(present)}.")
     return column
-
-
-def _pairs(images: list[Any], labels: list[Any], where: str | Path) -> Iterable[tuple[bytes, int | str | None]]:
-    for image, label in zip(images, labels, strict=True):
-        content = image.get("bytes") if isinstance(image, dict) else image
-        if not isinstance(content, bytes):
-            raise UsageError(f"{where}: an image without its bytes (a struct of 'bytes' and 'path' is expected).")
-        label = int(label) if isinstance(label, bool) or (isinstance(label, float) and label.is_integer()) else label
-        if not (label is None or isinstance(label, str) or (isinstance(label, int) and -1 <= label < CLASSES)):
-            raise UsageError(f"{where}: the label {quote(label)} is no class.")
-        yield content, label
 
 
 def list_images(table: Path, label: str | None, say: Say) -> list[tuple[str, int | str]]:

@@ -120,7 +120,7 @@ class ImageFolder(base.Task):
         self._stored_classes = classes.StoredClasses(
             self._info["labels"], numbers, o.class_names, ordered=self._info["ordered"]
         )
-        shares = dict(zip(self.data_classes, counts[numbers >= 0].tolist(), strict=True))
+        shares = dict(zip(self._stored_classes.labels, counts[numbers >= 0].tolist(), strict=True))
         where = ["class folders" if source.kind == "folder" else "as the data says"] if shares else []
         total = {"images": int(counts.sum()), "of them damaged": len(self._info.get("damaged") or ())}
         self.was_read = user_data.tell([Path(o.data).name], total, [("label", where)], where, shares)

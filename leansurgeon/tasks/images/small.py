@@ -90,23 +90,22 @@ class Digits(SmallImages):
 
     def prepare(self, cache: Path, model_dir: Path | None, *, workers: int, say: Say) -> None:
         """Split scikit-learn's digits by `split_seed` and keep them as arrays."""
-        key = {"version": 1, "split_seed": self.options.split_seed}
-        self._open(cache, "digits", key, lambda folder: _split_digits(folder, self.options.split_seed))
+        seed = self.options.split_seed
 
+        def build(folder: Path) -> disk_cache.Info:
+            from sklearn.datasets import load_digits
+            from sklearn.model_selection import train_test_split
 
-def _split_digits(folder: Path, split_seed: int) -> disk_cache.Info:
-    from sklearn.datasets import load_digits
-    from sklearn.model_selection import train_test_split
+            data, sizes = load_digits(), {}
+            images, labels = data.images.astype(np.uint8), data.target.astype(np.uint8)
+            parts = train_test_split(np.arange(len(labels)), test_size=EVAL_IMAGES, random_state=seed, stratify=labels)
+            for name, rows in zip(base.SPLITS, parts, strict=True):
+                np.save(folder / f"{name}-images.npy", images[rows])
+                np.save(folder / f"{name}-labels.npy", labels[rows])
+                sizes[name] = len(rows)
+            return {"sizes": sizes}
 
-    data = load_digits()
-    images, labels = data.images.astype(np.uint8), data.target.astype(np.uint8)
-    train, evaluation = train_test_split(
-        np.arange(len(labels)), test_size=EVAL_IMAGES, random_state=split_seed, stratify=labels
-    )
-    for name, rows in (("train", train), ("eval", evaluation)):
-        np.save(folder / f"{name}-images.npy", images[rows])
-        np.save(folder / f"{name}-labels.npy", labels[rows])
-    return {"sizes": {"train": len(train), "eval": len(evaluation)}}
+        self._open(cache, "digits", {"version": 1, "split_seed": seed}, build)
 
 
 # -- Fashion-MNIST (Xiao, Rasul, Vollgraf, arXiv:1708.07747) --------------------------------------
@@ -142,8 +141,23 @@ class FashionMnist(SmallImages):
 
         def build(folder: Path) -> disk_cache.Info:
             say(f"fashion-mnist: reading {o.data}")
-            limits = {"train": o.train_samples, "eval": o.eval_samples}
-            return {"sizes": {split: _store(folder, paths, split, limits[split]) for split in FILES}}
+            sizes = {}
+            for split, limit in (("train", o.train_samples), ("eval", o.eval_samples)):
+                image_path, label_path = paths[split, "images"], paths[split, "labels"]
+                images, labels = read_idx(image_path, 3), read_idx(label_path, 1)
+                there, (height, width) = len(images), images.shape[1:]
+                if there != len(labels):
+                    raise UsageError(f"{image_path} holds {there:,} images and {label_path} {len(labels):,} labels.")
+                if (height, width) != (28, 28):
+                    raise UsageError(f"{image_path} holds images of {height} x {width} pixels, not 28 x 28.")
+                if there and labels.max() > 9:
+                    raise UsageError(f"{label_path} holds the label {labels.max()}; Fashion-MNIST has 0 to 9.")
+                if limit is not None and limit > there:
+                    raise UsageError(f"{image_path} holds {there:,} images where {split}_samples asks for {limit:,}.")
+                np.save(folder / f"{split}-images.npy", images[:limit])
+                np.save(folder / f"{split}-labels.npy", labels[:limit])
+                sizes[split] = len(labels[:limit])
+            return {"sizes": sizes}
 
         self._open(cache, "fashion-mnist", key, build)
 
@@ -158,22 +172,6 @@ def _find(folder: Path, split: str, kind: str) -> Path:
         "and name it with the task's option `data`."
     )
     raise UsageError(f"Fashion-MNIST is not in {folder}: {name}.gz is missing.", hint)
-
-
-def _store(folder: Path, paths: dict[tuple[str, str], Path], split: str, limit: int | None) -> int:
-    image_path, label_path = paths[split, "images"], paths[split, "labels"]
-    images, labels = read_idx(image_path, 3), read_idx(label_path, 1)
-    if len(images) != len(labels):
-        raise UsageError(f"{image_path} holds {len(images):,} images and {label_path} {len(labels):,} labels.")
-    if images.shape[1:] != (28, 28):
-        raise UsageError(f"{image_path} holds images of {images.shape[1]} x {images.shape[2]} pixels, not 28 x 28.")
-    if len(labels) and labels.max() > 9:
-        raise UsageError(f"{label_path} holds the label {labels.max()}; Fashion-MNIST has 0 to 9.")
-    if limit is not None and limit > len(labels):
-        raise UsageError(f"{image_path} holds {len(labels):,} images where {split}_samples asks for {limit:,}.")
-    np.save(folder / f"{split}-images.npy", images[:limit])
-    np.save(folder / f"{split}-labels.npy", labels[:limit])
-    return len(labels[:limit])
 
 
 def read_idx(path: Path, dimensions: int) -> ndarray:

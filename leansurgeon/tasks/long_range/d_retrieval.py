@@ -51,7 +51,24 @@ class DRetrieval(base.Task):
         o = self.options
         self.source = f"generalised D-retrieval, generated: D {o.dimension}, {o.length} tokens, seed {o.seed}"
         key = {"version": _VERSION, **o.model_dump()}
-        self._open(cache, "d-retrieval", key, lambda folder: _store(folder, o))
+
+        def build(folder: Path) -> disk_cache.Info:
+            size = o.input_size or o.dimension
+            rng = np.random.default_rng([o.seed, o.dimension, o.length, size])
+            a_Dd = directions(o.dimension, size, rng)
+            values, targets = {}, {}
+            for split, count in (("train", o.train), ("eval", o.eval)):
+                values[split] = rng.standard_normal((count, o.length, size))
+                targets[split] = (values[split] @ a_Dd.T).max(axis=1).sum(axis=1)
+            mean, deviation = targets["train"].mean(), targets["train"].std()
+            for split in base.SPLITS:
+                labels = ((targets[split] - mean) / deviation).astype(np.float32)
+                np.save(folder / f"{split}-values.npy", values[split].astype(np.float32))
+                np.save(folder / f"{split}-labels.npy", labels)
+            np.save(folder / "directions.npy", a_Dd)
+            return {"sizes": {"train": o.train, "eval": o.eval}, "variance": float(labels.astype(np.float64).var())}
+
+        self._open(cache, "d-retrieval", key, build)
 
     def batch(self, split: str, indices: np.ndarray, *, seed: int, epoch: int) -> base.Batch:
         """`input_values` (B, T, D) and the targets `labels` (B, 1)."""
@@ -81,21 +98,3 @@ def directions(dimension: int, input_size: int, rng: np.random.Generator) -> np.
     if dimension <= input_size:
         drawn = np.linalg.qr(drawn)[0]
     return (drawn / np.linalg.norm(drawn, axis=0)).T
-
-
-def _store(folder: Path, options: Options) -> disk_cache.Info:
-    o = options
-    size = o.input_size or o.dimension
-    rng = np.random.default_rng([o.seed, o.dimension, o.length, size])
-    a_Dd = directions(o.dimension, size, rng)
-    values, targets = {}, {}
-    for split, count in (("train", o.train), ("eval", o.eval)):
-        values[split] = rng.standard_normal((count, o.length, size))
-        targets[split] = (values[split] @ a_Dd.T).max(axis=1).sum(axis=1)
-    mean, deviation = targets["train"].mean(), targets["train"].std()
-    for split in base.SPLITS:
-        labels = ((targets[split] - mean) / deviation).astype(np.float32)
-        np.save(folder / f"{split}-values.npy", values[split].astype(np.float32))
-        np.save(folder / f"{split}-labels.npy", labels)
-    np.save(folder / "directions.npy", a_Dd)
-    return {"sizes": {"train": o.train, "eval": o.eval}, "variance": float(labels.astype(np.float64).var())}

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Iterator
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -74,10 +75,18 @@ class ListOps(base.Task):
         o = self.options
         vocab.check_length(self.seq_len, model_dir)
         if o.data != GENERATED:
-            files = _find_published(in_home(o.data).absolute())
+            folder = in_home(o.data).absolute()
+            found = {split: sorted(folder.rglob(name)) for split, name in FILES.items()}
+            if missing := [FILES[split] for split, paths in found.items() if not paths]:
+                raise UsageError(
+                    f"ListOps is not in {folder}: {missing[0]} is missing.",
+                    "It is listops-1000 in lra_release.gz (7.7 GB) from storage.googleapis.com/long-range-arena; or "
+                    "leave `data` out, and the expressions are made here.",
+                )
+            files = {split: paths[0] for split, paths in found.items()}
             self.source, self.licence = f"ListOps of the Long Range Arena, {o.data}", "as its authors say"
             key = {"version": _VERSION, "files": {split: disk_cache.file_key(path) for split, path in files.items()}}
-            self._open(cache, "listops", key, lambda folder: _read(folder, files, self.seq_len, say))
+            self._open(cache, "listops", key, partial(_read, files, self.seq_len, say))
             return
         self.source = (
             f"ListOps of the Long Range Arena, generated: depth {o.max_depth}, {o.max_args} arguments, "
@@ -86,7 +95,7 @@ class ListOps(base.Task):
         grammar = Grammar(o.max_depth, o.max_args, o.min_length, o.max_length)
         sizes = {"train": o.train, "eval": o.eval} | ({"test": o.test} if o.test else {})
         key = {"version": _VERSION, "seed": o.seed, "sizes": list(sizes.items()), "grammar": vars(grammar)}
-        self._open(cache, "listops", key, lambda folder: _generate(folder, grammar, o.seed, sizes, workers, say))
+        self._open(cache, "listops", key, partial(_generate, grammar, o.seed, sizes, workers, say))
 
     def batch(self, split: str, indices: np.ndarray, *, seed: int, epoch: int) -> base.Batch:
         """`input_ids` and `attention_mask` (B, seq_len) and `labels` (B,) from 0 to 9."""
@@ -104,19 +113,7 @@ class ListOps(base.Task):
         return {"seq_len": self.seq_len}
 
 
-def _find_published(folder: Path) -> dict[str, Path]:
-    """The published file of every split, in the folder or below it."""
-    found = {split: sorted(folder.rglob(name)) for split, name in FILES.items()}
-    if missing := [FILES[split] for split, paths in found.items() if not paths]:
-        raise UsageError(
-            f"ListOps is not in {folder}: {missing[0]} is missing.",
-            "It is listops-1000 in lra_release.gz (7.7 GB) from storage.googleapis.com/long-range-arena; or leave "
-            "`data` out, and the expressions are made here.",
-        )
-    return {split: paths[0] for split, paths in found.items()}
-
-
-def _read(folder: Path, files: dict[str, Path], most: int, say: Say) -> disk_cache.Info:
+def _read(files: dict[str, Path], most: int, say: Say, folder: Path) -> disk_cache.Info:
     """Tokens, starts and labels of the published files: a header, then lines of an expression, in which round brackets
     mean nothing, a tab and the value.
     """
@@ -148,7 +145,7 @@ def _finish(folder: Path, sizes: dict[str, int], lengths: np.ndarray, labels: np
 
 
 def _generate(
-    folder: Path, grammar: Grammar, seed: int, sizes: dict[str, int], workers: int, say: Say
+    grammar: Grammar, seed: int, sizes: dict[str, int], workers: int, say: Say, folder: Path
 ) -> disk_cache.Info:
     """Write tokens (flat, uint8), starts and labels of all splits, one split after another, into `folder`."""
     total = sum(sizes.values())

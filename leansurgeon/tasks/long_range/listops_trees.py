@@ -59,24 +59,18 @@ def chunk(grammar: Grammar, seed: int, number: int, trees: int = TREES_PER_CHUNK
     Lots are independent and identically distributed, and each follows from (grammar, seed, number, trees) alone.
     """
     rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(number,)))
-    counts = _draw_counts(grammar, rng, trees)
-    return None if counts is None else _build(grammar, rng, counts)
-
-
-def _draw_counts(grammar: Grammar, rng: np.random.Generator, wanted: int) -> ndarray | None:
-    """(wanted, max_depth, max_args) int32 numbers of nodes per tree, level and kind: column 0 digits, column j
-    operators with j + 1 arguments.
-    """
+    # (trees, max_depth, max_args) int32 numbers of nodes per tree, level and kind: column 0 digits, column j operators
+    # with j + 1 arguments
     kept, fitting, tried, candidates = [], 0, 0, CANDIDATES
-    while fitting < wanted:
+    while fitting < trees:
         counts = _grow_counts(grammar, rng, candidates)
         kept.append(counts)
         fitting, tried = fitting + len(counts), tried + candidates
         if tried >= _HOPELESS and fitting == 0:
             return None
-        missing = 1.2 * (wanted - fitting) * tried / max(fitting, 1)
+        missing = 1.2 * (trees - fitting) * tried / max(fitting, 1)
         candidates = int(min(max(missing, 256), 8 * CANDIDATES))
-    return np.concatenate(kept)[:wanted]
+    return _build(grammar, rng, np.concatenate(kept)[:trees])
 
 
 def _grow_counts(grammar: Grammar, rng: np.random.Generator, candidates: int) -> ndarray:
@@ -163,23 +157,19 @@ def _sizes_and_values(levels: list[_Level]) -> tuple[list[ndarray], list[ndarray
         if len(level.at):
             first = _before(level.arguments)
             size[level.at] = 2 + np.add.reduceat(below_size, first, dtype=np.int32)
-            value[level.at] = _apply(level, first, below_value)
+            # Sorted within each operator's children, MIN, MAX and MED are single elements (MED of an even number is the
+            # half of the middle two, rounded down, as int(np.median) does); SM is the sum modulo 10.
+            parent = np.repeat(np.arange(len(first), dtype=np.int32) * 10, level.arguments)
+            in_order = np.sort(parent + below_value) - parent
+            low = in_order[first + (level.arguments - 1) // 2]
+            median = (low + in_order[first + level.arguments // 2]) // 2
+            total = np.add.reduceat(below_value, first, dtype=np.int32) % 10
+            results = (in_order[first], in_order[first + level.arguments - 1], median, total)
+            value[level.at] = np.choose(level.operator, results)
         sizes.append(size)
         values.append(value)
         below_size, below_value = size, value
     return sizes[::-1], values[::-1]
-
-
-def _apply(level: _Level, first: ndarray, below: ndarray) -> ndarray:
-    """(operators,) results. Sorted within each operator's children, MIN, MAX and MED are single elements (MED of an
-    even number is the half of the middle two, rounded down, as int(np.median) does); SM is the sum modulo 10.
-    """
-    parent = np.repeat(np.arange(len(first), dtype=np.int32) * 10, level.arguments)
-    in_order = np.sort(parent + below) - parent
-    last = first + level.arguments - 1
-    low, high = in_order[first + (level.arguments - 1) // 2], in_order[first + level.arguments // 2]
-    results = (in_order[first], in_order[last], (low + high) // 2, np.add.reduceat(below, first, dtype=np.int32) % 10)
-    return np.choose(level.operator, results)
 
 
 def _before(lengths: ndarray) -> ndarray:

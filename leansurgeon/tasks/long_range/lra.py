@@ -133,7 +133,8 @@ class LraText(_Bytes):
             for split, place in splits.items():
                 rows = list(_reviews(place, "test" if split == "eval" else "train"))
                 if not rows:
-                    raise UsageError(f"{_name_of(place)} holds no reviews for '{split}'.", IMDB_BY_HAND)
+                    where = place if isinstance(place, Path) else "The data set"
+                    raise UsageError(f"{where} holds no reviews for '{split}'.", IMDB_BY_HAND)
                 # Files come by class; a part of them must hold both.
                 order = np.random.default_rng(0).permutation(len(rows))
                 sizes[split] = _store(folder, split, ((rows[i][0], [rows[i][1]]) for i in order), self.texts)
@@ -154,7 +155,12 @@ class LraRetrieval(_Bytes):
     def prepare(self, cache: Path, model_dir: Path | None, *, workers: int, say: Say) -> None:
         """Read the published files into the cache once, as bytes."""
         vocab.check_length(self.options.seq_len, model_dir)
-        files = _pairs_files(in_home(self.options.data))
+        root, files = in_home(self.options.data), {}
+        for split in ("train", "eval", "test"):
+            matches = sorted(root.rglob(f"*.{split}.tsv"))
+            if not matches:
+                raise UsageError(f"The AAN pairs are not in {root}: new_aan_pairs.{split}.tsv is missing.", AAN_BY_HAND)
+            files[split] = matches[0].absolute()
         key = {"version": 1, "files": {split: image_places.stamp(path) for split, path in files.items()}}
 
         def build(folder: Path) -> disk_cache.Info:
@@ -287,21 +293,7 @@ def _review(text: Any, label: Any, where: str) -> tuple[int, bytes]:
     return number, text.encode()
 
 
-def _name_of(place: Path | Dataset) -> str:
-    return str(place) if isinstance(place, Path) else "The data set"
-
-
 # -- AAN pairs -------------------------------------------------------------------------------------
-
-
-def _pairs_files(path: Path) -> dict[str, Path]:
-    files = {}
-    for split in ("train", "eval", "test"):
-        matches = sorted(path.rglob(f"*.{split}.tsv")) if path.is_dir() else []
-        if not matches:
-            raise UsageError(f"The AAN pairs are not in {path}: new_aan_pairs.{split}.tsv is missing.", AAN_BY_HAND)
-        files[split] = matches[0].absolute()
-    return files
 
 
 def _pairs(path: Path) -> Iterator[tuple[int, list[bytes]]]:

@@ -7,6 +7,7 @@ Read from the published files (`lra_release/pathfinder32/curv_contour_length_14`
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -70,14 +71,14 @@ class Pathfinder(base.Task):
         if made:
             style = _STYLE | {"contour_length": CONTOUR_LENGTH[o.difficulty]}
             key = {"version": _VERSION, "style": style, "samples": o.samples, "seed": o.seed}
-            self._open(cache, "pathfinder", key, lambda folder: _generate(folder, o, workers, say))
+            self._open(cache, "pathfinder", key, partial(_generate, o, workers, say))
             return
         self.licence = "as its authors say"
         folder = _find_published(in_home(o.data).absolute(), o.difficulty)
         lists = sorted((folder / "metadata").glob("*.npy"), key=lambda p: (len(p.name), p.name))
         stamps = [[path.name, path.stat().st_size, path.stat().st_mtime_ns] for path in lists]
         key = {"version": _VERSION, "folder": str(folder), "lists": stamps, "seed": o.seed}
-        self._open(cache, "pathfinder", key, lambda f: _read(f, folder, lists, o.seed, say))
+        self._open(cache, "pathfinder", key, partial(_read, folder, lists, o.seed, say))
 
     def batch(self, split: str, indices: np.ndarray, *, seed: int, epoch: int) -> base.Batch:
         """`input_ids` (B, 1024), a grey level for each pixel, and `labels` (B,); `attention_mask` is 0 at black."""
@@ -108,7 +109,7 @@ def _find_published(root: Path, difficulty: str) -> Path:
     raise UsageError(f"Pathfinder-32 ({difficulty}) is not in {root}: {name}/metadata is missing.", _HINT)
 
 
-def _read(folder: Path, level: Path, lists: list[Path], seed: int, say: Say) -> disk_cache.Info:
+def _read(level: Path, lists: list[Path], seed: int, say: Say, folder: Path) -> disk_cache.Info:
     """All images that the lists name, empty files left out as upstream does, shuffled by `seed`."""
     say(f"pathfinder: reading {level}")
     images, labels = [], []
@@ -134,7 +135,7 @@ def _read(folder: Path, level: Path, lists: list[Path], seed: int, say: Say) -> 
     return _split(len(labels))
 
 
-def _generate(folder: Path, options: Options, workers: int, say: Say) -> disk_cache.Info:
+def _generate(options: Options, workers: int, say: Say, folder: Path) -> disk_cache.Info:
     total = options.samples
     workers = min(workers, 1 + total // 1000)
     given = (CONTOUR_LENGTH[options.difficulty], options.seed)

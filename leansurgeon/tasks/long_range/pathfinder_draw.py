@@ -66,7 +66,14 @@ def chunk(contour_length: int, seed: int, number: int, attempts: int = ATTEMPTS)
     """The images that come of `attempts` beginnings; a pure function of its arguments."""
     rng = np.random.default_rng([seed, number, contour_length])
     image, mask, dashes = _targets(contour_length, rng, attempts)
-    distractors = _distractors(contour_length // 3, rng, image, mask)
+    distractors = np.zeros(len(image), dtype=np.int64)
+    for _ in range(20 // (contour_length // 3)):  # 20 dashes in all
+        missing = np.arange(len(image))
+        for _ in range(CONTOUR_TRIALS):
+            if len(missing):
+                done = _distractor(contour_length // 3, rng, image, mask, missing)
+                distractors[missing[done]] += 1
+                missing = missing[~done]
     tips = dashes[:, :, [0, -1]]
     labels = rng.integers(0, 2, len(image))
     first = rng.integers(0, 2, len(labels))
@@ -134,26 +141,18 @@ def _begin(starts: ndarray, degrees: ndarray) -> tuple[ndarray, ndarray, ndarray
     return pivots, turns, inside
 
 
-def _distractors(dashes: int, rng: np.random.Generator, image: ndarray, mask: ndarray) -> ndarray:
-    """Draw distractors of so many dashes, 20 dashes in all, where they fit; (N,) how many did."""
-    placed = np.zeros(len(image), dtype=np.int64)
-    for _ in range(20 // dashes):
-        missing = np.arange(len(placed))
-        for _ in range(CONTOUR_TRIALS):
-            if not len(missing):
-                break
-            done = _distractor(dashes, rng, image, mask, missing)
-            placed[missing[done]] += 1
-            missing = missing[~done]
-    return placed
-
-
 def _distractor(dashes: int, rng: np.random.Generator, images: ndarray, masks: ndarray, rows: ndarray) -> ndarray:
     """Try one distractor on each of these images; (rows,) bool where it was drawn."""
     image, mask, every = images[rows], masks[rows], np.arange(len(rows))
     degrees = rng.integers(-180, 180, len(rows))
     kind = degrees % 360
-    end, alive = _free_place(rng, mask, kind)
+    edge = mask.copy()
+    edge[:, PAD, :] = edge[:, :, PAD] = edge[:, PAD + SIZE - 1, :] = edge[:, :, PAD + SIZE - 1] = 1
+    free = ~_find_blocked(edge, kind).reshape(len(mask), -1)
+    count = free.sum(axis=1)
+    wanted = (rng.random(len(mask)) * count).astype(np.int64) + 1  # all free places are equally likely
+    place = (np.cumsum(free, axis=1) >= wanted[:, None]).argmax(axis=1)
+    end, alive = np.stack(np.divmod(place, SIZE), axis=1), count > 0
     pivot, turn, inside = _begin(end, degrees)
     alive &= inside
     for dash in range(dashes):
@@ -217,17 +216,6 @@ def _central(rng: np.random.Generator, degrees: ndarray) -> ndarray:
             spots = np.argwhere(mask[PAD:-PAD, PAD:-PAD] == 0)
         places[rows] = spots[rng.integers(0, len(spots), len(rows))]
     return places
-
-
-def _free_place(rng: np.random.Generator, mask: ndarray, angles: ndarray) -> tuple[ndarray, ndarray]:
-    """A free pixel of each image where a dash of this angle fits, all equally likely; (N,) whether there is one."""
-    edge = mask.copy()
-    edge[:, PAD, :] = edge[:, :, PAD] = edge[:, PAD + SIZE - 1, :] = edge[:, :, PAD + SIZE - 1] = 1
-    free = ~_find_blocked(edge, angles).reshape(len(mask), -1)
-    count = free.sum(axis=1)
-    wanted = (rng.random(len(mask)) * count).astype(np.int64) + 1
-    place = (np.cumsum(free, axis=1) >= wanted[:, None]).argmax(axis=1)
-    return np.stack(np.divmod(place, SIZE), axis=1), count > 0
 
 
 def _find_blocked(mask: ndarray, angles: ndarray) -> ndarray:

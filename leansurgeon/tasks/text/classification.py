@@ -151,15 +151,15 @@ class TextClassification(vocab.Tokenized):
 
     def _pad_of(self, model_dir: Path | None) -> int | None:
         """The token by which the model finds the end of a text, where it says one and reads by its own tokenizer."""
-        return (
-            vocab.read_setting(model_dir, "config.json", "pad_token_id") if self.options.tokenizer == "model" else None
-        )
+        own = model_dir if self.options.tokenizer == "model" else None
+        return vocab.read_setting(own, "config.json", "pad_token_id")
 
     def _store(self, folder: Path, rows: Mapping[str, Rows], model_dir: Path | None) -> disk_cache.Info:
         """Write tokens and labels of every split; what `batch` has to know of them."""
         tokenizer = self._make_tokenizer(folder, rows["train"].texts + (rows["train"].pairs or []), model_dir)
-        most = vocab.read_setting(model_dir, "config.json", "vocab_size") if self.options.tokenizer == "model" else None
-        reads = model_dir if self.options.tokenizer == "model" and self.head == "sequence-classification" else None
+        own = model_dir if self.options.tokenizer == "model" else None
+        most = vocab.read_setting(own, "config.json", "vocab_size")
+        reads = own if self.head == "sequence-classification" else None
         second = None if self._paired else vocab.second_text(tokenizer, reads)
         dtype, length, cut, marked = vocab.dtype_for(vocab.count_ids(tokenizer)), self.options.seq_len, 0, False
         for split, (texts, pairs, labels) in rows.items():
@@ -310,7 +310,7 @@ class TextClassification(vocab.Tokenized):
         """The classes with their names, and the vocabulary where the tokenizer is the task's own."""
         if self.objective == "score":
             return {"num_labels": 1, "problem_type": "regression"} | super().model_overrides()
-        names = getattr(self.options, "class_names", None) or self._info["labels"]
+        names = self.options.class_names or self._info["labels"]
         kind = {"problem_type": "multi_label_classification"} if self.objective == "several" else {}
         return kind | {"num_labels": len(names), "id2label": dict(enumerate(names))} | super().model_overrides()
 

@@ -180,7 +180,7 @@ class MaskedLM(CausalLM):
     another token, 10 % stay.
 
     Windows hold text only, without [CLS] and [SEP], as in Crammed BERT. The choice follows from (seed, epoch, index);
-    in evaluation it is always the same. "_places" of a batch lists the hidden tokens (`pad_places`), so that
+    in evaluation it is always the same. "_places" of a batch lists the hidden tokens (`hide_tokens`), so that
     a model may predict there and nowhere else.
     """
 
@@ -230,7 +230,7 @@ def hide_tokens(
 ) -> dict[str, ndarray]:
     """Choose tokens with probability `share`, never those whose ids are true in `special` (vocab_size,): `input_ids`
     and `labels` (B, T) int64, and where something is to be predicted: `_places` (N,) int64, counted over the flattened
-    batch, filled up as `pad_places` says.
+    batch, and filled up.
 
     One draw (uint32) says for its token whether it is chosen; rescaled, what becomes of it, and rescaled again, which
     token stands there instead: 32 bits are enough for all three.
@@ -248,22 +248,15 @@ def hide_tokens(
     input_ids, labels = tokens_BT.astype(np.int64), np.full(tokens_BT.shape, base.IGNORED, dtype=np.int64)
     input_ids.reshape(-1)[chosen_N] = shown_N
     labels.reshape(-1)[chosen_N] = told_N
-    return {"input_ids": input_ids, "labels": labels, "_places": pad_places(chosen_N, labels, share)}
-
-
-def pad_places(chosen_N: ndarray, labels_BT: ndarray, share: float) -> ndarray:
-    """`chosen_N` filled up with a place that is not scored, to a length that hardly ever changes between batches.
-
-    A compiled model is compiled again for every new length. This one is five standard deviations above the mean of the
-    binomial distribution, in whole eights; where more were chosen, the next eight.
-    """
-    tokens = labels_BT.size
+    # A compiled model is compiled again for every new number of places, so they are filled up with one that is not
+    # scored, to a number that hardly ever changes between batches: five standard deviations above the mean of the
+    # binomial distribution, in whole eights; where more were chosen, the next eight.
+    tokens = labels.size
     usual = tokens * share + 5 * math.sqrt(tokens * share * (1 - share))
-    length = min(tokens, -(-max(math.ceil(usual), len(chosen_N)) // 8) * 8)
-    if len(chosen_N) == length:
-        return chosen_N
-    unscored = int(np.argmax(labels_BT.reshape(-1) == base.IGNORED))
-    return np.concatenate((chosen_N, np.full(length - len(chosen_N), unscored, dtype=np.int64)))
+    missing = min(tokens, -(-max(math.ceil(usual), len(chosen_N)) // 8) * 8) - len(chosen_N)
+    unscored = np.argmax(labels.reshape(-1) == base.IGNORED)
+    places = np.concatenate((chosen_N, np.full(missing, unscored, dtype=np.int64)))
+    return {"input_ids": input_ids, "labels": labels, "_places": places}
 
 
 def _pack(

@@ -132,10 +132,34 @@ def make(
         return load(model_dir)
     if kind not in KINDS:
         return load(_folder(kind))
-    from tokenizers import processors
+    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
     from transformers import PreTrainedTokenizerFast
 
-    tokenizer = _build(kind, vocab_size or DEFAULT_SIZE, texts)
+    common = {"vocab_size": vocab_size or DEFAULT_SIZE, "special_tokens": list(SPECIAL), "show_progress": False}
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    if kind == "char":
+        characters = sorted({character for piece in _all_pieces(texts) for character in piece})
+        vocabulary = {token: i for i, token in enumerate((*SPECIAL, *characters))}
+        tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
+        tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+        tokenizer.decoder = decoders.Fuse()
+    elif kind == "byte":
+        vocabulary = {token: i for i, token in enumerate((*SPECIAL, *alphabet))}
+        tokenizer = Tokenizer(models.BPE(vocabulary, []))
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        tokenizer.decoder = decoders.ByteLevel()
+    elif kind == "bpe":
+        tokenizer = Tokenizer(models.BPE())
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.decoder = decoders.ByteLevel()
+        trainer = trainers.BpeTrainer(initial_alphabet=alphabet, **common)
+        tokenizer.train_from_iterator(_all_pieces(texts), trainer)
+    else:
+        tokenizer = Tokenizer(models.WordPiece(unk_token=UNKNOWN))
+        tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+        tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        tokenizer.decoder = decoders.WordPiece()
+        tokenizer.train_from_iterator(_all_pieces(texts), trainers.WordPieceTrainer(**common))
     ids = [(name, tokenizer.token_to_id(name)) for name in (CLS, SEP)]
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{CLS} $A {SEP}", pair=f"{CLS} $A {SEP} $B:1 {SEP}:1", special_tokens=ids
@@ -356,38 +380,6 @@ def _folder(kind: str) -> Path:
             f"The tokenizer {name} cannot be fetched from huggingface.co/{name}: {reason}.",
             "Save it on another machine with AutoTokenizer's save_pretrained and name its folder as the tokenizer.",
         ) from error
-
-
-def _build(kind: str, size: int, texts: Iterable[str]) -> Any:
-    """A tokenizer of the task's own from the `tokenizers` library; `size` is that of a trained vocabulary."""
-    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
-
-    common = {"vocab_size": size, "special_tokens": list(SPECIAL), "show_progress": False}
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    if kind == "char":
-        characters = sorted({character for piece in _all_pieces(texts) for character in piece})
-        vocabulary = {token: i for i, token in enumerate((*SPECIAL, *characters))}
-        tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
-        tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
-        tokenizer.decoder = decoders.Fuse()
-    elif kind == "byte":
-        vocabulary = {token: i for i, token in enumerate((*SPECIAL, *alphabet))}
-        tokenizer = Tokenizer(models.BPE(vocabulary, []))
-        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-        tokenizer.decoder = decoders.ByteLevel()
-    elif kind == "bpe":
-        tokenizer = Tokenizer(models.BPE())
-        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        tokenizer.decoder = decoders.ByteLevel()
-        trainer = trainers.BpeTrainer(initial_alphabet=alphabet, **common)
-        tokenizer.train_from_iterator(_all_pieces(texts), trainer)
-    else:
-        tokenizer = Tokenizer(models.WordPiece(unk_token=UNKNOWN))
-        tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
-        tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-        tokenizer.decoder = decoders.WordPiece()
-        tokenizer.train_from_iterator(_all_pieces(texts), trainers.WordPieceTrainer(**common))
-    return tokenizer
 
 
 def _all_pieces(documents: Iterable[str | list[int]]) -> Iterator[str]:
