@@ -22,6 +22,7 @@ from leansurgeon.checkpoints.model import Loaded
 from leansurgeon.cli.main import app
 from leansurgeon.errors import OutOfMemory, memory_is_short
 from leansurgeon.measure.costs import precision, speed
+from leansurgeon.measure.costs.memory import Setting
 from leansurgeon.measure.heads import importance, judge, sites
 from leansurgeon.measure.kappa import study
 from leansurgeon.tasks import chance
@@ -154,7 +155,7 @@ def failing(words: str, backend: str) -> SimpleNamespace:
         raise RuntimeError(words)
 
     optimizer = SimpleNamespace(zero_grad=lambda set_to_none: None)
-    load = speed.Load(8, 1)
+    load = Setting(8, 1, "fp32")
     return SimpleNamespace(backend=backend, step=step, optimizer=optimizer, load=load, single=None)
 
 

@@ -54,6 +54,7 @@ def bench(request: BenchRequest, say: Say) -> Answer:
         import torch
 
         from leansurgeon.measure.costs import speed
+        from leansurgeon.measure.costs.memory import Setting
 
         backends = choose_backends(request.backends, speed.BACKENDS)
         device = torch.device("cuda" if torch.cuda.is_available() and not request.cpu else "cpu")
@@ -62,7 +63,7 @@ def bench(request: BenchRequest, say: Say) -> Answer:
             raise UsageError(f"--precision {precision}: give bf16, fp16 or fp32.")
         if precision == "fp16" and device.type == "cpu":
             raise UsageError("--precision fp16 is for a GPU.", "Give bf16 or fp32.")
-        load = speed.Load(request.batch, length, precision)
+        load = Setting(request.batch, length, precision)
         rows, more = benches.time_contenders(rivals, load, backends, request.rounds, device, say)
     cuda = device.type == "cuda"
     name = torch.cuda.get_device_name(device) if cuda else f"cpu, {plural(torch.get_num_threads(), 'thread')}"

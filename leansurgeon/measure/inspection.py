@@ -40,6 +40,8 @@ class Inspection:
     def as_dict(self) -> JsonObject:
         """All that was found, as JSON holds it."""
         source, arch = self.source, self.source.architecture
+        # Who can load heads that keep their size while their number changes.
+        keep = "library" if arch.stores_head_dim else "leansurgeon" if arch.decoupled else "nobody"
         return {
             "name": source.name,
             "kind": source.kind,
@@ -48,7 +50,7 @@ class Inspection:
             "class": (source.config.get("architectures") or [None])[0],
             "shape": source.shape.as_dict(),
             "parameters": source.parameters.as_dict(),
-            "head_dim": {"stored": arch.stores_head_dim, "keep": keeps(arch), "says": self.heads},
+            "head_dim": {"stored": arch.stores_head_dim, "keep": keep, "says": self.heads},
             "findings": [asdict(f) for f in self.findings],
             "surgery": self.record and self.record.as_dict(),
             "notes": list(source.notes),
@@ -66,11 +68,6 @@ def inspect(source: Source) -> Inspection:
     findings = [Finding("contradiction", says) for says in wrong if says]
     findings += [Finding("trap", says) for says in traps if says]
     return Inspection(source, head_policy(source.architecture), tuple(findings), record)
-
-
-def keeps(arch: Architecture) -> str:
-    """Who can load heads that keep their size while their number changes: library, leansurgeon or nobody."""
-    return "library" if arch.stores_head_dim else "leansurgeon" if arch.decoupled else "nobody"
 
 
 def head_policy(arch: Architecture) -> str:

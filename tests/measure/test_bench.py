@@ -11,19 +11,20 @@ import torch
 
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.measure.costs import bench, speed
-from leansurgeon.measure.costs.speed import Load, Timing
+from leansurgeon.measure.costs.memory import Setting
+from leansurgeon.measure.costs.speed import Timing
 
 CPU = torch.device("cpu")
 
 
-def made(name: str = "digits-vit", load: Load | None = None) -> speed.TimedModel:
+def made(name: str = "digits-vit", load: Setting | None = None) -> speed.TimedModel:
     source = open_source(str(name))
-    return speed.TimedModel(source.config, source.architecture, load or Load(3, 1), "auto", CPU)
+    return speed.TimedModel(source.config, source.architecture, load or Setting(3, 1, "fp32"), "auto", CPU)
 
 
 @pytest.mark.parametrize(("precision", "dtype"), [("fp32", None), ("bf16", torch.bfloat16)])
 def test_a_step_trains_a_clipped_batch_and_a_forward_pass_only_answers(precision, dtype):
-    one = made(load=Load(3, 1, precision))
+    one = made(load=Setting(3, 1, precision))
     seen, norms = [], []
 
     def looks(model, args, kwargs):
@@ -47,7 +48,7 @@ def test_a_step_trains_a_clipped_batch_and_a_forward_pass_only_answers(precision
 
 
 def test_text_has_the_tokens_that_are_asked_for(saved):
-    one = made(saved("bert")[0], Load(4, 7))
+    one = made(saved("bert")[0], Setting(4, 7, "fp32"))
     assert one.large["input_ids"].shape == (4, 7) and one.single["input_ids"].shape == (1, 7)
 
 
@@ -89,7 +90,7 @@ def test_half_precision_keeps_less_for_the_backward_pass():
     """What a step of 8 more samples takes: half of fp32's activations are bf16's, but for norms and the softmax."""
 
     def per_sample(precision: str) -> float:
-        small, large = speed.peaks([made("fashion-vit", Load(batch, 1, precision)) for batch in (4, 12)])
+        small, large = speed.peaks([made("fashion-vit", Setting(batch, 1, precision)) for batch in (4, 12)])
         return (large - small) / 8
 
     assert 0.4 < per_sample("bf16") / per_sample("fp32") < 0.9
@@ -117,7 +118,7 @@ def rows(monkeypatch) -> list[bench.BenchRow]:
     monkeypatch.setattr(speed, "runs", lambda _: None)
     monkeypatch.setattr(speed, "time_benches", lambda *_: times)
     monkeypatch.setattr(speed, "peaks", lambda *_: [3 * 2**20, 5 * 2**20])
-    return bench.time_contenders([own, own], Load(8, 16), [], 3, "cpu", lambda _: None)[0]
+    return bench.time_contenders([own, own], Setting(8, 16, "fp32"), [], 3, "cpu", lambda _: None)[0]
 
 
 def test_ratios_are_taken_round_by_round_and_rates_of_what_they_name(rows):

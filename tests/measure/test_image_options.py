@@ -35,7 +35,7 @@ WRONG = [
 def source(folder, said, name="preprocessor_config.json"):
     (folder / name).write_text(json.dumps(said))
     takes = SimpleNamespace(any_image_size=False)
-    return SimpleNamespace(folder=folder, config={}, architecture=SimpleNamespace(takes=takes, flat=dict))
+    return SimpleNamespace(folder=folder, flat_config={}, architecture=SimpleNamespace(takes=takes))
 
 
 def test_what_is_whole_is_taken(tmp_path):

@@ -185,7 +185,7 @@ def test_a_fake_step_counts_what_a_real_one_takes(family, attention):
     def batch(setting):
         return inputs.make(config, known, setting.batch, setting.tokens, "cpu")
 
-    real = step(model, setting, batch, cuda=False)
+    real = step(model, setting, lambda: batch(setting), cuda=False)
     assert real.peak == fake.total
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)

@@ -26,7 +26,7 @@ def few(monkeypatch):
     """Small numbers of short windows."""
     monkeypatch.setattr(own, "WINDOWS", Parts(6, 2, 2))
     monkeypatch.setattr(own, "LINES", Parts(6, 2, 2))
-    monkeypatch.setattr(own, "window", lambda source: LENGTH)
+    monkeypatch.setattr(own, "window", lambda *_: LENGTH)
     monkeypatch.setattr(own, "LINE_TOKENS", LENGTH)
 
 

@@ -19,7 +19,8 @@ from leansurgeon.shape import Shape
 if TYPE_CHECKING:
     import torch
 
-    from leansurgeon.measure.costs.speed import Load, Timing
+    from leansurgeon.measure.costs.memory import Setting
+    from leansurgeon.measure.costs.speed import Timing
     from leansurgeon.shape import Stage
 
 
@@ -36,8 +37,8 @@ class Contender:
 
 @dataclass(frozen=True)
 class BenchRow:
-    """What was measured of a contender. `peak` are bytes of a training step; `against_first` the quartiles (low,
-    median, high) of its step over that of the first row in the same round.
+    """What was measured of a contender. `peak` are bytes of a training step; `against_first` its step over that of
+    the first row, round by round.
     """
 
     contender: Contender
@@ -45,18 +46,17 @@ class BenchRow:
     times: dict[str, Timing]
     peak: int
     units: float  # images, or tokens of text, in a batch
-    against_first: tuple[float, float, float]
+    against_first: Timing
 
     @property
     def verdict(self) -> str:
         """faster, slower or same: the middle half of the rounds must agree."""
-        low, _, high = self.against_first
-        return "faster" if high < 1 else "slower" if low > 1 else "same"
+        return "faster" if self.against_first.high < 1 else "slower" if self.against_first.low > 1 else "same"
 
     def as_dict(self) -> JsonObject:
         """The row as JSON holds it; times in seconds, memory in bytes."""
         c = self.contender
-        low, mid, high = self.against_first
+        ratio = self.against_first
         return {
             "name": c.name,
             "shape": c.shape.as_dict(),
@@ -66,7 +66,12 @@ class BenchRow:
             "training_per_second": self.units / self.times["step"].median,
             "forward_per_second": self.units / self.times["forward"].median,
             "peak_memory": self.peak,
-            "step_against_first": {"low": low, "median": mid, "high": high, "verdict": self.verdict},
+            "step_against_first": {
+                "low": ratio.low,
+                "median": ratio.median,
+                "high": ratio.high,
+                "verdict": self.verdict,
+            },
         }
 
 
@@ -91,8 +96,13 @@ def contenders(source: Source, sweep: list[int]) -> tuple[list[Contender], list[
                 skipped.append(error.message)
     for name, new in wanted:
         try:
-            config, architecture = holding(source, new)
-            models.append(Contender(name, config, architecture, new))
+            family = source.architecture
+            if not family.holds(shape, new):
+                if family.decoupled is None:
+                    raise UsageError(f"{label(new)}: {family.why_not_decoupled(new.stages[0])}")
+                family = architectures.decoupled_form_of(family)
+            config = Reshaped(source, family, new).config(list(range(min(new.depth, shape.depth))))
+            models.append(Contender(name, config, family, new))
         except LeanSurgeonError as error:
             skipped.append(error.message)
     return models, skipped
@@ -127,17 +137,6 @@ def same_width(shape: Shape, heads: int) -> Shape:
     )
 
 
-def holding(source: Source, shape: Shape) -> tuple[Config, Architecture]:
-    """Config and family that hold this shape of the model."""
-    family = source.architecture
-    if not family.holds(source.shape, shape):
-        if family.decoupled is None:
-            raise UsageError(f"{label(shape)}: {family.why_not_decoupled(shape.stages[0])}")
-        family = architectures.decoupled_form_of(family)
-    layers = list(range(min(shape.depth, source.shape.depth)))
-    return Reshaped(source, family, shape).config(layers), family
-
-
 def parse_sweep(text: str | None) -> list[int]:
     """`8,12,24` as numbers. Raises `UsageError`."""
     words = [word.strip() for word in text.split(",")] if text else []
@@ -150,7 +149,7 @@ def parse_sweep(text: str | None) -> list[int]:
 
 
 def time_contenders(
-    models: list[Contender], load: Load, backends: list[str], rounds: int, device: torch.device, say: Say
+    models: list[Contender], load: Setting, backends: list[str], rounds: int, device: torch.device, say: Say
 ) -> tuple[list[BenchRow], list[str]]:
     """Time every contender; the first one with every backend of `backends` beside "auto".
 
@@ -178,9 +177,8 @@ def time_contenders(
     rows = []
     for (contender, bench), timings in zip(taking_part, times, strict=True):
         ratios = [a / b for a, b in zip(timings["step"].seconds, times[0]["step"].seconds, strict=True)]
-        of_first, parameters = speed.Timing.of(ratios), sum(p.numel() for p in bench.model.parameters())
-        against_first = (of_first.low, of_first.median, of_first.high)
-        rows.append(BenchRow(contender, parameters, timings, 0, units, against_first))
+        parameters = sum(p.numel() for p in bench.model.parameters())
+        rows.append(BenchRow(contender, parameters, timings, 0, units, speed.Timing.of(ratios)))
     # Memory last and one by one: a peak is that of the model that is alone on the device.
     peaks = speed.peaks(benches, say)
     return [replace(row, peak=peak) for row, peak in zip(rows, peaks, strict=True)], skipped
@@ -194,8 +192,8 @@ def remarks(rows: list[BenchRow]) -> list[str]:
     said = []
     first = rows[0]
     for row in rows[1:]:
-        low, mid, high = row.against_first
-        spread = f"{mid:.2f} x, middle half {low:.2f} to {high:.2f}"
+        ratio = row.against_first
+        spread = f"{ratio.median:.2f} x, middle half {ratio.low:.2f} to {ratio.high:.2f}"
         if row.contender.name == "before surgery":
             # The first row is the cut: it is faster where the original takes longer.
             words = {"slower": "is faster than", "same": "is not shown to be faster than", "faster": "is slower than"}

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.autograd.function import FunctionCtx
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
@@ -52,27 +53,24 @@ class CudaRules(TorchFunctionMode):
 
 def widen_half(value: object) -> object:
     """A half-precision tensor in fp32; anything else as it is."""
-    return (
-        value.float() if isinstance(value, torch.Tensor) and value.dtype in (torch.bfloat16, torch.float16) else value
-    )
+    return value.float() if isinstance(value, Tensor) and value.dtype in (torch.bfloat16, torch.float16) else value
 
 
-def dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
+def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
     """CUDA's dropout, which keeps a mask of one byte for every entry."""
     return torch.native_dropout(input, p, True)[0] if training and p else input
 
 
 def attention(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attn_mask: torch.Tensor | None = None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
     dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-    fused: bool = True,
-) -> torch.Tensor:
+    *_: Any,
+    fused: bool,
+    **__: Any,
+) -> Tensor:
     """`F.scaled_dot_product_attention` of `(batch, heads, tokens, head_dim)`, as far as memory goes."""
     if torch.is_autocast_enabled("cpu"):
         narrow = torch.get_autocast_dtype("cpu")
@@ -81,8 +79,13 @@ def attention(
         if attn_mask.dtype == torch.bool:  # the kernels add a mask of the queries' precision
             attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill(~attn_mask, -torch.inf)
         attn_mask = attn_mask.to(query.dtype)
-    if not fused:
-        return compute_attention(query, key, value, attn_mask, dropout_p)
+    if not fused:  # with its score matrices, softmax in fp32
+        if key.shape[1] != query.shape[1]:
+            times = query.shape[1] // key.shape[1]
+            key, value = key.repeat_interleave(times, 1), value.repeat_interleave(times, 1)
+        scores = query * query.shape[-1] ** -0.5 @ key.transpose(-2, -1)
+        scores = scores if attn_mask is None else scores + attn_mask
+        return dropout(F.softmax(scores.float(), dim=-1).to(query.dtype), dropout_p) @ value
     head_dim = value.shape[-1]
     missing = -head_dim % MULTIPLE
     if missing:
@@ -90,26 +93,11 @@ def attention(
     return Fused.apply(query, key, value, attn_mask)[..., :head_dim]
 
 
-def compute_attention(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, p: float
-) -> torch.Tensor:
-    """Attention with its score matrices, softmax in fp32."""
-    if key.shape[1] != query.shape[1]:
-        times = query.shape[1] // key.shape[1]
-        key, value = key.repeat_interleave(times, 1), value.repeat_interleave(times, 1)
-    scores = query * query.shape[-1] ** -0.5 @ key.transpose(-2, -1)
-    scores = scores if mask is None else scores + mask
-    weights = F.softmax(scores.float(), dim=-1).to(query.dtype)
-    return dropout(weights, p) @ value
-
-
 class Fused(torch.autograd.Function):
     """The tensors that a flash or memory-efficient kernel takes, makes and keeps; nothing is computed."""
 
     @staticmethod
-    def forward(
-        ctx: FunctionCtx, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
-    ):
+    def forward(ctx: FunctionCtx, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None):
         """Attention (batch, heads, tokens, head_dim) with what CUDA's kernel keeps for the way back."""
         batch, heads, tokens, _ = query.shape
         out = query.new_empty(batch, tokens, heads, value.shape[-1]).transpose(1, 2)
@@ -118,7 +106,7 @@ class Fused(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: FunctionCtx, gradient: torch.Tensor):
+    def backward(ctx: FunctionCtx, gradient: Tensor):
         """Gradients of queries, keys and values, with the scratch memory of CUDA's kernel."""
         query, key, value, _, row_sums, mask = ctx.saved_tensors
         delta = torch.empty_like(row_sums)

@@ -19,9 +19,10 @@ import gc
 import logging
 import sys
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from leansurgeon.architectures.base import Architecture, Config
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     import torch
     from torch._subclasses import FakeTensorMode
 
-    from leansurgeon.hooks import Hooks
 
 OPTIMIZERS = ("adamw", "adamw-foreach", "adam", "sgd")
 EMPTY = types.CellType()  # of a closure that is not filled yet
@@ -59,6 +59,13 @@ class Setting:
     optimizer: str = "adamw"
     checkpointing: bool = False
     world_size: int = 1
+
+    def autocast(self, device: str) -> torch.autocast:
+        """Its precision in a forward pass."""
+        import torch
+
+        narrow = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.precision)
+        return torch.autocast(device, narrow, enabled=narrow is not None)
 
 
 @dataclass(frozen=True)
@@ -131,10 +138,11 @@ class Rehearsal:
     def peak(self, batch: int | None = None, *, gpu: str = "hopper") -> Prediction:
         """The peak with this many samples (the setting's own where none is given)."""
         setting = replace(self.setting, batch=batch or self.setting.batch)
+        make = partial(inputs.make, self.config, self.architecture, setting.batch, setting.tokens, "cpu")
         try:
             if (count := self.known.get(setting.batch)) is None:
                 with quietly(), leaving_no_fakes(self.model), self.mode:
-                    count = self.known[setting.batch] = step(self.model, setting, self._batch, cuda=self.cuda)
+                    count = self.known[setting.batch] = step(self.model, setting, make, cuda=self.cuda)
         except (RuntimeError, TypeError) as error:
             if "overflow" in str(error).lower():  # sizes beyond 64 bits
                 raise UsageError(
@@ -154,9 +162,6 @@ class Rehearsal:
         workspace = WORKSPACE[gpu] if self.cuda else 0
         parts["temporary"] += workspace
         return Prediction(**parts, workspace=workspace, when=count.peak_label, setting=setting)
-
-    def _batch(self, setting: Setting) -> dict[str, torch.Tensor]:
-        return inputs.make(self.config, self.architecture, setting.batch, setting.tokens, "cpu")
 
     def largest_batch(self, memory: int, *, gpu: str = "hopper") -> int:
         """The most samples whose peak stays within `memory` bytes, every answer tried; 0 where not even one does.
@@ -193,8 +198,11 @@ class Rehearsal:
         return fits
 
 
-def step(model: torch.nn.Module, setting: Setting, batch: dict[str, torch.Tensor], *, cuda: bool = True) -> Any:
-    """One training step after the optimizer's first; returns the `Storages` that counted it.
+def step(
+    model: torch.nn.Module, setting: Setting, make: Callable[[], dict[str, torch.Tensor]], *, cuda: bool = True
+) -> Any:
+    """One training step, on the batch that `make` makes, after the optimizer's first; returns the `Storages` that
+    counted it.
 
     Works on fake and on real CPU tensors. `cuda` counts as CUDA would, else as the CPU does.
     """
@@ -205,7 +213,6 @@ def step(model: torch.nn.Module, setting: Setting, batch: dict[str, torch.Tensor
     from leansurgeon.measure.costs.storages import GRANULE, Storages
 
     parameters = [p for p in model.parameters() if p.requires_grad]
-    narrow = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(setting.precision)
     model.train()
     with ExitStack() as stack:
         count = stack.enter_context(Storages("weights", GRANULE if cuda else 1))
@@ -219,7 +226,11 @@ def step(model: torch.nn.Module, setting: Setting, batch: dict[str, torch.Tensor
         count.kind = "gradients"
         hooks = stack.enter_context(Hooks())
         if setting.world_size > 1:
-            use_buckets(parameters, hooks)
+            # DDP with `gradient_as_bucket_view`: gradients live in buckets that are there all the time, and what
+            # autograd makes is copied into them.
+            for parameter in parameters:
+                bucket = torch.empty_like(parameter).detach()
+                hooks.gradient(parameter, lambda p, bucket=bucket: setattr(p, "grad", bucket))
 
         def tag_gradient(parameter: torch.nn.Parameter) -> None:
             if parameter.grad is not None:  # T5's cross-attention has a table that gets none
@@ -231,12 +242,17 @@ def step(model: torch.nn.Module, setting: Setting, batch: dict[str, torch.Tensor
             stack.enter_context(CudaRules(fused=setting.attention == "sdpa"))
         count.kind, count.label = "activations", "forward"
         count.mark()
-        sample = batch(setting)
+        sample = make()
         scaler = torch.full((), 65536.0) if setting.precision == "fp16" else None
-        with torch.autocast("cpu", dtype=narrow, enabled=narrow is not None):
+        with setting.autocast("cpu"):
             loss = inputs.loss(inputs.run(model, sample))
         count.kind, count.label = "temporary", "backward"
-        backward(loss if scaler is None else loss * scaler)
+        # As `loss.backward()` calls it, which torch takes for a function of its own, inside which `CudaRules` would be
+        # off while checkpointed activations are computed again.
+        loss = loss if scaler is None else loss * scaler
+        torch.autograd.Variable._execution_engine.run_backward(
+            (loss,), (torch.ones_like(loss),), False, False, (), allow_unreachable=True, accumulate_grad=True
+        )
         count.label = "update"
         if scaler is not None:  # in place
             torch._foreach_mul_([p.grad for p in parameters if p.grad is not None], 1 / 65536)
@@ -244,31 +260,6 @@ def step(model: torch.nn.Module, setting: Setting, batch: dict[str, torch.Tensor
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
     return count
-
-
-def backward(loss: torch.Tensor) -> None:
-    """`loss.backward()` with function modes on. torch takes that for a function of its own, inside which `CudaRules`
-    would be off while checkpointed activations are computed again; so the engine is called as torch calls it.
-    """
-    import torch
-
-    engine = torch.autograd.Variable._execution_engine
-    engine.run_backward(
-        (loss,), (torch.ones_like(loss),), False, False, (), allow_unreachable=True, accumulate_grad=True
-    )
-
-
-def use_buckets(parameters: list[torch.nn.Parameter], hooks: Hooks) -> None:
-    """DDP with `gradient_as_bucket_view`: gradients live in buckets that are there all the time, and what autograd
-    makes is copied into them.
-    """
-    import torch
-
-    def move(bucket: torch.Tensor, parameter: torch.nn.Parameter) -> None:
-        parameter.grad = bucket
-
-    for parameter in parameters:
-        hooks.gradient(parameter, functools.partial(move, torch.empty_like(parameter).detach()))
 
 
 def make_optimizer(parameters: Iterable[torch.nn.Parameter], name: str) -> torch.optim.Optimizer:

@@ -52,22 +52,13 @@ class Timing:
         return {"median": self.median, "low": self.low, "high": self.high, "rounds": len(self.seconds)}
 
 
-@dataclass(frozen=True)
-class Load:
-    """What is timed: samples of a training step and of the large forward pass, tokens of a text sample."""
-
-    batch: int
-    tokens: int
-    precision: str = "fp32"
-
-
 @dataclass(eq=False)
 class TimedModel:
     """One model with one attention backend on one device, ready to be timed."""
 
     config: Config
     architecture: Architecture
-    load: Load
+    load: Setting  # of which batch, tokens of a text sample, and precision count
     backend: str
     device: torch.device
 
@@ -83,7 +74,7 @@ class TimedModel:
     def step(self) -> None:
         """Forward, backward, clipping and update of one micro batch."""
         self.model.train()
-        with kernel(self.backend), self._autocast():
+        with kernel(self.backend), self.load.autocast(self.device.type):
             loss = inputs.loss(inputs.run(self.model, self.large))
         loss.backward()
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
@@ -93,12 +84,8 @@ class TimedModel:
     def forward(self, batch: dict[str, torch.Tensor]) -> None:
         """One forward pass in eval mode, without gradients."""
         self.model.eval()
-        with torch.inference_mode(), kernel(self.backend), self._autocast():
+        with torch.inference_mode(), kernel(self.backend), self.load.autocast(self.device.type):
             inputs.run(self.model, batch)
-
-    def _autocast(self) -> Any:
-        narrow = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.load.precision)
-        return torch.autocast(self.device.type, narrow) if narrow else nullcontext()
 
     def with_backend(self, backend: str) -> TimedModel:
         """The same model with another backend; eager attention needs a model of its own."""
@@ -127,13 +114,10 @@ def peaks(benches: list[TimedModel], say: Say = silent) -> list[int]:
     for bench in benches:
         say(f"memory of {bench.backend}")
         if bench.device.type != "cuda":
-            setting = Setting(bench.load.batch, bench.load.tokens, bench.load.precision)
-
-            def batch(_: Setting, inputs_of: TimedModel = bench) -> dict[str, torch.Tensor]:
-                return {key: value.clone() for key, value in inputs_of.large.items()}
-
             with kernel(bench.backend):
-                sizes.append(step(bench.model, setting, batch, cuda=False).peak)
+                batch = bench.large.items()
+                count = step(bench.model, bench.load, lambda given=batch: {k: v.clone() for k, v in given}, cuda=False)
+                sizes.append(count.peak)
             continue
         bench.to(bench.device)
         torch.cuda.empty_cache()

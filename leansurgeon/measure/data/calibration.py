@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
+from numpy import ndarray
 
 from leansurgeon import tasks
 from leansurgeon.checkpoints.kind import LANGUAGE
@@ -167,17 +168,15 @@ def open_calibration(
             say(sentence)
         data = from_task(chosen.name, chosen.options, source, **how)
     except UsageError as error:
-        raise UsageError(error.message, fitting_hint(error, flag)) from error
+        hint = error.hint  # the task's options are out of reach where only files are named
+        if "tokenizer" in error.message:
+            hint = f"Name a folder that holds the model and its tokenizer, or {flag} task:NAME,tokenizer=FOLDER."
+        elif hint and any(option in hint for option in ("seq_len", "eval_fraction")):
+            hint = "Give more text."
+        elif hint and "option" in hint:
+            hint = None
+        raise UsageError(error.message, hint) from error
     return replace(data, name=spec, columns=columns)
-
-
-def fitting_hint(error: UsageError, flag: str) -> str | None:
-    """What to do about a task's error where only files are named and the task's options are out of reach."""
-    if "tokenizer" in error.message:
-        return f"Name a folder that holds the model and its tokenizer, or {flag} task:NAME,tokenizer=FOLDER."
-    if error.hint and any(option in error.hint for option in ("seq_len", "eval_fraction")):
-        return "Give more text."
-    return None if error.hint and "option" in error.hint else error.hint
 
 
 # -- from a task ----------------------------------------------------------------------------------
@@ -230,7 +229,7 @@ def from_task(
     rows = choose(parted.each(lambda _, split: task.size(split)), wanted, seed, f"task {name}", apart=third)
     size = max(1, 2_048 // tokens) if tokens else max(8, 64 * 64 // tokens_of(probe))
 
-    def read(part: str, chosen: np.ndarray) -> list[Batch]:
+    def read(part: str, chosen: ndarray) -> list[Batch]:
         split = getattr(parted, part)
         some = by_length(chosen, task.lengths(split)[chosen]) if lines else chunks(chosen, size)
         batches = (task.batch(split, c, seed=seed, epoch=0) for c in some)
@@ -240,24 +239,21 @@ def from_task(
             check_length(batch, task, source)
         return kept
 
-    parts, counts = rows.each(read), describe_counts(rows.each(lambda _, chosen: len(chosen)))
+    parts, counts = rows.each(read), describe_counts(Parts(*map(len, rows)))
     source_of = task.describe().get("source", name)
-    windows = tokens and not lines
-    damaged = task.describe().get("damaged")
-    counts += f", {damaged} damaged left out" if damaged else ""
-    says = f"{source_of}: {counts} ({f'windows of {tokens} tokens' if windows else 'samples'})"
-    made = replace(of_parts(spell_task(name, options), says, parts, task, samples), split=task.identity)
+    if damaged := task.describe().get("damaged"):
+        counts += f", {damaged} damaged left out"
+    says = f"{source_of}: {counts} ({f'windows of {tokens} tokens' if tokens and not lines else 'samples'})"
+    made = of_parts(spell_task(name, options), says, parts, task, asked=samples, split=task.identity)
     if scores(task, source) and not (found and found.new_head):
         return replace(made, classes=found and found.says)
     bare = parts.each(lambda _, batches: [without_labels(batch) for batch in batches])
     return replace(made, task=None, **bare._asdict())  # its digest is still that of the samples with labels
 
 
-def of_parts(
-    name: str, says: str, parts: Parts[list[Batch]], task: Task | None = None, asked: int | None = None
-) -> Calibration:
+def of_parts(name: str, says: str, parts: Parts[list[Batch]], task: Task | None, **others: Any) -> Calibration:
     """Calibration that has these parts."""
-    return Calibration(name, says, digest(parts), *parts, task, asked)
+    return Calibration(name, says, digest(parts), *parts, task, **others)
 
 
 def images_wanted(probe: Batch, units: int = UNITS) -> Parts[int]:
@@ -320,13 +316,13 @@ def check_kind(task: Task, source: Source) -> None:
     """Refuse data of another size than the model's: images, vocabulary."""
     from leansurgeon.checkpoints.model import check_fit
 
-    asked = dict(task.model_overrides())
+    asked = task.model_overrides()
     if source.architecture.takes.any_image_size:
         asked.pop("image_size", None)
     check_fit(source.flat_config, asked)
 
 
-def choose(there: Parts[int], wanted: Parts[int], seed: int, what: str, *, apart: bool) -> Parts[np.ndarray]:
+def choose(there: Parts[int], wanted: Parts[int], seed: int, what: str, *, apart: bool) -> Parts[ndarray]:
     """Sample numbers of every part, of so many as `there` are. Parts that are not `apart` share the training split: the
     guard is of that, too. Held-out samples that stand apart are the first ones, whatever the seed.
     """
@@ -342,7 +338,7 @@ def choose(there: Parts[int], wanted: Parts[int], seed: int, what: str, *, apart
     return Parts(*map(np.sort, (order[:fit], order[fit : fit + guard], other[: wanted.heldout])))
 
 
-def by_length(rows: np.ndarray, lengths: np.ndarray) -> Iterator[np.ndarray]:
+def by_length(rows: ndarray, lengths: ndarray) -> Iterator[ndarray]:
     """Row numbers of samples of about the same length, since padding costs as much as tokens: 32, or of long ones as
     many as have the tokens of 32 usual ones.
     """
@@ -355,7 +351,7 @@ def by_length(rows: np.ndarray, lengths: np.ndarray) -> Iterator[np.ndarray]:
         order = order[size:]
 
 
-def chunks(rows: np.ndarray, size: int) -> Iterator[np.ndarray]:
+def chunks(rows: ndarray, size: int) -> Iterator[ndarray]:
     """Row numbers in pieces of `size`."""
     for start in range(0, len(rows), size):
         yield rows[start : start + size]

@@ -37,6 +37,9 @@ def check_classes(source: Source, task: Task, found: ClassMap | None, *, chance:
     if len(held) < LEAST:
         return
     import torch
+    from scipy.optimize import linear_sum_assignment
+    from scipy.stats import binomtest
+    from sklearn.metrics import confusion_matrix
 
     from leansurgeon.checkpoints.model import load
 
@@ -56,23 +59,7 @@ def check_classes(source: Source, task: Task, found: ClassMap | None, *, chance:
         "Say which output is which: --classes A,B,C (task.class_names in a recipe), the data's classes in the order of "
         "the outputs; the same order again goes on all the same. --classes new trains a new head."
     )
-    other = fit_on_other_half(answers_N, labels_N)
-    if better(other == answers_N, right):
-        raise UsageError(
-            f"{told}, and with another order of the classes it would be on {(other == answers_N).sum()}. "
-            f"{found.says}", hint
-        )  # fmt: skip
-    rng = np.random.default_rng(0)
-    as_good = sum((answers_N == rng.permutation(labels_N)).sum() >= right.sum() for _ in range(SHUFFLES))
-    if chance and (1 + as_good) / (1 + SHUFFLES) > LEVEL:
-        raise UsageError(f"{told}, no better than chance. {found.says}", hint)
-
-
-def fit_on_other_half(answers_N: np.ndarray, labels_N: np.ndarray) -> np.ndarray:
-    """(N,) the output that each sample's class would be in the order that fits the other half of the samples best."""
-    from scipy.optimize import linear_sum_assignment
-    from sklearn.metrics import confusion_matrix
-
+    # The output that each sample's class would be in the order that fits the other half of the samples best.
     size, half = int(max(answers_N.max(), labels_N.max())) + 1, np.arange(len(labels_N)) % 2
     other_N = labels_N.copy()
     for part in (0, 1):
@@ -80,13 +67,14 @@ def fit_on_other_half(answers_N: np.ndarray, labels_N: np.ndarray) -> np.ndarray
         # Of equal orders the one that is nearest to what was said.
         order = linear_sum_assignment(counts + 1e-3 * np.eye(size), maximize=True)[1]
         other_N[half == part] = order[labels_N[half == part]]
-    return other_N
-
-
-def better(other_N: np.ndarray, right_N: np.ndarray) -> bool:
-    """Whether one way to read the classes is right far more often than another, on the same samples."""
-    from scipy.stats import binomtest
-
-    won, lost = int((other_N & ~right_N).sum()), int((right_N & ~other_N).sum())
-    more = (won - lost) / len(right_N)
-    return more > BETTER and binomtest(won, won + lost, alternative="greater").pvalue < SURE
+    other = other_N == answers_N
+    won, lost = int((other & ~right).sum()), int((right & ~other).sum())
+    more = (won - lost) / len(right)
+    if more > BETTER and binomtest(won, won + lost, alternative="greater").pvalue < SURE:
+        raise UsageError(
+            f"{told}, and with another order of the classes it would be on {other.sum()}. {found.says}", hint
+        )
+    rng = np.random.default_rng(0)
+    as_good = sum((answers_N == rng.permutation(labels_N)).sum() >= right.sum() for _ in range(SHUFFLES))
+    if chance and (1 + as_good) / (1 + SHUFFLES) > LEVEL:
+        raise UsageError(f"{told}, no better than chance. {found.says}", hint)

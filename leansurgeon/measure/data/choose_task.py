@@ -256,12 +256,9 @@ def of_images(source: Source, kind: str, data: UserData, columns: str | None) ->
     options |= {"skip_damaged": True} if SKIPS.get() else {}
     if given := user_data.label_of_images(data, columns):
         options["label"] = given
-    says: tuple[str, ...] = ()
-    if not {"mean", "std"} <= {*wanted}:
-        says = (f"{source.slug} does not say how its images are standardised; ImageNet's mean and std are used.",)
-    if kind == "features":
-        return ChosenTask("images", options, says)
-    return ChosenTask("folder", options, says)
+    says = f"{source.slug} does not say how its images are standardised; ImageNet's mean and std are used."
+    name = "images" if kind == "features" else "folder"
+    return ChosenTask(name, options, () if {"mean", "std"} <= {*wanted} else (says,))
 
 
 def parse_task(word: str, flag: str = "--calibrate") -> tuple[str, dict[str, Any]]:

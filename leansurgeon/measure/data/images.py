@@ -83,8 +83,17 @@ def of_timm(source: Source) -> TaskOptions:
 
 
 def of_transformers(source: Source) -> TaskOptions:
-    """The same of an image processor: images are scaled until the shortest edge (or both) fit, then cropped."""
-    said = preprocessor(source)
+    """The same of an image processor: images are scaled until the shortest edge (or both) fit, then cropped. Raises
+    `UnsupportedModel` for damaged settings of it: the model would silently be shown other pixels.
+    """
+    said: JsonObject = {}
+    for name in ("preprocessor_config.json", "processor_config.json"):
+        file = source.folder / name if source.folder else None
+        if not said and file and file.exists():
+            with raised_as(UnsupportedModel):
+                read = jsonfile.read_object(file)
+            part = read.get("image_processor", {}) if name == "processor_config.json" else read
+            said = check_settings(part, name) if isinstance(part, dict) else {}
     resized, cropped = (sides(said.get(key)) for key in ("size", "crop_size"))
     cropped = cropped if said.get("do_center_crop") else None
     flat = source.flat_config
@@ -95,40 +104,18 @@ def of_transformers(source: Source) -> TaskOptions:
     if said:
         # A processor without a crop shrinks the whole image; the task's crop then takes all there is.
         crop_pct = min(1.0, cropped[0] / resized[0]) if cropped and resized else 1.0
-    mean, std = normalisation(said, flat.get("num_channels") or 3)
+    # Pixels in 0..1 of which the model's input is (pixel - mean) / std; None both where the processor does not say.
+    channels, both = flat.get("num_channels") or 3, (said.get("image_mean"), said.get("image_std"))
+    if said.get("do_normalize") is False:
+        both = (0.0, 1.0)
+    # The processor multiplies bytes by 1/255 before it standardises, unless its settings say otherwise.
+    scale = 255 * ((said.get("rescale_factor") or 1 / 255) if said.get("do_rescale", True) else 1)
+    mean, std = (
+        None if None in both else [one / scale for one in (value if isinstance(value, list) else [value] * channels)]
+        for value in both
+    )
     interpolation = RESAMPLE.get(said.get("resample"))
     return {"image_size": size, "crop_pct": crop_pct, "interpolation": interpolation, "mean": mean, "std": std}
-
-
-def preprocessor(source: Source) -> JsonObject:
-    """The image processor's settings; empty where the folder has none. Raises `UnsupportedModel` for damaged ones: the
-    model would silently be shown other pixels.
-    """
-    for name in ("preprocessor_config.json", "processor_config.json"):
-        file = source.folder / name if source.folder else None
-        if file and file.exists():
-            with raised_as(UnsupportedModel):
-                said = jsonfile.read_object(file)
-            part = said.get("image_processor", {}) if name == "processor_config.json" else said
-            if isinstance(part, dict) and part:
-                return check_settings(part, name)
-    return {}
-
-
-def normalisation(said: JsonObject, channels: int) -> tuple[list[float] | None, list[float] | None]:
-    """Mean and standard deviation for pixels in 0..1, of which the model's input is (pixel - mean) / std; None both
-    where the processor does not say.
-    """
-    if said.get("do_normalize") is False:
-        mean, std = [0.0] * channels, [1.0] * channels
-    elif said.get("image_mean") is None or said.get("image_std") is None:
-        return None, None
-    else:
-        given = (said["image_mean"], said["image_std"])
-        mean, std = (value if isinstance(value, list) else [value] * channels for value in given)
-    # The processor multiplies bytes by 1/255 before it standardises, unless its settings say otherwise.
-    scale = 255 * (said.get("rescale_factor", 1 / 255) if said.get("do_rescale", True) else 1)
-    return [value / scale for value in mean], [value / scale for value in std]
 
 
 def sides(size: object) -> list[int] | None:

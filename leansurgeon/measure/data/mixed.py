@@ -38,7 +38,7 @@ def mix_sources(sources: Sequence[Calibration]) -> Calibration:
     counts: dict[str, list[int]] = {}
     for part in WORDS:
         rows = [sum(map(rows_of, getattr(s, part))) for s in sources]
-        most = max(s.asked or usual(s, part) if part == "fit" else max(usual(s, part), 1) for s in sources)
+        most = max(s.asked if s.asked and part == "fit" else usual(s, part) for s in sources)
         counts[part] = evenly_filled(rows, min(sum(rows), most))
         each = [thin(getattr(s, part), count) for s, count in zip(sources, counts[part], strict=True)]
         parts[part] = [batch if alike else without_labels(batch) for batch in in_turns(each)]

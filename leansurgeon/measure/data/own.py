@@ -100,7 +100,7 @@ def samples(source: Source, *, seed: int = 0, device: str = "cpu", say: Say = si
 def make_calibration(name: str, says: str, parts: Parts[list[Batch]], task: Task | None = None) -> Calibration:
     """Calibration of parts that were made, not read; what it says of itself ends in their sizes."""
     counts = describe_counts(parts.each(lambda _, batches: sum(map(rows_of, batches))))
-    return replace(of_parts(name, f"{says}: {counts}", parts, task), split={"rule": MADE})
+    return of_parts(name, f"{says}: {counts}", parts, task, split={"rule": MADE})
 
 
 # -- what a model says ----------------------------------------------------------------------------
@@ -159,10 +159,14 @@ def texts(source: Source, seed: int, device: str, say: Say) -> Parts[list[Batch]
     chance, drawing = torch.Generator().manual_seed(seed), Drawing.of(source)
     stage = source.shape.stages[0]
     each = 8 * source.shape.depth * stage.kv_heads * stage.head_dim * length
-    whole = [
-        write_tokens(model, first_tokens(source, len(some), drawing, chance), length, drawing, chance)
-        for some in chunks(np.arange(rows), max(1, CACHE // each))
-    ]
+    begin, size = source.flat_config.get("bos_token_id"), source.flat_config["vocab_size"]
+    begins = isinstance(begin, int) and 0 <= begin < size and begin not in drawing.banned
+    whole = []
+    for some in chunks(np.arange(rows), max(1, CACHE // each)):
+        # The token that begins texts, or any where there is none.
+        even = torch.zeros(len(some), size)
+        first_B1 = torch.full((len(some), 1), begin) if begins else drawing.draw(even, chance)[:, None]
+        whole.append(write_tokens(model, first_B1, length, drawing, chance))
     return their_own_labels(torch.cat(whole), counts)
 
 
@@ -178,15 +182,6 @@ def affordable(source: Source, counts: Parts[int], length: int, device: str) -> 
     if most < LEAST:
         raise UsageError(f"{source.parameters.total:,} parameters would take too long to write texts on {device}.")
     return counts if most >= asked else counts.each(lambda _, number: max(1, int(number * most / asked)))
-
-
-def first_tokens(source: Source, rows: int, drawing: Drawing, chance: torch.Generator) -> Tensor:
-    """(rows, 1) tokens to begin with: the one that begins texts, or any where there is none."""
-    config = source.flat_config
-    begin, size = config.get("bos_token_id"), config["vocab_size"]
-    if isinstance(begin, int) and 0 <= begin < size and begin not in drawing.banned:
-        return torch.full((rows, 1), begin)
-    return drawing.draw(torch.zeros(rows, size), chance)[:, None]
 
 
 def write_tokens(
@@ -210,7 +205,7 @@ def fillings(source: Source, seed: int, device: str, say: Say) -> Parts[list[Bat
     tokenizer = vocab.own(source.folder)
     if tokenizer.mask_token_id is None:
         raise UsageError(f"The tokenizer of {source.name} has no mask token.")
-    length = only_length(source) or min(LINE_TOKENS, window(source))
+    length = window(source, LINE_TOKENS)
     counts = affordable(source, LINES, length * (ROUNDS + AGAIN), device)
     rows = sum(counts)
     say(f"Without data, {source.name} fills masks: {rows} windows of {length} tokens (--calibrate takes yours) ...")
@@ -219,27 +214,23 @@ def fillings(source: Source, seed: int, device: str, say: Say) -> Parts[list[Bat
     size = source.flat_config["vocab_size"]
     unknown = {*range(size)} - {*tokenizer.get_vocab().values()}  # rows of the embedding that no token has
     drawing = Drawing(banned=tuple({*tokenizer.all_special_ids, *unknown}))
-    whole = torch.cat([
-        fill_masks(model, torch.full((len(some), length), tokenizer.mask_token_id), drawing, chance)
-        for some in chunks(np.arange(rows), max(1, 8192 // length))
-    ])  # fmt: skip
+    filled, mask = [], tokenizer.mask_token_id
+    for some in chunks(np.arange(rows), max(1, 8192 // length)):
+        # A share of the masks that are left in every round, then parts of all once more.
+        ids = torch.full((len(some), length), mask)
+        order = torch.rand(ids.shape, generator=chance)
+        turns = [(order >= i / ROUNDS) & (order < (i + 1) / ROUNDS) for i in range(ROUNDS)]
+        turns += [torch.rand(ids.shape, generator=chance) < HIDDEN for _ in range(AGAIN)]
+        with torch.no_grad():
+            for now in turns:
+                logits = model(input_ids=ids.masked_fill(now, mask).to(device)).logits
+                ids[now] = drawing.draw(logits[now.to(device)], chance)
+        filled.append(ids)
+    whole = torch.cat(filled)
     hidden = torch.rand(whole.shape, generator=chance) < HIDDEN
-    both = torch.stack([whole.masked_fill(hidden, tokenizer.mask_token_id), whole.masked_fill(~hidden, IGNORED)], 1)
+    both = torch.stack([whole.masked_fill(hidden, mask), whole.masked_fill(~hidden, IGNORED)], 1)
     pairs = split_rows(both, counts, max(1, 2048 // length))
     return pairs.each(lambda _, some: [{"input_ids": b[:, 0].clone(), "labels": b[:, 1].clone()} for b in some])
-
-
-def fill_masks(model: torch.nn.Module, masks_BT: Tensor, drawing: Drawing, chance: torch.Generator) -> Tensor:
-    """(B, T) tokens in the place of masks: a share of those left in every round, then parts of all once more."""
-    device, mask = next(model.parameters()).device, int(masks_BT[0, 0])
-    ids, order = masks_BT.clone(), torch.rand(masks_BT.shape, generator=chance)
-    turns = [(order >= i / ROUNDS) & (order < (i + 1) / ROUNDS) for i in range(ROUNDS)]
-    turns += [torch.rand(ids.shape, generator=chance) < HIDDEN for _ in range(AGAIN)]
-    with torch.no_grad():
-        for now in turns:
-            logits = model(input_ids=ids.masked_fill(now, mask).to(device)).logits
-            ids[now] = drawing.draw(logits[now.to(device)], chance)
-    return ids
 
 
 # -- what needs no model --------------------------------------------------------------------------
@@ -284,7 +275,7 @@ def reads(tokenizer: PreTrainedTokenizerBase, lines: list[str]) -> bool:
 
 def random_tokens(source: Source, seed: int) -> Parts[list[Batch]]:
     """Rows of any tokens, for encoders that predict none."""
-    ids = draw_tokens(source, sum(LINES), only_length(source) or min(LINE_TOKENS, window(source)) // 2, seed)
+    ids = draw_tokens(source, sum(LINES), only_length(source) or window(source, LINE_TOKENS) // 2, seed)
     return split_rows(ids, LINES, 32).each(lambda _, batches: [{"input_ids": batch} for batch in batches])
 
 
@@ -365,7 +356,7 @@ def random_windows(source: Source, seed: int) -> Calibration:
 
 def random_pairs(source: Source, seed: int, writes: bool) -> Calibration:
     """Any tokens for an encoder, and any others for its decoder to read and to say."""
-    length = only_length(source) or min(LINE_TOKENS, window(source)) // 2
+    length = only_length(source) or window(source, LINE_TOKENS) // 2
     rows = draw_tokens(source, sum(PAIRS), length + round(ANSWER * length), seed)
     start = source.config.get("decoder_start_token_id", source.config.get("pad_token_id")) or 0
 

@@ -10,7 +10,6 @@ writes the whole sentence (Lewis et al., arXiv 1910.13461).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -73,12 +72,14 @@ def open_pairs(
     data, tokenizer, rng = recognise(spec, flag), vocab.own(source.folder), np.random.default_rng([seed, 4])
     if data.kind not in ("text", "table", "hub"):
         raise UsageError(f"{source.name} takes text, and {data.spec} holds images.", HINT)
-    bare = data.kind == "table" and not columns and all(name.lower().endswith(".tsv") for name in data.names)
     files = {side: list(some) for side, some in {"train": data.names, **data.held_out}.items()}
-    if bare and not any(map(is_role, data.columns)):
+    headless = data.kind == "table" and not columns and all(name.lower().endswith(".tsv") for name in data.names)
+    if headless and not any(map(is_role, data.columns)):
         given, names, texts = True, [Path(name).name for some in files.values() for name in some], {}
-        read = {side: "\n".join(text_files.read(Path(name)) for name in some) for side, some in files.items()}
-        said = {side: read_pairs(text, flag) for side, text in read.items()}
+        said = {
+            side: read_pairs("\n".join(text_files.read(Path(name)) for name in some), flag)
+            for side, some in files.items()
+        }
     else:
         roles = columns_of(data, columns, "seq2seq") if data.kind != "text" else Columns("text", ("text",))
         texts = {side: corpus.find(some, roles.texts) for side, some in files.items()}
@@ -89,13 +90,14 @@ def open_pairs(
         for side, some in said.items()
     }
     made, unit = [pair for some in pairs.values() for pair in some], "pairs" if given else "sentences"
+    amount = {unit: len(made)}
     shown = [("input", roles.texts[:-1]), ("answer", roles.texts[-1:])] if texts and given else None
-    say(corpus.tell(texts, {unit: len(made)}, roles=shown) if texts else tell(names, {unit: len(made)}, ()))
+    say(corpus.tell(texts, amount, roles=shown) if texts else tell(names, amount, ()))
     split = split_by_content([number for number, _ in made], None, {side: len(some) for side, some in pairs.items()})
     say(split.sentence(unit))
     sides = Parts(*(split.rows[side] for side in SIDES))
     wanted = COUNTS._replace(fit=samples or COUNTS.fit)
-    rows = choose(sides.each(lambda _, side: len(side)), wanted, seed, "text", apart=True)
+    rows = choose(Parts(*map(len, sides)), wanted, seed, "text", apart=True)
     start = source.config.get("decoder_start_token_id", source.config.get("pad_token_id"))
     pad = tokenizer.pad_token_id or 0
 
@@ -105,8 +107,8 @@ def open_pairs(
 
     parts = rows.each(read)
     kind = "pairs" if given else "hidden spans"
-    says = f"{name_some(names)}: {describe_counts(rows.each(lambda _, chosen: len(chosen)))} ({kind})"
-    return replace(of_parts(kind, says, parts, Seq2Seq()), split=split.identity())
+    says = f"{name_some(names)}: {describe_counts(Parts(*map(len, rows)))} ({kind})"
+    return of_parts(kind, says, parts, Seq2Seq(), split=split.identity())
 
 
 def read_pairs(text: str, flag: str = "--data") -> Iterator[tuple[str, str]]:
@@ -173,14 +175,9 @@ def replace_spans(ids: list[int], hidden: Sequence[tuple[int, int]], by: Callabl
 
 def name_spans(ids: list[int], hidden: Sequence[tuple[int, int]], names: Sequence[int], end: int | None) -> Pair:
     """T5's pair: sentinels in the input, and sentinel and span after span in the answer."""
-    answer: list[int] = []
-    for i, (start, stop) in enumerate(hidden):
-        answer += [names[i], *ids[start:stop]]
-    return replace_spans(ids, hidden, lambda i: names[i]), [
-        *answer,
-        names[len(hidden)],
-        *([] if end is None else [end]),
-    ]
+    answer = [token for name, (start, stop) in zip(names, hidden, strict=False) for token in (name, *ids[start:stop])]
+    end_of_text = [] if end is None else [end]
+    return replace_spans(ids, hidden, names.__getitem__), [*answer, names[len(hidden)], *end_of_text]
 
 
 def batch_of(pairs: Sequence[Pair], pad: int, start: int) -> Batch:

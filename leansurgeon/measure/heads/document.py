@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import NotRequired, TypedDict
 
 import numpy as np
+from numpy import ndarray
 
 from leansurgeon.checkpoints.model import Loaded
 from leansurgeon.measure.data.batches import rows_of, thin
@@ -22,44 +23,6 @@ from leansurgeon.progress import phase
 from leansurgeon.reading.jsonfile import JsonObject
 
 
-class Curves(TypedDict):
-    """Scores by the fraction pruned: in both orders, and for each kind of attention alone."""
-
-    tolerance: float
-    orders: dict[str, list[pruning.Point]]
-    prunable: NotRequired[dict[str, float]]
-    by_kind: NotRequired[dict[str, list[pruning.Point]]]
-
-
-class AttentionEntry(TypedDict):
-    """One attention: what `sites.Site` says of it, and by head its importance and what its absence costs."""
-
-    module: str
-    kind: str
-    stage: int
-    layer: int
-    index: int
-    group: int
-    heads: int
-    head_dim: int
-    shared: int
-    in_step: bool
-    importance: list[float]
-    off: NotRequired[list[pruning.AblationResult]]
-
-
-class Ablation(TypedDict):
-    """One head off, over all heads; `spearman` with the importance."""
-
-    whole: JsonObject
-    test: str | None
-    heads: int
-    worse: int
-    better: int
-    lower_without: int
-    spearman: float | None
-
-
 class HeadsDocument(TypedDict):
     """What `study` measures; the command adds who was measured (`model`, ...) and keeps it as `heads.json`."""
 
@@ -67,12 +30,12 @@ class HeadsDocument(TypedDict):
     judged_by: str
     options: JsonObject
     samples: dict[str, int]  # behind each part: importance, ablation, curve
-    attentions: list[AttentionEntry]
+    attentions: list[JsonObject]  # as `sites.Site`; by head its importance and what its absence costs
     gini: float
     kinds: dict[str, dict[str, float]]  # heads of each kind of attention, and their share of all importance
     text: bool
-    ablation: NotRequired[Ablation]
-    curve: NotRequired[Curves]
+    ablation: NotRequired[JsonObject]  # one head off, over all heads; `spearman` with the importance
+    curve: NotRequired[JsonObject]  # scores by the fraction pruned: in both orders, and by kind of attention
     whole: NotRequired[JsonObject]
     schema_version: NotRequired[int]
     kind: NotRequired[str]
@@ -98,7 +61,7 @@ class Study:
     """What was measured: the importance of all heads in the order of `sites`, and the document."""
 
     sites: list[Site]
-    importance: np.ndarray
+    importance: ndarray
     document: HeadsDocument
 
 
@@ -123,7 +86,22 @@ def study(loaded: Loaded, calibration: Calibration, options: HeadOptions | None 
         "text": pruning.is_text(bench),
     }
     if options.ablate:
-        ablate(bench, values, document)
+        total = count(places)
+        off = pruning.one_off(bench)
+        deltas = np.array([row["change"] for row in off])
+        for entry, part in zip(document["attentions"], split(np.arange(total), places), strict=True):
+            entry["off"] = [off[i] for i in part]
+        document["samples"]["ablation"] = len(bench.whole.losses)
+        matter = [row for row in off if pruning.matters(row)]
+        document["ablation"] = {
+            "whole": bench.whole.as_dict(),
+            "test": None if isinstance(judge, OutputScorer) else "paired t, two-sided, Holm over all heads, 5 %",
+            "heads": total,
+            "worse": sum(row["change"] > 0 for row in matter),
+            "better": sum(row["change"] < 0 for row in matter),
+            "lower_without": int((deltas < 0).sum()),
+            "spearman": pruning.spearman(values, deltas),
+        }
     if options.curve:
         document["curve"] = curves(bench, values, options)
     if options.curve or options.ablate:
@@ -132,28 +110,7 @@ def study(loaded: Loaded, calibration: Calibration, options: HeadOptions | None 
     return Study(places, values, document)
 
 
-def ablate(bench: HeadScorer, values: np.ndarray, document: HeadsDocument) -> None:
-    """One head off, written into the document."""
-    total = count(bench.sites)
-    off = pruning.one_off(bench)
-    deltas = np.array([row["change"] for row in off])
-    parts = split(np.arange(total), bench.sites)
-    for entry, part in zip(document["attentions"], parts, strict=True):
-        entry["off"] = [off[i] for i in part]
-    document["samples"]["ablation"] = len(bench.whole.losses)
-    matter = [row for row in off if pruning.matters(row)]
-    document["ablation"] = {
-        "whole": bench.whole.as_dict(),
-        "test": None if isinstance(bench.judge, OutputScorer) else "paired t, two-sided, Holm over all heads, 5 %",
-        "heads": total,
-        "worse": sum(row["change"] > 0 for row in matter),
-        "better": sum(row["change"] < 0 for row in matter),
-        "lower_without": int((deltas < 0).sum()),
-        "spearman": pruning.spearman(values, deltas),
-    }
-
-
-def curves(bench: HeadScorer, values: np.ndarray, options: HeadOptions) -> Curves:
+def curves(bench: HeadScorer, values: ndarray, options: HeadOptions) -> JsonObject:
     """The score by the fraction pruned, in both orders, and for each kind of attention alone."""
     asked = pruning.fractions(options.steps)
     order = np.argsort(values, kind="stable")
@@ -164,13 +121,13 @@ def curves(bench: HeadScorer, values: np.ndarray, options: HeadOptions) -> Curve
             "importance": pruning.curve(bench, order, asked, step=step),
             "reverse": pruning.curve(bench, order[::-1], asked, step=step),
         }
-        document: Curves = {"tolerance": pruning.TOLERANCE, "orders": orders}
+        document = {"tolerance": pruning.TOLERANCE, "orders": orders}
         document["by_kind"] = {k: pruning.curve(bench, order, asked, of=kind == k, step=step) for k in apart}
     document["prunable"] = {name: pruning.prunable(rows, bench) for name, rows in orders.items()}
     return document
 
 
-def kinds(places: Sequence[Site], values: np.ndarray) -> dict[str, dict[str, float]]:
+def kinds(places: Sequence[Site], values: ndarray) -> dict[str, dict[str, float]]:
     """Heads of every kind of attention, and their share of all importance."""
     by_kind: dict[str, dict[str, float]] = {}
     for site, part in zip(places, split(values, places), strict=True):

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from numpy import ndarray
 from torch import Tensor
 
 from leansurgeon.checkpoints.model import Loaded
@@ -107,8 +108,8 @@ class Scores:
     or micro and macro F1) where labels are scores or marks.
     """
 
-    losses: np.ndarray
-    right: np.ndarray | None
+    losses: ndarray
+    right: ndarray | None
     scores: Mapping[str, float] = field(default_factory=dict)
 
     @property
@@ -147,13 +148,10 @@ class HeadScorer:
         """With every head."""
         return self.scores(np.ones(sum(site.heads for site in self.sites), bool))
 
-    def scores(self, keep: np.ndarray) -> Scores:
+    def scores(self, keep: ndarray) -> Scores:
         """Without the heads where `keep` (all heads,) is false. Raises `Diverged` where a loss is no number."""
-        if (key := keep.tobytes()) not in self.known:
-            self.known[key] = self._run(keep)
-        return self.known[key]
-
-    def _run(self, keep: np.ndarray) -> Scores:
+        if known := self.known.get(keep.tobytes()):
+            return known
         device = next(self.model.parameters()).device
         losses, right, valued = [], [], []
         with torch.no_grad(), at_rest(self.model, device):
@@ -171,7 +169,8 @@ class HeadScorer:
         if not np.isfinite(values).all():
             raise Diverged("The loss of a held-out sample is NaN or infinite, so heads cannot be judged by it.")
         answers = None if right[0] is None else torch.cat(right).cpu().numpy()
-        return Scores(values, answers, of_values(valued) if valued else {})
+        self.known[keep.tobytes()] = made = Scores(values, answers, of_values(valued) if valued else {})
+        return made
 
 
 def judge_of(loaded: Loaded, task: Task | None, seed: int = 0) -> Labelled | OutputScorer:

@@ -21,11 +21,12 @@ from collections.abc import Callable, Sequence
 from typing import NotRequired, TypedDict
 
 import numpy as np
+from numpy import ndarray
 
 from leansurgeon.checkpoints.model import Loaded
 from leansurgeon.measure.data.batches import Batch
 from leansurgeon.measure.heads.importance import importance
-from leansurgeon.measure.heads.judge import TEXT, HeadScorer, Labelled, OutputScorer, Scores, judge_of
+from leansurgeon.measure.heads.judge import TEXT, HeadScorer, Labelled, OutputScorer, judge_of
 from leansurgeon.measure.heads.sites import Site, count, sites, split
 from leansurgeon.progress import track
 from leansurgeon.reading.jsonfile import JsonObject
@@ -90,9 +91,9 @@ def fractions(steps: int) -> list[float]:
 
 def curve(
     bench: HeadScorer,
-    order: np.ndarray,
+    order: ndarray,
     asked: Sequence[float],
-    of: np.ndarray | None = None,
+    of: ndarray | None = None,
     step: Callable[[], None] = lambda: None,
 ) -> list[Point]:
     """Scores with growing parts of an order switched off. `of` are the heads that may go (all)."""
@@ -108,10 +109,10 @@ def curve(
     return rows
 
 
-def strengths(places: Sequence[Site], values: np.ndarray) -> list[np.ndarray]:
+def strengths(places: Sequence[Site], values: ndarray) -> list[ndarray]:
     """Importance of each site's heads. Where the layers of a stage must keep the same heads, the sum over them."""
     parts = split(values, places)
-    sums: dict[tuple[int, int], np.ndarray] = {}
+    sums: dict[tuple[int, int], ndarray] = {}
     for site, part in zip(places, parts, strict=True):
         if site.in_step:
             sums[site.stage, site.group] = sums.get((site.stage, site.group), 0) + part
@@ -121,35 +122,34 @@ def strengths(places: Sequence[Site], values: np.ndarray) -> list[np.ndarray]:
 def prunable(rows: Sequence[Point], bench: HeadScorer) -> float:
     """The largest fraction up to which every step keeps the score.
 
-    The score is accuracy where there are right answers (may fall by `TOLERANCE` of itself), else the loss (may rise by
-    `TOLERANCE` of itself); for a model without labels the cosine with the whole model's output may fall by `TOLERANCE`.
+    The score is accuracy where there are right answers, or a correlation or F1 (may fall by `TOLERANCE` of itself),
+    else the loss (may rise by `TOLERANCE` of itself); for a model without labels the cosine with the whole model's
+    output may fall by `TOLERANCE`.
     """
-    best = 0.0
+    best, whole = 0.0, bench.whole
     for point in rows:
-        if not holds(point, bench.whole, isinstance(bench.judge, Labelled), TOLERANCE):
+        if whole.accuracy is not None:
+            lost = whole.accuracy * (1 - TOLERANCE) - point["accuracy"]
+        elif whole.scores:
+            name, of_whole = next(iter(whole.scores.items()))
+            lost = of_whole - TOLERANCE * abs(of_whole) - point["scores"][name]
+        else:
+            most = whole.loss * (1 + TOLERANCE) if isinstance(bench.judge, Labelled) else TOLERANCE
+            lost = point["loss"] - most
+        if lost > 1e-12:
             break
         best = point["fraction"]
     return best
 
 
-def holds(point: Point, whole: Scores, labelled: bool, tolerance: float) -> bool:
-    """Whether a point keeps the score of the whole model: its accuracy, its correlation or F1, or else its loss."""
-    if whole.accuracy is not None:
-        return point["accuracy"] >= whole.accuracy * (1 - tolerance) - 1e-12
-    if whole.scores:
-        name, best = next(iter(whole.scores.items()))
-        return point["scores"][name] >= best - tolerance * abs(best) - 1e-12
-    return point["loss"] <= (whole.loss * (1 + tolerance) if labelled else tolerance) + 1e-12
-
-
-def gini(values: np.ndarray) -> float:
+def gini(values: ndarray) -> float:
     """How unevenly something is distributed: 0 where all are alike, near 1 where one has it all."""
     ordered = np.sort(np.asarray(values, float))
     n, total = len(ordered), ordered.sum()
     return float(2 * (np.arange(1, n + 1) * ordered).sum() / (n * total) - (n + 1) / n) if total > 0 else 0.0
 
 
-def spearman(a: np.ndarray, b: np.ndarray) -> float | None:
+def spearman(a: ndarray, b: ndarray) -> float | None:
     """Rank correlation; None where one of the two is constant."""
     from scipy import stats
 
@@ -201,7 +201,7 @@ def one_off(bench: HeadScorer) -> list[AblationResult]:
     return rows
 
 
-def paired_p(differences: np.ndarray) -> float | None:
+def paired_p(differences: ndarray) -> float | None:
     """Two-sided p of Student's paired t-test; 1 where nothing differs, None with a single sample."""
     from scipy import stats
 
@@ -212,7 +212,7 @@ def paired_p(differences: np.ndarray) -> float | None:
     return float(stats.ttest_1samp(differences, 0.0).pvalue)
 
 
-def holm(p: np.ndarray) -> np.ndarray:
+def holm(p: ndarray) -> ndarray:
     """Holm's (1979) adjusted p-values: the i-th smallest times (m - i + 1), made monotone, at most 1."""
     order = np.argsort(p, kind="stable")
     adjusted = np.maximum.accumulate(p[order] * np.arange(len(p), 0, -1)).clip(max=1.0)

@@ -66,16 +66,13 @@ def sites(loaded: Loaded) -> list[Site]:
         shared = stage.heads // stage.kv_heads if stage.kv_heads > 1 else 1
         for layer in range(stage.depth):
             for group in range(len(blocks.projection)):
-                kind = kind_of(s, group) if stacks else "self" if not group else f"self {group + 1}"
+                kind = "self" if not group else f"self {group + 1}"
+                if stacks:
+                    kind = "encoder" if s == 0 else "cross" if group else "decoder"
                 at, size = (s, layer, index, group), (stage.heads, stage.head_dim)
                 places.append(Site(next(names), kind, *at, *size, shared, blocks.in_step(group)))
             index += 1
     return places
-
-
-def kind_of(stage: int, group: int) -> str:
-    """The kinds of attention of an encoder and a decoder."""
-    return "encoder" if stage == 0 else "cross" if group else "decoder"
 
 
 def heads_of(x: Tensor, site: Site, rows: int) -> Tensor:

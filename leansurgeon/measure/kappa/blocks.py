@@ -22,20 +22,22 @@ from leansurgeon.checkpoints.model import Loaded
 from leansurgeon.errors import LeanSurgeonError
 from leansurgeon.hooks import Hooks
 from leansurgeon.measure.costs.precision import at_rest
-from leansurgeon.measure.data.batches import first_rows, rows_of
-from leansurgeon.measure.kappa.figures import Conditioning, ModelKappa, over_layers, over_samples, summarise
+from leansurgeon.measure.data.batches import Batch, first_rows, rows_of
+from leansurgeon.measure.kappa.figures import Conditioning, over_layers, over_samples, summarise
 from leansurgeon.measure.kappa.spectrum import conditioning
+from leansurgeon.reading.jsonfile import JsonObject
 
 # (batch, tokens) with True at real tokens, None where all are; a list where stacks of layers read different tokens.
 Mask = Tensor | None | list[Tensor | None]
+TokenMask = Callable[[Batch], Mask]
 
 
 def measure_blocks(
     loaded: Loaded,
-    batches: Iterable[dict[str, Tensor]],
-    token_mask: Callable[[dict[str, Tensor]], Mask],
+    batches: Iterable[Batch],
+    token_mask: TokenMask,
     samples: int,
-) -> ModelKappa:
+) -> JsonObject:
     """Kappa of every layer of a model on the first `samples` samples of `batches`: values that JSON can hold.
 
     `token_mask` gives a batch's mask, or a list with one for every projection.

@@ -10,7 +10,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, median, median_low, stdev
-from typing import NotRequired, TypedDict
+
+from leansurgeon.reading.jsonfile import JsonObject
 
 RESAMPLES = 1_000
 
@@ -35,79 +36,7 @@ class Conditioning:
     tokens: int
 
 
-class BlockFigures(TypedDict):
-    """One block over samples; a figure that is infinite is None, with its lower bound beside it."""
-
-    median: float | None
-    median_lower_bound: float | None
-    median_interval: list[float | None] | None
-    worst: float | None
-    lower_bound: float | None
-    rank: int
-    k: int
-    deficient: int
-
-
-class MatrixKappa(TypedDict):
-    """Kappa of a matrix, or of one product over heads: the value, or where the rank is not full its lower bound."""
-
-    value: float | None
-    lower_bound: float | None
-    worst: NotRequired[float | None]
-    deficient: NotRequired[int]
-
-
-class JacobianKappa(TypedDict):
-    """What P directions say of the kappa of a block's Jacobian (`jacobian`)."""
-
-    at_least: float
-    exact: bool
-    probes: int
-    columns: int
-    samples: int
-
-
-class LayerKappa(BlockFigures):
-    """One layer over samples; what is not required is measured apart from the rest."""
-
-    layer: int
-    mean: float | None
-    geometric_mean: float | None
-    log_sd: float | None
-    centred_median: float | None
-    centred_lower_bound: float | None
-    stable_rank: float
-    effective_rank: float
-    aspect: float
-    output: NotRequired[BlockFigures]
-    weights: NotRequired[dict[str, MatrixKappa] | None]
-    jacobian: NotRequired[JacobianKappa | None]
-    kind: NotRequired[str]
-
-
-class ModelFigures(TypedDict):
-    """A model's figures, from its layers'."""
-
-    mean: float | None
-    median: float | None
-    worst: float | None
-    lower_bound: float | None
-    median_lower_bound: float | None
-    centred_median: float | None
-    deficient: int
-
-
-class ModelKappa(TypedDict):
-    """What `blocks.measure_blocks` and `study.measure_invariants` give."""
-
-    samples: int
-    tokens: int
-    forward_dtype: str
-    layers: list[LayerKappa]
-    model: ModelFigures
-
-
-def summarise(samples: Sequence[Conditioning], layer: int) -> LayerKappa:
+def summarise(samples: Sequence[Conditioning], layer: int) -> JsonObject:
     """One layer's statistics over samples. `median_interval` is the 95 % interval of the median (`interval`)."""
     whole = [c.kappa for c in samples if math.isfinite(c.kappa)]
     logs = [math.log(value) for value in whole]
@@ -128,7 +57,7 @@ def summarise(samples: Sequence[Conditioning], layer: int) -> LayerKappa:
     )
 
 
-def over_samples(samples: Sequence[Conditioning]) -> BlockFigures:
+def over_samples(samples: Sequence[Conditioning]) -> JsonObject:
     """Median with its interval, worst value and rank; what does not depend on centring."""
     kappas, bounds = [c.kappa for c in samples], [c.bound for c in samples]
     middle, middle_bound = median_or_bound(kappas, bounds)
@@ -175,7 +104,7 @@ def median_or_bound(values: Sequence[float], bounds: Sequence[float]) -> tuple[f
     return (middle, None) if math.isfinite(middle) else (None, median(b for _, b in known))
 
 
-def over_layers(layers: Sequence[LayerKappa]) -> ModelFigures:
+def over_layers(layers: Sequence[JsonObject]) -> JsonObject:
     """The model's figures from its layers'. Compare models of different depth by layer instead: kappa grows with
     depth."""
 

@@ -34,26 +34,27 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from leansurgeon.checkpoints.model import Loaded
 from leansurgeon.hooks import Hooks
 from leansurgeon.measure.costs.precision import at_rest
-from leansurgeon.measure.data.batches import first_rows, rows_of, some_rows
-from leansurgeon.measure.kappa.blocks import Mask, of_layer
-from leansurgeon.measure.kappa.figures import JacobianKappa
+from leansurgeon.measure.data.batches import Batch, first_rows, rows_of, some_rows
+from leansurgeon.measure.kappa.blocks import Mask, TokenMask, of_layer
 from leansurgeon.measure.kappa.spectrum import kappa_above, noise_floor
 from leansurgeon.measure.kappa.weights import AttentionModule
+from leansurgeon.reading.jsonfile import JsonObject
 
 PROBES, SAMPLES = 16, 2
 ROUNDING = 8.0  # errors of a forward against those of storing its result, taken generously
 EXHAUSTED = 1e-5  # what is left of a direction that those before it span: rounding
+Attentions = dict[int, AttentionModule]  # by layer, as all that is kept of layers here
 
 
 def jacobian(
     loaded: Loaded,
     modules: list[AttentionModule | None],
-    batches: Iterable[dict[str, Tensor]],
-    token_mask: Callable[[dict[str, Tensor]], Mask],
+    batches: Iterable[Batch],
+    token_mask: TokenMask,
     *,
     samples: int = SAMPLES,
     probes: int = PROBES,
-) -> list[JacobianKappa | None]:
+) -> list[JsonObject | None]:
     """For every attention: the median over `samples` samples of kappa(J V) with at most `probes` probes.
 
     `{"at_least": x, "exact": False, "probes": 16, "columns": 151296, "samples": 2}`; None where queries, keys and
@@ -72,7 +73,7 @@ def jacobian(
                 for layer, values in _one_sample(loaded, attentions, one, token_mask(one), probes).items():
                     rows[layer].append(values)
                 taken += 1
-    found: list[JacobianKappa | None] = [None for _ in modules]
+    found: list[JsonObject | None] = [None for _ in modules]
     for layer, values in rows.items():
         if values:
             kappas, sizes, exact = zip(*values, strict=True)
@@ -82,7 +83,7 @@ def jacobian(
 
 
 def _one_sample(
-    loaded: Loaded, attentions: dict[int, AttentionModule], one: dict[str, Tensor], mask: Mask, probes: int
+    loaded: Loaded, attentions: Attentions, one: Batch, mask: Mask, probes: int
 ) -> dict[int, tuple[float, int, bool]]:
     """(kappa(J V), columns of J, whether it is kappa(J)) of the layers where it can be told, on one sample."""
     inputs, outputs = _record(loaded, attentions, one)
@@ -109,7 +110,15 @@ def _one_sample(
             [outputs[n] for n in live], [inputs[n] for n in live], list(back.values()), retain_graph=True
         )
         nexts = {n: g[0, real[n]].flatten().double().cpu() for n, g in zip(live, pulled, strict=True)}
-    return {n: _kappa(torch.stack(images[n]), columns[n], outputs[n].dtype) for n in inputs}
+    found = {}
+    for layer, whole in columns.items():
+        images_PM = torch.stack(images[layer])
+        sigma = torch.linalg.svdvals(images_PM)
+        floor = ROUNDING * noise_floor(sigma, *images_PM.shape, torch.finfo(outputs[layer].dtype).eps)
+        value, bound, rank = kappa_above(sigma, len(sigma), floor)
+        full = rank == len(sigma)  # else rounding hides the smallest value, and a bound is all that is known
+        found[layer] = (value if full else bound), whole, full and len(sigma) == whole
+    return found
 
 
 def _real(x: Tensor, mask: Tensor | None) -> Tensor:
@@ -139,21 +148,10 @@ def _direction(wanted: Tensor, before: list[Tensor], generator: torch.Generator)
         wanted = torch.randn(len(wanted), generator=generator, dtype=torch.float64)
 
 
-def _kappa(images_PM: Tensor, columns: int, dtype: torch.dtype) -> tuple[float, int, bool]:
-    """kappa of J V from its columns; a bound where rounding hides the smallest value."""
-    sigma = torch.linalg.svdvals(images_PM)
-    floor = ROUNDING * noise_floor(sigma, *images_PM.shape, torch.finfo(dtype).eps)
-    value, bound, rank = kappa_above(sigma, len(sigma), floor)
-    whole = rank == len(sigma)
-    return (value if whole else bound), columns, whole and len(sigma) == columns
-
-
 # -- the two ends of every attention: its readers (q, k, v) and its output projection --------------------------------
 
 
-def _record(
-    loaded: Loaded, attentions: dict[int, AttentionModule], one: dict[str, Tensor]
-) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
+def _record(loaded: Loaded, attentions: Attentions, one: Batch) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
     """Input (1, N, D) and output (1, N, D) of every attention with all readers at one input, joined by a graph of their
     own.
     """
@@ -181,9 +179,7 @@ def _record(
     return alike, {n: outputs[n] for n in alike}
 
 
-def _push(
-    loaded: Loaded, attentions: dict[int, AttentionModule], one: dict[str, Tensor], tangents: dict[int, Tensor]
-) -> dict[int, Tensor] | None:
+def _push(loaded: Loaded, attentions: Attentions, one: Batch, tangents: dict[int, Tensor]) -> dict[int, Tensor] | None:
     """J times a tangent (1, N, D) for every layer; None where a function has no forward-mode derivative."""
     pushed: dict[int, Tensor] = {}
 
@@ -210,7 +206,7 @@ def _push(
 @contextmanager
 def _hook_attentions(
     loaded: Loaded,
-    attentions: dict[int, AttentionModule],
+    attentions: Attentions,
     enter: Callable[[int, Tensor], Tensor],
     leave: Callable[[int, Tensor], Tensor],
 ) -> Iterator[None]:

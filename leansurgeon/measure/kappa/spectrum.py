@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy import ndarray
 from torch import Tensor
 
 from leansurgeon.errors import Diverged
@@ -97,7 +98,7 @@ def _conditioning(block: Tensor, mask: Tensor | None, most: int, centred: bool) 
     return statistics
 
 
-def noise_floor(sigma: Tensor | np.ndarray, tokens: int, inner: int, eps: float) -> float:
+def noise_floor(sigma: Tensor | ndarray, tokens: int, inner: int, eps: float) -> float:
     """The singular value under which nothing can be told, for a (tokens, inner) block stored with machine epsilon
     `eps`.
 
@@ -109,7 +110,7 @@ def noise_floor(sigma: Tensor | np.ndarray, tokens: int, inner: int, eps: float)
     return max(storage, float(sigma[0]) * max(tokens, inner) * torch.finfo(torch.float64).eps)
 
 
-def kappa_above(sigma: Tensor | np.ndarray, k: int, floor: float) -> tuple[float, float, int]:
+def kappa_above(sigma: Tensor | ndarray, k: int, floor: float) -> tuple[float, float, int]:
     """(kappa or infinity, lower bound, numerical rank) of a descending spectrum whose k-th value should be the
     smallest; what is not above `floor` cannot be told from zero."""
     if k < 1:
@@ -208,7 +209,7 @@ def _by_lapack(gram: Tensor, direction_BR: Tensor | None, size_B: Tensor | None)
 
     room = int(lapack.dsytrd_lwork(gram.shape[1], lower=1)[0])
 
-    def descending(diagonal: np.ndarray, beside: np.ndarray) -> np.ndarray:
+    def descending(diagonal: ndarray, beside: ndarray) -> ndarray:
         return lapack.dsterf(diagonal, beside)[0][::-1] if len(diagonal) > 1 else diagonal.copy()
 
     raw, left = [], []

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any, TypedDict
+from collections.abc import Iterable
 
 import torch
-from torch import Tensor
 
 from leansurgeon.checkpoints.model import Loaded, load
 from leansurgeon.checkpoints.source import Source
@@ -15,38 +13,20 @@ from leansurgeon.measure.data.batches import inner, pick, rows_of, thin
 from leansurgeon.measure.data.calibration import Batch, Calibration
 from leansurgeon.measure.heads import sites
 from leansurgeon.measure.kappa import jacobian
-from leansurgeon.measure.kappa.blocks import Mask, measure_blocks
-from leansurgeon.measure.kappa.figures import JacobianKappa, ModelKappa
+from leansurgeon.measure.kappa.blocks import Mask, TokenMask, measure_blocks
 from leansurgeon.measure.kappa.weights import find_attentions, weights
 from leansurgeon.progress import Say, phase, silent
+from leansurgeon.reading.jsonfile import JsonObject
 
 SAMPLES, PROBES = 256, 16
 
 
-class KappaDocument(ModelKappa):
-    """The figures of a model with what they were measured on; kept as `kappa.json`."""
-
-    schema_version: int
-    kind: str
-    name: str
-    family: str
-    shape: dict[str, Any]
-    data: DataNamed
-    options: dict[str, Any]
-
-
-class DataNamed(TypedDict):
-    """The sample data: its name, what it says of itself, and its digest."""
-
-    name: str
-    says: str
-    sha256: str
-
-
 def study(
     opened: Source, sample: Calibration, *, samples: int = SAMPLES, probes: int = PROBES, say: Say = silent
-) -> KappaDocument:
-    """Load the model and measure it on held-out samples. Raises what `measure_invariants` raises."""
+) -> JsonObject:
+    """Load the model and measure it on held-out samples: its figures with what they were measured on, kept as
+    `kappa.json`. Raises what `measure_invariants` raises.
+    """
     loaded = load(opened.folder, tower=opened.tower).alone()
     loaded.model.to("cuda" if torch.cuda.is_available() else "cpu").requires_grad_(False)
     kinds = [site.kind for site in sites.sites(loaded)]
@@ -78,12 +58,12 @@ def study(
 
 def measure_invariants(
     loaded: Loaded,
-    batches: Iterable[dict[str, Tensor]],
-    token_mask: Callable[[dict[str, Tensor]], Mask],
+    batches: Iterable[Batch],
+    token_mask: TokenMask,
     samples: int,
     *,
     probes: int = PROBES,
-) -> ModelKappa:
+) -> JsonObject:
     """What `measure_blocks` gives, and for every layer `weights` (see `weights.weights`) and `jacobian` (see
     `jacobian.jacobian`, on a few samples, neither the first nor the last: sentences may stand by their length).
     `probes` 0 leaves the Jacobian out.
@@ -91,7 +71,7 @@ def measure_invariants(
     batches = list(batches)
     figures = measure_blocks(loaded, batches, token_mask, samples)
     parts = find_attentions(loaded)
-    slopes: list[JacobianKappa | None] = [None for _ in parts]
+    slopes: list[JsonObject | None] = [None for _ in parts]
     if probes:
         probed = pick(batches, inner(samples, jacobian.SAMPLES))
         slopes = jacobian.jacobian(loaded, parts, probed, token_mask, probes=probes)

@@ -10,22 +10,22 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import numpy as np
 import torch
+from numpy import ndarray
 
 from leansurgeon.architectures.base import TensorSpec
 from leansurgeon.checkpoints.blockwise.names import bare_name, file_names
 from leansurgeon.checkpoints.model import Loaded
 from leansurgeon.checkpoints.pieces import ATTENTION_ROLES, Array, to_pieces
 from leansurgeon.errors import UnsupportedModel
-from leansurgeon.measure.kappa.figures import MatrixKappa, median_or_bound
+from leansurgeon.measure.kappa.figures import median_or_bound
 from leansurgeon.measure.kappa.spectrum import kappa_above, noise_floor, spectrum
+from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.shape import Stage
 
 FP32 = torch.finfo(torch.float32).eps
-Matrices: TypeAlias = dict[str, MatrixKappa]  # by the names of `weights`
 
 
 # -- the attentions of a loaded model, by the roles of their tensors -------------------------------------------------
@@ -74,52 +74,44 @@ def find_attentions(loaded: Loaded) -> list[AttentionModule | None]:
     return [by_path.get(name) for name in loaded.projections]
 
 
-def matrices(loaded: Loaded, attention: AttentionModule) -> dict[str, Array] | None:
-    """q (heads, head_dim, width), k and v (kv_heads, head_dim, width), o (width, heads, head_dim) in float64; None
-    where the library holds them in other sizes than the declaration says.
-    """
-    state, pieces = loaded.model.state_dict(), {}
-    for name, spec in attention.tensors.items():
-        values = state[name].detach().double().cpu().numpy()
-        if values.shape != spec.shape:
-            return None
-        pieces |= to_pieces(spec, values, attention.stage)
-    return pieces
-
-
 # -- their condition numbers -------------------------------------------------------------------------------------------
 
 
-def weights(loaded: Loaded, modules: list[AttentionModule | None]) -> list[Matrices | None]:
+def weights(loaded: Loaded, modules: list[AttentionModule | None]) -> list[JsonObject | None]:
     """For every attention: `q`, `k`, `v`, `o` (whole matrices) and, over heads, the median of `vo` and `qk` with the
     number of heads whose product lacks rank. None where the weights have no such form.
 
     A figure is `{"value": x, "lower_bound": null}`, or the other way round where the rank is not full.
     """
-    pieces = (matrices(loaded, attention) if attention else None for attention in modules)
-    return [None if found is None else of_matrices(found) for found in pieces]
+    found: list[JsonObject | None] = []
+    state = loaded.model.state_dict()
+    for attention in modules:
+        # q (heads, head_dim, width), k and v (kv_heads, head_dim, width), o (width, heads, head_dim) in float64
+        m: dict[str, Array] = {}
+        for name, spec in attention.tensors.items() if attention else ():
+            values = state[name].detach().double().cpu().numpy()
+            if values.shape == spec.shape:  # else the library holds it in another size than the declaration says
+                m |= to_pieces(spec, values, attention.stage)
+        if len(m) < 4:
+            found.append(None)
+            continue
+        width, heads, _ = m["o"].shape
+        each = heads // m["k"].shape[0]
+        k, v = (np.repeat(m[name], each, axis=0) for name in ("k", "v"))
+        out = m["o"].transpose(1, 0, 2)  # (heads, width, head_dim)
+        flat = {name: m[name].reshape(-1, width) for name in ("q", "k", "v")} | {"o": m["o"].reshape(width, -1)}
+        products = {"vo": over_heads(out, v), "qk": over_heads(m["q"].transpose(0, 2, 1), k)}
+        found.append({name: figure(*of_matrix(values)) for name, values in flat.items()} | products)
+    return found
 
 
-def of_matrices(m: dict[str, np.ndarray]) -> Matrices:
-    """The same from matrices as `matrices` gives them."""
-    width, heads, _ = m["o"].shape
-    each = heads // m["k"].shape[0]
-    k, v = (np.repeat(m[name], each, axis=0) for name in ("k", "v"))
-    out = m["o"].transpose(1, 0, 2)  # (heads, width, head_dim)
-    flat = {name: m[name].reshape(-1, width) for name in ("q", "k", "v")} | {"o": m["o"].reshape(width, -1)}
-    return {name: figure(*of_matrix(values)) for name, values in flat.items()} | {
-        "vo": over_heads(out, v),
-        "qk": over_heads(m["q"].transpose(0, 2, 1), k),
-    }
-
-
-def of_matrix(values: np.ndarray) -> tuple[float, float]:
+def of_matrix(values: ndarray) -> tuple[float, float]:
     """(kappa or infinity, lower bound) of one matrix that is stored in fp32."""
     sigma = spectrum(torch.from_numpy(np.ascontiguousarray(values))[None])[0]
     return kappa_above(sigma, len(sigma), noise_floor(sigma, *values.shape, FP32))[:2]
 
 
-def over_heads(left: np.ndarray, right: np.ndarray) -> MatrixKappa:
+def over_heads(left: ndarray, right: ndarray) -> JsonObject:
     """Median over heads of kappa(left @ right), (heads, n, d) and (heads, d, m), without making the products: the
     singular values are those of a d x d core between two QR factors.
     """
@@ -137,6 +129,6 @@ def over_heads(left: np.ndarray, right: np.ndarray) -> MatrixKappa:
     return {"value": value, "lower_bound": bound, "worst": worst, "deficient": lost}
 
 
-def figure(value: float, bound: float) -> MatrixKappa:
+def figure(value: float, bound: float) -> JsonObject:
     """A matrix's kappa as JSON holds it: no infinity, its bound in its place."""
     return {"value": value, "lower_bound": None} if math.isfinite(value) else {"value": None, "lower_bound": bound}

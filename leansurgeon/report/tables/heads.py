@@ -16,8 +16,9 @@ from leansurgeon.report.tables.cut import draw_table
 from leansurgeon.words import wrap
 
 if TYPE_CHECKING:
-    from leansurgeon.measure.heads.document import AttentionEntry, HeadsDocument
+    from leansurgeon.measure.heads.document import HeadsDocument
     from leansurgeon.measure.heads.pruning import AblationResult, Point
+    from leansurgeon.reading.jsonfile import JsonObject
 
 SHOWN = 6  # heads of an ablation that are named one by one
 PER_LINE = 50  # heads of the map in a line
@@ -41,7 +42,7 @@ def describe(document: HeadsDocument) -> list[str]:
     return lines
 
 
-def name(entry: AttentionEntry, document: HeadsDocument) -> str:
+def name(entry: JsonObject, document: HeadsDocument) -> str:
     """A layer as a person says it: `3`, `stage 2, 3`, `cross 3`."""
     stages = {other["stage"] for other in document["attentions"]}
     layer = str(entry["layer"] + 1)
@@ -85,7 +86,7 @@ def ablation(document: HeadsDocument) -> list[str]:
     ends = heads if len(heads) <= 2 * SHOWN else heads[:SHOWN] + heads[-SHOWN:]
     percent = "accuracy_change" in heads[0][2]
 
-    def row(entry: AttentionEntry, number: int, off: AblationResult) -> list[str | int]:
+    def row(entry: JsonObject, number: int, off: AblationResult) -> list[str | int]:
         """What became of the scores, with the numbers of the layer and of the head."""
         loss, p = f"{off['change']:+.4f}", off["p_holm"]
         error = "-" if off["standard_error"] is None else f"{off['standard_error']:.4f}"  # one batch was all

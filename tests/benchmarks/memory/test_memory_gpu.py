@@ -85,7 +85,7 @@ def measured(config, family, setting: Setting, device: torch.device) -> tuple[in
 
     if device.type != "cuda":
         real_step(model, setting, batch, device, make_optimizer(model.parameters(), setting.optimizer))
-        return (step(model, setting, batch, cuda=False).peak,) * 2
+        return (step(model, setting, lambda: batch(setting), cuda=False).peak,) * 2
     optimizer = make_optimizer(model.parameters(), setting.optimizer)
     real_step(model, setting, batch, device, optimizer)
     torch.cuda.synchronize(device)

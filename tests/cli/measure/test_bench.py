@@ -18,6 +18,7 @@ from leansurgeon.cli.main import app
 from leansurgeon.errors import UsageError
 from leansurgeon.measure.costs import bench, speed
 from leansurgeon.measure.costs.flops import closed_form
+from leansurgeon.measure.costs.memory import Setting
 from leansurgeon.measure.costs.speed import Timing
 
 TIMED = ("step", "forward_1", "forward")
@@ -81,9 +82,8 @@ def timing(*seconds: float) -> dict[str, Timing]:
 
 def row(name: str, ratios: list[float], head_dim: int = 64, parameters: int = 10) -> bench.BenchRow:
     shape = open_source("digits-vit").shape.with_(head_dim=head_dim)
-    of_first = Timing.of(ratios)
     contender = bench.Contender(name, {}, None, shape)
-    return bench.BenchRow(contender, parameters, timing(*ratios), 0, 1, (of_first.low, of_first.median, of_first.high))
+    return bench.BenchRow(contender, parameters, timing(*ratios), 0, 1, Timing.of(ratios))
 
 
 def test_verdicts_need_the_middle_half_of_the_rounds():
@@ -123,7 +123,7 @@ def test_shared_key_value_heads_stay_where_they_can_be_shared():
 
 def test_a_step_that_is_timed_trains():
     source = open_source("digits-vit")
-    made = speed.TimedModel(source.config, source.architecture, speed.Load(2, 1), "auto", torch.device("cpu"))
+    made = speed.TimedModel(source.config, source.architecture, Setting(2, 1, "fp32"), "auto", torch.device("cpu"))
     before = [p.detach().clone() for p in made.model.parameters()]
     made.step()
     assert all(not torch.equal(a, b) for a, b in zip(before, made.model.parameters(), strict=True))
@@ -166,8 +166,8 @@ def test_ratios_are_those_of_the_first_row_and_text_is_counted_in_tokens(monkeyp
         lambda *_: [dict.fromkeys(TIMED, Timing.of([s * t for t in rounds])) for s in (1.0, 0.5)],
     )
     monkeypatch.setattr(speed, "peaks", lambda *_: [7, 5])
-    first, second = bench.time_contenders([own, own], speed.Load(8, 16), [], 3, "cpu", lambda _: None)[0]
-    assert first.against_first == (1, 1, 1) and second.against_first == (0.5, 0.5, 0.5)
+    first, second = bench.time_contenders([own, own], Setting(8, 16, "fp32"), [], 3, "cpu", lambda _: None)[0]
+    assert first.against_first.seconds == (1, 1, 1) and second.against_first.seconds == (0.5, 0.5, 0.5)
     assert (second.verdict, second.parameters, second.peak) == ("faster", 4, 5)
     assert second.as_dict()["training_per_second"] == units / 1.0
 
