@@ -38,7 +38,7 @@ def main() -> None:
     if causal:
         first = next(iter(texts))
         if asked.held:
-            held = corpus.split_documents({"train": corpus.find(asked.text[0], "text")})[1]["test"]
+            held = corpus.split_documents({"train": corpus.find(asked.text[0], "text")})[1]["test"]()
             texts[first] = "".join(held)
         samples = {name: windows(text, tokenizer, asked.samples) for name, text in texts.items()}
         rows = perplexities(asked.source, asked.models, samples, asked.bf16)

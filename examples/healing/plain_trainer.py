@@ -98,7 +98,7 @@ def training_text(names: list[str], causal: bool) -> list[str]:
     """What leansurgeon trains on of these files: the rest is held out by content, block by block or by sentences."""
     texts = corpus.find(names, "text")
     if causal:
-        return list(corpus.split_documents({"train": texts})[1]["train"])
+        return list(corpus.split_documents({"train": texts})[1]["train"]())
     every = texts.texts()
     rows = splits.split_by_content([*map(splits.hash_text, every)]).rows["train"]
     return ["\n".join(every[row] for row in rows)]

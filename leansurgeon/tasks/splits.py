@@ -130,28 +130,21 @@ def split_by_content(
     chosen, tested = (np.isin(ids, ids[side == part]) for part in (1, 2))
     dropped = (side == 0) & (chosen | tested) | (side == 1) & tested  # equal to one that is held out more strictly
     side[dropped] = -1
-    moved = [_fill_part(ids, side, labels, free, part) for part in cut]
+    moved = False
+    for part in cut:
+        if labels is not None:
+            classes = np.unique([str(label) for label in labels], return_inverse=True)[1]
+            for number in np.unique(classes):
+                own = (classes == number) & free
+                if own.sum() >= SMALL and not (own & (side == part)).any():
+                    moved |= _move_smallest(ids, side, own, part)
+        while (side == part).sum() < max(1, int(LEAST * free.sum())) and _move_smallest(ids, side, free, part):
+            moved = True
     rows = {name: np.flatnonzero(side == number) for number, name in enumerate(SIDES)}
     if 2 in cut:
         rows["test"] = rows["test"][np.argsort(ids[rows["test"]], kind="stable")][:most]
-    rule = RULE if len(named) == 1 and not any(moved) else OWN
+    rule = RULE if len(named) == 1 and not moved else OWN
     return Split(rows, ids, rule, len(ids) - len(np.unique(ids)), int(dropped.sum()))
-
-
-def _fill_part(ids: ndarray, side: ndarray, labels: Sequence[Any] | None, free: ndarray, part: int) -> bool:
-    """Give a held-out part the samples of the smallest hashes: one of each class of ten samples or more that it lacks,
-    and as many as make a twentieth of all. Whether there was such a need.
-    """
-    moved = False
-    if labels is not None:
-        classes = np.unique([str(label) for label in labels], return_inverse=True)[1]
-        for number in np.unique(classes):
-            own = (classes == number) & free
-            if own.sum() >= SMALL and not (own & (side == part)).any():
-                moved |= _move_smallest(ids, side, own, part)
-    while (side == part).sum() < max(1, int(LEAST * free.sum())) and _move_smallest(ids, side, free, part):
-        moved = True
-    return moved
 
 
 def _move_smallest(ids: ndarray, side: ndarray, own: ndarray, part: int) -> bool:

@@ -212,7 +212,12 @@ def columns_of(data: UserData, given: str | None, kind: str = "causal-lm") -> Co
         named = next((by_name[name] for name in TEXTS if name in by_name), None)
         column = next(iter(texts.values()), None) or named or _wordiest(data, free)
         reads_pairs = any(form == "pair" for form, _ in forms)
-        pair = _twins(data, column, free) if reads_pairs and not texts else (column,)
+        pair = (column,)
+        if reads_pairs and not texts:  # the one whose name differs in nothing but a and b, or 1 and 2
+            swapped = str.maketrans("abAB12", "baBA21")
+            names = (column[:i] + column[i].translate(swapped) + column[i + 1 :] for i in range(len(column)))
+            twins = _samples(data, [name for name in names if name in free and name != column])
+            pair = tuple(sorted((column, *[name for name, values in twins.items() if _holds_text(values)][:1])))
         found = Columns("pair" if len(pair) > 1 else "text", pair, labels)
     if kind == "sequence-classification" and not labels:
         free = [column for column in data.columns if column not in found.texts]
@@ -291,15 +296,6 @@ def _wordiest(data: UserData, columns: Sequence[str]) -> str:
             f"Say which: `{spell(('text', 'COLUMN'), ('label', 'COLUMN'))}`. {_list_columns(data.columns)}",
         )
     return best
-
-
-def _twins(data: UserData, column: str, columns: Sequence[str]) -> tuple[str, ...]:
-    """This column of texts and the one whose name differs in nothing but a and b, or 1 and 2; alone without one."""
-    swapped = str.maketrans("abAB12", "baBA21")
-    names = (column[:i] + column[i].translate(swapped) + column[i + 1 :] for i in range(len(column)))
-    twins = [name for name in names if name in columns and name != column]
-    texts = [name for name, values in _samples(data, twins).items() if _holds_text(values)]
-    return tuple(sorted((column, *texts[:1])))
 
 
 def _words(text: str) -> float:

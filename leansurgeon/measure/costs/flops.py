@@ -55,56 +55,42 @@ def closed_form(
     """
     if not architecture.plain:
         return None
-    specs = list(specs)
-    n, patches = sample_tokens(specs, config, architecture, tokens)
-    parts = dict.fromkeys(("attention", "scores", "mlp", "outside"), 0)
-    for spec in specs:
-        if spec.layer is None or len(spec.shape) != 2:
-            continue
-        if spec.role in ATTENTION:
-            parts["attention"] += 2 * spec.size * n
-            parts["scores"] += 4 * n * n * shape.stages[spec.stage].inner if spec.role == "o" else 0
-        elif spec.role in MLP:
-            parts["mlp"] += 2 * spec.size * n
-    parts["outside"] = outside(specs, config, architecture, n, patches)
-    return Flops(**parts, tokens=n)
-
-
-def sample_tokens(
-    specs: list[TensorSpec], config: Config, architecture: Architecture, tokens: int | None
-) -> tuple[int, int]:
-    """Tokens of a sample, and how many of them are patches of an image."""
+    specs, flat, patches = list(specs), architecture.flat(config), 0
     if not inputs.takes_images(config, architecture):
-        return tokens or inputs.sample_tokens(None, config, architecture), 0
-    _, height, width = inputs.image_size(config, architecture)
-    down, right = next((s.shape[-2:] for s in specs if s.role == "embedding" and len(s.shape) == 4), (0, 0))
-    if not (down and right):
-        raise UnsupportedModel("The config says that the model takes images, and the weights have no patch embedding.")
-    patches = (height // down) * (width // right)
-    return patches + architecture.takes.special_tokens(architecture.flat(config)), patches
-
-
-def outside(specs: list[TensorSpec], config: Config, architecture: Architecture, n: int, patches: int) -> int:
-    """Patch embedding, projections of embeddings, and the head: on every token where it says words, else on one."""
+        n = tokens or inputs.sample_tokens(None, config, architecture)
+    else:
+        _, height, width = inputs.image_size(config, architecture)
+        down, right = next((s.shape[-2:] for s in specs if s.role == "embedding" and len(s.shape) == 4), (0, 0))
+        if not (down and right):
+            raise UnsupportedModel(
+                "The config says that the model takes images, and the weights have no patch embedding."
+            )
+        patches = (height // down) * (width // right)
+        n = patches + architecture.takes.special_tokens(flat)
+    # Patch embedding, projections of embeddings, and the head: on every token where it says words, else on one; a
+    # causal classifier scores every token and picks the last one.
     name = (config.get("architectures") or [""])[0]
     words = name.endswith(WORDS)
-    vocab = architecture.flat(config).get("vocab_size")
-    total = 0
-    # A causal classifier scores every token and picks the last one.
     rows = n if words or (architecture.causal and name.endswith("ForSequenceClassification")) else 1
+    parts = dict.fromkeys(("attention", "scores", "mlp", "outside"), 0)
     for spec in specs:
-        if spec.layer is not None or spec.role not in ("embedding", "head"):
-            continue
-        if len(spec.shape) == 4:
-            total += 2 * spec.size * patches
-        elif len(spec.shape) == 2 and spec.role == "embedding" and spec.axes[0] not in TABLES:
-            total += 2 * spec.size * n
-        elif len(spec.shape) == 2 and spec.role == "head" and spec.shape[0] != vocab:
-            total += 2 * spec.size * rows
+        matrix = len(spec.shape) == 2
+        if spec.layer is None:
+            if spec.role in ("embedding", "head") and len(spec.shape) == 4:
+                parts["outside"] += 2 * spec.size * patches
+            elif matrix and spec.role == "embedding" and spec.axes[0] not in TABLES:
+                parts["outside"] += 2 * spec.size * n
+            elif matrix and spec.role == "head" and spec.shape[0] != flat.get("vocab_size"):
+                parts["outside"] += 2 * spec.size * rows
+        elif matrix and spec.role in ATTENTION:
+            parts["attention"] += 2 * spec.size * n
+            parts["scores"] += 4 * n * n * shape.stages[spec.stage].inner if spec.role == "o" else 0
+        elif matrix and spec.role in MLP:
+            parts["mlp"] += 2 * spec.size * n
     if words:  # the output, be it tied to the embedding or not
         table = next((s for s in specs if s.axes[:1] == ("vocab",) and len(s.shape) == 2), None)
-        total += 2 * table.size * n if table else 0
-    return total
+        parts["outside"] += 2 * table.size * n if table else 0
+    return Flops(**parts, tokens=n)
 
 
 def count_flops(config: Config, architecture: Architecture, tokens: int | None = None) -> int | None:

@@ -19,7 +19,7 @@ BETTER, SURE = 0.15, 0.001  # another order must be right on so many more, and b
 SHUFFLES = 999
 
 
-def check_classes(source: Source, task: Task, found: ClassMap | None, *, chance: bool = True) -> None:
+def check_classes(source: Source, task: Task, found: ClassMap | None, *, chance: bool) -> None:
     """Let the source answer held-out samples of the prepared task, whose classes are its outputs as `found` says.
     Without `chance` only another order of the classes counts, as for a model that a cut may have ruined.
 

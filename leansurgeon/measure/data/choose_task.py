@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,13 +35,13 @@ class ChosenTask:
 
     name: str
     options: Mapping[str, Any]
-    says: tuple[str, ...] = field(default=())
+    says: tuple[str, ...]
 
 
 def choose_task(
     source: Source,
     data: UserData,
-    columns: str | None = None,
+    columns: str | None,
     *,
     tokens: int = WINDOW,
     new_tokenizer: bool = False,

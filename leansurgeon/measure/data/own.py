@@ -326,7 +326,7 @@ def split_rows(rows: Tensor, counts: Parts[int], size: int) -> Parts[list[Tensor
 # -- what comes with the package -------------------------------------------------------------------------------------
 
 
-def make_shipped_samples(source: Source, *, cache: Path, seed: int = 0) -> Calibration:
+def make_shipped_samples(source: Source, *, cache: Path, seed: int) -> Calibration:
     """For surgery without data where a model makes none itself: the novel that comes with the package, in the form that
     the model reads, or random tokens where it has no tokenizer that knows the novel's words. Only config and tokenizer
     are looked at, so this serves models of any size. Raises `UsageError` for models that do not read text.
@@ -338,7 +338,20 @@ def make_shipped_samples(source: Source, *, cache: Path, seed: int = 0) -> Calib
                 data = open_pairs(NOVEL, source, seed=seed)
                 words = f"spans hidden in a novel that comes with the package ({data.says})"
                 return replace(data, name=NOVEL, says=words)
-        return random_pairs(source, seed, writes)
+        # Any tokens for the encoder, and any others for the decoder to read and to say.
+        length = only_length(source) or window(source, LINE_TOKENS) // 2
+        rows = draw_tokens(source, sum(PAIRS), length + round(ANSWER * length), seed)
+        start = source.config.get("decoder_start_token_id", source.config.get("pad_token_id")) or 0
+
+        def batch(ids: Tensor) -> Batch:
+            labels = ids[:, length:].clone()
+            before = labels.roll(1, 1)
+            before[:, 0] = int(start)
+            both = {"input_ids": ids[:, :length].clone(), "decoder_input_ids": before}
+            return both | {"labels": labels} if writes else both
+
+        parts = split_rows(rows, PAIRS, ROWS).each(lambda _, groups: [batch(ids) for ids in groups])
+        return make_calibration(RANDOM, RANDOM, parts, Seq2Seq() if writes else None)
     if novel(source):
         with suppress(UsageError):
             data = open_calibration(NOVEL, source, cache=cache, seed=seed)
@@ -352,20 +365,3 @@ def random_windows(source: Source, seed: int) -> Calibration:
         return make_calibration(RANDOM, RANDOM, random_tokens(source, seed))
     windows = draw_tokens(source, sum(WINDOWS), window(source), seed)
     return make_calibration(RANDOM, RANDOM, their_own_labels(windows, WINDOWS), tasks.make(source.head, {}))
-
-
-def random_pairs(source: Source, seed: int, writes: bool) -> Calibration:
-    """Any tokens for an encoder, and any others for its decoder to read and to say."""
-    length = only_length(source) or window(source, LINE_TOKENS) // 2
-    rows = draw_tokens(source, sum(PAIRS), length + round(ANSWER * length), seed)
-    start = source.config.get("decoder_start_token_id", source.config.get("pad_token_id")) or 0
-
-    def batch(ids: Tensor) -> Batch:
-        labels = ids[:, length:].clone()
-        before = labels.roll(1, 1)
-        before[:, 0] = int(start)
-        both = {"input_ids": ids[:, :length].clone(), "decoder_input_ids": before}
-        return both | {"labels": labels} if writes else both
-
-    parts = split_rows(rows, PAIRS, ROWS).each(lambda _, groups: [batch(ids) for ids in groups])
-    return make_calibration(RANDOM, RANDOM, parts, Seq2Seq() if writes else None)

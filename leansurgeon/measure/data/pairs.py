@@ -111,7 +111,7 @@ def open_pairs(
     return of_parts(kind, says, parts, Seq2Seq(), split=split.identity())
 
 
-def read_pairs(text: str, flag: str = "--data") -> Iterator[tuple[str, str]]:
+def read_pairs(text: str, flag: str) -> Iterator[tuple[str, str]]:
     """Inputs and answers as a `.tsv` file without a header gives them. Raises `UsageError` for a line without a tab."""
     for number, line in enumerate(text.split("\n"), 1):
         before, tab, after = line.partition("\t")

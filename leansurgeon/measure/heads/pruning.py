@@ -53,7 +53,7 @@ def at_epoch(
     fit: Sequence[Batch],
     judged: Sequence[Batch],
     *,
-    steps: int = STEPS,
+    steps: int,
 ) -> JsonObject:
     """What `measure: {heads: {every: 10ep}}` writes: how important heads are now and how many could go, so that a run
     shows how prunability grows during training (the paper's last figure).

@@ -62,7 +62,7 @@ def measure_invariants(
     token_mask: TokenMask,
     samples: int,
     *,
-    probes: int = PROBES,
+    probes: int,
 ) -> JsonObject:
     """What `measure_blocks` gives, and for every layer `weights` (see `weights.weights`) and `jacobian` (see
     `jacobian.jacobian`, on a few samples, neither the first nor the last: sentences may stand by their length).

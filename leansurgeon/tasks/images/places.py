@@ -174,7 +174,7 @@ def find(data: str, eval_data: str | None) -> ImagePlaces:
             if files:
                 return ImagePlaces(kind, _by_name(files, root))
         return ImagePlaces(_kind_of([root], data), {"train": [root]})
-    return ImagePlaces(_kind_of(train, data), _by_name(train, Path()))
+    return ImagePlaces(_kind_of(train, data), _by_name(train, None))
 
 
 def _expand(text: str) -> list[Path]:
@@ -191,18 +191,16 @@ def _expand(text: str) -> list[Path]:
 
 def _kind_of(paths: list[Path], said: str) -> str:
     suffixes = {path.suffix for path in paths if path.is_file()}
-    if suffixes == {".tar"}:
-        return "tar"
-    if suffixes == {".parquet"}:
-        return "parquet"
+    if suffixes in ({".tar"}, {".parquet"}):
+        return suffixes.pop().removeprefix(".")
     if suffixes or len(paths) != 1:
         raise UsageError(f"'{said}' is neither a folder nor .tar shards nor .parquet files.")
     return "folder" if listing(str(paths[0])).folders else "flat"
 
 
-def _by_name(files: list[Path], root: Path) -> dict[str, list[Path]]:
+def _by_name(files: list[Path], root: Path | None) -> dict[str, list[Path]]:
     """Shards or parquet files by the word for their part in the name, or in the folders between them and `root`."""
-    parts = parts_by_name(files, root if root != Path() else None, mixed=True) or {"train": files}
+    parts = parts_by_name(files, root, mixed=True) or {"train": files}
     if "train" not in parts:
         raise UsageError(f"{files[0].parent} has {files[0].name} and no training files ('train' in the name).")
     return parts

@@ -34,10 +34,6 @@ _STYLE = {  # the numbers of the drawing, as the keys of cache entries have alwa
     "continuity": 1.0, "antialias": 2, "target_contrast": 1.5, "distractor_contrast": 2.0, "segment_trials": 3,
     "contour_trials": 5,
 }  # fmt: skip
-_HINT = (
-    "It is in lra_release.gz (7.7 GB) from storage.googleapis.com/long-range-arena; or leave `data` out, and the "
-    "images are made here."
-)
 
 
 class Options(base.Options):
@@ -74,7 +70,17 @@ class Pathfinder(base.Task):
             self._open(cache, "pathfinder", key, partial(_generate, o, workers, say))
             return
         self.licence = "as its authors say"
-        folder = _find_published(in_home(o.data).absolute(), o.difficulty)
+        root, name = in_home(o.data).absolute(), _FOLDERS[o.difficulty]
+        places = (root, root / name, root / "pathfinder32" / name, root / "lra_release" / "pathfinder32" / name)
+        folder = next((place for place in places if (place / "metadata").is_dir()), None)
+        if folder is None:
+            raise UsageError(
+                f"Pathfinder-32 ({o.difficulty}) is not in {root}: {name}/metadata is missing.",
+                "It is in lra_release.gz (7.7 GB) from storage.googleapis.com/long-range-arena; or leave `data` out, "
+                "and the images are made here.",
+            )
+        if folder == root and root.name in _FOLDERS.values() and root.name != name:
+            raise UsageError(f"{root} is not Pathfinder of the difficulty '{o.difficulty}', which is called {name}.")
         lists = sorted((folder / "metadata").glob("*.npy"), key=lambda p: (len(p.name), p.name))
         stamps = [[path.name, path.stat().st_size, path.stat().st_mtime_ns] for path in lists]
         key = {"version": _VERSION, "folder": str(folder), "lists": stamps, "seed": o.seed}
@@ -96,17 +102,6 @@ def _split(total: int) -> disk_cache.Info:
     """80, 10 and 10 % of the samples, one split after the other."""
     train, end = int(total * 0.8), int(total * 0.9)
     return disk_cache.name_stretches({"train": train, "eval": end - train, "test": total - end})
-
-
-def _find_published(root: Path, difficulty: str) -> Path:
-    name = _FOLDERS[difficulty]
-    places = (root, root / name, root / "pathfinder32" / name, root / "lra_release" / "pathfinder32" / name)
-    for folder in places:
-        if (folder / "metadata").is_dir():
-            if folder == root and root.name in _FOLDERS.values() and root.name != name:
-                raise UsageError(f"{root} is not Pathfinder of the difficulty '{difficulty}', which is called {name}.")
-            return folder
-    raise UsageError(f"Pathfinder-32 ({difficulty}) is not in {root}: {name}/metadata is missing.", _HINT)
 
 
 def _read(level: Path, lists: list[Path], seed: int, say: Say, folder: Path) -> disk_cache.Info:

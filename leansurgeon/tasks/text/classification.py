@@ -206,7 +206,9 @@ class TextClassification(vocab.Tokenized):
         return disk_cache.lengths_of(self._array(f"{split}-starts"), np.arange(self.size(split)))
 
     def batch(self, split: str, indices: ndarray, *, seed: int, epoch: int) -> base.Batch:
-        """`input_ids` and `attention_mask` (B, T), token types where the tokenizer has them, and `labels` (B,)."""
+        """`input_ids` and `attention_mask` (B, T), token types where the tokenizer has them, and `labels`: (B,)
+        classes or scores, or (B, C) fp32 marks of the classes that a text has.
+        """
         indices = self._indices(split, indices)
         starts = self._array(f"{split}-starts")
         lengths_B = disk_cache.lengths_of(starts, indices)
@@ -214,12 +216,19 @@ class TextClassification(vocab.Tokenized):
         if self.options.pad == "longest":
             width = min(width, -(-int(lengths_B.max(initial=1)) // 8) * 8)
         real_BT, left = np.arange(width) < lengths_B[:, None], self._info["left"]
+        labels = self._array(f"{split}-labels")[indices]
+        if self.objective == "several":
+            marks = np.zeros((len(labels), len(self.options.class_names or self._info["labels"])), dtype=np.float32)
+            marks[:, self._stored_classes.outputs_of(np.arange(labels.shape[1]))] = labels
+            labels = marks
+        elif self.objective == "class":
+            labels = self._stored_classes.outputs_of(labels) if self._stored_classes else labels.astype(np.int64)
         arrays = {
             "input_ids": disk_cache.pad_rows(
                 self._array(f"{split}-tokens"), starts, indices, width, self._info["pad"], left=left
             ),
             "attention_mask": (real_BT[:, ::-1] if left else real_BT).astype(np.int64),
-            "labels": self._labels(split, indices),
+            "labels": labels,
         }
         if self._info["token_types"]:
             arrays["token_type_ids"] = disk_cache.pad_rows(
@@ -228,17 +237,6 @@ class TextClassification(vocab.Tokenized):
         if self.objective == "score" and split != "train":
             arrays["_index"] = indices.astype(np.int64)
         return base.as_tensors(**arrays)
-
-    def _labels(self, split: str, indices: ndarray) -> ndarray:
-        """(B,) classes or scores, or (B, C) fp32 marks of the classes that a text has."""
-        labels = self._array(f"{split}-labels")[indices]
-        if self.objective == "score":
-            return labels
-        if self.objective == "class":
-            return self._stored_classes.outputs_of(labels) if self._stored_classes else labels.astype(np.int64)
-        marks = np.zeros((len(labels), len(self.options.class_names or self._info["labels"])), dtype=np.float32)
-        marks[:, self._stored_classes.outputs_of(np.arange(labels.shape[1]))] = labels
-        return marks
 
     def score(self, logits: Tensor, batch: base.Batch, *, label_smoothing: float = 0.0) -> base.Score:
         """Cross-entropy and the confusion matrix; of several classes binary cross-entropy, with the counts that F1 is

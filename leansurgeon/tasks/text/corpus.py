@@ -42,9 +42,9 @@ class Corpus:
     files: tuple[Path, ...]
     rows: Any | None
     columns: tuple[str, ...]
-    first: int | None = None
-    chat: bool = False
-    render: user_data.Render | None = field(default=None, compare=False)
+    first: int | None
+    chat: bool
+    render: user_data.Render | None = field(compare=False)
     counted: dict[str, int] = field(default_factory=dict, compare=False)
 
     @property

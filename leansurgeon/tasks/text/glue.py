@@ -135,13 +135,30 @@ class Glue(TextClassification):
         }
 
         def build(folder: Path) -> disk_cache.Info:
-            parts = {part: _read(paths, self.kind, part) for part, paths in places.items()}
-            count = sum(len(rows.texts) for rows, _ in parts.values())
+            parts: dict[str, Rows] = {}
+            left_out = 0  # lines that lack fields: the distribution's QQP has some
+            for part, paths in places.items():
+                texts: list[list[str]] = [[] for _ in self.kind.texts]
+                labels = []
+                for where, fields in _fields(paths, self.kind, part):
+                    if fields is None:
+                        left_out += 1
+                        continue
+                    for column, text in zip(texts, fields, strict=False):
+                        if not isinstance(text, str):
+                            raise UsageError(f"{where}: a text is {quote(text)}.")
+                        column.append(text)
+                    labels.append(_label(fields[-1], self.kind, where))
+                if not labels:
+                    raise UsageError(f"{paths[0] if isinstance(paths[0], Path) else 'The data set'}: no rows.")
+                kept = np.array(labels, dtype=np.int32 if self.kind.labels else np.float32)
+                parts[part] = Rows(texts[0], texts[1] if len(texts) > 1 else None, kept)
+            count = sum(len(rows.texts) for rows in parts.values())
             say(f"glue {o.task}: tokenising {count:,} rows ({o.tokenizer})")
-            evaluation = [rows for part, (rows, _) in parts.items() if part != "train"]
-            rows = {"train": parts["train"][0], "eval": join_rows(evaluation)}
+            evaluation = [rows for part, rows in parts.items() if part != "train"]
+            rows = {"train": parts["train"], "eval": join_rows(evaluation)}
             return self._store(folder, rows, model_dir) | {
-                "left_out": sum(left_out for _, left_out in parts.values()),
+                "left_out": left_out,
                 "matched": len(evaluation[0].texts),
                 "labels": list(self.kind.labels),
             }
@@ -239,28 +256,6 @@ def _places(data: str, task: str) -> dict[str, list[Any]]:
         f"GLUE {task} is not in {data}: {KINDS[task].folder}/train.tsv or {task}/train-*.parquet is missing.",
         BY_HAND,
     )
-
-
-def _read(places: list[Any], kind: GlueTask, part: str) -> tuple[Rows, int]:
-    """Texts and labels (int32 classes, or float32 scores) of a part, and how many lines were left out since they lack
-    fields: the distribution's QQP has some.
-    """
-    texts: list[list[str]] = [[] for _ in kind.texts]
-    labels, left_out = [], 0
-    for where, fields in _fields(places, kind, part):
-        if fields is None:
-            left_out += 1
-            continue
-        *said, label = fields
-        for column, text in zip(texts, said, strict=True):
-            if not isinstance(text, str):
-                raise UsageError(f"{where}: a text is {quote(text)}.")
-            column.append(text)
-        labels.append(_label(label, kind, where))
-    if not labels:
-        raise UsageError(f"{places[0] if isinstance(places[0], Path) else 'The data set'}: no rows.")
-    kept = np.array(labels, dtype=np.int32 if kind.labels else np.float32)
-    return Rows(texts[0], texts[1] if len(texts) > 1 else None, kept), left_out
 
 
 def _fields(places: list[Any], kind: GlueTask, part: str) -> Iterator[tuple[str, list[Any] | None]]:

@@ -248,7 +248,7 @@ def second_text(tokenizer: PreTrainedTokenizerBase, model_dir: Path | None = Non
     return None
 
 
-def pad_id(tokenizer: PreTrainedTokenizerBase, of_model: int | None, rows: int | None = None) -> int:
+def pad_id(tokenizer: PreTrainedTokenizerBase, of_model: int | None, rows: int | None) -> int:
     """The token that fills up texts: that of the model's config.json (decoders find the last token of a text, and
     RoBERTa its positions, by that one), else the tokenizer's, else what ends a text; one of the `rows` that the model
     has, since many a tokenizer got a padding token later.
