@@ -7,9 +7,9 @@ layer that it loads from the parts has the whole.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from leansurgeon.architectures.base import Architecture, Config
 from leansurgeon.architectures.foreign import library_builds
 from leansurgeon.checkpoints.kind import class_name, transformers_class
-from leansurgeon.checkpoints.publish.durable import scratch
 from leansurgeon.errors import UnsupportedModel
 from leansurgeon.progress import quiet_transformers
 from leansurgeon.shape import Shape
@@ -30,31 +29,22 @@ def bare_name(name: str, architecture: Architecture) -> str:
 
 
 def file_names(model: nn.Module, library: str) -> Mapping[str, tuple[str, ...]]:
-    """File names by names in memory. timm's are equal; of transformers' tied tensors some may lack."""
-    memory = list(model.state_dict())
+    """File names by names in memory, several for a tensor that is saved in parts; timm's are equal. Raises
+    `UnsupportedModel`.
+    """
+    memory = model.state_dict()
     if library == "timm":
         return {name: (name,) for name in memory}
-    from safetensors.numpy import load_file
-
-    numbers = {name: torch.tensor([i]) for i, name in enumerate(memory)}
-    with scratch() as folder:
-        try:
-            with quiet_transformers():
-                model.save_pretrained(folder, state_dict=numbers)
-        except (IndexError, RuntimeError):  # numbers cannot be cut into the pieces that a tensor is saved in
-            unsaved = {*(getattr(model, "all_tied_weights_keys", None) or ()), *(model._keys_to_ignore_on_save or ())}
-            whole = {name: torch.empty(tensor.shape, device="meta") for name, tensor in model.state_dict().items()}
-            return {name: tuple(split_parts(model, {name: whole[name]})) for name in whole if name not in unsaved}
-        saved = load_file(Path(folder) / "model.safetensors")
-    strange = next((name for name, value in saved.items() if value.shape != (1,)), None)
-    if strange:
+    whole = {name: torch.empty(tensor.shape, device="meta") for name, tensor in memory.items()}
+    for unsaved in model._keys_to_ignore_on_save or ():
+        whole.pop(unsaved, None)
+    names = {name: tuple(split_parts(model, {name: tensor})) for name, tensor in whole.items()}
+    (often, count), *_ = Counter(part for parts in names.values() for part in parts).most_common(1)
+    if count > 1:
         raise UnsupportedModel(
-            f"The library puts '{strange}' of {type(model).__name__} together from several tensors while saving."
+            f"The library puts '{often}' of {type(model).__name__} together from several tensors while saving."
         )
-    return {memory[int(value[0])]: (name,) for name, value in saved.items()}
-
-
-# -- tensors that are saved in parts --------------------------------------------------------------------------------
+    return names
 
 
 def split_parts(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

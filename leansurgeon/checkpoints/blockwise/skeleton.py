@@ -10,9 +10,8 @@
     logits = stream.finish()
 
 The model is the library's own class, built without memory for its parameters; tables that it computes (rotary
-positions, window masks) are real. Names in the file differ from names in memory, and the library's own
-`save_pretrained` says how: it is given numbers in place of tensors, once, and the file that it writes tells which
-number has which name.
+positions, window masks) are real. Names in the file differ from names in memory, and the library says how: it is
+asked into which names it would save each tensor.
 """
 
 from __future__ import annotations
