@@ -19,12 +19,9 @@ from leansurgeon.measure.costs.speed import time_work
 from leansurgeon.progress import duration_text
 from leansurgeon.reading.files import in_home
 from leansurgeon.training import data_loader, guards
-from leansurgeon.training.data_loader import SpreadSamples
-from leansurgeon.training.objective import FEATURES
 from leansurgeon.training.recipe.durations import parse_duration
 from leansurgeon.training.state import Run, first_batch
 
-TEST = "test"  # the split, read at the end where a task has one
 LOOK = 0.02  # of the time, for one evaluation at most
 LEAST = 16  # samples of an evaluation, whatever they cost
 MEASURES = 0.05  # of the time, for measures after the last step
@@ -54,11 +51,11 @@ def fit(run: Run, began: float | None) -> None:
     looking = run.task.size("eval") * evaluated
     last = looking + 2 * bytes_saved(run.loaded.model) / DISK + step / 2 + (EXIT if command else 0.0)
     last += MEASURES * whole if run.recipe.measure else 0.0
-    if TEST in run.task.splits and run.train.eval.test:
+    if "test" in run.task.splits and run.train.eval.test:
         models = 2.0  # the best weights, and the first or the last ones
         if judges_source(run):
             models += bytes_saved(run.judged.teacher.teacher.model) / bytes_saved(run.loaded.model)
-        last += models * run.task.size(TEST) * evaluated
+        last += models * run.task.size("test") * evaluated
     run.clock = time.perf_counter()
     seconds = max(spent + step / 2, whole - startup - last)
     if run.history.expected_steps is None:
@@ -82,7 +79,7 @@ def judges_source(run: Run) -> bool:
     """Whether the model that this one was cut from is judged there, too: where it teaches by its answers or
     its embeddings."""
     teacher, made = run.judged.teacher, run.loaded.surgery
-    answers = teacher and (teacher.settings.logits or run.task.head == FEATURES)
+    answers = teacher and (teacher.settings.logits or run.task.head == "features")
     if not (judges_start(run) and answers and made):
         return False
     name = teacher.settings.teacher
@@ -105,7 +102,7 @@ def show(run: Run, samples: int, evaluated: float) -> None:
     every = run.task.size("eval")
     if samples >= every:
         return
-    run.task = SpreadSamples(run.task, samples)
+    run.task = data_loader.SpreadSamples(run.task, samples)
     run.say(
         f"{run.task.size('eval'):,} of {plural(every, 'evaluation sample')} are looked at, evenly spread: all would "
         f"take {duration_text(every * evaluated)} each time."

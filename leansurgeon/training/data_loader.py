@@ -214,11 +214,11 @@ def _begin(worker: int) -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, HEARD)  # see `_hold_signals_back`; what waited is forgotten by now
 
 
-def explain_dead_worker(error: BaseException) -> LeanSurgeonError | None:
+def explain_dead_worker(error: RuntimeError) -> LeanSurgeonError | None:
     """The sentence for a data worker that was killed; None for any other error. torch raises it wherever the main
     thread is at that moment.
     """
-    if not isinstance(error, RuntimeError) or "DataLoader worker" not in str(error):
+    if "DataLoader worker" not in str(error):
         return None
     short = "shared memory" in str(error) or "Bus error" in str(error)
     return LeanSurgeonError(

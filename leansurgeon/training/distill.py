@@ -36,7 +36,6 @@ from leansurgeon.tasks import Score, Task
 from leansurgeon.tasks.base import TARGET
 from leansurgeon.training import objective
 from leansurgeon.training.data_loader import Batch
-from leansurgeon.training.objective import FEATURES
 from leansurgeon.training.recipe import teacher as teaching
 from leansurgeon.training.recipe.schema import Distill, Train
 
@@ -48,7 +47,7 @@ def of_recipe(train: Train, loaded: Loaded, task: Task, model_dir: Path, device:
     """What the recipe wants learned from a teacher. Raises `UsageError` for a task that has nothing else to learn from
     and a recipe that names no teacher.
     """
-    if train.distill is None and task.head == FEATURES:
+    if train.distill is None and task.head == "features":
         raise UsageError(
             f"Task '{task.name}' has no labels: a model learns there what its teacher says.",
             "Name one: --set 'train.distill={teacher: source, logits: 0, hidden: 1}'.",
@@ -63,13 +62,13 @@ class Distillation:
         self.settings, self.task = settings, task
         self.teacher, self._outputs, self._seen = load_teacher(settings, model_dir, student, task)
         self.teacher.model.to(device).eval().requires_grad_(False)
-        if settings.logits and task.head == FEATURES:
+        if settings.logits and task.head == "features":
             raise UsageError(
                 f"{type(student.model).__name__} learns embeddings, and train.distill.logits is {settings.logits:g}.",
                 "A model without a head has no logits: --set train.distill.logits=0.",
             )
         widths = [one.architecture.shape(one.config).stages[-1].width for one in (student, self.teacher)]
-        if task.head == FEATURES and widths[0] != widths[1]:
+        if task.head == "features" and widths[0] != widths[1]:
             raise UsageError(
                 f"The teacher {settings.teacher} gives embeddings of {widths[1]} numbers, the model of {widths[0]}.",
                 teaching.HINT,
@@ -277,11 +276,11 @@ def load_teacher(
             raise UsageError(f"{model_dir} holds no surgery.json, so its source is not known.", teaching.HINT)
         name = place_of(surgery.source)
     source = teaching.open_teacher(name)
-    logits = settings.logits > 0 and task.head != FEATURES
+    logits = settings.logits > 0 and task.head != "features"
     classes = getattr(task.options, "class_names", None) or task.data_classes or ()
     outputs = teaching.check_teacher(source, task, classes, student.config, logits=logits, own=own)
     tower = surgery.tower if surgery else None  # of both the same
-    teacher = load(source.folder, None if logits else FEATURES, tower=tower)
+    teacher = load(source.folder, None if logits else "features", tower=tower)
     teacher.source = source  # a converted source lives as long as this
     return teacher, outputs, make_restandardise(source, task)
 

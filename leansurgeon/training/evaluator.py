@@ -22,8 +22,7 @@ from leansurgeon.intervals import paired_interval
 from leansurgeon.progress import Say, phase, silent
 from leansurgeon.tasks.base import Metric, Sums
 from leansurgeon.training import data_loader, distill, distributed, guards, regularize, setup, starting, state
-from leansurgeon.training.data_loader import first_batches
-from leansurgeon.training.objective import FEATURES, Objective
+from leansurgeon.training.objective import Objective
 from leansurgeon.training.recipe.schema import EarlyStopping, TrainingRecipe
 from leansurgeon.training.runs import checkpoint
 from leansurgeon.training.runs import folder as runfolder
@@ -162,12 +161,12 @@ def evaluate_model(
     accelerator = distributed.start_accelerator(cpu=cpu, train=recipe.train, say=say)
     with accelerator.local_main_process_first():
         task = setup.prepare_task(recipe, model_dir, say)
-    task = first_batches(task, recipe.train, limit_batches)
+    task = data_loader.first_batches(task, recipe.train, limit_batches)
     train, device = recipe.train, accelerator.device
     with guards.memory_explained(device):
         loaded = starting.load_start(recipe, model_dir, task)
         # Where a task has no labels, the teacher judges.
-        features = task.head == FEATURES
+        features = task.head == "features"
         judge = distill.of_recipe(train, loaded, task, model_dir, device) if features else None
         scored = Objective(loaded, task, train, judge).to(device)
     return evaluate(scored, task, accelerator, batch=train.eval.batch, workers=train.workers)

@@ -26,9 +26,7 @@ from leansurgeon.intervals import paired_interval
 from leansurgeon.progress import duration_text
 from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.training import budget, distributed, evaluator, measures, starting, state
-from leansurgeon.training.budget import TEST, judges_source, judges_start
-from leansurgeon.training.evaluator import Evaluation, evaluate, still_falling
-from leansurgeon.training.objective import FEATURES, Objective, TeacherObjective
+from leansurgeon.training.objective import Objective, TeacherObjective
 from leansurgeon.training.processes.signals import StopRequested, TimeUp, until
 from leansurgeon.training.runs import checkpoint, summary
 from leansurgeon.training.runs import folder as runfolder
@@ -65,7 +63,7 @@ def measure_at_end(run: Run, seconds: float) -> JsonObject:
     called by all processes.
     """
     known: JsonObject = {}
-    if TEST in run.task.splits and run.train.eval.test:
+    if "test" in run.task.splits and run.train.eval.test:
         run.say(f"The result is in {run.folder}; now the test split. Ctrl-C leaves it out.")
         try:
             known["test"] = _test_best(run)
@@ -99,7 +97,7 @@ def _test_best(run: Run) -> OnTest:
     best, done, own = run.history.best, run.history.done, run.task.held_out is not None
     other, kept = best.step != done, best.step != done and run.train.checkpoint.keep_best
     before = None
-    if judges_start(run):
+    if budget.judges_start(run):
         before = _on_test(run, _score_model(run, starting.load_start(run.recipe, run.loaded.folder, run.task)))
     last = None if own and kept else _on_test(run, run.judged)
     if last and not kept:
@@ -111,11 +109,11 @@ def _test_best(run: Run) -> OnTest:
         model = load(run.folder / runfolder.BEST, run.task.head, run.task.model_overrides())
         chosen = _on_test(run, _score_model(run, model))
     result = OnTest(
-        run.task.size(TEST),
+        run.task.size("test"),
         last and last.scores(),
         None if other and not kept else chosen.scores(),
         before and before.scores(),
-        _on_test(run, TeacherObjective(run.judged)).scores() if judges_source(run) else None,
+        _on_test(run, TeacherObjective(run.judged)).scores() if budget.judges_source(run) else None,
     )
     if before:  # by how much the metric's sum of each batch changed, and its labels
         both = list(zip(before.parts, chosen.parts, strict=True))
@@ -130,17 +128,17 @@ def _test_best(run: Run) -> OnTest:
     return result
 
 
-def _on_test(run: Run, scored: Objective) -> Evaluation:
+def _on_test(run: Run, scored: Objective) -> evaluator.Evaluation:
     """In batches so small that there are some dozens, by whose differences an interval is known."""
     train, check = run.train, run.stops.raise_if_asked
-    batch = min(train.eval.batch, max(1, run.task.size(TEST) // (BATCHES * run.group.processes)))
-    return evaluate(
-        scored, run.task, run.trainer.accelerator, batch=batch, check=check, workers=train.workers, split=TEST
+    batch = min(train.eval.batch, max(1, run.task.size("test") // (BATCHES * run.group.processes)))
+    return evaluator.evaluate(
+        scored, run.task, run.trainer.accelerator, batch=batch, check=check, workers=train.workers, split="test"
     )
 
 
 def _score_model(run: Run, loaded: Loaded) -> Objective:
-    teacher = run.task.head == FEATURES and run.judged.teacher.of_copy(loaded)
+    teacher = run.task.head == "features" and run.judged.teacher.of_copy(loaded)
     return Objective(loaded, run.task, run.train, teacher or None).to(run.device)
 
 
@@ -203,7 +201,7 @@ def _summary(run: Run, experiment: Part | None, seconds: float) -> Summary:
         started=history.started,
         finished=datetime.now(UTC).isoformat(timespec="seconds"),
         experiment=experiment,
-        last_losses_still_falling=still_falling(history.eval_losses),
+        last_losses_still_falling=evaluator.still_falling(history.eval_losses),
     )
 
 

@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from leansurgeon.checkpoints.model import Loaded
 from leansurgeon.measure.data.batches import inner
 from leansurgeon.reading.jsonfile import JsonObject
-from leansurgeon.tasks.base import Batch
 from leansurgeon.training import data_loader, state
 from leansurgeon.training.recipe.schema import Heads, Kappa
 from leansurgeon.training.state import Run
@@ -71,7 +70,7 @@ def _heads(run: Run, export: Loaded, wanted: Heads) -> JsonObject:
     return at_epoch(export, run.task, fit, judged, steps=wanted.steps)
 
 
-def _batches(run: Run, split: str, samples: int) -> Iterator[Batch]:
+def _batches(run: Run, split: str, samples: int) -> Iterator[data_loader.Batch]:
     """`samples` of a split, evenly spread: a folder of images stands by class."""
     spread = inner(run.task.size(split), samples)
     for at in data_loader.list_eval_batches(samples, min(samples, run.plan.micro), 1, 0):

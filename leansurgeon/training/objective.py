@@ -25,9 +25,6 @@ if TYPE_CHECKING:
     from leansurgeon.training.recipe.schema import Train
 
 
-FEATURES = "features"  # head of the tasks whose target is the teacher's embedding
-
-
 class Objective(nn.Module):
     """A model and its task as one module: batch -> `Score`.
 
@@ -53,7 +50,7 @@ class Objective(nn.Module):
         self.precision = train.precision
         self._smoothing = train.label_smoothing
         self._distillation = [distillation]  # in a list: a teacher is no part of this module
-        self._features = task.head == FEATURES  # no labels: the teacher is asked in evaluation, too
+        self._features = task.head == "features"  # no labels: the teacher is asked in evaluation, too
 
     @property
     def teacher(self) -> Any:

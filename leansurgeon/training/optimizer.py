@@ -24,15 +24,13 @@ from torch.optim import SGD, Adam, AdamW
 
 from leansurgeon.checkpoints.model import Loaded
 from leansurgeon.training import data_loader, distributed
-from leansurgeon.training.data_loader import Batch
 from leansurgeon.training.recipe.schema import Ema, Optim, Train
-from leansurgeon.training.schedule import Pace
+from leansurgeon.training.schedule import Pace, Plan
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
     from leansurgeon.training.regularize import BatchMixing
-    from leansurgeon.training.schedule import Plan
 
 
 # Learned positions and class/distillation tokens under the names of transformers, timm and our own modules. Their
@@ -85,7 +83,7 @@ def numbers_per_weight(train: Train) -> int:
     return int(train.optim.momentum > 0 or moved)
 
 
-def set_lr(optimizer: torch.optim.Optimizer, lr: float, momentum: float | None = None) -> None:
+def set_lr(optimizer: torch.optim.Optimizer, lr: float, momentum: float | None) -> None:
     """Set the learning rate of every group, and beta1 (or SGD's momentum) where a schedule moves it."""
     for group in optimizer.param_groups:
         group["lr"] = lr
@@ -153,7 +151,7 @@ class Trainer:
     def lr(self, step: int) -> float:
         return self.plan.lr(self.pace.place(step))
 
-    def step(self, step: int, batches: list[Batch]) -> Tensor:
+    def step(self, step: int, batches: list[data_loader.Batch]) -> Tensor:
         """Train on the micro batches of optimizer step `step`.
 
         Returns loss sum, scored count (both over all processes) and gradient norm before clipping as one tensor `(3,)`
@@ -192,7 +190,7 @@ class Trainer:
         self.optimizer.zero_grad(set_to_none=True)
         return result
 
-    def _gradients(self, step: int, batches: list[Batch], alone: bool) -> Tensor:
+    def _gradients(self, step: int, batches: list[data_loader.Batch], alone: bool) -> Tensor:
         """Forward and backward of all micro batches; loss sum and count `(2,)` over all processes.
 
         DDP exchanges gradients with the last one only; FSDP2 with each, since whole gradients in between would take the

@@ -22,7 +22,6 @@ from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.tasks import Task
 from leansurgeon.tasks.base import Batch, Overrides
 from leansurgeon.training import data_loader, distributed, flops, guards, schedule, setup, starting, together
-from leansurgeon.training.data_loader import TaskProxy, first_batches
 from leansurgeon.training.recipe import reading
 from leansurgeon.training.recipe.schema import TrainingRecipe
 
@@ -41,7 +40,7 @@ SIZES = {
 _ANY = 2**40  # where nobody knows: more than a batch
 
 
-class Synthetic(TaskProxy):
+class Synthetic(data_loader.TaskProxy):
     """Stands in for `task`, whose data is not there. `know` must have been called before `batch`."""
 
     def __init__(self, task: Task) -> None:
@@ -104,7 +103,7 @@ def dry_run(
     """
     task, missing = _task_or_shapes(recipe, model_dir, say)
     accelerator = distributed.start_accelerator(cpu=cpu, train=recipe.train, say=say)
-    task = first_batches(task, recipe.train, limit_batches)
+    task = data_loader.first_batches(task, recipe.train, limit_batches)
     loaded = starting.load_start(recipe, model_dir, task)
     if missing:
         task.know(loaded)
@@ -122,7 +121,7 @@ def dry_run(
     say(f"Trying one micro batch of {len(first['labels'])} ...")
     less = f"Try --set train.micro_batch={scheme.micro // 2}." if scheme.micro > 1 else guards.LESS
     with guards.memory_explained(accelerator.device, f"for a micro batch of {scheme.micro}", less):
-        tried = _try_steps(recipe, model_dir, task, loaded, accelerator, scheme, first)
+        tried = _try_steps(model_dir, task, loaded, accelerator, scheme, first)
     _show(tried, say)
     plan_of = {"data": f"synthetic: {missing}" if missing else "prepared"} | numbers | tried
     document = {"schema_version": 1, "dry_run": True, "model": str(model_dir), "plan": plan_of}
@@ -162,7 +161,6 @@ def _numbers(scheme: schedule.Plan, task: Task, loaded: Loaded, per_sample: floa
 
 
 def _try_steps(
-    recipe: TrainingRecipe,
     model_dir: Path,
     task: Task,
     loaded: Loaded,
@@ -171,9 +169,10 @@ def _try_steps(
     first: data_loader.Batch,
 ) -> Numbers:
     """The loss of the first step and the time of the second, each of one micro batch on one process."""
+    train = scheme.train
     alone = {"duration": "2st", "batch": scheme.micro, "micro_batch": None, "batch_ramp": None, "parallel": "ddp"}
-    alone["schedule"] = recipe.train.schedule.model_copy(update={"warmup": 0.0})
-    micro = schedule.make_plan(recipe.train.model_copy(update=alone), len(first["labels"]), 1)
+    alone["schedule"] = train.schedule.model_copy(update={"warmup": 0.0})
+    micro = schedule.make_plan(train.model_copy(update=alone), len(first["labels"]), 1)
     trainer, _ = setup.make_trainer(loaded, task, accelerator, micro, model_dir)
     batch, losses, seconds = data_loader.to_device(first, accelerator.device), [], []
     while len(seconds) < 2 and sum(seconds) < LONG:  # a short first step was mostly warming up

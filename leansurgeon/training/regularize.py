@@ -29,7 +29,6 @@ from leansurgeon.checkpoints.model import Loaded
 from leansurgeon.errors import UsageError, plural
 from leansurgeon.tasks import Task
 from leansurgeon.training import data_loader
-from leansurgeon.training.data_loader import Batch
 from leansurgeon.training.recipe.schema import Lora, Train
 
 
@@ -120,7 +119,7 @@ class BatchMixing:
             num_classes=int(classes),
         )
 
-    def __call__(self, batch: Batch, epoch: int, step: int) -> Batch:
+    def __call__(self, batch: data_loader.Batch, epoch: int, step: int) -> data_loader.Batch:
         """The mixed batch of optimizer step `step`; `pixel_values` (B, C, H, W), B even."""
         places = pairing_order(len(batch["labels"]), batch["labels"].device)
         batch = {key: value.index_select(0, places) for key, value in batch.items()}

@@ -61,8 +61,6 @@ class Plan:
 
     def position(self, step: int) -> int:
         """Samples that were seen before optimizer step `step`, over all epochs."""
-        if not self.ramp_steps:
-            return step * self.batch
         if step < self.ramp_steps:
             return int(self._ramp_position[step])
         return int(self._ramp_position[-1]) + (step - self.ramp_steps) * self.batch

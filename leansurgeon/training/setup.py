@@ -32,25 +32,20 @@ from leansurgeon.training import (
     state,
 )
 from leansurgeon.training.data_loader import first_batches
-from leansurgeon.training.objective import FEATURES, Objective
-from leansurgeon.training.observe import PeakMemory, Progress
-from leansurgeon.training.optimizer import Average, Trainer
+from leansurgeon.training.objective import Objective
 from leansurgeon.training.processes.agree import ProcessGroup
 from leansurgeon.training.processes.signals import StopSignals
 from leansurgeon.training.recipe.reading import dump
-from leansurgeon.training.recipe.schema import TaskChoice, TrainingRecipe
-from leansurgeon.training.regularize import BatchMixing
+from leansurgeon.training.recipe.schema import Train, TrainingRecipe
 from leansurgeon.training.runs import checkpoint
 from leansurgeon.training.runs import folder as runfolder
 from leansurgeon.training.runs.resume import check_data, origin_of, point
-from leansurgeon.training.schedule import Pace
 from leansurgeon.training.state import History, Run
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
     from leansurgeon.checkpoints.model import Loaded
-    from leansurgeon.training.recipe.schema import Train
 
 COMPILE_BACKEND = "inductor"  # torch's default
 
@@ -102,7 +97,7 @@ def for_classes(recipe: TrainingRecipe, model_dir: Path, say: Say) -> TrainingRe
         check_classes(source, task, found, chance=source.record is None)
     if task.options.class_names is None:
         return recipe
-    choice = TaskChoice(name=recipe.task.name, **recipe.task.options | {"class_names": task.options.class_names})
+    choice = recipe.task.model_copy(update={"class_names": task.options.class_names})
     return recipe.model_copy(update={"task": choice})
 
 
@@ -110,7 +105,7 @@ def ready(
     recipe: TrainingRecipe,
     model_dir: Path,
     run_dir: Path,
-    progress: Progress,
+    progress: observe.Progress,
     *,
     loaded: Loaded | None = None,
     task: tasks.Task | None = None,
@@ -131,8 +126,9 @@ def ready(
     group = ProcessGroup(accelerator.num_processes, accelerator.process_index)
     run_dir = group.share(lambda: run_dir)  # its name may have the time in it
     origin = group.share(lambda: origin_of(model_dir))
-    how = {"resume": resume, "anyway": resume_anyway, "replace": replace, "say": progress.say}
-    start = group.share(lambda: point(run_dir, recipe, origin, **how))
+    start = group.share(
+        lambda: point(run_dir, recipe, origin, resume=resume, anyway=resume_anyway, replace=replace, say=progress.say)
+    )
     saved = checkpoint.read_state(start) if start else None
     if task is None:
         with accelerator.local_main_process_first():
@@ -140,8 +136,10 @@ def ready(
     task = first_batches(task, recipe.train, limit_batches)
     if saved:
         check_data(saved, task, anyway=resume_anyway)
-    limits = {"micro_limit": saved and saved["micro"], "cut_short": limit_batches is not None}
-    scheme = schedule.make_plan(recipe.train, task.size("train"), group.processes, **limits)
+    micro, cut_short = saved and saved["micro"], limit_batches is not None
+    scheme = schedule.make_plan(
+        recipe.train, task.size("train"), group.processes, micro_limit=micro, cut_short=cut_short
+    )
     with guards.memory_explained(accelerator.device):
         if loaded is None:
             loaded = starting.load_start(recipe, model_dir, task)
@@ -159,7 +157,7 @@ def ready(
             group,
             StopSignals(group),
             progress,
-            PeakMemory(accelerator.device),
+            observe.PeakMemory(accelerator.device),
             runfolder.MetricsLog(run_dir / runfolder.METRICS),
             History(),
             origin,
@@ -201,14 +199,14 @@ def make_trainer(
     scheme: schedule.Plan,
     model_dir: Path,
     sharing: bool = False,
-) -> tuple[Trainer, Objective]:
+) -> tuple[optimizer.Trainer, Objective]:
     """The trainer, and what is evaluated and saved, the model or its average; `sharing` the weights among the processes
     or not.
     """
     train, device = scheme.train, accelerator.device
     mixing = _set_model_for(train, task, loaded)
     loaded.model.to(device)
-    average = Average(loaded, train.ema) if train.ema else None
+    average = optimizer.Average(loaded, train.ema) if train.ema else None
     distillation = distill.of_recipe(train, loaded, task, model_dir, device)
 
     def make_scored(of: Loaded, *, taught: bool = True) -> Objective:
@@ -217,7 +215,7 @@ def make_trainer(
 
     scored = judged = make_scored(loaded)
     if average:  # where a task has no labels, the teacher judges the average, too
-        judged = make_scored(average.loaded, taught=task.head == FEATURES).eval()
+        judged = make_scored(average.loaded, taught=task.head == "features").eval()
     rehearsal = None
     if sharing:  # before the optimizer, which is to know the parts
         copied = distributed.make_rehearsal(loaded, make_scored, blocks_of, device, accelerator.num_processes)
@@ -231,10 +229,11 @@ def make_trainer(
     if train.compile:
         _compile(scored)
     wrapped = scored if sharing else distributed.wrap_ddp(accelerator, scored)
-    return Trainer(accelerator, scored, wrapped, made, Pace(scheme), average, mixing, rehearsal), judged
+    pace = schedule.Pace(scheme)
+    return optimizer.Trainer(accelerator, scored, wrapped, made, pace, average, mixing, rehearsal), judged
 
 
-def _set_model_for(train: Train, task: tasks.Task, loaded: Loaded) -> BatchMixing | None:
+def _set_model_for(train: Train, task: tasks.Task, loaded: Loaded) -> regularize.BatchMixing | None:
     """Set the model as the recipe wants it trained: dropout, drop path, checkpointed activations; what mixes samples,
     if anything does. Raises `UsageError` for what does not go together with the task or the model.
     """
@@ -244,7 +243,7 @@ def _set_model_for(train: Train, task: tasks.Task, loaded: Loaded) -> BatchMixin
             f"label_smoothing is for classification, and task '{task.name}' is {task.head}.",
             "Leave train.label_smoothing out.",
         )
-    mixing = BatchMixing(train, task) if train.mixes else None
+    mixing = regularize.BatchMixing(train, task) if train.mixes else None
     if train.dropout is not None:
         regularize.set_dropout(loaded.model, train.dropout, family)
     if train.drop_path:

@@ -26,7 +26,6 @@ from leansurgeon.errors import RunFolderReplaced, UsageError
 from leansurgeon.progress import Say
 from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.tasks import Task
-from leansurgeon.tasks.base import Batch
 from leansurgeon.training import data_loader, distributed
 from leansurgeon.training.distributed import Tensors
 from leansurgeon.training.objective import Objective
@@ -145,7 +144,7 @@ class Run:
         return self.history.seconds + time.perf_counter() - self.clock
 
 
-def first_batch(run: Run, number: int = 0, parts: int = 1) -> Batch:
+def first_batch(run: Run, number: int = 0, parts: int = 1) -> data_loader.Batch:
     """Micro batch `number` of the first step, as it is trained on, or the first of so many equal `parts` of it."""
     train, plan = run.train, run.plan
     indices = data_loader.epoch_order(train.order_seed, 0, run.task.size("train"))[: plan.group]
@@ -155,7 +154,7 @@ def first_batch(run: Run, number: int = 0, parts: int = 1) -> Batch:
     return run.trainer.mixing(batch, 0, 0) if run.trainer.mixing else batch
 
 
-def save(run: Run) -> Path:
+def save(run: Run) -> None:
     """Write a checkpoint by all processes together."""
     run.group.on_main(run.check_folder)
     run.log.sync()
@@ -183,9 +182,8 @@ def save(run: Run) -> Path:
         "recipe": run.recipe.model_dump(mode="json"),
     }
     keep = run.train.checkpoint.keep_last
-    path = checkpoint.write(run.folder, run.history.done, shared, own, state, run.group, keep=keep)
+    checkpoint.write(run.folder, run.history.done, shared, own, state, run.group, keep=keep)
     run.saved_at = time.perf_counter()
-    return path
 
 
 def restore(run: Run, path: Path) -> None:

@@ -63,6 +63,15 @@ def evaluate_on(
     return Evaluation(**_by_workers("evaluate", processes, recipe, model_dir, options, trace, say))
 
 
+def carry_out(job: JsonObject) -> JsonObject:
+    """In a worker: what `_by_workers` wants done, by all of them together; its answer."""
+    recipe, model_dir, options = TrainingRecipe.model_validate(job["recipe"]), Path(job["model_dir"]), job["options"]
+    if job["work"] == "train":
+        options["experiment"] = options["experiment"] and Part.from_dict(options["experiment"])
+        return train(recipe, model_dir, Path(options.pop("run_dir")), **options).as_dict()
+    return evaluate_model(recipe, model_dir, **options)._asdict()
+
+
 def _by_workers(
     work: str,
     processes: int,

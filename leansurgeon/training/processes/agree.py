@@ -20,12 +20,12 @@ class LostProcesses(LeanSurgeonError):
     agreed = True
 
 
-def explain_lost_processes(error: BaseException) -> LostProcesses | None:
+def explain_lost_processes(error: RuntimeError) -> LostProcesses | None:
     """The sentence for what gloo or NCCL raise in the processes that are left; None for any other error."""
     text = str(error)
     parted = ("onnection closed", "onnection reset", "Broken pipe", "remote process exited", "ncclRemoteError")
     backend = type(error).__name__ in ("DistBackendError", "DistNetworkError") or "gloo" in text
-    if not isinstance(error, RuntimeError) or not backend or not any(word in text for word in parted):
+    if not backend or not any(word in text for word in parted):
         return None
     return LostProcesses(
         "Another process of this training has ended.", "--resume auto goes on from the last checkpoint."

@@ -23,13 +23,11 @@ _LOOK_EVERY = 2.0  # seconds
 
 def main(folder: Path) -> int:
     """Work as the job says. Returns the exit code of the process."""
-    from leansurgeon.training.processes.launch import JOB
-
     guard()
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     (folder / f"pid-{rank()}").write_text(str(os.getpid()))
     try:
-        _work(json.loads((folder / JOB).read_text()), folder)
+        _work(folder)
     except KeyboardInterrupt:
         return 130
     except Exception as error:
@@ -42,19 +40,11 @@ def main(folder: Path) -> int:
     return 0
 
 
-def _work(job: dict, folder: Path) -> None:
-    from leansurgeon.training.evaluator import evaluate_model
-    from leansurgeon.training.loop import train
-    from leansurgeon.training.processes.launch import ANSWER
-    from leansurgeon.training.recipe.schema import TrainingRecipe
-    from leansurgeon.training.runs.summary import Part
+def _work(folder: Path) -> None:
+    from leansurgeon.training.processes.launch import ANSWER, JOB
+    from leansurgeon.training.together import carry_out
 
-    recipe, model_dir, options = TrainingRecipe.model_validate(job["recipe"]), Path(job["model_dir"]), job["options"]
-    if job["work"] == "train":
-        options["experiment"] = options["experiment"] and Part.from_dict(options["experiment"])
-        answer = train(recipe, model_dir, Path(options.pop("run_dir")), **options).as_dict()
-    else:
-        answer = evaluate_model(recipe, model_dir, **options)._asdict()
+    answer = carry_out(json.loads((folder / JOB).read_text()))
     if rank() == 0:
         (folder / ANSWER).write_text(json.dumps(answer))
 

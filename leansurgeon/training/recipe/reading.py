@@ -25,7 +25,6 @@ from leansurgeon import tasks
 from leansurgeon.errors import UsageError, did_you_mean
 from leansurgeon.reading import files, yamlfile
 from leansurgeon.reading.jsonfile import Json, JsonObject
-from leansurgeon.tasks import TASKS
 from leansurgeon.training.recipe.schema import ExperimentRecipe, Recipe, Train, TrainingRecipe, merge
 from leansurgeon.training.recipe.shipped import SCHEMA, bases, folder, list_shipped
 
@@ -235,26 +234,26 @@ def _validate(model: type[BaseModel], raw: Any, prefix: tuple[str, ...], source:
 
 def _sentence(error: ValidationError, model: type[BaseModel], prefix: tuple[str, ...], source: _Source) -> UsageError:
     """The first mistake found, as one sentence. Unknown keys go first: they often cause the missing ones."""
-    mistake = sorted(error.errors(include_url=False), key=lambda item: item["type"] != "extra_forbidden")[0]
-    path = (*prefix, *_keys(mistake["loc"]))
+    mistake = min(error.errors(include_url=False), key=lambda item: item["type"] != "extra_forbidden")
+    path, kind = (*prefix, *_keys(mistake["loc"])), mistake["type"]
     name = ".".join(path)
-    if mistake["type"] == "extra_forbidden":
+    if kind == "extra_forbidden":
         return _unknown(path, _model_at(model, mistake["loc"][:-1]), source)
-    if mistake["type"] == "missing":
+    if kind == "missing":
         return UsageError(f"{source.of(path)}: `{name}` is missing.")
     given = mistake.get("input")
     shown = f", and {given!r} was given" if not isinstance(given, dict) else ""
-    if mistake["type"] == "literal_error":
+    if kind == "literal_error":
         near = did_you_mean(
             str(given), [word.strip(" '") for word in mistake["ctx"]["expected"].replace(" or ", ",").split(",")]
         )
         text = f"must be {mistake['ctx']['expected'].replace(chr(39), '')}{shown}{near}"
         if path[-1:] == ("precision",) and str(given).lower() in ("no", "off", "none", "false"):
             text += "; full precision is called fp32"
-    elif mistake["type"] == "value_error":
+    elif kind == "value_error":
         text = str(mistake["ctx"]["error"])
         shown = ""
-    elif mistake["type"] == "model_type":
+    elif kind == "model_type":
         keys = [*_model_at(model, mistake["loc"]).model_fields]
         text = f"holds keys ({', '.join(keys)}), and is no value itself{shown} (did you mean '{name}.{keys[0]}'?)"
     else:
@@ -306,7 +305,7 @@ def json_schema() -> JsonObject:
     """The schema of a recipe file as it is written: a training, an experiment, or what is laid upon a `base`."""
     _, made = models_json_schema([(TrainingRecipe, "validation"), (ExperimentRecipe, "validation")])
     whole = made["$defs"]
-    whole["TaskChoice"]["properties"]["name"]["enum"] = list(TASKS)
+    whole["TaskChoice"]["properties"]["name"]["enum"] = list(tasks.TASKS)
     arms = whole["ExperimentRecipe"]["properties"]["arms"]
     arms["additionalProperties"] = {"anyOf": [arms["additionalProperties"], {"type": "null"}]}  # `original:`
     parts = {PARTIAL + name: partial(part) for name, part in whole.items()}

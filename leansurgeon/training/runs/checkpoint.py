@@ -124,29 +124,29 @@ def write(
     path = run_dir / FOLDER / name_of(step)
     aside = path.with_name(f".{path.name}.tmp")
 
+    @runfolder.explain_errors(path)
     def begin() -> None:
-        with runfolder.explain_errors(path):
-            for left in path.parent.glob(".step-*"):
-                shutil.rmtree(left, ignore_errors=True)
-            aside.mkdir(parents=True)
+        for left in path.parent.glob(".step-*"):
+            shutil.rmtree(left, ignore_errors=True)
+        aside.mkdir(parents=True)
         bytes_shared, bytes_own = (sum(t.nbytes for t in tensors.values()) for tensors in (shared, own))
         check_room(path.parent, bytes_shared + group.processes * bytes_own)
 
+    @runfolder.explain_errors(path)
     def fill() -> None:
-        with runfolder.explain_errors(path):
-            _save(own, aside / rank_file(group.rank))
-            if group.rank == 0:
-                _save(shared, aside / SHARED)
-                runfolder.write_text(aside / STATE, json.dumps(state))
+        _save(own, aside / rank_file(group.rank))
+        if group.rank == 0:
+            _save(shared, aside / SHARED)
+            runfolder.write_text(aside / STATE, json.dumps(state))
 
+    @runfolder.explain_errors(path)
     def finish() -> None:
-        with runfolder.explain_errors(path):
-            files = sorted(file for file in aside.iterdir() if file.is_file())
-            told = {file.name: {"bytes": file.stat().st_size, "sha256": digest(file)} for file in files}
-            runfolder.write_json(aside / MANIFEST, {"format": FORMAT, "step": step, "files": told})
-            runfolder.move_in_place(aside, path)
-            for old in all_of(run_dir)[keep:]:
-                shutil.rmtree(old, ignore_errors=True)
+        files = sorted(aside.iterdir())
+        told = {file.name: {"bytes": file.stat().st_size, "sha256": digest(file)} for file in files}
+        runfolder.write_json(aside / MANIFEST, {"format": FORMAT, "step": step, "files": told})
+        runfolder.move_in_place(aside, path)
+        for old in all_of(run_dir)[keep:]:
+            shutil.rmtree(old, ignore_errors=True)
 
     try:
         group.on_main(begin)

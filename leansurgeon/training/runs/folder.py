@@ -24,7 +24,6 @@ from leansurgeon.checkpoints.publish.durable import sync, sync_tree, write_durab
 from leansurgeon.errors import LeanSurgeonError, UsageError, disk_is_full
 from leansurgeon.progress import Say
 from leansurgeon.reading import files
-from leansurgeon.reading.files import in_home
 
 RECIPE, METRICS, SUMMARY, BEST, LAST = "recipe.yaml", "metrics.jsonl", "summary.json", "model", "last"
 EXPERIMENT = "experiment.yaml"  # the resolved recipe of an experiment, beside the runs of its arms
@@ -142,7 +141,7 @@ def display_name(model_dir: Path) -> str:
 
 def find_run(model: str | Path) -> Path | None:
     """The run folder that MODEL names, itself or by a model in it; None for anything else."""
-    folder = in_home(model)
+    folder = files.in_home(model)
     if is_trained(folder):
         return Path(os.path.abspath(folder)).parent if folder.name in ("", "..") else folder.parent
     return folder if (folder / RECIPE).is_file() and (folder / BEST / "config.json").is_file() else None
