@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -131,7 +132,9 @@ def patiently(name: str, drawn: RandomModel) -> FamilyCheck:
                 from leansurgeon.surgery.undeclared_timm import check_timm_name as check
             else:
                 from leansurgeon.surgery.undeclared import check_type as check
-            return check(name, drawn=drawn)
+            started = time.monotonic()
+            row = check(name, drawn=drawn)
+            return replace(row, seconds=round(time.monotonic() - started, 1))
     except TooLong:
         return FamilyCheck(name, why=f"it took more than {LONGEST} s")
     except BaseException as error:  # the row says it; other types go on

@@ -174,33 +174,26 @@ def make_document(outcome: SearchOutcome, command: str, extra: dict[str, Any]) -
 def make_table(outcome: SearchOutcome) -> str:
     """Candidates and controls, the best first by the longest rung that they saw; the source last. 80 columns."""
 
+    shares = [str(rung.share) for rung in outcome.schedule]
+    called = {outcome.winner.name: "winner"} | ({outcome.control.name: "control"} if outcome.control else {})
+    *others, source = list_findings(outcome)
+
     def success(one: Finding) -> tuple:
         """The last rung that it reached, then its score there."""
-        seen = [i for i, rung in enumerate(outcome.schedule) if (r := one.results.get(str(rung.share))) and r.score]
-        best = one.results[str(outcome.schedule[seen[-1]].share)].score.key if seen else ()
-        return (-(seen[-1] if seen else -1), best, one.candidate.parameters)
+        seen = [i for i, share in enumerate(shares) if (result := one.results.get(share)) and result.score]
+        last = max(seen, default=-1)
+        return -last, one.results[shares[last]].score.key if seen else (), one.candidate.parameters
 
-    def row(one: Finding) -> dict[str, str]:
-        """Its cells by the head of their column."""
-        cells = {"": label(one.candidate) + " *" * one.on_front} | shape_cells(one.candidate, one.numbers)
+    rows = []
+    for one in (*sorted(others, key=success), source):
+        otherwise = "" if one.candidate.more_heads else "old heads"
+        name = "source" if one is source else called.get(one.candidate.name, otherwise)
+        cells = {"": name + " *" * one.on_front} | shape_cells(one.candidate, one.numbers)
         cells["cheap"] = str(one.place or NONE)
-        for share in (str(rung.share) for rung in outcome.schedule):
+        for share in shares:
             result = one.results.get(share)
             cells[share] = NONE if result is None else result.score.text if result.score else "failed"
-        return cells
-
-    def label(candidate: Candidate) -> str:
-        """`source`, `winner`, `control`, or that it has the old heads."""
-        if candidate is outcome.original:
-            return "source"
-        if candidate.name == outcome.winner.name:
-            return "winner"
-        if outcome.control and candidate.name == outcome.control.name:
-            return "control"
-        return "" if candidate.more_heads else "old heads"
-
-    *others, source = list_findings(outcome)
-    rows = [row(one) for one in (*sorted(others, key=success), source)]
+        rows.append(cells)
     for name in (None, *LEFT_OUT):
         for cells in rows:
             cells.pop(name, None)

@@ -214,7 +214,7 @@ class CandidateModel:
         o, down = shop.projections(kept)[0], shop.mlp_down(kept)
         tensors: Arrays = {}
         made: dict[str, Split | Trim] = {}
-        solved: list[tuple[str, Tensor, Tensor | None]] = []  # projections of the new layer
+        solved: dict[str, tuple[Tensor, Tensor | None]] = {}  # weight and bias of projections of the new layer
         if divides_heads(context.plan, kept):
             tensors, made["split"] = split(context, teacher, work, kept, self.at)
         elif after.heads < before.heads and after.head_dim == before.head_dim:
@@ -222,18 +222,16 @@ class CandidateModel:
             measured = (kept, maps.group) in context.plan.strength  # the heads that stay are chosen already
             fixed = maps.heads.tolist() if measured else None
             shared = 1 if measured or before.kv_heads == before.heads else before.kv_heads
-            heads, note = trim(work, o, before.head_dim, after.heads, shared, freeze=down, fixed=fixed)
-            solved.append(("o", *without_inputs(o, heads, before.head_dim)))
+            heads, note, solved["o"] = trim(work, o, before.head_dim, after.heads, shared, freeze=down, fixed=fixed)
             made["heads"] = replace(note, kept=tuple(heads))
             maps.choose_heads(np.array(heads))
         if after.mlp_dim < before.mlp_dim and len(shop.of_role(kept, "down")) == 1:  # units of several go by weight
-            units, made["mlp"] = trim(work, down, 1, after.mlp_dim, 1)
-            solved.append(("down", *without_inputs(down, units, 1)))
+            units, made["mlp"], solved["down"] = trim(work, down, 1, after.mlp_dim, 1)
             self.transfer.maps_of(context.spec(kept, "down")).units = np.array(units)
         shop.empty(kept)
         self.skeleton.fill(self.at, {**self.tensors(self.at), **tensors})
-        for role, weight, bias in solved:
-            module = self.skeleton.projections(self.at)[0] if role == "o" else self.skeleton.mlp_down(self.at)
+        for role, (weight, bias) in solved.items():
+            module = self.skeleton.of_role(self.at, role)[0]
             weight_of(module).copy_(weight)
             if module.bias is not None:
                 module.bias.data.copy_(bias)
@@ -254,13 +252,6 @@ def digest(values: np.ndarray) -> bytes:
 # -- layers whose shape differs in a way that is not exact --------------------------------------------
 
 
-def without_inputs(module: nn.Module, kept: list[int], group: int) -> tuple[Tensor, Tensor | None]:
-    """Weight and bias of a projection of the source's block without the inputs that go."""
-    at = (torch.tensor(kept)[:, None] * group + torch.arange(group)).reshape(-1)
-    bias = None if module.bias is None else module.bias.data.clone()
-    return probes.weight_of(module)[:, at].clone(), bias
-
-
 def trim(
     work: BlockFit,
     module: nn.Module,
@@ -269,21 +260,21 @@ def trim(
     shared: int,
     freeze: nn.Module | None = None,
     fixed: list[int] | None = None,
-) -> tuple[list[int], Trim]:
+) -> tuple[list[int], Trim, tuple[Tensor, Tensor | None]]:
     """Trim a projection in place, by the best of several ridges on the guard, the remaining columns re-solved or left
-    as they are. `fixed` are the groups that stay, where they are chosen already. Returns those that stay, and the
-    numbers.
+    as they are. `fixed` are the groups that stay, where they are chosen already. Returns those that stay, the numbers,
+    and weight and bias without the inputs that go.
     """
     scale = probes.reach(module, work.first, freeze=freeze)
     sums = [refit_block.refit_sums(work, part, module, scale) for part in (work.fit, work.guard)]
-    old, gram, worth = probes.weight_of(module).double().cpu(), sums[0].gram.cpu(), sums[0].worth.cpu()
+    old, gram, worth = weight_of(module).double().cpu(), sums[0].gram.cpu(), sums[0].worth.cpu()
     error, best = inf, None
     for ridge in RIDGES:
         solution = sums[0].solve(ridge).cpu()
         trimmed = trim_units.trim(gram, solution, old, group, keep, ridge, shared, worth=worth, fixed=fixed)
         plain = torch.zeros_like(trimmed.change)
         gone = sorted(set(range(old.shape[1] // group)) - set(trimmed.kept))
-        at = (torch.tensor(gone)[:, None] * group + torch.arange(group)).reshape(-1)
+        at = trim_units.inputs_of(gone, group)
         plain[at] = -old.T[at]
         for solved, way in ((True, trimmed), (False, replace(trimmed, change=plain))):
             if (now := sums[1].error(way.change)) < error or best is None:
@@ -292,7 +283,9 @@ def trim(
     probes.add_to(module, best.change[:inputs].T.float(), None if module.bias is None else best.change[inputs].float())
     tokens = max(1.0, sums[1].tokens)
     errors = (round((each / tokens) ** 0.5, 6) for each in (sums[1].error(), error))
-    return best.kept, Trim(*chosen, *errors)
+    left = weight_of(module)[:, trim_units.inputs_of(best.kept, group)].clone()
+    bias = None if module.bias is None else module.bias.data.clone()
+    return best.kept, Trim(*chosen, *errors), (left, bias)
 
 
 def split(

@@ -216,34 +216,22 @@ def drop(model: ModelUnderTest, gone: Sequence[int]) -> None:
 
 def check_trimming(model: ModelUnderTest) -> str:
     """Heads and units that say nothing are the ones that go, and nothing changes."""
-    done = [trim_silent_heads(model) if keeps_size(model.source) else "", trim_silent_units(model)]
-    if not any(done):
-        raise Untestable("The model has too few heads and units to take some away.")
-    return " and ".join(filter(None, done)) + " that say nothing can go, and the output is the same"
-
-
-def trim_silent_heads(model: ModelUnderTest) -> str:
-    """The word for what was trimmed; empty where no smaller number can be planned."""
-    stages = model.source.shape.stages
-    fewer = [[step(s) * n for n in range(s.heads // step(s) - 1, 0, -1)] for s in stages]
+    stages, tries = model.source.shape.stages, {"heads": [], "MLP units": []}
+    fewer = [[step(s) * n for n in range(s.heads // step(s) - 1, 0, -1)] for s in stages if keeps_size(model.source)]
     for counts in zip(*fewer, strict=False):
         gone = []
         for stage, left in zip(stages, counts, strict=True):  # as many heads go from every group
             heads = np.arange(stage.heads) % (stage.heads // step(stage)) >= left // step(stage)
             gone.append(np.repeat(heads, stage.head_dim))
-        if fewer_say(model, silent("o", "q", gone), RequestedShape(heads=text(counts), head_dim="keep")):
-            return "heads"
-    return ""
-
-
-def trim_silent_units(model: ModelUnderTest) -> str:
-    """The same of MLP units."""
-    stages = model.source.shape.stages
+        tries["heads"].append((silent("o", "q", gone), RequestedShape(heads=text(counts), head_dim="keep")))
     for counts in ([s.mlp_dim - 1 for s in stages], [s.mlp_dim - s.width for s in stages]):
         gone = [np.arange(stage.mlp_dim) >= left for stage, left in zip(stages, counts, strict=True)]
-        if min(counts) > 0 and fewer_say(model, silent("down", "mlp", gone), RequestedShape(mlp_dim=text(counts))):
-            return "MLP units"
-    return ""
+        if min(counts) > 0:
+            tries["MLP units"].append((silent("down", "mlp", gone), RequestedShape(mlp_dim=text(counts))))
+    done = [what for what, choices in tries.items() if any(fewer_say(model, *choice) for choice in choices)]
+    if not done:
+        raise Untestable("The model has too few heads and units to take some away.")
+    return " and ".join(done) + " that say nothing can go, and the output is the same"
 
 
 def silent(role: str, axis: str, gone: Sequence[np.ndarray]) -> Change:

@@ -77,7 +77,7 @@ def trim(
                 going.append(g)
                 alive[g] = False
                 left[section[g]] -= 1
-        at = (torch.tensor(going)[:, None] * group + torch.arange(group)).reshape(-1)
+        at = inputs_of(going, group)
         rows = inverse[at]  # (R, I)
         solved = torch.linalg.solve(rows[:, at], torch.cat([weight[at], rows], 1))
         weight = weight - rows.T @ solved[:, : weight.shape[1]]
@@ -91,6 +91,11 @@ def trim(
     new = weight.clone()
     new[:inputs] -= old.T.to(weight)
     return TrimResult(alive.nonzero()[:, 0].tolist(), new)
+
+
+def inputs_of(groups: Sequence[int], group: int) -> Tensor:
+    """The places of the inputs of some groups of so many."""
+    return (torch.tensor(groups)[:, None] * group + torch.arange(group)).reshape(-1)
 
 
 def group_costs(inverse: Tensor, weight: Tensor, group: int, groups: int, worth: Tensor | None) -> Tensor:

@@ -5,7 +5,6 @@ by `timm.create_model`, and compared with a cut made by hand in memory.
 from __future__ import annotations
 
 import importlib
-import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -31,16 +30,14 @@ from leansurgeon.surgery.undeclared import compare_cuts, explain_failure, in_scr
 
 def check_timm_name(name: str, tower: None = None, drawn: RandomModel = USUAL) -> FamilyCheck:
     """Put a name (`timm/NAME`) to the test. Whatever timm does ends in the row."""
-    started, entry = time.monotonic(), name.removeprefix(PREFIX)
+    entry = name.removeprefix(PREFIX)
     with quietly():
         try:
             flat = {"model_type": entry} | arguments.flatten(arguments.numbers_of(entry, {}))
             library, small = first_small(TimmLibrary.of(flat), flat)
         except Exception as error:  # timm raises whatever it likes
-            row = FamilyCheck(name, why=explain_failure(error))
-        else:
-            row = in_scratch(name, library.cls.__name__, partial(through_the_product, name, library, small, drawn.seed))
-    return replace(row, seconds=round(time.monotonic() - started, 1))
+            return FamilyCheck(name, why=explain_failure(error))
+        return in_scratch(name, library.cls.__name__, partial(through_the_product, name, library, small, drawn.seed))
 
 
 def through_the_product(name: str, library: TimmLibrary, small: Config, seed: int, scratch: Path) -> FamilyCheck:
