@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -51,9 +51,18 @@ def judge_tasks(tasks: str, source: Path, result: Path, *, limit: int | None, sa
     `limit` takes the first so many documents of each. Raises `UsageError` where the harness is not installed, does not
     know a task or cannot have its data.
     """
-    evaluate, manager = harness()
+    try:
+        from lm_eval import simple_evaluate
+        from lm_eval.tasks import TaskManager
+    except ImportError:
+        raise UsageError(
+            "--lm-eval needs lm-evaluation-harness.", "Install it: pip install 'leansurgeon[lm-eval]'."
+        ) from None
+    import torch
+
+    device = str(torch.accelerator.current_accelerator()) if torch.accelerator.is_available() else "cpu"
     names, folders = split_task_names(tasks)
-    known = manager(include_path=folders or None)
+    known = TaskManager(include_path=folders or None)
     if unknown := [name for name in names if name not in known.all_tasks]:
         raise UsageError(f"lm-evaluation-harness knows no task {unknown[0]!r}.", "`lm-eval ls tasks` lists them.")
     by_model = []
@@ -65,7 +74,7 @@ def judge_tasks(tasks: str, source: Path, result: Path, *, limit: int | None, sa
         if vocab.beginning(vocab.own(folder)):
             arguments["add_bos_token"] = True
         with redirect_stdout(sys.stderr):  # results go to stdout, and these are none yet
-            done = evaluate(
+            done = simple_evaluate(
                 "hf",
                 model_args=arguments,
                 tasks=names,
@@ -73,30 +82,11 @@ def judge_tasks(tasks: str, source: Path, result: Path, *, limit: int | None, sa
                 limit=limit,
                 bootstrap_iters=0,
                 batch_size=8,
-                device=device(),
+                device=device,
             )
         by_model.append({name: scores(samples) for name, samples in done["samples"].items()})
     before, after = by_model
     return {KEPT + name: compare_metrics(before[name], after[name]) for name in before}
-
-
-def harness() -> tuple[Callable[..., Mapping[str, Any]], type]:
-    """Its evaluation and its catalogue of tasks. Raises `UsageError` where it is not installed."""
-    try:
-        from lm_eval import simple_evaluate
-        from lm_eval.tasks import TaskManager
-    except ImportError:
-        raise UsageError(
-            "--lm-eval needs lm-evaluation-harness.", "Install it: pip install 'leansurgeon[lm-eval]'."
-        ) from None
-    return simple_evaluate, TaskManager
-
-
-def device() -> str:
-    """Where the harness computes: on the accelerator, if there is one."""
-    import torch
-
-    return str(torch.accelerator.current_accelerator()) if torch.accelerator.is_available() else "cpu"
 
 
 def scores(samples: Sequence[Mapping[str, Any]]) -> Scores:

@@ -131,29 +131,28 @@ def split_by_content(
     dropped = (side == 0) & (chosen | tested) | (side == 1) & tested  # equal to one that is held out more strictly
     side[dropped] = -1
     moved = False
+
+    def move_smallest(own: ndarray, part: int) -> bool:
+        """Move the training samples with the smallest hash among `own` to `part`, unless none would be left of them."""
+        there = np.unique(ids[own & (side == 0)])
+        if len(there) > 1:
+            side[(ids == there[0]) & (side == 0)] = part
+        return len(there) > 1
+
     for part in cut:
         if labels is not None:
             classes = np.unique([str(label) for label in labels], return_inverse=True)[1]
             for number in np.unique(classes):
                 own = (classes == number) & free
                 if own.sum() >= SMALL and not (own & (side == part)).any():
-                    moved |= _move_smallest(ids, side, own, part)
-        while (side == part).sum() < max(1, int(LEAST * free.sum())) and _move_smallest(ids, side, free, part):
+                    moved |= move_smallest(own, part)
+        while (side == part).sum() < max(1, int(LEAST * free.sum())) and move_smallest(free, part):
             moved = True
     rows = {name: np.flatnonzero(side == number) for number, name in enumerate(SIDES)}
     if 2 in cut:
         rows["test"] = rows["test"][np.argsort(ids[rows["test"]], kind="stable")][:most]
     rule = RULE if len(named) == 1 and not moved else OWN
     return Split(rows, ids, rule, len(ids) - len(np.unique(ids)), int(dropped.sum()))
-
-
-def _move_smallest(ids: ndarray, side: ndarray, own: ndarray, part: int) -> bool:
-    """Move the training samples with the smallest hash among `own` to `part`, unless none would be left of them."""
-    there = np.unique(ids[own & (side == 0)])
-    if len(there) < 2:
-        return False
-    side[(ids == there[0]) & (side == 0)] = part
-    return True
 
 
 def stands_apart(split: Mapping[str, str], fitted: Iterable[Mapping[str, str]]) -> bool:

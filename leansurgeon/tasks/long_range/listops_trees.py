@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy import ndarray
+from numpy.random import Generator
 
 OPERATOR_SHARE = 0.25
 SYMBOLS = (*"0123456789", "[MIN", "[MAX", "[MED", "[SM", "]")
@@ -73,7 +74,7 @@ def chunk(grammar: Grammar, seed: int, number: int, trees: int = TREES_PER_CHUNK
     return _build(grammar, rng, np.concatenate(kept)[:trees])
 
 
-def _grow_counts(grammar: Grammar, rng: np.random.Generator, candidates: int) -> ndarray:
+def _grow_counts(grammar: Grammar, rng: Generator, candidates: int) -> ndarray:
     """Grow `candidates` trees as counts; those that the bounds keep, in the order in which they were started."""
     kinds = grammar.max_args  # a digit, and operators with 2 .. max_args arguments
     arguments = np.arange(1, kinds + 1)
@@ -113,7 +114,7 @@ class _Level(NamedTuple):
     operator: ndarray  # (operators,) uint8, 0 to 3: MIN, MAX, MED or SM
 
 
-def _build(grammar: Grammar, rng: np.random.Generator, counts: ndarray) -> Trees:
+def _build(grammar: Grammar, rng: Generator, counts: ndarray) -> Trees:
     levels = [_draw_level(rng, counts[:, level]) for level in range(grammar.max_depth)]
     sizes, values = _sizes_and_values(levels)
     lengths = sizes[0]
@@ -131,7 +132,7 @@ def _build(grammar: Grammar, rng: np.random.Generator, counts: ndarray) -> Trees
     return Trees(symbols, lengths.astype(np.int64), values[0].astype(np.int64))
 
 
-def _draw_level(rng: np.random.Generator, counts_NK: ndarray) -> _Level:
+def _draw_level(rng: Generator, counts_NK: ndarray) -> _Level:
     """Lay out one level of all trees: the kinds that each tree has, in random order within the tree."""
     trees, kinds = counts_NK.shape
     # One sort of (tree, random bits, kind) keeps a tree's nodes together and shuffles them. Two nodes of a tree would

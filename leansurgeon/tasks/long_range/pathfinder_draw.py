@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy import ndarray
+from numpy.random import Generator
 
 CONTOUR_LENGTH = {"easy": 6, "intermediate": 9, "hard": 14}  # dashes
 SIZE, PADDING, SEED_DISTANCE = 32, 1, 7  # pixels
@@ -93,7 +94,7 @@ def chunk(contour_length: int, seed: int, number: int, attempts: int = ATTEMPTS)
 # -- contours --------------------------------------------------------------------------------------
 
 
-def _targets(contour_length: int, rng: np.random.Generator, attempts: int) -> tuple[ndarray, ndarray, ndarray]:
+def _targets(contour_length: int, rng: Generator, attempts: int) -> tuple[ndarray, ndarray, ndarray]:
     """Pairs of contours whose first ends lie `seed_distance` apart, grown dash by dash in turn; only whole pairs.
     Images and what is occupied in them, padded, (N, S + 2 * PAD, S + 2 * PAD), and ends of dashes (N, 2, dashes, 2).
     """
@@ -141,7 +142,7 @@ def _begin(starts: ndarray, degrees: ndarray) -> tuple[ndarray, ndarray, ndarray
     return pivots, turns, inside
 
 
-def _distractor(dashes: int, rng: np.random.Generator, images: ndarray, masks: ndarray, rows: ndarray) -> ndarray:
+def _distractor(dashes: int, rng: Generator, images: ndarray, masks: ndarray, rows: ndarray) -> ndarray:
     """Try one distractor on each of these images; (rows,) bool where it was drawn."""
     image, mask, every = images[rows], masks[rows], np.arange(len(rows))
     degrees = rng.integers(-180, 180, len(rows))
@@ -168,7 +169,7 @@ def _distractor(dashes: int, rng: np.random.Generator, images: ndarray, masks: n
     return alive
 
 
-def _extend(rng: np.random.Generator, mask: ndarray, pivot: ndarray, turn: ndarray) -> _Grown:
+def _extend(rng: Generator, mask: ndarray, pivot: ndarray, turn: ndarray) -> _Grown:
     """The next dash of one contour in each image, where there is room."""
     ends_E2, angles_E = ends()
     pivot = np.clip(_along(pivot, turn, LENGTH + 2 * MARGIN), -PAD + 4, SIZE + PAD - 5)
@@ -203,7 +204,7 @@ def _along(points: ndarray, turn: ndarray, distance: float) -> ndarray:
     return np.ceil(points + np.round(step, 9)).astype(np.int64)
 
 
-def _central(rng: np.random.Generator, degrees: ndarray) -> ndarray:
+def _central(rng: Generator, degrees: ndarray) -> ndarray:
     """First ends of first contours: at least twice the seed distance from every side, with room for the dash."""
     mask = np.ones((SIZE + 2 * PAD,) * 2, dtype=np.float32)
     inner = slice(PAD + 2 * SEED_DISTANCE, PAD + SIZE - 2 * SEED_DISTANCE)

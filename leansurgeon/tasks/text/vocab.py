@@ -308,17 +308,26 @@ def encode_all(
     last = np.array([] if end is None else [end], dtype=dtype)
     rows = count_ids(tokenizer)
     waiting: list[tuple[str, bool]] = []
+
+    def encode_waiting() -> Iterator[np.ndarray]:
+        texts = [part for part, _ in waiting]
+        how = {"return_attention_mask": False, "return_token_type_ids": False, "verbose": False}
+        encoded = tokenizer(texts, add_special_tokens=False, **how)["input_ids"] if texts else []
+        for row, (_, closes) in zip(encoded, waiting, strict=True):
+            yield np.array(row, dtype=dtype)
+            if closes and len(last):
+                yield last
+        waiting.clear()
+
     for document in documents:
         if isinstance(document, str):
             parts = list(pieces(document)) or [""]
             for i, part in enumerate(parts):
                 waiting.append((part, i == len(parts) - 1))
                 if len(waiting) == 16 * 64 or (len(waiting) >= 16 and len(parts) > 1):
-                    yield from _encode_parts(tokenizer, waiting, last, dtype)
-                    waiting = []
+                    yield from encode_waiting()
             continue
-        yield from _encode_parts(tokenizer, waiting, last, dtype)
-        waiting = []
+        yield from encode_waiting()
         ids = np.array(document, dtype=np.int64)
         strange = ids[(ids < 0) | (ids >= rows)]
         if len(strange):
@@ -327,25 +336,7 @@ def encode_all(
                 "one that the data was made with."
             )
         yield ids.astype(dtype)
-    yield from _encode_parts(tokenizer, waiting, last, dtype)
-
-
-def _encode_parts(
-    tokenizer: PreTrainedTokenizerBase, parts: list[tuple[str, bool]], end: np.ndarray, dtype: np.dtype
-) -> Iterator[np.ndarray]:
-    if not parts:
-        return
-    rows = tokenizer(
-        [part for part, _ in parts],
-        add_special_tokens=False,
-        return_attention_mask=False,
-        return_token_type_ids=False,
-        verbose=False,
-    )["input_ids"]
-    for row, (_, closes) in zip(rows, parts, strict=True):
-        yield np.array(row, dtype=dtype)
-        if closes and len(end):
-            yield end
+    yield from encode_waiting()
 
 
 def dtype_for(vocab_size: int) -> np.dtype:
