@@ -93,7 +93,7 @@ def scores(samples: Sequence[Mapping[str, Any]]) -> Scores:
     """Sum and weight of every metric of every document. A metric that the harness weighs (perplexity) gives a pair of
     log-likelihood and words or bytes; it becomes a loss in nats.
     """
-    by_metric: Scores = {}
+    by_metric = {}
     for sample in samples:
         for name in sample["metrics"]:
             value = sample[name]

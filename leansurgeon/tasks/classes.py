@@ -116,7 +116,7 @@ def _as_given(
 
 def _make_map(places: dict[str, int], own: Sequence[str], outputs: int, how: str) -> ClassMap:
     """The map of classes at these places. Raises `UsageError` for two at the same."""
-    by_place: dict[int, str] = {}
+    by_place = {}
     for label, place in sorted(places.items(), key=lambda pair: pair[1]):
         if place in by_place:
             raise UsageError(
@@ -138,7 +138,7 @@ def match(labels: Sequence[str], names: Sequence[str]) -> dict[str, int]:
     """Label -> place among the names, of every label that is one of them: case, blanks, `_` and `-` aside, LABEL_3
     being 3, "4 stars" 4 where all names are numbered so, and "tench, Tinca tinca" either of them.
     """
-    aliases: dict[str, set[int]] = {}
+    aliases = {}
     word, numbers = parse_numbered(names)
     for place, name in enumerate(names):
         for alias in (*name.split(","), *([str(numbers[name])] if numbers else [])):

@@ -252,7 +252,7 @@ def missing_label(data: UserData, texts: Sequence[str]) -> UsageError:
 def _parse_roles(given: str | None, columns: tuple[str, ...]) -> list[tuple[str, str]]:
     """(role, column) of each word; a second `text` is what the first is paired with."""
     by_letters = {name.strip().casefold(): name for name in reversed(columns)}
-    roles: list[tuple[str, str]] = []
+    roles = []
     for word in next(csv.reader([given or ""], skipinitialspace=True), []):
         role, equals, column = word.partition("=")
         role = _letters(role)

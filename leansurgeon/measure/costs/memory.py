@@ -281,7 +281,7 @@ def fake_model(config: Config, architecture: Architecture, mode: FakeTensorMode)
     from leansurgeon.checkpoints.model import buildable
 
     model = build_on_meta(*buildable(config, architecture))
-    made: dict[int, Any] = {}
+    made = {}
     with mode:
         for module in model.modules():
             for table in (module._parameters, module._buffers):

@@ -179,7 +179,7 @@ def time_benches(benches: list[TimedModel], rounds: int) -> list[dict[str, Timin
     """Seconds of "step", "forward_1" and "forward" for every bench, in interleaved rounds after a warm-up."""
     if rounds < 1:
         raise UsageError(f"--rounds must be at least 1, and {rounds} was asked for.")
-    seconds: list[dict[str, list[float]]] = [{"step": [], "forward_1": [], "forward": []} for _ in benches]
+    seconds = [{"step": [], "forward_1": [], "forward": []} for _ in benches]
     for number in track(range(-WARM_UP, rounds), "rounds", "rounds/s"):
         order = list(zip(benches, seconds, strict=True))
         for bench, kept in order if number % 2 else reversed(order):

@@ -86,7 +86,7 @@ def choose_task(
         if not measured or (data.kind == "table" and chosen.labels):
             return of_table(source, data, chosen, tokenizer)
         kind = "features"
-    options: dict[str, Any] = {"data": list(data.names) if data.kind != "hub" else data.names[0]}
+    options = {"data": list(data.names) if data.kind != "hub" else data.names[0]}
     options |= {f"{part}_data": list(names) for part, names in data.held_out.items()}
     if chosen:
         options["text"] = one_or_list(chosen.texts)
@@ -252,7 +252,7 @@ def of_table(source: Source, data: UserData, chosen: Columns | None, tokenizer: 
 def of_images(source: Source, kind: str, data: UserData, columns: str | None) -> ChosenTask:
     """A folder of images, prepared as the model's own processor prepares them."""
     wanted = images.folder_options(source)
-    options: dict[str, Any] = {"data": data.names[0], **wanted}
+    options = {"data": data.names[0], **wanted}
     options |= {"skip_damaged": True} if SKIPS.get() else {}
     if given := user_data.label_of_images(data, columns):
         options["label"] = given
@@ -266,7 +266,7 @@ def parse_task(word: str, flag: str = "--calibrate") -> tuple[str, dict[str, Any
     is no `key=value`.
     """
     name, *pairs = re.split(r",(?![^\[]*\])", word.removeprefix(PREFIX))  # a list stands in brackets
-    options: dict[str, Any] = {}
+    options = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not equals:

@@ -86,7 +86,7 @@ def of_transformers(source: Source) -> TaskOptions:
     """The same of an image processor: images are scaled until the shortest edge (or both) fit, then cropped. Raises
     `UnsupportedModel` for damaged settings of it: the model would silently be shown other pixels.
     """
-    said: JsonObject = {}
+    said = {}
     for name in ("preprocessor_config.json", "processor_config.json"):
         file = source.folder / name if source.folder else None
         if not said and file and file.exists():

@@ -13,7 +13,6 @@ from leansurgeon.measure.data.calibration import (
     LINES,
     TOKENS,
     WORDS,
-    Batch,
     Calibration,
     Parts,
     describe_counts,
@@ -34,8 +33,8 @@ def mix_sources(sources: Sequence[Calibration]) -> Calibration:
     if len(sources) == 1:
         return sources[0]
     alike = len({(type(s.task), s.task and s.task.head) for s in sources}) == 1
-    parts: dict[str, list[Batch]] = {}
-    counts: dict[str, list[int]] = {}
+    parts = {}
+    counts = {}
     for part in WORDS:
         rows = [sum(map(rows_of, getattr(s, part))) for s in sources]
         most = max(s.asked if s.asked and part == "fit" else usual(s, part) for s in sources)

@@ -129,7 +129,7 @@ def curves(bench: HeadScorer, values: ndarray, options: HeadOptions) -> JsonObje
 
 def kinds(places: Sequence[Site], values: ndarray) -> dict[str, dict[str, float]]:
     """Heads of every kind of attention, and their share of all importance."""
-    by_kind: dict[str, dict[str, float]] = {}
+    by_kind = {}
     for site, part in zip(places, split(values, places), strict=True):
         entry = by_kind.setdefault(site.kind, {"heads": 0, "share": 0.0})
         entry["heads"] += site.heads

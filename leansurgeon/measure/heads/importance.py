@@ -57,7 +57,7 @@ def slopes_of_batch(
 ) -> list[Tensor]:
     """dL/dxi of every site for one batch: (B, H)."""
     rows = rows_of(batch)
-    inputs: list[Tensor | None] = [None] * len(sites)
+    inputs = [None] * len(sites)
 
     def change(i: int, x: Tensor) -> Tensor:
         # Where nothing before needs a gradient (frozen weights, the first layer), the graph starts here.

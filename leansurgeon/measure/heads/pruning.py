@@ -112,7 +112,7 @@ def curve(
 def strengths(places: Sequence[Site], values: ndarray) -> list[ndarray]:
     """Importance of each site's heads. Where the layers of a stage must keep the same heads, the sum over them."""
     parts = split(values, places)
-    sums: dict[tuple[int, int], ndarray] = {}
+    sums = {}
     for site, part in zip(places, parts, strict=True):
         if site.in_step:
             sums[site.stage, site.group] = sums.get((site.stage, site.group), 0) + part
@@ -180,7 +180,7 @@ def one_off(bench: HeadScorer) -> list[AblationResult]:
     """For every head of the model, in the order of its sites: the mean change of the loss when it alone is off, with
     its standard error, p and Holm's p (None where no test is made), and the change of accuracy.
     """
-    rows: list[AblationResult] = []
+    rows = []
     whole, tests = bench.whole, not isinstance(bench.judge, OutputScorer)
     for head in track(range(count(bench.sites)), "one head off", "heads/s"):
         keep = np.ones(count(bench.sites), bool)

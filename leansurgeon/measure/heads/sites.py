@@ -57,7 +57,7 @@ def sites(loaded: Loaded) -> list[Site]:
     arch = loaded.architecture
     shape = arch.shape(loaded.config)
     stacks = any(blocks.keys for blocks in arch.stages) and len(shape.stages) > 1
-    places: list[Site] = []
+    places = []
     names = iter(loaded.projections)
     index = 0
     for s, stage in enumerate(shape.stages):
@@ -121,7 +121,7 @@ def switch_off_heads(model: nn.Module, places: Sequence[Site], keep: np.ndarray)
     """The model without the heads whose place in `keep` (sum of heads,) is false."""
     parts = split(np.asarray(keep, bool), places)
     cut = [i for i, part in enumerate(parts) if not part.all()]
-    masks: dict[int, Tensor] = {}
+    masks = {}
 
     def change(n: int, x: Tensor) -> Tensor:
         site, i = places[cut[n]], cut[n]

@@ -23,7 +23,7 @@ from leansurgeon.errors import LeanSurgeonError
 from leansurgeon.hooks import Hooks
 from leansurgeon.measure.costs.precision import at_rest
 from leansurgeon.measure.data.batches import Batch, first_rows, rows_of
-from leansurgeon.measure.kappa.figures import Conditioning, over_layers, over_samples, summarise
+from leansurgeon.measure.kappa.figures import over_layers, over_samples, summarise
 from leansurgeon.measure.kappa.spectrum import conditioning
 from leansurgeon.reading.jsonfile import JsonObject
 
@@ -57,9 +57,9 @@ def measure_blocks(
     nothing to measure.
     """
     names = loaded.projections
-    blocks: list[list[Conditioning]] = [[] for _ in names]
-    outputs: list[list[Conditioning]] = [[] for _ in names]
-    dtypes: set[str] = set()
+    blocks = [[] for _ in names]
+    outputs = [[] for _ in names]
+    dtypes = set()
     taken, device = 0, next(loaded.model.parameters()).device
 
     def hear(layer: int, module: torch.nn.Module, args: tuple, output: Tensor) -> None:

@@ -63,7 +63,7 @@ def jacobian(
     """
     device = next(loaded.model.parameters()).device
     attentions = {layer: attention for layer, attention in enumerate(modules) if attention is not None}
-    rows: dict[int, list[tuple[float, int, bool]]] = {layer: [] for layer in attentions}
+    rows = {layer: [] for layer in attentions}
     taken = 0
     quiet = sdpa_kernel(SDPBackend.MATH)  # fused kernels have no forward mode
     with torch.no_grad(), at_rest(loaded.model, device), quiet:
@@ -73,7 +73,7 @@ def jacobian(
                 for layer, values in _one_sample(loaded, attentions, one, token_mask(one), probes).items():
                     rows[layer].append(values)
                 taken += 1
-    found: list[JsonObject | None] = [None for _ in modules]
+    found = [None for _ in modules]
     for layer, values in rows.items():
         if values:
             kappas, sizes, exact = zip(*values, strict=True)
@@ -90,8 +90,8 @@ def _one_sample(
     generator = torch.Generator().manual_seed(0)  # the same start for every model of this size: paired
     real = {layer: _real(x, of_layer(mask, layer)) for layer, x in inputs.items()}
     columns = {layer: len(at) * inputs[layer].shape[-1] for layer, at in real.items()}
-    bases: dict[int, list[Tensor]] = {layer: [] for layer in inputs}  # V and J V, each a list of (n * D,)
-    images: dict[int, list[Tensor]] = {layer: [] for layer in inputs}
+    bases = {layer: [] for layer in inputs}  # V and J V, each a list of (n * D,)
+    images = {layer: [] for layer in inputs}
     nexts = {layer: torch.randn(size, generator=generator, dtype=torch.float64) for layer, size in columns.items()}
     for turn in range(probes):
         live = [layer for layer in inputs if turn < columns[layer]]
@@ -155,8 +155,8 @@ def _record(loaded: Loaded, attentions: Attentions, one: Batch) -> tuple[dict[in
     """Input (1, N, D) and output (1, N, D) of every attention with all readers at one input, joined by a graph of their
     own.
     """
-    seen: dict[int, tuple[int, Tensor | None]] = {}
-    outputs: dict[int, Tensor] = {}
+    seen = {}
+    outputs = {}
 
     def enter(layer: int, x: Tensor) -> Tensor:
         if layer not in seen:
@@ -181,7 +181,7 @@ def _record(loaded: Loaded, attentions: Attentions, one: Batch) -> tuple[dict[in
 
 def _push(loaded: Loaded, attentions: Attentions, one: Batch, tangents: dict[int, Tensor]) -> dict[int, Tensor] | None:
     """J times a tangent (1, N, D) for every layer; None where a function has no forward-mode derivative."""
-    pushed: dict[int, Tensor] = {}
+    pushed = {}
 
     def enter(layer: int, x: Tensor) -> Tensor:
         return forward_ad.make_dual(x, tangents[layer]) if layer in tangents else x

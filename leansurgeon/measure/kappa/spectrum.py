@@ -50,7 +50,7 @@ def conditioning(
     """
     b, n, m = block.shape
     step = max(1, CHUNK // max(1, n * m))
-    statistics: list[Conditioning] = []
+    statistics = []
     for start in range(0, b, step):
         part = None if mask is None else mask[start : start + step]
         statistics += _conditioning(*_to_working_device(block[start : start + step], part), min(m, most or m), centred)

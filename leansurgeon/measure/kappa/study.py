@@ -71,7 +71,7 @@ def measure_invariants(
     batches = list(batches)
     figures = measure_blocks(loaded, batches, token_mask, samples)
     parts = find_attentions(loaded)
-    slopes: list[JsonObject | None] = [None for _ in parts]
+    slopes = [None for _ in parts]
     if probes:
         probed = pick(batches, inner(samples, jacobian.SAMPLES))
         slopes = jacobian.jacobian(loaded, parts, probed, token_mask, probes=probes)

@@ -18,7 +18,7 @@ from numpy import ndarray
 from leansurgeon.architectures.base import TensorSpec
 from leansurgeon.checkpoints.blockwise.names import bare_name, file_names
 from leansurgeon.checkpoints.model import Loaded
-from leansurgeon.checkpoints.pieces import ATTENTION_ROLES, Array, to_pieces
+from leansurgeon.checkpoints.pieces import ATTENTION_ROLES, to_pieces
 from leansurgeon.errors import UnsupportedModel
 from leansurgeon.measure.kappa.figures import median_or_bound
 from leansurgeon.measure.kappa.spectrum import kappa_above, noise_floor, spectrum
@@ -58,7 +58,7 @@ def find_attentions(loaded: Loaded) -> list[AttentionModule | None]:
 
     memory = {bare_name(saved[0], architecture): name for name, saved in files.items()}
     shape = architecture.shape(loaded.config)
-    groups: dict[tuple[int, int], dict[str, TensorSpec]] = {}
+    groups = {}
     for spec in architecture.tensors(loaded.config):
         if spec.layer is None or spec.role not in (*ATTENTION_ROLES, "o") or len(spec.shape) < 2:
             continue
@@ -83,11 +83,11 @@ def weights(loaded: Loaded, modules: list[AttentionModule | None]) -> list[JsonO
 
     A figure is `{"value": x, "lower_bound": null}`, or the other way round where the rank is not full.
     """
-    found: list[JsonObject | None] = []
+    found = []
     state = loaded.model.state_dict()
     for attention in modules:
         # q (heads, head_dim, width), k and v (kv_heads, head_dim, width), o (width, heads, head_dim) in float64
-        m: dict[str, Array] = {}
+        m = {}
         for name, spec in attention.tensors.items() if attention else ():
             values = state[name].detach().double().cpu().numpy()
             if values.shape == spec.shape:  # else the library holds it in another size than the declaration says

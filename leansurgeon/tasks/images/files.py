@@ -121,7 +121,7 @@ def split(folder: Path, info: disk_cache.Info, workers: int, *, skip_damaged: bo
     """
     index = {path.stem: np.load(path) for path in folder.glob("*.npy")}
     stored = [side for side in splits.SIDES if side in info["sizes"]]
-    ids: list[int | UsageError] = []
+    ids = []
     with ThreadPoolExecutor(max(1, workers)) as pool:
         for side in stored:
             reader, size = Reader(folder, side, index.__getitem__), info["sizes"][side]
@@ -161,7 +161,7 @@ def _content_of(reader: Reader, row: int) -> int | UsageError:
 
 def readable_names(folder: Path, info: disk_cache.Info) -> set[str]:
     """The files of an entry's index, but those that were left out."""
-    names: set[str] = set()
+    names = set()
     for path in folder.glob("*-files.npy"):
         starts = np.load(path.with_name(path.name.replace("-files", "-file-starts")))
         flat = np.load(path).tobytes()

@@ -71,7 +71,7 @@ def parts_by_name(files: Sequence[Path], root: Path | None = None, *, mixed: boo
     """Files by the part that their names say, or those of the folders between them and `root`. Empty unless all of them
     say one; where they are `mixed`, files that say none are "train" where no other is, and else left out.
     """
-    parts: dict[str | None, list[Path]] = {}
+    parts = {}
     for path in files:
         words = [path.stem, *(reversed(path.relative_to(root).parts[:-1]) if root else ())]
         parts.setdefault(next((part for word in words if (part := part_of(word))), None), []).append(path)

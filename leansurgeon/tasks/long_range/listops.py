@@ -171,7 +171,7 @@ def _distinct(chunks: Iterator[Trees | None], total: int, grammar: Grammar) -> I
 
     Raises UsageError when the bounds keep no tree, or fewer different ones than are wanted.
     """
-    seen: set[bytes] = set()
+    seen = set()
     idle = 0
     for trees in chunks:
         if trees is None:

@@ -260,19 +260,26 @@ def _imdb(data: str) -> dict[str, Any]:
 
 def _reviews(place: Path | Dataset, word: str) -> Iterator[tuple[int, bytes]]:
     """(1 for a friendly review, its bytes)."""
-    if not isinstance(place, Path):
-        for number, row in hub.rows(place, ["text", "label"], "stanfordnlp/imdb"):
-            yield _review(*row, f"The data set, row {number}")
-    elif place.is_dir():
+    if isinstance(place, Path) and place.is_dir():
         for label, kind in enumerate(("neg", "pos")):
             texts = sorted((place / kind).glob("*.txt"))
             if not texts:
                 raise UsageError(f"{place / kind} holds no reviews (*.txt).", IMDB_BY_HAND)
             for path in texts:
                 yield label, files.read_bytes(path, REVIEW)
-    elif tables.is_table(place):
-        for number, row in tables.read(place, ["text", "label"]):
-            yield _review(*row, f"{place}, row {number}")
+    elif not isinstance(place, Path) or tables.is_table(place):
+        columns = ["text", "label"]
+        if isinstance(place, Path):
+            where, rows = place, tables.read(place, columns)
+        else:
+            where, rows = "The data set", hub.rows(place, columns, "stanfordnlp/imdb")
+        for number, (text, said) in rows:  # csv files hold the label as text, others as a number
+            if not isinstance(text, str):
+                raise UsageError(f"{where}, row {number}: a text is {quote(text)}.")
+            label = LABELS.get(str(said).strip())
+            if label is None:
+                raise UsageError(f"{where}, row {number}: the label {quote(said)} is not 0 or 1.")
+            yield label, text.encode()
     else:
         kinds = {f"{word}/neg": 0, f"{word}/pos": 1}
 
@@ -281,16 +288,6 @@ def _reviews(place: Path | Dataset, word: str) -> Iterator[tuple[int, bytes]]:
 
         for name, content in archives.members(place, lambda n: kind_of(n) in kinds and n.endswith(".txt"), REVIEW):
             yield kinds[kind_of(name)], content
-
-
-def _review(text: Any, label: Any, where: str) -> tuple[int, bytes]:
-    """A row of a table as (label, bytes); csv files hold the label as text, others as a number."""
-    if not isinstance(text, str):
-        raise UsageError(f"{where}: a text is {quote(text)}.")
-    number = LABELS.get(str(label).strip())
-    if number is None:
-        raise UsageError(f"{where}: the label {quote(label)} is not 0 or 1.")
-    return number, text.encode()
 
 
 # -- AAN pairs -------------------------------------------------------------------------------------

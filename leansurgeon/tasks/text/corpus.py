@@ -100,7 +100,7 @@ class Corpus:
 
     def texts(self) -> list[str]:
         """The different sentences of text files, and all texts that stand in the cells of tables, whole."""
-        unique: dict[str, None] = {}
+        unique = {}
         for path in self.files:
             if not self.has_rows(path):
                 unique.update(dict.fromkeys(sentences(text_files.read(path))))
@@ -207,7 +207,7 @@ def split_documents(corpora: Mapping[str, Corpus]) -> tuple[splits.Split, dict[s
                 if chosen:
                     yield "".join(run) if isinstance(document, str) else document
 
-    sides: dict[str, Documents] = {side: partial(read, split.rows[side]) for side in splits.SIDES}
+    sides = {side: partial(read, split.rows[side]) for side in splits.SIDES}
     if "test" not in corpora:
         rows, documents = split.rows["test"].tolist(), itertools.chain(*corpora.values())
         blocks = enumerate(block for document in documents for block in _blocks(document, shortest))
@@ -285,7 +285,7 @@ def tell(
 
 def sentences(text: str) -> list[str]:
     """The different sentences of a text in their order: its lines, long ones cut behind full stops."""
-    unique: dict[str, None] = {}
+    unique = {}
     for line in text.split("\n"):
         pieces = re.split(r"(?<=[.!?])\s+", line.strip()) if len(line) > 300 else [line.strip()]
         unique.update((piece, None) for piece in pieces if len(piece) > LEAST)

@@ -21,7 +21,7 @@ def find(names: str | Sequence[str]) -> list[Path]:
 
     Raises UsageError for a name that stands for no file.
     """
-    unique: dict[Path, None] = {}
+    unique = {}
     for name in [names] if isinstance(names, str) else names:
         if name in PACKAGED:
             paths = [PACKAGED[name]]

@@ -135,10 +135,10 @@ class Glue(TextClassification):
         }
 
         def build(folder: Path) -> disk_cache.Info:
-            parts: dict[str, Rows] = {}
+            parts = {}
             left_out = 0  # lines that lack fields: the distribution's QQP has some
             for part, paths in places.items():
-                texts: list[list[str]] = [[] for _ in self.kind.texts]
+                texts = [[] for _ in self.kind.texts]
                 labels = []
                 for where, fields in _fields(paths, self.kind, part):
                     if fields is None:
@@ -237,7 +237,7 @@ def _places(data: str, task: str) -> dict[str, list[Any]]:
         return {part: [hub.load(name, task, words[-1], by_hand=BY_HAND)] for part, words in wanted.items()}
     root = in_home(data).absolute()
     for folder in (root / KINDS[task].folder, root / task, root):
-        found: dict[str, list[Path]] = {}
+        found = {}
         for path in sorted((*folder.glob("*"), *folder.glob("*/*"))):
             # validation_matched/0000.parquet, or dev_matched-00000-of-00001.parquet: "dev" must not take dev_matched.
             said = path.stem.split("-")[0].split(".")[0] if path.parent == folder else path.parent.name

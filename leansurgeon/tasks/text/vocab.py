@@ -307,7 +307,7 @@ def encode_all(
     end = tokenizer.eos_token_id if tokenizer.eos_token_id is not None else tokenizer.sep_token_id
     last = np.array([] if end is None else [end], dtype=dtype)
     rows = count_ids(tokenizer)
-    waiting: list[tuple[str, bool]] = []
+    waiting = []
 
     def encode_waiting() -> Iterator[np.ndarray]:
         texts = [part for part, _ in waiting]
