@@ -101,11 +101,11 @@ class Task(ABC):
     metric: ClassVar[Metric]
     Options: ClassVar[type[Options]]
     overrides: ClassVar[Overrides] = {}  # `model_overrides`, where they are the same for all data
-    source: str = ""  # where the data is from
-    licence: str = "as the files' owner says"
+    source = ""  # where the data is from
+    licence = "as the files' owner says"
     was_read: str | None = None  # what a person is told of the data that was read; None where it is the task's own
     held_out: str | None = None  # and of the split; None where the task brings its own
-    draws_globally: ClassVar[bool] = False  # whether `batch` seeds global generators (`chance.seed_each`)
+    draws_globally = False  # whether `batch` seeds global generators (`chance.seed_each`)
 
     def __init__(self, options: Options) -> None:
         self.options: Any = options

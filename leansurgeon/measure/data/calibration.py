@@ -70,6 +70,9 @@ class Parts(NamedTuple, Generic[T]):
         return Parts(*map(make, self._fields, self))
 
 
+Batches = Parts[list[Batch]]
+
+
 def describe_counts(counts: Parts[int]) -> str:
     """How many samples do what, such as "512 to fit, 128 to guard, 512 to judge"."""
     return ", ".join(f"{count} to {WORDS[part]}" for part, count in counts._asdict().items())
@@ -251,7 +254,7 @@ def from_task(
     return replace(made, task=None, **bare._asdict())  # its digest is still that of the samples with labels
 
 
-def of_parts(name: str, says: str, parts: Parts[list[Batch]], task: Task | None, **others: Any) -> Calibration:
+def of_parts(name: str, says: str, parts: Batches, task: Task | None, **others: Any) -> Calibration:
     """Calibration that has these parts."""
     return Calibration(name, says, digest(parts), *parts, task, **others)
 
@@ -382,7 +385,7 @@ def tokenise(texts: list[str], tokenizer: PreTrainedTokenizerBase, source: Sourc
 # -- what was used --------------------------------------------------------------------------------
 
 
-def digest(parts: Parts[list[Batch]]) -> str:
+def digest(parts: Batches) -> str:
     """SHA-256 of every tensor of every batch, in order."""
     sha256 = hashlib.sha256()
     for part, batches in parts._asdict().items():

@@ -35,6 +35,7 @@ from leansurgeon.measure.data.batches import rows_of, thin
 from leansurgeon.measure.data.calibration import (
     KINDS,
     Batch,
+    Batches,
     Calibration,
     Parts,
     chunks,
@@ -97,7 +98,7 @@ def samples(source: Source, *, seed: int = 0, device: str = "cpu", say: Say = si
     return make_calibration(NAME, says, parts, tasks.make(head, {}) if head in KINDS else None)
 
 
-def make_calibration(name: str, says: str, parts: Parts[list[Batch]], task: Task | None = None) -> Calibration:
+def make_calibration(name: str, says: str, parts: Batches, task: Task | None = None) -> Calibration:
     """Calibration of parts that were made, not read; what it says of itself ends in their sizes."""
     counts = describe_counts(parts.each(lambda _, batches: sum(map(rows_of, batches))))
     return of_parts(name, f"{says}: {counts}", parts, task, split={"rule": MADE})
@@ -149,7 +150,7 @@ class Drawing:
         return torch.multinomial(logits.softmax(-1), 1, generator=chance)[:, 0]
 
 
-def texts(source: Source, seed: int, device: str, say: Say) -> Parts[list[Batch]]:
+def texts(source: Source, seed: int, device: str, say: Say) -> Batches:
     """Windows of tokens that a causal model draws one after the other."""
     length = window(source)
     counts = affordable(source, WINDOWS, length, device)
@@ -200,7 +201,7 @@ def write_tokens(
     return ids
 
 
-def fillings(source: Source, seed: int, device: str, say: Say) -> Parts[list[Batch]]:
+def fillings(source: Source, seed: int, device: str, say: Say) -> Batches:
     """Windows that a masked model fills itself, a part of them hidden again as in its training."""
     tokenizer = vocab.own(source.folder)
     if tokenizer.mask_token_id is None:
@@ -236,7 +237,7 @@ def fillings(source: Source, seed: int, device: str, say: Say) -> Parts[list[Bat
 # -- what needs no model --------------------------------------------------------------------------
 
 
-def sentences(source: Source, seed: int) -> Parts[list[Batch]]:
+def sentences(source: Source, seed: int) -> Batches:
     """For encoders that predict no tokens: any tokens, and as many sentences of the novel where they read it.
 
     MiniLM with twice the heads has a cosine of 0.979 to the source on sentences of the Brown corpus after random
@@ -273,7 +274,7 @@ def reads(tokenizer: PreTrainedTokenizerBase, lines: list[str]) -> bool:
     return len(ids) <= PIECES * words and ids.count(tokenizer.unk_token_id) <= UNKNOWN * len(ids)
 
 
-def random_tokens(source: Source, seed: int) -> Parts[list[Batch]]:
+def random_tokens(source: Source, seed: int) -> Batches:
     """Rows of any tokens, for encoders that predict none."""
     ids = draw_tokens(source, sum(LINES), only_length(source) or window(source, LINE_TOKENS) // 2, seed)
     return split_rows(ids, LINES, 32).each(lambda _, batches: [{"input_ids": batch} for batch in batches])
@@ -287,7 +288,7 @@ def draw_tokens(source: Source, rows: int, length: int, seed: int) -> Tensor:
     return torch.randint(size, (rows, length), generator=torch.Generator().manual_seed(seed))
 
 
-def images(source: Source, seed: int) -> Parts[list[Batch]]:
+def images(source: Source, seed: int) -> Batches:
     """Images whose mean is 0 and deviation 1, as standardised ones: neighbouring pixels and channels are alike."""
     channels, height, width = inputs.image_size(source.config, source.architecture)
     if side := folder_options(source).get("image_size"):  # what its processor makes of images
@@ -311,7 +312,7 @@ def images(source: Source, seed: int) -> Parts[list[Batch]]:
 # -- room and parts -------------------------------------------------------------------------------
 
 
-def their_own_labels(windows: Tensor, counts: Parts[int]) -> Parts[list[Batch]]:
+def their_own_labels(windows: Tensor, counts: Parts[int]) -> Batches:
     """Windows of text (N, T) by part, as a causal model is called with them."""
     batches = split_rows(windows, counts, max(1, 2048 // windows.shape[1]))
     return batches.each(lambda _, some: [{"input_ids": ids, "labels": ids.clone()} for ids in some])

@@ -30,11 +30,8 @@ class SmallImages(base.Task):
     head = "image-classification"
     metric = base.TOP_1
     side: ClassVar[int]
-    channels: ClassVar[int] = 1
-    shift: ClassVar[int] = 0
-    scale: ClassVar[int] = 255  # what a pixel is divided by, before mean and deviation
-    mean: ClassVar[float | tuple[float, ...]]
-    std: ClassVar[float | tuple[float, ...]]
+    channels, shift = 1, 0
+    scale = 255  # what a pixel is divided by, before `mean` is subtracted and the rest divided by `std`
 
     def batch(self, split: str, indices: ndarray, *, seed: int, epoch: int) -> base.Batch:
         """`pixel_values` (B, channels, side, side), standardised, and `labels` (B,)."""
