@@ -178,9 +178,7 @@ def parts_of(files: Sequence[Path], root: Path | None = None) -> dict[str, list[
 
 def _of_hub(spec: str) -> UserData:
     """A data set of the hub; what its rows hold is known when it is there."""
-    name, config = hub.parse(spec)
-    rows = hub.load(name, config, "train", by_hand=HINT)
-    columns = tuple(rows.column_names)
+    columns = tuple(hub.load(*hub.parse(spec), "train", by_hand=HINT).column_names)
     images = any(column in columns for column in IMAGE_COLUMNS)
     return UserData("classes" if images else "hub", spec, (spec,), columns)
 

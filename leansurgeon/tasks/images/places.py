@@ -87,7 +87,7 @@ def tables_of_images(place: Path) -> dict[str, list[Path]]:
     """
     if not place.is_dir():
         return {"train": [place]} if image_column(place) else {}
-    below = [Path(path) for path in listing(str(place)).folders]
+    below = list(map(Path, listing(str(place)).folders))
     in_parts = [table for folder in below if part_of(folder.name) for table in sorted(folder.glob("metadata.*"))]
     in_classes = len([folder for folder in below if not part_of(folder.name) and listing(str(folder)).images]) > 1
     found = [table for table in sorted(place.iterdir()) if table.stem == "metadata" or not in_classes]
@@ -164,7 +164,7 @@ def find(data: str, eval_data: str | None) -> ImagePlaces:
         return ImagePlaces(kind, places)
     root = train[0]
     if len(train) == 1 and root.is_dir():
-        parts = parts_by_name([Path(path) for path in listing(str(root)).folders])
+        parts = parts_by_name(list(map(Path, listing(str(root)).folders)))
         if parts and "train" not in parts:
             raise UsageError(f"{root} has {next(iter(parts.values()))[0].name} and no folder train beside it.")
         if parts and any(listing(str(parts["train"][0]))):

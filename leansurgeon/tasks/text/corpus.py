@@ -239,8 +239,7 @@ def find(
     if any(hub.parse(name) for name in listed):
         if len(listed) > 1:
             raise UsageError(f"A data set of the hub stands alone, and {len(listed)} names are given.")
-        name, config = hub.parse(listed[0])
-        return Corpus((), hub.load(name, config, split, by_hand=BY_HAND), read, first, chat, render)
+        return Corpus((), hub.load(*hub.parse(listed[0]), split, by_hand=BY_HAND), read, first, chat, render)
     return Corpus(tuple(text_files.find(listed)), None, read, first, chat, render)
 
 

@@ -23,10 +23,11 @@ def find(names: str | Sequence[str]) -> list[Path]:
     """
     unique = {}
     for name in [names] if isinstance(names, str) else names:
+        path = in_home(name)
         if name in PACKAGED:
             paths = [PACKAGED[name]]
-        elif in_home(name).is_dir():
-            paths = in_folder(in_home(name))
+        elif path.is_dir():
+            paths = in_folder(path)
             if not paths:
                 endings = ", ".join(sorted({*SUFFIXES, *tables.SUFFIXES}))
                 raise UsageError(
@@ -34,11 +35,8 @@ def find(names: str | Sequence[str]) -> list[Path]:
                     f"A file that is named may end in anything: '{Path(name) / '*'}' names them all.",
                 )
         else:
-            pattern = str(in_home(name))
-            paths = (
-                [Path(pattern)] if Path(pattern).is_file() else sorted(map(Path, glob.glob(pattern, recursive=True)))
-            )
-            paths = [path for path in paths if path.is_file()]
+            found = [path] if path.is_file() else sorted(map(Path, glob.glob(str(path), recursive=True)))
+            paths = list(filter(Path.is_file, found))
         if not paths:
             known = ", ".join(f"'{word}'" for word in PACKAGED)
             raise UsageError(f"No data file is called or matches '{name}'.", f"Packaged text: {known}.")

@@ -232,9 +232,8 @@ def _places(data: str, task: str) -> dict[str, list[Any]]:
             "matched": ("dev_matched", "validation_matched"),
             "mismatched": ("dev_mismatched", "validation_mismatched"),
         }
-    if hub.parse(data):
-        name, _ = hub.parse(data)
-        return {part: [hub.load(name, task, words[-1], by_hand=BY_HAND)] for part, words in wanted.items()}
+    if named := hub.parse(data):
+        return {part: [hub.load(named[0], task, words[-1], by_hand=BY_HAND)] for part, words in wanted.items()}
     root = in_home(data).absolute()
     for folder in (root / KINDS[task].folder, root / task, root):
         found = {}
