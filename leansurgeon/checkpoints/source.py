@@ -369,7 +369,7 @@ def complete(config: Config, shapes: Mapping[str, tuple[int, ...]] | None = None
     """
     if "architecture" not in config or "model_type" in config:  # none of timm's
         model_type = config.get("model_type")
-        inferred = isinstance(model_type, str) and model_type and not architectures.find_declared(config)
+        inferred = model_type and not architectures.find_declared(config)
         return infer.complete_config(config) if inferred and architectures.is_transformers_type(model_type) else config
     given = {"num_classes": config.get("num_classes", 1000)} | (config.get("model_args") or {})
     whole = config | {"model_args": given}

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -162,12 +162,12 @@ class Skeleton:
         needed = {self.bare(s.name) for s in self.architecture.tensors(self.config) if s.role != "head"}
         for slot in self._in_block(None):
             name, values = self._look_up(slot, tensors)
+            if values is None and not slot.buffer:
+                if slot.file in needed:
+                    raise UnsupportedModel(f"The weights lack '{slot.file}'.", "Is the file complete?")
+                values = np.zeros(slot.shape, np.float32)
             if values is not None:
                 self._place(slot, name, values)
-            elif slot.file in needed and not slot.buffer:
-                raise UnsupportedModel(f"The weights lack '{slot.file}'.", "Is the file complete?")
-            elif not slot.buffer:
-                self._place(slot, slot.file, np.zeros(slot.shape, np.float32))
 
     def share_outer(self, other: Skeleton) -> None:
         """Everything outside the blocks from another skeleton of the same model, without a second copy in memory.
@@ -191,10 +191,8 @@ class Skeleton:
     def _look_up(self, slot: Slot, tensors: Callable[[str], np.ndarray]) -> tuple[str, np.ndarray | None]:
         for bare in (slot.file, *slot.names):
             for prefix in dict.fromkeys((*self.architecture.prefixes, "")):
-                try:
+                with suppress(KeyError):
                     return prefix + bare, tensors(prefix + bare)
-                except KeyError:
-                    continue
         return slot.file, None
 
     def fill(self, layer: int, tensors: Mapping[str, np.ndarray]) -> None:

@@ -29,7 +29,7 @@ def find_companions(source: Path, also: tuple[str, ...] = ()) -> list[str]:
     """Names of the companions that lie in `source`. Raises `UnsupportedModel` for one that leads out of it."""
     # What sentence-transformers puts behind the encoder (pooling, dense layers), as modules.json names it; what is no
     # plain name of a folder there is left out.
-    paths = [path for part in modules(source) if isinstance(path := part.get("path"), str) and is_name(path)]
+    paths = [path for part in modules(source) if is_name(path := part.get("path"))]
     files = files_of(source, (*NAMES, *also, *(f"{path}/{name}" for path in paths for name in MODULE)))
     for name in files:
         refuse_elsewhere(source, name)

@@ -81,8 +81,7 @@ def judge_code(architecture: Architecture, config: Config, folder: Path) -> Arch
 
 def list_code_modules(config: Config) -> set[str]:
     """Modules that `auto_map` names, a repository of the hub before them (`org/name--module`)."""
-    remote = config.get("auto_map")
-    values: list[Any] = list(remote.values()) if isinstance(remote, Mapping) else [remote] if remote else []
+    values = (config.get("auto_map") or {}).values()
     flat = [item for value in values for item in (value if isinstance(value, list | tuple) else [value])]
     return {str(item).rpartition(".")[0] or str(item) for item in flat if item is not None}
 
@@ -203,7 +202,7 @@ def with_known_classes(config: Config, architecture: Architecture) -> Config:
     class of the same model_type and task.
     """
     remote, names = config.get("auto_map"), config.get("architectures")
-    if architecture.library != "transformers" or not isinstance(remote, Mapping) or not isinstance(names, list):
+    if architecture.library != "transformers" or not remote or not names:
         return config
     import transformers
 
@@ -216,4 +215,4 @@ def with_known_classes(config: Config, architecture: Architecture) -> Config:
         class_name = getattr(mapping, "_model_mapping", {}).get(config["model_type"], name)
         return class_name if isinstance(class_name, str) else class_name[0]
 
-    return config | {"architectures": [library_class_name(name) if isinstance(name, str) else name for name in names]}
+    return config | {"architectures": [library_class_name(name) for name in names]}
