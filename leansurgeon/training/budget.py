@@ -130,8 +130,7 @@ def time_a_step(run: Run) -> list[float]:
         # The first is mostly warming up. Processes that share weights must take as many.
         while len(clocks) < 2 and (run.plan.processes > 1 or sum(clocks) < ENOUGH):
             clocks.append(time_work(step, run.device))
-        evaluated = of_evaluation(run)
-    return [parts * min(clocks) * run.plan.accumulation, evaluated]
+        return [parts * min(clocks) * run.plan.accumulation, of_evaluation(run)]
 
 
 def of_evaluation(run: Run) -> float:

@@ -198,15 +198,15 @@ def device_name(device: torch.device) -> str:
     return f"cpu, {plural(torch.get_num_threads(), 'thread')}" if device.type == "cpu" else device.type
 
 
-def split_weights(module: nn.Module, blocks: list[nn.Module], device: torch.device, processes: int) -> None:
-    """Let every process keep its part of the parameters of `module`; those of a block are borrowed together. All
-    processes must hold the same weights before.
+def split_weights(module: nn.Module, device: torch.device, processes: int) -> None:
+    """Let every process keep its part of the parameters of the `Objective` `module`; those of a block are borrowed
+    together. All processes must hold the same weights before.
     """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
     mesh = init_device_mesh(device.type, (processes,))
-    for block in dict.fromkeys(blocks):
+    for block in dict.fromkeys(module.loaded.blocks):
         fully_shard(block, mesh=mesh)
     fully_shard(module, mesh=mesh)
 
@@ -282,7 +282,6 @@ class _Silence:
 def make_rehearsal(
     loaded: Loaded,
     scored_of: Callable[[Any], nn.Module],
-    blocks_of: Callable[[Any], list[nn.Module]],
     device: torch.device,
     processes: int,
 ) -> Callable[[], nn.Module]:
@@ -296,7 +295,7 @@ def make_rehearsal(
         other = copy.copy(loaded)
         other.model = without_memory(bare)
         module = scored_of(other)
-        split_weights(module, blocks_of(other), device, processes)
+        split_weights(module, device, processes)
         module.to_empty(device=device)
         with torch.no_grad():
             for name, buffer in other.model.named_buffers():

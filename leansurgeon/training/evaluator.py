@@ -166,8 +166,7 @@ def evaluate_model(
     with guards.memory_explained(device):
         loaded = starting.load_start(recipe, model_dir, task)
         # Where a task has no labels, the teacher judges.
-        features = task.head == "features"
-        judge = distill.of_recipe(train, loaded, task, model_dir, device) if features else None
+        judge = distill.of_recipe(train, loaded, task, model_dir, device) if task.head == "features" else None
         scored = Objective(loaded, task, train, judge).to(device)
     return evaluate(scored, task, accelerator, batch=train.eval.batch, workers=train.workers)
 

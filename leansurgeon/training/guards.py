@@ -80,8 +80,8 @@ def fit_memory(run: Run) -> None:
         micro = run.plan.micro
         less = make_plan(train, run.task.size("train"), group.processes, micro_limit=micro // 2, cut_short=True)
         if less.micro >= micro:
-            name = distributed.device_name(run.device)
-            raise OutOfMemory(f"{name} has too little memory for a micro batch of {micro}.", LESS)
+            what = f"too little memory for a micro batch of {micro}"
+            raise OutOfMemory(f"{distributed.device_name(run.device)} has {what}.", LESS)
         run.say(f"A micro batch of {micro} does not fit in memory; {less.micro} x {less.accumulation} is taken.")
         run.trainer.pace.plan = less
 

@@ -178,9 +178,8 @@ def _occupy(run: Run, start: Path | None, saved: JsonObject | None, replace: boo
     """Take the run folder and put the training where its checkpoint left it. The last thing of all: a training that is
     refused leaves no folder in the way of the next try. Whatever fails here, the folder is let go.
     """
-    group = run.group
     try:
-        group.on_main(lambda: _take(run, start, saved, replace))
+        run.group.on_main(lambda: _take(run, start, saved, replace))
         run.place = runfolder.place_of(run.folder)
         if start:
             with guards.memory_explained(run.device):
@@ -218,10 +217,10 @@ def make_trainer(
         judged = make_scored(average.loaded, taught=task.head == "features").eval()
     rehearsal = None
     if sharing:  # before the optimizer, which is to know the parts
-        copied = distributed.make_rehearsal(loaded, make_scored, blocks_of, device, accelerator.num_processes)
+        copied = distributed.make_rehearsal(loaded, make_scored, device, accelerator.num_processes)
         rehearsal = (lambda: _compile(copied())) if train.compile else copied
         for module in dict.fromkeys([scored, judged]):
-            distributed.split_weights(module, blocks_of(module.loaded), device, accelerator.num_processes)
+            distributed.split_weights(module, device, accelerator.num_processes)
     made = optimizer.make_optimizer(
         scored, train.optim, fused=optimizer.in_one_kernel(train, device.type, sharing=sharing)
     )
@@ -262,11 +261,6 @@ def _compile(module: torch.nn.Module) -> torch.nn.Module:
     """In place, so that no name changes."""
     module.compile(backend=COMPILE_BACKEND)
     return module
-
-
-def blocks_of(loaded: Loaded) -> list[torch.nn.Module]:
-    """The blocks of a model whose weights are borrowed together; none where its family is not known."""
-    return loaded.blocks if hasattr(loaded, "architecture") else []
 
 
 def _most_at_once(run: Run) -> int:

@@ -96,6 +96,10 @@ class StandIn:
         return self.model(batch[self.key])
 
     @property
+    def blocks(self):
+        return list(getattr(self.model, "blocks", []))
+
+    @property
     def info(self):
         parameters = sum(p.numel() for p in self.model.parameters())
         return {"source": "stand-in", "shape": {}, "parameters": parameters, "parts": {}, "surgery": None}

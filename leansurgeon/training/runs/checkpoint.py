@@ -141,8 +141,7 @@ def write(
 
     @runfolder.explain_errors(path)
     def finish() -> None:
-        files = sorted(aside.iterdir())
-        told = {file.name: {"bytes": file.stat().st_size, "sha256": digest(file)} for file in files}
+        told = {file.name: {"bytes": file.stat().st_size, "sha256": digest(file)} for file in sorted(aside.iterdir())}
         runfolder.write_json(aside / MANIFEST, {"format": FORMAT, "step": step, "files": told})
         runfolder.move_in_place(aside, path)
         for old in all_of(run_dir)[keep:]:
