@@ -2,25 +2,48 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Self
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
-from leansurgeon.commands.command import Answer, Command
-from leansurgeon.commands.options import Changes, LaunchRequest, Seeds, Workspace
+from leansurgeon import clock
+from leansurgeon.commands.command import Command
+from leansurgeon.commands.options import Changes, DataRequest, LaunchRequest, Seconds, Seeds, Workspace
+from leansurgeon.commands.report import Report, ReportRequest
 from leansurgeon.errors import UsageError
 from leansurgeon.progress import Say
-from leansurgeon.reading import jsonfile
-from leansurgeon.request import Opt, Trust, command_line
+from leansurgeon.request import Opt, ShapeRequest, command_line
+
+if TYPE_CHECKING:
+    from leansurgeon.training.recipe.schema import ExperimentRecipe
+
+SHAPE = ("heads", "layers", "head_dim", "mlp_dim")
 
 
-class RunRequest(LaunchRequest, Trust):
+class RunRequest(ShapeRequest, DataRequest, LaunchRequest):
     """An experiment, what is changed in it, and where its trainings run."""
 
-    recipe: Annotated[str, Opt("Name of a shipped experiment, or a .yaml file.", complete="recipes", positional=True)]
+    source: Annotated[
+        str,
+        Opt(
+            "A shipped experiment or a .yaml file; with --data a model.",
+            complete="recipes",
+            metavar="EXPERIMENT|MODEL",
+            positional=True,
+            model=True,
+        ),
+    ]
+    variant: Annotated[
+        tuple[str, ...], Opt("Of several: lean:heads=24,layers=4. Repeatable.", "Shape", cli=list[str])
+    ] = ()
+    time: Annotated[Seconds | None, Opt("With --data: length of the whole command: 20m, 2h.", "Data", cli=str)] = None
     set: Changes = ()
-    seeds: Annotated[Seeds | None, Opt("Other seeds: 0,1,2.", "Data", cli=str)] = None
+    seeds: Annotated[
+        Seeds | None, Opt("Seeds of the trainings: 0,1,2. Default: the recipe's; with --data 0,1,2.", "Data", cli=str)
+    ] = None
     arms: Annotated[
         str | None, Opt("Only these arms, and the original that they are cut from: original,lean.", "Data")
     ] = None
@@ -41,49 +64,111 @@ class RunRequest(LaunchRequest, Trust):
         return self
 
 
-def run(request: RunRequest, say: Say) -> Answer:
+def run(request: RunRequest, say: Say) -> Report:
     """Train the original, lean variants and their controls over several seeds, and compare them.
 
-    Raises `UsageError` for a recipe of one training, and what cutting and training raise.
+    EXPERIMENT is a recipe. Or name your MODEL, --data and a shape: the recipe is made from them, shown and kept. With
+    labels every arm is fine-tuned on them, without labels every arm learns from the model as it is. All have the same
+    samples in the same order, the same steps, and the best of the same learning rates.
+
+    In Python the comparison prints as its table, and in a notebook draws itself.
+
+    Raises `UsageError` for a recipe of one training or a time that is too short, and what cutting and training raise.
     """
     from leansurgeon import experiment
     from leansurgeon.commands.healing import for_device
-    from leansurgeon.experiment.arms import explain_sets
-    from leansurgeon.report.tables.render import render_experiment
-    from leansurgeon.training.recipe.reading import dump, load
-    from leansurgeon.training.recipe.schema import ExperimentRecipe
+    from leansurgeon.experiment.side_by_side import default_parallel
+    from leansurgeon.report.collect import Collection
+    from leansurgeon.report.sections import experiment_section
+    from leansurgeon.training.recipe.reading import dump
 
-    recipe, debug, workspace = request.recipe, request.debug, request.workspace
-    changes = [*request.set, *([f"seeds={list(request.seeds)}"] if request.seeds is not None else [])]
-    loaded = load(recipe, changes, debug=debug)
-    if not isinstance(loaded, ExperimentRecipe):
-        raise UsageError(
-            f"'{recipe}' describes one training, not an experiment.", "Use `leansurgeon retrain --recipe`."
-        )
-    for told in explain_sets(loaded, changes, load(recipe, [], debug=debug)):
-        say(told)
-    loaded = for_device(loaded, cpu=request.cpu, say=say)
-    if debug:
-        loaded = loaded.model_copy(update={"name": f"{loaded.name}-debug"})
     if request.gpus is not None:
         from leansurgeon.training.processes.launch import check_gpus
 
         check_gpus(request.gpus)
-    folder = workspace / loaded.name
+    how = {"processes": request.processes, "cpu": request.cpu}
+    parallel = (request.parallel or default_parallel()) if request.processes == 1 else 1
+    recipe = make_recipe(request, parallel, how, say) if request.data else load_recipe(request, say)
+    recipe = for_device(recipe, cpu=request.cpu, say=say)
+    folder = request.workspace / recipe.name
     summaries = experiment.run(
-        loaded,
-        workspace,
+        recipe,
+        request.workspace,
         arms=None if request.arms is None else [word.strip() for word in request.arms.split(",")],
-        parallel=request.parallel if request.processes == 1 else 1,
+        parallel=parallel,
         force=request.force,
         say=say,
-        processes=request.processes,
-        cpu=request.cpu,
-        begin=lambda: note(folder, command_line("run", request), dump(loaded)),
+        begin=lambda made: note(folder, command_line("run", request), dump(made)),
+        **how,
     )
     say(f"Runs are in {folder}; `leansurgeon report {folder}` shows this table again.")
-    document = jsonfile.parse(render_experiment(summaries, format="json"), "the experiment")
-    return Answer(document, render_experiment(summaries))
+    return Report(Collection(), tuple(experiment_section(summaries)), ReportRequest())
+
+
+def load_recipe(request: RunRequest, say: Say) -> ExperimentRecipe:
+    """The experiment that was named. Raises `UsageError` where it is none, or asks for what belongs to --data."""
+    from leansurgeon.experiment.arms import explain_sets
+    from leansurgeon.training.recipe.reading import load
+    from leansurgeon.training.recipe.schema import ExperimentRecipe
+
+    own = ("time", "columns", "variant", *ShapeRequest.model_fields)
+    for name in (name for name in own if getattr(request, name) != type(request).model_fields[name].default):
+        raise UsageError(
+            f"--{name.replace('_', '-')} is for a model of yours, and no data is named.",
+            "Add --data PATH, or change the recipe: --set arms.lean.heads=24.",
+        )
+    changes = [*request.set, *([f"seeds={list(request.seeds)}"] if request.seeds is not None else [])]
+    loaded = load(request.source, changes, debug=request.debug)
+    if not isinstance(loaded, ExperimentRecipe):
+        raise UsageError(
+            f"'{request.source}' describes one training, not an experiment.", "Use `leansurgeon retrain --recipe`."
+        )
+    for told in explain_sets(loaded, changes, load(request.source, [], debug=request.debug)):
+        say(told)
+    return loaded.model_copy(update={"name": f"{loaded.name}-debug"}) if request.debug else loaded
+
+
+def make_recipe(request: RunRequest, parallel: int, how: Mapping[str, Any], say: Say) -> ExperimentRecipe:
+    """The experiment for a model and data; the one that this very command made before, where it was interrupted."""
+    from leansurgeon.checkpoints.source import open_source
+    from leansurgeon.experiment.from_model import make_experiment, name_experiment, parse_variants
+    from leansurgeon.experiment.trials import plan_steps
+    from leansurgeon.training.recipe.reading import dump, load
+    from leansurgeon.training.recipe.schema import ExperimentRecipe
+    from leansurgeon.training.runs import folder as runfolder
+
+    began = clock.began() or time.perf_counter()
+    shape = {key: value for key in SHAPE if (value := getattr(request, key)) not in (None, "auto")}
+    variants = parse_variants(request.variant)
+    if shape and variants:
+        raise UsageError("--variant names shapes, and so do the others.", "Put them into a --variant, too.")
+    if not (shape or variants):
+        raise UsageError("Nothing is to change.", "Give --heads 2x, --layers 4, or both.")
+    if request.debug:
+        raise UsageError("--debug is for a recipe that has such a variant.", "Give --time 2m for a short comparison.")
+    opened = open_source(request.source)
+    if opened.folder is None or not opened.learned:
+        raise UsageError(
+            f"{opened.name} has learned nothing that could be compared.",
+            "Name a trained model; `leansurgeon run EXPERIMENT` trains a preset.",
+        )
+    kept = request.workspace / name_experiment(opened, request.data, request.set) / runfolder.EXPERIMENT
+    if kept.is_file() and not request.force:
+        text = kept.read_text(encoding="utf-8")
+        if runfolder.call_in(text) == command_line("run", request):
+            made = load(str(kept))
+            if isinstance(made, ExperimentRecipe):
+                say(f"Going on with {kept.parent} (--force starts it again).")
+                return made
+    made = make_experiment(
+        opened, request.data, variants or {"lean": shape}, request.seeds or (0, 1, 2), request.time, parallel,
+        request.columns, request.set, say,
+    )  # fmt: skip
+    seconds = {"seconds": request.time, "began": began}
+    made = plan_steps(made, request.workspace, opened, parallel, say, **seconds, **how)
+    say(f"The recipe, made for {request.source} and {request.data}; {kept} keeps it, to be edited and run:")
+    say("".join(f"    {line}\n" for line in dump(made).splitlines()).rstrip("\n"))
+    return made
 
 
 def note(folder: Path, call: str, recipe: str) -> None:
@@ -95,5 +180,8 @@ def note(folder: Path, call: str, recipe: str) -> None:
     runfolder.write_text(folder / runfolder.EXPERIMENT, runfolder.with_call(call, recipe))
 
 
-EXAMPLES = ("leansurgeon run digits-vit", "leansurgeon run digits-vit --seeds 0 --set train.duration=3ep")
+EXAMPLES = (
+    "leansurgeon run digits-vit",
+    "leansurgeon run my-model --data reviews.csv --heads 24 --layers 4 --time 20m",
+)
 COMMAND = Command("run", RunRequest, run, EXAMPLES)

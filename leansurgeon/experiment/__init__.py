@@ -25,6 +25,7 @@ from leansurgeon.errors import plural
 from leansurgeon.experiment.arms import base_arm, choose_arms, list_wanted_shapes
 from leansurgeon.experiment.jobs import check_interrupted, find_finished, make_jobs, prepare_data
 from leansurgeon.experiment.side_by_side import default_parallel, drive
+from leansurgeon.experiment.trials import choose_rates, make_starts
 from leansurgeon.progress import Say, silent
 from leansurgeon.training.processes.signals import raising
 from leansurgeon.training.recipe.schema import ExperimentRecipe
@@ -41,7 +42,7 @@ def run(
     say: Say = silent,
     processes: int = 1,
     cpu: bool = False,
-    begin: Callable[[], None] = lambda: None,
+    begin: Callable[[ExperimentRecipe], None] = lambda recipe: None,
 ) -> list[Summary]:
     """Run every arm at every seed; returns the summaries in the order of the recipe's arms, then seeds.
 
@@ -49,8 +50,9 @@ def run(
     `force` means what is named. What earlier calls made of the other arms must be of the same settings, and is returned
     with the rest.
     `parallel` trainings run side by side (default: one per CPU core without a GPU, one with), each on `processes`
-    GPUs, or CPU processes where `cpu` is set. `begin` is called when nothing speaks against it any more. Raises what a
-    training raises, and `UsageError` for an unknown arm and where an arm of other settings stands in the way.
+    GPUs, or CPU processes where `cpu` is set. `begin` is called with the recipe when nothing speaks against it any
+    more, and again when every arm has its learning rate. Raises what a training raises, and `UsageError` for an unknown
+    arm and where an arm of other settings stands in the way.
     """
     source = open_source(recipe.source, config_changes=recipe.source_config or None, weights=False)
     first = base_arm(recipe)
@@ -58,23 +60,32 @@ def run(
     chosen = choose_arms(recipe, arms, wanted)
     parallel = parallel or default_parallel()
     recipe = for_trained_source(recipe, source, chosen, say)
-    jobs = make_jobs(recipe, workspace, wanted, first, parallel, processes=processes, cpu=cpu)
+    how = {"processes": processes, "cpu": cpu}
+    jobs = make_jobs(recipe, workspace, wanted, first, parallel, **how)
     anew = {key for key in jobs if force and (arms is None or key[0] in arms)}
-    say(
-        f"{recipe.name}: {plural(len(chosen), 'arm')} x {plural(len(recipe.seeds), 'seed')} = "
-        f"{plural(len(chosen) * len(recipe.seeds), 'training')}, "
-        f"{parallel} at a time"
-    )
+    if not recipe.rates:
+        say(
+            f"{recipe.name}: {plural(len(chosen), 'arm')} x {plural(len(recipe.seeds), 'seed')} = "
+            f"{plural(len(chosen) * len(recipe.seeds), 'training')}, "
+            f"{parallel} at a time"
+        )
     done = {key: old for key, job in jobs.items() if key not in anew and (old := find_finished(job))}
     for key in jobs.keys() - anew:
         check_interrupted(jobs[key])
     jobs = {key: replace(job, anew=key in anew) for key, job in jobs.items() if key[0] in chosen}
     samples = prepare_data(recipe, say, chosen, source.folder)
-    begin()
+    library = source.architecture.library
+    begin(recipe)
     if taken := len(done.keys() & jobs.keys()):
         say(f"Taken over, finished by an earlier call: {plural(taken, 'training')} (--force runs them again).")
     with raising("Stopped by a signal. Finished arms are kept, those under way are saved; run the same command again."):
-        drive(jobs, done, first, parallel, samples, say, source.architecture.library)
+        if recipe.cut_from == "source":
+            make_starts({key: job for key, job in jobs.items() if key not in done}, source, say)
+        if recipe.rates:
+            recipe = choose_rates(recipe, jobs, chosen, parallel, samples, library, say)
+            given = {"arms": arms, "parallel": parallel, "force": force, "say": say, "begin": begin}
+            return run(recipe, workspace, **given, **how)
+        drive(jobs, done, first, parallel, samples, say, library)
     return [done[name, seed] for name in recipe.arms for seed in recipe.seeds if (name, seed) in done]
 
 

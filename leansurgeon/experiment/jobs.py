@@ -49,10 +49,11 @@ class Job:
     anew: bool = False  # an interrupted run of it is given up instead of continued
     processes: int = 1  # that train it: GPUs, or CPU processes where `cpu` is set
     cpu: bool = False
+    trial: str = ""  # what a short training tries out: a learning rate
 
     @property
     def label(self) -> str:
-        return f"{self.arm}, seed {self.seed}"
+        return f"{self.arm}, {self.trial or f'seed {self.seed}'}"
 
     @property
     def transferred(self) -> bool:
@@ -74,7 +75,8 @@ def make_jobs(
     threads = max(1, cores() // parallel)
     for name in recipe.arms:
         for seed in recipe.seeds:
-            transfer = name != first and wanted[name].init == "transfer"
+            trained = recipe.cut_from == "original"
+            transfer = trained and name != first and wanted[name].init == "transfer"
             jobs[name, seed] = Job(
                 experiment=recipe,
                 arm=name,
@@ -82,7 +84,7 @@ def make_jobs(
                 wanted=wanted[name],
                 method=method_of(name, recipe),
                 source=str(folder / f"{first}-s{seed}" / runfolder.LAST) if transfer else recipe.source,
-                start=folder / runfolder.STARTS / f"{name}-s{seed}",
+                start=folder / runfolder.STARTS / (f"{name}-s{seed}" if trained else name),
                 run=folder / f"{name}-s{seed}",
                 prove=seed == recipe.seeds[0],
                 threads=threads,

@@ -15,16 +15,16 @@ from contextlib import ExitStack, contextmanager
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
-from leansurgeon.checkpoints.source import Source, open_source
-from leansurgeon.errors import LeanSurgeonError
+from leansurgeon.checkpoints.source import open_source
+from leansurgeon.errors import Diverged, LeanSurgeonError
 from leansurgeon.experiment.jobs import Job, describe_part, get_training
 from leansurgeon.measure.data.calibration import from_task
-from leansurgeon.progress import on_a_terminal, phase, silent
+from leansurgeon.progress import Say, on_a_terminal, phase, silent
 from leansurgeon.rank import cores
 from leansurgeon.reading.cache_folder import cache_folder
 from leansurgeon.streams import guard
 from leansurgeon.surgery.planning import plan, without_data
-from leansurgeon.surgery.shrink import DecidedCut, carry_out, decide
+from leansurgeon.surgery.shrink import carry_out, decide
 from leansurgeon.training.runs import folder as runfolder
 from leansurgeon.training.runs.summary import Summary
 from leansurgeon.training.schedule import Plan, make_plan
@@ -67,9 +67,8 @@ def carry_out_job(job: Job) -> Summary:
     from leansurgeon.training.together import train_on
 
     torch.set_num_threads(job.threads)
-    changes = job.experiment.source_config or None
-    source = open_source(job.source, config_changes=changes if job.source == job.experiment.source else None)
-    carry_out(start_of(job, source), job.start, force=True, check=job.prove)
+    if job.experiment.cut_from == "original":  # else it was cut before the trainings
+        make_start(job, silent)
     return train_on(
         job.processes,
         get_training(job),
@@ -83,8 +82,10 @@ def carry_out_job(job: Job) -> Summary:
     )
 
 
-def start_of(job: Job, source: Source) -> DecidedCut:
-    """The surgery that gives a job its starting model; a transfer calibrates on the experiment's training data."""
+def make_start(job: Job, say: Say) -> None:
+    """Cut the model that a job begins with; a transfer calibrates on the experiment's training data."""
+    changes = job.experiment.source_config or None
+    source = open_source(job.source, config_changes=changes if job.source == job.experiment.source else None)
     calibrate = not job.method.uncalibrated
     steps = plan(source, job.wanted, job.seed, job.method, calibrated=calibrate)
     data = None
@@ -93,7 +94,7 @@ def start_of(job: Job, source: Source) -> DecidedCut:
         data = from_task(task.name, task.options, source, cache=cache_folder(), seed=job.seed)
     if data is None and calibrate:
         steps = without_data(steps)
-    return decide(steps, data)
+    carry_out(decide(steps, data, say), job.start, force=True, check=job.prove)
 
 
 TELL_EVERY = 60.0  # seconds between two lines about trainings that run side by side
@@ -133,7 +134,7 @@ def drive(
         every = LOOK_EVERY if look else TELL_EVERY
         tell = time.monotonic() + every
         while waiting or running:
-            ready = [k for k in waiting if k[0] == first or jobs[k].wanted.init == "fresh" or (first, k[1]) in done]
+            ready = [k for k in waiting if not jobs[k].transferred or (first, k[1]) in done]
             for key in ready[: parallel - len(running)]:
                 answer, end = context.Pipe(duplex=False)
                 process = context.Process(target=in_process, args=(end, alive, jobs[key]))
@@ -144,9 +145,9 @@ def drive(
                 waiting.remove(key)
             for answer in wait(list(running), max(0.0, tell - time.monotonic()) if side_by_side else None):
                 key, process = running.pop(answer)
-                done[key] = receive_summary(answer, jobs[key])
+                done[key] = made = receive_summary(answer, jobs[key])
                 process.join()
-                say(f"[{len(done)}/{len(jobs)}] {jobs[key].label}: {result_line(done[key])}")
+                say(f"[{len(done)}/{len(jobs)}] {jobs[key].label}: {result_line(made) if made else 'it diverged'}")
             if look:
                 look()
             elif side_by_side and running and time.monotonic() >= tell:
@@ -224,13 +225,15 @@ def result_line(summary: Summary) -> str:
     return f"{task.metric_label} {task.format_metric(final and final.metric)}, {parameters}, {summary.seconds:.0f} s"
 
 
-def receive_summary(answer: Connection, job: Job) -> Summary:
-    """The summary that a training sends; its error is raised here."""
+def receive_summary(answer: Connection, job: Job) -> Summary | None:
+    """The summary that a training sends; its error is raised here, but that of a trial that diverged: None."""
     try:
         result = answer.recv()
     except EOFError:
         hint = "Was it killed for memory? Finished arms are kept; run the same command again."
         raise LeanSurgeonError(f"The training of {job.label} was killed.", hint) from None
+    if job.trial and isinstance(result, Diverged):
+        return None
     if isinstance(result, LeanSurgeonError):
         result.message = f"{job.label}: {result.message}"
         raise result

@@ -47,17 +47,20 @@ def choose_task(
     new_tokenizer: bool = False,
     measured: bool = False,
     taught: bool = False,
+    labels: bool = False,
 ) -> ChosenTask:
     """The task with which this model learns from the data, or is `measured` on it: then classifiers take data without
     labels, too. A model without a head learns from the labels of a table or of class folders, unless it is an embedder
-    or is to be `taught` by a named model. Running text is cut into windows of `tokens`.
+    (that counts with `labels`, too) or is to be `taught` by a named model. Running text is cut into windows of
+    `tokens`.
 
     Raises `UsageError` for data that the model does not take.
     """
     kind, reads_images = source.head, takes_images(source)
     if measured and "classification" in kind and not source.has_head:
         kind = "features"  # there are no outputs to compare with labels
-    labelled = kind == "features" and not (measured or taught or companions.is_embedder(source.folder))
+    labelled = kind == "features" and not (measured or taught)
+    labelled = labelled and (labels or not companions.is_embedder(source.folder))
     has_images = data.kind in ("classes", "images")
     if reads_images != has_images:
         needs, has = ("images", "text") if reads_images else ("text", "images")

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from leansurgeon import tasks
+from leansurgeon.checkpoints.kind import LANGUAGE
 from leansurgeon.checkpoints.source import Source, open_source
 from leansurgeon.errors import UsageError
 from leansurgeon.measure.data.check_classes import check_classes
@@ -42,6 +43,7 @@ class RecipeInputs:
     sets: tuple[str, ...] = ()
     resume: str = "never"
     lora: int | None = None
+    compares: bool = False  # for arms of an experiment: labels fine-tune, and without them all learn from the source
 
 
 STEP = {"cpu": 1e12, "gpu": 5e13}  # operations of an optimizer step that are worth waiting for
@@ -166,7 +168,7 @@ def make_recipe(model_dir: Path, data: UserData, asked: RecipeInputs, cache: Pat
         )
     kind = source.head
     said = value_at(reading.with_sets({}, asked.sets), "train", "distill")
-    how = {"new_tokenizer": asked.new_tokenizer, "taught": isinstance(said, dict)}
+    how = {"new_tokenizer": asked.new_tokenizer, "taught": isinstance(said, dict), "labels": asked.compares}
     chosen = choose_task(source, data, asked.columns, tokens=WINDOW, **how)
     options = dict(chosen.options) | (AUGMENTED if chosen.name == "folder" else {})
     notes = (*source.pad_note, *(source.head_note if kind == "features" else ()))  # others get a new head
@@ -217,6 +219,11 @@ def find_teacher(
     said = said if isinstance(said, dict) else {}
     if said.get("distill", "") is None:
         return teacher.Teacher(None, "train.distill is null")
+    if asked.compares:
+        taught = task.head in (*LANGUAGE, "features")
+        return teacher.Teacher(
+            "source" if taught else None, f"{source.slug}" if taught else "labels decide", own=taught
+        )
     distill = said.get("distill") or {}
     named = distill.get("teacher") if distill.get("teacher") != "source" else None
     if classes is not None and classes.new_head and named is None:
@@ -263,7 +270,7 @@ def settings(
     train["optim"]["weight_decay"] = 0.0 if kind == "features" else 0.01
     if taught_by.name is not None:
         train["distill"] = taught_by.settings(kind)
-        if taught_by.own and not (new_head or asked.lora) and (count := teacher.count_untouched(source)):
+        if taught_by.own and not (new_head or asked.lora or asked.compares) and (count := teacher.count_untouched(source)):
             train["frozen_blocks"] = count
         train["dropout"] = 0.0  # the teacher drops nothing: what the student drops is noise between the two
     train |= {"new_tokenizer": True} if asked.new_tokenizer else {}

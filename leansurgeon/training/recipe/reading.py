@@ -106,7 +106,7 @@ def load_training(name_or_path: str, sets: Sequence[str] = (), *, transferred: b
     return check_recipe(plain(training), sets, str(find(name_or_path))) if sets else training
 
 
-def check_recipe(raw: JsonObject, sets: Sequence[str], where: str) -> TrainingRecipe:
+def check_recipe(raw: JsonObject, sets: Sequence[str], where: str) -> Recipe:
     """A recipe that was made and not read, with `sets` laid over it; `where` names it in errors."""
     return _check(with_sets(raw, sets), _Source(where, {}, sets=sets))
 

@@ -294,6 +294,8 @@ class ExperimentRecipe(Strict):
     source: str
     source_config: JsonObject = Field(default={})
     seeds: list[Seed] = Field(default=[0], min_length=1)
+    cut_from: Literal["original", "source"] = "original"  # the trained original, or the source as it is
+    rates: list[Annotated[float, Field(gt=0)]] = []  # of learning: each arm tries all briefly and keeps its best
     task: TaskChoice
     train: Train
     retrain: JsonObject = Field(default={})  # merged over `train` for arms that start from transferred weights
@@ -326,6 +328,12 @@ class ExperimentRecipe(Strict):
             if other not in arms or not arms[other].changes_shape:
                 raise ValueError(f"arm {name!r} is a control of {other!r}, which is not an arm with a shape of its own")
         return arms
+
+    @model_validator(mode="after")
+    def _rates_need_starts(self) -> ExperimentRecipe:
+        if self.rates and self.cut_from == "original":
+            raise ValueError("`rates` are tried before anything is trained, so they need `cut_from: source`")
+        return self
 
     def own_task(self, arm: str) -> JsonObject:
         """Options of the task in which an arm differs; a control has the task of the arm that it controls."""

@@ -1,0 +1,183 @@
+"""What comes before the trainings of an experiment whose arms are all cut from the source: the cuts, made once for all
+seeds; a short training that shows what a step costs; and for every arm a short training at each of `rates`.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from leansurgeon.checkpoints.source import Source
+from leansurgeon.errors import Diverged, UsageError, plural
+from leansurgeon.experiment.arms import list_wanted_shapes
+from leansurgeon.experiment.jobs import Job, find_finished, list_settings, make_jobs, prepare_data
+from leansurgeon.experiment.side_by_side import Key, drive, make_start
+from leansurgeon.progress import Say, duration_text, size_text
+from leansurgeon.reading import jsonfile
+from leansurgeon.reading.jsonfile import JsonObject
+from leansurgeon.training.recipe.schema import ExperimentRecipe, merge
+from leansurgeon.training.runs import folder as runfolder
+from leansurgeon.training.runs import resume
+from leansurgeon.training.runs.summary import Summary
+from leansurgeon.training.schedule import make_plan
+
+SHARE = 0.125  # of a training's steps, for the trial of a rate
+LEAST = 8  # steps of a trial
+PROBE = 6  # steps that are timed
+FEW, ENOUGH = 16, 48  # steps of a training at least, and from which on there may be several seeds
+JUDGED = 512  # samples of an evaluation on the way, where time is short
+# A trial is judged once, by validation, and leaves nothing behind.
+BRIEF = {
+    "eval": {"at_start": False, "test": False, "every": "1000000st"},
+    "checkpoint": {"keep_best": False, "keep_start": False},
+}
+KEPT = "cut.json"  # beside a start: what it was made by
+
+
+def make_starts(jobs: Mapping[Key, Job], source: Source, say: Say) -> None:
+    """Cut every arm once; what an earlier call cut from the same weights by the same settings stays."""
+    files = resume.origin_of(source.folder) if source.folder else {}
+    for job in {job.start: job for job in jobs.values()}.values():
+        settings = list_settings(job) | {"task": job.experiment.task_of(job.arm).model_dump(mode="json")}
+        made_by = json.loads(json.dumps([settings, files]))
+        kept = job.start.with_name(f"{job.start.name}-{KEPT}")
+        if (job.start / "config.json").is_file() and jsonfile.read_object_if_whole(kept) == {"made_by": made_by}:
+            continue
+        say(f"{job.arm}: cutting {source.name}")
+        make_start(job, say)
+        runfolder.write_json(kept, {"made_by": made_by})
+
+
+def make_trial(job: Job, steps: int, name: str, rate: float, settings: JsonObject) -> Job:
+    """The job as a short training that nothing is chosen from but its rate; its run lies beside the others."""
+    recipe = job.experiment
+    train = merge({"duration": f"{steps}st", "optim": {"lr": rate}, "eval": {"every": f"{steps}st"}}, settings)
+    short = type(recipe.train).model_validate(merge(recipe.train.model_dump(), train))
+    short = recipe.model_copy(update={"train": short, "measure": None, "rates": []})
+    return replace(job, experiment=short, run=job.start.with_name(f"{job.arm}-{name.replace(' ', '-')}"), trial=name)
+
+
+@dataclass(frozen=True)
+class StepCost:
+    """Seconds of an optimizer step, and of all else of a training (starting, evaluating, saving); bytes at its peak."""
+
+    step: float
+    rest: float
+    memory: int
+
+
+def time_steps(job: Job, samples: int, library: str, say: Say) -> StepCost:
+    """Train the job for a few steps, and see what they take."""
+    probe, began = make_trial(job, PROBE, "timing", job.experiment.train.optim.lr, {}), time.perf_counter()
+    done: dict[Key, Summary | None] = {}
+    drive({(job.arm, job.seed): replace(probe, anew=True, quiet=True)}, done, job.arm, 1, samples, say, library)
+    made = done[job.arm, job.seed]
+    step = made.step_ms / 1000
+    shutil.rmtree(probe.run, ignore_errors=True)
+    return StepCost(step, max(0.0, time.perf_counter() - began - PROBE * step), made.memory.bytes or 0)
+
+
+def choose_rates(
+    recipe: ExperimentRecipe,
+    jobs: Mapping[Key, Job],
+    arms: Sequence[str],
+    parallel: int,
+    samples: int,
+    library: str,
+    say: Say,
+) -> ExperimentRecipe:
+    """The recipe in which each of these arms has the one of the `rates` that did best in its trial, by validation."""
+    plan = make_plan(recipe.train, samples, 1)
+    steps = max(LEAST, round(SHARE * plan.steps))
+    seed = recipe.seeds[0]
+    trials = {
+        (f"{arm} at {rate:g}", seed): make_trial(jobs[arm, seed], steps, f"rate {rate:g}", rate, BRIEF)
+        for arm in arms
+        for rate in recipe.rates
+    }
+    done: dict[Key, Summary | None] = {key: old for key, job in trials.items() if (old := find_finished(job))}
+    say(f"Trying {plural(len(recipe.rates), 'learning rate')} for every arm, {steps} steps each.")
+    drive(trials, done, arms[0], parallel, samples, say, library, "trials of rates")
+    chosen = dict(recipe.arms)
+    for arm in arms:
+        found = {rate: made for rate in recipe.rates if (made := done[f"{arm} at {rate:g}", seed])}
+        if not found:
+            raise Diverged(f"{arm} diverged at every learning rate that was tried.", "Try less: --set rates=[1e-6].")
+        sign = 1 if next(iter(found.values())).task.higher_is_better else -1
+        best = max(found, key=lambda rate: (sign * found[rate].final.metric, -found[rate].final.loss))
+        figures = ", ".join(f"{rate:g}: {one.task.format_metric(one.final.metric)}" for rate, one in found.items())
+        say(f"{arm}: learning rate {best:g} ({figures}).")
+        train = merge(chosen[arm].train or {}, {"optim": {"lr": best}})
+        chosen[arm] = chosen[arm].model_copy(update={"train": train})
+    for job in trials.values():  # their figures stay
+        for name in (runfolder.BEST, runfolder.LAST):
+            shutil.rmtree(job.run / name, ignore_errors=True)
+    return recipe.model_copy(update={"arms": chosen, "rates": []})
+
+
+def plan_steps(
+    recipe: ExperimentRecipe,
+    workspace: Path,
+    source: Source,
+    parallel: int,
+    say: Say,
+    *,
+    seconds: float | None,
+    began: float,
+    **how: Any,
+) -> ExperimentRecipe:
+    """The recipe with as many steps and seeds as fit into `seconds` since `began` (by `time.perf_counter`; None: as it
+    is), when its cuts are made; says what all of it will cost. Raises `UsageError` where not even one seed fits.
+    """
+    arms, library = list(recipe.arms), source.architecture.library
+    jobs = make_jobs(recipe, workspace, list_wanted_shapes(recipe, source), arms[0], parallel, **how)
+    samples = prepare_data(recipe, say, arms, source.folder)
+    original = arms[0], recipe.seeds[0]
+    make_starts({original: jobs[original]}, source, say)
+    cost = time_steps(jobs[original], samples, library, say)
+    rates, seeds, share = len(recipe.rates), len(recipe.seeds), len(recipe.rates) * SHARE
+    side = min(parallel, len(arms))
+
+    def work(steps: float, seeds: int) -> float:
+        """Seconds of so many trainings and their trials; a trial evaluates less than a training."""
+        rest = 1.3 * seeds * cost.rest + rates * cost.rest
+        return len(arms) * (rest + (seeds + share) * steps * cost.step) / side
+
+    if seconds is not None and work(FEW, 1) > seconds:
+        raise UsageError(
+            f"{duration_text(seconds)} is too short: {plural(len(arms), 'training')} of {FEW} steps each take about "
+            f"{duration_text(work(FEW, 1))} here.",
+            "Give more --time, or fewer variants.",
+        )
+    make_starts(jobs, source, say)
+    steps = make_plan(recipe.train, samples, 1).steps if seconds is None else 0
+    while seconds is not None:
+        left = 0.9 * (seconds - (time.perf_counter() - began)) - work(0, seeds)
+        steps = int(left * side / (len(arms) * (seeds + share) * cost.step))
+        if seeds == 1 or steps >= ENOUGH:
+            break
+        seeds -= 1
+    if seconds is not None and steps < FEW:
+        raise UsageError(
+            f"{duration_text(seconds)} is too short: cutting took {duration_text(time.perf_counter() - began)}, and "
+            f"{plural(len(arms), 'training')} of {FEW} steps each take about {duration_text(work(FEW, 1))}.",
+            "Give more --time; the cuts are kept.",
+        )
+    if seeds < len(recipe.seeds):
+        say(f"{duration_text(seconds)} has room for {plural(seeds, 'seed')}, not for {len(recipe.seeds)}.")
+    tried = f", after {plural(len(arms) * rates, 'trial')} of learning rates" if rates else ""
+    say(
+        f"{plural(len(arms), 'arm')} ({', '.join(arms)}) x {plural(seeds, 'seed')} = {len(arms) * seeds} trainings of "
+        f"{plural(steps, 'step')}{tried}: about {duration_text(work(steps, seeds))} here, {side} at a time, "
+        f"{size_text(cost.memory)} of memory each."
+    )
+    if seconds is None:
+        return recipe
+    every = {"every": f"{max(1, steps // 2)}st", "samples": recipe.train.eval.samples or JUDGED}
+    train = merge(recipe.train.model_dump(), {"duration": f"{steps}st", "eval": every})
+    return recipe.model_copy(update={"train": type(recipe.train).model_validate(train), "seeds": recipe.seeds[:seeds]})
