@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from leansurgeon.report.charts.forms import Chart
     from leansurgeon.report.collect import Collection
     from leansurgeon.report.rows import Section
+    from leansurgeon.report.runs import Run
 
 
 def list_folders(given: str | os.PathLike[str] | Iterable[os.PathLike[str]]) -> list[Path]:
@@ -157,6 +158,20 @@ def report(request: ReportRequest, say: Say) -> Report:
     if request.plots is not None:
         for path in found.plots(request.plots):
             say(f"Chart: {path}")
+    return found
+
+
+def measure_answers(runs: Sequence[Run], say: Say, seconds: float | None = None) -> dict[Path, JsonObject]:
+    """What answering costs, of all these in turns, by their folders; kept in those of runs."""
+    from leansurgeon.measure.costs import inference
+    from leansurgeon.training.runs import folder as runfolder
+
+    models = {run.path: runfolder.model_of(run.path) for run in runs}
+    made = inference.measure(list(models.values()), say, seconds)
+    found = {path: made[model] for path, model in models.items()}
+    for run in runs:
+        if run.kind == "run":
+            runfolder.write_json(run.path / inference.NAME, found[run.path])
     return found
 
 

@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 from leansurgeon import clock
 from leansurgeon.commands.command import Command
 from leansurgeon.commands.options import Changes, DataRequest, LaunchRequest, Seconds, Seeds, Workspace
-from leansurgeon.commands.report import Report, ReportRequest
+from leansurgeon.commands.report import Report, ReportRequest, measure_answers
 from leansurgeon.errors import UsageError
 from leansurgeon.progress import Say
 from leansurgeon.request import Opt, ShapeRequest, command_line
@@ -79,7 +79,8 @@ def run(request: RunRequest, say: Say) -> Report:
     from leansurgeon.commands.healing import for_device
     from leansurgeon.experiment.side_by_side import default_parallel
     from leansurgeon.report.collect import Collection
-    from leansurgeon.report.sections import experiment_section
+    from leansurgeon.report.runs import read_run
+    from leansurgeon.report.sections import sections
     from leansurgeon.training.recipe.reading import dump
 
     if request.gpus is not None:
@@ -101,8 +102,13 @@ def run(request: RunRequest, say: Say) -> Report:
         begin=lambda made: note(folder, command_line("run", request), dump(made)),
         **how,
     )
+    runs = [
+        read_run(folder / f"{made.experiment.arm}-s{made.seed}", made, float(i)) for i, made in enumerate(summaries)
+    ]
+    if request.data:
+        measure_answers([run for run in runs if run.summary.seed == recipe.seeds[0]], say)
     say(f"Runs are in {folder}; `leansurgeon report {folder}` shows this table again.")
-    return Report(Collection(), tuple(experiment_section(summaries)), ReportRequest())
+    return Report(Collection(runs), tuple(sections(runs)), ReportRequest())
 
 
 def load_recipe(request: RunRequest, say: Say) -> ExperimentRecipe:
@@ -133,7 +139,7 @@ def make_recipe(request: RunRequest, parallel: int, how: Mapping[str, Any], say:
     from leansurgeon.checkpoints.source import open_source
     from leansurgeon.experiment.from_model import make_experiment, name_experiment, parse_variants
     from leansurgeon.experiment.trials import plan_steps
-    from leansurgeon.training.recipe.reading import dump, load
+    from leansurgeon.training.recipe.reading import brief, load
     from leansurgeon.training.recipe.schema import ExperimentRecipe
     from leansurgeon.training.runs import folder as runfolder
 
@@ -167,7 +173,7 @@ def make_recipe(request: RunRequest, parallel: int, how: Mapping[str, Any], say:
     seconds = {"seconds": request.time, "began": began}
     made = plan_steps(made, request.workspace, opened, parallel, say, **seconds, **how)
     say(f"The recipe, made for {request.source} and {request.data}; {kept} keeps it, to be edited and run:")
-    say("".join(f"    {line}\n" for line in dump(made).splitlines()).rstrip("\n"))
+    say("".join(f"    {line}\n" for line in brief(made).splitlines()).rstrip("\n"))
     return made
 
 

@@ -7,6 +7,7 @@ import shlex
 from leansurgeon.errors import plural
 from leansurgeon.report.humans import join_words, plain
 from leansurgeon.report.kappa import Kappa
+from leansurgeon.report.paired import compare
 from leansurgeon.report.rows import Note, Row, Section, heals, is_start_kept
 from leansurgeon.report.verdict import expectations, is_accuracy, longer_training, verdicts
 from leansurgeon.training.runs.folder import BEST
@@ -41,7 +42,8 @@ def notes(section: Section, kappa: bool = False) -> list[Note]:
     if kappa:
         return measured + list(section.notes)
     lines = [*of_quality(section), *of_expectations(section), *of_judged(section), *measured, *of_gaps(section)]
-    lines += of_memory([row for row in section.rows if row.memory])
+    answering = of_answering(section)
+    lines += answering or of_memory([row for row in section.rows if row.memory])
     if section.kind == "runs" and sum(row.role == "run" for row in section.rows) > 1:
         said = (
             "Single runs: a difference between rows is no result; `leansurgeon run` repeats, with seeds and a control."
@@ -78,7 +80,11 @@ def of_quality(section: Section) -> list[Note]:
         said.append(f"The largest class has {100 * share:.1f} % of the samples: macro F1 counts every class alike.")
     if any(r.test for r in section.rows):
         said.append("test: the published test split, read once, with the weights that were best in validation.")
-    if any(v.standard_error for v in verdicts(section)):
+    if any(row.role == "lean" and section.original and compare(row, section.original) for row in section.rows):
+        many = max(len(row.seeds) for row in section.rows) > 1
+        seeds = ", and count the spread of the seeds" if many else ""
+        said.append(f"Intervals compare the same held-out samples in pairs{seeds}.")
+    elif any(v.standard_error for v in verdicts(section)):
         size = (
             "the seeds and the size of the test set"
             if is_accuracy(section.task)
@@ -166,6 +172,21 @@ def of_kappa(measured: list[Kappa], by_layer: bool) -> list[Note]:
         )
         notes.append(Note(lacking, "kappa", caveat=True))
     return notes
+
+
+def of_answering(section: Section) -> list[Note]:
+    """How latency and memory of answering were measured, and which rows were not timed in turns."""
+    known = [(row, run) for row in section.rows for run in row.runs[:1] if row.latency and run.inference]
+    if not known:
+        return []
+    of = known[0][1].inference
+    said = [
+        f"latency: one sample, median of rounds in which all models took turns on {of.device}. memory: weights and "
+        f"activations at the peak of {of.load}, fp32."
+    ]
+    apart = len({row.measured for row, _ in known}) > 1
+    told = "Some rows were timed in another run, so their latencies do not compare: `leansurgeon report --measure`."
+    return [Note(said[0], "speed"), *([Note(told, "speed", caveat=True)] if apart else [])]
 
 
 def of_memory(rows: list[Row]) -> list[Note]:

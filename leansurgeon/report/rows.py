@@ -9,7 +9,7 @@ from typing import Any
 from leansurgeon.reading.jsonfile import value_at
 from leansurgeon.report.humans import Spread, spread
 from leansurgeon.report.kappa import Kappa, kappa_of
-from leansurgeon.report.runs import CutSummary, Run, Task
+from leansurgeon.report.runs import CutSummary, Run, Seconds, Task
 from leansurgeon.training.runs.summary import Scores, Summary, own_test
 
 GLUE = {  # its tasks as the paper's Table 1 has them
@@ -64,6 +64,11 @@ class Row:
     throughput: Spread | None = None
     throughput_unit: str = ""
     seconds: Spread | None = None
+    size: int | None = None  # bytes of the weights on the disk
+    inference_memory: int | None = None
+    latency: Seconds | None = None  # of one sample
+    batch_latency: Seconds | None = None
+    measured: str = ""  # the same for rows that were timed in turns
     kappa: Kappa | None = None
     init: str = ""
     epochs: float | None = None
@@ -146,6 +151,7 @@ def make_row(name: str, role: str, runs: Sequence[Run], control_of: str | None =
         return spread(follow(of(run.summary), path) for run in runs)
 
     best = over("best.metric")
+    answering = next((run.inference for run in runs if run.inference), None)
     published = not any(own_test(run.summary) for run in runs)  # else the test's figure is the row's own
     return Row(
         name=name,
@@ -170,6 +176,11 @@ def make_row(name: str, role: str, runs: Sequence[Run], control_of: str | None =
         throughput=over("throughput"),
         throughput_unit=head.throughput_unit,
         seconds=over("seconds"),
+        size=answering and answering.size,
+        inference_memory=answering and answering.memory,
+        latency=answering and answering.one,
+        batch_latency=answering and answering.batch,
+        measured=answering.together if answering else "",
         kappa=kappa_of([run.summary.kappa for run in runs]),
         init=first.part.init if first.part else "",
         began_trained=first.began_trained,

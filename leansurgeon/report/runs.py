@@ -96,6 +96,45 @@ def read_judged(record: SurgeryRecord | None) -> tuple[tuple[str, str], ...]:
 
 
 @dataclass(frozen=True)
+class Seconds:
+    """Median and quartiles of a time."""
+
+    median: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Inference:
+    """What answering costs: bytes on the disk and at the peak of a batch, times for one sample and for a batch.
+    `together` is the same for models that were timed in turns.
+    """
+
+    size: int | None
+    memory: int | None
+    one: Seconds | None
+    batch: Seconds | None
+    together: str
+    load: str
+    device: str
+
+
+def inference_of(document: Json) -> Inference | None:
+    """The document of `measure.costs.inference`; None where it is none."""
+    if not isinstance(document, dict):
+        return None
+    times = {}
+    for key in ("one", "batch"):
+        figures = [number(value_at(document, key, part)) for part in ("median", "low", "high")]
+        times[key] = None if None in figures else Seconds(*figures)
+    batch, tokens = (whole(value_at(document, "load", key)) for key in ("batch", "tokens"))
+    load = f"batches of {batch}" + (f" x {tokens} tokens" if (tokens or 1) > 1 else "")
+    texts = {key: text(document.get(key)) for key in ("measured", "device")}
+    known = {key: whole(document.get(key)) for key in ("size", "memory")}
+    return Inference(**known, **times, together=texts["measured"], load=load, device=texts["device"])
+
+
+@dataclass(frozen=True)
 class Task:
     """What was measured: the task, the paper's name of its metric, on how many samples, and what stands for these and
     for how they were prepared: rows of one table were judged on the same ones, which are `held_out` where they chose
@@ -129,6 +168,7 @@ class Run:
     cut: CutSummary | None = None
     judged_in: Path | None = None  # the run that judged it, where it is none itself
     judged: tuple[tuple[str, str], ...] = ()  # names of data that it was judged on against its source, and sentences
+    measured: Inference | None = None  # what this report itself has measured
 
     @property
     def parameters_of_source(self) -> int | None:
@@ -180,6 +220,11 @@ class Run:
     def heads(self) -> HeadStudy | None:
         """The study of heads that lies in the folder, if any."""
         return heads_of(jsonfile.read_object_if_whole(self.path / HEADS))
+
+    @cached_property
+    def inference(self) -> Inference | None:
+        """What answering costs, where it was measured."""
+        return self.measured or inference_of(jsonfile.read_object_if_whole(self.path / INFERENCE))
 
     @cached_property
     def bench(self) -> Bench | None:
@@ -291,6 +336,7 @@ def task_of(made: Summary) -> Task:
 
 
 HEADS, BENCH = "heads.json", "bench.json"  # what `heads` and `bench` leave
+INFERENCE = "inference.json"  # what `run` and `report --measure` leave (`measure.costs.inference`)
 POINTS = 240  # of a curve at most: more than a drawing of 360 units can show
 LARGEST = 64 * 2**20  # bytes that are read of one file
 

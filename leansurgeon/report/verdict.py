@@ -21,6 +21,7 @@ from leansurgeon.intervals import NEEDED, binomial_variance, degrees_of_freedom,
 from leansurgeon.reading.jsonfile import value_at
 from leansurgeon.reading.values import items, text, whole
 from leansurgeon.report.humans import join_words, plain
+from leansurgeon.report.paired import compare, describe
 from leansurgeon.report.rows import Row, Section, Task
 
 LONGER = 1.01  # times the epochs
@@ -61,6 +62,22 @@ def verdicts(section: Section) -> list[Verdict]:
     return [*found.values()]
 
 
+def conclude(section: Section) -> list[str]:
+    """What a section comes to, in sentences: of every lean arm what it keeps and gains, where the same samples tell;
+    else what the seeds allow to say.
+    """
+    found, told = verdicts(section), []
+    original, single = section.original, max((len(row.seeds) for row in section.rows), default=0) == 1
+    for row in section.rows if original and section.kind == "experiment" and section.task else ():
+        if row.role == "lean" and (said := describe(row, original, controls_of(row, section.rows), section.task)):
+            told += said
+            found = [verdict for verdict in found if verdict.arm != row.name]
+    one = (
+        ["One seed: the intervals count samples, and not what another training would give."] if told and single else []
+    )
+    return [*told, *one, *sentences(found)]
+
+
 def sentences(verdicts_here: list[Verdict]) -> list[str]:
     """What is said of all of them; more than three of one seed each become one sentence."""
     single = [v for v in verdicts_here if v.sentence.endswith(ONE_SEED)]
@@ -90,7 +107,10 @@ def judge(arm: Row, other: Row, task: Task, comparisons: int = 1) -> Verdict | N
     begin = f"{arm.name} vs {other.name}: {difference_text(difference, task)}"
     if arm.metric.n < 2 or other.metric.n < 2:
         return Verdict(arm.name, other.name, difference, None, None, "one seed", f"{begin}{ONE_SEED}")
+    paired = compare(arm, other)
     of_test = variance_of_test(arm, task) + variance_of_test(other, task)
+    if paired and not paired.ratio:
+        of_test = paired.of_samples**2
     error = math.sqrt(arm.metric.error**2 + other.metric.error**2 + of_test)
     if error == 0:
         sentence = f"{begin}; the seeds do not differ, so there is no spread to judge by."

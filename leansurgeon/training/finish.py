@@ -115,6 +115,9 @@ def _test_best(run: Run) -> OnTest:
         before and before.scores(),
         _on_test(run, TeacherObjective(run.judged)).scores() if budget.judges_source(run) else None,
     )
+    if not missed:
+        sums, counts = zip(*chosen.parts, strict=True)
+        result = replace(result, sums=sums, counts=counts)
     if before:  # by how much the metric's sum of each batch changed, and its labels
         both = list(zip(before.parts, chosen.parts, strict=True))
         if gain := paired_interval([new - old for (old, _), (new, _) in both], [count for _, (_, count) in both]):

@@ -26,7 +26,7 @@ from leansurgeon.report.page.parts import Block, Cell, Part, cell, figures
 from leansurgeon.report.page.parts import sentences as as_words
 from leansurgeon.report.rows import Row, Section
 from leansurgeon.report.tables.columns import define_columns
-from leansurgeon.report.verdict import controls_of, sentences, verdicts, warnings
+from leansurgeon.report.verdict import conclude, controls_of, warnings
 from leansurgeon.training.runs.folder import write_text
 from leansurgeon.version import __version__
 
@@ -114,7 +114,7 @@ def make_chapter(section: Section, index: int) -> Chapter:
         name=name_section(section, row),
         under=describe_section(section, row),
         tiles=make_tiles(section, row) if row and section.kind != "glue" else [],
-        verdicts=sentences(verdicts(section)),
+        verdicts=conclude(section),
         warnings=warnings(section),
         parts=shown,
         # What these measure is kept in the folders of runs.

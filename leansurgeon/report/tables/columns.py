@@ -11,11 +11,13 @@ from leansurgeon.report import humans
 from leansurgeon.report.humans import NONE, Spread
 from leansurgeon.report.kappa import MATRICES, Bound, LayerKappa
 from leansurgeon.report.rows import GLUE, Row, Section, follow
-from leansurgeon.report.runs import PARTS, SHAPE
+from leansurgeon.report.runs import PARTS, SHAPE, Seconds
 
 NARROW = ("name", "layers_heads", "metric", "macro_f1", "test", "parameters", "change", "memory", "step_ms")
 NARROW += ("kappa_median", "kappa_worst")
 MODELS = ("name", *SHAPE, *NARROW[5:])
+# Where it is known what answering costs, in place of what training costs.
+ANSWERING = (*NARROW[:7], "size", "inference_memory", "latency", "kappa_median")
 RANKS = ("rank", "kappa_centred", "deficient")  # what must stand beside kappa where there is room
 LAYERS = ("name", "layer", "kappa_mean", "kappa_median", "kappa_worst", "kappa_centred", "rank", "stable_rank")
 LAYERS += ("effective_rank", "aspect")
@@ -92,6 +94,18 @@ def show_spread(value: Spread | None, decimals: int, percent: bool) -> str:
     return f"{scale * value.mean:,.{decimals}f}{sd}{unit}"
 
 
+def median(value: Seconds | None) -> float | None:
+    """The time itself."""
+    return value and value.median
+
+
+def show_seconds(value: Seconds | None) -> str:
+    """`4.1 ms`, `1.3 s`."""
+    if value is None:
+        return NONE
+    return f"{humans.plain(value.median)} s" if value.median >= 1 else f"{humans.plain(1000 * value.median)} ms"
+
+
 def show_rank(part: LayerKappa | None) -> str:
     """A numerical rank out of the possible one, as `31/64`."""
     return NONE if part is None or part.rank is None else f"{part.rank:.0f}/{part.k:.0f}"
@@ -147,6 +161,12 @@ def define_columns(section: Section, *, short: bool = False) -> dict[str, Column
             Column("change", "change", lambda row: row, show_change, lambda row: row.change),
             *(Column(f"parameters_{key}", key, f"parts.{key}", humans.count) for key in PARTS),
             *(Column(key, head, f"shape.{key}") for key, head in zip(SHAPE, SHAPE_HEADS, strict=True)),
+            Column("size", "size", "size", humans.memory),
+            Column("inference_memory", "memory", "inference_memory", humans.memory),
+            Column("latency", "latency", "latency", show_seconds, lambda value: value and value.median),
+            Column(
+                "batch_latency", "batch\nlatency", "batch_latency", show_seconds, lambda value: value and value.median
+            ),
             Column("memory", memory_head, lambda row: row, show_memory, lambda row: plain(row.memory)),
             Column("step_ms", "ms/\nstep", "step_ms", of_mean(humans.plain)),
             Column("throughput", unit, "throughput", of_mean(show_throughput)),
@@ -220,7 +240,7 @@ def pick_columns(section: Section, *, wide: bool = False, short: bool = False) -
     if section.kind == "glue":
         return define_glue_columns()
     columns = define_columns(section, short=short)
-    narrow = MODELS if section.kind == "models" else NARROW
+    narrow = MODELS if section.kind == "models" else ANSWERING if any(row.latency for row in section.rows) else NARROW
     return pick(columns, [key for key in columns if key != "layers_heads"] if wide else narrow)
 
 

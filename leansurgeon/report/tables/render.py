@@ -33,7 +33,7 @@ from leansurgeon.report.tables.columns import (
     show,
     without_gaps,
 )
-from leansurgeon.report.verdict import expectations, sentences, verdicts, warnings
+from leansurgeon.report.verdict import conclude, expectations, verdicts, warnings
 from leansurgeon.training.runs.summary import Summary
 from leansurgeon.words import WIDTH, in_markdown, wrap, write_csv
 
@@ -45,7 +45,8 @@ SIGNS = {"±": r"$\pm$", "≥": r"$\ge$", "…": r"\dots{}", NONE: "--"}
 # The keys of a row's JSON object.
 ROW = (
     "name", "role", "control_of", "seeds", "metric", "macro_f1", "best", "before", "test", "test_last", "loss",
-    "memory", "step_ms", "throughput", "seconds", "parameters", "reference_parameters", "change", "parts", "shape",
+    "size", "inference_memory", "latency", "batch_latency", "memory", "step_ms", "throughput", "seconds", "parameters",
+    "reference_parameters", "change", "parts", "shape",
     "memory_kind", "throughput_unit", "device", "precision", "init", "epochs", "inherited_epochs",
     "seeds_still_improving", "kappa", "paths", "scores", "mean_of_scores",
 )  # fmt: skip
@@ -122,7 +123,7 @@ def draw_markup(
     )
     warned = [written(said) for said in warnings(section)]
     warned = [f"**{said}**" for said in warned] if style == "pipe" else warned
-    found = sentences(verdicts(section))
+    found = conclude(section)
     return body, [*map(written, found), *warned, *(written(note.says) for note in notes(section, kappa))]
 
 
@@ -202,7 +203,7 @@ def render_terminal(section: Section, wide: bool, kappa: bool) -> str:
         if measure(draw_grid(rows, shown)) > WIDTH:
             shown = without_gaps([c for c in pick_columns(section, short=short) if c.key != "layers_heads"], rows)
     body, gone = (draw_grid(rows, shown), []) if wide else fit(rows, shown, ("step_ms", "memory"))
-    found = [*sentences(verdicts(section)), *(f"! {warning}" for warning in warnings(section))]
+    found = [*conclude(section), *(f"! {warning}" for warning in warnings(section))]
     more = "" if wide else tabulate_invariants(section) if kappa else tabulate_layers(section)
     left_out = [f"Not in {WIDTH} columns: {' and '.join(gone)}; `leansurgeon report --wide` shows all."] if gone else []
     said = sorted(notes(section, kappa), key=lambda note: not note.caveat)  # what may decide comes first

@@ -270,7 +270,11 @@ def settings(
     train["optim"]["weight_decay"] = 0.0 if kind == "features" else 0.01
     if taught_by.name is not None:
         train["distill"] = taught_by.settings(kind)
-        if taught_by.own and not (new_head or asked.lora or asked.compares) and (count := teacher.count_untouched(source)):
+        if (
+            taught_by.own
+            and not (new_head or asked.lora or asked.compares)
+            and (count := teacher.count_untouched(source))
+        ):
             train["frozen_blocks"] = count
         train["dropout"] = 0.0  # the teacher drops nothing: what the student drops is noise between the two
     train |= {"new_tokenizer": True} if asked.new_tokenizer else {}

@@ -116,9 +116,9 @@ def dump(recipe: Recipe) -> str:
     return yaml.safe_dump(plain(recipe), sort_keys=False, allow_unicode=True, width=110)
 
 
-def brief(recipe: TrainingRecipe) -> str:
-    """The YAML of what was set, in lines of a terminal, without what is as it is by default: for a person to read."""
-    values = recipe.model_dump(mode="json", exclude_unset=True)
+def brief(recipe: Recipe) -> str:
+    """The YAML of what is not as it is by default, in lines of a terminal: for a person to read."""
+    values = recipe.model_dump(mode="json", exclude_defaults=True)
     return yaml.safe_dump(values, sort_keys=False, allow_unicode=True, default_flow_style=None, width=70)
 
 

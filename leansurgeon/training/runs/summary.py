@@ -67,7 +67,8 @@ class OnTest(part.Recorded):
     """Of the test split, read once at the end: by the last weights and by those that the evaluation split chose (None
     where these were not kept). Of one's own data by those that the training began with, too, and by the `source` that
     they were cut from where that teaches; the `gain` of the best over the first lies between `gain_low` and `gain_high`
-    with 95 %, on the same samples (of a perplexity, F1 and a correlation: that of the loss).
+    with 95 %, on the same samples (of a perplexity, F1 and a correlation: that of the loss). `sums` and `counts` are
+    what the metric of the best is a mean of, by batches, which are the same ones in every run of an experiment.
     """
 
     required = ("samples", "last", "best")
@@ -79,6 +80,8 @@ class OnTest(part.Recorded):
     source: Scores | None = None
     gain_low: float | None = None
     gain_high: float | None = None
+    sums: tuple[float, ...] = ()
+    counts: tuple[float, ...] = ()
 
 
 class Shown(part.RecordedInFull):

@@ -1,0 +1,82 @@
+"""What answering costs: bytes on the disk, peak memory, and seconds for one sample and for a full batch. All models are
+timed in turns in one run, so that what else the machine does hits all alike. Imports torch.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+
+from leansurgeon.checkpoints.source import open_source
+from leansurgeon.measure.costs.speed import WARM_UP, Load, TimedModel, Timing, time_work
+from leansurgeon.measure.costs.storages import Storages
+from leansurgeon.measure.data import inputs
+from leansurgeon.progress import Say
+from leansurgeon.reading.jsonfile import JsonObject
+
+NAME = "inference.json"  # in the folder of a run
+BATCH, TOKENS = 8, 128
+ROUNDS = 9
+
+
+def measure(folders: Sequence[Path], say: Say, seconds: float | None = None) -> Mapping[Path, JsonObject]:
+    """The costs of every model by its folder: `size`, `memory` and `parameters` are numbers, `one` and `batch` times
+    with quartiles; `measured` is the same for all that were timed together. Ends after two rounds where `seconds` are
+    over. Weights do not matter to time, so new ones of the same shape are used, in fp32.
+    """
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    began, models = time.perf_counter(), {}
+    for folder in folders:
+        source = open_source(str(folder), weights=False)
+        tokens = inputs.sample_tokens(None, source.config, source.architecture)
+        models[folder] = TimedModel(
+            source.config, source.architecture, Load(BATCH, min(TOKENS, tokens)), "auto", device
+        )
+    say(f"Timing {len(models)} models in turns: one sample, and batches of {BATCH}.")
+    taken: dict[Path, tuple[list[float], list[float]]] = {folder: ([], []) for folder in folders}
+    for turn in range(-WARM_UP, ROUNDS):
+        if seconds is not None and turn >= 2 and time.perf_counter() - began > seconds:
+            break
+        order = list(models.items())
+        for folder, model in order if turn % 2 else reversed(order):
+            for kept, batch in zip(taken[folder], (model.single, model.large), strict=True):
+                spent = time_work(lambda model=model, batch=batch: model.forward(batch), device)
+                if turn >= 0:
+                    kept.append(spent)
+    for model in models.values() if device.type == "cuda" else ():
+        model.to("cpu")  # a peak is that of the model that is alone on the device
+    together = uuid.uuid4().hex[:12]
+    return {
+        folder: {
+            "schema_version": 1,
+            "measured": together,
+            "device": str(device) if device.type == "cpu" else torch.cuda.get_device_name(device),
+            "threads": torch.get_num_threads(),
+            "load": {"batch": BATCH, "tokens": model.load.tokens, "precision": "fp32"},
+            "size": sum(file.stat().st_size for file in folder.glob("*.safetensors")),
+            "memory": peak(model),
+            "one": Timing.of(taken[folder][0]).as_dict(),
+            "batch": Timing.of(taken[folder][1]).as_dict(),
+        }
+        for folder, model in models.items()
+    }
+
+
+def peak(model: TimedModel) -> int:
+    """Bytes of weights and activations at the peak of a full batch: counted on a CPU, of the allocator on a GPU."""
+    if model.device.type == "cuda":
+        model.to(model.device)
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(model.device)
+        model.forward(model.large)
+        found = torch.cuda.max_memory_allocated(model.device)
+        model.to("cpu")
+        return found
+    with Storages("activations", 1) as count:
+        count.tag([*model.model.parameters(), *model.model.buffers()], "weights")
+        model.forward(model.large)
+    return count.peak

@@ -1,0 +1,135 @@
+"""Two rows on the same held-out samples: by how much they differ, between which bounds with 95 %, and what that allows
+to say. Samples are paired in the batches that every run of an experiment was tested on; where there are several seeds,
+their spread is in the interval, too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+
+from leansurgeon.intervals import degrees_of_freedom, errors_needed, paired_interval
+from leansurgeon.report.humans import plain
+from leansurgeon.report.rows import Row
+from leansurgeon.report.runs import Task
+from leansurgeon.training.runs.summary import OnTest
+
+CLOSE = 1e-4  # relative: a metric that is the mean of its sums
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One row minus another in the metric's own unit (a fraction of a percentage), or for perplexities as a ratio; 95 %
+    of the time it lies between `low` and `high`. `of_samples` is the standard error by samples alone (of a ratio:
+    of its logarithm).
+    """
+
+    value: float
+    low: float
+    high: float
+    samples: int
+    of_samples: float
+    ratio: bool = False
+
+    @property
+    def sign(self) -> int:
+        """1 or -1 where the interval says which is the larger; 0 where it does not."""
+        level = 1.0 if self.ratio else 0.0
+        return (self.low > level) - (self.high < level)
+
+    def text(self, task: Task) -> str:
+        """`-1.1 points, 95 %: -2.0 to -0.2, 612 held-out samples`."""
+        if self.ratio:
+            figures = f"{self.value:.3f} times, 95 %: {self.low:.3f} to {self.high:.3f}"
+        else:
+            times, form, unit = (100, "+.1f", " points") if task.percent else (1, "+.4f", "")
+            value, low, high = (f"{times * figure:{form}}" for figure in (self.value, self.low, self.high))
+            figures = f"{value}{unit}, 95 %: {low} to {high}"
+        return f"{figures}, {self.samples:,} held-out samples"
+
+
+def compare(row: Row, other: Row) -> Difference | None:
+    """The difference of two rows; None where not every run of both keeps what it was tested on, or the metric is no
+    mean of samples.
+    """
+    tests = [[run.summary.test for run in one.runs] for one in (row, other)]
+    every = [test for several in tests for test in several]
+    if not every or any(test is None or not test.sums or test.best is None for test in every):
+        return None
+    counts = every[0].counts
+    scales = {scale_of(test) for test in every}
+    if any(test.counts != counts for test in every) or len(scales) > 1 or None in scales or len(counts) < 2:
+        return None
+    total = sum(counts)
+    means = [[sum(test.sums) / total for test in several] for several in tests]
+    batches = [[fmean(sums) for sums in zip(*(test.sums for test in several), strict=True)] for several in tests]
+    value = fmean(means[0]) - fmean(means[1])
+    low, high = paired_interval([a - b for a, b in zip(*batches, strict=True)], counts) or (value, value)
+    half = (high - low) / 2
+    of_samples = half / 2
+    if min(map(len, means)) > 1:
+        parts = [(stdev(several) / math.sqrt(len(several)), len(several)) for several in means]
+        error = math.hypot(of_samples, *(part for part, _ in parts))
+        half = errors_needed(degrees_of_freedom(error, parts)) * error if error else 0.0
+    figures = value, value - half, value + half
+    ratio = scales == {"log"}
+    shown = map(math.exp, figures) if ratio else figures
+    return Difference(*shown, samples=every[0].samples or 0, of_samples=of_samples, ratio=ratio)
+
+
+def scale_of(test: OnTest) -> str | None:
+    """ "mean" where the metric is the mean of its sums, "log" where it is the exponential of that; else None."""
+    mean, metric = sum(test.sums) / max(sum(test.counts), 1), test.best.metric
+    if metric is None:
+        return None
+    if math.isclose(metric, mean, rel_tol=CLOSE, abs_tol=1e-9):
+        return "mean"
+    return "log" if mean < 700 and math.isclose(metric, math.exp(mean), rel_tol=CLOSE) else None
+
+
+def describe(row: Row, original: Row, controls: Sequence[Row], task: Task) -> list[str]:
+    """What a lean row keeps and gains, and whether its heads are the reason; nothing without paired samples."""
+    found = compare(row, original)
+    if found is None or row.metric is None:
+        return []
+    better = found.sign if task.higher_is_better else -found.sign
+    told = found.text(task)
+    if found.sign == 0:
+        kept = f"{row.name} and {original.name} cannot be told apart in {task.label} ({told})"
+    elif better > 0:
+        kept = f"{row.name} is better than {original.name} in {task.label} ({told})"
+    elif found.ratio:
+        kept = f"{row.name} has a higher {task.label} than {original.name} ({told})"
+    else:
+        share = 100 * row.metric.mean / original.metric.mean if original.metric and original.metric.mean > 0 else None
+        what = (
+            f"{share:.1f} % of the {task.label}" if share is not None else f"a {task.label} of {plain(row.metric.mean)}"
+        )
+        kept = f"{row.name} keeps {what} ({told})"
+    said = [" ".join([f"{kept}.", *gain_in_speed(row, original)])]
+    for control in controls:
+        if (apart := compare(row, control)) is None:
+            continue
+        ahead = apart.sign if task.higher_is_better else -apart.sign
+        verdict = {
+            0: f"The heads are not shown to be the reason: {control.name} does as well",
+            1: f"More heads help: {control.name} is behind",
+            -1: f"More heads cost here: {control.name} is ahead",
+        }[ahead]
+        said.append(f"{verdict} ({apart.text(task)}).")
+    return said
+
+
+def gain_in_speed(row: Row, original: Row) -> list[str]:
+    """A sentence on how fast it answers, where both were timed in turns."""
+    ours, theirs = row.latency, original.latency
+    if ours is None or theirs is None or row.measured != original.measured:
+        return []
+    if ours.low <= theirs.high and theirs.low <= ours.high:
+        return ["It is not shown to answer faster or slower on this machine."]
+    faster = theirs.median / ours.median
+    if faster >= 1:
+        return [f"It answers {faster:.1f} times as fast on this machine."]
+    return [f"It takes {1 / faster:.1f} times as long to answer on this machine."]
