@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, Field
 
 from leansurgeon.commands import in_memory
 from leansurgeon.commands.command import Command
-from leansurgeon.commands.options import Workspace
+from leansurgeon.commands.options import Data, Seconds, Workspace
 from leansurgeon.errors import UsageError
 from leansurgeon.progress import Say
 from leansurgeon.reading import jsonfile
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from leansurgeon.report.charts.forms import Chart
     from leansurgeon.report.collect import Collection
     from leansurgeon.report.rows import Section
-    from leansurgeon.report.runs import Run
 
 
 def list_folders(given: str | os.PathLike[str] | Iterable[os.PathLike[str]]) -> list[Path]:
@@ -50,6 +49,14 @@ class ReportRequest(Request):
     kappa: Annotated[bool, Opt("Conditioning, one row per layer.", "Output")] = False
     html: Annotated[Path | None, Opt("Also write a page with everything, to pass on.", "Output", metavar="FILE")] = None
     plots: Annotated[Path | None, Opt("Also write charts as SVG, PNG and PDF.", "Output", metavar="DIR")] = None
+    measure: Annotated[
+        bool, Opt("Measure the models named, the original first: quality, memory, latency, kappa.", "Data")
+    ] = False
+    data: Annotated[
+        Data | None, Opt("With --measure: what they are judged on. Default: what one was trained on.", "Data", cli=str)
+    ] = None
+    columns: Annotated[str | None, Opt("What a table's columns are: text=COLUMN,label=COLUMN.", "Data")] = None
+    time: Annotated[Seconds | None, Opt("With --measure: how long it may take: 2m.", "Data", cli=str)] = None
     workspace: Workspace = Path("runs")
 
 
@@ -80,6 +87,10 @@ class Report:
     def as_dict(self) -> JsonObject:
         """What --json prints."""
         return jsonfile.parse(self.text("json", wide=self.request.wide, kappa=self.request.kappa), "the report")
+
+    def _repr_markdown_(self) -> str:
+        """As a notebook shows it."""
+        return self.text("markdown")
 
     def charts(self) -> list[Chart]:
         """The charts of every table, as a notebook shows them."""
@@ -150,7 +161,16 @@ def report(request: ReportRequest, say: Say) -> Report:
     if request.plots is not None:
         check_folder(request.plots)
     collection = collect(request.paths, request.workspace)
-    found = Report(collection, tuple(sections(collection.runs)), request)
+    shown = tuple(sections(collection.runs))
+    if request.measure:
+        from leansurgeon.commands.compare import measure_models
+
+        place = {path.resolve(): number for number, path in enumerate(request.paths)}
+        runs = sorted(collection.runs, key=lambda run: place.get(run.path.resolve(), len(place)))
+        shown = (measure_models(runs, request.data, request.columns, request.time, 0, say), *shown)
+    elif request.data or request.time:
+        raise UsageError("--data and --time say how to measure.", "Add --measure.")
+    found = Report(collection, shown, request)
     for problem in found.problems:
         say(f"skipped: {problem}")
     if request.html is not None:
@@ -161,19 +181,8 @@ def report(request: ReportRequest, say: Say) -> Report:
     return found
 
 
-def measure_answers(runs: Sequence[Run], say: Say, seconds: float | None = None) -> dict[Path, JsonObject]:
-    """What answering costs, of all these in turns, by their folders; kept in those of runs."""
-    from leansurgeon.measure.costs import inference
-    from leansurgeon.training.runs import folder as runfolder
-
-    models = {run.path: runfolder.model_of(run.path) for run in runs}
-    made = inference.measure(list(models.values()), say, seconds)
-    found = {path: made[model] for path, model in models.items()}
-    for run in runs:
-        if run.kind == "run":
-            runfolder.write_json(run.path / inference.NAME, found[run.path])
-    return found
-
-
-EXAMPLES = ("leansurgeon report", "leansurgeon report --html report.html")
+EXAMPLES = (
+    "leansurgeon report --html report.html",
+    "leansurgeon report my-model runs/lean --measure --data test.csv",
+)
 COMMAND = Command("report", ReportRequest, report, EXAMPLES, shows=True)

@@ -11,8 +11,9 @@ from pydantic import Field, model_validator
 
 from leansurgeon import clock
 from leansurgeon.commands.command import Command
+from leansurgeon.commands.compare import measure_answers
 from leansurgeon.commands.options import Changes, DataRequest, LaunchRequest, Seconds, Seeds, Workspace
-from leansurgeon.commands.report import Report, ReportRequest, measure_answers
+from leansurgeon.commands.report import Report, ReportRequest
 from leansurgeon.errors import UsageError
 from leansurgeon.progress import Say
 from leansurgeon.request import Opt, ShapeRequest, command_line

@@ -58,7 +58,8 @@ def make_trial(job: Job, steps: int, name: str, rate: float, settings: JsonObjec
     recipe = job.experiment
     train = merge({"duration": f"{steps}st", "optim": {"lr": rate}, "eval": {"every": f"{steps}st"}}, settings)
     short = type(recipe.train).model_validate(merge(recipe.train.model_dump(), train))
-    short = recipe.model_copy(update={"train": short, "measure": None, "rates": []})
+    arms = recipe.arms | {job.arm: recipe.arms[job.arm].model_copy(update={"train": None})}
+    short = recipe.model_copy(update={"train": short, "arms": arms, "measure": None, "rates": []})
     return replace(job, experiment=short, run=job.start.with_name(f"{job.arm}-{name.replace(' ', '-')}"), trial=name)
 
 
@@ -95,6 +96,7 @@ def choose_rates(
     plan = make_plan(recipe.train, samples, 1)
     steps = max(LEAST, round(SHARE * plan.steps))
     seed = recipe.seeds[0]
+    arms = [arm for arm in arms if "duration" not in (recipe.arms[arm].train or {})]  # an original that stays as it is
     trials = {
         (f"{arm} at {rate:g}", seed): make_trial(jobs[arm, seed], steps, f"rate {rate:g}", rate, BRIEF)
         for arm in arms

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
+from leansurgeon.checkpoints.record import Comparison
 from leansurgeon.intervals import degrees_of_freedom, errors_needed, paired_interval
 from leansurgeon.report.humans import plain
 from leansurgeon.report.rows import Row
@@ -54,6 +55,8 @@ def compare(row: Row, other: Row) -> Difference | None:
     """The difference of two rows; None where not every run of both keeps what it was tested on, or the metric is no
     mean of samples.
     """
+    if row.runs and (judged := row.runs[0].compared) and other.role == "original":
+        return of_comparison(judged)
     tests = [[run.summary.test for run in one.runs] for one in (row, other)]
     every = [test for several in tests for test in several]
     if not every or any(test is None or not test.sums or test.best is None for test in every):
@@ -77,6 +80,20 @@ def compare(row: Row, other: Row) -> Difference | None:
     ratio = scales == {"log"}
     shown = map(math.exp, figures) if ratio else figures
     return Difference(*shown, samples=every[0].samples or 0, of_samples=of_samples, ratio=ratio)
+
+
+def of_comparison(judged: Comparison) -> Difference | None:
+    """By what a model was judged beside the original; None where the samples give no interval."""
+    near = judged.embeddings
+    if near and near.low is not None and near.high is not None:
+        figures = near.cosine - 1, near.low - 1, near.high - 1
+        return Difference(*figures, samples=near.samples, of_samples=(near.high - near.low) / 4)
+    both, ratio = (judged.accuracy, False) if judged.accuracy else (judged.loss, True)
+    if both is None or both.low is None or both.high is None:
+        return None
+    figures = both.result - both.source, both.low, both.high
+    shown = map(math.exp, figures) if ratio else figures
+    return Difference(*shown, samples=judged.scored or 0, of_samples=(both.high - both.low) / 4, ratio=ratio)
 
 
 def scale_of(test: OnTest) -> str | None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from leansurgeon.checkpoints import record
+from leansurgeon.checkpoints.kind import LANGUAGE
 from leansurgeon.checkpoints.proof.report_numbers import sentence
 from leansurgeon.checkpoints.record import FRESH, Comparison, Origin, PairedFigure, PlanRecord, SurgeryRecord
 from leansurgeon.checkpoints.recorded.part import Recorded
@@ -169,6 +170,7 @@ class Run:
     judged_in: Path | None = None  # the run that judged it, where it is none itself
     judged: tuple[tuple[str, str], ...] = ()  # names of data that it was judged on against its source, and sentences
     measured: Inference | None = None  # what this report itself has measured
+    compared: Comparison | None = None  # with the first model of this report
 
     @property
     def parameters_of_source(self) -> int | None:
@@ -302,6 +304,24 @@ def compare_models(runs: Sequence[Run]) -> dict[Path, list[Run]]:
                     scores = replace(run.summary, final=summary.Scores(metric=value))
                     found.setdefault(run.path, []).append(replace(run, task=task, summary=scores))
     return found
+
+
+def compared_on(runs: Sequence[Run], name: str, head: str) -> tuple[Task | None, list[Run]]:
+    """What models were judged by beside the first, on data of this name, and the same models with their figures."""
+    found = {run.path: figure for run in runs if run.compared and (figure := figure_of(run.compared, head in LANGUAGE))}
+    if not found:
+        return None, list(runs)
+    metric, label, percent, both = next(iter(found.values()))
+    one = next(run.compared for run in runs if run.path in found)
+    rows = one.embeddings.samples if one.embeddings else one.scored
+    higher = metric != "perplexity"
+    task = Task(name, metric, label, higher, percent, rows or None, held_out=one.data == "held-out data")
+    figures = {run.path: found[run.path][3].result for run in runs if run.path in found} | {runs[0].path: both.source}
+    made = []
+    for run in runs:
+        scores = summary.Scores(metric=figures[run.path]) if run.path in figures else None
+        made.append(replace(run, task=task, summary=replace(run.summary, final=scores, best=None, test=None)))
+    return task, made
 
 
 def figure_of(compared: Comparison, language: bool) -> tuple[str, str, bool, PairedFigure] | None:

@@ -67,8 +67,11 @@ def conclude(section: Section) -> list[str]:
     else what the seeds allow to say.
     """
     found, told = verdicts(section), []
-    original, single = section.original, max((len(row.seeds) for row in section.rows), default=0) == 1
-    for row in section.rows if original and section.kind == "experiment" and section.task else ():
+    original, single = (
+        section.original,
+        section.kind == "experiment" and all(len(row.seeds) == 1 for row in section.rows),
+    )
+    for row in section.rows if original and section.task else ():
         if row.role == "lean" and (said := describe(row, original, controls_of(row, section.rows), section.task)):
             told += said
             found = [verdict for verdict in found if verdict.arm != row.name]

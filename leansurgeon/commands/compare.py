@@ -1,0 +1,111 @@
+"""Models of any origin side by side, measured now: quality on the same held-out samples, costs of answering, kappa."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from leansurgeon.commands import in_memory
+from leansurgeon.errors import UsageError
+from leansurgeon.progress import Say
+from leansurgeon.reading.jsonfile import JsonObject
+
+if TYPE_CHECKING:
+    from leansurgeon.commands.report import Report
+    from leansurgeon.report.rows import Section
+    from leansurgeon.report.runs import Run
+
+KAPPA_SAMPLES = 16
+
+
+def compare(*models: Any, data: Any = None, tokenizer: Any = None, **options: Any) -> Report:
+    """Compare models on the same held-out samples of `data`: quality, parameters, size, memory, latency, kappa. The
+    first one is the original. Takes folders, results, and models in memory (with their `tokenizer` where they read
+    text); `options` are those of `report`.
+
+    >>> import leansurgeon, tempfile
+    >>> folder = tempfile.mkdtemp()
+    >>> how = {"init": "fresh", "proof": False, "progress": False}
+    >>> source = leansurgeon.shrink("digits-vit", out=f"{folder}/source", **how)
+    >>> cut = leansurgeon.shrink(source, layers=2, uncalibrated=True, out=f"{folder}/lean", proof=False, progress=False)
+    >>> "lean" in str(leansurgeon.compare(source, cut, data="task:digits", progress=False))
+    True
+    """
+    from leansurgeon import report
+
+    with ExitStack() as held:
+        folders = []
+        for model in models:
+            if in_memory.is_model(model):
+                copy = in_memory.write_copy(model, tokenizer)
+                held.callback(copy.close)
+                model = copy.folder
+            folders.append(Path(in_memory.place(model, "models")))
+        return report(folders, measure=True, data=data, **options)
+
+
+def measure_answers(runs: Sequence[Run], say: Say, seconds: float | None = None) -> dict[Path, JsonObject]:
+    """What answering costs, of all these in turns, by their folders; kept in those of runs."""
+    from leansurgeon.measure.costs import inference
+    from leansurgeon.training.runs import folder as runfolder
+
+    models = {run.path: runfolder.model_of(run.path) for run in runs}
+    made = inference.measure(list(models.values()), say, seconds)
+    found = {path: made[model] for path, model in models.items()}
+    for run in runs:
+        if run.kind == "run":
+            runfolder.write_json(run.path / inference.NAME, found[run.path])
+    return found
+
+
+def measure_models(
+    runs: Sequence[Run], data: str | None, columns: str | None, seconds: float | None, seed: int, say: Say
+) -> Section:
+    """All of these beside the first: on held-out samples of the data (None: what one of them was trained on), in turns
+    on this machine, and their kappa. Ends early where `seconds` are over, and says what is missing then. Raises
+    `UsageError` where two cannot be compared, with the reason.
+    """
+    from leansurgeon.checkpoints.source import open_source
+    from leansurgeon.commands.judge import refuse_other_classes, refuse_other_tokens
+    from leansurgeon.commands.samples import data_to_measure
+    from leansurgeon.measure.kappa.study import study
+    from leansurgeon.report.rows import Note, Section, make_row
+    from leansurgeon.report.runs import compared_on, display_name, inference_of
+    from leansurgeon.surgery import judged
+    from leansurgeon.training.runs import folder as runfolder
+
+    if len(runs) < 2:
+        raise UsageError("One model alone compares with nothing.", "Name the original first, then the others.")
+    began, notes = time.perf_counter(), []
+    opened = [open_source(str(runfolder.model_of(run.path))) for run in runs]
+    first, *others = opened
+    for other in others:
+        refuse_other_tokens(other, first)
+        refuse_other_classes(other, first)
+    named = data or next((str(run.path) for run in runs if run.kind == "run"), None)
+    if named is None:
+        raise UsageError("Nothing to compare them on.", "Add --data FILES.")
+    sample = data_to_measure(first, data, named, "Comparing", None, seed, say, columns)
+    costs = measure_answers(runs, say, seconds and seconds / 3)
+    made: list[Run] = []
+    for run, source in zip(runs, opened, strict=True):
+        late = seconds is not None and time.perf_counter() - began > 0.8 * seconds
+        kappa = None if late else study(source, sample, samples=KAPPA_SAMPLES, probes=0, say=say)
+        compared = None
+        if source is not first:
+            if late:
+                notes.append(Note(f"{display_name(run.path)} was not judged: no time was left.", "quality", True))
+            else:
+                say(f"Judging {display_name(run.path)} on {named} ...")
+                how = {"fitted": source.fitted}
+                compared = judged.on_data(sample, first, source.folder, source.parameters.total, **how)
+        answering = inference_of(costs[run.path])
+        made.append(replace(run, measured=answering, summary=replace(run.summary, kappa=kappa), compared=compared))
+    task, made = compared_on(made, display_name(Path(named)), first.head)
+    rows = [make_row(display_name(one.path), "lean" if i else "original", [one]) for i, one in enumerate(made)]
+    rows = [replace(row, reference_parameters=rows[0].parameters) for row in rows]
+    return Section("comparison", display_name(Path(named)), task, tuple(rows), tuple(notes))
