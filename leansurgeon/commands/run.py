@@ -82,7 +82,9 @@ def run(request: RunRequest, say: Say) -> Report:
     from leansurgeon.report.collect import Collection
     from leansurgeon.report.runs import read_run
     from leansurgeon.report.sections import sections
+    from leansurgeon.training import changes
     from leansurgeon.training.recipe.reading import dump
+    from leansurgeon.training.runs import folder as runfolder
 
     if request.gpus is not None:
         from leansurgeon.training.processes.launch import check_gpus
@@ -107,7 +109,10 @@ def run(request: RunRequest, say: Say) -> Report:
         read_run(folder / f"{made.experiment.arm}-s{made.seed}", made, float(i)) for i, made in enumerate(summaries)
     ]
     if request.data:
-        measure_answers([run for run in runs if run.summary.seed == recipe.seeds[0]], say)
+        shown = [run for run in runs if run.summary.seed == recipe.seeds[0]]
+        measure_answers(shown, say)
+        models = {run.summary.experiment.arm: runfolder.model_of(run.path) for run in shown}
+        runfolder.write_json(folder / changes.NAME, changes.find_changes(recipe.task, models))
     say(f"Runs are in {folder}; `leansurgeon report {folder}` shows this table again.")
     return Report(Collection(runs), tuple(sections(runs)), ReportRequest())
 

@@ -73,11 +73,9 @@ def make_experiment(
     optim = raw["train"]["optim"]
     optim.pop("full_steps", None)  # the rates that are tried are meant as they are
     rates = [float(f"{optim['lr'] * times:.2g}") for times in STEPS_OF_RATE]
-    # Nothing is to be learned from itself: embeddings of the original stay as they are.
-    original = {"train": {"duration": "1st"}} if raw["task"]["name"] == "sentences" else {}
-    arms: dict[str, Any] = {"original": original} | {
-        name: {**shape, "heal": "local"} for name, shape in variants.items()
-    }
+    arms: dict[str, Any] = {"original": {}} | {name: {**shape, "heal": "local"} for name, shape in variants.items()}
+    if training.train.distill and training.train.distill.logits == 0:
+        arms["original"] = {"train": {"duration": "1st"}}  # it would learn its own embeddings
     raw |= {"kind": "experiment", "source": str(source.folder), "cut_from": "source", "seeds": list(seeds)}
     fixed = any(text.startswith("train.optim.lr=") for text in sets)
     raw |= {"rates": [] if fixed else rates, "measure": {"kappa": KAPPA}, "arms": arms}

@@ -229,6 +229,11 @@ class Run:
         return self.measured or inference_of(jsonfile.read_object_if_whole(self.path / INFERENCE))
 
     @cached_property
+    def changes(self) -> JsonObject:
+        """What changed for real samples, as the experiment found it; empty for what belongs to none."""
+        return (self.part and jsonfile.read_object_if_whole(self.path.parent / CHANGES)) or {}
+
+    @cached_property
     def bench(self) -> Bench | None:
         """The benchmark that lies in the folder, if any."""
         return bench_of(jsonfile.read_object_if_whole(self.path / BENCH))
@@ -356,6 +361,7 @@ def task_of(made: Summary) -> Task:
 
 
 HEADS, BENCH = "heads.json", "bench.json"  # what `heads` and `bench` leave
+CHANGES = "changes.json"  # beside the runs of an experiment (`training.changes`)
 INFERENCE = "inference.json"  # what `run` and `report --measure` leave (`measure.costs.inference`)
 POINTS = 240  # of a curve at most: more than a drawing of 360 units can show
 LARGEST = 64 * 2**20  # bytes that are read of one file

@@ -93,18 +93,34 @@ def kappa_by_heads(section: Section) -> list[Chart]:
 
 
 def metric_by_parameters(section: Section) -> list[Chart]:
-    """The task's metric against the number of parameters, one point for each row that knows both."""
-    known = [row for row in section.rows if row.metric and row.parameters]
+    """The task's metric against the number of parameters."""
+    return metric_against(section, "parameters", Axis("parameters", COUNT), lambda row: row.parameters)
+
+
+def metric_by_latency(section: Section) -> list[Chart]:
+    """The task's metric against the time that one sample takes, of rows that were timed in turns."""
+    if len({row.measured for row in section.rows if row.latency}) != 1:
+        return []
+    return metric_against(
+        section, "latency", Axis("ms for one sample"), lambda row: row.latency and 1000 * row.latency.median
+    )
+
+
+def metric_against(section: Section, key: str, axis: Axis, of: Callable[[Row], float | None]) -> list[Chart]:
+    """The metric against a figure, one point for each row that knows both; the original's level is a line."""
+    known = [(x, row) for row in section.rows if row.metric and (x := of(row))]
     if section.task is None or len(known) < 2:
         return []
     look = styles(section)
-    series = [
-        Series(row.name, (with_error(row.parameters, row.metric),), look[row.name], joined=False) for row in known
-    ]
-    spread = any(row.metric.sd for row in known)
-    says = f"{ONE_DEVIATION if spread else 'One seed each.'} Points of nearly equal size stand side by side."
-    drawing = lines(series, Axis("parameters", COUNT), metric_axis(section))
-    return one("parameters", f"{section.task.label} against parameters", says, drawing)
+    series = [Series(row.name, (with_error(x, row.metric),), look[row.name], joined=False) for x, row in known]
+    if section.original and section.original.metric:
+        ends, level = (min(x for x, _ in known), max(x for x, _ in known)), section.original.metric.mean
+        points = tuple(Point(x, level) for x in ends)
+        series.append(Series(section.original.name, points, look[section.original.name], marks=False))
+    spread = any(row.metric.sd for _, row in known)
+    says = f"{ONE_DEVIATION if spread else 'One seed each.'} The line is the level of the original."
+    drawing = lines(series, axis, metric_axis(section))
+    return one(key, f"{section.task.label} against {axis.title}", says, drawing)
 
 
 # -- training -------------------------------------------------------------------------------------
@@ -175,7 +191,7 @@ def of_heads(section: Section) -> list[Chart]:
 
 
 OF_SECTION: dict[str, tuple[Callable[[Section], list[Chart]], ...]] = {
-    "Results": (metric_by_heads, kappa_by_heads, metric_by_parameters),
+    "Results": (metric_by_heads, kappa_by_heads, metric_by_parameters, metric_by_latency),
     "Training curves": (metric_by_epoch, loss_by_epoch),
     "What was cut, and why": (of_cuts,),
     "Conditioning": (kappa_by_layer,),

@@ -31,12 +31,13 @@ from leansurgeon.training.runs.folder import write_text
 from leansurgeon.version import __version__
 
 # The browser itself refuses what the page must not do: run a script, load anything, send a form.
-POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 HOW = "This page needs nothing but itself; `leansurgeon report --json` has the tables for programs."
 TEMPLATES = Path(__file__).parent / "templates"
 # The headings of a section, what stands under them, and the notes that concern it.
 PARTS: tuple[tuple[str, Callable[[Section], list[Block]], tuple[str, ...]], ...] = (
     ("Results", parts.show_results, ("quality", "runs")),
+    ("What changed for real samples", parts.show_changes, ()),
     ("Training curves", lambda s: figures(of_section(s, "Training curves")), ()),
     ("What was cut, and why", parts.show_cuts, ()),
     ("Conditioning", parts.show_conditioning, ("kappa",)),

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from leansurgeon.errors import plural
-from leansurgeon.reading.values import words
+from leansurgeon.reading.jsonfile import value_at
+from leansurgeon.reading.values import items, text, whole, words
 from leansurgeon.report import humans
 from leansurgeon.report.charts.forms import Chart
 from leansurgeon.report.charts.sections import of_section
@@ -104,7 +105,24 @@ class Group:
     folded: bool = False
 
 
-Block = Table | Figures | Words | Code | Facts | Group
+@dataclass(frozen=True)
+class Example:
+    """One sample; `image` is a data URL."""
+
+    text: str
+    image: str
+    pairs: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Real samples: each a text or a picture, with pairs of who answers and what."""
+
+    kind: ClassVar[str] = "examples"
+    samples: tuple[Example, ...]
+
+
+Block = Table | Figures | Words | Code | Facts | Group | Examples
 
 
 @dataclass(frozen=True)
@@ -148,7 +166,7 @@ MODELS = ("name", *SHAPE, "parameters", "change")
 SHAPES = ("name", *SHAPE, *(f"parameters_{key}" for key in PARTS), "parameters", "change")
 SHAPE_HEADS = {"mlp_dim": "MLP width", "parameters": "all params"}
 SHAPE_HEADS |= {f"parameters_{key}": f"{PART_LABELS[key]} params" for key in PARTS}
-COST = ("name", "memory", "step_ms", "throughput", "seconds")
+COST = ("name", "size", "inference_memory", "latency", "batch_latency", "memory", "step_ms", "throughput", "seconds")
 LAYERS_CAPTION = "Kappa of what enters the output projection"
 
 
@@ -173,12 +191,41 @@ def show_conditioning(section: Section) -> list[Block]:
     return [*figures(of_section(section, "Conditioning")), fold]
 
 
+def show_changes(section: Section) -> list[Block]:
+    """Held-out samples that the models answer differently, and which classes they mistake for which."""
+    document = next((found for run in section.runs if (found := run.changes)), {})
+    says = {
+        "classes": "Answers differ on {differ} of {samples} held-out samples; of these, with what is true:",
+        "neighbours": "{differ} of {samples} held-out sentences have another nearest neighbour; of these:",
+        "texts": "Held-out beginnings, continued with the likeliest tokens:",
+    }.get(text(document.get("kind")))
+    if says is None:
+        return []
+    shown = []
+    for one in items(document.get("shown")):
+        truth = text(value_at(one, "truth"))
+        pairs = [("truth", truth)] if truth else []
+        pairs += [(text(name), text(said)) for name, said in (value_at(one, "answers") or {}).items()]
+        shown.append(Example(text(value_at(one, "text")), text(value_at(one, "image")), tuple(pairs)))
+    numbers = {key: whole(document.get(key)) or 0 for key in ("differ", "samples")}
+    lead = sentences(
+        [says.format(**numbers) if shown else f"All answer alike on {numbers['samples']} samples."], "quiet"
+    )
+    classes, tables = [text(name) for name in items(document.get("classes"))], []
+    for name, rows in (value_at(document, "confusion") or {}).items():
+        cells = [[cell(classes[i]), *(cell(str(n), n) for n in row)] for i, row in enumerate(rows)]
+        caption = f"{text(name)}: true classes down, answers across"
+        tables.append(Table(caption, ["", *classes], cells, cards=False))
+    fold = [Group("Which classes are mistaken for which", tuple(tables), folded=True)] if tables else []
+    return [*lead, *([Examples(tuple(shown))] if shown else []), *fold]
+
+
 def show_cost(section: Section) -> list[Block]:
-    """Memory and speed as the trainings saw them."""
-    rows = [row for row in section.rows if row.memory or row.step_ms]
+    """Memory and speed of answering, and as the trainings saw them."""
+    rows = [row for row in section.rows if row.memory or row.step_ms or row.latency]
     if not rows:
         return []
-    return [grid("Memory and speed of training", rows, pick(define_columns(section), COST), hidden=True)]
+    return [grid("Memory and speed", rows, pick(define_columns(section), COST), hidden=True)]
 
 
 def show_benches(section: Section) -> list[Block]:

@@ -1,0 +1,140 @@
+"""What changed for real samples: held-out samples on which models answer differently, prompts that each continues,
+sentences whose nearest neighbours are others. Imports torch.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from leansurgeon.checkpoints.kind import LANGUAGE
+from leansurgeon.checkpoints.model import Loaded, load
+from leansurgeon.progress import quiet_transformers
+from leansurgeon.reading.cache_folder import cache_folder
+from leansurgeon.reading.jsonfile import JsonObject
+from leansurgeon.tasks import Task, make
+from leansurgeon.tasks.text import vocab
+from leansurgeon.training.recipe.schema import TaskChoice
+
+NAME = "changes.json"  # beside the runs of an experiment
+MOST, SHOWN, BATCH = 512, 12, 16  # samples that are looked at, that are shown, that are run at a time
+PROMPTS, PROMPT, CONTINUED = 4, 24, 32  # texts that are continued, their tokens, and how many are added
+LETTERS = 400  # of a text that is shown
+CLASSES = 20  # at most, whose confusion is shown
+
+
+def find_changes(choice: TaskChoice, models: Mapping[str, Path]) -> JsonObject:
+    """The document: by `kind` "classes", "texts" or "neighbours" the samples that are shown, each with what every model
+    makes of it; the first model is the original. Empty for tasks whose samples nobody could look at.
+    """
+    folder = next(iter(models.values()))
+    task = make(choice.name, choice.options)
+    task.prepare(cache_folder(), folder, workers=1, say=lambda _: None)
+    split = "test" if "test" in task.splits else "eval"
+    rows = np.linspace(0, task.size(split) - 1, min(MOST, task.size(split))).round().astype(int)
+    with quiet_transformers(), torch.inference_mode():
+        loaded = {name: load(path, task.head, task.model_overrides()) for name, path in models.items()}
+        for one in loaded.values():
+            one.model.eval()
+        if task.head == "causal-lm":
+            return continue_texts(task, split, rows[:: max(1, len(rows) // PROMPTS)][:PROMPTS], loaded, folder)
+        if task.head in LANGUAGE:
+            return {}
+        batches = [task.batch(split, rows[i : i + BATCH], seed=0, epoch=0) for i in range(0, len(rows), BATCH)]
+        if task.head == "features":
+            return compare_neighbours(task, batches, loaded, folder)
+        return compare_answers(task, batches, loaded, folder)
+
+
+def compare_answers(task: Task, batches: list[Any], loaded: Mapping[str, Loaded], folder: Path) -> JsonObject:
+    """Samples on which classifiers differ, those first in which the original was right; and which classes they mistake
+    for which, where there are not too many.
+    """
+    truth = torch.cat([batch["labels"] for batch in batches])
+    if truth.is_floating_point() or truth.ndim > 1:
+        return {}
+    answers = {name: torch.cat([one.forward(batch).argmax(-1) for batch in batches]) for name, one in loaded.items()}
+    first, *others = answers.values()
+    differ = torch.stack([other != first for other in others or [first]]).any(0)
+    order = sorted(differ.nonzero()[:, 0].tolist(), key=lambda i: (bool(first[i] != truth[i]), i))
+    config = next(iter(loaded.values())).config
+    size = 1 + max(int(found.max()) for found in (truth, *answers.values()))
+    names = config.get("id2label") or {}
+    classes = [str(names.get(str(i), names.get(i, i))) for i in range(size)]
+    show, shown, confusion = Samples(batches, folder), [], {}
+    for i in order[:SHOWN]:
+        given = {name: classes[int(found[i])] for name, found in answers.items()}
+        shown.append(show(i) | {"truth": classes[int(truth[i])], "answers": given})
+    for name, found in answers.items() if size <= CLASSES else ():
+        counts = torch.bincount(truth * size + found, minlength=size * size)
+        confusion[name] = counts.reshape(size, size).tolist()
+    known = {"classes": classes, "confusion": confusion}
+    return {"kind": "classes", "samples": len(truth), "differ": len(order), "shown": shown} | known
+
+
+def compare_neighbours(task: Task, batches: list[Any], loaded: Mapping[str, Loaded], folder: Path) -> JsonObject:
+    """Sentences whose nearest neighbour is another one than for the original, the nearest pairs first."""
+    nearest, near = {}, None
+    for name, one in loaded.items():
+        pooled = torch.cat([one.pooling.pool(one.features(batch), task.token_mask(batch)) for batch in batches])
+        cosines = torch.nn.functional.normalize(pooled.float(), dim=-1)
+        cosines = (cosines @ cosines.T).fill_diagonal_(-2)
+        nearest[name] = cosines.argmax(-1)
+        near = cosines.max(-1).values if near is None else near
+    first, *others = nearest.values()
+    differ = torch.stack([other != first for other in others or [first]]).any(0)
+    order = sorted(differ.nonzero()[:, 0].tolist(), key=lambda i: -float(near[i]))
+    show = Samples(batches, folder)
+    shown = [
+        show(i) | {"answers": {name: show(int(found[i])).get("text", "") for name, found in nearest.items()}}
+        for i in order[:SHOWN]
+    ]
+    return {"kind": "neighbours", "samples": len(first), "differ": len(order), "shown": shown}
+
+
+def continue_texts(task: Task, split: str, rows: np.ndarray, loaded: Mapping[str, Loaded], folder: Path) -> JsonObject:
+    """The beginnings of held-out texts, continued by each model with its likeliest tokens."""
+    tokenizer = vocab.load(folder)
+    ids = task.batch(split, rows, seed=0, epoch=0)["input_ids"][:, :PROMPT]
+    answers: dict[str, list[str]] = {}
+    for name, one in loaded.items():
+        tokens = ids
+        for _ in range(CONTINUED):
+            logits = one.forward({"input_ids": tokens})
+            tokens = torch.cat([tokens, logits[:, -1].argmax(-1, keepdim=True)], 1)
+        answers[name] = tokenizer.batch_decode(tokens[:, PROMPT:], skip_special_tokens=True)
+    texts = tokenizer.batch_decode(ids, skip_special_tokens=True)
+    shown = [
+        {"text": text, "answers": {name: found[i] for name, found in answers.items()}} for i, text in enumerate(texts)
+    ]
+    return {"kind": "texts", "samples": len(texts), "differ": len(texts), "shown": shown}
+
+
+class Samples:
+    """Samples of batches as a person sees them: their text, or a small picture as a data URL."""
+
+    def __init__(self, batches: list[Any], folder: Path) -> None:
+        self.batches = batches
+        self.tokenizer = vocab.load(folder) if "input_ids" in batches[0] else None
+
+    def __call__(self, number: int) -> JsonObject:
+        batch, row = self.batches[number // BATCH], number % BATCH
+        if self.tokenizer is not None:
+            text = self.tokenizer.decode(batch["input_ids"][row], skip_special_tokens=True)
+            return {"text": text if len(text) <= LETTERS else f"{text[:LETTERS]} ..."}
+        from PIL import Image
+
+        pixels = batch["pixel_values"][row].float()
+        low, high = pixels.min(), pixels.max()
+        grey = ((pixels - low) / (high - low).clamp(min=1e-9) * 255).round().byte().permute(1, 2, 0).numpy()
+        image = Image.fromarray(grey[..., 0] if grey.shape[-1] == 1 else grey)
+        image.thumbnail((96, 96))
+        file = io.BytesIO()
+        image.save(file, "PNG")
+        return {"image": f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"}
