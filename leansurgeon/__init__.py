@@ -28,8 +28,36 @@ load = LazyFunction("load")
 plan = LazyFunction("plan")
 report = LazyFunction("report")
 retrain = LazyFunction("retrain")
+run = LazyFunction("run")
 search = LazyFunction("search")
 shrink = LazyFunction("shrink")
+
+
+def compare(*models: Any, data: Any = None, tokenizer: Any = None, **options: Any) -> Any:
+    """Compare models on the same held-out samples of `data`: quality, parameters, size, memory, latency, kappa. The
+    first one is the original. Takes folders, results, and models in memory (with their `tokenizer` where they read
+    text); `options` are those of `report`, whose result it gives.
+
+    >>> import leansurgeon, tempfile
+    >>> folder = tempfile.mkdtemp()
+    >>> how = {"proof": False, "progress": False}
+    >>> source = leansurgeon.shrink("digits-vit", init="fresh", out=f"{folder}/source", **how)
+    >>> cut = leansurgeon.shrink(source, layers=2, uncalibrated=True, out=f"{folder}/lean", **how)
+    >>> "lean" in str(leansurgeon.compare(source, cut, data="task:digits", progress=False))
+    True
+    """
+    from contextlib import ExitStack
+    from pathlib import Path
+
+    from leansurgeon.commands import in_memory
+
+    with ExitStack() as held:
+        folders = []
+        for model in models:
+            copy = in_memory.write_copy(model, tokenizer) if in_memory.is_model(model) else None
+            held.callback(copy.close if copy else str)
+            folders.append(copy.folder if copy else Path(in_memory.place(model, "models")))
+        return report(folders, measure=True, data=data, **options)
 
 
 def heal(model: Any, data: Any, **options: Any) -> Any:
@@ -48,6 +76,7 @@ def heal(model: Any, data: Any, **options: Any) -> Any:
 
 __all__ = [
     "__version__",
+    "compare",
     "diff",
     "errors",
     "heads",
@@ -57,6 +86,7 @@ __all__ = [
     "plan",
     "report",
     "retrain",
+    "run",
     "search",
     "shrink",
 ]

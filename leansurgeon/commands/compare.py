@@ -4,48 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from leansurgeon.commands import in_memory
 from leansurgeon.errors import UsageError
 from leansurgeon.progress import Say
 from leansurgeon.reading.jsonfile import JsonObject
 
 if TYPE_CHECKING:
-    from leansurgeon.commands.report import Report
     from leansurgeon.report.rows import Section
     from leansurgeon.report.runs import Run
 
 KAPPA_SAMPLES = 16
-
-
-def compare(*models: Any, data: Any = None, tokenizer: Any = None, **options: Any) -> Report:
-    """Compare models on the same held-out samples of `data`: quality, parameters, size, memory, latency, kappa. The
-    first one is the original. Takes folders, results, and models in memory (with their `tokenizer` where they read
-    text); `options` are those of `report`.
-
-    >>> import leansurgeon, tempfile
-    >>> folder = tempfile.mkdtemp()
-    >>> how = {"init": "fresh", "proof": False, "progress": False}
-    >>> source = leansurgeon.shrink("digits-vit", out=f"{folder}/source", **how)
-    >>> cut = leansurgeon.shrink(source, layers=2, uncalibrated=True, out=f"{folder}/lean", proof=False, progress=False)
-    >>> "lean" in str(leansurgeon.compare(source, cut, data="task:digits", progress=False))
-    True
-    """
-    from leansurgeon import report
-
-    with ExitStack() as held:
-        folders = []
-        for model in models:
-            if in_memory.is_model(model):
-                copy = in_memory.write_copy(model, tokenizer)
-                held.callback(copy.close)
-                model = copy.folder
-            folders.append(Path(in_memory.place(model, "models")))
-        return report(folders, measure=True, data=data, **options)
 
 
 def measure_answers(runs: Sequence[Run], say: Say, seconds: float | None = None) -> dict[Path, JsonObject]:

@@ -30,7 +30,9 @@ SURFACE = {
     "heads": f"model data {DATA} samples judge_samples ablate curve steps prune out heal "
     f"seed device force push public tower {TRUST}",
     "diff": f"a b {TRUST}",
-    "report": "paths format wide kappa html plots workspace",
+    "report": "paths format wide kappa html plots measure data columns time workspace",
+    "run": f"source variant heads layers head_dim mlp_dim class_attention data {DATA} time set seeds arms debug gpus "
+    "cpu_processes parallel workspace force tower trust_remote_code",
     "search": f"source params memory latency heads layers mlp_dim head_dim data {DATA} samples recipe set "
     f"seed tries out workspace dry_run force tower {TRUST}",
     "load": f"source {TRUST}",
@@ -43,7 +45,7 @@ def arguments(function: object) -> set[str]:
 
 def test_the_surface_is_what_it_was():
     """Who changes a name or an argument says so in the changelog, and here."""
-    assert set(leansurgeon.__all__) == {*SURFACE, "heal", "errors", "__version__"}
+    assert set(leansurgeon.__all__) == {*SURFACE, "compare", "heal", "errors", "__version__"}
     for name, words in SURFACE.items():
         function = getattr(leansurgeon, name)
         assert arguments(function) - {"tokenizer", "progress"} == set(words.split()), name
