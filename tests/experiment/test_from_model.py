@@ -1,0 +1,218 @@
+"""`run MODEL --data DATA`: from somebody's model and data to a comparison of original, lean and control."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scipy.stats
+import yaml
+
+import leansurgeon
+from leansurgeon.errors import UsageError
+from leansurgeon.experiment import trials
+from leansurgeon.experiment.from_model import parse_variants
+from leansurgeon.report import paired
+from leansurgeon.report.rows import make_row
+from leansurgeon.report.runs import read_run
+from leansurgeon.training.runs.summary import Summary
+from tests.support import command_line
+from tests.support.models import strangers
+from tests.support.report.report_fixtures import summary
+
+SHORT = ("--set", "train.duration=8st", "--set", "arms.lean.heal=closed")
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory):
+    """The folder in which a classifier was compared over two seeds, and what was printed."""
+    folder = tmp_path_factory.mktemp("compared")
+    strangers.classifier(folder / "mine", ("bad", "good"))
+    strangers.reviews(folder / "reviews.csv", rows=240)
+    words = ["run", "mine", "--data", "reviews.csv", "--heads", "8", "--layers", "2", "--seeds", "0,1", *SHORT]
+    done = command_line.leansurgeon(*words, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return folder, words, done
+
+
+def test_one_command_compares_original_lean_and_control(compared):
+    folder, _, done = compared
+    recipe = yaml.safe_load((folder / "runs/mine-reviews/experiment.yaml").read_text())
+    assert set(recipe["arms"]) == {"original", "lean", "control"} and recipe["cut_from"] == "source"
+    rates = {
+        arm["train"]["optim"]["lr"] for arm in recipe["arms"].values()
+    }  # each its own, of the three that all tried
+    tried = {float(path.name.rpartition("-")[2]) for path in (folder / "runs/mine-reviews/starts").glob("lean-rate-*")}
+    assert len(tried) == 3 and rates <= tried  # each arm has one of the three that all have tried
+    made = {}
+    for arm in recipe["arms"]:
+        for seed in (0, 1):
+            made[arm, seed] = json.loads((folder / f"runs/mine-reviews/{arm}-s{seed}/summary.json").read_text())
+    assert {one["steps"] for one in made.values()} == {8}
+    ours, theirs = (made[arm, 0]["model"]["parameters"] for arm in ("lean", "control"))
+    assert abs(ours / theirs - 1) < 0.01 and made["control", 0]["model"]["shape"]["stages"][0]["heads"] == 4
+    starts = {made["lean", seed]["model"]["start"]["files"]["model.safetensors"] for seed in (0, 1)}
+    assert len(starts) == 1  # cut once
+    assert not list((folder / "runs/mine-reviews/starts").glob("*/model"))  # trials leave figures alone
+    assert "3 arms (original, lean, control) x 2 seeds = 6 trainings of 8 steps" in " ".join(done.stderr.split())
+    for head in ("size", "memory", "latency", "kappa"):
+        assert head in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    assert "95 %" in done.stdout and "held-out samples" in " ".join(done.stdout.split())
+
+
+def test_the_same_command_goes_on(compared):
+    """One arm is lost: it alone is trained again, and everything else is as it was."""
+    folder, words, _ = compared
+    run = folder / "runs/mine-reviews/lean-s1"
+    before = json.loads((run / "summary.json").read_text())
+    shutil.rmtree(run)
+    again = command_line.leansurgeon(*words, cwd=folder)
+    assert again.returncode == 0 and "Going on with" in again.stderr and "5 trainings" in again.stderr
+    assert "Trying" not in again.stderr and "cutting" not in again.stderr
+    assert json.loads((run / "summary.json").read_text())["test"] == before["test"]
+    shown = command_line.leansurgeon("report", "runs/mine-reviews", "--json", cwd=folder)
+    rows = json.loads(shown.stdout)["sections"][0]["rows"]
+    assert [row["name"] for row in rows] == ["original", "lean", "control"] and all(row["latency"] for row in rows)
+
+
+def test_the_page_shows_samples_that_changed(compared):
+    folder, _, _ = compared
+    document = json.loads((folder / "runs/mine-reviews/changes.json").read_text())
+    assert document["kind"] == "classes" and document["classes"] == ["bad", "good"]
+    for name, counts in document["confusion"].items():
+        test = json.loads((folder / f"runs/mine-reviews/{name}-s0/summary.json").read_text())["test"]
+        right = np.trace(np.array(counts)) / np.sum(counts)
+        assert np.sum(counts) == test["samples"] and right == pytest.approx(test["best"]["metric"])
+    done = command_line.leansurgeon("report", "runs/mine-reviews", "--html", "page.html", cwd=folder)
+    page = (folder / "page.html").read_text()
+    assert done.returncode == 0 and "What changed for real samples" in page and len(page) < 3_000_000
+    assert "against ms for one sample" in page
+    for one in document["shown"][:1]:
+        assert one["text"] in page and len(set(one["answers"].values())) > 1
+
+
+def test_models_that_nobody_trained_here_are_compared(compared):
+    folder, _, _ = compared
+    names = ["mine", "runs/mine-reviews/lean-s0", "runs/mine-reviews/control-s0"]
+    words = ["report", *names, "--measure", "--data", "reviews.csv", "--json"]
+    done = command_line.leansurgeon(*words, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    section = json.loads(done.stdout)["sections"][0]
+    assert section["kind"] == "comparison" and [row["role"] for row in section["rows"]] == ["original", "lean", "lean"]
+    assert all(row["metric"] and row["latency"] and row["kappa"] for row in section["rows"])
+    test = json.loads((folder / "runs/mine-reviews/lean-s0/summary.json").read_text())["test"]
+    assert section["rows"][1]["metric"]["mean"] == pytest.approx(test["best"]["metric"])  # the same held-out samples
+    found = leansurgeon.compare(folder / "mine", folder / names[1], data=str(folder / "reviews.csv"), progress=False)
+    assert "lean-s0" in str(found) and "|" in found._repr_markdown_()
+
+
+def test_images_and_texts_without_labels_are_compared(tmp_path):
+    strangers.pictures(tmp_path / "pictures")
+    strangers.timm_vit(tmp_path / "vit", 2)
+    strangers.encoder(tmp_path / "encoder")
+    strangers.model(tmp_path / "llama", "llama")
+    strangers.texts(tmp_path / "texts")
+    for name, data, metric in (
+        ("vit", "pictures", "accuracy"),
+        ("encoder", "texts", "cosine"),
+        ("llama", "texts", "per"),
+    ):
+        words = ["run", name, "--data", data, "--layers", "2", "--seeds", "0", "--set", "train.optim.lr=1e-3", *SHORT]
+        done = command_line.leansurgeon(*words, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert metric in done.stdout and "95 %" in done.stdout, done.stdout
+        document = json.loads((tmp_path / f"runs/{name}-{data}/changes.json").read_text())
+        assert document["kind"] == {"vit": "classes", "encoder": "neighbours", "llama": "texts"}[name]
+        if name == "encoder":
+            first = json.loads((tmp_path / f"runs/{name}-{data}/original-s0/summary.json").read_text())
+            assert first["test"]["best"]["metric"] == pytest.approx(1.0)  # it learns nothing from itself
+
+
+REFUSED = (
+    ([], "--heads 2x, --layers 4"),
+    (["--layers", "2", "--variant", "a:layers=2"], "--variant"),
+    (["--layers", "2", "--time", "1s"], "too short"),
+    (["--layers", "2", "--debug"], "--time 2m"),
+)
+
+
+@pytest.mark.parametrize(("words", "says"), REFUSED, ids=lambda one: "-".join(one) if isinstance(one, list) else "")
+def test_what_cannot_be_compared_is_refused_before_any_training(words, says, compared, tmp_path):
+    folder, _, _ = compared
+    given = ["run", folder / "mine", "--data", folder / "reviews.csv", *words]
+    done = command_line.leansurgeon(*given, "--workspace", tmp_path / "runs")
+    assert done.returncode == 2 and says in " ".join(done.stderr.split()), done.stderr
+    assert not list((tmp_path).glob("runs/*/*/summary.json"))
+
+
+def test_data_and_experiments_are_told_apart(tmp_path):
+    done = command_line.leansurgeon("run", "digits-vit", "--layers", "2", cwd=tmp_path)
+    assert done.returncode == 2 and "--data" in done.stderr
+    done = command_line.leansurgeon("run", "digits-vit", "--data", "task.csv", "--layers", "2", cwd=tmp_path)
+    assert done.returncode == 2 and "trained model" in " ".join(done.stderr.split())
+
+
+def test_variants():
+    assert parse_variants(["a:heads=16,32,layers=4", "b:mlp_dim=64"]) == {
+        "a": {"heads": "16,32", "layers": "4"},
+        "b": {"mlp_dim": "64"},
+    }
+    for text in ("a", "a:", "a:heads", "a:depth=3", "original:layers=2", "a b:layers=2"):
+        with pytest.raises(UsageError, match="--variant"):
+            parse_variants([text])
+    with pytest.raises(UsageError, match="taken"):
+        parse_variants(["a:layers=2", "a:layers=3"])
+
+
+def rows_of(ours, theirs, seeds=1):
+    """Rows of two arms whose runs were right on these samples."""
+    made = []
+    for arm, values in (("original", theirs), ("lean", ours)):
+        runs = []
+        for seed in range(seeds):
+            right = [float(value) for value in values[seed]]
+            mean = sum(right) / len(right)
+            test = {"samples": len(right), "last": None, "best": {"loss": 0.1, "metric": mean}}
+            test |= {"sums": right, "counts": [1.0] * len(right)}
+            document = summary(arm, seed) | {"test": test}
+            runs.append(read_run(Path(), Summary.from_dict(document), 0.0))
+        made.append(make_row(arm, "lean" if arm == "lean" else "original", runs))
+    return made
+
+
+def test_differences_are_those_of_the_paired_t_test():
+    rng = np.random.default_rng(0)
+    theirs = rng.random((1, 200)) < 0.8
+    ours = theirs ^ (rng.random((1, 200)) < 0.1)
+    original, lean = rows_of(ours, theirs)
+    found = paired.compare(lean, original)
+    expected = scipy.stats.ttest_rel(ours[0].astype(float), theirs[0].astype(float)).confidence_interval()
+    assert (found.low, found.high) == pytest.approx((expected.low, expected.high))
+    assert found.value == pytest.approx(ours.mean() - theirs.mean()) and found.samples == 200
+    # Batches of several samples give nearly the same bounds, and seeds that differ widen them.
+    several = rows_of(np.stack([ours[0], ~ours[0]]), np.stack([theirs[0], theirs[0]]), seeds=2)
+    assert paired.compare(*several[::-1]).high - paired.compare(*several[::-1]).low > found.high - found.low
+
+
+def test_steps_and_seeds_fit_into_the_time(monkeypatch, compared, tmp_path):
+    """A step of a second: 200 s hold few steps of one seed; the trainings that follow are those that were said."""
+    folder, _, _ = compared
+    cost = trials.StepCost(step=1.0, rest=1.0, memory=10**9)
+    monkeypatch.setattr(trials, "time_steps", lambda *given: cost)
+    seen = []
+
+    def stop(recipe, *given, **how):
+        seen.append(recipe)
+        raise UsageError("enough")
+
+    monkeypatch.setattr("leansurgeon.experiment.run", stop)
+    words = ["run", folder / "mine", "--data", folder / "reviews.csv", "--heads", "8", "--layers", "2", "--parallel", 1]
+    done = command_line.leansurgeon(*words, "--time", "400s", "--workspace", tmp_path / "runs")
+    (recipe,) = seen
+    steps = int(recipe.train.duration.removesuffix("st"))
+    work = 3 * len(recipe.seeds) * (steps + 1.3) + 9 * (max(8, steps / 8) + 1)
+    assert 200 < work < 400 and len(recipe.seeds) < 3 and "has room for" in " ".join(done.stderr.split())
