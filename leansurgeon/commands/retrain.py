@@ -150,6 +150,8 @@ def retrain(request: RetrainRequest, say: Say) -> Trained | Answer:
     heals = request.data is not None or recipe.train.checkpoint.keep_start
     if heals and (told := healing.did_it_help(summary, folder)):
         say(told)
+        if table := healing.tabulate(run_dir, folder):
+            say(table)
     return Trained(run_dir, run_dir / runfolder.BEST, summary)
 
 

@@ -97,6 +97,7 @@ def for_trained_source(recipe: ExperimentRecipe, source: Source, arms: Sequence[
         return recipe
     from leansurgeon.training.setup import for_classes
 
+    say = silent if recipe.task.options.get("class_names") else say  # the recipe itself says it
     first = {repr(recipe.task_of(arm)): recipe.training(transferred=False, arm=arm) for arm in arms}
     if not any(for_classes(training, source.folder, say).train.new_head for training in first.values()):
         return recipe

@@ -198,11 +198,7 @@ def make_document(
 
 def render_terminal(section: Section, wide: bool, kappa: bool) -> str:
     """The verdict, the table, and how its numbers came about."""
-    rows, shown = lay_out(section, wide, kappa)
-    for short in () if wide or kappa else (False, True):  # at need without the shape, and with millions of parameters
-        if measure(draw_grid(rows, shown)) > WIDTH:
-            shown = without_gaps([c for c in pick_columns(section, short=short) if c.key != "layers_heads"], rows)
-    body, gone = (draw_grid(rows, shown), []) if wide else fit(rows, shown, ("step_ms", "memory"))
+    body, gone = draw_table(section, wide, kappa)
     found = [*conclude(section), *(f"! {warning}" for warning in warnings(section))]
     more = "" if wide else tabulate_invariants(section) if kappa else tabulate_layers(section)
     left_out = [f"Not in {WIDTH} columns: {' and '.join(gone)}; `leansurgeon report --wide` shows all."] if gone else []
@@ -210,6 +206,15 @@ def render_terminal(section: Section, wide: bool, kappa: bool) -> str:
     below = [*left_out, *(note.says for note in said)]
     blocks = ["\n".join(wrap(title(section))), "" if kappa else hang(found), body, more, hang(below)]
     return "\n\n".join(filter(None, blocks))
+
+
+def draw_table(section: Section, wide: bool = False, kappa: bool = False) -> tuple[str, list[str]]:
+    """The table alone, and the heads of what it had to leave out."""
+    rows, shown = lay_out(section, wide, kappa)
+    for short in () if wide or kappa else (False, True):  # at need without the shape, and with millions of parameters
+        if measure(draw_grid(rows, shown)) > WIDTH:
+            shown = without_gaps([c for c in pick_columns(section, short=short) if c.key != "layers_heads"], rows)
+    return (draw_grid(rows, shown), []) if wide else fit(rows, shown, ("step_ms", "memory"))
 
 
 def list_unfinished(runs: Sequence[Unfinished]) -> str:
