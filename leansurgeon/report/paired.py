@@ -42,6 +42,8 @@ class Difference:
 
     def text(self, task: Task) -> str:
         """`-1.1 points, 95 %: -2.0 to -0.2, 612 held-out samples`."""
+        if self.low == self.high:
+            return f"no difference on {self.samples:,} held-out samples"
         if self.ratio:
             figures = f"{self.value:.3f} times, 95 %: {self.low:.3f} to {self.high:.3f}"
         else:
@@ -120,20 +122,19 @@ def describe(row: Row, original: Row, controls: Sequence[Row], task: Task) -> li
     elif found.ratio:
         kept = f"{row.name} has a higher {task.label} than {original.name} ({told})"
     else:
-        share = 100 * row.metric.mean / original.metric.mean if original.metric and original.metric.mean > 0 else None
-        what = (
-            f"{share:.1f} % of the {task.label}" if share is not None else f"a {task.label} of {plain(row.metric.mean)}"
-        )
-        kept = f"{row.name} keeps {what} ({told})"
+        share = 100 * row.metric.mean / original.metric.mean if original.metric and original.metric.mean > 0 else 0.0
+        kept = f"{row.name} keeps {share:.1f} % of the {task.label} ({told})"
+        if task.metric == "cosine" or not share:
+            kept = f"{row.name} keeps a {task.label} of {plain(row.metric.mean)} ({told})"
     said = [" ".join([f"{kept}.", *gain_in_speed(row, original)])]
     for control in controls:
         if (apart := compare(row, control)) is None:
             continue
         ahead = apart.sign if task.higher_is_better else -apart.sign
         verdict = {
-            0: f"The heads are not shown to be the reason: {control.name} does as well",
-            1: f"More heads help: {control.name} is behind",
-            -1: f"More heads cost here: {control.name} is ahead",
+            0: f"More heads are not shown to help: {control.name} cannot be told apart from {row.name}",
+            1: f"More heads help: {control.name} is behind {row.name}",
+            -1: f"More heads cost here: {control.name} is ahead of {row.name}",
         }[ahead]
         said.append(f"{verdict} ({apart.text(task)}).")
     return said

@@ -24,6 +24,7 @@ from leansurgeon.report.humans import join_words, plain
 from leansurgeon.report.paired import compare, describe
 from leansurgeon.report.rows import Row, Section, Task
 
+FEW = 50  # held-out samples
 LONGER = 1.01  # times the epochs
 ONE_SEED = "; one seed is not a result."
 SMALL_WIDTH = 256  # up to here the stock initialisation is known to leave deep models under-trained
@@ -66,19 +67,16 @@ def conclude(section: Section) -> list[str]:
     """What a section comes to, in sentences: of every lean arm what it keeps and gains, where the same samples tell;
     else what the seeds allow to say.
     """
-    found, told = verdicts(section), []
-    original, single = (
-        section.original,
-        section.kind == "experiment" and all(len(row.seeds) == 1 for row in section.rows),
-    )
-    for row in section.rows if original and section.task else ():
-        if row.role == "lean" and (said := describe(row, original, controls_of(row, section.rows), section.task)):
+    found, told, original, task = verdicts(section), [], section.original, section.task
+    for row in section.rows if original and task else ():
+        if row.role == "lean" and (said := describe(row, original, controls_of(row, section.rows), task)):
             told += said
             found = [verdict for verdict in found if verdict.arm != row.name]
-    one = (
-        ["One seed: the intervals count samples, and not what another training would give."] if told and single else []
-    )
-    return [*told, *one, *sentences(found)]
+    if told and (task.eval_samples or FEW) < FEW:
+        told.append(f"{plural(task.eval_samples, 'held-out sample')}: too few to tell small differences.")
+    if told and section.kind == "experiment" and all(len(row.seeds) == 1 for row in section.rows):
+        told.append("One seed: the intervals count samples, and not what another training would give.")
+    return [*told, *sentences(found)]
 
 
 def sentences(verdicts_here: list[Verdict]) -> list[str]:
@@ -203,7 +201,8 @@ def warnings(section: Section) -> list[str]:
                 f"1/sqrt(width) = {natural:.3f}, which holds deep models back and flatters shallow ones."
             )
     roles = {row.role for row in section.rows}
-    if "lean" in roles and "control" not in roles:
+    heads = {row.shape["heads"] for row in section.rows if row.shape}
+    if "lean" in roles and "control" not in roles and len(heads) > 1:
         told.append("There is no control (same depth, old heads, equal parameters): a gain may come from depth alone.")
     return told
 
