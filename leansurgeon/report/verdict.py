@@ -17,6 +17,7 @@ import math
 from dataclasses import dataclass
 
 from leansurgeon.checkpoints.record import FRESH
+from leansurgeon.errors import plural
 from leansurgeon.intervals import NEEDED, binomial_variance, degrees_of_freedom, errors_needed, p_value
 from leansurgeon.reading.jsonfile import value_at
 from leansurgeon.reading.values import items, text, whole
