@@ -25,7 +25,7 @@ from leansurgeon.report.page import again, parts
 from leansurgeon.report.page.parts import Block, Cell, Part, cell, figures
 from leansurgeon.report.page.parts import sentences as as_words
 from leansurgeon.report.rows import Row, Section
-from leansurgeon.report.tables.columns import define_columns
+from leansurgeon.report.tables.columns import define_columns, show_seconds
 from leansurgeon.report.verdict import conclude, controls_of, warnings
 from leansurgeon.training.runs.folder import write_text
 from leansurgeon.version import __version__
@@ -204,6 +204,11 @@ def make_tiles(section: Section, row: Row) -> list[Tile]:
         beside = [best, *(f"{other.name} {shown.cell(other)}" for other in others)]
         figure = cell(shown.cell(row), row.metric.mean, section.task.label)
         tiles.append(Tile("Quality", figure, join_clauses(beside), caveats("quality")))
+    if row.latency:
+        beside = [f"{one.name} {show_seconds(one.latency)}" for one in others if one.latency]
+        beside += [f"memory {humans.memory(row.inference_memory)}"] if row.inference_memory else []
+        figure = cell(show_seconds(row.latency), row.latency.median, "to answer one sample")
+        return [*tiles, Tile("Speed", figure, join_clauses(beside))]
     if row.step_ms is None:
         return [*tiles, Tile("Speed", Cell("not measured"), GET_SPEED)]
     beside = [f"{other.name} {humans.plain(other.step_ms.mean)} ms" for other in others if other.step_ms]
