@@ -115,7 +115,7 @@ def _test_best(run: Run) -> OnTest:
         before and before.scores(),
         _on_test(run, TeacherObjective(run.judged)).scores() if budget.judges_source(run) else None,
     )
-    if not missed:
+    if result.best and chosen.parts:
         sums, counts = zip(*chosen.parts, strict=True)
         result = replace(result, sums=sums, counts=counts)
     if before:  # by how much the metric's sum of each batch changed, and its labels
