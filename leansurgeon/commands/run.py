@@ -74,6 +74,11 @@ def run(request: RunRequest, say: Say) -> Report:
 
     In Python the comparison prints as its table, and in a notebook draws itself.
 
+    >>> import leansurgeon
+    >>> leansurgeon.run("digits-vit", data="task:digits", layers=3)
+    Traceback (most recent call last):
+    leansurgeon.errors.UsageError: digits-vit has learned nothing that could be compared. ...
+
     Raises `UsageError` for a recipe of one training or a time that is too short, and what cutting and training raise.
     """
     from leansurgeon import experiment
@@ -82,7 +87,6 @@ def run(request: RunRequest, say: Say) -> Report:
     from leansurgeon.report.collect import Collection
     from leansurgeon.report.runs import read_run
     from leansurgeon.report.sections import sections
-    from leansurgeon.training import changes
     from leansurgeon.training.recipe.reading import dump
     from leansurgeon.training.runs import folder as runfolder
 
@@ -109,6 +113,8 @@ def run(request: RunRequest, say: Say) -> Report:
         read_run(folder / f"{made.experiment.arm}-s{made.seed}", made, float(i)) for i, made in enumerate(summaries)
     ]
     if request.data:
+        from leansurgeon.training import changes
+
         shown = [run for run in runs if run.summary.seed == recipe.seeds[0]]
         measure_answers(shown, say)
         models = {run.summary.experiment.arm: runfolder.model_of(run.path) for run in shown}

@@ -4,6 +4,7 @@ seeds; a short training that shows what a step costs; and for every arm a short 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 import time
@@ -44,7 +45,7 @@ def make_starts(jobs: Mapping[Key, Job], source: Source, say: Say) -> None:
     files = resume.origin_of(source.folder) if source.folder else {}
     for job in {job.start: job for job in jobs.values()}.values():
         settings = list_settings(job) | {"task": job.experiment.task_of(job.arm).model_dump(mode="json")}
-        made_by = json.loads(json.dumps([settings, files]))
+        made_by = hashlib.sha256(json.dumps([settings, files], sort_keys=True).encode()).hexdigest()
         kept = job.start.with_name(f"{job.start.name}-{KEPT}")
         if (job.start / "config.json").is_file() and jsonfile.read_object_if_whole(kept) == {"made_by": made_by}:
             continue
