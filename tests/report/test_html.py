@@ -325,7 +325,7 @@ def test_run_leaves_the_recipe_that_the_page_names(tmp_path, monkeypatch):
     from leansurgeon.training.recipe import reading
 
     def trained(_recipe, workspace, *, begin, **_):
-        begin()  # before anything is trained
+        begin(_recipe)  # before anything is trained
         assert (workspace / "digits-vit" / "experiment.yaml").is_file()
         for made in digits():
             write(workspace / "digits-vit" / f"{made['experiment']['arm']}-s{made['seed']}", made)

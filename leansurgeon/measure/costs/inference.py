@@ -12,7 +12,8 @@ from pathlib import Path
 import torch
 
 from leansurgeon.checkpoints.source import open_source
-from leansurgeon.measure.costs.speed import WARM_UP, Load, TimedModel, Timing, time_work
+from leansurgeon.measure.costs.memory import Setting
+from leansurgeon.measure.costs.speed import WARM_UP, TimedModel, Timing, time_work
 from leansurgeon.measure.costs.storages import Storages
 from leansurgeon.measure.data import inputs
 from leansurgeon.progress import Say
@@ -34,7 +35,7 @@ def measure(folders: Sequence[Path], say: Say, seconds: float | None = None) -> 
         source = open_source(str(folder), weights=False)
         tokens = inputs.sample_tokens(None, source.config, source.architecture)
         models[folder] = TimedModel(
-            source.config, source.architecture, Load(BATCH, min(TOKENS, tokens)), "auto", device
+            source.config, source.architecture, Setting(BATCH, min(TOKENS, tokens), "fp32"), "auto", device
         )
     say(f"Timing {len(models)} models in turns: one sample, and batches of {BATCH}.")
     taken: dict[Path, tuple[list[float], list[float]]] = {folder: ([], []) for folder in folders}
