@@ -79,18 +79,26 @@ def attention(
         if attn_mask.dtype == torch.bool:  # the kernels add a mask of the queries' precision
             attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill(~attn_mask, -torch.inf)
         attn_mask = attn_mask.to(query.dtype)
-    if not fused:  # with its score matrices, softmax in fp32
-        if key.shape[1] != query.shape[1]:
-            times = query.shape[1] // key.shape[1]
-            key, value = key.repeat_interleave(times, 1), value.repeat_interleave(times, 1)
-        scores = query * query.shape[-1] ** -0.5 @ key.transpose(-2, -1)
-        scores = scores if attn_mask is None else scores + attn_mask
-        return dropout(F.softmax(scores.float(), dim=-1).to(query.dtype), dropout_p) @ value
+    if not fused:
+        return compute_attention(query, key, value, attn_mask, dropout_p)
     head_dim = value.shape[-1]
     missing = -head_dim % MULTIPLE
     if missing:
         query, key, value = (F.pad(x, (0, missing)) for x in (query, key, value))
     return Fused.apply(query, key, value, attn_mask)[..., :head_dim]
+
+
+def compute_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, p: float) -> Tensor:
+    """Attention with its score matrices, softmax in fp32. A function of its own, since what its caller still holds
+    counts as memory.
+    """
+    if key.shape[1] != query.shape[1]:
+        times = query.shape[1] // key.shape[1]
+        key, value = key.repeat_interleave(times, 1), value.repeat_interleave(times, 1)
+    scores = query * query.shape[-1] ** -0.5 @ key.transpose(-2, -1)
+    scores = scores if mask is None else scores + mask
+    weights = F.softmax(scores.float(), dim=-1).to(query.dtype)
+    return dropout(weights, p) @ value
 
 
 class Fused(torch.autograd.Function):

@@ -247,12 +247,7 @@ def step(
         with setting.autocast("cpu"):
             loss = inputs.loss(inputs.run(model, sample))
         count.kind, count.label = "temporary", "backward"
-        # As `loss.backward()` calls it, which torch takes for a function of its own, inside which `CudaRules` would be
-        # off while checkpointed activations are computed again.
-        loss = loss if scaler is None else loss * scaler
-        torch.autograd.Variable._execution_engine.run_backward(
-            (loss,), (torch.ones_like(loss),), False, False, (), allow_unreachable=True, accumulate_grad=True
-        )
+        backward(loss if scaler is None else loss * scaler)
         count.label = "update"
         if scaler is not None:  # in place
             torch._foreach_mul_([p.grad for p in parameters if p.grad is not None], 1 / 65536)
@@ -260,6 +255,18 @@ def step(
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
     return count
+
+
+def backward(loss: torch.Tensor) -> None:
+    """`loss.backward()` with function modes on. torch takes that for a function of its own, inside which `CudaRules`
+    would be off while checkpointed activations are computed again; so the engine is called as torch calls it.
+    """
+    import torch
+
+    engine = torch.autograd.Variable._execution_engine
+    engine.run_backward(
+        (loss,), (torch.ones_like(loss),), False, False, (), allow_unreachable=True, accumulate_grad=True
+    )
 
 
 def make_optimizer(parameters: Iterable[torch.nn.Parameter], name: str) -> torch.optim.Optimizer:

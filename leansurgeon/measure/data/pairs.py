@@ -105,10 +105,9 @@ def open_pairs(
         taken = sorted((made[i][1] for i in getattr(sides, part)[chosen]), key=lambda pair: len(pair[0]))
         return [batch_of([taken[i] for i in at], pad, int(start or 0)) for at in chunks(np.arange(len(taken)), ROWS)]
 
-    parts = rows.each(read)
     kind = "pairs" if given else "hidden spans"
     says = f"{name_some(names)}: {describe_counts(Parts(*map(len, rows)))} ({kind})"
-    return of_parts(kind, says, parts, Seq2Seq(), split=split.identity())
+    return of_parts(kind, says, rows.each(read), Seq2Seq(), split=split.identity())
 
 
 def read_pairs(text: str, flag: str) -> Iterator[tuple[str, str]]:
