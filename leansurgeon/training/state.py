@@ -208,7 +208,9 @@ def restore(run: Run, path: Path) -> None:
 def _restore(run: Run, path: Path) -> None:
     state = checkpoint.read_state(path)
     shared, own = checkpoint.read_tensors(path, run.group.rank)
-    for prefix, _, model in _models(run):
+    if state["world_size"] != run.group.processes:
+        own = {}
+    for prefix, of_buffers, model in _models(run):
         here, tensors = distributed.list_tensors(model), _part(shared, prefix)
         differing = sorted(here.keys() ^ tensors.keys()) or [n for n in here if here[n].shape != tensors[n].shape]
         if differing:
@@ -216,18 +218,14 @@ def _restore(run: Run, path: Path) -> None:
                 f"{path} is of another model: {differing[0]} differs.",
                 "Name the model that this run was started with.",
             )
-        for name, tensor in tensors.items():
+        for name, tensor in (tensors | _part(own, of_buffers)).items():
             part = distributed.local_part(distributed.split_like(tensor, here[name]))
             distributed.local_part(here[name]).copy_(part)
     _optimizer_in(run.trainer.optimizer, shared, state["groups"])
     if run.trainer.scaler and state["scaler"]:
         run.trainer.scaler.load_state_dict(state["scaler"])
     run.trainer.pace.restore(state["pace"])
-    if own and state["world_size"] == run.group.processes:
-        for _, of_buffers, model in _models(run):
-            buffers = dict(model.named_buffers())
-            for name, tensor in _part(own, of_buffers).items():
-                buffers[name].copy_(tensor)
+    if own:
         _generators_in(own, state["generators"], run.device)
     run.history = History.from_dict(state["history"])
     run.window = Window([torch.tensor(row, device=run.device) for row in run.history.pending])

@@ -204,14 +204,14 @@ def best_kept(run_dir: Path) -> int | None:
     return step if isinstance(step, int) else None
 
 
-def read_tensors(path: Path, rank: int) -> tuple[Tensors, Tensors | None]:
-    """Shared tensors and those of process `rank` (None where the run had fewer processes), on the CPU."""
+def read_tensors(path: Path, rank: int) -> tuple[Tensors, Tensors]:
+    """Shared tensors and those of process `rank` (none where the run had fewer processes), on the CPU."""
     from safetensors.torch import load_file
 
     own = path / rank_file(rank)
     for file in (path / SHARED, *([own] if own.is_file() else [])):
         tensorfile.read_header(file)
-    return load_file(path / SHARED), load_file(own) if own.is_file() else None
+    return load_file(path / SHARED), load_file(own) if own.is_file() else {}
 
 
 def locate_checkpoint(given: Path, *, hashes: bool = True) -> tuple[Path, Path]:
