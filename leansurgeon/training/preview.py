@@ -46,8 +46,9 @@ class Synthetic(data_loader.TaskProxy):
     def __init__(self, task: Task) -> None:
         super().__init__(task)
         options, known = task.options, SIZES.get(task.name)
-        train = getattr(options, "train", None) or getattr(options, "train_samples", None)
-        evaluation = getattr(options, "eval", None) or getattr(options, "eval_samples", None)
+        train, evaluation = (
+            getattr(options, split, None) or getattr(options, f"{split}_samples", None) for split in ("train", "eval")
+        )
         if isinstance(train, int) and isinstance(evaluation, int):  # of a task that generates its data
             known = train, evaluation
         elif known and isinstance(train, int):
@@ -63,8 +64,8 @@ class Synthetic(data_loader.TaskProxy):
             return self._task.model_overrides()
         except (KeyError, AttributeError, RuntimeError):
             named = {"num_labels": "classes", "image_size": "image_size", "num_channels": "channels"}
-            options = {key: getattr(self._task.options, option, None) for key, option in named.items()}
-            return {key: value for key, value in options.items() if value is not None}
+            options = ((key, getattr(self._task.options, option, None)) for key, option in named.items())
+            return {key: value for key, value in options if value is not None}
 
     def know(self, loaded: Loaded) -> None:
         """Take from the model what the recipe leaves open: image size, vocabulary."""
