@@ -67,7 +67,9 @@ def make_experiment(
     """
     own = [text for text in sets if text.partition("=")[0].split(".")[0] in TrainingRecipe.model_fields]
     each = seconds and seconds * parallel / (2 * (1 + 2 * len(variants)) * len(seeds))
-    asked = from_model.RecipeInputs(data, f"{max(1, each):.0f}s" if each else None, columns, sets=tuple(own), compares=True)
+    asked = from_model.RecipeInputs(
+        data, f"{max(1, each):.0f}s" if each else None, columns, sets=tuple(own), compares=True
+    )
     training = from_model.make_recipe(Path(source.folder), user_data.recognise(data), asked, cache_folder(), say)
     raw = reading.plain(training)
     optim = raw["train"]["optim"]
