@@ -111,12 +111,10 @@ def influences(source: Source, data: Calibration) -> list[float]:
     """Influence of every layer, with one block of the source in memory."""
     teacher = Skeleton(source.used_config, source.architecture)
     teacher.fill_outer(source.weights.float32)
-    by_layer: dict[int, list[str]] = {}
-    for spec in source.specs:
-        by_layer.setdefault(spec.layer, []).append(spec.name)
 
     def fill(layer: int) -> None:
-        teacher.fill(layer, {name: source.weights.float32(name) for name in by_layer[layer]})
+        names = (spec.name for spec in source.specs if spec.layer == layer)
+        teacher.fill(layer, {name: source.weights.float32(name) for name in names})
 
     masks, answers = ([of(batch) for batch in data.guard] for of in (data.mask, data.answer_mask))
     shape = source.shape

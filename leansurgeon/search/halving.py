@@ -22,11 +22,6 @@ class Rung:
     size: int
     share: Fraction
 
-    @property
-    def length(self) -> str:
-        """`1/4 of the full length`, `the full length`."""
-        return "the full length" if self.share == 1 else f"{self.share} of the full length"
-
 
 @dataclass(frozen=True)
 class Score:
@@ -91,8 +86,9 @@ def climb(
         last = rung is rungs[-1]
         names = {c.name for c in alive}
         extra = [c for c in beside(alive) if c.name not in names] if last else []
+        length = "the full length" if rung.share == 1 else f"{rung.share} of the full length"
         also = f" and {', '.join(c.name for c in extra)}" if extra else ""
-        say(f"Rung {rung.number} of {len(rungs)}: {plural(len(alive), 'candidate')}{also}, {rung.length}")
+        say(f"Rung {rung.number} of {len(rungs)}: {plural(len(alive), 'candidate')}{also}, {length}")
         here = attempt(rung, [*alive, *extra])
         results.append(here)
         alive = order_candidates(alive, here)

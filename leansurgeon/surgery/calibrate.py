@@ -123,8 +123,7 @@ def contest(context: CalibrationContext) -> tuple[list[Candidate], JsonObject]:
     chosen, evidence = choose(context, part)
     part, chosen = affordable(context, part, chosen)
     if len(chosen) > 1:
-        students = make_students(context, part, chosen)
-        teacher = run_candidates(context, part, students, f"trying {len(chosen)} sets of layers")
+        students, teacher = run_candidates(context, part, chosen, f"trying {len(chosen)} sets of layers")
         room = after_trial(context, chosen)
         chosen = finalists(race(context, part, students, teacher, room), context.breaks_pattern)
         chosen += best_of_stages(context)
@@ -167,12 +166,12 @@ def affordable(
         costs = [context.cost(way, part.batches, 1 / len(part.batches["guard"])) for way in chosen]
         if passed + sum(costs) <= room:
             break
-    begun = fitting(costs, room - passed)
+    begun = [chosen[i] for i in fitting(costs, room - passed)]
     if share:
         context.held_back.append(f"sets of layers competed on {share:.0%} of the usual part of the data")
-    if len(begun) < len(chosen):
-        context.held_back.append(f"{len(chosen) - len(begun)} of {len(chosen)} sets of layers were not tried")
-    return part, [chosen[i] for i in begun]
+    if left_out := len(chosen) - len(begun):
+        context.held_back.append(f"{left_out} of {len(chosen)} sets of layers were not tried")
+    return part, begun
 
 
 # -- which layers ----------------------------------------------------------------------------------
@@ -272,15 +271,12 @@ def compete(
     with its score and the teacher's stream of the guard behind the last block; the changes of the others are let go.
     """
     room = context.most_closed - context.work - context.one_pass
-    begun = fitting([context.cost(way, view.batches) for way in chosen], room)
-    if len(begun) < len(chosen):
-        left_out = len(chosen) - len(begun)
+    begun = [chosen[i] for i in fitting([context.cost(way, view.batches) for way in chosen], room)]
+    if left_out := len(chosen) - len(begun):
         context.held_back.append(
             f"{left_out} of {len(chosen)} sets and ways of healing were not carried out on all data"
         )
-    chosen = [chosen[i] for i in begun]
-    students = make_students(context, view, chosen)
-    teacher = run_candidates(context, view, students, title)
+    students, teacher = run_candidates(context, view, begun, title)
     scores = judge(context, view, teacher, [s.streams["guard"] for s in students])
     context.tried += [s.candidate.as_tried(score, view.seen) for s, score in zip(students, scores, strict=True)]
     costs = [(context.breaks_pattern(student.kept), len(student.marks)) for student in students]
@@ -301,15 +297,14 @@ def best_of(scores: Sequence[float], costs: Sequence[tuple[bool, int]]) -> int:
     return min(close, key=lambda i: (costs[i], scores[i], i))
 
 
-def make_students(context: CalibrationContext, view: SampleView, chosen: list[Candidate]) -> list[CandidateModel]:
-    """A student for every candidate."""
-    return [CandidateModel(context, view, candidate, i) for i, candidate in enumerate(chosen)]
-
-
-def run_candidates(context: CalibrationContext, view: SampleView, students: list[CandidateModel], title: str) -> Stream:
-    """Teacher and students from the first layer to the last: behind each source layer the teacher's states, and the new
-    layers of the students that stand for it. Returns the teacher's stream of the guard behind the last.
+def run_candidates(
+    context: CalibrationContext, view: SampleView, chosen: Sequence[Candidate], title: str
+) -> tuple[list[CandidateModel], Stream]:
+    """Teacher and a student for every candidate from the first layer to the last: behind each source layer the
+    teacher's states, and the new layers of the students that stand for it. Returns the students, and the teacher's
+    stream of the guard behind the last.
     """
+    students = [CandidateModel(context, view, candidate, i) for i, candidate in enumerate(chosen)]
     teacher = context.teacher
     streams = view.streams(teacher)
     for layer in track(range(teacher.depth), title, "layers/s"):
@@ -332,7 +327,7 @@ def run_candidates(context: CalibrationContext, view: SampleView, students: list
         teacher.empty(layer)
         for part, stream in streams.items():
             stream.advance(outputs.outputs[part])
-    return streams["guard"]
+    return students, streams["guard"]
 
 
 # -- on few samples of the user's -------------------------------------------------------------------

@@ -6,7 +6,7 @@ projections refitted. Imports torch.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from math import inf
@@ -220,7 +220,7 @@ class CandidateModel:
         elif after.heads < before.heads and after.head_dim == before.head_dim:
             maps = self.transfer.maps_of(context.spec(kept, "o"))
             measured = (kept, maps.group) in context.plan.strength  # the heads that stay are chosen already
-            fixed = maps.heads.tolist() if measured else None
+            fixed = maps.heads.tolist() if measured else ()
             shared = 1 if measured or before.kv_heads == before.heads else before.kv_heads
             heads, note, solved["o"] = trim(work, o, before.head_dim, after.heads, shared, freeze=down, fixed=fixed)
             made["heads"] = replace(note, kept=tuple(heads))
@@ -259,7 +259,7 @@ def trim(
     keep: int,
     shared: int,
     freeze: nn.Module | None = None,
-    fixed: list[int] | None = None,
+    fixed: Sequence[int] = (),
 ) -> tuple[list[int], Trim, tuple[Tensor, Tensor | None]]:
     """Trim a projection in place, by the best of several ridges on the guard, the remaining columns re-solved or left
     as they are. `fixed` are the groups that stay, where they are chosen already. Returns those that stay, the numbers,
@@ -271,7 +271,7 @@ def trim(
     error, best = inf, None
     for ridge in RIDGES:
         solution = sums[0].solve(ridge).cpu()
-        trimmed = trim_units.trim(gram, solution, old, group, keep, ridge, shared, worth=worth, fixed=fixed)
+        trimmed = trim_units.trim(gram, solution, old, group, keep, ridge, worth, shared, fixed)
         plain = torch.zeros_like(trimmed.change)
         gone = sorted(set(range(old.shape[1] // group)) - set(trimmed.kept))
         at = trim_units.inputs_of(gone, group)

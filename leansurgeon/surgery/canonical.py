@@ -74,8 +74,9 @@ def why_unsupported(source: Source) -> str | None:
         if len({s.group for s in inside if s.role in (*ATTENTION_ROLES, "vkq")}) > 1 or "vkq" in roles:
             return f"{arch.name} has several attentions in a block."
         letters = {letter for role in roles if role in ATTENTION_ROLES for letter in role}
-        if lacking := {"q", "k", "v"} - letters:
-            return f"Stage {number + 1} of {arch.name} has attention without {names(lacking)}."
+        words = {"q": "queries", "k": "keys", "v": "values"}
+        if lacking := [word for letter, word in words.items() if letter not in letters]:
+            return f"Stage {number + 1} of {arch.name} has attention without {' and '.join(lacking)}."
         if not {"o", "up", "down"} <= roles:
             return f"The blocks of {arch.name} lack an output projection or an MLP."
     return None
@@ -105,12 +106,6 @@ def splittable(source: Source) -> str | None:
     if any(config.get(key) for key in ("window_size", "sliding_window", "local_attention")):
         return f"The attention of {arch.name} sees a window of the tokens, not all of them."
     return None
-
-
-def names(letters: set[str]) -> str:
-    """The words for some of q, k, v."""
-    words = {"q": "queries", "k": "keys", "v": "values"}
-    return " and ".join(words[x] for x in "qkv" if x in letters)
 
 
 def score_scale(source: Source, stage: Stage) -> float:

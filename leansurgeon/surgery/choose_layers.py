@@ -79,7 +79,8 @@ def measure_layers(
     kept: dict[int, list[Tensor]] = {}
     by_layer = [groups for groups in stages for _ in groups.stage]
     for layer, groups in enumerate(track(by_layer, "choosing layers", "layers/s")):
-        sizes = block_sizes(groups)
+        lost = groups.lost  # in one block, or in two halves
+        sizes = sorted({n * groups.period for n in (lost, lost // 2, lost - lost // 2)} - {0})
         if layer == groups.stage.start:
             kept.clear()
             masks = answers if answers is not None and layer else masks
@@ -92,21 +93,10 @@ def measure_layers(
         influence.append(mean_of(lambda a, b: 1 - cosine(a, b), stream.hidden, outputs, masks))
         for size in sizes:
             if (start := layer - size + 1) in kept:
-                angle[start, size] = mean_of(turn, kept[start], outputs, masks)
+                angle[start, size] = mean_of(lambda a, b: torch.arccos(cosine(a, b)) / pi, kept[start], outputs, masks)
         kept.pop(layer - max(sizes, default=0) + 1, None)
         stream.advance(outputs)
     return Evidence(influence, angle, stages)
-
-
-def block_sizes(groups: Groups) -> list[int]:
-    """Sizes of the contiguous blocks that are looked at, in layers: one block, or two halves."""
-    lost = groups.lost
-    return sorted({n * groups.period for n in (lost, lost // 2, lost - lost // 2)} - {0})
-
-
-def turn(a: Tensor, b: Tensor) -> Tensor:
-    """Angle between the vectors of every token, as a share of pi."""
-    return torch.arccos(cosine(a, b)) / pi
 
 
 def mean_of(what: Callable[[Tensor, Tensor], Tensor], a: list[Tensor], b: list[Tensor], masks: Masks) -> float:

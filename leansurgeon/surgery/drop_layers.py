@@ -62,16 +62,13 @@ def kinds_of(source: Source) -> list[Kind]:
         return []
     lists = [values for values in arch.lists(dict(source.config)).values() if isinstance(values, list | tuple)]
     switches = [values for values in lists if all(isinstance(v, str) or v in (0, 1) for v in values)]
-    tensors: dict[int | None, set[str]] = {}
-    for spec in source.specs if arch.uneven else ():
-        if spec.layer is not None:
-            tensors.setdefault(spec.layer, set()).add(within_block(spec, arch))
     kinds: list[Kind] = []
     for stage, span in enumerate(shape.spans):
         told = [values for values in switches if len(values) in (shape.depth, len(span))]
         for place, layer in enumerate(span):
             said = tuple(values[layer if len(values) == shape.depth else place] for values in told)
-            kinds.append((stage, (said, frozenset(tensors.get(layer, ())))))
+            held = (within_block(spec, arch) for spec in source.specs if arch.uneven and spec.layer == layer)
+            kinds.append((stage, (said, frozenset(held))))
     return kinds
 
 

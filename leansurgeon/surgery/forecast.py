@@ -44,7 +44,7 @@ class CostForecast:
 
 def forecast_cost(context: CalibrationContext) -> CostForecast:
     """What the cut will take if all that it tries gains, within its bounds; the time by one block on one real batch."""
-    plan, method, whole = context.plan, context.method, SampleView.of(context.calibration, None).batches
+    plan, method, whole = context.plan, context.method, context.samples
     lost = plan.before.depth - plan.after.depth
     ways = zip(plan.before.spans, plan.after.spans, strict=True)  # of every stage neighbours in the middle go
     kept = tuple(i for a, b in ways for i in (*a[: (len(b) + 1) // 2], *a[len(a) - len(b) // 2 :]))

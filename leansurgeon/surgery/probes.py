@@ -73,15 +73,6 @@ def flat(values: Tensor, mask: Tensor | None = None) -> Tensor:
     return values.reshape(-1, values.shape[-1])
 
 
-def entering(seen: Tensor, out: Tensor, mask: Tensor | None) -> Tensor:
-    """What enters a projection, `(N, I)`, in the order of the block's output; as it is where the library has cut the
-    tokens into windows of its own and padded these.
-    """
-    if seen[..., 0].numel() == out[..., 0].numel():
-        seen = seen.reshape(*out.shape[:-1], seen.shape[-1])
-    return flat(seen, mask)
-
-
 def relative_error(a: Tensor, b: Tensor) -> Tensor:
     """|a - b| / |a| of every token."""
     return (a - b).double().norm(dim=-1) / a.double().norm(dim=-1).clamp(min=1e-300)

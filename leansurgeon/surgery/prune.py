@@ -40,23 +40,6 @@ def share(text: str) -> float:
     return value
 
 
-def groups_left(source: Source, asked: float) -> list[int]:
-    """How many key/value groups every stage keeps; single heads where all or none share their keys.
-
-    Raises `UsageError` where rounding to whole groups leaves nothing to do.
-    """
-    have = [stage.kv_heads if stage.kv_heads > 1 else stage.heads for stage in source.shape.stages]
-    left = [max(1, n - round(asked * n)) for n in have]
-    if left == have:
-        most = max(have)
-        what = "key/value groups" if any(1 < s.kv_heads < s.heads for s in source.shape.stages) else "heads"
-        raise UsageError(
-            f"--prune {100 * asked:g}% of {most} {what} is less than one.",
-            f"Give at least {100 / most:.0f}%." if most > 1 else "A layer needs one of them.",
-        )
-    return left
-
-
 def decide(
     source: Source,
     sites: Sequence[Site],
@@ -88,18 +71,26 @@ def decide(
 
 
 def check(source: Source, asked: float, seed: int = 0, *, heal: bool = True) -> Plan:
-    """The same plan before anything is measured. Raises `UsageError` for a share that is no whole head, and
-    `UnsupportedModel` where the family cannot store fewer heads of the same size.
+    """The same plan before anything is measured. Raises `UsageError` for a share that is no whole key/value group (no
+    head, where all or none share their keys), and `UnsupportedModel` where the family cannot store fewer heads of the
+    same size.
     """
-    left = groups_left(source, asked)
-    stages = zip(left, source.shape.stages, strict=True)
-    heads = [n * s.heads // s.kv_heads if s.kv_heads > 1 else n for n, s in stages]
-    arch = source.architecture
+    stages, arch = source.shape.stages, source.architecture
+    have = [stage.kv_heads if stage.kv_heads > 1 else stage.heads for stage in stages]
+    left = [max(1, n - round(asked * n)) for n in have]
+    if left == have:
+        most = max(have)
+        what = "key/value groups" if any(1 < s.kv_heads < s.heads for s in stages) else "heads"
+        raise UsageError(
+            f"--prune {100 * asked:g}% of {most} {what} is less than one.",
+            f"Give at least {100 / most:.0f}%." if most > 1 else "A layer needs one of them.",
+        )
     if not keeps_size(source):
         raise UnsupportedModel(
             f"{arch.library} derives head_dim of {arch.name} from width // heads, so fewer heads of the same size "
             "cannot be stored.",
             "Importance, ablation and curves are measured all the same: leave --prune out.",
         )
-    wanted = RequestedShape(heads=",".join(map(str, heads)), head_dim="keep", whole_groups=True)
+    heads = (str(n * stage.heads // all_of_it) for n, all_of_it, stage in zip(left, have, stages, strict=True))
+    wanted = RequestedShape(heads=",".join(heads), head_dim="keep", whole_groups=True)
     return plan(source, wanted, seed, Method(heal="closed" if heal else "none"), calibrated=heal, heads_by=MEASURED)

@@ -113,7 +113,9 @@ def refit_sums(site: BlockFit, samples: Samples, module: nn.Module, scale: Tenso
         with inputs_of(module) as seen:
             out = site.run(samples, b)
         mask = samples.masks[b]
-        a = handles.entering(seen[0], out, mask)
+        # In the order of the block's output; as it is where the library has cut the tokens into windows of its own.
+        alike = seen[0][..., 0].numel() == out[..., 0].numel()
+        a = flat(seen[0].reshape(*out.shape[:-1], -1) if alike else seen[0], mask)
         if scale is None:
             sums.add(a, a.new_zeros(len(a), sums.cross.shape[1]))
         else:

@@ -88,7 +88,6 @@ class Tally:
 
     divergences: list[Tensor] = field(default_factory=list)  # of every token
     errors: list[Tensor] = field(default_factory=list)
-    rows: int = 0
     batches: list[int] = field(default_factory=list)  # tokens of every batch
     loss: float = 0.0
     scored: float = 0.0
@@ -113,7 +112,6 @@ class Tally:
                 p, q = said[start * rows : (start + 1) * rows], torch.log_softmax(x.float(), -1)
                 self.divergences.append((p.exp() * (p - q)).sum(-1).double().cpu())
             self.errors.append(relative_error(y, x).cpu())
-        self.rows += len(a)
         self.batches.append(len(a))
         if score:
             self.loss, self.scored = self.loss + score[0], self.scored + score[1]
@@ -130,15 +128,13 @@ class Tally:
 
     def score(self) -> GuardScore:
         """Means over the guard: error, divergence and loss, as far as known, and the one that judges."""
-        error = round(total(self.errors) / self.rows, 6)
-        divergence = round(total(self.divergences) / self.rows, 6) if self.predicts else None
+        error, divergence = (
+            round(sum(float(part.sum()) for part in parts) / sum(self.batches), 6)
+            for parts in (self.errors, self.divergences)
+        )
+        divergence = divergence if self.predicts else None
         loss = round(self.loss / self.scored, 6) if self.scored else None
         return GuardScore(error, divergence, loss, error if divergence is None else divergence)
-
-
-def total(parts: Sequence[Tensor]) -> float:
-    """The sum of all values."""
-    return sum(float(part.sum()) for part in parts)
 
 
 # -- choosing on growing parts of the guard --------------------------------------------------------

@@ -92,9 +92,7 @@ def low_rank(c_query: Array, c_key: Array, rank: int, gain: float) -> Forms:
     Minimises the sum of squares of `Cq^1/2 (I - left^T right) Ck^1/2`: Eckart-Young in the whitened basis. The
     factors share the singular values evenly, so that q and k stay of equal size.
     """
-    q_root, q_inverse = roots(c_query)
-    k_root, k_inverse = roots(c_key)
-    u, s, vt = np.linalg.svd(q_root @ k_root)
+    u, s, vt, q_inverse, k_inverse = decompose(c_query, c_key)
     share = np.sqrt(gain * s[..., :rank, None])
     left = share * np.swapaxes(u[..., :rank], -1, -2) @ q_inverse
     right = share * vt[..., :rank, :] @ k_inverse
@@ -105,9 +103,7 @@ def low_rank(c_query: Array, c_key: Array, rank: int, gain: float) -> Forms:
 
 def divide_form(c_query: Array, c_key: Array, children: int, rank: int, gain: float) -> Forms:
     """Half of the rank as in `low_rank`, half in turns: `(H, D, D)` moments to forms of every child."""
-    q_root, q_inverse = roots(c_query)
-    k_root, k_inverse = roots(c_key)
-    u, s, vt = np.linalg.svd(q_root @ k_root)
+    u, s, vt, q_inverse, k_inverse = decompose(c_query, c_key)
     shared = min(rank // 2, s.shape[-1])
     left, right = [], []
     for child in range(children):
@@ -120,13 +116,16 @@ def divide_form(c_query: Array, c_key: Array, children: int, rank: int, gain: fl
     return Forms(np.stack(left, axis=1), np.stack(right, axis=1), 1.0)
 
 
-def roots(c: Array) -> tuple[Array, Array]:
-    """Symmetric square root of a moment `(..., D, D)` and its inverse, float64, with eigenvalues held above FLOOR."""
-    values, vectors = np.linalg.eigh(np.asarray(c, np.float64))
-    values = np.maximum(values, np.maximum(values[..., -1:] * FLOOR, 1e-300))
-    root = np.sqrt(values)[..., None, :]
-    turned = np.swapaxes(vectors, -1, -2)
-    return vectors * root @ turned, vectors / root @ turned
+def decompose(c_query: Array, c_key: Array) -> tuple[Array, ...]:
+    """U, S, V^T of the product of the moments' symmetric square roots, and the inverses of both (..., D, D)."""
+    roots, inverses = [], []
+    for c in (c_query, c_key):
+        values, vectors = np.linalg.eigh(np.asarray(c, np.float64))
+        values = np.maximum(values, np.maximum(values[..., -1:] * FLOOR, 1e-300))
+        root, turned = np.sqrt(values)[..., None, :], np.swapaxes(vectors, -1, -2)
+        roots.append(vectors * root @ turned)
+        inverses.append(vectors / root @ turned)
+    return *np.linalg.svd(roots[0] @ roots[1]), *inverses
 
 
 # -- at equal parameters ----------------------------------------------------------------------------

@@ -40,9 +40,9 @@ def trim(
     group: int,
     keep: int,
     ridge: float,
+    worth: Tensor,
     shared: int = 1,
-    worth: Tensor | None = None,
-    fixed: Sequence[int] | None = None,
+    fixed: Sequence[int] = (),
 ) -> TrimResult:
     """Keep `keep` of the groups of `group` neighbouring inputs each.
 
@@ -66,8 +66,7 @@ def trim(
     while to_go:
         scores = group_costs(inverse, weight, group, groups, worth)
         scores[~alive] = torch.inf
-        if fixed is not None:
-            scores[list(fixed)] = torch.inf
+        scores[list(fixed)] = torch.inf
         batch = max(1, min(to_go, -(-(groups - keep) // ROUNDS)))
         going: list[int] = []
         for g in torch.argsort(scores, stable=True).tolist():
@@ -98,11 +97,9 @@ def inputs_of(groups: Sequence[int], group: int) -> Tensor:
     return (torch.tensor(groups)[:, None] * group + torch.arange(group)).reshape(-1)
 
 
-def group_costs(inverse: Tensor, weight: Tensor, group: int, groups: int, worth: Tensor | None) -> Tensor:
+def group_costs(inverse: Tensor, weight: Tensor, group: int, groups: int, worth: Tensor) -> Tensor:
     """The cost of removing each group alone; outputs count by their `worth` (O,)."""
-    inputs = groups * group
-    if worth is not None:
-        weight = weight * worth.to(weight).sqrt()
+    inputs, weight = groups * group, weight * worth.to(weight).sqrt()
     if group == 1:
         return weight[:inputs].pow(2).sum(1) / inverse.diagonal()[:inputs]
     at = torch.arange(inputs).reshape(groups, group)

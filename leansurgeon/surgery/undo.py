@@ -117,7 +117,7 @@ def plan_undo(source: Source) -> Undo:
     if architecture.name == source.architecture.name:
         architecture = replace(architecture, code=source.architecture.code)  # what is trusted travels back, too
     config = config or architecture.with_shape(source.config, before)
-    parameters = [source.parameters, was.parameters]
+    now_held, then_held = source.parameters, was.parameters
     back = Plan(
         before=now,
         target=replace(was, architecture=architecture),
@@ -132,12 +132,9 @@ def plan_undo(source: Source) -> Undo:
             Step(UNDO + step.name, "exact", BACK[step.name], dict(step.settings))
             for step in reversed(record.plan.operators)
         ),
-        parameters_before=parameters[0],
-        parameters_after=parameters[1],
-        saved_by={
-            "heads": parameters[0].attention - parameters[1].attention,
-            "mlp": parameters[0].mlp - parameters[1].mlp,
-        },
+        parameters_before=now_held,
+        parameters_after=then_held,
+        saved_by={"heads": now_held.attention - then_held.attention, "mlp": now_held.mlp - then_held.mlp},
         class_attention=steps.class_attention,
     )
     made = Reshaped(replace(source, specs=was.specs), source.architecture, now)

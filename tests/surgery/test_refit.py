@@ -157,7 +157,7 @@ def test_a_copy_goes_first_and_its_work_is_taken_over():
     old = torch.randn(5, 6, generator=torch.Generator().manual_seed(2)).double()
     old[:, 3] *= 10
     sums = equations(a, torch.zeros(len(a), 5))
-    found = trim_units.trim(sums.gram, sums.solve(1e-9), old, 1, 5, 1e-9)
+    found = trim_units.trim(sums.gram, sums.solve(1e-9), old, 1, 5, 1e-9, sums.worth)
     gone = set(range(6)) - set(found.kept)
     assert gone <= {0, 1, 3}
     assert sums.error(found.change) / len(a) < 1e-6
@@ -174,9 +174,7 @@ def test_outputs_count_by_their_worth_when_groups_are_chosen(group):
     for sizes, gone in ((None, False), (worth, True)):
         sums = ridge.NormalEquations(8, 5, constant=True, worth=sizes)
         sums.add(a, torch.zeros(len(a), 5))
-        found = trim_units.trim(
-            sums.gram, sums.solve(1e-6), old, group, 8 // group - 1, 1e-6, worth=None if sizes is None else sums.worth
-        )
+        found = trim_units.trim(sums.gram, sums.solve(1e-6), old, group, 8 // group - 1, 1e-6, sums.worth)
         assert (0 not in found.kept) is gone
         left = a.double() @ found.change[:8] + found.change[8]
         size = torch.ones(5) if sizes is None else sizes
@@ -189,7 +187,7 @@ def test_the_cost_of_a_group_is_the_error_of_least_squares_without_it(group, sha
     old = torch.randn(5, 8, generator=torch.Generator().manual_seed(2)).double()
     sums = equations(a, e)
     keep = 8 // group - shared
-    found = trim_units.trim(sums.gram, sums.solve(0.0), old, group, keep, 0.0, shared)
+    found = trim_units.trim(sums.gram, sums.solve(0.0), old, group, keep, 0.0, sums.worth, shared)
     assert len(found.kept) == keep
     inputs = [g * group + i for g in found.kept for i in range(group)]
     target = e.double() + a.double() @ old.T

@@ -88,8 +88,7 @@ def test_whatever_chooses_keeps_whole_groups_in_their_places(period):
             stage = Stage(depth, 4, 8, 4, 64, 32)
             before, after = Shape((stage,)), Shape((stage,)).with_(depth=keep)
             groups = groups_of(before, after, period)
-            sizes = choose_layers.block_sizes(groups[0])
-            angle = {(i, n): (i * 7 % 5) / 9 for n in sizes for i in range(depth - n + 1)}
+            angle = {(i, n): (i * 7 % 5) / 9 for n in range(1, depth + 1) for i in range(depth - n + 1)}
             evidence = choose_layers.Evidence([(i * 5 % 7) / 9 for i in range(depth)], angle, groups)
             sets = [evenly_per_stage(before, after, period, name) for name in ("even", "first-of-each")]
             sets += [choose_layers.by_influence(evidence), choose_layers.by_angle(evidence)]
