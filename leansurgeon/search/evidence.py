@@ -51,7 +51,8 @@ def gather(source: Source, data: Calibration, cache: Path, seed: int = 0, say: S
     """The evidence on the guard samples of `data`, from `cache` where it was measured before. Of a preset the kappa is
     that of a model just initialised with `seed`.
     """
-    file = cache / "search" / f"{key_of(source, data, seed)}.json"
+    follows_from = f"{VERSION} {identity(source)} {data.digest} {seed} {SAMPLES}"
+    file = cache / "search" / f"{hashlib.sha256(follows_from.encode()).hexdigest()[:24]}.json"
     try:
         known = Evidence(**jsonfile.read_object(file))
         say(f"Kappa and influence of {source.name} are known from an earlier search.")
@@ -72,11 +73,6 @@ def gather(source: Source, data: Calibration, cache: Path, seed: int = 0, say: S
     file.parent.mkdir(parents=True, exist_ok=True)
     write_json(file, asdict(evidence))
     return evidence
-
-
-def key_of(source: Source, data: Calibration, seed: int) -> str:
-    """What the evidence follows from: the source, the data, the seed and how many samples are taken."""
-    return hashlib.sha256(f"{VERSION} {identity(source)} {data.digest} {seed} {SAMPLES}".encode()).hexdigest()[:24]
 
 
 def identity(source: Source) -> str:

@@ -198,8 +198,9 @@ def list_candidates(
     before, after, criterion = context.plan.before, context.plan.after, context.method.layers
     looked = context.teacher, context.fill, view.batches["guard"], view.masks["guard"], stages
     if criterion in ("greedy", "leave-one-out"):
-        with context.allow_extra_work():
-            kept, rounds = choose_layers.by_output(*looked, greedy=criterion == "greedy", say=context.say)
+        before_it = context.work
+        kept, rounds = choose_layers.by_output(*looked, greedy=criterion == "greedy", say=context.say)
+        context.asked_for += context.work - before_it  # comes on top of the bounds
         chosen = of_every_kind(context.source, {criterion: kept})
         drop_layers.refuse_misplaced(context.source, context.plan.init, chosen[0].kept)
         return chosen, {"rounds": rounds}

@@ -4,8 +4,8 @@ blocks are filled into, and the sample data that is looked at. Imports torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TypeAlias
@@ -221,13 +221,6 @@ class CalibrationContext:
     def work_allowed(self, passes: float) -> float:
         """Block-tokens of so many passes, over `LEAST` tokens at least, beside what was asked for by name."""
         return passes * max(self.one_pass, self.plan.before.depth * LEAST) + self.asked_for
-
-    @contextmanager
-    def allow_extra_work(self) -> Iterator[None]:
-        """Work that the user has asked for by name (`--method greedy`) comes on top of the bounds."""
-        before = self.work
-        yield
-        self.asked_for += self.work - before
 
     @cached_property
     def anew(self) -> float:

@@ -123,13 +123,12 @@ class SpanFitter:
         fits: list[SpanFit] = []
         longest = self.context.longest_span
         for phase, end in zip(phases, mark.ends, strict=False):
-            if end - mark.first >= longest:
-                self.context.held_back.append(f"the local fit of {end - mark.first + 1} layers, for its size")
+            length = end - mark.first + 1
+            if length > longest or not self.most(pieces, length, phase.steps):
+                why = ", for its size" if length > longest else ""
+                self.context.held_back.append(f"the local fit of {length} layers{why}")
                 break
-            if not self.most(pieces, end - mark.first + 1, phase.steps):
-                self.context.held_back.append(f"the local fit of {end - mark.first + 1} layers")
-                break
-            while len(filled) <= end - mark.first:
+            while len(filled) < length:
                 self.fill(mark.first + len(filled))
                 filled.append(mark.first + len(filled))
             fitted = self.fit(filled, pieces, mark.goals[end], phase)
