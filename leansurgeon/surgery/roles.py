@@ -172,15 +172,15 @@ class ModelUnderTest:
         """The first of `choices` that can be planned, carried out into `folder`: the result and its answer. Raises
         `Untestable` where none can.
         """
-        decided = None
+        reason = "The model has too few of them."
         for wanted in choices:
             try:
                 decided = decide(plan(self.source, wanted, 0, method))
                 break
             except (UsageError, UnsupportedModel) as error:
                 reason = error.message
-        if decided is None:
-            raise Untestable(reason if choices else "The model has too few of them.")
+        else:
+            raise Untestable(reason)
         carry_out(decided, folder, check=False)
         arch = decided.plan.architecture
         return open_as(folder, arch), self.answer(self.load(folder, arch))
