@@ -115,20 +115,15 @@ def transformers_class(architecture: Architecture, name: str) -> type:
     cls = getattr(module, name, None)
     if not isinstance(cls, type) or not hasattr(cls, "from_pretrained"):
         raise UnsupportedModel(f"config.json names the class {name or '?'}, which is no model of {module.__name__}.")
-    if architecture.library == "transformers" and not belongs(cls, architecture):
-        raise UnsupportedModel(
-            f"config.json names the class {name}, which is no class of {architecture.model_types[0]} models.",
-            "Correct model_type or architectures there.",
-        )
+    if architecture.library == "transformers":
+        from transformers.models.auto.configuration_auto import model_type_to_module_name
+
+        own = getattr(getattr(cls, "config_class", None), "model_type", None)
+        rooms = (f".{model_type_to_module_name(name)}." for name in architecture.model_types)
+        near = own is not None and any(room in cls.__module__ for room in rooms)
+        if not near and own not in architecture.model_types:  # it would start with fresh weights, without an error
+            raise UnsupportedModel(
+                f"config.json names the class {name}, which is no class of {architecture.model_types[0]} models.",
+                "Correct model_type or architectures there.",
+            )
     return cls
-
-
-def belongs(cls: type, architecture: Architecture) -> bool:
-    """Whether a class of transformers is one of this family: any other would start with fresh weights, without an
-    error.
-    """
-    from transformers.models.auto.configuration_auto import model_type_to_module_name
-
-    own = getattr(getattr(cls, "config_class", None), "model_type", None)
-    rooms = (f".{model_type_to_module_name(name)}." for name in architecture.model_types)
-    return own in architecture.model_types or (own is not None and any(room in cls.__module__ for room in rooms))

@@ -169,19 +169,14 @@ def tower_around(inside: str, model: torch.nn.Module, architecture: Architecture
     if not architecture.section or writes_text(architecture.section, type(model).__name__):
         return ""
     kind, parts = type(getattr(model.config, architecture.section)), inside.split(".")
-    paths = (".".join(parts[:i]) for i in range(1, len(parts)))
-    around = next((path for path in paths if is_tower(model.get_submodule(path), kind)), None)
-    if around is None:
-        tower = architecture.section.removesuffix("_config")
-        said = f"The {tower} tower of this {architecture.name} does not run by itself, so it cannot be measured."
-        raise UnsupportedModel(said, "`shrink --uncalibrated` and `plan` take it; or measure another tower.")
-    return around
-
-
-def is_tower(module: torch.nn.Module, kind: type) -> bool:
-    """Whether a module is a model of its own, by a config of this kind, that runs on its main input."""
-    main = getattr(module, "main_input_name", "")
-    return isinstance(getattr(module, "config", None), kind) and main in inspect.signature(module.forward).parameters
+    for path in (".".join(parts[:i]) for i in range(1, len(parts))):
+        module = model.get_submodule(path)
+        main = getattr(module, "main_input_name", "")  # a model of its own runs on its main input
+        if isinstance(getattr(module, "config", None), kind) and main in inspect.signature(module.forward).parameters:
+            return path
+    tower = architecture.section.removesuffix("_config")
+    said = f"The {tower} tower of this {architecture.name} does not run by itself, so it cannot be measured."
+    raise UnsupportedModel(said, "`shrink --uncalibrated` and `plan` take it; or measure another tower.")
 
 
 def initialise(config: Config, architecture: Architecture, seed: int) -> torch.nn.Module:
@@ -253,8 +248,7 @@ def cast(tensor: torch.Tensor, stored: torch.dtype | None) -> torch.Tensor:
 
 def half(model: torch.nn.Module, stored: torch.dtype) -> dict[str, torch.Tensor]:
     """The state dict in the precision that is stored; tied tensors stay one."""
-    made: dict[tuple[int, torch.Size], torch.Tensor] = {}
-    narrow = {}
+    made, narrow = {}, {}
     for name, tensor in model.state_dict().items():
         key = (tensor.data_ptr(), tensor.shape)
         narrow[name] = made.setdefault(key, cast(tensor.detach(), stored)) if tensor.numel() else tensor

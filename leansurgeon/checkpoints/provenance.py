@@ -17,21 +17,6 @@ from leansurgeon.checkpoints.source import Source
 from leansurgeon.version import __version__
 
 
-def origin_of(source: Source) -> Origin:
-    """Name, kind and the SHA-256 of every weight file of a source, and of the modelling files of the checkpoint that
-    ran, because the user allowed it.
-    """
-    trusted = source.architecture.code
-    return Origin(
-        name=source.name,
-        kind=source.kind,
-        preset=source.preset.name if source.preset else None,
-        sha256={file.name: sha256(file) for file in source.files},
-        notes=source.notes,
-        code={file.name: sha256(file) for file in trust.code_files(trusted, read_config(trusted))} if trusted else {},
-    )
-
-
 def versions() -> dict[str, str]:
     """Versions of leansurgeon, Python and the libraries that are installed."""
     by_package = {"leansurgeon": __version__, "python": platform.python_version()}
@@ -59,7 +44,16 @@ def write_surgery(
     the source's config and record; `restored` is the record that the model had in the first place, where surgery was
     undone.
     """
-    origin, exact = origin_of(source), plan.exactness == "exact"
+    trusted, exact = source.architecture.code, plan.exactness == "exact"
+    origin = Origin(
+        name=source.name,
+        kind=source.kind,
+        preset=source.preset.name if source.preset else None,
+        sha256={file.name: sha256(file) for file in source.files},
+        notes=source.notes,
+        code={file.name: sha256(file) for file in trust.code_files(trusted, read_config(trusted))} if trusted else {},
+    )
+    start = "fresh-attention" if any(step.exactness == "fresh" for step in plan.operators) else "transfer"
     before = source.record.history if source.record else ()
     whereabouts.remember(origin, source.files[0].parent if source.files and source.kind == "folder" else None)
     past = {"source": origin.as_dict(), "operators": [step.as_dict() for step in plan.operators], "seed": plan.seed}
@@ -70,7 +64,7 @@ def write_surgery(
             source=origin,
             plan=plan,
             created=datetime.now(UTC).isoformat(timespec="seconds"),
-            initialised=start_of(plan, source),
+            initialised=FRESH if plan.init == "fresh" or not source.learned else start,
             history=(*before, past),
             decided=decided,
             versions=versions(),
@@ -84,11 +78,3 @@ def write_surgery(
             files=tuple(sorted(written | {record.NAME, "README.md"})),
         ),
     )
-
-
-def start_of(plan: PlanRecord, source: Source) -> str:
-    """What the weights start from: transfer, fresh, or fresh-attention (only q, k and v are new)."""
-    if plan.init == "fresh" or not source.learned:
-        return FRESH
-    afresh = any(step.exactness == "fresh" for step in plan.operators)
-    return "fresh-attention" if afresh else "transfer"

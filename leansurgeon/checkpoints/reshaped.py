@@ -61,7 +61,7 @@ class Reshaped:
             for s in source.specs
             if s.layer is None
         ]
-        blocks: dict[tuple[int, int], list[tuple[TensorSpec, tuple[int, ...]]]] = {}
+        blocks = {}
         for layer, (stage, index, like) in enumerate(self._places()):
             if (stage, like) not in blocks:
                 dims = arch.dims(self.converted, shape, stage)
@@ -85,7 +85,7 @@ class Reshaped:
     @cached_property
     def by_layer(self) -> Mapping[int | None, tuple[TensorSpec, ...]]:
         """The tensors of every layer, counted through all stages; None holds those outside the blocks."""
-        specs_of_layer: dict[int | None, list[TensorSpec]] = {}
+        specs_of_layer = {}
         for spec in self.specs:
             specs_of_layer.setdefault(spec.layer, []).append(spec)
         return {layer: tuple(specs) for layer, specs in specs_of_layer.items()}

@@ -219,7 +219,9 @@ def from_folder(
     """A model folder opened for reading; temporary folders live as long as `keep`."""
     if (path / "model" / "config.json").exists() and not (path / "config.json").exists():
         path = path / "model"  # a run folder
-    seen = {file: identity(file) for file in read_from(path)}  # before the first of them is read
+    kinds = ("config.json", "*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin", "*.pt", "*.pth")
+    there = sorted({file for kind in kinds for file in path.glob(kind) if file.is_file()})
+    seen = {file: identity(file) for file in there}  # before the first of them is read
     original, config = path, read_config(path)
     notes = (f"revision {path.name}",) if kind == "hub" and path.parent.name == "snapshots" else ()
     record, trouble = None, ""
@@ -228,7 +230,7 @@ def from_folder(
     except DamagedRecord as error:  # no reason to refuse the model
         trouble = error.message
         notes += (trouble,)
-    files: tuple[Path, ...] = ()
+    files = ()
     if not list(path.glob("*.safetensors")) and not (path / "model.safetensors.index.json").exists():
         path, files = converted.from_pickle(path, allow_pickle, keep)
         notes += ("read from a pickle",)
@@ -297,12 +299,6 @@ def own_output(specs: Sequence[TensorSpec], weights: Weights) -> str | None:
         if spec.role == "tied" and alike and not any(same_bytes(table, entry) for table in alike):
             return spec.name
     return None
-
-
-def read_from(path: Path) -> list[Path]:
-    """The files of a folder that decide what the model computes."""
-    kinds = ("config.json", "*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin", "*.pt", "*.pth")
-    return sorted({file for kind in kinds for file in path.glob(kind) if file.is_file()})
 
 
 @contextmanager
@@ -396,14 +392,14 @@ def with_pad_token(config: Config, folder: Path, name: str | None = None) -> Con
     name = name or class_name(config)
     if not name.endswith("ForSequenceClassification") or config.get("pad_token_id") is not None:
         return config
-    from transformers import AutoTokenizer, PreTrainedTokenizerBase
+    from transformers import AutoTokenizer
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     model_type = config.get("model_type")
     if model_type not in CONFIG_MAPPING or CONFIG_MAPPING[model_type]().pad_token_id is not None:
         return config  # the library knows one
     try:
-        own: PreTrainedTokenizerBase | None = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        own = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except Exception:  # no tokenizer, or a damaged one, which whoever reads texts will say
         own = None
     ends = config.get("eos_token_id")

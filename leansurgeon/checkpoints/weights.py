@@ -44,7 +44,7 @@ class Weights:
         if single.exists():
             return cls(read_header(single))
         if index.exists():
-            entries: dict[str, Entry] = {}
+            entries = {}
             for shard in shards(folder):
                 header = read_header(shard)
                 if twice := next((name for name in header if name in entries), None):
@@ -174,8 +174,7 @@ class TensorOut:
 
 def write(folder: Path, tensors: Iterable[TensorOut], shard_bytes: int = SHARD_BYTES) -> list[Path]:
     """Write tensors as `model.safetensors` or as shards with their index; one tensor is in memory at a time."""
-    shards: list[list[TensorOut]] = [[]]
-    size = 0
+    shards, size = [[]], 0
     for tensor in tensors:
         if shards[-1] and size + tensor.nbytes > shard_bytes:
             shards.append([])
@@ -196,7 +195,7 @@ def write(folder: Path, tensors: Iterable[TensorOut], shard_bytes: int = SHARD_B
 
 def write_file(path: Path, tensors: list[TensorOut]) -> Path:
     """One safetensors file. A full disk raises a `LeanSurgeonError` that says how much was needed."""
-    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    header = {"__metadata__": {"format": "pt"}}
     offset = 0
     for t in tensors:
         header[t.name] = {"dtype": t.dtype, "shape": list(t.shape), "data_offsets": [offset, offset + t.nbytes]}

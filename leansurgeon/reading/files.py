@@ -81,7 +81,7 @@ def files_below(folder: Path, depth: int | None = None) -> list[Path]:
     """The files in a folder and, at most `depth` folders deep, below it, sorted. What begins with a dot is left out;
     what cannot be looked at, or goes away meanwhile, is passed over. Links to folders are followed to a `depth` only.
     """
-    found: list[Path] = []
+    found = []
     for root, folders, names in os.walk(folder, followlinks=depth is not None):
         ends = depth is not None and len(Path(root).relative_to(folder).parts) >= depth
         folders[:] = [] if ends else [name for name in folders if not name.startswith(".")]

@@ -57,7 +57,9 @@ def plain(image: Image, where: str) -> Image:
     if image.mode == "F" or image.mode.startswith("I"):
         values = np.asarray(image, dtype=np.float64)
         low, high = float(values.min()), float(values.max())
-        white = next((most for most in tops(image.mode) if high <= most), None)
+        # What may be white: of fractions or bytes; of 16 bits; or of integers of which one must guess.
+        tops = (1, 255) if image.mode == "F" else (65_535,) if image.mode.startswith("I;16") else (255, 65_535)
+        white = next((most for most in tops if high <= most), None)
         if not (white and low >= 0):
             raise UsageError(
                 f"{where} holds numbers from {low:g} to {high:g}, of which it does not say what is white.",
@@ -68,8 +70,3 @@ def plain(image: Image, where: str) -> Image:
         seen = image.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", seen.size, "white"), seen)
     return image
-
-
-def tops(mode: str) -> tuple[int, ...]:
-    """What may be white in an image of this mode: fractions or bytes; 16 bits; or integers of which one must guess."""
-    return (1, 255) if mode == "F" else (65_535,) if mode.startswith("I;16") else (255, 65_535)

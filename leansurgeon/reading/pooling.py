@@ -89,9 +89,7 @@ def read_pooling(folder: Path | None) -> Pooling:
     from leansurgeon.errors import UsageError
     from leansurgeon.reading.files import is_name
 
-    modes: tuple[str, ...] = ("mean",)
-    dense: tuple[tuple[str, str], ...] = ()
-    skipped = 0
+    modes, dense, skipped = ("mean",), (), 0
     modules = read_setting(folder, "modules.json") if folder else {}
     for module in modules if isinstance(modules, list) else ():
         kind, place = str(module.get("type")).rpartition(".")[2], str(module.get("path", ""))

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any, TypeAlias
 
 from leansurgeon.errors import UsageError, quote
 from leansurgeon.reading import files, jsonfile
@@ -40,10 +38,7 @@ class Entry:
     end: int
 
 
-Entries: TypeAlias = dict[str, Entry]  # by the tensor's name
-
-
-def read_header(path: Path) -> Entries:
+def read_header(path: Path) -> dict[str, Entry]:
     """The tensors of one safetensors file. Raises `UsageError` when it is truncated, too long, foreign or damaged."""
     with files.open_regular(path) as file:
         try:
@@ -67,11 +62,7 @@ def read_header(path: Path) -> Entries:
     metadata = header.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise UsageError(f"{path.name} is damaged: the metadata of its header are no texts.")
-    return _check_entries(path, header, 8 + length, size)
-
-
-def _check_entries(path: Path, header: Mapping[str, Any], base: int, size: int) -> Entries:
-    """The entries of a header, each behind the one before it, from byte `base` to the end of the file."""
+    base = 8 + length  # from where the tensors lie one behind the other, to the end of the file
     items = {name: _item(path, name, item) for name, item in header.items()}
     entries, expected = {}, 0
     for name, (dtype, shape, start, end) in sorted(items.items(), key=lambda pair: pair[1][2:]):

@@ -55,7 +55,7 @@ def parse(text: str, where: str) -> tuple[Any, Lines]:
     try:
         loader = _Loader(text)
         node = loader.get_single_node()
-        lines: Lines = {}
+        lines = {}
         if node is not None:
             depth, values = _measure(node, {})
             if depth > DEPTH:
@@ -100,7 +100,7 @@ def _measure(node: yaml.Node, known: dict[int, tuple[int, int]]) -> tuple[int, i
             raise ValueError(f"a number of {len(node.value):,} digits")
         if not files.encodable(node.value):
             raise ValueError("half of a surrogate pair, which is no text")
-    inside: list[yaml.Node] = []
+    inside = []
     if isinstance(node, yaml.MappingNode):
         inside = [part for pair in node.value for part in pair]
     elif isinstance(node, yaml.SequenceNode):
@@ -111,7 +111,7 @@ def _measure(node: yaml.Node, known: dict[int, tuple[int, int]]) -> tuple[int, i
 
 
 def _note_lines(node: yaml.Node, path: tuple[str, ...], lines: Lines, where: str) -> None:
-    inside: list[tuple[Any, yaml.Node, yaml.Node]] = []  # a name, what stands in its line, its value
+    inside = []  # a name, what stands in its line, its value
     if isinstance(node, yaml.MappingNode):
         inside = [(key.value, key, child) for key, child in node.value]
     elif isinstance(node, yaml.SequenceNode):

@@ -109,7 +109,7 @@ class Skeleton:
     def _slots(self, names: Mapping[str, tuple[str, ...]]) -> dict[str, Slot]:
         """Slots by bare file name; `names` gives file names by names in memory."""
         state, slots = self.model.state_dict(keep_vars=True), {}
-        same: dict[int, list[str]] = {}
+        same = {}
         for name, tensor in state.items():
             same.setdefault(id(tensor), []).append(name)
         for group in same.values():
@@ -348,7 +348,7 @@ def hollow(make: Callable[[], nn.Module]) -> nn.Module:
             model = make()
         if not any(buffer.is_meta for buffer in model.buffers()):
             break
-    moved: dict[int, nn.Parameter] = {}  # tied ones stay one
+    moved = {}  # tied ones stay one
     for module in model.modules():
         for name, parameter in module._parameters.items():
             if parameter is not None and not parameter.is_meta:

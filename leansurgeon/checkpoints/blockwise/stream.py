@@ -133,9 +133,7 @@ class Stream:
     @torch.no_grad()
     def _record(self, batch: dict[str, Tensor]) -> Tensor:
         """Note the arguments of every block; returns the hidden states before the first."""
-        calls: list[BlockCall] = []
-        first: list[Tensor] = []
-        passed: list[Tensor] = []
+        calls, first, passed = [], [], []
         # What blocks hand on beside hidden states depends on the batch's length; else one batch shows it for all.
         wraps = self.wraps[0] if self.wraps and not self.skeleton.shared else {}
 
@@ -174,7 +172,7 @@ class Stream:
         Later blocks may be called with what came out of earlier stages (a decoder with the encoder's output), so their
         arguments are noted anew.
         """
-        states: list[Tensor] = []
+        states = []
         hidden = self._as_given(hidden)
 
         def stand_in(layer: int, args: tuple, kwargs: dict) -> Any:

@@ -66,8 +66,11 @@ def copy(source: Path, target: Path, also: tuple[str, ...] = ()) -> list[str]:
     copied = find_companions(source, also)
     for name in copied:
         (target / name).parent.mkdir(parents=True, exist_ok=True)
-        if name.endswith("_config.json") and (plain := without_code(source / name)) is not None:
-            (target / name).write_text(plain, encoding="utf-8")
+        # A tokenizer's or processor's config goes without classes whose code does not travel. One that cannot be read
+        # is not for us to judge.
+        said = jsonfile.read_object_if_whole(source / name) if name.endswith("_config.json") else None
+        if (kept := trust.as_written(said)) != said:
+            (target / name).write_text(json.dumps(kept, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
         else:
             shutil.copyfile(source / name, target / name)
     return copied
@@ -90,10 +93,3 @@ def refuse_elsewhere(source: Path, name: str) -> None:
             f"{source / name} is a link to {real}, which is not of this model, and would be copied into the result.",
             "Put a copy of the file in its place, or take the link away.",
         )
-
-
-def without_code(file: Path) -> str | None:
-    """A tokenizer's or processor's config without classes whose code does not travel; None where it names none."""
-    said = jsonfile.read_object_if_whole(file)  # what cannot be read is not for us to judge: it is copied as it is
-    kept = trust.as_written(said)
-    return json.dumps(kept, indent=2, ensure_ascii=False) + "\n" if kept != said else None

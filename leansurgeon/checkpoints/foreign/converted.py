@@ -17,7 +17,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -177,7 +176,11 @@ def tensor_plan(names: set[str], layers: int, heads: int) -> Moves:
         ours, theirs = f"encoder.layers.{i}.", f"encoder.layers.{i}."
         plan |= norm(ours + "attention_norm", theirs + "norm1") | norm(ours + "mlp_norm", theirs + "norm2")
         for part, letter in enumerate(("query", "key", "value")):
-            plan[f"{ours}attention.{letter}.weight"] = (FUSED.format(i=i), partial(unfuse, heads, part))
+            # Rows of q, k or v out of `(heads * 3 * head_dim, width)`, head after head.
+            plan[f"{ours}attention.{letter}.weight"] = (
+                FUSED.format(i=i),
+                lambda w, part=part: w.reshape(heads, 3, -1, w.shape[1])[:, part].reshape(-1, w.shape[1]),
+            )
         plan[ours + "attention.output.weight"] = (theirs + "attn.dense.weight", same)
         plan[ours + "mlp.up.weight"] = (theirs + "ffn.dense_in.weight", lambda w: np.split(w, 2)[0])
         plan[ours + "mlp.gate.weight"] = (theirs + "ffn.dense_in.weight", lambda w: np.split(w, 2)[1])
@@ -197,12 +200,6 @@ def same(array: np.ndarray) -> np.ndarray:
 def norm(ours: str, theirs: str) -> Moves:
     """A weight and a bias that keep their form."""
     return {f"{ours}.{kind}": (f"{theirs}.{kind}", same) for kind in ("weight", "bias")}
-
-
-def unfuse(heads: int, part: int, fused: np.ndarray) -> np.ndarray:
-    """Rows of q (part 0), k (1) or v (2) out of `(heads * 3 * head_dim, width)`, head after head."""
-    width = fused.shape[1]
-    return fused.reshape(heads, 3, -1, width)[:, part].reshape(-1, width)
 
 
 def lookup(arch: Config, path: str, default: Json = None) -> Any:

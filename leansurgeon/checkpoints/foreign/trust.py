@@ -170,7 +170,7 @@ def code_files(folder: Path, config: Config) -> list[Path]:
     """The files of a trusted folder that its classes need: modules of `auto_map` and what they import beside them."""
     from transformers.dynamic_module_utils import get_relative_import_files
 
-    needed: dict[Path, None] = {}
+    needed = {}
     for module in sorted(list_code_modules(config)):
         file = folder / f"{module}.py"
         if "--" not in module and file.is_file():

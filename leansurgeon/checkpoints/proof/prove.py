@@ -58,7 +58,10 @@ def prove(
     `LeanSurgeonError` with the first thing that is wrong.
     """
     with scratch() as place:
-        given = batches or make_noise_sample(folder)
+        config = read_config(folder)
+        kind_of = config.get("model_type")  # of a family that nobody declared the other process could not guess inputs
+        unknown = kind_of and (kind_of == infer.DECOUPLED or not architectures.find_declared(config))
+        given = batches or ([infer.sample(config)] if unknown else [])
         inputs = write_batches(given, place / "inputs.safetensors") if given else None
         accounts, trouble = run(folder, source, inputs, kind, families)
     if "result" not in accounts:
@@ -74,15 +77,6 @@ def prove(
     original = accounts.get("source") or {"trouble": trouble}
     data = ("held-out data" if held_out else SEEN) if batches else "noise"
     return replace(proof, compared=against(original, account, data, exact))
-
-
-def make_noise_sample(folder: Path) -> list[dict[str, Any]]:
-    """Noise for a model whose family nobody declared, and whose inputs the other process could not guess."""
-    config = read_config(folder)
-    kind = config.get("model_type")
-    return (
-        [infer.sample(config)] if kind and (kind == infer.DECOUPLED or not architectures.find_declared(config)) else []
-    )
 
 
 def check(account: dict[str, Any], parameters: int, lacking: Sequence[str] = ()) -> None:
@@ -117,7 +111,7 @@ def against(original: dict[str, Any], result: dict[str, Any], data: str, exact: 
         return Comparison(done=False, why=f"the outputs are {result['output']} and the source's {original['output']}")
     if not original["finite"]:
         return Comparison(done=False, why="the source itself gives NaN or Inf")
-    scored: dict[str, Any] = {}
+    scored = {}
     both = {"source": original, "result": result}
     if count := result["count"]:
         loss, right = (
@@ -212,7 +206,7 @@ def run(
             env=env,
             check=False,
         )
-    accounts: dict[str, Any] = {}
+    accounts = {}
     for line in done.stdout.splitlines():
         if line.startswith(('{"result": ', '{"source": ')):
             accounts |= json.loads(line)
@@ -227,7 +221,7 @@ def how_to_load(folder: Path, family: Architecture | None = None, *, as_document
 
     Raises `UnsupportedModel` where a folder wants to run code that nobody allowed.
     """
-    how: HowToLoad = {"folder": str(folder.absolute())}
+    how = {"folder": str(folder.absolute())}
     config = read_config(folder)
     known = family is not None and bool(family.evidence)  # a declaration by hand costs nothing
     architecture = trust.judge_code(family if known else architectures.of(config), config, folder)

@@ -84,14 +84,6 @@ def load_transformers(folder: Path, config: dict, how: dict, offload: dict):
     return model.eval(), account
 
 
-def forward(model, inputs: dict):
-    """Logits, or the last hidden states of a model without a head; and whether they are logits."""
-    if not hasattr(model, "main_input_name"):  # timm
-        return model(inputs["pixel_values"]), True
-    output = model(**inputs)
-    return (output.logits, True) if "logits" in output else (output[0], False)
-
-
 def run(model, batches: list, kind: str, pooling) -> tuple[dict, list]:
     """Sums of the loss over all batches, the same of every sample (loss, labels, right ones), what it says where labels
     are scores or marks beside these (samples, 2, outputs), and the outputs (rows, values) of real tokens as long as
@@ -102,7 +94,12 @@ def run(model, batches: list, kind: str, pooling) -> tuple[dict, list]:
     for batch in batches:
         labels = batch.get("labels")
         with torch.no_grad():
-            output, predicts = forward(model, {key: value for key, value in batch.items() if key != "labels"})
+            if hasattr(model, "main_input_name"):
+                said = model(**{key: value for key, value in batch.items() if key != "labels"})
+                predicts = "logits" in said
+                output = said.logits if predicts else said[0]  # the last hidden states of a model without a head
+            else:  # timm
+                output, predicts = model(batch["pixel_values"]), True
         output = output.float()
         finite &= bool(torch.isfinite(output).all())
         shape = list(output.shape)
@@ -142,7 +139,7 @@ def read_batches(file: Path) -> list:
     """Batches by number from a safetensors file with names such as `0.input_ids`."""
     from safetensors.torch import load_file
 
-    batches: dict = {}
+    batches = {}
     for name, tensor in load_file(file).items():
         number, _, key = name.partition(".")
         batches.setdefault(int(number), {})[key] = tensor

@@ -19,8 +19,10 @@ def of_embeddings(embeddings: Embeddings | None) -> list[tuple[str, float | None
     if embeddings is None:
         return []
     kept = None if embeddings.nearest_kept is None else 100 * embeddings.nearest_kept
+    low, high = embeddings.low, embeddings.high
+    between = "" if low is None or high is None else f" ({low:.4f} to {high:.4f}, 95 %)"
     return [
-        (f"cosine of embeddings {{:.4f}}{between(embeddings, '.4f')}", embeddings.cosine),
+        (f"cosine of embeddings {{:.4f}}{between}", embeddings.cosine),
         ("1 % of them below {:.3f}", embeddings.first_percentile),
         ("order of their similarities {:.3f} (Spearman)", embeddings.rank_correlation),
         (f"{{:.0f}} % of the {embeddings.nearest} nearest kept", kept),
@@ -32,11 +34,6 @@ def difference(both: PairedFigure, form: str, times: float = 1.0, unit: str = ""
     if both.low is None or both.high is None:
         return ""
     return f"; difference {times * both.low:{form}} to {times * both.high:{form}}{unit}, 95 %"
-
-
-def between(around: Embeddings, form: str) -> str:
-    """` (0.9401 to 0.9440, 95 %)`, where the samples say so much."""
-    return "" if around.low is None or around.high is None else f" ({around.low:{form}} to {around.high:{form}}, 95 %)"
 
 
 def sentence(compared: Comparison | None, language: bool) -> str:

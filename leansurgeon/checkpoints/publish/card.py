@@ -167,7 +167,7 @@ def of_comparison(data: str, compared: Comparison | None, language: bool) -> Mea
     """The figures of a proof. Perplexity for a language model, else accuracy; beside each its source's."""
     if compared is None or not compared.done:
         return Measured(data, ())
-    scores: list[tuple[str, str, float | None]] = []
+    scores = []
     if compared.loss:
         a, b = compared.loss.source, compared.loss.result
         scores.append(("loss", f"loss (source: {a:.4g})", b))

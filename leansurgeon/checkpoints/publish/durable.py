@@ -29,7 +29,6 @@ from pathlib import Path
 
 from leansurgeon.errors import LeanSurgeonError, UsageError
 from leansurgeon.reading import jsonfile
-from leansurgeon.reading.jsonfile import JsonObject
 
 # -- renames of folders that do not replace, and that exchange two at once, where the system has them -------------
 
@@ -207,7 +206,9 @@ def take_claim(file: Path, path: Path) -> int:
         handle = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | NO_LINK, 0o666)
         try:
             locked, said = lock(handle), jsonfile.read_object_if_whole(file) or {}
-            owner = owner_of(said)
+            owner = None  # of a claim that is broken or empty
+            with suppress(KeyError, TypeError, ValueError):
+                owner = Owner(str(said["host"]), str(said["boot"]), int(said["pid"]), int(said["start"]))
             ours = owner is None or owner == me() or owner.dead or (locked and owner.boot == me().boot)
             if locked is False or not ours:
                 who = f"process {said.get('pid', '?')} on {said.get('where', '?')}, since {said.get('since', '?')}"
@@ -225,14 +226,6 @@ def take_claim(file: Path, path: Path) -> int:
             os.close(handle)
             raise
         os.close(handle)
-
-
-def owner_of(said: JsonObject) -> Owner | None:
-    """The process that a claim names, None where it is broken or empty."""
-    try:
-        return Owner(str(said["host"]), str(said["boot"]), int(said["pid"]), int(said["start"]))
-    except (KeyError, TypeError, ValueError):
-        return None
 
 
 def lock(handle: int) -> bool | None:

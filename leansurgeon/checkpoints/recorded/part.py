@@ -41,10 +41,10 @@ class Recorded:
     (`raw`); a changed copy (`dataclasses.replace`) is written from its fields.
     """
 
-    WHERE: ClassVar[str] = ""  # what damage calls it
-    SURE: ClassVar[Collection[str] | None] = ()  # fields in which something odd is damage; None: all
+    WHERE = ""  # what damage calls it
+    SURE = ()  # fields in which something odd is damage; None: all
     KEYS: ClassVar[Mapping[str, str]] = {}  # of fields that have another name in the file
-    required: ClassVar[Collection[str]] = ()  # fields that are written in any case
+    required = ()  # fields that are written in any case
     raw: JsonObject | None = field(init=False, default=None, repr=False, compare=False)
 
     @classmethod
@@ -83,7 +83,7 @@ class Recorded:
         """As the file holds it."""
         if self.raw is not None:
             return plain(self.raw)  # a copy: who changes what it is given changes no record
-        document: JsonObject = {}
+        document = {}
         for key, one, _ in kinds(type(self)):
             value = getattr(self, one.name)
             if one.metadata:
@@ -100,7 +100,7 @@ class RecordedInFull(Recorded):
     """
 
     SURE = None
-    OPTIONAL: ClassVar[tuple[str, ...]] = ()  # fields that are left out where they have their default
+    OPTIONAL = ()  # fields that are left out where they have their default
     other: JsonObject = field(default_factory=dict, kw_only=True, repr=False)
 
     def _of(self, data: Mapping[str, Json]) -> Self:
