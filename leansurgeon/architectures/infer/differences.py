@@ -17,7 +17,7 @@ from leansurgeon.architectures.infer import tiny
 from leansurgeon.architectures.infer.library import LARGEST, Library, Unbuildable, outputs
 from leansurgeon.architectures.infer.tiny import Config, aliases, per_layer
 from leansurgeon.architectures.limits import TAPS, follow_layers
-from leansurgeon.architectures.tensors import layer_number_pattern
+from leansurgeon.architectures.tensors import is_count, layer_number_pattern
 
 Kind = TypeVar("Kind", bound=Library)
 Shapes = dict[str, tuple[int, ...]]
@@ -62,7 +62,7 @@ class Level:
 
 def numbers(config: Config) -> list[str]:
     """Keys that hold a positive whole number."""
-    return [k for k, v in config.items() if isinstance(v, int) and not isinstance(v, bool) and v > 0]
+    return [k for k, v in config.items() if is_count(v)]
 
 
 def drop_one_layer(library: Library, config: Config, key: str) -> tuple[Config, nn.Module] | None:

@@ -22,8 +22,7 @@ from leansurgeon.architectures.limits import (
     of_single_layers,
     within,
 )
-
-Config = dict[str, Any]
+from leansurgeon.architectures.tensors import Config, is_count
 
 DEPTH = 5
 LEAST_MLP = 16  # units; so many are taken away to see what follows
@@ -312,10 +311,9 @@ class Sizes:
         return next((self.c[k] for k in names if isinstance(self.c.get(k), int)), None)
 
     def of(self, key: str, name: str, value: Any) -> Any:
-        number = isinstance(value, int) and not isinstance(value, bool)
         if value is None and (name in OPEN or (self.attempt == 5 and name in HEAD_DIMS)):
             return OPEN.get(name, self.head_dim)
-        if key.endswith(IDS) and (number or isinstance(value, list)):
+        if key.endswith(IDS) and (is_count(value) or isinstance(value, list)):
             return token(value)
         if name.endswith("rope_parameters") or name == "rope_scaling":
             if self.attempt == 6:
@@ -327,7 +325,7 @@ class Sizes:
             return {number: self.of_layer(entry) for number, entry in value.items()}
         if isinstance(value, list | tuple) and value and len(value) == self.depth and name in (*SMALL, *MLPS):
             return [self.of(key, name, entry) for entry in value]
-        if not number or value <= 0 or key in self.kept or (name == "num_mel_bins" and "spec_size" in self.c):
+        if not is_count(value) or key in self.kept or (name == "num_mel_bins" and "spec_size" in self.c):
             return value  # spectrograms that are cut to pictures keep their height
         if name in LAYERS:
             return min(max(value, LEAST), DEPTH)
@@ -391,9 +389,7 @@ def token(value: Any) -> Any:
     """A token id within the small vocabulary."""
     if isinstance(value, list):
         return [token(v) for v in value]
-    if not isinstance(value, int) or isinstance(value, bool) or value < VOCAB:
-        return value
-    return VOCAB - 1 - value % 7
+    return VOCAB - 1 - value % 7 if is_count(value) and value >= VOCAB else value
 
 
 def rope(value: Any, head_dim: int) -> Any:

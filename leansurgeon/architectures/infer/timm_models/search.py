@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from leansurgeon.architectures.infer.differences import Level, first_that_runs
+from leansurgeon.architectures.infer.differences import Level, first_that_runs, numbers
 from leansurgeon.architectures.infer.explore import Search
 from leansurgeon.architectures.infer.finding import Finding, Stage
 from leansurgeon.architectures.infer.library import Library, Unbuildable, quietly
@@ -67,7 +67,7 @@ class TimmSearch(Search):
 
     def find_keys(self, names: tuple[str, ...], level: Level) -> list[str]:
         """Keys of such a name: the entry of the stage first, then what holds for all stages."""
-        keys = [k for k, v in self.config.items() if self.general(k) in names and isinstance(v, int) and v > 0]
+        keys = [k for k in numbers(self.config) if self.general(k) in names]
         return sorted((k for k in keys if distance(k, level) < FAR), key=partial(distance, level=level))
 
     def width(self, stage: Stage) -> int | None:
