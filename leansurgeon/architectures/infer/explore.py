@@ -72,10 +72,9 @@ def explore(config: Mapping[str, Any], tower: str | None = None) -> Finding:
             return Finding(full["model_type"], library.cls.__name__, (), f"no small model of it runs: {error}")
         best: Finding | None = None
         for section in sections_of(small, tower):
-            part, own = (
-                (replace(library, outer=small, section=section), small[section]) if section else (library, small)
-            )
-            finding = replace(Search(part, fill_in_numbers(part, own)).finding(), section=section)
+            part = replace(library, outer=small, section=section)
+            own = fill_in_numbers(part, small[section] if section else small)
+            finding = replace(Search(part, own).finding(), section=section)
             if finding.proven["depth"]:
                 best = finding
                 break

@@ -150,21 +150,19 @@ def guesses(trial: Trial, options: Mapping[Axis, list[str]]) -> Iterator[Places]
 
 def heads_kind(now: Stage, key: str, kv_key: str | None, more: int, fewer: int) -> UnitKind:
     """Heads as the config's `key` counts them (and `kv_key`, where plain attention has one)."""
-    plain, groups = now.kv_heads == now.heads, np.arange(now.kv_heads)
+    plain, units = now.kv_heads == now.heads, np.arange(now.mlp_dim)
 
     def change(maps: UnitMaps) -> dict[str, Any]:
         return {key: len(maps.heads)} | ({kv_key: len(maps.kv_heads)} if kv_key and plain else {})
 
-    def maps(heads: np.ndarray, kv_heads: np.ndarray) -> UnitMaps:
-        return UnitMaps(heads, kv_heads, np.arange(now.mlp_dim))
-
     def with_heads(heads: int) -> UnitMaps:
-        return maps(*map_added_heads(now, replace(now, heads=heads)))
+        return UnitMaps(*map_added_heads(now, replace(now, heads=heads)), units)
 
     turned = np.arange(now.heads).reshape(now.kv_heads, -1)[::-1, ::-1].reshape(-1)  # groups, and heads within them
-    # Of plain attention the first ones go, so that others move.
-    left = maps(*[np.arange(now.heads - fewer, now.heads)] * 2) if plain else with_heads(fewer)
-    return UnitKind(now, change, with_heads(more), maps(turned, groups[::-1]), left)
+    permuted = UnitMaps(turned, np.arange(now.kv_heads)[::-1], units)
+    last = np.arange(now.heads - fewer, now.heads)  # of plain attention the first ones go, so that others move
+    left = UnitMaps(last, last, units) if plain else with_heads(fewer)
+    return UnitKind(now, change, with_heads(more), permuted, left)
 
 
 def mlp_kind(key: str, values: Mapping[int, Any]) -> UnitKind:
