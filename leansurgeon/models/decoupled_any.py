@@ -68,13 +68,11 @@ def config_of(base):
 class Numbers:
     """Heads and their sizes of one stage."""
 
-    def __init__(self, config, stage):
-        asked = config.lean_numbers
+    def __init__(self, stage, asked, head_dim):
         self.heads = asked[stage["heads"]]
         shared = stage["kv_heads"] or ""  # "=1": one key/value head for all, which no key of the config says
         self.kv_heads = int(shared[1:]) if shared.startswith("=") else asked[shared] if shared else self.heads
-        section = getattr(config, "decoupled", {}).get("section")
-        self.head_dim = getattr(getattr(config, section) if section else config, stage["head_dim"])
+        self.head_dim = head_dim
         self.groups = self.heads // self.kv_heads
         self.inner, self.kv_inner = self.heads * self.head_dim, self.kv_heads * self.head_dim
 
@@ -86,8 +84,10 @@ class Numbers:
 
 def widen(model, config):
     """Give every attention of the built model the heads of the config."""
+    section = config.decoupled.get("section")
+    place = getattr(config, section) if section else config
     for stage in config.decoupled["stages"]:
-        now = Numbers(config, stage)
+        now = Numbers(stage, config.lean_numbers, getattr(place, stage["head_dim"]))
         for block in blocks_of(model, stage["blocks"]):
             widen_block(block, stage, now, lambda *place: replace(model, *place))
 

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
-from types import SimpleNamespace
 from typing import Any
 
 import timm
@@ -50,7 +49,7 @@ class LeanTimm:
         asked = {key: exchange(kwargs, key, heads) for key, heads in lean["native"].items()}
         model = timm.create_model(lean["base"], **kwargs)
         for stage in lean["stages"]:
-            now = Numbers(SimpleNamespace(lean_numbers=asked, **sizes), stage)
+            now = Numbers(stage, asked, sizes[stage["head_dim"]])
             for block in blocks_of(model, stage["blocks"]):
                 for module in block.modules():
                     if type(module) is EvaAttention:

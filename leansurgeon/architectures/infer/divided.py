@@ -37,10 +37,18 @@ def trouble(trial: Trial, stage: Stage, now: Numbers) -> str:
         return "its queries, keys and values cannot be told apart"
     if free_bases(trial, stage, now) != BASES:
         return OTHERWISE
+    # Heads whose second half says nothing are twice as many of half the size, by the library's own rules.
+    half = torch.eye(now.head_dim).expand(now.heads, -1, -1).clone()
+    half[:, now.head_dim // 2 :] = 0
+    gain = 1.0 if scale_by_key(trial.config) is not None else 2**-0.5  # 1 / sqrt(head_dim) grows as head_dim shrinks
+    heads = {key: 2 * now.heads for key in (stage.heads_key, stage.kv_key) if key}
     try:
-        return of_scale(trial, stage, pieces, now)
+        whole = trial.run(trial.config, apply_to_heads(trial, pieces, now, dict.fromkeys("qkv", half)))
+        state = apply_to_heads(trial, pieces, now, {"q": gain * half, "k": half, "v": half})
+        apart = trial.run(trial.config | heads, state)
     except Unbuildable as error:
         return f"its library does not take heads of half the size ({error})"
+    return "" if difference(whole, apart) <= EQUAL else "its scores have a scale that does not follow head_dim"
 
 
 def letters(stage: Stage, trial: Trial) -> Pieces | None:
@@ -96,15 +104,3 @@ def free_bases(trial: Trial, stage: Stage, now: Numbers) -> str:
         return "".join(pair for pair in ("qk", "vo") if differs(pair) <= EQUAL and differs(pair[0]) >= ALIVE)
     except (Unbuildable, RuntimeError):  # or some layers have heads of another size
         return ""
-
-
-def of_scale(trial: Trial, stage: Stage, pieces: Pieces, now: Numbers) -> str:
-    """Heads whose second half says nothing are twice as many of half the size, by the library's own rules."""
-    half = torch.eye(now.head_dim).expand(now.heads, -1, -1).clone()
-    half[:, now.head_dim // 2 :] = 0
-    whole = trial.run(trial.config, apply_to_heads(trial, pieces, now, {letter: half for letter in "qkv"}))
-    gain = 1.0 if scale_by_key(trial.config) is not None else 2**-0.5  # 1 / sqrt(head_dim) grows as head_dim shrinks
-    state = apply_to_heads(trial, pieces, now, {"q": gain * half, "k": half, "v": half})
-    heads = {key: 2 * now.heads for key in (stage.heads_key, stage.kv_key) if key}
-    apart = trial.run(trial.config | heads, state)
-    return "" if difference(whole, apart) <= EQUAL else "its scores have a scale that does not follow head_dim"
