@@ -8,8 +8,12 @@ from contextlib import contextmanager
 from typing import Any
 
 CHOSEN = "LEANSURGEON_TOWER"  # how a command tells the processes that it starts
-SECTIONS = {"text": "text_config", "vision": "vision_config", "audio": "audio_config"}  # where configs describe them
-MORE_SECTIONS = {"text": ("decoder",), "audio": ("encoder_config",)}  # in models of other forms
+# Where configs describe them, the usual place first.
+SECTIONS = {
+    "text": ("text_config", "decoder"),
+    "vision": ("vision_config",),
+    "audio": ("audio_config", "encoder_config"),
+}
 
 
 def choose(tower: str | None) -> None:
@@ -39,8 +43,7 @@ def meant(tower: str | None) -> Iterator[None]:
 
 def of_section(section: str | None) -> str | None:
     """The tower that a part of a config describes."""
-    keys = {tower: (key, *MORE_SECTIONS.get(tower, ())) for tower, key in SECTIONS.items()}
-    return next((tower for tower, known in keys.items() if section in known), None)
+    return next((tower for tower, known in SECTIONS.items() if section in known), None)
 
 
 def whole_runs(section: str, config: Mapping[str, Any]) -> bool:
@@ -52,4 +55,4 @@ def writes_text(section: str, cls: str) -> bool:
     """Whether a model of several towers says words where it is given words alone: its text tower is meant, and its
     class has a head for it.
     """
-    return section == SECTIONS["text"] and cls.endswith(("ForConditionalGeneration", "ForImageTextToText"))
+    return section == SECTIONS["text"][0] and cls.endswith(("ForConditionalGeneration", "ForImageTextToText"))

@@ -36,7 +36,7 @@ from leansurgeon.architectures.infer.units import (
 from leansurgeon.architectures.infer.widened import HEAD_DIM, LeanLibrary, find_projection_units, lean_config, specs
 from leansurgeon.architectures.infer.words import Places, head_words, mlp_words
 from leansurgeon.architectures.tensors import read_key
-from leansurgeon.architectures.towers import MORE_SECTIONS, SECTIONS
+from leansurgeon.architectures.towers import SECTIONS
 from leansurgeon.shape import Stage as Numbers
 
 
@@ -57,8 +57,9 @@ def sections_of(config: Mapping[str, Any], tower: str | None) -> list[str]:
         return [k for k in keys if isinstance(config.get(k), dict)]
 
     if tower:
-        return there((SECTIONS[tower], *MORE_SECTIONS.get(tower, ()))) or [""]
-    return [*there(SECTIONS.values()), "", *there(k for keys in MORE_SECTIONS.values() for k in keys)]
+        return there(SECTIONS[tower]) or [""]
+    places = SECTIONS.values()
+    return [*there(usual for usual, *_ in places), "", *there(key for _, *rest in places for key in rest)]
 
 
 def explore(config: Mapping[str, Any], tower: str | None = None) -> Finding:

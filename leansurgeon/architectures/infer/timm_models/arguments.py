@@ -144,24 +144,25 @@ def attempts(flat: Config) -> Iterator[tuple[Config, int]]:
     least = 4 * patch if is_count(patch) and patch >= 8 else 64
     for narrow in (True, False):
         for side in dict.fromkeys((min(least, usual or least), usual or 224)):
-            yield shrunk(flat, narrow, side if usual else None), side
+            yield shrunk(flat, narrow, side), side
 
 
-def shrunk(flat: Config, narrow: bool, side: int | None) -> Config:
+def shrunk(flat: Config, narrow: bool, side: int) -> Config:
     """Fewer layers; narrow: `HEAD_DIM` channels for every head as well."""
     smaller = dict(flat)
     stages = sum(base(key) in DEPTHS for key in flat)
     for key, value in flat.items():
         if base(key) in DEPTHS and is_count(value):
             smaller[key] = min(max(value, LEAST), MOST if stages == 1 else 3)
-        elif base(key) == "img_size" and side:
+        elif base(key) == "img_size" and value:
             smaller[key] = side
     for key in INDEX_LISTS:
         if key in flat:
             deep = next(smaller[k] for k in smaller if base(k) in DEPTHS)
             smaller[key] = [i for i in flat[key] if i < deep - 1]
     if narrow:
-        smaller |= {"num_heads": 6} if is_count(flat.get("num_heads")) and flat["num_heads"] >= 6 else {}
+        if is_count(flat.get("num_heads")):
+            smaller["num_heads"] = min(6, flat["num_heads"])
         heads = {entry(k): v for k, v in smaller.items() if base(k) in HEADS}
         for key, value in flat.items():
             at = heads.get(entry(key), heads.get("0", heads.get("")))
