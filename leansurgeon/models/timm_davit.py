@@ -42,15 +42,14 @@ class LeanDaVit(DaVit):
         head_dim = head_dim or [width // heads for width, heads in zip(embed_dims, num_heads, strict=True)]
         ratios = mlp_ratio if isinstance(mlp_ratio, list | tuple) else [mlp_ratio] * len(embed_dims)
         shapes = list(zip(embed_dims, num_heads, head_dim, ratios, strict=True))
-        replaced = [heads * d != width for width, heads, d, _ in shapes]
-        if any(replaced) and kwargs.get("channel_attn_v2"):
+        if kwargs.get("channel_attn_v2") and any(heads * d != width for width, heads, d, _ in shapes):
             raise ValueError("leansurgeon_davit with a free head_dim does not know channel_attn_v2.")
         # One head divides every width; the real attention of such a stage is put in below.
-        given = [1 if new else heads for new, heads in zip(replaced, num_heads, strict=True)]
+        given = [heads if heads * d == width else 1 for width, heads, d, _ in shapes]
         super().__init__(embed_dims=embed_dims, num_heads=given, mlp_ratio=ratios[0], **kwargs)
-        for stage, new, (width, heads, d, ratio) in zip(self.stages, replaced, shapes, strict=True):
+        for stage, (width, heads, d, ratio) in zip(self.stages, shapes, strict=True):
             for block in (half for pair in stage.blocks for half in pair):
-                if new:
+                if heads * d != width:
                     kind = FusedAttention if hasattr(block, "window_size") else DecoupledChannel
                     block.attn = kind(width, heads, d, kwargs.get("qkv_bias", True))
                     block.attn.apply(self._init_weights)

@@ -62,15 +62,14 @@ class LeanVOLO(VOLO):
     def __init__(
         self, layers, *, num_heads, embed_dims, head_dim=None, cls_num_heads=None, cls_mlp_ratio=None, **kwargs
     ):
-        natural = [width // heads for width, heads in zip(embed_dims, num_heads, strict=True)]
-        head_dim = head_dim or natural
-        replaced = [heads * d != width for heads, d, width in zip(num_heads, head_dim, embed_dims, strict=True)]
+        head_dim = head_dim or [width // heads for width, heads in zip(embed_dims, num_heads, strict=True)]
+        shapes = list(zip(embed_dims, num_heads, head_dim, strict=True))
         # One head divides every width; the real attention of such a stage is put in below.
-        given = [1 if new else heads for new, heads in zip(replaced, num_heads, strict=True)]
+        given = [heads if heads * d == width else 1 for width, heads, d in shapes]
         super().__init__(layers, num_heads=given, embed_dims=embed_dims, **kwargs)
         more = {"qkv_bias": kwargs.get("qkv_bias", False), "attn_drop": kwargs.get("attn_drop_rate", 0.0)}
-        for end, new, width, heads, d in zip(self.stage_ends, replaced, embed_dims, num_heads, head_dim, strict=True):
-            for block in self.network[end] if new else ():
+        for end, (width, heads, d) in zip(self.stage_ends, shapes, strict=True):
+            for block in self.network[end] if heads * d != width else ():
                 outlook = hasattr(block.attn, "unfold")
                 block.attn = (DecoupledOutlook if outlook else DecoupledAttention)(width, heads, d, **more)
                 block.attn.apply(self._init_weights)
