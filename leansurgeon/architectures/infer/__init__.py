@@ -8,29 +8,17 @@ Importing this room costs nothing; torch is loaded when a family is asked for.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from leansurgeon.architectures.base import Architecture
+from leansurgeon.architectures.foreign import library_builds
 from leansurgeon.architectures.towers import of_section
 from leansurgeon.errors import LeanSurgeonError, UnsupportedModel, disk_is_full, memory_is_short
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from leansurgeon.architectures.infer.finding import Finding
-
-__all__ = [
-    "DECOUPLED",
-    "TIMM_LEAN",
-    "architecture",
-    "complete_config",
-    "is_inferred",
-    "make_decoupled_form",
-    "sample",
-    "timm_config",
-]
 
 DECOUPLED = "leansurgeon_decoupled"  # the type of what `models/decoupled_any.py` reads
 TIMM_LEAN = "leansurgeon_any"  # the entry point of `models/timm_any.py`
@@ -65,12 +53,7 @@ def _of_timm(config: Mapping[str, Any]) -> Architecture:
     if config["architecture"] == TIMM_LEAN:
         return declared.lean(_of_timm(declared.native(config)))
     key = cache.config_digest({k: config.get(k) for k in ("architecture", "model_args")}, "timm")
-
-    def make_architecture() -> Architecture:
-        _announce(f"timm/{config['architecture']}")
-        return declared.architecture(config)
-
-    return _read_or_infer(key, make_architecture)
+    return _read_or_infer(key, lambda: declared.architecture(config))
 
 
 def _read_or_infer(key: str, infer: Callable[[], Architecture]) -> Architecture:
@@ -88,7 +71,6 @@ def _read_or_infer(key: str, infer: Callable[[], Architecture]) -> Architecture:
 
 def timm_config(name: str, args: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """The complete config.json of a timm model for which no declaration was written. Raises `UnsupportedModel`."""
-    from leansurgeon.architectures.foreign import library_builds
     from leansurgeon.architectures.infer.timm_models import declared
 
     with library_builds(f"timm/{name}"):
@@ -118,7 +100,6 @@ def make_decoupled_form(base: Architecture) -> Architecture:
 
 def complete_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """A config with every key that the library gives it, so that nothing is left to a rule that surgery may upset."""
-    from leansurgeon.architectures.foreign import library_builds
     from leansurgeon.architectures.infer import library
 
     with library.quietly(), library_builds(f"A {config.get('model_type')}"):
@@ -153,26 +134,19 @@ def count_built_towers(config: Mapping[str, Any]) -> dict[str, int]:
 
 def sample(config: Mapping[str, Any]) -> dict[str, Any]:
     """Noise that a model of an undeclared family runs on, by the names of its inputs."""
-    from leansurgeon.architectures.infer import inputs, library, widened
+    from leansurgeon.architectures.infer import explore, inputs, library, widened
 
     plain = widened.native(dict(config)) if config.get("model_type") == DECOUPLED else config
     with library.quietly():
         full = library.whole(plain)
         text = full.get("text_config") or {}
         vocab = full.get("vocab_size") or text.get("vocab_size") or inputs.VOCAB
-        cls = library.model_class(full)
-        return inputs.example(counter(full) if inputs.several_kinds(cls, full) else cls, full, vocab=vocab)
-
-
-def counter(full: Mapping[str, Any]) -> nn.Module | type[nn.Module]:
-    """A small model that makes as many features of a picture or a sound as the real one; its class where none runs."""
-    from leansurgeon.architectures.infer import explore, library
-
-    of_type = library.Library.of(full)
-    try:
-        return of_type.build(explore.build_small_config(of_type, dict(full), geometry=True))
-    except library.Unbuildable:
-        return of_type.cls
+        of_type = library.Library.of(full)
+        model = of_type.cls
+        if inputs.several_kinds(model, full):  # a small one makes as many features of a picture or a sound as the real
+            with suppress(library.Unbuildable):
+                model = of_type.build(explore.build_small_config(of_type, full, geometry=True))
+        return inputs.example(model, full, vocab=vocab)
 
 
 def explore_family(full: Mapping[str, Any], tower: str | None) -> Finding:
@@ -181,14 +155,12 @@ def explore_family(full: Mapping[str, Any], tower: str | None) -> Finding:
     from leansurgeon.architectures.infer.finding import Finding
 
     with library.quietly():
-        small = [tiny.shrunk(dict(full), attempt) for attempt in range(tiny.ATTEMPTS + 1)]
+        small = [tiny.shrunk(full, attempt) for attempt in range(tiny.ATTEMPTS + 1)]
     said = {"model_type": full["model_type"], "small": [cache.key_numbers(one) for one in small]}
     key = cache.config_digest(said, tower)
-    if (finding := cache.read(key, Finding)) is not None:
-        return finding
-    _announce(full["model_type"])
-    finding = explore.explore(full, tower)
-    cache.write(key, finding)
+    if (finding := cache.read(key, Finding)) is None:
+        finding = explore.explore(full, tower)
+        cache.write(key, finding)
     return finding
 
 
@@ -212,11 +184,6 @@ def _infer_tower(config: Mapping[str, Any], tower: str | None) -> Architecture:
         if memory_is_short(error) or disk_is_full(error):
             raise
         raise _not_inferred(model_type, "its config or its model is of a form that is not understood") from error
-
-
-def _announce(name: str) -> None:
-    said = f"Inferring a declaration of '{name}' and proving it on a small random model (once) ..."
-    print(said, file=sys.stderr, flush=True)
 
 
 def _not_inferred(model_type: str, why: str) -> UnsupportedModel:

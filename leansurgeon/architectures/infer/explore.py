@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -40,6 +41,12 @@ from leansurgeon.architectures.towers import SECTIONS
 from leansurgeon.shape import Stage as Numbers
 
 
+def announce(name: str) -> None:
+    """Say what the user waits for."""
+    said = f"Inferring a declaration of '{name}' and proving it on a small random model (once) ..."
+    print(said, file=sys.stderr, flush=True)
+
+
 def fails(trouble: str | None) -> bool:
     """Whether a library did not do what was tried, so that nothing could be compared."""
     return trouble is not None and any(text in trouble for text in FAILED)
@@ -64,6 +71,7 @@ def sections_of(config: Mapping[str, Any], tower: str | None) -> list[str]:
 
 def explore(config: Mapping[str, Any], tower: str | None = None) -> Finding:
     """Everything that is known of the family of a `config.json` afterwards. Never raises for what a library does."""
+    announce(config["model_type"])
     with quietly(), torch.random.fork_rng(devices=[]):
         full = whole(config)
         library = Library.of(full)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from leansurgeon.architectures.infer.differences import Level, first_that_runs, numbers
-from leansurgeon.architectures.infer.explore import Search
+from leansurgeon.architectures.infer.explore import Search, announce
 from leansurgeon.architectures.infer.finding import Finding, Stage
 from leansurgeon.architectures.infer.library import Library, Unbuildable, quietly
 from leansurgeon.architectures.infer.timm_models import arguments
@@ -29,6 +29,7 @@ def explore(flat: Config) -> Finding:
     """Everything that is known of a family of timm afterwards, from a whole flat config. Never raises for what timm
     does.
     """
+    announce(f"timm/{flat['model_type']}")
     with quietly(), torch.random.fork_rng(devices=[]):
         library = TimmLibrary.of(flat)
         try:
