@@ -34,8 +34,8 @@ def of(config: Config, tower: str | None = None) -> Architecture:
 
         if model_type == infer.TIMM_LEAN or is_model(model_type):
             return infer.architecture(config)
-    candidates = [a for a in load_families().values() if (a.library == "timm") == timm]
-    names = sorted({t.rstrip("*_") for a in candidates for t in a.model_types if not t.startswith("leansurgeon_")})
+    types = {t for a in load_families().values() if (a.library == "timm") == timm for t in a.model_types}
+    names = sorted(t.rstrip("*_") for t in types if not t.startswith("leansurgeon_"))
     near = difflib.get_close_matches(model_type, names, n=1, cutoff=NEAR)
     said = f"; the nearest known one is '{near[0]}'" if near else ""
     raise UnsupportedModel(

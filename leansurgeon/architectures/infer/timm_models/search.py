@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -68,8 +67,8 @@ class TimmSearch(Search):
 
     def find_keys(self, names: tuple[str, ...], level: Level) -> list[str]:
         """Keys of such a name: the entry of the stage first, then what holds for all stages."""
-        keys = [k for k in numbers(self.config) if self.general(k) in names]
-        return sorted((k for k in keys if distance(k, level) < FAR), key=partial(distance, level=level))
+        away = {k: distance(k, level) for k in numbers(self.config) if self.general(k) in names}
+        return sorted((k for k in away if away[k] < FAR), key=away.get)
 
     def width(self, stage: Stage) -> int | None:
         name, axis = stage.width_at
