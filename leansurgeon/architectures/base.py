@@ -286,12 +286,13 @@ class Architecture:
         return divides and stage.head_dim == stage.width // stage.heads
 
     def _one_ratio(self, shape: Shape) -> float | int:
-        ratio = exact_ratio(shape.stages[0].mlp_dim, shape.stages[0].width)
+        first = shape.stages[0]
+        ratio = exact_ratio(first.mlp_dim, first.width)
         if self.keys.whole_ratio and not isinstance(ratio, int):
-            near = nearest_divisible(shape.stages[0].mlp_dim, shape.stages[0].width)
+            near = nearest_divisible(first.mlp_dim, first.width)
             raise UsageError(
-                f"{self.name} has an MLP of a whole number of widths, and {shape.stages[0].mlp_dim} is none of "
-                f"{shape.stages[0].width}; nearest: {near}."
+                f"{self.name} has an MLP of a whole number of widths, and {first.mlp_dim} is none of "
+                f"{first.width}; nearest: {near}."
             )
         if any(int(stage.width * ratio) != stage.mlp_dim for stage in shape.stages):
             dims = ", ".join(str(stage.mlp_dim) for stage in shape.stages)
