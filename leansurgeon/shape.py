@@ -115,10 +115,10 @@ def nearest_divisible(value: int, by: int) -> str:
     return ", ".join(str(v) for v in dict.fromkeys((below, above)) if v > 0)
 
 
-def divisors_near(width: int, heads: int) -> list[int]:
-    """The two divisors of `width` nearest to `heads`, in ascending order."""
+def divisors_near(width: int, heads: int) -> str:
+    """The two divisors of `width` nearest to `heads`, as a person reads them: `"6, 8"`."""
     divisors = [d for d in range(1, width + 1) if width % d == 0]
-    return sorted(sorted(divisors, key=lambda d: (abs(d - heads), d))[:2])
+    return ", ".join(map(str, sorted(sorted(divisors, key=lambda d: (abs(d - heads), d))[:2])))
 
 
 def evenly(depth: int, keep: int) -> tuple[int, ...]:

@@ -272,7 +272,7 @@ class Architecture:
     def _check_heads(self, stage: Stage) -> None:
         if self.keys.head_dim:
             if self.heads_divide_width and stage.width % stage.heads:
-                near = ", ".join(map(str, divisors_near(stage.width, stage.heads)))
+                near = divisors_near(stage.width, stage.heads)
                 raise UsageError(
                     f"{stage.width} is not divisible by {stage.heads} heads, and transformers refuses such a "
                     f"{self.name} config; nearest: {near}."
@@ -314,7 +314,7 @@ class Architecture:
         return self.stores_head_dim or all(self._natural(stage) for stage in shape.stages)
 
     def why_not_decoupled(self, stage: Stage) -> str:
-        near = ", ".join(map(str, divisors_near(stage.width, stage.heads)))
+        near = divisors_near(stage.width, stage.heads)
         if stage.width % stage.heads:
             return (
                 f"{stage.width} is not divisible by {stage.heads} heads, and {self.name} has no head_dim of its own; "

@@ -165,7 +165,7 @@ def new_head_dim(stage: Stage, heads: int, policy: str, arch: Architecture) -> i
         if heads == stage.heads:
             return stage.head_dim  # nothing to split
         if arch.per_head_divides and stage.width % heads:
-            near = ", ".join(map(str, divisors_near(stage.width, heads)))
+            near = divisors_near(stage.width, heads)
             hint = "Or give --head-dim keep." if arch.stores_head_dim or arch.decoupled else None
             raise UsageError(f"{stage.width} is not divisible by {heads} heads; nearest: {near}.", hint)
         if heads > stage.width:
