@@ -83,6 +83,7 @@ def run(request: RunRequest, say: Say) -> Report:
     """
     from leansurgeon import experiment
     from leansurgeon.commands.healing import for_device
+    from leansurgeon.commands.samples import try_work
     from leansurgeon.experiment.side_by_side import default_parallel
     from leansurgeon.report.collect import Collection
     from leansurgeon.report.runs import read_run
@@ -116,9 +117,13 @@ def run(request: RunRequest, say: Say) -> Report:
         from leansurgeon.training import changes
 
         shown = [run for run in runs if run.summary.seed == recipe.seeds[0]]
-        measure_answers(shown, say)
         models = {run.summary.experiment.arm: runfolder.model_of(run.path) for run in shown}
-        runfolder.write_json(folder / changes.NAME, changes.find_changes(recipe.task, models))
+        _, unmeasured = try_work(lambda: measure_answers(shown, say))
+        found, unseen = try_work(lambda: changes.find_changes(recipe.task, models))
+        runfolder.write_json(folder / changes.NAME, found or {})
+        for what, why in (("What answering costs", unmeasured), ("What changed for real samples", unseen)):
+            if why:
+                say(f"{what} is not known: {why}")
     say(f"Runs are in {folder}; `leansurgeon report {folder}` shows this table again.")
     return Report(Collection(runs), tuple(sections(runs)), ReportRequest())
 

@@ -82,7 +82,7 @@ def run(
         if recipe.cut_from == "source":
             make_starts({key: job for key, job in jobs.items() if key not in done}, source, say)
         if recipe.rates:
-            recipe = choose_rates(recipe, jobs, chosen, parallel, samples, library, say)
+            recipe = choose_rates(recipe, jobs, chosen, parallel, samples, library, say, force=force)
             given = {"arms": arms, "parallel": parallel, "force": force, "say": say, "begin": begin}
             return run(recipe, workspace, **given, **how)
         drive(jobs, done, first, parallel, samples, say, library)

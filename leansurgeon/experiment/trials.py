@@ -92,8 +92,12 @@ def choose_rates(
     samples: int,
     library: str,
     say: Say,
+    *,
+    force: bool,
 ) -> ExperimentRecipe:
-    """The recipe in which each of these arms has the one of the `rates` that did best in its trial, by validation."""
+    """The recipe in which each of these arms has the one of the `rates` that did best in its trial, by validation.
+    `force` tries them again where an earlier call has done so.
+    """
     plan = make_plan(recipe.train, samples, 1)
     steps = max(LEAST, round(SHARE * plan.steps))
     seed = recipe.seeds[0]
@@ -103,7 +107,10 @@ def choose_rates(
         for arm in arms
         for rate in recipe.rates
     }
-    done: dict[Key, Summary | None] = {key: old for key, job in trials.items() if (old := find_finished(job))}
+    if force:
+        trials = {key: replace(job, anew=True) for key, job in trials.items()}
+    known = {} if force else {key: old for key, job in trials.items() if (old := find_finished(job))}
+    done: dict[Key, Summary | None] = dict(known)
     say(f"Trying {plural(len(recipe.rates), 'learning rate')} for every arm, {steps} steps each.")
     drive(trials, done, arms[0], parallel, samples, say, library, "trials of rates")
     chosen = dict(recipe.arms)
