@@ -40,6 +40,7 @@ def measure_models(
     on this machine, and their kappa. Ends early where `seconds` are over, and says what is missing then. Raises
     `UsageError` where two cannot be compared, with the reason.
     """
+    from leansurgeon.checkpoints.kind import LANGUAGE
     from leansurgeon.checkpoints.source import open_source
     from leansurgeon.commands.judge import refuse_other_classes, refuse_other_tokens
     from leansurgeon.commands.samples import data_to_measure
@@ -76,7 +77,7 @@ def measure_models(
                 compared = judged.on_data(sample, first, source.folder, source.parameters.total, **how)
         answering = inference_of(costs[run.path])
         made.append(replace(run, measured=answering, summary=replace(run.summary, kappa=kappa), compared=compared))
-    task, made = compared_on(made, display_name(Path(named)), first.head)
+    task, made = compared_on(made, display_name(Path(named)), language=first.head in LANGUAGE)
     rows = [make_row(display_name(one.path), "lean" if i else "original", [one]) for i, one in enumerate(made)]
     rows = [replace(row, reference_parameters=rows[0].parameters) for row in rows]
     return Section("comparison", display_name(Path(named)), task, tuple(rows), tuple(notes))

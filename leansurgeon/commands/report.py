@@ -183,6 +183,6 @@ def report(request: ReportRequest, say: Say) -> Report:
 
 EXAMPLES = (
     "leansurgeon report --html report.html",
-    "leansurgeon report my-model runs/lean --measure --data test.csv",
+    "leansurgeon report my-model runs/lean --measure --data texts/",
 )
 COMMAND = Command("report", ReportRequest, report, EXAMPLES, shows=True)

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from leansurgeon.checkpoints import record
-from leansurgeon.checkpoints.kind import LANGUAGE
 from leansurgeon.checkpoints.proof.report_numbers import sentence
 from leansurgeon.checkpoints.record import FRESH, Comparison, Origin, PairedFigure, PlanRecord, SurgeryRecord
 from leansurgeon.checkpoints.recorded.part import Recorded
@@ -311,9 +310,9 @@ def compare_models(runs: Sequence[Run]) -> dict[Path, list[Run]]:
     return found
 
 
-def compared_on(runs: Sequence[Run], name: str, head: str) -> tuple[Task | None, list[Run]]:
+def compared_on(runs: Sequence[Run], name: str, *, language: bool) -> tuple[Task | None, list[Run]]:
     """What models were judged by beside the first, on data of this name, and the same models with their figures."""
-    found = {run.path: figure for run in runs if run.compared and (figure := figure_of(run.compared, head in LANGUAGE))}
+    found = {run.path: figure for run in runs if run.compared and (figure := figure_of(run.compared, language))}
     if not found:
         return None, list(runs)
     metric, label, percent, both = next(iter(found.values()))

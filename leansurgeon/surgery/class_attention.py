@@ -34,11 +34,10 @@ def follower(t: Tensor) -> Tensor:
     """A tensor of the class attention with the role and axes that one of the blocks has."""
     if t.role != "other_attention":
         return t
-    axes = t.axes.split()
-    if "cls_q" not in axes:
+    if "cls_q" not in t.axes:
         return replace(t, role="o") if t.group else t  # the bias of the projection
     role, axis = ROLES[t.name.split(".")[-2]]
-    return replace(t, role=role, axes=" ".join(axis if a == "cls_q" else a for a in axes))
+    return replace(t, role=role, axes=tuple(axis if a == "cls_q" else a for a in t.axes))
 
 
 def follow(source: Source) -> Source:

@@ -92,7 +92,7 @@ def test_an_embedder_is_judged_and_healed_by_its_embeddings(make, texts, own_cac
         assert found["embeddings"]["cosine"] == pytest.approx(float(own.mean()), abs=1e-4)
     done = strangers.healed(cut, texts, tmp_path / "run")
     assert done.returncode == 0 and "perplexity" not in done.stdout + done.stderr
-    assert "It learns hidden states and embeddings" in done.stderr
+    assert "It learns the hidden states and embeddings" in done.stderr
     assert "it is used and measured as" in " ".join(done.stderr.split())
     healed = tmp_path / "run" / "model"
     with safe_open(cut / "model.safetensors", "pt") as a, safe_open(healed / "model.safetensors", "pt") as b:

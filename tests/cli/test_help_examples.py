@@ -14,7 +14,7 @@ from tests.support.models import strangers
 from tests.test_documents import GUIDE, commands
 
 # What cannot run here (tasks that a harness fetches, minutes for every type), or does in tests/experiment and search.
-ELSEWHERE = ("--lm-eval", "families", "run digits-vit", "leansurgeon search")
+ELSEWHERE = ("--lm-eval", "families", "leansurgeon run", "leansurgeon search")
 # `my-model` is tiny here, and time is short: what these words are exchanged for, or what stands behind the example.
 SHORTER = {
     "--layers 24": "--layers 3",
