@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from leansurgeon.checkpoints.source import Source
-from leansurgeon.errors import UsageError, did_you_mean
-from leansurgeon.experiment.arms import wanted_shape_of
+from leansurgeon.errors import LeanSurgeonError, UsageError, did_you_mean
+from leansurgeon.experiment.arms import wanted_by_arm, wanted_shape_of
 from leansurgeon.progress import Say
 from leansurgeon.reading.cache_folder import cache_folder
-from leansurgeon.surgery.planning import reshape_source
+from leansurgeon.surgery.planning import plan, reshape_source
 from leansurgeon.tasks import user_data
 from leansurgeon.training.recipe import from_model, reading
-from leansurgeon.training.recipe.schema import ExperimentRecipe, TrainingRecipe
+from leansurgeon.training.recipe.schema import Arm, ExperimentRecipe, TrainingRecipe
 
 KEYS = ("heads", "layers", "head_dim", "mlp_dim")
 STEPS_OF_RATE = (1 / 3, 1, 3)  # times the usual learning rate
@@ -65,6 +65,12 @@ def make_experiment(
     all of it may take so many `seconds`, `parallel` trainings side by side, batches are as small as that wants. Raises
     `UsageError` where model, data and shapes do not go together.
     """
+    for name, shape in variants.items():  # what cannot be is refused before data is read
+        try:
+            plan(source, wanted_by_arm(Arm.model_validate(shape)), 0, calibrated=True)
+        except LeanSurgeonError as error:
+            error.message = f"{name}: {error.message}"
+            raise
     own = [text for text in sets if text.partition("=")[0].split(".")[0] in TrainingRecipe.model_fields]
     each = seconds and seconds * parallel / (2 * (1 + 2 * len(variants)) * len(seeds))
     asked = from_model.RecipeInputs(
