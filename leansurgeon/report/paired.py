@@ -42,7 +42,7 @@ class Difference:
 
     def text(self, task: Task) -> str:
         """`-1.1 points, 95 %: -2.0 to -0.2, 612 held-out samples`."""
-        if self.low == self.high:
+        if self.low == self.high == (1.0 if self.ratio else 0.0):
             return f"no difference on {self.samples:,} held-out samples"
         if self.ratio:
             figures = f"{self.value:.3f} times, 95 %: {self.low:.3f} to {self.high:.3f}"
@@ -58,7 +58,7 @@ def compare(row: Row, other: Row) -> Difference | None:
     mean of samples.
     """
     if row.runs and (judged := row.runs[0].compared) and other.role == "original":
-        return of_comparison(judged)
+        return of_comparison(judged, row.runs[0].task.metric) if row.runs[0].task else None
     tests = [[run.summary.test for run in one.runs] for one in (row, other)]
     every = [test for several in tests for test in several]
     if not every or any(test is None or not test.sums or test.best is None for test in every):
@@ -84,16 +84,16 @@ def compare(row: Row, other: Row) -> Difference | None:
     return Difference(*shown, samples=every[0].samples or 0, of_samples=of_samples, ratio=ratio)
 
 
-def of_comparison(judged: Comparison) -> Difference | None:
-    """By what a model was judged beside the original; None where the samples give no interval."""
+def of_comparison(judged: Comparison, metric: str) -> Difference | None:
+    """By what a model was judged beside the original in this metric; None where the samples give it no interval."""
     near = judged.embeddings
-    if near and near.low is not None and near.high is not None:
+    if metric == "cosine" and near and near.low is not None and near.high is not None:
         figures = near.cosine - 1, near.low - 1, near.high - 1
         return Difference(*figures, samples=near.samples, of_samples=(near.high - near.low) / 4)
-    both, ratio = (judged.accuracy, False) if judged.accuracy else (judged.loss, True)
+    both = {"accuracy": judged.accuracy, "perplexity": judged.loss}.get(metric)
     if both is None or both.low is None or both.high is None:
         return None
-    figures = both.result - both.source, both.low, both.high
+    figures, ratio = (both.result - both.source, both.low, both.high), metric == "perplexity"
     shown = map(math.exp, figures) if ratio else figures
     return Difference(*shown, samples=judged.scored or 0, of_samples=(both.high - both.low) / 4, ratio=ratio)
 

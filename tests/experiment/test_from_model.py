@@ -12,6 +12,7 @@ import scipy.stats
 import yaml
 
 import leansurgeon
+from leansurgeon.checkpoints.record import Comparison, PairedFigure
 from leansurgeon.errors import UsageError
 from leansurgeon.experiment import trials
 from leansurgeon.experiment.from_model import parse_variants
@@ -217,3 +218,27 @@ def test_steps_and_seeds_fit_into_the_time(monkeypatch, compared, tmp_path):
     steps = int(recipe.train.duration.removesuffix("st"))
     work = 3 * len(recipe.seeds) * (steps + 1.3) + 9 * (max(8, steps / 8) + 1)
     assert 200 < work < 400 and len(recipe.seeds) < 3 and "has room for" in " ".join(done.stderr.split())
+
+
+def test_figures_of_another_metric_are_no_difference_of_this_one():
+    """Loss says nothing about a correlation, and equal batches of unequal models are a difference."""
+    both = PairedFigure(0.5, 0.7, 0.1, 0.3)
+    judged = Comparison(loss=both, accuracy=PairedFigure(0.9, 0.8, -0.2, 0.0), scored=40)
+    assert paired.of_comparison(judged, "spearman") is None
+    assert paired.of_comparison(judged, "accuracy").value == pytest.approx(-0.1)
+    assert paired.of_comparison(judged, "perplexity").value == pytest.approx(np.exp(0.2))
+    assert paired.of_comparison(judged, "perplexity").sign == 1
+    original, lean = rows_of(np.zeros((1, 20)), np.ones((1, 20)))
+    found = paired.compare(lean, original)
+    assert found.value == -1 and "no difference" not in found.text(original.runs[0].task)
+
+
+@pytest.mark.parametrize(
+    "odd", ['{"kind": "classes", "classes": 3, "confusion": [1]}', '{"kind": "classes"}', "[", "{}"]
+)
+def test_a_damaged_file_of_changes_shows_what_it_can(odd, compared, tmp_path):
+    folder, _, _ = compared
+    shutil.copytree(folder / "runs/mine-reviews", tmp_path / "exp", ignore=shutil.ignore_patterns("starts"))
+    (tmp_path / "exp/changes.json").write_text(odd)
+    done = command_line.leansurgeon("report", "exp", "--html", "page.html", cwd=tmp_path)
+    assert done.returncode == 0 and (tmp_path / "page.html").is_file()

@@ -25,7 +25,7 @@ ROUNDS = 9
 
 
 def measure(folders: Sequence[Path], say: Say, seconds: float | None = None) -> Mapping[Path, JsonObject]:
-    """The costs of every model by its folder: `size`, `memory` and `parameters` are numbers, `one` and `batch` times
+    """The costs of every model by its folder: `size` and `memory` are bytes, `one` and `batch` times in seconds
     with quartiles; `measured` is the same for all that were timed together. Ends after two rounds where `seconds` are
     over. Weights do not matter to time, so new ones of the same shape are used, in fp32.
     """

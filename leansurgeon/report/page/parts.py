@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from leansurgeon.errors import plural
-from leansurgeon.reading.jsonfile import value_at
+from leansurgeon.reading.jsonfile import Json, value_at
 from leansurgeon.reading.values import items, text, whole, words
 from leansurgeon.report import humans
 from leansurgeon.report.charts.forms import Chart
@@ -205,19 +205,26 @@ def show_changes(section: Section) -> list[Block]:
     for one in items(document.get("shown")):
         truth = text(value_at(one, "truth"))
         pairs = [("truth", truth)] if truth else []
-        pairs += [(text(name), text(said)) for name, said in (value_at(one, "answers") or {}).items()]
+        pairs += [(text(name), text(said)) for name, said in objects_in(one, "answers")]
         shown.append(Example(text(value_at(one, "text")), text(value_at(one, "image")), tuple(pairs)))
     numbers = {key: whole(document.get(key)) or 0 for key in ("differ", "samples")}
     lead = sentences(
         [says.format(**numbers) if shown else f"All answer alike on {numbers['samples']} samples."], "quiet"
     )
     classes, tables = [text(name) for name in items(document.get("classes"))], []
-    for name, rows in (value_at(document, "confusion") or {}).items():
-        cells = [[cell(classes[i]), *(cell(str(n), n) for n in row)] for i, row in enumerate(rows)]
+    for name, rows in objects_in(document, "confusion"):
+        known = zip(classes, items(rows), strict=False)
+        cells = [[cell(true), *(cell(str(n), n) for n in items(row))] for true, row in known]
         caption = f"{text(name)}: true classes down, answers across"
         tables.append(Table(caption, ["", *classes], cells, cards=False))
     fold = [Group("Which classes are mistaken for which", tuple(tables), folded=True)] if tables else []
     return [*lead, *([Examples(tuple(shown))] if shown else []), *fold]
+
+
+def objects_in(document: Json, key: str) -> list[tuple[str, Json]]:
+    """The entries of an object inside a document; none where there is no object."""
+    found = value_at(document, key)
+    return list(found.items()) if isinstance(found, dict) else []
 
 
 def show_cost(section: Section) -> list[Block]:
