@@ -71,6 +71,9 @@ def make_experiment(
         except LeanSurgeonError as error:
             error.message = f"{name}: {error.message}"
             raise
+        except ValueError:  # of the arm's fields this one alone takes no text but a few words
+            said = f"{name}: head_dim {shape.get('head_dim')}: give auto, keep, split or a number."
+            raise UsageError(said) from None
     own = [text for text in sets if text.partition("=")[0].split(".")[0] in TrainingRecipe.model_fields]
     each = seconds and seconds * parallel / (2 * (1 + 2 * len(variants)) * len(seeds))
     asked = from_model.RecipeInputs(

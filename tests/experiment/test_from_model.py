@@ -135,6 +135,8 @@ def test_images_and_texts_without_labels_are_compared(tmp_path):
 
 REFUSED = (
     ([], "--heads 2x, --layers 4"),
+    (["--variant", "a:head_dim=wide"], "a: head_dim wide: give auto, keep, split"),
+    (["--variant", "a:heads=many"], "a: --heads many"),
     (["--layers", "9"], "lean: --layers 9 is more than the 4 layers"),
     (["--layers", "2", "--variant", "a:layers=2"], "--variant"),
     (["--layers", "2", "--time", "1s"], "too short"),
