@@ -189,6 +189,10 @@ class Task(ABC):
         """Length of `Score.extra` in evaluation: every process must know it, also one that has no batch."""
         return 0
 
+    def lengths(self, split: str) -> ndarray | None:
+        """(N,) tokens of every sample of a split; None where all have as many, or none."""
+        return None
+
     def token_mask(self, batch: Batch) -> Tensor | None:
         """(B, T) bool, true for the tokens that are real; None where all are."""
         mask = batch.get("attention_mask")

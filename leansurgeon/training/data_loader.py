@@ -13,7 +13,7 @@ import signal
 import sys
 import warnings
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import lru_cache
@@ -32,7 +32,8 @@ from leansurgeon.training.recipe.schema import Train
 from leansurgeon.training.runs import folder as runfolder
 from leansurgeon.training.schedule import Plan
 
-_ORDER, _DROPOUT, _MIXING = 1, 2, 3  # names of independent streams of random numbers
+_ORDER, _DROPOUT, _MIXING, _GROUPS = 1, 2, 3, 4  # names of independent streams of random numbers
+LOOKAHEAD = 50  # groups that are sorted by length together, as transformers has it
 
 
 @lru_cache(maxsize=2)
@@ -47,14 +48,29 @@ def epoch_order(seed: int | None, epoch: int, size: int) -> np.ndarray:
     return order
 
 
-def list_groups(seed: int | None, position: int, samples: int, size: int, group: int) -> list[tuple[int, np.ndarray]]:
-    """Epoch and sample indices `(group,)` of `samples` samples from `position` on, counted over all epochs. An epoch's
-    ragged tail is left out.
+def order_by_length(order: np.ndarray, lengths: np.ndarray, seed: int, epoch: int, group: int) -> np.ndarray:
+    """The same samples in groups of like length, so that little is padded: `LOOKAHEAD` groups at a time are sorted, and
+    all groups then come in an order of their own. What is left of the last group stays behind.
+    """
+    order, whole = order.copy(), len(order) // group * group
+    for start in range(0, whole, LOOKAHEAD * group):
+        part = order[start : min(whole, start + LOOKAHEAD * group)]
+        part[:] = part[np.argsort(lengths[part], kind="stable")]
+    draws = np.random.Generator(np.random.PCG64([_GROUPS, seed, epoch]))
+    order[:whole] = order[:whole].reshape(-1, group)[draws.permutation(whole // group)].ravel()
+    return order
+
+
+def list_groups(
+    order: Callable[[int], np.ndarray], position: int, samples: int, size: int, group: int
+) -> list[tuple[int, np.ndarray]]:
+    """Epoch and sample indices `(group,)` of `samples` samples from `position` on, counted over all epochs, each in its
+    `order`. An epoch's ragged tail is left out.
     """
     per_epoch, parts = size // group * group, []
     for start in range(position, position + samples, group):
         epoch, place = divmod(start, per_epoch)
-        parts.append((epoch, epoch_order(seed, epoch, size)[place : place + group]))
+        parts.append((epoch, order(epoch)[place : place + group]))
     return parts
 
 
@@ -66,13 +82,16 @@ def split_micro_batches(indices: np.ndarray, processes: int, rank: int, micro: i
     return indices.reshape(-1, processes, micro)[:, rank]
 
 
-def list_eval_batches(size: int, batch: int, processes: int, rank: int) -> list[np.ndarray]:
-    """The evaluation batches of process `rank`: consecutive samples, dealt in turn; the last batch may be shorter.
+def list_eval_batches(
+    size: int, batch: int, processes: int, rank: int, lengths: np.ndarray | None = None
+) -> list[np.ndarray]:
+    """The evaluation batches of process `rank`: consecutive samples, of those that have `lengths` the shortest first,
+    dealt in turn; the last batch may be smaller.
 
     The batches are the same for every number of processes, and together they hold each sample exactly once.
     """
-    starts = range(0, size, batch)[rank::processes]
-    return [np.arange(start, min(start + batch, size)) for start in starts]
+    order = np.arange(size) if lengths is None else np.argsort(lengths, kind="stable")
+    return [order[start : start + batch] for start in range(0, size, batch)[rank::processes]]
 
 
 def dropout_seed(seed: int, step: int, rank: int) -> int:
@@ -101,10 +120,16 @@ def train_batches(task: Task, plan: Plan, *, rank: int, device: torch.device, st
     """For every optimizer step from `start`: the micro batches of process `rank`, on the device."""
     train, size = plan.train, task.size("train")
 
+    @lru_cache(maxsize=2)
+    def order(epoch: int) -> np.ndarray:
+        shuffled = epoch_order(train.order_seed, epoch, size)
+        lengths = task.lengths("train") if train.order == "by-length" else None
+        return shuffled if lengths is None else order_by_length(shuffled, lengths, train.seed, epoch, plan.group)
+
     def rows() -> Iterator[tuple[int, np.ndarray]]:
         for step in range(start, plan.steps):
             first, samples = plan.position(step), plan.batch_at(step)
-            for epoch, indices in list_groups(train.order_seed, first, samples, size, plan.group):
+            for epoch, indices in list_groups(order, first, samples, size, plan.group):
                 for row in split_micro_batches(indices, plan.processes, rank, plan.micro):
                     yield epoch, row
 
@@ -269,6 +294,10 @@ class FirstSamples(TaskProxy):
     def size(self, split: str) -> int:
         return min(self._task.size(split), self._most[split])
 
+    def lengths(self, split: str) -> np.ndarray | None:
+        lengths = self._task.lengths(split)
+        return None if lengths is None else lengths[: self.size(split)]
+
     def describe(self) -> Description:
         return self._task.describe() | {"limited_to": {split: self.size(split) for split in self._task.splits}}
 
@@ -289,6 +318,10 @@ class SpreadSamples(TaskProxy):
 
     def size(self, split: str) -> int:
         return len(self._rows) if split == "eval" else self._task.size(split)
+
+    def lengths(self, split: str) -> np.ndarray | None:
+        lengths = self._task.lengths(split)
+        return lengths if lengths is None or split != "eval" else lengths[self._rows]
 
     def batch(self, split: str, indices: np.ndarray, *, seed: int, epoch: int) -> Batch:
         rows = self._rows[np.asarray(indices)] if split == "eval" else indices

@@ -124,7 +124,7 @@ def _fits(run: Run) -> bool:
                 model = trainer.rehearsal()
                 moments -= 1  # the weights of this copy take as much
             held += [torch.empty_like(parameter) for parameter in trainer.parameters for _ in range(moments)]
-            batch = first_batch(run)
+            batch = first_batch(run, longest=True)
             for _ in range(min(2, trainer.plan.accumulation)):  # the second one runs beside the gradients of the first
                 model(batch).loss_sum.backward()
         return True

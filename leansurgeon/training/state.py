@@ -144,10 +144,14 @@ class Run:
         return self.history.seconds + time.perf_counter() - self.clock
 
 
-def first_batch(run: Run, number: int = 0, parts: int = 1) -> data_loader.Batch:
-    """Micro batch `number` of the first step, as it is trained on, or the first of so many equal `parts` of it."""
+def first_batch(run: Run, number: int = 0, parts: int = 1, *, longest: bool = False) -> data_loader.Batch:
+    """Micro batch `number` of the first step in shuffled order, as it is trained on, or the first of so many equal
+    `parts` of it; of the `longest` samples where they differ in length.
+    """
     train, plan = run.train, run.plan
     indices = data_loader.epoch_order(train.order_seed, 0, run.task.size("train"))[: plan.group]
+    if longest and (lengths := run.task.lengths("train")) is not None:
+        indices = np.argsort(lengths, kind="stable")[-plan.group :]
     rows = data_loader.split_micro_batches(indices, plan.processes, run.group.rank, plan.micro)
     row = rows[number % len(rows)][: plan.micro // parts]
     batch = data_loader.to_device(run.task.batch("train", row, seed=train.seed, epoch=0), run.device)

@@ -76,9 +76,8 @@ def _bare(task, settings, device):
     falling = get_scheduler("cosine", adamw, scheme.warmup, scheme.steps)
     losses = []
     for step in range(scheme.steps):
-        epoch, indices = data_loader.list_groups(
-            0, step * scheme.batch, scheme.batch, task.size("train"), scheme.batch
-        )[0]
+        epoch, place = divmod(step * scheme.batch, scheme.epoch_samples)
+        indices = data_loader.epoch_order(0, epoch, task.size("train"))[place : place + scheme.batch]
         batch = task.batch("train", indices, seed=0, epoch=epoch)
         images, labels = batch["pixel_values"].to(device), batch["labels"].to(device)
         loss = F.cross_entropy(model(pixel_values=images).logits, labels)

@@ -58,7 +58,7 @@ def test_a_decoder_learns_the_logits_of_the_model_it_was_cut_from(tmp_path):
     task = tasks.make("causal-lm", {k: v for k, v in made["task"].items() if k != "name"})
     task.prepare(tmp_path / "cache", lean, workers=1, say=print)
     size, batch = task.size("train"), made["train"]["batch"]
-    given = task.batch("train", data_loader.list_groups(0, 0, batch, size, batch)[0][1], seed=0, epoch=0)["input_ids"]
+    given = task.batch("train", data_loader.epoch_order(0, 0, size)[:batch], seed=0, epoch=0)["input_ids"]
     with torch.no_grad():
         student, teacher = (
             torch.log_softmax(loaded(p).model.eval()(given).logits[:, :-1].double(), -1)

@@ -220,7 +220,7 @@ def from_task(
     check_length(probe, task, source)
     tokens = probe["input_ids"].shape[-1] if "input_ids" in probe else None
     usual = images_wanted(probe, max(stage.mlp_dim for stage in source.shape.stages))
-    lines = hasattr(task, "lengths")
+    lines = task.lengths("train") is not None
     if lines:  # so many of the usual length, or fewer of longer ones
         longer = max(1.0, float(task.lengths("train").mean()) / LINE)
         usual = LINES.each(lambda _, count: max(4, int(count / longer)))

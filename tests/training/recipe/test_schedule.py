@@ -73,6 +73,21 @@ def test_evaluation_deals_every_sample_once(processes):
     assert sorted(np.concatenate([rows for hand in dealt for rows in hand])) == list(range(13))
 
 
+def test_texts_of_like_length_stand_in_one_batch():
+    lengths = np.random.default_rng(0).integers(4, 128, 1000)
+    order = data_loader.epoch_order(0, 1, 1000)
+    grouped = data_loader.order_by_length(order, lengths, 0, 1, 16)
+    assert sorted(grouped) == list(range(1000)) and np.array_equal(grouped[992:], order[992:])
+    before, after = (lengths[rows[:992]].reshape(-1, 16) for rows in (order, grouped))
+    assert before.max(1).sum() * 16 > 1.8 * before.sum() and after.max(1).sum() * 16 < 1.05 * after.sum()
+    firsts = lengths[grouped[:992]].reshape(-1, 16)[:, 0]
+    assert abs(np.corrcoef(np.arange(62), firsts)[0, 1]) < 0.3  # short and long batches come mixed
+    assert not np.array_equal(grouped, data_loader.order_by_length(order, lengths, 1, 1, 16))
+    spread = data_loader.list_eval_batches(1000, 64, 1, 0, lengths)
+    assert sorted(np.concatenate(spread)) == list(range(1000))
+    assert [*lengths[np.concatenate(spread)]] == sorted(lengths)
+
+
 def test_dropout_seeds_differ():
     seeds = {data_loader.dropout_seed(s, step, rank) for s in range(5) for step in range(50) for rank in range(4)}
     assert len(seeds) == 1000 and all(0 <= seed < 2**64 for seed in seeds)

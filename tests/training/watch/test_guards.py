@@ -28,7 +28,7 @@ class _Poisoned(Words):
         batch["_bad"] = torch.tensor(float(split == "train" and tuple(indices)[:3] == self.bad))
         return batch
 
-    bad = tuple(data_loader.list_groups(0, 4 * 16, 16, 64, 16)[0][1][:3])
+    bad = tuple(data_loader.epoch_order(0, 1, 64)[:3])
 
     def score(self, logits, batch, **options):
         score = super().score(logits, batch, **options)
