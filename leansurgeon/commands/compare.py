@@ -46,13 +46,13 @@ def measure_models(
     from leansurgeon.commands.samples import data_to_measure
     from leansurgeon.measure.kappa.study import study
     from leansurgeon.report.rows import Note, Section, make_row
-    from leansurgeon.report.runs import compared_on, display_name, inference_of
+    from leansurgeon.report.runs import compared_on, display_name, inference_of, name_runs
     from leansurgeon.surgery import judged
     from leansurgeon.training.runs import folder as runfolder
 
     if len(runs) < 2:
         raise UsageError("One model alone compares with nothing.", "Name the original first, then the others.")
-    began, notes = time.perf_counter(), []
+    began, notes, names = time.perf_counter(), [], name_runs(runs)
     opened = [open_source(str(runfolder.model_of(run.path))) for run in runs]
     first, *others = opened
     for other in others:
@@ -70,14 +70,30 @@ def measure_models(
         compared = None
         if source is not first:
             if late:
-                notes.append(Note(f"{display_name(run.path)} was not judged: no time was left.", "quality", True))
+                notes.append(Note(f"{names[run.path]} was not judged: no time was left.", "quality", True))
             else:
-                say(f"Judging {display_name(run.path)} on {named} ...")
+                say(f"Judging {names[run.path]} on {named} ...")
                 how = {"fitted": source.fitted}
                 compared = judged.on_data(sample, first, source.folder, source.parameters.total, **how)
         answering = inference_of(costs[run.path])
         made.append(replace(run, measured=answering, summary=replace(run.summary, kappa=kappa), compared=compared))
     task, made = compared_on(made, display_name(Path(named)), language=first.head in LANGUAGE)
-    rows = [make_row(display_name(one.path), "lean" if i else "original", [one]) for i, one in enumerate(made)]
+    rows = [make_row(names[one.path], "lean" if i else "original", [one]) for i, one in enumerate(made)]
     rows = [replace(row, reference_parameters=rows[0].parameters) for row in rows]
     return Section("comparison", display_name(Path(named)), task, tuple(rows), tuple(notes))
+
+
+def tabulate(cut: Path, *runs: Path) -> str:
+    """A cut model, the one that it was cut from and `runs` that trained it on the same held-out samples, as `report`
+    shows them; empty where only one of them is known.
+    """
+    from leansurgeon.checkpoints import record, whereabouts
+    from leansurgeon.report.collect import collect
+    from leansurgeon.report.sections import sections
+    from leansurgeon.report.tables.render import draw_table
+
+    made = record.read_if_whole(cut)
+    origin = whereabouts.find(made.source) if made else None
+    places = [place for place in (origin and Path(origin), cut, *runs) if place and place.is_dir()]
+    found = sections(collect(places).runs)
+    return next((f"\n{draw_table(one)[0]}" for one in found if one.task and len(one.rows) > 1), "")

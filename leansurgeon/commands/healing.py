@@ -142,22 +142,6 @@ def did_it_help(summary: Summary, folder: Path) -> str | None:
     return f"It did not help: {change}. {where}; give it more --time, or more data."
 
 
-def tabulate(run: Path, start: Path) -> str:
-    """Original, cut and healed model on the same held-out samples, as `report` shows them; empty where only one of them
-    is known.
-    """
-    from leansurgeon.checkpoints import whereabouts
-    from leansurgeon.report.collect import collect
-    from leansurgeon.report.sections import sections
-    from leansurgeon.report.tables.render import draw_table
-
-    made = record.read_if_whole(start)
-    origin = whereabouts.find(made.source) if made else None
-    places = [place for place in (origin and Path(origin), start, run) if place and place.is_dir()]
-    found = sections(collect(places).runs)
-    return next((f"\n{draw_table(one)[0]}" for one in found if one.task and len(one.rows) > 1), "")
-
-
 def macro_f1(*scores: Scores) -> str:
     """` (macro F1 49.00 % and 72.10 %; the largest class has 96.0 %)`, where one class has so many samples."""
     known = [f"{100 * one.metrics['macro_f1']:.2f} %" for one in scores if one.largest_class]

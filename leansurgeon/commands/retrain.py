@@ -8,7 +8,7 @@ from typing import Annotated, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from leansurgeon import clock
-from leansurgeon.commands import healing
+from leansurgeon.commands import compare, healing
 from leansurgeon.commands.command import Answer, Command
 from leansurgeon.commands.in_memory import Trained
 from leansurgeon.commands.options import (
@@ -150,7 +150,7 @@ def retrain(request: RetrainRequest, say: Say) -> Trained | Answer:
     heals = request.data is not None or recipe.train.checkpoint.keep_start
     if heals and (told := healing.did_it_help(summary, folder)):
         say(told)
-        if table := healing.tabulate(run_dir, folder):
+        if table := compare.tabulate(folder, run_dir):
             say(table)
     return Trained(run_dir, run_dir / runfolder.BEST, summary)
 

@@ -19,6 +19,7 @@ from leansurgeon.checkpoints.recorded.part import plain
 from leansurgeon.checkpoints.source import Source, ask_tower, describe_unread, open_source
 from leansurgeon.commands import in_memory
 from leansurgeon.commands.command import Command
+from leansurgeon.commands.compare import tabulate
 from leansurgeon.commands.in_memory import Cut
 from leansurgeon.commands.options import DataRequest, DeviceRequest, DryRun, Force, PushRequest, Seconds, spell_share
 from leansurgeon.commands.samples import (
@@ -235,7 +236,7 @@ def describe(decided: DecidedCut, record: SurgeryRecord | None, folder: Path) ->
             lines += wrap(f"These outputs are of the same data that was calibrated on ({of}){other}.")
     for name, other in record.judged.items():
         lines += wrap(f"{name}, held-out samples: {sentence(other, record.language)}")
-    return "\n".join(lines)
+    return "\n".join([*lines, tabulate(folder)]).rstrip("\n")
 
 
 def decide_on_own(steps: Plan, opened: Source, say: Say, settings: Mapping[str, Any]) -> DecidedCut:

@@ -279,15 +279,17 @@ def find_judged(one: Run, run: Run) -> Run | None:
 
 def compare_models(runs: Sequence[Run]) -> dict[Path, list[Run]]:
     """Of every model that was judged against its source, which is here, too, the two as that found them: one of both
-    for every data, by their folders.
+    for every data, by their folders. Where no data was named for it, the proof has judged.
     """
     found: dict[Path, list[Run]] = {}
-    for cut in (run for run in runs if run.kind == "model" and run.cut and run.cut.record.judged):
+    for cut in (run for run in runs if run.kind == "model" and run.cut):
         made = cut.cut.record
+        proven = made.proof.compared if made.proof and made.decided.calibration else None
+        judged = made.judged or ({made.decided.calibration.name: proven} if proven and proven.data != "noise" else {})
         for source in (
             run for run in runs if run is not cut and run.kind == "model" and holding(run.path, made.source)
         ):
-            for name, compared in made.judged.items():
+            for name, compared in judged.items():
                 if (figure := figure_of(compared, made.language)) is None:
                     continue
                 metric, label, percent, both = figure
@@ -395,6 +397,15 @@ def display_name(path: Path) -> str:
     while len(parts) > 1 and parts[-1] in (BEST, LAST):
         parts.pop()
     return parts[-1] if parts else str(path)
+
+
+def name_runs(runs: Sequence[Run]) -> dict[Path, str]:
+    """What a table calls these, by their paths: with the parent's name in front where two share one."""
+    short, names = [display_name(run.path) for run in runs], {}
+    for run, name in zip(runs, short, strict=True):
+        whole = run.path.absolute()
+        names[run.path] = text(name if short.count(name) == 1 else f"{whole.parent.name}/{whole.name}", "?")
+    return names
 
 
 def read_curve(run: Path, seed: int | None, epochs: float | None, steps: float | None) -> Curve | None:

@@ -14,10 +14,10 @@ from itertools import pairwise
 from pathlib import Path
 
 from leansurgeon.errors import plural
-from leansurgeon.reading.values import stamp, text
+from leansurgeon.reading.values import stamp
 from leansurgeon.report.humans import join_words, spread
 from leansurgeon.report.rows import GLUE, Note, Row, Section, make_row, metric
-from leansurgeon.report.runs import Run, compare_models, display_name, find_judged, read_run
+from leansurgeon.report.runs import Run, compare_models, display_name, find_judged, name_runs, read_run
 from leansurgeon.training.runs.summary import DONE, Summary, own_test
 
 APART = (
@@ -69,10 +69,7 @@ def _singles(kind: str, runs: list[Run]) -> Section:
     """Single runs of a task with the models that these judged ("runs"), or models that nobody trained ("models")."""
     models = sorted((run for run in runs if run.kind == "model"), key=lambda run: -(run.summary.model.parameters or 0))
     runs = [*models, *(run for run in runs if run.kind == "run")]
-    called_so, names = [display_name(run.path) for run in runs], {}
-    for run, name in zip(runs, called_so, strict=True):  # with the parent's in front where two share one
-        whole, alone = run.path.absolute(), called_so.count(name) == 1
-        names[run.path] = text(name if alone else f"{whole.parent.name}/{whole.name}", "?")
+    names = name_runs(runs)
     rows = tuple(make_row(names[run.path], run.kind, [run]) for run in runs)
     if kind == "models":
         return Section(kind, "shrunk, not trained yet" if all(run.cut for run in runs) else "models", None, rows)

@@ -126,7 +126,7 @@ def define_columns(section: Section, *, short: bool = False) -> dict[str, Column
     task, shown = section.task, None
     if task:
         largest = max((row.metric.mean for row in section.rows if row.metric), default=1.0)
-        decimals = task.decimals if task.percent else 2 if largest >= 1 else 4  # perplexities; errors below 1
+        decimals = task.decimals if task.percent else 2 if largest > 1 else 4  # perplexities; errors below 1
         shown = partial(show_spread, decimals=decimals, percent=task.percent)
     head = {"experiment": "arm", "runs": "run", "models": "model", "glue": "model", "comparison": "model"}[section.kind]
     unit = next((r.throughput_unit for r in section.rows if r.throughput_unit), "throughput")
