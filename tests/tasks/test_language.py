@@ -22,8 +22,8 @@ from transformers import AutoTokenizer, BertConfig, BertForMaskedLM, GPT2Config,
 from leansurgeon import tasks
 from leansurgeon.errors import LeanSurgeonError, UsageError
 from leansurgeon.tasks import user_data
+from leansurgeon.tasks.text import corpus, vocab
 from leansurgeon.tasks.text import files as text_files
-from leansurgeon.tasks.text import vocab
 from leansurgeon.training.recipe.reading import load
 from tests.support.models.word_models import crammed_words
 
@@ -505,3 +505,24 @@ def test_another_tokenizer_of_the_hub_is_other_data(tmp_path, monkeypatch):
         task.prepare(tmp_path / "cache", None, workers=1, say=print)
         found.append((task.prepared_as, len(task.tokenizer())))
     assert found[0][0] != found[1][0] and found[0][1] != found[1][1]
+
+
+def test_a_book_in_lines_of_one_width_gives_whole_sentences():
+    """Of the shipped novel, against its paragraphs as they read without line breaks."""
+    text = text_files.PACKAGED["austen"].read_text()
+    found = corpus.sentences(text)
+    joined = " ".join(text.split())
+    assert all(" ".join(one.split()) in joined for one in found)
+    whole = [one for one in found if one[-1] in ".!?" or one[-2:] in ('."', '!"', '?"', ".'")]
+    assert len(found) > 3_000 and len(whole) > 0.95 * len(found)
+    assert not any(one.endswith((" Mr.", " Mrs.", "Dr.")) for one in found)
+    first = next(one for one in found if one.startswith("He had been remarkably"))
+    assert first == "He had been remarkably handsome in his youth; and, at fifty-four, was still a very fine man."
+
+
+def test_lists_verse_and_sentences_a_line_stay_lines():
+    titles = [f"Item number {i} in a list of things that are for sale here" for i in range(60)]
+    said = [f"This is sentence {i}. It has two halves of a line and ends." for i in range(60)]
+    ragged = ["word " * (i % 9 + 5) for i in range(60)]
+    for lines in (titles, said, ragged):
+        assert corpus.sentences("\n".join(lines)) == list(dict.fromkeys(line.strip() for line in lines))

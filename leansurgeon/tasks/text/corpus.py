@@ -283,9 +283,38 @@ def tell(
 
 
 def sentences(text: str) -> list[str]:
-    """The different sentences of a text in their order: its lines, long ones cut behind full stops."""
+    """The different sentences of a text in their order: its lines, long ones cut behind full stops. Prose in lines of
+    one width, as books come, is read by its paragraphs.
+    """
+    lines = [line.strip() for line in text.split("\n")]
+    longest = 300
+    if is_wrapped(lines):
+        lines, longest = [" ".join(some) for _, some in itertools.groupby(lines, bool)], 0
     unique = {}
-    for line in text.split("\n"):
-        pieces = re.split(r"(?<=[.!?])\s+", line.strip()) if len(line) > 300 else [line.strip()]
+    for line in lines:
+        pieces = SENTENCE_END.split(line) if len(line) > longest else [line]
         unique.update((piece, None) for piece in pieces if len(piece) > LEAST)
     return list(unique)
+
+
+# A full stop and what closes a quotation, but not behind Mr., Mrs., Dr. or St.
+SENTENCE_END = re.compile(r"(?:(?<=[.!?])|(?<=[.!?][\"'’”)]))(?<!\bMr\.)(?<!\bMrs\.)(?<!\bDr\.)(?<!\bSt\.)\s+")
+
+
+def is_wrapped(lines: Sequence[str]) -> bool:
+    """Whether these are lines of prose that was broken at one width: where another line follows, most are about as long
+    as the longest and few end a sentence, which many do in the middle.
+    """
+    followed = [line for line, after in pairwise(lines) if line and after]
+    if len(followed) < FEW:
+        return False
+    width = sorted(map(len, followed))[int(0.95 * len(followed))]
+    full, ends, inside = (
+        sum(map(bool, found)) / len(followed)
+        for found in (
+            [len(line) >= 0.75 * width for line in followed],
+            [re.search(r"[.!?][\"'’”)]?$", line) for line in followed],
+            [SENTENCE_END.search(line) for line in followed],
+        )
+    )
+    return width <= 120 and full > 0.7 and ends < 0.3 and inside > 0.1
