@@ -23,6 +23,7 @@ from tests.support.models.word_models import words as word_tokenizer
 def shrink(tmp_path, monkeypatch):
     monkeypatch.setattr(own, "WINDOWS", Parts(8, 4, 4))
     monkeypatch.setattr(own, "LINES", Parts(8, 4, 4))
+    monkeypatch.setattr(own, "NOVEL_LINES", Parts(8, 4, 4))
     monkeypatch.setattr(own, "PAIRS", Parts(8, 4, 4))
 
     def run(family, *words, reads=None, **changes):

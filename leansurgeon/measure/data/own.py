@@ -4,8 +4,8 @@
                             the tokens that its generation_config.json names, else as predicted
     masked language model   its own fillings: windows of nothing but masks, filled in some rounds, then hidden in part
                             and filled anew (Wang and Cho, arXiv 1902.04094)
-    other encoders of text  they predict nothing: tokens drawn evenly from the vocabulary, and as many sentences of the
-                            novel that comes with the package where the tokenizer reads English
+    other encoders of text  they predict nothing: sentences of the novel that comes with the package where the tokenizer
+                            reads English, and some rows of tokens drawn evenly from the vocabulary; else these alone
     image models            coloured noise with the spectrum of photographs (amplitude 1 / frequency)
 
 What a model makes says what it does on what it knows best, not on the user's data: that is better where there is any.
@@ -63,6 +63,8 @@ RANDOM = "random tokens"  # as records name data that nobody named
 NAME, NOVEL = "own", "austen"  # what --calibrate calls them, and the novel
 WINDOWS = Parts(fit=24, guard=8, heldout=8)  # of text that a language model writes, of 512 tokens
 LINES = Parts(fit=512, guard=128, heldout=128)  # of 128 tokens, for encoders; and images
+NOVEL_LINES = Parts(fit=2_048, guard=256, heldout=256)  # sentences of the novel, of some 30 tokens
+NOISE = 16  # sentences for a row of random tokens
 PAIRS = Parts(fit=256, guard=64, heldout=64)  # of an input and an answer
 ANSWER = 0.5  # of the tokens of a random input
 LEAST = 8  # windows; fewer say too little
@@ -250,11 +252,11 @@ def sentences(source: Source, seed: int) -> Batches:
     order = iter(np.random.default_rng([seed, 4]).permutation(len(lines)))
 
     def both(part: str, count: int) -> list[Batch]:
-        chosen = [lines[i] for i in islice(order, count // 2)]
-        two = (tokenise(chosen, tokenizer, source), thin(getattr(noise, part), count - len(chosen)))
+        chosen = [lines[i] for i in islice(order, count)]
+        two = (tokenise(chosen, tokenizer, source), thin(getattr(noise, part), max(1, len(chosen) // NOISE)))
         return [batch for pair in zip_longest(*two) for batch in pair if batch is not None]
 
-    return LINES.each(both)
+    return NOVEL_LINES.each(both)
 
 
 def novel(source: Source) -> tuple[PreTrainedTokenizerBase, list[str]] | None:
