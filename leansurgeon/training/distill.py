@@ -16,8 +16,11 @@ Shape letters: B samples, T tokens, C classes or vocabulary, D width.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
-from itertools import accumulate
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from itertools import accumulate, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -43,16 +46,25 @@ _IGNORED = -100
 _AT_ONCE = (2**26, 2**19)  # logits in fp32 at once: on a GPU, and on a CPU so many that its cache holds them
 
 
-def of_recipe(train: Train, loaded: Loaded, task: Task, model_dir: Path, device: torch.device) -> Distillation | None:
-    """What the recipe wants learned from a teacher. Raises `UsageError` for a task that has nothing else to learn from
-    and a recipe that names no teacher.
+def of_recipe(
+    train: Train, loaded: Loaded, task: Task, model_dir: Path, device: torch.device, *, sharing: bool = False
+) -> Distillation | None:
+    """What the recipe wants learned from a teacher; `sharing` says whether processes share the weights. Raises
+    `UsageError` for a task that has nothing else to learn from and a recipe that names no teacher.
     """
     if train.distill is None and task.head == "features":
         raise UsageError(
             f"Task '{task.name}' has no labels: a model learns there what its teacher says.",
             "Name one: --set 'train.distill={teacher: source, logits: 0, hidden: 1}'.",
         )
-    return Distillation(train.distill, loaded, task, model_dir, device) if train.distill else None
+    if train.distill is None:
+        return None
+    made = Distillation(train.distill, loaded, task, model_dir, device)
+    if not (sharing or train.compile or train.dropout or train.drop_path) and train.dropout is not None:
+        made.common = CommonBlocks(loaded, made.teacher)
+    if train.precision != "fp32":
+        halve_matrices(made.teacher.model, torch.bfloat16 if train.precision == "bf16" else torch.float16)
+    return made
 
 
 class Distillation:
@@ -76,19 +88,30 @@ class Distillation:
         wanted = targets(student, self.teacher, settings.teacher) if settings.hidden else []
         self._teacher_states = taps(self.teacher, wanted)
         self._student_states = taps(student) if settings.hidden else []
+        self.common: CommonBlocks | None = None
 
     def of_copy(self, student: Loaded) -> Distillation:
         """The same teacher for a copy of the student."""
         other = copy.copy(self)
         other._student_states = taps(student) if self.settings.hidden else []
+        other.common = None
         return other
 
-    def add_to_score(self, score: Score, logits: Tensor, batch: Batch) -> Score:
-        """The student's score with the teacher's terms added to `loss_sum`; metrics stay as they are. The student has
-        just computed `logits` of this batch.
+    @contextmanager
+    def teaching(self, batch: Batch) -> Iterator[Tensor]:
+        """The teacher's logits, where they are learned, or last hidden states of this batch. The student's pass goes
+        inside, so that blocks which both have in common run once.
         """
-        with torch.no_grad():
-            taught = self.answers(batch) if self.settings.logits else self.teacher.features(self._seen(batch))
+        with self.common or nullcontext():
+            with torch.no_grad():
+                logits = self.settings.logits and self.task.head != "features"
+                taught = self.answers(batch) if logits else self.teacher.features(self._seen(batch))
+            yield taught
+
+    def add_to_score(self, score: Score, logits: Tensor, taught: Tensor, batch: Batch) -> Score:
+        """The student's score with the teacher's terms added to `loss_sum`; metrics stay as they are. Student and
+        teacher have just computed `logits` and `taught` of this batch.
+        """
         loss, labels = score.loss_sum, objective.labels_of_places(batch)["labels"]
         if self.settings.logits:
             loss = loss + self.settings.logits * self._of_logits(logits, taught, labels)
@@ -105,9 +128,8 @@ class Distillation:
         """The task's score of the student's embeddings against the teacher's and, while it is `learning`, the terms
         of hidden states.
         """
-        with torch.no_grad():
-            target = self.teacher.features(self._seen(batch))
-        state, mask = student.features(batch), self.task.token_mask(batch)
+        with self.teaching(batch) as target:
+            state, mask = student.features(batch), self.task.token_mask(batch)
         pool = self.teacher.pooling.pool
         score = self.task.score(pool(state, mask), batch | {TARGET: pool(target, mask)})
         if not self.settings.hidden:
@@ -150,6 +172,66 @@ class Distillation:
         if not self.settings.relative:
             return error
         return error / state_error(torch.zeros_like(target), target, mask).clamp(min=1e-12)
+
+
+class CommonBlocks:
+    """The first blocks of a student that are frozen and equal to its teacher's. Inside the context they run once: the
+    student's give what the teacher's gave of the same batch.
+    """
+
+    def __init__(self, student: Loaded, teacher: Loaded) -> None:
+        self._outputs: dict[int, Any] = {}
+        self._active = False
+        for number in range(count_common(student, teacher)):
+            block = student.blocks[number]
+            block.forward = self._given_or(block.forward, number)
+            teacher.blocks[number].register_forward_hook(partial(self._note, number))
+
+    def _note(self, number: int, block: nn.Module, inputs: Any, output: Any) -> None:
+        if self._active:
+            self._outputs[number] = output
+
+    def _given_or(self, forward: Callable[..., Any], number: int) -> Callable[..., Any]:
+        return lambda *inputs, **more: self._outputs[number] if self._outputs else forward(*inputs, **more)
+
+    def __enter__(self) -> None:
+        self._active = True
+
+    def __exit__(self, *error: object) -> None:
+        self._active = False
+        self._outputs.clear()
+
+
+def count_common(student: Loaded, teacher: Loaded) -> int:
+    """How many of the first blocks are frozen and equal, bit for bit, behind embeddings that are so, too."""
+    sides = [leading_parameters(one) for one in (student, teacher)]
+
+    def equal(ours: Sequence[nn.Parameter], theirs: Sequence[nn.Parameter]) -> bool:
+        return len(ours) == len(theirs) and all(
+            not a.requires_grad and a.dtype == b.dtype and a.shape == b.shape and torch.equal(a.cpu(), b.cpu())
+            for a, b in zip(ours, theirs, strict=True)
+        )
+
+    common = [*takewhile(lambda pair: equal(*pair), zip(*sides, strict=False))]
+    return max(0, len(common) - 1)
+
+
+def leading_parameters(loaded: Loaded) -> list[list[nn.Parameter]]:
+    """What the model names before its blocks, and then those of each block."""
+    blocks = [[*block.parameters()] for block in loaded.blocks]
+    inside = {id(parameter) for block in blocks for parameter in block}
+    return [[*takewhile(lambda parameter: id(parameter) not in inside, loaded.model.parameters())], *blocks]
+
+
+@torch.no_grad()
+def halve_matrices(model: nn.Module, dtype: torch.dtype) -> None:
+    """Hold the linear layers of a model that is not trained in the numbers that autocast would make of them in every
+    pass. Tied ones stay as they are.
+    """
+    holders = Counter(id(parameter) for module in model.modules() for parameter in module.parameters(recurse=False))
+    for module in model.modules():
+        if type(module) is nn.Linear and holders[id(module.weight)] == 1:
+            module.to(dtype)
 
 
 def divergence(logits: Tensor, taught: Tensor, counted: Tensor, temperature: float = 1.0) -> Tensor:

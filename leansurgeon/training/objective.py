@@ -10,6 +10,7 @@ Shape letters: B samples, T tokens, N listed places, D width, V vocabulary.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -62,11 +63,12 @@ class Objective(nn.Module):
         with distributed.autocast(self.precision, batch["labels"].device):
             if self._features:
                 return self.teacher.of_features(self.loaded, batch, self.training)
-            logits = predict(self.loaded, batch)
             if not self.training:
-                return self.score(logits, labels_of_places(batch))
+                return self.score(predict(self.loaded, batch), labels_of_places(batch))
+            with self.teacher.teaching(batch) if self.teacher else nullcontext() as taught:
+                logits = predict(self.loaded, batch)
             score = self.score(logits, labels_of_places(batch), label_smoothing=self._smoothing)
-            return self.teacher.add_to_score(score, logits, batch) if self.teacher else score
+            return score if taught is None else self.teacher.add_to_score(score, logits, taught, batch)
 
     def as_model_takes(self, batch: Batch) -> Batch:
         """The batch as the model takes it: without a list of places where it predicts everywhere."""

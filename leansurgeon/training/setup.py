@@ -206,7 +206,7 @@ def make_trainer(
     mixing = _set_model_for(train, task, loaded)
     loaded.model.to(device)
     average = optimizer.Average(loaded, train.ema) if train.ema else None
-    distillation = distill.of_recipe(train, loaded, task, model_dir, device)
+    distillation = distill.of_recipe(train, loaded, task, model_dir, device, sharing=sharing)
 
     def make_scored(of: Loaded, *, taught: bool = True) -> Objective:
         teacher = distillation if taught else None
@@ -250,7 +250,7 @@ def _set_model_for(train: Train, task: tasks.Task, loaded: Loaded) -> regularize
     if train.activation_checkpointing:
         hint = "Leave train.activation_checkpointing out; a smaller train.micro_batch saves memory too."
         checkpoint_activations(loaded.model, family, hint)
-    if train.frozen_blocks:
+    if train.frozen_blocks is not None:
         regularize.freeze_blocks(loaded, train.frozen_blocks)
     if train.lora:
         regularize.add_lora(loaded, train.lora, task)

@@ -51,7 +51,7 @@ SPEED = {"cpu": 1e11, "gpu": 2e13}  # operations a second, of a small machine
 STEPS = 40  # that a training by the clock should have at least
 PATCHES = 197  # tokens of an image, nearly always
 TOKENS = {"cpu": (512, 4_096), "gpu": (4_096, 65_536)}  # least and most of a step
-SENTENCES = {"cpu": 32, "gpu": 256}
+SENTENCES = {"cpu": 64, "gpu": 256}
 CLASSIFIED = {"cpu": 32, "gpu": 64}
 SHARE = 0.5  # of the memory that one step may take
 
@@ -195,8 +195,8 @@ def make_recipe(model_dir: Path, data: UserData, asked: RecipeInputs, cache: Pat
         judged = open_source(taught_by.place) if taught_by.place else source
         check_classes(judged, name_classes(task, classes, cache, model_dir), classes, chance=judged.record is None)
     tokens = getattr(task.options, "seq_len", None)  # of a sample; None: images
-    if tokens and hasattr(task, "lengths") and task.options.pad == "longest":
-        tokens = int(task.lengths("train").max())
+    if (lengths := task.lengths("train")) is not None and task.options.pad == "longest":
+        tokens = int(lengths.max())
     train = settings(source, kind, task.size("train"), tokens, taught_by, asked, new_head=new_head)
     raw = {
         "version": 1,
@@ -264,18 +264,15 @@ def settings(
         "schedule": {"name": "cosine", "warmup": 0.05, "min_lr": 0.0},
         "eval": {"every": choose_evaluation(duration), "batch": min(micro, 64)},
         "log_every": 10 if here.gpu else 2,
+        **({"order": "by-length"} if kind in ("features", "sequence-classification") else {}),
     }
     if source.learned and not new_head and not any(text.startswith("train.optim.lr=") for text in asked.sets):
         train["optim"]["full_steps"] = FULL.get(kind, FEW)
     train["optim"]["weight_decay"] = 0.0 if kind == "features" else 0.01
     if taught_by.name is not None:
         train["distill"] = taught_by.settings(kind)
-        if (
-            taught_by.own
-            and not (new_head or asked.lora or asked.compares)
-            and (count := teacher.count_untouched(source))
-        ):
-            train["frozen_blocks"] = count
+        if taught_by.own and not (new_head or asked.lora or asked.compares):
+            train["frozen_blocks"] = teacher.count_untouched(source)
         train["dropout"] = 0.0  # the teacher drops nothing: what the student drops is noise between the two
     train |= {"new_tokenizer": True} if asked.new_tokenizer else {}
     train |= {"new_head": True} if new_head else {}

@@ -147,7 +147,7 @@ class Train(Strict):
     schedule: Schedule = Schedule()
     clip_grad: float = Field(default=1.0, ge=0)  # largest gradient norm; 0 = off
     dropout: Fraction | None = None  # of every layer that drops, in this training; None: what the model's config says
-    frozen_blocks: int = Field(default=0, ge=0)  # so many of the first blocks, and what is before them, are not trained
+    frozen_blocks: int | None = Field(default=None, ge=0)  # so many first blocks, and all before them, are not trained
     drop_path: Fraction = 0.0  # stochastic depth of the last block, linear from 0 at the first (XCiT, CaiT: of all)
     mixup: float = Field(default=0.0, ge=0)  # alpha; 0 = off
     cutmix: float = Field(default=0.0, ge=0)  # alpha; 0 = off
@@ -167,7 +167,8 @@ class Train(Strict):
     log_every: int = Field(default=10, ge=1)  # optimizer steps between two looks at the loss (each is one host sync)
     trackers: tuple[Literal["tensorboard", "trackio", "wandb"], ...] = ()  # besides metrics.jsonl
     seed: Seed = 0
-    order: Literal["shuffled", "as-stored"] = "shuffled"  # of the training data: anew in every epoch, or never
+    # Of the training data: shuffled anew in every epoch, the same with texts of like length together, or never.
+    order: Literal["shuffled", "by-length", "as-stored"] = "shuffled"
 
     @model_validator(mode="after")
     def _numbers_fit(self) -> Train:
@@ -194,7 +195,7 @@ class Train(Strict):
     @property
     def order_seed(self) -> int | None:
         """What the order of the training data follows from; None where it is that of the data."""
-        return self.seed if self.order == "shuffled" else None
+        return None if self.order == "as-stored" else self.seed
 
     @property
     def mixes(self) -> bool:

@@ -187,12 +187,18 @@ def is_cached(name: str) -> bool:
         return False
 
 
-def count_untouched(source: Source) -> int:
+def count_untouched(source: Source) -> int | None:
     """How many of the first blocks are as the teacher has them, so that they need no healing: those before the one that
-    stands for dropped ones behind it. At most half of all, and none where more than the depth was changed.
+    stands for dropped ones behind it. At most half of all; 0 where more than the depth was changed, so that only the
+    embeddings are the teacher's; None where not even they are.
     """
     record = source.record
-    if record is None or record.plan.before is None or record.plan.after is None or len(record.plan.after.stages) != 1:
+    if record is None or record.plan.before is None or record.plan.after is None:
+        return None
+    widths = [[stage.width for stage in shape.stages] for shape in (record.plan.before, record.plan.after)]
+    if widths[0] != widths[1]:
+        return None
+    if len(record.plan.after.stages) != 1:
         return 0
     (stage,), (was, *rest) = record.plan.after.stages, record.plan.before.stages
     kept = record.plan.layers

@@ -56,13 +56,13 @@ def model(folder: Path, family: str, **changes) -> Path:
     return folder
 
 
-def encoder(folder: Path) -> Path:
+def encoder(folder: Path, **changes) -> Path:
     """A BERT without a head."""
     import torch
     import transformers
 
     torch.manual_seed(1)
-    transformers.BertModel(build("bert").config).save_pretrained(folder)
+    transformers.BertModel(build("bert", **changes).config).save_pretrained(folder)
     words(folder)
     return folder
 

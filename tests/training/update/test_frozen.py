@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
 from leansurgeon.checkpoints import model as checkpoints
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import UsageError
-from leansurgeon.training import regularize
+from leansurgeon.reading.cache_folder import cache_folder
+from leansurgeon.tasks import user_data
+from leansurgeon.training import distill, distributed, regularize, schedule, setup, starting
 from leansurgeon.training.recipe import from_model, teacher
 from tests.support.command_line import leansurgeon
 from tests.support.models import strangers
@@ -41,6 +44,44 @@ def test_the_blocks_before_the_cut_stay_as_they_are(tmp_path, source):
     assert same == early and len(before) > len(early) > 10
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize(("kind", "head"), [("llama", "causal-lm"), ("encoder", "sentences")])
+def test_what_both_have_in_common_runs_once_and_moves_no_bit(tmp_path, source, kind, head, precision, monkeypatch):
+    """Loss and gradients of a step, with the common blocks run once and the teacher's matrices in bf16, and without."""
+    origin = source if kind == "llama" else strangers.encoder(tmp_path / "enc", num_hidden_layers=6)
+    lean = cut(tmp_path / "lean", origin, "--keep", "0,1,2,4,5")
+    data = str(strangers.texts(tmp_path / "texts"))
+    asked = from_model.RecipeInputs(data=data, sets=(f"train.precision={precision}",))
+    recipe = from_model.make_recipe(lean, user_data.recognise(data), asked, cache_folder(), print)
+    assert recipe.task.name == head and recipe.train.frozen_blocks == 2
+
+    def step(*, plain: bool):
+        if plain:
+            monkeypatch.setattr(distill, "count_common", lambda *_: 0)
+            monkeypatch.setattr(distill, "halve_matrices", lambda *_: None)
+        task = setup.prepare_task(recipe, lean, print)
+        accelerator = distributed.start_accelerator(cpu=True, train=recipe.train, say=print)
+        loaded = starting.load_start(recipe, lean, task)
+        scheme = schedule.make_plan(recipe.train, task.size("train"), 1)
+        trainer, judged = setup.make_trainer(loaded, task, accelerator, scheme, lean)
+        runs = []
+        for block in judged.teacher.teacher.blocks[:2] + loaded.blocks[:2]:
+            block.register_forward_pre_hook(lambda *_: runs.append(1))
+            inner = next(module for module in block.modules() if isinstance(module, torch.nn.Linear))
+            inner.register_forward_hook(lambda *_: runs.append(2))
+        batch = task.batch("train", np.arange(scheme.batch), seed=0, epoch=0)
+        sums = trainer.scored(batch)
+        sums.loss_sum.backward()
+        judged.eval()
+        with torch.no_grad():
+            after = judged(batch).loss_sum
+        return [sums.loss_sum, after, *(p.grad for p in trainer.parameters if p.grad is not None)], runs.count(2)
+
+    once, twice = step(plain=False), step(plain=True)
+    assert all(torch.equal(a, b) for a, b in zip(once[0], twice[0], strict=True)) and len(once[0]) > 20
+    assert once[1] < twice[1]
+
+
 def test_something_must_be_left_to_train(source):
     with pytest.raises(UsageError, match="frozen_blocks=5"):
         regularize.freeze_blocks(checkpoints.load(source), 6)
@@ -55,10 +96,17 @@ def test_blocks_in_front_of_the_first_gap_need_no_healing(kept, wanted, tmp_path
     assert teacher.count_untouched(open_source(str(lean))) == wanted
 
 
-def test_a_model_whose_heads_changed_is_healed_whole(tmp_path, source):
+def test_a_model_whose_heads_changed_keeps_only_its_embeddings(tmp_path, source):
     lean = open_source(str(cut(tmp_path / "lean", source, "--keep", "0,1,2,4,5", "--heads", "8")))
     assert teacher.count_untouched(lean) == 0
-    assert teacher.count_untouched(open_source(str(source))) == 0
+    assert teacher.count_untouched(open_source(str(source))) is None
+
+
+def test_no_frozen_blocks_freeze_what_is_before_them(source):
+    loaded = checkpoints.load(source)
+    regularize.freeze_blocks(loaded, 0)
+    fixed = {name for name, one in loaded.model.named_parameters() if not one.requires_grad}
+    assert fixed == {"model.embed_tokens.weight"}
 
 
 def test_what_is_typed_is_not_lowered(source, tmp_path):

@@ -42,6 +42,13 @@ def taught(settings: Distill, student, teacher, task, monkeypatch) -> distill.Di
     return distill.Distillation(settings, student, task, teacher.folder, CPU)
 
 
+def score_of(made: distill.Distillation, student, batch, score: Score) -> Score:
+    """What the teacher adds to a score, with the student's pass inside the teacher's."""
+    with made.teaching(batch) as said:
+        logits = student.forward({name: value for name, value in batch.items() if name != "labels"})
+    return made.add_to_score(score, logits, said, batch)
+
+
 @pytest.fixture
 def pair(tmp_path):
     """Makes a student of two layers, cut from the first and the third of four, and its teacher, both random."""
@@ -117,12 +124,12 @@ def test_logits_and_hidden_states_of_a_text_by_hand(family, depth, blocks, head,
             share = mean_square(its[sample], real) if relative else 1.0
             expected += 3.0 * len(places) * error / share / 2
     # `outputs` has left what the student's blocks said.
-    added = made.add_to_score(Score(torch.tensor(7.0), torch.tensor(1.0), 2, 3), student.forward(batch), batch)
+    added = score_of(made, student, batch, Score(torch.tensor(7.0), torch.tensor(1.0), 2, 3))
     assert added.loss_sum.item() - 7.0 == pytest.approx(expected, rel=1e-4)
     assert added[1:4] == (1.0, 2, 3)
     # A copy of the student, as early layers are looked at, has taps of its own.
     copied = cut_from(checkpoints.load(student.folder), 0, 2)
-    again = made.of_copy(copied).add_to_score(Score(torch.tensor(7.0), 1, 2, 3), copied.forward(batch), batch)
+    again = score_of(made.of_copy(copied), copied, batch, Score(torch.tensor(7.0), 1, 2, 3))
     assert again.loss_sum.item() == pytest.approx(added.loss_sum.item(), rel=1e-6)
 
 
@@ -138,10 +145,10 @@ def test_shares_of_classes_count_as_one_and_a_sample_without_any_as_none(pair, m
     hidden = sum(mean_square((ours[i] - theirs[2 * i + 1])[b], whole) for i in (0, 1) for b in (0, 1)) / 2
     kl = F.kl_div(logits[:2].log_softmax(-1), wanted[:2].softmax(-1), reduction="sum")
     batch = {"pixel_values": pixels, "labels": labels}
-    added = made.add_to_score(Score(torch.zeros(()), 1, 2, 3), student.forward(batch), batch)
+    added = score_of(made, student, batch, Score(torch.zeros(()), 1, 2, 3))
     assert added.loss_sum.item() == pytest.approx(2 * hidden + float(kl), rel=1e-4)
     classes = torch.tensor([4, -100, 1])
-    added = made.add_to_score(Score(torch.zeros(()), 1, 2, 3), student.forward(batch), batch | {"labels": classes})
+    added = score_of(made, student, batch | {"labels": classes}, Score(torch.zeros(()), 1, 2, 3))
     hidden = sum(mean_square((ours[i] - theirs[2 * i + 1])[b], whole) for i in (0, 1) for b in (0, 2)) / 2
     kl = F.kl_div(logits[::2].log_softmax(-1), wanted[::2].softmax(-1), reduction="sum")
     assert added.loss_sum.item() == pytest.approx(2 * hidden + float(kl), rel=1e-4)
