@@ -73,7 +73,7 @@ def run(
     for key in jobs.keys() - anew:
         check_interrupted(jobs[key])
     jobs = {key: replace(job, anew=key in anew) for key, job in jobs.items() if key[0] in chosen}
-    samples = prepare_data(recipe, say, chosen, source.folder)
+    samples = prepare_data(recipe, say, chosen, source.folder).size("train")
     library = source.architecture.library
     begin(recipe)
     if taken := len(done.keys() & jobs.keys()):

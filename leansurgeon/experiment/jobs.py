@@ -100,17 +100,16 @@ def prepare_data(
     say: Callable[[str], None],
     arms: Iterable[str] | None = None,
     model_dir: Path | None = None,
-) -> int:
+) -> tasks.Task:
     """Generate or read the data of these arms (all by default) once, before several processes want it, with the
-    tokenizer in `model_dir` where the model's own is asked for; returns the number of training samples (of the first
-    arm's task, where arms differ in it).
+    tokenizer in `model_dir` where the model's own is asked for; returns the task, of the first arm where arms differ.
     """
-    sizes = []
+    made = []
     for choice in {repr(choice): choice for choice in map(recipe.task_of, arms or recipe.arms)}.values():
         task = tasks.make(choice.name, choice.options)
         task.prepare(cache_folder(), model_dir, workers=cores(), say=say)
-        sizes.append(task.size("train"))
-    return sizes[0]
+        made.append(task)
+    return made[0]
 
 
 CUT_FROM = "last, calibrated"  # which weights of the original an arm is cut from: others are another result

@@ -31,7 +31,9 @@ SHARE = 0.125  # of a training's steps, for the trial of a rate
 LEAST = 8  # steps of a trial
 PROBE = 6  # steps that are timed
 FEW, ENOUGH = 16, 48  # steps of a training at least, and from which on there may be several seeds
-JUDGED = 512  # samples of an evaluation on the way, where time is short
+JUDGED, LEAST_JUDGED = 512, 16  # samples of an evaluation on the way, where time is short, at most and at least
+LOOKS = 3  # evaluations of a training: before, half-way, at the end
+LOOKING = 0.1  # of the time may go to them
 # A trial is judged once, by validation, and leaves nothing behind.
 BRIEF = {
     "eval": {"at_start": False, "test": False, "every": "1000000st"},
@@ -66,7 +68,7 @@ def make_trial(job: Job, steps: int, name: str, rate: float, settings: JsonObjec
 
 @dataclass(frozen=True)
 class StepCost:
-    """Seconds of an optimizer step, and of all else of a training (starting, evaluating, saving); bytes at its peak."""
+    """Seconds of an optimizer step, and of starting and saving a training; bytes at its peak."""
 
     step: float
     rest: float
@@ -75,7 +77,8 @@ class StepCost:
 
 def time_steps(job: Job, samples: int, library: str, say: Say) -> StepCost:
     """Train the job for a few steps, and see what they take."""
-    probe, began = make_trial(job, PROBE, "timing", job.experiment.train.optim.lr, {}), time.perf_counter()
+    settings = merge(BRIEF, {"eval": {"samples": LEAST_JUDGED}})
+    probe, began = make_trial(job, PROBE, "timing", job.experiment.train.optim.lr, settings), time.perf_counter()
     done: dict[Key, Summary | None] = {}
     drive({(job.arm, job.seed): replace(probe, anew=True, quiet=True)}, done, job.arm, 1, samples, say, library)
     made = done[job.arm, job.seed]
@@ -146,16 +149,22 @@ def plan_steps(
     """
     arms, library = list(recipe.arms), source.architecture.library
     jobs = make_jobs(recipe, workspace, list_wanted_shapes(recipe, source), arms[0], parallel, **how)
-    samples = prepare_data(recipe, say, arms, source.folder)
+    task = prepare_data(recipe, say, arms, source.folder)
+    samples, tested = (task.size(split) if split in task.splits else 0 for split in ("train", "test"))
     original = arms[0], recipe.seeds[0]
     make_starts({original: jobs[original]}, source, say)
     cost = time_steps(jobs[original], samples, library, say)
     rates, seeds, share = len(recipe.rates), len(recipe.seeds), len(recipe.rates) * SHARE
     side = min(parallel, len(arms))
+    judging = cost.step / (3 * recipe.train.batch)  # seconds of a sample: a forward pass, of three that a step takes
+    judged = recipe.train.eval.samples or task.size("eval")
+    if seconds is not None:
+        room = LOOKING * seconds * side / (len(arms) * (LOOKS * seeds + rates) * judging)
+        judged = min(judged, max(LEAST_JUDGED, min(JUDGED, int(room))))
 
     def work(steps: float, seeds: int) -> float:
-        """Seconds of so many trainings and their trials; a trial evaluates less than a training."""
-        rest = 1.3 * seeds * cost.rest + rates * cost.rest
+        """Seconds of so many trainings and their trials, which are judged once and by validation alone."""
+        rest = (seeds + rates) * cost.rest + judging * (seeds * (LOOKS * judged + tested) + rates * judged)
         return len(arms) * (rest + (seeds + share) * steps * cost.step) / side
 
     if seconds is not None and work(FEW, 1) > seconds:
@@ -188,6 +197,6 @@ def plan_steps(
     )
     if seconds is None:
         return recipe
-    every = {"every": f"{max(1, steps // 2)}st", "samples": recipe.train.eval.samples or JUDGED}
+    every = {"every": f"{max(1, steps // 2)}st", "samples": judged}
     train = merge(recipe.train.model_dump(), {"duration": f"{steps}st", "eval": every})
     return recipe.model_copy(update={"train": type(recipe.train).model_validate(train), "seeds": recipe.seeds[:seeds]})

@@ -45,7 +45,8 @@ class Trainings:
     def attempt(self, rung: Rung, candidates: Sequence[Candidate]) -> Results:
         """The scores of one rung: the task's metric at the end of training."""
         jobs, parallel = self.jobs(rung, candidates), default_parallel()
-        samples = prepare_data(next(iter(jobs.values())).experiment, self.say, model_dir=self.source.folder)
+        task = prepare_data(next(iter(jobs.values())).experiment, self.say, model_dir=self.source.folder)
+        samples = task.size("train")
         failed: dict[str, str] = {}
         given = {} if self.source.weights is None else {(ORIGINAL, self.seed): None}
         while True:

@@ -218,7 +218,10 @@ def test_steps_and_seeds_fit_into_the_time(monkeypatch, compared, tmp_path):
     done = command_line.leansurgeon(*words, "--time", "400s", "--workspace", tmp_path / "runs")
     (recipe,) = seen
     steps = int(recipe.train.duration.removesuffix("st"))
-    work = 3 * len(recipe.seeds) * (steps + 1.3) + 9 * (max(8, steps / 8) + 1)
+    judging, (judged, tested) = 1 / (3 * recipe.train.batch), (recipe.train.eval.samples, 40)
+    work = 3 * len(recipe.seeds) * (steps + 1 + judging * (3 * judged + tested)) + 9 * (
+        max(8, steps / 8) + 1 + judging * judged
+    )
     assert 200 < work < 400 and len(recipe.seeds) < 3 and "has room for" in " ".join(done.stderr.split())
 
 
