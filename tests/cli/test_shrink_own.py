@@ -23,7 +23,7 @@ from tests.support.models.word_models import words as word_tokenizer
 def shrink(tmp_path, monkeypatch):
     monkeypatch.setattr(own, "WINDOWS", Parts(8, 4, 4))
     monkeypatch.setattr(own, "LINES", Parts(8, 4, 4))
-    monkeypatch.setattr(own, "NOVEL_LINES", Parts(8, 4, 4))
+    monkeypatch.setattr(own, "PROSE_LINES", Parts(8, 4, 4))
     monkeypatch.setattr(own, "PAIRS", Parts(8, 4, 4))
 
     def run(family, *words, reads=None, **changes):
@@ -34,6 +34,7 @@ def shrink(tmp_path, monkeypatch):
         if reads:  # the tokenizer knows the words of this novel
             word_tokenizer(tmp_path / family)
             monkeypatch.setattr(own, "NOVEL", str(reads))
+            monkeypatch.setattr(own, "PROSE", str(reads))
         done = CliRunner().invoke(app, ["shrink", str(tmp_path / family), "-o", str(tmp_path / "out"), *words])
         assert done.exit_code == 0, done.output
         file = tmp_path / "out" / "surgery.json"

@@ -4,7 +4,7 @@
                             the tokens that its generation_config.json names, else as predicted
     masked language model   its own fillings: windows of nothing but masks, filled in some rounds, then hidden in part
                             and filled anew (Wang and Cho, arXiv 1902.04094)
-    other encoders of text  they predict nothing: sentences of the novel that comes with the package where the tokenizer
+    other encoders of text  they predict nothing: sentences of the prose that comes with the package where the tokenizer
                             reads English, and some rows of tokens drawn evenly from the vocabulary; else these alone
     image models            coloured noise with the spectrum of photographs (amplitude 1 / frequency)
 
@@ -61,9 +61,10 @@ if TYPE_CHECKING:
 
 RANDOM = "random tokens"  # as records name data that nobody named
 NAME, NOVEL = "own", "austen"  # what --calibrate calls them, and the novel
+PROSE = (NOVEL, "countries")  # the texts that come with the package: old and new, told and reported
 WINDOWS = Parts(fit=24, guard=8, heldout=8)  # of text that a language model writes, of 512 tokens
 LINES = Parts(fit=512, guard=128, heldout=128)  # of 128 tokens, for encoders; and images
-NOVEL_LINES = Parts(fit=2_048, guard=256, heldout=256)  # sentences of the novel, of some 30 tokens
+PROSE_LINES = Parts(fit=2_048, guard=256, heldout=256)  # sentences of them, of some 30 tokens
 NOISE = 16  # sentences for a row of random tokens
 PAIRS = Parts(fit=256, guard=64, heldout=64)  # of an input and an answer
 ANSWER = 0.5  # of the tokens of a random input
@@ -95,7 +96,7 @@ def samples(source: Source, *, seed: int = 0, device: str = "cpu", say: Say = si
     else:
         parts, says = sentences(source, seed), "random tokens"
         if any("attention_mask" in batch for batch in parts.fit):
-            says = "sentences of a novel and random tokens"
+            says = "sentences of a novel, of reports on countries, and random tokens"
     # It scores; it has no data of its own.
     return make_calibration(NAME, says, parts, tasks.make(head, {}) if head in KINDS else None)
 
@@ -240,12 +241,12 @@ def fillings(source: Source, seed: int, device: str, say: Say) -> Batches:
 
 
 def sentences(source: Source, seed: int) -> Batches:
-    """For encoders that predict no tokens: any tokens, and as many sentences of the novel where they read it.
+    """For encoders that predict no tokens: sentences of prose where they read it, and any tokens.
 
     MiniLM with twice the heads has a cosine of 0.979 to the source on sentences of the Brown corpus after random
     tokens, 0.991 after the novel, and 0.917 by its weights alone.
     """
-    noise, known = random_tokens(source, seed), novel(source)
+    noise, known = random_tokens(source, seed), prose(source)
     if known is None:
         return noise
     tokenizer, lines = known
@@ -256,16 +257,16 @@ def sentences(source: Source, seed: int) -> Batches:
         two = (tokenise(chosen, tokenizer, source), thin(getattr(noise, part), max(1, len(chosen) // NOISE)))
         return [batch for pair in zip_longest(*two) for batch in pair if batch is not None]
 
-    return NOVEL_LINES.each(both)
+    return PROSE_LINES.each(both)
 
 
-def novel(source: Source) -> tuple[PreTrainedTokenizerBase, list[str]] | None:
-    """The model's tokenizer and the sentences of the novel that comes with the package; None where there is none, or it
-    does not know the novel's words.
+def prose(source: Source) -> tuple[PreTrainedTokenizerBase, list[str]] | None:
+    """The model's tokenizer and the sentences of the texts that come with the package; None where there is none, or it
+    does not know their words.
     """
     if not brings_tokenizer(source.folder):
         return None
-    tokenizer, lines = vocab.load(source.folder), corpus.find(NOVEL, "text").texts()
+    tokenizer, lines = vocab.load(source.folder), corpus.find(PROSE, "text").texts()
     return (tokenizer, lines) if reads(tokenizer, lines[:READ]) else None
 
 
@@ -336,7 +337,7 @@ def make_shipped_samples(source: Source, *, cache: Path, seed: int) -> Calibrati
     """
     writes = class_name(source.config).endswith("ForConditionalGeneration")
     if has_two_stacks(source):
-        if writes and novel(source):
+        if writes and prose(source):
             with suppress(UsageError):  # a tokenizer may have no token that hides others
                 data = open_pairs(NOVEL, source, seed=seed)
                 words = f"spans hidden in a novel that comes with the package ({data.says})"
@@ -355,7 +356,7 @@ def make_shipped_samples(source: Source, *, cache: Path, seed: int) -> Calibrati
 
         parts = split_rows(rows, PAIRS, ROWS).each(lambda _, groups: [batch(ids) for ids in groups])
         return make_calibration(RANDOM, RANDOM, parts, Seq2Seq() if writes else None)
-    if novel(source):
+    if prose(source):
         with suppress(UsageError):
             data = open_calibration(NOVEL, source, cache=cache, seed=seed)
             return replace(data, says=f"a novel that comes with the package ({data.says})")
