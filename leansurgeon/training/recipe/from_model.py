@@ -146,6 +146,7 @@ def power_of_two(value: float) -> int:
 
 WINDOW = 256  # tokens of a sample of running text
 AUGMENTED = {"augment": True, "crop_scale": [0.6, 1.0], "color_jitter": 0.0, "hflip": 0.0}
+LOOKED_AT = 1_024  # sentences, whose embeddings choose the best step
 LOOKS = 3  # evaluations of a timed training, the one at the start not counted
 RATE = 2e-4  # learning rate at width 384, for transferred weights that a teacher guides; falls with the root of width
 FRESH = 5.0  # times that, for weights that have learned nothing
@@ -266,6 +267,8 @@ def settings(
         "log_every": 10 if here.gpu else 2,
         **({"order": "by-length"} if kind in ("features", "sequence-classification") else {}),
     }
+    if kind == "features" and not asked.time:  # the best step shows in a part; by the clock there are as many as fit
+        train["eval"]["samples"] = LOOKED_AT
     if source.learned and not new_head and not any(text.startswith("train.optim.lr=") for text in asked.sets):
         train["optim"]["full_steps"] = FULL.get(kind, FEW)
     train["optim"]["weight_decay"] = 0.0 if kind == "features" else 0.01
