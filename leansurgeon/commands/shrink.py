@@ -81,7 +81,7 @@ class ShrinkRequest(ShapeRequest, DataRequest, DeviceRequest, PushRequest, Acces
     ] = "transfer"
     method: Annotated[
         str,
-        Opt("Layers by auto, even, first-of-each, last-of-each, influence, angular, leave-one-out, greedy.", "Method"),
+        Opt("Layers by auto, even, first-of-each, last-of-each, influence, angular.", "Method"),
     ] = "auto"
     keep: Annotated[Number | None, Opt("The layers that stay: 0,2,4-9 (from 0).", "Method", cli=str)] = None
     more_heads: Annotated[str, Opt("add: silent new heads. split: children of the old ones.", "Method")] = "add"

@@ -196,15 +196,8 @@ def list_candidates(
 ) -> tuple[list[Candidate], JsonObject]:
     """Candidates by the criterion, and the numbers behind them."""
     before, after, criterion = context.plan.before, context.plan.after, context.method.layers
-    looked = context.teacher, context.fill, view.batches["guard"], view.masks["guard"], stages
-    if criterion in ("greedy", "leave-one-out"):
-        before_it = context.work
-        kept, rounds = choose_layers.by_output(*looked, greedy=criterion == "greedy", say=context.say)
-        context.asked_for += context.work - before_it  # comes on top of the bounds
-        chosen = of_every_kind(context.source, {criterion: kept})
-        drop_layers.refuse_misplaced(context.source, context.plan.init, chosen[0].kept)
-        return chosen, {"rounds": rounds}
-    evidence = choose_layers.measure_layers(*looked, view.answers["guard"])
+    batches, masks, answers = (part["guard"] for part in (view.batches, view.masks, view.answers))
+    evidence = choose_layers.measure_layers(context.teacher, context.fill, batches, masks, stages, answers)
     sets = {
         "angular": choose_layers.by_angle(evidence),
         "angular, second": choose_layers.by_angle(evidence, rank=1),

@@ -1,11 +1,9 @@
 """Which layers to keep, by what they do on calibration data; every choice comes with its numbers. Imports torch.
 
-    influence      a layer's influence is 1 - cos(its input, its output), mean over tokens (ShortGPT, arXiv 2403.03853);
-                   the least influential go
-    angular        one contiguous block of layers, between whose ends the hidden state turns least:
-                   arccos(cos(h_l, h_l+n)) / pi (Gromov et al., arXiv 2403.17887)
-    leave-one-out  the error of the model's output when one layer alone is missing; the least missed go
-    greedy         leave-one-out, taken anew after each layer that went
+    influence  a layer's influence is 1 - cos(its input, its output), mean over tokens (ShortGPT, arXiv 2403.03853);
+               the least influential go
+    angular    one contiguous block of layers, between whose ends the hidden state turns least:
+               arccos(cos(h_l, h_l+n)) / pi (Gromov et al., arXiv 2403.17887)
 
 Layers that alternate (shifted windows) go in whole groups (`shape.Groups`). Stages of a pyramid are chosen one by one.
 """
@@ -23,11 +21,10 @@ from torch import Tensor
 
 from leansurgeon.checkpoints.blockwise.skeleton import Skeleton
 from leansurgeon.checkpoints.blockwise.stream import Stream
-from leansurgeon.errors import UnsupportedModel
-from leansurgeon.progress import Say, silent, track
+from leansurgeon.progress import track
 from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.shape import Groups
-from leansurgeon.surgery.probes import check_finite, flat, relative_error
+from leansurgeon.surgery.probes import check_finite, flat
 
 Masks = Sequence[Tensor | None]
 BLOCKS = 40  # contiguous blocks that are tried at most
@@ -194,69 +191,3 @@ def list_places(evidence: Evidence, groups: Groups, blocks: int = 1) -> list[tup
     apart = [p for p in places if all(a.stop < b.start or b.stop < a.start for a, b in combinations(p, 2))]
     ordered = sorted(apart, key=lambda p: (sum(evidence.angle[r.start, len(r)] for r in p), [r.start for r in p]))
     return [tuple(layer for block in place for layer in block) for place in ordered]
-
-
-# -- by the model's output ------------------------------------------------------------------------
-
-
-def drop_errors(
-    teacher: Skeleton, fill: Fill, batches: list[dict], masks: Masks, kept: Sequence[int], candidates: Sequence[tuple]
-) -> Mapping[tuple[int, ...], float]:
-    """For every group of layers in `candidates`: how far the last hidden states are from the source's, as relative
-    error per token, when the group is missing from `kept`. All variants go through the source side by side, so a block
-    is read once; memory holds one set of hidden states per variant.
-    """
-    stream = Stream(teacher, batches)
-    whole = stream.hidden
-    variants: dict[tuple, list[Tensor] | None] = dict.fromkeys(candidates)  # None: still equal to `base`
-    base = stream.hidden
-    dropped = set(range(teacher.depth)) - set(kept)
-    for layer in track(range(teacher.depth), "leaving layers out", "layers/s"):
-        fill(layer)
-        for group, hidden in variants.items():
-            if layer in group:
-                variants[group] = base if hidden is None else hidden
-            elif hidden is not None and layer not in dropped:
-                variants[group] = stream.run(layer, hidden)
-        same = base is whole
-        following = stream.run(layer, whole)
-        if layer not in dropped:
-            base = following if same else stream.run(layer, base)
-        whole = following
-        teacher.empty(layer)
-    check_finite(whole, "behind the last layer")
-    return {group: mean_of(relative_error, whole, hidden, masks) for group, hidden in variants.items() if hidden}
-
-
-def by_output(
-    teacher: Skeleton,
-    fill: Fill,
-    batches: list[dict],
-    masks: Masks,
-    stages: list[Groups],
-    *,
-    greedy: bool,
-    say: Say = silent,
-) -> tuple[tuple[int, ...], list[dict]]:
-    """Leave-one-out (`greedy`: again after each loss): the kept layers, and the error of every candidate by round.
-
-    Raises `UnsupportedModel` for a model of several stages, whose hidden states change their size.
-    """
-    if len(stages) > 1:
-        raise UnsupportedModel(
-            "Leave-one-out and greedy choices compare hidden states of one size, and this model has stages.",
-            "Use --method influence or angular.",
-        )
-    (groups,), rounds = stages, []
-    kept, to_go = [layer for group in groups.all for layer in group], groups.lost
-    while to_go:
-        left = [group for group in groups.all if group[0] in kept]
-        errors = drop_errors(teacher, fill, batches, masks, kept, left)
-        order = sorted(errors, key=lambda g: (errors[g], g))
-        going = order[:1] if greedy else order[:to_go]
-        rounds.append({",".join(map(str, g)): round(e, 6) for g, e in errors.items()})
-        for group in going:
-            kept = [i for i in kept if i not in group]
-        say(f"  dropped {', '.join(str(i) for g in going for i in g)}")
-        to_go -= len(going)
-    return tuple(kept[: groups.keep]), rounds

@@ -108,7 +108,6 @@ class CalibrationContext:
         self.skeletons: list[Skeleton] = []  # all, whose work counts
         self.earlier = 0.0  # block-tokens that an interrupted cut had done before its last step that was taken over
         self.taken = 0  # such steps
-        self.asked_for = 0.0  # block-tokens of what the user named, beside the bounds
         self.held_back: list[str] = []  # what the bounds on passes left out
         self.cast: Callable[[], AbstractContextManager] = nullcontext  # how all skeletons take products
         self.device = torch.device(device)
@@ -219,8 +218,8 @@ class CalibrationContext:
         return min(self.most, self.anew + self.work_allowed(CHOICE))
 
     def work_allowed(self, passes: float) -> float:
-        """Block-tokens of so many passes, over `LEAST` tokens at least, beside what was asked for by name."""
-        return passes * max(self.one_pass, self.plan.before.depth * LEAST) + self.asked_for
+        """Block-tokens of so many passes, over `LEAST` tokens at least."""
+        return passes * max(self.one_pass, self.plan.before.depth * LEAST)
 
     @cached_property
     def anew(self) -> float:
@@ -270,12 +269,11 @@ class CalibrationContext:
     def go_on_from(self, step: Step) -> None:
         """A step of an interrupted cut is taken over: its work counts, so that bounds allow what they would have."""
         self.earlier += step.work - self.work
-        self.asked_for = step.asked_for
         self.taken += 1
 
     def keep(self, name: str, tensors: Mapping[str, np.ndarray], record: JsonObject) -> None:
         """Keep a finished step."""
-        self.state.put(name, Step(tensors, record, self.work, self.asked_for))
+        self.state.put(name, Step(tensors, record, self.work))
 
     def spec(self, layer: int, role: str) -> TensorSpec:
         """The first source tensor of a role in a layer."""

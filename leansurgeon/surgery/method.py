@@ -22,8 +22,6 @@ LAYERS = {
     "last-of-each": False,
     "influence": True,
     "angular": True,
-    "leave-one-out": True,
-    "greedy": True,
 }
 HEALS = ("none", "closed", "local")
 INITS = ("transfer", "fresh", "fresh-attention")

@@ -59,13 +59,12 @@ class Edits(Mapping[str, np.ndarray]):
 @dataclass(frozen=True)
 class Step:
     """Tensors in float32 by name, the numbers that go into the record, and the block-tokens of all that the cut had
-    done until then, and those of them that are beside the bounds.
+    done until then.
     """
 
     tensors: Arrays
     record: JsonObject
     work: float = 0.0
-    asked_for: float = 0.0
 
 
 class ResumeState:
@@ -90,7 +89,7 @@ class ResumeState:
             return None
         said = jsonfile.read_object(self.folder / name / RECORD)
         tensors = {t: np.load(self.folder / name / f"{i}.npy", mmap_mode="r") for i, t in enumerate(said["tensors"])}
-        return Step(tensors, said["record"], said["work"], said["asked_for"])
+        return Step(tensors, said["record"], said["work"])
 
     def put(self, name: str, step: Step) -> None:
         """Keep a finished step."""
@@ -103,7 +102,7 @@ class ResumeState:
             aside.mkdir()
             for i, values in enumerate(step.tensors.values()):
                 np.save(aside / f"{i}.npy", np.asarray(values, np.float32, order="C"))
-            told = {"record": step.record, "work": step.work, "asked_for": step.asked_for}
+            told = {"record": step.record, "work": step.work}
             (aside / RECORD).write_text(json.dumps({"tensors": list(step.tensors)} | told))
             sync_tree(aside)
             shutil.rmtree(self.folder / name, ignore_errors=True)

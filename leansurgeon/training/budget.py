@@ -97,16 +97,16 @@ def beyond(whole: float, startup: float, step: float, rest: float) -> str | None
     )
 
 
-def show(run: Run, samples: int, evaluated: float) -> None:
-    """Let the task show so many evaluation samples, of so many seconds each, and say so where they are not all."""
+def show(run: Run, samples: int, evaluated: float | None = None) -> None:
+    """Let the task show so many evaluation samples; where they are not all, and the seconds of one are known, say so."""
     every = run.task.size("eval")
     if samples >= every:
         return
     run.task = data_loader.SpreadSamples(run.task, samples)
-    run.say(
-        f"{run.task.size('eval'):,} of {plural(every, 'evaluation sample')} are looked at, evenly spread: all would "
-        f"take {duration_text(every * evaluated)} each time."
-    )
+    if evaluated is not None:
+        some, all_of_them = run.task.size("eval"), plural(every, "evaluation sample")
+        long = duration_text(every * evaluated)
+        run.say(f"{some:,} of {all_of_them} are looked at, evenly spread: all would take {long} each time.")
 
 
 def measures_seconds(run: Run) -> float | None:

@@ -64,6 +64,8 @@ def train(
         with signals.listening(run.stops), guards.memory_explained(run.device, *_smaller(run)):
             if run.plan.timed or began is not None:
                 budget.fit(run, began)
+            elif run.train.eval.samples:  # one of the trainings of an experiment
+                budget.show(run, run.train.eval.samples)
             _train(run)
             return finish(run, experiment)
     except KeyboardInterrupt:

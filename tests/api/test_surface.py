@@ -97,7 +97,7 @@ def test_errors_speak_of_arguments_and_end_nothing(tmp_path, capsys):
         leansurgeon.shrink("digits-vit", heads="7x", head_dim="split", out=tmp_path / "lean", progress=False)
     assert "28 heads" in bad.value.message and "head_dim=" in bad.value.hint and "--" not in str(bad.value)
     with pytest.raises(UsageError) as bad:
-        leansurgeon.shrink("digits-vit", layers=2, method="greedy", progress=False)
+        leansurgeon.shrink("digits-vit", layers=2, method="angular", progress=False)
     assert "data=" in bad.value.hint and "method=" in bad.value.message
     (tmp_path / "taken").mkdir()
     with pytest.raises(UsageError) as bad:

@@ -65,7 +65,7 @@ def test_an_exact_cut_is_proved_on_the_same_data(trained):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ("run --layers 3 --method greedi", r"'greedy'"),
+        ("run --layers 3 --method angulr", r"'angular'"),
         ("run --keep 0,1,6", r"\b0 to 5\b"),
         ("run --layers 3 --calibrate task:listops", "takes images"),
         ("run --layers 3 --calibrate nowhere", "no file or folder"),

@@ -147,8 +147,8 @@ CASES: dict[str, Case] = {
     "influence-vit": Case(
         f"shrink {{vit}} --layers 2 --method influence --calibrate task:digits {DATA} -o out --dry-run --json"
     ),
-    "greedy-timm": Case(
-        f"shrink {{timm-vit}} --layers 2 --method greedy --calibrate task:digits {DATA} --heal none --no-proof -o out"
+    "angular-timm": Case(
+        f"shrink {{timm-vit}} --layers 2 --method angular --calibrate task:digits {DATA} --heal none --no-proof -o out"
     ),
     "layers-t5": Case("shrink {t5} --layers 2,3 --uncalibrated -o out"),
     # heads, kappa, looks

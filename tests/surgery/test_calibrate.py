@@ -171,7 +171,7 @@ def test_layers_are_chosen_by_what_the_healed_model_says(trained, tmp_path):
     assert not first.edits.folder.exists()
 
 
-@pytest.mark.parametrize("criterion", ["influence", "angular", "leave-one-out", "greedy", "even", "first-of-each"])
+@pytest.mark.parametrize("criterion", ["influence", "angular", "even", "first-of-each"])
 def test_a_named_criterion_alone(criterion, trained, tmp_path):
     folder, data = trained("gpt2")
     _, outcome = cut(tmp_path, (folder, data), {"layers": "2"}, layers=criterion, heal="none")
@@ -198,10 +198,6 @@ def by_hand(criterion, model, batches):
         model.transformer.h = blocks
         return [torch.cat(x).flatten(0, 1).double() for x in zip(*ends, strict=True)]
 
-    def missed(layers):
-        whole, less = (states(x, batches[:4])[-1] for x in (range(4), layers))
-        return float(((whole - less).norm(dim=1) / whole.norm(dim=1)).mean())
-
     def without(*gone):
         return tuple(i for i in range(4) if i not in gone)
 
@@ -212,13 +208,6 @@ def by_hand(criterion, model, batches):
     if criterion == "angular":  # the first layer stays
         start = min((1, 2), key=lambda i: float(cosine(h[i], h[i + 2]).clamp(-1, 1).arccos().mean()))
         return without(start, start + 1)
-    alone = np.argsort([missed(without(i)) for i in range(4)])
-    if criterion == "leave-one-out":
-        return without(*alone[:2])
-    if criterion == "greedy":
-        rest = without(alone[0])
-        second = min(rest, key=lambda i: missed([x for x in rest if x != i]))
-        return without(alone[0], second)
     return (0, 2) if criterion == "first-of-each" else (0, 3)
 
 
@@ -379,19 +368,13 @@ def test_which_heads_can_be_split(family, says, tmp_path):
     assert reason is None if says is None else says in reason
 
 
-@pytest.mark.parametrize("criterion", ["auto", "greedy"])
-def test_a_first_layer_with_no_place_for_a_norm_stays(criterion, tmp_path, monkeypatch):
+def test_a_first_layer_with_no_place_for_a_norm_stays(tmp_path, monkeypatch):
     """ModernBERT's first layer has no norm before its attention, so no other can take its place."""
     build("modernbert").save_pretrained(tmp_path / "source")
     source = open_source(str(tmp_path / "source"))
     data = Calibration("tiny", "tiny", "-", *(text_batches(2, seed, "gpt2") for seed in (1, 2, 3)))
     monkeypatch.setattr("leansurgeon.surgery.choose_layers.by_influence", lambda *_: (2, 3))
-    monkeypatch.setattr("leansurgeon.surgery.choose_layers.by_output", lambda *_, **__: ((2, 3), []))
     steps = plan(source, RequestedShape(layers="2"), calibrated=True)
-    if criterion == "greedy":
-        with pytest.raises(UsageError, match=r"Layer 2 .*'model.layers.2.attn_norm"):
-            calibrate(with_method(steps, layers=criterion), data)
-        return
-    outcome = calibrate(with_method(steps, "none", layers=criterion), data)
+    outcome = calibrate(with_method(steps, "none"), data)
     tried = [candidate.kept for candidate in outcome.record.candidates]
     assert tried and all(kept[0] == 0 for kept in tried)

@@ -86,30 +86,6 @@ def test_influence_and_angle(family):
     assert choose_layers.by_angle(found) == (0,)  # the first layer stays: something must stand before the cut
 
 
-@pytest.mark.parametrize("greedy", [False, True])
-def test_leave_one_out_and_greedy(greedy):
-    model, batches, masks = model_and_batches("llama")
-    skeleton, fill = skeleton_of(model, "llama")
-    whole = states(model, batches, masks)[-1]
-    kept, rounds = choose_layers.by_output(
-        skeleton, fill, batches, masks, groups_of(skeleton.shape, skeleton.shape.with_(depth=2)), greedy=greedy
-    )
-
-    def error(gone):
-        other = states(model, batches, masks, gone)[-1]
-        return float(((whole - other).norm(dim=-1) / whole.norm(dim=-1)).mean())
-
-    first = {i: error((i,)) for i in range(4)}
-    assert {int(k): v for k, v in rounds[0].items()} == pytest.approx(first, abs=1e-5)
-    order = sorted(first, key=first.get)
-    gone = set(order[:2])
-    if greedy:
-        second = {i: error((order[0], i)) for i in range(4) if i != order[0]}
-        assert {int(k): v for k, v in rounds[1].items()} == pytest.approx(second, abs=1e-5)
-        gone = {order[0], min(second, key=second.get)}
-    assert kept == tuple(sorted(set(range(4)) - gone))
-
-
 def test_two_blocks_leave_a_layer_between_them():
     angle = {(i, 2): a for i, a in enumerate([0.5, 0.1, 0.2, 0.3, 0.12, 0.4, 0.6])} | {(1, 4): 0.3, (2, 4): 0.2}
     found = choose_layers.Evidence([0.1] * 8, angle, [Groups(range(8), 4)])

@@ -57,7 +57,7 @@ def qwen(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("criterion", ["influence", "auto", "greedy"])
+@pytest.mark.parametrize("criterion", ["influence", "auto"])
 def test_a_calibrated_set_has_a_layer_of_every_kind(criterion, qwen):
     source = open_source(str(qwen))
     steps = plan(source, RequestedShape(layers="3"), calibrated=True)

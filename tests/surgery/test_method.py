@@ -43,7 +43,7 @@ def test_last_of_each_group_is_the_mirror_of_the_first():
     ("method", "calibrated", "says"),
     [
         (Method(layers="influense"), False, r"'influence'"),
-        (Method(layers="greedy"), False, "needs sample data"),
+        (Method(layers="angular"), False, "needs sample data"),
         (Method(keep="0,1", layers="even"), False, "give one"),
         (Method(uncalibrated=True), True, "exclude each other"),
         (Method(more="grow"), False, r"\badd or split\b"),

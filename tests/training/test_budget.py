@@ -72,6 +72,9 @@ def test_a_number_of_samples_that_was_asked_for_is_kept(tmp_path, clock):
     found, rows, _ = timed(tmp_path, clock=clock, duration="2s", eval={"every": "9s", "batch": 4, "samples": 30})
     assert {row["samples"] for row in rows if row["type"] == "eval"} == {30}
     assert found["task"]["data"]["eval_sampled_of"] == 2_000
+    by_steps = {"duration": "2st", "eval": {"every": "1st", "batch": 4, "samples": 30}}  # as an experiment has it
+    _, rows, _ = timed(tmp_path / "counted", began=None, task=Dots(64, 2_000), **by_steps)
+    assert [row["samples"] for row in rows if row["type"] == "eval"] == [30, 30, 30]
 
 
 def test_timing_changes_nothing(tmp_path):

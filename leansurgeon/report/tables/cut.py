@@ -136,8 +136,6 @@ CRITERIA = {
     "first-of-each": "of each group of neighbours the first stays",
     "last-of-each": "of each group of neighbours the last stays",
     "pattern": "what stays has layers of another kind where formats such as GGUF expect them",
-    "greedy": "the layer that is missed least goes, one after another",
-    "leave-one-out": "the layers that are missed least, each by itself, go",
 }
 
 
