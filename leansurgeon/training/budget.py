@@ -98,7 +98,7 @@ def beyond(whole: float, startup: float, step: float, rest: float) -> str | None
 
 
 def show(run: Run, samples: int, evaluated: float | None = None) -> None:
-    """Let the task show so many evaluation samples; where they are not all, and the seconds of one are known, say so."""
+    """Let the task show so many evaluation samples; where they are not all and the seconds of one are known, say so."""
     every = run.task.size("eval")
     if samples >= every:
         return
