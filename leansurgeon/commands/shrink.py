@@ -36,7 +36,7 @@ from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.report.tables.cut import closing, decided_table, plan_table, state_verdict
 from leansurgeon.request import Access, Names, Number, Opt, ShapeRequest, SourceName, command_line
 from leansurgeon.surgery import judged
-from leansurgeon.surgery.method import Method
+from leansurgeon.surgery.method import LAYERS, Method
 from leansurgeon.surgery.next_steps import indivisible
 from leansurgeon.surgery.planning import Plan, plan, without_data
 from leansurgeon.surgery.requested_shape import RequestedShape
@@ -79,10 +79,7 @@ class ShrinkRequest(ShapeRequest, DataRequest, DeviceRequest, PushRequest, Acces
     init: Annotated[
         str, Opt("transfer keeps what can be kept; fresh is the paper's way; or fresh-attention.", "Method")
     ] = "transfer"
-    method: Annotated[
-        str,
-        Opt("Layers by auto, even, first-of-each, last-of-each, influence, angular.", "Method"),
-    ] = "auto"
+    method: Annotated[str, Opt(f"Layers by {', '.join(LAYERS)}.", "Method")] = "auto"
     keep: Annotated[Number | None, Opt("The layers that stay: 0,2,4-9 (from 0).", "Method", cli=str)] = None
     more_heads: Annotated[str, Opt("add: silent new heads. split: children of the old ones.", "Method")] = "add"
     heal: Annotated[str, Opt("With data: closed refits, local also fits the blocks around a cut; none.", "Method")] = (

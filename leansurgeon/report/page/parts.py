@@ -21,6 +21,7 @@ from leansurgeon.report.runs import PARTS, SHAPE, Bench, BenchRow, CutSummary
 from leansurgeon.report.tables.columns import (
     INVARIANTS,
     LAYERS,
+    MODELS,
     Column,
     TableRow,
     define_columns,
@@ -162,7 +163,6 @@ def grid(
 
 RESULTS = ("name", "seeds", "layers_heads", "before", "metric", "test", "loss", "parameters", "change")
 RESULTS += ("kappa_median", "kappa_worst", "kappa_output", "kappa_jacobian")
-MODELS = ("name", *SHAPE, "parameters", "change")
 SHAPES = ("name", *SHAPE, *(f"parameters_{key}" for key in PARTS), "parameters", "change")
 SHAPE_HEADS = {"mlp_dim": "MLP width", "parameters": "all params"}
 SHAPE_HEADS |= {f"parameters_{key}": f"{PART_LABELS[key]} params" for key in PARTS}
