@@ -28,6 +28,7 @@ MEAN, STD = 0.286, 0.353
 def main() -> None:
     asked = arguments()
     torch.manual_seed(asked.seed)
+    np.random.seed(asked.seed)
     (x, y, names), (tx, ty, _) = (read(asked.data / part) for part in ("train", "test"))
     model = (
         timm.create_model(f"local-dir:{asked.start}", pretrained=True) if asked.start else
@@ -66,7 +67,7 @@ def read(folder: Path) -> tuple[torch.Tensor, torch.Tensor, list[str]]:
 
 
 def augment(x: torch.Tensor) -> torch.Tensor:
-    """Shifted by up to two pixels."""
+    """The whole batch shifted by up to two pixels, around the edges."""
     dx, dy = np.random.randint(-2, 3, 2)
     return torch.roll(x, (int(dx), int(dy)), (2, 3))
 

@@ -84,8 +84,8 @@ def measure_models(
 
 
 def tabulate(cut: Path, *runs: Path) -> str:
-    """A cut model, the one that it was cut from and `runs` that trained it on the same held-out samples, as `report`
-    shows them; empty where only one of them is known.
+    """The table of `report` for a cut model, its source, and `runs` that trained it, which were all judged on the same
+    held-out samples. Empty where only one of them was.
     """
     from leansurgeon.checkpoints import record, whereabouts
     from leansurgeon.report.collect import collect

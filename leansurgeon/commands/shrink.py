@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -29,7 +29,7 @@ from leansurgeon.commands.samples import (
     task_of_run,
     try_work,
 )
-from leansurgeon.errors import UsageError
+from leansurgeon.errors import LeanSurgeonError, UsageError
 from leansurgeon.measure.data.calibration import Calibration
 from leansurgeon.progress import Say
 from leansurgeon.reading.jsonfile import JsonObject
@@ -117,7 +117,7 @@ def shrink(request: ShrinkRequest, say: Say) -> Cut:
     """
     with digests.early(None if request.dry_run else request.source):
         decided, record, folder = cut_model(request, say)
-    return Cut(folder, record, document_of(decided, record, folder), describe(decided, record, folder))
+        return Cut(folder, record, document_of(decided, record, folder), describe(decided, record, folder))
 
 
 def cut_model(request: ShrinkRequest, say: Say) -> tuple[DecidedCut, SurgeryRecord | None, Path]:
@@ -233,7 +233,9 @@ def describe(decided: DecidedCut, record: SurgeryRecord | None, folder: Path) ->
             lines += wrap(f"These outputs are of the same data that was calibrated on ({of}){other}.")
     for name, other in record.judged.items():
         lines += wrap(f"{name}, held-out samples: {sentence(other, record.language)}")
-    return "\n".join([*lines, tabulate(folder)]).rstrip("\n")
+    with suppress(LeanSurgeonError):  # the cut is written, whatever becomes of its table
+        lines.append(tabulate(folder))
+    return "\n".join(lines).rstrip("\n")
 
 
 def decide_on_own(steps: Plan, opened: Source, say: Say, settings: Mapping[str, Any]) -> DecidedCut:

@@ -156,9 +156,11 @@ def plan_steps(
     cost = time_steps(jobs[original], samples, library, say)
     rates, seeds, share = len(recipe.rates), len(recipe.seeds), len(recipe.rates) * SHARE
     side = min(parallel, len(arms))
-    judging = cost.step / (3 * recipe.train.batch)  # seconds of a sample: a forward pass, of three that a step takes
+    # Seconds of a sample: a forward pass, of three that a step takes, and without a head its teacher's, too.
+    judging = cost.step / ((2 if task.head == "features" else 3) * recipe.train.batch)
+    tested *= 2 + (recipe.train.distill is not None)  # start, best, and who taught it
     judged = recipe.train.eval.samples or task.size("eval")
-    if seconds is not None:
+    if seconds is not None and recipe.train.eval.samples is None:
         room = LOOKING * seconds * side / (len(arms) * (LOOKS * seeds + rates) * judging)
         judged = min(judged, max(LEAST_JUDGED, min(JUDGED, int(room))))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -282,20 +282,22 @@ def compare_models(runs: Sequence[Run]) -> dict[Path, list[Run]]:
     for every data, by their folders. Where no data was named for it, the proof has judged.
     """
     found: dict[Path, list[Run]] = {}
+    holds = cache(lambda path, digests: holding(path, Origin(sha256=dict(digests))))  # reads all of a model's weights
     for cut in (run for run in runs if run.kind == "model" and run.cut):
         made = cut.cut.record
         proven = made.proof.compared if made.proof and made.decided.calibration else None
         judged = made.judged or ({made.decided.calibration.name: proven} if proven and proven.data != "noise" else {})
-        for source in (
-            run for run in runs if run is not cut and run.kind == "model" and holding(run.path, made.source)
-        ):
+        digests = tuple(sorted(made.source.sha256.items())) if judged else ()
+        others = (run for run in runs if run.kind == "model" and not (run.cut and run.cut.record.source == made.source))
+        for source in (run for run in others if digests and holds(run.path, digests)):
             for name, compared in judged.items():
                 if (figure := figure_of(compared, made.language)) is None:
                     continue
                 metric, label, percent, both = figure
                 samples = None if metric == "perplexity" else compared.scored or None
                 held_out = compared.data == "held-out data"
-                same = f"{name} {both.source:.6g}"
+                sample = made.decided.calibration.sha256 if not made.judged else ""
+                same = f"{name} {both.source:.6g} {digests} {sample}"
                 task = Task(
                     text(Path(name).name or name),
                     metric,

@@ -54,7 +54,8 @@ def fit(run: Run, began: float | None) -> None:
     if "test" in run.task.splits and run.train.eval.test:
         models = 2.0  # the best weights, and the first or the last ones
         if judges_source(run):
-            models += bytes_saved(run.judged.teacher.teacher.model) / bytes_saved(run.loaded.model)
+            ours, theirs = run.loaded.model, run.judged.teacher.teacher.model
+            models += sum(p.numel() for p in theirs.parameters()) / sum(p.numel() for p in ours.parameters())
         last += models * run.task.size("test") * evaluated
     run.clock = time.perf_counter()
     seconds = max(spent + step / 2, whole - startup - last)

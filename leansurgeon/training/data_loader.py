@@ -82,16 +82,13 @@ def split_micro_batches(indices: np.ndarray, processes: int, rank: int, micro: i
     return indices.reshape(-1, processes, micro)[:, rank]
 
 
-def list_eval_batches(
-    size: int, batch: int, processes: int, rank: int, lengths: np.ndarray | None = None
-) -> list[np.ndarray]:
-    """The evaluation batches of process `rank`: consecutive samples, of those that have `lengths` the shortest first,
-    dealt in turn; the last batch may be smaller.
+def list_eval_batches(size: int, batch: int, processes: int, rank: int) -> list[np.ndarray]:
+    """The evaluation batches of process `rank`: consecutive samples, dealt in turn; the last batch may be shorter.
 
     The batches are the same for every number of processes, and together they hold each sample exactly once.
     """
-    order = np.arange(size) if lengths is None else np.argsort(lengths, kind="stable")
-    return [order[start : start + batch] for start in range(0, size, batch)[rank::processes]]
+    starts = range(0, size, batch)[rank::processes]
+    return [np.arange(start, min(start + batch, size)) for start in starts]
 
 
 def dropout_seed(seed: int, step: int, rank: int) -> int:
@@ -319,13 +316,13 @@ class SpreadSamples(TaskProxy):
     def size(self, split: str) -> int:
         return len(self._rows) if split == "eval" else self._task.size(split)
 
-    def lengths(self, split: str) -> np.ndarray | None:
-        lengths = self._task.lengths(split)
-        return lengths if lengths is None or split != "eval" else lengths[self._rows]
-
     def batch(self, split: str, indices: np.ndarray, *, seed: int, epoch: int) -> Batch:
-        rows = self._rows[np.asarray(indices)] if split == "eval" else indices
-        return self._task.batch(split, rows, seed=seed, epoch=epoch)
+        if split != "eval":
+            return self._task.batch(split, indices, seed=seed, epoch=epoch)
+        batch = self._task.batch(split, self._rows[np.asarray(indices)], seed=seed, epoch=epoch)
+        if "_index" in batch:  # where a sample stands among those that are shown
+            batch = batch | {"_index": torch.from_numpy(np.asarray(indices, dtype=np.int64))}
+        return batch
 
     def describe(self) -> Description:
         return self._task.describe() | {"eval_samples": len(self._rows), "eval_sampled_of": self._task.size("eval")}

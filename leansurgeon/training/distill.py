@@ -18,11 +18,12 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from itertools import accumulate, takewhile
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
@@ -41,6 +42,7 @@ from leansurgeon.training import objective
 from leansurgeon.training.data_loader import Batch
 from leansurgeon.training.recipe import teacher as teaching
 from leansurgeon.training.recipe.schema import Distill, Train
+from leansurgeon.training.regularize import leading_parameters
 
 _IGNORED = -100
 _AT_ONCE = (2**26, 2**19)  # logits in fp32 at once: on a GPU, and on a CPU so many that its cache holds them
@@ -60,7 +62,7 @@ def of_recipe(
     if train.distill is None:
         return None
     made = Distillation(train.distill, loaded, task, model_dir, device)
-    if not (sharing or train.compile or train.dropout or train.drop_path) and train.dropout is not None:
+    if train.dropout == 0 and not (sharing or train.compile or train.drop_path):
         made.common = CommonBlocks(loaded, made.teacher)
     if train.precision != "fp32":
         halve_matrices(made.teacher.model, torch.bfloat16 if train.precision == "bf16" else torch.float16)
@@ -175,52 +177,53 @@ class Distillation:
 
 
 class CommonBlocks:
-    """The first blocks of a student that are frozen and equal to its teacher's. Inside the context they run once: the
-    student's give what the teacher's gave of the same batch.
+    """The first blocks of a student that are frozen and equal to its teacher's. Inside the context they run once: while
+    it trains, the student's return what the teacher's returned for the same batch.
     """
 
     def __init__(self, student: Loaded, teacher: Loaded) -> None:
-        self._outputs: dict[int, Any] = {}
-        self._active = False
-        for number in range(count_common(student, teacher)):
-            block = student.blocks[number]
-            block.forward = self._given_or(block.forward, number)
-            teacher.blocks[number].register_forward_hook(partial(self._note, number))
-
-    def _note(self, number: int, block: nn.Module, inputs: Any, output: Any) -> None:
-        if self._active:
-            self._outputs[number] = output
-
-    def _given_or(self, forward: Callable[..., Any], number: int) -> Callable[..., Any]:
-        return lambda *inputs, **more: self._outputs[number] if self._outputs else forward(*inputs, **more)
+        count = count_common(student, teacher)
+        self._pairs = list(zip(student.blocks[:count], teacher.blocks[:count], strict=True))
+        self._outputs: dict[nn.Module, Any] = {}
+        self._undo = ExitStack()
 
     def __enter__(self) -> None:
-        self._active = True
+        for ours, theirs in self._pairs:
+            self._undo.callback(theirs.register_forward_hook(partial(self._note, ours)).remove)
+            self._undo.enter_context(mock.patch.object(ours, "forward", partial(self._forward, ours, ours.forward)))
 
     def __exit__(self, *error: object) -> None:
-        self._active = False
+        self._undo.close()
         self._outputs.clear()
+
+    def _note(self, ours: nn.Module, theirs: nn.Module, inputs: Any, output: Any) -> None:
+        self._outputs[ours] = output
+
+    def _forward(self, block: nn.Module, forward: Callable[..., Any], *inputs: Any, **more: Any) -> Any:
+        # What comes with a gradient (positions that all blocks share) is the student's own.
+        learned = any(isinstance(one, Tensor) and one.requires_grad for one in (*inputs, *more.values()))
+        if block.training and not learned and block in self._outputs:
+            return self._outputs.pop(block)
+        return forward(*inputs, **more)
 
 
 def count_common(student: Loaded, teacher: Loaded) -> int:
     """How many of the first blocks are frozen and equal, bit for bit, behind embeddings that are so, too."""
-    sides = [leading_parameters(one) for one in (student, teacher)]
 
-    def equal(ours: Sequence[nn.Parameter], theirs: Sequence[nn.Parameter]) -> bool:
+    def equal(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> bool:
         return len(ours) == len(theirs) and all(
             not a.requires_grad and a.dtype == b.dtype and a.shape == b.shape and torch.equal(a.cpu(), b.cpu())
             for a, b in zip(ours, theirs, strict=True)
         )
 
+    sides = [[leading_parameters(one), *map(state_of, one.blocks)] for one in (student, teacher)]
     common = [*takewhile(lambda pair: equal(*pair), zip(*sides, strict=False))]
     return max(0, len(common) - 1)
 
 
-def leading_parameters(loaded: Loaded) -> list[list[nn.Parameter]]:
-    """What the model names before its blocks, and then those of each block."""
-    blocks = [[*block.parameters()] for block in loaded.blocks]
-    inside = {id(parameter) for block in blocks for parameter in block}
-    return [[*takewhile(lambda parameter: id(parameter) not in inside, loaded.model.parameters())], *blocks]
+def state_of(block: nn.Module) -> list[Tensor]:
+    """Parameters and buffers."""
+    return [*block.parameters(), *block.buffers()]
 
 
 @torch.no_grad()

@@ -90,7 +90,7 @@ def evaluate(
     totals = torch.zeros(5, dtype=kind, device=device)  # loss sum and count, metric sum and count, samples
     extra = torch.zeros(task.extra_sums, dtype=kind, device=device)  # a vector of the task's own
     size, processes = task.size(split), accelerator.num_processes
-    hands = data_loader.list_eval_batches(size, batch, processes, accelerator.process_index, task.lengths(split))
+    hands = data_loader.list_eval_batches(size, batch, processes, accelerator.process_index)
     turns = math.ceil(math.ceil(size / batch) / processes)
     parts = torch.zeros(turns, processes, 2, dtype=kind, device=device)
     idle = data_loader.list_eval_batches(1, 1, 1, 0) if distributed.is_split(scored) else []

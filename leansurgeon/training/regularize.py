@@ -19,6 +19,8 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
+from functools import partial
+from itertools import takewhile
 
 import numpy as np
 import torch
@@ -138,8 +140,8 @@ def pairing_order(size: int, device: torch.device) -> torch.Tensor:
 
 
 def freeze_blocks(loaded: Loaded, count: int) -> None:
-    """Freeze the first `count` blocks and what the model names before them: embeddings, and where it is tied to them
-    the head. The backward pass ends where they begin. Raises `UsageError` where nothing would be left to train.
+    """Freeze the first `count` blocks and what is before them: embeddings, and where it is tied to them the head. The
+    backward pass ends where they begin. Raises `UsageError` where nothing would be left to train.
     """
     every = loaded.blocks
     if count >= len(every):
@@ -147,13 +149,25 @@ def freeze_blocks(loaded: Loaded, count: int) -> None:
             f"train.frozen_blocks is {count}, and {type(loaded.model).__name__} has {plural(len(every), 'block')}.",
             f"Leave some to train: --set train.frozen_blocks={len(every) - 1}.",
         )
-    frozen = {id(parameter) for block in every[:count] for parameter in block.parameters()}
-    inside = {id(parameter) for block in every for parameter in block.parameters()}
-    before = True
-    for parameter in loaded.model.parameters():
-        before = before and id(parameter) not in inside
-        if before or id(parameter) in frozen:
-            parameter.requires_grad_(False)
+    for parameter in [*leading_parameters(loaded), *(one for block in every[:count] for one in block.parameters())]:
+        parameter.requires_grad_(False)
+    for module in loaded.model.modules():  # whose statistics would move in training mode
+        own = [*module.parameters()]
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and not any(one.requires_grad for one in own):
+            module.eval()
+            module.train = partial(stay, module)
+
+
+def stay(module: nn.Module, mode: bool = True) -> nn.Module:
+    """In evaluation mode, whatever mode is asked for."""
+    return module
+
+
+def leading_parameters(loaded: Loaded) -> list[nn.Parameter]:
+    """What is before the first block: all that the model names before it, but a final norm (which OPT names first)."""
+    inside = {id(parameter) for block in loaded.blocks for parameter in block.parameters()}
+    before = takewhile(lambda named: id(named[1]) not in inside, loaded.model.named_parameters())
+    return [parameter for name, parameter in before if "final" not in name]
 
 
 CLASSES = ("image-classification", "sequence-classification")

@@ -250,7 +250,7 @@ def _set_model_for(train: Train, task: tasks.Task, loaded: Loaded) -> regularize
     if train.activation_checkpointing:
         hint = "Leave train.activation_checkpointing out; a smaller train.micro_batch saves memory too."
         checkpoint_activations(loaded.model, family, hint)
-    if train.frozen_blocks is not None:
+    if train.frozen_embeddings or train.frozen_blocks:
         regularize.freeze_blocks(loaded, train.frozen_blocks)
     if train.lora:
         regularize.add_lora(loaded, train.lora, task)

@@ -145,13 +145,15 @@ class Run:
 
 
 def first_batch(run: Run, number: int = 0, parts: int = 1, *, longest: bool = False) -> data_loader.Batch:
-    """Micro batch `number` of the first step in shuffled order, as it is trained on, or the first of so many equal
-    `parts` of it; of the `longest` samples where they differ in length.
+    """Micro batch `number` of a step, as it is trained on, or the first of so many equal `parts` of it: of the first
+    step, of a usual length where texts of like length come together, or of the `longest` texts.
     """
-    train, plan = run.train, run.plan
-    indices = data_loader.epoch_order(train.order_seed, 0, run.task.size("train"))[: plan.group]
-    if longest and (lengths := run.task.lengths("train")) is not None:
-        indices = np.argsort(lengths, kind="stable")[-plan.group :]
+    train, plan, lengths = run.train, run.plan, run.task.lengths("train")
+    if lengths is None or not (longest or train.order == "by-length"):
+        indices = data_loader.epoch_order(train.order_seed, 0, run.task.size("train"))[: plan.group]
+    else:
+        start = 0 if longest else int((lengths > lengths.mean()).sum()) - plan.group // 2
+        indices = np.argsort(lengths, kind="stable")[::-1][max(0, start) :][: plan.group]
     rows = data_loader.split_micro_batches(indices, plan.processes, run.group.rank, plan.micro)
     row = rows[number % len(rows)][: plan.micro // parts]
     batch = data_loader.to_device(run.task.batch("train", row, seed=train.seed, epoch=0), run.device)

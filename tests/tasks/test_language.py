@@ -46,13 +46,15 @@ def cache(tmp_path_factory):
     return tmp_path_factory.mktemp("cache")
 
 
-def test_the_packaged_text_is_the_novel_and_nothing_else():
+def test_the_packaged_texts_are_the_novel_and_reports_and_nothing_else():
     assert len(TEXT) == 466_854 and TEXT.isascii()
     assert TEXT.startswith("Persuasion\n") and TEXT.rstrip().endswith("Finis")
     assert TEXT.count("Captain Wentworth") > 100 and TEXT.count("\nChapter ") == 24
     assert not any(word in TEXT.lower() for word in ("gutenberg", "ebook", "http", "copyright", "trademark"))
     note = text_files.PACKAGED["austen"].with_name("README.md").read_text(encoding="utf-8")
     assert "public domain" in note and "janeaustenr" in note
+    reports = text_files.COUNTRIES.read_text(encoding="ascii")
+    assert len(reports) == 202_819 and "Factbook" in note and len(corpus.sentences(reports)) > 1_000
 
 
 @pytest.mark.parametrize("kind", ["char", "byte", "bpe"])
@@ -512,7 +514,7 @@ def test_a_book_in_lines_of_one_width_gives_whole_sentences():
     text = text_files.PACKAGED["austen"].read_text()
     found = corpus.sentences(text)
     joined = " ".join(text.split())
-    assert all(" ".join(one.split()) in joined for one in found)
+    assert all(one.strip() and " ".join(one.split()) in joined for one in found)
     whole = [one for one in found if one[-1] in ".!?" or one[-2:] in ('."', '!"', '?"', ".'")]
     assert len(found) > 3_000 and len(whole) > 0.95 * len(found)
     assert not any(one.endswith((" Mr.", " Mrs.", "Dr.")) for one in found)
@@ -524,5 +526,11 @@ def test_lists_verse_and_sentences_a_line_stay_lines():
     titles = [f"Item number {i} in a list of things that are for sale here" for i in range(60)]
     said = [f"This is sentence {i}. It has two halves of a line and ends." for i in range(60)]
     ragged = ["word " * (i % 9 + 5) for i in range(60)]
-    for lines in (titles, said, ragged):
+    numbered = [f"{i}. Examine the water of every lake near town {i % 7} and then" for i in range(10, 70)]
+    names = [f"J. R. Brown the {i:02d}th and Mrs. A. B. Green of the other side" for i in range(60)]
+    log = [
+        f"2024-01-{i % 28 + 1:02d} request {i:03d} done. Took {i * 37 % 900 + 100} ms and no more" for i in range(60)
+    ]
+    mail = [f"> and it was so in year {1900 + i} as well. But not in every town" for i in range(60)]
+    for lines in (titles, said, ragged, numbered, names, log, mail):
         assert corpus.sentences("\n".join(lines)) == list(dict.fromkeys(line.strip() for line in lines))

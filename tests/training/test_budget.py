@@ -95,6 +95,13 @@ def test_a_sample_of_the_evaluation_split_is_spread_over_it():
     with pytest.raises(IndexError):
         task.batch("eval", np.array([10]), seed=0, epoch=0)
 
+    class Placed(Dots):
+        def batch(self, split, indices, **rest):
+            return super().batch(split, indices, **rest) | {"_index": torch.as_tensor(np.asarray(indices))}
+
+    shown = SpreadSamples(Placed(64, 100), 10).batch("eval", np.array([3, 9]), seed=0, epoch=0)
+    assert shown["_index"].tolist() == [3, 9]  # of those that are shown, as correlations count them
+
 
 @pytest.mark.parametrize(("steps", "share"), [(1, 1 / 6), (9, 0.5), (36, 1.0), (400, 1.0)])
 def test_few_steps_get_less_of_the_rate(steps, share):

@@ -55,13 +55,14 @@ from leansurgeon.tasks import Task
 from leansurgeon.tasks.base import IGNORED
 from leansurgeon.tasks.splits import MADE
 from leansurgeon.tasks.text import corpus, vocab
+from leansurgeon.tasks.text import files as text_files
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 RANDOM = "random tokens"  # as records name data that nobody named
 NAME, NOVEL = "own", "austen"  # what --calibrate calls them, and the novel
-PROSE = (NOVEL, "countries")  # the texts that come with the package: old and new, told and reported
+PROSE = (NOVEL, str(text_files.COUNTRIES))  # the texts that come with the package: old and new, told and reported
 WINDOWS = Parts(fit=24, guard=8, heldout=8)  # of text that a language model writes, of 512 tokens
 LINES = Parts(fit=512, guard=128, heldout=128)  # of 128 tokens, for encoders; and images
 PROSE_LINES = Parts(fit=2_048, guard=256, heldout=256)  # sentences of them, of some 30 tokens

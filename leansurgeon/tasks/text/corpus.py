@@ -289,7 +289,7 @@ def sentences(text: str) -> list[str]:
     lines = [line.strip() for line in text.split("\n")]
     longest = 300
     if is_wrapped(lines):
-        lines, longest = [" ".join(some) for _, some in itertools.groupby(lines, bool)], 0
+        lines, longest = [" ".join(some) for full, some in itertools.groupby(lines, bool) if full], 0
     unique = {}
     for line in lines:
         pieces = SENTENCE_END.split(line) if len(line) > longest else [line]
@@ -297,8 +297,11 @@ def sentences(text: str) -> list[str]:
     return list(unique)
 
 
-# A full stop and what closes a quotation, but not behind Mr., Mrs., Dr. or St.
-SENTENCE_END = re.compile(r"(?:(?<=[.!?])|(?<=[.!?][\"'’”)]))(?<!\bMr\.)(?<!\bMrs\.)(?<!\bDr\.)(?<!\bSt\.)\s+")
+CLOSING = "[\"'’”“»)]"  # what may stand behind a full stop
+# A full stop, but not that of Mr., Mrs., Dr. or St.
+SENTENCE_END = re.compile(rf"(?:(?<=[.!?])|(?<=[.!?]{CLOSING}))(?<!\bMr\.)(?<!\bMrs\.)(?<!\bDr\.)(?<!\bSt\.)\s+")
+INSIDE = re.compile(rf"[a-z]{{3}}[.!?]{CLOSING}?\s+[\"'‘“„«(]?[A-Z]")  # of a sentence's end within a line
+LISTED = re.compile(r"[\d>*•|#-]")  # how lines of a list, a log or a quoted mail begin
 
 
 def is_wrapped(lines: Sequence[str]) -> bool:
@@ -309,12 +312,14 @@ def is_wrapped(lines: Sequence[str]) -> bool:
     if len(followed) < FEW:
         return False
     width = sorted(map(len, followed))[int(0.95 * len(followed))]
-    full, ends, inside = (
-        sum(map(bool, found)) / len(followed)
-        for found in (
-            [len(line) >= 0.75 * width for line in followed],
-            [re.search(r"[.!?][\"'’”)]?$", line) for line in followed],
-            [SENTENCE_END.search(line) for line in followed],
-        )
+
+    def share(found: Callable[[str], Any]) -> float:
+        return sum(map(bool, map(found, followed))) / len(followed)
+
+    return (
+        width <= 120
+        and share(lambda line: len(line) >= 0.75 * width) > 0.7
+        and share(lambda line: re.search(rf"[.!?]{CLOSING}?$", line)) < 0.3
+        and share(INSIDE.search) > 0.1
+        and share(LISTED.match) < 0.2
     )
-    return width <= 120 and full > 0.7 and ends < 0.3 and inside > 0.1

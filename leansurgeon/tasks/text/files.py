@@ -1,4 +1,4 @@
-"""Finding and reading what a recipe names as text: files, folders, globs, and the texts that the package carries."""
+"""Finding and reading what a recipe names as text: files, folders, globs, and the novel that the package carries."""
 
 from __future__ import annotations
 
@@ -13,10 +13,8 @@ from leansurgeon.reading.files import in_home
 LARGEST = 4_000_000_000  # bytes; it is read at once
 SUFFIXES = (".txt", ".text", ".md", ".rst")  # what is text in a folder; a file that is named may be called anything
 END = "<|endoftext|>"  # a line between two documents
-PACKAGED = {
-    name: Path(__file__).parent.parent / "data" / file
-    for name, file in (("austen", "persuasion.txt"), ("countries", "countries.txt"))
-}
+PACKAGED = {"austen": Path(__file__).parent.parent / "data" / "persuasion.txt"}
+COUNTRIES = PACKAGED["austen"].with_name("countries.txt")  # reports on them, beside the novel for cuts without data
 
 
 def find(names: str | Sequence[str]) -> list[Path]:

@@ -274,8 +274,9 @@ def settings(
     train["optim"]["weight_decay"] = 0.0 if kind == "features" else 0.01
     if taught_by.name is not None:
         train["distill"] = taught_by.settings(kind)
-        if taught_by.own and not (new_head or asked.lora or asked.compares):
-            train["frozen_blocks"] = teacher.count_untouched(source)
+        healed = taught_by.own and not (new_head or asked.lora or asked.compares)
+        if healed and (count := teacher.count_untouched(source)) is not None:
+            train |= {"frozen_embeddings": True} | ({"frozen_blocks": count} if count else {})
         train["dropout"] = 0.0  # the teacher drops nothing: what the student drops is noise between the two
     train |= {"new_tokenizer": True} if asked.new_tokenizer else {}
     train |= {"new_head": True} if new_head else {}

@@ -147,7 +147,8 @@ class Train(Strict):
     schedule: Schedule = Schedule()
     clip_grad: float = Field(default=1.0, ge=0)  # largest gradient norm; 0 = off
     dropout: Fraction | None = None  # of every layer that drops, in this training; None: what the model's config says
-    frozen_blocks: int | None = Field(default=None, ge=0)  # so many first blocks, and all before them, are not trained
+    frozen_embeddings: bool = False  # what is before the first block is not trained
+    frozen_blocks: int = Field(default=0, ge=0)  # so many of the first blocks, and what is before them, are not trained
     drop_path: Fraction = 0.0  # stochastic depth of the last block, linear from 0 at the first (XCiT, CaiT: of all)
     mixup: float = Field(default=0.0, ge=0)  # alpha; 0 = off
     cutmix: float = Field(default=0.0, ge=0)  # alpha; 0 = off
@@ -167,7 +168,7 @@ class Train(Strict):
     log_every: int = Field(default=10, ge=1)  # optimizer steps between two looks at the loss (each is one host sync)
     trackers: tuple[Literal["tensorboard", "trackio", "wandb"], ...] = ()  # besides metrics.jsonl
     seed: Seed = 0
-    # Of the training data: shuffled anew in every epoch, the same with texts of like length together, or never.
+    # Of the training data: shuffled anew in every epoch; so, with texts of like length in one batch; or as stored.
     order: Literal["shuffled", "by-length", "as-stored"] = "shuffled"
 
     @model_validator(mode="after")

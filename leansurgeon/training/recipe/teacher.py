@@ -193,7 +193,7 @@ def count_untouched(source: Source) -> int | None:
     embeddings are the teacher's; None where not even they are.
     """
     record = source.record
-    if record is None or record.plan.before is None or record.plan.after is None:
+    if record is None or record.plan.before is None or record.plan.after is None or record.plan.init != "transfer":
         return None
     widths = [[stage.width for stage in shape.stages] for shape in (record.plan.before, record.plan.after)]
     if widths[0] != widths[1]:

@@ -20,7 +20,7 @@ from leansurgeon.checkpoints.source import Source, open_source
 from leansurgeon.commands.samples import sample_data, sample_data_of_all
 from leansurgeon.measure.data.batches import thin
 from leansurgeon.measure.data.calibration import Calibration
-from tests.benchmarks.rivals import dropping, flattengpt, folded, laco, linearpatch, replaceme
+from tests.benchmarks.rivals import compensated, dropping, flattengpt, folded, ghosted, laco, linearpatch, replaceme
 from tests.benchmarks.rivals.common import Batches, Noted, Rival
 from tests.benchmarks.rivals.judge import judged, said_by
 from tests.benchmarks.rivals.ours import ours
@@ -31,8 +31,10 @@ RIVALS: Mapping[str, Rival] = {  # those that take longest at the end
     "ReplaceMe, least squares": replaceme.by_least_squares,
     "LinearPatch (with its matrix)": linearpatch.linearpatch,
     "LinearPatch, folded": folded.folded,
+    "Ghosted Layers (with its matrix)": ghosted.ghosted,
     "ShortGPT": dropping.shortgpt,
     "ReplaceMe, cosine": replaceme.by_cosine,
+    "Prune&Comp": compensated.compensated,
     "LaCo": laco.laco,
     "LaCo, its notebook": laco.as_in_the_notebook,
     "FlattenGPT": flattengpt.flattengpt,

@@ -18,7 +18,11 @@ from tests.benchmarks.rivals.common import Batches, between, blocks, most_alike,
 
 def linearpatch(model: nn.Module, batches: Batches, count: int) -> None:
     start = most_alike(model, batches, count)
-    patch = patch_for(model, batches, start, count)
+    put_patch(model, start, count, patch_for(model, batches, start, count))
+
+
+def put_patch(model: nn.Module, start: int, count: int, patch: Tensor) -> None:
+    """The matrix (D, D) in the place of `count` layers from `start` on."""
     without_block(model, start, count)
     inside = list(blocks(model))
     if start < len(inside):

@@ -14,7 +14,17 @@ import torch
 from leansurgeon.models.crammed_bert import CrammedBertConfig, CrammedBertForMaskedLM
 from leansurgeon.models.tinystories_gpt import TinyStoriesConfig, TinyStoriesForCausalLM
 from tests.benchmarks import rivals
-from tests.benchmarks.rivals import common, dropping, flattengpt, folded, laco, linearpatch, replaceme
+from tests.benchmarks.rivals import (
+    common,
+    compensated,
+    dropping,
+    flattengpt,
+    folded,
+    ghosted,
+    laco,
+    linearpatch,
+    replaceme,
+)
 from tests.benchmarks.rivals.__main__ import RIVALS, main, parser
 from tests.benchmarks.rivals.common import between, blocks, keep, seen
 from tests.benchmarks.rivals.judge import judged, said_by
@@ -55,7 +65,9 @@ def difference(a, b, batches) -> float:
 
 
 FOLDS = ("ReplaceMe", "LinearPatch, folded")  # into the MLP before the cut
-SILENT = [name for name in RIVALS if not name.startswith(("FlattenGPT", "SLEB", "LaCo"))]  # those judge by what is left
+SILENT = [
+    name for name in RIVALS if not name.startswith(("FlattenGPT", "SLEB", "LaCo", "Prune"))
+]  # those judge by what is left
 
 
 @pytest.mark.parametrize("name", SILENT)
@@ -113,6 +125,39 @@ def test_the_patch_gives_turned_channels_the_size_that_they_would_have_had(model
     turn = linearpatch.rotation(h[0].shape[1])
     patched = blocks(cut)[at].patch(h[at])
     torch.testing.assert_close((patched @ turn).abs().mean(0), (h[at + 2] @ turn).abs().mean(0), rtol=1e-3, atol=1e-4)
+
+
+def test_the_full_map_is_numpys_least_squares_between_the_states(model, batches, monkeypatch):
+    at, count, h = 2, 2, states(model, batches)
+    monkeypatch.setattr(ghosted, "most_alike", lambda *_: at)
+    cut = copy.deepcopy(model)
+    ghosted.ghosted(cut, batches, count)
+    wanted = np.linalg.lstsq(h[at].double().numpy(), h[at + count].double().numpy(), rcond=None)[0]
+    np.testing.assert_allclose(blocks(cut)[at].patch.patch, wanted, rtol=0.05, atol=0.02)
+
+
+def test_the_size_behind_the_layer_that_goes_is_kept(model, batches):
+    """A layer that doubles the state turns nothing, so it goes first, and the next layer still gets the double."""
+    h = states(model, batches)
+    doubling = Doubling(blocks(model)[3])
+    blocks(model)[3] = doubling
+    h = states(model, batches)
+    cut = copy.deepcopy(model)
+    compensated.compensated(cut, batches, 1)
+    assert len(blocks(cut)) == DEPTH - 1
+    found = blocks(cut)[3].patch(states(cut, batches)[3])
+    torch.testing.assert_close(found, h[4], rtol=1e-4, atol=1e-5)
+
+
+class Doubling(torch.nn.Module):
+    """A block that gives the state twice as large."""
+
+    def __init__(self, block: torch.nn.Module) -> None:
+        super().__init__()
+        self.attention_type = getattr(block, "attention_type", "full_attention")
+
+    def forward(self, hidden_states: torch.Tensor, *args: object, **kwargs: object) -> torch.Tensor:
+        return 2 * hidden_states
 
 
 def test_a_folded_patch_is_numpys_least_squares_of_what_the_patch_adds(model, batches, monkeypatch):

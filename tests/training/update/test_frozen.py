@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+import transformers
 
 from leansurgeon.checkpoints import model as checkpoints
 from leansurgeon.checkpoints.source import open_source
@@ -118,7 +121,8 @@ def test_what_is_typed_is_not_lowered(source, tmp_path):
 
     assert made()["optim"]["full_steps"] == from_model.FEW
     assert "full_steps" not in made(sets=("train.optim.lr=1e-3",))["optim"]
-    assert made()["frozen_blocks"] == 2 and "frozen_blocks" not in made(lora=4)
+    assert made()["frozen_blocks"] == 2 and made()["frozen_embeddings"]
+    assert not {"frozen_blocks", "frozen_embeddings"} & made(lora=4).keys()
 
 
 def test_wide_models_are_multiplied_in_bf16_where_the_processor_does_it(source):
@@ -136,3 +140,46 @@ def test_a_short_training_takes_small_steps(seconds, samples):
     assert from_model.choose_batch("causal-lm", 106_000_000, 256, AMX, 9_000, seconds) == samples
     short = from_model.choose_batch("sequence-classification", 106_000_000, 128, AMX, 9_000, seconds)
     assert short == {None: 32, 1200.0: 16, 120.0: 2, 5.0: 1}[seconds]
+
+
+def test_positions_that_all_blocks_share_stay_the_students_own(tmp_path):
+    """MPNet names its shared relative positions behind the layers: they learn, so blocks that get them run."""
+    config = transformers.MPNetConfig(
+        hidden_size=24, num_hidden_layers=4, num_attention_heads=4, intermediate_size=48, vocab_size=61
+    )
+    teacher, student = (transformers.MPNetModel(config).eval() for _ in range(2))
+    student.load_state_dict(teacher.state_dict())
+    loaded = [SimpleNamespace(model=model, blocks=list(model.encoder.layer)) for model in (student, teacher)]
+    regularize.freeze_blocks(loaded[0], 2)
+    common = distill.CommonBlocks(*loaded)
+    with torch.no_grad():
+        student.encoder.relative_attention_bias.weight += 1.0 * torch.randn(32, 4)
+    ids = torch.arange(12).view(2, 6) + 3
+    student.train()
+    regularize.set_dropout(student, 0.0, "MPNet")
+    alone = student(input_ids=ids)[0]
+    with common:
+        with torch.no_grad():
+            teacher(input_ids=ids)
+        beside = student(input_ids=ids)[0]
+    assert torch.equal(alone, beside) and "forward" not in vars(student.encoder.layer[0])
+
+
+def test_statistics_of_what_is_frozen_do_not_move():
+    norm, block = torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 4)
+    model = torch.nn.ModuleDict({"stem": norm, "block": block})
+    regularize.freeze_blocks(SimpleNamespace(model=model, blocks=[block]), 0)
+    copy.deepcopy(model).train()
+    model.train()
+    model["stem"](torch.randn(8, 4) + 5)
+    assert not norm.training and float(norm.running_mean.abs().sum()) == 0 and block.training
+
+
+def test_a_final_norm_that_is_named_first_is_trained():
+    config = transformers.OPTConfig(
+        hidden_size=24, num_hidden_layers=2, num_attention_heads=4, ffn_dim=48, vocab_size=61, word_embed_proj_dim=24
+    )
+    model = transformers.OPTForCausalLM(config)
+    regularize.freeze_blocks(SimpleNamespace(model=model, blocks=list(model.model.decoder.layers)), 0)
+    assert model.model.decoder.final_layer_norm.weight.requires_grad
+    assert not model.model.decoder.embed_tokens.weight.requires_grad

@@ -1,0 +1,25 @@
+"""Ghosted Layers (arXiv 2605.15491): a block goes, and where it was the hidden state is multiplied by the full matrix
+D x D that brings it nearest, by least squares, to the one behind the block. The matrix stays in the model as a module
+of its own, as with `linearpatch`.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from tests.benchmarks.rivals.common import Batches, between, least_squares, most_alike, remembered
+from tests.benchmarks.rivals.linearpatch import put_patch
+
+
+@torch.no_grad()
+def ghosted(model: nn.Module, batches: Batches, count: int) -> None:
+    start = most_alike(model, batches, count)
+    put_patch(model, start, count, full_map(model, batches, start, count))
+
+
+def full_map(model: nn.Module, batches: Batches, start: int, count: int) -> Tensor:
+    """(D, D) that stands for `count` layers from `start` on."""
+    parts = [[*part.values()] for part in remembered(model, batches, between(model))]
+    before, behind = (torch.cat([states[i] for states in parts]) for i in (start, start + count))
+    return least_squares(before, behind)
