@@ -9,6 +9,7 @@ import json
 import shutil
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -110,9 +111,13 @@ def choose_rates(
         for arm in arms
         for rate in recipe.rates
     }
-    if force:
-        trials = {key: replace(job, anew=True) for key, job in trials.items()}
-    known = {} if force else {key: old for key, job in trials.items() if (old := find_finished(job))}
+    known: dict[Key, Summary] = {}
+    for key, job in trials.items():
+        old = None
+        with suppress(UsageError):  # by other settings: a trial is nothing that must be kept
+            old = None if force else find_finished(job)
+        known |= {key: old} if old else {}
+    trials = {key: job if key in known else replace(job, anew=True) for key, job in trials.items()}
     done: dict[Key, Summary | None] = dict(known)
     say(f"Trying {plural(len(recipe.rates), 'learning rate')} for every arm, {steps} steps each.")
     drive(trials, done, arms[0], parallel, samples, say, library, "trials of rates")
