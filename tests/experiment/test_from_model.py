@@ -80,6 +80,16 @@ def test_the_same_command_goes_on(compared):
     assert [row["name"] for row in rows] == ["original", "lean", "control"] and all(row["latency"] for row in rows)
 
 
+def test_trials_by_other_settings_do_not_stand_in_the_way(compared, tmp_path):
+    """A comparison that was left after its trials, and begins again with another batch: they are tried anew."""
+    folder, words, _ = compared
+    for name in ("mine", "reviews.csv"):
+        (tmp_path / name).symlink_to(folder / name)
+    shutil.copytree(folder / "runs/mine-reviews/starts", tmp_path / "runs/mine-reviews/starts")
+    done = command_line.leansurgeon(*words, "--set", "train.batch=16", "--arms", "original", cwd=tmp_path)
+    assert done.returncode == 0 and "Trying 3 learning rates" in done.stderr and "cutting" not in done.stderr
+
+
 def test_the_page_shows_samples_that_changed(compared):
     folder, _, _ = compared
     document = json.loads((folder / "runs/mine-reviews/changes.json").read_text())
