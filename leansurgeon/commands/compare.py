@@ -96,4 +96,5 @@ def tabulate(cut: Path, *runs: Path) -> str:
     origin = whereabouts.find(made.source) if made else None
     places = [place for place in (origin and Path(origin), cut, *runs) if place and place.is_dir()]
     found = sections(collect(places).runs)
-    return next((f"\n{draw_table(one)[0]}" for one in found if one.task and len(one.rows) > 1), "")
+    shown = (f"\n{one.name}\n\n{draw_table(one)[0]}" for one in found if one.task and len(one.rows) > 1)
+    return next(shown, "")

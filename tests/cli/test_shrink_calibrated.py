@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from pathlib import Path
 
 import pytest
 
 from tests.support.command_line import leansurgeon
+from tests.support.models import strangers
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +50,19 @@ def test_the_record_says_what_chose_and_what_was_used(cut, trained):
     assert len(scores) > 1 and record["decided"]["layers"] == drop["settings"]["kept"]
     card = (trained / "lean" / "README.md").read_text()
     assert record["decided"]["calibration"]["sha256"][:16] in card and "accuracy" in card
+
+
+def test_a_cut_ends_with_the_table_that_report_shows(tmp_path):
+    """Of a model that no run trained: original and cut on the same held-out samples, from the same figures."""
+    source, data = strangers.model(tmp_path / "mine", "llama"), strangers.texts(tmp_path / "texts")
+    done = leansurgeon("shrink", source, "--layers", "2", "--calibrate", data, "-o", tmp_path / "lean")
+    table = done.stdout[done.stdout.rindex("\ntexts\n") :].split("\n\n")[1]
+    proof = json.loads((tmp_path / "lean" / "surgery.json").read_text())["judged"]["texts"]
+    for name, key in (("mine", "source"), ("lean", "result")):
+        (row,) = (line for line in table.splitlines() if line.startswith(name))
+        assert f"{math.exp(proof['loss'][key]):.2f}" in row
+    again = leansurgeon("report", tmp_path / "lean", source)
+    assert table in again.stdout and max(map(len, table.splitlines())) <= 80
 
 
 def test_without_data_it_says_that_nothing_was_compared(trained):
