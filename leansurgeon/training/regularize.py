@@ -153,7 +153,7 @@ def freeze_blocks(loaded: Loaded, count: int) -> None:
         parameter.requires_grad_(False)
     for module in loaded.model.modules():  # whose statistics would move in training mode
         own = [*module.parameters()]
-        if isinstance(module, nn.modules.batchnorm._BatchNorm) and not any(one.requires_grad for one in own):
+        if own and isinstance(module, nn.modules.batchnorm._BatchNorm) and not any(one.requires_grad for one in own):
             module.eval()
             module.train = partial(stay, module)
 

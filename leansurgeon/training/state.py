@@ -152,8 +152,9 @@ def first_batch(run: Run, number: int = 0, parts: int = 1, *, longest: bool = Fa
     if lengths is None or not (longest or train.order == "by-length"):
         indices = data_loader.epoch_order(train.order_seed, 0, run.task.size("train"))[: plan.group]
     else:
-        start = 0 if longest else int((lengths > lengths.mean()).sum()) - plan.group // 2
-        indices = np.argsort(lengths, kind="stable")[::-1][max(0, start) :][: plan.group]
+        usual = int((lengths > lengths.mean()).sum()) - plan.group // 2
+        start = 0 if longest else min(max(0, usual), len(lengths) - plan.group)
+        indices = np.argsort(lengths, kind="stable")[::-1][start : start + plan.group]
     rows = data_loader.split_micro_batches(indices, plan.processes, run.group.rank, plan.micro)
     row = rows[number % len(rows)][: plan.micro // parts]
     batch = data_loader.to_device(run.task.batch("train", row, seed=train.seed, epoch=0), run.device)

@@ -6,12 +6,14 @@ import json
 import re
 import time
 from dataclasses import replace
+from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
 
-from leansurgeon.training import budget, schedule
+from leansurgeon.training import budget, schedule, state
 from leansurgeon.training.data_loader import SpreadSamples
 from leansurgeon.training.loop import train
 from tests.support.training_standin import Dots, dot_model, recipe
@@ -129,3 +131,20 @@ def test_a_time_that_cannot_be_kept_is_said(tmp_path, clock):
     assert not any("there is time for" in line for line in said)  # not beside a forecast that says it can
     assert budget.beyond(60.0, 3.0, 20.0, 5.0) is None
     assert "64s" in budget.beyond(50.0, 4.0, 40.0, 20.0).replace("1m04s", "64s")
+
+
+@pytest.mark.parametrize("short", [1, 40, 62])
+def test_a_batch_of_usual_length_and_the_longest_are_whole(short):
+    """Of 64 texts, some short and the others long, whatever their share, in batches of 64 and of 16."""
+    lengths = np.array([5] * short + [90] * (63 - short) + [120])
+    shown = SimpleNamespace(size=lambda _: 64, lengths=lambda _: lengths, batch=lambda _, rows, **__: {"rows": rows})
+    for group in (64, 16):
+        plan = SimpleNamespace(group=group, processes=1, micro=4)
+        run = SimpleNamespace(
+            train=recipe(order="by-length").train, plan=plan, task=shown, group=SimpleNamespace(rank=0),
+            device=torch.device("cpu"), trainer=SimpleNamespace(mixing=None),
+        )  # fmt: skip
+        with mock.patch.object(state.data_loader, "to_device", lambda batch, _: batch):
+            usual = [state.first_batch(run, number)["rows"] for number in range(group // 4)]
+            longest = state.first_batch(run, longest=True)["rows"]
+        assert len(set(np.concatenate(usual))) == group and lengths[longest].max() == 120

@@ -138,9 +138,7 @@ def test_the_full_map_is_numpys_least_squares_between_the_states(model, batches,
 
 def test_the_size_behind_the_layer_that_goes_is_kept(model, batches):
     """A layer that doubles the state turns nothing, so it goes first, and the next layer still gets the double."""
-    h = states(model, batches)
-    doubling = Doubling(blocks(model)[3])
-    blocks(model)[3] = doubling
+    blocks(model)[3] = Doubling(blocks(model)[3])
     h = states(model, batches)
     cut = copy.deepcopy(model)
     compensated.compensated(cut, batches, 1)
