@@ -40,7 +40,8 @@ def main() -> None:
         str(asked.out), seed=asked.seed, max_steps=steps, per_device_train_batch_size=train["batch"],
         learning_rate=train["optim"]["lr"], lr_scheduler_type="cosine", warmup_steps=max(1, round(0.05 * steps)),
         weight_decay=train["optim"].get("weight_decay", 0.0), adam_beta2=train["optim"]["betas"][1],
-        bf16=train.get("precision") == "bf16", use_cpu=True, disable_tqdm=True, report_to=[], save_strategy="no",
+        bf16=train.get("precision") == "bf16", use_cpu=not torch.cuda.is_available(),
+        disable_tqdm=True, report_to=[], save_strategy="no", prediction_loss_only=causal,
     )  # fmt: skip
     trainer = Trainer(model, settings, train_dataset=samples(task, "train"), data_collator=pad)
     began, clock = time.process_time(), time.perf_counter()

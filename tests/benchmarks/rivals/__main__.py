@@ -10,6 +10,7 @@ import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -62,17 +63,24 @@ class Contest:
         data = sample_data_of_all(source, asked.calibrate, None, asked.samples or None, seed, print)
         parts = {s.name: s for s in (data.sources or (data,))}
         parts |= {name: sample_data(source, name, None, None, seed, print) for name in asked.judge}
-        domains = {Path(name).name: thin(part.heldout, asked.windows) for name, part in parts.items()}
-        whole = load(source.folder).model.eval()
-        return cls(source, whole, data, Noted([*data.fit, *data.guard]), domains, said_by(whole, domains))
+        whole = load(source.folder).model.eval().to(asked.device)
+        place = partial(move_batches, device=whole.device)
+        domains = {Path(name).name: place(thin(part.heldout, asked.windows)) for name, part in parts.items()}
+        return cls(source, whole, data, Noted(place([*data.fit, *data.guard])), domains, said_by(whole, domains))
 
     def made_by(self, name: str, layers: int) -> Made:
         """The model of one method, and what it told."""
         if name in OURS:
-            return ours(self.source, self.data, layers, OURS[name])
+            made, told = ours(self.source, self.data, layers, OURS[name], self.whole.device.type)
+            return made.to(self.whole.device), told
         model = copy.deepcopy(self.whole)
         RIVALS[name](model, self.batches, self.source.shape.depth - layers)
         return model.eval(), {}
+
+
+def move_batches(batches: Batches, device: torch.device) -> Batches:
+    """The same on a device."""
+    return [{name: values.to(device) for name, values in batch.items()} for batch in batches]
 
 
 def rows_of(state: Path) -> list[Row]:
@@ -137,6 +145,7 @@ def parser() -> argparse.ArgumentParser:
     known.add_argument("--samples", type=int, default=0, help="to fit to; by default as many as shrink takes")
     known.add_argument("--windows", type=int, default=8, help="samples of every domain that are judged on")
     known.add_argument("--methods", action="append", help="only these, by name")
+    known.add_argument("--device", default="cpu", help="cpu or cuda")
     known.add_argument("--minutes", type=float, default=float("inf"), help="no new cell after so many")
     known.add_argument("--state", type=Path, default=Path("rivals.jsonl"))
     return known

@@ -92,12 +92,14 @@ class Noted(list[Batch]):
 def run(model: nn.Module, batch: Batch) -> Any:
     """What the model without its head gives; products in bf16 where the processor has them, as in our own cut."""
     given = {key: value for key, value in batch.items() if key != "labels"}
-    with products(width(model), "cpu")():
+    with products(width(model), model.device.type)():
         return model.base_model(**given, **({"use_cache": False} if "input_ids" in batch and is_causal(model) else {}))
 
 
 def at_rest(values: Tensor) -> Tensor:
-    """The same in a file without a name: the system takes its memory where memory gets scarce."""
+    """The same in a file without a name: the system takes its memory where memory gets scarce. On a GPU as it is."""
+    if values.is_cuda:
+        return values
     with NamedTemporaryFile() as file:
         held = torch.from_file(file.name, shared=True, size=values.numel(), dtype=values.dtype)
     return held.view(values.shape).copy_(values)

@@ -26,4 +26,4 @@ def compensated(model: nn.Module, batches: Batches, count: int) -> None:
         for part in watched(model, some, between(model)):
             states = [*part.values()]
             sizes = [size + float(states[least + i].norm(dim=1).double().sum()) for i, size in enumerate(sizes)]
-        put_patch(model, least, 1, torch.eye(width(model)) * (sizes[1] / sizes[0]))
+        put_patch(model, least, 1, torch.eye(width(model), device=model.device) * (sizes[1] / sizes[0]))

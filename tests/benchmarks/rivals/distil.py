@@ -38,7 +38,7 @@ def said(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
     """Logits, and where a label asks for them."""
     causal = is_causal(model)
     given = {key: value for key, value in batch.items() if key != "labels"} | ({"use_cache": False} if causal else {})
-    with products(width(model), "cpu")():
+    with products(width(model), model.device.type)():
         logits = model(**given).logits
     labels = batch["labels"]
     return (logits[:, :-1], labels[:, 1:] != IGNORED) if causal else (logits, labels != IGNORED)

@@ -45,7 +45,7 @@ def loss(model: nn.Module, batches: Batches) -> float:
     """Nats a prediction."""
     total, number = 0.0, 0
     for batch in batches:
-        with products(width(model), "cpu")():
+        with products(width(model), model.device.type)():
             logs, wanted = predictions(model, batch)
         total, number = total - float(logs.gather(-1, wanted[:, None]).double().sum()), number + len(wanted)
     return total / number

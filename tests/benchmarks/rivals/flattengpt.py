@@ -65,7 +65,7 @@ def flatten(model: nn.Module, batches: Batches, at: int) -> None:
 def prune(entering_NI: Tensor, size: int, left: int) -> Tensor:
     """The groups of `size` inputs that have the largest ridge leverage, in their order."""
     gram = entering_NI.double().T @ entering_NI.double()
-    ridge = LEVERAGE * float(gram.diagonal().mean()) * torch.eye(len(gram), dtype=torch.float64)
+    ridge = LEVERAGE * float(gram.diagonal().mean()) * torch.eye(len(gram)).to(gram)
     leverage = torch.linalg.solve(gram + ridge, gram).diagonal().reshape(-1, size).sum(1)
     return leverage.topk(left).indices.sort().values
 

@@ -36,7 +36,7 @@ def folded(model: nn.Module, batches: Batches, count: int) -> None:
     put_blocks(model, whole)
     units, wanted = found["units"], found["behind"] @ patch - found["behind"]
     if last.bias is not None:
-        units = torch.cat([units, torch.ones(len(units), 1)], 1)
+        units = torch.cat([units, units.new_ones(len(units), 1)], 1)
     size = wanted.norm(dim=1, keepdim=True).clamp(min=1e-6)
     change = least_squares(units / size, wanted / size)
     if last.bias is not None:

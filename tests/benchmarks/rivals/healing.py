@@ -25,7 +25,7 @@ from torch import nn
 
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.commands.samples import sample_data_of_all
-from tests.benchmarks.rivals.__main__ import Contest
+from tests.benchmarks.rivals.__main__ import Contest, move_batches
 from tests.benchmarks.rivals.__main__ import rows_of as lines_of
 from tests.benchmarks.rivals.common import Batches
 from tests.benchmarks.rivals.distil import healed
@@ -63,7 +63,8 @@ def table(rows: Sequence[Row]) -> str:
 
 def cell(contest: Contest, batches: Batches, asked: argparse.Namespace, start: str, seed: int) -> None:
     """One start: its model, its training, and a row at every mark."""
-    model, base = started(contest, asked, start), {"model": contest.source.slug, "shape": shape_of(asked)}
+    model = started(contest, asked, start).to(contest.whole.device)
+    base = {"model": contest.source.slug, "shape": shape_of(asked)}
 
     def look(seconds: float, steps: int) -> None:
         found = judged(contest.said, model.eval(), contest.domains)
@@ -95,6 +96,7 @@ def main(words: list[str] | None = None) -> None:
     known.add_argument("--samples", type=int, default=0, help="that starts are made with; by default shrink's number")
     known.add_argument("--train", type=int, default=1_024, help="samples to train on")
     known.add_argument("--windows", type=int, default=8, help="samples of every domain that are judged on")
+    known.add_argument("--device", default="cpu", help="cpu or cuda")
     known.add_argument("--minutes", type=float, default=30.0)
     known.add_argument("--every", type=float, default=5.0, help="minutes between two looks")
     known.add_argument("--state", type=Path, default=Path("healing.jsonl"))
@@ -111,7 +113,7 @@ def main(words: list[str] | None = None) -> None:
                 contest = Contest.of(asked, source, seed)
                 data = sample_data_of_all(source, asked.calibrate, None, asked.train, seed, print)
             for start in left:
-                cell(contest, data.fit, asked, start, seed)
+                cell(contest, move_batches(data.fit, contest.whole.device), asked, start, seed)
     print(table([row for state in asked.table or [asked.state] for row in lines_of(state)]))
 
 

@@ -38,7 +38,7 @@ def patch_for(model: nn.Module, batches: Batches, start: int, count: int) -> Ten
     for part in remembered(model, batches, between(model)):
         states = list(part.values())
         for i, state in enumerate((states[start], states[start + count])):
-            turn = rotation(state.shape[1]) if turn is None else turn
+            turn = rotation(state.shape[1]).to(state) if turn is None else turn
             sums[i] = sums[i] + (state @ turn).abs().double().sum(0)
     return turn @ torch.diag((sums[1] / sums[0].clamp(min=1e-9)).float()) @ turn.T
 

@@ -59,7 +59,7 @@ def by_cosine(model: nn.Module, batches: Batches, count: int) -> None:
     """From the identity, by Adam."""
     start = chosen(model, batches, count)
     mlp, goal = sides(model, batches, start, count)
-    change = torch.eye(mlp.shape[1], requires_grad=True)
+    change = torch.eye(mlp.shape[1], device=mlp.device, requires_grad=True)
     optimizer, draws = torch.optim.Adam([change], lr=RATE), torch.Generator().manual_seed(0)
     for _ in range(EPOCHS):
         for rows in torch.randperm(len(mlp), generator=draws).split(TOKENS):
