@@ -1,5 +1,5 @@
 """What changed for real samples: held-out samples on which models answer differently, prompts that each continues,
-sentences whose nearest neighbours are others. Imports torch.
+hidden words that each fills in, sentences whose nearest neighbours are others. Imports torch.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from leansurgeon.checkpoints.kind import LANGUAGE
 from leansurgeon.checkpoints.model import Loaded, load
@@ -19,19 +20,21 @@ from leansurgeon.progress import quiet_transformers
 from leansurgeon.reading.cache_folder import cache_folder
 from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.tasks import Task, make
+from leansurgeon.tasks.base import IGNORED
 from leansurgeon.tasks.text import vocab
 from leansurgeon.training.recipe.schema import TaskChoice
 
 NAME = "changes.json"  # beside the runs of an experiment
 MOST, SHOWN, BATCH = 512, 12, 16  # samples that are looked at, that are shown, that are run at a time
 PROMPTS, PROMPT, CONTINUED = 4, 24, 32  # texts that are continued, their tokens, and how many are added
+FILLED = 48  # tokens of a text whose hidden ones are filled in
 LETTERS = 400  # of a text that is shown
 CLASSES = 20  # at most, whose confusion is shown
 
 
 def find_changes(choice: TaskChoice, models: Mapping[str, Path]) -> JsonObject:
-    """The document: by `kind` "classes", "texts" or "neighbours" the samples that are shown, each with what every model
-    makes of it; the first model is the original. Empty for tasks whose samples nobody could look at.
+    """The document: by `kind` "classes", "texts", "masks" or "neighbours" the samples that are shown, each with what
+    every model makes of it; the first model is the original. Empty for tasks whose samples nobody could look at.
     """
     folder = next(iter(models.values()))
     task = make(choice.name, choice.options)
@@ -45,7 +48,7 @@ def find_changes(choice: TaskChoice, models: Mapping[str, Path]) -> JsonObject:
         if task.head == "causal-lm":
             return continue_texts(task, split, rows[:: max(1, len(rows) // PROMPTS)][:PROMPTS], loaded, folder)
         if task.head in LANGUAGE:
-            return {}
+            return fill_masks(task, split, rows, loaded, folder)
         batches = [task.batch(split, rows[i : i + BATCH], seed=0, epoch=0) for i in range(0, len(rows), BATCH)]
         if task.head == "features":
             return compare_neighbours(task, batches, loaded, folder)
@@ -114,6 +117,28 @@ def continue_texts(task: Task, split: str, rows: np.ndarray, loaded: Mapping[str
         {"text": text, "answers": {name: found[i] for name, found in answers.items()}} for i, text in enumerate(texts)
     ]
     return {"kind": "texts", "samples": len(texts), "differ": len(texts), "shown": shown}
+
+
+def fill_masks(task: Task, split: str, rows: np.ndarray, loaded: Mapping[str, Loaded], folder: Path) -> JsonObject:
+    """Beginnings of held-out texts with hidden tokens that models fill in differently."""
+    tokenizer = vocab.load(folder)
+    batches = [task.batch(split, rows[i : i + BATCH], seed=0, epoch=0) for i in range(0, len(rows), BATCH)]
+    ids, labels = (torch.cat([batch[key] for batch in batches])[:, :FILLED] for key in ("input_ids", "labels"))
+    hidden = labels != IGNORED
+    filled = {name: torch.cat([one.forward({"input_ids": part}).argmax(-1) for part in ids.split(BATCH)])
+              for name, one in loaded.items()}  # fmt: skip
+    first, *others = filled.values()
+    differ = torch.stack([((other != first) & hidden).any(1) for other in others or [first]]).any(0)
+
+    def words(tokens: Tensor, row: int) -> str:
+        return " | ".join(tokenizer.decode(token).strip() for token in tokens[row][hidden[row]])
+
+    shown = [
+        {"text": tokenizer.decode(ids[row]), "truth": words(labels, row)}
+        | {"answers": {name: words(found, row) for name, found in filled.items()}}
+        for row in differ.nonzero()[:SHOWN, 0].tolist()
+    ]
+    return {"kind": "masks", "samples": len(ids), "differ": int(differ.sum()), "shown": shown}
 
 
 class Samples:

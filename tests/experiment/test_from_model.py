@@ -21,7 +21,7 @@ from leansurgeon.report.rows import make_row
 from leansurgeon.report.runs import read_run
 from leansurgeon.training.runs.summary import Summary
 from tests.support import command_line
-from tests.support.models import strangers
+from tests.support.models import strangers, word_models
 from tests.support.report.report_fixtures import summary
 
 SHORT = ("--set", "train.duration=8st", "--set", "arms.lean.heal=closed")
@@ -126,18 +126,25 @@ def test_images_and_texts_without_labels_are_compared(tmp_path):
     strangers.timm_vit(tmp_path / "vit", 2)
     strangers.encoder(tmp_path / "encoder")
     strangers.model(tmp_path / "llama", "llama")
+    word_models.words(strangers.model(tmp_path / "bert", "bert"), mask="<extra_id_7>")
     strangers.texts(tmp_path / "texts")
     for name, data, metric in (
         ("vit", "pictures", "accuracy"),
         ("encoder", "texts", "cosine"),
         ("llama", "texts", "per"),
+        ("bert", "texts", "per"),
     ):
         words = ["run", name, "--data", data, "--layers", "2", "--seeds", "0", "--set", "train.optim.lr=1e-3", *SHORT]
         done = command_line.leansurgeon(*words, cwd=tmp_path)
         assert done.returncode == 0, done.stderr
         assert metric in done.stdout and "held-out samples)" in " ".join(done.stdout.split()), done.stdout
         document = json.loads((tmp_path / f"runs/{name}-{data}/changes.json").read_text())
-        assert document["kind"] == {"vit": "classes", "encoder": "neighbours", "llama": "texts"}[name]
+        kinds = {"vit": "classes", "encoder": "neighbours", "llama": "texts", "bert": "masks"}
+        assert document["kind"] == kinds[name]
+        if name == "bert":  # a word for every hidden one
+            for one in document["shown"]:
+                counts = {said.count("|") for said in (one["truth"], *one["answers"].values())}
+                assert len(counts) == 1 and "<extra_id_7>" in one["text"] and len(set(one["answers"].values())) > 1
         if name == "encoder":
             first = json.loads((tmp_path / f"runs/{name}-{data}/original-s0/summary.json").read_text())
             assert first["test"]["best"]["metric"] == pytest.approx(1.0)  # it learns nothing from itself

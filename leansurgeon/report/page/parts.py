@@ -198,6 +198,7 @@ def show_changes(section: Section) -> list[Block]:
         "classes": "Answers differ on {differ} of {samples} held-out samples; of these, with what is true:",
         "neighbours": "{differ} of {samples} held-out sentences have another nearest neighbour; of these:",
         "texts": "Held-out beginnings, continued with the likeliest tokens:",
+        "masks": "Hidden words are filled in differently in {differ} of {samples} held-out texts; in order:",
     }.get(text(document.get("kind")))
     if says is None:
         return []
