@@ -9,6 +9,7 @@ import math
 import pickle
 import re
 from collections import Counter
+from pathlib import Path
 
 import datasets
 import numpy as np
@@ -53,7 +54,7 @@ def test_the_packaged_texts_are_the_novel_and_reports_and_nothing_else():
     assert not any(word in TEXT.lower() for word in ("gutenberg", "ebook", "http", "copyright", "trademark"))
     note = text_files.PACKAGED["austen"].with_name("README.md").read_text(encoding="utf-8")
     assert "public domain" in note and "janeaustenr" in note
-    reports = text_files.COUNTRIES.read_text(encoding="ascii")
+    reports = Path(text_files.PROSE[1]).read_text(encoding="ascii")
     assert len(reports) == 202_819 and "Factbook" in note and len(corpus.sentences(reports)) > 1_000
 
 

@@ -62,7 +62,6 @@ if TYPE_CHECKING:
 
 RANDOM = "random tokens"  # as records name data that nobody named
 NAME, NOVEL = "own", "austen"  # what --calibrate calls them, and the novel
-PROSE = (NOVEL, str(text_files.COUNTRIES))  # the texts that come with the package: old and new, told and reported
 WINDOWS = Parts(fit=24, guard=8, heldout=8)  # of text that a language model writes, of 512 tokens
 LINES = Parts(fit=512, guard=128, heldout=128)  # of 128 tokens, for encoders; and images
 PROSE_LINES = Parts(fit=2_048, guard=256, heldout=256)  # sentences of them, of some 30 tokens
@@ -267,7 +266,7 @@ def prose(source: Source) -> tuple[PreTrainedTokenizerBase, list[str]] | None:
     """
     if not brings_tokenizer(source.folder):
         return None
-    tokenizer, lines = vocab.load(source.folder), corpus.find(PROSE, "text").texts()
+    tokenizer, lines = vocab.load(source.folder), corpus.find(text_files.PROSE, "text").texts()
     return (tokenizer, lines) if reads(tokenizer, lines[:READ]) else None
 
 

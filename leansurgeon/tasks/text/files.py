@@ -14,7 +14,7 @@ LARGEST = 4_000_000_000  # bytes; it is read at once
 SUFFIXES = (".txt", ".text", ".md", ".rst")  # what is text in a folder; a file that is named may be called anything
 END = "<|endoftext|>"  # a line between two documents
 PACKAGED = {"austen": Path(__file__).parent.parent / "data" / "persuasion.txt"}
-COUNTRIES = PACKAGED["austen"].with_name("countries.txt")  # reports on them, beside the novel for cuts without data
+PROSE = ("austen", str(PACKAGED["austen"].with_name("countries.txt")))  # a novel, and reports on countries
 
 
 def find(names: str | Sequence[str]) -> list[Path]:

@@ -16,12 +16,13 @@ from leansurgeon.errors import UsageError
 from leansurgeon.progress import Say
 from leansurgeon.reading.pooling import default_prompt
 from leansurgeon.tasks import base, disk_cache, splits, user_data
-from leansurgeon.tasks.text import classification, corpus, vocab
+from leansurgeon.tasks.text import classification, corpus, files, vocab
 
 
 class Options(base.Options):
     """`data`, `eval_data` and `test_data` as in the language tasks; what is not named is cut from `data`, sentence by
-    sentence. They are cut at `seq_len` tokens.
+    sentence. They are cut at `seq_len` tokens. With `prose` the texts that come with the package train, too, and a part
+    of them as large as the data's own helps to choose the best step: so other text is not forgotten.
     """
 
     data: str | list[str] = "austen"
@@ -30,6 +31,7 @@ class Options(base.Options):
     text: str | list[str] = "text"
     documents: int | None = Field(None, ge=2)
     seq_len: int = Field(128, ge=4)
+    prose: bool = False
     pad: Literal["longest", "max"] = "longest"
     tokenizer: vocab.Choice = "model"
     vocab_size: int | None = Field(None, ge=16)
@@ -52,6 +54,7 @@ class Sentences(base.Embedded, classification.TextClassification):
             "split": [splits.RULE, *([name, one.key()] for name, one in corpora.items())],
             "seq_len": o.seq_len,
             **({"prompt": prompt} if (prompt := default_prompt(model_dir)) else {}),
+            **({"prose": corpus.find(files.PROSE, "text").key()} if o.prose else {}),
         }
 
         def build(folder: Path) -> disk_cache.Info:
@@ -61,14 +64,19 @@ class Sentences(base.Embedded, classification.TextClassification):
             every = [line for some in lines.values() for line in some]
             given = {side: len(some) for side, some in lines.items()}
             split = splits.split_by_content([*map(splits.hash_text, every)], None, given)
+            texts = {side: [every[i] for i in chosen] for side, chosen in split.rows.items()}
+            found = base.describe_split(split, "sentences")
+            if o.prose:
+                prose = other_prose(every)
+                texts["train"] += prose["train"]
+                texts["eval"] += prose["eval"][: len(texts["eval"])]
+                found["held_out"] += f" {len(prose['train']):,} sentences that come with leansurgeon train, too."
             rows = {
-                side: classification.Rows(
-                    [prompt + every[i] for i in chosen], None, np.zeros(len(chosen), dtype=np.int32)
-                )
-                for side, chosen in split.rows.items()
+                side: classification.Rows([prompt + line for line in lines], None, np.zeros(len(lines), dtype=np.int32))
+                for side, lines in texts.items()
             }
-            say(f"{self.name}: tokenising {len(every):,} sentences ({o.tokenizer})")
-            info = self._store(folder, rows, model_dir) | base.describe_split(split, "sentences")
+            say(f"{self.name}: tokenising {sum(map(len, texts.values())):,} sentences ({o.tokenizer})")
+            info = self._store(folder, rows, model_dir) | found
             cut = (info["cut"], o.seq_len)
             return info | {"was_read": corpus.tell(corpora, {"different sentences": len(every)}, cut)}
 
@@ -80,3 +88,11 @@ class Sentences(base.Embedded, classification.TextClassification):
 
     def _particulars(self) -> base.Description:
         return vocab.Tokenized._particulars(self)
+
+
+def other_prose(known: list[str]) -> dict[str, list[str]]:
+    """The sentences that come with the package and are not `known`, by the side of their content."""
+    there = set(map(splits.hash_text, known))
+    lines = [line for line in corpus.find(files.PROSE, "text").texts() if splits.hash_text(line) not in there]
+    split = splits.split_by_content([*map(splits.hash_text, lines)])
+    return {side: [lines[i] for i in chosen] for side, chosen in split.rows.items()}

@@ -18,6 +18,7 @@ from leansurgeon import tasks
 from leansurgeon.checkpoints.kind import LANGUAGE
 from leansurgeon.checkpoints.source import Source, open_source
 from leansurgeon.errors import UsageError
+from leansurgeon.measure.data import own
 from leansurgeon.measure.data.check_classes import check_classes
 from leansurgeon.measure.data.choose_task import choose_classes, choose_task, has_two_stacks, name_classes
 from leansurgeon.progress import Say
@@ -149,10 +150,11 @@ AUGMENTED = {"augment": True, "crop_scale": [0.6, 1.0], "color_jitter": 0.0, "hf
 LOOKED_AT = 1_024  # sentences, whose embeddings choose the best step
 LOOKS = 3  # evaluations of a timed training, the one at the start not counted
 RATE = 2e-4  # learning rate at width 384, for transferred weights that a teacher guides; falls with the root of width
+RATES = {"features": 6e-4}  # for embeddings: MiniLM heals best at 4e-4 in 120 steps and at 8e-4 in 1,400
 FRESH = 5.0  # times that, for weights that have learned nothing
 ALONE = 0.5  # times that, without a teacher
-FULL = {"features": 480}  # steps from which the rate is right; embeddings, which a refit has brought close, heal in
-FEW = 24  # 40 steps best at 0.3 of it and in 120 at 0.5, so that it goes with the root; others heal in as few as this
+FULL = {"features": 480}  # steps from which the rate is right: in fewer less heals best, and that goes with the root
+FEW = 24  # others heal in as few as this
 ADAPTED = 5.0  # times that, for low-rank adapters
 LENGTHS = {"image-classification": "3ep", "sequence-classification": "3ep"}  # without --time; others: one epoch
 
@@ -172,6 +174,8 @@ def make_recipe(model_dir: Path, data: UserData, asked: RecipeInputs, cache: Pat
     how = {"new_tokenizer": asked.new_tokenizer, "taught": isinstance(said, dict), "labels": asked.compares}
     chosen = choose_task(source, data, asked.columns, tokens=WINDOW, **how)
     options = dict(chosen.options) | (AUGMENTED if chosen.name == "folder" else {})
+    if chosen.name == "sentences" and not asked.compares and own.prose(source):
+        options["prose"] = True
     notes = (*source.pad_note, *(source.head_note if kind == "features" else ()))  # others get a new head
     for sentence in (*chosen.says, *(f"{source.slug}: {note}." for note in notes)):
         say(sentence)
@@ -254,7 +258,7 @@ def settings(
     batch = choose_batch(kind, matrices, tokens, here, samples, seconds)
     micro = choose_micro_batch(source, kind, tokens, here, taught=taught_by.name is not None)
     factor = (1.0 if source.learned else FRESH) * (ALONE if source.learned and taught_by.name is None else 1.0)
-    lr = RATE * (384 / width) ** 0.5 * factor * (ADAPTED if asked.lora else 1.0)
+    lr = RATES.get(kind, RATE) * (384 / width) ** 0.5 * factor * (ADAPTED if asked.lora else 1.0)
     duration = asked.time or LENGTHS.get(kind, "1ep")
     train: dict[str, Any] = {
         "duration": duration,

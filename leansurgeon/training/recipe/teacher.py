@@ -43,7 +43,7 @@ class Teacher:
         """The recipe's `train.distill`."""
         if kind != "features":
             return {"teacher": self.name, "logits": 1.0}
-        hidden = {"hidden": 1.0, "relative": True} if self.own else {"hidden": 0.0}
+        hidden = {"hidden": 3.0, "relative": True} if self.own else {"hidden": 0.0}
         return {"teacher": self.name, "logits": 0.0} | hidden
 
     def sentence(self, kind: str) -> str:
