@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 from leansurgeon.errors import Interrupted, LeanSurgeonError, OutOfMemory, UsageError, readable
@@ -84,8 +83,8 @@ def sample_data_of_all(
     device: str = "cpu",
     columns: str | None = None,
 ) -> Calibration:
-    """What the user has named, several sources evenly mixed; beside texts that are too few to be safe elsewhere, what
-    the model makes itself. Raises what `sample_data` raises.
+    """What the user has named, several sources evenly mixed; where texts are so few that a fit to them would be worse
+    on all others, what the model makes itself, too. Raises what `sample_data` raises.
     """
     from leansurgeon.measure.data import own
     from leansurgeon.measure.data.choose_task import PREFIX, has_two_stacks
@@ -102,8 +101,11 @@ def sample_data_of_all(
     has_own = own.NAME in named or any(name.startswith(PREFIX) for name in named)
     if has_own or has_two_stacks(opened) or not is_thin(whole):
         return whole
-    say(f"{whole.says}: few samples, so what the model makes itself guards, too.")
-    return replace(whole, beside=own_samples(opened, seed, device, say, BY_YOURS))
+    made = own_samples(opened, seed, device, say, BY_YOURS)
+    if made is None:
+        return whole
+    say(f"{whole.says}: few samples, so {made.says} stand beside them.")
+    return mix_sources([*parts, made])
 
 
 def try_work(work: Callable[[], T]) -> tuple[T | None, str]:

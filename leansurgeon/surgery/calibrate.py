@@ -23,14 +23,13 @@ import torch
 from torch import Tensor
 
 from leansurgeon.checkpoints.blockwise.stream import Stream
-from leansurgeon.checkpoints.recorded.decided import Decisions, GuardScore, Healing, MixDecision, MixTrial, Tried
+from leansurgeon.checkpoints.recorded.decided import Decisions, GuardScore, Healing, Tried
 from leansurgeon.checkpoints.recorded.part import plain
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import UsageError
 from leansurgeon.measure.costs.precision import full_fp32
-from leansurgeon.measure.data.batches import rows_of, tokens_of
+from leansurgeon.measure.data.batches import tokens_of
 from leansurgeon.measure.data.calibration import Calibration
-from leansurgeon.measure.data.mixed import with_own
 from leansurgeon.progress import Say, silent, track
 from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.shape import SPACINGS, Groups, evenly_per_stage, groups_of
@@ -46,8 +45,6 @@ from leansurgeon.surgery.score import CLOSE, judge, race
 from leansurgeon.surgery.spans import fit_locally
 
 HALF = 0.6  # a result of at most this share of the layers also tries evenly spaced ones
-SAFE = 1.05  # times what is off on own samples where they alone are fitted to
-MORE, ROUNDS = 4, 4  # times as many own samples from round to round; the last takes all that there are
 CHOICE, RESULT = "choice", "result"  # what steps of a cut are called that are kept
 
 
@@ -322,51 +319,3 @@ def run_candidates(
         for part, stream in streams.items():
             stream.advance(outputs.outputs[part])
     return students, streams["guard"]
-
-
-# -- on few samples of the user's -------------------------------------------------------------------
-
-
-def calibrate_safely(
-    plan: Plan, calibration: Calibration, say: Say, device: str, state: ResumeState
-) -> tuple[CalibrationResult, Calibration]:
-    """The cut and the data that it was made on. What a hundred odd lines say about a model is not what it does
-    elsewhere, and a fit to them can be worse on all other text than one to random tokens. So on few samples the cut is
-    made on those that the model makes itself alone, which tells what can be had there; then on the user's, and on the
-    user's with more and more of the others, until the guard on the others is within `SAFE` of that. Both guard in every
-    cut, so nothing is kept that either speaks against. Raises what `calibrate` raises.
-    """
-    if calibration.beside is None:
-        return calibrate(plan, calibration, say, device, state), calibration
-    tried = amounts(sum(map(rows_of, calibration.fit)), sum(map(rows_of, calibration.beside.fit)))
-    say(
-        f"With so few samples of yours the cut is made {1 + len(tried)} times at most: on what the model makes, "
-        "on yours, and on yours with more and more of the others."
-    )
-    spent, reach, steps = 0.0, None, []
-    for rows in (None, *tried):
-        mix = with_own(calibration, rows, alone=rows is None)
-        outcome = calibrate(plan, mix, say, device, state.inside("own" if rows is None else f"mix-{rows}"))
-        spent += outcome.record.passes * outcome.record.tokens
-        off = outcome.record.healing.score.by_source[-1]  # on the guard of the model's own samples, which come last
-        if rows is None:
-            reach = off
-        else:
-            steps.append(MixTrial(rows, off))
-            say(f"  {rows} own samples mixed in: off by {off:.4f} on such samples ({reach:.4f} where they alone count)")
-            if (safe := off <= SAFE * reach) or rows == tried[-1]:
-                break
-        outcome.close()
-    told = MixDecision(reach, tuple(steps), safe)
-    passes = round(spent / outcome.record.tokens, 2)  # of all cuts, over the samples of this one
-    return replace(outcome, record=replace(outcome.record, passes=passes, mixing=told)), mix
-
-
-def amounts(given: int, most: int) -> list[int]:
-    """Own samples to try: none, as many as are given, `MORE` times as many, and all in the last round.
-
-    >>> amounts(100, 512), amounts(300, 512), amounts(5, 512)
-    ([0, 100, 400, 512], [0, 300, 512], [0, 5, 20, 512])
-    """
-    tried = [0, *(given * MORE**i for i in range(ROUNDS - 2))]
-    return [*(n for n in tried if n < most), most]

@@ -73,7 +73,7 @@ class ResumeState:
     """
 
     def __init__(self, folder: Path | None = None, key: str = "", *, resume: bool = False) -> None:
-        self.folder, self.key, self.resume = folder, key, resume
+        self.folder, self.key = folder, key
         if folder is not None and not (resume and self.goes_on):
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -123,13 +123,6 @@ class ResumeState:
             self.folder.mkdir(parents=True)
             write_durably(self.folder / KEY, json.dumps({"key": self.key}))
 
-    def inside(self, name: str) -> ResumeState:
-        """Steps of one of several cuts that this one takes."""
-        if self.folder is None:
-            return ResumeState()
-        self.begin()
-        return ResumeState(self.folder / name, f"{self.key} {name}", resume=self.resume)
-
     def remove(self) -> None:
         """Nothing is kept any more: the result is published."""
         if self.folder is not None:
@@ -144,6 +137,5 @@ def place_of(output: Path) -> Path:
 def key_of(plan: Plan, calibration: Calibration, settings: Mapping[str, object]) -> str:
     """A digest of all that the result follows from: source, plan, sample data, settings, and versions."""
     files = sorted([str(path), asdict(identity)] for path, identity in plan.source.seen.items())
-    data = [calibration.digest, calibration.beside and calibration.beside.digest]
-    said = [FORM, files, plan.as_dict(), data, dict(settings), versions()]
+    said = [FORM, files, plan.as_dict(), calibration.digest, dict(settings), versions()]
     return hashlib.sha256(json.dumps(said, sort_keys=True, default=str).encode()).hexdigest()

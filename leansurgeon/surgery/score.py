@@ -44,8 +44,7 @@ def judge(
     """
     tallies = [Tally() for _ in students]
     add_scores(context, view, teacher, students, tallies)
-    guards = context.calibration.guards if view.seen == "all" else ()
-    return [replace(tally.score(), by_source=tally.by_source(guards) if guards else ()) for tally in tallies]
+    return [tally.score() for tally in tallies]
 
 
 def add_scores(
@@ -88,7 +87,7 @@ class Tally:
 
     divergences: list[Tensor] = field(default_factory=list)  # of every token
     errors: list[Tensor] = field(default_factory=list)
-    batches: list[int] = field(default_factory=list)  # tokens of every batch
+    tokens: int = 0
     loss: float = 0.0
     scored: float = 0.0
     predicts: bool = True  # every batch has had a score
@@ -112,7 +111,7 @@ class Tally:
                 p, q = said[start * rows : (start + 1) * rows], torch.log_softmax(x.float(), -1)
                 self.divergences.append((p.exp() * (p - q)).sum(-1).double().cpu())
             self.errors.append(relative_error(y, x).cpu())
-        self.batches.append(len(a))
+        self.tokens += len(a)
         if score:
             self.loss, self.scored = self.loss + score[0], self.scored + score[1]
 
@@ -120,16 +119,10 @@ class Tally:
         """What judges, of every token (N,) in float64."""
         return torch.cat(self.divergences if self.predicts else self.errors)
 
-    def by_source(self, guards: Sequence[int]) -> tuple[float, ...]:
-        """The mean of what judges over the batches of each source; `guards` are the batches' sources."""
-        values = self.values_of_tokens().split(self.batches)
-        of = [[v for v, g in zip(values, guards, strict=True) if g == i] for i in range(max(guards) + 1)]
-        return tuple(round(float(torch.cat(losses).mean()), 6) if losses else 0.0 for losses in of)
-
     def score(self) -> GuardScore:
         """Means over the guard: error, divergence and loss, as far as known, and the one that judges."""
         error, divergence = (
-            round(sum(float(part.sum()) for part in parts) / sum(self.batches), 6)
+            round(sum(float(part.sum()) for part in parts) / self.tokens, 6)
             for parts in (self.errors, self.divergences)
         )
         divergence = divergence if self.predicts else None

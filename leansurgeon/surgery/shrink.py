@@ -75,7 +75,7 @@ def decide(
         record = Decisions(calibration=calibration.as_record() if calibration else None)
         return DecidedCut(steps, record=record, calibration=calibration)
     from leansurgeon.measure.costs.precision import has_bf16
-    from leansurgeon.surgery.calibrate import calibrate_safely
+    from leansurgeon.surgery.calibrate import calibrate
 
     kept = ResumeState()
     if output is not None:
@@ -86,7 +86,7 @@ def decide(
     say(f"Calibrating on {calibration.says}{place} ...")
     try:
         with blaming_weights(source):
-            outcome, calibration = calibrate_safely(steps, calibration, say, device, kept)
+            outcome = calibrate(steps, calibration, say, device, kept)
     except (Diverged, UnsupportedModel, UsageError):
         kept.remove()  # it would end so again
         raise

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import pytest
 import torch
@@ -13,7 +12,6 @@ from leansurgeon.cli.main import app
 from leansurgeon.errors import UsageError
 from leansurgeon.measure.data import mixed, own
 from leansurgeon.measure.data.calibration import Calibration, Parts
-from leansurgeon.surgery.calibrate import SAFE
 from tests.conftest import build
 from tests.support.models.word_models import WORDS, words
 
@@ -26,10 +24,6 @@ def data(name: str, rows: int, value: int, width: int = 16, **more) -> Calibrati
 
 def values(batches) -> list[int]:
     return [int(b["input_ids"][0, 0]) for b in batches]
-
-
-def rows_to_fit(found: Calibration) -> list[int]:
-    return sorted(torch.cat([b["input_ids"][:, 0] for b in found.fit]).tolist())
 
 
 @pytest.mark.parametrize(
@@ -46,17 +40,6 @@ def test_sources_take_turns_and_few_samples_are_all_taken():
     assert found.name == "a + b" and [s.name for s in found.sources] == ["a", "b"]
     assert [s.name for s in found.as_record().sources] == ["a", "b"]
     assert found.digest != mixed.mix_sources([data("a", 8, 1), data("c", 4, 2)]).digest
-
-
-def test_own_samples_are_added_to_what_is_fitted_and_always_guard():
-    thin = replace(data("a", 8, 1), beside=data("own", 12, 2))
-    none, some, alone = (mixed.with_own(thin, n) for n in (0, 4, None))
-    assert [rows_to_fit(m) for m in (none, some, alone)] == [[1] * 8, [1] * 8 + [2] * 4, [1] * 8 + [2] * 12]
-    own = mixed.with_own(thin, None, alone=True)
-    assert rows_to_fit(own) == [2] * 12
-    for found in (none, some, alone, own):
-        assert values(found.guard) == [1, 2, 1, 2] and found.guards == (0, 1, 0, 1)
-    assert len({m.digest for m in (none, some, alone, own)}) == 4
 
 
 def test_many_samples_are_as_many_as_usual(monkeypatch):
@@ -105,8 +88,6 @@ def test_few_texts_are_mixed_with_the_models_own(gpt, monkeypatch):
     done = CliRunner().invoke(app, ["shrink", str(gpt / "gpt2"), *wish])
     assert done.exit_code == 0, done.output
     decided = json.loads((gpt / "out" / "surgery.json").read_text())["decided"]
-    used, mixing = decided["calibration"], decided["mixing"]
+    used = decided["calibration"]
     assert [s["name"] for s in used["sources"]] == ["0.txt", "own"]
     assert used["samples"]["fit"] == sum(s["samples"]["fit"] for s in used["sources"])
-    assert used["sources"][1]["samples"]["fit"] == mixing["rounds"][-1]["own"]
-    assert mixing["safe"] == (mixing["rounds"][-1]["on_own"] <= SAFE * mixing["own_alone"])

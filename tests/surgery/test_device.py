@@ -83,7 +83,7 @@ def test_auto_takes_a_gpu_for_a_cut(asked, saved, tmp_path, monkeypatch):
     def look(steps, calibration, say, device, state):
         raise Asked(device)
 
-    monkeypatch.setattr("leansurgeon.surgery.calibrate.calibrate_safely", look)
+    monkeypatch.setattr("leansurgeon.surgery.calibrate.calibrate", look)
     said: list[str] = []
     with plugged_in(monkeypatch, count=3), pytest.raises(Asked) as found:
         request = ShrinkRequest(source=str(saved("vit")[0]), layers=2, out=tmp_path / "out", device=asked)

@@ -38,15 +38,14 @@ class SampleData(Recorded):
 @dataclass(frozen=True)
 class GuardScore(Recorded):
     """How far a candidate's output is from the source's on the guard samples: relative error, divergence of its
-    predictions (nats a token), its loss, and the one of the first two that judges. `by_source` is that for each source
-    of the data, `pieces` how many of the guard were judged.
+    predictions (nats a token), its loss, and the one of the first two that judges. `pieces` is how many of the guard
+    were judged.
     """
 
     guard_error: float | None = None
     guard_divergence: float | None = None
     guard_loss: float | None = None
     judged_by: float | None = None
-    by_source: tuple[float, ...] = ()
     pieces: int | None = None
 
 
@@ -203,25 +202,6 @@ class Healing(Recorded):
     local: LocalFit | None = None
 
 
-@dataclass(frozen=True)
-class MixTrial(Recorded):
-    """One try with so many samples of the model's own: how far the result is off on such samples."""
-
-    own: int | None
-    on_own: float | None
-
-
-@dataclass(frozen=True)
-class MixDecision(Recorded):
-    """How much of what the model makes itself was mixed into few samples: how far a cut on own samples alone is off on
-    these, the tries, and whether the last was near enough.
-    """
-
-    own_alone: float | None
-    rounds: tuple[MixTrial, ...]
-    safe: bool
-
-
 # -- other ways to decide --------------------------------------------------------------------------
 
 
@@ -273,7 +253,6 @@ class Decisions(Recorded):
     held_back: tuple[str, ...] = ()
     steps_taken_over: int = 0
     seconds: float | None = None
-    mixing: MixDecision | None = None
     importance: Importance | None = None
     verified: Verified | None = None
 

@@ -103,10 +103,8 @@ class Calibration:
     task: Task | None = field(default=None, repr=False, compare=False)
     asked: int | None = None  # samples to fit on, where somebody said how many
     sources: tuple[Calibration, ...] = field(default=(), repr=False, compare=False)  # where it is of several
-    guards: tuple[int, ...] = ()  # and which source every batch of the guard is of
     columns: str | None = None
     classes: str | None = None  # which outputs they are, in words
-    beside: Calibration | None = field(default=None, repr=False, compare=False)  # to be mixed in where it is too little
     split: Mapping[str, str] = field(default_factory=dict, compare=False)  # rule and digests (`splits.Split.identity`)
 
     def stands_apart(self, fitted: Iterable[Mapping[str, str]]) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from itertools import zip_longest
 from typing import TypeVar
 
@@ -41,8 +40,6 @@ def mix_sources(sources: Sequence[Calibration]) -> Calibration:
         counts[part] = evenly_filled(rows, min(sum(rows), most))
         each = [thin(getattr(s, part), count) for s, count in zip(sources, counts[part], strict=True)]
         parts[part] = [batch if alike else without_labels(batch) for batch in in_turns(each)]
-        if part == "guard":
-            guards = tuple(in_turns([[i] * len(batches) for i, batches in enumerate(each)]))
     each = (Parts(*of_source) for of_source in zip(*counts.values(), strict=True))
     says = "; ".join(f"{s.name}: {describe_counts(count)}" for s, count in zip(sources, each, strict=True))
     used = hashlib.sha256("".join(s.digest for s in sources).encode() + str(counts).encode()).hexdigest()
@@ -56,17 +53,7 @@ def mix_sources(sources: Sequence[Calibration]) -> Calibration:
         task=task,
         asked=asked,
         sources=tuple(sources),
-        guards=guards,
     )
-
-
-def with_own(data: Calibration, rows: int | None, *, alone: bool = False) -> Calibration:
-    """Thin data with so many of the samples to fit that stand `beside` it (None: all), or with those `alone`. All of
-    both guard and judge.
-    """
-    own = replace(data.beside, fit=thin(data.beside.fit, rows) if rows != 0 else [])
-    given = [replace(part, fit=[]) if alone else part for part in data.sources or (data,)]
-    return mix_sources([*given, own])
 
 
 def usual(data: Calibration, part: str) -> int:

@@ -19,8 +19,6 @@ from leansurgeon.checkpoints.recorded.decided import (
     Importance,
     LocalFit,
     MadeLayer,
-    MixDecision,
-    MixTrial,
     ProjectionRefit,
     SampleData,
     SpanFit,
@@ -42,7 +40,7 @@ WHOLE = Decisions(
     criterion="even",
     layers=(0, 2),
     candidates=(TRIED,),
-    healing=Healing(True, False, GuardScore(0.5, judged_by=0.5, by_source=(0.5, 0.75)), LOCAL),
+    healing=Healing(True, False, GuardScore(0.5, judged_by=0.5), LOCAL),
     decisions=(MADE, MadeLayer(2, 4, 4, refit="no way", heads=Trim(None, False, 0.5, 0.5, (0, 3)))),
     changed_tensors=3,
     passes=2.5,
@@ -50,7 +48,6 @@ WHOLE = Decisions(
     held_back=("5 steps",),
     steps_taken_over=2,
     seconds=1.0,
-    mixing=MixDecision(0.5, (MixTrial(0, 0.75),), False),
     importance=Importance(((0.5, 0.25),)),
     verified=Verified("source", "m", (), ("x",)),
 )
@@ -61,7 +58,7 @@ TEXT = (
 "asked": 8}, "criterion": "even", "layers": [0, 2], "evidence": {}, "candidates": [{"kept": [0, 2],
 "criterion": "even", "attention": true, "later": false, "guard_error": 0.5, "guard_divergence": 0.25,
 "guard_loss": 2.0, "judged_by": 0.25, "pieces": 2, "left_out": true, "data": "part"}], "healing": {"attention": true,
-"later": false, "guard_error": 0.5, "judged_by": 0.5, "by_source": [0.5, 0.75], "local": {"cuts": [{"first": 1,
+"later": false, "guard_error": 0.5, "judged_by": 0.5, "local": {"cuts": [{"first": 1,
 "spans": [{"until": 2, "steps": 3, "guard_before": 0.5, "guard_after": 0.25, "kept": true, "seconds": 1.5}]}],
 "kept": true, "before": 0.5, "after": 0.25, "passes": 1.25}}, "decisions": [{"layer": 1, "from": 2, "until": 3,
 "split": {"kept": 0.75, "error_split": 0.5}, "mlp": {"ridge": 0.1, "re_solved": true, "guard_without_trim": 0.5,
@@ -69,8 +66,7 @@ TEXT = (
 "fit_after": 0.125, "tokens": 96, "tried": {"0.1": 0.25}, "block_before": 0.5, "block_after": 0.375}}}, {"layer": 2,
 "from": 4, "until": 4, "heads": {"ridge": null, "re_solved": false, "guard_without_trim": 0.5, "guard_after": 0.5,
 "kept": [0, 3]}, "refit": "no way"}], "changed_tensors": 3, "passes": 2.5, "tokens": 900,
-"held_back": ["5 steps"], "steps_taken_over": 2, "seconds": 1.0, "mixing": {"own_alone": 0.5,
-"rounds": [{"own": 0, "on_own": 0.75}], "safe": false}, "importance": {"by_head":
+"held_back": ["5 steps"], "steps_taken_over": 2, "seconds": 1.0, "importance": {"by_head":
 [[0.5, 0.25]]}, "verified": {"by": "source", "source": "m", "differing": [], "left_out": ["x"]}}""".replace("\n", " ")
     % ("ab" * 32)
 )
@@ -115,8 +111,8 @@ def test_what_is_handed_out_is_a_copy_at_every_level():
 
 @pytest.mark.parametrize("odd", [None, "x", float("inf"), [1]])
 def test_the_entries_of_a_list_keep_their_places_or_none_is_there(odd):
-    made = Decisions.from_dict({"healing": {"by_source": [0.1, odd, 0.3]}, "importance": {"by_head": [[1, odd], [2]]}})
-    assert made.healing.score.by_source == () and made.importance.by_head == ((), (2,))
+    made = Decisions.from_dict({"layers": [1, odd, 3], "importance": {"by_head": [[1, odd], [2]]}})
+    assert made.layers == () and made.importance.by_head == ((), (2,))
     assert Decisions.from_dict({"decisions": [{"layer": 1}, 7]}).decisions == ()
 
 
