@@ -55,6 +55,10 @@ def test_many_samples_are_as_many_as_usual(monkeypatch):
 def test_what_is_thin():
     assert mixed.is_thin(data("a", 8, 1)) and not mixed.is_thin(data("a", 8, 1, asked=8))
     assert not mixed.is_thin(data("a", 8, 1, width=4096))
+    mask, label = {"attention_mask": torch.ones(600, 16)}, {"labels": torch.zeros(600)}
+    for rows, more, thin in ((600, {}, True), (4_200, {}, False), (600, label, False), (400, label, True)):
+        lines = {"input_ids": torch.ones(rows, 16)} | mask | more
+        assert mixed.is_thin(Calibration("a", "a", "a", [lines], [lines], [lines])) is thin
 
 
 @pytest.fixture

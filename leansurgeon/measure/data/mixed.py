@@ -21,7 +21,7 @@ from leansurgeon.measure.data.calibration import (
 
 T = TypeVar("T")
 JOIN = " + "
-LEAST_LINES, LEAST_TOKENS = 512, 16_384  # to fit to; fewer are thin
+LEAST_LINES, LEAST_TOKENS = 512, 16_384  # to fit to; fewer are thin. Lines without labels are up to `LINES.fit`
 
 
 def mix_sources(sources: Sequence[Calibration]) -> Calibration:
@@ -71,7 +71,10 @@ def is_thin(data: Calibration) -> bool:
     first = data.fit[0]
     if data.asked is not None or "input_ids" not in first:
         return False
-    least = LEAST_LINES if "attention_mask" in first else LEAST_TOKENS // first["input_ids"].shape[-1]
+    if "attention_mask" not in first:
+        least = LEAST_TOKENS // first["input_ids"].shape[-1]
+    else:  # labels would be lost beside samples that have none
+        least = LEAST_LINES if "labels" in first else LINES.fit
     return sum(map(rows_of, data.fit)) < least
 
 
