@@ -1,5 +1,5 @@
 """The training of one arm of a comparison, done again with plain transformers.Trainer: the same samples, steps, batch
-and learning rate, and no teacher.
+and learning rate, on one device, and no teacher.
 
     python examples/comparisons/plain_trainer.py START RUN -o OUT --seed 0
 

@@ -88,7 +88,7 @@ def sample_data_of_all(
     """
     from leansurgeon.measure.data import own
     from leansurgeon.measure.data.choose_task import PREFIX, has_two_stacks
-    from leansurgeon.measure.data.mixed import is_thin, mix_sources
+    from leansurgeon.measure.data.mixed import fill_up, is_thin, mix_sources
 
     if len(set(named)) < len(named):
         raise UsageError("--calibrate names the same data twice.")
@@ -104,7 +104,8 @@ def sample_data_of_all(
     made = own_samples(opened, seed, device, say, BY_YOURS)
     if made is None:
         return whole
-    say(f"{whole.says}: few samples, so {made.says} stand beside them.")
+    made = fill_up(whole, made)
+    say(f"{whole.says}: few samples, so the model's own stand beside them ({made.says}).")
     return mix_sources([*parts, made])
 
 

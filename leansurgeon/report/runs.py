@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 SHAPE = ("depth", "heads", "head_dim", "mlp_dim")
 PARTS = ("embeddings", "attention", "mlp", "rest")
 PREPARED = (  # options of a task that change what a held-out sample is
-    "image_size", "channels", "crop_pct", "interpolation", "mean", "std", "seq_len", "mask_prob",
+    "image_size", "channels", "crop_pct", "interpolation", "mean", "std", "seq_len", "mask_prob", "prose",
 )  # fmt: skip
 KAPPA = "kappa.json"  # what `leansurgeon kappa` leaves in the folder of a run
 UNTRAINED = Summary(model=summary.Model(), task=summary.Task())

@@ -124,7 +124,8 @@ def fill_masks(task: Task, split: str, rows: np.ndarray, loaded: Mapping[str, Lo
     tokenizer = vocab.load(folder)
     batches = [task.batch(split, rows[i : i + BATCH], seed=0, epoch=0) for i in range(0, len(rows), BATCH)]
     ids, labels = (torch.cat([batch[key] for batch in batches])[:, :FILLED] for key in ("input_ids", "labels"))
-    hidden = labels != IGNORED
+    hidden = ids == tokenizer.mask_token_id
+    ids = torch.where((labels != IGNORED) & ~hidden, labels, ids)  # words that others stand for are shown as they are
     filled = {name: torch.cat([one.forward({"input_ids": part}).argmax(-1) for part in ids.split(BATCH)])
               for name, one in loaded.items()}  # fmt: skip
     first, *others = filled.values()

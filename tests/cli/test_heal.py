@@ -106,6 +106,32 @@ def test_an_encoder_without_a_head_learns_embeddings(tmp_path):
     assert before == pytest.approx(sum(cosines) / len(cosines), abs=1e-5)
 
 
+def test_prose_of_the_package_is_healed_on_where_the_tokenizer_reads_it(tmp_path, monkeypatch):
+    from leansurgeon.commands import healing
+    from leansurgeon.measure.data import own
+    from leansurgeon.training.recipe.from_model import EMBEDDED, RATE, RecipeInputs
+
+    data = str(strangers.texts(tmp_path / "texts"))
+    lean = strangers.halved(tmp_path / "lean", strangers.encoder(tmp_path / "source"))
+
+    def made(**asked) -> tuple[dict, list[str]]:
+        said: list[str] = []
+        return healing.recipe_of(lean, RecipeInputs(data, **asked), said.append).model_dump(), said
+
+    alone, _ = made()
+    assert "prose" not in alone["task"] or not alone["task"]["prose"]  # its words are w1, w2, ...
+    monkeypatch.setattr(own, "prose", lambda _: True)
+    both, said = made()
+    assert both["task"]["prose"] and any("sentences that come with leansurgeon train" in line for line in said)
+    assert both["train"]["distill"]["hidden"] == 3.0 and both["train"]["batch"] > alone["train"]["batch"]
+    for words in ({"sets": ("task.prose=false",)}, {"compares": True}):
+        without, said = made(**words)
+        assert not without["task"].get("prose") and not any("come with leansurgeon" in line for line in said)
+        assert without["train"]["batch"] == alone["train"]["batch"]
+    rates = [made(**asked)[0]["train"]["optim"]["lr"] for asked in ({}, {"lora": 4})]
+    assert rates[0] / rates[1] == pytest.approx(EMBEDDED / RATE / 5, rel=0.1)
+
+
 def test_an_encoder_without_a_source_has_nothing_to_learn_from(tmp_path):
     done = strangers.healed(strangers.encoder(tmp_path / "own"), strangers.texts(tmp_path / "texts"), tmp_path / "run")
     assert done.returncode == 2 and "train.distill.teacher=" in done.stderr

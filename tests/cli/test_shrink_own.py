@@ -34,7 +34,7 @@ def shrink(tmp_path, monkeypatch):
         if reads:  # the tokenizer knows the words of this novel
             word_tokenizer(tmp_path / family)
             monkeypatch.setattr(own, "NOVEL", str(reads))
-            monkeypatch.setattr(own, "PROSE", str(reads))
+            monkeypatch.setattr("leansurgeon.tasks.text.files.PROSE", str(reads))
         done = CliRunner().invoke(app, ["shrink", str(tmp_path / family), "-o", str(tmp_path / "out"), *words])
         assert done.exit_code == 0, done.output
         file = tmp_path / "out" / "surgery.json"

@@ -55,10 +55,25 @@ def test_many_samples_are_as_many_as_usual(monkeypatch):
 def test_what_is_thin():
     assert mixed.is_thin(data("a", 8, 1)) and not mixed.is_thin(data("a", 8, 1, asked=8))
     assert not mixed.is_thin(data("a", 8, 1, width=4096))
-    mask, label = {"attention_mask": torch.ones(600, 16)}, {"labels": torch.zeros(600)}
+    label = {"labels": torch.zeros(600)}
     for rows, more, thin in ((600, {}, True), (4_200, {}, False), (600, label, False), (400, label, True)):
-        lines = {"input_ids": torch.ones(rows, 16)} | mask | more
+        lines = {"input_ids": torch.ones(rows, 16), "attention_mask": torch.ones(rows, 16)} | more
         assert mixed.is_thin(Calibration("a", "a", "a", [lines], [lines], [lines])) is thin
+    long = {"input_ids": torch.ones(450, 1_200), "attention_mask": torch.ones(450, 1_200)}  # so many are usual
+    assert not mixed.is_thin(Calibration("a", "a", "a", [long], [long], [long]))
+
+
+def test_own_samples_take_the_places_that_are_left():
+    def lines(name: str, rows: int, value: int) -> Calibration:
+        batch = {"input_ids": torch.full((rows, 4), value), "attention_mask": torch.ones(rows, 4)}
+        return Calibration(name, f"{name}: many", name, [batch], [batch], [batch])
+
+    yours, own = lines("yours", 3_000, 1), lines("own", 2_000, 2)
+    found = mixed.mix_sources([yours, mixed.fill_up(yours, own)])
+    rows = torch.cat([b["input_ids"][:, 0] for b in found.fit]).tolist()
+    assert (rows.count(1), rows.count(2)) == (3_000, 1_096)
+    few = mixed.fill_up(lines("few", 100, 1), own)
+    assert len(few.fit[0]["input_ids"]) == 2_000 and few.says == "own: 2000 to fit, 412 to guard, 412 to judge"
 
 
 @pytest.fixture

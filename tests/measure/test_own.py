@@ -17,6 +17,8 @@ from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import UsageError
 from leansurgeon.measure.data import own
 from leansurgeon.measure.data.calibration import Parts
+from leansurgeon.tasks import splits
+from leansurgeon.tasks.text.sentences import packaged_prose
 
 LENGTH = 20
 
@@ -123,6 +125,25 @@ def test_an_encoder_without_a_head_gets_a_novel_where_it_reads_it(saved, few):
     known = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
     known.pre_tokenizer = WhitespaceSplit()
     assert own.reads(PreTrainedTokenizerFast(tokenizer_object=known, unk_token="[UNK]"), ["Anne was nobody"])
+
+
+def test_prose_is_fitted_and_judged_by_the_side_of_its_content(saved, few, monkeypatch):
+    """So no sentence is fitted that another command holds out."""
+    folder, _ = saved("bert")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"architectures": ["BertModel"]}))
+    sides = packaged_prose()
+    words = {word: i for i, word in enumerate({w for lines in sides.values() for line in lines for w in line.split()})}
+    known = Tokenizer(models.WordLevel({"[UNK]": len(words)} | words, unk_token="[UNK]"))
+    known.pre_tokenizer = WhitespaceSplit()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=known, unk_token="[UNK]", pad_token="[UNK]")
+    monkeypatch.setattr(own, "prose", lambda _: tokenizer)
+    found = own.samples(open_source(str(folder)))
+    for part, lines in zip((found.fit, found.guard, found.heldout), sides.values(), strict=True):
+        starts = {" ".join(line.split()[:5]) for line in lines}
+        read = [tokenizer.decode(row[:5]) for batch in part if "attention_mask" in batch for row in batch["input_ids"]]
+        assert len(read) >= 256 and sum(text in starts for text in read) > 0.9 * len(read)  # the rest is shorter
+    assert found.split == {"rule": splits.RULE} and found.stands_apart([{"rule": splits.RULE, "test": "1"}])
 
 
 def test_noise_has_the_spectrum_of_photographs(saved, few):

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import zip_longest
 from typing import TypeVar
 
 from leansurgeon.measure.data.batches import rows_of, thin
 from leansurgeon.measure.data.calibration import (
+    LINE,
     LINES,
     TOKENS,
     WORDS,
@@ -21,7 +23,9 @@ from leansurgeon.measure.data.calibration import (
 
 T = TypeVar("T")
 JOIN = " + "
-LEAST_LINES, LEAST_TOKENS = 512, 16_384  # to fit to; fewer are thin. Lines without labels are up to `LINES.fit`
+LEAST_LINES, LEAST_TOKENS = 512, 16_384  # with labels, and of running text, to fit to; fewer are thin
+MOST = 0.9  # of the usual number of lines without labels, from which on they are not thin
+FEWEST = 16  # own samples in a part
 
 
 def mix_sources(sources: Sequence[Calibration]) -> Calibration:
@@ -71,11 +75,21 @@ def is_thin(data: Calibration) -> bool:
     first = data.fit[0]
     if data.asked is not None or "input_ids" not in first:
         return False
+    rows = sum(map(rows_of, data.fit))
     if "attention_mask" not in first:
-        least = LEAST_TOKENS // first["input_ids"].shape[-1]
-    else:  # labels would be lost beside samples that have none
-        least = LEAST_LINES if "labels" in first else LINES.fit
-    return sum(map(rows_of, data.fit)) < least
+        return rows < LEAST_TOKENS // first["input_ids"].shape[-1]
+    if "labels" in first:  # which would be lost beside samples that have none
+        return rows < LEAST_LINES
+    tokens = sum(int(batch["attention_mask"].sum()) for batch in data.fit)
+    return max(rows, tokens / LINE) < MOST * LINES.fit  # of long texts fewer are usual
+
+
+def fill_up(data: Calibration, own: Calibration) -> Calibration:
+    """As many `own` samples as thin data lacks of the usual number."""
+    lacks = {part: max(FEWEST, usual(data, part) - sum(map(rows_of, getattr(data, part)))) for part in WORDS}
+    parts = {part: thin(getattr(own, part), count) for part, count in lacks.items()}
+    counts = Parts(*(sum(map(rows_of, batches)) for batches in parts.values()))
+    return replace(own, says=f"{own.says.rpartition(':')[0]}: {describe_counts(counts)}", **parts)
 
 
 def evenly_filled(rows: Sequence[int], total: int) -> list[int]:

@@ -17,7 +17,7 @@ import inspect
 import os
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import islice, zip_longest
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -53,9 +53,10 @@ from leansurgeon.reading import jsonfile
 from leansurgeon.reading.values import number
 from leansurgeon.tasks import Task
 from leansurgeon.tasks.base import IGNORED
-from leansurgeon.tasks.splits import MADE
+from leansurgeon.tasks.splits import MADE, RULE
 from leansurgeon.tasks.text import corpus, vocab
 from leansurgeon.tasks.text import files as text_files
+from leansurgeon.tasks.text.sentences import packaged_prose
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -84,7 +85,7 @@ def samples(source: Source, *, seed: int = 0, device: str = "cpu", say: Say = si
     """
     if has_two_stacks(source):
         raise UsageError("it has an encoder and a decoder.")
-    head = source.head
+    head, rule = source.head, MADE
     if source.architecture.section and head in LANGUAGE:
         raise UsageError("it is one tower of several.")
     if takes_images(source):
@@ -93,18 +94,19 @@ def samples(source: Source, *, seed: int = 0, device: str = "cpu", say: Say = si
         parts, says = texts(source, seed, device, say), f"texts that {source.name} wrote"
     elif head == "masked-lm":
         parts, says = fillings(source, seed, device, say), f"masks that {source.name} filled"
+    elif known := prose(source):
+        parts, rule = sentences(source, known, seed), RULE
+        says = "sentences of a novel, of reports on countries, and random tokens"
     else:
-        parts, says = sentences(source, seed), "random tokens"
-        if any("attention_mask" in batch for batch in parts.fit):
-            says = "sentences of a novel, of reports on countries, and random tokens"
+        parts, says = random_tokens(source, seed), RANDOM
     # It scores; it has no data of its own.
-    return make_calibration(NAME, says, parts, tasks.make(head, {}) if head in KINDS else None)
+    return make_calibration(NAME, says, parts, tasks.make(head, {}) if head in KINDS else None, rule)
 
 
-def make_calibration(name: str, says: str, parts: Batches, task: Task | None = None) -> Calibration:
-    """Calibration of parts that were made, not read; what it says of itself ends in their sizes."""
+def make_calibration(name: str, says: str, parts: Batches, task: Task | None = None, rule: str = MADE) -> Calibration:
+    """Calibration of parts that were made, or divided by another `rule`; what it says of itself ends in their sizes."""
     counts = describe_counts(parts.each(lambda _, batches: sum(map(rows_of, batches))))
-    return of_parts(name, f"{says}: {counts}", parts, task, split={"rule": MADE})
+    return of_parts(name, f"{says}: {counts}", parts, task, split={"rule": rule})
 
 
 # -- what a model says ----------------------------------------------------------------------------
@@ -158,7 +160,7 @@ def texts(source: Source, seed: int, device: str, say: Say) -> Batches:
     length = window(source)
     counts = affordable(source, WINDOWS, length, device)
     rows = sum(counts)
-    say(f"Without data, {source.name} writes its own: {rows} windows of {length} tokens (--calibrate takes yours) ...")
+    say(f"{source.name} writes {rows} windows of {length} tokens itself ...")
     model = load(source.folder).model.eval().to(device)
     chance, drawing = torch.Generator().manual_seed(seed), Drawing.of(source)
     stage = source.shape.stages[0]
@@ -212,7 +214,7 @@ def fillings(source: Source, seed: int, device: str, say: Say) -> Batches:
     length = window(source, LINE_TOKENS)
     counts = affordable(source, LINES, length * (ROUNDS + AGAIN), device)
     rows = sum(counts)
-    say(f"Without data, {source.name} fills masks: {rows} windows of {length} tokens (--calibrate takes yours) ...")
+    say(f"{source.name} fills {rows} windows of {length} masks ...")
     model = load(source.folder).model.eval().to(device)
     chance = torch.Generator().manual_seed(seed)
     size = source.flat_config["vocab_size"]
@@ -240,34 +242,30 @@ def fillings(source: Source, seed: int, device: str, say: Say) -> Batches:
 # -- what needs no model --------------------------------------------------------------------------
 
 
-def sentences(source: Source, seed: int) -> Batches:
-    """For encoders that predict no tokens: sentences of prose where they read it, and any tokens.
+def sentences(source: Source, tokenizer: PreTrainedTokenizerBase, seed: int) -> Batches:
+    """For encoders that predict no tokens and read prose: sentences of it, by the side of their content, and noise.
 
     MiniLM with twice the heads has a cosine of 0.979 to the source on sentences of the Brown corpus after random
     tokens, 0.991 after the novel, and 0.917 by its weights alone.
     """
-    noise, known = random_tokens(source, seed), prose(source)
-    if known is None:
-        return noise
-    tokenizer, lines = known
-    order = iter(np.random.default_rng([seed, 4]).permutation(len(lines)))
+    noise, lines = random_tokens(source, seed), Parts(*packaged_prose().values())
+    chance = np.random.default_rng([seed, 4])
 
     def both(part: str, count: int) -> list[Batch]:
-        chosen = [lines[i] for i in islice(order, count)]
+        there = getattr(lines, part)
+        chosen = [there[i] for i in chance.permutation(len(there))[:count]]
         two = (tokenise(chosen, tokenizer, source), thin(getattr(noise, part), max(1, len(chosen) // NOISE)))
         return [batch for pair in zip_longest(*two) for batch in pair if batch is not None]
 
     return PROSE_LINES.each(both)
 
 
-def prose(source: Source) -> tuple[PreTrainedTokenizerBase, list[str]] | None:
-    """The model's tokenizer and the sentences of the texts that come with the package; None where there is none, or it
-    does not know their words.
-    """
+def prose(source: Source) -> PreTrainedTokenizerBase | None:
+    """The model's tokenizer, where it knows the words of the texts that come with the package."""
     if not brings_tokenizer(source.folder):
         return None
     tokenizer, lines = vocab.load(source.folder), corpus.find(text_files.PROSE, "text").texts()
-    return (tokenizer, lines) if reads(tokenizer, lines[:READ]) else None
+    return tokenizer if reads(tokenizer, lines[:READ]) else None
 
 
 def reads(tokenizer: PreTrainedTokenizerBase, lines: list[str]) -> bool:

@@ -6,6 +6,7 @@ the real tokens; its default prompt stands before every text.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
@@ -21,8 +22,9 @@ from leansurgeon.tasks.text import classification, corpus, files, vocab
 
 class Options(base.Options):
     """`data`, `eval_data` and `test_data` as in the language tasks; what is not named is cut from `data`, sentence by
-    sentence. They are cut at `seq_len` tokens. With `prose` the texts that come with the package train, too, and a part
-    of them as large as the data's own helps to choose the best step: so other text is not forgotten.
+    sentence. They are cut at `seq_len` tokens. With `prose` the texts that come with the package train, too, and where
+    no `eval_data` is named at most as many of them as of the data help to choose the best step: so other text is not
+    forgotten. They are never reported on.
     """
 
     data: str | list[str] = "austen"
@@ -67,10 +69,17 @@ class Sentences(base.Embedded, classification.TextClassification):
             texts = {side: [every[i] for i in chosen] for side, chosen in split.rows.items()}
             found = base.describe_split(split, "sentences")
             if o.prose:
-                prose = other_prose(every)
-                texts["train"] += prose["train"]
-                texts["eval"] += prose["eval"][: len(texts["eval"])]
-                found["held_out"] += f" {len(prose['train']):,} sentences that come with leansurgeon train, too."
+                # None is cut: what is told of cut texts is about the user's.
+                prose = {
+                    side: [line for line in lines if len(line) <= 2 * o.seq_len]
+                    for side, lines in packaged_prose(every).items()
+                }
+                train, there = prose["train"], prose["eval"]
+                most = 0 if o.eval_data else min(len(there), len(texts["eval"]))
+                chosen = [there[i] for i in np.linspace(0, len(there) - 1, most).round().astype(int)]
+                texts = texts | {"train": texts["train"] + train, "eval": texts["eval"] + chosen}
+                also = f" {len(train):,} sentences that come with leansurgeon train, too, and {len(chosen):,} choose."
+                found["held_out"] += also
             rows = {
                 side: classification.Rows([prompt + line for line in lines], None, np.zeros(len(lines), dtype=np.int32))
                 for side, lines in texts.items()
@@ -81,7 +90,8 @@ class Sentences(base.Embedded, classification.TextClassification):
             return info | {"was_read": corpus.tell(corpora, {"different sentences": len(every)}, cut)}
 
         self._open(cache, "sentences", key, build)
-        self.source = user_data.name_some([name for one in corpora.values() for name in one.names])
+        names = [name for one in corpora.values() for name in one.names]
+        self.source = user_data.name_some([*names, "prose of leansurgeon"] if o.prose else names)
 
     def model_overrides(self) -> base.Overrides:
         return vocab.Tokenized.model_overrides(self)
@@ -90,9 +100,11 @@ class Sentences(base.Embedded, classification.TextClassification):
         return vocab.Tokenized._particulars(self)
 
 
-def other_prose(known: list[str]) -> dict[str, list[str]]:
-    """The sentences that come with the package and are not `known`, by the side of their content."""
-    there = set(map(splits.hash_text, known))
+def packaged_prose(known: Iterable[str] = ()) -> dict[str, list[str]]:
+    """The sentences that come with the package by the side of their content, but for those that `known` texts hold."""
+    there = {splits.hash_text(piece) for text in known for piece in (text, *corpus.SENTENCE_END.split(text))}
     lines = [line for line in corpus.find(files.PROSE, "text").texts() if splits.hash_text(line) not in there]
+    if len(lines) < len(splits.SIDES):
+        return {side: [] for side in splits.SIDES}
     split = splits.split_by_content([*map(splits.hash_text, lines)])
     return {side: [lines[i] for i in chosen] for side, chosen in split.rows.items()}

@@ -18,7 +18,6 @@ from leansurgeon import tasks
 from leansurgeon.checkpoints.kind import LANGUAGE
 from leansurgeon.checkpoints.source import Source, open_source
 from leansurgeon.errors import UsageError
-from leansurgeon.measure.data import own
 from leansurgeon.measure.data.check_classes import check_classes
 from leansurgeon.measure.data.choose_task import choose_classes, choose_task, has_two_stacks, name_classes
 from leansurgeon.progress import Say
@@ -150,7 +149,7 @@ AUGMENTED = {"augment": True, "crop_scale": [0.6, 1.0], "color_jitter": 0.0, "hf
 LOOKED_AT = 1_024  # sentences, whose embeddings choose the best step
 LOOKS = 3  # evaluations of a timed training, the one at the start not counted
 RATE = 2e-4  # learning rate at width 384, for transferred weights that a teacher guides; falls with the root of width
-RATES = {"features": 6e-4}  # for embeddings: MiniLM heals best at 4e-4 in 120 steps and at 8e-4 in 1,400
+EMBEDDED = 6e-4  # the same for embeddings of text: MiniLM heals best at 4e-4 in 126 steps, at 8e-4 in 350 and 1,400
 FRESH = 5.0  # times that, for weights that have learned nothing
 ALONE = 0.5  # times that, without a teacher
 FULL = {"features": 480}  # steps from which the rate is right: in fewer less heals best, and that goes with the root
@@ -174,8 +173,11 @@ def make_recipe(model_dir: Path, data: UserData, asked: RecipeInputs, cache: Pat
     how = {"new_tokenizer": asked.new_tokenizer, "taught": isinstance(said, dict), "labels": asked.compares}
     chosen = choose_task(source, data, asked.columns, tokens=WINDOW, **how)
     options = dict(chosen.options) | (AUGMENTED if chosen.name == "folder" else {})
-    if chosen.name == "sentences" and not asked.compares and own.prose(source):
-        options["prose"] = True
+    if chosen.name == "sentences" and not asked.compares and "tokenizer" not in options:
+        from leansurgeon.measure.data import own
+
+        said = value_at(reading.with_sets({}, asked.sets), "task", "prose")
+        options |= {"prose": True} if said is not False and own.prose(source) else {}
     notes = (*source.pad_note, *(source.head_note if kind == "features" else ()))  # others get a new head
     for sentence in (*chosen.says, *(f"{source.slug}: {note}." for note in notes)):
         say(sentence)
@@ -258,7 +260,8 @@ def settings(
     batch = choose_batch(kind, matrices, tokens, here, samples, seconds)
     micro = choose_micro_batch(source, kind, tokens, here, taught=taught_by.name is not None)
     factor = (1.0 if source.learned else FRESH) * (ALONE if source.learned and taught_by.name is None else 1.0)
-    lr = RATES.get(kind, RATE) * (384 / width) ** 0.5 * factor * (ADAPTED if asked.lora else 1.0)
+    rate = EMBEDDED if kind == "features" and tokens and source.learned and not asked.lora else RATE
+    lr = rate * (384 / width) ** 0.5 * factor * (ADAPTED if asked.lora else 1.0)
     duration = asked.time or LENGTHS.get(kind, "1ep")
     train: dict[str, Any] = {
         "duration": duration,

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from leansurgeon.checkpoints.model import load
 from leansurgeon.checkpoints.source import Source, open_source
 from leansurgeon.commands.samples import sample_data, sample_data_of_all
+from leansurgeon.measure.data import own
 from leansurgeon.measure.data.batches import thin
 from leansurgeon.measure.data.calibration import Calibration
 from tests.benchmarks.rivals import compensated, dropping, flattengpt, folded, ghosted, laco, linearpatch, replaceme
@@ -61,7 +62,7 @@ class Contest:
     def of(cls, asked: argparse.Namespace, source: Source, seed: int) -> Contest:
         """The contest of one seed."""
         data = sample_data_of_all(source, asked.calibrate, None, asked.samples or None, seed, print)
-        parts = {s.name: s for s in (data.sources or (data,))}
+        parts = {s.name: s for s in (data.sources or (data,)) if s.name != own.NAME}
         parts |= {name: sample_data(source, name, None, None, seed, print) for name in asked.judge}
         whole = load(source.folder).model.eval().to(asked.device)
         place = partial(move_batches, device=whole.device)
@@ -71,7 +72,7 @@ class Contest:
     def made_by(self, name: str, layers: int) -> Made:
         """The model of one method, and what it told."""
         if name in OURS:
-            made, told = ours(self.source, self.data, layers, OURS[name], self.whole.device.type)
+            made, told = ours(self.source, self.data, layers, OURS[name], str(self.whole.device))
             return made.to(self.whole.device), told
         model = copy.deepcopy(self.whole)
         RIVALS[name](model, self.batches, self.source.shape.depth - layers)
@@ -93,10 +94,10 @@ def cells(asked: argparse.Namespace, source: Source, seed: int, end: float) -> N
     contest = None
     for layers in map(int, asked.layers.split(",")):
         rows = [row for row in rows_of(asked.state) if not row["trouble"]]  # what failed is tried again
-        done = {(r["method"], r["layers"], r["seed"], r["model"]) for r in rows}
+        done = {(r["method"], r["layers"], r["seed"], r["model"], r.get("device", "cpu")) for r in rows}
         wanted = [name for name in (*OURS, *RIVALS) if name in (asked.methods or (*OURS, *RIVALS))]
         for name in wanted:
-            if (name, layers, seed, source.slug) in done:
+            if (name, layers, seed, source.slug, torch.device(asked.device).type) in done:
                 continue
             if time.monotonic() >= end:
                 return print("No time is left for another cell; the same command goes on.", flush=True)
@@ -114,7 +115,7 @@ def cell(contest: Contest, name: str, layers: int, seed: int) -> Row:
     except (ValueError, RuntimeError) as error:
         made, told, trouble = None, {}, str(error)
     row: Row = {"model": contest.source.slug, "layers": layers, "method": name, "seed": seed}
-    row |= {"data": contest.data.digest, "seconds": time.perf_counter() - start[0]}
+    row |= {"device": contest.whole.device.type, "data": contest.data.digest, "seconds": time.perf_counter() - start[0]}
     row |= {"cpu": time.process_time() - start[1], "trouble": trouble, "told": told}
     row |= {"tokens": tokens_in(contest.batches), "classifies": classifies(contest.data)}
     row |= {"domains": judged(contest.said, made, contest.domains) if made else {}}

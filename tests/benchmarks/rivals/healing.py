@@ -96,7 +96,7 @@ def main(words: list[str] | None = None) -> None:
     known.add_argument("--samples", type=int, default=0, help="that starts are made with; by default shrink's number")
     known.add_argument("--train", type=int, default=1_024, help="samples to train on")
     known.add_argument("--windows", type=int, default=8, help="samples of every domain that are judged on")
-    known.add_argument("--device", default="cpu", help="cpu or cuda")
+    known.set_defaults(device="cpu")  # processor time is no clock of a GPU
     known.add_argument("--minutes", type=float, default=30.0)
     known.add_argument("--every", type=float, default=5.0, help="minutes between two looks")
     known.add_argument("--state", type=Path, default=Path("healing.jsonl"))
