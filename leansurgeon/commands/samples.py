@@ -99,7 +99,7 @@ def sample_data_of_all(
     parts = [sample_data(opened, name, None, samples, seed, say, device=device, columns=columns) for name in named]
     whole = mix_sources(parts)
     has_own = own.NAME in named or any(name.startswith(PREFIX) for name in named)
-    if has_own or has_two_stacks(opened) or not is_thin(whole):
+    if has_own or has_two_stacks(opened) or not is_thin(whole, prose=own.prose(opened) is not None):
         return whole
     made = own_samples(opened, seed, device, say, BY_YOURS)
     if made is None:

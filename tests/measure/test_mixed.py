@@ -58,9 +58,10 @@ def test_what_is_thin():
     label = {"labels": torch.zeros(600)}
     for rows, more, thin in ((600, {}, True), (4_200, {}, False), (600, label, False), (400, label, True)):
         lines = {"input_ids": torch.ones(rows, 16), "attention_mask": torch.ones(rows, 16)} | more
-        assert mixed.is_thin(Calibration("a", "a", "a", [lines], [lines], [lines])) is thin
+        assert mixed.is_thin(Calibration("a", "a", "a", [lines], [lines], [lines]), prose=True) is thin
+        assert mixed.is_thin(Calibration("a", "a", "a", [lines], [lines], [lines])) is (rows < 512)
     long = {"input_ids": torch.ones(450, 1_200), "attention_mask": torch.ones(450, 1_200)}  # so many are usual
-    assert not mixed.is_thin(Calibration("a", "a", "a", [long], [long], [long]))
+    assert not mixed.is_thin(Calibration("a", "a", "a", [long], [long], [long]), prose=True)
 
 
 def test_own_samples_take_the_places_that_are_left():

@@ -23,8 +23,8 @@ from leansurgeon.measure.data.calibration import (
 
 T = TypeVar("T")
 JOIN = " + "
-LEAST_LINES, LEAST_TOKENS = 512, 16_384  # with labels, and of running text, to fit to; fewer are thin
-MOST = 0.9  # of the usual number of lines without labels, from which on they are not thin
+LEAST_LINES, LEAST_TOKENS = 512, 16_384  # to fit to; fewer are thin
+MOST = 0.9  # of the usual number of lines
 FEWEST = 16  # own samples in a part
 
 
@@ -70,15 +70,17 @@ def usual(data: Calibration, part: str) -> int:
     return max(4, getattr(TOKENS, part) // first["input_ids"].shape[-1])
 
 
-def is_thin(data: Calibration) -> bool:
-    """Whether these are so few texts that what is fitted to them may be worse on all others."""
+def is_thin(data: Calibration, *, prose: bool = False) -> bool:
+    """Whether these are so few texts that what is fitted to them may be worse on all others. Of lines without labels
+    nearly as many as usual are wanted where the model reads the `prose` that would stand beside them.
+    """
     first = data.fit[0]
     if data.asked is not None or "input_ids" not in first:
         return False
     rows = sum(map(rows_of, data.fit))
     if "attention_mask" not in first:
         return rows < LEAST_TOKENS // first["input_ids"].shape[-1]
-    if "labels" in first:  # which would be lost beside samples that have none
+    if "labels" in first or not prose:  # labels would be lost beside samples that have none
         return rows < LEAST_LINES
     tokens = sum(int(batch["attention_mask"].sum()) for batch in data.fit)
     return max(rows, tokens / LINE) < MOST * LINES.fit  # of long texts fewer are usual
