@@ -119,6 +119,7 @@ def run(request: RunRequest, say: Say) -> Report:
         shown = [run for run in runs if run.summary.seed == recipe.seeds[0]]
         models = {run.summary.experiment.arm: runfolder.model_of(run.path) for run in shown}
         _, unmeasured = try_work(lambda: measure_answers(shown, say))
+        say("Looking for held-out samples on which they differ.")
         found, unseen = try_work(lambda: changes.find_changes(recipe.task, models))
         runfolder.write_json(folder / changes.NAME, found or {})
         for what, why in (("What answering costs", unmeasured), ("What changed for real samples", unseen)):
