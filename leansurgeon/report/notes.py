@@ -24,8 +24,8 @@ def setting(section: Section) -> list[str]:
     if section.kind in ("models", "glue"):
         return []
     task = section.task
-    said = [task.name] if section.kind == "experiment" and task.name != section.name else []
-    if task.eval_samples:
+    said = [task.name] if section.kind == "experiment" and task and task.name != section.name else []
+    if task and task.eval_samples:  # with too little time nothing was judged
         said.append(plural(task.eval_samples, f"{'held-out' if task.held_out else 'evaluation'} sample"))
     seeds = max((len(r.seeds) for r in section.rows), default=0)
     if section.kind == "experiment":

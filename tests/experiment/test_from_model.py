@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -119,6 +120,13 @@ def test_models_that_nobody_trained_here_are_compared(compared):
     assert section["rows"][1]["metric"]["mean"] == pytest.approx(test["best"]["metric"])  # the same held-out samples
     found = leansurgeon.compare(folder / "mine", folder / names[1], data=str(folder / "reviews.csv"), progress=False)
     assert "lean-s0" in str(found) and "|" in found._repr_markdown_()
+    # Where the time was over before anything was judged.
+    bare = [replace(section, task=None, rows=tuple(replace(row, metric=None) for row in section.rows))
+            for section in found.sections]  # fmt: skip
+    bare = replace(found, sections=tuple(bare))
+    assert all("lean-s0" in bare.text(form) for form in ("table", "markdown", "csv", "latex", "json"))
+    bare.html(folder / "bare.html")
+    assert "lean-s0" in (folder / "bare.html").read_text()
 
 
 def test_images_and_texts_without_labels_are_compared(tmp_path):
