@@ -33,6 +33,7 @@ class Difference:
     samples: int
     of_samples: float
     ratio: bool = False
+    unit: str = "samples"
 
     @property
     def sign(self) -> int:
@@ -43,14 +44,14 @@ class Difference:
     def text(self, task: Task) -> str:
         """`-1.1 points, 95 %: -2.0 to -0.2, 612 held-out samples`."""
         if self.low == self.high == (1.0 if self.ratio else 0.0):
-            return f"no difference on {self.samples:,} held-out samples"
+            return f"no difference on {self.samples:,} held-out {self.unit}"
         if self.ratio:
             figures = f"{self.value:.3f} times, 95 %: {self.low:.3f} to {self.high:.3f}"
         else:
             times, form, unit = (100, "+.1f", " points") if task.percent else (1, "+.4f", "")
             value, low, high = (f"{times * figure:{form}}" for figure in (self.value, self.low, self.high))
             figures = f"{value}{unit}, 95 %: {low} to {high}"
-        return f"{figures}, {self.samples:,} held-out samples"
+        return f"{figures}, {self.samples:,} held-out {self.unit}"
 
 
 def compare(row: Row, other: Row) -> Difference | None:
@@ -95,7 +96,8 @@ def of_comparison(judged: Comparison, metric: str) -> Difference | None:
         return None
     figures, ratio = (both.result - both.source, both.low, both.high), metric == "perplexity"
     shown = map(math.exp, figures) if ratio else figures
-    return Difference(*shown, samples=judged.scored or 0, of_samples=(both.high - both.low) / 4, ratio=ratio)
+    unit = "tokens" if ratio else "samples"
+    return Difference(*shown, samples=judged.scored or 0, of_samples=(both.high - both.low) / 4, ratio=ratio, unit=unit)
 
 
 def scale_of(test: OnTest) -> str | None:

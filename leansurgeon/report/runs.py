@@ -321,8 +321,8 @@ def compared_on(runs: Sequence[Run], name: str, *, language: bool) -> tuple[Task
         return None, list(runs)
     metric, label, percent, both = next(iter(found.values()))
     one = next(run.compared for run in runs if run.path in found)
-    rows = one.embeddings.samples if one.embeddings else one.scored
     higher = metric != "perplexity"
+    rows = one.embeddings.samples if one.embeddings else one.scored if higher else None  # of a text, tokens are scored
     task = Task(name, metric, label, higher, percent, rows or None, held_out=one.data == "held-out data")
     figures = {run.path: found[run.path][3].result for run in runs if run.path in found} | {runs[0].path: both.source}
     made = []
