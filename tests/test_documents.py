@@ -44,6 +44,17 @@ def test_links_lead_somewhere(page):
             assert (page.parent / target).exists(), target
 
 
+def test_the_guide_for_developers_names_what_there_is():
+    files = [*(ROOT / "leansurgeon").rglob("*.py"), *(ROOT / "tests").rglob("*.py")]
+    words = {word for file in files for word in re.findall(r"\w+", file.read_text())}
+    named = re.findall(r"`([\w/.]+)`", (ROOT / "examples" / "guide" / "developing.md").read_text())
+    for name in named:
+        if name.endswith(".py"):
+            assert "NAME" in name or any(f"/{file}".endswith(f"/{name}") for file in files), name
+        else:
+            assert words.issuperset(re.findall(r"\w+", name)), name
+
+
 @pytest.mark.parametrize("words", ALL)
 def test_the_command_line_takes_every_command_of_the_documents(words):
     """Parsed as if typed, and not carried out: unknown options, missing arguments, wrong types and values that a
