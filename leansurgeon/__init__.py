@@ -62,7 +62,7 @@ def compare(*models: Any, data: Any = None, tokenizer: Any = None, **options: An
 
 
 def heal(model: Any, data: Any, **options: Any) -> Any:
-    """Retrain a model on the user's own data with `retrain`, whose options it takes and whose result it returns.
+    """Retrain a model on the user's own data; takes and returns what `retrain` does.
 
     The model learns from the one that it was cut from, if that is available. Weights that training did not improve are
     kept as they were.

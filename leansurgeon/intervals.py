@@ -65,7 +65,7 @@ def errors_needed(freedom: float, comparisons: int = 1) -> float:
 
 
 def p_value(ratio: float, freedom: float) -> float:
-    """Return the probability that chance alone gives a difference of `ratio` standard errors, in either direction."""
+    """Return the probability of a difference of `ratio` standard errors by chance, in either direction."""
     return erfc(ratio / sqrt(2)) if freedom >= MANY else 1 - share_within(ratio, count_down(freedom))
 
 

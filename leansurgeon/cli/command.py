@@ -22,9 +22,7 @@ KEYWORD = inspect.Parameter.KEYWORD_ONLY
 
 
 def command_of(command: Command) -> Callable[..., None]:
-    """Return what Typer calls: a function that takes every field of the request as an argument or option,
-    and --json.
-    """
+    """Return what Typer calls: it takes every field of the request as an argument or option, and --json."""
     parameters = []
     for name, field, opt in options_of(command.request):
         default = inspect.Parameter.empty if field.is_required() else field.get_default(call_default_factory=True)

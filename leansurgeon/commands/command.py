@@ -60,8 +60,8 @@ class Command:
 
 @contextmanager
 def speaking(progress: bool | Say | None) -> Iterator[Say]:
-    """Yield the function that receives progress messages: for True one that writes to stderr, for False a silent one,
-    else the one given. Raises `UsageError` for anything else.
+    """Yield the function that receives progress messages: True means stderr, False none, else the one given. Raises
+    `UsageError` for anything else.
     """
     if progress is False or progress is None:
         yield screen.silent
@@ -123,10 +123,8 @@ def pushing(request: Request, say: Say) -> Iterator[Callable[[Any], None]]:
 
 
 def function_of(command: Command) -> Callable[..., Any]:
-    """Return the Python function of a command.
-
-    It takes the fields of the request and `progress`, also a model in memory where a field is for a model. It leaves
-    the process as it was, and raises leansurgeon's own errors.
+    """Return the command's Python function: it takes the fields of the request and `progress`, also a model in memory
+    where a field is for a model, leaves the process as it was, and raises leansurgeon's own errors.
     """
     request, run = command.request, command.run
     types = get_type_hints(request)  # plain types, without annotations for pydantic and the terminal

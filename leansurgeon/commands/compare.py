@@ -20,9 +20,7 @@ KAPPA_SAMPLES = 16
 
 
 def measure_answers(runs: Sequence[Run], say: Say, seconds: float | None = None) -> dict[Path, JsonObject]:
-    """Measure the inference cost of all these models in turns; return it by folder, and save it in the
-    folders of runs.
-    """
+    """Measure the inference cost of all these in turns; return it by folder, and save it for runs."""
     from leansurgeon.measure.costs import inference
     from leansurgeon.training.runs import folder as runfolder
 

@@ -24,7 +24,7 @@ one = threading.RLock()
 
 
 def unlock() -> None:
-    """Replace the lock in a forked process, where the threads that may have held it do not exist."""
+    """Replace the lock in a forked process, which has none of the threads that may hold it."""
     global one
     one = threading.RLock()
 
@@ -62,9 +62,7 @@ def environment() -> Callable[[], None]:
 
 
 def generators() -> Callable[[], None]:
-    """Return a function that restores the random generators of Python, numpy and torch, also those of GPUs that are
-    first used meanwhile.
-    """
+    """Return a function that restores the generators of Python, numpy and torch, also of GPUs first used meanwhile."""
     stack, numpy, torch = ExitStack(), sys.modules.get("numpy"), sys.modules.get("torch")
     stack.callback(random.setstate, random.getstate())
     if numpy is not None:
@@ -88,9 +86,7 @@ def precision() -> Callable[[], None]:
 
 
 def accelerate() -> Callable[[], None]:
-    """Return a function that restores Accelerate's state, which all its objects in this process share; if it was not
-    loaded, the state becomes empty.
-    """
+    """Return a function that restores Accelerate's shared state, empty if it was not loaded."""
 
     def shared() -> list[dict[str, Any]]:
         """Return the state dictionaries."""

@@ -84,10 +84,8 @@ def sample_data_of_all(
     device: str = "cpu",
     columns: str | None = None,
 ) -> Calibration:
-    """Open the data that the user named, several sources mixed evenly. If there are so few texts that fitting to them
-    would harm the model on all others, add samples that the model generates itself.
-
-    Raises what `sample_data` raises.
+    """Open the data that the user named, several sources mixed evenly. If texts are so few that fitting them would harm
+    the model on others, add samples that the model generates itself. Raises what `sample_data` raises.
     """
     from leansurgeon.measure.data import own
     from leansurgeon.measure.data.choose_task import PREFIX, has_two_stacks
@@ -113,9 +111,7 @@ def sample_data_of_all(
 
 
 def try_work(work: Callable[[], T]) -> tuple[T | None, str]:
-    """Return what `work` returns; if it fails because of what the model is, return None and the reason in
-    one sentence.
-    """
+    """Return what `work` returns or, if it fails because of what the model is, None and the reason."""
     try:
         return work(), ""
     except (Interrupted, OutOfMemory):

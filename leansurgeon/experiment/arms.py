@@ -133,8 +133,8 @@ def equal_mlp(
 
 
 def method_of(name: str, recipe: ExperimentRecipe) -> Method:
-    """Return how to cut an arm, calibrated on sample data unless it is `uncalibrated`; a control is cut like the arm
-    that it controls unless it sets something else.
+    """Return how to cut an arm, calibrated unless it is `uncalibrated`; a control is cut like its arm unless it says
+    otherwise.
     """
     arm = recipe.arms[name]
     other = recipe.arms[arm.control_of] if arm.control_of else arm

@@ -147,8 +147,8 @@ def describe_part(job: Job) -> Part:
 
 
 def make_digest(job: Job, settings: dict[str, Any]) -> str:
-    """Return a short hash of everything that determines the result; all seeds of an arm share it. Defaults are left
-    out, so that a later version with more settings gives the same hash.
+    """Return a short hash of all that determines the result, shared by an arm's seeds. Defaults are left out, so that a
+    later version with more settings gives the same hash.
     """
     recipes = [get_training(job, seed=0)]
     recipes += [job.experiment.training(transferred=False)] if job.transferred else []

@@ -40,8 +40,8 @@ TRANSFORMERS = ["transformers.modeling_utils", "transformers.modeling_layers", "
 
 
 def fresh_processes(parallel: int, library: str) -> multiprocessing.context.BaseContext:
-    """Return the multiprocessing context: each process starts from a clean state, so memory is measured from there.
-    `library` (`Architecture.library`) is loaded before they fork.
+    """Return the multiprocessing context: processes start clean, so that memory is measured from there. `library`
+    (`Architecture.library`) is loaded before they fork.
     """
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores() // parallel)))
     forks = not has_gpu() and "forkserver" in multiprocessing.get_all_start_methods()

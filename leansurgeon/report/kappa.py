@@ -77,7 +77,7 @@ def kappa_of(measured: list[Any]) -> Kappa | None:
         return None
 
     def figures(parts: list[Any], deficient: int) -> dict[str, Bound | None]:
-        """Return the values that the model and every layer share."""
+        """Return the values of the model or of a layer."""
         mean = average(parts, "mean", "median_lower_bound")
         return {
             # The mean excludes deficient samples, each of which is worse than any that it includes.

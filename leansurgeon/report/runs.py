@@ -157,8 +157,8 @@ class Task:
 
 @dataclass(frozen=True)
 class Run:
-    """A run or a model. `kind` is "run", or "model" for one that was not trained here; its summary then holds what its
-    record or files say.
+    """A run or, with `kind` "model", a model that was not trained here; its summary then holds what its record or files
+    say.
     """
 
     path: Path

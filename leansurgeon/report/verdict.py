@@ -33,11 +33,10 @@ SMALL_WIDTH = 256  # up to this width the default initialization is known to lea
 
 @dataclass(frozen=True)
 class Verdict:
-    """The comparison of two arms.
-
-    `difference` is arm minus against in the metric's own unit (a fraction for percentages). `verdict` is a fixed word
-    for programs: "better", "worse", "not shown", "one seed", "not credible", "not comparable" or "no spread". `needed`
-    is the number of standard errors required in this table, `p` the probability of such a difference by chance.
+    """`difference` is arm minus against in the metric's own unit (a fraction for percentages). `verdict` is a fixed
+    word for programs: "better", "worse", "not shown", "one seed", "not credible", "not comparable" or "no spread".
+    `needed` is the number of standard errors required in this table, `p` the probability of such a difference by
+    chance.
     """
 
     arm: str
@@ -68,8 +67,8 @@ def verdicts(section: Section) -> list[Verdict]:
 
 
 def conclude(section: Section) -> list[str]:
-    """Return the conclusions of a section as sentences: what each lean arm keeps and gains, if it was tested on the
-    same samples; otherwise what the seeds allow to conclude.
+    """Return a section's conclusions as sentences: what each lean arm keeps and gains, if tested on the same samples;
+    else what the seeds allow.
     """
     found, told, original, task = verdicts(section), [], section.original, section.task
     for row in section.rows if original and task else ():

@@ -228,7 +228,7 @@ def _as_it_is(batch: Batch) -> Batch:
 
 
 def _begin(worker: int) -> None:
-    """Start a worker: ignore signals and leave the run folder to the parent.
+    """Ignore signals and leave the run folder to the parent.
 
     A signal to the whole group (Ctrl-C, a scheduler) is for the training alone, which needs its data to finish the
     step. A worker ends when the training closes it, or some seconds after the training is gone.

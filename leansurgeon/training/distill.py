@@ -358,8 +358,8 @@ def last_of(kept: Sequence[int], depths: Sequence[int]) -> list[int]:
 def load_teacher(
     settings: Distill, model_dir: Path, student: Loaded, task: Task
 ) -> tuple[Loaded, list[int] | None, Callable[[Batch], Batch]]:
-    """Load the teacher unchanged; also return which of its outputs are the student's (`check_teacher`), and a function
-    that converts the student's batches to the teacher's.
+    """Load the teacher unchanged, with the outputs that are the student's (`check_teacher`) and a function that
+    converts the student's batches.
 
     Raises `UsageError` if the teacher is missing or untrained, or takes other inputs or predicts other things than the
     student.

@@ -224,7 +224,7 @@ def reshard(module: nn.Module) -> None:
 
 
 def local_part(tensor: Tensor) -> Tensor:
-    """Return the shard of this process, sharing memory with `tensor`; an unsharded tensor is returned as it is."""
+    """Return this process's shard, sharing memory with `tensor`; an unsharded tensor as it is."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
@@ -234,9 +234,7 @@ def list_tensors(model: nn.Module) -> Tensors:
 
 
 def gather(tensor: Tensor) -> Tensor:
-    """Return the whole tensor on every process. All processes must call this. An unsharded tensor is
-    returned as it is.
-    """
+    """Return the whole tensor on every process; an unsharded one as it is. All processes must call this."""
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
@@ -289,11 +287,11 @@ def make_rehearsal(
     device: torch.device,
     processes: int,
 ) -> Callable[[], nn.Module]:
-    """Return a function that makes a sharded copy of `scored_of(loaded)` for a memory test on one process alone.
+    """Return a function that makes a sharded copy of `scored_of(loaded)` for a memory test without other processes.
 
-    The copy takes as much memory as the real one but does not communicate, so a process that runs out of memory leaves
-    no other waiting. Its weights are uninitialized, its buffers those of the model. Call this before `split_weights`;
-    all processes must call the result, since it makes the process group again.
+    The copy takes as much memory as the real one but does not communicate, so running out of memory leaves no process
+    waiting. Its weights are uninitialized, its buffers the model's. Call this before `split_weights`; all processes
+    must call the result, since it makes the process group again.
     """
     bare, buffers = without_memory(loaded.model), dict(loaded.model.named_buffers())
 

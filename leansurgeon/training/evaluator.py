@@ -254,8 +254,7 @@ def _evaluate_run(run: Run) -> Evaluation:
 def verdict(history: History, new: Scores, metric: Metric, patience: EarlyStopping | None) -> tuple[bool, int]:
     """Return whether to save `new`, and how many evaluations in a row brought no gain, this one included.
 
-    It is saved if it is the best so far (for equal metrics, the one with the lower loss), or if model/ no longer holds
-    the best.
+    Save the best so far (for equal metrics, the lower loss), or any if model/ no longer holds the best.
     """
     if history.best is None:
         return True, history.worse

@@ -1,8 +1,7 @@
 """The end of a training: the last model, its summary, final measurements and model cards.
 
 Final measurements start once the summary is written. They are announced, limited in time, and stopped by the first
-Ctrl-C. A measurement that is cut short is missing from the summary, but loses no result, and the exit code is that of
-success.
+Ctrl-C. A measurement that is cut short is missing from the summary, but the exit code is that of success.
 """
 
 from __future__ import annotations
@@ -227,7 +226,7 @@ def write_cards(run_dir: Path, start: Path, made: Summary, split: Mapping[str, s
 
 
 def describe_training(made: Summary, scores: Scores) -> Training:
-    """Return the scores of these weights and a description of how they were trained."""
+    """Return the scores of these weights, and how they were trained."""
     task, own, before, count = made.task, own_test(made), made.before, made.task.eval_samples
     data = str(without_places(task.data.get("source") or task.name))
     measured = [Measured(f"{data}, evaluation", metrics_of(made, scores))]

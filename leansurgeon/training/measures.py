@@ -32,10 +32,10 @@ def list_due(run: Run, done: int) -> list[Kappa | Heads]:
 
 
 def measure(run: Run, wanted: list[Kappa | Heads], found: JsonObject, *, end: bool = False) -> None:
-    """Measure with the current weights, on one process, and store the results in `found` under `kappa` and `heads`.
+    """Measure with the current weights, on one process, and store each result at once in `found` under `kappa` and
+    `heads`.
 
-    They are stored one by one, so that ending early keeps what is done. Each that is also due during training gets a
-    row. All processes must call this.
+    Each that is also due during training gets a row. All processes must call this.
     """
     if not wanted:
         return

@@ -317,9 +317,7 @@ def _ramp_steps(train: Train, epoch_samples: int) -> int:
 
 @dataclass
 class Pace:
-    """Position in the schedule: `seconds` were spent when `step` steps were done, and a step takes
-    `per_step` seconds.
-    """
+    """`seconds` were spent when `step` steps were done, and a step takes `per_step` seconds."""
 
     plan: Plan
     step: int = 0

@@ -202,8 +202,8 @@ def make_trainer(
     model_dir: Path,
     sharing: bool = False,
 ) -> tuple[optimizer.Trainer, Objective]:
-    """Return the trainer and the objective that is evaluated and saved: that of the model or of its moving average.
-    `sharing` says whether the processes share (shard) the weights.
+    """Return the trainer and the objective to evaluate and save: the model's or its average's. `sharing` says whether
+    processes share the weights.
     """
     train, device = scheme.train, accelerator.device
     mixing = _set_model_for(train, task, loaded)

@@ -158,10 +158,8 @@ def embeddings_anew(loaded: Loaded, tokenizer: PreTrainedTokenizerBase, size: in
 
 
 def replace_tokenizer(folder: Path, loaded: Loaded, task: Task, *, anew: bool) -> None:
-    """In a folder that was just saved, replace the source's tokenizer files with the task's tokenizer.
-
-    Does nothing where the two are the same: it replaces them for new embeddings (`anew`), or if the source had no
-    tokenizer or was untrained.
+    """In a folder that was just saved, replace the source's tokenizer by the task's: for new embeddings (`anew`), or if
+    the source had no tokenizer or was untrained.
     """
     tokenizer = task.tokenizer()
     kept = runfolder.has_learned(loaded.folder) and brings_tokenizer(loaded.folder)

@@ -310,9 +310,7 @@ def generators_kept(device: torch.device) -> Iterator[None]:
 
 
 def _generators_out(device: torch.device) -> tuple[Tensors, JsonObject]:
-    """Return the state of all random generators of this process: torch's on the CPU and the device, numpy's and
-    Python's.
-    """
+    """Return the state of this process's random generators: torch's on the CPU and the device, numpy's and Python's."""
     version, internal, gauss = random.getstate()
     kind, keys, position, has_gauss, cached = np.random.get_state()
     tensors = {

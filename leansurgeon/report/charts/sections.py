@@ -208,8 +208,7 @@ ORDERS = {
 
 def head_charts(study: HeadStudy, name: str = "", key: str = "") -> list[Chart]:
     """Draw an importance map for every kind of attention (encoder, decoder, cross), layers from top to bottom, and the
-    score against the share of heads switched off, one line for every order. `name` is a prefix of the titles and `key`
-    of the file names.
+    score as heads are switched off, one line for every order. `name` begins the titles and `key` the file names.
     """
     begin = f"{name}: " if name else ""
     kinds: dict[str, list[AttentionHeads]] = {}

@@ -252,9 +252,7 @@ def load_template() -> Any:
 
 
 def printable(value: str | float | None) -> str | float | None:
-    """Replace control characters in names from files, which could affect the browser or the encoder; escaping happens
-    later.
-    """
+    """Replace control characters, which could affect the browser or the encoder; escaping happens later."""
     from markupsafe import Markup
 
     if not isinstance(value, str) or isinstance(value, Markup):

@@ -140,8 +140,8 @@ CRITERIA = {
 
 
 def state_verdict(before: Shape, after: Shape, compared: Comparison | None, language: bool, saved: float) -> str | None:
-    """Return the verdict in one sentence; None if nothing was changed or compared. `saved` is the share of parameters
-    that was removed.
+    """Return the verdict in one sentence; None if nothing changed or was compared. `saved` is the share of parameters
+    removed.
     """
     changes = list_changes(before, after)
     if not changes or compared is None or not compared.done:

@@ -68,11 +68,12 @@ def group_size() -> int:
 
 
 def set_aside() -> list[str]:
-    """Remove the variables that Accelerate would obey from this process's environment, for good; return the names of
-    those that had an effect.
+    """Remove the variables that Accelerate would obey from this process's environment; return the names of those that
+    had an effect.
 
-    Not only while Accelerate starts: `ACCELERATE_USE_FSDP` with `FSDP_CPU_RAM_EFFICIENT_LOADING`, which `accelerate
-    launch --use_fsdp` sets, lets transformers leave a fresh head without memory on all processes but one.
+    They are not restored once Accelerate has started: `ACCELERATE_USE_FSDP` with `FSDP_CPU_RAM_EFFICIENT_LOADING`,
+    which `accelerate launch --use_fsdp` sets, lets transformers leave a fresh head without memory on all processes but
+    one.
     """
     taken = {key: os.environ.pop(key) for key in list(os.environ) if key.startswith(_ASIDE) and key not in _HARMLESS}
     return sorted(key for key, value in taken.items() if value.lower() not in _OFF and _DEFAULTS.get(key) != value)

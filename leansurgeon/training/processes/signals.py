@@ -44,9 +44,7 @@ class StopSignals:
         self._since = 0.0
 
     def raise_if_asked(self) -> None:
-        """Raise `StopRequested`, with `STOP` or `INTERRUPT` alike on every process, if any of them was
-        asked to stop.
-        """
+        """Raise `StopRequested` on every process alike, with `STOP` or `INTERRUPT`, if one was asked to stop."""
         if kind := self.group.largest([self.request])[0]:
             raise StopRequested(int(kind))
 

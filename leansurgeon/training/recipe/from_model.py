@@ -256,8 +256,8 @@ def settings(
     *,
     new_head: bool = False,
 ) -> JsonObject:
-    """Return the `train` block for `samples` training samples of `tokens` each (None: images). `new_head` says that the
-    model's head is replaced.
+    """Return the `train` block for `samples` training samples of `tokens` each (None: images). `new_head`: the head is
+    replaced.
     """
     width = source.shape.stages[-1].width
     here = look_at_machine()

@@ -173,8 +173,8 @@ class _Source:
     over: tuple[str, ...] = ()
 
     def of(self, path: tuple[str, ...], said: str = "") -> str:
-        """Return where `path` was written. If several `--set` lie below it, return those that share most words with the
-        message `said`.
+        """Return where `path` was written; of several `--set` below it, those that share most words with the message
+        `said`.
         """
         words, below = set(re.findall(r"\w+", said)), {}
         for text in reversed(self.sets):
@@ -351,7 +351,7 @@ def partial(part: Json) -> Json:
 
 
 def find_reached(parts: dict[str, Json], names: list[str]) -> set[str]:
-    """Return the parts that `names` refer to, directly or through others, with `names`."""
+    """Return `names` and the parts that they refer to, directly or through others."""
     seen: set[str] = set()
     left = list(names)
     while left:

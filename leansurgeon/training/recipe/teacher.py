@@ -32,10 +32,8 @@ HINT = "Name a trained model folder: --set train.distill.teacher=FOLDER."
 
 @dataclass(frozen=True)
 class Teacher:
-    """The teacher of a model.
-
-    `name` is the value of `train.distill.teacher`, or None if there is no teacher, with the reason in `why`. `own` says
-    that it is the model that this one was cut from, so that its layers are known.
+    """`name` is the value of `train.distill.teacher`; None without a teacher, with the reason in `why`. `own` says that
+    it is the model that this one was cut from, so that its layers are known.
     """
 
     name: str | None
@@ -163,8 +161,8 @@ def check_tokens(teacher: Source, tokenizer: PreTrainedTokenizerBase, *, own: bo
 
 
 def at_hand(origin: Origin, model_dir: Path) -> str | None:
-    """Return the name or path at which the source is available now, or None: its own name if its digests match there,
-    else relative to the folders above the model.
+    """Return the source's present name or path, or None: its own name if its digests match there, else relative to the
+    folders above the model.
 
     A hub model is available if it is cached or the hub can be reached.
     """

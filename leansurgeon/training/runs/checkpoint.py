@@ -215,10 +215,10 @@ def read_tensors(path: Path, rank: int) -> tuple[Tensors, Tensors]:
 
 
 def locate_checkpoint(given: Path, *, hashes: bool = True) -> tuple[Path, Path]:
-    """Return the run folder and the complete checkpoint that `--resume PATH` means: PATH is a run folder, or one
-    checkpoint of it.
+    """Return the run folder and the complete checkpoint that `--resume PATH` means: PATH is a run folder, or a
+    checkpoint in one.
 
-    Without `hashes`, files are not hashed, which is enough to find the run. Raises `UsageError` for anything else.
+    To find only the run, leave `hashes` off. Raises `UsageError` for anything else.
     """
     if not given.is_dir():
         raise UsageError(f"There is no run folder or checkpoint {given}.")

@@ -111,10 +111,8 @@ def model_of(path: Path) -> Path:
 
 
 def newest_shrunk(workspace: Path) -> Path:
-    """Return the folder below `workspace` with the newest `surgery.json`, except those that a run or an experiment
-    keeps for itself.
-
-    Raises `UsageError` if there is none.
+    """Return the folder below `workspace` with the newest `surgery.json`, except those internal to runs and
+    experiments.
     """
     records = [path for path in workspace.glob("**/surgery.json") if not _internal(path.parent, workspace)]
     if not records:
