@@ -47,11 +47,11 @@ def contradiction() -> str | None:
     there, size = group_variables(), max(1, number(SIZE))
     for name, text in there.items():
         if name != HOST and (not text.isdecimal() or (int(text) == 0 and name in (SIZE, PORT))):
-            return f"The environment says {name}='{text}', which is no number that it can have."
+            return f"The environment says {name}='{text}', which is not a valid number for it."
     if size > 1 and (lacks := [name for name in (RANK, HOST, PORT) if not there.get(name)]):
-        return f"The environment says {SIZE}={size}, and nothing of {', '.join(lacks)}: the {size} cannot meet."
+        return f"The environment says {SIZE}={size}, but not {', '.join(lacks)}: the {size} processes cannot meet."
     if late := next((name for name in (RANK, LOCAL) if number(name) >= size), None):
-        return f"The environment says {late}={there[late]}, and there is room for {size} by its {SIZE}."
+        return f"The environment says {late}={there[late]}, but its {SIZE} is {size}."
     return None
 
 

@@ -67,7 +67,7 @@ def speaking(progress: bool | Say | None) -> Iterator[Say]:
         yield screen.silent
         return
     if progress is not True and not callable(progress):
-        raise UsageError(f"progress={progress!r}: give True, False, or what takes a line of text.")
+        raise UsageError(f"progress={progress!r}: give True, False, or a function that takes a line of text.")
     with screen.show_on(screen.command_screen(None if progress is True else progress)):
         yield screen.say if progress is True else progress
 

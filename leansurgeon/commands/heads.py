@@ -124,7 +124,7 @@ def heads(request: HeadsRequest, say: Say) -> Heads:
         opened = open_source(model, allow_pickle=request.allow_pickle)
         if opened.weights is None:
             raise UsageError(
-                f"'{model}' is a preset and has no weights, so its heads have done nothing yet.",
+                f"'{model}' is a preset without weights, so its heads have no importance yet.",
                 "Give a trained model's folder.",
             )
         if not opened.learned:

@@ -88,7 +88,7 @@ def source_of(opened: Source, against: str | None, keep: ExitStack, *, allow_pic
     if against is None and opened.record_trouble:
         raise UsageError(f"What {opened.name} was cut from is not known: {opened.record_trouble}", hint)
     if against is None and opened.record is None:
-        raise UsageError(f"{opened.name} holds no surgery.json, so nobody knows what it was cut from.", hint)
+        raise UsageError(f"{opened.name} holds no surgery.json, so its source is unknown.", hint)
     if against is None:
         from leansurgeon.training.recipe.teacher import at_hand
 
@@ -117,7 +117,7 @@ def refuse_other_tokens(opened: Source, origin: Source) -> None:
     if not vocab.same_tokens(*both):
         raise UsageError(
             f"{opened.name} and {origin.name} have different tokenizers ({len(both[0]):,} and {len(both[1]):,} "
-            "tokens): the same numbers are other words to each, and their losses do not compare.",
+            "tokens): the same ids mean other words, so their losses do not compare.",
             "Compare with a model of the same tokenizer, or by tasks: --lm-eval TASKS.",
         )
 

@@ -63,7 +63,7 @@ def kappa(request: KappaRequest, say: Say) -> Kappa:
     opened = open_source(model, allow_pickle=request.allow_pickle)
     if opened.weights is None:
         raise UsageError(
-            f"'{model}' is a preset and has no weights, so its attention has seen nothing yet.",
+            f"'{model}' is a preset without weights, so there is no attention to measure yet.",
             f"`leansurgeon shrink {model} --init fresh -o FOLDER` makes a model of it; give that folder.",
         )
     if not opened.learned:

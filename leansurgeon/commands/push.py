@@ -59,13 +59,15 @@ def check(where: Target, say: Say, token: str | None = None) -> None:
     try:
         validate_repo_id(where.repo)
     except HFValidationError:
-        raise UsageError(f"--push {where.repo}: the hub knows no such name.", "Give ORG/NAME.") from None
+        raise UsageError(f"--push {where.repo}: this is not a valid name on the hub.", "Give ORG/NAME.") from None
     if where.repo.count("/") != 1:
-        raise UsageError(f"--push {where.repo}: whose is it?", "Give ORG/NAME, or your own name before the slash.")
+        raise UsageError(
+            f"--push {where.repo}: the name has no owner.", "Give ORG/NAME, or your own name before the slash."
+        )
     if constants.HF_HUB_OFFLINE:
         raise UsageError("--push needs the hub, and HF_HUB_OFFLINE is set.", "Unset it, or push later.")
     if not (token or get_token()):
-        raise UsageError("--push needs a token of the hub, and there is none.", "`hf auth login`, or set HF_TOKEN.")
+        raise UsageError("--push needs a token for the hub, and there is none.", "`hf auth login`, or set HF_TOKEN.")
     from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
 
     api = client(token)
@@ -83,7 +85,9 @@ def check(where: Target, say: Say, token: str | None = None) -> None:
     except HfHubHTTPError as error:
         status = getattr(getattr(error, "response", None), "status_code", None)
         if status == 401:
-            raise UsageError("--push: the hub does not take this token.", "`hf auth login`, or set HF_TOKEN.") from None
+            raise UsageError(
+                "--push: the hub does not accept this token.", "`hf auth login`, or set HF_TOKEN."
+            ) from None
         say(f"The hub cannot be asked about {where.repo} now ({status}); it is tried when the work is done.")
     except Exception as error:  # there is an exception class for each kind of network failure
         say(f"The hub cannot be asked about {where.repo} now ({type(error).__name__}); it is tried after the work.")

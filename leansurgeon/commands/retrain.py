@@ -161,7 +161,7 @@ def choose_run_folder(request: RetrainRequest, recipe: TrainingRecipe, start: Pa
     if resume not in ("auto", "never"):
         run_dir = checkpoint.locate_checkpoint(Path(resume), hashes=False)[0]
         if out is not None and out.resolve() != run_dir.resolve():
-            raise UsageError(f"--resume {resume} goes on in {run_dir}, and -o says {out}.", "Leave -o out.")
+            raise UsageError(f"--resume {resume} resumes in {run_dir}, but -o says {out}.", "Leave -o out.")
         return run_dir
     if out is not None:
         return out
@@ -172,7 +172,7 @@ def choose_run_folder(request: RetrainRequest, recipe: TrainingRecipe, start: Pa
     if unfinished is not None and resume == "auto":
         return unfinished
     if unfinished is not None:
-        say(f"An interrupted run of this recipe is in {unfinished}; --resume auto goes on with it.")
+        say(f"An interrupted run of this recipe is in {unfinished}; --resume auto resumes it.")
     return new
 
 

@@ -119,7 +119,7 @@ def run(request: RunRequest, say: Say) -> Report:
         shown = [run for run in runs if run.summary.seed == recipe.seeds[0]]
         models = {run.summary.experiment.arm: runfolder.model_of(run.path) for run in shown}
         _, unmeasured = try_work(lambda: measure_answers(shown, say))
-        say("Looking for held-out samples on which they differ.")
+        say("Searching for held-out samples on which they differ.")
         found, unseen = try_work(lambda: changes.find_changes(recipe.task, models))
         runfolder.write_json(folder / changes.NAME, found or {})
         for what, why in (("What answering costs", unmeasured), ("What changed for real samples", unseen)):
@@ -167,7 +167,7 @@ def make_recipe(request: RunRequest, parallel: int, how: Mapping[str, Any], say:
     if shape and variants:
         raise UsageError("--variant names shapes, and so do the others.", "Put them into a --variant, too.")
     if not (shape or variants):
-        raise UsageError("Nothing is to change.", "Give --heads 2x, --layers 4, or both.")
+        raise UsageError("No change was requested.", "Give --heads 2x, --layers 4, or both.")
     if request.debug:
         raise UsageError("--debug is for a recipe that has such a variant.", "Give --time 2m for a short comparison.")
     opened = open_source(request.source)

@@ -202,9 +202,7 @@ def recipe_of(opened: Source, name: str | None, sets: Sequence[str]) -> Training
             raise UsageError("--set changes a recipe, and none is named.", "Add --recipe NAME.")
         return None
     if (name or bound) is None:
-        raise UsageError(
-            f"Nothing of {opened.name} is learned yet, so candidates must be trained.", "Add --recipe NAME."
-        )
+        raise UsageError(f"{opened.name} is untrained, so candidates must be trained.", "Add --recipe NAME.")
     return load_training(name or bound, list(sets), transferred=opened.learned)
 
 

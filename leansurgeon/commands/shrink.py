@@ -247,7 +247,7 @@ def decide_on_own(steps: Plan, opened: Source, say: Say, settings: Mapping[str, 
     A dry run, which has no output, generates no samples.
     """
     if settings["output"] is None:
-        say("A dry run makes no samples: which layers stay is open until then.")
+        say("A dry run makes no samples, so the layers to keep are not chosen yet.")
         return DecidedCut(steps)
     if data := own_samples(opened, steps.seed, settings["device"], say):
         decided, why = try_work(lambda: decide(steps, data, say, **settings))

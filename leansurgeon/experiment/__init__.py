@@ -78,7 +78,9 @@ def run(
     begin(recipe)
     if taken := len(done.keys() & jobs.keys()):
         say(f"Taken over, finished by an earlier call: {plural(taken, 'training')} (--force runs them again).")
-    with raising("Stopped by a signal. Finished arms are kept, those under way are saved; run the same command again."):
+    with raising(
+        "Stopped by a signal. Finished arms are kept, those in progress are saved; run the same command again."
+    ):
         if recipe.cut_from == "source":
             make_starts({key: job for key, job in jobs.items() if key not in done}, source, say)
         if recipe.rates:

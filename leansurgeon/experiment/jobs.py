@@ -191,7 +191,7 @@ def check_interrupted(job: Job) -> None:
 def _would_replace(job: Job, how: str, key: str, old: object, new: object) -> UsageError:
     return UsageError(
         f"{job.run} holds the {how} training of {job.label} with other settings: {key} was {old!r} and is {new!r}.",
-        "--force gives it up and trains anew; another name keeps it: --set name=NAME.",
+        "--force replaces it by a new training; another name keeps it: --set name=NAME.",
     )
 
 

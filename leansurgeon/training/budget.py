@@ -107,7 +107,7 @@ def show(run: Run, samples: int, evaluated: float | None = None) -> None:
     if evaluated is not None:
         some, all_of_them = run.task.size("eval"), plural(every, "evaluation sample")
         long = duration_text(every * evaluated)
-        run.say(f"{some:,} of {all_of_them} are looked at, evenly spread: all would take {long} each time.")
+        run.say(f"{some:,} of {all_of_them} are used, evenly spread: all would take {long} each time.")
 
 
 def measures_seconds(run: Run) -> float | None:

@@ -57,7 +57,7 @@ def of_recipe(
     """
     if train.distill is None and task.head == "features":
         raise UsageError(
-            f"Task '{task.name}' has no labels: a model learns there what its teacher says.",
+            f"Task '{task.name}' has no labels: the model must learn from a teacher.",
             "Name one: --set 'train.distill={teacher: source, logits: 0, hidden: 1}'.",
         )
     if train.distill is None:

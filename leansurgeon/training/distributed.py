@@ -81,7 +81,7 @@ def start_accelerator(*, cpu: bool = False, train: Train | None = None, say: Say
         raise UsageError(f"{wanted} processes were started, and {accelerator.num_processes} of them found each other.")
     told = [f"Ignored: {', '.join(aside)} in the environment; the recipe decides."] if aside else []
     if train and (forced := ", ".join(launch.list_overrides(train, accelerator.device.type))):
-        told += [f"Not the recipe but the environment decides here: {forced}; unset it where it is unwanted."]
+        told += [f"The environment overrides the recipe: {forced}; unset it if that is unwanted."]
     if told:
         say(" ".join(told))
     return accelerator
@@ -133,7 +133,7 @@ def check_parallel(train: Train, processes: int, say: Say) -> bool:
     if train.parallel != "fsdp2":
         return False
     if processes == 1:
-        say("train.parallel fsdp2 shares the weights among processes, and there is one: it changes nothing.")
+        say("train.parallel fsdp2 shards the weights among processes, but there is only one: it changes nothing.")
         return False
     if train.lora:
         raise UsageError(

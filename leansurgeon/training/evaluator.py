@@ -217,7 +217,7 @@ def evaluate_and_keep(run: Run) -> None:
     patience = run.train.early_stopping
     if patience and history.worse >= patience.patience:
         history.early = True
-        run.say(f"No better for {history.worse} evaluations: the training ends after step {done}.")
+        run.say(f"No improvement in {history.worse} evaluations: the training ends after step {done}.")
     run.note(type="eval", step=done, **scores.as_dict(), metric_key=metric.key, samples=result.samples)
     run.trackers.log({f"eval/{key}": value for key, value in result.metrics.items()} | {"eval/loss": result.loss}, done)
     when = f"after step {done}" if done else "before the first step"

@@ -64,7 +64,7 @@ def measure_at_end(run: Run, seconds: float) -> JsonObject:
     """
     known: JsonObject = {}
     if "test" in run.task.splits and run.train.eval.test:
-        run.say(f"The result is in {run.folder}; now the test split. Ctrl-C leaves it out.")
+        run.say(f"The result is in {run.folder}; now the test split. Ctrl-C skips it.")
         try:
             known["test"] = _test_best(run)
         except StopRequested:
@@ -76,7 +76,7 @@ def measure_at_end(run: Run, seconds: float) -> JsonObject:
         return known
     limit = budget.measures_seconds(run) or max(LONGEST, seconds)
     now = f"now measuring {' and '.join(names)}, {duration_text(limit)} at most"
-    run.say(f"The result is in {run.folder}; {now}. Ctrl-C leaves it out.")
+    run.say(f"The result is in {run.folder}; {now}. Ctrl-C skips it.")
     start = time.perf_counter()
     try:
         with until(limit):

@@ -235,13 +235,13 @@ def _by_clock(run: Run, due: Due, step_seconds: float) -> Due:
 def _save_and_stop(run: Run, request: signals.StopRequested) -> Interrupted | Stopped:
     """Save a checkpoint and return the error that says how to resume."""
     if not guards.sound(run):
-        raise Diverged(f"A loss or gradient up to step {run.history.done} is no finite number; nothing was saved.")
+        raise Diverged(f"A loss or gradient up to step {run.history.done} is not finite; nothing was saved.")
     state.save(run)
     done, steps = run.history.done, "" if run.plan.timed else f" of {run.plan.steps}"
     kind, word = (Interrupted, "Interrupted") if request.kind == signals.INTERRUPT else (Stopped, "Stopped by a signal")
     return kind(
         f"{word} after step {done}{steps}; everything is saved in {run.folder}.",
-        f"Go on with the same command and --resume {run.folder}",
+        f"Resume with the same command and --resume {run.folder}",
     )
 
 

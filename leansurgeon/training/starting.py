@@ -59,7 +59,7 @@ def image_options(recipe: TrainingRecipe, model_dir: Path, say: Say) -> JsonObje
         if has and asked != has:
             mended[key] = has
             if asked is not None:
-                say(f"The recipe has {key} {asked} and the model takes {has}: {has} is taken.")
+                say(f"The recipe says {key} {asked}, but the model takes {has}: using {has}.")
     if mended.get("channels") != given.get("channels", 3):
         mended = {key: value for key, value in mended.items() if key not in ("mean", "std")}
     # Trained elsewhere, not by a preset's recipe here.
@@ -78,7 +78,7 @@ def check_tokenizer(recipe: TrainingRecipe, task: Task, model_dir: Path) -> None
     if recipe.train.new_tokenizer:
         if choice == "model":
             raise Refused(
-                "A new tokenizer is asked for, and the task's tokenizer is the model's own.",
+                "--new-tokenizer needs another tokenizer, but the task's is the model's own.",
                 "Name another: --set task.tokenizer=bpe (char, byte, wordpiece, FOLDER/, hub:NAME).",
             )
         return
@@ -99,7 +99,7 @@ def check_tokenizer(recipe: TrainingRecipe, task: Task, model_dir: Path) -> None
         raise Refused(
             f"The recipe's tokenizer ({choice}, {len(tokenizer):,} tokens) is not the one that the embeddings of "
             f"{model_dir} belong to ({len(own):,} tokens).",
-            "Take the model's own: --set task.tokenizer=model. Or let the embeddings start anew: --new-tokenizer.",
+            "Take the model's own: --set task.tokenizer=model. Or reinitialise the embeddings: --new-tokenizer.",
         )
 
 

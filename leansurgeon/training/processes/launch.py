@@ -162,7 +162,7 @@ def read_verdict(folder: Path, run_dir: Path) -> LeanSurgeonError:
     who, said = next((one for one in told if LostProcesses.__name__ not in one[1]["kinds"]), (None, None))
     if not said:
         return SilentExit(
-            "A worker process ended without a word; it may have been killed for its memory.",
+            "A worker process ended without a message; it may have been killed for lack of memory.",
             "A training goes on from its last checkpoint with the same command and --resume auto.",
         )
     for kind in said["kinds"]:

@@ -62,7 +62,7 @@ def newest(run_dir: Path, say: Say = silent, *, hashes: bool = True) -> Path | N
     for path in all_of(run_dir):
         if not (fault := torn(path, hashes=hashes)):
             return path
-        say(f"{path} is not whole ({fault}); an older one is taken.")
+        say(f"{path} is incomplete ({fault}); using an older one.")
     return None
 
 
@@ -184,7 +184,7 @@ def read_state(path: Path) -> JsonObject:
 
 def damaged_checkpoint(path: Path, what: str) -> UsageError:
     """Return the error for a checkpoint that agrees with its manifest but cannot be resumed."""
-    return UsageError(f"The checkpoint {path} is damaged: {what}.", "Go on from an older one with --resume PATH.")
+    return UsageError(f"The checkpoint {path} is damaged: {what}.", "Resume from an older one with --resume PATH.")
 
 
 def note_best(run_dir: Path, step: int | None) -> None:
@@ -233,7 +233,7 @@ def locate_checkpoint(given: Path, *, hashes: bool = True) -> tuple[Path, Path]:
             )
         if fault := torn(given, hashes=hashes):
             raise UsageError(
-                f"{given} is not a whole checkpoint: {fault}.", "Name the run folder to take an older one."
+                f"{given} is not a complete checkpoint: {fault}.", "Name the run folder to take an older one."
             )
         return run_dir, given
     last = newest(given, hashes=hashes)

@@ -42,14 +42,14 @@ def point(
         runfolder.check_free(run_dir, replace=replace)
         return None
     if not (run_dir / runfolder.RECIPE).is_file():
-        raise UsageError(f"{run_dir} is not empty and no run, so there is nothing to resume.", "Choose another -o.")
+        raise UsageError(f"{run_dir} is not empty and not a run, so there is nothing to resume.", "Choose another -o.")
     if (run_dir / runfolder.SUMMARY).is_file():
         if replace:
             return None
         raise UsageError(f"The run in {run_dir} is finished.", "Choose another folder with -o to train it again.")
     checkpoint_dir = given[1] if given else checkpoint.newest(run_dir, say)
     if checkpoint_dir is None:
-        say(f"{run_dir} was interrupted before its first checkpoint; it starts anew.")
+        say(f"{run_dir} was interrupted before its first checkpoint; it starts again.")
         return None
     try:
         check_same(checkpoint.read_state(checkpoint_dir), recipe, origin, checkpoint_dir, anyway=anyway)
@@ -64,7 +64,7 @@ def check_same(state: JsonObject, recipe: TrainingRecipe, origin: dict[str, str]
     """Raise `UsageError` naming the first key of the recipe, or the file of the model, that has changed."""
     if anyway:
         return
-    hint = "Give back the old value, start a new run, or go on with the new one: --resume-anyway."
+    hint = "Restore the old value, start a new run, or resume with the new one: --resume-anyway."
     if key := first_difference(today(state["recipe"]), recipe.model_dump(mode="json")):
         name, old, new = key
         raise UsageError(f"The recipe has changed since {saved}: {name} was {old!r} and is {new!r}.", hint)
@@ -87,14 +87,14 @@ def check_data(state: JsonObject, task: Task, *, anyway: bool = False) -> None:
             raise UsageError(
                 f"The {split} data has {size:,} samples, and had {state['data'][split]:,} when this run was "
                 f"interrupted.{changes}",
-                "Bring back the old data, or train anew on what there is: -o with another folder, on the model here or "
+                "Restore the old data, or train again on the new data: -o with another folder, on the model here or "
                 "on RUN/model, the best of this run so far.",
             )
     if differs and not anyway:
         raise UsageError(
             "The data has changed since this run was interrupted."
             f"{changes or f' It was prepared as {before}, and is {entry} now.'}",
-            "Bring back the old data, start a new run, or go on with the new one: --resume-anyway.",
+            "Restore the old data, start a new run, or resume with the new one: --resume-anyway.",
         )
 
 
