@@ -31,7 +31,7 @@ def load_result(request: LoadRequest, say: Say) -> torch.nn.Module:
     >>> leansurgeon.load(f"{folder}/lean").config.num_hidden_layers
     2
 
-    Raises `UsageError` for a preset, `UnsupportedModel` for what cannot be read.
+    Raises `UsageError` for a preset, `UnsupportedModel` for a model that cannot be read.
     """
     from leansurgeon.checkpoints import record
     from leansurgeon.checkpoints.loading import load

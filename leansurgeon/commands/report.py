@@ -156,7 +156,7 @@ def report(request: ReportRequest, say: Say) -> Report:
     >>> "lean" in str(leansurgeon.report(cut))
     True
 
-    Raises `UsageError` where there is nothing to report.
+    Raises `UsageError` if there is nothing to report.
     """
     from leansurgeon.report.collect import collect
     from leansurgeon.report.sections import sections

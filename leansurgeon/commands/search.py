@@ -102,7 +102,7 @@ def search(request: SearchRequest, say: Say) -> SearchResult | Answer:
     Traceback (most recent call last):
     leansurgeon.errors.UsageError: ...
 
-    Raises `UsageError` where nothing keeps the budget, and what `shrink` and `retrain` raise.
+    Raises `UsageError` if no shape fits the budget, and what `shrink` and `retrain` raise.
     """
     space = Space(request.heads, request.layers, request.mlp_dim, request.head_dim)
     with digests.early(None if request.dry_run else request.source):

@@ -114,7 +114,7 @@ def shrink(request: ShrinkRequest, say: Say) -> Cut:
     >>> cut.proof.parameters == sum(p.numel() for p in cut.model.parameters())
     True
 
-    Raises `UsageError` for what cannot be, before long work, `UnsupportedModel` for a source that cannot be read,
+    Raises `UsageError` for impossible requests, before long work, `UnsupportedModel` for a source that cannot be read,
     `OutOfMemory`, and `Diverged` for weights that are no numbers.
     """
     with digests.early(None if request.dry_run else request.source):

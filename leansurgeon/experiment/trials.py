@@ -172,7 +172,7 @@ def plan_steps(
         judged = min(judged, max(LEAST_JUDGED, min(JUDGED, int(room))))
 
     def work(steps: float, seeds: int) -> float:
-        """Return the seconds of so many trainings and their trials; trials are evaluated once, on
+        """Return the seconds of all trainings and their trials; trials are evaluated once, on
         validation data only.
         """
         rest = (seeds + rates) * cost.rest + judging * (seeds * (LOOKS * judged + tested) + rates * judged)
