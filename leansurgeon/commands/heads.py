@@ -107,8 +107,8 @@ def heads(request: HeadsRequest, say: Say) -> Heads:
     >>> [layer.shape for layer in found.importance]
     [(4,), (4,)]
 
-    Raises `UsageError` for a model without weights or a share that gives no whole head, before anything is measured; and
-    what opening, measuring and writing raise.
+    Raises `UsageError` for a model without weights or a share that gives no whole head, before anything is measured;
+    and what opening, measuring and writing raise.
     """
     from leansurgeon.measure.device import choose_device
     from leansurgeon.measure.heads.document import HeadOptions
