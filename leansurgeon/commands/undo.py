@@ -1,4 +1,4 @@
-"""Undo: the source's shape and bits back out of a result of exact operators."""
+"""Undo: restore the source's shape and bits from a result of exact operators."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class UndoRequest(Trust):
-    """A result, and where its source shall be written."""
+    """A result, and where to write its source."""
 
     model: Annotated[str, Opt("A folder that leansurgeon has written.", positional=True)]
     out: Annotated[Path, Opt("Folder to write.", "Output", ("--out", "-o"))]
@@ -27,8 +27,8 @@ class UndoRequest(Trust):
 def undo(request: UndoRequest, say: Say) -> Answer:
     """Take back what exact operators did to MODEL (add-heads, split-heads, widen-mlp), bit for bit.
 
-    The result is compared with the source where that is at hand, else it is reloaded. What has forgotten something
-    cannot be undone, and neither can a model that was trained after surgery.
+    The result is compared with the source if that is available, else it is reloaded. A cut that removed something
+    cannot be undone, nor can a model that was trained after surgery.
 
     Raises `UsageError` for what cannot be undone, and what opening and writing raise.
     """
