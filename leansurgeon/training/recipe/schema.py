@@ -41,12 +41,12 @@ class Optim(Strict):
 
 
 class Schedule(Strict):
-    """Learning rate over the training.
+    """The learning rate over the training.
 
     `cosine`, `linear`, `constant`: linear warm-up from `warmup_lr`, then down to `min_lr`. `triangle`: from `base` of
     the rate up to all of it, then linearly to 0 in the last `fall` (the budget triangle of Crammed BERT, Geiping and
-    Goldstein, 2023). `one-cycle`: from lr / `div` up to lr during `warmup`, then down to lr / `div` / `final_div`,
-    with momentum going the other way (Smith and Topin, 2019, as in torch's OneCycleLR).
+    Goldstein, 2023). `one-cycle`: from lr / `div` up to lr during `warmup`, then down to lr / `div` / `final_div`, with
+    momentum going the other way (Smith and Topin, 2019, as in torch's OneCycleLR).
     """
 
     name: Literal["cosine", "linear", "constant", "one-cycle", "triangle"] = "cosine"
@@ -62,8 +62,8 @@ class Schedule(Strict):
 
 
 class BatchRamp(Strict):
-    """Batches that grow from `start` samples to `batch`, linearly until `until` (a fraction of all steps, or a length),
-    in multiples of `start`.
+    """Batches that grow linearly from `start` samples to `batch`, in multiples of `start`, until `until` (a fraction of
+    all steps, or a length).
     """
 
     start: int = Field(ge=1)
@@ -71,18 +71,18 @@ class BatchRamp(Strict):
 
 
 class Ema(Strict):
-    """Exponential moving average of the weights (timm's ModelEmaV3). It is what is evaluated and exported."""
+    """Exponential moving average of the weights (timm's ModelEmaV3), which is then evaluated and exported."""
 
     decay: float = Field(default=0.9999, gt=0, lt=1)
     warmup: bool = False  # let the decay grow with the steps
 
 
 class Distill(Strict):
-    """Learn from a teacher: `source` is the model that this one was cut from; otherwise a model folder.
+    """Distillation from a teacher: `source` is the model that this one was cut from; otherwise a model folder.
 
-    loss = task + `logits` * temperature^2 * KL(teacher, student) + `hidden` * mean squared error between the hidden
-    states after a layer and those of the teacher where its layers end that this one stands for; `relative`: as a share
-    of the teacher's mean square, so that layers of any scale count alike.
+    loss = task + `logits` * temperature^2 * KL(teacher, student) + `hidden` * mean squared error of hidden states. A
+    layer's target is the teacher's state after the last layer that it replaces. `relative` divides each error by the
+    teacher's mean square, so that layers of any scale count alike.
     """
 
     teacher: str = "source"
@@ -93,8 +93,8 @@ class Distill(Strict):
 
 
 class Lora(Strict):
-    """Low-rank adapters (Hu et al., 2021) in every linear layer of the blocks; what is saved is merged. `alpha` is
-    twice the rank where it is not given.
+    """Low-rank adapters (Hu et al., 2021) in every linear layer of the blocks; the saved model is merged. `alpha`
+    defaults to twice the rank.
     """
 
     rank: int = Field(ge=1)
@@ -103,14 +103,14 @@ class Lora(Strict):
 
 
 class EarlyStopping(Strict):
-    """End after `patience` evaluations in a row that did not bring the metric `min_delta` beyond the best."""
+    """End after `patience` evaluations in a row that did not improve the best metric by more than `min_delta`."""
 
     patience: int = Field(ge=1)
     min_delta: float = Field(default=0.0, ge=0)
 
 
 class Checkpoint(Strict):
-    """What an interrupted run continues from, and which models are kept."""
+    """The checkpoints that an interrupted run resumes from, and which models are kept."""
 
     every: DurationText = "15m"
     keep_last: int = Field(default=2, ge=1)  # checkpoints of an unfinished run; a finished one keeps none
@@ -119,9 +119,9 @@ class Checkpoint(Strict):
 
 
 class Eval(Strict):
-    """When to evaluate besides the end, and with how many samples at a time (without effect on results). `test`: read
-    the test split once, at the very end, where the task has one; nothing is chosen by it. `samples`: at most so
-    many, evenly spread; not given, a training by the clock takes as many as it has time for, others take all.
+    """When to evaluate besides the end, and the batch size (without effect on results). `test`: read the test split
+    once, at the very end, if the task has one; nothing is chosen by it. `samples`: at most this many, evenly spread; by
+    default a timed training takes as many as it has time for, others take all.
     """
 
     every: DurationText = "1ep"
@@ -216,7 +216,9 @@ Name = Annotated[str, AfterValidator(_name)]
 
 
 class Kappa(Strict):
-    """Conditioning of attention at the end and, with `every`, on the way; `probes: 0` leaves the Jacobian out."""
+    """Condition number of attention blocks at the end and, with `every`, during training; `probes: 0` skips the
+    Jacobian.
+    """
 
     kind: ClassVar[str] = "kappa"
     samples: int = Field(default=64, ge=1)
@@ -225,7 +227,7 @@ class Kappa(Strict):
 
 
 class Heads(Strict):
-    """How many heads could go, at the end and every so often."""
+    """How many heads could be pruned, at the end and, with `every`, during training."""
 
     kind: ClassVar[str] = "heads"
     samples: int = Field(default=256, ge=2)
@@ -264,7 +266,7 @@ class TrainingRecipe(Strict):
 
 
 class Arm(Strict):
-    """One row of an experiment: the wanted shape, or the arm whose control this is. `{}` is the source itself."""
+    """One arm of an experiment: its shape, or the arm that it is the control of. `{}` is the source itself."""
 
     heads: int | str | None = None  # a number, 2x, or one per stage: "16,32,32,32"
     layers: int | str | None = None
