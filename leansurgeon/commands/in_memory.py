@@ -28,10 +28,6 @@ from leansurgeon.reading import modelcard, names
 from leansurgeon.reading.cache_folder import cache_folder
 from leansurgeon.reading.jsonfile import JsonObject
 
-if TYPE_CHECKING:
-    import torch
-
-
 RESULT = "leansurgeon"  # a model's attribute that holds its `Cut` or `Trained`
 
 if TYPE_CHECKING:

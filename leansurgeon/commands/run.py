@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self
@@ -161,7 +160,7 @@ def make_recipe(request: RunRequest, parallel: int, how: Mapping[str, Any], say:
     from leansurgeon.training.recipe.schema import ExperimentRecipe
     from leansurgeon.training.runs import folder as runfolder
 
-    began = clock.began() or time.perf_counter()
+    began = clock.began()
     shape = {key: value for key in SHAPE if (value := getattr(request, key)) not in (None, "auto")}
     variants = parse_variants(request.variant)
     if shape and variants:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from leansurgeon.commands.command import Answer, Command
 from leansurgeon.commands.options import DryRun, Force
 from leansurgeon.progress import Say
 from leansurgeon.request import Opt, Trust
 from leansurgeon.words import wrap
-
-if TYPE_CHECKING:
-    pass
 
 
 class UndoRequest(Trust):

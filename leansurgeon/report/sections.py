@@ -8,7 +8,7 @@ Matthews' for CoLA (MNLI: the matched part). Runs belong together if they starte
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -17,8 +17,8 @@ from leansurgeon.errors import plural
 from leansurgeon.reading.values import stamp
 from leansurgeon.report.humans import join_words, spread
 from leansurgeon.report.rows import GLUE, Note, Row, Section, make_row, metric
-from leansurgeon.report.runs import Run, compare_models, display_name, find_judged, name_runs, read_run
-from leansurgeon.training.runs.summary import DONE, Summary, own_test
+from leansurgeon.report.runs import Run, compare_models, display_name, find_judged, name_runs
+from leansurgeon.training.runs.summary import DONE, own_test
 
 APART = (
     "A table of its own: no run here began with it or was cut and learned from it, so nobody judged it on the samples "
@@ -47,11 +47,6 @@ def sections(runs: Sequence[Run]) -> list[Section]:
         made = [replace(one, notes=(*one.notes, Note(APART, "quality"))) if one.task is None else one for one in made]
     together = make_glue_section(found)
     return sorted([*made, *([together] if together else [])], key=lambda s: s.kind == "models")
-
-
-def experiment_section(summaries: Iterable[Summary]) -> list[Section]:
-    """Return the sections of summaries in memory, in the order of their training."""
-    return sections([read_run(Path(), summary, float(i)) for i, summary in enumerate(summaries)])
 
 
 def _group_key(run: Run) -> tuple:

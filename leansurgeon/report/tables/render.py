@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from itertools import groupby
 
@@ -18,7 +18,6 @@ from leansurgeon.report.humans import NONE
 from leansurgeon.report.kappa import as_dict
 from leansurgeon.report.notes import notes, title
 from leansurgeon.report.rows import Section
-from leansurgeon.report.sections import experiment_section
 from leansurgeon.report.tables.columns import (
     INVARIANTS,
     RANKS,
@@ -34,7 +33,6 @@ from leansurgeon.report.tables.columns import (
     without_gaps,
 )
 from leansurgeon.report.verdict import conclude, expectations, verdicts, warnings
-from leansurgeon.training.runs.summary import Summary
 from leansurgeon.words import WIDTH, in_markdown, wrap, write_csv
 
 FORMATS = ("table", "markdown", "csv", "json", "latex")
@@ -50,14 +48,6 @@ ROW = (
     "memory_kind", "throughput_unit", "device", "precision", "init", "epochs", "inherited_epochs",
     "seeds_still_improving", "kappa", "paths", "scores", "mean_of_scores",
 )  # fmt: skip
-
-
-def render_experiment(summaries: Iterable[Summary], format: str = "table") -> str:
-    """Return the table at the end of `leansurgeon run`: arms with mean and spread over seeds, and the conclusions.
-
-    `summaries` are those of every training of the experiment, in the order of training.
-    """
-    return render(experiment_section(summaries), format)
 
 
 def check_format(format: str) -> None:
