@@ -35,8 +35,8 @@ MEMINFO, CGROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
 
 
 def free_memory() -> int:
-    """Return the bytes of host memory that are available, within a container's limit; if the system does not say, all
-    of the machine's memory.
+    """Return the available bytes of host memory, within a container's limit; if unknown, all of the machine's
+    memory.
     """
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     if MEMINFO.is_file():

@@ -1,6 +1,4 @@
-"""Recount the parameters of every row of the paper, by the declaration alone (no torch) or by building it on the meta
-device.
-"""
+"""Recount the parameters of every row of the paper, by the declaration alone (no torch) or on the meta device."""
 
 from __future__ import annotations
 
@@ -90,7 +88,7 @@ def audit_row(row: Row, original: Row, how: str) -> AuditedRow:
     )
 
 
-# # -- shapes ---------------------------------------------------------------------------------------
+# -- shapes ---------------------------------------------------------------------------------------
 
 
 class OriginalModel(NamedTuple):
@@ -123,9 +121,7 @@ def target_of(start: OriginalModel, words: ShapeWords, policy: str) -> Target:
 
 
 def count_savings(start: OriginalModel, target: Target) -> dict[str, int]:
-    """Return the parameters saved by dropping layers, by changing the heads of the rest, and by their MLP, in this
-    order.
-    """
+    """Return the parameters saved by dropping layers, then by changing their heads, then their MLP."""
     stages = list(zip(source_of(start).shape.stages, target.shape.stages, strict=True))
     shapes = [
         Shape(tuple(now for now, _ in stages)),
@@ -137,7 +133,7 @@ def count_savings(start: OriginalModel, target: Target) -> dict[str, int]:
     return {part: a - b for part, a, b in zip(("depth", "heads", "mlp"), counts, counts[1:], strict=False)}
 
 
-# # -- counts ---------------------------------------------------------------------------------------
+# -- counts ---------------------------------------------------------------------------------------
 
 
 def count(start: OriginalModel, target: Target, how: str) -> int:

@@ -1,6 +1,4 @@
-"""Print the audit for a reader, in 80 columns (tables of each exhibit, and a line for what does not fit), or as one
-JSON document for programs.
-"""
+"""Format the audit for a reader, in 80 columns (a table per exhibit, and notes on what does not fit), or as JSON."""
 
 from __future__ import annotations
 
@@ -35,13 +33,11 @@ def render(exhibits: Exhibits) -> str:
     return "\n\n".join(filter(None, [*blocks, "\n".join(wrap(closing(exhibits))), "\n".join(wrap(CLAIM))]))
 
 
-# # -- tables ---------------------------------------------------------------------------------------
+# -- tables ---------------------------------------------------------------------------------------
 
 
 def count_cells(a: AuditedRow) -> list[str]:
-    """Return shape, head policy (`64` for an original, `keep 64` or `split 32` for what was made from it), the printed
-    figure and ours.
-    """
+    """Return shape, head policy (`64` for an original, else `keep 64` or `split 32`), the printed figure and ours."""
     row, printed, shape = a.row, a.row.printed, a.shape
     starred = {
         key: "*" if getattr(printed.words, key) not in (None, getattr(row.words, key)) else ""
@@ -101,7 +97,7 @@ def arrow(before: float | None, after: float | None) -> str:
     return "" if before is None or after is None else f"{before} -> {after}"
 
 
-# # -- words ----------------------------------------------------------------------------------------
+# -- words ----------------------------------------------------------------------------------------
 
 
 def lines_below(exhibit: Exhibit, rows: list[AuditedRow]) -> list[str]:
@@ -175,9 +171,7 @@ def document(exhibits: Exhibits, how: str) -> JsonObject:
 
 
 def summary(rows: Sequence[AuditedRow]) -> dict[str, int]:
-    """Return how many counts fit the printed figure, and how; `as_printed` is those that fit without changing
-    the row.
-    """
+    """Count how many figures are matched, and how; `as_printed` counts matches without a changed row."""
     kinds = [a.agreement for a in rows]
     return {
         "rows": len(rows),

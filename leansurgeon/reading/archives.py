@@ -77,8 +77,9 @@ def places(path: Path) -> Iterator[tuple[str, int, int, Callable[[int], bytes]]]
 
 
 def read_gzip(path: Path, limit: int) -> bytes:
-    """Return the uncompressed content of a gzip file, at most `limit` bytes. Raises UsageError if it has more, or is
-    not gzip.
+    """Return the uncompressed content of a gzip file.
+
+    Raises UsageError if it has more than `limit` bytes, or is not gzip.
     """
     try:
         with files.open_regular(path) as file, gzip.open(file) as unpacked:

@@ -60,9 +60,7 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def read_bytes(path: Path, limit: int) -> bytes:
-    """Return the content of a regular file of at most `limit` bytes. Raises `UsageError` with both sizes if it has
-    more.
-    """
+    """Return the content of a regular file. Raises `UsageError` if it has more than `limit` bytes."""
     with open_regular(path) as file:
         try:
             size, parts = os.fstat(file.fileno()).st_size, []
@@ -121,9 +119,7 @@ def why(error: Exception) -> str:
 
 
 def is_name(name: object) -> bool:
-    """Return whether a file may refer to another one next to it by this name: a single path component that stays in the
-    folder.
-    """
+    """Return whether a file may refer to its neighbor by this name: one path component that stays in the folder."""
     if not isinstance(name, str) or name in ("", ".", ".."):
         return False
     return encodable(name) and not any(c in "/\\\0" for c in name) and len(os.fsencode(name)) <= 255

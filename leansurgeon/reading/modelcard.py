@@ -47,17 +47,16 @@ def front_matter(folder: Path) -> JsonObject:
 
 @raised_as(LeanSurgeonError)
 def body(folder: Path) -> str:
-    """Return the text behind the front matter of a folder's card, without leading blank lines. Raises as `front_matter`
-    does.
+    """Return the text behind the front matter of a folder's card, without leading blank lines.
+
+    Raises as `front_matter` does.
     """
     return HEAD.sub("", read_text(folder / CARD, LIMIT)).lstrip()
 
 
 @raised_as(LeanSurgeonError)
 def parts(card: str, of: str) -> tuple[dict[str, Any], str]:
-    """Split a card into front matter (everything that YAML holds) and body. Raises `LeanSurgeonError` if it is not
-    YAML.
-    """
+    """Split a card into front matter (all that YAML holds) and body. Raises `LeanSurgeonError` if it is not YAML."""
     head = HEAD.match(card)
     said = yamlfile.parse(head[1], f"{CARD} of {of}")[0] if head else None
     return said if isinstance(said, dict) else {}, HEAD.sub("", card).lstrip()

@@ -90,9 +90,7 @@ def lines(path: Path, newline: str | None = None) -> Iterator[str]:
 
 
 def delimiter(path: Path) -> str:
-    """Return the column separator: tabs in .tsv; in .csv commas, or another program's separator if the header has more
-    of that.
-    """
+    """Return the column separator: a tab in .tsv; in .csv a comma, or another one if the header has more of it."""
     if path.suffix.lower() == ".tsv":
         return "\t"
     header = next(lines(path, ""), "")
@@ -158,9 +156,7 @@ def _json(path: Path, columns: list[str]) -> Iterator[list[Any]]:
 
 
 def _objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield (number, object) of every row: one per line, or in .json files also one list of them, or one under
-    "data".
-    """
+    """Yield (number, object) of every row: one per line, in .json files also from a list, or a list under "data"."""
     first = next((line for line in lines(path) if line.strip()), "").strip()
     whole = path.suffix.lower() == ".json" and (first.startswith("[") or first == "{")
     if whole:

@@ -39,8 +39,8 @@ class Entry:
 
 
 def read_header(path: Path) -> dict[str, Entry]:
-    """Read the tensor entries of one safetensors file. Raises `UsageError` if it is truncated, too long, of another
-    format or damaged.
+    """Read the entries of one safetensors file. Raises `UsageError` if it is truncated, too long, foreign or
+    damaged.
     """
     with files.open_regular(path) as file:
         try:

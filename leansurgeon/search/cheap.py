@@ -56,8 +56,8 @@ def scores(source: Source, candidates: Sequence[Candidate], evidence: Evidence |
 
 
 def keep_most_influential(before: Shape, after: Shape, influence: list[float] | None) -> list[int]:
-    """Return the most influential layers of every stage (evenly spaced if influence is unknown), numbered through all
-    stages.
+    """Return the most influential layers of every stage, as layers of the model; evenly spaced if influence is
+    unknown.
     """
     if not influence:
         return list(evenly_per_stage(before, after))
@@ -87,7 +87,7 @@ def gaussian_kappa(tokens: float, inner: float) -> float:
     return min(square, (a + b) / (a - b)) if a > b else square
 
 
-# # -- which to try --------------------------------------------------------------------------------
+# -- which to try --------------------------------------------------------------------------------
 
 
 def order(candidates: Sequence[Candidate], numbers: dict[str, CheapScores]) -> list[Candidate]:
@@ -106,7 +106,5 @@ def order(candidates: Sequence[Candidate], numbers: dict[str, CheapScores]) -> l
 
 
 def old_heads(tries: int) -> int:
-    """Return how many places are reserved for candidates with the old number of heads, so that depth alone is always
-    tried.
-    """
+    """Return how many places are for candidates with the old number of heads, so that depth alone is always tried."""
     return -(-tries // CONTROLS) if tries > 1 else 0

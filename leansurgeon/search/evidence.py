@@ -83,9 +83,7 @@ def identity(source: Source) -> str:
 
 
 def kappas(source: Source, data: Calibration, seed: int) -> tuple[list[float | None], float]:
-    """Return the median kappa of every layer (its lower bound for rank-deficient blocks), and the mean tokens per
-    sample.
-    """
+    """Return the median kappa of every layer (a lower bound for rank-deficient blocks), and the tokens per sample."""
     with scratch() as place:
         folder = source.folder
         if source.weights is None:

@@ -59,7 +59,7 @@ def list_findings(outcome: SearchOutcome) -> list[Finding]:
     ]
 
 
-# # -- orders ---------------------------------------------------------------------------------------
+# -- orders ---------------------------------------------------------------------------------------
 
 
 def kendall_tau(a: Sequence[Any], b: Sequence[Any]) -> float | None:
@@ -167,13 +167,11 @@ def make_document(outcome: SearchOutcome, command: str, extra: dict[str, Any]) -
     } | extra
 
 
-# # -- table ----------------------------------------------------------------------------------------
+# -- table ----------------------------------------------------------------------------------------
 
 
 def make_table(outcome: SearchOutcome) -> str:
-    """Return a table of candidates and controls, sorted by their longest rung and score; the source last. 80
-    columns.
-    """
+    """Return an 80-column table of candidates and controls, sorted by longest rung and score; the source last."""
 
     shares = [str(rung.share) for rung in outcome.schedule]
     called = {outcome.winner.name: "winner"} | ({outcome.control.name: "control"} if outcome.control else {})
@@ -232,7 +230,7 @@ def make_candidates_table(ranked: Sequence[Candidate]) -> str:
     )
 
 
-# # -- sentences ------------------------------------------------------------------------------------
+# -- sentences ------------------------------------------------------------------------------------
 
 
 def describe_space(space: Shapes) -> str:

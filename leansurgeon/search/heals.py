@@ -146,11 +146,11 @@ def task_score(loaded: Loaded, data: Calibration, batches: list[Batch]) -> Score
     return Score(value, metric.label, metric.higher_is_better, metric.percent, loss, samples, error)
 
 
-# # -- sample data ----------------------------------------------------------------------------------
+# -- sample data ----------------------------------------------------------------------------------
 
 
 def part_of(data: Calibration, share: Fraction) -> Calibration:
-    """Return a `share` of the fit and guard samples, in whole batches, at least one, spread over all: sentences are
+    """Return a `share` of the fit and guard samples: whole batches (at least one), evenly spread since sentences are
     sorted by length.
     """
     chosen = {}

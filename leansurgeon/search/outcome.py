@@ -156,8 +156,8 @@ def who_is_tried(
     tries: int,
     say: Say,
 ) -> tuple[list[Candidate], dict[str, CheapScores]]:
-    """Return the candidates that keep the limits, with their measurements; loaded from the folder if an earlier call
-    chose them.
+    """Return the candidates that keep the limits, with their measurements, from the folder if chosen by an earlier
+    call.
     """
     by_name = {c.name: c for c in ranked}
     file = folder / CHOSEN

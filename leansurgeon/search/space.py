@@ -33,7 +33,7 @@ MILLISECONDS = {"US": 1e-3, "MS": 1.0, "S": 1e3}
 
 @dataclass(frozen=True)
 class Budget:
-    """Limits of a shape: parameters, bytes of memory in training, milliseconds for a forward pass of one sample. None:
+    """Limits of a shape: parameters, bytes in training, milliseconds for a forward pass of one sample. None:
     no limit.
     """
 
@@ -43,8 +43,9 @@ class Budget:
 
     @classmethod
     def parse(cls, parameters: str | None, memory: str | None, latency: str | None, total: int) -> Budget:
-        """Parse `60M` or `70%` of the source's `total`, `16GB`, `5ms`. Raises `UsageError` if all are None, or one is
-        not a valid size.
+        """Parse `60M` or `70%` of the source's `total`, `16GB`, `5ms`.
+
+        Raises `UsageError` if all are None, or one is not a valid size.
         """
         if parameters is None and memory is None and latency is None:
             raise UsageError("A search needs a budget.", "Give --params 60M, --memory 16GB or --latency 5ms.")
@@ -176,7 +177,7 @@ def nothing_left(source: Source, budget: Budget, too_large: int, refused: Counte
     return UsageError(f"There is no shape to try: {why}", "Name others with --heads, --layers or --mlp-dim.")
 
 
-# # -- the numbers ----------------------------------------------------------------------------------
+# -- the numbers ----------------------------------------------------------------------------------
 
 
 def combinations(source: Source, space: Space) -> list[tuple[str, str, str]]:

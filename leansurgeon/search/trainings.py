@@ -105,9 +105,7 @@ def arm_of(candidate: Candidate) -> JsonObject:
 
 
 def shorten_training(train: Train, share: Fraction) -> Train:
-    """Return the same training over a share of its length, with warm-up and ramp scaled, and one evaluation at
-    its end.
-    """
+    """Return the same training over a share of its length, with warm-up and ramp scaled, evaluated only at its end."""
     values = train.model_dump()
     values["duration"] = scale_length(train.duration, share)
     values["eval"] |= {"every": values["duration"], "at_start": False}

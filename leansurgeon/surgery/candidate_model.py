@@ -192,7 +192,7 @@ class CandidateModel:
         return outputs
 
     def refit(self, teacher: TeacherOutputs, site: BlockFit, new: NewLayer) -> HealResult | None:
-        """Refit the linear maps of a pre-norm block, or else its closing norm after a cut. Return None if neither
+        """Refit the linear maps of a pre-norm block, else its closing norm after a cut. Return None if neither
         applies.
         """
         healed = refit_block.heal_pre_norm(site, attention=new.changed and self.candidate.attention)

@@ -40,7 +40,7 @@ class Candidate(Recorded):
         return Tried(self.kept, self.criterion, self.attention, self.later, score, left_out=left_out, data=data)
 
 
-# # -- what a plan changes in a layer ----------------------------------------------------------------
+# -- what a plan changes in a layer ----------------------------------------------------------------
 
 
 def stages_of(plan: Plan, layer: int) -> tuple[Stage, Stage]:
@@ -95,14 +95,14 @@ def course(kept: Sequence[int], plan: Plan) -> list[NewLayer]:
 
 
 def last_made(layers: Sequence[NewLayer], *, later: bool) -> int:
-    """Return the index of the last new layer that is changed or refitted (-1: none). With `later`, all behind the first
-    change are refitted.
+    """Return the last new layer that is changed or refitted (-1: none); with `later`, all behind a change are
+    refitted.
     """
     last = max((j for j, new in enumerate(layers) if new.changed), default=-1)
     return len(layers) - 1 if later and last >= 0 else last
 
 
-# # -- where a local fit may help ----------------------------------------------------------------------
+# -- where a local fit may help ----------------------------------------------------------------------
 
 
 @dataclass
@@ -147,9 +147,7 @@ def growing(first: int, limit: int) -> CutMark:
 
 
 def growing_ends(first: int, limit: int) -> tuple[int, ...]:
-    """Return the layers at which spans from `first` end: two layers further each time, and `limit` itself if a phase is
-    left for it.
-    """
+    """Return the layers at which spans from `first` end, in steps of two, then `limit` itself if a phase is left."""
     if limit <= first:
         return (first,)
     ends = tuple(range(first + 1, limit + 1, 2))[: len(PHASES)]

@@ -137,7 +137,7 @@ def rotary(source: Source) -> bool:
     return arch.positions.startswith("rope") or bool(source.flat_config.get(arch.rotates_when))
 
 
-# # -- from the file and back ------------------------------------------------------------------------
+# -- from the file and back ------------------------------------------------------------------------
 
 
 def of_attention(specs: Iterable[TensorSpec]) -> list[TensorSpec]:

@@ -167,13 +167,11 @@ class CalibrationContext:
 
     @property
     def is_exact(self) -> bool:
-        """Whether to sum in float64: only if hidden states are not rounded, and only on a CPU, which is no slower in
-        it.
-        """
+        """Whether to sum in float64: on a CPU, where it is no slower, unless hidden states are rounded."""
         return self.cast is nullcontext and self.device.type == "cpu"
 
     def disagreement(self, cast: Callable[[], AbstractContextManager]) -> float:
-        """Return the relative error of the source's last hidden states on the first guard batch when products use
+        """Return the relative error of the source's last hidden states on the first guard batch with products in
         `cast`.
         """
         batch = self.calibration.guard[0]
@@ -271,9 +269,7 @@ class CalibrationContext:
         return tokens / self.teacher.depth
 
     def go_on_from(self, step: Step) -> None:
-        """Take over a step of an interrupted cut. Its work counts, so bounds allow the same as without the
-        interruption.
-        """
+        """Take over a step of an interrupted cut. Its work counts, so bounds are those of an uninterrupted one."""
         self.earlier += step.work - self.work
         self.taken += 1
 

@@ -41,7 +41,7 @@ LAYERS = 4  # per stage, in the small version of a large model
 SPLIT = 1e-3  # tolerance: a split without data goes through a singular value decomposition in fp32
 
 
-# # -- before any -------------------------------------------------------------------------------------
+# -- before any -------------------------------------------------------------------------------------
 
 
 def control(model: ModelUnderTest) -> str:
@@ -90,7 +90,7 @@ def permute_entries(axis: str, stage: Stage) -> np.ndarray | None:
         return None
 
 
-# # -- more of something --------------------------------------------------------------------------------
+# -- more of something --------------------------------------------------------------------------------
 
 
 def check_added_heads(model: ModelUnderTest) -> str:
@@ -172,7 +172,7 @@ def fill_zeros(role: str, model: ModelUnderTest) -> Change:
     return change
 
 
-# # -- less of something --------------------------------------------------------------------------------
+# -- less of something --------------------------------------------------------------------------------
 
 
 def check_dropped_layers(model: ModelUnderTest) -> str:
@@ -258,7 +258,7 @@ def fewer_say(model: ModelUnderTest, change: Change, wanted: RequestedShape) -> 
     return True
 
 
-# # -- in common ----------------------------------------------------------------------------------------
+# -- in common ----------------------------------------------------------------------------------------
 
 
 def expect(output: torch.Tensor, expected: torch.Tensor, where: str, within: float = EXACT) -> None:
@@ -286,7 +286,7 @@ def text(numbers: Iterable[int]) -> str:
     return ",".join(map(str, numbers))
 
 
-# # -- all of them ------------------------------------------------------------------------------------
+# -- all of them ------------------------------------------------------------------------------------
 
 Test = Callable[[ModelUnderTest], str]
 ROLES: dict[str, Test] = {

@@ -184,9 +184,7 @@ def keep_in_place(source: Source, kept: Sequence[int]) -> list[int] | None:
 
 
 def with_kept(shape: Shape, wanted: RequestedShape, method: Method) -> RequestedShape:
-    """Translate `--keep` into numbers of layers per stage. Raises `UsageError` if it contradicts `--layers` or the
-    model.
-    """
+    """Translate `--keep` to layers per stage. Raises `UsageError` if it contradicts `--layers` or the model."""
     named = method.kept
     if named is None:
         return wanted

@@ -1,6 +1,4 @@
-"""Compare a result with its source on data not used to make it: both on the same samples, with intervals, noted in the
-result's record and card.
-"""
+"""Compare a result with its source on data not used to make it, with intervals, and note it in the record and card."""
 
 from __future__ import annotations
 

@@ -84,8 +84,8 @@ def pace(step: int, steps: int) -> float:
 
 @dataclass(frozen=True)
 class FitResult:
-    """Outcome of a fit. Errors are relative to the target: the root of the mean over guard tokens of |output -
-    target|^2 / |target|^2.
+    """Outcome of a fit. Errors are relative: the root of the mean over guard tokens of |output - target|^2 /
+    |target|^2.
     """
 
     steps: int

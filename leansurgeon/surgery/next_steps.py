@@ -19,8 +19,8 @@ HEAD_DIM_KERNELS = (8,)  # fused attention takes every multiple of 8
 
 @dataclass(frozen=True)
 class Indivisible:
-    """One number of the shape (`size`), and the group sizes, numbers of GPUs and kernel widths that do not
-    divide it.
+    """One number of the shape (`size`), and the group sizes, numbers of GPUs and kernel widths that do not divide it
+    evenly.
     """
 
     name: str
@@ -72,9 +72,7 @@ class UnfitFormats:
 
 @dataclass(frozen=True)
 class LayerPattern:
-    """The layer pattern of a format whose program counts by itself which layers are of another kind: every `period`-th
-    one is `called` so.
-    """
+    """A format whose program decides by position which layers are of another kind: every `period`-th is `called` so."""
 
     name: str
     called: str
@@ -112,8 +110,8 @@ class LayerPattern:
 
 
 def pattern_of(arch: Architecture, config: Config) -> LayerPattern | None:
-    """Return the layer pattern that a format expects of a family; None if there is none, or if the source itself does
-    not follow it.
+    """Return the layer pattern that a format expects of a family; None without one, or if the source does not follow
+    it.
     """
     for name, families in PATTERNS.items():
         if arch.name in families:

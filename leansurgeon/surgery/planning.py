@@ -200,9 +200,7 @@ def without_data(steps: Plan) -> Plan:
 
 
 def open_undeclared(source: Source) -> Source | None:
-    """Return the source with an inferred declaration instead of its declared one; None unless that allows heads of
-    their own size.
-    """
+    """Return the source with an inferred declaration, if that allows heads of their own size; else None."""
     arch = source.architecture
     if arch.library != "transformers" or arch.stores_head_dim or arch.decoupled or arch.evidence or not source.weights:
         return None

@@ -151,9 +151,7 @@ def reach(module: nn.Module, run: Callable[[], Tensor], freeze: nn.Module | None
 
 
 def closing_norm(block: nn.Module, run: Callable[[], Tensor]) -> nn.Module | None:
-    """Return the LayerNorm whose output is the block's output, in a post-norm block; None in others. `run` as in
-    `reach`.
-    """
+    """Return the LayerNorm that produces a post-norm block's output; None in other blocks. `run` as in `reach`."""
     made: list[tuple[nn.Module, Tensor]] = []
     with Hooks() as hooks:
         for module in block.modules():

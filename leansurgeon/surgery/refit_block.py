@@ -88,8 +88,9 @@ class HealResult:
 
 
 def error(site: BlockFit, samples: Samples, outputs: Sequence[Tensor] | None = None) -> float:
-    """Return the root mean square over real tokens of |output - target| / |target|. `outputs` are the block's; if None,
-    it is run.
+    """Return the root mean square over real tokens of |output - target| / |target|.
+
+    `outputs` are those of the block; if None, it is run.
     """
     total, tokens = 0.0, 0.0
     for b in range(len(samples)):
@@ -165,9 +166,7 @@ def heal_pre_norm(site: BlockFit, *, attention: bool) -> HealResult | None:
 
 
 def refit_attention(site: BlockFit, module: nn.Module, scale: Tensor) -> ProjectionRefit:
-    """Refit an attention's output projection. The sums ignore how the MLP responds to the change, so the block is run
-    on the guard.
-    """
+    """Refit an attention's output projection. The sums ignore the MLP's response, so the block is run on the guard."""
     restore = way_back(module)
     refit = refit_projection(site, module, scale)
     record = refit.record
@@ -180,7 +179,7 @@ def refit_attention(site: BlockFit, module: nn.Module, scale: Tensor) -> Project
     return record
 
 
-# # -- post-norm ------------------------------------------------------------------------------------
+# -- post-norm ------------------------------------------------------------------------------------
 
 
 def absorb(site: BlockFit, closing: nn.LayerNorm) -> HealResult | None:
@@ -217,7 +216,7 @@ def absorb(site: BlockFit, closing: nn.LayerNorm) -> HealResult | None:
 def norm_moments(
     site: BlockFit, samples: Samples, down: nn.Module, norm: nn.Module, closing: nn.LayerNorm, *, outputs: bool = False
 ) -> tuple[ridge.NormalEquations, list[Tensor]]:
-    """Return the sums of the post-norm form (see above), whatever the block's own norm is, and on request its
+    """Return the sums of the post-norm form (see above), for any norm of the block itself, and on request its
     `outputs`.
     """
     gain, shift, states = closing.weight.detach(), shift_of(closing), []

@@ -102,17 +102,13 @@ class NormalEquations:
         raise Diverged("The normal equations of a refit have no solution in float64.")
 
     def system(self, ridge: float) -> Tensor:
-        """Return the sums of products plus the penalty, (I [+ 1], I [+ 1]) in float64; the constant is not
-        penalized.
-        """
+        """Return the sums of products plus the penalty, (I [+ 1], I [+ 1]) in float64. The constant has no penalty."""
         system = self.gram.clone()
         system.diagonal()[: self.inputs] += ridge * float(self.gram.diagonal()[: self.inputs].mean())
         return system
 
     def error(self, change: Tensor | None = None) -> float:
-        """Return the sum of w |D a + d - E|^2, outputs weighted by `worth`, for a change (none: D = 0); never
-        below 0.
-        """
+        """Return the sum of w |D a + d - E|^2, outputs weighted by `worth`, for a change (none: D = 0); at least 0."""
         error = self.energy
         if change is not None:
             change = change.to(self.cross)
@@ -137,8 +133,8 @@ class Refit:
 
 
 def refit(fit: NormalEquations, guard: NormalEquations, ridges: Sequence[float] = RIDGES) -> Refit:
-    """Return the ridge with the smallest guard error, and its change; no change if the guard's error falls by less than
-    the share `LEAST_GAIN`.
+    """Return the ridge with the smallest guard error, and its change; none if the error falls by less than
+    `LEAST_GAIN`.
     """
     before, after, ridge, best = guard.relative(), inf, None, None
     tried: dict[str, float] = {}

@@ -53,8 +53,9 @@ class Untestable(LeanSurgeonError):
 
 
 class ModelUnderTest:
-    """A source with weights, under test; `work` is a folder for copies. Small models run in fp64, so that sums in
-    another order agree.
+    """A source with weights, under test; `work` is a folder for copies.
+
+    Small models run in fp64, so that sums in another order agree.
     """
 
     def __init__(self, source: Source, work: Path) -> None:
@@ -66,7 +67,7 @@ class ModelUnderTest:
         other.inputs = self.inputs
         return other
 
-    # # -- outputs -------------------------------------------------------------------------------------
+    # -- outputs -------------------------------------------------------------------------------------
 
     @cached_property
     def loaded(self) -> Loaded:
@@ -127,7 +128,7 @@ class ModelUnderTest:
         by_name = dict(self.loaded.model.named_modules())
         return [by_name[name] for name in self.loaded.projections]
 
-    # # -- altered copies ------------------------------------------------------------------------------
+    # -- altered copies ------------------------------------------------------------------------------
 
     def write(self, folder: Path, change: Change) -> Path:
         """Write the same model with some tensors changed; return the folder."""
@@ -169,8 +170,9 @@ class ModelUnderTest:
     def cut_first_possible(
         self, folder: Path, choices: list[RequestedShape], method: Method | None = None
     ) -> tuple[Source, torch.Tensor]:
-        """Carry out the first of `choices` that can be planned in `folder`; return the result and its output. Raises
-        `Untestable` if none can.
+        """Carry out the first of `choices` that can be planned in `folder`, and return the result and its output.
+
+        Raises `Untestable` if none can be planned.
         """
         reason = "The model has too few of them."
         for wanted in choices:
@@ -186,8 +188,8 @@ class ModelUnderTest:
         return open_as(folder, arch), self.answer(self.load(folder, arch))
 
     def change_part(self, role: str, value: Callable[[np.ndarray], np.ndarray]) -> Change:
-        """Return a change that replaces queries, keys or values (heads, head_dim, ...) by `value(old)` in every tensor
-        that holds them.
+        """Return a change of queries, keys or values (heads, head_dim, ...) to `value(old)` in every tensor
+        with them.
         """
 
         def change(spec: TensorSpec, raw: np.ndarray) -> np.ndarray | None:
@@ -227,7 +229,7 @@ def zeros_in(role: str) -> Change:
     return lambda spec, raw: np.zeros_like(raw) if spec.role == role else None
 
 
-# # -- the tests ------------------------------------------------------------------------------------
+# -- the tests ------------------------------------------------------------------------------------
 
 
 def roles(model: ModelUnderTest) -> str:

@@ -130,7 +130,7 @@ class Tally:
         return GuardScore(error, divergence, loss, error if divergence is None else divergence)
 
 
-# # -- choosing on growing parts of the guard --------------------------------------------------------
+# -- choosing on growing parts of the guard --------------------------------------------------------
 
 
 def race(

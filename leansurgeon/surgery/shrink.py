@@ -243,9 +243,7 @@ def carry_out(
 
 @contextmanager
 def blaming_weights(source: Source) -> Iterator[None]:
-    """If numbers in the block are not finite, check whether the source's own weights hold NaN or infinity, and name the
-    tensor.
-    """
+    """If activations are not finite, check whether the source's weights hold NaN or infinity, and name the tensor."""
     try:
         yield
     except Diverged:

@@ -49,9 +49,7 @@ def share_of_steps(marks: Sequence[CutMark], depth: int, fit: float, guard: floa
 
 
 def block_steps(marks: Sequence[CutMark], pieces: int) -> int:
-    """Return the steps of all spans if each improves at once, counted for every block in a span. `pieces` is the number
-    of fit pieces.
-    """
+    """Return the steps of all spans if each improves at once, counted per block of a span, for this many fit pieces."""
     return sum(
         min(phase.steps, EPOCHS * pieces) * (end - mark.first + 1)
         for mark in marks

@@ -62,9 +62,7 @@ class Torch:
         return heads(self.q, self.q_bias), heads(self.k, self.k_bias), heads(self.v, self.v_bias)
 
     def weights(self, q: Tensor, k: Tensor, mask_BT: Tensor, chosen: Tensor | None = None) -> Tensor:
-        """Return the attention matrices `(B, H, T, T)`; `chosen` are the positions of q if it holds only some
-        of them.
-        """
+        """Return the attention matrices `(B, H, T, T)`; `chosen` are the positions of q if it does not hold all."""
         scores = (self.scale * (q @ k.mT)).masked_fill(~mask_BT[:, None, None], -1e30)
         if self.causal:
             at = torch.arange(q.shape[-2]) if chosen is None else chosen

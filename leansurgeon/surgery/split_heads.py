@@ -4,8 +4,8 @@ A head computes `softmax(s * q k^T) v`, and the output projection sums over head
 compute the same if each has its scores, and their values and output columns partition the parent's. Equal scores for
 every input need a score form `q^T k` of rank at most the children's head_dim. So
 
-* `exact` keeps head_dim (or lets it grow) and copies q and k; * `weights_only` and `activation_aware` divide head_dim
-among the children (the `split` policy: every tensor keeps its
+* `exact` keeps head_dim (or lets it grow) and copies q and k;
+* `weights_only` and `activation_aware` divide head_dim among the children (the `split` policy: every tensor keeps its
   shape) and give each child the best score form of the smaller rank, each by its own criterion.
 
 Shape letters: B batch, T tokens, W width, H heads, D head_dim, M children of a head, R head_dim of a child.
@@ -32,7 +32,7 @@ FLOOR = 1e-8  # smallest eigenvalue of a moment relative to its largest; lower o
 FIFTH = 5  # every fifth batch guards
 
 
-# # -- exact ----------------------------------------------------------------------------------------
+# -- exact ----------------------------------------------------------------------------------------
 
 
 def exact(attention: Attention, after: Stage, gain: float) -> Attention:
@@ -74,7 +74,7 @@ def pad(x: Array, axis: int, size: int) -> Array:
     return np.pad(x, widths)
 
 
-# # -- score forms of smaller rank: which `q^T k` a child computes -----------------------------------
+# -- score forms of smaller rank: which `q^T k` a child computes -----------------------------------
 
 
 @dataclass(frozen=True)
@@ -102,9 +102,7 @@ def low_rank(c_query: Array, c_key: Array, rank: int, gain: float) -> Forms:
 
 
 def divide_form(c_query: Array, c_key: Array, children: int, rank: int, gain: float) -> Forms:
-    """Return forms of every child from `(H, D, D)` moments: half of the rank as in `low_rank`, half dealt out
-    in turns.
-    """
+    """Return forms of every child from `(H, D, D)` moments: half of the rank as in `low_rank`, half taken in turns."""
     u, s, vt, q_inverse, k_inverse = decompose(c_query, c_key)
     shared = min(rank // 2, s.shape[-1])
     left, right = [], []
@@ -130,7 +128,7 @@ def decompose(c_query: Array, c_key: Array) -> tuple[Array, ...]:
     return *np.linalg.svd(roots[0] @ roots[1]), *inverses
 
 
-# # -- at equal parameters ----------------------------------------------------------------------------
+# -- at equal parameters ----------------------------------------------------------------------------
 
 
 def assemble(attention: Attention, after: Stage, forms: Forms) -> Attention:
@@ -189,8 +187,9 @@ def activation_aware(
     gain: float,
     ridge: float | None,
 ) -> tuple[Attention, Split]:
-    """Split heads to a smaller rank with the least change of the attention's output on sample inputs; return the
-    numbers, too.
+    """Split heads to a smaller rank with the least change of the attention's output on sample inputs.
+
+    Returns the new attention, and the kept share of the weighted score form with the relative output error on the guard.
 
     Each child gets the score form of rank head_dim that minimizes, to first order, the error of *its own part of the
     output*. If scores of query i err by e_ij, the child's output errs by `sum_j a_ij (v_j - o_i) e_ij` with attention a
@@ -200,17 +199,11 @@ def activation_aware(
     Then W_o is refitted by ridge regression to `targets_BTW`.
 
     inputs_BTW: inputs of the attention, `(B, T, width)` per batch (of the cut network).
-
     masks: `(B, T)`, true where a token is real, or None. causal: whether tokens see only those before them.
-
     targets_BTW: target outputs of the attention; None: the parent's outputs for the same inputs.
-
     score_scale: factor of q . k in the parent. gain: as in `exact`.
-
     ridge: of the refit, relative to the mean square of a head's output; None leaves W_o unchanged. Every fifth batch
     guards (of few batches, every fifth piece): the refit is kept only if it lowers the error there.
-
-    The numbers are the kept share of the weighted score form, and the relative output error on the guard.
     """
     from leansurgeon.surgery import split_factors as factors
 

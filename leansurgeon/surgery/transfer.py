@@ -129,9 +129,7 @@ class Transfer:
         return replace(self.by_layer[self.plan.before.spans[target.stage].start][template], layer=old)
 
     def maker(self, target: TensorSpec, spec: TensorSpec, dtype: str) -> Callable[[], Array] | None:
-        """Return the function that makes a tensor of the result (edited, fresh, or gathered from the old one); None if
-        it is copied.
-        """
+        """Return the function that makes a tensor of the result (edited, fresh or gathered); None if it is copied."""
         maps, same_size = self.maps_of(spec), target.shape == self.weights.entries[spec.name].shape
         if spec.layer is None and spec.role not in FOLLOWERS:
             return None
@@ -146,8 +144,8 @@ class Transfer:
         return partial(self.gather, target, spec, dtype) if moves else None
 
     def split_layer(self, layer: int) -> Arrays:
-        """Return the attention of a new layer with heads of another size: exact if they grow, by the weights alone if
-        they shrink.
+        """Return the attention of a new layer with heads of another size: exact if they grow, else by the weights
+        alone.
         """
         specs, old = canonical.of_attention(self.plan.result.by_layer[layer]), self.plan.layers[layer]
         before, after = (shape.stages[specs[0].stage] for shape in (self.plan.before, self.plan.after))
@@ -215,7 +213,7 @@ def draw_rows(
         yield values
 
 
-# # -- index maps ------------------------------------------------------------------------------------
+# -- index maps ------------------------------------------------------------------------------------
 
 
 class LayerMaps:
@@ -278,8 +276,9 @@ class LayerMaps:
 
     @property
     def strength(self) -> Array:
-        """One number per head: as measured, else by weight. If the layers of a stage must keep the same heads, the sum
-        over the kept layers.
+        """One number per head: as measured, else by weight.
+
+        If the layers of a stage must keep the same heads, it is the sum over the kept layers.
         """
         plan, known = self.transfer.plan, self.transfer.strengths
         if (measured := plan.strength.get((self.layer, self.group))) is not None:

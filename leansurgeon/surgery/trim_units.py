@@ -25,8 +25,8 @@ ROUNDS = 16
 
 @dataclass(frozen=True)
 class TrimResult:
-    """`kept` groups in their old order; `change` (I [+ 1], O) is to be added to the old weight, which zeroes the
-    columns of removed groups.
+    """`kept` groups in their old order, and the `change` (I [+ 1], O) to add to the old weight, which zeroes the
+    others.
     """
 
     kept: list[int]

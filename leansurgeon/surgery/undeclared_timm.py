@@ -55,8 +55,8 @@ def through_the_product(name: str, library: TimmLibrary, small: Config, seed: in
 
 
 def save(model: torch.nn.Module, folder: Path, args: Config) -> None:
-    """Write a folder as `timm.models.save_for_hf` does, but store shared tensors once under each name, as published
-    files do.
+    """Write a folder as `timm.models.save_for_hf` does, but store shared tensors under each name, as in published
+    files.
     """
     folder.mkdir()
     state = {name: tensor.clone().contiguous() for name, tensor in model.state_dict().items()}

@@ -49,8 +49,8 @@ METHOD = {f.name for f in fields(Method)}
 
 @dataclass(frozen=True)
 class Undo:
-    """How to undo: `plan` leads from the present model to its source's shape, `forward` is the transfer that
-    made it.
+    """How to undo: `plan` leads from the present model back to its source's shape, `forward` is the transfer
+    to invert.
     """
 
     record: SurgeryRecord  # the surgery.json to undo
@@ -99,7 +99,7 @@ def is_untouched(new: np.ndarray, old: np.ndarray, picks: list[np.ndarray], role
     return True
 
 
-# # -- whether and how -------------------------------------------------------------------------------
+# -- whether and how -------------------------------------------------------------------------------
 
 
 def plan_undo(source: Source) -> Undo:
@@ -183,7 +183,7 @@ def undoable(source: Source) -> SurgeryRecord:
     return record
 
 
-# # -- carry out and verify --------------------------------------------------------------------------
+# -- carry out and verify --------------------------------------------------------------------------
 
 
 def carry_out(steps: Undo, folder: Path, *, force: bool = False, say: Say = silent) -> SurgeryRecord:

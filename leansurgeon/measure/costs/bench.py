@@ -75,7 +75,7 @@ class BenchRow:
         }
 
 
-# # -- contenders -----------------------------------------------------------------------------------
+# -- contenders -----------------------------------------------------------------------------------
 
 
 def contenders(source: Source, sweep: list[int]) -> tuple[list[Contender], list[str]]:
@@ -147,7 +147,7 @@ def parse_sweep(text: str | None) -> list[int]:
     return [int(word) for word in dict.fromkeys(words)]
 
 
-# # -- measuring ------------------------------------------------------------------------------------
+# -- measuring ------------------------------------------------------------------------------------
 
 
 def time_contenders(
@@ -186,7 +186,7 @@ def time_contenders(
     return [replace(row, peak=peak) for row, peak in zip(rows, peaks, strict=True)], skipped
 
 
-# # -- conclusions ---------------------------------------------------------------------------------
+# -- conclusions ---------------------------------------------------------------------------------
 
 
 def remarks(rows: list[BenchRow]) -> list[str]:

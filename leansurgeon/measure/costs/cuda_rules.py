@@ -30,9 +30,7 @@ ROWS, COLUMNS = 128, 32
 
 
 class CudaRules(TorchFunctionMode):
-    """Run torch functions so that they keep what torch on CUDA would keep. `fused` False computes attention explicitly
-    (eager).
-    """
+    """Run torch functions so that they keep what torch on CUDA would keep. `fused` False means eager attention."""
 
     def __init__(self, *, fused: bool = True) -> None:
         super().__init__()

@@ -68,9 +68,7 @@ def measure(folders: Sequence[Path], say: Say, seconds: float | None = None) -> 
 
 
 def peak(model: TimedModel) -> int:
-    """Return the peak bytes of weights and activations for a full batch: counted on a CPU, from the allocator
-    on a GPU.
-    """
+    """Return the peak bytes of weights and activations for a full batch: from the allocator on a GPU, else counted."""
     if model.device.type == "cuda":
         model.to(model.device)
         torch.cuda.empty_cache()

@@ -272,9 +272,7 @@ def backward(loss: torch.Tensor) -> None:
 
 
 def make_optimizer(parameters: Iterable[torch.nn.Parameter], name: str) -> torch.optim.Optimizer:
-    """Create the optimizer as `training/optimizer.py` does on CUDA: the fused form; `adamw-foreach` is torch's default
-    there.
-    """
+    """Create the optimizer as `training/optimizer.py` does on CUDA: fused, or `adamw-foreach`, torch's default there."""
     import torch
 
     if name == "sgd":

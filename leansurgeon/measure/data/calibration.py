@@ -57,9 +57,7 @@ WORDS = {"fit": "fit", "guard": "guard", "heldout": "judge"}  # purpose of each 
 
 
 class Parts(NamedTuple, Generic[T]):
-    """One value for each of the three disjoint parts of sample data: numbers of samples, rows of a data set,
-    batches.
-    """
+    """One value for each of the three disjoint parts of sample data, such as sample counts, row numbers or batches."""
 
     fit: T
     guard: T
@@ -180,7 +178,7 @@ def open_calibration(
     return replace(data, name=spec, columns=columns)
 
 
-# # -- from a task ----------------------------------------------------------------------------------
+# -- from a task ----------------------------------------------------------------------------------
 
 
 def from_task(
@@ -381,7 +379,7 @@ def tokenise(texts: list[str], tokenizer: PreTrainedTokenizerBase, source: Sourc
     return [dict(tokenizer.pad(batch, return_tensors="pt", **how)) for batch in batches]
 
 
-# # -- what was used --------------------------------------------------------------------------------
+# -- what was used --------------------------------------------------------------------------------
 
 
 def digest(parts: Batches) -> str:

@@ -102,8 +102,8 @@ def choose_task(
 
 
 def objective_of(source: Source) -> str | None:
-    """Return what a trained head predicts for each sample: "class", "several" classes, or a "score"; None if there is
-    no head to keep.
+    """Return what a trained head predicts per sample: "class", "several" classes, or a "score"; None without such a
+    head.
     """
     if not source.outputs or NAMED.get() == [NEW]:
         return None
@@ -174,8 +174,8 @@ def class_names(config: Config) -> list[str]:
 
 
 def window(source: Source, usual: int = WINDOW) -> int:
-    """Return the tokens per window of text: as usual, as many as the model has positions for, or the only length it
-    takes.
+    """Return the tokens per window of text: the usual number within the model's positions, or the only length
+    it takes.
     """
     only, most = inputs.room(source.config, source.architecture)
     return only or min(usual, most or usual)
@@ -267,8 +267,9 @@ def of_images(source: Source, kind: str, data: UserData, columns: str | None) ->
 
 
 def parse_task(word: str, flag: str = "--calibrate") -> tuple[str, dict[str, Any]]:
-    """Parse the value of `flag` that begins with `PREFIX` into name and options. Raises `UsageError` unless options are
-    `key=value`.
+    """Parse the value of `flag`, which begins with `PREFIX`, into name and options.
+
+    Raises `UsageError` unless options are `key=value`.
     """
     name, *pairs = re.split(r",(?![^\[]*\])", word.removeprefix(PREFIX))  # brackets enclose a list
     options = {}

@@ -73,9 +73,7 @@ def folder_options(source: Source) -> TaskOptions:
 
 
 def of_timm(source: Source) -> TaskOptions:
-    """Return size, crop, mean and standard deviation of a timm model's `pretrained_cfg`; None for those not
-    specified.
-    """
+    """Return size, crop, mean and standard deviation of a timm model's `pretrained_cfg`; None where unspecified."""
     cfg = check_settings(source.config.get("pretrained_cfg") or source.config, "config.json")
     sides = cfg.get("input_size")
     size = source.flat_config.get("img_size") or (sides[1:] if isinstance(sides, list) else sides)

@@ -40,9 +40,7 @@ def sample_tokens(asked: int | None, config: Config, architecture: Architecture)
 
 
 def room(config: Config, architecture: Architecture) -> tuple[int | None, int | None]:
-    """Return the only number of tokens that a model takes, and the most it has positions for; None if there is no such
-    limit.
-    """
+    """Return the only number of tokens that a model takes, and the most it has positions for; None for no limit."""
     flat = architecture.flat(config)
     most = architecture.takes.most_tokens(flat)
     return architecture.takes.only_tokens(flat), most and most - architecture.skipped_positions
@@ -106,9 +104,7 @@ def run(model: torch.nn.Module, inputs: dict[str, torch.Tensor]) -> torch.Tensor
 
 
 def loss(logits: torch.Tensor) -> torch.Tensor:
-    """Return the mean loss, in fp32, against made-up labels: cross-entropy as in the tasks; mean square
-    without a head.
-    """
+    """Return the mean loss in fp32 against made-up labels: cross-entropy as in the tasks; without a head, squares."""
     import torch
 
     from leansurgeon.tasks.base import classification_score, token_score  # imports numpy, which a report does not need

@@ -58,8 +58,9 @@ def open_pairs(
     columns: str | None = None,
     say: Say = silent,
 ) -> Calibration:
-    """Open the pairs that SPEC names (the value of a command's `flag`). Raises `UsageError` if there are none, or for
-    another kind of model.
+    """Open the pairs that SPEC names (the value of a command's `flag`).
+
+    Raises `UsageError` if there are none, or for another kind of model.
     """
     name = class_name(source.config)
     if not name.endswith("ForConditionalGeneration"):

@@ -149,8 +149,8 @@ class HeadScorer:
         return self.scores(np.ones(sum(site.heads for site in self.sites), bool))
 
     def scores(self, keep: ndarray) -> Scores:
-        """Return the scores without the heads where `keep` (all heads,) is false. Raises `Diverged` if a loss is not
-        finite.
+        """Return the scores without the heads where `keep` (all heads,) is false. Raises `Diverged` for a non-finite
+        loss.
         """
         if known := self.known.get(keep.tobytes()):
             return known

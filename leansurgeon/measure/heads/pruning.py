@@ -63,11 +63,11 @@ def at_epoch(
 
     Returns numbers for JSON:
 
-            prunable     largest fraction of heads that can go, least important first, while the score stays within 1 %
-                         of the whole model's, at this and every smaller step
-            curve        [{"fraction", "pruned", "loss", "accuracy" (classifiers)}] for 0, 1/steps, ... 1
-            importance   {"share": [[of each head of all heads' sum] a layer], "gini": 0 (all alike) .. 1 (one head)}
-            samples      {"fit", "judged"}
+        prunable     largest fraction of heads that can go, least important first, while the score stays within 1 %
+                     of the whole model's, at this and every smaller step
+        curve        [{"fraction", "pruned", "loss", "accuracy" (classifiers)}] for 0, 1/steps, ... 1
+        importance   {"share": [[of each head of all heads' sum] a layer], "gini": 0 (all alike) .. 1 (one head)}
+        samples      {"fit", "judged"}
     """
     places = sites(loaded)
     judge = judge_of(loaded, task)
@@ -95,9 +95,7 @@ def curve(
     of: ndarray | None = None,
     step: Callable[[], None] = lambda: None,
 ) -> list[Point]:
-    """Return the scores with growing parts of an order switched off. `of` limits the heads that may go
-    (default: all).
-    """
+    """Return the scores with growing parts of an order switched off. `of` selects the heads that may go (None: all)."""
     order = order if of is None else order[of[order]]
     rows = []
     for fraction in asked:
@@ -111,9 +109,7 @@ def curve(
 
 
 def strengths(places: Sequence[Site], values: ndarray) -> list[ndarray]:
-    """Return the importance of each site's heads; if the layers of a stage must keep the same heads, summed
-    over them.
-    """
+    """Return the importance of each site's heads, summed over the layers of a stage that must keep the same heads."""
     parts = split(values, places)
     sums = {}
     for site, part in zip(places, parts, strict=True):
@@ -166,7 +162,7 @@ def is_text(bench: HeadScorer) -> bool:
     return isinstance(bench.judge, Labelled) and bench.judge.task.head in TEXT
 
 
-# # -- one head off --------------------------------------------------------------------------------
+# -- one head off --------------------------------------------------------------------------------
 
 
 class AblationResult(TypedDict):

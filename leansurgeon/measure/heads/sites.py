@@ -48,8 +48,8 @@ class Site:
 
     @property
     def groups(self) -> int:
-        """Number of key/value groups, which a checkpoint can only lose as a whole (single heads if keys are not
-        shared).
+        """Number of key/value groups, which a checkpoint loses as a whole (without shared keys, the number of
+        heads).
         """
         return self.heads // self.shared
 

@@ -105,8 +105,9 @@ def median_or_bound(values: Sequence[float], bounds: Sequence[float]) -> tuple[f
 
 
 def over_layers(layers: Sequence[JsonObject]) -> JsonObject:
-    """Return the model's figures from its layers'. Compare models of different depth by layer instead: kappa grows with
-    depth.
+    """Return the model's figures from its layers'.
+
+    Compare models of different depth by layer instead: kappa grows with depth.
     """
 
     def of(key: str) -> list[float]:

@@ -133,9 +133,7 @@ def _whole(values: Tensor, like: Tensor, real: Tensor) -> Tensor:
 
 
 def _direction(wanted: Tensor, before: list[Tensor], generator: torch.Generator) -> Tensor:
-    """Return the part of `wanted` that is orthogonal to the directions `before`, normalized; a random one if nothing is
-    left.
-    """
+    """Return the normalized part of `wanted` orthogonal to the directions `before`; a random one if nothing is left."""
     while True:
         left = wanted.clone()
         for _ in range(2):  # twice is enough (Kahan, Parlett)
@@ -147,13 +145,11 @@ def _direction(wanted: Tensor, before: list[Tensor], generator: torch.Generator)
         wanted = torch.randn(len(wanted), generator=generator, dtype=torch.float64)
 
 
-# # -- the two ends of every attention: its readers (q, k, v) and its output projection --------------------------------
+# -- the two ends of every attention: its readers (q, k, v) and its output projection --------------------------------
 
 
 def _record(loaded: Loaded, attentions: Attentions, one: Batch) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
-    """Record input (1, N, D) and output (1, N, D) of every attention whose readers share one input, connected by a
-    graph of their own.
-    """
+    """Record input and output (1, N, D) of every attention whose readers share one input, with a graph of their own."""
     seen = {}
     outputs = {}
 

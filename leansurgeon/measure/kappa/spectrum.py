@@ -123,7 +123,7 @@ def kappa_above(sigma: Tensor | ndarray, k: int, floor: float) -> tuple[float, f
     return math.inf, float(sigma[0]) / floor if floor > 0 else 1.0, rank
 
 
-# # -- the Gram matrix ------------------------------------------------------------------------------
+# -- the Gram matrix ------------------------------------------------------------------------------
 
 
 def _to_working_device(block: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -191,9 +191,7 @@ def _eigenvalues(gram: Tensor, block: Tensor, mask: Tensor | None, *, centred: b
 
 
 def _by_torch(gram: Tensor, direction_BR: Tensor | None, size_B: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """Compute both spectra one after the other, batched: on a GPU. `size_B` is c, None if the Gram matrix is
-    of tokens.
-    """
+    """Compute both spectra one after the other, batched, on a GPU. `size_B` is c; None for a Gram matrix of tokens."""
     left_BR = None
     if direction_BR is not None:
         outer = direction_BR[:, :, None] @ direction_BR[:, None]

@@ -28,7 +28,7 @@ from leansurgeon.shape import Stage
 FP32 = torch.finfo(torch.float32).eps
 
 
-# # -- the attentions of a loaded model, by the roles of their tensors -------------------------------------------------
+# -- the attentions of a loaded model, by the roles of their tensors -------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -74,8 +74,7 @@ def find_attentions(loaded: Loaded) -> list[AttentionModule | None]:
     return [by_path.get(name) for name in loaded.projections]
 
 
-# # -- their condition numbers
-# -------------------------------------------------------------------------------------------
+# -- their condition numbers -------------------------------------------------------------------------------------------
 
 
 def weights(loaded: Loaded, modules: list[AttentionModule | None]) -> list[JsonObject | None]:
