@@ -23,6 +23,7 @@ _BEFORE_A_MEMBER = (
     tarfile.SOLARIS_XHDTYPE,
 )
 _NAMES = 1_000_000  # maximum bytes of one
+# What tarfile and the decompressors under it raise for a damaged file.
 _DAMAGED = (tarfile.TarError, zlib.error, lzma.LZMAError, OSError, EOFError, ValueError, OverflowError)
 
 

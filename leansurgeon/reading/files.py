@@ -126,7 +126,7 @@ def is_name(name: object) -> bool:
 
 
 def writable(name: str) -> str:
-    """Return a file name as printable text: bytes that are not UTF-8 become escapes.
+    """Return a file name as writable text: bytes that are not UTF-8 become escapes.
 
     >>> writable("lean-\\udcff")
     'lean-\\\\udcff'

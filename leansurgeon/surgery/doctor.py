@@ -163,7 +163,7 @@ def fill_zeros(role: str, model: ModelUnderTest) -> Change:
     rng = np.random.default_rng(0)
 
     def change(spec: TensorSpec, raw: np.ndarray) -> np.ndarray | None:
-        """-"""
+        """Fill the zeros of the role's matrices; None for all other tensors."""
         if spec.role != role or raw.ndim < 2:
             return None
         values = from_float32(rng.standard_normal(raw.shape, np.float32), model.weights.entries[spec.name].dtype)

@@ -188,12 +188,10 @@ class ModelUnderTest:
         return open_as(folder, arch), self.answer(self.load(folder, arch))
 
     def change_part(self, role: str, value: Callable[[np.ndarray], np.ndarray]) -> Change:
-        """Return a change of queries, keys or values (heads, head_dim, ...) to `value(old)` in every tensor
-        with them.
-        """
+        """Return a change of queries, keys or values (heads, head_dim, ...) to `value(old)` wherever they are held."""
 
         def change(spec: TensorSpec, raw: np.ndarray) -> np.ndarray | None:
-            """-"""
+            """Return the tensor with its part changed; None if it does not hold that part."""
             if spec.role not in (*ATTENTION_ROLES, "vkq") or role not in spec.role:
                 return None
             at, stage = outer_axis(spec), self.source.shape.stages[spec.stage]

@@ -189,7 +189,7 @@ def activation_aware(
 ) -> tuple[Attention, Split]:
     """Split heads to a smaller rank with the least change of the attention's output on sample inputs.
 
-    Returns the new attention, and the kept share of the weighted score form with the relative output error on the guard.
+    Returns the attention, the kept share of the weighted score form, and the relative output error on the guard.
 
     Each child gets the score form of rank head_dim that minimizes, to first order, the error of *its own part of the
     output*. If scores of query i err by e_ij, the child's output errs by `sum_j a_ij (v_j - o_i) e_ij` with attention a

@@ -144,9 +144,7 @@ class Transfer:
         return partial(self.gather, target, spec, dtype) if moves else None
 
     def split_layer(self, layer: int) -> Arrays:
-        """Return the attention of a new layer with heads of another size: exact if they grow, else by the weights
-        alone.
-        """
+        """Return the attention of a new layer with heads of another size: exact if they grow, else by weights alone."""
         specs, old = canonical.of_attention(self.plan.result.by_layer[layer]), self.plan.layers[layer]
         before, after = (shape.stages[specs[0].stage] for shape in (self.plan.before, self.plan.after))
         attention = canonical.unpack(canonical.of_attention(self.by_layer[old].values()), before, self.weights.float32)

@@ -272,7 +272,7 @@ def backward(loss: torch.Tensor) -> None:
 
 
 def make_optimizer(parameters: Iterable[torch.nn.Parameter], name: str) -> torch.optim.Optimizer:
-    """Create the optimizer as `training/optimizer.py` does on CUDA: fused, or `adamw-foreach`, torch's default there."""
+    """Create the optimizer as `training/optimizer.py` does on CUDA: fused, or (`adamw-foreach`) as torch does."""
     import torch
 
     if name == "sgd":
