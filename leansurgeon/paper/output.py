@@ -11,8 +11,8 @@ from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.words import in_columns, wrap
 
 CLAIM = (
-    "No table says whether more heads do it or a lower kappa. `leansurgeon run claim-retrieval` tries them apart; what "
-    "came out so far is in examples/results/claim.md of the repository."
+    "No table shows whether more heads or a lower kappa make the difference. `leansurgeon run claim-retrieval` tests "
+    "them separately; results so far are in examples/results/claim.md of the repository."
 )
 COUNTED = ["", "layers", "heads", "head_dim", "MLP", "paper", "counted", "off by"]
 
@@ -129,7 +129,7 @@ def closing(exhibits: Exhibits) -> str:
     printed, reached = total["rows"] - total["unprinted"], total["rounds"] + total["truncates"]
     if not printed:
         return ""
-    cut = f" ({total['truncates']} is cut there instead of rounded)" if total["truncates"] else ""
+    cut = f" ({total['truncates']} is truncated there, not rounded)" if total["truncates"] else ""
     text = f"Reached: {reached} of {printed} printed figures{cut}, {total['as_printed']} by the row as it is printed."
     misses = [f"{name(e, a)} {per_cent(a.difference_percent, 2)}" for e, rows in exhibits for a in rows if is_missed(a)]
     return text + (f" Not reached: {', '.join(misses)}." if misses else "")

@@ -62,7 +62,7 @@ def plain(image: Image, where: str) -> Image:
         white = next((most for most in tops if high <= most), None)
         if not (white and low >= 0):
             raise UsageError(
-                f"{where} holds numbers from {low:g} to {high:g}, of which it does not say what is white.",
+                f"{where} holds numbers from {low:g} to {high:g}, and does not say which one is white.",
                 "Save it with 8 or 16 bits a channel, or with fractions from 0 to 1.",
             )
         return Image.fromarray((values * (255 / white)).round().astype(np.uint8))

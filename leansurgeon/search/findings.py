@@ -255,7 +255,7 @@ def describe(outcome: SearchOutcome) -> list[str]:
         names = {winner.name: "winner", outcome.original.name: "source"}
         told = [f"{names.get(name, 'control')} {score.text}" for name, score in untouched.items()]
         some = next(iter(untouched.values()))
-        lines.append(f"On {plural(some.samples, 'held-out sample')} that chose nothing: {join_words(told)}.")
+        lines.append(f"On {plural(some.samples, 'held-out sample')} not used for the choice: {join_words(told)}.")
     else:
         lines.append(
             "The evaluation data chose the winner, which flatters it: train it, its control and the source on other "
@@ -265,7 +265,7 @@ def describe(outcome: SearchOutcome) -> list[str]:
         small = min((winner, *others), key=lambda c: c.parameters)
         ending = f"; the smallest is {name_shape(small)} with {small.parameters:,} parameters"
         less = "" if small is winner else ending
-        lines.append(f"Not to be told from it (one standard error): {join_words(map(name_shape, others))}{less}.")
+        lines.append(f"As good within one standard error: {join_words(map(name_shape, others))}{less}.")
     for step in list_changes(outcome):
         if step.tau is None:
             continue

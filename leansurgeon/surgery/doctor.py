@@ -150,12 +150,12 @@ def check_growth(model: ModelUnderTest, choices: list[RequestedShape], role: str
     """Check added parts: nothing changes until the output columns of the new ones are filled."""
     with model.folder() as folder:
         result, output = model.cut_first_possible(folder / "cut", choices)
-        expect(output, model.own, f"With more {what}, which say nothing yet,")
+        expect(output, model.own, f"With more {what}, which are silent,")
         wide = model.beside(result)
         gap = distance(wide.answer_after(fill_zeros(role, wide)), output)
     if gap <= EXACT:
-        raise RoleFault(f"What new {what} say does not reach the output.")
-    return f"more {what} give the same output, until they are made to say something"
+        raise RoleFault(f"New {what} do not reach the output even with filled columns.")
+    return f"more {what} give the same output until their columns are filled"
 
 
 def fill_zeros(role: str, model: ModelUnderTest) -> Change:
@@ -228,7 +228,7 @@ def check_trimming(model: ModelUnderTest) -> str:
     done = [what for what, choices in tries.items() if any(fewer_say(model, *choice) for choice in choices)]
     if not done:
         raise Untestable("The model has too few heads and units to take some away.")
-    return " and ".join(done) + " that say nothing can go, and the output is the same"
+    return " and ".join(done) + " that are silent can be removed, and the output is the same"
 
 
 def silent(role: str, axis: str, gone: Sequence[np.ndarray]) -> Change:
@@ -254,7 +254,7 @@ def fewer_say(model: ModelUnderTest, change: Change, wanted: RequestedShape) -> 
             _, output = quiet.cut_first_possible(folder / "cut", [wanted])
         except Untestable:
             return False
-        expect(output, quiet.own, "With fewer heads or MLP units, all of which said nothing,")
+        expect(output, quiet.own, "Without silent heads or MLP units")
     return True
 
 

@@ -128,7 +128,7 @@ def explain_tied_start(source: Source, kept: Sequence[int]) -> str | None:
         if gone := [layer for layer in span[:least] if layer not in kept]:
             return (
                 f"Layer {gone[0]} has to stay: the first {plural(least, 'layer')} of this {arch.name} cannot move, "
-                "since what enters there is told by their number."
+                "because other parts of the model address them by number."
             )
     return None
 

@@ -154,8 +154,8 @@ def cannot_hold(
     if not formats:
         return None
     why = (
-        f"it is {stage.inner:,} wide inside ({stage.heads} heads of {stage.head_dim}), and a {family} there has heads "
-        f"of width / heads ({stage.width:,} / {stage.heads})"
+        f"its inner width is {stage.inner:,} ({stage.heads} heads of {stage.head_dim}), and there a {family} must have "
+        f"heads of width / heads ({stage.width:,} / {stage.heads})"
     )
     if decoupled and stage.width % stage.heads == 0:
         return UnfitFormats(formats, why, f"--head-dim split ({stage.heads} heads of {stage.width // stage.heads})")

@@ -104,7 +104,7 @@ def change_heads(
         near = nearest_divisible(after.heads, before.heads)
         raise UsageError(f"{before.heads} heads cannot be split into {after.heads}; nearest: {near}.", "Or add heads.")
     if children > before.head_dim:
-        raise UsageError(f"Heads of {before.head_dim} have no {children} children.")
+        raise UsageError(f"A head of size {before.head_dim} cannot be split into {children}.")
     says = f"split every head into {children}, which share its output columns"
     return Step("split-heads", "exact", f"{says};{shared}" if shared else says, settings)
 
@@ -122,7 +122,7 @@ def resize_heads(source: Source, before: Stage, after: Stage, init: str, method:
     if after.heads % before.heads:
         near = nearest_divisible(after.heads, before.heads)
         keep = "--head-dim keep adds or trims heads of the same size. " if keeps_size(source) else ""
-        raise UsageError(f"{pair} by splitting; whole children: {near} heads.", keep + afresh)
+        raise UsageError(f"{pair} by splitting; possible: {near} heads.", keep + afresh)
     if after.inner < before.inner:
         least = -(-before.inner // after.heads)
         raise UsageError(f"{pair}: together they cannot hold {before.inner} values; head_dim must be {least}.", afresh)
@@ -180,7 +180,7 @@ def balance_heads(source: Source) -> Step:
         raise UnsupportedModel(f"--balance: {reason}", "Leave --balance out.")
     if "vo" not in source.architecture.bases:
         raise UnsupportedModel(
-            f"--balance: values of {source.architecture.name} in another basis were not seen to say the same.",
+            f"--balance: {source.architecture.name} was not shown to compute the same with values in another basis.",
             "Leave --balance out.",
         )
     coarse = {source.weights.entries[s.name].dtype for s in canonical.of_attention(source.specs)} - {"F32", "F64"}

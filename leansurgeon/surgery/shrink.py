@@ -166,7 +166,7 @@ def telling_what_is_kept(folder: Path) -> Iterator[None]:
         else:
             why = f"'{error.filename}': {error.strerror}" if error.filename and error.strerror else str(error)
             said = LeanSurgeonError(f"{folder} could not be made: {why}.")
-        said.hint = f"{said.hint or ''} The same command with --resume goes on where this one stopped.".strip()
+        said.hint = f"{said.hint or ''} Repeat the command with --resume to continue where it stopped.".strip()
         raise said from error
 
 
@@ -175,7 +175,7 @@ def open_state(place: Path, key: str, resume: bool, say: Say) -> ResumeState:
     there = place.exists()
     kept = ResumeState(place, key, resume=resume)
     if resume:
-        other = "what was interrupted here was another cut" if there else "no interrupted cut is here"
+        other = "the interrupted cut here is another one" if there else "there is no interrupted cut here"
         say(f"Going on with the cut in {place} ..." if kept.goes_on else f"Nothing to resume: {other}.")
     elif there:
         say(f"An interrupted cut was in {place}; this one begins anew (--resume goes on).")

@@ -80,7 +80,7 @@ class Undo:
         old = new[np.ix_(*firsts)]
         if not is_untouched(new, old, picks, spec.role):
             raise UsageError(
-                f"'{spec.name}' is not what surgery left: what was silent or a copy there has learned since.",
+                f"'{spec.name}' has changed since surgery: entries that were silent or copies have been trained.",
                 "A model that was trained after surgery cannot be undone; take the source itself.",
             )
         return old

@@ -155,7 +155,7 @@ class Rehearsal:
                 raise
             reason = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
             raise UnsupportedModel(
-                f"{type(self.model).__name__} does not run on tensors without numbers, so that its memory cannot be "
+                f"{type(self.model).__name__} does not run on tensors without values, so its memory cannot be "
                 f"predicted ({reason}).",
                 "Measure it with `leansurgeon bench`.",
             ) from error

@@ -69,7 +69,7 @@ def choose_task(
         raise UsageError(f"--columns {columns}: {data.spec} is no table.", "Leave --columns out.")
     if kind == "image-classification" and data.kind == "images" and not measured:
         raise UsageError(
-            f"{data.spec} holds images without classes, and {source.slug} tells classes apart.",
+            f"{data.spec} holds images without classes, and {source.slug} is a classifier.",
             "Put them into a folder for every class: DATA/cat/1.jpg, DATA/dog/2.jpg.",
         )
     if reads_images:
@@ -121,9 +121,9 @@ def check_objective(source: Source, objective: str) -> None:
     given = objective_of(source) or objective
     if given != objective:
         raise UsageError(
-            f"{source.slug} gives {words[given]} of each sample, and the data has {words[objective]}.",
-            "Without labels it is calibrated and judged all the same: `leansurgeon shrink --calibrate`, `judge`. A new "
-            "head for this data: --classes new.",
+            f"{source.slug} predicts {words[given]} for each sample, and the data has {words[objective]}.",
+            "Calibrating and judging need no labels: `leansurgeon shrink --calibrate`, `judge`. For a new head on this "
+            "data: --classes new.",
         )
 
 

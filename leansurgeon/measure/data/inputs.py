@@ -72,8 +72,8 @@ def make(
     cls = (config.get("architectures") or [""])[0]
     if architecture.section and not writes_text(architecture.section, cls):
         raise UnsupportedModel(
-            f"{cls or architecture.name} reads what several towers want at once, and no sample of that is made up "
-            "here, so neither memory nor time can be foretold.",
+            f"{cls or architecture.name} needs the inputs of several towers at once, and no such sample can be made up "
+            "here, so neither memory nor time can be predicted.",
             "`leansurgeon plan` without a training counts parameters before and after.",
         )
     flat = architecture.flat(config)
