@@ -57,7 +57,7 @@ def check_classes(source: Source, task: Task, found: ClassMap | None, *, chance:
     told = f"{source.name} is right on {right.sum()} of {len(right)} held-out samples"
     hint = (
         "Say which output is which: --classes A,B,C (task.class_names in a recipe), the data's classes in the order of "
-        "the outputs. To keep the present order, give it there. --classes new trains a new head."
+        "the outputs. To go on with the present order, give it. --classes new trains a new head."
     )
     # For each half, the output of each sample's class under the order that fits the other half best.
     size, half = int(max(answers_N.max(), labels_N.max())) + 1, np.arange(len(labels_N)) % 2

@@ -290,7 +290,7 @@ def draw_tokens(source: Source, rows: int, length: int, seed: int) -> Tensor:
 
 
 def images(source: Source, seed: int) -> Batches:
-    """Return noise images with mean 0 and deviation 1, as after normalization; adjacent pixels are alike."""
+    """Return noise images with mean 0 and deviation 1, as after normalization; nearby pixels and channels are alike."""
     channels, height, width = inputs.image_size(source.config, source.architecture)
     if side := folder_options(source).get("image_size"):  # as its processor resizes images
         height = width = side
