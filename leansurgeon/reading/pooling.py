@@ -86,17 +86,17 @@ def read_pooling(folder: Path | None) -> Pooling:
     """Read the pooling that modules.json in a model's folder specifies. Raises `UsageError` for an unknown mode."""
     from leansurgeon.errors import UsageError
     from leansurgeon.reading.files import is_name
+    from leansurgeon.reading.values import objects
 
     modes, dense, skipped = ("mean",), (), 0
-    modules = read_setting(folder, "modules.json") if folder else {}
-    for module in modules if isinstance(modules, list) else ():
+    for module in objects(read_setting(folder, "modules.json", list)) if folder else ():
         kind, place = str(module.get("type")).rpartition(".")[2], str(module.get("path", ""))
         if kind not in ("Pooling", "Dense") or not is_name(place):
             continue
         config = read_setting(folder, f"{place}/config.json")
         if kind == "Pooling":
             named = config.get("pooling_mode") or tuple(mode for key, mode in FLAGS.items() if config.get(key))
-            modes = (named,) if isinstance(named, str) else tuple(named) or modes
+            modes = tuple(named) or modes if isinstance(named, list | tuple) else (named,)
             if unknown := [mode for mode in modes if mode not in FLAGS.values()]:
                 raise UsageError(f"{folder / place}/config.json pools by '{unknown[0]}', which is not known here.")
             if config.get("include_prompt") is False:
@@ -127,8 +127,14 @@ def prompt_tokens(folder: Path) -> int:
     return len(ids) - (ids[-1] in (tokenizer.sep_token_id, tokenizer.eos_token_id))
 
 
-def read_setting(folder: Path, name: str) -> Any:
-    """Read a JSON file of sentence-transformers; empty if it does not exist."""
+def read_setting(folder: Path, name: str, kind: type = dict) -> Any:
+    """Read a JSON file of sentence-transformers; empty if it does not exist. Raises `UsageError` if it does not hold
+    an object (or what `kind` says).
+    """
+    from leansurgeon.errors import UsageError
     from leansurgeon.reading import jsonfile
 
-    return jsonfile.read(folder / name) if (folder / name).is_file() else {}
+    found = jsonfile.read(folder / name) if (folder / name).is_file() else kind()
+    if not isinstance(found, kind):
+        raise UsageError(f"{folder / name} does not hold {'a list' if kind is list else 'an object'}.")
+    return found

@@ -14,6 +14,7 @@ from sentence_transformers.sentence_transformer.modules import Normalize, Poolin
 from transformers import AutoModel, AutoTokenizer
 
 from leansurgeon.checkpoints.source import open_source
+from leansurgeon.errors import UsageError
 from leansurgeon.measure.data import calibration
 from leansurgeon.reading import pooling
 from tests.support.command_line import leansurgeon
@@ -119,3 +120,15 @@ def test_heads_are_weighed_by_the_embedding_that_is_used(encoder, tmp_path):
         found = OutputScorer(checkpoints.load(folder)).forward(batch)
         states = AutoModel.from_pretrained(folder).eval()(**batch)[0]
     assert torch.allclose(found, torch.nn.functional.normalize(states[:, 0], dim=-1), atol=1e-5)
+
+
+@pytest.mark.parametrize("modules", [{"0": "x"}, [{"type": "a.Pooling", "path": "1"}]])
+@pytest.mark.parametrize("config", [["mean"], {"pooling_mode": 5}])
+def test_damaged_files_are_refused_in_a_sentence(modules, config, tmp_path):
+    (tmp_path / "1").mkdir()
+    (tmp_path / "modules.json").write_text(json.dumps(modules))
+    (tmp_path / "1" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UsageError, match="does not hold a|not known here"):
+        pooling.read_pooling(tmp_path)
+    (tmp_path / "modules.json").write_text('["x"]')
+    assert pooling.read_pooling(tmp_path) == pooling.Pooling()
