@@ -6,14 +6,10 @@ import pytest
 
 from leansurgeon.architectures.families import read_families, read_tensors
 from leansurgeon.architectures.tensors import (
-    Blocks,
     Tensor,
-    TensorSpec,
     axis_size,
-    count_parameters,
     exact_ratio,
     exists,
-    fill,
     is_count,
     like,
     read_key,
@@ -158,34 +154,3 @@ def test_a_family_takes_over_what_stands_before_it():
     assert (two.keys.mlp_dim, two.keys.mlp_ratio, two.keys.width) == (None, "ratio", "dim")
     assert two.outer == one.outer == (Tensor("a", "embedding", ("width",)),)
     assert two.takes.special_tokens({}) == 1
-
-
-def test_which_layers_of_a_stage_have_a_tensor():
-    def layers(**more):
-        return [index for index in range(4) if Tensor("t", "q", ("q",), **more).in_layer(index)]
-
-    assert layers() == [0, 1, 2, 3]
-    assert layers(only="others") == [1, 2, 3] and layers(only="first") == [0]
-    assert layers(layers=(1, 3)) == [1, 3] and layers(layers=()) == []
-
-
-def test_heads_are_in_step_where_only_the_first_layer_holds_their_table():
-    table = Tensor("bias", "head_param", ("heads",), only="first", group=1)
-    block = Tensor("q", "q", ("q", "width"), group=1), table
-    assert Blocks("{i}", block, ("o",)).in_step(1) and not Blocks("{i}", block, ("o",)).in_step(0)
-    others = (
-        Tensor("bias", "head_param", ("heads",), group=1),
-        Tensor("norm", "norm", ("width",), only="first", group=1),
-    )
-    assert not Blocks("{i}", others, ("o",)).in_step(1)
-
-
-def test_a_count_has_parts_and_leaves_out_what_is_no_parameter_of_its_own():
-    sizes = {"embedding": 1, "q": 2, "qk_norm_all": 4, "head_mix": 8, "down": 16, "norm": 32, "tied": 64, "buffer": 128}
-    found = count_parameters(TensorSpec(role, role, ("n",), (size,)) for role, size in sizes.items())
-    assert (found.embeddings, found.attention, found.mlp, found.rest) == (1, 14, 16, 32)
-    assert TensorSpec("t", "q", ("a", "b"), (3, 5)).size == 15 and TensorSpec("t", "other", (), ()).size == 1
-
-
-def test_the_number_of_a_stage_is_filled_in_and_that_of_a_layer_stays():
-    assert fill("stages.{s}.blocks.{i}.{s}", 2) == "stages.2.blocks.{i}.2"

@@ -1,30 +1,24 @@
-"""Matrices in one form: there and back loses no bit, and they are what the library's attention computes with."""
+"""Matrices in one form are what the library's attention computes with; that they come back is seen in balance."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
-from leansurgeon.architectures.base import TensorSpec
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import UnsupportedModel
-from leansurgeon.shape import Stage
 from leansurgeon.surgery.canonical import (
-    ROLES,
-    Attention,
     of_attention,
-    pack,
     rotary,
     score_gain,
     score_scale,
     unpack,
-    why_unsupported,
 )
-from tests import conftest
-from tests.checkpoints.test_skeleton import CASES, batches, expected, make, of_layer, opened
+from tests.checkpoints.test_skeleton import batches, expected, make
 
 # Families without a canonical form, and what the reason must say.
 UNSUPPORTED = {
@@ -37,31 +31,6 @@ UNSUPPORTED = {
     "bart": "several attentions",
     "mbart": "several attentions",
 }
-
-
-def read(source, layer: int) -> tuple[Attention, Stage, list[TensorSpec]]:
-    """The attention of a layer, its stage and its tensors."""
-    specs = of_attention(s for s in source.specs if s.layer == layer)
-    stage = source.shape.stages[specs[0].stage]
-    return unpack(specs, stage, source.weights.float32), stage, specs
-
-
-@pytest.mark.parametrize("key", CASES)
-def test_there_and_back_is_every_bit(key, tmp_path):
-    source, _ = make(key, tmp_path / "source")
-    if key in UNSUPPORTED:
-        assert UNSUPPORTED[key] in why_unsupported(source)
-        return
-    assert why_unsupported(source) is None
-    for i in range(source.shape.depth):
-        attention, stage, specs = read(source, i)
-        assert attention.q.shape == (stage.heads, stage.head_dim, stage.width)
-        assert attention.k.shape == attention.v.shape == (stage.kv_heads, stage.head_dim, stage.width)
-        assert attention.o.shape == (stage.width, stage.heads, stage.head_dim)
-        packed, tensors = pack(attention, specs), of_layer(source, i)
-        assert packed.keys() == {s.name for s in source.specs if s.layer == i and s.role in ROLES}
-        for name, values in packed.items():
-            assert values.dtype == np.float32 and np.array_equal(values, tensors[name]), name
 
 
 # -- against the library's attention ---------------------------------------------------------------
@@ -130,7 +99,8 @@ def test_attention_by_hand_is_the_librarys(key, tmp_path):
     source, model = make(key, tmp_path / "source")
     path, ways, projection = ATTENTIONS[key]
     batch = batches(source, model)[0]
-    attention, stage, _ = read(source, int(next(p for p in path.split(".") if p.isdigit())))
+    layer, stage = int(re.search(r"\d", path)[0]), source.shape.stages[0]
+    attention = unpack(of_attention(s for s in source.specs if s.layer == layer), stage, source.weights.float32)
     inside, out = seen(model.get_submodule(path), lambda: expected(source, model, batch))
     if projection:
         _, out = seen(model.get_submodule(projection), lambda: expected(source, model, batch))
@@ -138,55 +108,26 @@ def test_attention_by_hand_is_the_librarys(key, tmp_path):
     assert np.abs(got - out).max() < 2e-5 * np.abs(out).max()
 
 
-# -- a result --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("key", ["gpt2", "gpt_neox", "llama", "bert"])
-def test_heads_in_another_order_change_nothing(key, tmp_path):
-    """Packed into the file and run by the library: the order of heads has no meaning where each brings its own."""
-    source, model = make(key, tmp_path / "source")
-    skeleton, (a, _, specs) = opened(source), read(source, 0)
-    kv = np.arange(a.kv_heads)[::-1]
-    each = a.heads // a.kv_heads
-    q = (kv[:, None] * each + np.arange(each)).reshape(-1)
-    take = {"q": q, "k": kv, "v": kv, "q_bias": q, "k_bias": kv, "v_bias": kv}
-    moved = {n: getattr(a, n)[i] for n, i in take.items() if getattr(a, n) is not None}
-    before = of_layer(source, 0)
-    packed = before | pack(replace(a, o=a.o[:, q], **moved), specs)
-    assert not all(np.array_equal(packed[n], values) for n, values in before.items())
-    from leansurgeon.checkpoints.blockwise.stream import Stream
-
-    stream = Stream(skeleton, batches(source, model))
-    outs = []
-    for tensors in (packed, before):
-        skeleton.fill(0, tensors)
-        outs.append(stream.run())
-    for got, want in zip(*outs, strict=True):
-        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
-
-
-def test_the_scale_of_scores(tmp_path):
-    def source(family, **changes):
-        folder = tmp_path / f"{family}{len(changes)}{sorted(changes)}"
-        conftest.build(family, **changes).save_pretrained(folder)
-        return open_source(str(folder))
-
-    def scale(source):
-        return score_scale(source, source.shape.stages[0])
-
-    def gain(source):
-        return score_gain(source, source.shape.stages[0], replace(source.shape.stages[0], head_dim=2))
-
-    assert scale(source("bert")) == pytest.approx(8**-0.5) and gain(source("bert")) == pytest.approx(0.5)
-    flat = source("gpt2", scale_attn_weights=False)
-    assert scale(flat) == 1.0 and gain(flat) == 1.0
-    assert scale(source("t5")) == 1.0
-    with pytest.raises(UnsupportedModel, match=r"\bscale_attn_by_inverse_layer_idx\b"):
-        scale(source("gpt2", scale_attn_by_inverse_layer_idx=True))
-    one = source("llama")
-    gemma2 = replace(one, config=one.config | {"query_pre_attn_scalar": 64})
-    assert scale(gemma2) == pytest.approx(1 / 8) and gain(gemma2) == 1.0
-    assert scale(replace(one, config=one.config | {"attention_multiplier": 0.25})) == 0.25
-    with pytest.raises(UnsupportedModel, match="caps its scores"):
-        scale(replace(one, config=one.config | {"attn_logit_softcapping": 50.0}))
-    assert rotary(one) and not rotary(flat)
+@pytest.mark.parametrize(
+    ("family", "changes", "scale", "gain"),
+    [
+        ("bert", {}, 8**-0.5, 0.5),
+        ("gpt2", {"scale_attn_weights": False}, 1.0, 1.0),
+        ("t5", {}, 1.0, 1.0),
+        ("llama", {"query_pre_attn_scalar": 64}, 1 / 8, 1.0),
+        ("llama", {"attention_multiplier": 0.25}, 0.25, 1.0),
+        ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx", None),
+        ("llama", {"attn_logit_softcapping": 50.0}, "caps its scores", None),
+    ],
+)
+def test_the_scale_of_scores(family, changes, scale, gain, saved):
+    """And the gain where heads of 8 become heads of 2."""
+    source = open_source(str(saved(family)[0]))
+    source, stage = replace(source, config=source.config | changes), source.shape.stages[0]
+    assert rotary(source) is (family == "llama")
+    if gain is None:
+        with pytest.raises(UnsupportedModel, match=scale):
+            score_scale(source, stage)
+        return
+    assert score_scale(source, stage) == pytest.approx(scale)
+    assert score_gain(source, stage, replace(stage, head_dim=stage.head_dim // 4)) == pytest.approx(gain)

@@ -13,12 +13,7 @@ from leansurgeon.checkpoints.model import Loaded
 from leansurgeon.shape import groups_of
 from leansurgeon.surgery.choose_layers import measure_layers
 from leansurgeon.training.distill import state_error, taps
-from tests.support.command_line import leansurgeon
-from tests.surgery.test_timm_families import FAMILIES, build, family_of, folder_config, save_folder, stir
-
-
-def config_of(key):
-    return folder_config(family_of(key), FAMILIES[key][1], FAMILIES[key][2], {"input_size": (3, 32, 32)})
+from tests.surgery.test_timm_families import build, config_of, family_of, stir
 
 
 @torch.no_grad()
@@ -43,23 +38,6 @@ def test_influence_is_measured_over_the_channels_of_every_place():
 
     found = measure_layers(source, fill, batches, [None], groups_of(before, before))
     assert found.influence == pytest.approx(wanted, rel=1e-4)
-
-
-def test_a_davit_is_cut_on_pictures(tmp_path):
-    from PIL import Image
-
-    source = save_folder("davit", tmp_path / "source")
-    draw = torch.Generator().manual_seed(0)
-    for number in range(24):
-        folder = tmp_path / "photos" / f"class {number % 3}"
-        folder.mkdir(parents=True, exist_ok=True)
-        pixels = torch.randint(0, 256, (32, 32, 3), generator=draw, dtype=torch.uint8).numpy()
-        Image.fromarray(pixels).save(folder / f"{number}.png")
-    done = leansurgeon(
-        "shrink", source, "--calibrate", tmp_path / "photos", "--layers", "1,1,3,1", "-o", tmp_path / "o"
-    )
-    assert done.returncode == 0, done.stderr
-    assert "refit" in done.stdout
 
 
 def test_a_student_learns_the_state_of_its_patches_not_of_their_pixels():

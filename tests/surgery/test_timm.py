@@ -91,17 +91,6 @@ def test_timms_own_validation_takes_a_cut_model(folder, tmp_path):
     assert not torch.allclose(lean[1], source[1], atol=1e-2)
 
 
-def test_a_hub_folder_without_model_args_takes_them_from_the_name(folder, tmp_path):
-    import timm
-    from safetensors.torch import save_file
-
-    model = timm.create_model("vit_tiny_patch16_224", num_classes=5)
-    save_file(model.state_dict(), tmp_path / "model.safetensors", metadata={"format": "pt"})
-    (tmp_path / "config.json").write_text(json.dumps({"architecture": "vit_tiny_patch16_224", "num_classes": 5}))
-    source = open_source(str(tmp_path))
-    assert source.parameters.total == sum(p.numel() for p in model.parameters())
-
-
 def test_a_timm_name_offline_says_so_and_still_gives_its_architecture():
     with pytest.raises(UnsupportedModel, match="--init fresh"):
         open_source("timm/vit_tiny_patch16_224")

@@ -253,27 +253,6 @@ def test_declared_families_are_not_inferred():
     assert not architectures.of({"model_type": "llama"}).evidence
 
 
-@pytest.mark.parametrize("name", ["llava", "gemma3"])
-def test_the_text_tower_of_a_model_of_several(name):
-    row = check_type(name)
-    assert row.built and not row.refused and row.difference < 3e-5, row
-
-
-def test_the_other_towers_stay_as_they_are(tmp_path):
-    small_model("llava", tmp_path / "source")
-    shrunk(tmp_path / "source", tmp_path / "cut", layers="3")
-    before, after = (load_file(tmp_path / name / "model.safetensors") for name in ("source", "cut"))
-    vision = [name for name in before if "language_model" not in name and "lm_head" not in name]
-    assert len(vision) > 50 and all(torch.equal(before[name], after[name]) for name in vision)
-    assert {name for name in after if "language_model" not in name and "lm_head" not in name} == set(vision)
-    opened = open_source(str(tmp_path / "source"), tower="vision")
-    carry_out(DecidedCut(plan(opened, RequestedShape(layers="3"))), tmp_path / "other")
-    after = load_file(tmp_path / "other" / "model.safetensors")
-    text = [name for name in before if "language_model" in name]
-    assert len(text) > 30 and all(torch.equal(before[name], after[name]) for name in text)
-    assert len(after) < len(before)
-
-
 def test_the_tower_that_was_changed_is_meant_later_on(tmp_path):
     small_model("clip", tmp_path / "source", architectures=["CLIPModel"])
     opened = open_source(str(tmp_path / "source"), tower="vision")
