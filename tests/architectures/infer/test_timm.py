@@ -43,7 +43,7 @@ def test_what_is_proven_equals_a_cut_by_hand(name, refused):
 
 @pytest.mark.parametrize(
     ("name", "reason"),
-    [("mvitv2_tiny", "no number of layers"), ("hiera_tiny_224", "stages")],
+    [("hiera_tiny_224", "stages"), pytest.param("mvitv2_tiny", "no number of layers", marks=pytest.mark.families)],
 )
 def test_what_cannot_be_cut_is_refused_by_name(name, reason):
     with pytest.raises(UnsupportedModel, match=name) as caught:
