@@ -80,6 +80,11 @@ def samples(family, fit=24, guard=6, heldout=6, seed=2):
     return Calibration("tiny", "tiny", "-", **parts, task=Seq2Seq() if family in PAIRED else None)
 
 
+def few_samples(family):
+    """Enough to fit and to guard, for cuts that are compared with each other alone."""
+    return samples(family, 6, 2, 1)
+
+
 def train(family, folder, steps=60, seed=1, **changes) -> Path:
     """Save a tiny model of a family in `folder` after a few steps of Adam."""
     model = build(family, initializer_range=0.1, **changes)

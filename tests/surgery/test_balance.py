@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -14,16 +16,28 @@ from leansurgeon.errors import UnsupportedModel, UsageError
 from leansurgeon.measure.kappa.basis import balance
 from leansurgeon.surgery import canonical
 from leansurgeon.surgery.balance import balance_attention
+from leansurgeon.surgery.canonical import rotary, score_gain, score_scale
 from leansurgeon.surgery.method import Method
 from leansurgeon.surgery.planning import plan
 from leansurgeon.surgery.requested_shape import RequestedShape
 from leansurgeon.surgery.shrink import DecidedCut, carry_out
 from tests import conftest
 from tests.checkpoints.test_skeleton import CASES, batches, expected, make
+from tests.models.by_hand import softmax
 from tests.support.models.undeclared import computed, reloaded, small_model
 from tests.surgery.cuts import cut, logits
-from tests.surgery.test_canonical import UNSUPPORTED, attend
 
+# Families without a canonical form, and what the reason must say.
+UNSUPPORTED = {
+    "timm-xcit": "between channels",
+    "timm-volo": "without queries and keys",  # outlook attention
+    "timm-davit": "several attentions",
+    "timm-cait": "talking heads",
+    "t5": "several attentions",  # a decoder block's own and the one that looks at the encoder
+    "mt5": "several attentions",
+    "bart": "several attentions",
+    "mbart": "several attentions",
+}
 SCORES = {"bert", "gpt2", "vit", "opt", "lean-bert", "lean-gpt2", "timm-vit", "bert-crammed"}  # queries and keys, too
 NOT_SCORES = {"llama", "qwen3", "gpt_neox", "dinov3_vit", "timm-eva", "timm-swinv2"}
 
@@ -78,6 +92,17 @@ def test_a_silent_head_is_left_alone():
     assert balance(left, right).basis is None
     left[:, :2] = rng.normal(size=(20, 2))  # a child of a split head: half of the columns
     assert balance(left, right).basis is None
+
+
+def attend(a, x, scale):
+    """(tokens, width) through an attention with biases, in float64."""
+    parts = []
+    for weight, bias in ((a.q, a.q_bias), (a.k, a.k_bias), (a.v, a.v_bias)):
+        y = np.einsum("hdw,tw->htd", weight.astype(np.float64), x) + bias[:, None]
+        parts.append(np.repeat(y, a.heads // len(y), axis=0))
+    q, k, v = parts
+    out = softmax(scale * q @ k.swapaxes(1, 2)) @ v
+    return np.einsum("htd,whd->tw", out, a.o.astype(np.float64)) + a.o_bias
 
 
 def test_biases_and_groups_follow():
@@ -135,3 +160,31 @@ def test_an_inferred_family_that_rotates_keeps_its_queries_and_keys(tmp_path):
     assert (before - after).abs().max() < 1e-4 * before.std()
     values = [m.get_submodule("model.layers.0.self_attn.v_proj").weight for m in (model, new)]
     assert not torch.equal(*values)
+
+
+# -- scores -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "scale", "gain"),
+    [
+        ("bert", {}, 8**-0.5, 0.5),
+        ("gpt2", {"scale_attn_weights": False}, 1.0, 1.0),
+        ("t5", {}, 1.0, 1.0),
+        ("llama", {"query_pre_attn_scalar": 64}, 1 / 8, 1.0),
+        ("llama", {"attention_multiplier": 0.25}, 0.25, 1.0),
+        ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx", None),
+        ("llama", {"attn_logit_softcapping": 50.0}, "caps its scores", None),
+    ],
+)
+def test_the_scale_of_scores(family, changes, scale, gain, saved):
+    """And the gain where heads of 8 become heads of 2."""
+    source = open_source(str(saved(family)[0]))
+    source, stage = replace(source, config=source.config | changes), source.shape.stages[0]
+    assert rotary(source) is (family == "llama")
+    if gain is None:
+        with pytest.raises(UnsupportedModel, match=scale):
+            score_scale(source, stage)
+        return
+    assert score_scale(source, stage) == pytest.approx(scale)
+    assert score_gain(source, stage, replace(stage, head_dim=stage.head_dim // 4)) == pytest.approx(gain)

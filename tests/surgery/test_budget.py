@@ -6,9 +6,8 @@ import pytest
 
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.report.tables.cut import decided_table
-from leansurgeon.shape import Shape, Stage
 from leansurgeon.surgery import budget, calibrate, context, forecast
-from leansurgeon.surgery.candidates import Candidate, course
+from leansurgeon.surgery.candidates import Candidate
 from leansurgeon.surgery.context import PARTS, CalibrationContext, SampleView
 from leansurgeon.surgery.planning import plan
 from leansurgeon.surgery.requested_shape import RequestedShape
@@ -86,43 +85,11 @@ def test_a_candidate_takes_what_was_said(family, kept, planned):
         assert here.work - here.one_pass == pytest.approx(foretold, rel=0.1)
 
 
-def test_a_pass_of_two_stacks_is_what_their_blocks_see(planned):
-    """An encoder and a decoder read texts of different lengths."""
-    steps, data = planned("t5", layers="3")
-    here = CalibrationContext(with_method(steps, "none"), data)
-    calibrate.run_candidates(here, SampleView.of(data, None), [], "")
-    assert here.work == here.one_pass
-    assert here.one_pass != 8 * sum(b["input_ids"].numel() for part in PARTS for b in getattr(data, part))
-
-
 def test_little_data_costs_no_sets_of_layers(planned):
     steps, data = planned("gpt2", layers="6")
     outcome = calibrate.calibrate(with_method(steps), data)
     outcome.close()
     assert outcome.record.passes > 3 and not outcome.record.held_back
-
-
-@pytest.mark.parametrize(
-    ("kept", "depths", "until", "behind_gap"),
-    [
-        ((0, 1, 4, 5), [6], [0, 3, 4, 5], []),
-        ((2,), [6], [5], [2]),
-        ((0, 3, 5), [3, 4], [2, 4, 6], []),
-        ((0, 4, 5), [3, 4], [2, 4, 6], [4]),
-        ((2, 3), [3, 4], [2, 6], [2]),
-    ],
-)
-def test_a_kept_layer_stands_for_those_up_to_the_next(kept, depths, until, behind_gap):
-    shape = Shape(tuple(Stage(depth, 4, 8, 4, 48, 32) for depth in depths))
-    layers = course(kept, type("Plan", (), {"before": shape, "after": shape}))
-    assert [new.until for new in layers] == until
-    assert [new.kept for new in layers if new.gap] == behind_gap
-
-
-def test_pieces_are_begun_while_there_is_room():
-    assert budget.fitting([3, 4, 9, 1], 8.5) == [0, 1, 3] and budget.fitting([3, 4, 9, 1], 8) == [0, 1, 3]
-    assert budget.fitting([9, 1], 5) == [0]  # there is a result in any case
-    assert budget.fitting([4, 4], 8) == [0, 1] and budget.fitting([], 8) == []
 
 
 # -- foretold --------------------------------------------------------------------------------------

@@ -20,28 +20,11 @@ from leansurgeon.surgery.context import CalibrationContext
 from leansurgeon.surgery.method import Method
 from leansurgeon.surgery.planning import plan
 from leansurgeon.surgery.requested_shape import RequestedShape
-from tests.conftest import VISION
 from tests.support.methods import with_method
 from tests.support.pretend_gpu import plugged_in
+from tests.surgery.cuts import few_samples
 
-PIXELS = (VISION["num_channels"], VISION["image_size"], VISION["image_size"])
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
-
-
-def data(family: str) -> Calibration:
-    draws = torch.Generator().manual_seed(0)
-
-    def batches(count: int) -> list[dict[str, torch.Tensor]]:
-        if family == "vit":
-            return [{"pixel_values": torch.randn(4, *PIXELS, generator=draws)} for _ in range(count)]
-        mask = torch.ones(4, 12, dtype=torch.long)
-        mask[2:, 8:] = 0
-        ids = [torch.randint(5, 60, (4, 12), generator=draws) for _ in range(count)]
-        if family == "bert":
-            return [{"input_ids": x, "attention_mask": mask, "labels": x} for x in ids]
-        return [{"input_ids": x, "labels": x} for x in ids]
-
-    return Calibration("noise", "noise", "-", batches(6), batches(2), batches(1))
 
 
 def decided(steps, samples: Calibration, device: str) -> tuple[tuple[int, ...], dict[str, np.ndarray]]:
@@ -61,7 +44,7 @@ def decided(steps, samples: Calibration, device: str) -> tuple[tuple[int, ...], 
 )
 def test_a_gpu_chooses_and_makes_what_a_cpu_does(family, wanted, method, room, saved, monkeypatch):
     steps = plan(open_source(str(saved(family)[0])), RequestedShape(**wanted), 0, method, calibrated=True)
-    samples = data(family)
+    samples = few_samples(family)
     layers, tensors = decided(steps, samples, "cpu")
     monkeypatch.setattr(context, "SHARE", room)
     with plugged_in(monkeypatch) as gpu:
@@ -97,9 +80,9 @@ def steps(saved):
 
 def test_states_rest_on_the_host_where_they_are_too_many(steps, monkeypatch):
     with plugged_in(monkeypatch):
-        assert CalibrationContext(steps, data("llama"), device="cuda:0").home == GPU
+        assert CalibrationContext(steps, few_samples("llama"), device="cuda:0").home == GPU
         monkeypatch.setattr(context, "SHARE", 1e-9)
-        there = CalibrationContext(steps, data("llama"), device="cuda:0")
+        there = CalibrationContext(steps, few_samples("llama"), device="cuda:0")
         streams = context.SampleView.of(there.calibration, None).streams(there.teacher)["fit"]
         there.fill(0)
         assert there.home == CPU and {h.device for h in [*streams.hidden, *streams.run()]} == {CPU}
@@ -108,7 +91,7 @@ def test_states_rest_on_the_host_where_they_are_too_many(steps, monkeypatch):
 
 def test_products_in_bf16_where_they_agree(steps, monkeypatch):
     with plugged_in(monkeypatch):
-        made = CalibrationContext(steps, data("llama"), device="cuda:0")
+        made = CalibrationContext(steps, few_samples("llama"), device="cuda:0")
         stream = context.SampleView.of(made.calibration, None).streams(made.teacher)["guard"]
         made.fill(0)
         plain = stream.run()[0].cpu()
@@ -119,7 +102,7 @@ def test_products_in_bf16_where_they_agree(steps, monkeypatch):
         error = float((plain - rounded).norm() / plain.norm())
         assert rounded.dtype == torch.float32 and 1e-5 < error < 0.05
         monkeypatch.setattr(context, "AGREES", 0.0)
-        strict = CalibrationContext(steps, data("llama"), device="cuda:0")
+        strict = CalibrationContext(steps, few_samples("llama"), device="cuda:0")
         strict.choose_products()
         assert strict.cast is nullcontext
 
@@ -130,7 +113,7 @@ def test_a_cut_in_bf16_is_refitted_as_in_fp32(steps, monkeypatch):
     for narrow in (False, True):
         monkeypatch.setattr(local_fit, "has_bf16", lambda _, narrow=narrow: narrow)  # whatever this processor can
         monkeypatch.setattr(context, "AGREES", 1.0)
-        with closing(calibrate(with_method(steps, keep=(0, 1)), data("llama"))) as outcome:
+        with closing(calibrate(with_method(steps, keep=(0, 1)), few_samples("llama"))) as outcome:
             (made,) = outcome.record.decisions
             assert made.refit.down.kept and made.error_after < made.error_before
             after[narrow] = made.error_after
@@ -158,10 +141,10 @@ def test_spans_follow_from_the_model_and_not_from_the_machine(saved, monkeypatch
     size = sum(4 * spec.size for spec in source.specs)
     for fitted in (context.FITTED, 0):
         monkeypatch.setattr(context, "FITTED", fitted)
-        assert CalibrationContext(steps, data("gpt2")).longest_span == max(fitted, size) // (20 * block)
+        assert CalibrationContext(steps, few_samples("gpt2")).longest_span == max(fitted, size) // (20 * block)
     for blocks, spans in ((2, 1), (1, 0)):
         monkeypatch.setattr(CalibrationContext, "longest_span", blocks)
-        with closing(calibrate(with_method(steps, "local", (0, 1, 3)), data("gpt2"))) as outcome:
+        with closing(calibrate(with_method(steps, "local", (0, 1, 3)), few_samples("gpt2"))) as outcome:
             assert [len(cut.spans) for cut in outcome.record.healing.local.cuts] == [spans]
 
 

@@ -9,10 +9,10 @@ import pytest
 
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import UsageError
-from leansurgeon.shape import Shape, Stage, evenly, evenly_per_stage
+from leansurgeon.shape import Shape, Stage, evenly
 from leansurgeon.surgery import drop_layers
 from leansurgeon.surgery.method import Method
-from leansurgeon.surgery.operators import change_heads, change_units
+from leansurgeon.surgery.operators import change_heads
 from leansurgeon.surgery.planning import plan
 from leansurgeon.surgery.requested_shape import (
     RequestedShape,
@@ -22,12 +22,8 @@ from leansurgeon.surgery.requested_shape import (
     ratios_per_stage,
 )
 from leansurgeon.surgery.transfer import (
-    head_strength,
-    map_added_heads,
     map_children,
     map_strongest_heads,
-    strongest_units,
-    widen,
 )
 
 
@@ -39,15 +35,7 @@ def lists(*arrays: np.ndarray) -> list[list[int]]:
     return [array.tolist() for array in arrays]
 
 
-def test_new_heads_stand_behind_the_old_ones_of_their_group():
-    assert lists(*map_added_heads(stage(2), stage(4))) == [[0, 1, -1, -1], [0, 1, -1, -1]]
-    assert lists(*map_added_heads(stage(4, 2), stage(6, 2))) == [[0, 1, -1, 2, 3, -1], [0, 1]]
-
-
 def test_children_share_the_columns_of_their_parent():
-    queries, values, columns = lists(*map_children(stage(2), stage(4)))
-    assert queries == values == [0, 0, 1, 1]
-    assert columns == [0, 1, -1, -1, -1, -1, 2, 3, 4, 5, -1, -1, -1, -1, 6, 7]
     queries, values, columns = lists(*map_children(stage(2, 1, 5), stage(4, 1, 5)))  # 3 and 2 of 5
     assert (queries, values) == ([0, 0, 1, 1], [0])
     assert columns[:10] == [0, 1, 2, -1, -1, -1, -1, -1, 3, 4]
@@ -66,37 +54,6 @@ def test_children_share_the_columns_of_their_parent():
 )
 def test_the_strongest_heads_stay_in_their_order(before, after, strength, kept, keys):
     assert lists(*map_strongest_heads(before, after, np.array(strength, float))) == [kept, keys]
-
-
-def test_a_head_is_as_strong_as_what_it_writes():
-    output = np.array([[3.0, 0.0, 1.0, 1.0], [0.0, 4.0, 1.0, 1.0]])  # width 2, two heads of 2
-    assert head_strength(output, 2).tolist() == [5.0, 2.0]
-
-
-def test_the_strongest_units_by_the_product_of_their_norms():
-    outgoing = np.array([[3.0, 1.0, 0.0], [4.0, 0.0, 2.0]])  # norms 5, 1, 2
-    up = np.array([[1.0, 0.0], [6.0, 8.0], [0.0, 4.0]])  # 1, 10, 4
-    assert strongest_units([up], outgoing, 2).tolist() == [1, 2]  # 5, 10, 8
-    gate = np.array([[9.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
-    assert strongest_units([up, gate], outgoing, 2).tolist() == [0, 1]  # 45, 10, 8
-    assert strongest_units([], np.ones((2, 40)), 20).tolist() == list(range(20))
-    assert widen(2, 4).tolist() == [0, 1, -1, -1]
-
-
-@pytest.mark.parametrize(
-    ("step", "name", "exactness", "words"),
-    [
-        (change_heads(stage(2, 1), stage(4, 1), "split"), "split-heads", "exact", "the 1 key/value heads stay"),
-        (change_heads(stage(2), stage(4)), "add-heads", "exact", "2 heads of 4"),
-        (change_heads(stage(4, 2), stage(6, 2)), "add-heads", "exact", "the 2 key/value heads stay"),
-        (change_heads(stage(4), stage(2), "split"), "trim-heads", "near", "2 heads"),
-        (change_heads(stage(4), stage(2), by="named"), "trim-heads", "near", "named"),
-        (change_units(6, 4), "trim-mlp", "near", "4 of 6"),
-        (change_units(4, 6), "widen-mlp", "exact", "add 2 "),
-    ],
-)
-def test_what_steps_say_of_heads_and_units(step, name, exactness, words):
-    assert (step.name, step.exactness) == (name, exactness) and words in step.says
 
 
 def test_heads_have_at_most_as_many_children_as_entries():
@@ -161,18 +118,6 @@ def test_even_choice_of_layers():
             assert np.abs(kept - np.linspace(0, depth - 1, keep)).max() < 0.5 + 1e-9
 
 
-@pytest.mark.parametrize(
-    ("now", "wanted", "period", "kept"),
-    [
-        (8, 4, 2, (0, 1, 6, 7)),
-        (7, 6, 3, (0, 1, 2, 3, 4, 5)),  # the seventh is no whole group, and the result has no place for a part of one
-        (7, 4, 3, (0, 1, 2, 6)),  # it ends in the same way
-    ],
-)
-def test_layers_that_take_turns_stay_in_groups(now, wanted, period, kept):
-    assert evenly_per_stage(Shape((stage(4, depth=now),)), Shape((stage(4, depth=wanted),)), period) == kept
-
-
 def test_layers_are_kept_as_they_are_named():
     cut = Shape((stage(4, depth=2), stage(4, depth=4)))
     named = drop_layers.without_data(TWO, cut, Method(keep="0,1,4,5,8,9"), period=2)
@@ -198,28 +143,6 @@ def test_named_layers_are_counted_by_stage(keep, layers, says):
     assert drop_layers.with_kept(TWO, RequestedShape(), Method(keep="0,3,4,9")).layers == "2,2"
     with pytest.raises(UsageError, match=says):
         drop_layers.with_kept(TWO, RequestedShape(layers=layers), Method(keep=keep))
-
-
-@pytest.mark.parametrize(
-    ("kept", "missing", "instead"),
-    [
-        ((0, 1, 4, 7), None, None),
-        ((0, 2, 3, 5, 7), 1, "--keep 0,1,3,4,7."),
-        ((0, 1, 5), 4, "--keep 0,1,4."),
-        ((3, 5), 0, "stay."),  # one layer is fewer than the two that stay
-    ],
-)
-def test_first_layers_stay_where_others_tell_them_by_their_number(kept, missing, instead, monkeypatch):
-    """The advice: as many of each stage, of which the first have to stay, then the last of those that were named."""
-    source = SimpleNamespace(architecture=SimpleNamespace(stay=(2, 1), stay_last=(), name="family"), shape=TWO)
-    monkeypatch.setattr(drop_layers, "explain_misplaced", drop_layers.explain_tied_start)
-    drop_layers.refuse_misplaced(source, "fresh", kept)
-    if missing is None:
-        drop_layers.refuse_misplaced(source, "transfer", kept)
-        return
-    with pytest.raises(UsageError, match=rf"Layer {missing} ") as caught:
-        drop_layers.refuse_misplaced(source, "transfer", kept)
-    assert caught.value.hint.endswith(instead)
 
 
 def test_a_layer_that_would_lose_its_norm_as_the_first_one_is_refused(saved):

@@ -6,7 +6,6 @@ import json
 
 import numpy as np
 import pytest
-import torch
 
 from leansurgeon.checkpoints import model as checkpoints
 from leansurgeon.checkpoints.source import open_source
@@ -18,7 +17,7 @@ from leansurgeon.surgery import prune
 from leansurgeon.surgery.prune import MEASURED
 from leansurgeon.surgery.shrink import carry_out
 from tests.conftest import example
-from tests.surgery.cuts import logits
+from tests.surgery.cuts import error, logits
 
 NOTHING = Calibration("none", "nothing", "0" * 64, [], [], [])
 # family -> share of heads, (heads, key/value heads) that are left of 4
@@ -60,36 +59,20 @@ def test_the_checkpoint_is_the_masked_model(family, saved, tmp_path):
     assert written["decided"]["kept_heads"]["0"] == np.flatnonzero(keep[:4]).tolist()
 
 
-def test_a_t5_stack_keeps_the_same_heads_and_cross_attention_its_own(saved):
-    folder, _ = saved("t5")
-    source, places = open_source(str(folder)), sites(checkpoints.load(folder))
-    values = np.random.default_rng(1).random(count(places))
-    steps = prune.decide(source, places, values, 0.5, NOTHING, heal=False).plan
-    for stage, kind in ((0, "encoder"), (1, "decoder"), (1, "cross")):
-        here = [steps.strength[s.index, s.group].tolist() for s in places if s.kind == kind and s.stage == stage]
-        assert len(here) == 4 and (len(set(map(tuple, here))) == 1) == (kind != "cross")
-
-
-@pytest.mark.parametrize(("family", "asked", "share_left"), [("vit", 0.25, 0.8), ("llama", 0.5, 1.0)])
-def test_healing_takes_back_a_part_of_the_loss(family, asked, share_left, saved, tmp_path):
+@pytest.mark.parametrize(("family", "asked"), [("gpt2", 0.25), ("llama", 0.5)])
+def test_healing_takes_back_a_part_of_the_loss(family, asked, trained, tmp_path):
     """And chooses no other heads."""
-    folder, model = saved(family)
+    folder, data = trained(family)
     source, places = open_source(str(folder)), sites(checkpoints.load(folder))
-    draws = torch.Generator().manual_seed(0)
-    if family == "vit":
-        batches = [{"pixel_values": torch.randn(64, 1, 8, 8, generator=draws)} for _ in range(6)]
-    else:
-        batches = [{"input_ids": torch.randint(3, 61, (8, 24), generator=draws)} for _ in range(6)]
-    data = Calibration("noise", "noise", "0" * 64, batches[:4], batches[4:5], batches[5:])
     values = np.random.default_rng(0).random(count(places))
-    target, errors, kept = logits(model, batches[5]), [], []
+    errors, kept = [], []
     for heal in (False, True):
         out = tmp_path / f"heal-{heal}"
         record = carry_out(prune.decide(source, places, values, asked, data, heal=heal), out, check=False)
-        errors.append(float((logits(checkpoints.load(out).model, batches[5]) - target).norm()))
+        errors.append(error(out, folder, data))
         kept.append(tuple(record.decided.kept_heads.items()))
         assert MEASURED in (out / "README.md").read_text()
-    assert kept[0] == kept[1] and errors[1] < share_left * errors[0]
+    assert kept[0] == kept[1] and errors[1] < 0.8 * errors[0]
 
 
 def test_what_no_config_can_hold_is_refused(saved):
@@ -120,6 +103,6 @@ def test_a_share_is_rounded_to_the_nearest_whole_group_and_one_stays(family, ask
 
 
 def test_less_than_a_head_is_refused_with_the_least_share(saved):
-    with pytest.raises(UsageError, match=r"10%.*\b2\b.*key/value") as error:
+    with pytest.raises(UsageError, match=r"10%.*\b2\b.*key/value") as caught:
         prune.check(open_source(str(saved("llama")[0])), 0.1)
-    assert "50%" in error.value.hint
+    assert "50%" in caught.value.hint

@@ -23,7 +23,7 @@ from leansurgeon.surgery.shrink import carry_out, decide
 from tests.conftest import build
 from tests.support.command_line import leansurgeon
 from tests.support.models.word_models import WORDS, words
-from tests.surgery.test_device import data
+from tests.surgery.cuts import few_samples
 
 
 class Stop(BaseException):
@@ -50,7 +50,7 @@ CUTS = [
 @pytest.mark.parametrize(("family", "wanted", "method"), CUTS, ids=lambda v: v if isinstance(v, str) else "")
 def test_a_cut_that_was_stopped_at_any_step_goes_on(family, wanted, method, saved, tmp_path, monkeypatch):
     steps = plan(open_source(str(saved(family)[0])), RequestedShape(**wanted), 0, method, calibrated=True)
-    samples, whole, out = data(family), tmp_path / "whole", tmp_path / "out"
+    samples, whole, out = few_samples(family), tmp_path / "whole", tmp_path / "out"
     names: list[str] = []
     put = ResumeState.put
 
@@ -88,10 +88,10 @@ def test_what_memory_had_no_room_for_goes_on_later(saved, tmp_path, monkeypatch)
     with monkeypatch.context() as patch:
         patch.setattr(ResumeState, "put", full)
         with pytest.raises(OutOfMemory, match="This machine ran out of memory") as found:
-            decide(steps, data("gpt2"), output=out)
+            decide(steps, few_samples("gpt2"), output=out)
     assert found.value.hint and (place_of(out) / "choice").is_dir()
     said: list[str] = []
-    decide(steps, data("gpt2"), said.append, output=out, resume=True).close()
+    decide(steps, few_samples("gpt2"), said.append, output=out, resume=True).close()
     assert any("Going on with the cut" in line for line in said)
 
 
