@@ -51,7 +51,7 @@ def test_the_command_cuts_and_proves_on_pairs(trained, tmp_path):
     words(folder)
     lines = (f"{' '.join(WORDS[(k + j) % 25] for j in range(7))}\t{WORDS[k % 25]} {WORDS[k % 7]}" for k in range(60))
     (tmp_path / "a.tsv").write_text("\n".join(lines))
-    asked = ("--keep", "0,1,3,4,5,7", "--calibrate", tmp_path / "a.tsv", "-o", tmp_path / "out")
+    asked = ("--keep", "0,1,3,4,5,7", "--calibrate", tmp_path / "a.tsv", "--samples", "16", "-o", tmp_path / "out")
     done = leansurgeon("shrink", folder, *asked)
     assert done.returncode == 0, done.stderr
     record = json.loads((tmp_path / "out" / "surgery.json").read_text())

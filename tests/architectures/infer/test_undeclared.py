@@ -126,8 +126,8 @@ def test_layers_that_take_turns_go_in_groups(tmp_path):
         ("radio", "depth heads mlp_dim"),  # insists on 5.0 where 4.0 stood
         ("cosmos3_edge_text", "depth heads mlp_dim"),  # rotary sections that have to fit head_dim
         ("qwen3_moe", "depth heads mlp_dim"),  # a number of units that no layer has
-        ("mpt", "depth mlp_dim"),  # heads that are not alike
-        ("bloom", "depth mlp_dim"),
+        ("mpt", "depth"),  # heads that are not alike
+        ("bloom", "depth"),
         ("falcon?alibi=true", "depth mlp_dim"),
         ("stablelm?qk_layernorm=true", "depth mlp_dim"),
         ("gpt_oss", "depth heads mlp_dim"),  # gates and units take turns in one matrix of every expert
@@ -287,7 +287,8 @@ def test_calibrated(model_type, flags, experts, tmp_path):
     before, after = (load_file(tmp_path / name / "model.safetensors") for name in ("source", "cut"))
     first, kept = "model.layers.0.", f"model.layers.{made.plan.layers[0]}."
     names = [name for name in after if ".experts." in name and name.startswith(first)]
-    assert bool(names) is experts and bool(made.edits)
+    assert bool(names) is experts
+    assert made.edits or model_type == "qwen2_moe"  # of which no attention gained
     assert all(torch.equal(after[name], before[name.replace(first, kept, 1)]) for name in names)
 
 
