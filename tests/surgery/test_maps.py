@@ -145,6 +145,13 @@ def test_named_layers_are_counted_by_stage(keep, layers, says):
         drop_layers.with_kept(TWO, RequestedShape(layers=layers), Method(keep=keep))
 
 
+@pytest.mark.parametrize(("kept", "gone"), [((0, 4, 5, 9), None), ((0, 4, 6), 5), ((1, 2, 4, 5), 0)])
+def test_the_first_layers_of_a_stage_stay_where_others_speak_to_them(kept, gone):
+    source = SimpleNamespace(shape=TWO, architecture=SimpleNamespace(stay=(1, 2), stay_last=(), name="model"))
+    said = drop_layers.explain_tied_start(source, kept)
+    assert said is None if gone is None else said.startswith(f"Layer {gone} ")
+
+
 def test_a_layer_that_would_lose_its_norm_as_the_first_one_is_refused(saved):
     """ModernBERT's first layer has no norm before its attention."""
     opened = open_source(str(saved("modernbert")[0]))

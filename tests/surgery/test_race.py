@@ -8,6 +8,7 @@ import torch
 from scipy import stats
 
 from leansurgeon.checkpoints.source import open_source
+from leansurgeon.measure.data.batches import in_pieces
 from leansurgeon.surgery import score
 from leansurgeon.surgery.calibrate import calibrate
 from leansurgeon.surgery.planning import plan
@@ -77,3 +78,11 @@ def test_equals_are_left_out_as_seldom_as_is_said():
         wrong += len(score.survivors(range(9), tallies, 9 * score.rounds(4))) < 9
     assert wrong <= 200 * score.ERROR
     assert [score.rounds(n) for n in (1, 2, 3, 4, 5, 8)] == [1, 1, 2, 2, 3, 3]
+
+
+def test_pieces_hold_every_sample_once():
+    ids = torch.arange(14).reshape(7, 2)
+    pieces = in_pieces([{"input_ids": ids[:5]}, {"input_ids": ids[5:]}])
+    assert len(pieces) == 4 and sorted(torch.cat([p["input_ids"] for p in pieces]).tolist()) == ids.tolist()
+    odd = {"input_ids": ids[:5], "pixel_values": torch.zeros(9, 3)}  # rows that are not those of the samples
+    assert in_pieces([odd]) == [odd]

@@ -13,7 +13,7 @@ import torch
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.commands.shrink import ShrinkRequest, shrink
 from leansurgeon.errors import OutOfMemory
-from leansurgeon.surgery import choose_layers
+from leansurgeon.surgery import choose_layers, resume
 from leansurgeon.surgery import shrink as surgery
 from leansurgeon.surgery.method import Method
 from leansurgeon.surgery.planning import plan
@@ -113,6 +113,18 @@ def test_steps_of_another_cut_are_not_taken(key, resume, tmp_path):
     assert found.record == {"number": 0.1} and found.tensors["x"].tolist() == [0, 1, 2]
     other = ResumeState(tmp_path / "state", key, resume=resume)
     assert other.get("step") is None and not (tmp_path / "state").exists()
+
+
+def test_a_step_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
+    named, synced = tmp_path / "state" / "step", []
+
+    def sync(folder):
+        synced.append(sorted(file.name for file in folder.iterdir()))
+        assert not named.exists()
+
+    monkeypatch.setattr(resume, "sync_tree", sync)
+    ResumeState(tmp_path / "state", "a").put("step", Step({"x": np.zeros(2, np.float32)}, {}))
+    assert synced == [["0.npy", "record.json"]] and named.is_dir()
 
 
 FAILURES = {

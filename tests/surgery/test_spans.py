@@ -11,13 +11,14 @@ from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import UsageError
 from leansurgeon.shape import Groups, Shape, Stage
 from leansurgeon.surgery.calibrate import best_of, calibrate
-from leansurgeon.surgery.candidates import growing_ends, marks
+from leansurgeon.surgery.candidates import CutMark, growing_ends, marks
 from leansurgeon.surgery.choose_layers import Evidence, blocks, combine_stages
-from leansurgeon.surgery.local_fit import Example, Phase, TimeLimit, fit_span
+from leansurgeon.surgery.local_fit import PHASES, STEP_TOKENS, Example, Phase, TimeLimit, fit_span
 from leansurgeon.surgery.method import Method
 from leansurgeon.surgery.planning import plan
 from leansurgeon.surgery.requested_shape import RequestedShape
 from leansurgeon.surgery.shrink import decide
+from leansurgeon.surgery.spans import PASSES, share_of_steps
 from tests.support.methods import with_method
 from tests.surgery.cuts import cut_with_data, error
 
@@ -94,6 +95,16 @@ def test_spans_end_before_the_next_cut_and_with_their_stage(kept, before, after,
 
 def test_spans_grow_by_two_layers_while_phases_are_left():
     assert growing_ends(1, 5) == (2, 4, 5) and growing_ends(0, 20) == (1, 3, 5, 7) and growing_ends(3, 3) == (3,)
+
+
+def test_spans_cost_so_many_passes_at_most():
+    """Of a model of six blocks, on 40 pieces to fit and as many tokens to guard."""
+    spans = [CutMark(1, (2, 4), PHASES), CutMark(1, (5,), PHASES[:1])]
+    steps = 2 * PHASES[0].steps + 4 * PHASES[1].steps + 5 * PHASES[0].steps
+    tokens = 40 * STEP_TOKENS
+    assert share_of_steps(spans, 60, tokens, tokens, 40) == 1.0
+    share = share_of_steps(spans, 6, tokens, tokens, 40)
+    assert share * steps * 3 * STEP_TOKENS == pytest.approx(PASSES * 6 * 2 * tokens) and 0 < share < 1
 
 
 def test_a_short_stage_whose_heads_were_divided_is_one_span(trained):
