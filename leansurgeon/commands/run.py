@@ -76,7 +76,7 @@ def run(request: RunRequest, say: Say) -> Report:
     >>> import leansurgeon
     >>> leansurgeon.run("digits-vit", data="task:digits", layers=3)
     Traceback (most recent call last):
-    leansurgeon.errors.UsageError: digits-vit has learned nothing that could be compared. ...
+    leansurgeon.errors.UsageError: digits-vit is untrained, so there is nothing to compare. ...
 
     Raises `UsageError` for a recipe of one training or a time that is too short, and what cutting and training raise.
     """
@@ -172,7 +172,7 @@ def make_recipe(request: RunRequest, parallel: int, how: Mapping[str, Any], say:
     opened = open_source(request.source)
     if opened.folder is None or not opened.learned:
         raise UsageError(
-            f"{opened.name} has learned nothing that could be compared.",
+            f"{opened.name} is untrained, so there is nothing to compare.",
             "Name a trained model; `leansurgeon run EXPERIMENT` trains a preset.",
         )
     kept = request.workspace / name_experiment(opened, request.data, request.set) / runfolder.EXPERIMENT
@@ -181,7 +181,7 @@ def make_recipe(request: RunRequest, parallel: int, how: Mapping[str, Any], say:
         if runfolder.call_in(text) == command_line("run", request):
             made = load(str(kept))
             if isinstance(made, ExperimentRecipe):
-                say(f"Going on with {kept.parent} (--force starts it again).")
+                say(f"Resuming {kept.parent} (--force starts it again).")
                 return made
     made = make_experiment(
         opened, request.data, variants or {"lean": shape}, request.seeds or (0, 1, 2), request.time, parallel,

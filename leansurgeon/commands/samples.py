@@ -61,7 +61,7 @@ def sample_data(
             hint = "Give other data."
             if flag == "--calibrate":
                 hint = "Without --calibrate the novel that comes along, or random tokens, take their place."
-            raise UsageError(f"{opened.name} makes no samples of its own: {error.message}", hint) from error
+            raise UsageError(f"{opened.name} cannot make samples of its own: {error.message}", hint) from error
     if columns and not named:
         raise UsageError(f"--columns {columns} says what is in a table, and none is named.", "Name the table.")
     how = {"samples": samples, "seed": seed, "say": say}
@@ -131,7 +131,7 @@ def own_samples(opened: Source, seed: int, device: str, say: Say, otherwise: str
     from leansurgeon.measure.data import own
 
     made, why = try_work(lambda: own.samples(opened, seed=seed, device=device, say=say))
-    why = f"{opened.name} makes no samples of its own: {why}" if why else ""
+    why = f"{opened.name} cannot make samples of its own: {why}" if why else ""
     if made is None and otherwise == BY_WEIGHTS:
         made, lacking = try_work(lambda: own.make_shipped_samples(opened, cache=cache_folder(), seed=seed))
         why += f" {lacking}" if lacking else ""

@@ -138,7 +138,7 @@ def search(request: SearchRequest, say: Say) -> SearchResult | Answer:
         if request.force:
             shutil.rmtree(folder, ignore_errors=True)
         elif folder.exists():
-            say(f"Going on with the search in {folder} (--force starts it again).")
+            say(f"Resuming the search in {folder} (--force starts it again).")
         folder.mkdir(parents=True, exist_ok=True)
         with ExitStack() as stack:
             if request.out:

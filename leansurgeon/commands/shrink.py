@@ -168,7 +168,7 @@ def cut_model(request: ShrinkRequest, say: Say) -> tuple[DecidedCut, SurgeryReco
     beside = how.balance or wanted.class_attention or wanted.head_dim != "auto" or wanted.init != "transfer"
     if opened.weights is not None and steps.before == steps.after and not beside:  # of a preset a new model is made
         raise UsageError(
-            f"Nothing is to be changed, so the result would be a copy of {opened.name}.",
+            f"No change was asked for, so the result would be a copy of {opened.name}.",
             "Say what to change: --heads 2x, --layers 6, --mlp-dim 512 or --params -30%.",
         )
     if has_data and steps.init == "fresh":

@@ -77,7 +77,7 @@ def run(
     library = source.architecture.library
     begin(recipe)
     if taken := len(done.keys() & jobs.keys()):
-        say(f"Taken over, finished by an earlier call: {plural(taken, 'training')} (--force runs them again).")
+        say(f"Reused from an earlier call: {plural(taken, 'training')} (--force runs them again).")
     with raising(
         "Stopped by a signal. Finished arms are kept, those in progress are saved; run the same command again."
     ):

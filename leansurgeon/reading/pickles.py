@@ -114,10 +114,10 @@ def parse_arrays(content: bytes, where: str) -> dict[bytes, Any]:
     except (KeyboardInterrupt, MemoryError):
         raise
     except Exception as error:  # damaged pickles fail in all kinds of ways
-        raise UsageError(f"{where} is no pickle of arrays: {error}.") from None
+        raise UsageError(f"{where} is not a pickle of arrays: {error}.") from None
     if not isinstance(arrays, dict):
-        raise UsageError(f"{where} is no pickle of arrays: it holds {quote(type(arrays).__name__)}.")
+        raise UsageError(f"{where} is not a pickle of arrays: it holds {quote(type(arrays).__name__)}.")
     for key, value in arrays.items():
         if isinstance(value, np.ndarray) and value.dtype.hasobject:
-            raise UsageError(f"{where} is no pickle of arrays: {quote(key)} holds objects.")
+            raise UsageError(f"{where} is not a pickle of arrays: {quote(key)} holds objects.")
     return arrays

@@ -34,7 +34,7 @@ def read(path: Path, columns: list[str]) -> Iterator[tuple[int, list[Any]]]:
     """
     readers = {".csv": _csv, ".tsv": _csv, ".jsonl": _json, ".json": _json, ".parquet": _parquet}
     if not is_table(path):
-        raise UsageError(f"{path} has an unknown file type.", f"Name it {', '.join(SUFFIXES)} for what it is.")
+        raise UsageError(f"{path} has an unknown file type.", f"Give it the right ending: {', '.join(SUFFIXES)}.")
     with _readable(path):
         yield from enumerate(readers[path.suffix.lower()](path, columns), start=1)
 
@@ -109,7 +109,7 @@ def _csv(path: Path, columns: list[str]) -> Iterator[list[Any]]:
             if len(row) != len(header):
                 raise UsageError(
                     f"{path}, line {rows.line_num}: {len(row)} fields where the header has {len(header)}.",
-                    "Quotation marks mean themselves in this file: quote line ends and tabs." if bare else None,
+                    "Quotation marks are plain characters in this file: quote line ends and tabs." if bare else None,
                 )
             yield [row[place] for place in places]
     except csv.Error as error:

@@ -77,7 +77,7 @@ def of_quality(section: Section) -> list[Note]:
             where = "" if gone else ", which is in model/"
             said.append(f"{' and '.join(unchanged)}: no step was better than the model as it was{where}.")
         if gone:
-            said.append(f"{' and '.join(gone)}: the run folder holds no model any more.")
+            said.append(f"{' and '.join(gone)}: the run folder no longer holds a model.")
     if share := max((r.largest_class or 0.0 for r in section.rows), default=0.0):
         said.append(f"The largest class has {100 * share:.1f} % of the samples: macro F1 counts every class alike.")
     if any(r.test for r in section.rows):

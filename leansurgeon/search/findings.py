@@ -258,8 +258,8 @@ def describe(outcome: SearchOutcome) -> list[str]:
         lines.append(f"On {plural(some.samples, 'held-out sample')} not used for the choice: {join_words(told)}.")
     else:
         lines.append(
-            "The evaluation data chose the winner, which flatters it: train it, its control and the source on other "
-            "seeds before you believe the difference."
+            "The winner was chosen on the evaluation data, so its score is optimistic: train it, its control and the "
+            "source on other seeds before you believe the difference."
         )
     if others := list_as_good(outcome):
         small = min((winner, *others), key=lambda c: c.parameters)

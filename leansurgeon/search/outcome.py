@@ -203,7 +203,7 @@ def nothing_fits(count: int, size: Limit, time: Limit) -> UsageError:
         if limit.known and min(limit.known.values()) > limit.most:
             least = min(limit.known.values()) / scale
             return UsageError(
-                f"None of {count} shapes keeps {flag} {limit.most / scale:g} {unit}; the least that was seen needs "
+                f"None of {count} shapes keeps {flag} {limit.most / scale:g} {unit}; the smallest one measured needs "
                 f"{least:.3g} {unit}.",
                 "Allow more, or name smaller shapes with --layers, --heads and --mlp-dim.",
             )

@@ -106,7 +106,7 @@ def check_kept(kept: Sequence[int], before: Shape, after: Shape, period: int) ->
         here = [layer for layer in kept if layer in groups.stage]
         where = f"of stage {number} " if len(before.stages) > 1 else ""
         if len(here) != groups.keep or list(kept) != sorted(set(kept)):
-            raise UsageError(f"The layers {list(kept)} keep {len(here)} {where}and the plan wants {groups.keep}.")
+            raise UsageError(f"The layers {list(kept)} keep {len(here)} {where}and the plan needs {groups.keep}.")
         if not groups.holds(here):
             raise UsageError(f"Layers alternate in this model: keep whole groups of {period}.")
 

@@ -83,7 +83,7 @@ def check_finite(states: list[Tensor], where: str) -> None:
     if not all(bool(torch.isfinite(s).all()) for s in states):
         raise Diverged(
             f"The activations {where} hold NaN or infinity.",
-            "Are the weights sound?",
+            "Check the weights for NaN or infinity.",
         )
 
 

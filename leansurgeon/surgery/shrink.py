@@ -176,9 +176,9 @@ def open_state(place: Path, key: str, resume: bool, say: Say) -> ResumeState:
     kept = ResumeState(place, key, resume=resume)
     if resume:
         other = "the interrupted cut here is another one" if there else "there is no interrupted cut here"
-        say(f"Going on with the cut in {place} ..." if kept.goes_on else f"Nothing to resume: {other}.")
+        say(f"Resuming the cut in {place} ..." if kept.goes_on else f"Nothing to resume: {other}.")
     elif there:
-        say(f"An interrupted cut was in {place}; this one begins anew (--resume goes on).")
+        say(f"Found an interrupted cut in {place}; starting over (--resume continues it).")
     return kept
 
 

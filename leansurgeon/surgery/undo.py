@@ -108,7 +108,7 @@ def plan_undo(source: Source) -> Undo:
     steps, before, now = record.plan, record.plan.before, source.shape
     if record.plan.after != now:
         raise UsageError(
-            f"{source.name} has another shape than its surgery.json says, so what was done is not known.",
+            f"{source.name} has a different shape from its surgery.json, so the surgery cannot be undone.",
             f"`leansurgeon inspect {source.name}` says more.",
         )
     source = follow(source) if steps.class_attention else source
@@ -153,14 +153,14 @@ def undoable(source: Source) -> SurgeryRecord:
     if source.weights is None or record is None:
         raise UsageError(f"{source.name} has no surgery.json, so nothing is recorded that could be undone.")
     if record.plan.before is None or record.plan.after is None:
-        raise UsageError(f"The surgery.json of {source.name} holds no plan, so what was done is not known.")
+        raise UsageError(f"The surgery.json of {source.name} holds no plan, so the surgery cannot be undone.")
     names = [step.name for step in record.plan.operators]
     if not names or all(name.startswith(UNDO) for name in names):
         raise UsageError(f"{source.name} has the shape and the tensors of its source; nothing is left to undo.")
     lossy = next((step for step in record.plan.operators if step.exactness != "exact"), None)
     if lossy:
         raise UsageError(
-            f"{lossy.name} cannot be undone, since it forgets what it takes away: {lossy.says}.",
+            f"{lossy.name} cannot be undone, because it discards weights: {lossy.says}.",
             f"Source: {record.source.name}.",
         )
     if source.record.initialised == TRAINED:

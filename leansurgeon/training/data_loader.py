@@ -248,7 +248,7 @@ def explain_dead_worker(error: RuntimeError) -> LeanSurgeonError | None:
     short = "shared memory" in str(error) or "Bus error" in str(error)
     return LeanSurgeonError(
         "A data worker process was killed" + (": /dev/shm is full." if short else "; memory may have run short."),
-        "Fewer train.workers or a smaller train.micro_batch need less; --resume auto goes on from the last checkpoint.",
+        "Fewer train.workers or a smaller train.micro_batch need less; --resume auto continues from the last save.",
     )
 
 

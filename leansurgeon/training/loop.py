@@ -193,7 +193,7 @@ def _log_losses(run: Run, due: Due) -> Due:
     lr, norm = run.trainer.lr(done - 1), look.rows[-1][2]
     row = {"loss": loss, "lr": lr, "grad_norm": norm if math.isfinite(norm) else None}
     if skipped:
-        run.say(f"{len(skipped)} step(s) up to {done} left out: not every number was finite.")
+        run.say(f"{len(skipped)} step(s) up to {done} skipped: a loss or gradient was not finite.")
     step_seconds = look.seconds / look.steps
     more = {"skipped": len(skipped)} if skipped else {}
     more |= {"step_ms": round(1000 * step_seconds, 3), "data_wait": round(look.waiting, 4)}
@@ -251,8 +251,8 @@ def _roll_back(run: Run, back: guards.RollBack) -> None:
     newest = run.group.share(lambda: checkpoint.newest(run.folder, run.say))
     if rollbacks > guards.MOST_ROLLBACKS or newest is None:
         last = f"It was the last of {guards.MOST_ROLLBACKS} rollbacks."
-        why = last if newest else f"There is no whole checkpoint in {run.folder} to go back to."
+        why = last if newest else f"There is no complete checkpoint in {run.folder} to go back to."
         raise Diverged(f"{back.sentence} {why}", "Lower train.optim.lr.")
     state.restore(run, newest)
     run.history.given_up, run.history.rollbacks = given_up, rollbacks
-    run.say(f"{back.sentence} Back to step {run.history.done}; step {back.step + 1} will be left out.")
+    run.say(f"{back.sentence} Back to step {run.history.done}; step {back.step + 1} will be skipped.")

@@ -198,8 +198,8 @@ def _task_or_shapes(recipe: TrainingRecipe, model_dir: Path, say: Say) -> tuple[
     except starting.Refused:
         raise
     except LeanSurgeonError as error:
-        say(f"The data is not there: {error.message}")
-        say("So the step is on made-up data, and sizes are those that are published or stand in the recipe.")
+        say(f"The data is missing: {error.message}")
+        say("The step uses made-up data, with the published sizes or those of the recipe.")
         return Synthetic(task), error.message
 
 

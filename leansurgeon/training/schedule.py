@@ -278,7 +278,7 @@ def _micro(train: Train, group: int, processes: int, limit: int | None) -> int:
         micro = max((size for size in sizes if share % size == 0), default=micro)
     if train.mixes and micro % 2:
         raise UsageError(
-            f"Mixup mixes pairs, and a micro batch of {micro} samples has no even number.",
+            f"Mixup mixes pairs of samples, so a micro batch of {micro} must be even.",
             "Choose train.batch and train.micro_batch such that each process gets an even number.",
         )
     return micro

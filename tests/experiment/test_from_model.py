@@ -73,7 +73,7 @@ def test_the_same_command_goes_on(compared):
     before = json.loads((run / "summary.json").read_text())
     shutil.rmtree(run)
     again = command_line.leansurgeon(*words, cwd=folder)
-    assert again.returncode == 0 and "Going on with" in again.stderr and "5 trainings" in again.stderr
+    assert again.returncode == 0 and "Resuming" in again.stderr and "5 trainings" in again.stderr
     assert "Trying" not in again.stderr and "cutting" not in again.stderr
     assert json.loads((run / "summary.json").read_text())["test"] == before["test"]
     shown = command_line.leansurgeon("report", "runs/mine-reviews", "--json", cwd=folder)

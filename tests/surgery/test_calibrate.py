@@ -141,7 +141,7 @@ def test_what_cannot_be_calibrated_is_said(trained, tmp_path):
     model.save_pretrained(tmp_path / "broken")
     with pytest.raises(Diverged, match="behind layer 1"):
         cut_with_data(tmp_path, (tmp_path / "broken", data), LESS)
-    with pytest.raises(UsageError, match=r"\[0, 1\] keep 2 and the plan wants 3"):
+    with pytest.raises(UsageError, match=r"\[0, 1\] keep 2 and the plan needs 3"):
         cut_with_data(tmp_path, (folder, data), LESS, keep=(0, 1))
 
 

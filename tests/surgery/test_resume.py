@@ -92,7 +92,7 @@ def test_what_memory_had_no_room_for_goes_on_later(saved, tmp_path, monkeypatch)
     assert found.value.hint and (place_of(out) / "choice").is_dir()
     said: list[str] = []
     decide(steps, few_samples("gpt2"), said.append, output=out, resume=True).close()
-    assert any("Going on with the cut" in line for line in said)
+    assert any("Resuming the cut" in line for line in said)
 
 
 def test_a_cut_on_own_samples_without_room_is_not_made_by_weights(saved, tmp_path, monkeypatch):

@@ -240,7 +240,7 @@ def of_table(source: Source, data: UserData, chosen: Columns | None, tokenizer: 
     """Choose text and label columns for a text classifier."""
     if data.kind != "table" or chosen is None:
         raise UsageError(
-            f"{source.slug} tells classes of texts apart, and {data.spec} says no classes.",
+            f"{source.slug} classifies texts, and {data.spec} has no labels.",
             "Give a table (csv, tsv, jsonl, parquet) with a column of texts and one of labels.",
         )
     if not chosen.labels:

@@ -145,7 +145,7 @@ class Drawing:
         from transformers import TopKLogitsWarper, TopPLogitsWarper
 
         if bool(torch.isnan(logits_NV).any()):
-            raise Diverged("The model predicts NaN.", "Are the weights sound?")
+            raise Diverged("The model predicts NaN.", "Check the weights for NaN or infinity.")
         logits = logits_NV.detach().float().cpu() / self.temperature
         logits[:, [token for token in self.banned if token < logits.shape[-1]]] = -torch.inf
         if self.top_k is not None:

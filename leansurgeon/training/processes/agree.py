@@ -28,7 +28,7 @@ def explain_lost_processes(error: RuntimeError) -> LostProcesses | None:
     if not backend or not any(word in text for word in parted):
         return None
     return LostProcesses(
-        "Another process of this training has ended.", "--resume auto goes on from the last checkpoint."
+        "Another process of this training has ended.", "--resume auto continues from the last checkpoint."
     )
 
 

@@ -79,7 +79,7 @@ def find(
     origin = source.record.source
     name = origin.name
     if origin.kind == "preset":
-        return Teacher(None, f"{name} is a preset, which has learned nothing")
+        return Teacher(None, f"{name} is a preset, which is untrained")
     if new_tokenizer:
         return Teacher(None, f"{name} has another tokenizer")
     with ExitStack() as keep:
@@ -92,7 +92,7 @@ def find(
         except LeanSurgeonError as error:
             return Teacher(None, f"{name}, from which it was cut, cannot be opened ({error.message.rstrip('.')})")
         if not opened.learned:
-            return Teacher(None, f"{name}, from which it was cut, has learned nothing")
+            return Teacher(None, f"{name}, from which it was cut, is untrained")
         try:
             check_teacher(opened, task, classes, source.config, logits=logits, own=True)
         except UsageError as error:
@@ -104,7 +104,7 @@ def open_teacher(name: str) -> Source:
     """Open a teacher by its name. Raises `UsageError` if it is missing or untrained."""
     opened = open_source(name)
     if not opened.learned or opened.folder is None:
-        raise UsageError(f"The teacher {name} has learned nothing.", HINT)
+        raise UsageError(f"The teacher {name} is untrained.", HINT)
     return opened
 
 
@@ -137,8 +137,8 @@ def check_teacher(
         return None
     has, wants = (f" ({', '.join(names[:6])})" if names else "" for names in (theirs, ours[0] if ours else ()))
     raise UsageError(
-        f"The teacher {teacher.name} tells {teacher.outputs} classes apart{has}, and the model {count}{wants}: its "
-        "logits do not speak of them.",
+        f"The teacher {teacher.name} has {teacher.outputs} classes{has} and the model {count}{wants}, so its "
+        "logits do not fit.",
         "Name a teacher of the same classes, or learn from the data alone: leave train.distill out.",
     )
 

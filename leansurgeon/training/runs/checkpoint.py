@@ -238,7 +238,7 @@ def locate_checkpoint(given: Path, *, hashes: bool = True) -> tuple[Path, Path]:
         return run_dir, given
     last = newest(given, hashes=hashes)
     if last is None:
-        raise UsageError(f"{given} holds no whole checkpoint.", "It cannot be continued; train it anew.")
+        raise UsageError(f"{given} holds no complete checkpoint.", "It cannot be resumed; train it again.")
     return given, last
 
 

@@ -35,7 +35,7 @@ def point(
     """
     given = None if resume in ("never", "auto") else checkpoint.locate_checkpoint(Path(resume))
     if given and given[0].resolve() != run_dir.resolve():
-        raise UsageError(f"The run in {given[0]} goes on there and not in {run_dir}.")
+        raise UsageError(f"The run in {given[0]} can only be resumed there, not in {run_dir}.")
     with runfolder.explain_errors(run_dir):
         free = not run_dir.is_dir() or not any(run_dir.iterdir())
     if resume == "never" or free:

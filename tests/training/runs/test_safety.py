@@ -243,7 +243,7 @@ def test_what_is_no_checkpoint_of_a_run_is_one_sentence(tmp_path):
 def test_going_back_without_a_checkpoint_says_so(spoil, tmp_path, monkeypatch):
     spoil(lambda step: step == 3)
     monkeypatch.setattr(checkpoint, "newest", lambda *rest: None)
-    with pytest.raises(Diverged, match="no whole checkpoint"):
+    with pytest.raises(Diverged, match="no complete checkpoint"):
         _run(tmp_path, nan="rollback")
 
 
