@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
@@ -45,45 +43,6 @@ def test_a_step_trains_a_clipped_batch_and_a_forward_pass_only_answers(precision
     one.forward(one.large)
     assert seen == [(True, False, dtype, 3), (False, True, dtype, 1), (False, True, dtype, 3)]
     assert norms == pytest.approx([1.0], rel=1e-3)
-
-
-def test_text_has_the_tokens_that_are_asked_for(saved):
-    one = made(saved("bert")[0], Setting(4, 7, "fp32"))
-    assert one.large["input_ids"].shape == (4, 7) and one.single["input_ids"].shape == (1, 7)
-
-
-def test_rounds_begin_in_turn_with_either_end():
-    """What comes first in a round, on a cold cache, is not always the same."""
-    calls = []
-    pair = [
-        SimpleNamespace(device=CPU, single=1, large=2, step=lambda n=n: calls.append(n), forward=lambda _: None)
-        for n in "ab"
-    ]
-    speed.time_benches(pair, 2)
-    rounds = ["".join(calls[i : i + 2]) for i in range(0, len(calls), 2)]
-    assert set(rounds) == {"ab", "ba"} and all(x != y for x, y in pairwise(rounds))
-
-
-def test_the_first_steps_are_not_timed():
-    """Kernels are chosen, memory is fetched and optimizers make their state in the first step."""
-    calls, clock = [], iter(range(1000))
-    one = SimpleNamespace(device=CPU, single=1, large=2, step=lambda: calls.append(1), forward=lambda _: None)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(speed, "time_work", lambda work, _: work() or float(next(clock)))
-        (times,) = speed.time_benches([one], 3)
-    assert len(calls) > 3 == len(times["step"].seconds) and 0.0 not in times["step"].seconds
-
-
-def test_the_clock_counts_seconds_of_the_work():
-    assert 0.05 <= speed.time_work(lambda: time.sleep(0.05), CPU) < 5
-
-
-def test_eager_attention_is_another_model_and_the_other_backends_share_one():
-    one = made()
-    assert one.with_backend("math").model is one.model
-    assert (
-        one.with_backend("eager").model.config._attn_implementation == "eager" != one.model.config._attn_implementation
-    )
 
 
 def test_half_precision_keeps_less_for_the_backward_pass():

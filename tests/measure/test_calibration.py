@@ -71,25 +71,6 @@ def test_a_tasks_list_is_read_back_from_the_name_that_is_printed():
     assert parse_task("task:x,a=[1,2],b=[3,4],c=5") == ("x", {"a": [1, 2], "b": [3, 4], "c": 5})
 
 
-def test_the_digest_follows_the_samples(tmp_path):
-    source = open_source("digits-vit")
-    digests = [
-        calibration.open_calibration("task:digits", source, cache=tmp_path, samples=n, seed=seed).digest
-        for n, seed in ((64, 0), (64, 0), (64, 1), (65, 0))
-    ]
-    assert digests[0] == digests[1] and len(set(digests)) == 3
-
-
-def test_the_score_is_the_losss_sum(tmp_path):
-    source = open_source("digits-vit")
-    found = calibration.open_calibration("task:digits", source, cache=tmp_path, samples=64)
-    batch = found.fit[0]
-    logits = torch.randn(len(batch["labels"]), 10)
-    total, count = found.score(logits, batch)
-    assert total / count == pytest.approx(float(torch.nn.functional.cross_entropy(logits, batch["labels"])), rel=1e-5)
-    assert found.score(logits[:, :3], batch) is None  # a head for other classes
-
-
 def test_a_language_model_gets_windows_of_its_own_length(language_model, text, tmp_path):
     source, config = language_model("gpt2")
     found = calibration.open_calibration(str(text), source, cache=tmp_path / "cache", samples=20)
@@ -131,14 +112,6 @@ def test_an_error_names_the_flag_that_was_typed(spec, flag, tmp_path):
     with pytest.raises(UsageError) as caught:
         calibration.open_calibration(spec, open_source("digits-vit"), cache=tmp_path, flag=flag)
     assert set(re.findall(r"--\w+", f"{caught.value.message} {caught.value.hint}")) == {flag}
-
-
-def test_text_shorter_than_a_window_is_refused(language_model, tmp_path):
-    source, _ = language_model("gpt2")
-    file = tmp_path / "short.txt"
-    file.write_text("Too short.")
-    with pytest.raises(UsageError, match="too few to hold any out"):
-        calibration.open_calibration(str(file), source, cache=tmp_path / "cache")
 
 
 @pytest.fixture
@@ -263,18 +236,6 @@ def test_data_that_the_model_cannot_run_on_is_refused(language_model, text, tmp_
     source, _ = language_model(family)
     with pytest.raises(UsageError, match=says):
         calibration.open_calibration(str(text) if spec == "TEXT" else spec, source, cache=tmp_path / "cache")
-
-
-@pytest.mark.parametrize(("what", "hint"), [("short", r"\bmore data\b"), ("no tokenizer", r"\bfolder\b")])
-def test_hints_name_only_what_calibrate_takes(language_model, tmp_path, what, hint):
-    source, _ = language_model("gpt2")
-    file = tmp_path / "text.txt"
-    file.write_text("Short." if what == "short" else TEXT)
-    for tokens in source.folder.glob("tokenizer*") if what == "no tokenizer" else ():
-        tokens.unlink()
-    with pytest.raises(UsageError) as caught:
-        calibration.open_calibration(str(file), source, cache=tmp_path / "cache")
-    assert re.search(hint, caught.value.hint) and "eval_fraction" not in caught.value.hint
 
 
 @pytest.mark.parametrize(

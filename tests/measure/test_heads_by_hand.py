@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from leansurgeon import architectures
 from leansurgeon.checkpoints.model import Loaded
 from leansurgeon.errors import Diverged, LeanSurgeonError
 from leansurgeon.measure.data.batches import thin
@@ -19,8 +18,7 @@ from leansurgeon.measure.heads import pruning
 from leansurgeon.measure.heads.document import HeadOptions, study
 from leansurgeon.measure.heads.importance import importance
 from leansurgeon.measure.heads.judge import HeadScorer, Labelled, OutputScorer, Scores
-from leansurgeon.measure.heads.sites import Site, sites, switch_off_heads
-from tests.conftest import build
+from leansurgeon.measure.heads.sites import sites
 from tests.support.models.small_classifier import Rule, classifier
 
 
@@ -56,55 +54,6 @@ def test_importance_is_the_mean_over_samples_whatever_the_batches_and_without_dr
         assert importance(judge, places, [whole]) == pytest.approx(values, rel=1e-6)
 
 
-def test_what_single_heads_leave_is_corrected_for_their_number(loaded):
-    bench = HeadScorer(Labelled(loaded, Rule()), sites(loaded), [batch_of(40)])
-    off = sorted(pruning.one_off(bench), key=lambda row: row["p"])
-    assert off[0]["p_holm"] == pytest.approx(min(1, 8 * off[0]["p"]))
-    assert off[-1]["p_holm"] >= off[-1]["p"] and all(0 <= row["p_holm"] <= 1 for row in off)
-
-
-def test_a_model_without_labels_is_judged_by_its_pooled_output(loaded):
-    """Each batch against its own reference; padding and labels count nowhere. The distance is scipy's cosine."""
-    from scipy.spatial.distance import cosine
-
-    encoder = replace(loaded, model=loaded.model.bert.eval())
-    places = [SimpleNamespace(**vars(site) | {"module": site.module.removeprefix("bert.")}) for site in sites(loaded)]
-    batches = parts(batch_of(9), 4, 5)
-    bench = HeadScorer(OutputScorer(encoder), places, batches)
-    assert bench.whole.losses == pytest.approx(np.zeros(9), abs=1e-5) and bench.whole.right is None
-    keep = np.arange(8) != 2
-    expected = []
-    with torch.no_grad():
-        for one in parts(batch_of(9), *[1] * 9):
-            real = {k: v[:, : int(one["attention_mask"].sum())] for k, v in one.items() if k != "labels"}
-            whole = encoder.model(**real).last_hidden_state[0].mean(0)
-            with switch_off_heads(encoder.model, places, keep):
-                expected.append(cosine(whole, encoder.model(**real).last_hidden_state[0].mean(0)))
-    loaded.model.train()
-    assert bench.scores(keep).losses == pytest.approx(expected, rel=1e-2, abs=1e-5) and max(expected) > 1e-3
-
-
-def test_every_batch_and_seed_has_its_own_directions():
-    output = torch.nn.functional.normalize(torch.randn(4, 64, generator=torch.Generator().manual_seed(0)), dim=-1)
-    found = [OutputScorer(None, seed).slopes(output, {}, number).tolist() for seed in (0, 1) for number in (0, 1)]
-    assert len({tuple(slopes) for slopes in found}) == 4
-    assert found[3] == OutputScorer(None, 1).slopes(output, {}, 1).tolist()
-
-
-def test_only_classes_of_whole_samples_are_right_or_wrong():
-    judge = Labelled(None, None)
-    logits = torch.tensor([[1.0, 2.0], [3.0, 0.0]])
-    assert judge.right(logits, {"labels": torch.tensor([1, 1])}).tolist() == [True, False]
-    assert judge.right(logits, {"labels": torch.tensor([1.0, 1.0])}) is None  # a regression
-    assert judge.right(logits[None].repeat(2, 1, 1), {"labels": torch.ones(2, 2).long()}) is None  # tokens
-
-
-@pytest.mark.parametrize("head", ["causal-lm", "masked-lm", "seq2seq", "sequence-classification"])
-def test_only_losses_of_tokens_are_perplexities(head):
-    judge = Labelled(None, SimpleNamespace(head=head))
-    assert pruning.is_text(SimpleNamespace(judge=judge)) == (head != "sequence-classification")
-
-
 def test_what_is_no_number_or_did_not_run_is_refused(loaded):
     broken = replace(loaded, model=copy.deepcopy(loaded.model))
     broken.model.classifier.weight.data.fill_(torch.nan)
@@ -137,42 +86,9 @@ def test_a_hundredth_may_be_lost(whole, labelled, enough, too_much):
     assert pruning.prunable(rows, bench) == 0.5
 
 
-class Recorded:
-    """A stand-in for a model of two layers of `heads` that writes down which heads are off."""
-
-    def __init__(self, heads: int) -> None:
-        self.sites = [Site(f"l{i}", "self", 0, i, i, 0, heads, 4) for i in range(2)]
-        self.seen: list[np.ndarray] = []
-
-    def scores(self, keep: np.ndarray) -> Scores:
-        self.seen.append(np.flatnonzero(~keep))
-        return Scores(np.array([float((self.seen[-1] ** 2).sum())]), None)
-
-
-def test_the_nearest_number_of_heads_goes():
-    bench = Recorded(8)
-    (row,) = pruning.curve(bench, np.arange(16)[::-1], [0.3])  # 4.8 heads
-    assert bench.seen[0].tolist() == [11, 12, 13, 14, 15] and (row["pruned"], row["fraction"]) == (5, 5 / 16)
-
-
-def test_of_some_heads_only_the_first_in_the_order_go():
-    bench = Recorded(4)
-    first = np.array([7, 0, 6, 1, 5, 2, 4, 3])
-    rows = pruning.curve(bench, first, [0.5, 1.0], of=np.isin(np.arange(8), [1, 2, 6, 7]))
-    assert [sorted(off) for off in bench.seen] == [[6, 7], [1, 2, 6, 7]]
-    assert [row["fraction"] for row in rows] == [0.5, 1.0]
-
-
 def test_few_samples_are_spread_from_the_first_to_the_last():
     batches = [{"labels": rows} for rows in torch.arange(9).split([2, 4, 3])]
     assert torch.cat([batch["labels"] for batch in thin(batches, 4)]).tolist() == [0, 3, 5, 8]  # 0, 2.7, 5.3, 8
-
-
-def test_heads_that_all_share_one_key_go_one_by_one():
-    model = build("llama", num_key_value_heads=1)
-    config = model.config.to_dict() | {"architectures": ["LlamaForCausalLM"]}
-    places = sites(Loaded(model, architectures.of(config), config, None, None))
-    assert {(place.heads, place.shared, place.groups) for place in places} == {(4, 1, 4)}
 
 
 # -- documents ------------------------------------------------------------------------------------

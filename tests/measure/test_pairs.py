@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import re
 from itertools import pairwise
 
 import pytest
@@ -12,7 +11,6 @@ import torch
 
 from leansurgeon.checkpoints import model as checkpoints
 from leansurgeon.checkpoints.source import open_source
-from leansurgeon.errors import UsageError
 from leansurgeon.measure.data.pairs import IGNORED, open_pairs
 from leansurgeon.measure.heads.judge import Labelled
 from tests.support.content import side_of
@@ -131,16 +129,6 @@ def test_hidden_spans_fill_the_gaps_and_are_a_seventh(model, family, lines, tmp_
     assert 0.12 < hidden / total < 0.18
     other = opened(folder, tmp_path / "text.txt", "\n".join(lines), seed=1)
     assert other.digest != data.digest
-
-
-@pytest.mark.parametrize("flag", ["--calibrate", "--data"])
-@pytest.mark.parametrize("text", ["no tab here", None])
-def test_an_error_names_the_flag_that_was_typed(model, text, flag, tmp_path):
-    source, path = open_source(str(model[0])), tmp_path / "pairs.tsv"
-    path.write_text(text or "")
-    with pytest.raises(UsageError) as caught:
-        open_pairs(str(path) if text else "", source, flag=flag)
-    assert set(re.findall(r"--\w+", f"{caught.value.message} {caught.value.hint}")) == {flag}
 
 
 @pytest.mark.parametrize("form", ["csv", "jsonl"])

@@ -131,28 +131,6 @@ def site(index: int, heads: int, shared: int = 1, in_step: bool = False, stage: 
     return Site(f"l{index}", "self", stage, index, index, 0, heads, 4, shared, in_step)
 
 
-def test_the_document_holds_all_of_it(trained):
-    fit, held = [batch_of(128, 5)], [batch_of(60, 6), batch_of(40, 7)]
-    data = Calibration("rule", "a rule", "0" * 64, fit, fit, held, task=Rule())
-    found = study(trained, data, HeadOptions(ablate=True, steps=4)).document
-    assert found["samples"] == {"importance": 128, "ablation": 100, "curve": 100}
-    assert set(found["curve"]["orders"]) == {"importance", "reverse"}
-    assert [len(entry["importance"]) for entry in found["attentions"]] == [8, 8]
-    assert (
-        found["ablation"]["heads"]
-        == 16
-        == found["ablation"]["worse"]
-        + found["ablation"]["better"]
-        + sum(not pruning.matters(off) for entry in found["attentions"] for off in entry["off"])
-    )
-    import json
-
-    from leansurgeon.report.tables.heads import describe
-
-    lines = describe(json.loads(json.dumps(found)) | {"model": "rule"})
-    assert max(map(len, lines)) <= 80
-
-
 def test_every_order_of_the_document_is_what_its_name_says(trained):
     """Ranked on training samples, scored on the held-out ones."""
     fit, held = batch_of(96, 5), batch_of(90, 6)

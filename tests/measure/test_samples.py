@@ -66,24 +66,6 @@ def test_the_interval_of_the_median_has_its_exact_bootstrap_distribution() -> No
     assert 15 < low < 30 and high is None
 
 
-def test_the_median_counts_samples_without_full_rank_as_infinite():
-    kappas = [2.0, math.inf, 1.0, math.inf, 3.0]
-    found = summarise([sample(x, 4 if math.isfinite(x) else 3) for x in kappas], 1)
-    assert found["median"] == np.median(kappas) == 3 and found["mean"] == 2
-    assert (found["deficient"], found["worst"], found["lower_bound"]) == (2, None, 1e7)
-
-
-def test_ranks_of_a_layer_are_medians_over_its_samples():
-    ranks = [(1.0, 3.0, 5.0), (2.0, 2.0, 9.0), (9.0, 8.0, 6.0)]
-    found = summarise([Conditioning(2.0, 2.0, 4, 4, 2.0, 2.0, *r, 4) for r in ranks], 1)
-    assert (found["stable_rank"], found["effective_rank"], found["aspect"]) == (2.0, 3.0, 6.0)
-
-
-def test_a_median_is_at_least_the_median_of_what_every_sample_is_at_least():
-    samples = [sample(math.inf, 3, bound=bound) for bound in (1e7, 3e7)]
-    assert over_samples([sample(2.0), *samples])["median_lower_bound"] == np.median([2.0, 1e7, 3e7])
-
-
 def test_the_rank_that_is_shown_is_of_the_sample_that_lacks_most_or_of_a_typical_one():
     def shown(*ranks: tuple[int, int]) -> tuple[int, int]:
         found = over_samples([sample(2.0 if r == k else math.inf, r, k) for r, k in ranks])

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import time
-from types import SimpleNamespace
 
 import pytest
 
@@ -21,7 +20,6 @@ from leansurgeon.measure.costs.memory import Setting
 from leansurgeon.search import cheap, limits
 from leansurgeon.search.outcome import who_is_tried
 from leansurgeon.search.space import Budget, Space, enumerate_shapes
-from leansurgeon.search.trainings import forget_weights
 from leansurgeon.surgery import shrink
 from tests.support.processes.forks import trainings_forked
 
@@ -124,15 +122,6 @@ def test_a_search_by_trainings_trains_controls_and_source_on_the_last_rung(here,
     assert found["command"].startswith("leansurgeon shrink digits-vit --heads")
 
 
-def test_models_of_an_early_rung_are_not_kept(tmp_path):
-    job = SimpleNamespace(start=tmp_path / "starts" / "a", run=tmp_path / "a")
-    for folder in (job.start, job.run / "model", job.run / "last"):
-        folder.mkdir(parents=True)
-    (job.run / "summary.json").write_text("{}")
-    forget_weights(job)
-    assert [p.name for p in job.run.iterdir()] == ["summary.json"] and not job.start.exists()
-
-
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
@@ -182,13 +171,6 @@ def test_limits_that_nothing_keeps_are_said_with_both_numbers(here, monkeypatch)
         tried(Budget(None, 1000, None), here, monkeypatch)
     with pytest.raises(UsageError, match=r"--latency.*\b1\b.*\b2\b"):
         tried(Budget(None, None, 1.0), here, monkeypatch)
-
-
-def test_latency_and_memory_of_a_deeper_model_are_larger():
-    source = open_source("digits-vit")
-    shallow, deep = (source.shape.with_(depth=depth) for depth in (1, 6))
-    assert 0 < limits.latency(source, shallow) < limits.latency(source, deep)
-    assert limits.training_memory(source, shallow, Setting(32)) < limits.training_memory(source, deep, Setting(32))
 
 
 def test_a_dry_run_lists_what_fits(here, capsys):

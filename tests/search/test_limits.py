@@ -87,15 +87,3 @@ def test_who_is_picked_keeps_every_limit(shapes):
     assert [c.parameters for c in pick(shapes, 6, 2, [small])] == [1, 2, 3, 4]
     assert [c.parameters for c in pick(shapes, 2, 2, [small])] == [1, 2]  # 5 is too much
     assert [c.parameters for c in pick(shapes, 6, 2, [small, light])] == [1, 2, 3]
-
-
-def test_a_shape_is_measured_once_and_may_be_as_large_as_the_limit(shapes):
-    asked = []
-
-    def cost(candidate):
-        asked.append(candidate.parameters)
-        return min(candidate.parameters, 4)  # the last three need as much
-
-    limit = Limit(4, cost)
-    assert all(limit.fits(c) for c in [*shapes, *shapes])
-    assert asked == [1, 2, 3, 4, 5, 6]
