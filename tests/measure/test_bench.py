@@ -20,9 +20,8 @@ def made(name: str = "digits-vit", load: Setting | None = None) -> speed.TimedMo
     return speed.TimedModel(source.config, source.architecture, load or Setting(3, 1, "fp32"), "auto", CPU)
 
 
-@pytest.mark.parametrize(("precision", "dtype"), [("fp32", None), ("bf16", torch.bfloat16)])
-def test_a_step_trains_a_clipped_batch_and_a_forward_pass_only_answers(precision, dtype):
-    one = made(load=Setting(3, 1, precision))
+def test_a_step_trains_a_clipped_batch_and_a_forward_pass_only_answers():
+    one = made(load=Setting(3, 1, "bf16"))
     seen, norms = [], []
 
     def looks(model, args, kwargs):
@@ -31,8 +30,8 @@ def test_a_step_trains_a_clipped_batch_and_a_forward_pass_only_answers(precision
         seen.append((model.training, torch.is_inference_mode_enabled(), cast, len(images)))
 
     def norm(optimizer, *_):
-        gradients = [p.grad for group in optimizer.param_groups for p in group["params"]]
-        norms.append(float(torch.stack([g.norm() for g in gradients]).norm()))
+        gradients = [p.grad.flatten() for group in optimizer.param_groups for p in group["params"]]
+        norms.append(float(torch.cat(gradients).norm()))
 
     with torch.no_grad():
         one.model.get_submodule("classifier").weight.mul_(1e3)  # gradients that need clipping
@@ -41,7 +40,8 @@ def test_a_step_trains_a_clipped_batch_and_a_forward_pass_only_answers(precision
     one.step()
     one.forward(one.single)
     one.forward(one.large)
-    assert seen == [(True, False, dtype, 3), (False, True, dtype, 1), (False, True, dtype, 3)]
+    cast = torch.bfloat16
+    assert seen == [(True, False, cast, 3), (False, True, cast, 1), (False, True, cast, 3)]
     assert norms == pytest.approx([1.0], rel=1e-3)
 
 
@@ -85,14 +85,6 @@ def test_ratios_are_taken_round_by_round_and_rates_of_what_they_name(rows):
     assert found[1]["step_against_first"]["median"] == 0.5  # of the medians it would be 1.5
     assert [row["training_per_second"] for row in found] == [128 / 2, 128 / 3]
     assert [row["forward_per_second"] for row in found] == pytest.approx([128 / 0.2, 128 / 1.2])
-
-
-def test_the_table_is_in_milliseconds_tokens_per_second_and_mib(rows):
-    lines = [line.split()[-6:] for line in bench.table(rows, images=False).splitlines()[-2:]]
-    assert lines == [
-        ["2e+03", "1.5e+03-5e+03", "20", "200", "64", "3"],
-        ["3e+03", "2e+03-3.5e+03", "60", "1.2e+03", "43", "5"],
-    ]
 
 
 def test_a_sweep_keeps_what_the_config_says_of_every_layer(saved):

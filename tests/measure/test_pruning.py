@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from scipy import stats
 from torch.nn import functional as F
 
 from leansurgeon.checkpoints.model import Loaded
@@ -61,36 +62,26 @@ def values(trained, bench) -> np.ndarray:
 
 def test_importance_finds_the_heads_that_are_needed(bench, values):
     assert bench.whole.accuracy > 0.95
-    steps = pruning.fractions(8)
     order = np.argsort(values, kind="stable")
-    by = {
-        "importance": pruning.curve(bench, order, steps),
-        "reverse": pruning.curve(bench, order[::-1], steps),
-    }
-    area = {name: np.mean([row["loss"] for row in rows]) for name, rows in by.items()}
-    assert area["importance"] < area["reverse"]
-    for rows in by.values():  # both ends are the same whatever the order
-        assert rows[0]["loss"] == pytest.approx(bench.whole.loss, rel=1e-12) and rows[-1]["pruned"] == 16
-        assert rows[-1]["loss"] == by["importance"][-1]["loss"]
-    able = {name: pruning.prunable(rows, bench) for name, rows in by.items()}
-    assert able["importance"] >= 0.25 > able["reverse"]
-    first_drop = next(r for r in by["importance"] if r["accuracy"] < 0.99 * bench.whole.accuracy)
-    assert able["importance"] == first_drop["fraction"] - 1 / 8
+    found, reverse = (pruning.curve(bench, ranked, pruning.fractions(8)) for ranked in (order, order[::-1]))
+    assert np.mean([row["loss"] for row in found]) < np.mean([row["loss"] for row in reverse])
+    for rows in (found, reverse):  # both ends are the same whatever the order
+        assert rows[0]["loss"] == pytest.approx(bench.whole.loss, rel=1e-12)
+        assert rows[-1]["loss"] == found[-1]["loss"] and rows[-1]["pruned"] == 16
+    assert pruning.prunable(found, bench) >= 0.25 > pruning.prunable(reverse, bench)
 
 
-def without_head(trained: Loaded, bench: HeadScorer, head: int) -> tuple[np.ndarray, torch.Tensor]:
+def without_head(trained: Loaded, bench: HeadScorer, head: int) -> tuple[np.ndarray, np.ndarray]:
     """Losses of all samples, and which are right, where a head's part of the output projection is zero."""
     weight = trained.model.get_submodule(bench.sites[head // 8].module).weight
     h, kept = head % 8, weight.detach().clone()
-    losses, right = [], []
+    labels = torch.cat([batch["labels"] for batch in bench.batches])
     with torch.no_grad():
         weight[:, 4 * h : 4 * h + 4] = 0
-        for batch in bench.batches:
-            logits = trained.model(**{k: v for k, v in batch.items() if k != "labels"}).logits
-            losses.append(F.cross_entropy(logits, batch["labels"], reduction="none"))
-            right.append(logits.argmax(-1) == batch["labels"])
+        logits = torch.cat([trained.forward(batch) for batch in bench.batches])
         weight.copy_(kept)
-    return torch.cat(losses).double().numpy(), torch.cat(right)
+    losses = F.cross_entropy(logits, labels, reduction="none")
+    return losses.double().numpy(), (logits.argmax(-1) == labels).numpy()
 
 
 def test_one_head_off_is_the_loss_without_it_and_ranks_like_importance(trained, bench, values):
@@ -99,17 +90,13 @@ def test_one_head_off_is_the_loss_without_it_and_ranks_like_importance(trained, 
     assert pruning.spearman(values, deltas) > 0.6
     worst = int(np.argmax(deltas))
     assert pruning.matters(off[worst])
-    masked, rights = zip(*(without_head(trained, bench, head) for head in range(len(off))), strict=True)
-    changes = [float(right.double().mean()) - bench.whole.accuracy for right in rights]
-    assert [row["accuracy_change"] for row in off] == pytest.approx(changes, abs=1e-12)
-    masked = masked[worst]
-    assert off[worst]["change"] == pytest.approx(masked.mean() - bench.whole.loss, rel=1e-5)
-    from scipy import stats
-
-    differences = masked - bench.whole.losses
-    assert off[worst]["standard_error"] == pytest.approx(stats.sem(differences), rel=1e-4)
-
-    assert off[worst]["p"] == pytest.approx(stats.ttest_rel(masked, bench.whole.losses).pvalue, rel=1e-3)
+    for head in {worst, 0}:
+        losses, right = without_head(trained, bench, head)
+        differences = losses - bench.whole.losses
+        assert off[head]["accuracy_change"] == pytest.approx(right.mean() - bench.whole.accuracy, abs=1e-12)
+        assert off[head]["change"] == pytest.approx(differences.mean(), rel=1e-5, abs=1e-9)
+        assert off[head]["standard_error"] == pytest.approx(stats.sem(differences), rel=1e-4)
+        assert off[head]["p"] == pytest.approx(stats.ttest_rel(losses, bench.whole.losses).pvalue, rel=1e-3)
 
 
 def test_holm_is_that_of_the_book():
@@ -137,17 +124,15 @@ def test_every_order_of_the_document_is_what_its_name_says(trained):
     data = Calibration("rule", "a rule", "0" * 64, [fit], [fit], [held], task=Rule())
     found = study(trained, data, HeadOptions(ablate=True, steps=4)).document
     judge, places = Labelled(trained, Rule()), sites(trained)
-    values = importance(judge, places, [fit])
-    assert np.concatenate([entry["importance"] for entry in found["attentions"]]) == pytest.approx(values)
-    bench = HeadScorer(judge, places, [held])
-    changes = np.array([bench.scores(np.arange(16) != head).loss - bench.whole.loss for head in range(16)])
+    values, bench = importance(judge, places, [fit]), HeadScorer(judge, places, [held])
     order = np.argsort(values)
     for name, ranked in {"importance": order, "reverse": order[::-1]}.items():
         expected = [bench.scores(~np.isin(np.arange(16), ranked[:gone])).loss for gone in (0, 4, 8, 12, 16)]
         assert [row["loss"] for row in found["curve"]["orders"][name]] == pytest.approx(expected), name
-    from scipy import stats
 
     off = [row for entry in found["attentions"] for row in entry["off"]]
+    changes = [row["change"] for row in off]
+    assert [row["p_holm"] for row in off] == pytest.approx(pruning.holm(np.array([row["p"] for row in off])))
     shown = [row["change"] for row in off if row["p_holm"] < 0.05]
     assert found["ablation"]["worse"] == sum(change > 0 for change in shown) > 0
     assert found["ablation"]["better"] == sum(change < 0 for change in shown)
