@@ -144,31 +144,26 @@ def test_lists_that_are_none(text):
 
 
 def test_budgets_in_words():
-    assert Budget.parse("60M", "16GB", "5ms", 100) == Budget(60_000_000, 16_000_000_000, 5.0)
-    assert repr(Budget.parse("60M", "16GB", None, 100)) == repr(Budget(60_000_000, 16_000_000_000))  # whole numbers
-    assert Budget.parse("152,394", "1.5GiB", "0.01s", 100) == Budget(152_394, 1_610_612_736, 10.0)
-    sizes = [("7K", "3B", "2s"), ("2B", "5KB", "50us"), ("9", "1KiB", "7ms"), ("9", "2TiB", "1 MS")]
-    made = [Budget.parse(*texts, 100) for texts in sizes]
-    assert [b.parameters for b in made] == [7_000, 2 * 10**9, 9, 9]
-    assert [b.memory for b in made] == [3, 5_000, 1024, 2 * 1024**4]
-    assert [b.latency for b in made] == [2000.0, pytest.approx(0.05), 7.0, 1.0]
-    assert Budget.parse("3G", "2TB", None, 100) == Budget(3 * 10**9, 2 * 10**12)
-    assert [Budget.parse(text, None, None, 1000).parameters for text in ("70%", "-30%")] == [700, 700]
-    wrong = [
-        ("60X", None, None),
-        ("+10%", None, None),
-        ("100%", None, None),
-        (None, "16IB", None),
-        (None, None, "1"),
-        (None, "0.0GB", None),
-        (None, "16", None),
-        (None, "60M", None),
-        (None, None, "-1ms"),
-        ("0", None, None),
-    ]
-    for parameters, memory, latency in wrong:
-        with pytest.raises(UsageError, match=r"^--(params|memory|latency)\b.*"):
-            Budget.parse(parameters, memory, latency, 100)
+    for params, memory, latency, expected in (
+        ("60M", "16GB", "5ms", Budget(60_000_000, 16_000_000_000, 5.0)),
+        ("152,394", "1.5GiB", "0.01s", Budget(152_394, 1_610_612_736, 10.0)),
+        ("7K", "3B", "2s", Budget(7_000, 3, 2000.0)),
+        ("3G", "2TiB", "1 MS", Budget(3 * 10**9, 2 * 1024**4, 1.0)),
+        ("70%", None, None, Budget(700)),
+        ("-30%", None, None, Budget(700)),
+    ):
+        assert repr(Budget.parse(params, memory, latency, 1000)) == repr(expected)  # whole numbers, too
+    wrong = {
+        "--params": ("60X", "+10%", "100%", "0"),
+        "--memory": ("16IB", "0.0GB", "16", "60M"),
+        "--latency": ("1", "-1ms"),
+    }
+    for place, (flag, texts) in enumerate(wrong.items()):
+        for text in texts:
+            asked = [None, None, None]
+            asked[place] = text
+            with pytest.raises(UsageError, match=rf"^{flag}\b"):
+                Budget.parse(*asked, 100)
     with pytest.raises(UsageError, match="needs a budget"):
         Budget.parse(None, None, None, 100)
 
