@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.measure.costs import bench, speed
 from leansurgeon.measure.costs.memory import Setting
-from leansurgeon.measure.costs.speed import Timing
 
 CPU = torch.device("cpu")
 
@@ -57,34 +54,6 @@ def test_half_precision_keeps_less_for_the_backward_pass():
 
 def test_the_models_own_number_of_heads_takes_part_once():
     assert len(bench.contenders(open_source("digits-vit"), [4, 4])[0]) == 1
-
-
-STEPS = {"first": [1.0, 2.0, 8.0], "second": [3.0, 1.0, 4.0]}  # in every round by the first one: 3, 0.5, 0.5
-
-
-@pytest.fixture
-def rows(monkeypatch) -> list[bench.BenchRow]:
-    """Two models whose steps, single and large forward passes all take other times: `STEPS`, x 0.01 and x 0.1."""
-    source = open_source("digits-vit")
-    (own,), _ = bench.contenders(source, [])
-    model = SimpleNamespace(model=torch.nn.Linear(3, 1), large={"input_ids": None})
-    scales = {"step": [1, 1], "forward_1": [0.01, 0.02], "forward": [0.1, 0.4]}
-    times = [
-        {name: Timing.of([scale[i] * s for s in steps]) for name, scale in scales.items()}
-        for i, steps in enumerate(STEPS.values())
-    ]
-    monkeypatch.setattr(speed, "TimedModel", lambda *_: model)
-    monkeypatch.setattr(speed, "runs", lambda _: None)
-    monkeypatch.setattr(speed, "time_benches", lambda *_: times)
-    monkeypatch.setattr(speed, "peaks", lambda *_: [3 * 2**20, 5 * 2**20])
-    return bench.time_contenders([own, own], Setting(8, 16, "fp32"), [], 3, "cpu", lambda _: None)[0]
-
-
-def test_ratios_are_taken_round_by_round_and_rates_of_what_they_name(rows):
-    found = [row.as_dict() for row in rows]
-    assert found[1]["step_against_first"]["median"] == 0.5  # of the medians it would be 1.5
-    assert [row["training_per_second"] for row in found] == [128 / 2, 128 / 3]
-    assert [row["forward_per_second"] for row in found] == pytest.approx([128 / 0.2, 128 / 1.2])
 
 
 def test_a_sweep_keeps_what_the_config_says_of_every_layer(saved):

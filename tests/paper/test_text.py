@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
 import pytest
 
@@ -97,9 +96,3 @@ def test_choosing_an_exhibit():
         with pytest.raises(UsageError, match="no '") as error:
             choose_exhibits(word)
         assert near in str(error.value)
-
-
-def test_a_table_without_rows_is_not_drawn():
-    exhibit = replace(EXHIBITS["4"], rows=EXHIBITS["4"].rows[:1], remarks=())
-    assert "Change against" not in render([(exhibit, audit(exhibit, "formula"))])
-    assert "Change against" in render([(EXHIBITS["4"], audit(EXHIBITS["4"], "formula"))])

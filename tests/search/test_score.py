@@ -15,7 +15,7 @@ from leansurgeon.search.cheap import CheapScores, gaussian_kappa, keep_most_infl
 from leansurgeon.search.evidence import Evidence
 from leansurgeon.search.halving import Result, Score, climb, schedule
 from leansurgeon.search.space import Candidate
-from leansurgeon.search.trainings import arm_of, scale_length, shorten_training
+from leansurgeon.search.trainings import scale_length, shorten_training
 from leansurgeon.shape import Shape
 from leansurgeon.surgery.requested_shape import RequestedShape
 from leansurgeon.training.recipe.reading import load_training
@@ -146,11 +146,3 @@ def test_what_has_a_length_of_its_own_shrinks_with_the_training():
     shares = Train(duration="3ep", batch=8, optim={"lr": 1e-3}, batch_ramp={"start": 2, "until": 0.5})
     short = shorten_training(shares, Fraction(1, 8))
     assert (short.duration, short.schedule.warmup, short.batch_ramp.until) == ("0.375ep", 0.0, 0.5)
-
-
-def test_the_arm_of_a_candidate_says_its_shape():
-    shape = open_source("digits-vit").shape
-    arm = arm_of(Candidate(RequestedShape("8", "4", "keep", None, init="fresh"), shape, 1))
-    assert arm == {"heads": "8", "layers": "4", "head_dim": "keep", "init": "fresh"}
-    arm = arm_of(Candidate(RequestedShape(head_dim="24", mlp_dim="9"), shape, 1))
-    assert arm == {"mlp_dim": "9", "head_dim": 24, "init": "transfer"}

@@ -117,16 +117,6 @@ def test_several_attentions_of_a_layer_give_its_largest_kappa():
     assert merge_by_layer([1.0, 5.0, None, 2.0, None, None], 3) == [5.0, 2.0, None]
 
 
-def test_a_training_is_judged_at_its_end():
-    from leansurgeon.search.trainings import score_of
-    from leansurgeon.training.runs.summary import Summary
-
-    task = {"metric": "accuracy", "metric_label": "accuracy", "higher_is_better": True, "percent": True}
-    made = {"task": task | {"eval_samples": 400}, "final": {"metric": 0.85, "loss": 1.0}, "best": {"metric": 0.99}}
-    found = score_of(Summary.from_dict({"schema_version": 1, "model": {}} | made))
-    assert found.value == pytest.approx(0.85) and found.error == pytest.approx((0.85 * 0.15 / 400) ** 0.5, rel=0.01)
-
-
 def test_the_source_is_nearest_to_itself(saved, tmp_path):
     """Without labels a candidate is judged by the cosine of its outputs with the source's: 1 where nothing is cut."""
     from leansurgeon.commands.samples import sample_data

@@ -9,7 +9,6 @@ import time
 
 import numpy as np
 import pytest
-from scipy import stats
 
 from leansurgeon.errors import LeanSurgeonError
 from leansurgeon.tasks import chance, disk_cache
@@ -116,14 +115,3 @@ def test_draws_belong_to_the_sample_and_not_to_the_batch():
     others = [chance.uniform(*key, np.arange(50), 9) for key in ((4, 1), (3, 2), (1, 3))]
     others.append(chance.uniform(3, 1, np.arange(50), 9, stream=1))
     assert all(not np.isclose(other, whole).any() for other in others)
-
-
-def test_draws_are_uniform_and_unrelated():
-    draws = chance.uniform(0, 0, np.arange(2000), 64)
-    assert stats.kstest(draws.ravel(), "uniform").pvalue > 1e-3
-    next_epoch, next_seed = chance.uniform(0, 1, np.arange(2000), 64), chance.uniform(1, 0, np.arange(2000), 64)
-    neighbours = [(draws[1:], draws[:-1]), (draws[:, 1:], draws[:, :-1]), (draws, next_epoch), (draws, next_seed)]
-    for one, other in neighbours:
-        assert abs(np.corrcoef(one.ravel(), other.ravel())[0, 1]) < 4 / np.sqrt(one.size)
-    whole_numbers = chance.integers(0, 0, np.arange(2000), 64, 2, 7)
-    assert stats.chisquare(np.bincount(whole_numbers.ravel())[2:]).pvalue > 1e-3

@@ -152,11 +152,12 @@ def test_one_folder_of_classes_is_split_by_what_its_images_show(tmp_path):
 
 
 def test_fewer_samples_are_of_all_classes(tmp_path):
-    task = prepared(tmp_path / "cache", data=write(tmp_path / "data", "folder"), train_samples=9, eval_samples=5)
+    data = write(tmp_path / "data", "folder")
+    task = prepared(tmp_path / "cache", data=data, train_samples=9, eval_samples=5)
     assert (task.size("train"), task.size("eval")) == (9, 5)
     assert len(set(everything(task, "train")["labels"].tolist())) == 3
     with pytest.raises(UsageError, match=r"\b12\b.*train_samples.*\b13\b"):
-        prepared(tmp_path / "cache", data=str(tmp_path / "data"), train_samples=13)
+        prepared(tmp_path / "cache", data=data, train_samples=13)
     with pytest.raises(IndexError):
         task.batch("eval", np.array([5]), seed=0, epoch=0)
 
@@ -205,10 +206,9 @@ def test_a_hub_set_is_read_as_its_parquet_files_are(tmp_path, monkeypatch):
     root = write(tmp_path / "data", "parquet")
     local = datasets.load_dataset(root, cache_dir=str(tmp_path / "hf"))
     monkeypatch.setattr(datasets, "load_dataset", lambda name, config, split: local[split])
-    hub = prepared(tmp_path / "cache", data="hub:someone/pictures")
-    mine = prepared(tmp_path / "cache", data=root)
+    hub, mine = (prepared(tmp_path / "cache", data=data) for data in ("hub:someone/pictures", root))
     assert torch.equal(everything(hub)["pixel_values"], everything(mine)["pixel_values"])
-    assert hub._info["labels"] == mine._info["labels"] == ["a", "b", "c"]
+    assert hub.data_classes == mine.data_classes == ["a", "b", "c"]
 
 
 def test_bad_sets_are_one_sentence(tmp_path):

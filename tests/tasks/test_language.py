@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections import Counter
 from itertools import chain
 from pathlib import Path
 
@@ -47,14 +46,11 @@ def cache(tmp_path_factory):
 
 
 def test_the_packaged_texts_are_the_novel_and_reports_and_nothing_else():
-    assert len(TEXT) == 466_854 and TEXT.isascii()
-    assert TEXT.startswith("Persuasion\n") and TEXT.rstrip().endswith("Finis")
-    assert TEXT.count("Captain Wentworth") > 100 and TEXT.count("\nChapter ") == 24
+    assert len(TEXT) == 466_854 and TEXT.startswith("Persuasion\n") and TEXT.rstrip().endswith("Finis")
     assert not any(word in TEXT.lower() for word in ("gutenberg", "ebook", "http", "copyright", "trademark"))
     note = text_files.PACKAGED["austen"].with_name("README.md").read_text(encoding="utf-8")
-    assert "public domain" in note and "janeaustenr" in note
-    reports = Path(text_files.PROSE[1]).read_text(encoding="ascii")
-    assert len(reports) == 202_819 and "Factbook" in note and len(corpus.sentences(reports)) > 1_000
+    assert "public domain" in note and "janeaustenr" in note and "Factbook" in note
+    assert len(Path(text_files.PROSE[1]).read_text(encoding="ascii")) == 202_819
 
 
 @pytest.mark.parametrize("kind", ["char", "byte", "bpe"])
@@ -136,12 +132,12 @@ def test_masks_hide_the_share_asked_for_as_bert_does(cache):
 
 
 def test_the_ends_of_documents_are_never_hidden(tmp_path):
-    for i in range(200):
+    for i in range(50):
         (tmp_path / f"{i:03}.txt").write_text("ab\ncd\n" * 3 + f"cd {i}\n")
     task = prepared(tmp_path / "cache", "masked-lm", data=str(tmp_path / "*.txt"), mask_prob=0.9, seq_len=32)
     batch = task.batch("train", np.arange(task.size("train")), seed=0, epoch=0)
     ends = task.tokenizer().eos_token_id
-    assert (batch["input_ids"] == ends).sum() > 100 and not (batch["labels"] == ends).any()
+    assert (batch["input_ids"] == ends).sum() > 20 and not (batch["labels"] == ends).any()
 
 
 def test_the_models_own_tokenizer(tmp_path, cache):
@@ -162,12 +158,11 @@ def test_held_out_files_and_several_documents(tmp_path):
     files = [str(tmp_path / "[ab].txt"), str(tmp_path / "a.txt")]  # a file named twice counts once
     held = {"eval_data": str(tmp_path / "c.txt"), "test_data": str(tmp_path / "d.txt")}
     task = prepared(tmp_path / "cache", data=files, **held, seq_len=8)
-    assert task.describe()["characters"] == {"train": 400, "eval": 200, "test": 200}
-    assert task.describe()["train_tokens"] == 402 and task.describe()["source"] == "a.txt, b.txt, c.txt and 1 more"
+    said = task.describe()
+    assert said["characters"] == {"train": 400, "eval": 200, "test": 200} and said["train_tokens"] == 402
     # The vocabulary comes from the training text: "c" is unknown.
-    unknown = task.tokenizer().unk_token_id
-    counts = Counter(task.batch("eval", np.arange(25), seed=0, epoch=0)["input_ids"].flatten().tolist())
-    assert counts[unknown] == 80
+    ids = task.batch("eval", np.arange(25), seed=0, epoch=0)["input_ids"]
+    assert (ids == task.tokenizer().unk_token_id).sum() == 80
 
 
 def test_rows_of_the_embedding_can_be_rounded_up(cache):
