@@ -12,6 +12,7 @@ import torch
 
 from leansurgeon.checkpoints.model import Loaded
 from leansurgeon.errors import Diverged, LeanSurgeonError
+from leansurgeon.measure.data.batches import thin
 from leansurgeon.measure.data.calibration import Calibration
 from leansurgeon.measure.heads import pruning
 from leansurgeon.measure.heads.document import HeadOptions, study
@@ -119,3 +120,20 @@ def test_options_of_a_study_reach_what_they_name(loaded):
     documents = [of(unlabelled, seed=seed) for seed in (0, 1)]
     values = [[entry["importance"] for entry in document["attentions"]] for document in documents]
     assert not np.allclose(*values) and np.allclose(*values, rtol=2)
+
+
+def test_every_batch_and_seed_has_its_own_directions():
+    output = torch.nn.functional.normalize(torch.randn(4, 64, generator=torch.Generator().manual_seed(0)), dim=-1)
+    found = [OutputScorer(None, seed).slopes(output, {}, number).tolist() for seed in (0, 1) for number in (0, 1)]
+    assert len({tuple(slopes) for slopes in found}) == 4
+    assert found[3] == OutputScorer(None, 1).slopes(output, {}, 1).tolist()
+
+
+def test_few_samples_are_spread_from_the_first_to_the_last():
+    batches = [{"labels": rows} for rows in torch.arange(9).split([2, 4, 3])]
+    assert torch.cat([batch["labels"] for batch in thin(batches, 4)]).tolist() == [0, 3, 5, 8]  # 0, 2.7, 5.3, 8
+
+
+def test_the_nearest_number_of_heads_goes(loaded):
+    bench = HeadScorer(Labelled(loaded, Rule()), sites(loaded), [batch_of(4)])
+    assert [row["pruned"] for row in pruning.curve(bench, np.arange(8), [0.2, 0.3])] == [2, 2]  # 1.6 and 2.4 heads

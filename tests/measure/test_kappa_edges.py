@@ -11,6 +11,7 @@ from torch import nn
 
 from leansurgeon.measure.kappa import spectrum
 from leansurgeon.measure.kappa.blocks import measure_blocks
+from leansurgeon.models.nystromformer_lra import NystromformerLraConfig, NystromformerLraForSequenceClassification
 
 
 class Crops(nn.Module):
@@ -72,3 +73,25 @@ def test_the_size_of_the_mean_token_sends_its_rest_through_the_svd():
     block += 1e6 * torch.randn(48, dtype=torch.float64, generator=torch.Generator().manual_seed(9))
     rest = np.linalg.svd((block[0] - block[0].mean(0)).numpy(), compute_uv=False)
     assert spectrum.conditioning(block)[0].centred == pytest.approx(rest[0] / rest[18], rel=1e-6)
+
+
+def test_two_inputs_count_once_and_padding_stays_out() -> None:
+    """A dual-input model runs each projection twice; the mask is that of the first input."""
+    torch.manual_seed(7)
+    model = NystromformerLraForSequenceClassification(
+        NystromformerLraConfig(dual_input=True, num_landmarks=8, initializer_range=0.3)
+    )
+    names = [f"encoder.layers.{i}.attention.output" for i in range(2)]
+    loaded = SimpleNamespace(model=model, projections=names, forward=lambda batch: model(**batch).logits)
+    first = {"input_ids": torch.randint(1, 32, (2, 40)), "attention_mask": torch.ones(2, 40, dtype=torch.long)}
+    first["attention_mask"][:, 30:] = 0
+    one, other = (
+        measure_blocks(
+            loaded,
+            [first | {f"{key}_2": values.flip(0).roll(shift, 1) for key, values in first.items()}],
+            lambda batch: batch["attention_mask"].bool(),
+            2,
+        )
+        for shift in (0, 3)
+    )
+    assert one == other and (one["samples"], one["tokens"], one["layers"][0]["k"]) == (2, 60, 30)

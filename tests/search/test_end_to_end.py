@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 from safetensors.torch import load_file
@@ -21,6 +22,7 @@ from leansurgeon.measure.costs.memory import Setting
 from leansurgeon.search import cheap, limits
 from leansurgeon.search.outcome import who_is_tried
 from leansurgeon.search.space import Budget, Space, enumerate_shapes
+from leansurgeon.search.trainings import forget_weights
 from leansurgeon.surgery import shrink
 from tests.support.processes.forks import trainings_forked
 
@@ -166,3 +168,12 @@ def test_limits_that_nothing_keeps_are_said_with_both_numbers(here, monkeypatch)
 def test_a_dry_run_lists_what_fits(here, capsys):
     found = call("search", "vit-b", "--params", "60M", "--dry-run", "--json", capsys=capsys)
     assert all(row["parameters"] <= 60e6 for row in found["candidates"]) and len(found["candidates"]) > 20
+
+
+def test_models_of_an_early_rung_are_not_kept(tmp_path):
+    job = SimpleNamespace(start=tmp_path / "starts" / "a", run=tmp_path / "a")
+    for folder in (job.start, job.run / "model", job.run / "last"):
+        folder.mkdir(parents=True)
+    (job.run / "summary.json").write_text("{}")
+    forget_weights(job)
+    assert [p.name for p in job.run.iterdir()] == ["summary.json"] and not job.start.exists()
