@@ -301,9 +301,7 @@ def describe_unread(names: Sequence[str], config: Config) -> str:
 
 
 def own_output(specs: Sequence[TensorSpec], weights: Weights) -> str | None:
-    """Return the output matrix of a file if it differs from the embedding that the config ties it to; the library keeps
-    both.
-    """
+    """Return an output matrix that differs from the embedding it is said to be tied to; the library keeps both."""
     tables = [weights.entries[spec.name] for spec in specs if spec.role == "embedding"]
     for spec in specs:
         entry = weights.entries[spec.name]
