@@ -254,9 +254,7 @@ class Architecture:
         return config
 
     def _numbers(self, keys: Keys, shape: Shape, several: bool) -> dict[str, Any]:
-        """Return the values under `keys` for this shape: numbers, or lists if the config stores `several` stages that
-        way.
-        """
+        """Return the values under `keys` for this shape: numbers, or lists if the config stores `several` stages so."""
         config: dict[str, Any] = {}
         for name in ("depth", "heads", "head_dim", "kv_heads", "mlp_dim"):
             if key := getattr(keys, name):

@@ -76,8 +76,7 @@ class Keys:
 
 @dataclass(frozen=True)
 class Blocks:
-    """The blocks of one stage: the prefix of their tensor names, their tensors, and the built model's output
-    projections.
+    """The blocks of one stage: prefix of their tensor names, tensors, and paths of the built output projections.
 
     The prefix has `{i}` for the layer and `{s}` for the stage. `keys` is set if the stage has config keys of its own (a
     decoder beside an encoder); `when` is the switch of a stage that some models of the family lack.
