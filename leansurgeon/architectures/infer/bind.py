@@ -145,9 +145,7 @@ class BoundStage:
         self.mlp = self.able("mlp_dim", stage.mlp, stage.mlp_trouble)
 
     def able(self, kind: str, part: Part | None, trouble: str) -> Part | None:
-        """Return the units of a kind; None if they must not change, because of `trouble` or because real sizes
-        contradict them.
-        """
+        """Return the units of a kind; None if they must not change, by `trouble` or because real sizes disagree."""
         wrong = [] if part and not trouble else [trouble]
         for template, size in () if wrong else (*self.layers, *self.beside.items()):
             for axis, word in self.words(template, part):
@@ -158,9 +156,7 @@ class BoundStage:
         return None if wrong else part
 
     def literal(self, word: str, real: int) -> str:
-        """Return `heads*24` for the real size, because a head may have other numbers of entries than in the small
-        model.
-        """
+        """Return `heads*24` for the real size: a head may have another number of entries than in the small model."""
         return f"heads*{real // self.dims['heads']}" if re.fullmatch(r"heads\*\d+", word) else word
 
     def words(self, template: str, part: Part | None) -> tuple[tuple[int, str], ...]:

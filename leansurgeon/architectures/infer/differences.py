@@ -122,9 +122,7 @@ def levels(library: Library, config: Config) -> tuple[list[Level], list[str]]:
 
 
 def taps_of(library: Library, config: Config) -> tuple[str, ...]:
-    """Return keys for the layers of this part whose outputs others take; those of the whole model refer to its vision
-    tower.
-    """
+    """Return keys for layers of this part whose outputs others take; those of the whole model refer to its vision."""
     outer = library.outer if library.section == "vision_config" else {}
     return tuple(k for k in TAPS if config.get(k) is not None or outer.get(k) is not None)
 

@@ -178,7 +178,7 @@ class Search:
         return self.known[at]
 
     def find_keys(self, names: tuple[str, ...], level: Level) -> list[str]:
-        """Return the keys of such a name, those that share a word with the stage first, then in the order of `names`."""
+        """Return the keys of such a name, first those that share a word with the stage, then in order of `names`."""
         keys = [k for k in numbers(self.config) if self.general(k) in names]
         side = next((s for s in ("encoder", "decoder") if s in level.key or f"{s}." in level.layer), "")
         other = {"encoder": "decoder", "decoder": "encoder"}.get(side, " ")
@@ -275,7 +275,7 @@ class Search:
         return of_stages(self.trial, places).get(self.levels.index(level), {}), self.joint[name][1]
 
     def widen_heads(self, stage: Stage, level: Level) -> Stage:
-        """Try to support heads of any size by our modelling file if the library derives head_dim from width // heads."""
+        """Try to support heads of any size by our modelling file; the library derives head_dim from width // heads."""
         width, heads = self.width(stage), self.config[stage.heads_key]
         if not isinstance(width, int) or width % heads:
             return replace(stage, heads_trouble="its width is no multiple of its heads")

@@ -365,9 +365,7 @@ class Sizes:
         return value
 
     def of_layer(self, entry: Mapping[str, Any]) -> Config:
-        """Scale down a layer's own settings by the same factor: its heads may be twice as wide as those of other
-        layers.
-        """
+        """Scale down a layer's own settings by the same factor: its heads may be twice as wide as other layers'."""
 
         def small(key: str, value: Any) -> Any:
             """Return the small number of all layers, times the ratio of this layer's number to theirs."""
