@@ -356,9 +356,7 @@ def of_confusion(cells: ndarray) -> Metrics:
 
 
 def token_score(logits_BTV: Tensor, labels_BT: Tensor, label_smoothing: float = 0.0) -> Score:
-    """Sum the cross-entropy of tokens whose label is not -100, as loss (smoothed) and for the perplexity (never
-    smoothed).
-    """
+    """Sum the cross-entropy of tokens whose label is not -100: as loss (smoothed), and unsmoothed for perplexity."""
     import torch
     from torch.nn import functional as F
 

@@ -36,8 +36,8 @@ _STALE_SECONDS = 24 * 3600
 def entry(cache: Path, name: str, key: dict[str, Any], build: Callable[[Path], Info]) -> Path:
     """Return the folder of data set `name` with this `key`; build it if it is missing.
 
-    The key holds everything that determines the content. `build` fills an empty folder and returns what `read_info` shall return. Raises LeanSurgeonError if the disk is
-    full, and UsageError if the cache folder cannot be written.
+    The key holds everything that determines the content. `build` fills an empty folder and returns what `read_info`
+    shall return. Raises LeanSurgeonError if the disk is full, and UsageError if the cache folder cannot be written.
     """
     digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()  # independent of key order
     folder = cache / f"{name}-{digest[:16]}"

@@ -32,7 +32,9 @@ Splits = dict[str, Split]
 
 
 class Options(base.Options):
-    """`data`: the published archive (python or binary version) or its folder, the hub's parquet files or their folder,
+    """Options of `cifar10`.
+
+    `data`: the published archive (python or binary version) or its folder, the hub's parquet files or their folder,
     or `hub:uoft-cs/cifar10`. Fewer samples take the first of each split.
     """
 

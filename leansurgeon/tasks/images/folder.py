@@ -28,7 +28,9 @@ Interpolation = Literal["random", "bilinear", "bicubic", "nearest", "lanczos"]
 
 
 class Options(base.Options):
-    """`data`: a folder with `train/CLASS/`, `val/CLASS/` and `test/CLASS/`, one folder of classes, shards
+    """Options of tasks on image files.
+
+    `data`: a folder with `train/CLASS/`, `val/CLASS/` and `test/CLASS/`, one folder of classes, shards
     (`/data/imagenet-*.tar`), parquet files, or `hub:timm/mini-imagenet`; `eval_data` if the evaluation split is
     elsewhere. Splits that the data lacks are cut from its training images by content, unless `hold_out: false`. Images
     that cannot be read are an error, or are skipped with `skip_damaged: true`.
