@@ -1,6 +1,6 @@
 """A model at another shape: its family, its config, and every tensor with name and shape. Imports no torch.
 
-The plan makes it once and carries it; whoever executes the plan asks here instead of working it out again.
+The plan makes it once and carries it; code that executes the plan reads it here instead of deriving it again.
 """
 
 from __future__ import annotations

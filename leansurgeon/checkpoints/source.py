@@ -182,8 +182,8 @@ def open_source(
         opened = from_preset(PRESETS[source], config_changes or {})
     elif source.startswith("timm/"):
         opened = from_timm(source.removeprefix("timm/"), weights, held)
-    elif os.path.isdir(path):  # not `path.is_dir()`, which raises for names that no file system takes
-        name = path.name if passing(path) else source  # of a model in memory, whose folder goes with it
+    elif os.path.isdir(path):  # not `path.is_dir()`, which raises for invalid file names
+        name = path.name if passing(path) else source  # for a model in memory, saved in a scratch folder
         opened = from_folder(path, name=name, allow_pickle=allow_pickle, keep=held, tower=tower)
     elif os.path.isfile(path):
         raise unpacked.of_file(path)

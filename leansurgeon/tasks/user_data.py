@@ -215,7 +215,7 @@ def columns_of(data: UserData, given: str | None, kind: str = "causal-lm") -> Co
         column = next(iter(texts.values()), None) or named or _wordiest(data, free)
         reads_pairs = any(form == "pair" for form, _ in forms)
         pair = (column,)
-        if reads_pairs and not texts:  # the one whose name differs in nothing but a and b, or 1 and 2
+        if reads_pairs and not texts:  # the column whose name differs only in a and b, or 1 and 2
             swapped = str.maketrans("abAB12", "baBA21")
             names = (column[:i] + column[i].translate(swapped) + column[i + 1 :] for i in range(len(column)))
             twins = _samples(data, [name for name in names if name in free and name != column])

@@ -2,7 +2,7 @@
 
 This needs an attention of the form `softmax(q k) v` that is linear from its values to its output, with nothing between
 a projection and the product (rotations, norms, per-head tables), and a library that accepts more and smaller heads with
-the scale of the scores that goes with them.
+the matching scale of the scores.
 
 Both are tried on random weights. A change of basis within each head for queries and keys, and one for values and
 output, must change nothing. And heads whose second half is zero must equal twice as many heads of half the size.

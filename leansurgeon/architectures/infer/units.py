@@ -103,7 +103,7 @@ def find_unreached(trial: Trial, at: Places) -> str | None:
     return None
 
 
-# -- where the units stand ------------------------------------------------------------------------
+# -- where the units are --------------------------------------------------------------------------
 
 
 def is_sink(trial: Trial, name: str, axis: int, flipped: bool) -> bool:

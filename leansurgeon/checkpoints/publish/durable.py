@@ -30,7 +30,7 @@ from pathlib import Path
 from leansurgeon.errors import LeanSurgeonError, UsageError
 from leansurgeon.reading import jsonfile
 
-# -- atomic renames of folders, without replacing or exchanging two, where the system has them ----------------------
+# -- atomic renames of folders that refuse to replace, or that exchange two, where the system has them -------------
 
 NEW, SWAP = 1, 2  # RENAME_NOREPLACE and RENAME_EXCHANGE of Linux
 _CURRENT = -100  # AT_FDCWD
@@ -103,7 +103,7 @@ class Owner:
     host: str
     boot: str
     pid: int
-    start: int  # in ticks since the boot; 0 where the system does not say
+    start: int  # in clock ticks since boot; 0 if unknown
 
     @property
     def tag(self) -> str:
@@ -186,7 +186,7 @@ def claim_name(path: Path) -> Iterator[None]:
     finally:
         _held.remove(key)
         with suppress(OSError):
-            file.unlink()  # while locked, so that whoever waits for the lock sees a different file
+            file.unlink()  # while locked, so that a waiting process sees a different file
         os.close(handle)
         with suppress(OSError):
             for folder in made:  # unless something was put there

@@ -248,10 +248,11 @@ WALKED = (
 class Decisions(Recorded):
     """All decisions of a cut.
 
-    From weights alone: `kept_heads` by name of their layer, `balance` by layer. From sample data (`calibration`): the
-    other fields. `evidence` holds the numbers that the criterion used, in its own form. `passes` counts passes of the
-    source over all samples of `tokens` tokens; `held_back` says what their limit excluded, and `steps_taken_over` how
-    many steps were resumed from an interrupted cut.
+    `kept_heads` (by name of their layer) and `balance` (by layer) come from weights alone. `calibration` is the sample
+    data, and the fields after it describe the walk through the layers with it. `evidence` holds the numbers that the
+    criterion used, in its own form. `passes` counts passes of the source over all samples of `tokens` tokens;
+    `held_back` says what their limit excluded, and `steps_taken_over` how many steps were resumed from an interrupted
+    cut.
     """
 
     kept_heads: Mapping[str, tuple[int, ...]] = field(default_factory=dict)

@@ -242,7 +242,7 @@ def _places(data: str, task: str) -> dict[str, list[Any]]:
     for folder in (root / KINDS[task].folder, root / task, root):
         found = {}
         for path in sorted((*folder.glob("*"), *folder.glob("*/*"))):
-            # validation_matched/0000.parquet, or dev_matched-00000-of-00001.parquet: "dev" must not take dev_matched.
+            # validation_matched/0000.parquet, or dev_matched-00000-of-00001.parquet: "dev" must not match dev_matched.
             said = path.stem.split("-")[0].split(".")[0] if path.parent == folder else path.parent.name
             if tables.is_table(path):
                 found.setdefault(said, []).append(path)

@@ -184,7 +184,7 @@ def load(folder: Path) -> PreTrainedTokenizerBase:
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        probe = copy.deepcopy(tokenizer)  # a call leaves its length and padding in what is saved
+        probe = copy.deepcopy(tokenizer)  # a call changes the truncation and padding that are saved
         probe(["a b", "c"], verbose=False)
         probe(["a b", "c"], padding=probe.pad_token_id is not None, truncation=True, max_length=8)
         return tokenizer
@@ -210,7 +210,7 @@ def same_tokens(one: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase) ->
         return False
     some = one.convert_tokens_to_string(sorted(entries)[:: 1 + len(entries) // 4096])
     text = f"{some}\n {' '.join(sorted(entries)[:: 1 + len(entries) // 1024])} Élan  naïve\tÀ 1234567.89 don't\r\n"
-    # A call leaves its length and padding in a tokenizer.
+    # A call changes a tokenizer's truncation and padding.
     ids = [copy.deepcopy(tokenizer)(text, verbose=False)["input_ids"] for tokenizer in (one, other)]
     return ids[0] == ids[1]
 
