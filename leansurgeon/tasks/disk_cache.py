@@ -15,7 +15,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -46,8 +46,9 @@ def entry(cache: Path, name: str, key: dict[str, Any], build: Callable[[Path], I
     with _writing(cache):
         cache.mkdir(parents=True, exist_ok=True)
         for path in cache.glob(f"{_PARTIAL}*"):  # left by a program killed more than a day ago
-            if time.time() - path.stat().st_mtime > _STALE_SECONDS:
-                shutil.rmtree(path, ignore_errors=True)
+            with suppress(FileNotFoundError):  # another process may remove it, too
+                if time.time() - path.stat().st_mtime > _STALE_SECONDS:
+                    shutil.rmtree(path, ignore_errors=True)
         partial = Path(tempfile.mkdtemp(prefix=_PARTIAL, dir=cache))
         try:
             info, files = build(partial), {}

@@ -205,6 +205,10 @@ def test_a_harmful_pickle_is_refused(tmp_path, capsys):
         (path.read_bytes()[:-500], "data_batch_3"),
         (pickle.dumps({b"data": np.array([None]), b"labels": [0]}), r"b'data'"),
         (pickle.dumps({b"data": np.zeros((3, 5), np.uint8), b"labels": [0]}), r"\(3, 5\).*\b1 label"),
+        *(
+            (pickle.dumps({b"data": np.zeros((1, 3072), np.uint8), b"labels": [label]}), "other labels than 0 to 9")
+            for label in (-1, 10, None, "cat")
+        ),
     ):
         path.write_bytes(content)
         with pytest.raises(UsageError, match=message):

@@ -79,8 +79,8 @@ def entry(data: str, say: Say) -> tuple[dict[str, Any], Callable[[Path], disk_ca
         say(f"cifar10: reading {data}")
         splits = _rows(place) if isinstance(place, image_places.ImagePlaces) else _batches(place)
         for split, (images, labels) in splits.items():
-            if len(labels) and labels.max() > 9:
-                raise UsageError(f"{data} holds the label {labels.max()}; CIFAR-10 has 0 to 9.")
+            if len(labels) and not np.isin(labels, range(10)).all():
+                raise UsageError(f"{data} holds other labels than 0 to 9, which CIFAR-10 has.")
             np.save(folder / f"{split}-images.npy", images)
             np.save(folder / f"{split}-labels.npy", labels.astype(np.uint8))
         return {"sizes": {split: len(labels) for split, (_, labels) in splits.items()}}
