@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-from fractions import Fraction
-from types import SimpleNamespace
 
 import pytest
 from scipy import stats
 
-from leansurgeon.search.halving import Result, Score
-from tests.benchmarks.ranking.__main__ import apart, evidence, main, rows_of, standing, tau
+from tests.benchmarks.ranking.__main__ import main, rows_of, tau
 from tests.conftest import build
 from tests.support.models.word_models import WORDS, words
 
@@ -28,43 +25,6 @@ def test_the_tau_is_scipys_on_the_orders_that_search_makes():
     assert tau(rows) == pytest.approx(by_hand)
     losses = [[key[1] for key in order.values()] for order in (first, then)]
     assert tau(rows, 1) == pytest.approx(stats.kendalltau(*losses).statistic) != pytest.approx(by_hand)
-
-
-def test_further_images_score_and_give_no_evidence():
-    batches = [{"labels": [n, n]} for n in range(9)]
-    evidence, rest = apart(batches, 10)
-    assert evidence == batches[:4:2] and rest == [batches[1], batches[3], *batches[4:]]
-
-
-def test_who_came_to_the_second_round_stands_first():
-    rows = [row("evidence", "a", 1.0), row("evidence", "b", 2.0), row("evidence", "c", 3.0)]
-    rows += [row("evidence", "a", 9.0, number=1), row("evidence", "b", 8.0, number=1)]
-    order = standing(rows)
-    assert sorted(order, key=lambda name: order[name]) == ["b", "a", "c"]
-
-
-class Counted(SimpleNamespace):
-    """Heals that cost two seconds of processor time each, on a clock of their own."""
-
-    def healed(self, candidate, share):
-        self.clock[0] += 2.0
-        self.asked.append((candidate.name, share))
-        return {"choosing": Result(Score(0.0, "loss", False, False, self.losses[candidate.name]))}
-
-
-def test_evidence_ends_by_the_clock_the_best_of_the_first_round_first(tmp_path, monkeypatch):
-    clock, state = [0.0], tmp_path / "rows.jsonl"
-    monkeypatch.setattr("time.process_time", lambda: clock[0])
-    heals = Counted(clock=clock, asked=[], losses={"a": 3.0, "b": 1.0, "c": 2.0})
-    candidates = [SimpleNamespace(name=name) for name in "abc"]
-    rounds = (Fraction(1, 4), Fraction(1))
-    evidence(heals, candidates, rounds, 7.0, state)
-    wanted = [("a", rounds[0]), ("b", rounds[0]), ("c", rounds[0]), ("b", rounds[1])]
-    assert heals.asked == wanted
-    evidence(heals, candidates, rounds, 7.0, state)  # what was spent counts
-    assert heals.asked == wanted
-    evidence(heals, candidates, rounds, 11.0, state)
-    assert heals.asked[4:] == [("c", rounds[1]), ("a", rounds[1])]
 
 
 def test_the_command_goes_on_where_it_stopped(tmp_path, monkeypatch, capsys):

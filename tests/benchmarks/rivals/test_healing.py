@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.benchmarks.rivals.common import blocks, without_block
-from tests.benchmarks.rivals.distil import at_their_place, healed, said, steps_of
+from tests.benchmarks.rivals.distil import at_their_place, healed, said
 from tests.benchmarks.rivals.healing import main, table
 from tests.conftest import build
 from tests.support.models.word_models import WORDS, words
@@ -35,13 +35,6 @@ def test_blocks_before_the_cut_stay_and_the_others_come_nearer_to_the_source():
     changed = {name for name in old if not torch.equal(old[name], new[name])}
     assert changed and all(name.startswith(("model.layers.2", "model.layers.3")) for name in changed)
     assert not any(p.requires_grad for block in blocks(model)[:2] for p in block.parameters())
-
-
-def test_a_step_holds_about_so_many_tokens_and_every_sample_comes_once():
-    batches = [{"input_ids": torch.full((5, 512), i)} for i in range(3)]
-    steps = steps_of(batches, 0)
-    sizes = [(int(step["input_ids"][0, 0]), len(step["input_ids"])) for step in (next(steps) for _ in range(9))]
-    assert [size for _, size in sizes] == [2, 2, 1] * 3 and {i for i, _ in sizes} == {0, 1, 2}
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import math
-import shlex
 
 import numpy as np
 import pytest
@@ -13,9 +12,7 @@ import torch
 
 from leansurgeon.models.crammed_bert import CrammedBertConfig, CrammedBertForMaskedLM
 from leansurgeon.models.tinystories_gpt import TinyStoriesConfig, TinyStoriesForCausalLM
-from tests.benchmarks import rivals
 from tests.benchmarks.rivals import (
-    common,
     compensated,
     dropping,
     flattengpt,
@@ -25,7 +22,7 @@ from tests.benchmarks.rivals import (
     linearpatch,
     replaceme,
 )
-from tests.benchmarks.rivals.__main__ import RIVALS, main, parser
+from tests.benchmarks.rivals.__main__ import RIVALS, main
 from tests.benchmarks.rivals.common import between, blocks, keep, seen
 from tests.benchmarks.rivals.judge import judged, said_by
 from tests.benchmarks.rivals.table import DEFAULT, OURS, table
@@ -77,22 +74,6 @@ def test_layers_that_do_nothing_are_found_and_dropped_without_loss(name, model, 
     RIVALS[name](cut, batches, 2)
     assert len(blocks(cut)) == DEPTH - 2 and cut.config.num_hidden_layers == DEPTH - 2
     assert difference(model, cut, batches) < (0.02 if "cosine" in name else 1e-3)
-
-
-def test_all_solve_in_fp32_where_products_are_in_bf16(model, batches, monkeypatch):
-    """As of SmolLM2 on a processor with such products: what rivals fit to differs by rounding alone."""
-    exact = {name: copy.deepcopy(model) for name in RIVALS}
-    for name, cut in exact.items():
-        RIVALS[name](cut, batches, 2)
-    for room in (common, dropping):
-        monkeypatch.setattr(room, "products", lambda *_: lambda: torch.autocast("cpu", torch.bfloat16))
-    noted = common.Noted(batches)
-    for name, other in exact.items():
-        cut = copy.deepcopy(model)
-        RIVALS[name](cut, noted, 2)
-        assert all(p.dtype == torch.float32 for p in cut.parameters()), name
-        if name in SILENT:  # others choose by differences that rounding may turn
-            assert difference(other, cut, batches) < 0.1, name
 
 
 def test_a_fused_pair_whose_second_layer_is_silent_is_the_first(model, batches):
@@ -230,30 +211,15 @@ def test_the_command_makes_a_table_and_goes_on_where_it_stopped(tmp_path, monkey
     out = tmp_path / "rivals.jsonl"
     call = ["--model", str(tmp_path / "model"), "--layers", "3", "--calibrate", str(tmp_path / "0.txt")]
     call += ["--samples", "8", "--judge", str(tmp_path / "1.txt"), "--windows", "2", "--state", str(out)]
-    main([*call, "--methods", "ShortGPT", "--minutes", "0"])
-    assert not out.exists()
     main(call)
     rows, names = rows_in(out), [*OURS, *RIVALS]
     assert [row["method"] for row in rows] == names and not any(row["trouble"] for row in rows)
     assert all(set(row["domains"]) == {"0.txt", "1.txt"} for row in rows)
-    failed = [row | {"trouble": "no", "domains": {}} if row["method"] == "SLEB" else row for row in rows]
-    out.write_text("".join(json.dumps(row) + "\n" for row in failed if row["method"] != "ShortGPT"))
+    out.write_text("".join(json.dumps(row) + "\n" for row in rows if row["method"] != "ShortGPT"))
     main(call)
-    again = [*(n for n in names if n != "ShortGPT"), "ShortGPT", "SLEB"]  # what is not there, and what failed
-    assert [row["method"] for row in rows_in(out)] == again and not rows_in(out)[-1]["trouble"]
+    again = [*(n for n in names if n != "ShortGPT"), "ShortGPT"]
+    assert [row["method"] for row in rows_in(out)] == again
     assert "FlattenGPT" in capsys.readouterr().out
-    main(["--table", str(out)])
-    alone = capsys.readouterr().out
-    assert all(name in alone for name in names) and f"{rows[0]['tokens']:,}" in alone
-    with pytest.raises(SystemExit):
-        main([])
-
-
-def test_the_commands_of_the_package_parse():
-    found = rivals.__doc__.replace("\\\n", " ").splitlines()
-    calls = [shlex.split(line)[3:] for line in found if line.startswith("python -m")]
-    asked = [parser().parse_args(call) for call in calls]
-    assert asked[0].seed == "0,1,2" and asked[1].table == [asked[0].state]
 
 
 def row(layers, method, seed, *ratios, **more):
@@ -276,19 +242,6 @@ def test_the_sentences_count_cells_and_shares_of_the_excess_over_shared_seeds():
     classes = table([row(9, DEFAULT, 0, 1.2, classifies=True), row(9, "SLEB", 0, 1.1, classifies=True)])
     assert "a, right" in classes and "9 layers 0.100 against 0.100 of SLEB" in classes  # by divergence
     assert table([rows[0], *rows]) == printed
-
-
-def test_what_timm_made_is_refused_in_a_sentence(tmp_path):
-    from types import SimpleNamespace
-
-    from tests.benchmarks.rivals import __main__ as command
-
-    call = ["--model", "x", "--layers", "1", "--calibrate", "y", "--state", str(tmp_path / "s")]
-    with pytest.MonkeyPatch.context() as patch:
-        source = SimpleNamespace(name="x", architecture=SimpleNamespace(library="timm"))
-        patch.setattr(command, "open_source", lambda _: source)
-        with pytest.raises(SystemExit, match="timm"):
-            command.main(call)
 
 
 def rows_in(file):
