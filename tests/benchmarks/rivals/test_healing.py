@@ -1,18 +1,15 @@
-"""Which start wins after training, on a small Llama: rows, resume, frozen blocks, and that learning helps."""
+"""Which start wins after training, on a small Llama: frozen blocks, that learning helps, and the order."""
 
 from __future__ import annotations
 
 import copy
-import json
 
-import pytest
 import torch
 
 from tests.benchmarks.rivals.common import blocks, without_block
 from tests.benchmarks.rivals.distil import at_their_place, healed, said
-from tests.benchmarks.rivals.healing import main, table
+from tests.benchmarks.rivals.healing import table
 from tests.conftest import build
-from tests.support.models.word_models import WORDS, words
 
 
 def test_blocks_before_the_cut_stay_and_the_others_come_nearer_to_the_source():
@@ -35,32 +32,6 @@ def test_blocks_before_the_cut_stay_and_the_others_come_nearer_to_the_source():
     changed = {name for name in old if not torch.equal(old[name], new[name])}
     assert changed and all(name.startswith(("model.layers.2", "model.layers.3")) for name in changed)
     assert not any(p.requires_grad for block in blocks(model)[:2] for p in block.parameters())
-
-
-@pytest.mark.parametrize(
-    "shape, starts", [(["--layers", "3"], ("closed", "smallest angle")), (["--heads", "2x"], ("add", "split"))]
-)
-def test_the_command_goes_on_by_starts_and_says_which_is_lowest(shape, starts, tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("LEANSURGEON_CACHE", str(tmp_path / "cache"))
-    build("llama", num_hidden_layers=4, attention_bias=False, mlp_bias=False).save_pretrained(tmp_path / "model")
-    words(tmp_path / "model")
-    lines = (" ".join(WORDS[(k * k + j * j) % 25] for j in range(9)) for k in range(160))
-    (tmp_path / "a.txt").write_text("\n".join(lines))
-    state = tmp_path / "healing.jsonl"
-    call = ["--model", str(tmp_path / "model"), *shape, "--calibrate", str(tmp_path / "a.txt"), "--samples", "8"]
-    call += ["--train", "8", "--windows", "2", "--minutes", "0.002", "--every", "0.001", "--state", str(state)]
-    call += [word for start in starts for word in ("--start", start)]
-    main(call)
-    rows = [json.loads(line) for line in state.read_text().splitlines()]
-    assert [(row["start"], row["minutes"]) for row in rows] == [(s, m) for s in starts for m in (0.0, 0.001, 0.002)]
-    state.write_text("".join(json.dumps(row) + "\n" for row in rows[:-1]))  # the second start did not end
-    main(call)
-    again = [json.loads(line) for line in state.read_text().splitlines()]
-    assert [row["start"] for row in again] == [starts[0]] * 3 + [starts[1]] * 5
-    printed = capsys.readouterr().out
-    assert "after 0.002 minutes" in printed and "0.001 min" in printed
-    if "add" in starts:  # silent heads are exact
-        assert rows[0]["domains"]["a.txt"]["ratio"] == pytest.approx(1, abs=1e-4)
 
 
 def test_the_order_is_that_of_means_over_domains_and_seeds():

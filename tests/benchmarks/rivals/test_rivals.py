@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import copy
 import json
-import math
 
 import numpy as np
 import pytest
 import torch
 
-from leansurgeon.models.crammed_bert import CrammedBertConfig, CrammedBertForMaskedLM
-from leansurgeon.models.tinystories_gpt import TinyStoriesConfig, TinyStoriesForCausalLM
 from tests.benchmarks.rivals import (
     compensated,
     dropping,
-    flattengpt,
     folded,
     ghosted,
     laco,
@@ -61,7 +57,6 @@ def difference(a, b, batches) -> float:
     return float((x - y).norm() / x.norm())
 
 
-FOLDS = ("ReplaceMe", "LinearPatch, folded")  # into the MLP before the cut
 SILENT = [
     name for name in RIVALS if not name.startswith(("FlattenGPT", "SLEB", "LaCo", "Prune"))
 ]  # those judge by what is left
@@ -74,17 +69,6 @@ def test_layers_that_do_nothing_are_found_and_dropped_without_loss(name, model, 
     RIVALS[name](cut, batches, 2)
     assert len(blocks(cut)) == DEPTH - 2 and cut.config.num_hidden_layers == DEPTH - 2
     assert difference(model, cut, batches) < (0.02 if "cosine" in name else 1e-3)
-
-
-def test_a_fused_pair_whose_second_layer_is_silent_is_the_first(model, batches):
-    silent(model, 3)
-    cut = copy.deepcopy(model)
-    flattengpt.flatten(cut, batches, 2)
-    keep(cut, [i for i in range(DEPTH) if i != 3])
-    assert difference(model, cut, batches) < 0.01 and len(blocks(cut)) == DEPTH - 1
-    whole = copy.deepcopy(model)
-    flattengpt.flattengpt(whole, batches, 2)
-    assert len(blocks(whole)) == DEPTH - 2 and math.isfinite(difference(model, whole, batches))
 
 
 def test_the_least_squares_map_is_numpys(model, batches):
@@ -246,40 +230,3 @@ def test_the_sentences_count_cells_and_shares_of_the_excess_over_shared_seeds():
 
 def rows_in(file):
     return [json.loads(line) for line in file.read_text().splitlines()]
-
-
-def gpt_of_ours():
-    small = {"vocab_size": 61, "hidden_size": 16, "num_hidden_layers": 4, "num_attention_heads": 2}
-    return TinyStoriesForCausalLM(TinyStoriesConfig(**small, intermediate_size=32))
-
-
-def bert_of_ours():
-    small = {"vocab_size": 61, "hidden_size": 16, "num_hidden_layers": 4, "num_attention_heads": 2}
-    return CrammedBertForMaskedLM(CrammedBertConfig(**small, intermediate_size=32))
-
-
-MADE = {"gpt of ours": gpt_of_ours, "bert of ours": bert_of_ours}
-
-
-@pytest.mark.parametrize("family", ["bert", "gpt2", "vit", *MADE])
-def test_other_families_are_cut_by_what_is_made_for_them(family):
-    torch.manual_seed(0)
-    model, draws = (MADE[family]() if family in MADE else build(family)).eval(), torch.Generator().manual_seed(0)
-    model.config.num_labels = 2
-    if family == "vit":
-        size = model.config.image_size
-        pixels = torch.randn(4, model.config.num_channels, size, size, generator=draws)
-        batches = [{"pixel_values": p, "labels": torch.tensor([0, 1])} for p in pixels.split(2)]
-    else:
-        ids = torch.randint(5, 60, (4, 16), generator=draws)
-        batches = [{"input_ids": i, "labels": i} for i in ids.split(2)]
-    whole = len(blocks(model))
-    for name, rival in RIVALS.items():
-        cut = copy.deepcopy(model)
-        if name == "FlattenGPT" or (family == "bert" and name.startswith(FOLDS)):
-            with pytest.raises(ValueError, match=r"Llama|norm"):
-                rival(cut, batches, 1)
-            continue
-        rival(cut, batches, 1)
-        assert len(blocks(cut)) == whole - 1
-        assert math.isfinite(judged(said_by(model, {"a": batches}), cut, {"a": batches})["a"]["kl"]), name
