@@ -159,45 +159,6 @@ def test_block_by_block_is_the_librarys_forward(key, tmp_path):
     assert resident(skeleton) == outer
 
 
-@pytest.mark.parametrize("key", ["gpt2", "timm-vit"])
-def test_weights_of_a_filled_block_learn_in_place_and_are_read_back(key, tmp_path):
-    source, model = make(key, tmp_path / "source")
-    skeleton, inputs = opened(source), batches(source, model)
-    stream = Stream(skeleton, inputs)
-    tensors = of_layer(source, 0)
-    skeleton.fill(0, tensors)
-    loss = sum(stream.call(b, hidden).square().mean() for b, hidden in enumerate(stream.hidden))
-    loss.backward()
-    down = skeleton.mlp_down(0).weight
-    assert all(p.grad is not None for p in skeleton.block(0).parameters())
-    assert not any(p.requires_grad for n, p in skeleton.model.named_parameters() if not p.is_meta and p.grad is None)
-    with torch.no_grad():
-        down.add_(1.0)
-    read = skeleton.read(0)
-    changed = [n for n in read if not np.array_equal(read[n], tensors[n])]
-    assert changed == [s.name for s in source.specs if s.layer == 0 and s.role == "down" and len(s.shape) == 2]
-    np.testing.assert_allclose(read[changed[0]], tensors[changed[0]] + 1, rtol=1e-6)
-
-
-def test_another_layer_and_other_hidden_states_do_not_move_the_stream(tmp_path):
-    source, model = make("modernbert", tmp_path / "source")
-    skeleton = opened(source)
-    stream = Stream(skeleton, batches(source, model))
-    kept = [h.clone() for h in stream.hidden]
-    skeleton.fill(2, of_layer(source, 2))
-    doubled = stream.run(2, [2 * h for h in stream.hidden])
-    assert stream.at == 0 and all(torch.equal(a, b) for a, b in zip(kept, stream.hidden, strict=True))
-    # The library's own layer 2, with the window of its kind.
-    seen = {}
-    model.model.layers[2].register_forward_hook(
-        lambda m, args, kwargs, out: seen.update(kwargs=kwargs), with_kwargs=True
-    )
-    expected(source, model, batches(source, model)[0])
-    with torch.no_grad():
-        want = model.model.layers[2](2 * kept[0], **seen["kwargs"])
-    assert torch.equal(doubled[0], want)
-
-
 class Made(TorchDispatchMode):
     """Numbers for which memory was asked on the CPU."""
 
@@ -266,24 +227,3 @@ def test_files_without_the_prefix_and_without_a_head_open(tmp_path):
     with torch.no_grad():
         want = whole.bert(**inputs).last_hidden_state
     assert float((stream.hidden[0] - want).norm() / want.norm()) < 1e-6
-
-
-def test_weights_that_do_not_fit_are_refused(tmp_path):
-    source, _ = make("vit", tmp_path / "source")
-    skeleton = Skeleton(source.config, source.architecture)
-    tensors = of_layer(source, 1)
-    name = "vit.encoder.layer.1.output.dense.weight"
-    with pytest.raises(UnsupportedModel, match=r"encoder\.layer\.1\.output\.dense\.weight"):
-        skeleton.fill(1, {n: a for n, a in tensors.items() if n != name})
-    with pytest.raises(UnsupportedModel, match=r"layer 2\b.*'vit\.encoder\.layer\.[^2]"):
-        skeleton.fill(2, tensors | of_layer(source, 2))
-    with pytest.raises(UnsupportedModel, match=r"\[3, 3\].*\[32, 48\]"):
-        skeleton.fill(1, tensors | {name: np.zeros((3, 3), np.float32)})
-    with pytest.raises(LeanSurgeonError, match="not filled"):
-        skeleton.read(2)
-
-    def lacking(asked):
-        raise KeyError(asked)
-
-    with pytest.raises(UnsupportedModel, match=r"lack 'embeddings\."):
-        skeleton.fill_outer(lacking)

@@ -255,15 +255,6 @@ def test_a_class_that_is_none_of_the_family_is_refused(name, saved):
         load(folder)
 
 
-def test_code_is_found_wherever_a_config_names_it():
-    map_ = {"auto_map": {"AutoModel": "evil.Evil"}}
-    config = {"model_type": "x", **map_, "text_config": {"a": 1, **map_}, "parts": [{"b": 2, **map_}, 3]}
-    assert trust.as_written(config) == {"model_type": "x", "text_config": {"a": 1}, "parts": [{"b": 2}, 3]}
-    for place in ({"parts": [{"_attn_implementation": "a/b"}]}, {"attn_implementation": ["eager", "a/b"]}):
-        with pytest.raises(UnsupportedModel, match="a/b"):
-            trust.refuse_kernels({"model_type": "x", **place}, Path("m"))
-
-
 def test_a_tokenizer_with_code_is_not_run(saved, tmp_path, mark, monkeypatch):
     from leansurgeon.tasks.text import vocab
 
