@@ -392,45 +392,6 @@ def kinds(rng: Random, bases: Bases, scratch: Path) -> Case:
     return Case(what, *of_a_model(rng, folder, scratch))
 
 
-def checkpoints(rng: Random, bases: Bases, scratch: Path) -> Case:
-    """An interrupted training whose files, and perhaps the manifest with them, are not what they were."""
-    run = scratch / "run"
-    step = run / "checkpoints/step-00000002"
-    step.mkdir(parents=True)
-    (run / "recipe.yaml").write_text("name: x\n")
-    shutil.copy(bases.root / "models/vit/model.safetensors", step / "shared.safetensors")
-    state = {"step": 2, "recipe": {"name": "x"}, "origin": {"config.json": "ab"}, "data": {"train": 5, "eval": 2}}
-    (step / "state.json").write_text(json.dumps(state))
-    manifest(step)
-    (run / "checkpoints/best.json").write_text('{"step": 2}')
-    kind = rng.randrange(4)
-    if kind == 0:
-        what = m.damage_json(rng, step / "state.json")
-        manifest(step)
-    elif kind == 1:
-        what = m.damage_json(rng, step / "MANIFEST.json")
-    elif kind == 2:
-        what = m.replace_by_other(rng, rng.choice(sorted(p for p in run.rglob("*") if p.is_file())))
-    else:
-        what = m.damage_safetensors(rng, step / "shared.safetensors")
-        manifest(step)
-    words = ["retrain", bases.root / "models/vit", "-r", "digits-vit"]
-    more = rng.choice([["--resume", run], ["--resume", step], ["--resume", "auto", "-o", run]])
-    return Case(what, *command(*words, *more, *rng.choice([[], ["--resume-anyway"]]), "--limit-batches", 1))
-
-
-def manifest(step: Path) -> None:
-    """Write the manifest that agrees with what is there."""
-    import hashlib
-
-    files = {
-        path.name: {"bytes": path.stat().st_size, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
-        for path in step.iterdir()
-        if path.name != "MANIFEST.json" and path.is_file()
-    }
-    (step / "MANIFEST.json").write_text(json.dumps({"format": 1, "step": 2, "files": files}))
-
-
 SUBJECTS: dict[Callable[[Random, Bases, Path], Case], int] = {
     config: 26,
     weights: 10,
@@ -444,7 +405,6 @@ SUBJECTS: dict[Callable[[Random, Bases, Path], Case], int] = {
     data: 8,
     arguments: 6,
     kinds: 7,
-    checkpoints: 1,
 }
 
 
