@@ -154,4 +154,13 @@ def numbers(folder: Path) -> dict:
     return {key: summary[key] for key in ("before", "final", "best", "steps", "epochs", "left_out_steps")}
 
 
+def assert_same(one: Path, other: Path) -> None:
+    """Two trainings have told the same, and left the same weights to the last bit."""
+    assert told(one) == told(other)
+    assert numbers(one) == numbers(other)
+    for name in ("model", "last"):
+        a, b = weights(one, name), weights(other, name)
+        assert a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a), name
+
+
 KILL, TERM, USR1, INT = signal.SIGKILL, signal.SIGTERM, signal.SIGUSR1, signal.SIGINT

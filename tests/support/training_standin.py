@@ -131,10 +131,15 @@ def recipe(**train) -> TrainingRecipe:
     return TrainingRecipe(name="stand-in", task={"name": "digits"}, train=settings | train, measure=None)
 
 
-def trained(folder, *, loaded=None, task=None, say=lambda text: None, **settings):
-    """The summary of a training on the CPU in FOLDER/run, and the rows of its metrics.jsonl."""
-    loaded, task = loaded or word_model(), task or Words()
-    summary = train(recipe(**settings), folder, folder / "run", loaded=loaded, task=task, cpu=True, say=say).as_dict()
+def run_training(folder, *, loaded=None, task=None, say=lambda text: None, resume="never", replace=False, **settings):
+    """Train on the CPU, in FOLDER/run, the stand-in of words where nothing else is given."""
+    options = {"loaded": loaded or word_model(), "task": task or Words(), "say": say}
+    return train(recipe(**settings), folder, folder / "run", cpu=True, resume=resume, replace=replace, **options)
+
+
+def trained(folder, **options):
+    """The summary of `run_training`, and the rows of its metrics.jsonl."""
+    summary = run_training(folder, **options).as_dict()
     rows = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
     return summary, rows
 

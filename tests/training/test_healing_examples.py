@@ -31,15 +31,15 @@ def texts(tmp_path):
     return strangers.texts(tmp_path / "texts", lines=400)
 
 
-@pytest.mark.parametrize("kind", ["llama", "encoder"])
-def test_a_plain_training_leaves_a_model_of_the_same_kind(kind, tmp_path, texts, monkeypatch, capsys):
+@pytest.mark.parametrize(("kind", "length"), [("llama", ("--time", "4s")), ("encoder", ("--steps", 3))])
+def test_a_plain_training_leaves_a_model_of_the_same_kind(kind, length, tmp_path, texts, monkeypatch, capsys):
     own = tmp_path / "own"
     source = strangers.encoder(own) if kind == "encoder" else strangers.model(own, kind)
     tokenizer = transformers.AutoTokenizer.from_pretrained(source)
     tokenizer.mask_token = tokenizer.convert_ids_to_tokens(7)  # a word that may as well hide others
     tokenizer.save_pretrained(source)
     made = tmp_path / "made"
-    ran(monkeypatch, "plain_trainer.py", source, texts, "-o", made, "--time", "6s", "--tokens", 16, "--lr", "1e-2")
+    ran(monkeypatch, "plain_trainer.py", source, texts, "-o", made, *length, "--tokens", 16, "--lr", "1e-2")
     assert "steps of 4 x 16 tokens" in capsys.readouterr().out
     before, after = load_file(source / "model.safetensors"), load_file(made / "model.safetensors")
     pooler = {name for name in before if "pooler" in name}  # masked language modelling has no use for it
@@ -48,45 +48,51 @@ def test_a_plain_training_leaves_a_model_of_the_same_kind(kind, tmp_path, texts,
     assert loaded.config.num_hidden_layers == transformers.AutoConfig.from_pretrained(source).num_hidden_layers
 
 
+def open_task(name: str, texts: Path, model: Path, cache: Path, **options):
+    task = tasks.make(name, {"data": str(texts)} | options)
+    task.prepare(cache, model, workers=1, say=print)
+    return task
+
+
 def test_it_leaves_the_same_text_alone_as_retrain(tmp_path, texts):
-    script = runpy.run_path(str(HEALING / "plain_trainer.py"))
+    training_text = runpy.run_path(str(HEALING / "plain_trainer.py"))["training_text"]
     own = strangers.model(tmp_path / "own", "llama")
     tokenizer = transformers.AutoTokenizer.from_pretrained(own)
-    task = tasks.make("causal-lm", {"data": str(texts), "seq_len": 8})
-    task.prepare(tmp_path / "cache", own, workers=1, say=print)
-    seen = script["training_text"]([str(texts)], True)
-    ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in seen]
+    task = open_task("causal-lm", texts, own, tmp_path / "cache", seq_len=8)
+    seen = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in training_text([str(texts)], True)]
     theirs = [token for token in task._array("train").tolist() if token != tokenizer.eos_token_id]  # between documents
-    assert [token for text in ids for token in text] == theirs
+    assert [token for text in seen for token in text] == theirs
     held = sum(len(task._array(split)) for split in ("eval", "test"))
     assert 0.1 < held / (held + len(theirs)) < 0.4
     # Sentences for an encoder.
-    task = tasks.make("sentences", {"data": str(texts), "seq_len": 32})
-    task.prepare(tmp_path / "cache", strangers.encoder(tmp_path / "encoder"), workers=1, say=print)
-    (seen,) = script["training_text"]([str(texts)], False)
-    theirs = [sentence_of(row, tokenizer) for row in rows_of(task, "train")]
-    assert seen.split("\n") == theirs
-
-
-def rows_of(task, split):
-    return task.batch(split, np.arange(task.size(split)), seed=0, epoch=0)["input_ids"]
+    task = open_task("sentences", texts, strangers.encoder(tmp_path / "encoder"), tmp_path / "cache", seq_len=32)
+    (seen,) = training_text([str(texts)], False)
+    rows = task.batch("train", np.arange(task.size("train")), seed=0, epoch=0)["input_ids"]
+    assert seen.split("\n") == [sentence_of(row, tokenizer) for row in rows]
 
 
 def sentence_of(ids, tokenizer) -> str:
     return tokenizer.decode(ids, skip_special_tokens=True)
 
 
-def test_the_judge_counts_as_a_hand_does(tmp_path, texts, monkeypatch, capsys):
+@pytest.mark.parametrize("held", [False, True])
+def test_the_judge_of_language_models_counts_as_a_hand_does(held, tmp_path, texts, monkeypatch, capsys):
+    """Two windows of the text, the first and the last; or one of what no command trains on."""
     own = strangers.model(tmp_path / "own", "llama", max_position_embeddings=512)
-    ran(monkeypatch, "judge_models.py", own, own, "--text", texts / "a.txt", "--samples", 2)
+    more = ("--samples", 1, "--held") if held else ("--samples", 2)
+    ran(monkeypatch, "judge_models.py", own, own, "--text", texts / "a.txt", *more)
     rows = [line.split("|") for line in capsys.readouterr().out.splitlines()[2:]]
     model = transformers.AutoModelForCausalLM.from_pretrained(own).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(own)
-    ids = torch.tensor(tokenizer((texts / "a.txt").read_text(), add_special_tokens=False)["input_ids"])
-    windows = ids[: len(ids) // 512 * 512].view(-1, 512)[[0, len(ids) // 512 - 1]]
+    if held:
+        test = open_task("causal-lm", texts / "a.txt", own, tmp_path / "cache", seq_len=8)._array("test").tolist()
+        windows = torch.tensor([token for token in test if token != tokenizer.eos_token_id])[:512].view(1, -1)
+    else:
+        ids = torch.tensor(tokenizer((texts / "a.txt").read_text(), add_special_tokens=False)["input_ids"])
+        windows = ids[: len(ids) // 512 * 512].view(-1, 512)[[0, -1]]
     with torch.no_grad():
         losses = [model(input_ids=window[None], labels=window[None]).loss.item() for window in windows]
-    assert [float(row[2]) for row in rows] == [pytest.approx(math.exp(sum(losses) / 2), rel=1e-3)] * 2
+    assert [float(row[2]) for row in rows] == [pytest.approx(math.exp(sum(losses) / len(losses)), rel=1e-3)] * 2
     assert [row[3].strip() for row in rows] == ["1.000"] * 2
 
 
@@ -95,24 +101,9 @@ def test_the_judge_of_encoders_leaves_out_what_was_calibrated_on(tmp_path, texts
     ran(monkeypatch, "judge_models.py", own, own, "--text", texts / "a.txt", "--samples", 40, "--held")
     (row,) = [line.split("|") for line in capsys.readouterr().out.splitlines()[2:]]
     assert float(row[2]) == 1.0 and row[5].strip() == "100.0 %"
-    script = runpy.run_path(str(HEALING / "judge_models.py"))
+    held = runpy.run_path(str(HEALING / "judge_models.py"))["lines"]((texts / "a.txt").read_text(), True, 1_000)
     fitted = calibration.open_calibration(str(texts / "a.txt"), open_source(str(own)), cache=tmp_path / "cache")
     tokenizer = transformers.AutoTokenizer.from_pretrained(own)
     read = {sentence_of(ids, tokenizer) for part in (fitted.fit, fitted.guard) for b in part for ids in b["input_ids"]}
-    held = script["lines"]((texts / "a.txt").read_text(), True, 1_000)
     assert held and not read & set(held)
     assert {sentence_of(ids, tokenizer) for b in fitted.heldout for ids in b["input_ids"]} == set(held)
-
-
-def test_the_judge_of_language_models_reads_what_no_command_trained_on(tmp_path, texts, monkeypatch, capsys):
-    own = strangers.model(tmp_path / "own", "llama", max_position_embeddings=512)
-    ran(monkeypatch, "judge_models.py", own, own, "--text", texts / "a.txt", "--samples", 1, "--held")
-    row = capsys.readouterr().out.splitlines()[2].split("|")
-    tokenizer = transformers.AutoTokenizer.from_pretrained(own)
-    task = tasks.make("causal-lm", {"data": str(texts / "a.txt"), "seq_len": 8})
-    task.prepare(tmp_path / "cache", own, workers=1, say=print)
-    ids = torch.tensor([token for token in task._array("test").tolist() if token != tokenizer.eos_token_id])
-    with torch.no_grad():
-        model = transformers.AutoModelForCausalLM.from_pretrained(own).eval()
-        loss = model(input_ids=ids[None, :512], labels=ids[None, :512]).loss.item()
-    assert float(row[2]) == pytest.approx(math.exp(loss), rel=1e-3)

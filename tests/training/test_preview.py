@@ -1,4 +1,4 @@
-"""A look before a long training: a dry run without the data, and an evaluation by several processes."""
+"""A look before a long training: a dry run without the data, an evaluation, and a training on a few batches."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import json
 import re
 
 import pytest
-from typer.testing import CliRunner
 
-from leansurgeon.cli.main import app
 from leansurgeon.rank import rank
-from leansurgeon.training.recipe.reading import dump, load
+from leansurgeon.training.evaluator import evaluate_model
+from leansurgeon.training.recipe.reading import dump, load, load_training
 from tests import conftest
 from tests.support import training_interrupted as cut
+from tests.support.command_line import leansurgeon
 
 
-def _run(*arguments) -> dict:
-    done = CliRunner().invoke(app, [str(part) for part in arguments])
-    assert done.exit_code == 0, done.output
-    return {"out": done.stdout, "err": done.stderr}
+def run_command(*arguments: object):
+    done = leansurgeon(*arguments)
+    assert done.returncode == 0, done.stderr
+    return done
 
 
 @pytest.fixture(scope="module")
@@ -30,43 +30,59 @@ def models(tmp_path_factory):
     return folder
 
 
-# task and its options: of none of them there is data. Sizes are published, stand in the recipe, or nobody knows them.
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("LEANSURGEON_CACHE", str(tmp_path / "cache"))
+
+
+FOLDER = {"name": "folder", "data": "nowhere", "image_size": 8, "channels": 1, "classes": 10}
+# Task, of none of which there is data, duration, training samples and steps: both are published, or nobody knows them.
 ABSENT = {
-    "published": ("fashion-mnist", {"data": "nowhere"}, "2ep", 60_000, 60_000 // 64 * 2),
-    "folder": ("folder", {"data": "nowhere", "image_size": 8, "channels": 1, "classes": 10}, "2ep", None, None),
-    "folder-steps": ("folder", {"data": "nowhere", "image_size": 8, "channels": 1, "classes": 10}, "50st", None, 50),
+    "published": ({"name": "fashion-mnist", "data": "nowhere"}, "2ep", 60_000, 60_000 // 64 * 2),
+    "folder": (FOLDER, "2ep", None, None),
+    "folder-steps": (FOLDER, "50st", None, 50),
 }
 
 
 @pytest.mark.parametrize("case", ABSENT)
-def test_a_dry_run_needs_no_data(case, models, tmp_path, monkeypatch):
-    name, options, duration, samples, steps = ABSENT[case]
-    monkeypatch.setenv("LEANSURGEON_CACHE", str(tmp_path / "cache"))
-    recipe = {"version": 1, "name": "absent", "task": {"name": name, **options}}
+def test_a_dry_run_needs_no_data(case, models, cache, tmp_path):
+    task, duration, samples, steps = ABSENT[case]
+    recipe = {"version": 1, "name": "absent", "task": task}
     recipe["train"] = {"duration": duration, "batch": 64, "micro_batch": 16, "optim": {"lr": 1e3}}
     (tmp_path / "recipe.yaml").write_text(json.dumps(recipe))
-    model = models / ("fashion" if name == "fashion-mnist" else "digits")
-    done = _run("retrain", model, "-r", tmp_path / "recipe.yaml", "--dry-run", "--gpus", "4", "--json")
-    assert re.search(r"\bdata\b.*\bmade-up data\b", done["err"], re.S) and "made-up data" in done["err"]
-    plan = json.loads(done["out"])["plan"]
+    model = models / ("fashion" if case == "published" else "digits")
+    done = run_command("retrain", model, "-r", tmp_path / "recipe.yaml", "--dry-run", "--gpus", "4", "--json")
+    assert re.search(r"\bdata\b.*\bmade-up data\b", done.stderr, re.S)
+    plan = json.loads(done.stdout)["plan"]
     assert plan["data"].startswith("synthetic: ")
     assert plan["train_samples"] == samples and plan["steps"] == steps
     assert plan["processes"] == 4 and plan["micro_batch"] == 16 and plan["accumulation"] == 1
     # An untrained model knows nothing of ten classes: ln 10, more or less. One update at this rate would spoil it.
     assert 1.5 < plan["first_loss"] < 6 and plan["flops_per_step"] > 6 * 64 * plan["parameters"]
+    assert steps is None or plan["flops"] == plan["flops_per_step"] * steps
 
 
-def test_a_wrong_option_ends_a_dry_run_all_the_same(models, tmp_path):
-    sets = ["--set", "task.splitseed=3"]
-    done = CliRunner().invoke(app, ["retrain", str(models / "digits"), "-r", "digits-vit", "--dry-run", *sets])
-    assert done.exit_code != 0 and "splitseed" in str(done.exception or done.output)
+def test_a_wrong_option_ends_a_dry_run_all_the_same(models):
+    done = leansurgeon("retrain", models / "digits", "-r", "digits-vit", "--dry-run", "--set", "task.splitseed=3")
+    assert done.returncode == 2 and "splitseed" in done.stderr
 
 
-def _evaluated(model, folder) -> None:
-    """What each process of an evaluation does, for 360 digits in batches of 50: five here, three there."""
-    from leansurgeon.training.evaluator import evaluate_model
-    from leansurgeon.training.recipe.reading import load_training
+def test_an_evaluation_is_that_of_a_training_and_a_limit_cuts_epochs(models, cache, tmp_path):
+    """--eval-only gives what the run calls `before`, and leaves no file."""
+    words = ["retrain", models / "digits", "-r", "digits-vit", "--json", "--set", "train.eval.batch=100"]
+    evaluated = json.loads(run_command(*words, "--eval-only").stdout)
+    assert evaluated["samples"] == 360 and set(evaluated["metrics"]) == {"accuracy"}
+    assert [path.name for path in tmp_path.iterdir()] == ["cache"]
+    words += ["--set", "measure=null", "--set"]
+    limits = ["train.duration=2ep", "--limit-batches", "2", "-o", tmp_path / "limited"]
+    limited = json.loads(run_command(*words, *limits).stdout)
+    assert limited["steps"] == 4 and limited["task"]["eval_samples"] == 200
+    whole = json.loads(run_command(*words, "train.duration=1st", "-o", tmp_path / "whole").stdout)
+    assert whole["before"]["loss"] == pytest.approx(evaluated["loss"], rel=1e-6)
 
+
+def _evaluate(model, folder) -> None:
+    """What each process of an evaluation does, for 360 digits in batches of 50."""
     recipe = load_training("digits-vit", ["train.eval.batch=50"], transferred=False)
     told = evaluate_model(recipe, model, cpu=True)._asdict()
     (folder / f"told-{rank()}").write_text(json.dumps(told))
@@ -74,31 +90,28 @@ def _evaluated(model, folder) -> None:
 
 def test_each_sample_counts_once_on_any_number_of_processes(models, tmp_path):
     found = []
-    for count in (1, 2, 3):
+    for count in (1, 3):
         folder = tmp_path / str(count)
         folder.mkdir()
-        assert cut.processes(count, _evaluated, models / "digits", folder) == [0] * count
-        told = [json.loads((folder / f"told-{rank}").read_text()) for rank in range(count)]
-        assert all(one == told[0] for one in told)
-        found.append(told[0])
-    for told in found:
-        assert told["samples"] == 360 and told["metrics"] == found[0]["metrics"]
-        assert told["loss"] == pytest.approx(found[0]["loss"], abs=1e-6)
+        assert cut.processes(count, _evaluate, models / "digits", folder) == [0] * count
+        found += [json.loads((folder / f"told-{rank}").read_text()) for rank in range(count)]
+    one, *others = found
+    for told in others:
+        assert told["samples"] == one["samples"] == 360 and told["metrics"] == one["metrics"]
+        assert told["loss"] == pytest.approx(one["loss"], abs=1e-6)
 
 
 @pytest.mark.slow
-def test_the_command_evaluates_and_runs_experiments_on_two_processes(models, tmp_path, monkeypatch):
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    one = json.loads(_run("retrain", models / "digits", "-r", "digits-vit", "--eval-only", "--json")["out"])
-    more = ["--eval-only", "--json", "--cpu-processes", "2"]
-    two = json.loads(_run("retrain", models / "digits", "-r", "digits-vit", *more)["out"])
+def test_the_command_evaluates_and_runs_experiments_on_two_processes(models, tmp_path):
+    words = ["retrain", models / "digits", "-r", "digits-vit", "--eval-only", "--json"]
+    one, two = (json.loads(run_command(*words, "--cpu-processes", count).stdout) for count in (1, 2))
     assert two["samples"] == one["samples"] == 360 and two["metrics"] == one["metrics"]
     assert two["loss"] == pytest.approx(one["loss"], abs=1e-6)
     recipe = load("digits-vit", ["measure=null"], debug=True)
     recipe = recipe.model_copy(update={"name": "one", "arms": {"original": recipe.arms["original"]}})
     (tmp_path / "one.yaml").write_text(dump(recipe))
-    _run("run", tmp_path / "one.yaml", "--cpu-processes", "2", "--workspace", tmp_path / "runs")
+    run_command("run", tmp_path / "one.yaml", "--cpu-processes", "2", "--workspace", tmp_path / "runs")
     (summary,) = [json.loads(file.read_text()) for file in (tmp_path / "runs").glob("*/*/summary.json")]
     assert summary["world_size"] == 2 and summary["experiment"]["arm"] == "original"
-    refused = CliRunner().invoke(app, ["run", "digits-vit", "--cpu-processes", "2", "--parallel", "3"])
-    assert "exclude each other" in str(refused.exception)
+    refused = leansurgeon("run", "digits-vit", "--cpu-processes", "2", "--parallel", "3")
+    assert "exclude each other" in refused.stderr

@@ -10,41 +10,59 @@ import sys
 import pytest
 import torch
 
-from leansurgeon.errors import OutOfMemory, UsageError
+from leansurgeon.errors import OutOfMemory
 from leansurgeon.training import guards
-from leansurgeon.training.loop import train
+from leansurgeon.training.optimizer import Average, Trainer
+from leansurgeon.training.recipe.schema import Ema
 from leansurgeon.training.runs import checkpoint
 from tests.support import training_interrupted as cut
-from tests.support.training_standin import Words, recipe, word_model
+from tests.support.training_standin import StandIn, run_training, trained, word_model
 
 
-class _Tied(torch.nn.Module):
-    """Words with one matrix for input and output, as GPT-2 and BERT have it."""
+class Tied(torch.nn.Module):
+    """Words with one matrix for input and output, as GPT-2 and BERT have it, and blocks in between. Process 1 has no
+    memory for more than `most` samples in the second one.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = 99, *, backward: bool = False) -> None:
         super().__init__()
-        self.wte, self.mix = torch.nn.Embedding(11, 17), torch.nn.Linear(17, 17)
-        self.head = torch.nn.Linear(17, 11, bias=False)
+        self.wte, self.head = torch.nn.Embedding(11, 17), torch.nn.Linear(17, 11)
         self.head.weight = self.wte.weight
+        self.blocks = torch.nn.ModuleList(torch.nn.Linear(17, 17) for _ in range(3))
+        self.register_buffer("places", torch.arange(8), persistent=False)
+        self.wpe, self.most, self.backward = torch.nn.Embedding(8, 17), most, backward
 
     def forward(self, ids_BT):
-        x = self.wte(ids_BT)
-        return self.head(x + torch.tanh(self.mix(x).roll(-1, dims=1)))
+        x = self.wte(ids_BT) + self.wpe(self.places)  # a wrong buffer would be an index out of range
+        for number, block in enumerate(self.blocks):
+            x = x + torch.tanh(block(x).roll(-1, dims=1))
+            if number == 1 and self.training and os.environ.get("RANK") == "1" and len(x) > self.most:
+                if self.backward:
+                    x.register_hook(_run_out_of_memory)
+                else:
+                    _run_out_of_memory()
+        return self.head(x)
 
 
-def _model(tied: bool):
+def _run_out_of_memory(*_) -> None:
+    raise torch.OutOfMemoryError("CUDA out of memory.")
+
+
+def tied_model(**options) -> StandIn:
     torch.manual_seed(0)
-    return cut.StandIn(_Tied()) if tied else word_model()
+    return StandIn(Tied(**options))
 
 
-def _words(folder, tied, settings) -> None:
+def _train_words(folder, settings, tied=False, **options) -> None:
     folder.mkdir(exist_ok=True)
-    options = {"loaded": _model(tied), "task": Words(), "cpu": True, "say": lambda text: None}
-    train(recipe(**settings), folder, folder / "run", **options)
+    try:
+        run_training(folder, loaded=tied_model(**options) if tied else word_model(), **settings)
+    except OutOfMemory as error:
+        (folder / f"said-{os.environ['RANK']}").write_text(str(error))
+        sys.exit(error.exit_code)
 
 
 WAYS = {
-    "plain": (False, {}),
     "accumulated": (False, {"micro_batch": 2, "clip_grad": 0.05}),
     "tied-averaged": (True, {"ema": {"decay": 0.7}, "micro_batch": 4}),
     "sgd-unclipped": (False, {"optim": {"name": "sgd", "lr": 0.05}, "clip_grad": 0.0}),
@@ -56,119 +74,84 @@ WAYS = {
 def test_sharing_the_weights_gives_the_losses_of_ddp(way, tmp_path):
     """13 evaluation samples in batches of 4: one process has a batch more, and the other goes along."""
     tied, settings = WAYS[way]
-    for parallel in ("ddp", "fsdp2"):
-        folder = tmp_path / parallel
-        assert cut.processes(2, _words, folder, tied, settings | {"parallel": parallel}) == [0, 0]
     near = 1e-5 if way != "bf16-left-out" else 2e-3
-    one, other = cut.told(tmp_path / "ddp"), cut.told(tmp_path / "fsdp2")
+    folders = [tmp_path / parallel for parallel in ("ddp", "fsdp2")]
+    for folder in folders:
+        assert cut.processes(2, _train_words, folder, settings | {"parallel": folder.name}, tied) == [0, 0]
+    one, other = map(cut.told, folders)
     assert len([row for row in one if row["type"] == "eval"]) == 3
     for a, b in zip(one, other, strict=True):
         assert a.get("lr") == b.get("lr") and a.get("samples") == b.get("samples")
         assert a["loss"] == pytest.approx(b["loss"], abs=near)
         assert a.get("grad_norm") == pytest.approx(b.get("grad_norm"), abs=near)
     for name in ("model", "last"):
-        a, b = (cut.weights(tmp_path / parallel, name) for parallel in ("ddp", "fsdp2"))
+        a, b = (cut.weights(folder, name) for folder in folders)
         assert a.keys() == b.keys()
         assert all(type(b[key]) is torch.Tensor and torch.allclose(a[key], b[key], atol=near) for key in a)
 
 
 SHARED = {"parallel": "fsdp2", "mixup": 0.0, "cutmix": 0.0}
 CASES = {
-    "killed-mid-epoch": ("train", 23, cut.KILL, 1, -9),
-    "sigterm-on-one": ("train", 20, cut.TERM, 1, 75),
-    "sigterm-in-evaluation": ("eval", 9, cut.TERM, 1, 75),
+    "killed-mid-epoch": ("train", 23, cut.KILL, -9),
+    "sigterm-in-evaluation": ("eval", 9, cut.TERM, 75),
 }
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     folder = tmp_path_factory.mktemp("whole")
-    assert cut.processes(2, _run, folder, "never") == [0, 0]
+    assert cut.processes(2, _train_pictures, folder, "never") == [0, 0]
     return folder
 
 
-def _run(folder, resume) -> None:
+def _train_pictures(folder, resume) -> None:
     cut.run(folder, resume=resume, **SHARED)
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_it_goes_on_as_if_nothing_had_been(case, whole, tmp_path):
-    where, count, number, rank, code = CASES[case]
-    codes = cut.processes(2, cut.interrupted, tmp_path, where, count, number, rank, "never", SHARED)
-    assert codes[rank] == code and codes[1 - rank] != 0
+    where, count, number, code = CASES[case]
+    codes = cut.processes(2, cut.interrupted, tmp_path, where, count, number, 1, "never", SHARED)
+    assert codes[1] == code and codes[0] != 0
     tensors, _ = checkpoint.read_tensors(checkpoint.newest(tmp_path / "run"), 0)
     assert tensors["model.1.weight"].shape == (16, 16)  # whole: any number of processes could read it
-    assert cut.processes(2, _run, tmp_path, "auto") == [0, 0]
-    assert cut.told(tmp_path) == cut.told(whole)
-    for name in ("model", "last"):
-        a, b = cut.weights(whole, name), cut.weights(tmp_path, name)
-        assert a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a), name
+    assert cut.processes(2, _train_pictures, tmp_path, "auto") == [0, 0]
+    cut.assert_same(tmp_path, whole)
 
 
-class _Blocks(torch.nn.Module):
-    """Three blocks with a table; process 1 has no memory for more than `most` samples in the second one."""
-
-    def __init__(self, most: int, backward: bool) -> None:
-        super().__init__()
-        self.wte, self.head = torch.nn.Embedding(11, 16), torch.nn.Linear(16, 11)
-        self.head.weight = self.wte.weight
-        self.blocks = torch.nn.ModuleList(torch.nn.Linear(16, 16) for _ in range(3))
-        self.register_buffer("places", torch.arange(8), persistent=False)
-        self.wpe, self.most, self.backward = torch.nn.Embedding(8, 16), most, backward
-
-    def forward(self, ids_BT):
-        x = self.wte(ids_BT) + self.wpe(self.places)  # a wrong buffer would be an index out of range
-        for number, block in enumerate(self.blocks):
-            x = x + torch.tanh(block(x).roll(-1, dims=1))
-            if number == 1 and self.training and os.environ["RANK"] == "1" and len(x) > self.most:
-                if self.backward:
-                    x.register_hook(_out_of_memory)
-                else:
-                    _out_of_memory()
-        return self.head(x)
-
-
-def _out_of_memory(*_) -> None:
-    raise torch.OutOfMemoryError("CUDA out of memory.")
-
-
-def _short_of_memory(folder, most, backward, settings) -> None:
+def _train_in_little_memory(folder, most, backward) -> None:
     guards.PROBED = ("cpu",)
-    torch.manual_seed(0)
-    loaded = cut.StandIn(_Blocks(most, backward))
-    settings = {"parallel": "fsdp2", "eval": {"every": "8st", "batch": 4}} | settings
-    options = {"loaded": loaded, "task": Words(), "cpu": True, "say": lambda text: None}
-    try:
-        train(recipe(**settings), folder, folder / "run", **options)
-    except OutOfMemory as error:
-        (folder / f"said-{os.environ['RANK']}").write_text(str(error))
-        sys.exit(error.exit_code)
+    settings = {"parallel": "fsdp2", "eval": {"every": "8st", "batch": 4}, "ema": {"decay": 0.7}}
+    _train_words(folder, settings, tied=True, most=most, backward=backward)
 
 
 @pytest.fixture(scope="module")
 def plenty(tmp_path_factory):
     folder = tmp_path_factory.mktemp("plenty")
-    assert cut.processes(2, _short_of_memory, folder, 99, False, {"ema": {"decay": 0.7}}) == [0, 0]
+    assert cut.processes(2, _train_in_little_memory, folder, 99, False) == [0, 0]
     return folder
 
 
 @pytest.mark.parametrize("where", ["forward", "backward"])
 def test_one_process_short_of_memory_halves_the_micro_batch_of_all(where, plenty, tmp_path):
     """It leaves in the middle of a pass, between two exchanges that the other process would wait in for ever."""
-    settings = {"ema": {"decay": 0.7}}
-    assert cut.processes(2, _short_of_memory, tmp_path, 5, where == "backward", settings) == [0, 0]
-    whole, short = (json.loads((folder / "run" / "summary.json").read_text()) for folder in (plenty, tmp_path))
-    assert (whole["micro_batch"], short["micro_batch"]) == (8, 4)
+    assert cut.processes(2, _train_in_little_memory, tmp_path, 5, where == "backward") == [0, 0]
+    sizes = [json.loads((folder / "run" / "summary.json").read_text())["micro_batch"] for folder in (plenty, tmp_path)]
+    assert sizes == [8, 4]
     for a, b in zip(cut.told(plenty), cut.told(tmp_path), strict=True):
         assert a["loss"] == pytest.approx(b["loss"], abs=1e-5)
     a, b = cut.weights(plenty, "last"), cut.weights(tmp_path, "last")
     assert all(torch.allclose(a[key], b[key], atol=1e-5) for key in a)
 
 
-def _look_at_gradients(folder) -> None:
-    """Note after every micro batch how many elements of the gradients this process holds."""
-    from leansurgeon.training.optimizer import Trainer
+def test_a_model_that_never_fits_is_one_sentence(tmp_path):
+    assert cut.processes(2, _train_in_little_memory, tmp_path, 0, False) == [4, 4]
+    assert re.search(r"\bmemory\b.*\bmicro batch of 1\b", (tmp_path / "said-0").read_text(), re.S)
+    assert not (tmp_path / "run").exists()
 
+
+def _note_gradients(folder) -> None:
+    """Note after every micro batch how many elements of the gradients this process holds."""
     seen, gradients = [], Trainer._gradients
 
     def looked(self, *arguments):
@@ -186,47 +169,27 @@ def _look_at_gradients(folder) -> None:
             self.accelerator.backward = backward
 
     Trainer._gradients = looked
-    _short_of_memory(folder, 99, False, {"micro_batch": 2})
+    _train_words(folder, {"parallel": "fsdp2", "micro_batch": 2, "duration": "2st"}, tied=True)
     (folder / f"seen-{os.environ['RANK']}").write_text(json.dumps(seen))
 
 
 def test_between_micro_batches_a_process_keeps_its_part_of_the_gradients_only(tmp_path):
-    assert cut.processes(2, _look_at_gradients, tmp_path) == [0, 0]
+    assert cut.processes(2, _note_gradients, tmp_path) == [0, 0]
     ours, theirs = (json.loads((tmp_path / f"seen-{rank}").read_text()) for rank in range(2))
-    assert len(ours) == 8 * 4  # steps of four micro batches
+    assert len(ours) == 2 * 4  # steps of four micro batches
     for (mine, whole), (other, _) in zip(ours, theirs, strict=True):
         assert mine + other == whole == ours[0][1] > 0
 
 
-def test_a_model_that_never_fits_is_one_sentence(tmp_path):
-    assert cut.processes(2, _short_of_memory, tmp_path, 0, False, {}) == [4, 4]
-    assert re.search(r"\bmemory\b.*\bmicro batch of 1\b", (tmp_path / "said-0").read_text(), re.S)
-    assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize("settings", [{"precision": "fp16"}, {"optim": {"name": "lamb", "lr": 0.01}}], ids=str)
-def test_what_does_not_go_together_is_one_sentence(settings):
-    from leansurgeon.training import distributed
-
-    with pytest.raises(UsageError, match=r"fsdp2") as error:
-        distributed.check_parallel(recipe(parallel="fsdp2", **settings).train, 2, print)
-    assert "train.parallel=ddp" in error.value.hint
-
-
 def test_one_process_has_nothing_to_share(tmp_path):
     said = []
-    options = {"loaded": word_model(), "task": Words(), "cpu": True}
-    train(recipe(parallel="fsdp2", duration="1st"), tmp_path, tmp_path / "run", say=said.append, **options)
-    assert any("changes nothing" in line for line in said)
-    assert json.loads((tmp_path / "run" / "summary.json").read_text())["world_size"] == 1
+    summary, _ = trained(tmp_path, say=said.append, parallel="fsdp2", duration="1st")
+    assert any("changes nothing" in line for line in said) and summary["world_size"] == 1
 
 
 def test_the_average_counts_a_tied_weight_once():
     """timm's own update goes by names, of which a tied weight has two, so that it would move by 1 - decay^2."""
-    from leansurgeon.training.optimizer import Average
-    from leansurgeon.training.recipe.schema import Ema
-
-    loaded = _model(tied=True)
+    loaded = tied_model()
     average = Average(loaded, Ema(decay=0.9))
     before = loaded.model.wte.weight.detach().clone()
     with torch.no_grad():

@@ -10,11 +10,12 @@ import sys
 import pytest
 import torch
 
-from leansurgeon.training.loop import train
+from leansurgeon.checkpoints import model as checkpoints
+from leansurgeon.training import distributed
 from leansurgeon.training.processes import launch
 from tests import conftest
 from tests.support import training_interrupted as cut
-from tests.support.training_standin import Words, recipe, word_model
+from tests.support.training_standin import recipe, run_training
 
 LAUNCHED = {  # what `accelerate launch --use_fsdp --mixed_precision fp16` leaves, in part
     "ACCELERATE_USE_FSDP": "true",
@@ -25,8 +26,6 @@ LAUNCHED = {  # what `accelerate launch --use_fsdp --mixed_precision fp16` leave
     "ACCELERATE_DYNAMO_MODE": "default",
     "ACCELERATE_TORCH_DEVICE": "cpu",
 }
-
-
 FORCING = ("TF32", "FPMATH", "COMPILE", "DYNAMO")
 
 
@@ -36,38 +35,41 @@ def clean(monkeypatch):
     monkeypatch.setattr(os, "environ", os.environ.copy())
     for name in [n for n in os.environ if n.startswith(launch._ASIDE) or any(word in n for word in FORCING)]:
         del os.environ[name]
-    return monkeypatch
 
 
 def test_what_accelerate_would_obey_is_taken_away_and_named_once(clean):
     os.environ |= LAUNCHED
-    assert launch.set_aside() == [
-        "ACCELERATE_MIXED_PRECISION",
-        "ACCELERATE_USE_FSDP",
-        "FSDP_CPU_RAM_EFFICIENT_LOADING",
-    ]
+    told = ["ACCELERATE_MIXED_PRECISION", "ACCELERATE_USE_FSDP", "FSDP_CPU_RAM_EFFICIENT_LOADING"]
+    assert launch.set_aside() == told
     assert launch.set_aside() == [] and os.environ["ACCELERATE_TORCH_DEVICE"] == "cpu"
-
-
-def test_more_accumulation_than_none_is_named(clean):
-    os.environ["ACCELERATE_GRADIENT_ACCUMULATION_STEPS"] = "4"
+    os.environ["ACCELERATE_GRADIENT_ACCUMULATION_STEPS"] = "4"  # more than none
     assert launch.set_aside() == ["ACCELERATE_GRADIENT_ACCUMULATION_STEPS"]
 
 
+COMPILED = {"compile": True}
 FORCED = {
-    "tf32": ("cuda", {}, "NVIDIA_TF32_OVERRIDE", "1", True),
-    "tf32-forbidden": ("cuda", {}, "NVIDIA_TF32_OVERRIDE", "0", False),
-    "tf32-beside-bf16": ("cuda", {"precision": "bf16"}, "NVIDIA_TF32_OVERRIDE", "1", False),
-    "tf32-on-a-cpu": ("cpu", {}, "NVIDIA_TF32_OVERRIDE", "1", False),
-    "bf16-products": ("cpu", {}, "ONEDNN_DEFAULT_FPMATH_MODE", "BF16", True),
-    "bf16-products-elsewhere": ("cuda", {}, "ONEDNN_DEFAULT_FPMATH_MODE", "BF16", False),
-    "all-digits": ("cpu", {}, "ONEDNN_DEFAULT_FPMATH_MODE", "STRICT", False),
-    "no-compile": ("cuda", {"compile": True}, "TORCHDYNAMO_DISABLE", "1", True),
-    "no-suppressing": ("cuda", {"compile": True}, "TORCHDYNAMO_SUPPRESS_ERRORS", "", False),
-    "no-compile-wanted": ("cuda", {}, "TORCHDYNAMO_DISABLE", "1", False),
+    "tf32": ("cuda", {}, "NVIDIA_TF32_OVERRIDE=1", True),
+    "tf32-forbidden": ("cuda", {}, "NVIDIA_TF32_OVERRIDE=0", False),
+    "tf32-beside-bf16": ("cuda", {"precision": "bf16"}, "NVIDIA_TF32_OVERRIDE=1", False),
+    "tf32-on-a-cpu": ("cpu", {}, "NVIDIA_TF32_OVERRIDE=1", False),
+    "bf16-products": ("cpu", {}, "ONEDNN_DEFAULT_FPMATH_MODE=BF16", True),
+    "all-digits": ("cpu", {}, "ONEDNN_DEFAULT_FPMATH_MODE=STRICT", False),
+    "no-compile": ("cuda", COMPILED, "TORCHDYNAMO_DISABLE=1", True),
+    "suppressing": ("cuda", COMPILED, "TORCHDYNAMO_SUPPRESS_ERRORS=0", True),  # torch takes any text for yes
+    "no-suppressing": ("cuda", COMPILED, "TORCHDYNAMO_SUPPRESS_ERRORS=", False),
+    "no-compile-wanted": ("cuda", {}, "TORCHDYNAMO_DISABLE=1", False),
 }
 
 
+@pytest.mark.parametrize("case", FORCED)
+def test_only_what_overrides_this_recipe_is_named(case, clean):
+    device, settings, said, told = FORCED[case]
+    name, _, os.environ[name] = said.partition("=")
+    found = launch.list_overrides(recipe(**settings).train, device)
+    assert (len(found) == 1 and found[0].startswith(f"{said} (train.")) if told else found == []
+
+
+@pytest.mark.slow
 def test_a_zero_suppresses_the_compilers_errors_as_torch_reads_it(clean):
     os.environ["TORCHDYNAMO_SUPPRESS_ERRORS"] = "0"
     code = "import torch._dynamo.config as config; print(config.suppress_errors)"
@@ -76,19 +78,10 @@ def test_a_zero_suppresses_the_compilers_errors_as_torch_reads_it(clean):
     assert (found == ["TORCHDYNAMO_SUPPRESS_ERRORS=0 (train.compile)"]) is (torchs.stdout.strip() == "True")
 
 
-@pytest.mark.parametrize("case", FORCED)
-def test_only_what_overrides_this_recipe_is_named(case, clean):
-    device, settings, name, value, told = FORCED[case]
-    os.environ[name] = value
-    found = launch.list_overrides(recipe(**settings).train, device)
-    assert (len(found) == 1 and found[0].startswith(f"{name}={value} (train.")) if told else found == []
-
-
 def test_a_training_says_in_one_line_what_is_ignored_and_what_is_in_force(clean, tmp_path):
     os.environ |= {"ACCELERATE_MIXED_PRECISION": "fp16", "ONEDNN_DEFAULT_FPMATH_MODE": "BF16"}
     said = []
-    options = {"loaded": word_model(), "task": Words(), "cpu": True, "say": said.append}
-    train(recipe(duration="1st"), tmp_path, tmp_path / "run", **options)
+    run_training(tmp_path, say=said.append, duration="1st")
     (line,) = [text for text in said if "environment" in text]
     assert re.search(r"^Ignored: ACCELERATE_MIXED_PRECISION\b.*\brecipe\b", line)
     assert "ONEDNN_DEFAULT_FPMATH_MODE=BF16 (train.precision)" in line
@@ -96,9 +89,6 @@ def test_a_training_says_in_one_line_what_is_ignored_and_what_is_in_force(clean,
 
 def _load_on(folder) -> None:
     """A process of a group that starts, and leaves the weights that it would begin with."""
-    from leansurgeon.checkpoints import model as checkpoints
-    from leansurgeon.training import distributed
-
     os.environ |= LAUNCHED
     distributed.start_accelerator(cpu=True)
     torch.manual_seed(0)

@@ -31,8 +31,12 @@ def _lose(number: int, how: str) -> None:
     assert reference() is None  # the signal came, and this line is reached all the same
 
 
+def handlers() -> tuple:
+    """What a signal must find as it was."""
+    return sys.unraisablehook, *map(signal.getsignal, (signal.SIGALRM, signal.SIGTERM, signal.SIGUSR1, signal.SIGINT))
+
+
 LOST = {
-    "search-or-experiment": (lambda: raising("Stopped."), signal.SIGTERM, Stopped),
     "usr1": (lambda: raising("Stopped."), signal.SIGUSR1, Stopped),
     "any-command": (sigterm_as_exception, signal.SIGTERM, Terminated),
     "ctrl-c": (insisting, signal.SIGINT, KeyboardInterrupt),
@@ -51,13 +55,12 @@ def ctrl_c_is_heard():
 @pytest.mark.parametrize("case", LOST)
 def test_a_signal_in_a_finalizer_ends_the_work_all_the_same(case, how):
     context, number, error = LOST[case]
-    before = sys.unraisablehook, signal.getsignal(signal.SIGALRM), signal.getsignal(number)
+    before = handlers()
     with pytest.raises(error) as raised, context():
         _lose(number, how)
         time.sleep(20)
         pytest.fail("the signal was lost")
-    assert type(raised.value) is error
-    assert (sys.unraisablehook, signal.getsignal(signal.SIGALRM), signal.getsignal(number)) == before
+    assert type(raised.value) is error and handlers() == before
 
 
 def test_a_signal_that_was_lost_at_the_very_end_is_raised_there():
@@ -67,7 +70,7 @@ def test_a_signal_that_was_lost_at_the_very_end_is_raised_there():
 
 def test_work_that_fails_with_a_signal_just_lost_leaves_nothing_behind(monkeypatch):
     """Also where the alarm comes just before it is called off."""
-    before, alarms = (sys.unraisablehook, signal.getsignal(signal.SIGALRM), signal.getsignal(signal.SIGTERM)), []
+    before, alarms = handlers(), []
 
     def late(which: int, seconds: float) -> None:
         alarms.append(seconds)
@@ -79,7 +82,7 @@ def test_work_that_fails_with_a_signal_just_lost_leaves_nothing_behind(monkeypat
         _lose(signal.SIGTERM, "callback")
         raise ValueError("of its own")
     assert len(alarms) == 2 and alarms[1] == 0  # set, and called off
-    assert (sys.unraisablehook, signal.getsignal(signal.SIGALRM), signal.getsignal(signal.SIGTERM)) == before
+    assert handlers() == before
 
 
 def test_a_signal_in_a_memory_rehearsal_is_no_model_without_memory(monkeypatch):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import pickle
 import re
 import signal
 import time
@@ -15,14 +16,16 @@ import torch
 
 from leansurgeon.errors import LeanSurgeonError, UsageError
 from leansurgeon.training import data_loader
-from leansurgeon.training.loop import train
+from leansurgeon.training.data_loader import FirstSamples, SpreadSamples
 from leansurgeon.training.optimizer import Trainer
+from leansurgeon.training.preview import Synthetic
 from tests.support import training_interrupted as cut
-from tests.support.training_standin import Words, recipe, word_model
+from tests.support.training_standin import Words, run_training
 
 
-def _run(folder, workers, resume="never", kill_at=None, number=cut.KILL) -> None:
+def _run(folder, workers, resume="never", kill_at=None, number=cut.KILL, method="fork") -> None:
     """The training with everything in it; rank `kill_at[0]` gets the signal before step `kill_at[1]`."""
+    multiprocessing.set_start_method(method, force=True)
     if kill_at is not None and int(os.environ.get("RANK", "0")) == kill_at[0]:
         real = Trainer.step
 
@@ -41,71 +44,33 @@ def _run(folder, workers, resume="never", kill_at=None, number=cut.KILL) -> None
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
     """Nobody interrupts it, and no worker helps, on 1 and 2 processes."""
-    folders = {}
-    for count in (1, 2):
-        folders[count] = tmp_path_factory.mktemp(f"alone{count}")
-        assert cut.processes(count, _run, folders[count], 0) == [0] * count
+    folders = {count: tmp_path_factory.mktemp(f"alone{count}") for count in (1, 2)}
+    for count, folder in folders.items():
+        assert cut.processes(count, _run, folder, 0) == [0] * count
     return folders
 
 
-def _same(one, other) -> None:
-    assert cut.told(one) == cut.told(other)
-    assert cut.numbers(one) == cut.numbers(other)
-    for name in ("model", "last"):
-        a, b = cut.weights(one, name), cut.weights(other, name)
-        assert a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a), name
-
-
-@pytest.mark.parametrize("count", [1, 2])
-def test_two_workers_give_every_number_that_none_gives(count, alone, tmp_path):
-    assert cut.processes(count, _run, tmp_path, 2) == [0] * count
-    _same(tmp_path, alone[count])
-
-
-def _started_as(method, folder) -> None:
-    multiprocessing.set_start_method(method, force=True)
-    _run(folder, 2, kill_at=(0, 10), number=cut.TERM)
-
-
-@pytest.mark.parametrize("method", ["forkserver", "spawn"])
-def test_how_python_would_start_processes_makes_no_difference(method, alone, tmp_path):
-    """Python 3.14 has another way than those before it: a server's children know neither what this process has opened
-    nor which signals it holds back, and a task would have to be pickled for them.
-    """
-    assert cut.processes(1, _started_as, method, tmp_path) == [75]
-    assert cut.processes(1, _run, tmp_path, 2, "auto") == [0]
-    _same(tmp_path, alone[1])
-
-
-# processes, (rank, step from 0), signal, exit code of that rank; an epoch has 4 steps, a checkpoint comes every 3
+# processes, (rank, step from 0), signal, exit code of that rank, how Python would start processes, workers afterwards;
+# an epoch has 4 steps, a checkpoint comes every 3. Python 3.14 has another way than those before it: a server's
+# children know neither what this process has opened nor which signals it holds back.
 CASES = {
-    "one-killed-mid-epoch": (1, (0, 10), cut.KILL, -9),
-    "one-sigterm": (1, (0, 10), cut.TERM, 75),
-    "two-killed-mid-epoch": (2, (1, 10), cut.KILL, -9),
-    "two-sigusr1": (2, (1, 5), cut.USR1, 75),
+    "one-killed-mid-epoch": (1, (0, 10), cut.KILL, -9, "fork", 2),
+    "one-sigterm-then-none": (1, (0, 10), cut.TERM, 75, "spawn", 0),
+    "two-sigusr1": (2, (1, 5), cut.USR1, 75, "forkserver", 2),
 }
 
 
-SLOW = ("one-sigterm", "two-killed-mid-epoch")  # nearly what the other two show
-
-
-@pytest.mark.parametrize("case", [pytest.param(c, marks=pytest.mark.slow) if c in SLOW else c for c in CASES])
+@pytest.mark.parametrize("case", CASES)
 def test_with_workers_it_goes_on_as_if_nothing_had_been(case, alone, tmp_path):
-    count, kill_at, number, code = CASES[case]
-    codes = cut.processes(count, _run, tmp_path, 2, "never", kill_at, number)
+    count, kill_at, number, code, method, then = CASES[case]
+    codes = cut.processes(count, _run, tmp_path, 2, "never", kill_at, number, method)
     assert codes[kill_at[0]] == code and 0 not in codes
     assert not (tmp_path / "run" / "summary.json").exists()
-    assert cut.processes(count, _run, tmp_path, 2, "auto") == [0] * count
-    _same(tmp_path, alone[count])
+    assert cut.processes(count, _run, tmp_path, then, "auto") == [0] * count
+    cut.assert_same(tmp_path, alone[count])
 
 
-def test_how_many_workers_there_are_may_change_on_the_way(alone, tmp_path):
-    assert cut.processes(1, _run, tmp_path, 2, "never", (0, 10), cut.TERM) == [75]
-    assert cut.processes(1, _run, tmp_path, 0, "auto") == [0]
-    _same(tmp_path, alone[1])
-
-
-class _Whoever(Words):
+class Whoever(Words):
     """Leaves the number of the process that makes a batch; `harm` comes with the batch that holds sample 5."""
 
     def __init__(self, folder: Path, harm: str | None = None) -> None:
@@ -121,27 +86,27 @@ class _Whoever(Words):
         return super().batch(split, indices, seed=seed, epoch=epoch)
 
 
-def _gone(folder: Path) -> bool:
-    """Whether no process that made a batch is left but this one."""
+def others_that_ended(folder: Path) -> int:
+    """How many processes but this one have made a batch, when all of them have ended."""
     numbers = {int(file.name.removeprefix("made-")) for file in folder.glob("made-*")} - {os.getpid()}
-    end = time.monotonic() + 10
+    end = time.monotonic() + 30
     while any(Path(f"/proc/{number}").exists() for number in numbers):
-        if time.monotonic() > end:
-            return False
+        assert time.monotonic() < end, "a worker is left"
         time.sleep(0.05)
-    return bool(numbers)
+    return len(numbers)
 
 
 def test_batches_come_from_other_processes_that_end(tmp_path, monkeypatch, recwarn):
     said = []
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0})
-    options = {"loaded": word_model(), "task": _Whoever(tmp_path), "cpu": True, "say": said.append}
-    train(recipe(workers=2, duration="2st"), tmp_path, tmp_path / "run", **options)
-    made_by = {int(file.name.removeprefix("made-")) for file in tmp_path.glob("made-*")}
-    assert len(made_by - {os.getpid()}) >= 2  # training alone has two; the evaluations have theirs
-    assert _gone(tmp_path)
-    assert len([line for line in said if re.search(r"\b2 data workers\b.*\b1 core\b", line, re.S)]) == 1
+    run_training(tmp_path, task=Whoever(tmp_path), say=said.append, workers=2, duration="2st")
+    assert others_that_ended(tmp_path) >= 2  # training alone has two; the evaluations have theirs
+    (line,) = [line for line in said if re.search(r"\b2 data workers\b.*\b1 core\b", line, re.S)]
+    assert "--set train.workers=1" in line
     assert not any("DataLoader" in str(warning.message) for warning in recwarn)
+    again = []
+    run_training(tmp_path / "advised", say=again.append, workers=1, duration="1st")
+    assert not any("data worker" in line for line in again)
 
 
 SAID = {
@@ -154,12 +119,15 @@ SAID = {
 @pytest.mark.parametrize("harm", SAID)
 def test_a_worker_that_fails_or_dies_is_one_sentence(harm, tmp_path):
     kind, said = SAID[harm]
-    options = {"loaded": word_model(), "task": _Whoever(tmp_path, harm), "cpu": True, "say": lambda text: None}
     with pytest.raises(kind, match=said) as error:
-        train(recipe(workers=2), tmp_path, tmp_path / "run", **options)
+        run_training(tmp_path, task=Whoever(tmp_path, harm), workers=2)
     assert "\n" not in str(error.value)
+    if harm == "broken":  # without workers the error comes with its own traceback
+        assert "--set train.workers=0" in error.value.hint
+        with pytest.raises(ValueError, match="broken"):
+            run_training(tmp_path / "advised", task=Whoever(tmp_path, harm), workers=0)
     del error
-    assert _gone(tmp_path)
+    assert others_that_ended(tmp_path)
 
 
 def test_a_signal_to_all_does_not_reach_the_workers():
@@ -177,7 +145,21 @@ def test_a_signal_to_all_does_not_reach_the_workers():
     assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == mask  # this process hears as before
 
 
-def test_workers_leave_the_generators_alone():
-    before = torch.get_rng_state()
-    list(data_loader.make_batches(Words(), "train", [(0, np.arange(4))], seed=0, workers=1))
-    assert torch.equal(torch.get_rng_state(), before)
+STANDING = {
+    "limited": lambda: FirstSamples(Words(), 32, 8),
+    "sampled": lambda: SpreadSamples(Words(), 5),
+    "both": lambda: FirstSamples(SpreadSamples(Words(), 5), 32, 3),
+    "synthetic": lambda: Synthetic(Words()),
+}
+
+
+@pytest.mark.parametrize("kind", STANDING)
+def test_a_task_that_stands_for_another_one_travels_to_workers_that_are_spawned(kind):
+    task = STANDING[kind]()
+    again = pickle.loads(pickle.dumps(task))
+    assert (again.size("train"), again.size("eval"), again.name) == (task.size("train"), task.size("eval"), "words")
+    with pytest.raises(AttributeError):
+        _ = again.nothing_of_the_kind
+    if kind != "synthetic":
+        one, other = (each.batch("eval", np.arange(3), seed=0, epoch=0) for each in (task, again))
+        assert all(torch.equal(one[key], other[key]) for key in one)

@@ -1,4 +1,4 @@
-"""The same optimisation on 1, 2 and 4 processes and in 1 or 4 micro batches, and the command line around all this."""
+"""The same optimisation on 1, 2 and 4 processes and in few or many micro batches; and the command with two of them."""
 
 from __future__ import annotations
 
@@ -8,23 +8,21 @@ import re
 import signal
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pytest
 import torch
 
 from leansurgeon.errors import LeanSurgeonError
-from leansurgeon.training import data_loader
-from leansurgeon.training.loop import train
+from leansurgeon.training import data_loader, evaluator
 from leansurgeon.training.runs import checkpoint
+from tests import conftest
 from tests.support import training_interrupted as cut
-from tests.support.training_standin import Words, recipe, word_model
+from tests.support.patience import working_until
+from tests.support.training_standin import StandIn, Words, run_training
 
-PICTURES = {"mixup": 0.4, "cutmix": 1.0, "ema": {"decay": 0.8}, "label_smoothing": 0.1, "log_every": 1}
 
-
-class _Recorded(Words):
+class Recorded(Words):
     """Writes down which samples every process saw."""
 
     def __init__(self, folder) -> None:
@@ -37,54 +35,73 @@ class _Recorded(Words):
         return super().batch(split, indices, seed=seed, epoch=epoch)
 
 
-def _words(folder, micro, ramp) -> None:
+def _train_words(folder, settings) -> None:
     folder.mkdir(exist_ok=True)
-    settings = recipe(micro_batch=micro, batch_ramp=ramp, eval={"every": "4st", "batch": 2})
-    options = {"loaded": word_model(), "task": _Recorded(folder), "cpu": True, "say": lambda text: None}
-    train(settings, folder, folder / "run", **options)
+    run_training(folder, task=Recorded(folder), eval={"every": "4st", "batch": 2}, **settings)
 
 
-def _seen(folder, split) -> list[tuple[int, int]]:
+def _train_pictures(folder, settings) -> None:
+    torch.manual_seed(0)
+    model = StandIn(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 3)), "pixel_values")
+    mixed = {"mixup": 0.4, "cutmix": 1.0, "ema": {"decay": 0.8}, "label_smoothing": 0.1}
+    run_training(folder, loaded=model, task=cut.Pictures(), **mixed, **settings)
+
+
+def compare(one, other) -> None:
+    """Two trainings came to the same, whatever they were shared by."""
+    rows, others = cut.told(one), cut.told(other)
+    assert [row.get("lr") for row in others] == [row.get("lr") for row in rows]  # to the last bit
+    for a, b in zip(rows, others, strict=True):
+        assert a["loss"] == pytest.approx(b["loss"], abs=1e-5)
+        assert a.get("grad_norm") == pytest.approx(b.get("grad_norm"), abs=1e-5)
+        assert a.get("samples") == b.get("samples")
+    ours, theirs = cut.weights(one, "last"), cut.weights(other, "last")
+    assert all(torch.allclose(ours[key], theirs[key], atol=1e-5) for key in ours)
+
+
+def seen(folder, split) -> list[tuple[int, int]]:
     rows = [json.loads(line) for file in folder.glob("seen-*") for line in file.read_text().splitlines()]
     return sorted((epoch, index) for name, epoch, indices in rows if name == split for index in indices)
 
 
 @pytest.mark.parametrize("ramp", [None, {"start": 4, "until": 0.5}], ids=["constant", "ramp"])
 def test_processes_and_micro_batches_change_nothing_though_token_counts_differ(ramp, tmp_path):
-    ways = {"one": (1, None), "parts": (1, 1 if ramp else 4), "two": (2, None), "four": (4, 1)}
-    for name, (count, micro) in ways.items():
-        folder = tmp_path / name
-        assert cut.processes(count, _words, folder, micro, ramp) == [0] * count
-    rows = cut.told(tmp_path / "one")
-    assert len([row for row in rows if row["type"] == "eval"]) == 3
-    for name in ways:
-        others = cut.told(tmp_path / name)
-        assert [row.get("lr") for row in others] == [row.get("lr") for row in rows]  # to the last bit
-        for a, b in zip(rows, others, strict=True):
-            assert a["loss"] == pytest.approx(b["loss"], abs=1e-5)
-            assert a.get("grad_norm") == pytest.approx(b.get("grad_norm"), abs=1e-5)
-            assert a.get("samples") == b.get("samples")
-        assert _seen(tmp_path / name, "train") == _seen(tmp_path / "one", "train")
-        assert _seen(tmp_path / name, "eval") == sorted([(0, index) for index in range(13)] * 3)
-
-
-def _pictures(folder, micro) -> None:
-    torch.manual_seed(0)
-    model = cut.StandIn(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 3)), "pixel_values")
-    settings = recipe(micro_batch=micro, **PICTURES)
-    train(settings, folder, folder / "run", loaded=model, task=cut.Pictures(), cpu=True, say=lambda text: None)
+    one, *others = ((1, None), (2, None), (4, 1))
+    for count, micro in (one, *others):
+        settings = {"micro_batch": micro, "batch_ramp": ramp}
+        assert cut.processes(count, _train_words, tmp_path / str(count), settings) == [0] * count
+        assert seen(tmp_path / str(count), "train") == seen(tmp_path / "1", "train")
+        assert seen(tmp_path / str(count), "eval") == sorted([(0, index) for index in range(13)] * 3)
+    for count, _ in others:
+        compare(tmp_path / "1", tmp_path / str(count))
 
 
 def test_mixing_and_averaging_are_the_same_on_one_and_four_processes(tmp_path):
-    for name, count, micro in (("one", 1, None), ("four", 4, 2)):
-        assert cut.processes(count, _pictures, tmp_path / name, micro) == [0] * count
-    for a, b in zip(cut.told(tmp_path / "one"), cut.told(tmp_path / "four"), strict=True):
-        assert a["loss"] == pytest.approx(b["loss"], abs=1e-5) and a.get("lr") == b.get("lr")
-    one, four = (cut.weights(tmp_path / name, "last") for name in ("one", "four"))
-    assert all(torch.allclose(one[key], four[key], atol=1e-5) for key in one)
+    for count, settings in ((1, {}), (4, {"micro_batch": 2})):
+        assert cut.processes(count, _train_pictures, tmp_path / str(count), settings) == [0] * count
+    compare(tmp_path / "1", tmp_path / "4")
 
 
-class _BadOnOne(Words):
+def _note_statistics(folder) -> None:
+    real = evaluator.evaluate
+
+    def evaluate(judged, *rest, **options):
+        means = [b.clone() for name, b in judged.named_buffers() if name.endswith("running_mean")]
+        torch.save(means, folder / f"means-{os.environ['RANK']}.pt")
+        return real(judged, *rest, **options)
+
+    evaluator.evaluate = evaluate
+    cut.run(folder, duration="4st", ema=None)
+
+
+def test_all_processes_evaluate_with_the_same_running_statistics(tmp_path):
+    """Each has seen its own half of the samples: apart, they would evaluate two different models."""
+    assert cut.processes(2, _note_statistics, tmp_path) == [0, 0]
+    one, other = (torch.load(tmp_path / f"means-{rank}.pt", weights_only=True) for rank in (0, 1))
+    assert len(one) == 1 and one[0].abs().max() > 0 and torch.equal(one[0], other[0])
+
+
+class BadOnOne(Words):
     """In step 5 the loss of process 1 is no number, that of process 0 is one."""
 
     def batch(self, split, indices, *, seed, epoch):
@@ -98,17 +115,16 @@ class _BadOnOne(Words):
         return score._replace(loss_sum=score.loss_sum * batch["_factor"])
 
 
-def _bad_on_one(folder, nan) -> None:
-    options = {"loaded": word_model(), "task": _BadOnOne(), "cpu": True, "say": lambda text: None}
+def _train_bad(folder, nan) -> None:
     try:
-        train(recipe(nan=nan), folder, folder / "run", **options)
+        run_training(folder, task=BadOnOne(), nan=nan)
     except LeanSurgeonError as error:
         os._exit(error.exit_code)
 
 
 @pytest.mark.parametrize("nan", ["stop", "skip", "rollback"])
 def test_a_loss_that_is_no_number_on_one_process_is_met_by_all(nan, tmp_path):
-    codes = cut.processes(2, _bad_on_one, tmp_path, nan)
+    codes = cut.processes(2, _train_bad, tmp_path, nan)
     if nan == "stop":
         assert codes == [5, 5] and not (tmp_path / "run" / "summary.json").exists()
         return
@@ -118,76 +134,25 @@ def test_a_loss_that_is_no_number_on_one_process_is_met_by_all(nan, tmp_path):
     assert all(torch.isfinite(value).all() for value in cut.weights(tmp_path, "last").values())
 
 
-def _command(*arguments, cwd, **options):
-    run = [sys.executable, "-m", "leansurgeon", *map(str, arguments)]
-    return subprocess.Popen(run, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
-
-
 @pytest.mark.slow
 def test_the_command_stops_at_a_signal_and_goes_on_again(tmp_path):
     """Two worker processes: SIGTERM reaches the launcher alone, and the workers decide."""
-    from typer.testing import CliRunner
-
-    from leansurgeon.cli.main import app
-
-    start = tmp_path / "start"
-    made = CliRunner().invoke(app, ["shrink", "digits-vit", "--layers", "1", "-o", str(start)])
-    assert made.exit_code == 0, made.output
-    sets = [f"train.{text}" for text in ("duration=150st", "eval.every=75st", "log_every=5", "optim.lr=1e-3")]
-    flags = [part for text in [*sets, "measure=null"] for part in ("--set", text)]
-    command = ["retrain", start, "-r", "digits-vit", "--cpu-processes", 2, "-o", tmp_path / "run", *flags]
-    first = _command(*command, cwd=tmp_path)
+    conftest.build("vit").save_pretrained(tmp_path / "start")
+    settings = ["train.duration=150st", "train.eval.every=75st", "train.log_every=5", "measure=null"]
+    flags = [part for text in settings for part in ("--set", text)]
+    command = [sys.executable, "-m", "leansurgeon", "retrain", "start", "-r", "digits-vit", "--cpu-processes", "2"]
+    command += ["-o", "run", *flags]
+    pipes = {"cwd": tmp_path, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    first = subprocess.Popen(command, **pipes)
     log = tmp_path / "run" / "metrics.jsonl"
-    end = time.monotonic() + 120
-    while not (log.is_file() and '"train"' in log.read_text()):
-        assert time.monotonic() < end and first.poll() is None, first.communicate()
-        time.sleep(0.1)
+    assert working_until(lambda: log.is_file() and '"train"' in log.read_text(), [first.pid])
     first.send_signal(signal.SIGTERM)
     out, err = first.communicate(timeout=60)
     assert first.returncode == 75, err
-    assert out == "" and re.search(r"\bafter step \d+", err, re.S) and f"--resume {tmp_path / 'run'}" in err
+    assert out == "" and re.search(r"\bafter step \d+", err, re.S) and "--resume run" in err
     assert "Traceback" not in err and len(checkpoint.all_of(tmp_path / "run")) == 1
-    second = _command(*command, "--resume", "auto", "--json", cwd=tmp_path)
-    out, err = second.communicate(timeout=120)
-    assert second.returncode == 0, err
+    out, err = subprocess.Popen([*command, "--resume", "auto", "--json"], **pipes).communicate(timeout=120)
     summary = json.loads(out)
     assert summary["steps"] == 150 and len(summary["resumed_after"]) == 1 and "resumed after step" in err
     steps = [json.loads(line)["step"] for line in log.read_text().splitlines() if '"train"' in line]
     assert steps == list(range(5, 151, 5))
-
-
-def test_a_look_before_a_long_training(tmp_path, monkeypatch):
-    """--eval-only gives what the run calls `before`; --limit-batches cuts epochs and evaluations; neither dry run nor
-    evaluation leaves a file.
-    """
-    from typer.testing import CliRunner
-
-    from leansurgeon.cli.main import app
-
-    monkeypatch.setenv("LEANSURGEON_CACHE", str(tmp_path / "cache"))
-    run, start = CliRunner().invoke, tmp_path / "start"
-    assert run(app, ["shrink", "digits-vit", "--layers", "1", "-o", str(start)]).exit_code == 0
-    model = ["retrain", str(start), "-r", "digits-vit", "--json", "--set", "train.eval.batch=100"]
-    evaluated = json.loads(run(app, [*model, "--eval-only"]).stdout)
-    dry = json.loads(run(app, [*model, "--dry-run"]).stdout)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["cache", "start"]
-    # Forward and backward of 17 tokens: 2 FLOPs a weight and token, three times; attention more, the embeddings less.
-    assert dry["plan"]["flops"] == dry["plan"]["flops_per_step"] * dry["plan"]["steps"]
-    assert 0.9 < dry["plan"]["flops_per_step"] / (6 * 17 * 64 * dry["plan"]["parameters"]) < 1.1
-    flags = [
-        "--limit-batches",
-        "2",
-        "--set",
-        "train.duration=2ep",
-        "--set",
-        "measure=null",
-        "-o",
-        str(tmp_path / "run"),
-    ]
-    limited = run(app, [*model, *flags])
-    assert limited.exit_code == 0, limited.output
-    summary = json.loads(limited.stdout)
-    assert summary["steps"] == 4 and summary["task"]["eval_samples"] == 200
-    whole = run(app, [*model, "--set", "train.duration=1st", "--set", "measure=null", "-o", str(tmp_path / "whole")])
-    assert json.loads(whole.stdout)["before"]["loss"] == pytest.approx(evaluated["loss"], rel=1e-6)
-    assert evaluated["samples"] == 360 and set(evaluated["metrics"]) == {"accuracy"}

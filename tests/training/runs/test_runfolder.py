@@ -7,17 +7,19 @@ import io
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from leansurgeon.checkpoints.recorded.part import DamagedRecord
-from leansurgeon.errors import LeanSurgeonError, UnsupportedModel, UsageError
+from leansurgeon.errors import LeanSurgeonError, RunFolderReplaced, UnsupportedModel, UsageError
 from leansurgeon.progress import Screen, duration_text, rate_text
-from leansurgeon.training import data_loader
 from leansurgeon.training.observe import Progress
 from leansurgeon.training.runs import folder as runfolder
+from tests.support.training_standin import Words, run_training
 
 
 def test_a_folder_that_could_not_be_written_leaves_the_old_one(tmp_path):
@@ -39,12 +41,16 @@ def test_a_folder_that_could_not_be_written_leaves_the_old_one(tmp_path):
 def test_a_file_is_replaced_at_once(tmp_path, monkeypatch):
     path = tmp_path / "summary.json"
     runfolder.write_json(path, {"x": 1})
-    monkeypatch.setattr(os, "fsync", lambda handle: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full")))
+    with pytest.raises(ValueError):
+        runfolder.write_json(path, {"x": float("nan")})
+
+    def no_room(handle):
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(os, "fsync", no_room)
     with pytest.raises(LeanSurgeonError, match="disk is full"):
         runfolder.write_json(path, {"x": 2})
     assert json.loads(path.read_text()) == {"x": 1} and os.listdir(tmp_path) == ["summary.json"]
-    with pytest.raises(ValueError):
-        runfolder.write_json(path, {"x": float("nan")})
 
 
 def test_a_log_is_no_link(tmp_path):
@@ -56,6 +62,29 @@ def test_a_log_is_no_link(tmp_path):
         with pytest.raises(UsageError, match=r"metrics\.jsonl"):
             change()
     assert (tmp_path / "mine").read_text() == "thesis\n"
+
+
+@pytest.mark.parametrize("split", ["train", "eval"])
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_training_whose_folder_goes_ends_in_an_error_and_writes_nothing_there(split, replaced, tmp_path):
+    folder = tmp_path / "run"
+
+    class Deleting(Words):
+        seen = 0
+
+        def batch(self, of, indices, **rest):
+            self.seen += of == split and folder.exists()
+            if self.seen == 6:
+                self.seen += 1
+                shutil.rmtree(folder)
+                if replaced:
+                    folder.mkdir()
+            return super().batch(of, indices, **rest)
+
+    with pytest.raises(RunFolderReplaced) as error:
+        run_training(tmp_path, task=Deleting(), log_every=100, checkpoint={"every": "2st"})
+    assert str(folder) in error.value.message and error.value.exit_code == 1
+    assert (list(folder.iterdir()) == []) if replaced else not folder.exists()
 
 
 def test_newest_shrunk_model(tmp_path):
@@ -70,19 +99,25 @@ def test_newest_shrunk_model(tmp_path):
     shrunk("old", 50)
     shrunk("group/new", 20)
     shrunk("run/model", 5)  # a trained copy, younger than all
-    shrunk("run/last", 4)
     (tmp_path / "run" / "recipe.yaml").write_text("")
     shrunk(".new.tmp", 1)  # somebody is still writing it
     shrunk("digits-vit/starts/lean-s0", 2)  # what an arm of an experiment starts from
     assert runfolder.newest_shrunk(tmp_path) == tmp_path / "group" / "new"
 
 
-def test_model_of_a_run_folder(tmp_path):
-    (tmp_path / "run" / "model").mkdir(parents=True)
-    (tmp_path / "run" / "model" / "config.json").write_text("{}")
-    assert runfolder.model_of(tmp_path / "run") == runfolder.model_of(tmp_path / "run" / "model")
+def test_a_run_and_its_model_are_known_from_within(tmp_path, monkeypatch):
+    model = tmp_path / "model"
+    model.mkdir()
     with pytest.raises(UnsupportedModel, match=r"no config\.json"):
-        runfolder.model_of(tmp_path)
+        runfolder.model_of(model)
+    (model / "config.json").write_text("{}")
+    assert runfolder.find_run(model) is None
+    (tmp_path / "recipe.yaml").write_text("")
+    assert runfolder.model_of(tmp_path) == runfolder.model_of(model) == model
+    assert runfolder.find_run(model) == runfolder.find_run(tmp_path) == tmp_path
+    monkeypatch.chdir(model)
+    assert runfolder.find_run(".") == tmp_path and runfolder.is_trained(Path("."))
+    assert (runfolder.find_run("..") / "recipe.yaml").is_file()
     with pytest.raises(UsageError, match="no model folder"):
         runfolder.model_of(tmp_path / "nowhere")
 
@@ -95,50 +130,44 @@ def test_names_of_runs_do_not_collide(tmp_path, monkeypatch):
     assert runfolder.new_run(tmp_path, "digits-vit", 2).name == first.name + "-2"
 
 
-class _Terminal(io.StringIO):
+class Terminal(io.StringIO):
     def isatty(self):
         return True
 
 
+SHOWN = dict(loss=1.25, lr=1e-3, rate=45_200, unit="tokens/s", eta=187, waiting=0.021, memory=17_300_000_000)
+LINE = "  loss 1.2500  lr 1.00e-03  45.2k tokens/s  data 2 %  17.30 GB  eta 3m07s"
+
+
 def test_progress_rewrites_its_line_on_a_terminal_only():
-    shown = dict(loss=1.25, lr=1e-3, rate=45_200, unit="tokens/s", eta=187, waiting=0.021, memory=17_300_000_000)
-    terminal, file = _Terminal(), io.StringIO()
+    terminal, file, untimed, quiet = Terminal(), io.StringIO(), io.StringIO(), io.StringIO()
     for stream in (terminal, file):
         now = iter(range(100))
         progress = Progress(stream=stream, clock=lambda now=now: next(now))
         progress.steps = 20
         for step in range(1, 6):
-            progress.step(step, **shown, fraction=step / 20)
+            progress.step(step, **SHOWN, fraction=step / 20)
         progress.say("evaluated")
-        progress.step(20, **shown, fraction=1.0)
+        progress.step(20, **SHOWN, fraction=1.0)
     drawn = terminal.getvalue()
     assert drawn.count("\r") >= 5 and drawn.index("step 5/20") < drawn.index("evaluated\n")
-    lines = file.getvalue().splitlines()
-    assert lines == [
-        "step 1/20  loss 1.2500  lr 1.00e-03  45.2k tokens/s  data 2 %  17.30 GB  eta 3m07s",
-        "evaluated",
-        "step 20/20  loss 1.2500  lr 1.00e-03  45.2k tokens/s  data 2 %  17.30 GB  eta 3m07s",
-    ]
-    whole = io.StringIO()
-    progress = Progress(stream=whole)
+    assert file.getvalue().splitlines() == ["step 1/20" + LINE, "evaluated", "step 20/20" + LINE]
+    progress = Progress(stream=untimed)
     progress.steps = None  # a training that ends by the clock
-    progress.step(7, **shown, fraction=0.3333)
-    assert whole.getvalue() == (
-        "step 7 (33.3 %)  loss 1.2500  lr 1.00e-03  45.2k tokens/s  data 2 %  17.30 GB  eta 3m07s\n"
-    )
-    quiet = io.StringIO()
+    progress.step(7, **SHOWN, fraction=0.3333)
+    assert untimed.getvalue() == f"step 7 (33.3 %){LINE}\n"
     Progress(stream=quiet, quiet=True).say("nothing")
     assert quiet.getvalue() == ""
     assert (duration_text(59), duration_text(7500), rate_text(812.4, "samples/s")) == ("59s", "2h05m", "812 samples/s")
 
 
-def test_colours_are_left_out_where_nobody_wants_them(monkeypatch):
+@pytest.mark.parametrize("wanted", [True, False])
+def test_colours_are_left_out_where_nobody_wants_them(wanted, monkeypatch):
     monkeypatch.setenv("TERM", "xterm-256color")
-    for wanted in (True, False):
-        monkeypatch.delenv("NO_COLOR", raising=False) if wanted else monkeypatch.setenv("NO_COLOR", "1")
-        terminal = _Terminal()
-        Screen(stream=terminal).show("half", 0.5)
-        assert bool(re.search(r"\x1b\[(?:9\d|3\d)", terminal.getvalue())) == wanted
+    monkeypatch.delenv("NO_COLOR", raising=False) if wanted else monkeypatch.setenv("NO_COLOR", "1")
+    terminal = Terminal()
+    Screen(stream=terminal).show("half", 0.5)
+    assert bool(re.search(r"\x1b\[(?:9\d|3\d)", terminal.getvalue())) == wanted
 
 
 def test_peak_memory_sees_what_was_held_and_freed():
@@ -164,44 +193,13 @@ print(peak.bytes - before)
     assert 100 * 2**20 < int(done.stdout) < 160 * 2**20
 
 
-def test_batches_made_ahead_are_the_same_and_errors_come_through():
-    assert list(data_loader.prefetch(iter(range(50)), depth=2)) == list(range(50))
-
-    def broken():
-        yield 1
-        raise ValueError("no more")
-
-    items = data_loader.prefetch(broken(), depth=2)
-    assert next(items) == 1
-    with pytest.raises(ValueError, match="no more"):
-        next(items)
-    early = data_loader.prefetch(iter(range(10**9)), depth=2)
-    assert next(early) == 0
-    early.close()  # ends its thread
-
-
-def test_a_run_is_known_from_within(tmp_path, monkeypatch):
-    model = tmp_path / "model"
-    model.mkdir()
-    (model / "config.json").write_text("{}")
-    assert runfolder.find_run(model) is None
-    (tmp_path / "recipe.yaml").write_text("")
-    assert runfolder.find_run(model) == runfolder.find_run(tmp_path) == tmp_path
-    monkeypatch.chdir(model)
-    assert runfolder.find_run(".") == tmp_path and runfolder.is_trained(runfolder.Path("."))
-    assert (runfolder.find_run("..") / "recipe.yaml").is_file()
-    monkeypatch.chdir(tmp_path)
-    assert (runfolder.find_run(".") / "recipe.yaml").is_file()
-
-
 def test_what_was_measured_is_said_where_it_cannot_be_kept(tmp_path):
     (tmp_path / "taken").mkdir()
     said: list[str] = []
-    runfolder.keep_beside(tmp_path / "kept.json", {"a": 1}, said.append)
-    runfolder.keep_beside(tmp_path / "taken", {"a": 1}, said.append)
-    runfolder.keep_beside(tmp_path / "none.json", {"a": float("nan")}, said.append)
+    for name, number in (("kept.json", 1), ("taken", 1), ("none.json", float("nan"))):
+        runfolder.keep_beside(tmp_path / name, {"a": number}, said.append)
     assert json.loads((tmp_path / "kept.json").read_text()) == {"a": 1}
-    assert len(said) == 3 and not (tmp_path / "none.json").exists() and list((tmp_path / "taken").iterdir()) == []
+    assert len(said) == 3 and {path.name for path in tmp_path.iterdir()} == {"kept.json", "taken"}
 
 
 def test_a_damaged_record_is_no_sign_that_something_was_learned(tmp_path):

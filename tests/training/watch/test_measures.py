@@ -13,6 +13,8 @@ from leansurgeon.checkpoints.model import load
 from leansurgeon.errors import UsageError
 from leansurgeon.measure.data.batches import inner
 from leansurgeon.measure.heads.importance import importance
+from leansurgeon.measure.heads.judge import HeadScorer, Labelled
+from leansurgeon.measure.heads.sites import sites
 from leansurgeon.measure.kappa import blocks as kappa
 from leansurgeon.training.loop import train
 from leansurgeon.training.recipe import reading
@@ -23,7 +25,7 @@ KAPPA = {"kappa": {"samples": 8, "every": "3st", "probes": 4}}
 HEADS = {"heads": {"samples": 8, "every": "4st", "steps": 2}}
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def one_thread():
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -45,15 +47,15 @@ def digits(tmp_path_factory):
     return task
 
 
-def recipe(measure: dict | None, **settings) -> TrainingRecipe:
+def recipe(measure: dict, **settings) -> TrainingRecipe:
     train = {"duration": "8st", "batch": 16, "optim": {"lr": 1e-2}, "eval": {"every": "4st"}, "log_every": 1}
     return TrainingRecipe(name="tiny", task={"name": "digits"}, train=train | settings, measure=measure)
 
 
 def run(folder, model, digits, measure, resume="never", **settings):
-    summary = train(
-        recipe(measure, **settings), model, folder, task=digits, cpu=True, resume=resume, say=lambda _: None
-    ).as_dict()
+    """The summary, and the rows without what a clock says."""
+    options = {"task": digits, "cpu": True, "resume": resume, "say": lambda _: None}
+    summary = train(recipe(measure, **settings), model, folder, **options).as_dict()
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     clock = ("step_ms", "data_wait")
     return summary, [{key: value for key, value in row.items() if key not in clock} for row in rows]
@@ -65,7 +67,6 @@ def of(rows, *kinds):
 
 @pytest.fixture(scope="module")
 def measured(model, digits, tmp_path_factory):
-    torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("measured") / "run"
     return *run(folder, model, digits, KAPPA | HEADS), folder
 
@@ -81,16 +82,15 @@ def test_a_training_is_the_same_to_the_last_bit_with_and_without(measured, model
 
 def test_rows_come_at_the_start_when_due_and_at_the_end(measured) -> None:
     summary, rows, _ = measured
-    assert [row["step"] for row in of(rows, "kappa")] == [0, 3, 6, 8]
-    assert [row["step"] for row in of(rows, "heads")] == [0, 4, 8]
-    last = of(rows, "kappa")[-1]
-    assert last["layers"] == summary["kappa"]["layers"] and last["epoch"] == pytest.approx(8 * 16 / 1424, abs=1e-4)
-    assert of(rows, "heads")[-1]["curve"] == summary["heads"]["curve"]
-    for row in of(rows, "kappa"):
+    kappas, heads = of(rows, "kappa"), of(rows, "heads")
+    assert [row["step"] for row in kappas] == [0, 3, 6, 8]
+    assert [row["step"] for row in heads] == [0, 4, 8]
+    assert kappas[-1]["layers"] == summary["kappa"]["layers"] and heads[-1]["curve"] == summary["heads"]["curve"]
+    assert kappas[-1]["epoch"] == pytest.approx(8 * 16 / 1424, abs=1e-4)
+    for row in kappas:
         assert row["samples"] == 8 and len(row["layers"]) == 2
         assert {"median", "output", "weights", "jacobian"} <= row["layers"][0].keys()
-    medians = [row["layers"][0]["median"] for row in of(rows, "kappa")]
-    assert len(set(medians)) == 4  # training moves it
+    assert len({row["layers"][0]["median"] for row in kappas}) == 4  # training moves it
 
 
 def test_rows_are_what_measuring_the_saved_models_gives(measured, model, digits) -> None:
@@ -99,18 +99,15 @@ def test_rows_are_what_measuring_the_saved_models_gives(measured, model, digits)
     batch = digits.batch("eval", inner(360, 8), seed=0, epoch=0)  # spread over the split
     for row, saved in ((of(rows, "kappa")[0], model), (of(rows, "kappa")[-1], folder / "last")):
         found = kappa.measure_blocks(load(saved), [batch], digits.token_mask, 8)
-        for one, other in zip(row["layers"], found["layers"], strict=True):
-            assert one["median"] == pytest.approx(other["median"], rel=1e-5)
+        medians = [[layer["median"] for layer in one["layers"]] for one in (row, found)]
+        assert medians[0] == pytest.approx(medians[1], rel=1e-5)
 
 
 def test_heads_are_ranked_on_training_samples_and_scored_on_others(measured, model, digits) -> None:
-    from leansurgeon.measure.heads.judge import HeadScorer, Labelled
-    from leansurgeon.measure.heads.sites import sites
-
     loaded = load(model)
     judge, places = Labelled(loaded, digits), sites(loaded)
     fit, judged = (digits.batch(split, inner(digits.size(split), 8), seed=0, epoch=0) for split in ("train", "eval"))
-    values, (first, *_) = importance(judge, places, [fit]), of(measured[1], "heads")
+    values, first = importance(judge, places, [fit]), of(measured[1], "heads")[0]
     shares = [value for layer in first["importance"]["share"] for value in layer]
     assert shares == pytest.approx((values / values.sum()).tolist(), rel=1e-4)
     assert first["curve"][0]["loss"] == pytest.approx(HeadScorer(judge, places, [judged]).whole.loss, rel=1e-4)
@@ -146,18 +143,11 @@ def test_a_resumed_training_has_the_same_rows(batches, measured, model, digits, 
     assert summary["kappa"] == measured[0]["kappa"]
 
 
-@pytest.mark.parametrize("every", ["30m", "3", "0ep"])
-def test_every_is_in_epochs_or_steps(every, tmp_path) -> None:
+def test_what_is_measured_survives_writing_and_reading_and_comes_by_epochs_or_steps(tmp_path) -> None:
     path = tmp_path / "r.yaml"
-    path.write_text(reading.dump(recipe(KAPPA)))
-    assert reading.load(path).measure.kappa.every == "3st"
-    with pytest.raises(UsageError, match=r"measure\.kappa\.every"):
-        reading.load(path, [f"measure.kappa.every={every}"])
-
-
-@pytest.mark.parametrize("measure", [{"kappa": None}, {"kappa": None} | HEADS, HEADS, KAPPA], ids=str)
-def test_what_is_measured_survives_writing_and_reading(measure, tmp_path) -> None:
-    path, wanted = tmp_path / "r.yaml", recipe(measure)
-    path.write_text(reading.dump(wanted))
-    found = reading.load(path).measure
-    assert (found and found.kappa, found and found.heads) == (wanted.measure.kappa, wanted.measure.heads)
+    for measure in ({"kappa": None} | HEADS, KAPPA):
+        path.write_text(reading.dump(recipe(measure)))
+        assert reading.load(path).measure == recipe(measure).measure
+    for every in ("30m", "3", "0ep"):
+        with pytest.raises(UsageError, match=r"measure\.kappa\.every"):
+            reading.load(path, [f"measure.kappa.every={every}"])
