@@ -243,9 +243,7 @@ LONG = {"duration": "9st", "batch": 1024}
         (9000, 1, LONG | {"batch_ramp": {"start": 64, "until": "300st"}}, r"300st", ["batch_ramp.until=0.1"]),
     ],
 )
-def test_batches_that_do_not_fit_are_one_sentence_and_what_it_advises_works(
-    samples, processes, changes, says, advised
-):
+def test_batches_that_do_not_fit_are_one_sentence_and_what_it_advises_works(samples, processes, changes, says, advised):
     recipe = TrainingRecipe(name="own", task={"name": "digits"}, train=train_of(**changes))
     with pytest.raises(UsageError, match=rf"\b{says}\b") as caught:
         schedule.make_plan(recipe.train, samples, processes)

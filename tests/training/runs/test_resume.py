@@ -128,7 +128,11 @@ def _train_in_fp16(folder, resume, kill_at) -> None:
 
 def test_the_scale_of_half_precision_goes_on_where_it_was(tmp_path):
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    for folder, resuming, kill_at, code in ((whole, "never", None, 0), (parts, "never", 8, -9), (parts, "auto", None, 0)):
+    for folder, resuming, kill_at, code in (
+        (whole, "never", None, 0),
+        (parts, "never", 8, -9),
+        (parts, "auto", None, 0),
+    ):
         folder.mkdir(exist_ok=True)
         assert cut.processes(1, _train_in_fp16, folder, resuming, kill_at) == [code]
         if code:
@@ -179,7 +183,10 @@ HARM = {
     "no-manifest": (checkpoint.MANIFEST, lambda data: None),
     "a-list": (checkpoint.MANIFEST, lambda data: b"[]"),
     "no-files": (checkpoint.MANIFEST, lambda data: b'{"format": 1}'),
-    "odd-files": (checkpoint.MANIFEST, lambda data: b'{"format": 1, "files": {"state.json": 3, "shared.safetensors": 3}}'),
+    "odd-files": (
+        checkpoint.MANIFEST,
+        lambda data: b'{"format": 1, "files": {"state.json": 3, "shared.safetensors": 3}}',
+    ),
 }
 
 
@@ -311,7 +318,9 @@ def test_old_checkpoints_are_pruned_and_a_full_disk_is_said(tmp_path, whole, mon
 
     def watched(run_dir, step, *rest, **options):
         path = real(run_dir, step, *rest, **options)
-        kept.append([json.loads((folder / checkpoint.MANIFEST).read_text())["step"] for folder in checkpoint.all_of(run_dir)])
+        kept.append(
+            [json.loads((folder / checkpoint.MANIFEST).read_text())["step"] for folder in checkpoint.all_of(run_dir)]
+        )
         return path
 
     monkeypatch.setattr(checkpoint, "write", watched)

@@ -70,7 +70,18 @@ def test_a_file_of_an_earlier_version_loses_nothing():
 
 @pytest.mark.parametrize("odd", [None, "x", [], [1], {}, True, float("nan"), float("inf"), 10**400])
 def test_odd_values_are_gaps(odd):
-    keys = ("final", "step_ms", "steps", "memory", "test", "kappa", "experiment", "recipe", "left_out_steps", "versions")
+    keys = (
+        "final",
+        "step_ms",
+        "steps",
+        "memory",
+        "test",
+        "kappa",
+        "experiment",
+        "recipe",
+        "left_out_steps",
+        "versions",
+    )
     found = read_with(**dict.fromkeys(keys, odd))
     assert found.step_ms is found.steps is found.memory.bytes is None and found.recipe == {}
     assert found.final in (None, Scores()) and found.model == WHOLE.model

@@ -23,8 +23,16 @@ from leansurgeon.training import data_loader, distributed, flops, optimizer, reg
 from leansurgeon.training.recipe.schema import Optim
 from tests.support import training_interrupted as cut
 from tests.support.training_standin import (
-    Dots, StandIn, Words, dot_model, losses, recipe, run_training, trained, word_model,
-)  # fmt: skip
+    Dots,
+    StandIn,
+    Words,
+    dot_model,
+    losses,
+    recipe,
+    run_training,
+    trained,
+    word_model,
+)
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
 

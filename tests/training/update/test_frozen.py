@@ -128,7 +128,12 @@ def test_wide_models_are_multiplied_in_bf16_where_the_processor_does_it(source):
     stage = replace(narrow.shape.stages[0], width=576)
     wide = type("Wide", (), {"shape": replace(narrow.shape, stages=(stage,))})
     slow, gpu = replace(AMX, bf16=False), replace(AMX, gpu=True)
-    for model, machine, wanted in ((narrow, AMX, "fp32"), (wide, AMX, "bf16"), (wide, slow, "fp32"), (narrow, gpu, "bf16")):
+    for model, machine, wanted in (
+        (narrow, AMX, "fp32"),
+        (wide, AMX, "bf16"),
+        (wide, slow, "fp32"),
+        (narrow, gpu, "bf16"),
+    ):
         assert from_model.choose_precision(model, machine) == wanted
 
 

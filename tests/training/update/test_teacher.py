@@ -209,7 +209,9 @@ def test_a_teacher_is_trained_and_known_and_has_the_head(saved, tmp_path):
     task, student = Asks("masked-lm"), checkpoints.load(folder)
     fresh, headless = str(tmp_path / "fresh"), str(tmp_path / "headless")
     model.save_pretrained(fresh)
-    record.write(tmp_path / "fresh", SurgeryRecord(Origin("bert-crammed", "preset", "bert-crammed"), initialised="fresh"))
+    record.write(
+        tmp_path / "fresh", SurgeryRecord(Origin("bert-crammed", "preset", "bert-crammed"), initialised="fresh")
+    )
     model.bert.save_pretrained(headless)
 
     def teacher(name: str, logits: float = 1.0):

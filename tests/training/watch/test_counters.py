@@ -42,7 +42,9 @@ def test_what_was_counted_goes_on(case, tmp_path):
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     summary = cut.run(whole, **settings)
     interrupt(parts, batch, **settings)
-    assert cut.run(parts, resume="auto", **settings)["stopped_early"] == summary["stopped_early"] == (case == "patience")
+    assert (
+        cut.run(parts, resume="auto", **settings)["stopped_early"] == summary["stopped_early"] == (case == "patience")
+    )
     assert case != "patience" or summary["steps"] == 8  # the first is the best, three bring nothing
     cut.assert_same(whole, parts)
 

@@ -19,8 +19,16 @@ from leansurgeon.training.loop import train
 from leansurgeon.training.recipe import reading
 from tests.support import training_interrupted as cut
 from tests.support.training_standin import (
-    Dots, StandIn, Words, dot_model, losses, recipe, run_training, trained, word_model,
-)  # fmt: skip
+    Dots,
+    StandIn,
+    Words,
+    dot_model,
+    losses,
+    recipe,
+    run_training,
+    trained,
+    word_model,
+)
 
 
 class Poisoned(Words):
