@@ -32,7 +32,7 @@ from tests.support.training_standin import (
     run_training,
     trained,
     word_model,
-)  # fmt: skip
+)
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
 

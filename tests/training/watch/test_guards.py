@@ -28,7 +28,7 @@ from tests.support.training_standin import (
     run_training,
     trained,
     word_model,
-)  # fmt: skip
+)
 
 
 class Poisoned(Words):
