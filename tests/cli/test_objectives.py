@@ -185,7 +185,7 @@ def test_a_recipe_makes_no_classifier_of_a_reranker(tmp_path):
     asked = ("retrain", model, "--recipe", tmp_path / "r.yaml", "-o", tmp_path / "run", "--cpu-processes", "1")
     done = leansurgeon(*asked)
     said = " ".join(done.stderr.split())
-    assert done.returncode == 2 and "gives a score of each sample" in said and "--classes new" in said, said
+    assert done.returncode == 2 and "predicts a score for each sample" in said and "--classes new" in said, said
     assert not (tmp_path / "run").exists()
     done = leansurgeon(*asked, "--classes", "new")
     assert done.returncode == 0 and "new head for no, yes" in " ".join(done.stderr.split()), done.stderr
