@@ -309,7 +309,9 @@ def test_a_run_that_heals_shows_the_model_that_it_leaves(tmp_path):
     assert sorted(found.values()) == [(0.61, 0.3), (0.68, 0.2), (0.72, 0.2)]
     (alone,) = sections(runs(made[1]))
     said = " ".join(note.says for note in notes.notes(alone))
-    assert "model/" not in said and "as it was" in said and "no longer holds a model" in said and "last step" not in said
+    assert (
+        "model/" not in said and "as it was" in said and "no longer holds a model" in said and "last step" not in said
+    )
     there = [replace(run, path=tmp_path) for run in runs(made[1])]
     (tmp_path / "model").mkdir()
     said = " ".join(note.says for note in notes.notes(sections(there)[0]))
