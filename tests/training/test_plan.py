@@ -132,13 +132,6 @@ def test_a_training_by_the_clock_counts_a_millionth_of_its_time(warmup, ticks):
         made(duration="10m", schedule={"warmup": "11m"})
 
 
-def test_momentum_by_the_clock():
-    cycle = made(duration="10m", schedule={"name": "one-cycle", "warmup": "2m", "anneal": "linear"})
-    turns = [cycle.momentum(tick) for tick in (0, 1e5, 2e5, 6e5, 1e6)]
-    assert turns == pytest.approx([0.95, 0.9, 0.85, 0.9, 0.95], abs=1e-5)
-    assert made().momentum(3) is None
-
-
 def test_between_two_looks_the_clock_is_taken_to_go_on():
     pace = schedule.Pace(made(duration="24h", schedule={"name": "triangle"}))
     pace.look(100, 6 * 3600.0)  # 216 s a step
