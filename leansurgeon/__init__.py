@@ -6,15 +6,15 @@
     cut = leansurgeon.shrink("my-model", layers=24, data="texts/")          # a path gives a folder, with its proof
     healed = leansurgeon.heal(cut, data="texts/", time="20m")
 
-The words are those of the command line; errors are those of `leansurgeon.errors`. Importing the package costs nothing:
-torch, transformers and timm are imported by the functions that need them.
+Arguments have the names of the command line's options; errors are those of `leansurgeon.errors`. Importing the package
+is fast: torch, transformers and timm are imported by the functions that need them.
 """
 
 from typing import Any
 
-# Two functions have the names of rooms. Python sets a package's attribute when a room is loaded for the first time;
-# loading these two here, which is a docstring each, leaves the names to the functions below for good.
-# Whoever wants the rooms says `from leansurgeon.search import ...`.
+# Two functions have the names of subpackages. Python sets a package's attribute when a subpackage is first imported;
+# importing these two here, which are only a docstring each, leaves the names to the functions below for good. To use
+# the subpackages, write `from leansurgeon.search import ...`.
 import leansurgeon.report
 import leansurgeon.search  # noqa: F401
 from leansurgeon import errors
@@ -34,9 +34,10 @@ shrink = LazyFunction("shrink")
 
 
 def compare(*models: Any, data: Any = None, tokenizer: Any = None, **options: Any) -> Any:
-    """Compare models on the same held-out samples of `data`: quality, parameters, size, memory, latency, kappa. The
-    first one is the original. Takes folders, results, and models in memory (with their `tokenizer` where they read
-    text); `options` are those of `report`, whose result it gives.
+    """Compare models on the same held-out samples of `data`: quality, parameters, size, memory, latency, kappa.
+
+    The first one is the original. Takes folders, results, and models in memory (with their `tokenizer` if they read
+    text). `options` are those of `report`, whose result it returns.
 
     >>> import leansurgeon, tempfile
     >>> folder = tempfile.mkdtemp()
@@ -61,8 +62,10 @@ def compare(*models: Any, data: Any = None, tokenizer: Any = None, **options: An
 
 
 def heal(model: Any, data: Any, **options: Any) -> Any:
-    """`retrain` on one's own data: the model learns from the one that it was cut from, where that is at hand, and is
-    kept as it was where nothing got better. Takes and gives what `retrain` does.
+    """Retrain a model on the user's own data; takes and returns what `retrain` does.
+
+    The model learns from the one that it was cut from, if that is available. Weights that training did not improve are
+    kept as they were.
 
     >>> import leansurgeon, tempfile
     >>> folder = tempfile.mkdtemp()

@@ -9,7 +9,7 @@ from leansurgeon.streams import ensure_descriptors
 
 
 def run() -> None:
-    """Entry point: carries out what was typed and ends the process."""
+    """Entry point: run the command line and exit the process."""
     clock.mark()
     ensure_descriptors()
     try:

@@ -1,5 +1,5 @@
-"""When the command that this process carries out began, on the clock of `time.perf_counter`: what is done "in 20m"
-counts from there, with the time that Python takes to load.
+"""When this process's command began, on the clock of `time.perf_counter`. A limit such as "in 20m" counts from there,
+including the time that Python takes to load.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ _marked: float | None = None
 
 
 def mark() -> None:
-    """For the entry point of a process: the command began when the process did."""
+    """Mark the start of the process as the start of the command. For the entry point of a process."""
     global _marked
     _marked = time.perf_counter() - age()
 
 
 def began() -> float:
-    """When the command began: now, in a process that does more than one."""
+    """Return when the command began; now, in a process that runs more than one."""
     return time.perf_counter() if _marked is None else _marked
 
 
 def age() -> float:
-    """Seconds since this process began; 0 where the system does not say."""
+    """Return the seconds since this process began; 0 if the system does not tell."""
     try:
         ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
         up = float(Path("/proc/uptime").read_text().split()[0])

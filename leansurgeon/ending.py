@@ -1,4 +1,4 @@
-"""How a process of ours ends."""
+"""Exit the process quickly."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import NoReturn
 
 
 def leave(code: int) -> NoReturn:
-    """End this process with `code`, without taking every module and object apart first: a second once torch is loaded,
-    for nothing.
+    """Exit this process with `code`, without tearing down every module and object first, which takes a second once
+    torch is loaded.
 
-    Threads are waited for and exit handlers run, in Python's own order.
+    Waits for threads and runs exit handlers, in Python's own order.
     """
     threading._shutdown()
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
-        # Nobody reads any more, or the disk is full: said by now. Or there is no such stream.
+        # Nobody reads any more, or the disk is full, which was reported by now. Or there is no such stream.
         with suppress(OSError, ValueError, AttributeError):
             stream.flush()
     os._exit(code)

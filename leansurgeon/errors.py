@@ -1,7 +1,6 @@
-"""Errors that a user should read: one sentence with the numbers, one next step, one exit code.
+"""Errors for the user: one sentence with the numbers, one next step, one exit code.
 
-Everything that leansurgeon expects to go wrong is raised as one of these; `cli.main` prints them and
-nothing else catches them.
+Every expected failure is raised as one of these; `cli.main` prints them and nothing else catches them.
 """
 
 from __future__ import annotations
@@ -31,16 +30,14 @@ class LeanSurgeonError(Exception):
 
 
 class UsageError(LeanSurgeonError):
-    """Wrong flag, wrong number, wrong recipe."""
+    """A wrong flag, number or recipe."""
 
     exit_code = 2
 
 
 @contextmanager
 def raised_as(kind: type[LeanSurgeonError]) -> Iterator[None]:
-    """What is a `UsageError` in the block is one of this kind, as its caller owes the user: of a model that cannot be
-    read the exit code is another than of a recipe.
-    """
+    """Raise a `UsageError` of the block as `kind` instead: an unreadable model has another exit code than a recipe."""
     try:
         yield
     except UsageError as error:
@@ -60,7 +57,7 @@ class OutOfMemory(LeanSurgeonError):
 
 
 class Diverged(LeanSurgeonError):
-    """The loss or a gradient is no longer a finite number."""
+    """The loss or a gradient is no longer finite."""
 
     exit_code = 5
 
@@ -72,39 +69,39 @@ class Stopped(LeanSurgeonError):
 
 
 class Interrupted(LeanSurgeonError):
-    """Ctrl-C, once everything has been closed."""
+    """Ctrl-C, once everything is closed."""
 
     exit_code = 130
 
 
 class NotPushed(LeanSurgeonError):
-    """The hub did not take a result, which is whole and stays where it is."""
+    """The hub did not accept a result, which stays complete where it is."""
 
 
 class RunFolderReplaced(LeanSurgeonError):
-    """The folder of a training was deleted or replaced while it went on."""
+    """The folder of a training was deleted or replaced while it ran."""
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM as an exception: whatever tidies up after Ctrl-C does so here too."""
+    """SIGTERM as an exception, so that code that cleans up after Ctrl-C does so here too."""
 
     exit_code = 143
 
 
 def disk_is_full(error: BaseException) -> bool:
-    """Whether no space is left, on the disk or of a quota; safetensors raises a class of its own that only quotes the
-    system's number.
+    """Return whether the disk or a quota is full; safetensors raises its own class, which only quotes the system's
+    error number.
     """
     full = (errno.ENOSPC, errno.EDQUOT)
     return getattr(error, "errno", None) in full or any(f"(os error {number})" in str(error) for number in full)
 
 
-# What the system says of a name: too long, a loop of links, in a file or a place that is not this user's.
+# Errors of a path: too long, a loop of links, inside a file or in a place that this user may not use.
 _OF_A_NAME = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 def in_words(error: BaseException) -> LeanSurgeonError | None:
-    """An error as the one sentence that one process or any of several ends with; None for a defect of this program."""
+    """Return an error as the one sentence to end with; None for a bug of this program."""
     if isinstance(error, LeanSurgeonError):
         return error
     if disk_is_full(error):
@@ -118,8 +115,8 @@ def in_words(error: BaseException) -> LeanSurgeonError | None:
 
 
 def memory_is_short(error: BaseException) -> bool:
-    """Whether an error means that the machine's memory is used up (torch raises a bare RuntimeError on a CPU, and on a
-    GPU where cuBLAS or cuDNN find no room for themselves).
+    """Return whether an error means that memory is used up (torch raises a bare RuntimeError on a CPU, and on a GPU if
+    cuBLAS or cuDNN cannot allocate).
     """
     words = ("allocate memory", "out of memory", "STATUS_ALLOC_FAILED", "bad_alloc", "cublasCreate")
     return isinstance(error, MemoryError) or any(word in str(error) for word in words)
@@ -128,12 +125,12 @@ def memory_is_short(error: BaseException) -> bool:
 _LIMITED = reprlib.Repr()
 _LIMITED.maxlevel, _LIMITED.maxdict, _LIMITED.maxlist, _LIMITED.maxtuple = 4, 20, 20, 20
 _LIMITED.maxstring = _LIMITED.maxother = _LIMITED.maxlong = 300
-WORD, SENTENCE = 200, 2_000  # columns that a word of a message, and a message, may have
+WORD, SENTENCE = 200, 2_000  # most columns of a word, and of a message
 
 
 def readable(text: str) -> str:
-    """A message for a terminal, whatever it quotes: no control characters, and the middle of what is too long gives
-    way.
+    """Return a message made safe for a terminal, whatever it quotes: control characters are escaped, and the middle of
+    long text is cut.
 
     >>> readable("There is no preset 'a" + 5000 * "a" + "'.").count("a") < 200
     True
@@ -144,7 +141,7 @@ def readable(text: str) -> str:
 
 
 def short(words: str, room: int) -> str:
-    """At most `room` columns; the middle gives way, since a path or a list says most at its ends.
+    """Return at most `room` columns; cut the middle, since a path or a list says most at its ends.
 
     >>> short("/home/someone/runs/digits-vit/lean", 20)
     '/home...its-vit/lean'
@@ -154,7 +151,7 @@ def short(words: str, room: int) -> str:
 
 
 def quote(value: object, room: int = 60) -> str:
-    """A value of somebody else's file as a message shows it: as Python writes it, cut to `room` columns.
+    """Return a value of a foreign file as a message shows it: as Python writes it, cut to `room` columns.
 
     >>> quote({"a": [0] * 100}, 20)
     "{'a':... 0, 0, ...]}"
@@ -163,12 +160,12 @@ def quote(value: object, room: int = 60) -> str:
 
 
 def plural(n: int | str, word: str) -> str:
-    """`1 layer`, `1,200 layers`, `2/6 layers`."""
+    """Return `1 layer`, `1,200 layers`, `2/6 layers`."""
     shown = n if isinstance(n, str) else f"{n:,}"
     return f"{shown} {word}" if shown == "1" else f"{shown} {word}s"
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """`" (did you mean 'lean'?)"`, or an empty string when nothing is near."""
+    """Return `" (did you mean 'lean'?)"`, or an empty string if nothing is close."""
     near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
     return f" (did you mean '{near[0]}'?)" if near else ""

@@ -1,4 +1,4 @@
-"""Hooks on the modules of a model, which go when the work is done or fails. Imports torch."""
+"""Hooks on a model's modules that are removed when the work is done or fails. Imports torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.utils.hooks import RemovableHandle
 
 
 class Hooks:
-    """Hooks for as long as a context lasts. All are removed at its end, also on an error and where adding one failed:
+    """Context manager for hooks. All are removed at its end, also on an error, or if adding one failed:
 
     with Hooks() as hooks:
         hooks.after(module, note)
@@ -28,17 +28,15 @@ class Hooks:
         self._stack.close()
 
     def before(self, module: nn.Module, hook: Callable[..., Any], **options: bool) -> None:
-        """`hook(module, args)` runs before the forward pass of a module; what it returns takes the place of `args`."""
+        """Call `hook(module, args)` before the forward pass of a module; what it returns replaces `args`."""
         self._keep(module.register_forward_pre_hook(hook, **options))
 
     def after(self, module: nn.Module, hook: Callable[..., Any], **options: bool) -> None:
-        """`hook(module, args, output)` runs after the forward pass of a module; what it returns takes the place of the
-        output.
-        """
+        """Call `hook(module, args, output)` after the forward pass of a module; what it returns replaces the output."""
         self._keep(module.register_forward_hook(hook, **options))
 
     def gradient(self, parameter: nn.Parameter, hook: Callable[[Tensor], None]) -> None:
-        """`hook(parameter)` runs when the gradient of a parameter has been added up."""
+        """Call `hook(parameter)` once the gradient of a parameter is accumulated."""
         self._keep(parameter.register_post_accumulate_grad_hook(hook))
 
     def _keep(self, handle: RemovableHandle) -> None:

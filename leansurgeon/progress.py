@@ -1,4 +1,4 @@
-"""How far long work is, on stderr: a bar that rewrites itself on a terminal, plain lines elsewhere.
+"""Progress of long work on stderr: a bar on a terminal, plain lines elsewhere.
 
     for layer in track(layers, "source layers", "layers/s"):
         ...
@@ -7,9 +7,8 @@
             ...
             advance()
 
-Which screen that is the command says (`show_on`); where nobody says it, nothing is shown.
-
-`rich` draws the bar (it heeds NO_COLOR and the width of the terminal) and is imported when there is one to draw.
+The command sets the screen with `show_on`; without one, nothing is shown. `rich` draws the bar (it respects NO_COLOR
+and the width of the terminal) and is imported only to draw one.
 """
 
 from __future__ import annotations
@@ -33,19 +32,19 @@ if TYPE_CHECKING:
     from tqdm import tqdm
 
 PLAIN_EVERY = 10.0  # seconds between two lines that cannot be rewritten
-REDRAW = 0.1  # seconds between two drawings of a bar
+REDRAW = 0.1  # seconds between two updates of a bar
 T = TypeVar("T")
-Say = Callable[[str], None]  # what talk goes to
+Say = Callable[[str], None]  # a function that takes messages
 
 
 class Advance(Protocol):
-    """What is called when units of a phase are done."""
+    """Called when units of a phase are done."""
 
     def __call__(self, units: int = 1) -> None: ...
 
 
 def duration_text(seconds: float) -> str:
-    """`59s`, `3m07s`, `2h05m`."""
+    """Return `59s`, `3m07s`, `2h05m`."""
     seconds = max(0, round(seconds))
     if seconds < 60:
         return f"{seconds}s"
@@ -55,7 +54,7 @@ def duration_text(seconds: float) -> str:
 
 
 def rate_text(rate: float, unit: str) -> str:
-    """`812 samples/s`, `45.2k tokens/s`."""
+    """Return `812 samples/s`, `45.2k tokens/s`."""
     for limit, scale, letter in ((1e6, 1e6, "M"), (1e4, 1e3, "k")):
         if rate >= limit:
             return f"{rate / scale:.1f}{letter} {unit}"
@@ -63,7 +62,7 @@ def rate_text(rate: float, unit: str) -> str:
 
 
 class Screen:
-    """Where one process speaks. With `say` every line goes there; `quiet` says nothing at all."""
+    """The output of one process. With `say` every line goes there; `quiet` shows nothing at all."""
 
     def __init__(
         self,
@@ -79,11 +78,11 @@ class Screen:
         self._emit = say or partial(print, file=self.stream, flush=True)
         self._bar: RichProgress | None = None
         self._last: float | None = None
-        self.pieces: list[Piece] = []  # what goes on, the outermost first
+        self.pieces: list[Piece] = []  # running phases, the outermost first
 
     def show(self, text: str, share: float | None, *, always: bool = False) -> None:
-        """The state of what goes on: `text` and, where it is known, the share that is done (0 to 1). Shown as often as
-        the place bears it, and `always` where nothing follows.
+        """Show the state: `text` and, if known, the share that is done (0 to 1). Redraws at a limited rate, or at once
+        with `always`.
         """
         now = self.clock()
         every = REDRAW if self.rewrites else PLAIN_EVERY
@@ -96,18 +95,18 @@ class Screen:
             self._emit(text)
 
     def begin(self) -> None:
-        """Nothing is shown until some time has passed: what is quick needs no line."""
+        """Delay the first output: quick work needs no line."""
         self._last = self.clock()
 
     def say(self, text: str) -> None:
-        """A line that stays."""
+        """Print a line that stays."""
         if self.quiet:
             return
         self.clear()
         self._emit(text)
 
     def clear(self) -> None:
-        """Wipe the bar, so that what follows starts on a clean line."""
+        """Erase the bar, so that what follows starts on a clean line."""
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
@@ -130,7 +129,7 @@ class Screen:
 
 @dataclass
 class Piece:
-    """Work of `total` units that goes on; `rate` names units per second."""
+    """A running phase of `total` units; `rate` names units per second."""
 
     title: str
     total: int
@@ -140,8 +139,8 @@ class Piece:
 
 
 def line(pieces: Sequence[Piece], now: float) -> tuple[str, float]:
-    """What is shown of pieces that lie in each other, the outermost first, and the share of the outermost that is done.
-    The rate is that of the innermost, the time left that of the whole.
+    """Return the text for nested phases, the outermost first, and the share of the outermost that is done. The rate is
+    that of the innermost, the remaining time that of the whole.
     """
     share = 0.0
     for piece in reversed(pieces):
@@ -157,8 +156,8 @@ def line(pieces: Sequence[Piece], now: float) -> tuple[str, float]:
 
 
 def seconds_left(pieces: Sequence[Piece], now: float) -> float | None:
-    """Seconds until the outermost piece ends; None where nothing is done. Units of a piece take what those before them
-    took, the first what the piece inside it takes: one unit may hold several such pieces, one after the other.
+    """Return the seconds until the outermost phase ends; None if nothing is done. Remaining units take as long as those
+    before them, the first as long as the phase inside it, though one unit may hold several such phases in sequence.
     """
     seconds = unit = None
     until = now
@@ -176,8 +175,8 @@ def seconds_left(pieces: Sequence[Piece], now: float) -> float | None:
 
 @contextmanager
 def phase(title: str, total: int, rate: str, screen: Screen | None = None) -> Iterator[Advance]:
-    """A piece of work of `total` units, which is shown where it takes longer than a moment; call what is given with the
-    number of units that were done (one). Pieces may lie in each other. Without `screen` it is the one of `show_on`.
+    """Show a phase of `total` units if it takes longer than a moment; yield a function that takes the number of units
+    done (default: one). Phases may be nested. `screen` defaults to the one of `show_on`.
     """
     screen = screen or _SCREEN.get()
     piece, depth = Piece(title, total, rate, screen.clock()), len(screen.pieces)
@@ -192,32 +191,34 @@ def phase(title: str, total: int, rate: str, screen: Screen | None = None) -> It
     try:
         yield advance
     finally:
-        del screen.pieces[depth:]  # also what lies inside and was left without a word
+        del screen.pieces[depth:]  # with nested phases that were not closed
         if not depth:
             screen.clear()
 
 
 def track(items: Collection[T], title: str, rate: str) -> Iterator[T]:
-    """`items` one by one, as a `phase` of the place where this command shows how far it is."""
+    """Yield `items` one by one, as a `phase` on the command's screen."""
     with phase(title, len(items), rate) as advance:
         for item in items:
             yield item
             advance()
 
 
-# Where the command shows how far its work is. Threads and who uses the package as a library have a silent one.
+# The command's screen. Threads, and programs that use the package as a library, have a silent one.
 _SILENT = Screen(quiet=True)
 _SCREEN: ContextVar[Screen] = ContextVar("screen", default=_SILENT)
 
 
 def command_screen(talk: Callable[[str], None] | None = None) -> Screen:
-    """stderr, or line by line what `talk` is told; of the processes of one training only the first shows anything."""
+    """Return a screen on stderr, or one that passes lines to `talk`. Of the processes of one training only the first
+    shows anything.
+    """
     return Screen(talk, quiet=rank() > 0)
 
 
 @contextmanager
 def show_on(screen: Screen) -> Iterator[None]:
-    """Phases inside the block are shown there, and nothing of them is left when it ends."""
+    """Show phases inside the block on `screen`, and clear it at the end."""
     before = _SCREEN.set(screen)
     try:
         yield
@@ -227,24 +228,25 @@ def show_on(screen: Screen) -> Iterator[None]:
 
 
 def is_shown() -> bool:
-    """Whether anybody is told how far the work is."""
+    """Return whether progress is shown."""
     return not _SCREEN.get().quiet
 
 
 def on_a_terminal() -> bool:
-    """Whether phases are drawn as a bar that rewrites itself, so that looking often is worth while."""
+    """Return whether phases are drawn as a bar that rewrites itself, so that frequent updates are useful."""
     screen = _SCREEN.get()
     return screen.rewrites and not screen.quiet
 
 
 _LOCK = threading.Lock()
-_BEFORE: dict[Callable[..., Any], list[Any]] = {}  # what settings of the process were, for each block that changes them
+# previous values of process-wide settings, for each block that changes them
+_BEFORE: dict[Callable[..., Any], list[Any]] = {}
 
 
 @contextmanager
 def change_setting(write: Callable[[Any], Any], value: Any, read: Callable[[], Any]) -> Iterator[None]:
-    """A setting of the whole process has this value while the block runs. Of blocks in several threads the last one to
-    end puts back what was there before the first.
+    """Give a setting of the whole process this value inside the block. With blocks in several threads, the last one to
+    end restores the original value.
     """
     with _LOCK:
         before = _BEFORE.setdefault(write, [])
@@ -261,8 +263,8 @@ def change_setting(write: Callable[[Any], Any], value: Any, read: Callable[[], A
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """transformers without bars and load reports while the block runs; what matters is said by us. Afterwards it is as
-    talkative as it was, since the process may be somebody else's.
+    """Silence transformers' bars and load reports inside the block; leansurgeon reports what matters. Restores the
+    previous verbosity, since the process may belong to another program.
     """
     from transformers.utils import logging
 
@@ -274,15 +276,15 @@ def quiet_transformers() -> Iterator[None]:
 
 
 def show_bars(shown: bool) -> None:
-    """Whether transformers draws bars."""
+    """Set whether transformers draws bars."""
     from transformers.utils import logging
 
     (logging.enable_progress_bar if shown else logging.disable_progress_bar)()
 
 
 def downloads() -> type[tqdm[Any]] | None:
-    """What huggingface_hub is to draw its bars with: they are shown where phases are. None, which leaves it to its own,
-    where nothing is shown.
+    """Return the class that huggingface_hub draws its bars with: they appear where phases do. None, its default, if
+    nothing is shown.
     """
     screen = _SCREEN.get()
     if screen.quiet:
@@ -293,7 +295,7 @@ def downloads() -> type[tqdm[Any]] | None:
     began = screen.clock()
 
     class Download(tqdm):  # type: ignore[type-arg]
-        """Bytes of all files together; the hub counts what came over the network and what was written apart."""
+        """Bytes of all files together; the hub counts downloaded and written bytes separately."""
 
         def __init__(self, *args: Any, **options: Any) -> None:
             options.pop("name", None)
@@ -315,7 +317,7 @@ def downloads() -> type[tqdm[Any]] | None:
 
 
 def size_text(size: float) -> str:
-    """Bytes in the unit that shows them.
+    """Return bytes in the most readable unit.
 
     >>> size_text(3_200_000_000), size_text(48_000), size_text(0)
     ('3.2 GB', '48 kB', '0 bytes')
@@ -325,11 +327,11 @@ def size_text(size: float) -> str:
 
 
 def silent(text: str) -> None:
-    """Talk that nobody wants."""
+    """Discard a message."""
 
 
 def say(text: str) -> None:
-    """Talk on stderr, in lines of 80 columns. Of the processes of one training only the first speaks."""
+    """Print a message on stderr, in lines of 80 columns. Of the processes of one training only the first prints."""
     if rank() > 0:
         return
     _SCREEN.get().clear()

@@ -1,6 +1,6 @@
-"""One definition of each option. A request is a pydantic type; the options of the command line (`cli.command`) and the
-arguments of the Python function (`commands.command`) are made from its fields, so both take the same words, check them
-alike and refuse them in one voice.
+"""The definition of each option, once for all. A request is a pydantic type; its fields define both the options of the
+command line (`cli.command`) and the arguments of the Python function (`commands.command`), so both accept the same
+words and report errors alike.
 """
 
 from __future__ import annotations
@@ -17,48 +17,48 @@ from leansurgeon.errors import LeanSurgeonError, UsageError, did_you_mean, quote
 
 PANELS = ("Shape", "Data", "Method", "Output", "More")  # of a help page, in this order
 
-# What is meant for one call and not for the next.
+# Options that apply to one call only.
 ONCE = {"force", "push", "public", "resume", "dry_run", "arms", "parallel", "gpus", "cpu_processes"}
 
 
 class Opt(NamedTuple):
-    """What the command line needs of a field beside its type, its default and its rules."""
+    """What the command line needs of a field besides its type, default and constraints."""
 
     help: str
     panel: str = "More"
-    names: tuple[str, ...] = ()  # spellings where they are not the field's own: "--out", "-o"
-    cli: Any = None  # the type that Typer reads, where the field takes more in Python
+    names: tuple[str, ...] = ()  # spellings if they differ from the field's name: "--out", "-o"
+    cli: Any = None  # the type that Typer reads, if the field takes more in Python
     metavar: str | None = None
-    complete: str | None = None  # what the tab key offers: a function of `cli.completion`
+    complete: str | None = None  # tab completion: a function of `cli.completion`
     positional: bool = False
-    shown: bool = True  # in --help; False for what a refusal asks for by name, and for what measurements alone need
-    model: bool = False  # in Python also a model in memory, which is written to a folder while the command runs
+    shown: bool = True  # in --help; False for options that an error message names, or that only measurements need
+    model: bool = False  # in Python also a model in memory, written to a folder while the command runs
 
 
 class Names(tuple[str, ...]):
-    """Several names, one for each time that an option was typed."""
+    """The values of an option that was given several times."""
 
 
 class Request(BaseModel):
-    """What is asked of one command; a field that it does not have is refused."""
+    """The arguments of a command; unknown fields are refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
 
 class Trust(Request):
-    """Whose code may run."""
+    """Whether code of a checkpoint may run."""
 
     trust_remote_code: Annotated[bool, Opt("Run modelling code that comes with a checkpoint.", shown=False)] = False
 
 
 class Access(Trust):
-    """What may be read of a checkpoint, too."""
+    """Also, what may be read of a checkpoint."""
 
     allow_pickle: Annotated[bool, Opt("Read pickled weights (weights_only=True).", shown=False)] = False
 
 
 def spell_number(value: float | str | Sequence[float] | None) -> str | None:
-    """Numbers, words and one number for each stage as text: 24, "2x" and [16, 32] become "24", "2x" and "16,32".
+    """Return numbers, words, or one number for each stage as text: 24, "2x" and [16, 32] become "24", "2x" and "16,32".
 
     >>> spell_number([16, 32]), spell_number("2x"), spell_number(0.5)
     ('16,32', '2x', '0.5')
@@ -79,7 +79,7 @@ Number = Annotated[str, BeforeValidator(spell_number)]  # 24, "2x", or one for e
 
 
 class ShapeRequest(Request):
-    """The shape that is wanted of a model."""
+    """The wanted shape of a model."""
 
     heads: Annotated[Number | None, Opt("24, 2x, or one per stage: 16,32,32,32.", "Shape", cli=str)] = None
     layers: Annotated[Number | None, Opt("10, or one per stage: 4,4,8,2.", "Shape", cli=str)] = None
@@ -99,16 +99,16 @@ R = TypeVar("R", bound=Request)
 
 
 def options_of(request: type[Request]) -> list[tuple[str, FieldInfo, Opt]]:
-    """Every field with what the command line needs of it, panel by panel: what commands share stands first under Shape
+    """Return every field with its options for the command line, panel by panel: shared options come first under Shape
     and Data, and last elsewhere.
     """
-    places: dict[str, list[tuple[int, int]]] = {}  # (class from the request upwards, place in it), one for each mention
+    places: dict[str, list[tuple[int, int]]] = {}  # (class from the request upwards, place in it), for each definition
     for level, base in enumerate(request.__mro__):
         for place, name in enumerate(inspect.get_annotations(base)):
             places.setdefault(name, []).append((level, place))
 
     def order(one: tuple[str, FieldInfo, Opt]) -> tuple[int, int, int]:
-        """The panel, and the place in it."""
+        """Return the panel, and the place in it."""
         name, _, opt = one
         panel = -1 if opt.positional else PANELS.index(opt.panel)
         level, place = places[name][-1 if opt.panel in ("Shape", "Data") else 0]
@@ -120,8 +120,8 @@ def options_of(request: type[Request]) -> list[tuple[str, FieldInfo, Opt]]:
 
 
 def command_line(name: str, asked: Request) -> str:
-    """The line of the terminal that asks a command for this: what is not the default, in the order of its help, without
-    what belongs to one call.
+    """Return the command line for a request: the non-default options in the order of its help, without
+    those in `ONCE`.
     """
     words = ["leansurgeon", name]
     for key, field, opt in options_of(type(asked)):
@@ -140,8 +140,10 @@ def command_line(name: str, asked: Request) -> str:
 
 
 def check_request(request: type[R], given: Mapping[str, Any], *, python: bool = False) -> R:
-    """The request with these values. Raises `UsageError` for the first one that is unknown or cannot be, spelled as the
-    caller has: `--heal-time 90s`, in Python `heal_time='90s'`.
+    """Return the request with these values.
+
+    Raises `UsageError` for the first unknown or invalid one, spelled as the caller wrote it: `--heal-time 90s`, in
+    Python `heal_time='90s'`.
     """
     try:
         return request(**given)

@@ -1,4 +1,4 @@
-"""The numbers that surgery may change, and the arithmetic of them. No torch here.
+"""The numbers that surgery may change, and their arithmetic. No torch here.
 
 A `Shape` is a tuple of `Stage`s (one for BERT, GPT-2 and ViT; four for pyramids such as DaViT). A `ParameterCount`
 splits a model's parameters into the four parts that every table of leansurgeon shows.
@@ -13,7 +13,7 @@ from itertools import accumulate
 
 from leansurgeon.errors import UsageError
 
-# What a person calls the numbers of a stage, and the parts that parameters are counted by.
+# Displayed names of a stage's numbers, and of the parts of a parameter count.
 NUMBERS = {
     "depth": "layers",
     "heads": "heads",
@@ -28,7 +28,7 @@ PARTS = {"embeddings": "embeddings", "attention": "attention", "mlp": "MLP", "re
 
 @dataclass(frozen=True)
 class Stage:
-    """A run of `depth` equal blocks. `width` is the embedding dimension, which surgery leaves alone."""
+    """A run of `depth` equal blocks. `width` is the embedding dimension, which surgery does not change."""
 
     depth: int
     heads: int
@@ -39,7 +39,7 @@ class Stage:
 
     @property
     def inner(self) -> int:
-        """Inner width h*d: columns of the attention block that enters the output projection."""
+        """Inner width h*d: the input columns of the attention's output projection."""
         return self.heads * self.head_dim
 
 
@@ -67,20 +67,20 @@ class Shape:
 
     @property
     def spans(self) -> list[range]:
-        """The layers of every stage, counted through all stages."""
+        """The layer numbers of every stage, counted through all stages."""
         ends = accumulate(stage.depth for stage in self.stages)
         return [range(end - stage.depth, end) for end, stage in zip(ends, self.stages, strict=True)]
 
     def stage_of(self, layer: int) -> int:
-        """The number of the stage that a layer belongs to."""
+        """Return the number of the stage that a layer belongs to."""
         return next(number for number, span in enumerate(self.spans) if layer in span)
 
     def with_(self, **changes: int) -> Shape:
-        """The same shape with a number changed in every stage."""
+        """Return the same shape with a number changed in every stage."""
         return Shape(tuple(replace(stage, **changes) for stage in self.stages))
 
     def column(self, name: str) -> str:
-        """One number of every stage as a person writes it: `12`, or `4,8,16,32` where stages differ."""
+        """Return one number of every stage as text: `12`, or `4,8,16,32` with several stages."""
         values = [getattr(stage, name) for stage in self.stages]
         return str(values[0]) if len(values) == 1 else ",".join(map(str, values))
 
@@ -110,23 +110,23 @@ class ParameterCount:
 
 
 def nearest_divisible(value: int, by: int) -> str:
-    """The multiples of `by` on both sides of `value`, as a person reads them: `"6, 9"`."""
+    """Return the multiples of `by` on both sides of `value` as text: `"6, 9"`."""
     below, above = value // by * by, -(-value // by) * by
     return ", ".join(str(v) for v in dict.fromkeys((below, above)) if v > 0)
 
 
 def divisors_near(width: int, heads: int) -> str:
-    """The two divisors of `width` nearest to `heads`, as a person reads them: `"6, 8"`."""
+    """Return the two divisors of `width` nearest to `heads` as text: `"6, 8"`."""
     divisors = [d for d in range(1, width + 1) if width % d == 0]
     return ", ".join(map(str, sorted(sorted(divisors, key=lambda d: (abs(d - heads), d))[:2])))
 
 
 def evenly(depth: int, keep: int) -> tuple[int, ...]:
-    """`keep` of `depth` layers at equal spacing, the first and the last among them (of one: the first). Of two layers
-    equally near a place the earlier is taken, since later ones do less: 6 -> 3 keeps 0, 2, 5.
+    """Choose `keep` of `depth` layers at equal spacing, including the first and the last (if only one, the first).
 
-    Both ends stay since they do what no other layer does: MiniLM's 6 -> 4 layers have a cosine of 0.79 to the source,
-    and 0.42 without the last; SmolLM2 at 24 of 30 a loss of 6.0 instead of 8.2.
+    Of two layers equally near a position it takes the earlier, since later ones do less: 6 -> 3 keeps 0, 2, 5. Both
+    ends stay since they do what no other layer does: MiniLM's 6 -> 4 layers have a cosine of 0.79 to the source, and
+    0.42 without the last; SmolLM2 at 24 of 30 a loss of 6.0 instead of 8.2.
     """
     if keep < 2:
         return tuple(range(keep))
@@ -134,7 +134,8 @@ def evenly(depth: int, keep: int) -> tuple[int, ...]:
 
 
 def one_of_each(depth: int, keep: int, *, last: bool = False) -> tuple[int, ...]:
-    """The first (`last`: the last) layer of each of `keep` groups of about equal size: 6 -> 3 keeps 0, 2, 4 (1, 3, 5).
+    """Choose the first (`last`: the last) layer of each of `keep` groups of about equal size: 6 -> 3 keeps 0, 2, 4 (1,
+    3, 5).
 
     The first of each was the best fixed rule on trained small ViTs; the last can be worse than starting fresh (digits
     and Fashion-MNIST).
@@ -151,8 +152,8 @@ SPACINGS: dict[str, Callable[[int, int], tuple[int, ...]]] = {
 
 @dataclass(frozen=True)
 class Groups:
-    """The layers of a stage of which `keep` are to stay, in groups of `period` that alternate: layer j of a result does
-    what layer j of such a model does. `needed` of the groups stay, of the last one what there is room for.
+    """The layers of a stage, of which `keep` stay, in groups of `period` alternating kinds: layer j of a result must be
+    of the same kind as layer j of such a model. `needed` groups stay, the last one cut to `keep`.
     """
 
     stage: range
@@ -165,36 +166,34 @@ class Groups:
 
     @property
     def all(self) -> list[tuple[int, ...]]:
-        """Those that may stay. What is left over at the end is no whole group: only a result that ends in the same way
-        has a place for it.
-        """
+        """The groups that may stay. An incomplete last group counts only for a result that ends in the same way."""
         whole, rest = divmod(len(self.stage), self.period)
         count = whole + bool(rest and (self.keep % self.period == rest or self.needed > whole))
         return [tuple(self.stage[i * self.period : (i + 1) * self.period]) for i in range(count)]
 
     @property
     def lost(self) -> int:
-        """How many groups go."""
+        """How many groups are dropped."""
         return len(self.all) - self.needed
 
     def without(self, gone: Collection[int]) -> list[int]:
-        """The layers that stay where these, whole groups of them, go."""
+        """Return the layers that stay if these layers, in whole groups, are dropped."""
         return [layer for group in self.all for layer in group if layer not in gone][: self.keep]
 
     def holds(self, layers: Sequence[int]) -> bool:
-        """Whether these are as many as are to stay, each in the place of its kind."""
+        """Return whether `layers` has `keep` layers, each at a position of its kind."""
         places = [(j % self.period, layer, layers[j - j % self.period]) for j, layer in enumerate(layers)]
         in_place = ((layer - self.stage.start) % self.period == at == layer - first for at, layer, first in places)
         return len(layers) == self.keep and all(in_place)
 
 
 def groups_of(before: Shape, after: Shape, period: int = 1) -> list[Groups]:
-    """The groups of every stage that becomes as deep as that of `after`."""
+    """Return the groups of every stage of `before` for the depth in `after`."""
     return [Groups(span, stage.depth, period) for span, stage in zip(before.spans, after.stages, strict=True)]
 
 
 def evenly_per_stage(before: Shape, after: Shape, period: int = 1, spacing: str = "even") -> tuple[int, ...]:
-    """The kept layers by one of `SPACINGS`, counted through all stages."""
+    """Return the layers kept by one of `SPACINGS`, counted through all stages."""
     kept: list[int] = []
     for groups in groups_of(before, after, period):
         every = groups.all

@@ -1,7 +1,7 @@
-"""stdout and stderr that nobody reads, that are full, or that are not there.
+"""stdout and stderr that are closed, full or missing.
 
-stdout is data: nobody reading any more is no error, a full disk is. stderr is talk: no fault of it may cost a result.
-What stdout shows may come from somebody else's file, so nothing in it steers a terminal.
+stdout is data: a closed reader is no error, a full disk is. stderr is messages: no fault of it may cost a result.
+stdout may show text from foreign files, so control sequences for a terminal are escaped.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, TextIO
 
-_COLOUR = r"\x1b\[[0-9;]*m"  # harmless, and what help is printed with
+_COLOUR = r"\x1b\[[0-9;]*m"  # harmless, and used by help
 _STEERS = re.compile(rf"{_COLOUR}|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]|\r(?!\n)")
 
 
 def harmless(text: str) -> str:
-    """The text with its control characters, but for line ends, tabs and colours, as escapes. They are those of JSON, so
-    that a document with one says the same.
+    """Return the text with control characters escaped, except line ends, tabs and colors. The escapes are those of
+    JSON, so that a document's meaning does not change.
 
     >>> harmless("a\\x1b]0;title\\x07b")
     'a\\\\u001b]0;title\\\\u0007b'
@@ -28,8 +28,8 @@ def harmless(text: str) -> str:
 
 
 class Outlet:
-    """A text stream whose faults in `forgiven` end it quietly: what is written from then on goes nowhere. `steers` says
-    whether what is written may move the cursor, as progress does.
+    """A text stream that survives the errors in `forgiven`: from then on, output is discarded. `steers` says whether
+    output may move the cursor, as progress does.
     """
 
     def __init__(self, inner: TextIO, forgiven: type[OSError], *, steers: bool = True) -> None:
@@ -48,7 +48,7 @@ class Outlet:
             return len(text)
 
     def writelines(self, lines: Iterator[str]) -> None:
-        """Write each."""
+        """Write each line."""
         for line in lines:
             self.write(line)
 
@@ -60,7 +60,7 @@ class Outlet:
             self._close()
 
     def _close(self) -> None:
-        """Let the descriptor, and with it what is buffered and the processes that inherit it, write to nowhere."""
+        """Redirect the descriptor, with its buffer and the processes that inherit it, to os.devnull."""
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, self._inner.fileno())
         os.close(nowhere)
@@ -72,15 +72,15 @@ class Outlet:
 
 
 def ensure_descriptors() -> None:
-    """Open what is closed of the descriptors 0 to 2, lest the next file be one and be written to as a stream."""
+    """Open closed descriptors 0 to 2, so that no other file gets one of them and is written to as a stream."""
     while (handle := os.open(os.devnull, os.O_RDWR)) < 3:
         pass
     os.close(handle)
 
 
 def guard() -> None:
-    """Make this process's stdout and stderr forgiving, for good."""
-    # A missing stderr would send `print(..., file=sys.stderr)` to stdout. The files stay open as long as the process.
+    """Make this process's stdout and stderr survive such errors, for good."""
+    # Without a stderr, `print(..., file=sys.stderr)` would go to stdout. The files stay open as long as the process.
     out = sys.stdout or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     talk = sys.stderr or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     sys.stdout = Outlet(out, BrokenPipeError, steers=False)  # type: ignore[assignment]
@@ -89,7 +89,7 @@ def guard() -> None:
 
 @contextmanager
 def guarding() -> Iterator[None]:
-    """`guard` for the length of a block."""
+    """Apply `guard` inside a block."""
     before = sys.stdout, sys.stderr
     guard()
     try:

@@ -1,4 +1,4 @@
-"""What this package is and where it lies. Rooms ask here: `leansurgeon` itself stands on top of all of them."""
+"""The version and the folder of this package, for modules that must not import `leansurgeon` itself."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Words and numbers in lines of 80 columns, for every room that prints."""
+"""Words and numbers in lines of 80 columns, for everything that prints."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ import textwrap
 from collections.abc import Mapping, Sequence
 
 WIDTH = 80
-UNIT = re.compile(r"(?<=\d) (?=(?:%|[KMGT]iB|ms|s|min|h)(?![\w]))")  # the blank between a number and its unit
+UNIT = re.compile(r"(?<=\d) (?=(?:%|[KMGT]iB|ms|s|min|h)(?![\w]))")  # the space between a number and its unit
 FORMULA = ("=", "+", "-", "@")
 
 
 def wrap(text: str, indent: str = "") -> list[str]:
-    """Lines of at most 80 columns; what is longer in one piece (a path) stays whole, and a number keeps its unit."""
+    """Return lines of at most 80 columns; a longer single word (a path) stays whole, and a number keeps its unit."""
     together = UNIT.sub("\u00a0", text)
     lines = textwrap.wrap(together, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
     return [line.replace("\u00a0", " ") for line in lines]
 
 
 def in_columns(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Heads, rule and rows, the first column to the left and the others to the right; two blanks between columns
+    """Return heads, rule and rows, the first column aligned left and the others right, with two spaces between columns
     (tabulate would pad every head by two more).
     """
     widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
@@ -33,7 +33,7 @@ def in_columns(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def ranges(numbers: Sequence[int]) -> str:
-    """Neighbours as a range.
+    """Return numbers as text, with consecutive ones as a range.
 
     >>> ranges([0, 1, 2, 5])
     '0-2, 5'
@@ -48,7 +48,7 @@ def ranges(numbers: Sequence[int]) -> str:
 
 
 def in_markdown(text: str) -> str:
-    r"""Text that Markdown shows as it is, in one line, in cells of tables too.
+    r"""Return text escaped for Markdown, on one line, also for cells of tables.
 
     >>> print(in_markdown("a|b_c<i>"))
     a\|b\_c\<i\>
@@ -57,8 +57,8 @@ def in_markdown(text: str) -> str:
 
 
 def harmless(cell: object) -> object:
-    """A cell of a CSV file that no spreadsheet takes for a formula: text that would begin one gets a `'` in front, and
-    control characters become `?`.
+    """Return a CSV cell that no spreadsheet takes for a formula: such text gets a `'` in front, and control characters
+    become `?`.
 
     >>> harmless("=1+1"), harmless("-lean"), harmless(-0.5)
     ("'=1+1", "'-lean", -0.5)
@@ -70,7 +70,7 @@ def harmless(cell: object) -> object:
 
 
 def write_csv(lines: Sequence[Mapping[str, object]]) -> str:
-    """A CSV file with a column for every key of the lines, in the order in which they come; None is empty."""
+    """Return a CSV file with a column for every key of the lines, in order of appearance; None is empty."""
     out = io.StringIO()
     writer = csv.DictWriter(out, list(dict.fromkeys(key for line in lines for key in line)), lineterminator="\n")
     writer.writeheader()

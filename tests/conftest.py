@@ -65,7 +65,7 @@ def pytest_xdist_auto_num_workers() -> int:
 
 
 # Files whose tests take longest: begun last, they would keep one process busy while the others have nothing left.
-LONGEST = ("test_malformed.py", "test_notebook.py", "test_experiment.py", "test_end_to_end.py", "test_examples.py")
+LONGEST = ("test_malformed.py", "test_experiment.py", "test_end_to_end.py", "test_examples.py")
 
 
 # Of a test that goes through more families than these, a commit runs these; `-m families` runs the others.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import ast
+import re
 from pathlib import Path
 
 from tests.clients.cells import CELLS, KINDS
@@ -20,14 +20,9 @@ def test_the_table_of_the_guide_is_what_is_tried():
         for row in body
     }
     assert shown == CELLS
-    assert sum(map(len, CELLS.values())) >= 20
 
 
 def test_every_client_has_a_test_with_its_cells():
-    tried = set()
-    for file in (TESTS / "clients").glob("test_*.py"):
-        for node in ast.walk(ast.parse(file.read_text())):
-            if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
-                calls = [mark for mark in node.decorator_list if isinstance(mark, ast.Call)]
-                tried |= {call.args[0].value for call in calls if getattr(call.func, "id", "") == "kinds"}
-    assert tried == set(CELLS)
+    files = (TESTS / "clients").glob("test_*.py")
+    tried = [name for file in files for name in re.findall(r'^@kinds\("(.+)"\)', file.read_text(), flags=re.M)]
+    assert sorted(tried) == sorted(CELLS)

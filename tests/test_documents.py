@@ -37,11 +37,10 @@ def test_ci_calls_the_readme():
     assert re.search(r"^pip install -e '\.\[test\]' && pytest", readme, flags=re.M)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_links_lead_somewhere(page):
-    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
-        if "://" not in target:
-            assert (page.parent / target).exists(), target
+def test_links_lead_somewhere():
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
+            assert "://" in target or (page.parent / target).exists(), f"{page}: {target}"
 
 
 def test_the_guide_for_developers_names_what_there_is():
@@ -84,16 +83,6 @@ def test_the_command_line_takes_every_command_of_the_documents(words):
 def test_enough_commands_are_documented():
     named = {words[0] for page in GUIDE for words in commands(page)}
     assert len(ALL) >= 25
-    assert named >= {
-        "shrink",
-        "retrain",
-        "report",
-        "run",
-        "kappa",
-        "heads",
-        "plan",
-        "search",
-        "inspect",
-        "diff",
-        "undo",
-    }
+    assert named >= set(
+        ["shrink", "retrain", "report", "run", "kappa", "heads", "plan", "search", "inspect", "diff", "undo"]
+    )

@@ -18,18 +18,35 @@ threading.Thread(target=lambda: time.sleep(0.4) or sys.stdout.write("thread\n"))
 threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
 atexit.register(sys.stdout.write, "handler\n")
 print("work")
-leave(int(sys.argv[2]))
+leave(75)
 """
+FAILING = """
+import sys, typer
+from leansurgeon.cli import main
+from leansurgeon.errors import UsageError
 
+def fail() -> None:
+    print("data")
+    raise UsageError("no such thing")
 
+failing = typer.Typer(add_completion=False)
+failing.command("fail")(fail)
+main.PANELS, main.load_command = {"": {"fail": "Fails"}}, lambda name: typer.main.get_command(failing)
+sys.argv = ["leansurgeon", "fail"]
+from leansurgeon.__main__ import run
+run()
+"""
 BUFFERED = {key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"}
 
 
-@pytest.mark.parametrize("code", [0, 75])
-def test_threads_are_waited_for_handlers_run_and_everything_is_written(code, tmp_path):
-    run = [sys.executable, "-c", SCRIPT, str(tmp_path / "folder"), str(code)]
-    done = subprocess.run(run, capture_output=True, text=True, timeout=60, env=BUFFERED)
-    assert done.returncode == code and done.stderr == ""
+def python(*arguments: object, **options: object) -> subprocess.CompletedProcess[str]:
+    """A fresh Python with these arguments; what it prints is buffered."""
+    return subprocess.run([sys.executable, *map(str, arguments)], text=True, timeout=60, env=BUFFERED, **options)
+
+
+def test_threads_are_waited_for_handlers_run_and_everything_is_written(tmp_path):
+    done = python("-c", SCRIPT, tmp_path / "folder", capture_output=True)
+    assert done.returncode == 75 and done.stderr == ""
     said = done.stdout.split()
     assert sorted(said[:-1]) == ["pool", "thread", "work"] and said[-1] == "handler"
     assert not os.path.exists((tmp_path / "folder").read_text())
@@ -38,41 +55,19 @@ def test_threads_are_waited_for_handlers_run_and_everything_is_written(code, tmp
 def test_a_closed_pipe_at_the_end_is_no_error(tmp_path):
     read, write = os.pipe()
     os.close(read)
-    run = [sys.executable, "-c", SCRIPT, str(tmp_path / "folder"), "3"]
-    done = subprocess.run(run, stdout=write, stderr=subprocess.PIPE, text=True, timeout=60, env=BUFFERED)
+    done = python("-c", SCRIPT, tmp_path / "folder", stdout=write, stderr=subprocess.PIPE)
     os.close(write)
-    assert done.returncode == 3 and done.stderr == ""
+    assert done.returncode == 75 and done.stderr == ""
 
 
 @pytest.mark.parametrize("closed", [1, 2], ids=["stdout", "stderr"])
 def test_a_process_without_a_stream_keeps_its_code(closed, tmp_path):
-    for arguments, code in ((["paper", "--help"], 0), (["inspect", str(tmp_path / "nowhere")], 2)):
-        run = [sys.executable, "-m", "leansurgeon", *arguments]
-        done = subprocess.run(run, capture_output=True, preexec_fn=lambda: os.close(closed), timeout=60)
+    for arguments, code in ((["paper", "--help"], 0), (["inspect", tmp_path / "nowhere"], 2)):
+        done = python("-m", "leansurgeon", *arguments, capture_output=True, preexec_fn=lambda: os.close(closed))
         assert done.returncode == code, done.stderr
 
 
-@pytest.mark.parametrize(("error", "code"), [("UsageError('no such thing')", 2), ("typer.Exit(3)", 3)])
-def test_a_full_disk_does_not_hide_why_a_command_failed(error, code):
-    script = f"""
-import sys, typer
-from leansurgeon.cli import main
-from leansurgeon.errors import UsageError
-
-def fail() -> None:
-    print("data")
-    raise {error}
-
-failing = typer.Typer(add_completion=False)
-failing.command("fail")(fail)
-main.PANELS, main.load_command = {{"": {{"fail": "Fails"}}}}, lambda name: typer.main.get_command(failing)
-sys.argv = ["leansurgeon", "fail"]
-from leansurgeon.__main__ import run
-run()
-"""
+def test_a_full_disk_does_not_hide_why_a_command_failed():
     with open("/dev/full", "w") as full:
-        done = subprocess.run(
-            [sys.executable, "-c", script], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, env=BUFFERED
-        )
-    assert done.returncode == code and ("no such thing" in done.stderr) == (code == 2)
-    assert "Traceback" not in done.stderr
+        done = python("-c", FAILING, stdout=full, stderr=subprocess.PIPE)
+    assert done.returncode == 2 and "no such thing" in done.stderr and "Traceback" not in done.stderr

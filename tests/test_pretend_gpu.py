@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from leansurgeon.checkpoints.model import Loaded
 from leansurgeon.cli.main import app
-from leansurgeon.errors import OutOfMemory, memory_is_short
+from leansurgeon.errors import OutOfMemory
 from leansurgeon.measure.costs import precision, speed
 from leansurgeon.measure.costs.memory import Setting
 from leansurgeon.measure.heads import importance, judge, sites
@@ -28,7 +28,6 @@ from leansurgeon.measure.kappa import study
 from leansurgeon.tasks import chance
 from leansurgeon.training import data_loader, distributed, schedule
 from leansurgeon.training import loop as loop
-from leansurgeon.training.processes import agree
 from leansurgeon.training.recipe.schema import Train
 from tests.conftest import architecture, build, example
 from tests.support.pretend_gpu import CUDA, Mixed, plugged_in
@@ -43,16 +42,10 @@ def gpu(monkeypatch):
 
 def test_the_pretence_holds(gpu):
     here, there = torch.ones(3), torch.ones(3, device="cuda")
-    assert (here.device.type, there.device.type, (2 * there).device) == ("cpu", "cuda", CUDA)
-    assert torch.nn.Linear(3, 3).to("cuda").weight.device == CUDA
-    assert there.to(here).device == there.cpu().device == here.device
-    for mixed in (lambda: here + there, lambda: here[there.long()], lambda: torch.stack([here.sum(), there.sum()])):
+    assert (here.device.type, (2 * there).device, there.to(here).device) == ("cpu", CUDA, here.device)
+    for mixed in (lambda: here + there, lambda: here[there.long()], lambda: there + torch.ones(3, device="cuda:1")):
         with pytest.raises(Mixed):
             mixed()
-    other = torch.ones(3, device="cuda:1")
-    assert (other.device.index, other.to("cuda:0").device, (2 * other).device.index) == (1, CUDA, 1)
-    with pytest.raises(Mixed, match="several GPUs"):
-        there + other
     with pytest.raises(TypeError, match="cuda:0"):
         there.numpy()
     assert (there + 1.5 * here.sum())[torch.tensor([0])].tolist() == [5.5] and gpu.waits["tolist"] == 1
@@ -150,19 +143,17 @@ def test_bench_measures_one_model_at_a_time(gpu, monkeypatch):
     assert gpu.calls["synchronize"] >= 2 * 3 * 4 * (2 + speed.WARM_UP)
 
 
-def failing(words: str, backend: str) -> SimpleNamespace:
-    def step():
-        raise RuntimeError(words)
-
-    optimizer = SimpleNamespace(zero_grad=lambda set_to_none: None)
-    load = Setting(8, 1, "fp32")
-    return SimpleNamespace(backend=backend, step=step, optimizer=optimizer, load=load, single=None)
-
-
 def test_a_backend_that_fails_in_its_own_words_is_left_out():
+    def failing(words: str, backend: str) -> SimpleNamespace:
+        def step():
+            raise RuntimeError(words)
+
+        optimizer = SimpleNamespace(zero_grad=lambda set_to_none: None)
+        load = Setting(8, 1, "fp32")
+        return SimpleNamespace(backend=backend, step=step, optimizer=optimizer, load=load, single=None)
+
     known = {
         "No available kernel. Aborting execution.": "no such kernel",
-        "No viable backend for scaled_dot_product_attention was found. ": "no such kernel",
         "cuDNN Frontend error: [cudnn_frontend] Error: No valid execution plans built.\nmore": "No valid execution",
     }
     for words, told in known.items():
@@ -172,8 +163,6 @@ def test_a_backend_that_fails_in_its_own_words_is_left_out():
             speed.runs(failing(words, "auto"))
     with pytest.raises(OutOfMemory):
         speed.runs(failing("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", "flash"))
-    assert memory_is_short(RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"))
-    assert not memory_is_short(RuntimeError("cuDNN error: CUDNN_STATUS_NOT_SUPPORTED"))
 
 
 # -- training -------------------------------------------------------------------------------------
@@ -286,32 +275,16 @@ def test_samples_do_not_follow_from_who_draws_first(apart, gpu):
     assert apart or all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
 
 
-LACKS = {
-    "torch": torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 52.00 GiB."),
-    "cublas": RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
-}
-
-
-@pytest.mark.parametrize("lack", LACKS.values(), ids=LACKS)
-def test_what_is_not_fitting_at_evaluation_is_said_so(lack, tmp_path):
+def test_what_is_not_fitting_at_evaluation_is_said_so(tmp_path):
     class Large(Words):
         def score(self, logits, batch, **rest):
             if not torch.is_grad_enabled():
-                raise lack
+                raise RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")
             return super().score(logits, batch, **rest)
 
     with pytest.raises(OutOfMemory, match="evaluate 4 samples") as caught:
         loop.train(recipe(), tmp_path, tmp_path / "run", loaded=word_model(), task=Large(), say=print, cpu=True)
     assert "train.eval.batch=2" in caught.value.hint
-
-
-def test_processes_on_gpus_wait_for_each_other_as_long_as_those_on_cpus(monkeypatch):
-    """Beside NCCL's group stands one of gloo, for words; it must not lose patience while rank 0 measures."""
-    made = []
-    monkeypatch.setattr(torch.distributed, "get_backend", lambda: "nccl")
-    monkeypatch.setattr(torch.distributed, "new_group", lambda **how: made.append(how))
-    agree.ProcessGroup(2, 0)
-    assert made == [{"backend": "gloo", "timeout": distributed.COLLECTIVE_TIMEOUT}]
 
 
 def test_a_micro_batch_is_halved_until_it_fits(gpu, tmp_path):

@@ -7,7 +7,7 @@ import pytest
 from leansurgeon import words
 
 
-@pytest.mark.parametrize("unit", ["%", "MiB", "ms", "s", "min"])
+@pytest.mark.parametrize("unit", ["%", "MiB", "min"])
 def test_a_number_keeps_its_unit(unit):
     for length in range(60, 82):
         lines = words.wrap(f"{'x' * length} 98.4 {unit} of it, and 7 more of everything else that there is", "  ")

@@ -1,4 +1,4 @@
-"""The model families that leansurgeon knows, and how to find the one of a config. No torch here."""
+"""The model families that leansurgeon knows, and how to find the family of a config. Imports no torch."""
 
 from __future__ import annotations
 
@@ -11,15 +11,17 @@ from leansurgeon.architectures.families import load_families
 from leansurgeon.architectures.tensors import exists
 from leansurgeon.errors import UnsupportedModel, UsageError
 
-NEAR = 0.6  # of difflib's measure: from there on two names are called near
+NEAR = 0.6  # cutoff of difflib for the nearest known name
 
 
 def of(config: Config, tower: str | None = None) -> Architecture:
-    """The family of a `config.json`, by its `model_type` (transformers) or `architecture` (timm, where `*` may stand in
-    a declaration). What nobody declared and transformers knows is inferred and proven (`infer/`), once; `tower` names
-    one part of a model of several: text, vision or audio (by default what the user has chosen for the command).
+    """Return the family of a `config.json`, by its `model_type` (transformers) or `architecture` (timm).
 
-    Raises `UnsupportedModel`: with the nearest known family, or with what inference found in the way.
+    A declaration of a timm family may use `*` in the name. A family without a declaration that transformers knows is
+    inferred and proven once (`infer/`). `tower` selects text, vision or audio in a multi-tower model (by default the
+    user's choice for the command).
+
+    Raises `UnsupportedModel` with the nearest known family, or with the reason why inference failed.
     """
     timm, model_type = family_name(config)
     tower = tower or towers.chosen_tower()
@@ -46,14 +48,14 @@ def of(config: Config, tower: str | None = None) -> Architecture:
 
 
 def decoupled_form_of(architecture: Architecture) -> Architecture:
-    """The form of a family that holds heads of any size (`Architecture.decoupled`)."""
+    """Return the form of a family that supports heads of any size (`Architecture.decoupled`)."""
     if architecture.decoupled in (infer.DECOUPLED, infer.TIMM_LEAN):
         return infer.make_decoupled_form(architecture)
     return load_families()[architecture.decoupled]
 
 
 def family_name(config: Config) -> tuple[bool, str]:
-    """Whether a config is timm's, and the name of its family. Raises `UnsupportedModel` where it has none."""
+    """Return whether a config is timm's, and the name of its family. Raises `UnsupportedModel` if it has none."""
     timm = "model_type" not in config and "architecture" in config
     model_type = config.get("architecture" if timm else "model_type")
     if not isinstance(model_type, str) or not model_type:
@@ -64,7 +66,7 @@ def family_name(config: Config) -> tuple[bool, str]:
 
 
 def find_declared(config: Config) -> Architecture | None:
-    """The hand-written declaration of a config's family, which goes before anything inferred."""
+    """Return the hand-written declaration of a config's family, which takes precedence over inference."""
     timm, model_type = family_name(config)
     if timm and infer.is_inferred(config):
         return None

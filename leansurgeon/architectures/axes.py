@@ -1,4 +1,4 @@
-"""Axes that are made of heads or MLP units: where the old entries stand when units come, go or change places."""
+"""Index maps of axes that are made of heads or MLP units: the old position of every entry when units change."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import numpy as np
 from leansurgeon.shape import Stage
 
 Array = np.ndarray
-FRESH = -1  # in an index: this place holds nothing old
+FRESH = -1  # in an index: the entry is new
 
 
 @dataclass(frozen=True)
 class UnitMaps:
-    """For every new head, key/value head and MLP unit the old one at its place, or FRESH."""
+    """The old index of every new head, key/value head and MLP unit, or FRESH."""
 
     heads: Array
     kv_heads: Array
@@ -23,9 +23,10 @@ class UnitMaps:
 
 
 def map_entries(axis: str, stage: Stage, maps: UnitMaps) -> Array:
-    """The old place of every new entry along an axis of units (`q+kv+kv`, `heads*qkv`, `mlp*2`), stacked parts one
-    after the other; FRESH where there is none. `stage` has the old sizes, and `maps` are looked at as they are needed.
-    Raises `KeyError` for an axis of something else.
+    """Return the old position of every new entry along an axis of units (`q+kv+kv`, `heads*qkv`, `mlp*2`), or FRESH.
+
+    Stacked parts follow one another. `stage` has the old sizes; only the needed `maps` are read. Raises `KeyError` for
+    an axis of anything else.
     """
     units = {"q": ("heads", stage.head_dim), "kv": ("kv_heads", stage.head_dim), "heads": ("heads", 1)}
     units["mlp"] = ("units", 1)
@@ -42,15 +43,16 @@ def map_entries(axis: str, stage: Stage, maps: UnitMaps) -> Array:
 
 
 def widen(before: int, after: int) -> Array:
-    """(after,) old unit of every new one, FRESH for the added ones."""
+    """Return the old index of every new unit, shape (after,); FRESH for the added ones."""
     index = np.full(after, FRESH)
     index[:before] = np.arange(before)
     return index
 
 
 def map_added_heads(before: Stage, after: Stage) -> tuple[Array, Array]:
-    """For every new query head and key/value head the old one at its place, or FRESH; where there are fewer heads in a
-    group, its last ones go.
+    """Return the old index of every new query head and of every new key/value head, or FRESH.
+
+    If a group has fewer heads than before, its last ones are dropped.
     """
     if before.kv_heads == before.heads:
         queries = widen(before.heads, after.heads)

@@ -1,31 +1,31 @@
-"""What a model family is, as data: which tensor plays which role, which config key holds which number.
+"""A model family as data: the role of every tensor, and the config key of every number.
 
-A family is one `Architecture`: a list of tensor templates, each with a *role* and its *axes*. Everything else follows
-from it: parameter counts without torch, the check of a config against its weights, and surgery, which only has to know
+A family is one `Architecture`: a list of tensor templates, each with a *role* and *axes*. Everything else follows from
+it: parameter counts without torch, the check of a config against its weights, and surgery, which only needs to know
 how each axis changes.
 
-A template says the name in the library's state dict, the role and the axes; `families/` has them as lines of text, and
-says how to add a family:
+A template gives the name in the library's state dict, the role and the axes. `families/` holds templates as lines of
+text and explains how to add a family:
 
     embeddings.cls_token  embedding  1,1,width
 
-Axes, one word per dimension, `+` where several parts are stacked along it:
+Axes, one word per dimension, `+` between parts that are stacked along it:
 
     width  embedding dimension      q   heads * head_dim       kv  kv_heads * head_dim      mlp  feed-forward width
     heads, head_dim                 any key of `sizes` (vocab, positions, ...), or a plain integer
-    heads*81  81 entries for every head, head by head; heads*qkv  q, k and v of a head after the other (GPT-NeoX)
+    heads*81  81 entries per head, ordered by head; heads*qkv  q, k and v of each head in turn (GPT-NeoX)
 
 A family with several stages (pyramids such as DaViT) has lists in its config where others have numbers. Either all
-stages are alike and `{s}` in `layer` is the number of the stage, or `stages` holds one `Blocks` each. Outside the
-blocks the axes `width0`, `width1`, ... are the widths of the stages, and `width` is that of the last. An encoder and a
-decoder are two stages, too, whose `Blocks` name config keys of their own (T5, BART).
+stages are alike and `{s}` in `layer` is the stage number, or `stages` holds one `Blocks` each. Outside the blocks the
+axes `width0`, `width1`, ... are the widths of the stages, and `width` is that of the last one. An encoder and a decoder
+are two stages as well, whose `Blocks` name config keys of their own (T5, BART).
 
-Roles: `q k v qkv o` attention, `up gate down` feed-forward, `head_param` other per-head parameters, `qk_norm`
-(over the entries of a head), `qk_norm_all` (over the channels of all heads, whose number then has to stay), `norm`,
-`embedding`, `head` (task head, pooler), `tied` (a second copy of a tensor), `buffer` (saved, but no parameter). `qk` is
-q and k stacked; `vkq` is a stack whose first part acts as values, whatever the library calls it; `head_mix` mixes heads
-with each other (rows are what comes out); `other_attention` and `other_mlp` are parts that surgery leaves alone (class
-attention). Names are those of the tensors in the file (transformers renames some of them while loading).
+Roles: `q k v qkv o` attention, `up gate down` feed-forward, `head_param` other per-head parameters, `qk_norm` (over the
+entries of a head), `qk_norm_all` (over the channels of all heads, so the number of heads must stay), `norm`,
+`embedding`, `head` (task head, pooler), `tied` (a second copy of a tensor), `buffer` (saved, but not a parameter). `qk`
+is q and k stacked; `vkq` is a stack whose first part acts as values, whatever the library calls it; `head_mix` mixes
+heads (rows are outputs); `other_attention` and `other_mlp` are parts that surgery leaves alone (class attention). Names
+are those of the tensors in the file (transformers renames some of them while loading).
 """
 
 from __future__ import annotations
@@ -63,91 +63,93 @@ from leansurgeon.shape import ParameterCount, Shape, Stage, divisors_near, neare
 class Architecture:
     """The declaration of one model family.
 
-    `head_dim` None in `keys` means that the library derives it from width // heads: then `keep` needs another family
-    that can store it, named by `decoupled`. `projection` is the path of the output projection in the *built*
-    model, with `{i}` for the layer (a tuple where a block has several).
+    `head_dim` None in `keys` means that the library derives it from width // heads; `keep` then needs another family
+    that can store it, named by `decoupled`. `projection` is the path of the output projection in the *built* model,
+    with `{i}` for the layer (a tuple if a block has several).
     """
 
     name: str
-    library: str  # "transformers", "timm", or "leansurgeon" (a modelling file of ours travels with the checkpoint)
+    library: str  # transformers, timm, or leansurgeon (our modelling file travels with the checkpoint)
     model_types: tuple[str, ...]
-    when: str = ""  # a config key that tells this variant of its types (`!`: where it is false)
+    when: str = ""  # config key that selects this variant among families of one type (`!`: if false)
     keys: Keys
     layer: str = ""
     block: tuple[Tensor, ...] = ()
     outer: tuple[Tensor, ...]
     projection: str | tuple[str, ...] = ""
-    stages: tuple[Blocks, ...] = ()  # instead of layer, block and projection, where stages differ
-    # Where norms stand: "pre" attention and MLP; "post", behind the sum with the residual stream; "behind" each part,
-    # before the sum (OLMo2); "around" each part, which is both before and behind it (Gemma 2 and 3, GLM-4).
+    stages: tuple[Blocks, ...] = ()  # replaces layer, block and projection if stages differ
+    # Position of the norms: "pre" attention and MLP; "post", after the residual sum; "behind" each part, before the sum
+    # (OLMo2); "around" each part, both before and after it (Gemma 2 and 3, GLM-4).
     norm: str
-    causal: bool = False  # tokens see only those before them, whatever head stands on the model
-    positions: str = "learned"  # "learned", "rope", "rope-2d" (head_dim is a multiple of four) or "none"
-    skipped_positions: int = 0  # as `Takes` has them, of families that nobody declared
-    rotates_when: str = ""  # a config key that switches rotary positions on, where `positions` does not say so
+    causal: bool = False  # tokens attend only to earlier ones, whatever the head
+    positions: str = "learned"  # learned, rope, rope-2d (head_dim is a multiple of four), relative or none
+    skipped_positions: int = 0  # as in `Takes`, for undeclared families
+    rotates_when: str = ""  # config key that turns rotary positions on, if `positions` does not say so
     prefixes: tuple[str, ...] = ("",)
     sizes: Mapping[str, str | Callable[[Config], int]] = field(default_factory=dict)
-    may_be_zero: tuple[str, ...] = ("num_classes",)  # config keys of `sizes`; timm's models without a classifier have 0
-    # Standard deviation of new weights: a config key, a number, a rule, or one of these for each role ("" for others).
+    may_be_zero: tuple[str, ...] = ("num_classes",)  # config keys of `sizes`; 0 in timm's models without a classifier
+    # Standard deviation of new weights: a config key, a number, a rule, or a rule per role ("" for the others).
     init_std: str | float | Callable[[Config], float] | Mapping[str, Callable[[Config], float]] = "initializer_range"
     decoupled: str | None = None
-    # Tensors outside the blocks that published files carry and a class does not read: class ending -> prefixes.
+    # Tensors outside the blocks that published files hold and a class does not read: class ending -> prefixes.
     unused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    ignored: tuple[str, ...] = ()  # patterns of names that the library passes over (multi-token prediction)
-    renames: Mapping[str, str] = field(default_factory=dict)  # endings of old files -> endings of today
-    depends_on_index: tuple[str, ...] = ()  # config keys under which a layer computes something else at another place
-    tied: tuple[str, ...] = ()  # copies of the embedding that old files carry beside it; not counted twice
-    tied_when: str = "tie_word_embeddings"  # the key or switch that says so
-    masked_head: tuple[str, ...] = ()  # children of a ForMaskedLM that make its logits of the last hidden states
-    ties_new: bool = False  # the library ties the output of every new model to its embedding, whatever the config says
+    ignored: tuple[str, ...] = ()  # name patterns that the library skips (multi-token prediction)
+    renames: Mapping[str, str] = field(default_factory=dict)  # old name endings -> today's endings
+    depends_on_index: tuple[str, ...] = ()  # config keys that make a layer's computation depend on its index
+    tied: tuple[str, ...] = ()  # copies of the embedding in old files; not counted twice
+    tied_when: str = "tie_word_embeddings"  # config key or switch that says so
+    masked_head: tuple[str, ...] = ()  # modules of a ForMaskedLM that turn the last hidden states into logits
+    ties_new: bool = False  # new models always tie output and embedding, whatever the config says
     modelling: str | None = None  # file in models/ that travels with the checkpoint
-    code: Path | None = None  # a checkpoint whose own modelling file stands in for it, as the user allowed
+    code: Path | None = None  # a checkpoint whose own modelling file replaces it, as the user allowed
     classes: Mapping[str, str] = field(default_factory=dict)  # class of the source family -> class of this one
-    # Config keys that a file may leave out and `when` or `sizes` read; names for `when` that follow from several keys.
+    # Config keys that a file may omit although `when` or `sizes` reads them; names for `when` derived from several
+    # keys.
     defaults: Mapping[str, Any] = field(default_factory=dict)
     switches: Mapping[str, Callable[[Config], Any]] = field(default_factory=dict)
-    per_layer: tuple[str, ...] = ()  # config lists with one entry per layer, re-indexed with the kept layers
-    forget: tuple[str, ...] = ()  # config keys that the library derives from the depth; left out of a written config
-    heads_divide_width: bool = False  # the library insists on width % heads == 0 although it stores head_dim
+    per_layer: tuple[str, ...] = ()  # config lists with one entry per layer, reduced to the kept layers
+    forget: tuple[str, ...] = ()  # config keys that the library derives from the depth; not written
+    heads_divide_width: bool = False  # the library requires width % heads == 0 although it stores head_dim
     per_head_divides: bool = True  # False: the library floors width / heads (Tiny-Stories GPT)
-    # Numbers that the library's constructor also gives to parts which surgery leaves alone (class attention): where
-    # they change, the result is of `decoupled`. So it is always where the library does not rebuild from its config.
+    # Numbers that the library's constructor also passes to parts that surgery leaves alone (class attention). If they
+    # change, the result belongs to the `decoupled` family; it always does if the library cannot rebuild from its
+    # config.
     shared: tuple[str, ...] = ()
-    class_keys: Mapping[str, str] = field(default_factory=dict)  # config keys of class attention -> number of the shape
-    unknown: tuple[str, ...] = ()  # flags of configs that the form with a head_dim of its own does not know
-    class_follows: bool = False  # whether class attention has the blocks' heads: see `surgery.class_attention`
+    class_keys: Mapping[str, str] = field(default_factory=dict)  # config keys of class attention -> field of the shape
+    unknown: tuple[str, ...] = ()  # config flags that the form with its own head_dim does not support
+    class_follows: bool = False  # whether class attention has the blocks' heads (`surgery.class_attention`)
     rebuilds: bool = True
-    period: int = 1  # layers that alternate (shifted windows) stay in step: whole groups of so many are dropped
-    adopt: Callable[[Config], Config] | None = None  # makes a config of the source's family one of this family
-    timm: Any = None  # how timm's models of this family are read: see `timm_models.TimmModels`
+    period: int = 1  # length of a cycle of alternating layers (shifted windows): whole cycles are dropped
+    adopt: Callable[[Config], Config] | None = None  # converts a config of the source's family to this one
+    timm: Any = None  # how to read timm's models of this family: `timm_models.TimmModels`
     takes: Takes = field(default_factory=Takes)
-    # What multiplies q . k before the softmax; None where the library takes 1/sqrt(head_dim).
+    # Factor of q . k before the softmax; None for the library's 1/sqrt(head_dim).
     score_scale: Callable[[Config], float | None] = scale_by_key
-    # Whether every block is full attention of all tokens with all tokens and an MLP on each of them, so that its
-    # operations follow from its tensors.
+    # Whether every block is full attention between all tokens and an MLP on each, so that FLOPs follow from its
+    # tensors.
     plain: bool = True
-    # In words that follow the family's name: why its heads do not stand alone, or cannot have another size.
+    # Why its heads are not independent, or cannot have another size; worded to follow the family's name.
     heads_entangled: str = ""
     heads_unsplittable: str = ""
-    # The pairs that say the same in another basis of every head, unless roles tell otherwise.
+    # The pairs that may be expressed in another basis of each head, unless roles say otherwise.
     bases: str = "qkvo"
-    # Numbers of the shape that may not change (`depth`, `heads`, `mlp_dim`), and why ("its slopes depend on them").
+    # Numbers of the shape that must not change (`depth`, `heads`, `mlp_dim`), and why ("its slopes depend on them").
     refused: Mapping[str, str] = field(default_factory=dict)
-    # Of families that nobody declared (`infer/`): layers of several kinds, so that a result has the tensors of the very
-    # layers it keeps; config keys that count the first layers of a kind or list layers by number; what was proven.
+    # For undeclared families (`infer/`): `uneven` layers of several kinds, so a result has exactly the tensors of the
+    # layers it keeps; config keys that count the first layers of a kind or list layers by index; and what was proven.
     uneven: bool = False
     counters: tuple[str, ...] = ()
     index_lists: tuple[str, ...] = ()
     evidence: Mapping[str, Any] = field(default_factory=dict)
-    section: str = ""  # the part of the config that describes this tower
-    taps: tuple[str, ...] = ()  # config keys, its own or the whole model's, that say behind which layers others listen
-    stay: tuple[int, ...] = ()  # how many of the first layers of every stage cannot move, since others speak to them
-    stay_last: tuple[int, ...] = ()  # how many of the last ones stay, which the library takes for another kind
+    section: str = ""  # part of the config that describes this tower
+    taps: tuple[str, ...] = ()  # config keys (own or the whole model's) for the layers whose outputs are read elsewhere
+    stay: tuple[int, ...] = ()  # number of first layers per stage that must stay, because others address them
+    stay_last: tuple[int, ...] = ()  # number of last layers that must stay, which the library treats differently
 
     # -- reading ---------------------------------------------------------------------------------
 
     def flat(self, config: Config) -> Config:
-        """The keys of the model itself (timm keeps them in `model_args`)."""
+        """Return the keys of the model itself (timm keeps them in `model_args`)."""
         place = self.section or ("model_args" if self.library == "timm" else "")
         return config.setdefault(place, {}) if place else config
 
@@ -156,34 +158,35 @@ class Architecture:
         return self.keys.head_dim is not None
 
     def fill_config(self, config: Config) -> Config:
-        """The config's keys with what a file may leave out, and the `switches`."""
+        """Return the config's keys with the defaults of those that a file may omit, and the `switches`."""
         c = {**self.defaults, **self.flat(config)}
         with rules_of(self.name):
             return c | {key: rule(c) for key, rule in self.switches.items()}
 
     def refusals(self, *, keeps: bool = True) -> dict[str, str]:
-        """What may not change, and why: what is `refused`, and what follows from the roles of tensors where the result
-        `keeps` what the model has learned.
+        """Return what must not change, and why: the `refused` numbers, and what the roles of tensors imply.
+
+        The latter applies only if the result `keeps` what the model has learned.
         """
         tensors = [*self.block, *(tensor for stage in self.stages for tensor in stage.block)]
         over_all = keeps and any(tensor.role == "qk_norm_all" for tensor in tensors)
         return ({"heads": ALL_HEADS} if over_all else {}) | dict(self.refused)
 
     def lists(self, config: Config) -> dict[str, Any]:
-        """What the `per_layer` keys say, by the family's rule where a file leaves one out."""
+        """Return the values of the `per_layer` keys, by the family's rule if a file omits one."""
         c, rules = self.flat(config), self.defaults
         with rules_of(self.name):
             return {key: c.get(key) or (rules[key](c) if callable(rules.get(key)) else None) for key in self.per_layer}
 
     def blocks(self, stage: int = 0) -> Blocks:
-        """The blocks of a stage, its number filled in."""
+        """Return the blocks of a stage, with its number filled in."""
         if self.stages:
             return self.stages[stage]
         paths = (self.projection,) if isinstance(self.projection, str) else self.projection
         return Blocks(fill(self.layer, stage), self.block, tuple(fill(path, stage) for path in paths))
 
     def shape(self, config: Config) -> Shape:
-        """The shape that a config describes, one stage unless its depth is a list."""
+        """Return the shape that a config describes, with one stage unless its depth is a list."""
         c = self.flat(config)
         apart = self._keys_apart(config)
         for keys in apart or (self.keys,):
@@ -202,7 +205,7 @@ class Architecture:
         return Shape(tuple(read_stage(c, self.keys, s, count if several else None) for s in range(count)))
 
     def _keys_apart(self, config: Config) -> tuple[Keys, ...]:
-        """The keys of every stage that this model has, where stages have keys of their own; else nothing."""
+        """Return the keys of every stage of this model if stages have their own keys, else an empty tuple."""
         apart = [blocks for blocks in self.stages if blocks.keys]
         filled = self.fill_config(config) if apart else {}
         return tuple(blocks.keys for blocks in apart if exists(blocks.when, filled))
@@ -210,13 +213,13 @@ class Architecture:
     # -- writing ---------------------------------------------------------------------------------
 
     def with_shape(self, config: Config, shape: Shape, layers: Sequence[int] | None = None) -> Config:
-        """A copy of a config of this family that describes `shape`, with these `layers` of the source."""
+        """Return a copy of a config of this family that describes `shape`, with these `layers` of the source."""
         config = {k: dict(v) if isinstance(v, dict) else v for k, v in config.items()}
         c, apart = self.flat(config), self._keys_apart(config)
         before = self.shape(config)
         depth = before.stages[0].depth
         several = isinstance(c.get(self.keys.depth), list | tuple)
-        lists = self.lists(config)  # written in full, also those left to a rule: it fails for kept layers
+        lists = self.lists(config)  # written in full, even if left to a rule, which would be wrong for the kept layers
         for stage in shape.stages:
             self._check_heads(stage)
         parts = [(self.keys, shape, several)]
@@ -234,7 +237,7 @@ class Architecture:
         if self.class_follows:
             c.update({key: getattr(shape.stages[-1], name) for key, name in self.class_keys.items()})
         if not self.keys.head_dim and "heads" not in self.refused:
-            c.pop("head_dim", None)  # ignored by the library's attention, but some rotary positions read it
+            c.pop("head_dim", None)  # the library's attention ignores it, but some rotary embeddings read it
         for key, values in lists.items():
             if values:
                 spans = [*zip(before.spans, shape.stages, strict=True), (range(before.depth), shape)]
@@ -251,7 +254,7 @@ class Architecture:
         return config
 
     def _numbers(self, keys: Keys, shape: Shape, several: bool) -> dict[str, Any]:
-        """What stands under `keys` for this shape: numbers, or lists where the config holds `several` stages so."""
+        """Return the values under `keys` for this shape: numbers, or lists if the config stores `several` stages so."""
         config: dict[str, Any] = {}
         for name in ("depth", "heads", "head_dim", "kv_heads", "mlp_dim"):
             if key := getattr(keys, name):
@@ -281,7 +284,7 @@ class Architecture:
             raise UsageError(self.why_not_decoupled(stage))
 
     def _natural(self, stage: Stage) -> bool:
-        """Whether the library itself would give these heads this head_dim."""
+        """Return whether the library itself would derive this head_dim."""
         divides = not self.per_head_divides or stage.width % stage.heads == 0
         return divides and stage.head_dim == stage.width // stage.heads
 
@@ -300,7 +303,7 @@ class Architecture:
         return ratio
 
     def holds(self, now: Shape, shape: Shape) -> bool:
-        """Whether a model of shape `now` can become one of `shape` and stay in this family."""
+        """Return whether a model of shape `now` can become one of `shape` within this family."""
         if not self.rebuilds:
             return False
         pairs = list(zip(now.stages, shape.stages, strict=True))
@@ -324,7 +327,7 @@ class Architecture:
         return f"{self.name} derives head_dim from width // heads = {natural}; it cannot hold {stage.head_dim}."
 
     def std(self, config: Config, role: str = "") -> float | None:
-        """Standard deviation of new weights by the library's rule; None where the config does not say it."""
+        """Return the standard deviation of new weights by the library's rule; None if the config does not give it."""
         rule = self.init_std
         if isinstance(rule, Mapping):
             rule = rule.get(role) or rule[""]
@@ -332,7 +335,7 @@ class Architecture:
             return rule if isinstance(rule, float) else rule(config) if callable(rule) else config.get(rule)
 
     def dims(self, config: Config, shape: Shape, stage: int = -1) -> dict[str, int]:
-        """Every axis name with its size in a stage."""
+        """Return the size of every axis name in a stage."""
         c, at = self.fill_config(config), shape.stages[stage]
         dims = stage_sizes(at) | {f"width{s}": other.width for s, other in enumerate(shape.stages)}
         for name, source in self.sizes.items():
@@ -353,13 +356,13 @@ class Architecture:
         return dims
 
     def tensors(self, config: Config, shape: Shape | None = None, prefix: str | None = None) -> Iterator[TensorSpec]:
-        """Every declared tensor of a model with this config. Shapes are in the file's order, e.g. `(q, width)`."""
+        """Yield every declared tensor of a model with this config, with shapes as in the file, e.g. `(q, width)`."""
         shape = shape or self.shape(config)
         prefix = self.prefixes[0] if prefix is None else prefix
         dims, c = self.dims(config, shape), self.fill_config(config)
         for t in self.outer:
             if exists(t.when, c):
-                # A leading "/" marks a tensor outside the base model (task heads), which never carries the prefix.
+                # A leading "/" marks a tensor outside the base model (task heads), which never has the prefix.
                 name = t.name[1:] if t.name.startswith("/") else prefix + t.name
                 yield TensorSpec(name, t.role, t.axes, sizes_of(t.axes, dims), group=t.group)
         layer = 0
@@ -374,12 +377,13 @@ class Architecture:
                 layer += 1
 
     def count(self, config: Config, shape: Shape | None = None) -> ParameterCount:
-        """Parameters by part from the declaration alone (no torch)."""
+        """Count parameters by part from the declaration alone, without torch."""
         return count_parameters(self.tensors(config, shape))
 
 
 def read_stage(c: Config, keys: Keys, s: int = 0, count: int | None = None) -> Stage:
-    """Stage `s` as these keys of a config say; `count` is the number of stages, None where it holds plain numbers.
+    """Read stage `s` from these keys of a config; `count` is the number of stages, None if it holds plain numbers.
+
     Raises `UnsupportedModel`.
     """
 

@@ -1,6 +1,4 @@
-"""Where values of somebody's config meet rules and libraries that do not expect them: whatever these raise is one
-sentence about the config.
-"""
+"""Turn errors of rules and libraries on somebody else's config into one sentence about that config."""
 
 from __future__ import annotations
 
@@ -11,13 +9,13 @@ from contextlib import contextmanager
 
 from leansurgeon.errors import LeanSurgeonError, UnsupportedModel, disk_is_full, memory_is_short, quote
 
-# What a rule such as `c["hidden_size"] // c["patch_size"]` raises for a value that is missing or of another kind.
+# What a rule such as `c["hidden_size"] // c["patch_size"]` raises for a missing value or one of another kind.
 UNFIT = (KeyError, TypeError, ValueError, AttributeError, ZeroDivisionError, IndexError, OverflowError)
 
 
 @contextmanager
 def rules_of(family: str) -> Iterator[None]:
-    """Let a family's rules read a config; raises `UnsupportedModel` where it lacks what they need."""
+    """Run a family's rules on a config. Raises `UnsupportedModel` if the config lacks what they need."""
     try:
         yield
     except UNFIT as error:
@@ -29,8 +27,9 @@ def rules_of(family: str) -> Iterator[None]:
 
 @contextmanager
 def library_builds(what: str) -> Iterator[None]:
-    """Let a library build, or load, `what` from a config that it did not write; raises `UnsupportedModel` with its
-    reason where it refuses, since libraries refuse in every way there is.
+    """Let a library build or load `what` from somebody else's config.
+
+    Whatever error it raises becomes an `UnsupportedModel` with its reason.
     """
     try:
         yield
@@ -45,7 +44,7 @@ def library_builds(what: str) -> Iterator[None]:
 
 
 def in_words(error: Exception) -> str:
-    """What a library itself says of a config, where it is a sentence of its own and not one of Python or torch."""
+    """Return the library's own message about a config, if it is a sentence and not an error of Python or torch."""
     if isinstance(error, KeyError) and error.args:
         return f": it knows no {quote(error.args[0])}"
     if isinstance(error, TypeError) and (extra := re.search(r"unexpected keyword argument '(.+)'", str(error))):

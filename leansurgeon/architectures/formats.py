@@ -1,15 +1,15 @@
-"""Formats of other programs without a place for a head_dim of its own, or for layers in another order, by family."""
+"""Formats of other programs that cannot store a head_dim, or layers in another order, by family."""
 
 from __future__ import annotations
 
 GGUF, CTRANSLATE2 = "GGUF (llama.cpp)", "CTranslate2"
-OURS = "leansurgeon_"  # before the name of a family that has heads of its own size by a modelling file of ours
-# What each knows of the families that have such heads only by a file of ours.
+OURS = "leansurgeon_"  # prefix of families that get their own head_dim from one of our modelling files
+# Families, among those with such a modelling file, that each format knows in their original form.
 KNOWN = {GGUF: ("bert", "roberta", "gpt2"), CTRANSLATE2: ("bert", "roberta", "gpt2", "bart", "mbart")}
-# Families with a head_dim in their config, which CTranslate2's converter does not read (tests/clients hold it).
+# Families with a head_dim in their config that CTranslate2's converter does not read (tested in tests/clients).
 UNREAD = {CTRANSLATE2: ("llama", "qwen2", "t5", "mt5")}
-# Families whose every so many-th layer is of another kind, which the program counts by itself: the config key that says
-# it of every layer, its value there, what such a layer is called, and how many (llama-model.cpp, its hparams).
+# Families with a special layer at a fixed interval, which the program computes itself: the config key that marks such
+# layers, its value for them, what they are called, and the interval (llama-model.cpp, its hparams).
 FULL = ("layer_types", "full_attention", "one with full attention")
 PATTERNS = {
     GGUF: {

@@ -1,4 +1,4 @@
-"""What of an architecture may not change, and the config keys that follow the layers that stay."""
+"""What must not change in an architecture, and config keys that depend on which layers are kept."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ NUMBERS = {"depth": ("depth",), "heads": ("heads", "head_dim", "kv_heads"), "mlp
 CANNOT = {"depth": "Layers cannot be dropped", "heads": "Heads cannot change", "mlp_dim": "The MLP cannot change"}
 CAN = {"depth": "layers can be dropped", "heads": "heads can change", "mlp_dim": "the MLP can change"}
 ALL_HEADS = "its query and key norms run over all heads"
-# Config keys that say where something is taken from a tower on its way: by numbers of hidden states (0 stands before
-# the first layer, -1 behind the last), or by layers behind which it is taken.
+# Config keys that name the outputs taken from a tower: by index of a hidden state (0 is before the first layer, -1
+# after the last), or by the layer after which they are taken.
 HIDDEN_STATES = ("vision_feature_layer", "vision_feature_layers")
 ONCE_EACH = ("deepstack_visual_indexes",)
 BEHIND_LAYERS = (*ONCE_EACH, "intermediate_layers_indices")
 TAPS = HIDDEN_STATES + BEHIND_LAYERS
 FROM_END = "num_kv_shared_layers"  # counts the last layers of a kind
-BY_LAYER = "per_layer_config"  # what differs in some layers, by their numbers
+BY_LAYER = "per_layer_config"  # settings of single layers, by layer index
 
 
 def check_allowed(name: str, refused: Mapping[str, str], now: Shape, shape: Shape) -> None:
-    """Raises `UnsupportedModel` where a number that may not change does, with the reason and with what may."""
+    """Raise `UnsupportedModel` if a number changes that must not, with the reason and with what may change."""
     for kind, reason in refused.items():
         pairs = [(a, b) for a, b in zip(now.stages, shape.stages, strict=True)]
         if any(getattr(a, number) != getattr(b, number) for a, b in pairs for number in NUMBERS[kind]):
@@ -35,7 +35,10 @@ def check_allowed(name: str, refused: Mapping[str, str], now: Shape, shape: Shap
 
 
 def of_layers(key: str, values: object, layers: Sequence[int]) -> list[object]:
-    """The entries of a config's list for the layers that stay. Raises `UnsupportedModel` where it is no list of all."""
+    """Return the entries of a per-layer list for the kept layers.
+
+    Raises `UnsupportedModel` if it does not cover all layers.
+    """
     if not isinstance(values, list | tuple) or len(values) <= max(layers):
         raise UnsupportedModel(f"The config says {key} = {quote(values)}, which has no value for each layer.")
     return [values[i] for i in layers]
@@ -44,7 +47,7 @@ def of_layers(key: str, values: object, layers: Sequence[int]) -> list[object]:
 def follow_layers(
     c: Config, counters: Sequence[str], index_lists: Sequence[str], layers: Sequence[int], depth: int
 ) -> dict[str, object]:
-    """What keys that count the first layers of a kind, or list layers by number, say of the kept `layers`."""
+    """Return what keys that count the first layers of a kind or list layers by index say of the kept `layers`."""
     changes: dict[str, object] = {}
     for key in counters:
         if isinstance(c.get(key), int) and c[key] < depth:
@@ -58,7 +61,7 @@ def follow_layers(
 
 
 def of_single_layers(c: Config, layers: Sequence[int]) -> Config:
-    """What differs in some layers, where a config says it by their numbers, for a model of these `layers`."""
+    """Return the settings of single layers, renumbered for a model of these `layers`."""
     if not isinstance(of_some := c.get(BY_LAYER), dict):
         return {}
     own = {int(number): entry for number, entry in of_some.items()}
@@ -66,8 +69,9 @@ def of_single_layers(c: Config, layers: Sequence[int]) -> Config:
 
 
 def move_taps(keys: Sequence[str], places: Sequence[Config], layers: Sequence[int], depth: int) -> None:
-    """Let who listens behind layers of the first stage, of `depth`, listen behind those of `layers`. A key stands in
-    the first of the `places` that has it.
+    """Renumber the `TAPS` keys for the kept `layers` of the first stage, of `depth` layers.
+
+    A key is in the first of the `places` that has it.
     """
     for key in keys:
         place = next(place for place in places if key in place)
@@ -75,23 +79,24 @@ def move_taps(keys: Sequence[str], places: Sequence[Config], layers: Sequence[in
 
 
 def clip_taps(keys: Sequence[str], places: Sequence[Config], depth: int) -> None:
-    """What a config says for so many layers where nobody has chosen which: enough to count by."""
+    """Limit the `TAPS` keys to this many layers when no layers were chosen yet: enough for counting parameters."""
     for key in keys:
         place = next(place for place in places if key in place)
         place[key] = within(place[key], depth if key in HIDDEN_STATES else depth - 1)
 
 
 def within(number: Any, last: int) -> Any:
-    """A number, or several, at most the `last` one that there is; -1 is the last one, too."""
+    """Limit an index, or several, to at most `last`; -1 also means the last one."""
     if isinstance(number, list | tuple):
         return [within(n, last) for n in number]
     return max(-last - 1, min(last, number))
 
 
 def follow_taps(key: str, value: int | Sequence[int], layers: Sequence[int], depth: int) -> int | list[int]:
-    """What a key of `TAPS` says where only these `layers` of `depth` are left: what was taken behind a layer is taken
-    behind the last one that is left of those up to it. Raises `UsageError` where there is none, or where each
-    wants one of its own.
+    """Return the value of a key of `TAPS` when only these `layers` of `depth` are kept.
+
+    What was taken after a layer is taken after the last kept layer up to it. Raises `UsageError` if there is none, or
+    if each needs one of its own.
     """
     if isinstance(value, int):
         return _map_hidden_state(value, layers, depth)
@@ -108,6 +113,6 @@ def follow_taps(key: str, value: int | Sequence[int], layers: Sequence[int], dep
 
 
 def _map_hidden_state(number: int, layers: Sequence[int], depth: int) -> int:
-    before = number if number >= 0 else depth + 1 + number  # layers before it
+    before = number if number >= 0 else depth + 1 + number  # number of layers before it
     left = sum(i < before for i in layers)
     return left if number >= 0 else left - len(layers) - 1

@@ -1,4 +1,4 @@
-"""A file's tensors against a family's declaration: every tensor gets its role, or the file is refused."""
+"""Match a file's tensors to a family's declaration: every tensor gets a role, or the file is refused."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from leansurgeon.architectures.base import Architecture
 from leansurgeon.architectures.tensors import BUFFERS, Blocks, Config, TensorSpec, layer_number_pattern
 from leansurgeon.errors import UnsupportedModel, plural, quote
 
-AHEAD = ("num_nextn_predict_layers", "mtp_num_hidden_layers")  # layers that predict further tokens, behind the others
+AHEAD = ("num_nextn_predict_layers", "mtp_num_hidden_layers")  # layers for multi-token prediction, after the others
 
 
 def match(architecture: Architecture, config: Config, names: Mapping[str, tuple[int, ...]]) -> tuple[TensorSpec, ...]:
-    """Give every tensor of a file its role. Raises `UnsupportedModel` where config and weights disagree.
+    """Give every tensor of a file its role. Raises `UnsupportedModel` if config and weights disagree.
 
-    `names` maps the file's tensor names to their shapes. A tensor that the declaration does not know outside the
-    blocks (a pooler, a classifier) gets the role `head`, or is left out where the library's class is known not to read
-    it; one inside a block, or a block that is missing, is an error.
+    `names` maps the file's tensor names to their shapes. A tensor outside the blocks that is not declared (a pooler, a
+    classifier) gets the role `head`, or is left out if the library's class is known not to read it. An undeclared
+    tensor inside a block, or a missing block, is an error.
     """
     shape = architecture.shape(config)
     stages = [architecture.blocks(i) for i in range(len(shape.stages))]
@@ -25,11 +25,11 @@ def match(architecture: Architecture, config: Config, names: Mapping[str, tuple[
     declared = {spec.name: spec for spec in architecture.tensors(config, shape, prefix)}
     patterns = [layer_number_pattern(prefix + b.layer) for b in stages]
     cls = (config.get("architectures") or [""])[0]
-    # What the model's class leaves unread.
+    # Tensors that the model's class does not read.
     unused = tuple(p for ending, starts in architecture.unused.items() if cls.endswith(ending) for p in starts)
     flat = architecture.flat(config)
     ahead = next((flat[key] for key in AHEAD if isinstance(flat.get(key), int)), 0)
-    # An inferred declaration names all that the class reads; a file of the body alone may hold more (its pooler).
+    # An inferred declaration lists all that the class reads; a file of the body's class may hold more (its pooler).
     inferred = architecture.evidence and architecture.library != "timm" and prefix == architecture.prefixes[0]
     specs = []
     for name, size in names.items():
@@ -37,7 +37,7 @@ def match(architecture: Architecture, config: Config, names: Mapping[str, tuple[
         if spec is None:
             number, inside = next(((s, m) for s, p in enumerate(patterns) if (m := p.match(name))), (0, None))
             depth = shape.stages[number].depth
-            # Nine digits are enough for a number of a layer, and Python reads no more than 4,300.
+            # Nine digits are enough for a layer number, and Python parses at most 4,300.
             layer = int(inside[1][:9]) if inside else -1
             if depth <= layer < depth + ahead or any(re.search(p, name) for p in architecture.ignored):
                 continue
@@ -69,7 +69,7 @@ def match(architecture: Architecture, config: Config, names: Mapping[str, tuple[
 
 
 def _prefix(architecture: Architecture, stages: Sequence[Blocks], names: Mapping[str, object]) -> str:
-    """What stands before the declared names in this file (`bert.`, or nothing)."""
+    """Return the prefix of the declared names in this file (`bert.`, or none)."""
     first = stages[0].layer.format(i=0)
     prefixes = architecture.prefixes
     prefix = next((p for p in prefixes if any(n.startswith(p + first) for n in names)), None)
@@ -86,7 +86,7 @@ def _prefix(architecture: Architecture, stages: Sequence[Blocks], names: Mapping
 
 
 def _check_complete(declared: Mapping[str, TensorSpec], have: set[str], depth: int) -> None:
-    """Refuse a file that lacks a declared tensor; heads, buffers and biases may be missing."""
+    """Raise `UnsupportedModel` if a declared tensor is missing; heads, buffers and biases may be."""
     optional = ("head", "buffer")
     missing = [n for n, s in declared.items() if n not in have and s.role not in optional and n[-5:] != ".bias"]
     if missing and declared[missing[0]].layer is None:

@@ -1,5 +1,6 @@
-"""Presets: architectures without weights, with the paper's own head policy, as `presets.yaml` lists them. They need no
-network and no torch.
+"""Presets: architectures without weights, with the paper's own head policy, listed in `presets.yaml`.
+
+They need neither network nor torch.
 """
 
 from __future__ import annotations
@@ -18,21 +19,22 @@ from leansurgeon.reading import yamlfile
 
 @dataclass(frozen=True)
 class Preset:
-    """`config` is what config.json of the original holds; `family` names the Architecture; `policy` is what --head-dim
-    auto means.
+    """A preset. `config` is the content of the original's config.json; `family` names the Architecture.
+
+    `policy` is what --head-dim auto means.
     """
 
     name: str
     family: str
     config: Config
-    policy: str  # keep or split
-    recipe: str | None = None  # shipped recipe bound to it
+    policy: str  # keep | split
+    recipe: str | None = None  # the shipped recipe that trains it
     title: str = ""
     notes: tuple[str, ...] = ()
 
 
 def get(name: str) -> Preset:
-    """The preset of this name, its config a copy that may be changed. Raises `UsageError` with the nearest name."""
+    """Return the preset of this name, with a copy of its config. Raises `UsageError` with the nearest name."""
     if name not in PRESETS:
         raise UsageError(
             f"There is no preset '{name}'{did_you_mean(name, PRESETS)}.", "Presets: " + ", ".join(PRESETS) + "."
@@ -41,7 +43,7 @@ def get(name: str) -> Preset:
 
 
 def read() -> dict[str, Preset]:
-    """Every preset by name."""
+    """Return every preset by name."""
     document, _ = yamlfile.read(Path(__file__).with_name("presets.yaml"))
     return {name: _preset(name, **said) for name, said in document.items()}
 
@@ -59,7 +61,7 @@ def _preset(
 ) -> Preset:
     if timm:
         config = folder_config(load_families()[family], timm, config, pixels)
-    if labels:  # the config keys by which transformers knows the number of classes
+    if labels:  # transformers derives the number of classes from these keys
         config = config | {
             "id2label": {str(i): f"LABEL_{i}" for i in range(labels)},
             "label2id": {f"LABEL_{i}": i for i in range(labels)},

@@ -1,5 +1,6 @@
-"""Rules that declarations name (`@patches`): what follows from more than one key of a config, or of a model that timm
-has built. No torch or timm at module level.
+"""Rules that declarations refer to (`@patches`): values derived from several config keys, or from a built timm model.
+
+Imports no torch or timm at module level.
 """
 
 from __future__ import annotations
@@ -12,18 +13,18 @@ from leansurgeon.architectures.tensors import Config
 if TYPE_CHECKING:
     from torch import nn
 
-Built: TypeAlias = "nn.Module"  # a model that timm has built
+Built: TypeAlias = "nn.Module"  # a model built by timm
 
-# -- what models take ---------------------------------------------------------------------------------
+# -- what models accept -------------------------------------------------------------------------------
 
 
 def one(config: Config) -> int:
-    """A class token."""
+    """Return the number of special tokens: a class token."""
     return 1
 
 
 def two(config: Config) -> int:
-    """A class token and a distillation token."""
+    """Return the number of special tokens: a class token and a distillation token."""
     return 2
 
 
@@ -32,18 +33,19 @@ def class_and_registers(config: Config) -> int:
 
 
 def class_token(config: Config) -> int:
-    """The class token, which only timm's ViT may lack."""
+    """Return the number of class tokens; only timm's ViT may have none."""
     return int(bool(config.get("class_token", True)))
 
 
 def up_to_padding(config: Config) -> int:
-    """RoBERTa's first position stands behind that of the padding token."""
+    """Return the number of skipped positions: RoBERTa's first position is after that of the padding token."""
     return config.get("pad_token_id", 1) + 1
 
 
 def segmented(config: Config) -> int | None:
-    """The length that Nystromformer's segments are cut for; with as many landmarks as tokens the attention is an
-    ordinary one.
+    """Return the only length that Nystromformer's segments fit; None if there are as many landmarks as tokens.
+
+    The attention is then an ordinary one.
     """
     tokens = config.get("segment_means_seq_len")
     return None if tokens == config.get("num_landmarks") else tokens
@@ -53,17 +55,17 @@ def segmented(config: Config) -> int | None:
 
 
 def spare_positions(config: Config) -> int:
-    """Rows of a table of positions with two spare ones."""
+    """Return the rows of a position table with two spare ones."""
     return config["max_position_embeddings"] + 2
 
 
 def labels(config: Config) -> int:
-    """Classes of the head; transformers leaves out id2label where there are two."""
+    """Return the number of classes; transformers omits id2label if there are two."""
     return len(config.get("id2label") or {0: 0, 1: 1})
 
 
 def patches(config: Config) -> int:
-    """Image patches, without class tokens."""
+    """Return the number of image patches, without class tokens."""
     return (config.get("image_size", 224) // config.get("patch_size", 16)) ** 2
 
 
@@ -76,7 +78,7 @@ def patches_and_two(config: Config) -> int:
 
 
 def is_narrow(config: Config) -> bool:
-    """Whether ELECTRA's embeddings are narrower than the model."""
+    """Return whether ELECTRA's embeddings are narrower than the model."""
     return config["embedding_size"] != config["hidden_size"]
 
 
@@ -101,12 +103,12 @@ def gate_bias(config: Config) -> bool:
 
 
 def generates(config: Config) -> bool:
-    """Whether the model's class is BART's for generation."""
+    """Return whether the model's class is BART's for generation."""
     return (config.get("architectures") or [""])[0].endswith("ForConditionalGeneration")
 
 
 def has_decoder(config: Config) -> bool:
-    """Whether the class of a T5 has a decoder."""
+    """Return whether the class of a T5 has a decoder."""
     return not (config.get("architectures") or [""])[0].endswith(("EncoderModel", "ForTokenClassification"))
 
 
@@ -115,8 +117,10 @@ def is_gated(config: Config) -> bool:
 
 
 def t5_is_tied(config: Config) -> bool:
-    """The first T5 scales its output and ties it to the embedding; v1.1 does neither. transformers 5 writes
-    `tie_word_embeddings` true into every config, so the scaling is what tells them apart.
+    """Return whether T5's output is tied to its embedding.
+
+    The first T5 scales its output and ties it; v1.1 does neither. transformers 5 writes `tie_word_embeddings` true into
+    every config, so the scaling tells them apart.
     """
     return config.get("tie_word_embeddings") is not False and config.get("scale_decoder_outputs") is not False
 
@@ -126,16 +130,16 @@ def never(config: Config) -> bool:
 
 
 def layer_types(config: Config) -> list[str]:
-    """Which layers of ModernBERT see everything, where a file gives only the interval."""
+    """Return the attention type of ModernBERT's layers, for a file that gives only the interval."""
     every = config.get("global_attn_every_n_layers", 3)
     return ["sliding_attention" if i % every else "full_attention" for i in range(config["num_hidden_layers"])]
 
 
-# What a file leaves out: layers of another kind, which the library then counts by their places.
+# Per-layer lists that a file may omit because the library derives them from the layer index.
 
 
 def windows_from_above(config: Config) -> list[str]:
-    """Qwen's windows, which only layers from a number on have."""
+    """Return Qwen's layer types: windows from a certain layer on."""
     if not config.get("use_sliding_window") or config.get("sliding_window", 4096) is None:
         return []
     first = config.get("max_window_layers", 28)
@@ -143,19 +147,19 @@ def windows_from_above(config: Config) -> list[str]:
 
 
 def windows_by_pattern(config: Config) -> list[str]:
-    """Gemma 3's windows, in all but every so many-th layer."""
+    """Return Gemma 3's layer types: full attention in every n-th layer only."""
     every = config.get("sliding_window_pattern", 6)
     return ["sliding_attention" if (i + 1) % every else "full_attention" for i in range(config["num_hidden_layers"])]
 
 
 def rotary_by_interval(config: Config) -> list[int]:
-    """SmolLM3's layers with rotary positions (1), all but every so many-th."""
+    """Return which layers of SmolLM3 have rotary positions (1): all but every n-th."""
     every = config.get("no_rope_layer_interval", 4)
     return [int((i + 1) % every != 0) for i in range(config["num_hidden_layers"])]
 
 
 def pooled(config: Config) -> int:
-    """What the head of the Long Range Arena reads: one text, or two with their product and difference."""
+    """Return the input width of the Long Range Arena's head: one text, or two with their product and difference."""
     return config["hidden_size"] * (4 if config.get("dual_input") else 1)
 
 
@@ -163,7 +167,7 @@ def pooled(config: Config) -> int:
 
 
 def unscaled(config: Config) -> float:
-    """Scores are not divided by the root of head_dim."""
+    """Return 1: scores are not divided by the root of head_dim."""
     return 1.0
 
 
@@ -172,23 +176,23 @@ def gpt2_scale(config: Config) -> float | None:
 
 
 def clip_std(config: Config) -> float:
-    """CLIP scales q, k and v by width and depth."""
+    """Return the standard deviation of CLIP's q, k and v, scaled by width and depth."""
     factor = config.get("initializer_factor", 1.0)
     return factor * config["hidden_size"] ** -0.5 * (2 * config["num_hidden_layers"]) ** -0.5
 
 
 def xavier(config: Config) -> float:
-    """Xavier of a square matrix (SigLIP)."""
+    """Return the standard deviation of Xavier initialisation for a square matrix (SigLIP)."""
     return sqrt(1 / config["hidden_size"])
 
 
 def t5_std(config: Config) -> float:
-    """T5's standard deviation for a matrix that reads the residual stream."""
+    """Return T5's standard deviation for a matrix that reads the residual stream."""
     return config.get("initializer_factor", 1.0) / sqrt(config["d_model"])
 
 
 def t5_query_std(config: Config) -> float:
-    """Queries start smaller instead of scores being divided."""
+    """Return T5's standard deviation for queries, which start smaller instead of scores being divided."""
     return t5_std(config) / sqrt(config["d_kv"])
 
 
@@ -196,7 +200,7 @@ def t5_query_std(config: Config) -> float:
 
 
 def pair(value: int | list[int] | tuple[int, int]) -> tuple[int, int]:
-    """Height and width of an image or patch, which timm lets be one number."""
+    """Return height and width of an image or patch; timm allows one number for both."""
     return (value, value) if isinstance(value, int) else (int(value[0]), int(value[-1]))
 
 
@@ -209,30 +213,30 @@ def patch_width(config: Config) -> int:
 
 
 def grid(config: Config) -> tuple[int, int]:
-    """Rows and columns of patches."""
+    """Return rows and columns of patches."""
     (height, width), (down, right) = pair(config["img_size"]), pair(config["patch_size"])
     return height // down, width // right
 
 
 def cells(config: Config) -> int:
-    """Patches of an image."""
+    """Return the number of patches of an image."""
     rows, columns = grid(config)
     return rows * columns
 
 
 def tokens(config: Config) -> int:
-    """Rows of the position table: patches and the class token."""
+    """Return the rows of the position table: patches and the class token."""
     return cells(config) + class_token(config)
 
 
 def beit_offsets(config: Config) -> int:
-    """Rows of a table: relative positions of patches, and three for the class token."""
+    """Return the rows of BEiT's table: relative positions of patches, and three for the class token."""
     rows, columns = grid(config)
     return (2 * rows - 1) * (2 * columns - 1) + 3
 
 
 def swin_offsets(config: Config) -> list[int]:
-    """Relative positions within a window of every stage; timm shrinks a window that does not fit the image."""
+    """Return the relative positions within a window, by stage; timm shrinks a window that does not fit the image."""
     counts = []
     for stage in range(4):
         sides = [min(-(-side // 2**stage), config["window_size"]) for side in grid(config)]
@@ -241,7 +245,7 @@ def swin_offsets(config: Config) -> list[int]:
 
 
 def pixel_rows(config: Config) -> int:
-    """Rows of pixels in a patch of TNT's."""
+    """Return the rows of pixels in a patch of TNT."""
     return ceil(patch_height(config) / config["first_stride"])
 
 
@@ -254,7 +258,7 @@ def pixels(config: Config) -> int:
 
 
 def inner_mlp(config: Config) -> int:
-    """Width of the MLP of TNT's inner transformer, which timm fixes."""
+    """Return the width of the MLP of TNT's inner transformer, which timm fixes."""
     return 4 * config["inner_dim"]
 
 
@@ -271,7 +275,7 @@ def xcit_stem2(config: Config) -> int:
 
 
 def volo_grid(config: Config) -> int:
-    """Rows (and columns) of tokens behind the pooling."""
+    """Return the rows (and columns) of tokens after the pooling."""
     return config["img_size"] // config["patch_size"] // config["pooling_scale"]
 
 
@@ -280,7 +284,7 @@ def volo_patch(config: Config) -> int:
 
 
 def class_inner(config: Config) -> int:
-    """Inner width of the class attention: timm's is the width, ours has heads and a head_dim of its own."""
+    """Return the inner width of the class attention: timm's is the width, ours has its own heads and head_dim."""
     heads = config.get("cls_num_heads") or config["num_heads"]
     return heads * config["cls_head_dim"] if config.get("cls_head_dim") else config["embed_dim"]
 
@@ -294,7 +298,7 @@ def xcit_class_mlp(config: Config) -> int:
 
 
 def last_ratio(config: Config) -> float:
-    """MLP ratio of VOLO's last stage."""
+    """Return the MLP ratio of VOLO's last stage."""
     ratio = config.get("mlp_ratio", 3)
     return ratio[-1] if isinstance(ratio, list | tuple) else ratio
 
@@ -304,8 +308,9 @@ def volo_class_mlp(config: Config) -> int:
 
 
 def keep_class_attention(config: Config, **said: Any) -> Config:
-    """A config of timm's as one of ours in which the class attention stays as it is: what timm takes from other
-    arguments stands in arguments of its own.
+    """Convert a timm config to one of ours that keeps the class attention unchanged.
+
+    What timm derives from other arguments gets arguments of its own.
     """
     config["model_args"] |= {key: value for key, value in said.items() if key not in config["model_args"]}
     return config
@@ -326,12 +331,12 @@ def adopt_volo(config: Config) -> Config:
 
 
 def is_norm(module: Built) -> bool:
-    """Whether a place for a norm holds one; timm puts an identity where there is none."""
+    """Return whether a module is a norm; timm puts an identity where there is none."""
     return bool(list(module.parameters()))
 
 
 def unlike_vit(model: Built) -> str | None:
-    """The parts of a timm model that our declaration does not know, in words; None for a plain ViT."""
+    """Describe the parts of a timm model that our declaration does not cover; None for a plain ViT."""
     from timm.layers import Mlp, PatchEmbed
     from timm.models.vision_transformer import Block, VisionTransformer
     from torch import nn
@@ -368,6 +373,6 @@ def unlike_vit(model: Built) -> str | None:
 
 
 def unlike_eva(model: Built) -> str | None:
-    """The parts of an Eva that the declaration does not know, in words."""
+    """Describe the parts of an Eva that the declaration does not cover."""
     kinds = {type(block).__name__ for block in model.blocks} - {"EvaBlock"} if type(model).__name__ == "Eva" else ()
     return f"blocks of the kind {', '.join(sorted(kinds))}" if kinds else None

@@ -1,5 +1,6 @@
-"""Tensors of a declaration: templates with their roles and axes, and the sizes that follow from a config. How to write
-them stands in `families/__init__.py`, what they mean in `base.py`.
+"""Tensors of a declaration: templates with roles and axes, and the sizes that follow from a config.
+
+`families/__init__.py` explains how to write them, `base.py` what they mean.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from leansurgeon.shape import ParameterCount, Stage
 
 Config = dict[str, Any]
 
-QK_NORMS = ("qk_norm", "qk_norm_all")  # over the entries of a head, over the channels of all heads
+QK_NORMS = ("qk_norm", "qk_norm_all")  # over the entries of a head; over the channels of all heads
 PARTS = {
     "embedding": "embeddings",
     **dict.fromkeys(("q", "k", "v", "qk", "qkv", "vkq", "o", *QK_NORMS, "other_attention"), "attention"),
@@ -26,10 +27,12 @@ PARTS = {
 
 @dataclass(frozen=True)
 class Tensor:
-    """One tensor template. `when` names a config key that must be true (or, with `!`, false; or `key=16`) for the
-    tensor to exist; `only` says that the "first" layer of a stage alone has it, or the "others". `new` is the value of
-    new entries where the library does not draw them. In a block with several attentions or MLPs, `group` says to which
-    one the tensor belongs: each chooses its own heads and units.
+    """One tensor template.
+
+    `when` names a config key that must be true (with `!`, false; or `key=16`) for the tensor to exist. `only` limits it
+    to the "first" layer of a stage, or to the "others". `new` is the value of new entries that the library does not
+    draw at random. In a block with several attentions or MLPs, `group` says which one the tensor belongs to: each has
+    its own heads and units.
     """
 
     name: str
@@ -39,10 +42,10 @@ class Tensor:
     only: str = ""
     new: float | None = None
     group: int = 0
-    layers: tuple[int, ...] | None = None  # the layers of a stage that have it, where kinds of layers take turns
+    layers: tuple[int, ...] | None = None  # the layers of a stage that have it, if kinds of layers alternate
 
     def in_layer(self, index: int) -> bool:
-        """Whether layer `index` of a stage has this tensor."""
+        """Return whether layer `index` of a stage has this tensor."""
         if self.layers is not None:
             return index in self.layers
         return self.only != ("first" if index else "others")
@@ -50,13 +53,15 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Keys:
-    """Which config key holds which number of the shape. `mlp_ratio` where the library stores a ratio instead of a
-    width; `one_ratio` where that is one number for all stages; `width_grows` where a width is that of the first stage
-    and grows so from stage to stage; `depth_like` names the key that counts where a config leaves the depth out.
+    """The config key of each number of the shape.
+
+    `mlp_ratio` is set if the library stores a ratio instead of a width, `one_ratio` if it is one number for all stages.
+    `width_grows` is the growth of the width from stage to stage if the config holds only the first. `depth_like` is the
+    key that applies if a config omits the depth.
     """
 
     depth: str
-    heads: str  # empty where the library has no number of heads
+    heads: str  # empty if the library has no number of heads
     width: str
     mlp_dim: str | None = None
     mlp_ratio: str | None = None
@@ -65,15 +70,16 @@ class Keys:
     mlp_default: int = 4
     one_ratio: bool = False
     width_grows: int = 1
-    whole_ratio: bool = False  # the library takes a whole number only
+    whole_ratio: bool = False  # the library accepts integers only
     depth_like: str | None = None
 
 
 @dataclass(frozen=True)
 class Blocks:
-    """The blocks of one stage: what their tensors' names begin with (`{i}` for the layer, `{s}` for the stage), the
-    tensors of a block, and the output projections in the built model. `keys` where the stage has config keys of its
-    own (a decoder beside an encoder); `when` is the switch of a stage that some models of the family lack.
+    """The blocks of one stage: prefix of their tensor names, tensors, and paths of the built output projections.
+
+    The prefix has `{i}` for the layer and `{s}` for the stage. `keys` is set if the stage has config keys of its own (a
+    decoder beside an encoder); `when` is the switch of a stage that some models of the family lack.
     """
 
     layer: str
@@ -83,8 +89,10 @@ class Blocks:
     when: str = ""
 
     def in_step(self, group: int) -> bool:
-        """Whether head h of every layer belongs to one column of a table that only the first layer holds (T5's
-        relative positions): then all layers must keep the same heads.
+        """Return whether all layers must keep the same heads.
+
+        That is the case if head h of every layer reads one column of a table in the first layer (T5's relative
+        positions).
         """
         return any(t.only == "first" and t.role == "head_param" and t.group == group for t in self.block)
 
@@ -108,12 +116,12 @@ class TensorSpec:
 
     @property
     def part(self) -> str:
-        """The part of the model that it is counted with."""
+        """The part of the model that it is counted in."""
         return PARTS.get(self.role, "rest")
 
     @property
     def size(self) -> int:
-        """How many entries it has."""
+        """Number of entries."""
         return prod(self.shape)
 
     @property
@@ -123,7 +131,7 @@ class TensorSpec:
 
 
 def count_parameters(specs: Iterable[TensorSpec]) -> ParameterCount:
-    """Parameters by part of the model; tied tensors and buffers are not counted."""
+    """Count parameters by part of the model; tied tensors and buffers are not counted."""
     parts = dict.fromkeys(("embeddings", "attention", "mlp", "rest"), 0)
     for spec in specs:
         if spec.counted:
@@ -132,7 +140,7 @@ def count_parameters(specs: Iterable[TensorSpec]) -> ParameterCount:
 
 
 def exists(when: str, config: Config) -> bool:
-    """Whether the config switches a tensor (a stage, a variant of a family) on; `when` as in `Tensor`."""
+    """Return whether the config enables a tensor (a stage, a variant of a family); `when` as in `Tensor`."""
     if not when:
         return True
     key, equals, value = when.partition("=")
@@ -143,7 +151,7 @@ def exists(when: str, config: Config) -> bool:
 
 
 def stage_sizes(stage: Stage) -> dict[str, int]:
-    """The size of every axis that follows from the shape of a stage."""
+    """Return the size of every axis that follows from the shape of a stage."""
     return {
         **{"width": stage.width, "mlp": stage.mlp_dim, "heads": stage.heads, "head_dim": stage.head_dim},
         **{"q": stage.inner, "kv": stage.kv_heads * stage.head_dim, "qkv": 3 * stage.head_dim},
@@ -151,12 +159,12 @@ def stage_sizes(stage: Stage) -> dict[str, int]:
 
 
 def axis_size(axis: str, dims: Mapping[str, int]) -> int:
-    """Size of one axis: the sum of its stacked parts, each a product of factors."""
+    """Return the size of one axis: the sum of its stacked parts, each a product of factors."""
     return sum(prod(int(f) if f.isdigit() else dims[f] for f in part.split("*")) for part in axis.split("+"))
 
 
 def sizes_of(axes: Iterable[str], dims: Mapping[str, int]) -> tuple[int, ...]:
-    """Sizes of the axes of a tensor. Raises `UnsupportedModel` for one that the config does not give."""
+    """Return the sizes of a tensor's axes. Raises `UnsupportedModel` for one that the config does not give."""
     try:
         return tuple(axis_size(axis, dims) for axis in axes)
     except KeyError as error:
@@ -166,16 +174,16 @@ def sizes_of(axes: Iterable[str], dims: Mapping[str, int]) -> tuple[int, ...]:
 
 
 def fill(pattern: str, stage: int) -> str:
-    """The number of the stage in a pattern; `{i}` stays."""
+    """Insert the number of the stage into a pattern; `{i}` stays."""
     return pattern.replace("{s}", str(stage))
 
 
 def layer_number_pattern(layer: str) -> re.Pattern[str]:
-    """What finds the number of a layer at the beginning of a tensor's name, as the first group."""
+    """Return a regular expression for the layer prefix of a tensor name, with the layer number as first group."""
     return re.compile(re.escape(layer).replace(r"\{i\}", r"(\d+)"))
 
 
-# Constants that older libraries saved with the weights; today's compute them, so they are left out.
+# Constants that older libraries saved with the weights; today they are computed, so they are left out.
 BUFFERS = (
     ".attn.bias",
     ".attn.masked_bias",
@@ -188,8 +196,10 @@ BUFFERS = (
 
 
 def read_key(config: Mapping[str, Any], key: str) -> Any:
-    """What a config says under a key, None where it says nothing. `depths.2` is an entry of a list (`depth.0.1` of a
-    list in a list), and `=64` is the number 64, where a library keeps it to itself.
+    """Return the value of a config key, None if there is none.
+
+    `depths.2` is an entry of a list (`depth.0.1` of a list in a list), and `=64` is the number 64, for a number that
+    the library does not store.
     """
     if key.startswith("="):
         return int(key[1:])
@@ -205,7 +215,7 @@ def read_key(config: Mapping[str, Any], key: str) -> Any:
 
 
 def write_key(config: Config, key: str, value: Any) -> None:
-    """Set what `read_key` reads; lists are replaced by changed copies, and a number without a place stays."""
+    """Set what `read_key` reads. Lists are replaced by changed copies; `=64` sets nothing."""
     name, *places = key.split(".")
     if key in config or not places:
         config |= {} if key.startswith("=") else {key: value}
@@ -218,17 +228,17 @@ def write_key(config: Config, key: str, value: Any) -> None:
 
 
 def is_count(value: object) -> bool:
-    """A positive whole number (True is none)."""
+    """Return whether a value is a positive integer (True is not)."""
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
 def like(old: Any, new: Any) -> Any:
-    """A number as the old one is written: libraries may insist on 5.0 where 4.0 stood."""
+    """Return a number in the type of the old one: libraries may require 5.0 where 4.0 stood."""
     return float(new) if isinstance(old, float) and isinstance(new, int) else new
 
 
 def exact_ratio(mlp_dim: int, width: int) -> float | int:
-    """A ratio r with int(width * r) == mlp_dim; rounding is checked, since libraries truncate."""
+    """Return a ratio r with int(width * r) == mlp_dim; rounding is checked, because libraries truncate."""
     if mlp_dim % width == 0:
         return mlp_dim // width
     ratio = mlp_dim / width

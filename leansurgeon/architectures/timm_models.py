@@ -1,5 +1,6 @@
-"""timm's models as the declared families have them: how the config of a built model is found, and the config.json of a
-folder. No timm import at module level.
+"""Models of timm in declared families: the config of a built model, and the config.json of a folder.
+
+Imports no timm at module level.
 """
 
 from __future__ import annotations
@@ -20,9 +21,11 @@ VARIANTS = "Variants need a declaration of their own; see leansurgeon/architectu
 
 @dataclass(frozen=True)
 class DropPath:
-    """How timm's models of a family take `drop_path_rate`, where that does not grow evenly over all blocks: `constant`
-    says that every block has the whole of it. By the names of timm's classes, blocks that stand `beside` the depth
-    (class attention) have none, those that are `spared` count in the depth and have none, and `halves` make up a block.
+    """How timm's models of a family apply `drop_path_rate`, if it does not grow linearly over all blocks.
+
+    `constant`: every block has the full rate. The other fields are names of timm's classes: blocks `beside` the depth
+    (class attention) have none, those that are `spared` count in the depth but have none, and two `halves` make up a
+    block.
     """
 
     constant: bool = False
@@ -33,9 +36,11 @@ class DropPath:
 
 @dataclass(frozen=True)
 class TimmModels:
-    """`kind` is the class in timm, and `args` the arguments of its constructor that a config holds; `first_conv` and
-    `classifier` are the names that timm's `pretrained_cfg` asks for, `pixels` the usual mean and deviation of images.
-    `unlike` names the parts of a built model that the declaration does not know.
+    """How a family appears in timm.
+
+    `kind` is the class in timm, and `args` the constructor arguments that a config holds. `first_conv` and `classifier`
+    are the names for timm's `pretrained_cfg`, `pixels` the usual mean and deviation of images. `unlike` names the parts
+    of a built model that the declaration does not cover.
     """
 
     kind: str
@@ -49,8 +54,9 @@ class TimmModels:
 
 
 def folder_config(family: Architecture, name: str, args: Config, pretrained_cfg: Config | None = None) -> Config:
-    """The config.json that `timm.create_model("local-dir:FOLDER", pretrained=True)` reads, for a model of `family` with
-    the constructor's arguments `args`.
+    """Return the config.json for a model of `family` with the constructor arguments `args`.
+
+    `timm.create_model("local-dir:FOLDER", pretrained=True)` can read it.
     """
     given = pretrained_cfg or {}
     height, width = pair(args["img_size"] if "img_size" in args else tuple(given.get("input_size", (3, 224, 224)))[1:])
@@ -74,13 +80,14 @@ def folder_config(family: Architecture, name: str, args: Config, pretrained_cfg:
 
 
 def source_config(family: Architecture, name: str, model: Built, given: Config | None = None) -> Config:
-    """The complete config of a timm model that was built with the arguments `given`. Raises `UnsupportedModel` for
-    parts that the declaration does not know.
+    """Return the complete config of a timm model that was built with the arguments `given`.
+
+    Raises `UnsupportedModel` for parts that the declaration does not cover.
     """
     kind = type(model).__name__
     try:
         strange = family.timm.unlike(model)
-    except AttributeError as error:  # other blocks (parallel ones have no `attn`) lack what a plain one has
+    except AttributeError as error:  # other blocks lack attributes of a plain one (parallel ones have no `attn`)
         strange = f"blocks of the kind {type(model.blocks[0]).__name__} ({error})"
     if kind != family.timm.kind and not strange:
         raise UnsupportedModel(f"timm/{name} is of the class {kind}, and {family.name} declares {family.timm.kind}.")
@@ -103,8 +110,9 @@ def source_config(family: Architecture, name: str, model: Built, given: Config |
 
 
 def list_arguments(family: Architecture, name: str, model: Built, given: Config) -> Config:
-    """The arguments of a family's constructor with which timm has built a model, as users write them: one number for
-    equal sides, a whole ratio as such, lists where stages may differ.
+    """Return the constructor arguments of a built timm model, as users write them.
+
+    That is one number for equal sides, an integer for a whole ratio, lists where stages may differ.
     """
     from leansurgeon.architectures.infer.timm_models import arguments
 
@@ -115,15 +123,17 @@ def list_arguments(family: Architecture, name: str, model: Built, given: Config)
             args[key] = value[0]
         elif key.startswith("mlp_ratio") and isinstance(value, float) and value.is_integer():
             args[key] = int(value)
-        elif key.endswith("fc_norm") and value is None:  # then timm looks at the pooling
+        elif key.endswith("fc_norm") and value is None:  # timm then decides by the pooling
             args[key] = args["global_pool"] == "avg"
     config = {"model_args": args}
     return family.with_shape(config, family.shape(config))["model_args"]
 
 
 def skeleton(name: str, args: Config | None = None) -> Any:
-    """A timm model, built with `args`, on the meta device; timm 1.0.20 cannot build it so, and it costs its weights for
-    a moment. Raises `UnsupportedModel` for a name that timm does not have, and arguments that it does not take.
+    """Build a timm model with `args` on the meta device.
+
+    timm 1.0.20 cannot do that for some models, which then take memory for their weights briefly. Raises
+    `UnsupportedModel` for a name that timm does not have, and for arguments that it does not accept.
     """
     import timm
 

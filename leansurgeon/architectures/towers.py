@@ -1,4 +1,4 @@
-"""Which part of a model of several is meant: what the user has chosen for this command and the processes it starts."""
+"""The tower of a multi-tower model that the user selected for this command and its child processes."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-CHOSEN = "LEANSURGEON_TOWER"  # how a command tells the processes that it starts
-# Where configs describe them, the usual place first.
+CHOSEN = "LEANSURGEON_TOWER"  # passes the choice on to child processes
+# The parts of configs that describe each tower, the usual one first.
 SECTIONS = {
     "text": ("text_config", "decoder"),
     "vision": ("vision_config",),
@@ -17,7 +17,7 @@ SECTIONS = {
 
 
 def choose(tower: str | None) -> None:
-    """From now on this tower is meant; None: no tower is named."""
+    """Select a tower from now on; None selects none."""
     if tower:
         os.environ[CHOSEN] = tower
     else:
@@ -25,14 +25,14 @@ def choose(tower: str | None) -> None:
 
 
 def chosen_tower() -> str | None:
-    """The tower that the user has named."""
+    """Return the tower that the user selected."""
     name = os.environ.get(CHOSEN)
     return name if name in SECTIONS else None
 
 
 @contextmanager
 def meant(tower: str | None) -> Iterator[None]:
-    """This tower is meant as long as this lasts; None: whatever was meant before."""
+    """Select a tower for the duration of the block; None keeps the current selection."""
     before = chosen_tower()
     choose(tower or before)
     try:
@@ -42,17 +42,18 @@ def meant(tower: str | None) -> Iterator[None]:
 
 
 def of_section(section: str | None) -> str | None:
-    """The tower that a part of a config describes."""
+    """Return the tower that a part of a config describes."""
     return next((tower for tower, known in SECTIONS.items() if section in known), None)
 
 
 def whole_runs(section: str, config: Mapping[str, Any]) -> bool:
-    """Whether a model runs on what the part that is meant reads: it is no tower of several, or writes text."""
+    """Return whether a model runs on the input of the selected part: it is no tower of several, or writes text."""
     return not section or writes_text(section, (config.get("architectures") or [""])[0])
 
 
 def writes_text(section: str, cls: str) -> bool:
-    """Whether a model of several towers says words where it is given words alone: its text tower is meant, and its
-    class has a head for it.
+    """Return whether a multi-tower model writes text from text alone.
+
+    That is the case if its text tower is selected and its class has a head for it.
     """
     return section == SECTIONS["text"][0] and cls.endswith(("ForConditionalGeneration", "ForImageTextToText"))

@@ -1,3 +1,1 @@
-"""Checkpoints: open a SOURCE, read tensors lazily, write folders that are whole or absent, and prove them by
-reloading.
-"""
+"""Open a SOURCE, read its tensors lazily, write complete model folders, and verify them by reloading."""

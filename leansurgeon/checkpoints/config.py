@@ -1,6 +1,4 @@
-"""config.json of somebody else: read, and every value that anything here or a library relies on checked in one place,
-whatever the family.
-"""
+"""Read a config.json of unknown origin and check every value that this package or a library relies on."""
 
 from __future__ import annotations
 
@@ -18,40 +16,40 @@ from leansurgeon.reading.jsonfile import Json
 
 LARGEST = 2**31 - 1
 LAYERS = 10_000
-STAGES = 64  # numbers in a list that has one for each
-CLASSES = 1_000_000  # of which libraries make a dictionary of names
+STAGES = 64  # entries of a list that has one per stage
+CLASSES = 1_000_000  # libraries make a dictionary of class names
 
 
 @dataclass(frozen=True)
 class ValueKind:
-    """What a value must be, in words and as a test; a list of such values too, where a pyramid has one a stage."""
+    """The kind of value a key must have, in words and as a test; `several` allows a list of them, one per stage."""
 
     words: str
     test: Callable[[Any], bool]
     several: bool = False
-    branches: bool = False  # a stage may have a list of its own, with 0 for what it lacks
+    branches: bool = False  # a stage may have its own list, with 0 for a missing branch
 
     def fits(self, value: Json) -> bool:
-        """Whether a value is of this kind. None says nothing, and always fits."""
+        """Return whether a value is of this kind. None counts as unset and always fits."""
         if value is None:
             return True
         items = value if self.several and isinstance(value, list | tuple) else [value]
         return 0 < len(items) <= STAGES and all(item is not None and self.fits_one(item) for item in items)
 
     def fits_one(self, item: Json) -> bool:
-        """Whether an entry of a list is of this kind."""
+        """Return whether an entry of a list is of this kind."""
         if self.branches and isinstance(item, list | tuple):
             return len(item) <= STAGES and all(part == 0 or self.test(part) for part in item)
         return self.test(item)
 
 
 def whole(least: int, most: int = LARGEST) -> Callable[[Any], bool]:
-    """A check for whole numbers from `least` to `most`; booleans are none."""
+    """Return a test for integers from `least` to `most`; booleans fail it."""
     return lambda value: type(value) is int and least <= value <= most
 
 
 def is_number(value: Json) -> bool:
-    """Whether the value is a finite number below 1e30; booleans are none."""
+    """Return whether the value is a finite number below 1e30; booleans are not."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and abs(value) < 1e30
 
 
@@ -67,7 +65,7 @@ TOKEN = ValueKind(
 )
 TEXT = ValueKind("a text", lambda value: isinstance(value, str))
 TEXTS = ValueKind("a list of texts", lambda value: isinstance(value, list) and all(map(TEXT.test, value)))
-# Names, or whole numbers, as `id2label` and `label2id` have them.
+# Names, or integers: the forms of `id2label` and `label2id`.
 LABELS = ValueKind(
     "an object of names",
     lambda value: isinstance(value, dict) and all(isinstance(item, str | int) for item in value.values()),
@@ -78,7 +76,7 @@ DEPTHS = (
     "num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_decoder_layers", "encoder_layers", "decoder_layers",
     "depth", "depths",
 )  # fmt: skip
-WIDTHS = (  # each of which is the size of some tensor
+WIDTHS = (  # each is the size of some tensor
     "hidden_size", "d_model", "n_embd", "dim", "embed_dim", "intermediate_size", "ffn_dim", "n_inner", "d_ff",
     "hidden_dim", "encoder_ffn_dim", "decoder_ffn_dim", "vocab_size", "embedding_size", "word_embed_proj_dim",
 )  # fmt: skip
@@ -93,7 +91,7 @@ BY_KIND: tuple[tuple[ValueKind, tuple[str, ...]], ...] = (
         "n_positions", "block_size", "num_channels", "in_chans", "relative_attention_num_buckets", "num_landmarks",
         "global_attn_every_n_layers", "relative_attention_max_distance",
     )),
-    (WHOLE, ("max_position_embeddings",)),  # 1200.0, too
+    (WHOLE, ("max_position_embeddings",)),  # may be 1200.0
     (ONE_COUNT_OR_NONE, (
         "type_vocab_size", "num_register_tokens", "segment_means_seq_len", "sliding_window", "local_attention",
         "max_window_layers",
@@ -130,8 +128,9 @@ KINDS = {name: kind for kind, names in BY_KIND for name in names}
 
 
 def read_config(path: Path) -> Config:
-    """config.json of a model folder. Raises `UnsupportedModel` where there is none, or none that can be used: not JSON,
-    values of the wrong kind, a quantised model.
+    """Read config.json of a model folder.
+
+    Raises `UnsupportedModel` if it is missing or unusable: not JSON, values of the wrong kind, a quantised model.
     """
     file = path / "config.json"
     if not file.exists():
@@ -143,8 +142,9 @@ def read_config(path: Path) -> Config:
 
 
 def check(config: Config, path: Path) -> None:
-    """Raises `UnsupportedModel` where a config, of the model in `path`, cannot be used: it asks for code or other
-    weights, it is quantised, a value is of the wrong kind.
+    """Raise `UnsupportedModel` if the config of the model in `path` cannot be used.
+
+    It is refused if it asks for code or other weights, if the model is quantised, or if a value is of the wrong kind.
     """
     if not trust.is_allowed():
         trust.refuse_kernels(config, path)
@@ -159,7 +159,7 @@ def check(config: Config, path: Path) -> None:
 
 
 def sections(config: Mapping[str, Any], where: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """A config and what it holds of others: timm's `model_args`, `text_config` and the like; each with its place."""
+    """Yield a config and those nested in it (timm's `model_args`, `text_config`, ...), each with its key path."""
     yield where, config
     for key, value in config.items():
         if isinstance(value, Mapping) and (key == "model_args" or key.endswith("_config")):
@@ -167,7 +167,7 @@ def sections(config: Mapping[str, Any], where: str = "") -> Iterator[tuple[str, 
 
 
 def check_kinds(config: Mapping[str, Any]) -> None:
-    """Raises `UnsupportedModel` naming the first key whose value is of another kind than every library has it."""
+    """Raise `UnsupportedModel` for the first key whose value has a kind that no library accepts."""
     for where, values in sections(config):
         for key, value in values.items():
             kind = KINDS.get(key)
@@ -176,7 +176,7 @@ def check_kinds(config: Mapping[str, Any]) -> None:
 
 
 def flat(value: Json) -> Iterator[Json]:
-    """What lists within lists hold; a value itself."""
+    """Yield the items of nested lists, or the value itself if it is no list."""
     if not isinstance(value, list | tuple):
         yield value
         return
@@ -185,7 +185,10 @@ def flat(value: Json) -> Iterator[Json]:
 
 
 def is_built(config: Mapping[str, Any], size: int) -> bool:
-    """Whether a tensor of the model's class, built without memory, is so large on one side; True where it cannot be."""
+    """Return whether some tensor of the model's class, built on meta, has a side of at least `size`.
+
+    Returns True if the class cannot be built.
+    """
     from leansurgeon.architectures.infer.library import Library, Unbuildable, quietly
 
     try:
@@ -197,9 +200,10 @@ def is_built(config: Mapping[str, Any], size: int) -> bool:
 
 
 def check_sizes(config: Mapping[str, Any], shapes: Iterable[tuple[int, ...]]) -> None:
-    """Raises `UnsupportedModel`, with both numbers, where the config asks for more layers than there are tensors,
-    or for something wider than the widest of them: before any library builds it. What the model's class does not build
-    (the text tower of an image classifier, the words of BEiT's pretraining) is not asked for.
+    """Raise `UnsupportedModel` if the config asks for more layers or larger sizes than the tensors have.
+
+    The error gives both numbers. This runs before any library builds the model. Sizes that the model's class does not
+    build (the text tower of an image classifier, the vocabulary of BEiT's pretraining) are ignored.
     """
     shapes = list(shapes)
     widest = max((size for shape in shapes for size in shape), default=0)

@@ -1,8 +1,9 @@
-"""Two models side by side: shape, parameters, config, and every tensor's bytes. No torch; pieces of tensors are read
-and compared one after the other, so memory does not grow with the models.
+"""Compare two models: shape, parameters, config, and every tensor's bytes. Imports no torch.
 
-Layers are matched by where they come from: when surgery.json says that one model was cut from the other (by the SHA-256
-of its files), or both from the same source, layer 4 of B may be layer 9 of A. Otherwise they are matched by number.
+Tensors are read and compared in chunks, so memory does not grow with the models.
+
+Layers are matched by origin: if surgery.json says that one model was cut from the other (by the SHA-256 of its files),
+or both from the same source, layer 4 of B may be layer 9 of A. Otherwise they are matched by number.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from leansurgeon.checkpoints.source import Source
 from leansurgeon.checkpoints.weights import FLOATS, RAW, Entry, same_bytes, to_float32
 from leansurgeon.reading.jsonfile import Json, JsonObject
 
-PIECE = 1 << 22  # values that are compared at once
+PIECE = 1 << 22  # values compared at once
 
 
 class Absent:
-    """In place of the value of a key that one of two configs lacks."""
+    """Marks a key that one of two configs lacks."""
 
 
 ABSENT = Absent()
@@ -34,9 +35,11 @@ ABSENT = Absent()
 
 @dataclass(frozen=True)
 class Compared:
-    """One tensor of both models. `state` is `same` (dtype, sizes and every bit), `changed` (`change` is the relative
-    norm |B - A| / |A|, None where it is no finite number), `other shape`, `only in A` or `only in B`. `layer_a` and
-    `layer_b` count through all stages; None outside the blocks.
+    """One tensor of both models.
+
+    `state` is `same` (dtype, shape and every bit), `changed`, `other shape`, `only in A` or `only in B`. `change` is
+    the relative norm |B - A| / |A| of a changed tensor, None if it is not finite. `layer_a` and `layer_b` count through
+    all stages and are None outside the blocks.
     """
 
     name: str
@@ -57,18 +60,18 @@ class Compared:
 class Diff:
     a: Source
     b: Source
-    layers: tuple[tuple[int, int], ...]  # pairs of layers that are compared
-    how: str  # why these
-    config: tuple[tuple[str, Any, Any], ...]  # key, value in A, value in B; ABSENT where there is none
+    layers: tuple[tuple[int, int], ...]  # pairs of layers that were compared
+    how: str  # how they were matched
+    config: tuple[tuple[str, Any, Any], ...]  # key, value in A, value in B; ABSENT if the key is missing
     tensors: tuple[Compared, ...]
 
     @property
     def counts(self) -> Mapping[str, int]:
-        """The number of tensors in each state."""
+        """Number of tensors in each state."""
         return dict(Counter(tensor.state for tensor in self.tensors))
 
     def as_dict(self) -> JsonObject:
-        """The comparison as the JSON document that `diff --json` prints."""
+        """Return the comparison as the JSON document that `diff --json` prints."""
         return {
             "a": side(self.a),
             "b": side(self.b),
@@ -84,7 +87,7 @@ class Diff:
 
 
 def side(source: Source) -> JsonObject:
-    """One of the two models, as the JSON document describes it."""
+    """Describe one of the two models for the JSON document."""
     return {
         "name": source.name,
         "kind": source.kind,
@@ -95,7 +98,7 @@ def side(source: Source) -> JsonObject:
 
 
 def diff(a: Source, b: Source) -> Diff:
-    """Compare two opened sources; those without weights (presets) only by shape and config."""
+    """Compare two opened sources; presets, which have no weights, only by shape and config."""
     layers, how = match_layers(a, b)
     tensors = tuple(compare_tensors(a, b, layers)) if a.weights and b.weights else ()
     return Diff(a, b, layers, how, tuple(differing(a.config, b.config)), tensors)
@@ -105,7 +108,7 @@ def diff(a: Source, b: Source) -> Diff:
 
 
 def match_layers(a: Source, b: Source) -> tuple[tuple[tuple[int, int], ...], str]:
-    """Pairs of layers, and what says so."""
+    """Return the matching pairs of layers, and how they were matched."""
     (kept_a, hashes_a), (kept_b, hashes_b) = find_origin(a), find_origin(b)
     if kept_b and is_made_of(a, hashes_b):
         return pair_layers(range(a.shape.depth), kept_b), "B's surgery.json: B was cut from A"
@@ -118,8 +121,9 @@ def match_layers(a: Source, b: Source) -> tuple[tuple[tuple[int, int], ...], str
 
 
 def find_origin(source: Source) -> tuple[Sequence[int], set[str]]:
-    """The layers of its own source that a model's layers come from, and the SHA-256 of that source's files, by its
-    surgery.json; empty where it does not say so.
+    """Return which layers of its source a model kept, and the SHA-256 of that source's files, from its surgery.json.
+
+    Both are empty if the record does not say.
     """
     if source.record is None:
         return (), set()
@@ -128,12 +132,12 @@ def find_origin(source: Source) -> tuple[Sequence[int], set[str]]:
 
 
 def is_made_of(source: Source, hashes: set[str]) -> bool:
-    """Whether a source has just the files with these SHA-256."""
+    """Return whether the source consists of exactly the files with these SHA-256 digests."""
     return bool(hashes) and len(hashes) == len(source.files) and hashes == {sha256(file) for file in source.files}
 
 
 def pair_layers(a: Sequence[int], b: Sequence[int]) -> tuple[tuple[int, int], ...]:
-    """Layers of both that come from the same layer."""
+    """Pair the layers of both models that come from the same layer."""
     return tuple((a.index(origin), j) for j, origin in enumerate(b) if origin in a)
 
 
@@ -141,7 +145,7 @@ def pair_layers(a: Sequence[int], b: Sequence[int]) -> tuple[tuple[int, int], ..
 
 
 def compare_tensors(a: Source, b: Source, pairs: Iterable[tuple[int, int]]) -> Iterator[Compared]:
-    """Every tensor of both, in the order of B, then what only A has."""
+    """Compare every tensor of both models, in the order of B, then those that only A has."""
     layers = dict(pairs) | {None: None}
     have = {(layers[spec.layer], name_within(spec, a)): spec for spec in a.specs if spec.layer in layers}
     for spec in b.specs:
@@ -151,7 +155,7 @@ def compare_tensors(a: Source, b: Source, pairs: Iterable[tuple[int, int]]) -> I
 
 
 def name_within(spec: TensorSpec, source: Source) -> str:
-    """A tensor's name without that of its block, or without the prefix of the model's class."""
+    """Return a tensor's name without its block's or, outside the blocks, without the prefix of the model's class."""
     if spec.layer is not None:
         return within_block(spec, source.architecture)
     prefix = max((p for p in source.architecture.prefixes if spec.name.startswith(p)), key=len, default="")
@@ -159,7 +163,7 @@ def name_within(spec: TensorSpec, source: Source) -> str:
 
 
 def compare_tensor(a: Source, spec_a: TensorSpec | None, b: Source, spec_b: TensorSpec | None) -> Compared:
-    """One tensor of A beside its counterpart in B; either may be absent, not both."""
+    """Compare one tensor of A with its counterpart in B; either may be missing, but not both."""
     one = spec_a and a.weights.entries[spec_a.name]
     other = spec_b and b.weights.entries[spec_b.name]
     state, change = ("only in A" if one else "only in B"), None
@@ -182,7 +186,7 @@ def compare_tensor(a: Source, spec_a: TensorSpec | None, b: Source, spec_b: Tens
 
 
 def compare_values(a: Entry, b: Entry) -> tuple[str, float | None]:
-    """The state of two tensors that stand at the same place, and ||B - A|| / ||A||, None where it is not finite."""
+    """Return the state of two matching tensors, and ||B - A|| / ||A||, None if it is not finite."""
     if a.shape != b.shape:
         return "other shape", None
     if same_bytes(a, b):
@@ -195,7 +199,7 @@ def compare_values(a: Entry, b: Entry) -> tuple[str, float | None]:
 
 
 def read_pieces(entry: Entry) -> Iterator[np.ndarray]:
-    """A tensor's values as fp64, some at a time; integers and the bits of fp8 count as whole numbers."""
+    """Yield a tensor's values as fp64 in chunks; integers and the bits of fp8 count as integers."""
     size = prod(entry.shape)
     with entry.file.open("rb") as file:
         file.seek(entry.start)
@@ -208,7 +212,7 @@ def read_pieces(entry: Entry) -> Iterator[np.ndarray]:
 
 
 def differing(a: Json | Absent, b: Json | Absent, path: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Config keys whose values differ, nested ones with dots."""
+    """Yield the config keys whose values differ; nested keys are joined with dots."""
     if isinstance(a, dict) and isinstance(b, dict):
         for key in dict.fromkeys((*a, *b)):
             yield from differing(a.get(key, ABSENT), b.get(key, ABSENT), f"{path}.{key}" if path else key)

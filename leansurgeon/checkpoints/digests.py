@@ -1,7 +1,7 @@
-"""SHA-256 of files, beside other work: hashing is bound by a processor, importing and copying mostly by other things.
+"""SHA-256 of files, computed in background threads: hashing is CPU-bound, while imports and copies mostly wait.
 
-`early` starts it for files that `sha256` will be asked for, and ends what nobody asked for.
-Standard library only, so that it can begin before anything else is imported.
+`early` starts hashing files that `sha256` will be asked for, and cancels what is not needed.
+This file uses the standard library only, so that it can start before anything else is imported.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-CHUNK = 8 << 20  # large, since a thread that lets Python go may wait 5 ms for its turn
+CHUNK = 8 << 20  # large, because a thread that releases the GIL may wait 5 ms to get it back
 running: dict[Identity, Hashing] = {}
 
 
 class Hashing(threading.Thread):
-    """The digest of one file."""
+    """A thread that computes the digest of one file."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(daemon=True)
@@ -28,17 +28,17 @@ class Hashing(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        """Hash the file; one that cannot be read, or that nobody wants any more, leaves no digest."""
+        """Hash the file; `digest` stays None if it cannot be read or is no longer wanted."""
         try:
             self.digest = digest(self.path, lambda: self.wanted)
-        except OSError:  # `sha256` meets it again where somebody hears it
+        except OSError:  # `sha256` meets the error again and raises it to its caller
             return
 
 
 def digest(path: Path, wanted: Callable[[], bool] = lambda: True) -> str:
-    """SHA-256 of a file in hex, read in chunks. Raises `InterruptedError` where it is not `wanted` to its end."""
+    """Return the SHA-256 of a file in hex, read in chunks. Raises `InterruptedError` once it is no longer `wanted`."""
     sha = hashlib.sha256()
-    # A mapping goes back to the system; what a thread frees stays in its part of the heap, call after call.
+    # A mapping is returned to the system; memory freed by a thread stays in its heap arena, call after call.
     with path.open("rb", buffering=0) as file, mmap.mmap(-1, CHUNK) as buffer, memoryview(buffer) as view:
         while size := file.readinto(view):
             if not wanted():
@@ -50,24 +50,25 @@ def digest(path: Path, wanted: Callable[[], bool] = lambda: True) -> str:
 
 @dataclass(frozen=True)
 class Identity:
-    """A file as it was at a moment: its place, number, size, and times of its last writing and change."""
+    """A file's identity at one moment: real path, inode number, size, and times of its last write and change (ns)."""
 
     place: Path
     number: int
     size: int
     written: int
-    changed: int  # of what the system keeps of it, too: nobody can set this one back
+    changed: int  # ctime, which nobody can set back
 
 
 def identity(path: Path) -> Identity:
-    """What tells that a file is still the same: real path, inode, size and times (ns)."""
+    """Return what identifies a file's present state: real path, inode, size and times (ns)."""
     state = path.stat()
     return Identity(path.resolve(), state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns)
 
 
 def has_changed(path: Path, before: Identity) -> bool:
-    """Whether the content of a file may be another one than it was. A new link to it or another mode is no change
-    where a digest of it as it was is at hand.
+    """Return whether the content of a file may have changed since `before`.
+
+    A new link to the file or another mode does not count if a digest of its earlier state is available for comparison.
     """
     try:
         now = identity(path)
@@ -84,8 +85,9 @@ def has_changed(path: Path, before: Identity) -> bool:
 
 @contextmanager
 def early(source: str | None) -> Iterator[None]:
-    """Hash the weights of a folder meanwhile; whatever else `source` may be, nothing happens. What is not done at the
-    end, as after an error, is given up: a sparse file may have terabytes.
+    """Hash the weights of a folder in the background; do nothing for any other kind of `source`.
+
+    Unfinished hashing is cancelled at the end, for instance after an error: a sparse file may have terabytes.
     """
     begun = begin(source) if source is not None else {}
     try:
@@ -93,7 +95,7 @@ def early(source: str | None) -> Iterator[None]:
     finally:
         for key, hashing in begun.items():
             hashing.wanted = False
-            if running.get(key) is hashing:  # another call may have begun its own
+            if running.get(key) is hashing:  # another call may have started its own
                 del running[key]
 
 
@@ -110,7 +112,7 @@ def begin(source: str) -> dict[Identity, Hashing]:
 
 
 def sha256(path: Path) -> str:
-    """The digest of a file, from a hashing that was begun where there is one."""
+    """Return the digest of a file, from a background hashing if one was started."""
     key = identity(path)
     begun = running.get(key)
     if begun:

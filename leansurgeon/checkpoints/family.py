@@ -1,6 +1,4 @@
-"""What a checkpoint folder needs beside its tensors: a config of the right family, and the modelling file where no
-library has one.
-"""
+"""Write what a folder needs besides tensors: a config of the right family and, if needed, the modelling file."""
 
 from __future__ import annotations
 
@@ -18,7 +16,10 @@ from leansurgeon.errors import UnsupportedModel
 
 
 def convert_config(config: Config, source: Architecture, target: Architecture) -> Config:
-    """A copy of `config` as a config of `target`, which is the source's family or the decoupled form of it."""
+    """Return a copy of `config` as a config of `target`, the source's family or its decoupled form.
+
+    Raises `UnsupportedModel` if the target has no such class or does not support a flag of the config.
+    """
     config = deepcopy(config)
     if source.name == target.name:
         return config
@@ -46,8 +47,9 @@ def convert_config(config: Config, source: Architecture, target: Architecture) -
 
 
 def write_config(folder: Path, config: Config, architecture: Architecture) -> None:
-    """config.json and, where the family needs it, the modelling file with its `auto_map`; where the user allowed a
-    checkpoint's own code, that in its place.
+    """Write config.json and, if the family needs it, the modelling file with its `auto_map`.
+
+    If the user allowed the checkpoint's own code, that code is written instead.
     """
     config, ours = without_place(trust.as_written(config)), architecture.modelling
     if architecture.code:
@@ -62,8 +64,9 @@ def write_config(folder: Path, config: Config, architecture: Architecture) -> No
 
 
 def auto_map(file: str, model_type: str) -> dict[str, str]:
-    """`{"AutoConfig": "file.Class", ...}` of a family from the AUTO_MAP at the bottom of its modelling file, which is
-    ours (by model_type where that holds several), read without importing torch.
+    """Return `{"AutoConfig": "file.Class", ...}` of a family, read without importing torch.
+
+    It comes from the AUTO_MAP at the bottom of our modelling file, by model_type if that file holds several.
     """
     for node in ast.parse(trust.find_shipped_file(file).read_text()).body:
         if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "AUTO_MAP":

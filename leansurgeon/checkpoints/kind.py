@@ -1,8 +1,9 @@
-"""The class that a model is used as, by three witnesses: the name in config.json, the weights that its files hold, and
-modules.json of sentence-transformers. No torch before a class is asked for.
+"""Find the class that a model is used as. Imports torch only when a class is requested.
 
-A class with a head whose weights are not in the files is no such model: the library would draw them at random, and
-nothing random is measured, taught or followed. It is the model without its head.
+The evidence is the name in config.json, the weights in its files, and the modules.json of sentence-transformers.
+
+A class with a head whose weights are not in the files is not used as such: the library would initialise them at random,
+and nothing random is measured or taught by. The model is used without its head instead.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from leansurgeon.errors import LeanSurgeonError, UnsupportedModel
 from leansurgeon.progress import quiet_transformers
 
 LANGUAGE = ("causal-lm", "masked-lm")
-# How the class of a model with each head ends; the first ending is that of transformers' auto class, too.
+# Endings of the class names for each head; the first one is also that of transformers' auto class.
 SUFFIX = {
     "image-classification": ("ForImageClassification",),
     "sequence-classification": ("ForSequenceClassification",),
@@ -31,13 +32,15 @@ SUFFIX = {
 
 
 def class_name(config: Config) -> str:
-    """The class that a config names; empty where it names none."""
+    """Return the class that a config names; empty if it names none."""
     return (config.get("architectures") or [""])[0]
 
 
 def find_used_class(folder: Path | None, config: Config, architecture: Architecture, *, trains: bool = False) -> str:
-    """The class of the model as it is used: that of its body where the files lack weights of the head, or where
-    modules.json makes embeddings of its states (not where it `trains`: what its files hold stays with it).
+    """Return the class that the model is used as.
+
+    It is the class of the body if the files lack weights of the head, or if modules.json makes embeddings of the hidden
+    states (not when the model is trained, `trains`: then everything in its files stays).
     """
     return classes_of(folder, config, architecture, trains=trains)[1]
 
@@ -45,8 +48,9 @@ def find_used_class(folder: Path | None, config: Config, architecture: Architect
 def classes_of(
     folder: Path | None, config: Config, architecture: Architecture, *, trains: bool = False
 ) -> tuple[str, str]:
-    """The class whose weights the files hold (that of the body where nothing of the head is there), and
-    `find_used_class`; both are the name in config.json where nothing speaks against it.
+    """Return the class whose weights the files hold (the body's if they lack the head), and that of `find_used_class`.
+
+    Both are the name in config.json unless the files say otherwise.
     """
     name = class_name(config)
     if folder is None or architecture.library == "timm" or not ("For" in name or "LMHead" in name):
@@ -54,19 +58,19 @@ def classes_of(
     try:
         lacking, body, alone = random_weights(folder, config, architecture)
     except (LeanSurgeonError, OSError, RuntimeError, TypeError, ValueError):
-        return name, name  # whoever loads it says why it cannot be loaded
+        return name, name  # loading it will report the error
     used = body if lacking or (companions.is_embedder(folder) and (alone or not trains)) else name
     return body if lacking and alone else name, used
 
 
 def find_used_class_in(folder: Path) -> str:
-    """`find_used_class` of the model in a folder."""
+    """Return `find_used_class` of the model in a folder."""
     config = read_config(folder)
     return find_used_class(folder, config, trust.judge_code(architectures.of(config), config, folder))
 
 
 def head_note(name: str, used: str, folder: Path | None) -> str:
-    """Why a model of the class `name` is used as one of the class `used`, in a sentence; empty where it is the same."""
+    """Explain in a sentence why a model of class `name` is used as class `used`; empty if they are equal."""
     if name == used:
         return ""
     why = "modules.json makes embeddings of it" if companions.is_embedder(folder) else "its head is not in the files"
@@ -74,16 +78,20 @@ def head_note(name: str, used: str, folder: Path | None) -> str:
 
 
 def body_class(architecture: Architecture, plain: str) -> str:
-    """The class of a family's models without a head; `plain` is the library's, which has no head_dim of its own."""
+    """Return the class of a family's models without a head.
+
+    `plain` is the library's class, which has no head_dim of its own.
+    """
     if architecture.library != "leansurgeon":
         return plain
     return auto_map(architecture.modelling, architecture.model_types[0])["AutoModel"].split(".")[-1]
 
 
 def random_weights(folder: Path, config: Config, architecture: Architecture) -> tuple[tuple[str, ...], str, bool]:
-    """Matrices of the model's class that its files lack, by their names in memory: the library would draw them at
-    random. The class of its body, which is its own where it has no head; and whether the files hold the body alone.
-    Nothing but headers is read.
+    """Return the randomly initialised matrices, the class of the body, and whether the files hold the body only.
+
+    The matrices are those of the model's class that are missing in its files, by their names in memory. The body's
+    class is the model's own if it has no head. Only headers are read.
     """
     name = class_name(config)
     cls = transformers_class(architecture, name)
@@ -95,14 +103,16 @@ def random_weights(folder: Path, config: Config, architecture: Architecture) -> 
     inside = {id(p) for p in model.base_model.parameters()}
     own = [n for n, p in model.named_parameters() if id(p) not in inside]
     alone = all(n in info["missing_keys"] for n in own)
-    if not own:  # tied: the names in the files say as what it was saved
+    if not own:  # tied: the names in the files show which class was saved
         alone = not any(n.startswith(f"{model.base_model_prefix}.") for n in Weights.open(folder).shapes)
     return tuple(n for n in drawn if n in info["missing_keys"]), body, alone
 
 
 def transformers_class(architecture: Architecture, name: str) -> type:
-    """A model class by its name, from transformers or from our own modelling file; from the checkpoint's folder only
-    where the user allowed its code.
+    """Return a model class by its name, from transformers or our own modelling file.
+
+    It comes from the checkpoint's folder only if the user allowed that code. Raises `UnsupportedModel` if there is no
+    such model class, or if it belongs to another model_type.
     """
     if architecture.code and (
         trusted := trust.load_trusted_class(architecture.code, read_config(architecture.code), name)
@@ -121,7 +131,7 @@ def transformers_class(architecture: Architecture, name: str) -> type:
         own = getattr(getattr(cls, "config_class", None), "model_type", None)
         rooms = (f".{model_type_to_module_name(name)}." for name in architecture.model_types)
         near = own is not None and any(room in cls.__module__ for room in rooms)
-        if not near and own not in architecture.model_types:  # it would start with fresh weights, without an error
+        if not near and own not in architecture.model_types:  # it would start with new random weights, without an error
             raise UnsupportedModel(
                 f"config.json names the class {name}, which is no class of {architecture.model_types[0]} models.",
                 "Correct model_type or architectures there.",

@@ -1,4 +1,4 @@
-"""A model folder as a model in memory, whatever class or modelling file it needs."""
+"""Load a model folder into memory, whatever class or modelling file it needs."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 
 def load(source: str, *, allow_pickle: bool = False) -> torch.nn.Module:
-    """The model of a folder, a run, a hub id or `timm/NAME` in the precision that it is stored in, on the CPU, ready to
-    predict. A modelling file of ours comes from this package; what `save_pretrained` writes carries it along.
+    """Load the model of a folder, a run, a hub id or `timm/NAME` on the CPU, in its stored precision and in eval mode.
 
-    Raises `UsageError` for a preset, which has no weights, and what opening raises.
+    A modelling file of ours is loaded from this package, and `save_pretrained` writes it beside the weights. Raises
+    `UsageError` for a preset, which has no weights, and the errors of `open_source`.
     """
     from leansurgeon.checkpoints.model import load as load_folder
 
@@ -26,10 +26,11 @@ def load(source: str, *, allow_pickle: bool = False) -> torch.nn.Module:
             f"'{source}' is a preset and has no weights.",
             f"`leansurgeon shrink {source} --init fresh -o FOLDER` makes a model of it.",
         )
-    loaded = load_folder(opened.folder, "features", as_stored=True)  # all that its files hold
+    loaded = load_folder(opened.folder, "features", as_stored=True)  # everything that its files hold
     model = loaded.model.eval()
     if loaded.architecture.library != "timm" and type(model).__module__.startswith("leansurgeon.models."):
-        # `save_pretrained` writes our modelling file beside the weights, as results have it; those for timm never do.
+        # `save_pretrained` then writes our modelling file beside the weights, as in results; those for timm are never
+        # written.
         known = auto_map(f"{type(model).__module__.rpartition('.')[2]}.py", model.config.model_type)
         auto = next((key for key, name in known.items() if name.endswith(f".{type(model).__name__}")), "AutoModel")
         model.config.auto_map = known  # a result of an earlier version may name another file

@@ -1,6 +1,6 @@
 """Models in memory: initialise one from a config, load one for a task, save it so that plain libraries load it again.
 
-Imports torch, transformers and timm; nothing else in this room does.
+Imports torch, transformers and timm.
 """
 
 from __future__ import annotations
@@ -38,24 +38,26 @@ from leansurgeon.reading.pooling import Pooling, read_pooling
 
 @dataclass
 class Loaded:
-    """A model with what training, measuring and saving need to know of it."""
+    """A model with the information that training, measurement and saving need."""
 
     model: torch.nn.Module
     architecture: Architecture
     config: Config
     folder: Path
     surgery: SurgeryRecord | None
-    stored: torch.dtype | None = None  # in which the weights came, and go again; None: as they are in memory
-    _no_cache: dict[str, bool] = field(init=False, repr=False)  # what a forward pass is told beside the batch
+    stored: torch.dtype | None = None  # precision of the weight files, used again when saving; None: as in memory
+    _no_cache: dict[str, bool] = field(init=False, repr=False)  # keyword arguments of every forward pass
 
     def __post_init__(self) -> None:
-        # Decoders of transformers copy keys and values of every layer into a cache, in training too, if nobody objects.
+        # By default, decoders of transformers cache keys and values of every layer, in training too.
         caches = "use_cache" in inspect.signature(self.model.forward).parameters
         self._no_cache = {"use_cache": False} if caches else {}
 
     def forward(self, batch: Mapping[str, torch.Tensor], model: torch.nn.Module | None = None) -> torch.Tensor:
-        """Logits of a batch, or the last hidden states of a model without a head; `model` may be a wrapper (DDP,
-        compiled) of this one. Labels and what a task notes for itself stay out of the model.
+        """Return the logits of a batch, or the last hidden states of a model without a head.
+
+        `model` may be a wrapper of this one (DDP, compiled). Labels and keys that start with `_` are not passed to the
+        model.
         """
         model = model or self.model
         if self.architecture.library == "timm":
@@ -65,8 +67,9 @@ class Loaded:
         return said[0] if getattr(said, "logits", None) is None else said.logits
 
     def alone(self) -> Loaded:
-        """For measuring: of a model of several towers the one that is meant, where the whole does not run on what that
-        one reads. Raises `UnsupportedModel` where it does not stand alone.
+        """Return the selected tower of a multi-tower model if the whole model does not run on that tower's input alone.
+
+        Used for measurements. Raises `UnsupportedModel` if the tower does not run by itself.
         """
         architecture = self.architecture
         if not (place := tower_around((self.projections or [""])[0], self.model, architecture)):
@@ -75,8 +78,9 @@ class Loaded:
         return Loaded(self.model.get_submodule(place), own, self.config[architecture.section], self.folder, None)
 
     def features(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """The last hidden states (B, T, D) of the body below any head, or of the tower that is meant, after its last
-        norm; (B, ..., D) of timm's pyramids.
+        """Return the last hidden states (B, T, D) of the body below any head, after its final norm.
+
+        For a model of several towers they are those of the selected tower; timm's pyramids return (B, ..., D).
         """
         if self.architecture.library == "timm":
             return self.model.forward_features(batch["pixel_values"])
@@ -88,12 +92,12 @@ class Loaded:
 
     @cached_property
     def pooling(self) -> Pooling:
-        """How its last hidden states become embeddings."""
+        """How the last hidden states are pooled into embeddings."""
         return read_pooling(self.folder)
 
     @property
     def projections(self) -> list[str]:
-        """Module names of the output projections in order, one for every attention of a layer."""
+        """Module names of the output projections in order, one per attention of a layer."""
         names, paths = [n for n, _ in self.model.named_modules()], []
         stages = self.architecture.shape(self.config).stages
         for i, blocks in [(i, self.architecture.blocks(s)) for s, at in enumerate(stages) for i in range(at.depth)]:
@@ -112,7 +116,7 @@ class Loaded:
         modules = []
         for number, stage in enumerate(self.architecture.shape(self.config).stages):
             place = self.architecture.blocks(number)
-            template = (*place.projection, place.layer.rstrip("."))[0]  # not every family knows its projections
+            template = (*place.projection, place.layer.rstrip("."))[0]  # some families do not declare their projections
             head, _, tail = template.partition("{i}")
             for layer in range(stage.depth):
                 ending = f"{head}{layer}"
@@ -124,7 +128,7 @@ class Loaded:
     def info(self) -> JsonObject:
         """Shape, parameters by part, and the surgery that the model went through."""
         shape = self.architecture.shape(self.config)
-        # Adapters are merged when they are saved.
+        # Adapters are not counted: they are merged when the model is saved.
         total = sum(p.numel() for name, p in self.model.named_parameters() if ".lora_" not in name)
         declared = self.architecture.count(self.config, shape)
         parts = {"embeddings": declared.embeddings, "attention": declared.attention, "mlp": declared.mlp}
@@ -139,13 +143,11 @@ class Loaded:
 
     @property
     def init_std(self) -> float | None:
-        """Standard deviation of new weights, where the config says it."""
+        """Standard deviation of new weights, if the config gives it."""
         return self.architecture.std(self.config)
 
     def save(self, folder: Path) -> None:
-        """Weights, config, modelling file, tokenizer files and surgery.json, so that plain libraries load the
-        folder.
-        """
+        """Write weights, config, modelling file, tokenizer files and surgery.json; plain libraries load the folder."""
         save_model(self.model, self.architecture, self.config, folder, self.stored)
         companions.copy(self.folder, folder)
         if self.surgery:
@@ -154,7 +156,7 @@ class Loaded:
 
 
 def inside(architecture: Architecture, place: str) -> Architecture:
-    """The family with names of modules as seen from the part of the model at `place`."""
+    """Return the family with module names relative to the part of the model at `place`."""
     stages = (
         replace(blocks, projection=tuple(path.removeprefix(place + ".") for path in blocks.projection))
         for blocks in architecture.stages
@@ -163,15 +165,16 @@ def inside(architecture: Architecture, place: str) -> Architecture:
 
 
 def tower_around(inside: str, model: torch.nn.Module, architecture: Architecture) -> str:
-    """The path of the tower that is meant, around `inside`; empty where the whole runs on what it reads. Raises
-    `UnsupportedModel` where it does not stand alone.
+    """Return the path of the selected tower around `inside`; empty if the whole model runs on that tower's input.
+
+    Raises `UnsupportedModel` if the tower does not run by itself.
     """
     if not architecture.section or writes_text(architecture.section, type(model).__name__):
         return ""
     kind, parts = type(getattr(model.config, architecture.section)), inside.split(".")
     for path in (".".join(parts[:i]) for i in range(1, len(parts))):
         module = model.get_submodule(path)
-        main = getattr(module, "main_input_name", "")  # a model of its own runs on its main input
+        main = getattr(module, "main_input_name", "")  # a tower that runs by itself accepts its main input
         if isinstance(getattr(module, "config", None), kind) and main in inspect.signature(module.forward).parameters:
             return path
     tower = architecture.section.removesuffix("_config")
@@ -180,7 +183,7 @@ def tower_around(inside: str, model: torch.nn.Module, architecture: Architecture
 
 
 def initialise(config: Config, architecture: Architecture, seed: int) -> torch.nn.Module:
-    """A new model by the library's own rules, reproducible from `seed`."""
+    """Create a new model by the library's own initialisation, reproducible from `seed`."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         if architecture.library == "timm":
@@ -193,7 +196,7 @@ def initialise(config: Config, architecture: Architecture, seed: int) -> torch.n
 
 
 def buildable(config: Config, architecture: Architecture) -> tuple[Config, Architecture]:
-    """Config and family of the same model in the form that can be built from its arguments (timm's VOLO cannot)."""
+    """Return config and family in a form that can be built from constructor arguments (timm's VOLO cannot)."""
     if architecture.rebuilds:
         return config, architecture
     target = architectures.decoupled_form_of(architecture)
@@ -201,7 +204,7 @@ def buildable(config: Config, architecture: Architecture) -> tuple[Config, Archi
 
 
 def entry_module(name: str) -> str:
-    """The module that registers an entry point of ours with timm."""
+    """Return the module that registers one of our entry points with timm."""
     if name == architectures.infer.TIMM_LEAN:
         return "leansurgeon.models.timm_any"
     file = architectures.of({"architecture": name}).modelling
@@ -209,7 +212,7 @@ def entry_module(name: str) -> str:
 
 
 def create_timm(name: str, **kwargs: Any) -> torch.nn.Module:
-    """A timm model by its name, also one of our own modelling files."""
+    """Create a timm model by its name, including those of our own modelling files."""
     import timm
 
     if name.startswith("leansurgeon_"):  # importing the modelling file registers the entry point
@@ -224,8 +227,10 @@ def save_model(
     folder: Path,
     stored: torch.dtype | None = None,
 ) -> None:
-    """Write weights and config the way the library itself does; `config` is kept and completed by what the library
-    adds. `stored` is a precision to write all floating-point weights in.
+    """Write weights and config as the library itself does.
+
+    `config` is kept and completed by the keys that the library adds. `stored` is the precision to write all
+    floating-point weights in.
     """
     folder.mkdir(parents=True, exist_ok=True)
     if architecture.library == "timm":
@@ -242,12 +247,12 @@ def save_model(
 
 
 def cast(tensor: torch.Tensor, stored: torch.dtype | None) -> torch.Tensor:
-    """A floating-point tensor in the precision that is stored; others as they are."""
+    """Convert a floating-point tensor to the stored precision; return other tensors unchanged."""
     return tensor if stored is None or not tensor.is_floating_point() else tensor.to(stored)
 
 
 def half(model: torch.nn.Module, stored: torch.dtype) -> dict[str, torch.Tensor]:
-    """The state dict in the precision that is stored; tied tensors stay one."""
+    """Return the state dict in the stored precision; tied tensors stay tied."""
     made, narrow = {}, {}
     for name, tensor in model.state_dict().items():
         key = (tensor.data_ptr(), tensor.shape)
@@ -263,12 +268,12 @@ def load(
     as_stored: bool = False,
     tower: str | None = None,
 ) -> Loaded:
-    """Load a model folder in fp32 for a task; in half precision it is saved again if it came so. `as_stored` loads it
-    in the precision of its files; `tower` is the part of a model of several that is meant.
+    """Load a model folder in fp32 for a task. If it was stored in half precision, it is saved in half precision again.
 
-    `head` is one of `SUFFIX`; a model with another head keeps its body and gets a new one. "features" leaves it as it
-    is, without a head that the files lack; None gives it as it is used (`find_used_class`). `overrides` is what the
-    task asks for: other labels give a new head, what does not fit is a `UsageError`.
+    `head` is one of `SUFFIX`: a model with another head keeps its body and gets a new one. "features" keeps the model
+    as it is, without a head that the files lack; None loads it as it is used (`find_used_class`). `overrides` are
+    settings that the task needs: other labels give a new head, and what does not fit raises `UsageError`. `as_stored`
+    keeps the precision of the files; `tower` selects a part of a multi-tower model.
     """
     if (folder / "model" / "config.json").exists() and not (folder / "config.json").exists():
         folder = folder / "model"
@@ -294,14 +299,14 @@ def load(
         model = load_transformers(folder, config, architecture, head, overrides, dtype)
         if class_name(config) != said:
             architecture = inside(architecture, model.base_model_prefix)
-        # What is written is called as it was, also where it has no head; with a new one it is of another class.
+        # The written config keeps the original class name, even without its head; a new head changes the class.
         same = head not in SUFFIX or said.endswith(SUFFIX[head]) or writes_text(architecture.section, said)
         config = model.config.to_dict() | {"architectures": [said if same else type(model).__name__]}
     return Loaded(model, architecture, config, folder, surgery, stored)
 
 
 def check_fit(config: Config, overrides: Mapping[str, Any]) -> None:
-    """The task's data against the model's fixed sizes."""
+    """Raise `UsageError` if the task's data do not fit the model's fixed sizes."""
     vocab, have = overrides.get("vocab_size"), config.get("vocab_size")
     if vocab and have and vocab > have:
         raise UsageError(
@@ -318,7 +323,7 @@ def check_fit(config: Config, overrides: Mapping[str, Any]) -> None:
 
 
 def load_timm(folder: Path, config: Config, overrides: Mapping[str, Any]) -> tuple[torch.nn.Module, Config]:
-    """A timm model with its weights, loaded strictly, and its config; `num_labels` gives it a new head."""
+    """Load a timm model strictly with its weights; return it with its config. `num_labels` gives it a new head."""
     args = dict(config.get("model_args", {}))
     with library_builds(config["architecture"]):
         model = create_timm(config["architecture"], **args)
@@ -340,7 +345,7 @@ def load_transformers(
     overrides: Mapping[str, Any],
     dtype: torch.dtype,
 ) -> torch.nn.Module:
-    """A transformers model with its weights, of its own class or of that for the task `head`."""
+    """Load a transformers model with its weights, in its own class or in that for the task `head`."""
     name = class_name(config)
     speaks = head == "causal-lm" and writes_text(architecture.section, name)
     if head in SUFFIX and not name.endswith(SUFFIX[head]) and not speaks:
@@ -348,7 +353,7 @@ def load_transformers(
             able = ", ".join(other for other in SUFFIX if any(task_classes(architecture, other)))
             raise UnsupportedModel(f"{architecture.name} has no class for {head}.", able and f"It has one for: {able}.")
         name = own[0]
-    anew = name != (class_name(config) or name)  # the head is none of the files'
+    anew = name != (class_name(config) or name)  # the files hold no weights for this head
     cls = transformers_class(architecture, name)
     extra = {}
     labels = overrides.get("num_labels")
@@ -362,17 +367,19 @@ def load_transformers(
         extra.pop("num_labels", None)
     if (padded := with_pad_token(config, folder, name)) is not config:
         extra["pad_token_id"] = padded["pad_token_id"]
-    with library_builds(cls.__name__), quiet_transformers():  # a new head is reported as missing, which we say
+    with library_builds(cls.__name__), quiet_transformers():  # hides the report of a new head; we report it
         return cls.from_pretrained(folder, dtype=dtype, **extra)
 
 
 @dataclass(frozen=True)
 class Placement:
-    """Where tensors of a file would go in the library's class: names that it lacks, has no place for, or has in another
-    size; and the parameters of the model, those that it would draw anew among them.
+    """How the tensors of a file fit the library's class: tensors that are missing, unexpected, or of another size.
+
+    `missing` maps names to sizes; `parameters` counts all parameters of the model, including the missing ones, which
+    the library would initialise.
     """
 
-    missing: Mapping[str, int]  # with their sizes
+    missing: Mapping[str, int]  # name -> number of parameters
     unexpected: tuple[str, ...]
     mismatched: tuple[str, ...]
     parameters: int
@@ -382,10 +389,10 @@ class Placement:
 def place(
     config: Config, architecture: Architecture, sizes: Mapping[str, tuple[int, ...]], *, run: bool = False
 ) -> Placement | None:
-    """Load tensors of these sizes into the library's class without memory for them; None where it cannot be built so.
-    With `run` the model is called as well, with tokens.
+    """Place tensors of these sizes in the library's class on meta; return None if it cannot be built that way.
 
-    What a class passes over by itself (`_keys_to_ignore_on_load_unexpected`) is not among the unexpected.
+    `run` also calls the model on tokens. Tensors that a class ignores by itself (`_keys_to_ignore_on_load_unexpected`)
+    do not count as unexpected.
     """
     try:
         with quietly():
@@ -410,7 +417,7 @@ def place(
                     tuple(sorted(name if isinstance(name, str) else name[0] for name in info[f"{what}_keys"]))
                     for what in ("missing", "unexpected", "mismatched")
                 )
-    except Exception:  # libraries refuse in every way there is; the reload of the result says what is wrong
+    except Exception:  # libraries raise errors of any type; reloading the result gives the reason
         return None
     unsaved = getattr(model, "_keys_to_ignore_on_save", None) or ()
     parameters = {name: p for name, p in model.named_parameters() if name not in unsaved}
@@ -421,7 +428,7 @@ def place(
 
 @torch.no_grad()
 def is_callable(model: torch.nn.Module) -> bool:
-    """Whether a model on meta takes tokens."""
+    """Return whether a model on meta accepts tokens."""
     try:
         with quietly():
             model.eval()(input_ids=torch.zeros(1, 8, dtype=torch.long, device="meta"))
@@ -431,7 +438,7 @@ def is_callable(model: torch.nn.Module) -> bool:
 
 
 def task_classes(architecture: Architecture, head: str) -> list[str]:
-    """Names of the family's classes for a task."""
+    """Return the names of the family's classes for a task."""
     if architecture.library == "leansurgeon":
         full = auto_map(architecture.modelling, architecture.model_types[0]).get(f"AutoModel{SUFFIX[head][0]}")
         return [full.split(".")[-1]] if full else []

@@ -1,4 +1,4 @@
-"""What one tensor of a file holds of an attention or an MLP, in one form whatever the file's layout. numpy only."""
+"""Convert tensors of an attention or MLP to one canonical form, whatever the file's layout. Imports numpy only."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from leansurgeon.architectures.tensors import TensorSpec
 from leansurgeon.shape import Stage
 
 Array = np.ndarray
-Pieces: TypeAlias = dict[str, np.ndarray]  # by their fields in `Attention` or `MLP`
+Pieces: TypeAlias = dict[str, np.ndarray]  # keys are fields of `Attention` or `MLP`
 ATTENTION_ROLES = ("q", "k", "v", "qk", "qkv")
 
 
 def to_pieces(spec: TensorSpec, values: Array, stage: Stage) -> Pieces | None:
-    """The canonical fields that one tensor of a file holds; None where it holds none (a norm)."""
+    """Return the canonical fields that a tensor of a file holds; None if it holds none (a norm)."""
     end = "" if len(spec.axes) > 1 else "_bias"
     if spec.role in ATTENTION_ROLES:
         return {x + end: piece for x, piece in zip(spec.role, by_head(spec, values, stage), strict=True)}
@@ -28,12 +28,12 @@ def to_pieces(spec: TensorSpec, values: Array, stage: Stage) -> Pieces | None:
 
 
 def outer_axis(spec: TensorSpec) -> int:
-    """The axis along which heads or units lie."""
+    """Return the axis that indexes heads or units."""
     return next(i for i, axis in enumerate(spec.axes) if axis != "width")
 
 
 def by_head(spec: TensorSpec, values: Array, stage: Stage) -> list[Array]:
-    """A tensor as one array `(heads, head_dim, ...)` for every letter of its role."""
+    """Return one array `(heads, head_dim, ...)` for every letter of a tensor's role."""
     at = outer_axis(spec)
     rows = np.moveaxis(values, at, 0)
     if spec.axes[at] == "heads*qkv":

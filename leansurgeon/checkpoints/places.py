@@ -1,7 +1,7 @@
-"""Where things lie on this machine, which is nobody else's business: records and model cards are published.
+"""Remove this machine's paths from text that is published: records and model cards.
 
-Written down is a name as it was typed where that is relative or of the hub, else its last part; the digests say which
-model is meant.
+A relative path or a hub id is kept as it was typed; of an absolute path only the last part is kept. The digests
+identify the model.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import Any
 from leansurgeon.reading.files import writable
 from leansurgeon.reading.jsonfile import Json, JsonObject
 
-# An absolute path within a text: behind nothing, a blank or an opening sign, and up to the next of them.
-OF_A_RUN = ("model", "last")  # folders of a run, whose own name says nothing
+OF_A_RUN = ("model", "last")  # subfolders of a run, whose names say nothing about it
+# An absolute path within a text: preceded by nothing, a blank or an opening sign, and ending at the next of them.
 _IN_TEXT = re.compile(r"(?:(?<=^)|(?<=[\s='\"(\[]))(?:~?/(?=[\w.])|[A-Za-z]:[\\/])[^\s,;:'\")\]]*[^\s,;:.'\")\]]")
 
 
 def public(name: str) -> str:
-    """A name without the place it has on this machine.
+    """Return a name without its location on this machine.
 
     >>> public("/home/somebody/models/llama/"), public("runs/lean"), public("org/name")
     ('llama', 'runs/lean', 'org/name')
@@ -35,13 +35,14 @@ def public(name: str) -> str:
 
 
 def is_place(name: str) -> bool:
-    """Whether a name begins at the root of the machine or at somebody's home."""
+    """Return whether a name starts at the root of the file system or at a home directory."""
     return name.startswith(("/", "~", "\\\\")) or re.match(r"[A-Za-z]:[\\/]", name) is not None
 
 
 def without_places(value: Json) -> Any:
-    """The same value, its texts without absolute paths: whole ones, those between commas and behind `key=`, and those
-    in sentences.
+    """Return the value with absolute paths removed from its texts.
+
+    A path may be the whole text, stand between commas, follow `key=`, or be part of a sentence.
     """
     if isinstance(value, Mapping):
         return {key: without_places(item) for key, item in value.items()}
@@ -53,7 +54,7 @@ def without_places(value: Json) -> Any:
 
 
 def without_place(config: Mapping[str, Any]) -> JsonObject:
-    """A model's config without the path that some libraries note in it."""
+    """Return a model's config without the path that some libraries store in it."""
     said = config.get("_name_or_path")
     local = isinstance(said, str) and is_place(said)
     return {key: value for key, value in config.items() if key != "_name_or_path" or not local}
@@ -63,6 +64,6 @@ def _of_piece(piece: str) -> str:
     key, equals, rest = piece.partition("=")
     if equals and is_place(rest):
         return f"{key}={public(rest)}"
-    if is_place(piece) and ": " not in piece:  # a path may hold blanks
+    if is_place(piece) and ": " not in piece:  # a path may contain blanks
         return public(piece)
     return _IN_TEXT.sub(lambda match: public(match[0]), piece)

@@ -1,4 +1,4 @@
-"""Where a model comes from: surgery.json."""
+"""Write surgery.json: where a model comes from."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from leansurgeon.version import __version__
 
 
 def versions() -> dict[str, str]:
-    """Versions of leansurgeon, Python and the libraries that are installed."""
+    """Return the installed versions of leansurgeon, Python and the libraries."""
     by_package = {"leansurgeon": __version__, "python": platform.python_version()}
     for package in ("torch", "transformers", "timm", "safetensors", "numpy"):
         try:
@@ -39,10 +39,10 @@ def write_surgery(
     call: str = "",
     restored: SurgeryRecord | None = None,
 ) -> SurgeryRecord:
-    """Write surgery.json: the source and its hash, the plan as it was carried out, what was decided on the way, and the
-    proof. Of an exact plan also what undoing it needs:
-    the source's config and record; `restored` is the record that the model had in the first place, where surgery was
-    undone.
+    """Write surgery.json: the source with its hashes, the executed plan, the decisions, and the proof.
+
+    For an exact plan it also holds what undoing needs: the source's config and record. `restored` is the original
+    record of a model whose surgery was undone.
     """
     trusted, exact = source.architecture.code, plan.exactness == "exact"
     origin = Origin(

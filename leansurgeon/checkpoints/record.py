@@ -1,8 +1,8 @@
-"""surgery.json: what was done to a model, to which source, and what the proof found. Typed, with one reader and one
-writer; every other room asks `SurgeryRecord` and never the file.
+"""surgery.json: what was done to a model, its source, and the findings of the proof, as typed values.
 
-A key that is missing is what older versions did not write, and stands at its default; a key of the wrong kind is
-damage. What a later version adds is kept as it is (`other`), so that a record that travels on loses nothing.
+All other code uses `SurgeryRecord`, never the file. A missing key is one that older versions did not write, and takes
+its default; a key of the wrong kind is damage. Keys of later versions are kept as they are (`other`), so that they
+survive being read and written again.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.reading.values import text
 from leansurgeon.shape import Shape
 
-FORM = 1  # raised where an older reader would misread what is written
-TRAINED, FRESH = "trained", "fresh"  # `initialised` after a training, and of weights that know nothing
+FORM = 1  # increased when an older reader would misread the file
+TRAINED, FRESH = "trained", "fresh"  # `initialised` after a training, and for weights that have not learned anything
 
 
 # -- what a proof found ----------------------------------------------------------------------------
@@ -35,8 +35,9 @@ TRAINED, FRESH = "trained", "fresh"  # `initialised` after a training, and of we
 
 @dataclass(frozen=True)
 class PairedFigure(RecordedInFull):
-    """One number of the source and of the result, on the same samples; the difference lies between `low` and `high`
-    with 95 % (None: not known).
+    """One number of source and result on the same samples.
+
+    The difference lies between `low` and `high` with 95 % confidence (None if unknown).
     """
 
     WHERE = "compared"
@@ -50,8 +51,10 @@ class PairedFigure(RecordedInFull):
 
 @dataclass(frozen=True)
 class Embeddings(RecordedInFull):
-    """Cosine of pooled embeddings of source and result: mean, first percentile, number of samples; rank correlation of
-    the similarities of all pairs, and the share of the `nearest` samples of each that are kept (None: not known).
+    """Cosine of pooled embeddings of source and result: mean, first percentile, number of samples.
+
+    Also the rank correlation of the similarities of all pairs, and the share of each sample's `nearest` neighbours that
+    are kept (None if unknown).
     """
 
     WHERE = "embeddings"
@@ -63,20 +66,20 @@ class Embeddings(RecordedInFull):
     rank_correlation: float | None = None
     nearest_kept: float | None = None
     nearest: int | None = None
-    low: float | None = None  # between which the mean cosine of all such samples lies with 95 %
+    low: float | None = None  # 95 % interval of the mean cosine over all such samples
     high: float | None = None
 
 
 @dataclass(frozen=True)
 class Comparison(RecordedInFull):
-    """Outputs of a result against its source's on the same inputs; where that could not be `done`, `why`.
+    """Outputs of a result compared with its source's on the same inputs; `why` says why it was not `done`.
 
-    `data` is "noise" or "held-out data"; `rows` outputs of real tokens are compared, `scored` labels counted.
-    `relative_error` is the norm of the difference over that of the source's outputs.
+    `data` is "noise", "held-out data" or data that may have been trained on. `rows` outputs of real tokens are
+    compared, `scored` labels counted. `relative_error` is the norm of the difference over that of the source's outputs.
     """
 
     WHERE = "compared"
-    required = ("done",)  # of the rest what is known
+    required = ("done",)  # the rest only if known
 
     done: bool = True
     why: str | None = None
@@ -90,12 +93,12 @@ class Comparison(RecordedInFull):
     loss: PairedFigure | None = None
     accuracy: PairedFigure | None = None
     scored: int | None = None
-    scores: Mapping[str, PairedFigure] = field(default_factory=dict)  # by the metrics of scores, marks, or lm-eval
+    scores: Mapping[str, PairedFigure] = field(default_factory=dict)  # by metric of scores, marks or lm-eval
 
 
 @dataclass(frozen=True)
 class Proof(RecordedInFull):
-    """The account of the fresh process that reloaded a result: how, what it counted, and how outputs compare."""
+    """Findings of the fresh process that reloaded a result: how, what it counted, and how outputs compare."""
 
     WHERE = "proof"
     OPTIONAL = ("compared",)
@@ -114,7 +117,7 @@ class Proof(RecordedInFull):
 
     @property
     def tensors(self) -> str:
-        """What was found of the names of tensors, in words."""
+        """Whether tensors were missing, in words."""
         if not self.missing:
             return "no missing and no unexpected tensors"
         names = ", ".join(self.missing[:2]) + (", ..." if len(self.missing) > 2 else "")
@@ -123,14 +126,16 @@ class Proof(RecordedInFull):
 
 # -- the plan as it was carried out ---------------------------------------------------------------
 #
-# Shapes, kept layers, operators, and how heads were made decide what a model is taken for (`undo`, `diff`, a teacher),
-# so odd ones are damage; all else is shown, and odd values of it are None or empty (`Recorded`).
+# Shapes, kept layers, operators and the making of heads decide how a model is used (`undo`, `diff`, a teacher), so odd
+# values there are damage. Everything else is only shown, and odd values become None or empty (`Recorded`).
 
 
 @dataclass(frozen=True)
 class Step(Recorded):
-    """One operator. `exactness`: "exact" leaves the function of what it touches unchanged, "near" approximates it,
-    "fresh" forgets it.
+    """One operator.
+
+    `exactness` "exact" leaves the function of what it touches unchanged, "near" approximates it, "fresh" reinitialises
+    it.
     """
 
     WHERE = "operators"
@@ -145,8 +150,9 @@ class Step(Recorded):
 
 @dataclass(frozen=True)
 class PlanRecord(Recorded):
-    """A plan: what is kept of which source, by which operators, and what that saves. `layers` are those of the source
-    that are kept; `inferred` is what was found of a family that nobody declared; `method` has its settings by name.
+    """A plan: which source layers are kept (`layers`), by which operators, and what that saves.
+
+    `inferred` is what was found of an undeclared family; `method` holds its settings by name.
     """
 
     WHERE = "plan"
@@ -184,7 +190,7 @@ class PlanRecord(Recorded):
 
     @property
     def required(self) -> Collection[str]:
-        """A plan says all of itself."""
+        """All fields but `inferred`, once there is a plan."""
         return set(self.__dataclass_fields__) - {"inferred"} if self.before is not None else ()
 
 
@@ -193,9 +199,11 @@ class PlanRecord(Recorded):
 
 @dataclass(frozen=True)
 class Origin(RecordedInFull):
-    """What was cut. `name` is a preset, a hub id, `timm/NAME`, a relative path, or the last part of an absolute one;
-    `sha256` has the digest of every weight file. `code` has those of modelling files that came with the checkpoint and
-    ran, because --trust-remote-code said so.
+    """What was cut.
+
+    `name` is a preset, a hub id, `timm/NAME`, a relative path, or the last part of an absolute one. `sha256` has the
+    digest of every weight file; `code` those of the checkpoint's modelling files that ran because of
+    --trust-remote-code.
     """
 
     WHERE = "source"
@@ -212,9 +220,10 @@ class Origin(RecordedInFull):
 
 @dataclass(frozen=True)
 class SurgeryRecord(RecordedInFull):
-    """All of surgery.json. `plan` is the plan as it was carried out, `decided` what was chosen on the way. An exact
-    plan also keeps what undoing it needs: the source's config and record; `restored` is the record that the model had
-    in the first place, where surgery was undone.
+    """The content of surgery.json. `plan` is the executed plan, `decided` what was chosen on the way.
+
+    An exact plan also keeps what undoing needs: the source's config and record. `restored` is the original record of a
+    model whose surgery was undone.
     """
 
     WHERE = NAME
@@ -224,63 +233,66 @@ class SurgeryRecord(RecordedInFull):
     source: Origin
     plan: PlanRecord = field(default_factory=PlanRecord)
     created: str | None = None
-    call: str = ""  # the line of the terminal that does it again
+    call: str = ""  # command line that repeats it
     initialised: str | None = None  # transfer | fresh | fresh-attention | trained
     history: tuple[Mapping[str, Any], ...] = ()
     decided: Decisions = field(default_factory=Decisions)
     versions: Mapping[str, str] = field(default_factory=dict)
     proof: Proof | None = None
     language: bool = False  # whether the scores are those of a language model
-    judged: Mapping[str, Comparison] = field(default_factory=dict)  # on data that was named for it, by name
-    fitted: tuple[Mapping[str, Any], ...] = ()  # splits (rule and digests) of what else the weights were fitted on
+    judged: Mapping[str, Comparison] = field(default_factory=dict)  # comparisons on other data, by name of the data
+    fitted: tuple[Mapping[str, Any], ...] = ()  # splits (rule, digests) of other data that the weights were fitted on
     source_config: Mapping[str, Any] | None = None
     source_surgery: SurgeryRecord | None = None
     restored: SurgeryRecord | None = None
-    files: tuple[str, ...] = ()  # of the folder, so that --force deletes nothing else
+    files: tuple[str, ...] = ()  # files of the folder, so that --force deletes nothing else
     form: int = FORM
 
     @property
     def learned(self) -> bool:
-        """Whether the weights know anything."""
+        """Whether the weights have learned anything."""
         return self.initialised != FRESH
 
     @property
     def tower(self) -> str | None:
-        """The part of a model of several (text, vision, audio) that surgery was for."""
+        """The tower (text, vision, audio) of a multi-tower model that was cut."""
         return towers.of_section(self.plan.inferred.get("tower"))
 
     @property
     def all_fitted(self) -> list[Mapping[str, Any]]:
-        """The splits of all data that decided the weights, in this cut, before and after it; an empty one where that
-        is not known.
+        """The splits of all data that the weights were fitted on, before, during and after this cut.
+
+        A split is empty if it is not known.
         """
         used = self.decided.calibration
         return [*self.fitted, *(one.split for one in (used.sources or (used,) if used else ()))]
 
     @property
     def preset(self) -> str:
-        """The preset that the model comes from in the first place; "" where that is none."""
+        """The preset that the model originally comes from; "" if there is none."""
         first = self.history[0].get("source") if self.history else self.source.as_dict()
         return text(first.get("preset")) if isinstance(first, Mapping) else ""
 
     def as_trained(self) -> SurgeryRecord:
-        """The record of the same model after a training, in a folder that is another one. What was judged was the
-        model before it.
+        """Return the record of the same model after a training, which writes another folder.
+
+        Earlier judgements are dropped, because they describe the model before it.
         """
         return replace(self, initialised=TRAINED, files=(), judged={})
 
 
 class NewerRecord(UnsupportedModel):
-    """A surgery.json in the form of a later version, for a command that would build on what it says."""
+    """A surgery.json of a later version, opened by a command that would rely on its content."""
 
 
-# Of a command that only shows: what can be read of a later version's record counts, and who is told here is told so.
+# Set by commands that only show: they read what they can of a later version's record, and the user is warned here.
 TOLD: ContextVar[Say | None] = ContextVar("who is told of newer records", default=None)
 
 
 def read(folder: Path | None) -> SurgeryRecord | None:
-    """The record of a folder; None where there is none. Raises `DamagedRecord`, and `NewerRecord` for one of a later
-    version, unless that is only shown.
+    """Return the record of a folder; None if there is none.
+
+    Raises `DamagedRecord`, and `NewerRecord` for a later version unless it is only shown (`TOLD`).
     """
     path = folder / NAME if folder else None
     if path is None or not path.exists():
@@ -300,7 +312,7 @@ def read(folder: Path | None) -> SurgeryRecord | None:
 
 
 def read_if_whole(folder: Path | None) -> SurgeryRecord | None:
-    """`read`, and None for one that is damaged: for those who only want to know more. Raises `NewerRecord`."""
+    """Return the record, or None if it is damaged, for callers to whom it is optional. Raises `NewerRecord`."""
     try:
         return read(folder)
     except DamagedRecord:
@@ -308,14 +320,14 @@ def read_if_whole(folder: Path | None) -> SurgeryRecord | None:
 
 
 def write(folder: Path, record: SurgeryRecord) -> SurgeryRecord:
-    """Write the record of a folder, whole or not at all; returns it as it stands there, without absolute paths."""
+    """Write the record of a folder atomically; return it as written, without absolute paths."""
     record = hide_places(record)
     write_durably(folder / NAME, json.dumps(record.as_dict(), indent=2) + "\n")
     return record
 
 
 def hide_places(record: SurgeryRecord) -> SurgeryRecord:
-    """The record without a word on where things lie on this machine."""
+    """Return the record without absolute paths of this machine."""
     source = record.source
     name = source.name if source.kind in ("hub", "timm", "preset") else public(source.name)
     config = record.source_config

@@ -1,6 +1,6 @@
-"""A model at another shape: a family that holds it, its config, every tensor with its name and sizes. No torch.
+"""A model at another shape: its family, its config, and every tensor with name and shape. Imports no torch.
 
-Made once by the plan and carried by it; whoever carries a plan out asks here and works nothing out again.
+The plan makes it once and carries it; code that executes the plan reads it here instead of deriving it again.
 """
 
 from __future__ import annotations
@@ -15,44 +15,48 @@ from leansurgeon.checkpoints.family import convert_config
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.shape import ParameterCount, Shape, evenly_per_stage
 
-# Roles whose tensors have the shape of the blocks also where they stand outside them (SigLIP's pooling head).
+# Roles whose tensors have the shape of the blocks even outside them (SigLIP's pooling head).
 FOLLOWERS = ("q", "k", "v", "qkv", "o", "up", "gate", "down")
 
 
 @dataclass(frozen=True)
 class Reshaped:
-    """`source` at another `shape`, held by `architecture`: its own family or the decoupled form of it."""
+    """`source` at another `shape`, expressed in `architecture`: its own family or the decoupled form of it."""
 
     source: Source
     architecture: Architecture
     shape: Shape
-    kept: tuple[int, ...] | None = None  # the source layers that stay, where they are of several kinds
+    kept: tuple[int, ...] | None = None  # the source layers that stay, for models with several kinds of layers
 
     def at(self, shape: Shape) -> Reshaped:
-        """The same model at yet another shape, in the same family."""
+        """Return the same model at yet another shape, in the same family."""
         return self if shape == self.shape else replace(self, shape=shape)
 
     def keeping(self, layers: Sequence[int]) -> Reshaped:
-        """The same model made of these source layers, which matters where they are of several kinds."""
+        """Return the model made of these source layers, which matters if they are of several kinds."""
         same = not self.source.architecture.uneven or self.kept == tuple(layers)
         return self if same else replace(self, kept=tuple(layers))
 
     @cached_property
     def converted(self) -> Config:
-        """The source's config as a config of the family, its shape still the source's."""
+        """The source's config converted to the family, still with the source's shape."""
         return convert_config(self.source.config, self.source.architecture, self.architecture)
 
     def config(self, layers: Sequence[int] | None = None) -> Config:
-        """The config of the result; `layers` are the source layers that it keeps, where the config lists something for
-        every layer. Raises `UsageError` where no config can hold the shape.
+        """Return the config of the result.
+
+        `layers` are the source layers that it keeps, for configs that list something per layer. Raises `UsageError` if
+        no config can express the shape.
         """
         return self.architecture.with_shape(self.converted, self.shape, layers)
 
     @cached_property
     def specs(self) -> tuple[TensorSpec, ...]:
-        """Every tensor of the result: those outside the blocks as they are (but for an attention or MLP there, which
-        has the shape of the blocks), those of the first source layer at each new layer. Where
-        layers are of several kinds, those of the `kept` layers (by default layers at equal spacing).
+        """Every tensor of the result.
+
+        Outside the blocks they are unchanged (except that an attention or MLP there takes the shape of the blocks).
+        Every new layer has the tensors of the first source layers or, if layers are of several kinds, those of its
+        `kept` layer (by default at equal spacing).
         """
         source, shape, arch = self.source, self.shape, self.architecture
         dims = arch.dims(self.converted, shape)
@@ -73,13 +77,13 @@ class Reshaped:
         return tuple(specs)
 
     def _places(self) -> Iterator[tuple[int, int, int]]:
-        """Of every new layer its stage, its place there, and the source layer whose tensors it has."""
+        """Yield for every new layer its stage, its index there, and the source layer whose tensors it has."""
         source, kept = self.source, self.kept
         if kept is None or len(kept) != self.shape.depth:
             kept = evenly_per_stage(source.shape, self.shape) if source.architecture.uneven else ()
         for stage, (now, wanted) in enumerate(zip(source.shape.spans, self.shape.spans, strict=True)):
             for index, layer in enumerate(wanted):
-                # Of layers that are of one kind, only the first may differ from the others.
+                # If all layers are of one kind, only the first may differ from the others.
                 yield stage, index, kept[layer] if source.architecture.uneven else now[min(index, 1, len(now) - 1)]
 
     @cached_property
@@ -92,16 +96,16 @@ class Reshaped:
 
     @property
     def parameters(self) -> ParameterCount:
-        """Parameters by part, from the tensors' axes alone."""
+        """Parameters by part, computed from the tensors' axes."""
         return count_parameters(self.specs)
 
 
 def at_layer(spec: TensorSpec, architecture: Architecture, index: int) -> str:
-    """The name of a block tensor in another layer of its stage."""
+    """Return the name of a block tensor in another layer of its stage."""
     pattern = architecture.blocks(spec.stage).layer
     return spec.name.replace(pattern.format(i=spec.index), pattern.format(i=index), 1)
 
 
 def within_block(spec: TensorSpec, architecture: Architecture) -> str:
-    """A tensor's name without its block's."""
+    """Return a tensor's name without its block's."""
     return spec.name.split(architecture.blocks(spec.stage).layer.format(i=spec.index), 1)[1]

@@ -1,9 +1,9 @@
-"""Open a SOURCE: a preset, a folder, a run, a hub id or `timm/NAME`. The result is a config, a family and lazy tensors.
+"""Open a SOURCE, a preset, folder, run, hub id or `timm/NAME`, as a `Source` with config, family and lazy tensors.
 
 preset name      an architecture without weights
-folder           config.json + safetensors (also a run folder, whose `model/` is meant)
+folder           config.json + safetensors (for a run folder, its `model/` is opened)
 timm/NAME        a timm model with its published weights
-org/name         a model of the hub, fetched into the usual cache
+org/name         a model of the hub, downloaded to the usual cache
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from leansurgeon.shape import ParameterCount, Shape
 
 @dataclass(frozen=True)
 class Source:
-    """What surgery starts from. `weights` is None for a preset."""
+    """A model that surgery starts from. `weights` is None for a preset."""
 
     name: str
     kind: str  # preset | folder | hub | timm
@@ -53,10 +53,10 @@ class Source:
     weights: Weights | None = None
     preset: Preset | None = None
     notes: tuple[str, ...] = ()
-    files: tuple[Path, ...] = ()  # the weight files as the user has them, before any conversion
-    record: SurgeryRecord | None = field(default=None, compare=False)  # its surgery.json, where there is one
+    files: tuple[Path, ...] = ()  # the user's weight files, before any conversion
+    record: SurgeryRecord | None = field(default=None, compare=False)  # its surgery.json, if there is one
     record_trouble: str = ""  # why its surgery.json cannot be read
-    # Its files as they were when they were opened.
+    # State of its files when they were opened.
     seen: Mapping[Path, Identity] = field(default_factory=dict, repr=False, compare=False)
     held: ExitStack | None = field(default=None, repr=False, compare=False)  # temporary folders of converted weights
 
@@ -77,40 +77,45 @@ class Source:
 
     @property
     def tower(self) -> str | None:
-        """The part of a model of several that is meant."""
+        """The selected tower of a multi-tower model."""
         return towers.of_section(self.architecture.section)
 
     @property
     def learned(self) -> bool:
-        """Whether the weights know anything: a preset and what was initialised and never trained do not."""
+        """Whether the weights have learned anything; those of presets and of untrained fresh models have not."""
         return self.weights is not None and (self.record is None or self.record.learned)
 
     @property
     def fitted(self) -> tuple[Mapping[str, Any], ...]:
-        """The splits of what a cut and trainings of ours fitted its weights on."""
+        """The splits of the data that earlier cuts and trainings of ours fitted the weights on."""
         return tuple(self.record.all_fitted) if self.record else ()
 
     @cached_property
     def used_config(self) -> Config:
-        """The config of the model as it is used (`find_used_class`); the library is asked, so this takes a moment."""
+        """The config of the model as it is used (`find_used_class`).
+
+        Loads the library's class, so this takes a moment.
+        """
         name = find_used_class(self.folder, self.config, self.architecture)
         return self.config | {"architectures": [name]} if name else self.config
 
     @property
     def has_head(self) -> bool:
-        """Whether the head that config.json names is in the files, and is what the model is used with."""
+        """Whether the head that config.json names is in the files and is used."""
         return class_name(self.used_config) == class_name(self.config)
 
     @property
     def head_note(self) -> tuple[str, ...]:
-        """What a person should know of a head that config.json names and that is not used."""
+        """A note for the user if the head that config.json names is not used."""
         note = head_note(class_name(self.config), class_name(self.used_config), self.folder)
         return (note,) if note else ()
 
     @property
     def head(self) -> str:
-        """The head that a task must have for this model: one of `SUFFIX`; "features" where it has none, or one that no
-        task has. A classifier whose head is not in its files is still to become one (`outputs` is 0).
+        """The head that a task must have for this model: one of `SUFFIX`, or "features".
+
+        It is "features" if the model has no head, or one that no task has. A classifier whose head is missing in its
+        files keeps its kind, so that it can be trained (`outputs` is 0).
         """
         name = class_name(self.config)
         if self.architecture.library == "timm":
@@ -123,29 +128,29 @@ class Source:
 
     @property
     def outputs(self) -> int:
-        """Classes (or values) that the classifier gives; 0 where there is none, or none that has learned anything."""
+        """Number of classes (or values) of the classifier; 0 if there is none, or none that was trained."""
         if self.architecture.library == "timm":
             both = (self.flat_config, self.config)
             return next((c["num_classes"] for c in both if c.get("num_classes") is not None), 1000)
         name = class_name(self.config)
         if not any(head in name for head in ("ForImageClassification", "ForSequenceClassification")):
             return 0
-        # Two are left out of a config.
+        # transformers omits a number of labels of two from the config.
         return self.config.get("num_labels") or len(self.config.get("id2label") or "01") if self.has_head else 0
 
     @property
     def policy(self) -> str | None:
-        """The head policy that a preset brings, also through a folder that was made from it."""
+        """The head policy of the preset, also for a folder that was made from one."""
         return self.preset.policy if self.preset else None
 
     @property
     def pad_note(self) -> tuple[str, ...]:
-        """What to say where texts are filled up with a token that config.json does not name."""
+        """The note about padding with a token that config.json does not name."""
         return tuple(note for note in self.notes if note.startswith(NO_PAD))
 
     @property
     def slug(self) -> str:
-        """A name that may stand in a folder name."""
+        """A name that is valid in a folder name."""
         return self.name.rstrip("/").split("/")[-1] if self.kind != "preset" else self.name.replace("/", "-")
 
 
@@ -158,11 +163,13 @@ def open_source(
     keep: ExitStack | None = None,
     tower: str | None = None,
 ) -> Source:
-    """Resolve SOURCE. `config_changes` overrides config keys of a preset; `weights=False` asks a timm or preset source
-    for its shape only; `tower` names the part of a model of several that surgery is for.
+    """Resolve SOURCE.
 
-    A checkpoint that has to be converted is converted into a temporary folder, which lives as long as the Source (or
-    as `keep`, where the caller wants it gone at a certain point). Raises `UsageError` for an unknown name and
+    `config_changes` overrides config keys of a preset; `weights=False` opens only the shape of a timm or preset source;
+    `tower` selects the part of a multi-tower model that surgery is for.
+
+    A checkpoint that has to be converted is converted into a temporary folder that lives as long as the Source (or as
+    `keep`, for callers that need it gone at a certain point). Raises `UsageError` for an unknown name and
     `UnsupportedModel` for a source that cannot be read.
     """
     held, tower = keep or ExitStack(), tower or towers.chosen_tower()
@@ -175,8 +182,8 @@ def open_source(
         opened = from_preset(PRESETS[source], config_changes or {})
     elif source.startswith("timm/"):
         opened = from_timm(source.removeprefix("timm/"), weights, held)
-    elif os.path.isdir(path):  # not `path.is_dir()`, which raises for names that no file system takes
-        name = path.name if passing(path) else source  # of a model in memory, whose folder goes with it
+    elif os.path.isdir(path):  # not `path.is_dir()`, which raises for invalid file names
+        name = path.name if passing(path) else source  # for a model in memory, saved in a scratch folder
         opened = from_folder(path, name=name, allow_pickle=allow_pickle, keep=held, tower=tower)
     elif os.path.isfile(path):
         raise unpacked.of_file(path)
@@ -191,7 +198,10 @@ def open_source(
 
 
 def from_preset(preset: Preset, changes: Config) -> Source:
-    """A model without weights from a preset's config with `changes`; UsageError for a key it lacks."""
+    """Return a preset's model without weights, its config updated by `changes`.
+
+    Raises `UsageError` for an unknown key.
+    """
     architecture = architectures.load_families()[preset.family]
     config = deepcopy(preset.config)
     flat = architecture.flat(config)
@@ -216,7 +226,7 @@ def from_folder(
     keep: ExitStack,
     tower: str | None = None,
 ) -> Source:
-    """A model folder opened for reading; temporary folders live as long as `keep`."""
+    """Open a model folder for reading; temporary folders live as long as `keep`."""
     if (path / "model" / "config.json").exists() and not (path / "config.json").exists():
         path = path / "model"  # a run folder
     kinds = ("config.json", "*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin", "*.pt", "*.pth")
@@ -265,7 +275,7 @@ def from_folder(
     if len(have) < len(weights.entries):
         notes += (describe_unread([name for name in weights.entries if name not in have], config),)
         flat = architecture.flat(config)
-        flat |= {key: 0 for key in AHEAD if flat.get(key)}  # the layers that it counts are among them
+        flat |= {key: 0 for key in AHEAD if flat.get(key)}  # the layers that it counts are among the tensors left out
     return Source(
         name,
         kind,
@@ -284,14 +294,14 @@ def from_folder(
 
 
 def describe_unread(names: Sequence[str], config: Config) -> str:
-    """What is said of tensors in the files that the model's class does not read."""
+    """Describe tensors in the files that the model's class does not read."""
     cls = (config.get("architectures") or ["the model"])[0]
     said = "tensors that {} does not read are" if len(names) > 1 else "tensor that {} does not read is"
     return f"{len(names):,} {said.format(cls)} left out, the first '{names[0]}'"
 
 
 def own_output(specs: Sequence[TensorSpec], weights: Weights) -> str | None:
-    """The output matrix of a file that is not the embedding which its config says it is: the library keeps both."""
+    """Return an output matrix that differs from the embedding it is said to be tied to; the library keeps both."""
     tables = [weights.entries[spec.name] for spec in specs if spec.role == "embedding"]
     for spec in specs:
         entry = weights.entries[spec.name]
@@ -303,9 +313,7 @@ def own_output(specs: Sequence[TensorSpec], weights: Weights) -> str | None:
 
 @contextmanager
 def watch_for_changes(source: Source) -> Iterator[None]:
-    """Notice when files of a source change while the block reads them, whatever that led to. Raises
-    `LeanSurgeonError` that names the first.
-    """
+    """Raise `LeanSurgeonError` if a file of the source changes while the block runs, whatever the block raises."""
     try:
         yield
     except Exception as error:
@@ -315,7 +323,7 @@ def watch_for_changes(source: Source) -> Iterator[None]:
 
 
 def refuse_changed(source: Source, cause: Exception | None = None) -> None:
-    """LeanSurgeonError where a file of the source was written to since it was opened."""
+    """Raise `LeanSurgeonError` if a file of the source was written to since it was opened."""
     for file, before in source.seen.items():
         if has_changed(file, before):
             raise LeanSurgeonError(
@@ -325,9 +333,7 @@ def refuse_changed(source: Source, cause: Exception | None = None) -> None:
 
 
 def refuse_whole_numbers(specs: Sequence[TensorSpec], weights: Weights) -> None:
-    """Raises `UnsupportedModel` where parameters are stored as integers: a quantised model whose config does not say
-    so.
-    """
+    """Raise `UnsupportedModel` if parameters are stored as integers: a quantised model whose config does not say so."""
     name = next(
         (s.name for s in specs if s.counted and weights.entries[s.name].dtype.startswith(("I", "U", "BOOL"))), None
     )
@@ -340,7 +346,7 @@ def refuse_whole_numbers(specs: Sequence[TensorSpec], weights: Weights) -> None:
 
 
 def ask_tower(source: Source, named: str | None) -> None:
-    """Raises `UsageError` with a model's towers where it has several and nobody has said which is meant."""
+    """Raise `UsageError` with the towers of a model if it has several and none was selected."""
     if not source.architecture.section or named or towers.chosen_tower() or (source.record and source.record.tower):
         return
     if there := infer.count_built_towers(source.config):
@@ -349,8 +355,9 @@ def ask_tower(source: Source, named: str | None) -> None:
 
 
 def tower_of(record: SurgeryRecord | None, config: Config) -> str | None:
-    """The tower that is meant: the one that the user has chosen, else the one that earlier surgery was for, so that
-    whoever reads its result later means the same one.
+    """Return the selected tower: the user's choice, else the one that earlier surgery was for.
+
+    The latter makes later commands use the same tower of a result.
     """
     if chosen := towers.chosen_tower():
         return chosen
@@ -358,12 +365,13 @@ def tower_of(record: SurgeryRecord | None, config: Config) -> str | None:
 
 
 def complete(config: Config, shapes: Mapping[str, tuple[int, ...]] | None = None) -> Config:
-    """A config with all that its family's library gives it, where nobody declared that. A timm config with the
-    constructor's arguments; many on the hub leave some or all out, since the name says the
-    rest. How pixels are prepared stays as the file says it, since a name's weights differ in that. `shapes` of its
-    weights tell a variant that goes by a declared family's name.
+    """Return the config completed with the library's defaults for families that were not declared.
+
+    A timm config gets the constructor's arguments; many on the hub omit some or all, since the name implies them. The
+    preprocessing of images stays as in the file, since weights of one name differ in it. `shapes` of the weights reveal
+    a variant that uses a declared family's name.
     """
-    if "architecture" not in config or "model_type" in config:  # none of timm's
+    if "architecture" not in config or "model_type" in config:  # not a timm config
         model_type = config.get("model_type")
         inferred = model_type and not architectures.find_declared(config)
         return infer.complete_config(config) if inferred and architectures.is_transformers_type(model_type) else config
@@ -378,16 +386,17 @@ def complete(config: Config, shapes: Mapping[str, tuple[int, ...]] | None = None
             if shapes is None or declared == {name: tuple(size) for name, size in shapes.items()}:
                 return whole
         except LeanSurgeonError:
-            pass  # the file holds only what differs from the name's model
+            pass  # the file lists only differences from the model of that name
     built, said = timm_config(config["architecture"], given), config.get("pretrained_cfg") or config
     pixels = {key: said[key] for key in ("mean", "std", "interpolation", "crop_pct") if said.get(key)}
     return built | {"pretrained_cfg": built["pretrained_cfg"] | pixels}
 
 
 def with_pad_token(config: Config, folder: Path, name: str | None = None) -> Config:
-    """The config of a decoder that tells classes of texts apart, by the class `name` or its own, with the token that
-    fills up texts: the class finds the last token of a text by it, and takes no two texts without. It is the
-    tokenizer's, or where that has none what ends a text.
+    """Return the config of a text classifier that is a decoder, with a pad token.
+
+    The class (`name`, or the config's own) finds the last token of a text by it, and without one it accepts no batch of
+    several texts. It is the tokenizer's pad token or, if that has none, the end token.
     """
     name = name or class_name(config)
     if not name.endswith("ForSequenceClassification") or config.get("pad_token_id") is not None:
@@ -397,10 +406,10 @@ def with_pad_token(config: Config, folder: Path, name: str | None = None) -> Con
 
     model_type = config.get("model_type")
     if model_type not in CONFIG_MAPPING or CONFIG_MAPPING[model_type]().pad_token_id is not None:
-        return config  # the library knows one
+        return config  # the library has a default
     try:
         own = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except Exception:  # no tokenizer, or a damaged one, which whoever reads texts will say
+    except Exception:  # no tokenizer, or a damaged one, which reading texts will report
         own = None
     ends = config.get("eos_token_id")
     ids = [*([own.pad_token_id, own.eos_token_id] if own else []), ends[0] if isinstance(ends, list) and ends else ends]
@@ -409,8 +418,9 @@ def with_pad_token(config: Config, folder: Path, name: str | None = None) -> Con
 
 
 def timm_config(name: str, args: Config | None = None) -> Config:
-    """The complete config of a timm model by its name, `args` given to its constructor. Raises `UnsupportedModel` for
-    an unknown name or variant.
+    """Return the complete config of a timm model by its name, with `args` passed to its constructor.
+
+    Raises `UnsupportedModel` for an unknown name or variant.
     """
     from leansurgeon.architectures import timm_models
 
@@ -420,12 +430,12 @@ def timm_config(name: str, args: Config | None = None) -> Config:
         if family:
             return timm_models.source_config(family, name, model, args)
     except UnsupportedModel:
-        pass  # a variant that the declaration does not know
+        pass  # a variant that the declaration does not cover
     return infer.timm_config(name, args)
 
 
 def from_timm(name: str, weights: bool, keep: ExitStack) -> Source:
-    """A timm model by its name; without `weights` only its architecture."""
+    """Open a timm model by its name; without `weights` only its architecture."""
     config = timm_config(name)
     architecture = architectures.of(config)
     if not weights:
@@ -448,7 +458,7 @@ def from_timm(name: str, weights: bool, keep: ExitStack) -> Source:
 
 
 def from_hub(name: str, allow_pickle: bool, keep: ExitStack, tower: str | None = None) -> Source:
-    """A model of the Hugging Face hub, downloaded or from its cache."""
+    """Open a model of the Hugging Face hub, downloaded or from its cache."""
     from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 

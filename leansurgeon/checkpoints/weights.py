@@ -1,8 +1,8 @@
-"""Read and write safetensors files without torch: headers, ranges of bytes, tensors in numpy.
+"""Read and write safetensors files without torch: headers, byte ranges, numpy tensors.
 
-The format is 8 bytes of header length, a JSON header, then the data; see https://github.com/huggingface/safetensors. We
-read the header and afterwards only the bytes that are needed, and we write unchanged tensors by letting the kernel copy
-them, so a shrink is bound by the disk.
+The format is 8 bytes of header length, a JSON header, then the data; see https://github.com/huggingface/safetensors.
+After the header only the needed bytes are read, and unchanged tensors are copied by the kernel, so a shrink is
+disk-bound.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from leansurgeon.checkpoints.publish.durable import sync
 from leansurgeon.errors import LeanSurgeonError, UnsupportedModel, disk_is_full, quote, raised_as
 from leansurgeon.reading.tensorfile import INDEX, RAW_BITS, Entry, read_header, shards
 
-Arrays: TypeAlias = dict[str, np.ndarray]  # by the tensor's name
+Arrays: TypeAlias = dict[str, np.ndarray]  # tensor name -> values
 
 RAW = {name: np.dtype(bits) for name, bits in RAW_BITS.items()}
 FLOATS = ("F64", "F32", "F16", "BF16")
 CHUNK = 16 << 20
-SHARD_BYTES = 5_000_000_000  # as transformers shards
+SHARD_BYTES = 5_000_000_000  # as in transformers
 
 
 class Weights:
-    """The tensors of a checkpoint folder, one file or several shards; nothing is read before it is asked for."""
+    """The tensors of a checkpoint folder, in one file or several shards; data are read on demand."""
 
     def __init__(self, entries: Mapping[str, Entry]) -> None:
         self.entries = dict(entries)
@@ -39,7 +39,7 @@ class Weights:
     @classmethod
     @raised_as(UnsupportedModel)
     def open(cls, folder: Path) -> Weights:
-        """`model.safetensors`, or the shards named by `model.safetensors.index.json`."""
+        """Open `model.safetensors`, or the shards listed in `model.safetensors.index.json`."""
         single, index = folder / "model.safetensors", folder / INDEX
         if single.exists():
             return cls(read_header(single))
@@ -70,10 +70,10 @@ class Weights:
         )
 
     def rename_endings(self, endings: Mapping[str, str]) -> Weights:
-        """The same tensors, names with old endings (`LayerNorm.gamma`) under those of today."""
+        """Return the same tensors with old name endings (`LayerNorm.gamma`) replaced by today's."""
 
         def today(name: str) -> str:
-            """A tensor's name with the ending that the library uses today."""
+            """Return a tensor's name with the ending that the library uses today."""
             old = next((e for e in endings if name.endswith(e)), None)
             return name.removesuffix(old) + endings[old] if old else name
 
@@ -81,7 +81,7 @@ class Weights:
 
     @property
     def files(self) -> list[Path]:
-        """The files the tensors lie in, each once, sorted."""
+        """The files that hold the tensors, each once, sorted."""
         return sorted({entry.file for entry in self.entries.values()})
 
     @property
@@ -90,21 +90,21 @@ class Weights:
         return {name: entry.shape for name, entry in self.entries.items()}
 
     def raw(self, name: str) -> np.ndarray:
-        """The bits of a tensor in the numpy type of `RAW` (bf16 as uint16)."""
+        """Return the bits of a tensor in the numpy type of `RAW` (bf16 as uint16)."""
         return bits(self.entries[name])
 
     def float32(self, name: str) -> np.ndarray:
-        """A floating tensor as float32."""
+        """Return a floating-point tensor as float32."""
         return to_float32(self.raw(name), self.entries[name].dtype)
 
     def finite(self, name: str) -> bool:
-        """Whether a tensor is free of NaN and infinity; what is no floating number is."""
+        """Return whether a tensor is free of NaN and infinity; True for integers."""
         dtype = self.entries[name].dtype
         return dtype not in FLOATS or bool(np.isfinite(to_float32(self.raw(name), dtype)).all())
 
 
 def bits(entry: Entry) -> np.ndarray:
-    """The bits of a tensor in a file, in the numpy type of `RAW`."""
+    """Return the bits of a tensor in a file, in the numpy type of `RAW`."""
     with entry.file.open("rb") as file:
         file.seek(entry.start)
         data = np.fromfile(file, RAW[entry.dtype], prod(entry.shape))
@@ -112,7 +112,7 @@ def bits(entry: Entry) -> np.ndarray:
 
 
 def same_bytes(a: Entry, b: Entry) -> bool:
-    """Whether two tensors are stored in the same bits."""
+    """Return whether two tensors are stored with the same dtype and bits."""
     left = a.end - a.start
     if a.dtype != b.dtype or left != b.end - b.start:
         return False
@@ -128,8 +128,9 @@ def same_bytes(a: Entry, b: Entry) -> bool:
 
 
 def to_float32(raw: np.ndarray, dtype: str) -> np.ndarray:
-    """Bits of a floating dtype to float32 (float32 is not copied); whole numbers (tables of positions) too. Raises
-    `UnsupportedModel` for fp8, which can be copied only.
+    """Convert bits of a floating dtype to float32 (float32 is not copied); integers (position tables) too.
+
+    Raises `UnsupportedModel` for fp8, which can only be copied.
     """
     if dtype.startswith("F8"):
         raise UnsupportedModel(
@@ -141,11 +142,11 @@ def to_float32(raw: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def from_float32(values: np.ndarray, dtype: str) -> np.ndarray:
-    """Float32 to the bits of a floating dtype, rounded to nearest even."""
+    """Convert float32 to the bits of a floating dtype, rounded to nearest even."""
     if dtype == "BF16":
         bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
         rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
-        # The sum carries the bits of a NaN over into the sign; NaN stays NaN, with its sign and its first bits.
+        # Rounding carries a NaN's bits into the sign; keep NaN, with its sign and its leading bits.
         return np.where(np.isnan(bits.view(np.float32)), (bits >> 16).astype(np.uint16) | 0x40, rounded)
     if dtype not in FLOATS:
         raise UnsupportedModel(f"New values cannot be written in {dtype}.", "Use a checkpoint in fp32, fp16 or bf16.")
@@ -154,7 +155,7 @@ def from_float32(values: np.ndarray, dtype: str) -> np.ndarray:
 
 @dataclass(frozen=True)
 class TensorOut:
-    """A tensor to write: either the bytes of `entry` as they are, or what `make()` returns (raw bits of `shape`)."""
+    """A tensor to write: either the bytes of `entry` unchanged, or what `make()` returns (raw bits of `shape`)."""
 
     name: str
     dtype: str
@@ -168,12 +169,12 @@ class TensorOut:
         return prod(self.shape) * RAW[self.dtype].itemsize
 
     def float32(self) -> np.ndarray:
-        """What will be written, as float32."""
+        """Return what will be written, as float32."""
         return to_float32(self.make() if self.make else bits(self.entry), self.dtype)
 
 
 def write(folder: Path, tensors: Iterable[TensorOut], shard_bytes: int = SHARD_BYTES) -> list[Path]:
-    """Write tensors as `model.safetensors` or as shards with their index; one tensor is in memory at a time."""
+    """Write tensors as `model.safetensors` or as shards with an index, holding one tensor in memory at a time."""
     shards, size = [[]], 0
     for tensor in tensors:
         if shards[-1] and size + tensor.nbytes > shard_bytes:
@@ -194,14 +195,14 @@ def write(folder: Path, tensors: Iterable[TensorOut], shard_bytes: int = SHARD_B
 
 
 def write_file(path: Path, tensors: list[TensorOut]) -> Path:
-    """One safetensors file. A full disk raises a `LeanSurgeonError` that says how much was needed."""
+    """Write one safetensors file. If the disk is full, the `LeanSurgeonError` says how much was needed."""
     header = {"__metadata__": {"format": "pt"}}
     offset = 0
     for t in tensors:
         header[t.name] = {"dtype": t.dtype, "shape": list(t.shape), "data_offsets": [offset, offset + t.nbytes]}
         offset += t.nbytes
     encoded = json.dumps(header, separators=(",", ":")).encode()
-    encoded += b" " * (-len(encoded) % 8)  # the data starts at a multiple of 8
+    encoded += b" " * (-len(encoded) % 8)  # aligns the data to 8 bytes
     try:
         with path.open("wb") as out:
             out.write(struct.pack("<Q", len(encoded)) + encoded)
@@ -221,7 +222,7 @@ def write_file(path: Path, tensors: list[TensorOut]) -> Path:
 
 
 def write_array(out, tensor: TensorOut) -> None:
-    """Make a tensor and append its bytes; AssertionError where it is not of the announced dtype and shape."""
+    """Create a tensor and append its bytes. Raises AssertionError if it lacks the announced dtype and shape."""
     data = np.asarray(tensor.make(), order="C")  # a scalar stays one
     if data.shape != tensor.shape or data.dtype != RAW[tensor.dtype]:
         raise AssertionError(f"{tensor.name}: made {data.dtype} {data.shape}, announced {tensor.dtype} {tensor.shape}")
@@ -229,9 +230,9 @@ def write_array(out, tensor: TensorOut) -> None:
 
 
 def copy_range(entry: Entry, out) -> None:
-    """Copy a byte range inside the kernel where it can (Linux), else through a buffer."""
+    """Copy a byte range inside the kernel where possible (Linux), else through a buffer."""
     start, left = entry.start, entry.end - entry.start
-    out.flush()  # the kernel writes behind what is there
+    out.flush()  # the kernel writes after what is in the file
     with entry.file.open("rb", buffering=0) as source:
         try:
             while left and hasattr(os, "copy_file_range"):
@@ -242,7 +243,7 @@ def copy_range(entry: Entry, out) -> None:
         except OSError as error:
             if disk_is_full(error):
                 raise
-            # EXDEV, EINVAL, ENOSYS: another file system; the kernel cannot do it
+            # EXDEV, EINVAL, ENOSYS: another file system; the kernel cannot copy
         source.seek(start)
         while left:
             chunk = source.read(min(CHUNK, left))

@@ -1,4 +1,4 @@
-"""Where the source of a result lies: noted in this user's cache by its digests, since no published record says it."""
+"""Remember the folder of a result's source in the user's cache, by digest: published records hold no paths."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from leansurgeon.reading.files import in_home, is_name
 
 
 def remember(origin: Origin, folder: Path | None) -> None:
-    """Note where the model of these digests lies; a cache that cannot be written is no error."""
+    """Store the folder of the model with these digests; ignore a cache that cannot be written."""
     if folder is None or not origin.sha256:
         return
     note = _note(origin)
-    with suppress(OSError, UnicodeEncodeError):  # the name of a folder need not be text
+    with suppress(OSError, UnicodeEncodeError):  # a folder name need not be valid text
         note.parent.mkdir(parents=True, exist_ok=True)
         write_durably(note, f"{folder.resolve()}\n")
 
 
 def find(origin: Origin) -> Path | None:
-    """The folder with exactly the weight files of `origin`: at its name, or where it lay when it was cut."""
+    """Return the folder with exactly the weight files of `origin`: at its name, or where it was when it was cut."""
     places = [in_home(origin.name)] if origin.kind != "hub" else []
     with suppress(OSError, UnicodeDecodeError):
         places.append(Path(_note(origin).read_text(encoding="utf-8").rstrip("\n")))
@@ -32,7 +32,7 @@ def find(origin: Origin) -> Path | None:
 
 
 def holding(folder: Path, origin: Origin) -> Path | None:
-    """The folder itself, or the model in a run folder, where its weight files are those of the record."""
+    """Return the folder, or the model in a run folder, if its weight files have the recorded digests."""
     if not origin.sha256 or not all(map(is_name, origin.sha256)):
         return None
     for place in (folder, folder / "model"):

@@ -1,1 +1,1 @@
-"""One module per command: parse, call, print. Nothing here imports torch at module level."""
+"""The command line: options, help and completion. Nothing here imports torch at module level."""

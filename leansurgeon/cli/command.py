@@ -1,4 +1,4 @@
-"""The command of the terminal that belongs to a request: Typer's options from its fields."""
+"""Build the terminal command of a request: its fields become Typer options."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KEYWORD = inspect.Parameter.KEYWORD_ONLY
 
 
 def command_of(command: Command) -> Callable[..., None]:
-    """What Typer calls: it takes every field of the request as an argument or option, and --json."""
+    """Return what Typer calls: it takes every field of the request as an argument or option, and --json."""
     parameters = []
     for name, field, opt in options_of(command.request):
         default = inspect.Parameter.empty if field.is_required() else field.get_default(call_default_factory=True)
@@ -35,7 +35,7 @@ def command_of(command: Command) -> Callable[..., None]:
             spelled = opt.names or (f"--{name.replace('_', '-')}",)
             made = typer.Option(*spelled, rich_help_panel=opt.panel, hidden=not opt.shown, **said)
         kind = field.annotation
-        if opt.cli:  # what Typer reads is made a value by the request, and so is the default
+        if opt.cli:  # the request parses what Typer reads, the default too
             default = None if default in (None, ()) else default
             kind = opt.cli | None if default is None else opt.cli
             default = ",".join(map(str, default)) if isinstance(default, tuple) else default
@@ -44,11 +44,11 @@ def command_of(command: Command) -> Callable[..., None]:
     as_json = typer.Option("--json", metavar="", help="Print one JSON document.", rich_help_panel="Output")
     made = inspect.Parameter("as_json", KEYWORD, annotation=Annotated[bool, as_json], default=False)
     last = sum(opt.panel == PANELS[-1] and not opt.positional for *_, opt in options_of(command.request))
-    parameters.insert(len(parameters) - last, made)  # where its panel stands
+    parameters.insert(len(parameters) - last, made)  # before the options of the last panel
 
     def callback(**given: Any) -> None:
         as_json = given.pop("as_json")
-        given = {name: value for name, value in given.items() if value is not None}  # None: as the request has it
+        given = {name: value for name, value in given.items() if value is not None}  # None: the request's default
         given |= {name: Names(value) for name, value in given.items() if isinstance(value, list)}
         asked = check_request(command.request, given)
         if as_json and (form := getattr(asked, "format", "json")) not in ("table", "json"):

@@ -1,5 +1,5 @@
-"""What a shell offers for a word half typed: presets, recipes, families, GPUs. No torch, and nothing slow: it runs at
-every press of the tab key. Where nothing fits, shells offer files.
+"""Shell completion: presets, recipes, families, GPUs. No torch, and nothing slow, since it runs at every press of the
+tab key. If nothing fits, shells offer files.
 """
 
 from __future__ import annotations
@@ -9,21 +9,21 @@ from pathlib import Path
 
 
 def sources(incomplete: str) -> list[str]:
-    """Presets."""
+    """Complete presets."""
     from leansurgeon.architectures.presets import PRESETS
 
     return fitting(PRESETS, incomplete)
 
 
 def recipes(incomplete: str) -> list[str]:
-    """Names of shipped recipes, and recipe files here."""
+    """Complete shipped recipes, and recipe files in the current folder."""
     from leansurgeon.training.recipe.shipped import list_shipped
 
     return fitting([*list_shipped(), *(file.name for file in Path().glob("*.yaml"))], incomplete)
 
 
 def families(incomplete: str) -> list[str]:
-    """Model types, as in config.json, that are declared."""
+    """Complete declared model types, as in config.json."""
     from leansurgeon import architectures
 
     return fitting(
@@ -32,12 +32,12 @@ def families(incomplete: str) -> list[str]:
 
 
 def gpus(incomplete: str) -> list[str]:
-    """Names of the GPUs whose memory is known."""
+    """Complete GPUs whose memory is known."""
     from leansurgeon.measure.costs.gpus import GPUS
 
     return fitting(GPUS, incomplete)
 
 
 def fitting(words: Iterable[str], incomplete: str) -> list[str]:
-    """Those that begin with what was typed, each once."""
+    """Return the words that begin with `incomplete`, each once."""
     return [word for word in dict.fromkeys(words) if word.startswith(incomplete)]

@@ -48,25 +48,25 @@ RESUMABLE = {"run": "arms", "search": "tries"}
 
 
 class Commands(typer.core.TyperGroup):
-    """Commands are imported when they are needed. Typer ends at Ctrl-C without a word; this says one."""
+    """Imports each command when it is needed, and reports Ctrl-C, at which Typer would exit silently."""
 
     def list_commands(self, ctx: typer.Context) -> list[str]:
-        """Names of all commands, the most needed first."""
+        """Return the names of all commands, the most important first."""
         return [name for commands in PANELS.values() for name in commands]
 
     def get_command(self, ctx: typer.Context, name: str) -> typer.core.TyperCommand | None:
-        """The command of this name."""
+        """Return the command of this name."""
         return load_command(name) if name in self.list_commands(ctx) else None
 
     def format_help(self, ctx: typer.Context, formatter: Any) -> None:
-        """The overview, without importing any command."""
+        """Write the overview, without importing any command."""
         rows = [(panel, name, line) for panel, commands in PANELS.items() for name, line in commands.items()]
         lines = {name: typer.core.TyperCommand(name, help=line, rich_help_panel=panel) for panel, name, line in rows}
         about = {"help": self.help, "epilog": self.epilog, "params": self.params, "commands": lines}
         typer.core.TyperGroup(name=self.name, rich_markup_mode="rich", **about).format_help(ctx, formatter)
 
     def invoke(self, ctx: typer.Context) -> object:
-        """Run the command; errors of the system (disk full, no permission) become LeanSurgeon's own."""
+        """Run the command; system errors (disk full, no permission) become LeanSurgeon's own."""
         try:
             return super().invoke(ctx)
         except OSError as error:
@@ -75,7 +75,7 @@ class Commands(typer.core.TyperGroup):
             raise
         except LeanSurgeonError:
             raise
-        except Exception as error:  # Typer's own, which may quote a long word whole
+        except Exception as error:  # Typer's own, which may quote a long word in full
             if isinstance(message := getattr(error, "message", None), str):
                 error.message = readable(message)  # type: ignore[attr-defined]
             raise
@@ -89,7 +89,7 @@ class Commands(typer.core.TyperGroup):
 
 @functools.cache
 def load_command(name: str) -> typer.core.TyperCommand:
-    """The command with the options that its request has."""
+    """Return the command with the options of its request."""
     module = importlib.import_module(f"leansurgeon.{'cli' if name == 'recipes' else 'commands'}.{name}")
     made = module.recipes if name == "recipes" else typer.Typer(add_completion=False)
     if name != "recipes":
@@ -110,7 +110,7 @@ app = typer.Typer(
 
 
 def show_version(value: bool) -> None:
-    """Print the version and leave, if the option was given."""
+    """Print the version and exit, if the option was given."""
     if value:
         print(leansurgeon.__version__)
         raise typer.Exit()
@@ -126,8 +126,10 @@ def root(
 
 
 def is_mine_to_say(error: LeanSurgeonError) -> bool:
-    """Whether this process says it. Under torchrun all processes end with what they agreed on, and the first says it
-    for all; a wrong flag or a missing file is said once on every machine; what befell one process it says itself.
+    """Return whether this process prints the error.
+
+    Under torchrun, rank 0 prints an error that all processes share; each machine prints a usage error once; a process
+    prints an error of its own.
     """
     if rank() == 0:
         return True
@@ -137,26 +139,26 @@ def is_mine_to_say(error: LeanSurgeonError) -> bool:
 
 
 def main() -> None:
-    """Carry out what was typed; always ends with `SystemExit`, but for an error that nobody expects.
+    """Run the command line; always ends with `SystemExit`, except for unexpected errors.
 
-    LEANSURGEON_DEBUG=1 shows the traceback of an expected error, too, and lets Python end as ever (for profilers).
+    LEANSURGEON_DEBUG=1 also shows the traceback of expected errors, and lets Python exit normally (for profilers).
     """
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # of this command and the processes that it starts
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # for this command and the processes that it starts
     with streams.guarding():
         carry_out()
 
 
 @contextmanager
 def sigterm_as_exception() -> Iterator[None]:
-    """SIGTERM raises `Terminated` here, so that a training says what was kept. Processes forked from this one end as
-    SIGTERM ends them.
+    """Raise `Terminated` at SIGTERM, so that a training reports what was kept. Processes forked from this one die of
+    SIGTERM as usual.
     """
     from leansurgeon.training.processes.signals import handle_signals, insisting
 
     owner = os.getpid()
 
     def stop(number: int, frame: FrameType | None) -> None:
-        """The handler: forked children end at once, the process itself by an exception."""
+        """Handle the signal: forked children exit at once, this process raises."""
         if os.getpid() != owner:
             os._exit(Terminated.exit_code)
         raise Terminated
@@ -166,7 +168,7 @@ def sigterm_as_exception() -> Iterator[None]:
 
 
 def check_encoding(words: list[str]) -> None:
-    """Raises `UsageError` for a word that no name of a file can hold (half of a surrogate pair)."""
+    """Raise `UsageError` for a word that cannot be a file name (half of a surrogate pair)."""
     for word in words:
         try:
             os.fsencode(word)
@@ -175,15 +177,15 @@ def check_encoding(words: list[str]) -> None:
 
 
 def carry_out() -> None:
-    """`main`, on streams that forgive."""
+    """Run `main`, with stdout and stderr guarded."""
     try:
-        with sigterm_as_exception(), show_on(command_screen()):  # so that temporary folders go whatever the command
+        with sigterm_as_exception(), show_on(command_screen()):  # so that every command removes its temporary folders
             try:
                 check_encoding(sys.argv[1:])
                 app()
             except SystemExit as end:
                 if not end.code:
-                    sys.stdout.flush()  # a full disk shows here at the latest
+                    sys.stdout.flush()  # raises now if the disk is full
                 raise
     except LeanSurgeonError as error:
         if os.environ.get("LEANSURGEON_DEBUG"):

@@ -1,4 +1,4 @@
-"""`leansurgeon recipes list | show | copy | schema`: the recipes that come with leansurgeon."""
+"""`leansurgeon recipes list | show | copy | schema`: the shipped recipes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ recipes = typer.Typer(
 
 @recipes.command("list", epilog="Example: leansurgeon recipes list")
 def list_(as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False) -> None:
-    """Task, length and hardware of every shipped recipe: first those for a CPU, then those for a GPU."""
+    """List task, length and hardware of every shipped recipe: first those for a CPU, then those for a GPU."""
     from leansurgeon.training.recipe import reading
 
     rows = [_row(name, reading.load(name)) for name in reading.list_shipped()]
@@ -34,7 +34,7 @@ def list_(as_json: Annotated[bool, typer.Option("--json", help="One JSON documen
         return
     from tabulate import tabulate
 
-    # Source, kind and arms stay out of the table: with them it would be wider than a terminal.
+    # Without source, kind and arms, which would make the table wider than a terminal.
     rows.sort(key=lambda row: "CPU" not in row["hardware"])
     table = [{key: row[key] for key in ("name", "task", "duration", "hardware")} for row in rows]
     print(tabulate(table, headers="keys", disable_numparse=True))
@@ -52,7 +52,7 @@ def show(
     """Print a recipe with its comments: expected result, hardware, where each number comes from."""
     from leansurgeon.training.recipe import reading
 
-    base = name in reading.bases() and not resolved  # a base says too little to be a recipe
+    base = name in reading.bases() and not resolved  # a base alone is not a complete recipe
     recipe = None if base else reading.load(name)
     text = reading.dump(recipe) if resolved else reading.text_of(reading.find(name))
     sys.stdout.write(text)
@@ -72,7 +72,7 @@ def copy(
 
     source = reading.find(name)
     target = in_home(to or source.name)
-    # A Path forgets the slash that says that a folder is meant.
+    # A Path drops the slash that marks a folder.
     target = target / source.name if target.is_dir() or (to or "").endswith("/") else target
     if target.exists() and not force:
         raise UsageError(f"{target} exists already.", "Name another file, or use --force.")
@@ -89,7 +89,7 @@ def copy(
 
 @recipes.command(epilog="Example: leansurgeon recipes schema")
 def schema() -> None:
-    """Print the JSON schema of recipe files, by which editors check and complete them."""
+    """Print the JSON schema of recipe files, which editors use to check and complete them."""
     from leansurgeon.training.recipe.reading import json_schema
 
     print(json.dumps(json_schema(), indent=2))
@@ -109,7 +109,7 @@ def _row(name: str, recipe: Recipe) -> Mapping[str, str]:
 
 
 def _hardware(name: str) -> str:
-    """The first words of a shipped recipe's line about hardware: `2 CPU cores`, `8 A100`."""
+    """Return the beginning of a shipped recipe's hardware comment: `2 CPU cores`, `8 A100`."""
     from leansurgeon.training.recipe import reading
 
     match = re.search(r"^# Hardware +(.*)$", reading.text_of(reading.list_shipped()[name]), re.MULTILINE)

@@ -1,8 +1,8 @@
-"""What leansurgeon does: one file a command, with its request, its result and `COMMAND`, from which the terminal and
-Python have it. Nothing here imports torch at module level.
+"""The commands: one file each, with its request, its result and `COMMAND`, from which the command line and the Python
+API are built. Nothing here imports torch at module level.
 """
 
-# Panel by panel, as `leansurgeon --help` shows them: the most needed first.
+# By panel, as in `leansurgeon --help`: the most important first.
 PANELS = {
     "Cut, train, compare": {
         "shrink": "Rewrite a model to more heads and fewer layers, and prove the result.",

@@ -1,4 +1,4 @@
-"""Bench: how fast a model is on this machine, with other heads and other attention backends beside it."""
+"""Bench: time a model on this machine, also with other numbers of heads and other attention backends."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from leansurgeon.words import wrap
 
 
 class BenchRequest(Access):
-    """A model, the load it is timed under, and what is timed beside it."""
+    """A model, the load it is timed under, and what it is compared with."""
 
     model: SourceName
     sweep_heads: Annotated[
@@ -34,11 +34,12 @@ class BenchRequest(Access):
 
 
 def bench(request: BenchRequest, say: Say) -> Answer:
-    """Step time, latency, throughput and peak memory of MODEL here, with new weights of its shape.
+    """Measure step time, latency, throughput and peak memory of MODEL on this machine, with new weights of its shape.
 
-    A model that surgery made is timed against its shape before. On a run folder the result is kept as RUN/bench.json.
+    A model that surgery made is also timed at its shape before. For a run folder, the result is saved as
+    RUN/bench.json.
 
-    Raises `UsageError` for a load that cannot be, `OutOfMemory`, and what opening raises.
+    Raises `UsageError` for an impossible load, `OutOfMemory`, and what opening raises.
     """
     from leansurgeon.checkpoints.source import open_source
     from leansurgeon.measure.costs import bench as benches
@@ -94,7 +95,7 @@ def bench(request: BenchRequest, say: Say) -> Answer:
 
 
 def choose_backends(text: str, known: tuple[str, ...]) -> list[str]:
-    """Backends by their names; `all` are those beside torch's own choice. Raises `UsageError`."""
+    """Return backends by name; `all` means all except torch's default choice. Raises `UsageError`."""
     if text in ("all", "none"):
         return [b for b in known if b != "auto"] if text == "all" else []
     words = [word.strip() for word in text.split(",")]

@@ -1,5 +1,5 @@
-"""A command is a request and what carries it out; from both comes the function of Python, and in `cli.command` the
-command of the terminal.
+"""A command is a request and the function that carries it out; the Python function and, in `cli.command`, the terminal
+command are built from both.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from leansurgeon.request import Request, Trust, check_request, options_of
 
 
 class Result(Protocol):
-    """What a command gives back: printed it is for a person; `as_dict()` is the document of --json."""
+    """What a command returns: printing it is for a person; `as_dict()` is the document of --json."""
 
     def as_dict(self) -> Mapping[str, Any]: ...
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a command came to: the document of --json, and the same for a person."""
+    """The result of a command: the document of --json, and the same as text."""
 
     document: Mapping[str, Any] = field(repr=False)
     text: str = field(repr=False)
     exit_code: int = field(default=0, repr=False)
 
     def as_dict(self) -> Mapping[str, Any]:
-        """What --json prints."""
+        """Return what --json prints."""
         return self.document
 
     def __str__(self) -> str:
@@ -45,34 +45,36 @@ class Answer:
 
 @dataclass(frozen=True)
 class Command:
-    """`run` carries out a `request`; its docstring is the help of both, up to "Raises" on the command line."""
+    """`run` carries out a `request`; its docstring is the help of both, on the command line up to "In Python", an
+    example or "Raises".
+    """
 
     name: str
     request: type[Request]
     run: Callable[[Any, Say], Result]
     examples: tuple[str, ...]
-    gives_model: bool = False  # in Python a model in memory gives a model, which carries the result
-    temporary_out: bool = False  # and without `out` the result lies in a temporary folder
-    shows: bool = False  # and builds nothing: what can be read of a later version's record counts
+    gives_model: bool = False  # a model in memory gives a model, which carries the result
+    temporary_out: bool = False  # and without `out`, the result is in a temporary folder
+    shows: bool = False  # it writes no model: records of later versions are read as far as possible
 
 
 @contextmanager
 def speaking(progress: bool | Say | None) -> Iterator[Say]:
-    """Who is told how far the work is: True means stderr, False nobody, else whoever takes the lines. Raises
+    """Yield the function that receives progress messages: True means stderr, False none, else the one given. Raises
     `UsageError` for anything else.
     """
     if progress is False or progress is None:
         yield screen.silent
         return
     if progress is not True and not callable(progress):
-        raise UsageError(f"progress={progress!r}: give True, False, or what takes a line of text.")
+        raise UsageError(f"progress={progress!r}: give True, False, or a function that takes a line of text.")
     with screen.show_on(screen.command_screen(None if progress is True else progress)):
         yield screen.say if progress is True else progress
 
 
 @contextmanager
 def access_to(command: Command, request: Request, say: Say) -> Iterator[None]:
-    """While it lasts, whose code runs, which tower is meant and what classes are called is as the request says."""
+    """Apply the request's settings inside the context: trusted code, tower, class names, damaged images."""
     with ExitStack() as stack:
         if command.shows:
             from leansurgeon.checkpoints.record import TOLD
@@ -95,8 +97,10 @@ def access_to(command: Command, request: Request, say: Say) -> Iterator[None]:
 
 @contextmanager
 def pushing(request: Request, say: Say) -> Iterator[Callable[[Any], None]]:
-    """What puts a result on the hub, where the request wants that: checked before the work, in the first process of a
-    training. Raises `UsageError` and `NotPushed`.
+    """Yield a function that pushes a result to the hub, if the request asks for that, in the first process of a
+    training.
+
+    Checks the push before the work. Raises `UsageError` and `NotPushed`.
     """
     repo, public = getattr(request, "push", None), getattr(request, "public", False)
     if (repo is None and not public) or rank() > 0:
@@ -119,11 +123,11 @@ def pushing(request: Request, say: Say) -> Iterator[Callable[[Any], None]]:
 
 
 def function_of(command: Command) -> Callable[..., Any]:
-    """The function of Python: it takes the fields of the request and `progress`, a model in memory where a field is for
-    a model, leaves the process as it was, and raises leansurgeon's own errors.
+    """Return the command's Python function: it takes the fields of the request and `progress`, also a model in memory
+    where a field is for a model, leaves the process as it was, and raises leansurgeon's own errors.
     """
     request, run = command.request, command.run
-    types = get_type_hints(request)  # as a reader wants them, without what pydantic and the terminal need beside
+    types = get_type_hints(request)  # plain types, without annotations for pydantic and the terminal
     keyword, either = inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
     parameters = [
         inspect.Parameter(
@@ -177,7 +181,7 @@ def function_of(command: Command) -> Callable[..., Any]:
 
 
 class LazyFunction:
-    """A function of Python whose command is imported at its first use, so that `import leansurgeon` is light."""
+    """A Python function whose command is imported at its first use, so that `import leansurgeon` is fast."""
 
     def __init__(self, name: str) -> None:
         self.__name__ = self.__qualname__ = name

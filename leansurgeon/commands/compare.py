@@ -1,4 +1,4 @@
-"""Models of any origin side by side, measured now: quality on the same held-out samples, costs of answering, kappa."""
+"""Compare models of any origin by measuring them now: quality on the same held-out samples, inference cost, kappa."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ KAPPA_SAMPLES = 16
 
 
 def measure_answers(runs: Sequence[Run], say: Say, seconds: float | None = None) -> dict[Path, JsonObject]:
-    """What answering costs, of all these in turns, by their folders; kept in those of runs."""
+    """Measure the inference cost of all these in turns; return it by folder, and save it for runs."""
     from leansurgeon.measure.costs import inference
     from leansurgeon.training.runs import folder as runfolder
 
@@ -36,9 +36,11 @@ def measure_answers(runs: Sequence[Run], say: Say, seconds: float | None = None)
 def measure_models(
     runs: Sequence[Run], data: str | None, columns: str | None, seconds: float | None, seed: int, say: Say
 ) -> Section:
-    """All of these beside the first: on held-out samples of the data (None: what one of them was trained on), in turns
-    on this machine, and their kappa. Ends early where `seconds` are over, and says what is missing then. Raises
-    `UsageError` where two cannot be compared, with the reason.
+    """Compare all models with the first: on held-out samples of the data (None: what one of them was trained on), in
+    turns on this machine, and by their kappa.
+
+    Stops early after `seconds`, and reports what is missing then. Raises `UsageError` with the reason if two cannot be
+    compared.
     """
     from leansurgeon.checkpoints.kind import LANGUAGE
     from leansurgeon.checkpoints.source import open_source
@@ -84,8 +86,8 @@ def measure_models(
 
 
 def tabulate(cut: Path, *runs: Path) -> str:
-    """The table of `report` for a cut model, its source, and `runs` that trained it, which were all judged on the same
-    held-out samples. Empty where only one of them was.
+    """Return the `report` table of a cut model, its source, and `runs` that trained it, all scored on the same held-out
+    samples. Empty if only one of them was.
     """
     from leansurgeon.checkpoints import record, whereabouts
     from leansurgeon.report.collect import collect

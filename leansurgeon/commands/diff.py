@@ -1,4 +1,4 @@
-"""Diff: two models side by side."""
+"""Diff: compare two models."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class DiffRequest(Access):
 
 @dataclass(frozen=True)
 class Diff(Answer):
-    """Two models side by side."""
+    """The comparison of two models."""
 
     found: Compared = field(repr=False, kw_only=True)
 
 
 def diff(request: DiffRequest, say: Say) -> Diff:
-    """Shape, parameters, config and every tensor of A and B side by side; layers are matched by surgery.json.
+    """Compare shape, parameters, config and every tensor of A and B; layers are matched by surgery.json.
 
     >>> import leansurgeon
     >>> found = leansurgeon.diff("vit-b", "deit-b").found

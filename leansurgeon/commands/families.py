@@ -1,4 +1,4 @@
-"""Families: every type of transformers put to the test, and one table of what may change in which."""
+"""Families: test every model type of transformers, and list what may change in which."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from leansurgeon.request import Opt, Request
 if TYPE_CHECKING:
     from leansurgeon.surgery.family_check import FamilyCheck, RandomModel
 
-LONGEST = 60  # seconds of a processor for one type
-AT_ONCE = 40  # types that one process does
+LONGEST = 60  # seconds of processor time for one type
+AT_ONCE = 40  # types per process
 
 
 class FamiliesRequest(Request):
-    """Which types are tried, and how."""
+    """Which types to test, and how."""
 
     types: Annotated[
         list[str],
@@ -45,15 +45,15 @@ class FamiliesRequest(Request):
     ] = None
     jobs: Annotated[int, Field(ge=1), Opt("Processes at a time.")] = 1
     seed: Annotated[int, Opt("Of the random weights and inputs.")] = 23
-    # Three layers are the fewest of which one can go and two stay.
+    # With three layers, one can be dropped and two stay.
     depth: Annotated[int, Field(ge=3), Opt("Layers of the random models, where they can be chosen.")] = 7
 
 
 def families(request: FamiliesRequest, say: Say) -> Answer:
-    """What may change in the families of transformers and timm: layers, heads, MLP.
+    """Show what may change in the families of transformers and timm: layers, heads, MLP.
 
-    Of every type a small random model is made, its family inferred unless it is declared, its layers, heads and MLP
-    changed, the result loaded again and compared with a cut by hand. All types take half an hour or more.
+    For every type, a small random model is made, its family is inferred unless it is declared, its layers, heads and
+    MLP are changed, and the result is reloaded and compared with a cut by hand. All types take half an hour or more.
     """
     from leansurgeon.surgery.family_check import NAMES, PREFIX, FamilyCheck, RandomModel
 
@@ -83,15 +83,17 @@ def families(request: FamiliesRequest, say: Say) -> Answer:
 
 
 def check_families(names: Sequence[str], jobs: int, drawn: RandomModel) -> Iterator[FamilyCheck]:
-    """Rows as they come. Every process does one type at a time, and some dozen in all, since what the libraries import
-    stays in memory (`max_tasks_per_child` of Python 3.11 hangs after the first).
+    """Yield rows as they complete. Each process does one type at a time, and some dozens in all, since what the
+    libraries import stays in memory (`max_tasks_per_child` of Python 3.11 hangs after the first).
     """
     for start in range(0, len(names), AT_ONCE * jobs):
         yield from of_one_pool(names[start : start + AT_ONCE * jobs], jobs, drawn)
 
 
 def of_one_pool(names: Sequence[str], jobs: int, drawn: RandomModel) -> Iterator[FamilyCheck]:
-    """Rows of these names from new processes. Where one dies (memory), the names that it took along are tried alone."""
+    """Yield rows of these names from new processes. If one dies (memory), the names that were lost with it are tried
+    alone.
+    """
     from concurrent.futures import ProcessPoolExecutor, as_completed
     from concurrent.futures.process import BrokenProcessPool
     from multiprocessing import get_context
@@ -111,24 +113,24 @@ def of_one_pool(names: Sequence[str], jobs: int, drawn: RandomModel) -> Iterator
 
 
 def patiently(name: str, drawn: RandomModel) -> FamilyCheck:
-    """A check with an end, and a cache of its own: nothing is taken for proven that was proven another time."""
+    """Check one type with a time limit and its own cache, so that no earlier proof counts."""
     from leansurgeon.surgery.family_check import PREFIX, FamilyCheck
 
     class TooLong(BaseException):
-        """So that no `except Exception` on the way takes it for one of the library's own."""
+        """A BaseException, so that no `except Exception` on the way catches it."""
 
     def stop(*_: object) -> None:
-        """The timer's handler."""
+        """Handle the timer."""
         raise TooLong
 
     signal.signal(signal.SIGPROF, stop)
     signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_PROF, LONGEST)  # of the processor, which others may be using, too
-    signal.alarm(60 * LONGEST)  # for one that waits for something
+    signal.setitimer(signal.ITIMER_PROF, LONGEST)  # processor time, since other processes may run too
+    signal.alarm(60 * LONGEST)  # for one that waits
     try:
         with tempfile.TemporaryDirectory(prefix="leansurgeon-") as cache:
             os.environ["LEANSURGEON_CACHE"] = cache
-            if name.startswith(PREFIX):  # the other library need not import
+            if name.startswith(PREFIX):  # without importing the other library
                 from leansurgeon.surgery.undeclared_timm import check_timm_name as check
             else:
                 from leansurgeon.surgery.undeclared import check_type as check
@@ -137,7 +139,7 @@ def patiently(name: str, drawn: RandomModel) -> FamilyCheck:
             return replace(row, seconds=round(time.monotonic() - started, 1))
     except TooLong:
         return FamilyCheck(name, why=f"it took more than {LONGEST} s")
-    except BaseException as error:  # the row says it; other types go on
+    except BaseException as error:  # the row reports it; other types continue
         return FamilyCheck(name, why=f"{type(error).__name__}: {str(error)[:200]}")
     finally:
         signal.alarm(0)
@@ -146,7 +148,7 @@ def patiently(name: str, drawn: RandomModel) -> FamilyCheck:
 
 
 def shortly(row: FamilyCheck) -> str:
-    """What came of a type, in a few words for the line of progress."""
+    """Describe the result of a type in a few words, for the progress line."""
     if not row.built:
         return f"not tried: {row.why[:90]}"
     able = ", ".join(what for what in ("depth", "heads", "mlp_dim") if row.can(what))

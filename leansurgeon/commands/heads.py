@@ -1,4 +1,4 @@
-"""Heads: how important each one is, how many can go, and a checkpoint without them."""
+"""Heads: how important each one is, how many can be pruned, and a checkpoint without them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 class HeadsRequest(DataRequest, DeviceRequest, PushRequest, Access):
-    """A model, how its heads are measured, and how many go."""
+    """A model, how its heads are measured, and how many to prune."""
 
     model: ModelName
     samples: Annotated[int | None, Field(ge=2), Opt("Training samples that importance is taken from.", "Data")] = None
@@ -70,7 +70,7 @@ class HeadsRequest(DataRequest, DeviceRequest, PushRequest, Access):
 
 @dataclass(frozen=True)
 class Heads(Answer):
-    """The importance of every head, what its absence costs where that was asked for, and the pruned model."""
+    """The importance of every head, the cost of removing it if that was measured, and the pruned model."""
 
     pruned: Cut | None = None
 
@@ -81,13 +81,13 @@ class Heads(Answer):
 
     @property
     def importance(self) -> list[np.ndarray]:
-        """One array for every attention, a number for every head in it."""
+        """One array for every attention layer, with a number for each head."""
         import numpy as np
 
         return [np.asarray(one["importance"]) for one in self.document["attentions"]]
 
     def charts(self) -> list[Chart]:
-        """The map of importance and the pruning curve, as a notebook shows them."""
+        """Return the importance map and the pruning curve, as a notebook shows them."""
         from leansurgeon.report.charts.sections import head_charts
         from leansurgeon.report.runs import heads_of
 
@@ -96,9 +96,9 @@ class Heads(Answer):
 
 
 def heads(request: HeadsRequest, say: Say) -> Heads:
-    """Importance of every head, what its absence costs, and how many heads can go.
+    """Measure the importance of every head, the cost of removing it, and how many heads can be pruned.
 
-    On a run's folder the result is also kept as heads.json in it.
+    For a run's folder, the result is also saved there as heads.json.
 
     >>> import leansurgeon, tempfile
     >>> folder = tempfile.mkdtemp()
@@ -107,8 +107,8 @@ def heads(request: HeadsRequest, say: Say) -> Heads:
     >>> [layer.shape for layer in found.importance]
     [(4,), (4,)]
 
-    Raises `UsageError` for a model without weights or a share that is no whole head, before anything is measured; and
-    what opening, measuring and writing raise.
+    Raises `UsageError` for a model without weights or a share that gives no whole head, before anything is measured;
+    and what opening, measuring and writing raise.
     """
     from leansurgeon.measure.device import choose_device
     from leansurgeon.measure.heads.document import HeadOptions
@@ -124,7 +124,7 @@ def heads(request: HeadsRequest, say: Say) -> Heads:
         opened = open_source(model, allow_pickle=request.allow_pickle)
         if opened.weights is None:
             raise UsageError(
-                f"'{model}' is a preset and has no weights, so its heads have done nothing yet.",
+                f"'{model}' is a preset without weights, so its heads have no importance yet.",
                 "Give a trained model's folder.",
             )
         if not opened.learned:
@@ -145,7 +145,7 @@ def heads(request: HeadsRequest, say: Say) -> Heads:
         }
         smaller = None
         if share is not None:
-            # Sample data cannot be run through an encoder and a decoder, block by block.
+            # An encoder-decoder cannot run on sample data block by block.
             heal = request.heal and not has_two_stacks(opened)
             decided = prune.decide(
                 opened, study.sites, study.importance, share, sample, seed=seed, heal=heal, say=say, device=device
@@ -163,7 +163,7 @@ def heads(request: HeadsRequest, say: Say) -> Heads:
 
 
 def prune_model(decided: DecidedCut, record: SurgeryRecord, out: Path, share: float, heal: bool) -> Cut:
-    """The smaller checkpoint: what --json says of it, and the same for a person."""
+    """Return the pruned checkpoint as a result: its --json document, and the same as text."""
     proof, steps = record.proof, decided.plan
     before, after = steps.before, steps.after
     a, b = steps.parameters_before.total, steps.parameters_after.total
@@ -199,7 +199,7 @@ def prune_model(decided: DecidedCut, record: SurgeryRecord, out: Path, share: fl
 
 
 def measure_heads(opened: Source, sample: Calibration, options: HeadOptions, say: Say) -> Study:
-    """The importance of every head. The model is in memory as long as this lasts, and gone when pruning calibrates."""
+    """Measure the importance of every head. The model is in memory only meanwhile, so that pruning can calibrate."""
     import torch
 
     from leansurgeon.checkpoints.model import load

@@ -1,4 +1,4 @@
-"""What `retrain` trains by: the recipe that was named, that of the model's preset, or one made from model and data."""
+"""Choose the recipe of `retrain`: a named one, that of the model's preset, or one made for model and data."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ Made = TypeVar("Made", TrainingRecipe, ExperimentRecipe)
 
 
 def recipe_of(folder: Path, asked: RecipeInputs, say: Callable[[str], None]) -> TrainingRecipe:
-    """The recipe for the model in `folder`. One that is made is shown, since nobody has written it.
+    """Return the recipe for the model in `folder`. A recipe made here is printed, since the user has not seen it.
 
-    Raises `UsageError` for flags that exclude each other, and for data that is not there, before anything heavy.
+    Raises `UsageError` for flags that exclude each other and for missing data, before anything heavy.
     """
     if asked.data is None:
         return find_named_recipe(folder, asked, say)
@@ -33,7 +33,7 @@ def recipe_of(folder: Path, asked: RecipeInputs, say: Callable[[str], None]) -> 
             "--data makes a recipe, and --recipe names one.", "Leave one of them out, or --set task.data=..."
         )
     data = user_data.recognise(asked.data)
-    if asked.resume not in ("auto", "never") and not asked.sets:  # what was made for that run is not made anew
+    if asked.resume not in ("auto", "never") and not asked.sets:  # resuming uses the recipe made for that run
         recipe = checkpoint.locate_checkpoint(Path(asked.resume), hashes=False)[0] / runfolder.RECIPE
         if recipe.is_file():
             return reading.load_training(str(recipe))
@@ -44,8 +44,8 @@ def recipe_of(folder: Path, asked: RecipeInputs, say: Callable[[str], None]) -> 
 
 
 def find_named_recipe(folder: Path, asked: RecipeInputs, say: Callable[[str], None]) -> TrainingRecipe:
-    """The recipe that was named, or that of the preset that the model was cut from. Raises `UsageError` where there is
-    none.
+    """Return the named recipe, or that of the preset that the model was cut from. Raises `UsageError` if
+    there is none.
     """
     if asked.columns:
         raise UsageError(f"--columns {asked.columns} says what is in a table, and none is named.", "Add --data FILE.")
@@ -67,7 +67,7 @@ def find_named_recipe(folder: Path, asked: RecipeInputs, say: Callable[[str], No
     if asked.time:
         sets.append(f"train.duration={asked.time}")
         train = reading.load_training(name, asked.sets, transferred=runfolder.has_learned(folder)).train
-        if isinstance(train.schedule.warmup, str):  # epochs or steps, of which nobody knows how many there will be
+        if isinstance(train.schedule.warmup, str):  # in epochs or steps, whose number is unknown
             sets.append("train.schedule.warmup=0.1")
             say(f"--time {asked.time}: the warm-up of {train.schedule.warmup} becomes a tenth of the time.")
     sets += ["train.new_tokenizer=true"] if asked.new_tokenizer else []
@@ -78,13 +78,14 @@ def find_named_recipe(folder: Path, asked: RecipeInputs, say: Callable[[str], No
     return settings
 
 
-BY_LOSS = ("micro_f1", "spearman")  # no means of what samples give: their losses are compared
+BY_LOSS = ("micro_f1", "spearman")  # not means over samples: their losses are compared
 GPU_ONLY = {"precision": ("fp16", "fp32", "fp32 instead of fp16"), "compile": (True, False, "no compile")}
 
 
 def for_device(settings: Made, *, cpu: bool, say: Callable[[str], None]) -> Made:
-    """The recipe as this machine can carry it out: on a CPU in fp32 instead of fp16 and without `compile`, said in one
-    line. Of an experiment also what arms with transferred weights have of their own.
+    """Adapt the recipe to this machine: without a GPU, fp32 instead of fp16 and no `compile`, reported in one line.
+
+    For an experiment, this includes the settings of arms with transferred weights.
     """
     own = getattr(settings, "retrain", {})
     of_all, of_own = instead(settings.train.model_dump()), instead(own)
@@ -101,12 +102,12 @@ def for_device(settings: Made, *, cpu: bool, say: Callable[[str], None]) -> Made
 
 
 def instead(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """What a CPU takes in place of settings that are for a GPU."""
+    """Return the replacements for settings that need a GPU."""
     return {key: here for key, (asked, here, _) in GPU_ONLY.items() if settings.get(key) == asked}
 
 
 def did_it_help(summary: Summary, folder: Path) -> str | None:
-    """What a healing brought, in one sentence, by samples that chose nothing where there are such; None where there is
+    """Describe the effect of healing in one sentence, on samples that chose nothing if there are any. None if there is
     nothing to compare with.
     """
     best, task, test = summary.best or summary.final, summary.task, summary.test
@@ -118,7 +119,7 @@ def did_it_help(summary: Summary, folder: Path) -> str | None:
         return None
 
     def show_metric(value: float) -> str:
-        """The metric in per cent or as a plain number, as the task has it."""
+        """Return the metric in per cent or as a plain number, as the task defines it."""
         return f"{100 * value:.2f} %" if task.percent else f"{value:.4g}"
 
     if summary.recipe["train"].get("new_head"):
@@ -143,14 +144,16 @@ def did_it_help(summary: Summary, folder: Path) -> str | None:
 
 
 def macro_f1(*scores: Scores) -> str:
-    """` (macro F1 49.00 % and 72.10 %; the largest class has 96.0 %)`, where one class has so many samples."""
+    """Return ` (macro F1 49.00 % and 72.10 %; the largest class has 96.0 %)` if the largest class has that many
+    samples.
+    """
     known = [f"{100 * one.metrics['macro_f1']:.2f} %" for one in scores if one.largest_class]
     most = f"the largest class has {100 * scores[-1].largest_class:.1f} %" if known else ""
     return f" (macro F1 {' and '.join(known)}; {most})" if known else ""
 
 
 def gain(test: OnTest, task: Task) -> str:
-    """The interval of a gain in words; empty where it is not known."""
+    """Return the interval of a gain as text; empty if unknown."""
     if test.gain_low is None or test.gain_high is None:
         return ""
     times, digits, unit = (100, ".2f", " points") if task.percent else (1, ".4f", "")

@@ -1,5 +1,5 @@
-"""The process belongs to whoever calls a function from Python: one call works in it at a time and leaves it as it was,
-and errors speak of arguments instead of flags.
+"""Share the process with the program that calls a Python function: one call works at a time and leaves the process as
+it was, and errors name arguments instead of flags.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from typing import Any, ParamSpec, TypeVar
 from leansurgeon.errors import LeanSurgeonError, in_words
 from leansurgeon.progress import Say, silent
 
-# Libraries below build, load and save by settings of the whole process (verbosity, default precision, environment), so
-# that two calls would meet there. A call may call another one.
+# transformers, timm and torch build, load and save with process-wide settings (verbosity, default precision,
+# environment), so two calls would interfere. A call may call another one.
 one = threading.RLock()
 
 
 def unlock() -> None:
-    """A forked process has none of the threads that may have held the lock."""
+    """Replace the lock in a forked process, which has none of the threads that may hold it."""
     global one
     one = threading.RLock()
 
@@ -34,8 +34,8 @@ os.register_at_fork(after_in_child=unlock)
 
 @contextmanager
 def leave_process_alone(say: Say) -> Iterator[None]:
-    """Wait until no other call works in this process; afterwards its environment, generators, precision and state of
-    Accelerate are what they were. `say` is told of a wait.
+    """Wait until no other call runs in this process; afterwards restore environment, random generators, precision and
+    Accelerate's state. Reports a wait to `say`.
     """
     if not one.acquire(blocking=False):
         say("Another call of leansurgeon is working in this process; waiting for it to end.")
@@ -50,7 +50,7 @@ def leave_process_alone(say: Say) -> Iterator[None]:
 
 
 def environment() -> Callable[[], None]:
-    """Puts the environment variables back."""
+    """Return a function that restores the environment variables."""
     before = dict(os.environ)
 
     def restore() -> None:
@@ -62,7 +62,7 @@ def environment() -> Callable[[], None]:
 
 
 def generators() -> Callable[[], None]:
-    """Puts the generators of Python, numpy and torch back; of torch also those of GPUs that start meanwhile."""
+    """Return a function that restores the generators of Python, numpy and torch, also of GPUs first used meanwhile."""
     stack, numpy, torch = ExitStack(), sys.modules.get("numpy"), sys.modules.get("torch")
     stack.callback(random.setstate, random.getstate())
     if numpy is not None:
@@ -75,7 +75,7 @@ def generators() -> Callable[[], None]:
 
 
 def precision() -> Callable[[], None]:
-    """Puts back whether products may be rounded to TF32."""
+    """Return a function that restores whether products may be rounded to TF32."""
     if "torch" not in sys.modules:
         return lambda: None
     from leansurgeon.measure.costs.precision import allow, forbid_tf32
@@ -86,10 +86,10 @@ def precision() -> Callable[[], None]:
 
 
 def accelerate() -> Callable[[], None]:
-    """Puts Accelerate's state back, which all of its objects in this process share; none where it was not loaded."""
+    """Return a function that restores Accelerate's shared state, empty if it was not loaded."""
 
     def shared() -> list[dict[str, Any]]:
-        """The states themselves."""
+        """Return the state dictionaries."""
         there = sys.modules.get("accelerate.state")
         kinds = ("AcceleratorState", "PartialState", "GradientState")
         return [getattr(there, kind)._shared_state for kind in kinds] if there else []
@@ -107,13 +107,13 @@ def accelerate() -> Callable[[], None]:
 P = ParamSpec("P")
 T = TypeVar("T")
 FLAG = re.compile(r"(?<![\w-])--(no-)?([a-z][a-z0-9-]*)")
-# Flags that have another name in Python.
+# Flags with another name in Python.
 NAMES = {"calibrate": "data", "push": "repo"}
 
 
 def public(function: Callable[P, T]) -> Callable[P, T]:
-    """A function that leaves the process as it was, whose errors are leansurgeon's own and name arguments where the
-    command line names flags.
+    """Make a function leave the process as it was, and raise leansurgeon's own errors, which name arguments instead of
+    flags.
     """
     known = inspect.signature(function).parameters
 
@@ -127,7 +127,7 @@ def public(function: Callable[P, T]) -> Callable[P, T]:
 
 @contextmanager
 def own_errors(known: Mapping[str, inspect.Parameter]) -> Iterator[None]:
-    """Errors are leansurgeon's own, and name arguments where those of the command line name flags."""
+    """Turn errors into leansurgeon's own, which name arguments instead of the command line's flags."""
     try:
         yield
     except LeanSurgeonError as error:
@@ -141,7 +141,7 @@ def own_errors(known: Mapping[str, inspect.Parameter]) -> Iterator[None]:
 
 
 def in_python(text: str, known: Mapping[str, inspect.Parameter]) -> str:
-    """A message of the commands with arguments in place of flags; flags that the function lacks stay.
+    """Return an error message with arguments in place of flags; flags that the function lacks stay.
 
     >>> def shrink(data=None, force=False, proof=True, out=None): ...
     >>> in_python("Add --calibrate DATA; --no-proof, --force or -o.", inspect.signature(shrink).parameters)
@@ -149,7 +149,7 @@ def in_python(text: str, known: Mapping[str, inspect.Parameter]) -> str:
     """
 
     def argument(flag: re.Match[str]) -> str:
-        """The argument that a flag stands for."""
+        """Return the argument for a flag."""
         name = flag[2].replace("-", "_")
         name = name if name in known else NAMES.get(name, name)
         parameter = known.get(name)

@@ -1,9 +1,9 @@
-"""Models, data and results in memory: as the folders and files that everything below takes, and as what a function
-gives back: printed, a result is what the command prints; `as_dict()` is the document of its --json.
+"""Models, data and results in memory: write them to the folders and files that commands take, and return results as
+Python objects. Printing a result shows what the command prints; `as_dict()` is the document of its --json.
 
-A model is written to a temporary folder as its own library writes it, so that one in memory goes exactly the way of one
-on the disk, its proof included. Texts become a file in the cache that is named by its content: the same texts are the
-same file, so that what was prepared of them is found again and an interrupted training can go on.
+A model is written to a temporary folder by its own library, so that it takes the same path as one on disk, verification
+included. Texts become a cache file named by its content: the same texts give the same file, so that prepared data is
+found again and an interrupted training can resume.
 """
 
 from __future__ import annotations
@@ -28,11 +28,7 @@ from leansurgeon.reading import modelcard, names
 from leansurgeon.reading.cache_folder import cache_folder
 from leansurgeon.reading.jsonfile import JsonObject
 
-if TYPE_CHECKING:
-    import torch
-
-
-RESULT = "leansurgeon"  # the attribute of a model in memory that has its `Cut` or `Trained`
+RESULT = "leansurgeon"  # a model's attribute that holds its `Cut` or `Trained`
 
 if TYPE_CHECKING:
     import torch
@@ -43,7 +39,7 @@ if TYPE_CHECKING:
 
 
 class Folder:
-    """A folder that `load` and plain transformers or timm load."""
+    """A folder that `load` and plain transformers or timm can load."""
 
     folder: Path
 
@@ -59,11 +55,11 @@ class Folder:
 
     @public
     def push_to_hub(self, repo: str, *, private: bool = True, force: bool = False, token: str | None = None) -> str:
-        """Put the folder into the repository `org/name` of the hub, made private if it is new; returns its address.
-        `force` replaces the model that somebody else has there; text and metadata of its card stay all the same.
+        """Push the folder to the repository `org/name` on the hub, private if it is new; return its address.
 
-        Raises `UsageError` without a token or for a repository of another model, and `errors.NotPushed` where the hub
-        refuses: the folder stays.
+        `force` replaces another model in that repository; text and metadata of its card are kept. Raises `UsageError`
+        without a token or for a repository of another model, and `errors.NotPushed` if the hub refuses: the folder
+        stays.
         """
         from leansurgeon.commands.push import push
 
@@ -72,7 +68,7 @@ class Folder:
 
 @dataclass(frozen=True)
 class Cut(Folder):
-    """A model that was cut: its `folder`, and the `record` that stands in its surgery.json."""
+    """A model that was cut: its `folder`, and the `record` in its surgery.json."""
 
     folder: Path
     record: SurgeryRecord = field(repr=False)
@@ -82,12 +78,12 @@ class Cut(Folder):
 
     @property
     def proof(self) -> Proof | None:
-        """What the fresh process found that loaded the result; None where none was asked for."""
+        """The verification of the result in a fresh process; None if it was not requested."""
         return self.record.proof
 
     @property
     def plan(self) -> PlanRecord:
-        """The plan as it was carried out: operators, shapes, parameters."""
+        """The plan that was carried out: operators, shapes, parameters."""
         return self.record.plan
 
     @property
@@ -102,11 +98,11 @@ class Cut(Folder):
 
     @property
     def parameters(self) -> int | None:
-        """Parameters of the result; None where its record does not say."""
+        """Parameters of the result; None if its record does not say."""
         return self.record.plan.parameters_after.get("total")
 
     def as_dict(self) -> JsonObject:
-        """What --json prints."""
+        """Return what --json prints."""
         return self.document
 
     def __str__(self) -> str:
@@ -119,7 +115,7 @@ class Cut(Folder):
 
 @dataclass(frozen=True)
 class Trained(Folder):
-    """A training: `run` is its folder, `folder` the best model in it, `summary` what it came to."""
+    """A training: `run` is its folder, `folder` the best model in it, `summary` its results."""
 
     run: Path
     folder: Path
@@ -128,7 +124,7 @@ class Trained(Folder):
 
     @property
     def record(self) -> SurgeryRecord | None:
-        """The surgery before the training; None where there was none."""
+        """The surgery before the training; None if there was none."""
         from leansurgeon.checkpoints import record
 
         return record.read_if_whole(self.folder)
@@ -145,7 +141,7 @@ class Trained(Folder):
         return best and best.metric
 
     def as_dict(self) -> JsonObject:
-        """What --json prints."""
+        """Return what --json prints."""
         return self.summary.as_dict()
 
     def __str__(self) -> str:
@@ -165,13 +161,13 @@ WRAPPERS = ("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel
 
 
 def is_model(value: object) -> bool:
-    """Whether this is a model in memory, without importing torch for it."""
+    """Return whether this is a model in memory, without importing torch."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.nn.Module)
 
 
 def place(value: object, what: str = "source") -> str:
-    """The path or name that stands for a source on the disk or the hub: of a result, its folder.
+    """Return the path or name of a source on disk or on the hub; for a result, its folder.
 
     Raises `UsageError` for anything else.
     """
@@ -190,28 +186,28 @@ def place(value: object, what: str = "source") -> str:
 
 
 class Copy:
-    """The folder of a model in memory. It goes with the object, or with the process."""
+    """The folder of a model in memory. It is deleted with the object, or with the process."""
 
     def __init__(self) -> None:
         from leansurgeon.checkpoints.publish.durable import scratch
 
         held = ExitStack()
         self.folder = held.enter_context(scratch())
-        self.close = weakref.finalize(self, held.close)  # takes the folder away
+        self.close = weakref.finalize(self, held.close)  # deletes the folder
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Copy:
         return self
 
     def __reduce__(self) -> tuple[type, tuple[()]]:
-        return (object, ())  # in another process nobody asks for it
+        return (object, ())  # another process does not need it
 
 
 def write_copy(model: torch.nn.Module, tokenizer: object | None = None) -> Copy:
-    """A model in memory in a folder of its own: weights and config as its library saves them; tokenizer and processor
-    from `tokenizer`, from the folder that it came from, or from where its config says it was loaded; and its record,
-    where it came from here.
+    """Write a model in memory to its own folder: weights and config as its library saves them, and its record if
+    leansurgeon made it.
 
-    Raises `UnsupportedModel` for a model that is neither of transformers nor of timm.
+    Tokenizer and processor come from `tokenizer`, from the folder of its result, or from where its config says it was
+    loaded. Raises `UnsupportedModel` for a model that is neither of transformers nor of timm.
     """
     from leansurgeon.checkpoints import record
     from leansurgeon.checkpoints.foreign import companions
@@ -222,7 +218,7 @@ def write_copy(model: torch.nn.Module, tokenizer: object | None = None) -> Copy:
     folder.mkdir()
     kept.folder = folder
     home, name = (made.folder, None) if made is not None else home_of(model)
-    if home is not None:  # before what is in memory, which counts
+    if home is not None:  # first, so that what is in memory replaces it
         companions.copy(home, folder)
         adopt(home, folder, name)
     adapters = hasattr(model, "merge_and_unload")
@@ -231,8 +227,8 @@ def write_copy(model: torch.nn.Module, tokenizer: object | None = None) -> Copy:
     elif isinstance(getattr(model, "pretrained_cfg", None), Mapping):
         from timm.models import save_for_hf
 
-        # A timm model does not keep what its constructor was given: where that was more than the name, opening the
-        # folder says that config and weights differ.
+        # A timm model does not keep its constructor's arguments. If there were more than the name, opening the folder
+        # reports that config and weights differ.
         save_for_hf(model, str(folder), safe_serialization=True)
     else:
         hint = "Merge its adapters first: model.merge_and_unload()." if adapters else "Save it, and give its folder."
@@ -240,7 +236,7 @@ def write_copy(model: torch.nn.Module, tokenizer: object | None = None) -> Copy:
             hint = "Give the model in it: model.module."
         raise UnsupportedModel(f"A {type(model).__name__} is neither a model of transformers nor of timm.", hint)
     if tokenizer is not None:
-        reads = hasattr(tokenizer, "get_vocab")  # else a processor, of images alone or around a tokenizer
+        reads = hasattr(tokenizer, "get_vocab")  # else a processor, for images alone or with a tokenizer
         old = () if reads else names.PROCESSOR
         old += (*names.TOKENIZER, *names.TEMPLATES) if reads or hasattr(tokenizer, "tokenizer") else ()
         companions.remove(folder, old)
@@ -252,7 +248,7 @@ def write_copy(model: torch.nn.Module, tokenizer: object | None = None) -> Copy:
 
 
 def was_trained(model: torch.nn.Module, folder: Path) -> bool:
-    """Whether somebody trained a model since it was loaded from its folder; one that is gone cannot say no."""
+    """Return whether a model was trained since it was loaded from its folder; True if the folder is gone."""
     from leansurgeon.checkpoints.loading import load
 
     if not (folder / "config.json").is_file():
@@ -262,7 +258,7 @@ def was_trained(model: torch.nn.Module, folder: Path) -> bool:
 
 
 def save_transformers(model: torch.nn.Module, folder: Path) -> None:
-    """As `save_pretrained` does; a class of ours with its modelling file, as all results have it."""
+    """Save as `save_pretrained` does; classes of our own come with their modelling file, as all results do."""
     if type(model).__module__.startswith("leansurgeon."):
         from leansurgeon import architectures
         from leansurgeon.checkpoints.model import save_model
@@ -275,7 +271,7 @@ def save_transformers(model: torch.nn.Module, folder: Path) -> None:
 
 
 def name_of(model: torch.nn.Module) -> str:
-    """A name for the folder: that of the place it was loaded from, else of its class."""
+    """Return a name for the folder: that of the place it was loaded from, else of its class."""
     said = str(getattr(getattr(model, "config", None), "name_or_path", "") or "").rstrip("/")
     last = said.split("/")[-1] or getattr(model, "default_cfg", {}).get("architecture") or type(model).__name__
     cleaned = "".join(c if c.isalnum() or c in "_.-" else "-" for c in last).strip("-.")
@@ -283,8 +279,8 @@ def name_of(model: torch.nn.Module) -> str:
 
 
 def home_of(model: torch.nn.Module) -> tuple[Path | None, str | None]:
-    """The folder that a model was loaded from, or that of the hub's cache with its name there, where tokenizer and card
-    lie. Where there is none, whoever needs a tokenizer says so.
+    """Return the folder that a model was loaded from, or that of the hub's cache and its name there: it holds tokenizer
+    and card. (None, None) if there is none.
     """
     said = str(getattr(getattr(model, "config", None), "name_or_path", "") or "")
     if said and os.path.isdir(said):
@@ -298,7 +294,7 @@ def home_of(model: torch.nn.Module) -> tuple[Path | None, str | None]:
 
 
 def load_result(result: Folder, source: torch.nn.Module) -> torch.nn.Module:
-    """The model of a result, on the device of its source, which carries the result."""
+    """Load the model of a result on the device of its source; the model carries the result."""
     from leansurgeon.checkpoints.loading import load
 
     made = load(str(result.folder)).to(next(source.parameters()).device).train(source.training)
@@ -310,17 +306,17 @@ def load_result(result: Folder, source: torch.nn.Module) -> torch.nn.Module:
 
 
 def data(value: Data | None, name: str = "data") -> str | None:
-    """The data as the commands take it: a path or name as it is, paths (also strings that are all files) joined by
-    commas; texts, pairs of text and label, and rows (mappings, a data set of `datasets`, a frame of pandas) as a file
-    in the cache.
+    """Return data in the form that commands take.
 
-    Raises `UsageError` for anything else.
+    A path or name stays; paths (also strings that are all files) are joined by commas; texts, (text, label) pairs and
+    rows (mappings, a data set of `datasets`, a pandas frame) become a file in the cache. Raises `UsageError` for
+    anything else.
     """
     if value is None or isinstance(value, str):
         return value
     if isinstance(value, os.PathLike):
         return os.fspath(value)
-    if hasattr(value, "to_dict") and hasattr(value, "columns"):  # iterating over a frame gives the names of its columns
+    if hasattr(value, "to_dict") and hasattr(value, "columns"):  # iterating over a frame gives its column names
         value = value.to_dict("records")
     if isinstance(value, Mapping | bytes) or not isinstance(value, Iterable):
         raise wrong(value, name)
@@ -342,7 +338,7 @@ def data(value: Data | None, name: str = "data") -> str | None:
 
 
 def wrong(value: Data, name: str) -> UsageError:
-    """The error for data of another kind."""
+    """Return the error for data of another kind."""
     return UsageError(
         f"{name}={type(value).__name__}: give a path, or a list of paths, of texts, of (text, label), or of rows.",
         "Images lie in a folder, with a folder for every class.",
@@ -350,7 +346,7 @@ def wrong(value: Data, name: str) -> UsageError:
 
 
 def store_rows(rows: list[dict[str, Any]]) -> str:
-    """A file of the cache with these rows, one JSON object a line, named by their digest."""
+    """Write the rows to a cache file named by their digest, one JSON object per line, and return its path."""
     from leansurgeon.training.runs.folder import write_text
 
     try:

@@ -1,4 +1,4 @@
-"""Inspect: what a model is, where its parameters sit, and what may be wrong with it."""
+"""Inspect: what a model is, where its parameters are, and what may be wrong with it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ UNFIT = 3  # exit code: the files contradict each other, or the declaration does
 
 
 class InspectRequest(ModelRequest, Access):
-    """A model, and what is looked at beside its files."""
+    """A model, and what to check besides its files."""
 
     model: SourceName
     doctor: Annotated[bool, Opt("Put what leansurgeon believes of this family to the test on the model itself.")] = (
@@ -35,11 +35,11 @@ class InspectRequest(ModelRequest, Access):
 
 
 def inspect(request: InspectRequest, say: Say) -> Answer:
-    """Shape, parameters, head policy, origin and known traps of MODEL.
+    """Show shape, parameters, head policy, origin and known traps of MODEL.
 
     Exit code 3 when its files contradict each other or --doctor finds the declaration of its family wrong.
 
-    Raises `UnsupportedModel` for what cannot be read.
+    Raises `UnsupportedModel` for a model that cannot be read.
     """
     from leansurgeon.checkpoints.source import open_source
     from leansurgeon.measure import inspection
@@ -84,7 +84,7 @@ def inspect(request: InspectRequest, say: Say) -> Answer:
 
 
 def infer_declaration(source: Source) -> Architecture:
-    """The declaration that is inferred for a source's family, also where one was written by hand."""
+    """Infer the declaration of a source's family, even if it is declared by hand."""
     from leansurgeon.architectures import infer
 
     if source.architecture.evidence:
@@ -98,7 +98,7 @@ def infer_declaration(source: Source) -> Architecture:
 
 
 def describe(inspection: Inspection) -> list[str]:
-    """The inspection as a person reads it, at most 80 columns."""
+    """Return the inspection as lines of at most 80 columns."""
     from tabulate import tabulate
 
     source = inspection.source
@@ -127,7 +127,7 @@ def describe(inspection: Inspection) -> list[str]:
 
 
 def origin(inspection: Inspection) -> str:
-    """Where the model comes from, by its surgery.json."""
+    """Describe where the model comes from, by its surgery.json."""
     record = inspection.record
     if record is None:
         preset = inspection.source.preset

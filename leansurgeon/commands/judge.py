@@ -1,4 +1,4 @@
-"""Judge: quality before and after, on what the user cares about."""
+"""Judge: compare quality before and after, on the user's data."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from leansurgeon.words import wrap
 
 
 class JudgeRequest(DataRequest, Access):
-    """A model, what it is compared with, and on what."""
+    """A model, what it is compared with, and on what data."""
 
     model: Annotated[str, Opt("A cut or retrained model.", positional=True, model=True)]
     lm_eval: Annotated[
@@ -35,12 +35,12 @@ class JudgeRequest(DataRequest, Access):
 
 
 def judge(request: JudgeRequest, say: Say) -> Answer:
-    """Judge MODEL and the model that it was cut from on data of your own: the same samples, with intervals.
+    """Compare MODEL with the model that it was cut from, on your own data: the same samples, with intervals.
 
-    A difference is given as the interval in which it lies with 95 %, since both models see the same samples. The result
-    is kept in MODEL's surgery.json and its card; `leansurgeon report` and its page show it.
+    Differences come with a 95 % confidence interval, paired, since both models see the same samples. The result is
+    saved in MODEL's surgery.json and its card; `leansurgeon report` and its page show it.
 
-    Raises `UsageError` where there is nothing to judge on or to compare with; and what opening and measuring raise.
+    Raises `UsageError` if there is nothing to judge on or to compare with; and what opening and measuring raise.
     """
     model, against, data, tasks = request.model, request.against, request.data, request.lm_eval
     if not data and not tasks:
@@ -57,14 +57,14 @@ def judge(request: JudgeRequest, say: Say) -> Answer:
             raise UsageError(f"'{model}' is a preset and has no weights to judge.", "Give the folder of a model.")
         origin = source_of(opened, against, keep, allow_pickle=request.allow_pickle)
         comparisons: dict[str, Comparison] = {}
-        if tasks:  # a task that is not there is known at once
+        if tasks:  # a missing task fails at once
             harness.split_task_names(tasks)
             harness.harness()
         if data:
             refuse_other_tokens(opened, origin)
             refuse_other_classes(opened, origin)
-            # The source makes samples of data, but where it was found as a copy of the weights without the tokenizer
-            # or processor that the result took along from it.
+            # The source reads the data, unless it was found as a copy of the weights without the tokenizer or processor
+            # that the result took from it.
             lacks = set(companions.find_companions(opened.folder)) - set(companions.find_companions(origin.folder))
             by, columns = opened if lacks & set(companions.READING) else origin, request.columns
             sample = data_to_measure(by, data, origin.name, "Judging", None, request.seed, say, columns)
@@ -83,12 +83,12 @@ def judge(request: JudgeRequest, say: Say) -> Answer:
 
 
 def source_of(opened: Source, against: str | None, keep: ExitStack, *, allow_pickle: bool) -> Source:
-    """What the model is compared with: the one that was named, or the one that it was cut from."""
+    """Return the model to compare with: the one named by --against, else the one that this model was cut from."""
     hint = "Name the model to compare with: --against MODEL."
     if against is None and opened.record_trouble:
         raise UsageError(f"What {opened.name} was cut from is not known: {opened.record_trouble}", hint)
     if against is None and opened.record is None:
-        raise UsageError(f"{opened.name} holds no surgery.json, so nobody knows what it was cut from.", hint)
+        raise UsageError(f"{opened.name} holds no surgery.json, so its source is unknown.", hint)
     if against is None:
         from leansurgeon.training.recipe.teacher import at_hand
 
@@ -105,8 +105,8 @@ def source_of(opened: Source, against: str | None, keep: ExitStack, *, allow_pic
 
 
 def refuse_other_tokens(opened: Source, origin: Source) -> None:
-    """Raises `UsageError` where two models read text by different tokenizers, of whatever size: what one reads as words
-    are other words to the other, and losses per token of different tokens do not compare.
+    """Raise `UsageError` if two models have different tokenizers, of whatever size: the same ids are other words to
+    each, and losses per token do not compare.
     """
     from leansurgeon.measure.data.choose_task import brings_tokenizer
     from leansurgeon.tasks.text import vocab
@@ -117,13 +117,13 @@ def refuse_other_tokens(opened: Source, origin: Source) -> None:
     if not vocab.same_tokens(*both):
         raise UsageError(
             f"{opened.name} and {origin.name} have different tokenizers ({len(both[0]):,} and {len(both[1]):,} "
-            "tokens): the same numbers are other words to each, and their losses do not compare.",
+            "tokens): the same ids mean other words, so their losses do not compare.",
             "Compare with a model of the same tokenizer, or by tasks: --lm-eval TASKS.",
         )
 
 
 def refuse_other_classes(opened: Source, origin: Source) -> None:
-    """Raises `UsageError` where two classifiers have another number of outputs, or the classes in another order."""
+    """Raise `UsageError` if two classifiers differ in the number or the order of their classes."""
     from leansurgeon.measure.data.choose_task import class_names
     from leansurgeon.tasks.classes import match
 

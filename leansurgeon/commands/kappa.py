@@ -29,20 +29,20 @@ class KappaRequest(DataRequest, Access):
 
 @dataclass(frozen=True)
 class Kappa(Answer):
-    """Condition numbers of every layer's attention: `document["layers"]` has them."""
+    """Condition numbers of every layer's attention, in `document["layers"]`."""
 
     @property
     def layers(self) -> list[JsonObject]:
-        """The figures layer by layer."""
+        """The values layer by layer."""
         return list(self.document["layers"])
 
 
 def kappa(request: KappaRequest, say: Say) -> Kappa:
-    """Condition numbers of MODEL's attention blocks, raw and such that no change of basis moves them.
+    """Measure condition numbers of MODEL's attention blocks, raw and invariant under a change of basis.
 
-    Per sample, real tokens only, spectrum in fp64; a layer whose blocks lack rank shows a lower bound. On a run's
-    folder, without --data, the result is kept as kappa.json in it; `leansurgeon report` shows it where the training
-    measured none. `--data RUN` measures another model on the data of a run, which keeps it, too.
+    Per sample, real tokens only, spectrum in fp64; a layer whose blocks lack rank shows a lower bound. For a run's
+    folder, without --data, the result is saved there as kappa.json; `leansurgeon report` shows it if the training did
+    not measure kappa. `--data RUN` measures another model on the data of a run, whose folder keeps the result too.
 
     >>> import leansurgeon, tempfile
     >>> folder = tempfile.mkdtemp()
@@ -63,18 +63,18 @@ def kappa(request: KappaRequest, say: Say) -> Kappa:
     opened = open_source(model, allow_pickle=request.allow_pickle)
     if opened.weights is None:
         raise UsageError(
-            f"'{model}' is a preset and has no weights, so its attention has seen nothing yet.",
+            f"'{model}' is a preset without weights, so there is no attention to measure yet.",
             f"`leansurgeon shrink {model} --init fresh -o FOLDER` makes a model of it; give that folder.",
         )
     if not opened.learned:
         say(f"{opened.name} was initialised and never trained: its kappa is that of random weights.")
-    # Of what surgery would fit on, as little as can be is read.
+    # Read as few of the samples for fitting as possible.
     sample = data_to_measure(opened, data, model, "Kappa", 2, request.seed, say, request.columns)
     from leansurgeon.measure.kappa.study import study
 
     document = study(opened, sample, samples=request.samples, probes=request.probes, say=say)
     own = find_run(model)
-    if run := find_run(data) if data else own:  # figures on a run's own data, which a report shows
+    if run := find_run(data) if data else own:  # the run's own data, so a report can show the result
         keep_beside(run / (KAPPA if run == own else kappa_name(Path(model))), document, say)
     return Kappa(document, "\n".join(describe(document)))
 

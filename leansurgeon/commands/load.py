@@ -1,4 +1,4 @@
-"""Load: a model folder as a model in memory."""
+"""Load: load a model folder into memory."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ if TYPE_CHECKING:
 
 
 class LoadRequest(Access):
-    """What is loaded."""
+    """What to load."""
 
     source: Annotated[str, Opt("Folder, run, result, hub id or timm/NAME.", positional=True, model=True)]
 
 
 def load_result(request: LoadRequest, say: Say) -> torch.nn.Module:
-    """The model of a folder, a run, a result, a hub id or `timm/NAME`, in the precision that it is stored in, ready to
-    predict; the record of a result is `model.leansurgeon.record`. What needs a modelling file of ours needs no
+    """Load the model of a folder, a run, a result, a hub id or `timm/NAME`, in its stored precision, ready to predict.
+
+    The record of a result is `model.leansurgeon.record`. Models with a modelling file of ours need no
     `trust_remote_code`.
 
     >>> import leansurgeon, tempfile
@@ -30,7 +31,7 @@ def load_result(request: LoadRequest, say: Say) -> torch.nn.Module:
     >>> leansurgeon.load(f"{folder}/lean").config.num_hidden_layers
     2
 
-    Raises `UsageError` for a preset, `UnsupportedModel` for what cannot be read.
+    Raises `UsageError` for a preset, `UnsupportedModel` for a model that cannot be read.
     """
     from leansurgeon.checkpoints import record
     from leansurgeon.checkpoints.loading import load

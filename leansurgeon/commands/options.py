@@ -1,4 +1,4 @@
-"""Options that several commands share: their data, where they run, where a result goes."""
+"""Options that several commands share: data, device, output."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from leansurgeon.request import Opt, Request, Trust
 
 
 def name_data(value: in_memory.Data | None, field: ValidationInfo) -> str | None:
-    """Data as the commands name it: texts, rows and paths in memory become a name."""
+    """Return data as a name for commands; texts, rows and paths in memory become a name."""
     return in_memory.data(value, field.field_name or "data")
 
 
 def join_words(value: str | Sequence[str] | None) -> str | None:
-    """Several words as one text: ["a", "b"] becomes "a,b"."""
+    """Join several words into one text: ["a", "b"] becomes "a,b"."""
     if isinstance(value, Sequence) and not isinstance(value, str):
         return ",".join(f'"{word}"' if "," in str(word) else str(word) for word in value)
     return value
 
 
 def spell_share(params: float | str | None) -> str | None:
-    """A number, or a share between 0 and 1, as text.
+    """Return a number, or a share between 0 and 1, as text.
 
     >>> spell_share(0.7), spell_share(60_000_000), spell_share("-30%")
     ('70%', '60000000', '-30%')
@@ -37,7 +37,7 @@ def spell_share(params: float | str | None) -> str | None:
 
 
 def parse_seconds(value: float | str | None, field: ValidationInfo) -> float | None:
-    """`90s`, `5m`, `1h30` or a number as seconds. Raises `UsageError`."""
+    """Return `90s`, `5m`, `1h30` or a number as seconds. Raises `UsageError`."""
     from leansurgeon.training.recipe.durations import clock_seconds
 
     if value is None or isinstance(value, int | float):
@@ -50,7 +50,7 @@ def parse_seconds(value: float | str | None, field: ValidationInfo) -> float | N
 
 
 def spell_time(value: float | str | None) -> str | None:
-    """A time as a recipe has it: 90 is "90s". Raises `UsageError` for what is no length by the clock."""
+    """Return a time as recipes write it: 90 becomes "90s". Raises `UsageError` if it is not a time."""
     from leansurgeon.training.recipe.durations import clock_seconds
 
     value = f"{value:g}s" if isinstance(value, int | float) else value
@@ -60,12 +60,12 @@ def spell_time(value: float | str | None) -> str | None:
 
 
 def spell_path(value: str | os.PathLike[str] | None) -> str | None:
-    """A path as text."""
+    """Return a path as text."""
     return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
 def spell_changes(changes: Mapping[str, object] | Sequence[str]) -> tuple[str, ...]:
-    """Changed keys of a recipe as --set takes them.
+    """Return changed keys of a recipe as --set takes them.
 
     >>> spell_changes({"train.optim.lr": 1e-3, "train.compile": False, "train.duration": "2st"})
     ('train.optim.lr=0.001', 'train.compile=false', 'train.duration=2st')
@@ -78,7 +78,7 @@ def spell_changes(changes: Mapping[str, object] | Sequence[str]) -> tuple[str, .
 
 
 def list_seeds(value: int | str | Sequence[int]) -> tuple[int, ...]:
-    """`0,1,2` or numbers as seeds. Raises `UsageError`."""
+    """Parse `0,1,2` or numbers into seeds. Raises `UsageError`."""
     if isinstance(value, int):
         return (value,)
     if not isinstance(value, str):
@@ -115,7 +115,7 @@ class ModelRequest(Trust):
 
 
 class DataRequest(ModelRequest):
-    """Sample data, and how it is read."""
+    """Sample data, and how to read it."""
 
     data: Annotated[
         Data | None,
@@ -142,7 +142,7 @@ class DataRequest(ModelRequest):
 
 
 class RecipeRequest(Request):
-    """By what recipe a model is trained."""
+    """The recipe to train with."""
 
     recipe: Annotated[
         str | None,
@@ -171,7 +171,7 @@ class LaunchRequest(Request):
 
     @property
     def cpu(self) -> bool:
-        """Whether a GPU is left alone."""
+        """Whether to ignore a GPU."""
         return self.cpu_processes is not None
 
     @model_validator(mode="after")
@@ -182,13 +182,13 @@ class LaunchRequest(Request):
 
 
 class DeviceRequest(Request):
-    """Where tensors are computed."""
+    """The device for computations."""
 
     device: Annotated[str, Opt("Where sample data is run: auto takes a GPU if there is one; cpu, cuda:1.")] = "auto"
 
 
 class PushRequest(Request):
-    """Whether the result goes to the hub."""
+    """Whether to push the result to the hub."""
 
     push: Annotated[str | None, Opt("Put the result on the hub, private if new.", "Output", metavar="ORG/NAME")] = None
     public: Annotated[bool, Opt("With --push: for everybody to see.", "Output", shown=False)] = False

@@ -1,4 +1,4 @@
-"""Paper: what the paper prints beside what its words give."""
+"""Paper: the paper's tables beside our own counts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from leansurgeon.request import Opt, Request
 
 
 class PaperRequest(Request):
-    """Which tables, and how they are counted."""
+    """Which tables, and how to count."""
 
     table: Annotated[
         str | None, Opt("1 to 5, fig3, fig4, fig5, fig8, fig9, or all. Default: the five tables.", "Data")
@@ -21,11 +21,11 @@ class PaperRequest(Request):
 
 
 def paper(request: PaperRequest, say: Say) -> Answer:
-    """Every row of the paper's tables: the printed parameters beside ours, and where the saving comes from.
+    """Show every row of the paper's tables: the printed parameters beside ours, and where the saving comes from.
 
     Accuracy and memory are the paper's own; nothing is trained or measured here.
 
-    Raises `UsageError` for a table that there is not.
+    Raises `UsageError` for an unknown table.
     """
     from leansurgeon.paper import choose_exhibits
     from leansurgeon.paper.audit import audit

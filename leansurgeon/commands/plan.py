@@ -22,7 +22,7 @@ TRAINING = {"batch", "tokens", "precision", "attention", "optimizer", "checkpoin
 
 
 class PlanRequest(ShapeRequest, ModelRequest, Access):
-    """A model, the shape that is wanted, and how it would be trained; None is the usual."""
+    """A model, the wanted shape, and how it would be trained; None is the default."""
 
     source: SourceName
     memory: Annotated[bool, Opt("Predict peak training memory; --batch to --gpu imply it.", "Shape")] = False
@@ -49,7 +49,7 @@ class PlanRequest(ShapeRequest, ModelRequest, Access):
 
 @dataclass(frozen=True)
 class Plan(Answer):
-    """Parameters, operations and, where it was asked for, memory of a model before and after a cut."""
+    """Parameters, operations and, if requested, memory of a model before and after a cut."""
 
     costs: Costs = field(repr=False, kw_only=True)
 
@@ -60,14 +60,14 @@ class Plan(Answer):
 
     @property
     def after(self) -> Cost:
-        """The same of what the cut leads to."""
+        """The same of the result."""
         return self.costs.after
 
 
 def plan(request: PlanRequest, say: Say) -> Plan:
-    """Parameters, operations and peak training memory of SOURCE before and after a cut; writes nothing.
+    """Count parameters, operations and peak training memory of SOURCE before and after a cut; writes nothing.
 
-    Counts alone answer at once; memory takes a rehearsal of a training step on tensors without memory, a few seconds.
+    Counts take no time; memory takes a few seconds, for a training step that is simulated on tensors without memory.
 
     >>> import leansurgeon
     >>> found = leansurgeon.plan("vit-b", heads=16, layers=7)

@@ -1,4 +1,4 @@
-"""Push: a result's folder to the hub, private unless told otherwise. A push that fails costs no result."""
+"""Push: put a result's folder on the hub, private by default. A failed push costs no result."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from leansurgeon.reading import modelcard, names
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
-# Weights at the top of a repository, in whose place the new ones are loaded. All else there is somebody's.
+# Weights at the top of a repository, which the new ones replace. All other files are left alone.
 WEIGHTS = re.compile(r"(model|pytorch_model)(-\d+-of-\d+)?\.(safetensors|bin)(\.index\.json)?")
-# What libraries read beside the weights of a model, whosever it is: adapters, tokenizer, processor, settings, modules.
+# What libraries read besides a model's weights: adapters, tokenizer, processor, settings, modules.
 ADAPTER = "adapter_config.json"
 READ = (ADAPTER, *names.TOKENIZER, *names.TEMPLATES, *names.PROCESSOR, names.GENERATION, *names.SENTENCES)
 FOREIGN = "Push to another repository; or --force puts the result in their place."
@@ -36,8 +36,8 @@ FOREIGN = "Push to another repository; or --force puts the result in their place
 
 @dataclass(frozen=True)
 class Target:
-    """A repository `org/name` of the hub; `private` is how it is made where it is new, `force` replaces what another
-    model has there.
+    """A repository `org/name` on the hub; `private` applies if it is new, `force` replaces files of another model
+    there.
     """
 
     repo: str
@@ -46,11 +46,11 @@ class Target:
 
 
 def check(where: Target, say: Say, token: str | None = None) -> None:
-    """Say before the work what would stop the push after it. What only the hub knows, and it cannot be asked, is left
-    for then.
+    """Check before the work what would stop the push after it. If the hub cannot be reached, its part of the check is
+    left for then.
 
-    Raises `UsageError` for a name that is none, without network or token, for a token that may only read, and for a
-    repository that is public where a private one is meant, or holds another model.
+    Raises `UsageError` for an invalid name, without network or token, for a read-only token, and for a repository that
+    is public where a private one is expected, or holds another model.
     """
     from huggingface_hub import constants, get_token
     from huggingface_hub.errors import HFValidationError
@@ -59,13 +59,15 @@ def check(where: Target, say: Say, token: str | None = None) -> None:
     try:
         validate_repo_id(where.repo)
     except HFValidationError:
-        raise UsageError(f"--push {where.repo}: the hub knows no such name.", "Give ORG/NAME.") from None
+        raise UsageError(f"--push {where.repo}: this is not a valid name on the hub.", "Give ORG/NAME.") from None
     if where.repo.count("/") != 1:
-        raise UsageError(f"--push {where.repo}: whose is it?", "Give ORG/NAME, or your own name before the slash.")
+        raise UsageError(
+            f"--push {where.repo}: the name has no owner.", "Give ORG/NAME, or your own name before the slash."
+        )
     if constants.HF_HUB_OFFLINE:
         raise UsageError("--push needs the hub, and HF_HUB_OFFLINE is set.", "Unset it, or push later.")
     if not (token or get_token()):
-        raise UsageError("--push needs a token of the hub, and there is none.", "`hf auth login`, or set HF_TOKEN.")
+        raise UsageError("--push needs a token for the hub, and there is none.", "`hf auth login`, or set HF_TOKEN.")
     from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
 
     api = client(token)
@@ -77,15 +79,17 @@ def check(where: Target, say: Say, token: str | None = None) -> None:
         refuse_public(api, where)
         refuse_foreign(where, Content.of(api, where.repo))
     except RepositoryNotFoundError:
-        return  # it is made
+        return  # it will be created
     except LeanSurgeonError:
         raise
     except HfHubHTTPError as error:
         status = getattr(getattr(error, "response", None), "status_code", None)
         if status == 401:
-            raise UsageError("--push: the hub does not take this token.", "`hf auth login`, or set HF_TOKEN.") from None
+            raise UsageError(
+                "--push: the hub does not accept this token.", "`hf auth login`, or set HF_TOKEN."
+            ) from None
         say(f"The hub cannot be asked about {where.repo} now ({status}); it is tried when the work is done.")
-    except Exception as error:  # a class of its own for every way in which a network fails
+    except Exception as error:  # there is an exception class for each kind of network failure
         say(f"The hub cannot be asked about {where.repo} now ({type(error).__name__}); it is tried after the work.")
 
 
@@ -98,11 +102,11 @@ def push(
     token: str | None = None,
     say: Say = silent,
 ) -> str:
-    """Put a result's folder into a repository, made where it is new; its card is named after it, and goes on with what
-    people wrote on the one that is there. Of other files only weights go in whose place the new ones are loaded; with
-    `force` also what would be read beside them. Returns its address.
+    """Push a result's folder to a repository, created if new; return its address.
 
-    Raises `UsageError` as `check` does, and `NotPushed` with the line that tries again: the folder stays as it is.
+    The card gets the repository's name and keeps what people wrote on an existing one. Of existing files, only weights
+    that the new ones replace are deleted; with `force`, also files that would be read beside them. Raises `UsageError`
+    as `check` does, and `NotPushed` with the command to retry: the folder stays as it is.
     """
     where = Target(repo, private, force)
     check(where, say, token)
@@ -131,11 +135,11 @@ def push(
         api.create_commit(repo, operations, commit_message="Made by leansurgeon", parent_commit=theirs.commit)
     except UsageError as error:
         raise NotPushed(f"{folder} is whole, and was not pushed: {error.message}", error.hint) from None
-    except Exception as error:  # whatever the hub's client raises: the result is whole, and that is said
+    except Exception as error:  # whatever the hub's client raises: report that the result is complete
         status = getattr(getattr(error, "response", None), "status_code", None)
         why = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(
             "."
-        )  # the first line of what it said
+        )  # the first line of its message
         why = f"{status}: {why}" if status and str(status) not in why else why
         again = f"hf upload {shlex.quote(repo)} {shlex.quote(str(folder))}{' --private' if private else ''}"
         raise NotPushed(f"{folder} is whole, and was not pushed to {repo}: {why}.", f"Again: {again}") from error
@@ -144,24 +148,25 @@ def push(
 
 @dataclass(frozen=True)
 class Content:
-    """What a repository holds: size and digest of its files by name, the text of its card (empty where none can be
-    read), and the commit that has them.
+    """The content of a repository: size and digest of its files by name, the text of its card (empty if unreadable),
+    and its commit.
     """
 
     files: Mapping[str, tuple[int, str]]
     card: str = ""
     commit: str | None = None
-    is_ours: bool = False  # a push of ours made it, or nothing of a model is there
+    is_ours: bool = False  # pushed by leansurgeon, or without files of a model
 
     @classmethod
     def of(cls, api: HfApi, repo: str) -> Content:
-        """Raises what the hub's client raises."""
+        """Read the content of a repository. Raises what the hub's client raises."""
         from huggingface_hub.hf_api import RepoFile
 
         tree = [entry for entry in api.list_repo_tree(repo, recursive=True) if isinstance(entry, RepoFile)]
         files = {entry.path: (entry.size, entry.lfs.sha256 if entry.lfs else entry.blob_id) for entry in tree}
         text, tags = "", []
-        with tempfile.TemporaryDirectory() as place, suppress(Exception):  # whatever the client raises: it stays then
+        # if the client raises, the card stays as it is
+        with tempfile.TemporaryDirectory() as place, suppress(Exception):
             if modelcard.CARD in files:
                 read = Path(api.hf_hub_download(repo, modelcard.CARD, local_dir=place)).read_text(encoding="utf-8")
                 text, tags = read, card.tags_of(modelcard.parts(read, repo)[0])
@@ -170,19 +175,21 @@ class Content:
 
 
 def is_of_a_model(name: str) -> bool:
-    """Whether a file of a repository belongs to a model of its top folder."""
+    """Return whether a file belongs to the model in the repository's top folder."""
     return bool(WEIGHTS.fullmatch(name)) or name == "config.json" or any(fnmatch(name, one) for one in READ)
 
 
 def files_of(folder: Path) -> dict[str, Path]:
-    """The files of a folder by name, hidden ones left out."""
+    """Return the files of a folder by name, without hidden ones."""
     found = {file.relative_to(folder): file for file in sorted(folder.rglob("*")) if file.is_file()}
     return {name.as_posix(): file for name, file in found.items() if not any(p.startswith(".") for p in name.parts)}
 
 
 def refuse_foreign(where: Target, theirs: Content, ours: Mapping[str, Path] | None = None) -> list[str]:
-    """Files of a repository that would be read beside what is pushed, which `force` takes away; `ours` are known once
-    the work is done. Raises `UsageError` for those of another model without `force`.
+    """Return the files of a repository that would be read beside the pushed ones, which `force` deletes. `ours` are
+    known once the work is done.
+
+    Raises `UsageError` for files of another model without `force`.
     """
     read = [name for name in theirs.files if any(fnmatch(name, one) for one in READ)]
     beside = [name for name in read if name not in ours] if ours is not None else [n for n in read if n == ADAPTER]
@@ -200,7 +207,7 @@ def refuse_foreign(where: Target, theirs: Content, ours: Mapping[str, Path] | No
 
 
 def same(file: Path, size: int, digest: str) -> bool:
-    """Whether a file is the one of this size and digest: SHA-256 where it is stored apart, else git's."""
+    """Return whether a file has this size and digest: SHA-256 for LFS files, else git's."""
     if file.stat().st_size != size:
         return False
     content = file.read_bytes()
@@ -208,8 +215,8 @@ def same(file: Path, size: int, digest: str) -> bool:
 
 
 def refuse_random_head(folder: Path) -> None:
-    """Raises `NotPushed` where config.json names a class whose head is not in the files: whoever loads the model by it
-    gets one that was drawn at random. What modules.json makes an embedder is loaded by that.
+    """Raise `NotPushed` if config.json names a class whose head is not in the files: loading by it would give a random
+    head. An embedder is loaded by its modules.json instead.
     """
     if not (folder / "config.json").is_file() or companions.is_embedder(folder):
         return
@@ -223,14 +230,14 @@ def refuse_random_head(folder: Path) -> None:
 
 
 def client(token: str | None) -> HfApi:
-    """The hub's client, for the endpoint that the environment names now."""
+    """Return the hub's client, for the endpoint in the environment."""
     from huggingface_hub import HfApi
 
     return HfApi(endpoint=os.environ.get("HF_ENDPOINT") or None, token=token, library_name="leansurgeon")
 
 
 def refuse_public(api: HfApi, where: Target) -> None:
-    """Raises `UsageError` where a private push would be seen by everybody."""
+    """Raise `UsageError` if a private push would be publicly visible."""
     if where.private and api.repo_info(where.repo).private is False:
         raise UsageError(
             f"{where.repo} is there already and is public.", "Add --public if it may be, or name another repository."

@@ -1,4 +1,4 @@
-"""Report: runs and shrunk models side by side, as tables, charts and one page."""
+"""Report: compare runs and shrunk models, as tables, charts and one page."""
 
 from __future__ import annotations
 
@@ -26,14 +26,16 @@ if TYPE_CHECKING:
 
 
 def list_folders(given: str | os.PathLike[str] | Iterable[os.PathLike[str]]) -> list[Path]:
-    """Paths and results as folders: of a training its run, which has the figures; of everything else its folder."""
+    """Return paths and results as folders: for a training its run, which has the scores; for everything else its
+    folder.
+    """
     single = isinstance(given, str | os.PathLike) or hasattr(given, "folder")
     several = [given] if single else list(given or ())
     return [one.run if hasattr(one, "run") else Path(in_memory.place(one, "paths")) for one in several]
 
 
 class ReportRequest(Request):
-    """What is compared, and how it is shown."""
+    """What to compare, and how to show it."""
 
     paths: Annotated[
         list[Path],
@@ -62,7 +64,7 @@ class ReportRequest(Request):
 
 @dataclass(frozen=True)
 class Report:
-    """What was found, and its tables. `problems` has a sentence for each file that could not be used."""
+    """The runs found, and their tables. `problems` has a sentence for each file that could not be used."""
 
     collection: Collection
     sections: tuple[Section, ...]
@@ -70,11 +72,11 @@ class Report:
 
     @property
     def problems(self) -> list[str]:
-        """What was passed over, and why."""
+        """What was skipped, and why."""
         return self.collection.problems
 
     def text(self, format: str = "table", *, wide: bool = False, kappa: bool = False) -> str:
-        """The tables as table, markdown, csv, json or latex. Raises `UsageError` for another format."""
+        """Return the tables as table, markdown, csv, json or latex. Raises `UsageError` for another format."""
         from leansurgeon.report.tables.render import render
 
         return render(
@@ -85,21 +87,21 @@ class Report:
         return self.text(self.request.format, wide=self.request.wide, kappa=self.request.kappa)
 
     def as_dict(self) -> JsonObject:
-        """What --json prints."""
+        """Return what --json prints."""
         return jsonfile.parse(self.text("json", wide=self.request.wide, kappa=self.request.kappa), "the report")
 
     def _repr_markdown_(self) -> str:
-        """As a notebook shows it."""
+        """Return what a notebook shows."""
         return self.text("markdown")
 
     def charts(self) -> list[Chart]:
-        """The charts of every table, as a notebook shows them."""
+        """Return the charts of every table, as a notebook shows them."""
         from leansurgeon.report.charts.sections import every
 
         return [chart for section in self.sections for chart in every(section)]
 
     def html(self, file: str | Path) -> Path:
-        """Write everything into one page."""
+        """Write everything to one HTML page."""
         path = Path(file)
         check_file(path)
         from leansurgeon.report.page.page import write
@@ -108,7 +110,9 @@ class Report:
         return path
 
     def plots(self, folder: str | Path) -> list[Path]:
-        """Write the charts as SVG, PNG and PDF; returns the files. Raises `UsageError` for a folder that cannot be."""
+        """Write the charts as SVG, PNG and PDF; return the files. Raises `UsageError` if the folder cannot
+        be created.
+        """
         check_folder(Path(folder))
         from leansurgeon.report.charts.render import draw
 
@@ -116,8 +120,8 @@ class Report:
 
 
 def check_folder(directory: Path) -> None:
-    """Make the folder for pictures, before any work and before altair is imported. Raises `UsageError` where
-    `directory` is no place for files.
+    """Create the folder for charts, before any work and before altair is imported. Raises `UsageError` if `directory`
+    cannot be used.
     """
     above = next(folder for folder in (directory, *directory.parents) if folder.exists())
     if not above.is_dir() or not os.access(above, os.W_OK):
@@ -130,10 +134,10 @@ def check_folder(directory: Path) -> None:
 
 
 def check_file(path: Path) -> None:
-    """Raises `UsageError` where `path` is no place for a page."""
+    """Raise `UsageError` if `path` cannot be the file of a page."""
     if path.is_dir():
         raise UsageError(f"--html {path}: that is a folder.", f"Name a file, such as {path / 'report.html'}.")
-    if path.exists() and not path.is_file():  # a page that is put in its place would replace /dev/null itself
+    if path.exists() and not path.is_file():  # the finished page would replace /dev/null itself
         raise UsageError(f"--html {path}: that is no ordinary file.", "Name a file, such as report.html.")
     if not path.parent.is_dir():
         raise UsageError(f"--html {path}: there is no folder {path.parent}.", "Make it first, or choose another file.")
@@ -142,8 +146,9 @@ def check_file(path: Path) -> None:
 def report(request: ReportRequest, say: Say) -> Report:
     """Compare runs: task metric, parameters, peak memory, time per step, conditioning.
 
-    Seeds of an experiment become one row with mean and spread, and below stands what may be said about it. In Python
-    the report has `.text(format)`, `.html(file)` and `.plots(folder)`, and prints as its table.
+    The seeds of an experiment become one row with mean and spread, followed by the conclusions they allow.
+
+    In Python the report has `.text(format)`, `.html(file)` and `.plots(folder)`, and prints as its table.
 
     >>> import leansurgeon, tempfile
     >>> folder = tempfile.mkdtemp()
@@ -151,7 +156,7 @@ def report(request: ReportRequest, say: Say) -> Report:
     >>> "lean" in str(leansurgeon.report(cut))
     True
 
-    Raises `UsageError` where there is nothing to report.
+    Raises `UsageError` if there is nothing to report.
     """
     from leansurgeon.report.collect import collect
     from leansurgeon.report.sections import sections

@@ -1,4 +1,4 @@
-"""Retrain: the model, the recipe that it is trained by, the run folder, and the training itself."""
+"""Retrain: choose the model, the recipe and the run folder, and train."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class RetrainRequest(DataRequest, RecipeRequest, LaunchRequest, PushRequest):
 
     @property
     def asked(self) -> RecipeInputs:
-        """What decides on the recipe."""
+        """The arguments that determine the recipe."""
         return RecipeInputs(
             self.data, self.time, self.columns, self.new_tokenizer, self.recipe, self.set, self.resume, self.lora
         )
@@ -143,10 +143,10 @@ def retrain(request: RetrainRequest, say: Say) -> Trained | Answer:
 
     run_dir = choose_run_folder(request, recipe, folder, say)
     options |= {"resume": request.resume, "resume_anyway": request.resume_anyway, "began": began}
-    # On stderr a training draws its own progress; whoever takes the lines gets those of the training, too.
+    # On stderr a training draws its own progress; another `say` receives the training's lines too.
     talk = None if say is to_stderr else say
     summary = train_on(request.processes, recipe, folder, run_dir, say=talk, **options)
-    # A run that is resumed names the recipe that was made for it, and no data.
+    # A resumed run names the recipe that was made for it, but no data.
     heals = request.data is not None or recipe.train.checkpoint.keep_start
     if heals and (told := healing.did_it_help(summary, folder)):
         say(told)
@@ -156,23 +156,23 @@ def retrain(request: RetrainRequest, say: Say) -> Trained | Answer:
 
 
 def choose_run_folder(request: RetrainRequest, recipe: TrainingRecipe, start: Path, say: Say) -> Path:
-    """Where the run goes: `-o`, the run that is resumed, or a new folder in the workspace."""
+    """Return the run folder: `-o`, the run that is resumed, or a new folder in the workspace."""
     out, workspace, resume = request.out, request.workspace, request.resume
     if resume not in ("auto", "never"):
         run_dir = checkpoint.locate_checkpoint(Path(resume), hashes=False)[0]
         if out is not None and out.resolve() != run_dir.resolve():
-            raise UsageError(f"--resume {resume} goes on in {run_dir}, and -o says {out}.", "Leave -o out.")
+            raise UsageError(f"--resume {resume} resumes in {run_dir}, but -o says {out}.", "Leave -o out.")
         return run_dir
     if out is not None:
         return out
     new = runfolder.new_run(workspace, recipe.name, recipe.train.seed)
     if rank() > 0:
-        return new  # rank 0 says which
+        return new  # rank 0 decides
     unfinished = find_interrupted(workspace, recipe, start) if workspace.is_dir() else None
     if unfinished is not None and resume == "auto":
         return unfinished
     if unfinished is not None:
-        say(f"An interrupted run of this recipe is in {unfinished}; --resume auto goes on with it.")
+        say(f"An interrupted run of this recipe is in {unfinished}; --resume auto resumes it.")
     return new
 
 

@@ -1,8 +1,7 @@
-"""Run: a whole experiment, one table at the end."""
+"""Run: a whole experiment, with one table at the end."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self
@@ -25,7 +24,7 @@ SHAPE = ("heads", "layers", "head_dim", "mlp_dim")
 
 
 class RunRequest(ShapeRequest, DataRequest, LaunchRequest):
-    """An experiment, what is changed in it, and where its trainings run."""
+    """An experiment, changes to it, and where its trainings run."""
 
     source: Annotated[
         str,
@@ -72,12 +71,12 @@ def run(request: RunRequest, say: Say) -> Report:
     labels every arm is fine-tuned on them, without labels every arm learns from the model as it is. All have the same
     samples in the same order, the same steps, and the best of the same learning rates.
 
-    In Python the comparison prints as its table, and in a notebook draws itself.
+    In Python the comparison prints as its table, and a notebook shows it as one.
 
     >>> import leansurgeon
     >>> leansurgeon.run("digits-vit", data="task:digits", layers=3)
     Traceback (most recent call last):
-    leansurgeon.errors.UsageError: digits-vit has learned nothing that could be compared. ...
+    leansurgeon.errors.UsageError: digits-vit is untrained, so there is nothing to compare. ...
 
     Raises `UsageError` for a recipe of one training or a time that is too short, and what cutting and training raise.
     """
@@ -119,7 +118,7 @@ def run(request: RunRequest, say: Say) -> Report:
         shown = [run for run in runs if run.summary.seed == recipe.seeds[0]]
         models = {run.summary.experiment.arm: runfolder.model_of(run.path) for run in shown}
         _, unmeasured = try_work(lambda: measure_answers(shown, say))
-        say("Looking for held-out samples on which they differ.")
+        say("Searching for held-out samples on which they differ.")
         found, unseen = try_work(lambda: changes.find_changes(recipe.task, models))
         runfolder.write_json(folder / changes.NAME, found or {})
         for what, why in (("What answering costs", unmeasured), ("What changed for real samples", unseen)):
@@ -130,7 +129,7 @@ def run(request: RunRequest, say: Say) -> Report:
 
 
 def load_recipe(request: RunRequest, say: Say) -> ExperimentRecipe:
-    """The experiment that was named. Raises `UsageError` where it is none, or asks for what belongs to --data."""
+    """Return the named experiment. Raises `UsageError` if it is not an experiment, or for options that need --data."""
     from leansurgeon.experiment.arms import explain_sets
     from leansurgeon.training.recipe.reading import load
     from leansurgeon.training.recipe.schema import ExperimentRecipe
@@ -153,7 +152,7 @@ def load_recipe(request: RunRequest, say: Say) -> ExperimentRecipe:
 
 
 def make_recipe(request: RunRequest, parallel: int, how: Mapping[str, Any], say: Say) -> ExperimentRecipe:
-    """The experiment for a model and data; the one that this very command made before, where it was interrupted."""
+    """Return the experiment for a model and data; if this same command was interrupted before, the one that it made."""
     from leansurgeon.checkpoints.source import open_source
     from leansurgeon.experiment.from_model import make_experiment, name_experiment, parse_variants
     from leansurgeon.experiment.trials import plan_steps
@@ -161,19 +160,19 @@ def make_recipe(request: RunRequest, parallel: int, how: Mapping[str, Any], say:
     from leansurgeon.training.recipe.schema import ExperimentRecipe
     from leansurgeon.training.runs import folder as runfolder
 
-    began = clock.began() or time.perf_counter()
+    began = clock.began()
     shape = {key: value for key in SHAPE if (value := getattr(request, key)) not in (None, "auto")}
     variants = parse_variants(request.variant)
     if shape and variants:
         raise UsageError("--variant names shapes, and so do the others.", "Put them into a --variant, too.")
     if not (shape or variants):
-        raise UsageError("Nothing is to change.", "Give --heads 2x, --layers 4, or both.")
+        raise UsageError("No change was requested.", "Give --heads 2x, --layers 4, or both.")
     if request.debug:
         raise UsageError("--debug is for a recipe that has such a variant.", "Give --time 2m for a short comparison.")
     opened = open_source(request.source)
     if opened.folder is None or not opened.learned:
         raise UsageError(
-            f"{opened.name} has learned nothing that could be compared.",
+            f"{opened.name} is untrained, so there is nothing to compare.",
             "Name a trained model; `leansurgeon run EXPERIMENT` trains a preset.",
         )
     kept = request.workspace / name_experiment(opened, request.data, request.set) / runfolder.EXPERIMENT
@@ -182,7 +181,7 @@ def make_recipe(request: RunRequest, parallel: int, how: Mapping[str, Any], say:
         if runfolder.call_in(text) == command_line("run", request):
             made = load(str(kept))
             if isinstance(made, ExperimentRecipe):
-                say(f"Going on with {kept.parent} (--force starts it again).")
+                say(f"Resuming {kept.parent} (--force starts it again).")
                 return made
     made = make_experiment(
         opened, request.data, variants or {"lean": shape}, request.seeds or (0, 1, 2), request.time, parallel,
@@ -196,7 +195,7 @@ def make_recipe(request: RunRequest, parallel: int, how: Mapping[str, Any], say:
 
 
 def note(folder: Path, call: str, recipe: str) -> None:
-    """Keep the resolved recipe beside the runs of its arms, with the command it came from: the report names both."""
+    """Save the resolved recipe beside the runs of its arms, with the command that made it: the report names both."""
     from leansurgeon.training.runs import folder as runfolder
 
     with runfolder.explain_errors(folder):

@@ -1,4 +1,4 @@
-"""Sample data of a command: what the user names, or what the run that left the model was trained on."""
+"""Sample data of a command: what the user names, or what the run of the model was trained on."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from leansurgeon.training.recipe.schema import TaskChoice
 
 T = TypeVar("T")
-# How libraries answer a call that is not what their model is called with; nobody asked for this one.
+# What libraries raise for a call that does not fit their model; the user did not ask for this call.
 CALLED_WRONGLY = (
     RuntimeError, TypeError, ValueError, KeyError, IndexError, AttributeError, AssertionError, MemoryError,
 )  # fmt: skip
@@ -25,7 +25,7 @@ BY_WEIGHTS = "The weights alone decide; --calibrate DATA does much better."
 
 
 def task_of_run(source: str) -> TaskChoice | None:
-    """The task of the run that left this model, as its recipe says; None where there is none."""
+    """Return the task of the run that the model comes from, by its recipe; None if there is none."""
     folder = in_home(source)
     recipes = [place / "recipe.yaml" for place in (folder, folder.parent) if (place / "recipe.yaml").is_file()]
     if not recipes or not ((folder / "config.json").exists() or (folder / "model" / "config.json").exists()):
@@ -46,9 +46,10 @@ def sample_data(
     device: str | None = "cpu",
     columns: str | None = None,
 ) -> Calibration:
-    """What the user has `named` by the `flag`, else data of the `task`; what the model makes itself is made on the
-    `device` (None: it is not asked for). A model of two stacks gets pairs of texts. Raises `UsageError` for data that
-    is not there or unfit.
+    """Open the data that the user `named` with `flag`, else data of the `task`.
+
+    Samples that the model generates itself are made on `device` (None: do not generate any). An encoder-decoder gets
+    pairs of texts. Raises `UsageError` for missing or unsuitable data.
     """
     from leansurgeon.measure.data import calibration, own, pairs
     from leansurgeon.measure.data.choose_task import has_two_stacks
@@ -60,7 +61,7 @@ def sample_data(
             hint = "Give other data."
             if flag == "--calibrate":
                 hint = "Without --calibrate the novel that comes along, or random tokens, take their place."
-            raise UsageError(f"{opened.name} makes no samples of its own: {error.message}", hint) from error
+            raise UsageError(f"{opened.name} cannot make samples of its own: {error.message}", hint) from error
     if columns and not named:
         raise UsageError(f"--columns {columns} says what is in a table, and none is named.", "Name the table.")
     how = {"samples": samples, "seed": seed, "say": say}
@@ -83,8 +84,8 @@ def sample_data_of_all(
     device: str = "cpu",
     columns: str | None = None,
 ) -> Calibration:
-    """What the user has named, several sources evenly mixed; where texts are so few that a fit to them would be worse
-    on all others, what the model makes itself, too. Raises what `sample_data` raises.
+    """Open the data that the user named, several sources mixed evenly. If texts are so few that fitting them would harm
+    the model on others, add samples that the model generates itself. Raises what `sample_data` raises.
     """
     from leansurgeon.measure.data import own
     from leansurgeon.measure.data.choose_task import PREFIX, has_two_stacks
@@ -110,7 +111,7 @@ def sample_data_of_all(
 
 
 def try_work(work: Callable[[], T]) -> tuple[T | None, str]:
-    """What `work` gives; where it fails for what the model is, nothing, and why in one sentence."""
+    """Return what `work` returns or, if it fails because of what the model is, None and the reason."""
     try:
         return work(), ""
     except (Interrupted, OutOfMemory):
@@ -122,13 +123,15 @@ def try_work(work: Callable[[], T]) -> tuple[T | None, str]:
 
 
 def own_samples(opened: Source, seed: int, device: str, say: Say, otherwise: str = BY_WEIGHTS) -> Calibration | None:
-    """What the model makes itself where nobody has data; where it makes none, what comes with the package. Beside data
-    of the user's (`otherwise` is `BY_YOURS`) only the former. None, with the reason said, where there is neither.
+    """Return samples that the model generates itself or, if it cannot, samples shipped with the package.
+
+    Beside the user's data (`otherwise` is `BY_YOURS`), only generated ones. If there are none, reports the reason and
+    returns None.
     """
     from leansurgeon.measure.data import own
 
     made, why = try_work(lambda: own.samples(opened, seed=seed, device=device, say=say))
-    why = f"{opened.name} makes no samples of its own: {why}" if why else ""
+    why = f"{opened.name} cannot make samples of its own: {why}" if why else ""
     if made is None and otherwise == BY_WEIGHTS:
         made, lacking = try_work(lambda: own.make_shipped_samples(opened, cache=cache_folder(), seed=seed))
         why += f" {lacking}" if lacking else ""
@@ -150,9 +153,10 @@ def data_to_measure(
     say: Say,
     columns: str | None = None,
 ) -> Calibration:
-    """The data on which `what` is measured, where the flag is --data; that may name a run for what it was trained on.
+    """Return the data on which to measure `what`, for commands with --data, which may also name a run for its training
+    data.
 
-    Raises `UsageError` where nothing is named and `model` is no run either.
+    Raises `UsageError` if nothing is named and `model` is not a run.
     """
     task = task_of_run(named or model)
     named = None if task else named

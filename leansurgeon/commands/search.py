@@ -1,4 +1,4 @@
-"""Search: the best (heads, layers, MLP) of a source under a budget, by heals or by trainings."""
+"""Search: find the best (heads, layers, MLP) of a source under a budget, by healing or by training candidates."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ DOCUMENT = "search.json"  # what --json prints, in the folder of the search
 
 
 class SearchRequest(DataRequest, RecipeRequest, Access):
-    """A source, the budget, the shapes that are tried, and how."""
+    """A source, the budget, the shapes to try, and how."""
 
     source: SourceName
     params: Annotated[Number | None, Opt("Most parameters: -30%, 70% or 60M.", "Shape", cli=str)] = None
@@ -75,8 +75,8 @@ class SearchRequest(DataRequest, RecipeRequest, Access):
 
 @dataclass(frozen=True)
 class SearchResult(Answer):
-    """What a search came to: `command` makes the winner, `folder` holds the search, `written` the winner, if it was to
-    be written.
+    """The result of a search: `command` makes the winner, `folder` holds the search, `written` is the winner's folder
+    if requested.
     """
 
     outcome: SearchOutcome = field(repr=False, kw_only=True)
@@ -102,7 +102,7 @@ def search(request: SearchRequest, say: Say) -> SearchResult | Answer:
     Traceback (most recent call last):
     leansurgeon.errors.UsageError: ...
 
-    Raises `UsageError` where nothing keeps the budget, and what `shrink` and `retrain` raise.
+    Raises `UsageError` if no shape fits the budget, and what `shrink` and `retrain` raise.
     """
     space = Space(request.heads, request.layers, request.mlp_dim, request.head_dim)
     with digests.early(None if request.dry_run else request.source):
@@ -131,14 +131,14 @@ def search(request: SearchRequest, say: Say) -> SearchResult | Answer:
         given = opened, request.data, task, request.samples, request.seed, say
         sample = sample_data(*given, flag="--data", device=device, columns=request.columns)
         setting = setting_of(training, sample)
-        # Everything that decides the results is in the name of the folder.
+        # The folder's name depends on everything that affects the results.
         deciding = [shapes.candidates, budget, space, request.tries, request.seed, setting, sample.digest]
         deciding.append(training.model_dump(mode="json") if training else None)
         folder = place_of(request.workspace, opened, deciding)
         if request.force:
             shutil.rmtree(folder, ignore_errors=True)
         elif folder.exists():
-            say(f"Going on with the search in {folder} (--force starts it again).")
+            say(f"Resuming the search in {folder} (--force starts it again).")
         folder.mkdir(parents=True, exist_ok=True)
         with ExitStack() as stack:
             if request.out:
@@ -183,7 +183,7 @@ def search(request: SearchRequest, say: Say) -> SearchResult | Answer:
 
 
 def list_shapes(source: Source, shapes: Shapes, ranked: list[Candidate]) -> Answer:
-    """The shapes that fit, of a dry run: in the order of the cheap scores."""
+    """Return the shapes that fit, for a dry run, in the order of their cheap scores."""
     document: JsonObject = {"schema_version": 1, "dry_run": True, "source": source.name}
     document["space"] = {"shapes": shapes.looked_at, "too_large": shapes.too_large, "refused": shapes.refused}
     document["candidates"] = [{"name": c.name, "parameters": c.parameters, "shape": c.shape.as_dict()} for c in ranked]
@@ -195,21 +195,19 @@ def list_shapes(source: Source, shapes: Shapes, ranked: list[Candidate]) -> Answ
 
 
 def recipe_of(opened: Source, name: str | None, sets: Sequence[str]) -> TrainingRecipe | None:
-    """The recipe to train by; None where candidates are healed. Raises `UsageError` where there must be one."""
+    """Return the recipe to train with; None if candidates are healed. Raises `UsageError` if a recipe is required."""
     bound = opened.preset.recipe if opened.preset and not opened.learned else None
     if name is None and opened.learned:
         if sets:
             raise UsageError("--set changes a recipe, and none is named.", "Add --recipe NAME.")
         return None
     if (name or bound) is None:
-        raise UsageError(
-            f"Nothing of {opened.name} is learned yet, so candidates must be trained.", "Add --recipe NAME."
-        )
+        raise UsageError(f"{opened.name} is untrained, so candidates must be trained.", "Add --recipe NAME.")
     return load_training(name or bound, list(sets), transferred=opened.learned)
 
 
 def config_changes(recipe: str | None, source: str) -> JsonObject | None:
-    """What an experiment changes in the config of its source, where that is this preset."""
+    """Return what the experiment of this preset changes in its source's config, if any."""
     name = recipe or (PRESETS[source].recipe if source in PRESETS else None)
     loaded = load(name) if name and source in PRESETS else None
     same = isinstance(loaded, ExperimentRecipe) and loaded.source == source
@@ -217,7 +215,7 @@ def config_changes(recipe: str | None, source: str) -> JsonObject | None:
 
 
 def setting_of(training: TrainingRecipe | None, sample: Calibration) -> Setting:
-    """How a model is trained when its memory is predicted."""
+    """Return the training setting for predicting a model's memory."""
     first = sample.fit[0]
     tokens = first["input_ids"].shape[-1] if "input_ids" in first else None
     if training is None:
@@ -229,7 +227,7 @@ def setting_of(training: TrainingRecipe | None, sample: Calibration) -> Setting:
 
 
 def place_of(workspace: Path, opened: Source, settings: list[Any]) -> Path:
-    """Where a search with these settings lies."""
+    """Return the folder of a search with these settings."""
     from leansurgeon.search.evidence import VERSION, identity
 
     digest = hashlib.sha256(f"{VERSION} {identity(opened)} {settings!r}".encode()).hexdigest()[:8]
@@ -237,11 +235,11 @@ def place_of(workspace: Path, opened: Source, settings: list[Any]) -> Path:
 
 
 def shrink_command(opened: Source, training: TrainingRecipe | None, winner: Candidate, request: SearchRequest) -> str:
-    """The `shrink` that makes the winner."""
+    """Return the `shrink` command that makes the winner."""
     wanted, data = winner.wanted, request.data
     if training and opened.learned and task_of_run(request.source) is None:
         data = spell_task(training.task.name, training.task.options)
-    fresh = wanted.init == "fresh" and opened.weights is not None  # of a preset it is so anyway
+    fresh = wanted.init == "fresh" and opened.weights is not None  # a preset starts fresh anyway
     asked = ShrinkRequest(
         source=request.source,
         **{key: getattr(wanted, key) for key in ("heads", "layers", "mlp_dim", "head_dim")},

@@ -1,4 +1,6 @@
-"""Shrink a model: what is wanted, sample data, the plan, what data decides, and the folder with its proof."""
+"""Shrink a model: parse the request, load sample data, plan, decide on the data, and write the folder with its
+verification.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,7 @@ from leansurgeon.words import wrap
 
 
 def name_sources(value: Names | in_memory.Data | None, field: ValidationInfo) -> tuple[str, ...]:
-    """Sample data as names: on the command line each is a source; in Python all that is given is one."""
+    """Return sample data as names: on the command line each is a source; in Python everything given is one."""
     if isinstance(value, Names):
         return value
     named = in_memory.data(value, field.field_name or "data")
@@ -53,7 +55,7 @@ def name_sources(value: Names | in_memory.Data | None, field: ValidationInfo) ->
 
 
 class ShrinkRequest(ShapeRequest, DataRequest, DeviceRequest, PushRequest, Access):
-    """What is wanted of a source, how it is carried out, and where the result goes."""
+    """What is wanted of a source, how to do it, and where the result goes."""
 
     source: SourceName
     params: Annotated[
@@ -101,8 +103,8 @@ def shrink(request: ShrinkRequest, say: Say) -> Cut:
     """Rewrite SOURCE to more heads and fewer layers, keep what can be kept, and prove that the result loads.
 
     In Python a path gives a `Cut`: its folder, the record and the proof; `.model` loads it. A model in memory gives a
-    model, on the same device and in the same precision, whose `Cut` is `model.leansurgeon`; without `out` its folder
-    is a temporary one. `tokenizer` is needed for texts where the model does not say where it came from.
+    model, on the same device and in the same precision, whose `Cut` is `model.leansurgeon`; without `out` its folder is
+    a temporary one. `tokenizer` is needed for texts if the model does not say where it was loaded from.
 
     >>> import leansurgeon, tempfile
     >>> folder = tempfile.mkdtemp()
@@ -112,7 +114,7 @@ def shrink(request: ShrinkRequest, say: Say) -> Cut:
     >>> cut.proof.parameters == sum(p.numel() for p in cut.model.parameters())
     True
 
-    Raises `UsageError` for what cannot be, before long work, `UnsupportedModel` for a source that cannot be read,
+    Raises `UsageError` for impossible requests, before long work, `UnsupportedModel` for a source that cannot be read,
     `OutOfMemory`, and `Diverged` for weights that are no numbers.
     """
     with digests.early(None if request.dry_run else request.source):
@@ -121,7 +123,7 @@ def shrink(request: ShrinkRequest, say: Say) -> Cut:
 
 
 def cut_model(request: ShrinkRequest, say: Say) -> tuple[DecidedCut, SurgeryRecord | None, Path]:
-    """What was decided, the record of the result (None: a dry run wrote nothing), and its folder."""
+    """Return what was decided, the record of the result (None after a dry run), and its folder."""
     source, seed = request.source, request.seed
     wanted = RequestedShape(**request.model_dump(include={*ShapeRequest.model_fields, "init"}))
     same = request.model_dump(include={"keep", "heal", "balance", "uncalibrated", "heal_time"})
@@ -135,13 +137,13 @@ def cut_model(request: ShrinkRequest, say: Say) -> tuple[DecidedCut, SurgeryReco
     knows = opened.learned and wanted.init != "fresh"
     used, own, data = has_data and knows, knows and not (has_data or how.uncalibrated), None
     place = "cpu"
-    if used or own or request.device != "auto":  # else nothing is computed, and torch not asked
+    if used or own or request.device != "auto":  # else nothing is computed, and torch is not imported
         from leansurgeon.measure.device import choose_device
 
         place = choose_device(request.device)
 
     def samples() -> Calibration:
-        """The data to choose and refit on, opened once."""
+        """Open the data to choose and refit on, once."""
         return sample_data_of_all(opened, request.data, task, request.samples, seed, say, place, request.columns)
 
     if request.params:
@@ -166,7 +168,7 @@ def cut_model(request: ShrinkRequest, say: Say) -> tuple[DecidedCut, SurgeryReco
     beside = how.balance or wanted.class_attention or wanted.head_dim != "auto" or wanted.init != "transfer"
     if opened.weights is not None and steps.before == steps.after and not beside:  # of a preset a new model is made
         raise UsageError(
-            f"Nothing is to be changed, so the result would be a copy of {opened.name}.",
+            f"No change was asked for, so the result would be a copy of {opened.name}.",
             "Say what to change: --heads 2x, --layers 6, --mlp-dim 512 or --params -30%.",
         )
     if has_data and steps.init == "fresh":
@@ -185,9 +187,9 @@ def cut_model(request: ShrinkRequest, say: Say) -> tuple[DecidedCut, SurgeryReco
         written = {"force": request.force, "check": request.proof, "call": command_line("shrink", request)}
         made = carry_out(decided, folder, keep_unproved=True, say=say, **written)
         judging = decided.calibration.sources if decided.calibration and request.proof else ()
-        for part in judging:  # of mixed data, by the names that records have for them
+        for part in judging:  # each source of mixed data, by its name in records
             name = without_places(part.name)
-            while name in made.judged:  # files of one name in two folders
+            while name in made.judged:  # files of the same name in two folders
                 name += "'"
             say(f"Judging on {name} ...")
             found = judged.on_data(part, opened, folder, made.proof.parameters, fitted=made.all_fitted)
@@ -196,7 +198,7 @@ def cut_model(request: ShrinkRequest, say: Say) -> tuple[DecidedCut, SurgeryReco
 
 
 def document_of(decided: DecidedCut, record: SurgeryRecord | None, folder: Path) -> JsonObject:
-    """What --json prints."""
+    """Return what --json prints."""
     head = {"schema_version": 1, "dry_run": record is None, "out": record and str(folder)}
     document = head | {"plan": decided.plan.as_dict(), "decided": decided.record.as_dict()}
     document["indivisible"] = plain(list(map(vars, indivisible(decided.plan.after))))
@@ -210,7 +212,7 @@ def document_of(decided: DecidedCut, record: SurgeryRecord | None, folder: Path)
 
 
 def describe(decided: DecidedCut, record: SurgeryRecord | None, folder: Path) -> str:
-    """The verdict before all numbers, the plan, what data decided, and how the result compares, for a person."""
+    """Describe the result for a person: the verdict first, then the plan, what the data decided, and the comparison."""
     steps, lines = decided.plan, [plan_table(decided.plan)]
     if choices := decided_table(record.decided if record else decided.record):
         lines += ["", choices]
@@ -233,17 +235,19 @@ def describe(decided: DecidedCut, record: SurgeryRecord | None, folder: Path) ->
             lines += wrap(f"These outputs are of the same data that was calibrated on ({of}){other}.")
     for name, other in record.judged.items():
         lines += wrap(f"{name}, held-out samples: {sentence(other, record.language)}")
-    with suppress(LeanSurgeonError):  # the cut is written, whatever becomes of its table
+    with suppress(LeanSurgeonError):  # the cut is written, even if the table fails
         lines.append(tabulate(folder))
     return "\n".join(lines).rstrip("\n")
 
 
 def decide_on_own(steps: Plan, opened: Source, say: Say, settings: Mapping[str, Any]) -> DecidedCut:
-    """The plan decided on samples that the model makes itself, where it can; else by its weights alone. A dry run,
-    which has no output, does not make any. `settings` are those of `decide`.
+    """Carry out the plan's decisions on samples that the model generates itself, or else by its weights alone.
+    `settings` are those of `decide`.
+
+    A dry run, which has no output, generates no samples.
     """
     if settings["output"] is None:
-        say("A dry run makes no samples: which layers stay is open until then.")
+        say("A dry run makes no samples, so the layers to keep are not chosen yet.")
         return DecidedCut(steps)
     if data := own_samples(opened, steps.seed, settings["device"], say):
         decided, why = try_work(lambda: decide(steps, data, say, **settings))

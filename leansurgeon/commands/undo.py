@@ -1,9 +1,9 @@
-"""Undo: the source's shape and bits back out of a result of exact operators."""
+"""Undo: restore the source's shape and bits from a result of exact operators."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from leansurgeon.commands.command import Answer, Command
 from leansurgeon.commands.options import DryRun, Force
@@ -11,12 +11,9 @@ from leansurgeon.progress import Say
 from leansurgeon.request import Opt, Trust
 from leansurgeon.words import wrap
 
-if TYPE_CHECKING:
-    pass
-
 
 class UndoRequest(Trust):
-    """A result, and where its source shall be written."""
+    """A result, and where to write its source."""
 
     model: Annotated[str, Opt("A folder that leansurgeon has written.", positional=True)]
     out: Annotated[Path, Opt("Folder to write.", "Output", ("--out", "-o"))]
@@ -27,8 +24,8 @@ class UndoRequest(Trust):
 def undo(request: UndoRequest, say: Say) -> Answer:
     """Take back what exact operators did to MODEL (add-heads, split-heads, widen-mlp), bit for bit.
 
-    The result is compared with the source where that is at hand, else it is reloaded. What has forgotten something
-    cannot be undone, and neither can a model that was trained after surgery.
+    The result is compared with the source if that is available, else it is reloaded. A cut that removed something
+    cannot be undone, nor can a model that was trained after surgery.
 
     Raises `UsageError` for what cannot be undone, and what opening and writing raise.
     """

@@ -1,17 +1,16 @@
-"""A whole experiment: the original, lean variants and their controls, over several seeds, each trained by the same
-recipe.
+"""Experiments: the original, lean variants and their controls, over several seeds, all trained with one recipe.
 
     original    the source itself, trained
     lean        cut from the trained original of the same seed (`init: transfer`), or started fresh, then trained;
                 it is cut from the weights of the last step, since those of the best were chosen by the evaluation data
-    control     the same depth cut with the old heads, its MLP solved so that parameters are as near as can be
+    control     the same depth with the original's heads; its MLP is solved for the nearest number of parameters
 
-Every training runs in a process of its own, so that its peak memory is its own. An arm that an earlier call finished is
-taken over, and one that was interrupted goes on from its newest checkpoint; one of other settings is never replaced
-unless `force` says so.
+Every training runs in its own process, so that its peak memory is its own. An arm that an earlier call finished is
+reused, and one that was interrupted resumes from its newest checkpoint; one with other settings is never replaced
+without `force`.
 
-`run` is the way in. `arms` says what every arm wants, `jobs` makes each of its trainings a value and knows what is
-taken over, `side_by_side` carries them out in processes, as many at a time as this machine can carry.
+`run` is the entry point. `arms` defines what every arm wants, `jobs` turns each training into a value and decides what
+is reused, `side_by_side` runs them in processes, as many at a time as this machine can take.
 """
 
 from __future__ import annotations
@@ -44,15 +43,16 @@ def run(
     cpu: bool = False,
     begin: Callable[[ExperimentRecipe], None] = lambda recipe: None,
 ) -> list[Summary]:
-    """Run every arm at every seed; returns the summaries in the order of the recipe's arms, then seeds.
+    """Run every arm at every seed; return the summaries in the order of the recipe's arms, then seeds.
 
-    `arms` trains these alone, and the original first where one of them is cut from it (default: all of the recipe);
-    `force` means what is named. What earlier calls made of the other arms must be of the same settings, and is returned
-    with the rest.
-    `parallel` trainings run side by side (default: one per CPU core without a GPU, one with), each on `processes`
-    GPUs, or CPU processes where `cpu` is set. `begin` is called with the recipe when nothing speaks against it any
-    more, and again when every arm has its learning rate. Raises what a training raises, and `UsageError` for an unknown
-    arm and where an arm of other settings stands in the way.
+    `arms` trains only these, and first the original if one of them is cut from it (default: all of the recipe); `force`
+    retrains those that are named. Existing results of the other arms must have the same settings, and are returned with
+    the rest.
+
+    `parallel` trainings run side by side (default: one per CPU core, or one if there is a GPU), each on `processes`
+    GPUs, or CPU processes if `cpu` is set. `begin` is called with the recipe once all checks have passed, and again
+    once every arm has its learning rate. Raises what a training raises, and `UsageError` for an unknown arm or an
+    existing arm with other settings.
     """
     source = open_source(recipe.source, config_changes=recipe.source_config or None, weights=False)
     first = base_arm(recipe)
@@ -77,8 +77,10 @@ def run(
     library = source.architecture.library
     begin(recipe)
     if taken := len(done.keys() & jobs.keys()):
-        say(f"Taken over, finished by an earlier call: {plural(taken, 'training')} (--force runs them again).")
-    with raising("Stopped by a signal. Finished arms are kept, those under way are saved; run the same command again."):
+        say(f"Reused from an earlier call: {plural(taken, 'training')} (--force runs them again).")
+    with raising(
+        "Stopped by a signal. Finished arms are kept, those in progress are saved; run the same command again."
+    ):
         if recipe.cut_from == "source":
             make_starts({key: job for key, job in jobs.items() if key not in done}, source, say)
         if recipe.rates:
@@ -90,14 +92,16 @@ def run(
 
 
 def for_trained_source(recipe: ExperimentRecipe, source: Source, arms: Sequence[str], say: Say) -> ExperimentRecipe:
-    """The recipe for a source that has learned its classes: with a new head in the first training where the data has
-    others. Raises what `for_classes` raises, before anything is cut.
+    """Return the recipe for a source with trained classes, with a new head in the first training if the data has other
+    classes.
+
+    Raises what `for_classes` raises, before anything is cut.
     """
     if not (source.learned and source.outputs and source.folder):
         return recipe
     from leansurgeon.training.setup import for_classes
 
-    say = silent if recipe.task.options.get("class_names") else say  # the recipe itself says it
+    say = silent if recipe.task.options.get("class_names") else say  # the recipe names the classes itself
     first = {repr(recipe.task_of(arm)): recipe.training(transferred=False, arm=arm) for arm in arms}
     if not any(for_classes(training, source.folder, say).train.new_head for training in first.values()):
         return recipe

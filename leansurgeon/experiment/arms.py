@@ -1,5 +1,5 @@
-"""What every arm of an experiment wants: its shape, the control's MLP, and how it is cut; and which arms a `--set`
-changes: those that go on from trained weights have settings of their own.
+"""What every arm of an experiment wants: its shape, the control's MLP and how to cut it; and which arms a `--set`
+changes, since those that start from trained weights have their own settings.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from leansurgeon.training.recipe.schema import Arm, ExperimentRecipe
 
 
 def base_arm(recipe: ExperimentRecipe) -> str:
-    """The arm that is the source itself. Transfer needs it, since lean arms are cut from what it has learned."""
+    """Return the arm that is the source itself. Lean arms with transferred weights are cut from its trained model."""
     plain = [name for name, arm in recipe.arms.items() if not arm.changes_shape and arm.control_of is None]
     if not plain:
         raise UsageError(
@@ -33,8 +33,10 @@ def base_arm(recipe: ExperimentRecipe) -> str:
 def choose_arms(
     recipe: ExperimentRecipe, names: Sequence[str] | None, wanted: Mapping[str, RequestedShape]
 ) -> list[str]:
-    """The arms of these names (None: all) in the recipe's order, and the original where one of them is cut from it.
-    Raises `UsageError` for no name, one twice, and one that the recipe does not have.
+    """Return the arms with these names (None: all) in the recipe's order, and the original if one of them is cut from
+    it.
+
+    Raises `UsageError` for no name, a repeated name, or one that the recipe does not have.
     """
     if names is None:
         return list(recipe.arms)
@@ -54,8 +56,10 @@ def choose_arms(
 
 
 def list_wanted_shapes(recipe: ExperimentRecipe, source: Source) -> dict[str, RequestedShape]:
-    """What every arm wants, in the recipe's order. An impossible one is refused before anything runs, and named;
-    controls are looked at last, since they depend on the arm that they control.
+    """Return the shape that every arm wants, in the recipe's order.
+
+    An impossible one is refused, by name, before anything runs; controls come last, since they depend on the arm that
+    they control.
     """
     wanted_by_arm = {}
     for name in sorted(recipe.arms, key=lambda name: recipe.arms[name].control_of is not None):
@@ -70,8 +74,8 @@ def list_wanted_shapes(recipe: ExperimentRecipe, source: Source) -> dict[str, Re
 
 
 def wanted_shape_of(name: str, recipe: ExperimentRecipe, source: Source) -> RequestedShape:
-    """The wanted shape of an arm; a control's MLP is solved for the parameters (or the forward FLOPs) of the arm that
-    it controls.
+    """Return the wanted shape of an arm; a control's MLP is solved for the parameters (or the forward FLOPs) of the arm
+    that it controls.
     """
     arm = recipe.arms[name]
     if arm.control_of is None:
@@ -85,13 +89,13 @@ def wanted_shape_of(name: str, recipe: ExperimentRecipe, source: Source) -> Requ
 
 
 def parameters_of(reshaped: Reshaped) -> int:
-    """All parameters of a model at another shape."""
+    """Return all parameters of a model at another shape."""
     return reshaped.parameters.total
 
 
 def flops_of(reshaped: Reshaped) -> int:
-    """Forward operations of one sample of the family's usual length. Raises `UnsupportedModel` for families without a
-    closed form.
+    """Return the forward operations of one sample of the family's usual length. Raises `UnsupportedModel` for families
+    without a closed form.
     """
     flops = closed_form(reshaped.specs, reshaped.shape, reshaped.config(), reshaped.architecture)
     if flops is None:
@@ -111,7 +115,9 @@ def wanted_by_arm(arm: Arm) -> RequestedShape:
 def equal_mlp(
     source: Source, wanted: RequestedShape, size: int, of: Callable[[Reshaped], int] = parameters_of
 ) -> list[int]:
-    """MLP widths (scaled alike in every stage) at which what `of` counts is nearest to `size`; it is linear in them."""
+    """Return the MLP widths (scaled alike in every stage) at which `of`, which is linear in them, is
+    nearest to `size`.
+    """
     target, _ = reshape_source(source, wanted)
 
     def at(scale: float) -> tuple[list[Stage], int]:
@@ -127,8 +133,8 @@ def equal_mlp(
 
 
 def method_of(name: str, recipe: ExperimentRecipe) -> Method:
-    """How an arm is cut, on sample data unless it is `uncalibrated`; a control is cut as the arm that it controls
-    unless it says otherwise.
+    """Return how to cut an arm, calibrated unless it is `uncalibrated`; a control is cut like its arm unless it says
+    otherwise.
     """
     arm = recipe.arms[name]
     other = recipe.arms[arm.control_of] if arm.control_of else arm
@@ -147,8 +153,8 @@ def method_of(name: str, recipe: ExperimentRecipe) -> Method:
 
 
 def explain_sets(recipe: ExperimentRecipe, sets: Iterable[str], before: ExperimentRecipe) -> list[str]:
-    """For every `train.x=y` of `sets` that not all arms take: which do, and how to reach the others. One that sets what
-    the recipe said `before` changes nothing.
+    """For every `train.x=y` of `sets` that not all arms use, explain which do and how to reach the others. A value that
+    the recipe already had in `before` changes nothing.
     """
     told, now, then = [], recipe.train.model_dump(), before.train.model_dump()
     for text in sets:
@@ -169,7 +175,7 @@ def explain_sets(recipe: ExperimentRecipe, sets: Iterable[str], before: Experime
 
 
 def continues(recipe: ExperimentRecipe, name: str) -> bool:
-    """Whether an arm starts from the trained original."""
+    """Return whether an arm starts from the trained original."""
     arm = recipe.arms[name]
     arm = recipe.arms[arm.control_of] if arm.control_of else arm
     return arm.changes_shape and arm.init != "fresh"

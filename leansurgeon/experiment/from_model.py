@@ -1,5 +1,5 @@
-"""An experiment for somebody's own model and data: the original, lean variants and their controls, all cut from the
-model as it is and trained alike, on the recipe that `retrain --data` would make.
+"""An experiment for the user's own model and data: the original, lean variants and their controls, all cut from the
+model as it is and trained alike, with the recipe that `retrain --data` would make.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from leansurgeon.training.recipe.schema import Arm, ExperimentRecipe, TrainingRe
 
 KEYS = ("heads", "layers", "head_dim", "mlp_dim")
 STEPS_OF_RATE = (1 / 3, 1, 3)  # times the usual learning rate
-KAPPA = {"samples": 16, "probes": 0}  # what is measured of every arm, in seconds
+KAPPA = {"samples": 16, "probes": 0}  # measured for every arm, takes seconds
 
 
 def parse_variants(texts: Sequence[str]) -> dict[str, dict[str, str]]:
-    """`lean:heads=24,layers=4` as shapes by name. Raises `UsageError`."""
+    """Parse texts such as `lean:heads=24,layers=4` into shapes by name. Raises `UsageError`."""
     found: dict[str, dict[str, str]] = {}
     for text in texts:
         name, colon, rest = text.partition(":")
@@ -45,7 +45,7 @@ def parse_variants(texts: Sequence[str]) -> dict[str, dict[str, str]]:
 
 
 def name_experiment(source: Source, data: str, sets: Sequence[str]) -> str:
-    """`model-reviews`, or what --set name=NAME says."""
+    """Return a name such as `model-reviews`, or that of --set name=NAME."""
     named = [text.partition("=")[2] for text in sets if text.startswith("name=")]
     return named[-1] if named else f"{from_model.name_of(Path(source.folder))}-{user_data.recognise(data).slug}"
 
@@ -61,17 +61,18 @@ def make_experiment(
     sets: Sequence[str],
     say: Say,
 ) -> ExperimentRecipe:
-    """The recipe: its arms, the task and settings that all share, and three learning rates around the usual one. Where
-    all of it may take so many `seconds`, `parallel` trainings side by side, batches are as small as that wants. Raises
-    `UsageError` where model, data and shapes do not go together.
+    """Return the recipe: its arms, the task and settings that all share, and three learning rates around the usual one.
+
+    If everything must fit into `seconds`, with `parallel` trainings side by side, batches are small enough for that.
+    Raises `UsageError` if model, data and shapes do not fit together.
     """
-    for name, shape in variants.items():  # what cannot be is refused before data is read
+    for name, shape in variants.items():  # refuse impossible shapes before reading data
         try:
             plan(source, wanted_by_arm(Arm.model_validate(shape)), 0, calibrated=True)
         except LeanSurgeonError as error:
             error.message = f"{name}: {error.message}"
             raise
-        except ValueError:  # of the arm's fields this one alone takes no text but a few words
+        except ValueError:  # only head_dim accepts no text but a few words
             said = f"{name}: head_dim {shape.get('head_dim')}: give auto, keep, split or a number."
             raise UsageError(said) from None
     own = [text for text in sets if text.partition("=")[0].split(".")[0] in TrainingRecipe.model_fields]
@@ -82,7 +83,7 @@ def make_experiment(
     training = from_model.make_recipe(Path(source.folder), user_data.recognise(data), asked, cache_folder(), say)
     raw = reading.plain(training)
     optim = raw["train"]["optim"]
-    optim.pop("full_steps", None)  # the rates that are tried are meant as they are
+    optim.pop("full_steps", None)  # use the rates to be tried as they are
     rates = [float(f"{optim['lr'] * times:.2g}") for times in STEPS_OF_RATE]
     arms: dict[str, Any] = {"original": {}} | {name: {**shape, "heal": "local"} for name, shape in variants.items()}
     if training.train.distill and training.train.distill.logits == 0:
@@ -99,7 +100,9 @@ def make_experiment(
 
 
 def is_control(name: str, recipe: ExperimentRecipe, source: Source) -> bool:
-    """Whether a control has another shape than the arm that it controls and than the source: else it says nothing."""
+    """Return whether a control's shape differs from the source and from the arm that it controls: otherwise it shows
+    nothing.
+    """
     wanted = [wanted_shape_of(arm, recipe, source) for arm in (name, recipe.arms[name].control_of)]
     shape, lean = (reshape_source(source, one)[0].shape for one in wanted)
     return shape not in (source.shape, lean)

@@ -1,9 +1,9 @@
-"""The trainings of an experiment as values, one per arm and seed; and which of an earlier call are taken over: those
-whose result would be the same.
+"""The trainings of an experiment as values, one per arm and seed; and which results of an earlier call are reused:
+those that would come out the same.
 
-What decides is what changes a result: the task, the training, what is measured, the arm and how it is cut, and for an
-arm that is cut from the trained original the training of that, too. Keys that change none (`FREE`) do not count, nor
-does a key that the earlier version did not know, where it stands at its default now.
+A result depends on the task, the training, what is measured, the arm and how it is cut and, for an arm that is cut from
+the trained original, on the training of that too. Keys that change no result (`FREE`) do not count, nor does a key that
+an earlier version did not have if it is at its default now.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from leansurgeon.training.runs.summary import DONE, Part, Summary
 
 @dataclass(frozen=True)
 class Job:
-    """One training: an arm at a seed. `source` is what it is cut from, `start` the model it begins with, `run` where
-    it leaves its run.
+    """One training: an arm at a seed. `source` is what it is cut from, `start` the model it begins with, `run` its run
+    folder.
     """
 
     experiment: ExperimentRecipe
@@ -46,10 +46,10 @@ class Job:
     prove: bool
     threads: int
     quiet: bool
-    anew: bool = False  # an interrupted run of it is given up instead of continued
-    processes: int = 1  # that train it: GPUs, or CPU processes where `cpu` is set
+    anew: bool = False  # discard an interrupted run of it instead of resuming
+    processes: int = 1  # that train it: GPUs, or CPU processes if `cpu` is set
     cpu: bool = False
-    trial: str = ""  # what a short training tries out: a learning rate
+    trial: str = ""  # what a short trial training tests: a learning rate
 
     @property
     def label(self) -> str:
@@ -57,7 +57,7 @@ class Job:
 
     @property
     def transferred(self) -> bool:
-        """Whether it starts from what an earlier training of this experiment has learned."""
+        """Whether it starts from the trained weights of an earlier training of this experiment."""
         return self.source != self.experiment.source and self.wanted.init == "transfer"
 
 
@@ -101,8 +101,10 @@ def prepare_data(
     arms: Iterable[str] | None = None,
     model_dir: Path | None = None,
 ) -> tasks.Task:
-    """Generate or read the data of these arms (all by default) once, before several processes want it, with the
-    tokenizer in `model_dir` where the model's own is asked for; returns the task, of the first arm where arms differ.
+    """Generate or read the data of these arms (default: all) once, before several processes need it, and return the
+    task, that of the first arm if arms differ.
+
+    If the recipe asks for the model's own tokenizer, it is the one in `model_dir`.
     """
     made = []
     for choice in {repr(choice): choice for choice in map(recipe.task_of, arms or recipe.arms)}.values():
@@ -112,14 +114,14 @@ def prepare_data(
     return made[0]
 
 
-CUT_FROM = "last, calibrated"  # which weights of the original an arm is cut from: others are another result
-# Keys of a recipe that change no result.
+CUT_FROM = "last, calibrated"  # the original's weights that an arm is cut from; others give another result
+# Recipe keys that change no result.
 FREE = ("name", "version", "expected", "train.trackers", "train.workers", "train.log_every", "train.eval.batch")
 FREE = (*FREE, "train.checkpoint")
 
 
 def list_settings(job: Job) -> JsonObject:
-    """What decides the job's result beside its recipe, by name, as a summary keeps it."""
+    """Return what determines the job's result besides its recipe, by name, as stored in a summary."""
     recipe = job.experiment
     method = asdict(job.method) | {"calibrate": not job.method.uncalibrated}
     settings: dict[str, Any] = {"arm": asdict(job.wanted), "method": method}
@@ -130,7 +132,7 @@ def list_settings(job: Job) -> JsonObject:
 
 
 def describe_part(job: Job) -> Part:
-    """Where the job's run belongs."""
+    """Return where the job's run belongs in the experiment."""
     settings = list_settings(job)
     return Part(
         name=job.experiment.name,
@@ -145,8 +147,8 @@ def describe_part(job: Job) -> Part:
 
 
 def make_digest(job: Job, settings: dict[str, Any]) -> str:
-    """All that decides, as a short hash: seeds of one arm share it. Defaults are left out, so that a later version,
-    which knows more of them, comes to the same.
+    """Return a short hash of all that determines the result, shared by an arm's seeds. Defaults are left out, so that a
+    later version with more settings gives the same hash.
     """
     recipes = [get_training(job, seed=0)]
     recipes += [job.experiment.training(transferred=False)] if job.transferred else []
@@ -157,15 +159,15 @@ def make_digest(job: Job, settings: dict[str, Any]) -> str:
 
 
 def get_training(job: Job, seed: int | None = None) -> TrainingRecipe:
-    """The training that the job is, with its seed."""
+    """Return the job's training recipe, with its seed."""
     recipe = job.experiment.training(transferred=job.transferred, arm=job.arm)
     update = {"seed": job.seed if seed is None else seed}
     return recipe.model_copy(update={"train": recipe.train.model_copy(update=update)})
 
 
 def find_finished(job: Job) -> Summary | None:
-    """The summary that an earlier call left of this very job; None where there is none. Raises `UsageError` where it is
-    the result of other settings.
+    """Return the summary that an earlier call left for this job; None if there is none. Raises `UsageError` if it has
+    other settings.
     """
     done = summary.read_if_whole(job.run)
     if done is None or done.status != DONE:
@@ -176,7 +178,7 @@ def find_finished(job: Job) -> Summary | None:
 
 
 def check_interrupted(job: Job) -> None:
-    """Raises `UsageError` where the job's folder holds an interrupted training of other settings."""
+    """Raise `UsageError` if the job's folder holds an interrupted training with other settings."""
     if (job.run / "summary.json").is_file() or (newest := checkpoint.newest(job.run)) is None:
         return
     told = resume.first_difference(
@@ -189,12 +191,12 @@ def check_interrupted(job: Job) -> None:
 def _would_replace(job: Job, how: str, key: str, old: object, new: object) -> UsageError:
     return UsageError(
         f"{job.run} holds the {how} training of {job.label} with other settings: {key} was {old!r} and is {new!r}.",
-        "--force gives it up and trains anew; another name keeps it: --set name=NAME.",
+        "--force replaces it by a new training; another name keeps it: --set name=NAME.",
     )
 
 
 def first_change(done: Summary, job: Job) -> tuple[str, Any, Any] | None:
-    """The first key that decides and differs, with both values."""
+    """Return the first key that affects the result and differs, with both values."""
     told = resume.first_difference(resume.today(done.recipe), get_training(job).model_dump(mode="json"), FREE)
     if told or done.experiment is None:
         return told

@@ -1,5 +1,5 @@
-"""Trainings in processes of their own, several at a time: start them, say how far they are, and end them all when one
-fails or this process ends.
+"""Run trainings in their own processes, several at a time: start them, show progress, and end them all if one fails or
+this process ends.
 """
 
 from __future__ import annotations
@@ -29,8 +29,7 @@ from leansurgeon.training.runs import folder as runfolder
 from leansurgeon.training.runs.summary import Summary
 from leansurgeon.training.schedule import Plan, make_plan
 
-# Imported once by the server process that forks the trainings (CPU only; a process that has touched CUDA must not
-# fork).
+# Imported once by the server process that forks the trainings (CPU only: a process that has used CUDA must not fork).
 PRELOAD = [
     "leansurgeon.training.loop",
     "leansurgeon.checkpoints.model",
@@ -41,7 +40,7 @@ TRANSFORMERS = ["transformers.modeling_utils", "transformers.modeling_layers", "
 
 
 def fresh_processes(parallel: int, library: str) -> multiprocessing.context.BaseContext:
-    """How processes start: each from a clean state, so memory is measured from there. `library`
+    """Return the multiprocessing context: processes start clean, so that memory is measured from there. `library`
     (`Architecture.library`) is loaded before they fork.
     """
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores() // parallel)))
@@ -61,7 +60,7 @@ def has_gpu() -> bool:
 
 
 def carry_out_job(job: Job) -> Summary:
-    """In a process of its own: make the starting model, train it, return the summary."""
+    """Make the starting model, train it and return the summary. Runs in its own process."""
     import torch
 
     from leansurgeon.training.together import train_on
@@ -78,7 +77,7 @@ def carry_out_job(job: Job) -> Summary:
         say=silent if job.quiet else None,
         cpu=job.cpu,
         resume="never" if job.anew else "auto",
-        replace=True,  # what cannot be continued: a run that came to no checkpoint, or of another recipe
+        replace=True,  # what cannot be resumed: a run without a checkpoint, or of another recipe
     )
 
 
@@ -97,11 +96,11 @@ def make_start(job: Job, say: Say) -> None:
     carry_out(decide(steps, data, say), job.start, force=True, check=job.prove)
 
 
-TELL_EVERY = 60.0  # seconds between two lines about trainings that run side by side
-LOOK_EVERY = 1.0  # seconds between two looks at them for a bar
+TELL_EVERY = 60.0  # seconds between two messages about parallel trainings
+LOOK_EVERY = 1.0  # seconds between two updates of the bar
 SAVING = 60.0  # seconds that a training has for its last checkpoint
-LOGGED = 65_536  # bytes at the end of a log in which its last line lies
-NAMED = 4  # so many trainings are named in a line
+LOGGED = 65_536  # bytes read from the end of a log to find its last line
+NAMED = 4  # most trainings to name in a line
 
 Key = tuple[str, int]  # arm and seed
 
@@ -116,15 +115,16 @@ def drive(
     library: str,
     title: str = "trainings",
 ) -> None:
-    """Start every job whose original is trained, until all are done; the first failure ends the experiment. What is
-    `done` already may have no job. `library` (transformers or timm) is loaded before trainings fork. Side by side they
-    are one bar on a terminal, a line now and then elsewhere; a training that runs alone speaks for itself.
+    """Start every job whose original is trained, until all are done; the first failure ends the experiment.
+
+    Keys in `done` need no job. `library` (transformers or timm) is loaded before trainings fork. Parallel trainings
+    share one bar on a terminal, or an occasional line elsewhere; a training that runs alone shows its own progress.
     """
     waiting = [key for key in jobs if key not in done]
     context = fresh_processes(parallel * max((jobs[key].processes for key in waiting), default=1), library)
     running: dict[Connection, tuple[Key, multiprocessing.Process]] = {}
     with ExitStack() as ends:
-        # Nothing is ever sent through it; it closes when this process ends, however it ends.
+        # Nothing is ever sent through it; it closes when this process ends, for whatever reason.
         alive, life = context.Pipe(duplex=False)
         ends.callback(life.close)
         started: list[multiprocessing.Process] = []
@@ -159,8 +159,10 @@ def drive(
 def as_a_bar(
     title: str, jobs: Mapping[Key, Job | None], done: Mapping[Key, Summary | None], samples: int
 ) -> Iterator[Callable[[], None] | None]:
-    """A bar of all trainings that are not done, in steps, with their rate and the time that is left; what is given
-    looks how far they are. None where there is no terminal, and for trainings of a time, whose steps nobody knows.
+    """Show one bar for all trainings that are not done, in steps, with rate and remaining time; yield a function that
+    updates it.
+
+    Yields None without a terminal, and for timed trainings, whose number of steps is unknown.
     """
     plans = {key: plan_of(job, samples) for key, job in jobs.items() if job is not None and key not in done}
     if not plans or not on_a_terminal() or any(plan.timed for plan in plans.values()):
@@ -179,7 +181,7 @@ def as_a_bar(
 
 
 def end_all(processes: list[multiprocessing.Process]) -> None:
-    """Let every training that still runs save what it has, and end."""
+    """Let every running training save its state and end."""
     for process in processes:
         process.terminate()
     for process in processes:
@@ -189,13 +191,13 @@ def end_all(processes: list[multiprocessing.Process]) -> None:
 
 
 def running_line(jobs: list[Job], samples: int) -> str:
-    """`running: original, seed 1 (step 330 of 660); ...`, from what the trainings have logged."""
+    """Return a line such as `running: original, seed 1 (step 330 of 660); ...`, from the trainings' logs."""
     named = "; ".join(f"{job.label} ({how_far(job, samples)})" for job in jobs[:NAMED])
     return f"running: {named}" + (f"; and {len(jobs) - NAMED} more" if len(jobs) > NAMED else "")
 
 
 def how_far(job: Job, samples: int) -> str:
-    """`step 330 of 660`; a training that has logged no step yet is `starting`."""
+    """Return text such as `step 330 of 660`; `starting` for a training without a logged step."""
     step, plan = step_of(job), plan_of(job, samples)
     if not step:
         return "starting"
@@ -203,11 +205,11 @@ def how_far(job: Job, samples: int) -> str:
 
 
 def step_of(job: Job) -> int:
-    """The last step that a training has logged; 0 before the first."""
+    """Return the last step that a training has logged; 0 before the first."""
     try:
         with (job.run / runfolder.METRICS).open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - LOGGED))
-            *lines, _ = file.read().split(b"\n")  # the last piece may still be written
+            *lines, _ = file.read().split(b"\n")  # the last piece may be incomplete
         step = json.loads(lines[-1])["step"]
     except (OSError, ValueError, LookupError):
         return 0
@@ -215,7 +217,7 @@ def step_of(job: Job) -> int:
 
 
 def plan_of(job: Job, samples: int) -> Plan:
-    """How long a training is, on a data set of so many samples."""
+    """Return the plan of a training on `samples` training samples."""
     return make_plan(job.experiment.training(transferred=job.transferred).train, samples, 1)
 
 
@@ -226,7 +228,9 @@ def result_line(summary: Summary) -> str:
 
 
 def receive_summary(answer: Connection, job: Job) -> Summary | None:
-    """The summary that a training sends; its error is raised here, but that of a trial that diverged: None."""
+    """Return the summary that a training sends, or None for a trial that diverged; raise any other error
+    that it sends.
+    """
     try:
         result = answer.recv()
     except EOFError:
@@ -243,9 +247,9 @@ def receive_summary(answer: Connection, job: Job) -> Summary | None:
 
 
 def in_process(end: Connection, alive: Connection, job: Job) -> None:
-    """Body of a training's process: sends the summary, or the error that a user should read, or a traceback.
+    """Run a training in this process; send the summary, the error for the user, or a traceback.
 
-    It ends with the experiment that started it, also where that was killed.
+    Ends when the experiment that started it ends, even if that was killed.
     """
     threading.Thread(target=end_with, args=(alive,), daemon=True).start()
     guard()
@@ -258,12 +262,12 @@ def in_process(end: Connection, alive: Connection, job: Job) -> None:
         except Exception:
             answer = traceback.format_exc()
         end.send(answer)
-    except KeyboardInterrupt:  # also while it sends: whoever reads an error ends this process at once
+    except KeyboardInterrupt:  # even while sending: the parent ends this process after an error
         pass
 
 
 def end_with(alive: Connection) -> None:
-    """Wait until the other side of a pipe is gone, then end this process at once."""
+    """Wait until the other end of a pipe is gone, then exit at once."""
     try:
         alive.recv()
     except (EOFError, OSError):

@@ -1,5 +1,5 @@
-"""What comes before the trainings of an experiment whose arms are all cut from the source: the cuts, made once for all
-seeds; a short training that shows what a step costs; and for every arm a short training at each of `rates`.
+"""Preparation of an experiment whose arms are all cut from the source: the cuts, made once for all seeds; a short
+training that measures the cost of a step; and for every arm a short trial at each of `rates`.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from leansurgeon.training.schedule import make_plan
 SHARE = 0.125  # of a training's steps, for the trial of a rate
 LEAST = 8  # steps of a trial
 PROBE = 6  # steps that are timed
-FEW, ENOUGH = 16, 48  # steps of a training at least, and from which on there may be several seeds
-JUDGED, LEAST_JUDGED = 512, 16  # samples of an evaluation on the way, where time is short, at most and at least
+FEW, ENOUGH = 16, 48  # least steps of a training, and least for more than one seed
+JUDGED, LEAST_JUDGED = 512, 16  # most and least samples of an evaluation during training, if time is short
 LOOKS = 3  # evaluations of a training: before, half-way, at the end
-LOOKING = 0.1  # of the time may go to them
-# A trial is judged once, by validation, and leaves nothing behind.
+LOOKING = 0.1  # share of the time for these
+# A trial is evaluated once, on validation data, and leaves nothing behind.
 BRIEF = {
     "eval": {"at_start": False, "test": False, "every": "1000000st"},
     "checkpoint": {"keep_best": False, "keep_start": False},
 }
-KEPT = "cut.json"  # beside a start: what it was made by
+KEPT = "cut.json"  # beside a start: a hash of what it was made from
 
 
 def make_starts(jobs: Mapping[Key, Job], source: Source, say: Say) -> None:
-    """Cut every arm once; what an earlier call cut from the same weights by the same settings stays."""
+    """Cut every arm once; reuse what an earlier call cut from the same weights with the same settings."""
     files = resume.origin_of(source.folder) if source.folder else {}
     for job in {job.start: job for job in jobs.values()}.values():
         settings = list_settings(job) | {"task": job.experiment.task_of(job.arm).model_dump(mode="json")}
@@ -58,7 +58,7 @@ def make_starts(jobs: Mapping[Key, Job], source: Source, say: Say) -> None:
 
 
 def make_trial(job: Job, steps: int, name: str, rate: float, settings: JsonObject) -> Job:
-    """The job as a short training that nothing is chosen from but its rate; its run lies beside the others."""
+    """Return the job as a short training that only serves to choose a rate; its run is beside the others."""
     recipe = job.experiment
     train = merge({"duration": f"{steps}st", "optim": {"lr": rate}, "eval": {"every": f"{steps}st"}}, settings)
     short = type(recipe.train).model_validate(merge(recipe.train.model_dump(), train))
@@ -69,7 +69,7 @@ def make_trial(job: Job, steps: int, name: str, rate: float, settings: JsonObjec
 
 @dataclass(frozen=True)
 class StepCost:
-    """Seconds of an optimizer step, and of starting and saving a training; bytes at its peak."""
+    """Seconds of an optimizer step, and of starting and saving a training; peak bytes."""
 
     step: float
     rest: float
@@ -77,7 +77,7 @@ class StepCost:
 
 
 def time_steps(job: Job, samples: int, library: str, say: Say) -> StepCost:
-    """Train the job for a few steps, and see what they take."""
+    """Train the job for a few steps to measure their cost."""
     settings = merge(BRIEF, {"eval": {"samples": LEAST_JUDGED}})
     probe, began = make_trial(job, PROBE, "timing", job.experiment.train.optim.lr, settings), time.perf_counter()
     done: dict[Key, Summary | None] = {}
@@ -99,13 +99,13 @@ def choose_rates(
     *,
     force: bool,
 ) -> ExperimentRecipe:
-    """The recipe in which each of these arms has the one of the `rates` that did best in its trial, by validation.
-    `force` tries them again where an earlier call has done so.
+    """Return the recipe in which each of these arms has the one of `rates` that did best in its trial, by validation.
+    `force` repeats the trials of an earlier call.
     """
     plan = make_plan(recipe.train, samples, 1)
     steps = max(LEAST, round(SHARE * plan.steps))
     seed = recipe.seeds[0]
-    arms = [arm for arm in arms if "duration" not in (recipe.arms[arm].train or {})]  # an original that stays as it is
+    arms = [arm for arm in arms if "duration" not in (recipe.arms[arm].train or {})]  # an original that is not trained
     trials = {
         (f"{arm} at {rate:g}", seed): make_trial(jobs[arm, seed], steps, f"rate {rate:g}", rate, BRIEF)
         for arm in arms
@@ -114,7 +114,7 @@ def choose_rates(
     known: dict[Key, Summary] = {}
     for key, job in trials.items():
         old = None
-        with suppress(UsageError):  # by other settings: a trial is nothing that must be kept
+        with suppress(UsageError):  # a trial with other settings may be replaced
             old = None if force else find_finished(job)
         known |= {key: old} if old else {}
     trials = {key: job if key in known else replace(job, anew=True) for key, job in trials.items()}
@@ -132,7 +132,7 @@ def choose_rates(
         say(f"{arm}: learning rate {best:g} ({figures}).")
         train = merge(chosen[arm].train or {}, {"optim": {"lr": best}})
         chosen[arm] = chosen[arm].model_copy(update={"train": train})
-    for job in trials.values():  # their figures stay
+    for job in trials.values():  # their scores stay
         for name in (runfolder.BEST, runfolder.LAST):
             shutil.rmtree(job.run / name, ignore_errors=True)
     return recipe.model_copy(update={"arms": chosen, "rates": []})
@@ -149,8 +149,10 @@ def plan_steps(
     began: float,
     **how: Any,
 ) -> ExperimentRecipe:
-    """The recipe with as many steps and seeds as fit into `seconds` since `began` (by `time.perf_counter`; None: as it
-    is), when its cuts are made; says what all of it will cost. Raises `UsageError` where not even one seed fits.
+    """Return the recipe with as many steps and seeds as fit into `seconds` since `began` (by `time.perf_counter`; None:
+    unchanged), make the cuts, and report the total cost.
+
+    Raises `UsageError` if not even one seed fits.
     """
     arms, library = list(recipe.arms), source.architecture.library
     jobs = make_jobs(recipe, workspace, list_wanted_shapes(recipe, source), arms[0], parallel, **how)
@@ -161,16 +163,18 @@ def plan_steps(
     cost = time_steps(jobs[original], samples, library, say)
     rates, seeds, share = len(recipe.rates), len(recipe.seeds), len(recipe.rates) * SHARE
     side = min(parallel, len(arms))
-    # Seconds of a sample: a forward pass, of three that a step takes, and without a head its teacher's, too.
+    # Seconds of a sample: one forward pass of the three that a step takes; without a head, the teacher's too.
     judging = cost.step / ((2 if task.head == "features" else 3) * recipe.train.batch)
-    tested *= 2 + (recipe.train.distill is not None)  # start, best, and who taught it
+    tested *= 2 + (recipe.train.distill is not None)  # start, best, and the teacher
     judged = recipe.train.eval.samples or task.size("eval")
     if seconds is not None and recipe.train.eval.samples is None:
         room = LOOKING * seconds * side / (len(arms) * (LOOKS * seeds + rates) * judging)
         judged = min(judged, max(LEAST_JUDGED, min(JUDGED, int(room))))
 
     def work(steps: float, seeds: int) -> float:
-        """Seconds of so many trainings and their trials, which are judged once and by validation alone."""
+        """Return the seconds of all trainings and their trials; trials are evaluated once, on
+        validation data only.
+        """
         rest = (seeds + rates) * cost.rest + judging * (seeds * (LOOKS * judged + tested) + rates * judged)
         return len(arms) * (rest + (seeds + share) * steps * cost.step) / side
 

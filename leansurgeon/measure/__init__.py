@@ -1,1 +1,1 @@
-"""Measurements of models: costs, conditioning, heads, and the data that they are taken on."""
+"""Measurements of models: costs, conditioning, heads, and the data they are taken on."""

@@ -1,4 +1,4 @@
-"""The device that the user means. Imports torch."""
+"""Resolve the device that the user names, and measure free memory. Imports torch."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from leansurgeon.errors import UsageError
 
 
 def choose_device(asked: str) -> str:
-    """`auto` is the first GPU where there is one, else the CPU; `cpu`, `cuda` and `cuda:1` are themselves.
+    """Resolve `auto` to the first GPU if there is one, else the CPU; `cpu`, `cuda` and `cuda:1` mean themselves.
 
-    Raises `UsageError` for other words and for a GPU that is not there.
+    Raises `UsageError` for other words and for a GPU that does not exist.
     """
     known = re.fullmatch(r"auto|cpu|cuda(?::([0-9]+))?", asked)
     if known is None:
@@ -35,8 +35,8 @@ MEMINFO, CGROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
 
 
 def free_memory() -> int:
-    """Bytes of the host's memory that nobody needs now, within what a container may take; where the system does not
-    say, all that the machine has.
+    """Return the available bytes of host memory, within a container's limit; if unknown, all of the machine's
+    memory.
     """
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     if MEMINFO.is_file():
@@ -45,6 +45,6 @@ def free_memory() -> int:
     limit, used, kinds = (CGROUP / name for name in ("memory.max", "memory.current", "memory.stat"))
     if kinds.is_file() and limit.is_file() and limit.read_text().strip().isdecimal():
         of = dict(line.split() for line in kinds.read_text().splitlines())
-        taken = int(used.read_text()) - int(of.get("inactive_file", 0))  # files that were read can go
+        taken = int(used.read_text()) - int(of.get("inactive_file", 0))  # cached files can be dropped
         limits.append(max(0, int(limit.read_text()) - taken))
     return min(limits)

@@ -1,5 +1,4 @@
-"""Tasks of lm-evaluation-harness on a result and its source: the same documents, so that their scores can be paired.
-
+"""Run tasks of lm-evaluation-harness on a result and its source: on the same documents, so that scores can be paired.
 Needs the extra `lm-eval`. The harness loads both models with plain transformers.
 """
 
@@ -20,15 +19,15 @@ from leansurgeon.progress import Say
 from leansurgeon.reading import files
 from leansurgeon.tasks.text import vocab
 
-LIMIT = 2**20  # bytes of a task's file
-KEPT = "lm-eval "  # before a task's name, where it stands among other data
+LIMIT = 2**20  # maximum bytes of a task's file
+KEPT = "lm-eval "  # prefix of a task's name among other data
 
-Scores = dict[str, dict[int, tuple[float, float]]]  # of each metric: document -> sum and weight
+Scores = dict[str, dict[int, tuple[float, float]]]  # metric -> document -> sum and weight
 
 
 def split_task_names(tasks: str) -> tuple[list[str], list[str]]:
-    """`arc_easy,my_task.yaml` as names of tasks, and the folders in which tasks of one's own lie. Raises `UsageError`
-    for a file that is not there or names no task.
+    """Parse `arc_easy,my_task.yaml` into names of tasks, and the folders of the user's own tasks. Raises `UsageError`
+    for a file that does not exist or names no task.
     """
     names, folders = [], []
     for word in filter(None, (word.strip() for word in tasks.split(","))):
@@ -46,10 +45,9 @@ def split_task_names(tasks: str) -> tuple[list[str], list[str]]:
 
 
 def judge_tasks(tasks: str, source: Path, result: Path, *, limit: int | None, say: Say) -> dict[str, Comparison]:
-    """Every metric of every task for the models in both folders, with the interval of the difference, by task.
-
-    `limit` takes the first so many documents of each. Raises `UsageError` where the harness is not installed, does not
-    know a task or cannot have its data.
+    """Compare both models by every metric of every task, with the interval of the difference. `limit` takes only the
+    first documents of each task. Raises `UsageError` if the harness is not installed, does not know a task or cannot
+    get its data.
     """
     try:
         from lm_eval import simple_evaluate
@@ -73,7 +71,7 @@ def judge_tasks(tasks: str, source: Path, result: Path, *, limit: int | None, sa
             arguments["trust_remote_code"] = True
         if vocab.beginning(vocab.own(folder)):
             arguments["add_bos_token"] = True
-        with redirect_stdout(sys.stderr):  # results go to stdout, and these are none yet
+        with redirect_stdout(sys.stderr):  # stdout is for results, and these are not final
             done = simple_evaluate(
                 "hf",
                 model_args=arguments,
@@ -90,8 +88,8 @@ def judge_tasks(tasks: str, source: Path, result: Path, *, limit: int | None, sa
 
 
 def scores(samples: Sequence[Mapping[str, Any]]) -> Scores:
-    """Sum and weight of every metric of every document. A metric that the harness weighs (perplexity) gives a pair of
-    log-likelihood and words or bytes; it becomes a loss in nats.
+    """Return the sum and weight of every metric of every document. A weighted metric of the harness (perplexity) is a
+    pair of log-likelihood and words or bytes; it becomes a loss in nats.
     """
     by_metric = {}
     for sample in samples:
@@ -105,7 +103,7 @@ def scores(samples: Sequence[Mapping[str, Any]]) -> Scores:
 
 
 def compare_metrics(before: Scores, after: Scores) -> Comparison:
-    """Each metric of both, with the interval of the difference over documents."""
+    """Compare each metric of both, with the interval of the difference over documents."""
     scores_of_both, documents = {}, 0
     for name, old in before.items():
         both = [(old[i], after[name][i]) for i in sorted(old) if i in after.get(name, {})]

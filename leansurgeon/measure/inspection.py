@@ -1,8 +1,8 @@
-"""What a model's files say of it without running it: shape, parameters, what its library does with head_dim, where it
-comes from, and known traps. Of torch only what it takes to ask the library which weights a head needs.
+"""Inspect a model by its files, without running it: shape, parameters, how its library treats head_dim, where it comes
+from, and known traps. Uses torch only to ask the library which weights a head needs.
 
-The trap above all: where a library derives head_dim from width // heads, an edit of the number of heads leaves every
-tensor its shape. The checkpoint loads strictly, without a warning, and computes another function.
+The main trap: if a library derives head_dim from width // heads, editing the number of heads leaves every tensor's
+shape unchanged. The checkpoint loads strictly, without a warning, and computes another function.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LABELS = {number: words for number, words in NUMBERS.items() if number != "inner
 
 @dataclass(frozen=True)
 class Finding:
-    """`contradiction`: the files disagree with each other. `trap`: nothing is wrong that can be seen, but beware."""
+    """`contradiction`: the files disagree with each other. `trap`: nothing is visibly wrong, but beware."""
 
     level: str
     says: str
@@ -33,14 +33,14 @@ class Finding:
 @dataclass(frozen=True)
 class Inspection:
     source: Source
-    heads: str  # what the library does with head_dim
+    heads: str  # how the library treats head_dim
     findings: tuple[Finding, ...]
     record: SurgeryRecord | None  # surgery.json
 
     def as_dict(self) -> JsonObject:
-        """All that was found, as JSON holds it."""
+        """Return the findings for JSON."""
         source, arch = self.source, self.source.architecture
-        # Who can load heads that keep their size while their number changes.
+        # Who can load a changed number of heads at the same head_dim.
         keep = "library" if arch.stores_head_dim else "leansurgeon" if arch.decoupled else "nobody"
         return {
             "name": source.name,
@@ -58,7 +58,7 @@ class Inspection:
 
 
 def inspect(source: Source) -> Inspection:
-    """Everything that can be said of an opened source."""
+    """Collect everything that can be said about an opened source."""
     record, trouble = source.record, source.record_trouble
     if record is not None and record.plan.after is None:
         record, trouble = None, "it holds no plan"
@@ -71,7 +71,7 @@ def inspect(source: Source) -> Inspection:
 
 
 def head_policy(arch: Architecture) -> str:
-    """What the library does with head_dim when heads change, in a sentence."""
+    """Describe in a sentence what the library does with head_dim when the number of heads changes."""
     who = "our modelling file" if arch.library == "leansurgeon" else arch.library
     if arch.stores_head_dim:
         limit = ", if the number of heads divides the width" if arch.heads_divide_width else ""
@@ -83,7 +83,7 @@ def head_policy(arch: Architecture) -> str:
 
 
 def contradiction(shape: Shape, record: SurgeryRecord | None) -> str:
-    """Where config.json says another shape than surgery left; empty where it does not."""
+    """Describe where config.json states another shape than surgery left; empty if it does not."""
     left = record.plan.after if record else None
     if left is None:
         return ""
@@ -106,7 +106,7 @@ def contradiction(shape: Shape, record: SurgeryRecord | None) -> str:
 
 
 def describe_ignored_head_dim(source: Source) -> str:
-    """A head_dim in the config of a family whose library does not use it; empty where there is none."""
+    """Describe a head_dim in the config that the family's library ignores; empty if there is none."""
     arch, stage = source.architecture, source.shape.stages[0]
     asked = source.flat_config.get("head_dim")
     if arch.stores_head_dim or asked is None or asked == stage.head_dim:
@@ -118,7 +118,7 @@ def describe_ignored_head_dim(source: Source) -> str:
 
 
 def describe_hidden_edits(source: Source, *, recorded: bool) -> str:
-    """Which keys somebody could have changed without any tensor showing it; empty where there are none."""
+    """Describe which keys could have been edited without any tensor's shape showing it; empty if there are none."""
     arch, shape = source.architecture, source.shape
     split = Shape(tuple(other_heads(stage) for stage in shape.stages))
     sizes = [[spec.shape for spec in arch.tensors(source.config, s)] for s in (shape, split)]
@@ -137,7 +137,7 @@ def describe_hidden_edits(source: Source, *, recorded: bool) -> str:
 
 
 def other_heads(stage: Stage) -> Stage:
-    """More and smaller heads (or fewer and larger) of the same inner width."""
+    """Return more and smaller heads (or one large head) of the same inner width."""
     by = next((by for by in range(2, stage.head_dim + 1) if stage.head_dim % by == 0), 0)
     if by:
         return replace(stage, heads=stage.heads * by, kv_heads=stage.kv_heads * by, head_dim=stage.head_dim // by)
@@ -145,7 +145,7 @@ def other_heads(stage: Stage) -> Stage:
 
 
 def explain(source: str, error: UnsupportedModel) -> UnsupportedModel:
-    """The same error, with surgery.json called as a witness where a folder's config and weights disagree."""
+    """Return the same error, with evidence from surgery.json if a folder's config and weights disagree."""
     folder = in_home(source)
     folder = folder if (folder / "config.json").exists() else folder / "model"
     record = read_if_whole(folder)

@@ -1,11 +1,11 @@
-"""Crammed BERT: the encoder of "Cramming: Training a Language Model on a Single GPU in One Day" (arXiv 2212.14034),
-with a free head_dim.
+"""Crammed BERT with a free head_dim.
 
-This file stands alone: it travels inside checkpoints and needs nothing but torch and transformers.
+This is the encoder of "Cramming: Training a Language Model on a Single GPU in One Day" (arXiv 2212.14034). The file
+stands alone: it travels inside checkpoints and needs only torch and transformers.
 
-What differs from BERT: pre-norm, no bias in any linear layer of a block, a GELU-gated feed-forward part, sinusoidal
-positions with one learned scale, a norm behind the embeddings and one behind the last block, and a decoder that is the
-transposed embedding without a bias. Figures were read from the code of github.com/JonasGeiping/cramming
+Differences from BERT: pre-norm, no bias in any linear layer of a block, a GELU-gated feed-forward part, sinusoidal
+positions with one learned scale, a norm after the embeddings and one after the last block, and a decoder that is the
+transposed embedding without a bias. Figures come from the code of github.com/JonasGeiping/cramming
 (`arch=crammed-bert`); its `intermed_size` 3072 counts both halves of the gated unit, our `intermediate_size` 1536
 counts one, as Llama does.
 
@@ -24,7 +24,7 @@ from transformers.modeling_outputs import BaseModelOutput, MaskedLMOutput, Seque
 
 
 class CrammedBertConfig(PreTrainedConfig):
-    """`head_dim` None means hidden_size // num_attention_heads."""
+    """`head_dim=None` means hidden_size // num_attention_heads."""
 
     model_type = "crammed_bert"
 
@@ -46,22 +46,21 @@ class CrammedBertConfig(PreTrainedConfig):
 
 
 def sinusoids(positions: int, width: int) -> torch.Tensor:
-    """Sine at even and cosine at odd columns, `(positions, width)`, as in "Attention Is All You Need", section 3.5."""
+    """Return sines in even and cosines in odd columns, `(positions, width)` ("Attention Is All You Need", sec. 3.5)."""
     angle = torch.arange(positions, dtype=torch.float32)[:, None]
     angle = angle * torch.exp(torch.arange(0, width, 2, dtype=torch.float32) * (-math.log(10000.0) / width))
     return torch.stack((angle.sin(), angle.cos()), dim=-1).flatten(1)[:, :width]
 
 
 class CrammedBertEmbeddings(nn.Module):
-    """Tokens + scale * sinusoids, normed. `(B, T)` -> `(B, T, D)`."""
+    """Normed sum of token embeddings and scaled sinusoids: `(B, T)` -> `(B, T, D)`."""
 
     def __init__(self, config):
         super().__init__()
         width = config.hidden_size
         self.word_embeddings = nn.Embedding(config.vocab_size, width, padding_idx=config.pad_token_id)
         self.position_scale = nn.Parameter(torch.full((1,), width**-0.5))
-        # Not in the file: a pure function of the config. `_init_weights` fills it again, since from_pretrained builds
-        # on the meta device.
+        # Computed from the config, so not saved. `_init_weights` fills it again, since from_pretrained builds on meta.
         self.register_buffer("table", sinusoids(config.max_position_embeddings, width), persistent=False)
         self.norm = nn.LayerNorm(width, eps=config.layer_norm_eps)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
@@ -148,8 +147,9 @@ class CrammedBertModel(CrammedBertPreTrainedModel):
         self.post_init()
 
     def forward(self, input_ids, attention_mask=None, output_hidden_states=False, **kwargs):
-        """`attention_mask` `(B, T)` with 1 = real token. Segment ids of a BERT tokenizer are accepted and have no
-        meaning here.
+        """`attention_mask` is `(B, T)` with 1 for real tokens.
+
+        Segment ids of a BERT tokenizer are accepted and ignored.
         """
         mask_B11T = None if attention_mask is None else attention_mask[:, None, None, :].bool()
         x_BTD = self.embeddings(input_ids)
@@ -178,7 +178,7 @@ class CrammedBertForMaskedLM(CrammedBertPreTrainedModel):
         self.decoder = value
 
     def forward(self, input_ids, attention_mask=None, labels=None, output_hidden_states=False, **kwargs):
-        """`labels` `(B, T)` with -100 where nothing is to be predicted. Logits `(B, T, vocab)`."""
+        """`labels` are `(B, T)` with -100 where nothing is predicted. Logits are `(B, T, vocab)`."""
         out = self.encoder(input_ids, attention_mask, output_hidden_states)
         logits = self.decoder(out.last_hidden_state)
         loss = None if labels is None else self.loss_function(logits, labels, vocab_size=self.config.vocab_size)
@@ -186,9 +186,7 @@ class CrammedBertForMaskedLM(CrammedBertPreTrainedModel):
 
 
 class CrammedBertForSequenceClassification(CrammedBertPreTrainedModel):
-    """First token -> Linear(D, classifier_hidden_size) -> tanh -> dropout -> Linear(labels): the head of the GLUE runs
-    upstream.
-    """
+    """First token, Linear(D, classifier_hidden_size), tanh, dropout, Linear(labels): the head of upstream's GLUE."""
 
     def __init__(self, config):
         super().__init__(config)

@@ -1,7 +1,7 @@
-"""The transformer of generalised D-retrieval: tokens are encoded one by one, a class token reads them through
-attention, and a small network makes a number of it. No normalisation.
+"""The transformer of generalised D-retrieval, without normalisation.
 
-This file stands alone: it travels inside checkpoints and needs nothing but torch and transformers.
+Tokens are encoded one by one, a class token reads them through attention, and a small network maps it to a number. The
+file stands alone: it travels inside checkpoints and needs only torch and transformers.
 
 One layer is the model class of the theory (encoder P, attention of h heads read at c_0, network F): y = F(c_0 + W_O
 concat_i sum_t softmax(q_i k_it) v_it). The class token is a query and never a key. With more layers the tokens are
@@ -22,7 +22,7 @@ from transformers.modeling_outputs import SequenceClassifierOutput
 
 
 class DRetrievalConfig(PreTrainedConfig):
-    """`head_dim` None means hidden_size // num_attention_heads; `encoder_size` is the width of the encoder's middle."""
+    """`head_dim=None` means hidden_size // num_attention_heads; `encoder_size` is the encoder's hidden width."""
 
     model_type = "d_retrieval"
 
@@ -85,8 +85,9 @@ class DRetrievalPreTrainedModel(PreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module):
-        """Linear layers as torch starts them, U(-1/sqrt(fan_in), 1/sqrt(fan_in)): a normal of 0.02 leaves a model of
-        this width, without norms, asleep. The class token starts at 0.
+        """Initialise linear layers as torch does, U(-1/sqrt(fan_in), 1/sqrt(fan_in)), and the class token with 0.
+
+        Without norms, a normal distribution of 0.02 leaves a model of this width nearly inactive.
         """
         if isinstance(module, nn.Linear):
             bound = 1 / math.sqrt(module.in_features)
@@ -107,7 +108,7 @@ class DRetrievalModel(DRetrievalPreTrainedModel):
         self.post_init()
 
     def forward(self, input_values, **kwargs):
-        """`(B, T, d)` -> the class token after the last layer, `(B, D)`."""
+        """Map `(B, T, d)` to the class token after the last layer, `(B, D)`."""
         x_BTD = self.encoder_down(F.gelu(self.encoder_up(input_values)))
         c_B1D = self.class_token.expand(len(x_BTD), 1, -1)
         for layer in self.layers[:-1]:
@@ -126,7 +127,7 @@ class DRetrievalForSequenceClassification(DRetrievalPreTrainedModel):
         self.post_init()
 
     def forward(self, input_values, labels=None, **kwargs):
-        """`(B, T, input_size)` -> logits `(B, num_labels)`; the loss is the mean squared error."""
+        """Map `(B, T, input_size)` to logits `(B, num_labels)`; the loss is the mean squared error."""
         logits = self.readout(self.model(input_values))
         loss = None if labels is None else F.mse_loss(logits.squeeze(-1), labels.to(logits.dtype))
         return SequenceClassifierOutput(loss=loss, logits=logits)

@@ -1,19 +1,18 @@
-"""Any transformer of the library that derives head_dim from width // heads, with a head_dim and heads of its own.
+"""Any transformer of the library that derives head_dim from width // heads, with a free head_dim and number of heads.
 
-This file stands alone: it travels inside checkpoints and needs nothing but torch and transformers.
+This file stands alone: it travels inside checkpoints and needs only torch and transformers.
 
 The library's own class is built with the heads that its width allows, and then every attention is widened: projections
-get the rows and columns of the heads that the config names, and the numbers that the attention keeps for itself are set
-anew. Which modules and numbers these are stands in the config under `decoupled`, as it was found and proven for the
-class:
+get the rows and columns of the heads that the config names, and the numbers that the attention stores are updated.
+`decoupled` in the config lists these modules and numbers, as found and proven for the class:
 
     {"model_type": "gptj", "class": "GPTJForCausalLM", "native": {"n_head": 16},
      "stages": [{"blocks": "h", "heads": "n_head", "kv_heads": null, "head_dim": "lean_head_dim",
                  "numbers": {"attn.num_attention_heads": "heads"},
                  "projections": {"attn.q_proj": "q", "attn.k_proj": "kv", "attn.v_proj": "kv", "attn.out_proj": "o"}}]}
 
-Of a model of several towers `section` names the part of the config that these numbers stand in. Tensor names and
-forward pass are the library's.
+For a model of several towers, `section` names the part of the config that holds these numbers. Tensor names and forward
+pass are the library's.
 """
 
 import transformers
@@ -25,7 +24,7 @@ MODEL_TYPE = "leansurgeon_decoupled"
 
 
 class LeanConfig(PretrainedConfig):
-    """Reads a config of any type that holds `decoupled`; what it gives is a config of that type."""
+    """Reads a config of any model_type that holds `decoupled`; the result is a config of that type."""
 
     model_type = MODEL_TYPE
 
@@ -44,7 +43,7 @@ class LeanConfig(PretrainedConfig):
 
 
 def config_of(base):
-    """The library's config class, writing the heads that the model has and the type of this file."""
+    """Return the library's config class, extended to write the actual heads and the model_type of this file."""
 
     class Config(base):
         def to_dict(self):
@@ -66,18 +65,18 @@ def config_of(base):
 
 
 class Numbers:
-    """Heads and their sizes of one stage."""
+    """Heads of one stage and their sizes."""
 
     def __init__(self, stage, asked, head_dim):
         self.heads = asked[stage["heads"]]
-        shared = stage["kv_heads"] or ""  # "=1": one key/value head for all, which no key of the config says
+        shared = stage["kv_heads"] or ""  # "=1": one key/value head for all, which no config key stores
         self.kv_heads = int(shared[1:]) if shared.startswith("=") else asked[shared] if shared else self.heads
         self.head_dim = head_dim
         self.groups = self.heads // self.kv_heads
         self.inner, self.kv_inner = self.heads * self.head_dim, self.kv_heads * self.head_dim
 
     def size(self, word):
-        """Rows of a projection that is made of heads in this way."""
+        """Return the rows of a projection that consists of heads in this way."""
         sizes = {"q": self.inner, "kv": self.kv_inner, "heads*qkv": 3 * self.inner, "kv+kv": 2 * self.kv_inner}
         return (sizes | {"q+kv+kv": self.inner + 2 * self.kv_inner})[word]
 
@@ -93,7 +92,7 @@ def widen(model, config):
 
 
 def widen_block(block, stage, now, replace):
-    """Give the attentions of a block these heads; `replace` puts a projection of another size in its place."""
+    """Give the attentions of a block these heads; `replace` puts in a projection of another size."""
     for path, kind in stage["numbers"].items():
         owner, _, name = path.rpartition(".")
         if has(block, owner):
@@ -120,10 +119,10 @@ def has(module, path):
 
 
 def replace(model, block, path, word, now):
-    """A projection of another size in place of the one at `path`."""
+    """Replace the projection at `path` by one of another size."""
     owner, _, name = path.rpartition(".")
     old = block.get_submodule(path)
-    turned = type(old).__name__ == "Conv1D"  # holds its inputs first
+    turned = type(old).__name__ == "Conv1D"  # stores the input axis first
     inputs, outputs = old.weight.shape if turned else old.weight.shape[::-1]
     inputs, outputs = (now.inner, outputs) if word == "o" else (inputs, now.size(word))
     like = {"device": old.weight.device, "dtype": old.weight.dtype}
@@ -132,14 +131,14 @@ def replace(model, block, path, word, now):
     else:
         new = nn.Linear(inputs, outputs, bias=old.bias is not None, **like)
         if type(old) is not nn.Linear:
-            new.__class__ = type(old)  # a Linear with a forward pass of the library's own
+            new.__class__ = type(old)  # a Linear with the library's own forward pass
     setattr(block.get_submodule(owner), name, new)
     if not new.weight.is_meta:
         model._init_weights(new)
 
 
 class Lean:
-    """What `from_pretrained` is called on; models are of the library's class, widened."""
+    """The class to call `from_pretrained` on; it makes models of the library's class with widened attention."""
 
     config_class = LeanConfig
     mapping = ""
@@ -163,7 +162,7 @@ class Lean:
 
     @classmethod
     def made(cls, config):
-        """The library's class for this kind of head, its attention widened."""
+        """Return the library's class for this kind of head, with its attention widened."""
         spec = config.decoupled
         names = getattr(auto, cls.mapping)
         found = names.get(spec["model_type"])
@@ -172,11 +171,11 @@ class Lean:
         base = getattr(transformers, name)
 
         def __init__(self, config, *args, **kwargs):
-            config.lean_class = cls.__name__  # what files say of it
+            config.lean_class = cls.__name__  # written to files as the class name
             base.__init__(self, config, *args, **kwargs)
             widen(self, config)
 
-        # Names in files are translated as ever, which transformers decides by the name of the class.
+        # transformers decides by the class name whether it converts tensor names in files; keep that conversion.
         own = {"__init__": __init__, "config_class": type(config), "is_custom_code": classmethod(lambda cls: False)}
         return type(base.__name__, (base,), own)
 

@@ -1,11 +1,11 @@
-"""BART and mBART with a free head_dim in each stack: transformers' own models, their attention rebuilt with
-heads * head_dim columns.
+"""BART and mBART with a free head_dim in each stack.
 
-This file stands alone: it travels inside checkpoints and needs nothing but torch and transformers.
+These are transformers' own models with attentions of heads * head_dim columns. The file stands alone: it travels inside
+checkpoints and needs only torch and transformers.
 
-Tensor names are the library's; a head_dim of None (d_model // heads) gives the library's model itself. transformers
-derives head_dim from the width and silently ignores one in the config, so heads * head_dim could not differ from the
-width, nor heads fail to divide it. Both attentions of a decoder layer have the decoder's heads.
+Tensor names are the library's; without a head_dim (d_model // heads) the model is the library's. transformers derives
+head_dim from the width and silently ignores one in the config, so heads * head_dim could not differ from the width, and
+heads would have to divide it. Both attentions of a decoder layer have the decoder's heads.
 """
 
 import copy
@@ -30,7 +30,7 @@ from transformers.models.mbart.modeling_mbart import (
 
 
 class LeanBartConfig(BartConfig):
-    """A head_dim of None means d_model // heads."""
+    """`encoder_head_dim=None` and `decoder_head_dim=None` mean d_model // heads."""
 
     model_type = "leansurgeon_bart"
 
@@ -39,7 +39,7 @@ class LeanBartConfig(BartConfig):
 
 
 class LeanMBartConfig(MBartConfig):
-    """A head_dim of None means d_model // heads."""
+    """`encoder_head_dim=None` and `decoder_head_dim=None` mean d_model // heads."""
 
     model_type = "leansurgeon_mbart"
 
@@ -48,7 +48,7 @@ class LeanMBartConfig(MBartConfig):
 
 
 def rebuild(attention, config, heads, head_dim):
-    """`(batch, tokens, d_model)` -> `(batch, tokens, heads * head_dim)` -> back; the forward pass is the library's."""
+    """Replace the projections: d_model -> heads * head_dim -> d_model. The forward pass is the library's."""
     attention.num_heads = heads
     attention.head_dim = head_dim or config.d_model // heads
     attention.scaling = attention.head_dim**-0.5
@@ -59,12 +59,12 @@ def rebuild(attention, config, heads, head_dim):
 
 
 class Free:
-    """Put before a class of the library."""
+    """Mixin placed before a class of the library."""
 
     def __init__(self, config):
         config = copy.copy(config)
         encoder, decoder = config.encoder_attention_heads, config.decoder_attention_heads
-        # One head divides every width: so the library's constructors take it.
+        # One head divides every width, so the library's constructors accept it.
         config.encoder_attention_heads = config.decoder_attention_heads = 1
         super().__init__(config)
         config.encoder_attention_heads, config.decoder_attention_heads = encoder, decoder

@@ -1,13 +1,13 @@
-"""BERT and RoBERTa with a free head_dim: transformers' own, their attention rebuilt with heads * head_dim columns.
+"""BERT and RoBERTa with a free head_dim: transformers' own models with attentions of heads * head_dim columns.
 
-This file stands alone: it travels inside checkpoints and needs nothing but torch and transformers.
+This file stands alone: it travels inside checkpoints and needs only torch and transformers.
 
-Tensor names are the library's; `head_dim` None (hidden_size // num_attention_heads) gives the library's model itself.
+Tensor names are the library's; with `head_dim=None` (hidden_size // num_attention_heads) the model is the library's.
 transformers derives head_dim from the width and silently ignores one in the config, so heads * head_dim could not
-differ from the width, nor heads fail to divide it.
+differ from the width, and heads would have to divide it.
 
-The library has the two families as twins. XLM-RoBERTa and CamemBERT have RoBERTa's tensors under the same names and
-become that family when they are cut.
+In the library the two families are twins. XLM-RoBERTa and CamemBERT have RoBERTa's tensors under the same names and
+become RoBERTa when they are cut.
 """
 
 import copy
@@ -29,7 +29,7 @@ from transformers.models.roberta.modeling_roberta import (
 
 
 class LeanBertConfig(BertConfig):
-    """`head_dim` None means hidden_size // num_attention_heads."""
+    """`head_dim=None` means hidden_size // num_attention_heads."""
 
     model_type = "leansurgeon_bert"
 
@@ -37,7 +37,7 @@ class LeanBertConfig(BertConfig):
 
 
 class LeanRobertaConfig(RobertaConfig):
-    """`head_dim` None means hidden_size // num_attention_heads."""
+    """`head_dim=None` means hidden_size // num_attention_heads."""
 
     model_type = "leansurgeon_roberta"
 
@@ -45,7 +45,7 @@ class LeanRobertaConfig(RobertaConfig):
 
 
 def rebuild(attention, config):
-    """`(batch, tokens, width)` -> `(batch, tokens, heads * head_dim)` -> back; the forward pass is the library's."""
+    """Replace the projections: width -> heads * head_dim -> width. The forward pass is the library's."""
     inside, width = attention.self, config.hidden_size
     inside.num_attention_heads = config.num_attention_heads
     inside.attention_head_size = config.head_dim or width // config.num_attention_heads
@@ -57,13 +57,13 @@ def rebuild(attention, config):
 
 
 class Free:
-    """Put before a class of the library."""
+    """Mixin placed before a class of the library."""
 
     def __init__(self, config, *args, **kwargs):
         if config.is_decoder or config.add_cross_attention:
             raise ValueError("This model is an encoder: is_decoder and add_cross_attention must be false.")
         config, heads = copy.copy(config), config.num_attention_heads
-        config.num_attention_heads = 1  # divides every width: so the library's constructors take it
+        config.num_attention_heads = 1  # divides every width, so the library's constructors accept it
         super().__init__(config, *args, **kwargs)
         config.num_attention_heads = heads
         for layer in self.base_model.encoder.layer:

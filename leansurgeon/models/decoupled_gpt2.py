@@ -1,9 +1,9 @@
-"""GPT-2 with a free head_dim: transformers' own GPT-2, its attention rebuilt with heads * head_dim columns.
+"""GPT-2 with a free head_dim: transformers' own GPT-2 with attentions of heads * head_dim columns.
 
-This file stands alone: it travels inside checkpoints and needs nothing but torch and transformers.
+This file stands alone: it travels inside checkpoints and needs only torch and transformers.
 
-Tensor names and layout are GPT-2's (fused qkv, weights transposed); `head_dim` None (n_embd // n_head) gives GPT-2
-itself.
+Tensor names and layout are GPT-2's (fused qkv, transposed weights); with `head_dim=None` (n_embd // n_head) the model
+is GPT-2 itself.
 """
 
 import copy
@@ -18,7 +18,7 @@ from transformers.pytorch_utils import Conv1D
 
 
 class LeanGPT2Config(GPT2Config):
-    """`head_dim` None means n_embd // n_head."""
+    """`head_dim=None` means n_embd // n_head."""
 
     model_type = "leansurgeon_gpt2"
 
@@ -26,7 +26,10 @@ class LeanGPT2Config(GPT2Config):
 
 
 def rebuild(block, config):
-    """Projections `width -> 3 * heads * head_dim -> width`; the forward pass, with its cache, is the library's."""
+    """Replace the projections: width -> 3 * heads * head_dim, and back.
+
+    The forward pass, with its cache, is the library's.
+    """
     attention, width = block.attn, config.hidden_size
     attention.num_heads = config.num_attention_heads
     attention.head_dim = config.head_dim or width // config.num_attention_heads
@@ -36,17 +39,17 @@ def rebuild(block, config):
         attention.scaling /= attention.layer_idx + 1
     attention.c_attn = Conv1D(3 * attention.split_size, width)
     attention.c_proj = Conv1D(width, attention.split_size)
-    attention._is_hf_initialized = False  # GPT-2 starts what enters the residual stream smaller: it does so again
+    attention._is_hf_initialized = False  # lets GPT-2 apply its smaller initialisation of residual projections again
 
 
 class Free:
-    """Put before a class of the library."""
+    """Mixin placed before a class of the library."""
 
     def __init__(self, config):
         if config.add_cross_attention:
             raise ValueError("Decoupled GPT-2 has no cross-attention: add_cross_attention must be false.")
         config, heads = copy.copy(config), config.num_attention_heads
-        config.num_attention_heads = 1  # divides every width: so the library's constructors take it
+        config.num_attention_heads = 1  # divides every width, so the library's constructors accept it
         super().__init__(config)
         config.num_attention_heads = heads
         for block in self.base_model.h:
@@ -55,7 +58,7 @@ class Free:
 
     @classmethod
     def is_custom_code(cls):
-        """Of classes that are not its own the library skips modules without own parameters, as attentions are."""
+        """Return False: for custom code the library skips modules without own parameters, such as attentions."""
         return False
 
 

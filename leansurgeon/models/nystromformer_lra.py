@@ -1,19 +1,18 @@
-"""The small classifier of the Long Range Arena rows (paper, Table 3): Nystromformer or softmax attention, with a free
-head_dim.
+"""The small Long Range Arena classifier (paper, Table 3): Nystromformer or softmax attention with a free head_dim.
 
-This file stands alone: it travels inside checkpoints and needs nothing but torch and transformers.
+This file stands alone: it travels inside checkpoints and needs only torch and transformers.
 
-Figures and formulas were read from github.com/mlpen/Nystromformer (`LRA/code`) and "Nystromformer" (arXiv 2102.03902,
-section 3). That code pads every sequence to the length of its position table; here the same numbers come out without
-the padding:
+Figures and formulas come from github.com/mlpen/Nystromformer (`LRA/code`) and "Nystromformer" (arXiv 2102.03902,
+section 3). That code pads every sequence to the length of its position table; here the same numbers result without
+padding:
 
 * a landmark is the mean of `max_position_embeddings / num_landmarks` consecutive positions, and positions without a
   token count as zeros;
 * `pooling="padded_mean"` divides the sum over real tokens by `max_position_embeddings` (`"mean"` divides by their
   number instead).
 
-So a sequence gives the same logits whatever it is padded to. One difference is on purpose: the start of the iterative
-pseudo-inverse is scaled per sequence and head, where upstream takes one maximum over the whole batch, which lets the
+So a sequence gives the same logits however it is padded. One difference is deliberate: the start of the iterative
+pseudo-inverse is scaled per sequence and head, whereas upstream takes one maximum over the whole batch, so that the
 other sequences of a batch change a result.
 
 Shape letters: B batch, T tokens, D hidden_size, H heads, d head_dim, L landmarks.
@@ -31,8 +30,9 @@ from transformers.modeling_outputs import BaseModelOutput, SequenceClassifierOut
 
 
 class NystromformerLraConfig(PreTrainedConfig):
-    """`head_dim` None means hidden_size // num_attention_heads. `attention` is "nystrom" or "softmax";
-    `conv_kernel_size` None = no convolution.
+    """`head_dim=None` means hidden_size // num_attention_heads; `conv_kernel_size=None` means no convolution.
+
+    `attention` is "nystrom" or "softmax".
     """
 
     model_type = "nystromformer_lra"
@@ -59,11 +59,12 @@ class NystromformerLraConfig(PreTrainedConfig):
 
 
 def iterative_pinv(matrix: torch.Tensor, iterations: int = 6) -> torch.Tensor:
-    """Pseudo-inverse of row-stochastic matrices `(..., L, L)` by the third-order iteration of Razavi et al. (paper
-    2102.03902, eq. 15).
+    """Approximate the pseudo-inverse of row-stochastic matrices `(..., L, L)`.
+
+    Uses the third-order iteration of Razavi et al. (arXiv 2102.03902, eq. 15).
     """
     identity = torch.eye(matrix.shape[-1], device=matrix.device, dtype=matrix.dtype)
-    # Rows sum to one, so the largest column sum alone bounds the spectral norm and the iteration converges.
+    # Rows sum to one, so the largest column sum bounds the spectral norm and the iteration converges.
     inverse = matrix.mT / matrix.sum(dim=-2).amax(dim=-1)[..., None, None]
     for _ in range(iterations):
         product = matrix @ inverse
@@ -72,7 +73,7 @@ def iterative_pinv(matrix: torch.Tensor, iterations: int = 6) -> torch.Tensor:
 
 
 def landmarks(x_BHTd: torch.Tensor, segment: int, count: int) -> torch.Tensor:
-    """Means of consecutive segments, `(B, H, count, d)`; segments beyond the last token are zero."""
+    """Return the means of consecutive segments, `(B, H, count, d)`; segments after the last token are zero."""
     tokens = x_BHTd.shape[2]
     x_BHTd = F.pad(x_BHTd, (0, 0, 0, -tokens % segment))
     means = x_BHTd.unflatten(2, (-1, segment)).mean(dim=3)
@@ -80,8 +81,9 @@ def landmarks(x_BHTd: torch.Tensor, segment: int, count: int) -> torch.Tensor:
 
 
 def nystrom_attention(q, k, v, mask_BT, segment: int, count: int, iterations: int) -> torch.Tensor:
-    """softmax(q k~') pinv(softmax(q~ k~')) softmax(q~ k') v with landmarks q~, k~. All `(B, H, T, d)`; `mask_BT` 1 =
-    real token.
+    """Compute softmax(q k~') pinv(softmax(q~ k~')) softmax(q~ k') v with landmarks q~, k~.
+
+    q, k, v and the result are `(B, H, T, d)`; `mask_BT` is 1 for real tokens.
     """
     scale = q.shape[-1] ** -0.25
     if mask_BT is not None:
@@ -117,7 +119,7 @@ class NystromformerLraAttention(nn.Module):
         self.iterations = config.pinv_iterations
         self.count = config.num_landmarks
         self.segment = -(-config.max_position_embeddings // self.count)
-        # As many landmarks as positions: the approximation is the thing itself.
+        # With as many landmarks as positions the approximation is exact.
         self.nystrom = config.attention == "nystrom" and self.count < config.max_position_embeddings
 
     def forward(self, x_BTD, mask_BT=None):
@@ -126,7 +128,7 @@ class NystromformerLraAttention(nn.Module):
             for layer in (self.query, self.key, self.value)
         )
         if self.nystrom:
-            # The pseudo-inverse does not survive half precision; upstream leaves autocast here, too.
+            # The pseudo-inverse needs full precision; upstream disables autocast here as well.
             with torch.autocast(device_type=x_BTD.device.type, enabled=False):
                 parts = (q.float(), k.float(), v.float())
                 y_BHTd = nystrom_attention(*parts, mask_BT, self.segment, self.count, self.iterations).to(v.dtype)
@@ -173,9 +175,7 @@ class NystromformerLraPreTrainedModel(PreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module):
-        """Embeddings N(0, initializer_range); linear layers and convolution U(-1/sqrt(fan_in), 1/sqrt(fan_in)), torch's
-        own, as upstream.
-        """
+        """Initialise as upstream: embeddings N(0, initializer_range), the rest U(+-1/sqrt(fan_in)), torch's own."""
         if isinstance(module, nn.Linear | nn.Conv2d):
             bound = 1 / math.sqrt(module.weight[0].numel())
             init.uniform_(module.weight, -bound, bound)
@@ -217,8 +217,9 @@ class NystromformerLraModel(NystromformerLraPreTrainedModel):
 
 
 class NystromformerLraForSequenceClassification(NystromformerLraPreTrainedModel):
-    """Pooled tokens -> Linear -> ReLU -> Linear. With `dual_input` two texts a, b share the encoder and [a, b, a * b, a
-    - b] is classified.
+    """Pooled tokens -> Linear -> ReLU -> Linear.
+
+    With `dual_input` two texts a, b share the encoder, and [a, b, a * b, a - b] is classified.
     """
 
     def __init__(self, config):
@@ -248,7 +249,7 @@ class NystromformerLraForSequenceClassification(NystromformerLraPreTrainedModel)
         output_hidden_states=False,
         **kwargs,
     ):
-        """`(B, T)` ids and masks (1 = real token); the second pair belongs to `dual_input`. Logits `(B, labels)`."""
+        """Take `(B, T)` ids and masks (1 = real token), the second pair for `dual_input`. Logits are `(B, labels)`."""
         if self.config.dual_input != (input_ids_2 is not None):
             raise ValueError(f"dual_input is {self.config.dual_input}: input_ids_2 must be given exactly then.")
         out = self.encoder(input_ids, attention_mask, output_hidden_states)

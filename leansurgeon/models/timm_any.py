@@ -1,16 +1,16 @@
-"""Any transformer of timm whose blocks hold a plain attention, with a head_dim of its own: importing this module
-registers the entry point `leansurgeon_any` with timm.
+"""Any timm transformer whose blocks hold plain attention, with a free head_dim.
 
+Importing this module registers the entry point `leansurgeon_any` with timm.
 `timm.create_model("local-dir:FOLDER", pretrained=True)` then builds a folder whose config.json says `{"architecture":
 "leansurgeon_any", "model_args": {"lean": {...}, "num_heads": 24, "lean_head_dim": 64, ...}, ...}`. The model is timm's
-own, built with the heads that its width allows (`native`), and then every attention gets the heads that the arguments
-name. Which modules and numbers make it up stands in `lean`, as it was found and proven for the class:
+own, built with the heads that its width allows (`native`); then every attention gets the heads that the arguments name.
+`lean` lists the modules and numbers of the attentions, as found and proven for the class:
 
     {"base": "deit3_base_patch16_224", "native": {"num_heads": 12},
      "stages": [{"blocks": "blocks", "heads": "num_heads", "kv_heads": None, "head_dim": "lean_head_dim",
                  "numbers": {"attn.num_heads": "heads"}, "projections": {"attn.qkv": "q+kv+kv", "attn.proj": "o"}}]}
 
-Heads of a list are named by their place in it (`num_heads.2`). Tensor names and forward pass are timm's.
+Entries of a list of heads are named by index (`num_heads.2`). Tensor names and forward pass are timm's.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from leansurgeon.models.timm_eva import LeanEvaAttention
 from leansurgeon.models.timm_parts import IMAGENET, entry_point
 
 NAME = "leansurgeon_any"
-HEADS = ("num_heads", "heads")  # what timm's constructors call them
+HEADS = ("num_heads", "heads")  # names of the argument in timm's constructors
 
 
 def create(name: str, args: Mapping[str, Any]) -> nn.Module:
-    """A timm model by its entry point, one of ours too."""
+    """Create a timm model by its entry point, including ours."""
     if name.startswith("leansurgeon_") and not timm.is_model(name):
         importlib.import_module(f"leansurgeon.models.{name.replace('leansurgeon_', 'timm_')}")
     return timm.create_model(NAME if "lean" in args else name, **args)
 
 
 class LeanTimm:
-    """Builds a model of timm's and widens its attentions."""
+    """Builds a model of timm and widens its attentions."""
 
     def __new__(cls, *, lean: Mapping[str, Any], **kwargs: Any) -> nn.Module:
         check(lean)
@@ -59,8 +59,9 @@ class LeanTimm:
 
 
 def check(lean: Mapping[str, Any]) -> None:
-    """Raises `ValueError` where a config would have timm build something else than one of its models with other heads:
-    its arguments can name files that are unpickled.
+    """Raise `ValueError` if a config would build anything but one of timm's models with other heads.
+
+    timm's arguments can name files that are unpickled.
     """
     keys = [*lean["native"], *(stage["heads"] for stage in lean["stages"])]
     wrong = [key for key in keys if key.split(".")[0] not in HEADS]
@@ -70,12 +71,12 @@ def check(lean: Mapping[str, Any]) -> None:
 
 
 def as_lists(value: Any) -> Any:
-    """A copy of lists in lists."""
+    """Copy nested lists."""
     return [as_lists(v) for v in value] if isinstance(value, list | tuple) else value
 
 
 def exchange(args: Any, key: str, value: int) -> Any:
-    """Put a value in the place of an argument, or of an entry of it (`num_heads.2`), and give what stood there."""
+    """Set an argument, or an entry of it (`num_heads.2`), and return its old value."""
     *path, last = (int(part) if part.isdigit() else part for part in key.split("."))
     for place in path:
         args = args[place]
@@ -84,7 +85,7 @@ def exchange(args: Any, key: str, value: int) -> Any:
 
 
 def replace(block: nn.Module, path: str, word: str, now: Numbers) -> None:
-    """A projection of another size in place of the one at `path`, its weights drawn as timm draws them."""
+    """Replace the projection at `path` by one of another size, initialised as timm does."""
     owner, _, name = path.rpartition(".")
     old = block.get_submodule(path)
     inputs, outputs = (now.inner, old.out_features) if word == "o" else (old.in_features, now.size(word))

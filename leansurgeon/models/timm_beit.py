@@ -1,8 +1,8 @@
-"""timm's BEiT with a free head_dim: importing this module registers the entry point `leansurgeon_beit` with timm.
+"""timm's BEiT with a free head_dim. Importing this module registers the entry point `leansurgeon_beit` with timm.
 
-It takes the arguments of timm's Beit and `head_dim` (default: embed_dim // num_heads). timm's attention class takes an
-`attn_head_dim`, and its forward pass (1.0.31) fails with one, so it is written anew here. Tensor names are timm's;
-without `head_dim` the model is timm's own.
+It takes the arguments of timm's Beit and `head_dim` (default: embed_dim // num_heads). timm's attention class has an
+`attn_head_dim`, but its forward pass (1.0.31) fails with it, so it is rewritten here. Tensor names are timm's; without
+`head_dim` the model is timm's own.
 """
 
 import torch.nn.functional as F
@@ -15,7 +15,7 @@ from leansurgeon.models.timm_parts import HALF, FreeHeads, attend, entry_point
 class DecoupledAttention(Attention):
     """Attention of inner width num_heads * attn_head_dim with a bias for every relative position.
 
-    `(batch, tokens, dim)` -> the same.
+    Maps `(batch, tokens, dim)` to the same shape.
     """
 
     def forward(self, x, shared_rel_pos_bias=None):
@@ -26,7 +26,7 @@ class DecoupledAttention(Attention):
 
 
 class LeanBeit(FreeHeads, Beit):
-    """Beit whose blocks hold `num_heads` heads of `head_dim`, whether or not that makes up the width."""
+    """Beit whose blocks have `num_heads` heads of `head_dim`, even if they do not add up to the width."""
 
     unknown, fades = ("use_shared_rel_pos_bias",), True
 

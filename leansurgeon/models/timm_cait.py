@@ -1,4 +1,4 @@
-"""timm's CaiT with a free head_dim: importing this module registers the entry point `leansurgeon_cait` with timm.
+"""timm's CaiT with a free head_dim. Importing this module registers the entry point `leansurgeon_cait` with timm.
 
 It takes the arguments of timm's Cait and
 
@@ -18,7 +18,7 @@ from leansurgeon.models.timm_parts import IMAGENET, FreeClassAttention, FusedAtt
 class DecoupledTalkingHeads(FusedAttention):
     """Talking-heads attention (Shazeer et al., arXiv 2003.02436): heads mix linearly before and after the softmax.
 
-    `(batch, tokens, dim)` -> the same.
+    Maps `(batch, tokens, dim)` to the same shape.
     """
 
     def __init__(self, dim, num_heads, head_dim, **more):
@@ -35,7 +35,7 @@ class DecoupledTalkingHeads(FusedAttention):
 
 
 class LeanCait(FreeClassAttention, Cait):
-    """Cait whose talking-heads attention and class attention have heads of their own."""
+    """Cait whose talking-heads attention and class attention have separate heads."""
 
     attention, class_blocks = DecoupledTalkingHeads, "blocks_token_only"
 

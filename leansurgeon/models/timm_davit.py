@@ -1,9 +1,9 @@
-"""timm's DaViT with a free head_dim: importing this module registers the entry point `leansurgeon_davit` with timm.
+"""timm's DaViT with a free head_dim. Importing this module registers the entry point `leansurgeon_davit` with timm.
 
 It takes the arguments of timm's DaVit and
 
-    head_dim    width of a window head and of a channel group, one number a stage (default: embed_dims // num_heads)
-    mlp_ratio   may be a list, one number a stage
+    head_dim    width of a window head and of a channel group, one number per stage (default: embed_dims // num_heads)
+    mlp_ratio   may be a list, one number per stage
 
 Tensor names are timm's; without these arguments the model is timm's own.
 """
@@ -14,10 +14,9 @@ from leansurgeon.models.timm_parts import IMAGENET, FusedAttention, entry_point,
 
 
 class DecoupledChannel(FusedAttention):
-    """Attention between the channels of a group, over a map of head_dim x head_dim (Ding et al., arXiv 2204.03645,
-    section 3.2).
+    """Attention between the channels of a group, with scores of head_dim x head_dim.
 
-    `(batch, tokens, dim)` -> the same.
+    Ding et al., arXiv 2204.03645, section 3.2. Maps `(batch, tokens, dim)` to the same shape.
     """
 
     def forward(self, x):
@@ -28,7 +27,7 @@ class DecoupledChannel(FusedAttention):
 
 
 class LeanDaVit(DaVit):
-    """DaVit whose stages hold `num_heads[s]` heads of `head_dim[s]`, whether or not that makes up the width."""
+    """DaViT whose stages have `num_heads[s]` heads of `head_dim[s]`, even if they do not add up to the width."""
 
     def __init__(
         self,
@@ -44,7 +43,7 @@ class LeanDaVit(DaVit):
         shapes = list(zip(embed_dims, num_heads, head_dim, ratios, strict=True))
         if kwargs.get("channel_attn_v2") and any(heads * d != width for width, heads, d, _ in shapes):
             raise ValueError("leansurgeon_davit with a free head_dim does not know channel_attn_v2.")
-        # One head divides every width; the real attention of such a stage is put in below.
+        # One head divides every width; the real attention of such a stage is set below.
         given = [heads if heads * d == width else 1 for width, heads, d, _ in shapes]
         super().__init__(embed_dims=embed_dims, num_heads=given, mlp_ratio=ratios[0], **kwargs)
         for stage, (width, heads, d, ratio) in zip(self.stages, shapes, strict=True):

@@ -1,8 +1,8 @@
-"""timm's EVA with a free head_dim: importing this module registers the entry point `leansurgeon_eva` with timm.
+"""timm's EVA with a free head_dim. Importing this module registers the entry point `leansurgeon_eva` with timm.
 
-It takes the arguments of timm's Eva and `head_dim`, a divisor of embed_dim (default: embed_dim // num_heads); rotary
-positions are made for it. timm's attention class takes an `attn_head_dim`, and its forward pass (1.0.31) fails with
-one, so it is written anew here. Tensor names are timm's; without `head_dim` the model is timm's own.
+It takes the arguments of timm's Eva and `head_dim`, a divisor of embed_dim (default: embed_dim // num_heads), to which
+rotary positions are fitted. timm's attention class has an `attn_head_dim`, but its forward pass (1.0.31) fails with it,
+so it is rewritten here. Tensor names are timm's; without `head_dim` the model is timm's own.
 """
 
 from typing import Any
@@ -16,10 +16,10 @@ from leansurgeon.models.timm_parts import CLIP, FreeHeads, entry_point
 
 
 class LeanEvaAttention(EvaAttention):
-    """EVA's attention with an inner width of its own (timm 1.0.31 shapes what comes out like what went in); the class
-    token is not rotated.
+    """EVA's attention with a free inner width; the class token is not rotated.
 
-    `(batch, tokens, dim)` -> the same.
+    timm 1.0.31 gives the output the shape of the input, which requires the inner width to be the width. Maps `(batch,
+    tokens, dim)` to the same shape.
     """
 
     def forward(self, x: Tensor, rope: Tensor | None = None, attn_mask: Any = None, is_causal: bool = False) -> Tensor:
@@ -51,13 +51,13 @@ class LeanEvaAttention(EvaAttention):
 
 
 class LeanEva(FreeHeads, Eva):
-    """Eva whose blocks hold `num_heads` heads of `head_dim`, whether or not that makes up the width."""
+    """Eva whose blocks have `num_heads` heads of `head_dim`, even if they do not add up to the width."""
 
     unknown = ("qk_norm", "scale_attn_inner", "rope_rotate_half", "num_kv_heads", "use_post_norm", "num_reg_tokens")
     fades = True
 
     def fitting_heads(self, width, head_dim, kwargs):
-        """timm makes the rotary positions for width // heads, which is then head_dim."""
+        """Return the heads with which timm makes the rotary positions for head_dim: width // head_dim."""
         if not kwargs.get("qkv_fused", True) or kwargs.get("attn_type", "eva") != "eva":
             self.refuse("does not know attention other than the fused one of EVA")
         if width % head_dim:

@@ -1,6 +1,6 @@
-"""What our forms of timm's models share: how an entry point is registered, and attention of any width.
+"""Shared parts of our forms of timm's models: registration of entry points, and attention of any width.
 
-These modules never travel with a checkpoint, so they may import each other; they import nothing else of leansurgeon.
+These modules never travel with a checkpoint, so they may import each other, but nothing else of leansurgeon.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor, nn, no_grad
 HALF = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
 IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 CLIP = {"mean": (0.48145466, 0.4578275, 0.40821073), "std": (0.26862954, 0.26130258, 0.27577711)}
-GETTER = {"out_indices": 3, "feature_cls": "getter"}  # how timm takes features from the blocks of an isotropic model
+GETTER = {"out_indices": 3, "feature_cls": "getter"}  # how timm takes features from blocks of an isotropic model
 
 
 def entry_point(
@@ -28,10 +28,10 @@ def entry_point(
     features: dict[str, Any] = GETTER,
     **settings: Any,
 ) -> Callable[..., nn.Module]:
-    """Register `name` with timm, in the module of `kind`: it builds a `kind` from its constructor's arguments.
+    """Register `name` with timm, in the module of `kind`; it builds a `kind` from its constructor's arguments.
 
-    `filter_fn` is timm's reader of published weights, `features` how feature maps are taken, and `settings` what
-    differs from the `pretrained_cfg` of a ViT of 224 pixels.
+    `filter_fn` is timm's reader of published weights, `features` says how feature maps are taken, and `settings` are
+    differences from the `pretrained_cfg` of a ViT of 224 pixels.
     """
     usual = {
         "url": "",
@@ -49,7 +49,7 @@ def entry_point(
         given = features | {key: kwargs.pop(key) for key in ("out_indices",) if key in kwargs}
         return build_model_with_cfg(kind, name, pretrained, pretrained_filter_fn=filter_fn, feature_cfg=given, **kwargs)
 
-    # timm looks for an entry point's settings in the module that it says it is from.
+    # timm looks up an entry point's settings in its `__module__`.
     build.__name__ = build.__qualname__ = name
     build.__module__ = kind.__module__
     build.__doc__ = kind.__doc__
@@ -58,12 +58,12 @@ def entry_point(
 
 
 class FusedAttention(nn.Module):
-    """Multi-head self-attention of inner width num_heads * head_dim, q, k and v by one matrix as in timm.
+    """Multi-head self-attention of inner width num_heads * head_dim, with q, k and v in one matrix as in timm.
 
-    `(batch, tokens, dim)` -> the same; weights `qkv (3 * inner, dim)`, `proj (dim, inner)`.
+    Maps `(batch, tokens, dim)` to the same shape; weights are `qkv (3 * inner, dim)` and `proj (dim, inner)`.
     """
 
-    maps: tuple[tuple[str, int], ...] = (("qkv", 3),)  # what reads the tokens, with its rows in inner widths
+    maps: tuple[tuple[str, int], ...] = (("qkv", 3),)  # matrices that read the tokens, with their rows in inner widths
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class FusedAttention(nn.Module):
         self.proj_drop = nn.Dropout(proj_drop)
 
     def by_head(self, x: Tensor) -> tuple[Tensor, ...]:
-        """q, k, v, each `(batch, heads, tokens, head_dim)`."""
+        """Return q, k, v, each `(batch, heads, tokens, head_dim)`."""
         return self.qkv(x).unflatten(-1, (3, self.num_heads, self.head_dim)).permute(2, 0, 3, 1, 4).unbind(0)
 
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
@@ -95,17 +95,16 @@ class FusedAttention(nn.Module):
 def attend(
     module: nn.Module, q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False
 ) -> Tensor:
-    """What q, k, v `(batch, heads, tokens, head_dim)` give through the dropouts and the projection of an attention."""
+    """Apply attention to q, k, v `(batch, heads, tokens, head_dim)`, then the module's dropouts and projection."""
     dropout = module.attn_drop.p if module.training else 0.0
     y = F.scaled_dot_product_attention(q, k, v, attn_mask=attn_mask, dropout_p=dropout, is_causal=is_causal)
     return module.proj_drop(module.proj(y.transpose(1, 2).flatten(2)))
 
 
 class ClassAttention(FusedAttention):
-    """Class attention of inner width num_heads * head_dim: the first token alone attends (Touvron et al., arXiv
-    2103.17239, section 3.2).
+    """Class attention of inner width num_heads * head_dim: only the first token attends.
 
-    `(batch, tokens, dim)` -> `(batch, 1, dim)`.
+    Touvron et al., arXiv 2103.17239, section 3.2. Maps `(batch, tokens, dim)` to `(batch, 1, dim)`.
     """
 
     maps = (("q", 1), ("k", 1), ("v", 1))
@@ -120,28 +119,29 @@ class ClassAttention(FusedAttention):
 
 
 def of_attention(kwargs: dict[str, Any], qkv_bias: bool = True) -> dict[str, Any]:
-    """What an attention is told of the arguments of a model."""
+    """Return the arguments of an attention from those of its model."""
     drop = {name: kwargs.get(f"{name}_rate", 0.0) for name in ("attn_drop", "proj_drop")}
     return {"qkv_bias": kwargs.get("qkv_bias", qkv_bias), **drop}
 
 
 def resize_mlp(block: nn.Module, width: int, units: int, start: Callable[[nn.Module], None], **more: Any) -> None:
-    """Give a block an MLP of so many units, where it has another; its weights `start` anew."""
+    """Give a block an MLP with this many units if it has another; `start` initialises its weights."""
     if block.mlp.fc1.out_features != units:
         block.mlp = Mlp(in_features=width, hidden_features=units, **more)
         block.mlp.apply(start)
 
 
 class FreeHeads:
-    """Put before a class of timm's: its blocks hold so many heads of `head_dim`, whether or not that makes up the
-    width. Without a head_dim, or where it does, the model is timm's own.
+    """Mixin placed before a class of timm: `head_dim` is free, so heads need not add up to the width.
+
+    Without a head_dim, or if they do add up, the model is timm's own.
     """
 
-    heads = "num_heads"  # the argument that counts them
-    place = "attn"  # of the attention in a block
-    unknown: tuple[str, ...] = ()  # arguments that the attention with a head_dim of its own does not know
+    heads = "num_heads"  # argument for the number of heads
+    place = "attn"  # attribute of a block that holds the attention
+    unknown: tuple[str, ...] = ()  # arguments that the attention with a free head_dim does not support
     qkv_bias = True  # timm's default
-    fades = False  # deeper layers start with smaller outputs
+    fades = False  # whether deeper layers start with smaller outputs
 
     def __init__(self, *, head_dim: int | None = None, **kwargs: Any) -> None:
         heads, width = kwargs.setdefault(self.heads, 12), kwargs.get("embed_dim", 768)
@@ -160,13 +160,16 @@ class FreeHeads:
             setattr(block, self.place, attention)
 
     def fitting_heads(self, width: int, head_dim: int, kwargs: dict[str, Any]) -> int:
-        """Heads for timm's constructor, whose attention is replaced: one divides every width. Raises `ValueError`."""
+        """Return the heads for timm's constructor, whose attention is replaced: one divides every width.
+
+        Subclasses may raise `ValueError`.
+        """
         return 1
 
     def attention(
         self, width: int, heads: int, head_dim: int, kwargs: dict[str, Any], more: dict[str, Any]
     ) -> nn.Module:
-        """A block's attention for the arguments of the model; `more` are those of `of_attention`."""
+        """Return a block's attention for the arguments of the model; `more` comes from `of_attention`."""
         return FusedAttention(width, heads, head_dim, **more)
 
     def refuse(self, why: str) -> NoReturn:
@@ -175,8 +178,9 @@ class FreeHeads:
 
 
 class FreeClassAttention:
-    """Put before a class of timm's: its blocks have `num_heads` heads of `head_dim` by an `attention` of ours, and its
-    `class_blocks` have heads of their own.
+    """Mixin placed before a class of timm with class attention: both kinds of block have their own heads.
+
+    Blocks have `num_heads` heads of `head_dim` in our `attention`; `class_blocks` have their own numbers.
     """
 
     attention: type[FusedAttention]
@@ -193,7 +197,7 @@ class FreeClassAttention:
     ) -> None:
         width = kwargs.get("embed_dim", 768)
         cls_num_heads = cls_num_heads or num_heads
-        # The constructor wants heads that divide the width; where they do not, the class attention is built anew.
+        # timm's constructor requires heads that divide the width; otherwise the class attention is rebuilt.
         native = cls_head_dim in (None, width // cls_num_heads) and width % cls_num_heads == 0
         super().__init__(num_heads=cls_num_heads if native else 1, **kwargs)
         more = of_attention(kwargs)

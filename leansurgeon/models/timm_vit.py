@@ -1,9 +1,9 @@
-"""timm's VisionTransformer with a free head_dim: importing this module registers the entry point `leansurgeon_vit` with
-timm.
+"""timm's VisionTransformer with a free head_dim.
 
+Importing this module registers the entry point `leansurgeon_vit` with timm.
 `timm.create_model("local-dir:FOLDER", pretrained=True)` then builds a folder whose config.json says `{"architecture":
 "leansurgeon_vit", "model_args": {"embed_dim": 768, "depth": 7, "num_heads": 16, "head_dim": 64, ...}, ...}`. Tensor
-names are timm's; `head_dim` None gives timm's model itself, untouched.
+names are timm's; with `head_dim=None` the model is timm's own.
 """
 
 from timm.models.vision_transformer import VisionTransformer, checkpoint_filter_fn
@@ -12,12 +12,12 @@ from leansurgeon.models.timm_parts import HALF, FreeHeads, FusedAttention, entry
 
 
 class LeanVisionTransformer(FreeHeads, VisionTransformer):
-    """VisionTransformer whose blocks hold `num_heads` heads of `head_dim`, whether or not that makes up the width."""
+    """VisionTransformer whose blocks have `num_heads` heads of `head_dim`, even if they do not add up to the width."""
 
     unknown = ("qk_norm", "scale_attn_norm", "fix_init", "attn_layer", "block_fn")
 
     def attention(self, width, heads, head_dim, kwargs, more):
-        """Older versions of timm cannot say a width of its own, so the forward pass is ours."""
+        """Return our attention: older versions of timm have no argument for a free width."""
         return FusedAttention(width, heads, head_dim, proj_bias=kwargs.get("proj_bias", True), **more)
 
 

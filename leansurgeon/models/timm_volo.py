@@ -1,8 +1,8 @@
-"""timm's VOLO of any shape: importing this module registers the entry point `leansurgeon_volo` with timm.
+"""timm's VOLO of any shape. Importing this module registers the entry point `leansurgeon_volo` with timm.
 
-It takes the arguments of timm's VOLO (`layers`, `num_heads`, ... as lists, one number a stage) and
+It takes the arguments of timm's VOLO (`layers`, `num_heads`, ... as lists, one number per stage) and
 
-    head_dim                       width of a head, one number a stage (default: embed_dims // num_heads)
+    head_dim                       width of a head, one number per stage (default: embed_dims // num_heads)
     cls_num_heads, cls_mlp_ratio   of the class-attention blocks (default: as in the last stage)
 
 Tensor names are timm's; without these arguments the model is timm's own.
@@ -20,7 +20,7 @@ from leansurgeon.models.timm_parts import IMAGENET, FusedAttention, entry_point,
 class DecoupledOutlook(nn.Module):
     """Outlook attention of inner width num_heads * head_dim (Yuan et al., arXiv 2106.13112, section 3.1).
 
-    `(batch, height, width, dim)` -> the same. Every token predicts, for each head, how the tokens of its
+    Maps `(batch, height, width, dim)` to the same shape. Every token predicts, for each head, how the tokens of its
     kernel x kernel neighbourhood attend to each other.
     """
 
@@ -50,21 +50,21 @@ class DecoupledOutlook(nn.Module):
 
 
 class DecoupledAttention(FusedAttention):
-    """Self-attention over a map of tokens. `(batch, height, width, dim)` -> the same."""
+    """Self-attention over a map of tokens; maps `(batch, height, width, dim)` to the same shape."""
 
     def forward(self, x):
         return super().forward(x.flatten(1, 2)).unflatten(1, x.shape[1:3])
 
 
 class LeanVOLO(VOLO):
-    """VOLO whose stages and class attention have heads of their own."""
+    """VOLO whose stages and class attention have separate heads."""
 
     def __init__(
         self, layers, *, num_heads, embed_dims, head_dim=None, cls_num_heads=None, cls_mlp_ratio=None, **kwargs
     ):
         head_dim = head_dim or [width // heads for width, heads in zip(embed_dims, num_heads, strict=True)]
         shapes = list(zip(embed_dims, num_heads, head_dim, strict=True))
-        # One head divides every width; the real attention of such a stage is put in below.
+        # One head divides every width; the real attention of such a stage is set below.
         given = [heads if heads * d == width else 1 for width, heads, d in shapes]
         super().__init__(layers, num_heads=given, embed_dims=embed_dims, **kwargs)
         more = {"qkv_bias": kwargs.get("qkv_bias", False), "attn_drop": kwargs.get("attn_drop_rate", 0.0)}
@@ -75,7 +75,7 @@ class LeanVOLO(VOLO):
                 block.attn.apply(self._init_weights)
         width, heads = embed_dims[-1], cls_num_heads or num_heads[-1]
         for block in self.post_network or ():
-            attention = block.attn  # its layers have the same size for every number of heads
+            attention = block.attn  # the size of its layers does not depend on the number of heads
             attention.num_heads, attention.head_dim, attention.scale = heads, width // heads, (width // heads) ** -0.5
             if cls_mlp_ratio is not None:
                 resize_mlp(block, width, int(width * cls_mlp_ratio), self._init_weights)

@@ -1,4 +1,4 @@
-"""timm's XCiT with a free head_dim: importing this module registers the entry point `leansurgeon_xcit` with timm.
+"""timm's XCiT with a free head_dim. Importing this module registers the entry point `leansurgeon_xcit` with timm.
 
 It takes the arguments of timm's Xcit and
 
@@ -19,7 +19,8 @@ from leansurgeon.models.timm_parts import IMAGENET, FreeClassAttention, FusedAtt
 class DecoupledXCA(FusedAttention):
     """Cross-covariance attention (El-Nouby et al., arXiv 2106.09681, section 3.2).
 
-    `(batch, tokens, dim)` -> the same; a head attends between its channels, over a map of head_dim x head_dim.
+    Maps `(batch, tokens, dim)` to the same shape; a head attends between its channels, with scores of head_dim x
+    head_dim.
     """
 
     def __init__(self, dim, num_heads, head_dim, **more):
@@ -34,7 +35,7 @@ class DecoupledXCA(FusedAttention):
 
 
 class LeanXcit(FreeClassAttention, Xcit):
-    """Xcit whose cross-covariance attention and class attention have heads and widths of their own."""
+    """Xcit whose cross-covariance attention and class attention have separate heads and widths."""
 
     attention, class_blocks = DecoupledXCA, "cls_attn_blocks"
 

@@ -1,11 +1,11 @@
 """Tiny-Stories GPT: the decoder behind the "GPT-2, 89M" row of the paper's Table 2, with a free head_dim.
 
-This file stands alone: it travels inside checkpoints and needs nothing but torch and transformers.
+This file stands alone: it travels inside checkpoints and needs only torch and transformers.
 
 It is not GPT-2: heads need not divide the width (512 // 12 = 42, inner width 504), q, k and v have no bias, the
-activation is ReLU and the output layer is untied and has a bias. Figures were read from
-github.com/PraveenRaja42/Tiny-Stories-GPT (`gpt.py`). `qk_norm`, an RMS norm on queries and keys of every head
-as in Qwen3, is not in the original.
+activation is ReLU, and the output layer is untied and has a bias. Figures come from
+github.com/PraveenRaja42/Tiny-Stories-GPT (`gpt.py`). `qk_norm`, an RMS norm on queries and keys of every head as in
+Qwen3, is not in the original.
 
 Shape letters: B batch, T tokens, D hidden_size, H heads, d head_dim.
 """
@@ -19,7 +19,7 @@ from transformers.modeling_outputs import BaseModelOutput, CausalLMOutput
 
 
 class TinyStoriesConfig(PreTrainedConfig):
-    """`head_dim` None means hidden_size // num_attention_heads, rounded down."""
+    """`head_dim=None` means hidden_size // num_attention_heads, rounded down."""
 
     model_type = "tinystories_gpt"
 
@@ -40,7 +40,7 @@ class TinyStoriesConfig(PreTrainedConfig):
 
 
 def normed(x_BHTd, norm):
-    """RMS norm in the dtype of `x_BHTd`, which is half of the weight's under autocast."""
+    """Apply an RMS norm in the dtype of `x_BHTd`, which under autocast is half of the weight's precision."""
     return F.rms_norm(x_BHTd, norm.normalized_shape, norm.weight.to(x_BHTd.dtype), norm.eps)
 
 
@@ -117,14 +117,14 @@ class TinyStoriesModel(TinyStoriesPreTrainedModel):
         self.post_init()
 
     def forward(self, input_ids, attention_mask=None, output_hidden_states=False, **kwargs):
-        """`attention_mask` `(B, T)` with 1 = real token; every token sees itself and the real tokens before it."""
+        """`attention_mask` is `(B, T)` with 1 for real tokens; every token sees itself and earlier real tokens."""
         tokens = input_ids.shape[1]
         if tokens > self.config.max_position_embeddings:
             raise ValueError(f"{tokens} tokens, but max_position_embeddings is {self.config.max_position_embeddings}.")
         mask_B1TT = None
         if attention_mask is not None:
             past_TT = torch.ones(tokens, tokens, dtype=torch.bool, device=input_ids.device).tril()
-            # A token always sees itself: a row of padding without any key would give NaN.
+            # A token always sees itself: a padding row without any key would give NaN.
             itself_TT = torch.eye(tokens, dtype=torch.bool, device=input_ids.device)
             mask_B1TT = (attention_mask[:, None, None, :].bool() & past_TT) | itself_TT
         x_BTD = self.token_embeddings(input_ids) + self.position_embeddings.weight[:tokens]
@@ -145,13 +145,13 @@ class TinyStoriesForCausalLM(TinyStoriesPreTrainedModel, GenerationMixin):
         self.post_init()
 
     def prepare_inputs_for_generation(self, input_ids, attention_mask=None, **kwargs):
-        """No cache, and only the last max_position_embeddings tokens, as upstream generates."""
+        """Keep no cache and only the last max_position_embeddings tokens, as upstream does."""
         window = self.config.max_position_embeddings
         mask = None if attention_mask is None else attention_mask[:, -window:]
         return {"input_ids": input_ids[:, -window:], "attention_mask": mask}
 
     def forward(self, input_ids, attention_mask=None, labels=None, output_hidden_states=False, **kwargs):
-        """`labels` `(B, T)` are the ids themselves (shifted in here); -100 is not scored. Logits `(B, T, vocab)`."""
+        """`labels` are the `(B, T)` ids themselves (shifted here); -100 is not scored. Logits are `(B, T, vocab)`."""
         out = self.model(input_ids, attention_mask, output_hidden_states)
         logits = self.lm_head(out.last_hidden_state)
         loss = None if labels is None else self.loss_function(logits, labels, vocab_size=self.config.vocab_size)

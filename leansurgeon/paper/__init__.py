@@ -1,8 +1,7 @@
 """The tables and figures of "Leaner Transformers: More Heads, Less Depth" as data, and their audit.
 
-`tables.yaml` and `figures.yaml` hold what the paper prints and the shape that gives its parameter counts; `audit`
-counts every row again, `output` shows both. Accuracy and memory are the paper's:
-nothing is trained here.
+`tables.yaml` and `figures.yaml` hold what the paper prints and the shapes that reproduce its parameter counts; `audit`
+recounts every row, `output` shows both. Accuracy and memory are the paper's: nothing is trained here.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ EXHIBITS: dict[str, Exhibit] = {e.key: e for e in (*TABLES, *read("figures.yaml"
 
 
 def choose_exhibits(key: str | None) -> tuple[Exhibit, ...]:
-    """The exhibits that a user means: None the five tables, `all` the figures, too. Raises `UsageError`."""
+    """Return the exhibits that a user names: None the five tables, `all` the figures, too. Raises `UsageError`."""
     if key is None:
         return TABLES
     if key == "all":

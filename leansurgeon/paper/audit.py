@@ -1,4 +1,4 @@
-"""Count every row of the paper again, by the declaration alone (no torch) or by building it on the meta device."""
+"""Recount the parameters of every row of the paper, by the declaration alone (no torch) or on the meta device."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ COUNTS = ("meta", "formula")
 
 @dataclass(frozen=True)
 class AuditedRow:
-    """One row beside our count of it."""
+    """One row next to our count of it."""
 
     row: Row
     shape: Shape
     parameters: int
     original: int  # our count of the row that it is compared with
     saved_by: Mapping[str, int]  # depth, heads, mlp, in this order
-    as_printed: int | None  # our count of the printed shape, where that is another one
+    as_printed: int | None  # our count of the printed shape, if another shape is counted
     others: Mapping[str, int] = field(default_factory=dict)
 
     @property
@@ -43,12 +43,12 @@ class AuditedRow:
 
     @property
     def difference_percent(self) -> float | None:
-        """Ours against the printed count, in percent; None where none is printed."""
+        """Difference from the printed count in percent; None if none is printed."""
         return None if self.row.printed.count is None else 100 * (self.parameters / self.row.printed.count - 1)
 
     @property
     def change_percent(self) -> float:
-        """Against the original, by our counts."""
+        """Change from the original in percent, by our counts."""
         return 100 * (self.parameters / self.original - 1)
 
     @property
@@ -64,18 +64,18 @@ class AuditedRow:
 
 
 def audit(exhibit: Exhibit, how: str = "meta") -> list[AuditedRow]:
-    """Every row of an exhibit, counted. Raises `UsageError` for a way of counting that does not exist."""
+    """Count every row of an exhibit. Raises `UsageError` for an unknown way of counting."""
     if how not in COUNTS:
         raise UsageError(f"--count {how}: give meta or formula{did_you_mean(how, COUNTS)}.")
     return [audit_row(row, exhibit.original(row), how) for row in exhibit.rows]
 
 
 def audit_row(row: Row, original: Row, how: str) -> AuditedRow:
-    """One row counted under the paper's head policy."""
+    """Count one row under the paper's head policy."""
     start = OriginalModel(row.preset)
     target = target_of(start, row.words, row.policy)
-    # The MLP as printed stands in every part of the model, as if it had been built so (VOLO's class attention has an
-    # MLP that surgery would leave alone).
+    # The printed MLP width applies to every part of the model, as if it had been built so (VOLO's class attention has
+    # an MLP that surgery would leave alone).
     wider, printed = OriginalModel(row.preset, row.printed.words.mlp_dim), row.printed.words
     return AuditedRow(
         row=row,
@@ -92,7 +92,7 @@ def audit_row(row: Row, original: Row, how: str) -> AuditedRow:
 
 
 class OriginalModel(NamedTuple):
-    """The original that a row is made from: a preset, perhaps with another MLP in its config."""
+    """The original of a row: a preset, possibly with another MLP width in its config."""
 
     preset: str
     mlp_dim: str | None = None
@@ -100,7 +100,7 @@ class OriginalModel(NamedTuple):
 
 @cache
 def source_of(start: OriginalModel) -> Source:
-    """The source without its list of tensors, which nothing here reads."""
+    """Return the source without its list of tensors, which is not needed here."""
     preset = get(start.preset)
     family, config = load_families()[preset.family], preset.config
     if start.mlp_dim is not None:
@@ -113,15 +113,15 @@ def source_of(start: OriginalModel) -> Source:
 
 @cache
 def target_of(start: OriginalModel, words: ShapeWords, policy: str) -> Target:
-    """The shape that the words mean, and the family that holds it, as `shrink` finds them. Raises `UsageError`."""
+    """Resolve the words to a shape and the family that holds it, as `shrink` does. Raises `UsageError`."""
     source = source_of(start)
     target = resolve(source, RequestedShape(words.heads, words.layers, policy, words.mlp_dim, init="fresh"))
-    Reshaped(source, target.architecture, target.shape).config()  # refuses what cannot be stored
+    Reshaped(source, target.architecture, target.shape).config()  # rejects what cannot be stored
     return target
 
 
 def count_savings(start: OriginalModel, target: Target) -> dict[str, int]:
-    """Parameters that go with the layers, with the heads of those left, and with their MLP; in this order."""
+    """Return the parameters saved by dropping layers, then by changing their heads, then their MLP."""
     stages = list(zip(source_of(start).shape.stages, target.shape.stages, strict=True))
     shapes = [
         Shape(tuple(now for now, _ in stages)),
@@ -137,15 +137,16 @@ def count_savings(start: OriginalModel, target: Target) -> dict[str, int]:
 
 
 def count(start: OriginalModel, target: Target, how: str) -> int:
-    """Parameters by the torch-free declaration ("formula") or of the model that the library builds ("meta")."""
+    """Count parameters by the torch-free declaration ("formula") or in the model that the library builds ("meta")."""
     counted = library_count if how == "meta" else count_declared
     return counted(start, target.architecture.name, target.shape)
 
 
 @cache
 def count_declared(start: OriginalModel, family: str, shape: Shape) -> int:
-    """The layers of a stage are alike, except perhaps for the first: so two are declared, and the second is counted
-    for all that follow. (Declaring all of them takes longer than everything else here.)
+    """Count parameters by the declaration. Layers of a stage are alike, except perhaps for the first: so two are
+    declared, and the second is counted for all that follow. (Declaring all of them takes longer than everything else
+    here.)
     """
     architecture, short = load_families()[family], Shape(tuple(replace(s, depth=min(2, s.depth)) for s in shape.stages))
     total = 0
@@ -157,7 +158,7 @@ def count_declared(start: OriginalModel, family: str, shape: Shape) -> int:
 
 @cache
 def library_count(start: OriginalModel, family: str, shape: Shape) -> int:
-    """Parameters of the library's own model at this shape, built without memory."""
+    """Count the parameters of the library's own model at this shape, built without memory."""
     from leansurgeon.checkpoints.blockwise.skeleton import build_on_meta
 
     architecture = load_families()[family]

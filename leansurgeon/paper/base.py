@@ -1,4 +1,4 @@
-"""What the paper prints, and how it is to be read: the values of `tables.yaml` and `figures.yaml`. No torch here."""
+"""What the paper prints, and how to read it: the types of `tables.yaml` and `figures.yaml`. No torch here."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ UNITS = {"M": 1_000_000, "k": 1_000}
 class ShapeWords:
     """Depth, heads and MLP width as `leansurgeon shrink` takes them: `12`, or one number per stage `8,8,16,4`.
 
-    None leaves the preset's own.
+    None keeps the preset's own.
     """
 
     layers: str | None = None
@@ -29,8 +29,8 @@ class ShapeWords:
 class PrintedRow:
     """One row as the paper prints it. `parameters` is its text (`86.6 M`), since its precision matters.
 
-    `scores` in the paper's order, the headline last named by the exhibit; `memory` in GB over all of its GPUs;
-    `change` is the percentage beside the parameters.
+    `scores` are in the paper's order; the exhibit names the headline. `memory` is in GB over all GPUs; `change` is the
+    percentage printed next to the parameters.
     """
 
     words: ShapeWords
@@ -54,9 +54,9 @@ class PrintedRow:
 class Row:
     """One model of one exhibit.
 
-    `reading` is the shape that gives the printed parameters where it is not the printed one. `others` are further
-    shapes that the remark speaks of. `remark` may use the numbers that the audit counts: {ours}, {as_printed},
-    {missing} (printed minus counted), {change} (per cent against the original) and {other[NAME]}.
+    `reading` is the shape that reproduces the printed parameters if the printed shape does not. `others` are further
+    shapes that the remark mentions. `remark` may use the numbers that the audit counts: {ours}, {as_printed}, {missing}
+    (printed minus counted), {change} (percent against the original) and {other[NAME]}.
     """
 
     model: str
@@ -76,7 +76,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Exhibit:
-    """A table or figure. `headline` names the score that is shown; `remarks` concern all of it."""
+    """A table or figure. `headline` names the score that is shown; `remarks` apply to the whole exhibit."""
 
     key: str  # "4", "fig3"
     title: str
@@ -90,12 +90,12 @@ class Exhibit:
         return f"Figure {self.key[3:]}" if self.key.startswith("fig") else f"Table {self.key}"
 
     def original(self, row: Row) -> Row:
-        """The row that `row` is compared with."""
+        """Return the row that `row` is compared with."""
         return next(r for r in self.rows if r.role == "original" and r.model == row.model)
 
 
 def agreement(count: int, text: str | None) -> str:
-    """How a count fits a printed figure: `rounds`, `truncates` (cut, not rounded), `differs`, or `unprinted`.
+    """Return how a count fits a printed figure: `rounds`, `truncates` (cut, not rounded), `differs`, or `unprinted`.
 
     >>> agreement(86_567_656, "86.6 M"), agreement(119_589_889, "119 M"), agreement(62_653_416, "62.0 M")
     ('rounds', 'truncates', 'differs')
@@ -110,7 +110,7 @@ def agreement(count: int, text: str | None) -> str:
 
 
 def read(name: str) -> tuple[Exhibit, ...]:
-    """The exhibits of `tables.yaml` or `figures.yaml`, in the order of the file."""
+    """Read the exhibits of `tables.yaml` or `figures.yaml`, in the order of the file."""
     document, _ = yamlfile.read(Path(__file__).with_name(name))
     return tuple(
         Exhibit(e["key"], e["title"], tuple(_rows(e)), e["headline"], tuple(e.get("remarks", ()))) for e in document

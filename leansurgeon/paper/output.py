@@ -1,6 +1,4 @@
-"""The audit as a person reads it, in 80 columns (tables of each exhibit, and a line for what does not fit), and as one
-JSON document for programs.
-"""
+"""Format the audit for a reader, in 80 columns (a table per exhibit, and notes on what does not fit), or as JSON."""
 
 from __future__ import annotations
 
@@ -13,17 +11,17 @@ from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.words import in_columns, wrap
 
 CLAIM = (
-    "No table says whether more heads do it or a lower kappa. `leansurgeon run claim-retrieval` tries them apart; what "
-    "came out so far is in examples/results/claim.md of the repository."
+    "No table shows whether more heads or a lower kappa make the difference. `leansurgeon run claim-retrieval` tests "
+    "them separately; results so far are in examples/results/claim.md of the repository."
 )
 COUNTED = ["", "layers", "heads", "head_dim", "MLP", "paper", "counted", "off by"]
 
 
 def render(exhibits: Exhibits) -> str:
-    """Every exhibit and a closing summary."""
+    """Format every exhibit and a closing summary."""
     blocks = []
     for exhibit, rows in exhibits:
-        unit = "M" if any(a.parameters >= 10_000_000 for a in rows) else "k"  # what an exhibit's changes are given in
+        unit = "M" if any(a.parameters >= 10_000_000 for a in rows) else "k"  # unit of an exhibit's changes
         blocks.append(f"{exhibit.name}: {exhibit.title}")
         blocks += [in_columns(COUNTED, list(map(count_cells, rows)))] if rows else []
         if made := [saving_cells(exhibit, a, unit) for a in rows if a.row.role != "original"]:
@@ -39,18 +37,16 @@ def render(exhibits: Exhibits) -> str:
 
 
 def count_cells(a: AuditedRow) -> list[str]:
-    """Shape, head policy (`64` of an original, `keep 64` or `split 32` of what was made from it), the printed figure
-    and ours.
-    """
+    """Return shape, head policy (`64` for an original, else `keep 64` or `split 32`), the printed figure and ours."""
     row, printed, shape = a.row, a.row.printed, a.shape
     starred = {
         key: "*" if getattr(printed.words, key) not in (None, getattr(row.words, key)) else ""
         for key in ("layers", "heads", "mlp_dim")
     }
     sizes = {stage.head_dim for stage in shape.stages}
-    number = str(*sizes) if len(sizes) == 1 else ""  # left out where stages differ
+    number = str(*sizes) if len(sizes) == 1 else ""  # left out if stages differ
     mlp = shape.column("mlp_dim")
-    if len(shape.stages) > 1:  # in widths, where stages have different ones
+    if len(shape.stages) > 1:  # in multiples of the width, if stages differ
         ratios = {stage.mlp_dim / stage.width for stage in shape.stages}
         mlp = f"{ratios.pop():g}x" if len(ratios) == 1 else "mixed"
     off = "" if a.difference_percent is None else per_cent(a.difference_percent, 2)
@@ -67,7 +63,7 @@ def count_cells(a: AuditedRow) -> list[str]:
 
 
 def saving_cells(exhibit: Exhibit, a: AuditedRow, unit: str) -> list[str]:
-    """Where the change in parameters comes from, and what the paper says it costs."""
+    """Return where the change in parameters comes from, and what the paper says it costs."""
     first, now = exhibit.original(a.row).printed, a.row.printed
     digits = 2 if unit == "M" else 1
     parts = [-a.saved_by[part] for part in ("depth", "heads", "mlp")]
@@ -82,7 +78,7 @@ def saving_cells(exhibit: Exhibit, a: AuditedRow, unit: str) -> list[str]:
 
 
 def label(exhibit: Exhibit, a: AuditedRow) -> str:
-    """The model's name; a variant of a figure by what distinguishes it."""
+    """Return the model's name; for a variant in a figure, what distinguishes it."""
     if not exhibit.key.startswith("fig"):
         return a.row.model
     words = a.row.printed.words
@@ -91,13 +87,13 @@ def label(exhibit: Exhibit, a: AuditedRow) -> str:
 
 
 def per_cent(value: float, digits: int = 1) -> str:
-    """`-53.7 %`; no sign before a zero."""
+    """Format a percentage, such as `-53.7 %`; no sign before a zero."""
     text = f"{value:+.{digits}f}"
     return f"{text if float(text) else text[1:]} %"
 
 
 def arrow(before: float | None, after: float | None) -> str:
-    """Before and after, where both are known."""
+    """Return before and after, if both are known."""
     return "" if before is None or after is None else f"{before} -> {after}"
 
 
@@ -105,7 +101,7 @@ def arrow(before: float | None, after: float | None) -> str:
 
 
 def lines_below(exhibit: Exhibit, rows: list[AuditedRow]) -> list[str]:
-    """Legend, the rows' remarks (one line where several models share it), the exhibit's remarks."""
+    """Return the legend, the rows' remarks (one line if several models share it), and the exhibit's remarks."""
     lines = []
     if any(a.row.reading for a in rows):
         lines += wrap("* not what the paper prints, but what gives its figure; see below")
@@ -127,25 +123,25 @@ def lines_below(exhibit: Exhibit, rows: list[AuditedRow]) -> list[str]:
 
 
 def closing(exhibits: Exhibits) -> str:
-    """How many printed figures our counts reach, and by how much the others are missed."""
+    """Summarize how many printed figures our counts match, and by how much they miss the others."""
     rows = [a for _, rows in exhibits for a in rows]
     total = summary(rows)
     printed, reached = total["rows"] - total["unprinted"], total["rounds"] + total["truncates"]
     if not printed:
         return ""
-    cut = f" ({total['truncates']} is cut there instead of rounded)" if total["truncates"] else ""
+    cut = f" ({total['truncates']} is truncated there, not rounded)" if total["truncates"] else ""
     text = f"Reached: {reached} of {printed} printed figures{cut}, {total['as_printed']} by the row as it is printed."
     misses = [f"{name(e, a)} {per_cent(a.difference_percent, 2)}" for e, rows in exhibits for a in rows if is_missed(a)]
     return text + (f" Not reached: {', '.join(misses)}." if misses else "")
 
 
 def is_missed(a: AuditedRow) -> bool:
-    """Whether our count is not the printed one."""
+    """Return whether our count is not the printed one."""
     return a.agreement == "differs"
 
 
 def name(exhibit: Exhibit, a: AuditedRow) -> str:
-    """A row as a sentence calls it."""
+    """Return a row's name for use in a sentence."""
     return label(exhibit, a) if a.row.role == "variant" else f"{a.row.model} {a.row.role}"
 
 
@@ -155,7 +151,7 @@ Exhibits = Sequence[tuple[Exhibit, list[AuditedRow]]]
 
 
 def document(exhibits: Exhibits, how: str) -> JsonObject:
-    """Everything that is known of every row. `how` is meta or formula."""
+    """Return everything known about every row. `how` is meta or formula."""
     return {
         "schema_version": SCHEMA_VERSION,
         "paper": PAPER,
@@ -175,7 +171,7 @@ def document(exhibits: Exhibits, how: str) -> JsonObject:
 
 
 def summary(rows: Sequence[AuditedRow]) -> dict[str, int]:
-    """How many counts fit the printed figure, and how; `as_printed` of them without changing a word of the row."""
+    """Count how many figures are matched, and how; `as_printed` counts matches without a changed row."""
     kinds = [a.agreement for a in rows]
     return {
         "rows": len(rows),
@@ -185,7 +181,7 @@ def summary(rows: Sequence[AuditedRow]) -> dict[str, int]:
 
 
 def record(a: AuditedRow) -> JsonObject:
-    """A row as JSON holds it."""
+    """Return a row for JSON."""
     row, printed = a.row, a.row.printed
     return {
         "model": row.model,

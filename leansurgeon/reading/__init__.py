@@ -1,6 +1,7 @@
-"""Where files of others are read: one reader with limits for each form. A foreign file is an attack until read.
+"""Readers for files from outside: one reader with limits for each format. A foreign file counts as an attack until
+read.
 
-Every reader raises `UsageError` (those of pickles and cards the kind that they name) and nothing else: whatever stands
-in a file, there is one sentence, after bounded time and memory. A caller that owes the user another kind says
-`raised_as`. No torch here at module level.
+Every reader raises `UsageError` (those of pickles and cards the type that they name) and nothing else: whatever a file
+contains, the result is one sentence, after bounded time and memory. A caller that needs another type uses `raised_as`.
+No torch here at module level.
 """

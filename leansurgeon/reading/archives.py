@@ -13,9 +13,8 @@ from pathlib import Path
 from leansurgeon.errors import UsageError
 from leansurgeon.reading import files
 
-# What tarfile and the decompressors under it raise for a damaged file.
-# Names and the like that do not fit into a member's header come before it as a member of their own, which is read as a
-# whole, whatever its size.
+# Long names and the like precede a member's header as a member of their own, which tarfile reads whole, whatever its
+# size.
 _BEFORE_A_MEMBER = (
     tarfile.GNUTYPE_LONGNAME,
     tarfile.GNUTYPE_LONGLINK,
@@ -23,16 +22,17 @@ _BEFORE_A_MEMBER = (
     tarfile.XGLTYPE,
     tarfile.SOLARIS_XHDTYPE,
 )
-_NAMES = 1_000_000  # bytes of them
+_NAMES = 1_000_000  # maximum bytes of one
+# What tarfile and the decompressors under it raise for a damaged file.
 _DAMAGED = (tarfile.TarError, zlib.error, lzma.LZMAError, OSError, EOFError, ValueError, OverflowError)
 
 
 class _Header(tarfile.TarInfo):
-    """A header of a member; raises `ValueError` where what comes before a member is too large."""
+    """Header of a member; raises `ValueError` if the part before a member is too large."""
 
     @classmethod
     def frombuf(cls, buf: bytes, encoding: str, errors: str) -> tarfile.TarInfo:
-        """The header in a block of 512 bytes."""
+        """Parse the header in a block of 512 bytes."""
         header = super().frombuf(buf, encoding, errors)
         if header.type in _BEFORE_A_MEMBER and header.size > _NAMES:
             raise ValueError(f"a name in it takes {header.size:,} bytes")
@@ -41,7 +41,7 @@ class _Header(tarfile.TarInfo):
 
 @contextmanager
 def _opened(path: Path, kind: str, mode: str) -> Iterator[tarfile.TarFile]:
-    """An archive; what is wrong with it, then or while the block reads it, is one sentence."""
+    """Open an archive; any damage found now or within the context becomes one sentence."""
     try:
         with files.open_regular(path) as file, tarfile.open(fileobj=file, mode=mode, tarinfo=_Header) as tar:
             yield tar
@@ -50,10 +50,10 @@ def _opened(path: Path, kind: str, mode: str) -> Iterator[tarfile.TarFile]:
 
 
 def members(path: Path, wanted: Callable[[str], bool], limit: int) -> Iterator[tuple[str, bytes]]:
-    """(name, content) of the regular members of an archive whose name is `wanted`. No member, wanted or not, may have
-    more than `limit` bytes: what is compressed has to be unpacked to get past it.
+    """Yield (name, content) of the regular members of an archive whose name is `wanted`. No member, wanted or not, may
+    have more than `limit` bytes: compressed data must be unpacked to get past it.
 
-    Raises UsageError for what is no archive, or a larger member.
+    Raises UsageError if it is not an archive, or for a larger member.
     """
     with _opened(path, "archive", "r") as tar:
         for member in tar:
@@ -66,10 +66,10 @@ def members(path: Path, wanted: Callable[[str], bool], limit: int) -> Iterator[t
 
 
 def places(path: Path) -> Iterator[tuple[str, int, int, Callable[[int], bytes]]]:
-    """(name, first byte, bytes, reader of at most so many of them) of the regular members of an uncompressed archive,
-    whose contents lie in it as they are.
+    """Yield (name, first byte, bytes, reader of at most so many bytes) of the regular members of an uncompressed
+    archive, whose contents lie in it unchanged.
 
-    Raises UsageError for what is no such archive.
+    Raises UsageError if it is not such an archive.
     """
     with _opened(path, "tar file", "r:") as tar:
         for member in tar:
@@ -78,7 +78,10 @@ def places(path: Path) -> Iterator[tuple[str, int, int, Callable[[int], bytes]]]
 
 
 def read_gzip(path: Path, limit: int) -> bytes:
-    """The uncompressed content of a gzip file, at most `limit` bytes. Raises UsageError for more, or what is none."""
+    """Return the uncompressed content of a gzip file.
+
+    Raises UsageError if it has more than `limit` bytes, or is not gzip.
+    """
     try:
         with files.open_regular(path) as file, gzip.open(file) as unpacked:
             content = unpacked.read(limit + 1)

@@ -1,4 +1,4 @@
-"""Where prepared data, inferred families and notes are kept between calls."""
+"""The folder for prepared data, inferred families and notes that are kept between calls."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from leansurgeon import progress
 
 
 def cache_folder() -> Path:
-    """`$LEANSURGEON_CACHE`, or the user's cache folder; where that cannot be written, one in the temporary folder."""
+    """Return `$LEANSURGEON_CACHE`, or the user's cache folder; if that is not writable, one in the temporary folder."""
     if given := os.environ.get("LEANSURGEON_CACHE"):
         return Path(given)
     home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
@@ -20,7 +20,7 @@ def cache_folder() -> Path:
 
 @cache
 def usable(folder: Path) -> Path:
-    """The folder, or where it cannot be written a temporary one of this user's, which is said once."""
+    """Return the folder, or if it is not writable, a temporary one of this user, which is reported once."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -28,7 +28,7 @@ def usable(folder: Path) -> Path:
     except OSError as error:
         other = Path(tempfile.gettempdir()) / f"leansurgeon-cache-{os.getuid()}"
         other.mkdir(mode=0o700, exist_ok=True)
-        if other.is_symlink() or other.stat().st_uid != os.getuid():  # somebody else was there first
+        if other.is_symlink() or other.stat().st_uid != os.getuid():  # somebody else created it
             other = Path(tempfile.mkdtemp(prefix="leansurgeon-cache-"))
         if progress.is_shown():
             why = error.strerror or type(error).__name__

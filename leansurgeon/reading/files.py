@@ -22,19 +22,19 @@ KINDS = (
 
 
 def in_home(path: str | Path) -> Path:
-    """A path with `~` and `~name` spelled out; that of a user who is not there stays as it is."""
+    """Expand `~` and `~name` in a path; unknown users are left as they are."""
     return Path(os.path.expanduser(path))
 
 
-LFS = b"version https://git-lfs.github.com/spec/"  # begins what git leaves where git-lfs did not fetch a file
+LFS = b"version https://git-lfs.github.com/spec/"  # start of a pointer that git leaves without git-lfs
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Open a regular file without ever waiting for one (opening a named pipe would). Raises `UsageError` for everything
-    that is none or cannot be opened.
+    """Open a regular file without ever blocking (opening a named pipe would). Raises `UsageError` for anything else, or
+    if it cannot be opened.
     """
     try:
-        # Unbuffered, since Python would stat and read ahead; a link is followed, as a hub's cache consists of them.
+        # Unbuffered, since Python would stat and read ahead. Links are followed: a hub cache consists of them.
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except FileNotFoundError:
         raise UsageError(f"{path} does not exist.") from None
@@ -47,7 +47,7 @@ def open_regular(path: Path) -> BinaryIO:
         raise UsageError(f"{path} is {kind}, and a file is expected.")
     try:
         is_pointer = os.fstat(handle).st_size < 1024 and os.pread(handle, len(LFS), 0) == LFS
-    except OSError as error:  # a disk that fails
+    except OSError as error:  # failing disk
         os.close(handle)
         raise UsageError(f"{path} cannot be read: {why(error)}.") from None
     if is_pointer:
@@ -60,12 +60,12 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def read_bytes(path: Path, limit: int) -> bytes:
-    """The content of a regular file of at most `limit` bytes. Raises `UsageError` with both where it has more."""
+    """Return the content of a regular file. Raises `UsageError` if it has more than `limit` bytes."""
     with open_regular(path) as file:
         try:
             size, parts = os.fstat(file.fileno()).st_size, []
             if size <= limit:
-                # It may grow, and files of the kernel say that they are empty. `read` reserves what it is asked for.
+                # It may grow, and kernel files report size 0. `read` allocates what it is asked for.
                 least, size = max(size + 1, 2**16), 0
                 while size <= limit and (part := file.read(min(least, limit + 1 - size))):
                     parts.append(part)
@@ -78,8 +78,8 @@ def read_bytes(path: Path, limit: int) -> bytes:
 
 
 def files_below(folder: Path, depth: int | None = None) -> list[Path]:
-    """The files in a folder and, at most `depth` folders deep, below it, sorted. What begins with a dot is left out;
-    what cannot be looked at, or goes away meanwhile, is passed over. Links to folders are followed to a `depth` only.
+    """Return the files in a folder and at most `depth` folders below it, sorted. Skips names that begin with a dot, and
+    anything that cannot be accessed or disappears meanwhile. Links to folders are followed only with a `depth`.
     """
     found = []
     for root, folders, names in os.walk(folder, followlinks=depth is not None):
@@ -91,7 +91,7 @@ def files_below(folder: Path, depth: int | None = None) -> list[Path]:
 
 
 def read_text(path: Path, limit: int, *, encoding: str = "utf-8") -> str:
-    """The text of a UTF-8 file of at most `limit` bytes (`utf-8-sig`: a byte order mark is passed over)."""
+    """Return the text of a UTF-8 file of at most `limit` bytes (`utf-8-sig` skips a byte order mark)."""
     content = read_bytes(path, limit)
     try:
         return content.decode(encoding)
@@ -101,7 +101,7 @@ def read_text(path: Path, limit: int, *, encoding: str = "utf-8") -> str:
 
 
 def as_utf8(path: Path, content: bytes) -> str | None:
-    """The line that makes UTF-8 of a file with this `content`, where its first bytes say what it is."""
+    """Return the command that converts a file with this `content` to UTF-8, if its first bytes show its encoding."""
     if not content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return None
     new = path.with_name(f"{path.stem}-utf8{path.suffix}")
@@ -109,8 +109,8 @@ def as_utf8(path: Path, content: bytes) -> str | None:
 
 
 def why(error: Exception) -> str:
-    """The system's reason as the end of a sentence."""
-    if isinstance(error, ValueError):  # of a path
+    """Return the system's reason as the end of a sentence."""
+    if isinstance(error, ValueError):  # invalid path
         return "its name holds a NUL character" if "null" in str(error) else "its name cannot be encoded"
     number = getattr(error, "errno", None)
     if number == errno.ENAMETOOLONG:
@@ -119,14 +119,14 @@ def why(error: Exception) -> str:
 
 
 def is_name(name: object) -> bool:
-    """Whether a file may name another one beside it so: one part of a path, and no way out of the folder."""
+    """Return whether a file may refer to its neighbor by this name: one path component that stays in the folder."""
     if not isinstance(name, str) or name in ("", ".", ".."):
         return False
     return encodable(name) and not any(c in "/\\\0" for c in name) and len(os.fsencode(name)) <= 255
 
 
 def writable(name: str) -> str:
-    """A file's name as text that can be written: bytes of it that are no UTF-8 as escapes.
+    """Return a file name as writable text: bytes that are not UTF-8 become escapes.
 
     >>> writable("lean-\\udcff")
     'lean-\\\\udcff'
@@ -135,7 +135,7 @@ def writable(name: str) -> str:
 
 
 def encodable(text: str) -> bool:
-    """Whether text can be written as UTF-8 (half of a surrogate pair cannot)."""
+    """Return whether text can be encoded as UTF-8 (half of a surrogate pair cannot)."""
     try:
         text.encode()
     except UnicodeEncodeError:

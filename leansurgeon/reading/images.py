@@ -1,4 +1,4 @@
-"""Images of others as a viewer shows them: a few formats, a limit of pixels, one sentence for all else."""
+"""Decode foreign images as a viewer shows them: a few formats, a limit on pixels, one sentence for everything else."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ PIXELS = 100_000_000
 LIMIT = 256_000_000  # bytes of a file
 
 
-# Whether images of a command's data that cannot be read are left out, and counted.
+# Whether unreadable images in a command's data are skipped and counted.
 SKIPS: ContextVar[bool] = ContextVar("SKIPS", default=False)
 
 
 def decode(content: bytes, mode: str, where: str) -> Image:
-    """The image in the mode `RGB` or `L`, upright, on white where it is transparent, and 16 bit scaled to 8. Raises
+    """Decode an image to mode `RGB` or `L`, upright, on white if transparent, with 16 bits scaled to 8. Raises
     `UsageError`; `where` begins its sentence.
     """
     from PIL import Image, ImageOps, UnidentifiedImageError
 
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of large images, which are refused below, and of odd metadata
+            warnings.simplefilter("ignore")  # about large images, which are rejected below, and odd metadata
             image = Image.open(io.BytesIO(content), formats=FORMATS)
             width, height = image.size
             if width * height > PIXELS:
@@ -42,14 +42,14 @@ def decode(content: bytes, mode: str, where: str) -> Image:
         raise UsageError(f"{where} cannot be read: its format is none of {', '.join(FORMATS)}.") from None
     except Image.DecompressionBombError:
         raise UsageError(f"{where} has more than {PIXELS:,} pixels.") from None
-    except Exception as error:  # a decoder fails in every way there is; Pillow names the stream and not the file
+    except Exception as error:  # decoders raise all kinds of errors; Pillow names the stream, not the file
         said = str(error) or type(error).__name__
         raise UsageError(f"{where} cannot be read: {said}.") from None
 
 
 def plain(image: Image, where: str) -> Image:
-    """The image with 8 bits a channel and nothing transparent: Pillow clips 16 bits and fractions where others scale
-    them, and shows the colours of pixels that nobody sees. Raises `UsageError` for numbers that mean no brightness.
+    """Convert an image to 8 bits per channel without transparency: Pillow clips 16 bits and fractions where others
+    scale them, and shows the colors of invisible pixels. Raises `UsageError` for numbers that cannot be brightness.
     """
     import numpy as np
     from PIL import Image
@@ -57,12 +57,12 @@ def plain(image: Image, where: str) -> Image:
     if image.mode == "F" or image.mode.startswith("I"):
         values = np.asarray(image, dtype=np.float64)
         low, high = float(values.min()), float(values.max())
-        # What may be white: of fractions or bytes; of 16 bits; or of integers of which one must guess.
+        # Possible values of white: for fractions or bytes; for 16 bits; or for integers, where one must guess.
         tops = (1, 255) if image.mode == "F" else (65_535,) if image.mode.startswith("I;16") else (255, 65_535)
         white = next((most for most in tops if high <= most), None)
         if not (white and low >= 0):
             raise UsageError(
-                f"{where} holds numbers from {low:g} to {high:g}, of which it does not say what is white.",
+                f"{where} holds numbers from {low:g} to {high:g}, and does not say which one is white.",
                 "Save it with 8 or 16 bits a channel, or with fractions from 0 to 1.",
             )
         return Image.fromarray((values * (255 / white)).round().astype(np.uint8))

@@ -1,7 +1,7 @@
-"""JSON of others: config.json, indices, records, headers, lines of data.
+"""Foreign JSON: config.json, indices, records, headers, lines of data.
 
-Python's own reader takes numbers of any length, lets a key stand twice, and leaves its stack on deep nesting; here each
-of these is one sentence.
+Python's own reader accepts numbers of any length and duplicate keys, and overflows its stack on deep nesting; here each
+of these is reported in one sentence.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from leansurgeon.errors import UsageError, quote
 from leansurgeon.reading import files
 
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"  # any value of a document
-JsonObject: TypeAlias = dict[str, Any]  # an object, as it was read or as it will be written
+JsonObject: TypeAlias = dict[str, Any]  # an object, as read or to be written
 
 LIMIT = 32_000_000  # bytes; at worst some 20 times as many in memory
 DEPTH = 64
-DIGITS = 64  # tokenizers say "no limit" as a number of 31 digits
+DIGITS = 64  # tokenizers write "no limit" as a number of 31 digits
 _ESCAPED_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
@@ -37,16 +37,16 @@ _KINDS = {
 
 
 class _Refused(Exception):
-    """What stands in a document and may not, as the end of a sentence."""
+    """Raised for forbidden content; its text is the end of a sentence."""
 
 
 def read(path: Path) -> Any:
-    """The value of a JSON file. Raises `UsageError` naming the file and what is wrong with it."""
+    """Return the value of a JSON file. Raises `UsageError` naming the file and what is wrong with it."""
     return parse(files.read_bytes(path, LIMIT), str(path))
 
 
 def read_object(path: Path) -> JsonObject:
-    """`read`, of a file that must hold an object."""
+    """Like `read`, for a file that must hold an object."""
     value = read(path)
     if not isinstance(value, dict):
         raise UsageError(f"{path} holds {a_kind_of(value)} where a JSON object is expected.")
@@ -54,7 +54,7 @@ def read_object(path: Path) -> JsonObject:
 
 
 def read_object_if_whole(path: Path) -> JsonObject | None:
-    """`read_object`, None where there is none or it cannot be read: for what may be missing without harm."""
+    """Like `read_object`, but None if it does not exist or cannot be read: for optional files."""
     try:
         return read_object(path)
     except UsageError:
@@ -62,7 +62,7 @@ def read_object_if_whole(path: Path) -> JsonObject | None:
 
 
 def parse(text: str | bytes, where: str) -> Any:
-    """The value of a JSON document, at most `DEPTH` levels deep. Raises `UsageError`; `where` begins its sentence."""
+    """Parse a JSON document, at most `DEPTH` levels deep. Raises `UsageError`; `where` begins its sentence."""
     try:
         if isinstance(text, bytes):
             text = text.decode()
@@ -82,19 +82,19 @@ def parse(text: str | bytes, where: str) -> Any:
 
 
 def a_kind_of(value: Json) -> str:
-    """What a JSON value is, in words."""
+    """Describe the type of a JSON value in words."""
     return _KINDS.get(type(value), type(value).__name__)
 
 
 def value_at(data: Json, *path: str) -> Any:
-    """What lies at `path` in nested objects; None where any of them is missing or of another kind."""
+    """Return the value at `path` in nested objects; None if any of them is missing or of another type."""
     for key in path:
         data = data.get(key) if isinstance(data, Mapping) else None
     return data
 
 
 def by_dotted_key(data: Json, path: str = "") -> JsonObject:
-    """The values of nested objects by all keys on the way: `{"a": {"b": 1}}` is `{"a.b": 1}`."""
+    """Flatten nested objects by joining keys with dots: `{"a": {"b": 1}}` becomes `{"a.b": 1}`."""
     if not isinstance(data, Mapping):
         return {path: data}
     parts = (by_dotted_key(value, f"{path}.{key}" if path else str(key)) for key, value in data.items())
@@ -116,7 +116,7 @@ def _no_key_twice(pairs: list[tuple[str, Any]]) -> JsonObject:
 
 
 def _check(value: Json, surrogates: bool) -> None:
-    """Refuse what is nested too deep, and text that cannot be written again, without recursion."""
+    """Reject deep nesting, and text that cannot be written again, without recursion."""
     level = [value]
     for _ in range(DEPTH + 1):
         if surrogates:

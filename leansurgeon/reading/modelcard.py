@@ -1,4 +1,4 @@
-"""Model cards: their front matter, and from which model a quantised one was made, by card, config or name."""
+"""Model cards: their front matter, and the base model of a quantized one, by card, config or name."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CARD = "README.md"
 HEAD = re.compile(r"\A(?:\ufeff|\s)*---[ \t]*\r?\n(.*?)\r?\n---[ \t]*(?:\r?\n|\Z)", re.DOTALL)
 CACHED = re.compile(r"models--([\w.-]+?)--([\w.-]+)/snapshots/")  # a model in the hub's cache
 TITLE = re.compile(r"#[ \t]+`?([\w./-]+?)`?[ \t]*")
-# How people call the folders that they keep models in.
+# Common names of folders with models.
 OF_A_DISK = (
     "model", "models", "run", "runs", "out", "output", "outputs", "result", "results", "checkpoint", "checkpoints",
     "ckpt", "ckpts", "data", "tmp", "temp", "save", "saved", "saves", "saved_model", "saved_models", "weights", "work",
@@ -25,7 +25,7 @@ OF_A_DISK = (
     "pretrained", "pretrained_models",
 )  # fmt: skip
 NAME = r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*"  # of a model on the hub
-# Endings that publishers of quantised models give to the name of the model that they started from.
+# Endings that publishers of quantized models append to the base model's name.
 ENDING = re.compile(
     r"[-_.](?:(?:unsloth-)?bnb|gptq|awq|hqq|aqlm|eetq|quanto|fp8|fp4|nf4|nvfp4|mxfp4|int[48]|w[48]a\d+|[48]bits?)\b.*$",
     re.IGNORECASE,
@@ -34,10 +34,10 @@ ENDING = re.compile(
 
 @raised_as(LeanSurgeonError)
 def front_matter(folder: Path) -> JsonObject:
-    """The front matter of a folder's card as JSON holds it; empty where there is no card, or none in it. What JSON
-    cannot hold (dates, sets) is left out.
+    """Return the front matter of a folder's card for JSON; empty if there is no card, or none in it. What JSON cannot
+    hold (dates, sets) is left out.
 
-    Raises `LeanSurgeonError` for a card that cannot be read: too long, no UTF-8, no YAML, a key that stands twice.
+    Raises `LeanSurgeonError` if the card cannot be read: too long, not UTF-8, not YAML, a duplicate key.
     """
     if not (folder / CARD).is_file():
         return {}
@@ -47,22 +47,23 @@ def front_matter(folder: Path) -> JsonObject:
 
 @raised_as(LeanSurgeonError)
 def body(folder: Path) -> str:
-    """What stands behind the front matter of a folder's card, without blank lines before it. Raises as `front_matter`
-    does.
+    """Return the text behind the front matter of a folder's card, without leading blank lines.
+
+    Raises as `front_matter` does.
     """
     return HEAD.sub("", read_text(folder / CARD, LIMIT)).lstrip()
 
 
 @raised_as(LeanSurgeonError)
 def parts(card: str, of: str) -> tuple[dict[str, Any], str]:
-    """Front matter and body of a card, all that YAML holds in the first. Raises `LeanSurgeonError` for no YAML."""
+    """Split a card into front matter (all that YAML holds) and body. Raises `LeanSurgeonError` if it is not YAML."""
     head = HEAD.match(card)
     said = yamlfile.parse(head[1], f"{CARD} of {of}")[0] if head else None
     return said if isinstance(said, dict) else {}, HEAD.sub("", card).lstrip()
 
 
 def plain(value: object) -> Json:
-    """The part of a YAML value that JSON holds; None for everything else.
+    """Return the part of a YAML value that JSON can hold; None for everything else.
 
     >>> plain({"a": [1, {2}], 3: "b", "c": float("nan")})
     {'a': [1], 'c': None}
@@ -77,14 +78,14 @@ def plain(value: object) -> Json:
 
 
 def hub_name_of_cache(folder: Path) -> str | None:
-    """`org/name` of a folder in the hub's cache; None for any other."""
+    """Return `org/name` of a folder in the hub's cache; None for any other."""
     match = CACHED.search(folder.as_posix())
     return f"{match[1]}/{match[2]}" if match else None
 
 
 def own_name(folder: Path) -> str | None:
-    """`org/name` by which a card speaks of its own model: its title, or the only name in its text that ends so
-    (of `all-MiniLM-L6-v2` the one that its example loads). None where nothing says it.
+    """Return the `org/name` that a card uses for its own model: its title, or the only name in its text that ends with
+    the title (for `all-MiniLM-L6-v2` the one that its example loads). None if there is none.
     """
     try:
         text = body(folder)
@@ -98,7 +99,7 @@ def own_name(folder: Path) -> str | None:
 
 
 def on_the_hub(name: Json) -> str | None:
-    """A name that a config carries, where it can only be one of the hub: `org/name`, and no folder of somebody's.
+    """Return a name from a config if it can only be one on the hub: `org/name`, and not a local folder.
 
     >>> on_the_hub("org/name"), on_the_hub("runs/lean"), on_the_hub("org/checkpoint-500")
     ('org/name', None, None)
@@ -110,8 +111,8 @@ def on_the_hub(name: Json) -> str | None:
 
 
 def base_model(folder: Path, named: Json = None) -> str | None:
-    """The name of the model that a quantised one was made from: `base_model` of its card, else the name that its
-    config carries (`named`) or its folder, where that has an ending such as `-GPTQ`. None where nothing says it.
+    """Return the name of a quantized model's base model: `base_model` of its card, else the name in its config
+    (`named`) or of its folder, without an ending such as `-GPTQ`. None if unknown.
     """
     try:
         card = read_text(folder / CARD, LIMIT)
@@ -130,7 +131,7 @@ def base_model(folder: Path, named: Json = None) -> str | None:
 
 
 def where_to_get(folder: Path, named: Json = None) -> str:
-    """What to take instead of a quantised model, in one sentence."""
+    """Say in one sentence what to use instead of a quantized model."""
     base = base_model(folder, named)
     if base is None:
         return "Take the model that it was made from; its model card should name it."

@@ -1,4 +1,4 @@
-"""Names of the files that libraries put beside weights, as transformers and sentence-transformers have them."""
+"""Names of the files that libraries put next to weights, as transformers and sentence-transformers have them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pickles: tensors by torch's restricted reader, arrays by one of our own. Neither runs what a pickle asks for."""
+"""Pickles: tensors by torch's restricted reader, arrays by our own. Neither executes code from a pickle."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from leansurgeon.reading import files
 if TYPE_CHECKING:
     from torch import Tensor
 
-SHARED = 8  # times the file that its tensors may have, since tied ones stand in it once
+SHARED = 8  # limit for tensors, relative to the file size: tied ones are stored once
 NESTED = ("state_dict", "model")  # where training scripts put the tensors
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """The plain tensors of a pickle on the CPU, by name, each with memory of its own; what is no tensor is left out.
+    """Return the plain tensors of a pickle on the CPU, by name, each with its own memory; other values are left out.
 
-    Raises `UnsupportedModel` for a pickle that is damaged, asks for more than tensors (it is read with
-    `weights_only=True`), or holds tensors that no safetensors file can.
+    Raises `UnsupportedModel` for a pickle that is damaged, holds more than tensors (it is read with
+    `weights_only=True`), or holds tensors that safetensors cannot store.
     """
     loaded = _load(path)
     for key in NESTED:
@@ -59,7 +59,7 @@ def _load(path: Path) -> Any:
         warnings.simplefilter("ignore")
         try:
             if zipfile.is_zipfile(file):
-                # torch stores its records as they are; a compressed one could be a thousand times its size.
+                # torch stores its records uncompressed; a compressed one could expand a thousandfold.
                 compressed = [i for i in zipfile.ZipFile(file).infolist() if i.compress_type != zipfile.ZIP_STORED]
                 if compressed:
                     raise UnsupportedModel(f"{path.name} is compressed, and torch writes its files uncompressed.")
@@ -70,7 +70,7 @@ def _load(path: Path) -> Any:
         except Exception as error:
             if memory_is_short(error):
                 raise UnsupportedModel(f"{path.name} asks for more memory than there is.") from None
-            # Damaged pickles fail in every way there is. torch's own text advises weights_only=False; we do not.
+            # Damaged pickles fail in all kinds of ways. torch's own text advises weights_only=False; we do not.
             raise UnsupportedModel(
                 f"{path.name} is damaged or holds more than tensors, so weights_only=True refuses it.",
                 "Do not load it any other way unless you know who wrote it.",
@@ -78,7 +78,7 @@ def _load(path: Path) -> Any:
 
 
 def _what_is_strange(tensor: Tensor) -> str | None:
-    """Why a tensor is no plain one, in words."""
+    """Return in words why a tensor is not plain; None if it is."""
     import torch
 
     if tensor.layout is not torch.strided:
@@ -94,7 +94,7 @@ def _what_is_strange(tensor: Tensor) -> str | None:
 
 
 class _Arrays(pickle.Unpickler):
-    """Reads arrays, lists and texts, and refuses everything else: a pickle may name any function to be called."""
+    """Read arrays, lists and texts, and reject everything else: a pickle may name any function to be called."""
 
     _ALLOWED = frozenset(
         [(f"numpy.{core}.multiarray", "_reconstruct") for core in ("core", "_core")]
@@ -108,16 +108,16 @@ class _Arrays(pickle.Unpickler):
 
 
 def parse_arrays(content: bytes, where: str) -> dict[bytes, Any]:
-    """A pickled dictionary of arrays, as Python 2 wrote it. Raises `UsageError`; `where` begins its sentence."""
+    """Parse a pickled dictionary of arrays, as Python 2 wrote it. Raises `UsageError`; `where` begins its sentence."""
     try:
         arrays = _Arrays(io.BytesIO(content), encoding="bytes").load()
     except (KeyboardInterrupt, MemoryError):
         raise
-    except Exception as error:  # damaged pickles fail in every way there is
-        raise UsageError(f"{where} is no pickle of arrays: {error}.") from None
+    except Exception as error:  # damaged pickles fail in all kinds of ways
+        raise UsageError(f"{where} is not a pickle of arrays: {error}.") from None
     if not isinstance(arrays, dict):
-        raise UsageError(f"{where} is no pickle of arrays: it holds {quote(type(arrays).__name__)}.")
+        raise UsageError(f"{where} is not a pickle of arrays: it holds {quote(type(arrays).__name__)}.")
     for key, value in arrays.items():
         if isinstance(value, np.ndarray) and value.dtype.hasobject:
-            raise UsageError(f"{where} is no pickle of arrays: {quote(key)} holds objects.")
+            raise UsageError(f"{where} is not a pickle of arrays: {quote(key)} holds objects.")
     return arrays

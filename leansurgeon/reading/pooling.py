@@ -1,6 +1,6 @@
-"""How the hidden states of a sample become its embedding, as the files of sentence-transformers beside a model say it;
-the mean over real tokens where there are none. The proof by reloading runs this file by itself, so that `Pooling`
-imports nothing of leansurgeon.
+"""Pool the hidden states of a sample to its embedding, as the sentence-transformers files next to a model specify; by
+default the mean over real tokens. The proof by reloading runs this file by itself, so `Pooling` imports nothing of
+leansurgeon.
 
 Shape letters: B samples, T tokens, D width.
 """
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import Tensor
 
-# Keys of 1_Pooling/config.json before version 5.4 of sentence-transformers, in the order of what several give.
+# Keys of 1_Pooling/config.json before version 5.4 of sentence-transformers, in the order of concatenation.
 FLAGS = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",
@@ -29,8 +29,8 @@ ACTIVATIONS = ("Identity", "Tanh", "ReLU", "GELU", "SiLU", "Sigmoid")
 
 @dataclass(frozen=True)
 class Pooling:
-    """`modes` as sentence-transformers calls them; `dense` layers behind, each a file and its activation; and how many
-    tokens of the prompt at the beginning are left out.
+    """How to pool: `modes` as named by sentence-transformers; `dense` layers after it, each a file and its activation;
+    and how many prompt tokens at the beginning are `skipped`.
     """
 
     modes: tuple[str, ...] = ("mean",)
@@ -38,8 +38,8 @@ class Pooling:
     skipped: int = 0
 
     def pool(self, states: Tensor, mask_BT: Tensor | None) -> Tensor:
-        """(B, D) of (B, T, D), where the mask is true at real tokens (None: all); of timm's (B, H, W, D) the mean over
-        places; (B, D) stays as it is.
+        """Pool (B, T, D) to (B, D), where the mask is true at real tokens (None: all); timm's (B, H, W, D) by the mean
+        over positions; (B, D) stays unchanged.
         """
         import torch
 
@@ -60,7 +60,7 @@ class Pooling:
 
 
 def pool_states(states: Tensor, real_BT: Tensor, place_BT: Tensor, mode: str) -> Tensor:
-    """(B, D) by one mode; `place_BT` counts real tokens from 1."""
+    """Pool to (B, D) by one mode; `place_BT` counts real tokens from 1."""
     if mode in ("cls", "lasttoken"):
         ends_B = real_BT.int().argmax(1) if mode == "cls" else place_BT.argmax(1)
         return states[range(len(states)), ends_B]
@@ -75,7 +75,7 @@ def pool_states(states: Tensor, real_BT: Tensor, place_BT: Tensor, mode: str) ->
 
 @lru_cache(maxsize=8)
 def linear(file: str) -> tuple[Tensor, Tensor | None]:
-    """Weight and bias of a dense layer."""
+    """Load weight and bias of a dense layer."""
     from safetensors.torch import load_file
 
     tensors = load_file(file)
@@ -83,22 +83,20 @@ def linear(file: str) -> tuple[Tensor, Tensor | None]:
 
 
 def read_pooling(folder: Path | None) -> Pooling:
-    """What modules.json in a model's folder puts behind its hidden states. Raises `UsageError` for a way that is not
-    known here.
-    """
+    """Read the pooling that modules.json in a model's folder specifies. Raises `UsageError` for an unknown mode."""
     from leansurgeon.errors import UsageError
     from leansurgeon.reading.files import is_name
+    from leansurgeon.reading.values import objects
 
     modes, dense, skipped = ("mean",), (), 0
-    modules = read_setting(folder, "modules.json") if folder else {}
-    for module in modules if isinstance(modules, list) else ():
+    for module in objects(read_setting(folder, "modules.json", list)) if folder else ():
         kind, place = str(module.get("type")).rpartition(".")[2], str(module.get("path", ""))
         if kind not in ("Pooling", "Dense") or not is_name(place):
             continue
         config = read_setting(folder, f"{place}/config.json")
         if kind == "Pooling":
             named = config.get("pooling_mode") or tuple(mode for key, mode in FLAGS.items() if config.get(key))
-            modes = (named,) if isinstance(named, str) else tuple(named) or modes
+            modes = tuple(named) or modes if isinstance(named, list | tuple) else (named,)
             if unknown := [mode for mode in modes if mode not in FLAGS.values()]:
                 raise UsageError(f"{folder / place}/config.json pools by '{unknown[0]}', which is not known here.")
             if config.get("include_prompt") is False:
@@ -112,14 +110,14 @@ def read_pooling(folder: Path | None) -> Pooling:
 
 
 def default_prompt(folder: Path | None) -> str:
-    """What sentence-transformers puts before every text unless it is told otherwise; empty where that is nothing."""
+    """Return the prompt that sentence-transformers prepends to every text by default; empty if there is none."""
     config = read_setting(folder, "config_sentence_transformers.json") if folder else {}
     prompts = config.get("prompts")
     return str(prompts.get(config.get("default_prompt_name")) or "") if isinstance(prompts, dict) else ""
 
 
 def prompt_tokens(folder: Path) -> int:
-    """Tokens of the default prompt, with what begins a text and without what ends it."""
+    """Return the number of tokens of the default prompt, including start tokens but not end tokens."""
     if not (prompt := default_prompt(folder)):
         return 0
     from transformers import AutoTokenizer
@@ -129,8 +127,14 @@ def prompt_tokens(folder: Path) -> int:
     return len(ids) - (ids[-1] in (tokenizer.sep_token_id, tokenizer.eos_token_id))
 
 
-def read_setting(folder: Path, name: str) -> Any:
-    """What a JSON file of sentence-transformers says; nothing where it is not there."""
+def read_setting(folder: Path, name: str, kind: type = dict) -> Any:
+    """Read a JSON file of sentence-transformers; empty if it does not exist. Raises `UsageError` if it does not hold
+    an object (or what `kind` says).
+    """
+    from leansurgeon.errors import UsageError
     from leansurgeon.reading import jsonfile
 
-    return jsonfile.read(folder / name) if (folder / name).is_file() else {}
+    found = jsonfile.read(folder / name) if (folder / name).is_file() else kind()
+    if not isinstance(found, kind):
+        raise UsageError(f"{folder / name} does not hold {'a list' if kind is list else 'an object'}.")
+    return found

@@ -16,31 +16,31 @@ from leansurgeon.reading import files, jsonfile
 
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".json", ".parquet")
 LINE = 64_000_000  # characters of a line, or of a field
-ROWS = 1_024  # of a parquet file that are in memory at a time
-FIRST = 100  # rows of JSON, in one of which every key stands
+ROWS = 1_024  # rows of a parquet file in memory at a time
+FIRST = 100  # rows of JSON searched for the keys
 LARGEST = 4_000_000_000  # bytes of a file that is one JSON document
 
 
 def is_table(path: Path) -> bool:
-    """Whether a file is a table by its name."""
+    """Return whether a file is a table, by its name."""
     return path.suffix.lower() in SUFFIXES
 
 
 def read(path: Path, columns: list[str]) -> Iterator[tuple[int, list[Any]]]:
-    """(row number from 1, the values of `columns`) of every row; None where a row of JSON lacks one.
+    """Yield (row number from 1, the values of `columns`) of every row; None for keys that a row of JSON lacks.
 
-    Raises UsageError, naming file and row, for an unknown kind of file, a missing column, or content that is not what
-    the name says.
+    Raises UsageError, naming file and row, for an unknown kind of file, a missing column, or content that does not
+    match the file's name.
     """
     readers = {".csv": _csv, ".tsv": _csv, ".jsonl": _json, ".json": _json, ".parquet": _parquet}
     if not is_table(path):
-        raise UsageError(f"{path} is of no kind that can be read.", f"Name it {', '.join(SUFFIXES)} for what it is.")
+        raise UsageError(f"{path} has an unknown file type.", f"Give it the right ending: {', '.join(SUFFIXES)}.")
     with _readable(path):
         yield from enumerate(readers[path.suffix.lower()](path, columns), start=1)
 
 
 def columns(path: Path) -> tuple[str, ...]:
-    """Names of the columns, in their order; of JSON the keys of the first rows. Raises UsageError as `read` does."""
+    """Return the column names in order; for JSON the keys of the first rows. Raises UsageError as `read` does."""
     suffix = path.suffix.lower()
     if suffix == ".parquet":
         return tuple(parquet_schema(path).names)
@@ -54,7 +54,7 @@ def columns(path: Path) -> tuple[str, ...]:
 
 
 def class_names(path: Path, column: str) -> list[str] | None:
-    """What a parquet file of the hub calls the numbers in a column; None where it does not say."""
+    """Return the class names of an integer column in a parquet file of the hub; None if it has none."""
     if path.suffix.lower() != ".parquet":
         return None
     said = (parquet_schema(path).metadata or {}).get(b"huggingface", b"{}")
@@ -67,7 +67,7 @@ def class_names(path: Path, column: str) -> list[str] | None:
 
 @contextmanager
 def _readable(path: Path) -> Iterator[None]:
-    """What cannot be read while this lasts is one sentence about the file."""
+    """Turn read errors within the context into one sentence about the file."""
     try:
         yield
     except UnicodeDecodeError as error:
@@ -79,7 +79,7 @@ def _readable(path: Path) -> Iterator[None]:
 
 
 def lines(path: Path, newline: str | None = None) -> Iterator[str]:
-    """The lines of a UTF-8 file, each at most `LINE` characters long, with their ends."""
+    """Yield the lines of a UTF-8 file, each at most `LINE` characters long, with their line ends."""
     with io.TextIOWrapper(files.open_regular(path), encoding="utf-8-sig", newline=newline) as file:
         number = 0
         while line := file.readline(LINE + 1):
@@ -90,9 +90,7 @@ def lines(path: Path, newline: str | None = None) -> Iterator[str]:
 
 
 def delimiter(path: Path) -> str:
-    """What separates the columns: tabs in .tsv; commas in .csv, or what other programs write instead, where the header
-    has more of that.
-    """
+    """Return the column separator: a tab in .tsv; in .csv a comma, or another one if the header has more of it."""
     if path.suffix.lower() == ".tsv":
         return "\t"
     header = next(lines(path, ""), "")
@@ -111,7 +109,7 @@ def _csv(path: Path, columns: list[str]) -> Iterator[list[Any]]:
             if len(row) != len(header):
                 raise UsageError(
                     f"{path}, line {rows.line_num}: {len(row)} fields where the header has {len(header)}.",
-                    "Quotation marks mean themselves in this file: quote line ends and tabs." if bare else None,
+                    "Quotation marks are plain characters in this file: quote line ends and tabs." if bare else None,
                 )
             yield [row[place] for place in places]
     except csv.Error as error:
@@ -119,17 +117,17 @@ def _csv(path: Path, columns: list[str]) -> Iterator[list[Any]]:
 
 
 def _reader(path: Path, bare: bool) -> Any:
-    """Rows of fields, with quotation marks around some of them, or `bare`."""
+    """Return rows of fields; with `bare`, quotation marks are plain characters."""
     csv.field_size_limit(LINE)
     quoting = csv.QUOTE_NONE if bare else csv.QUOTE_MINIMAL
     return csv.reader(lines(path, ""), delimiter=delimiter(path), quoting=quoting, strict=True)
 
 
 def _is_quoted(path: Path) -> bool:
-    """Whether quotation marks in a .tsv file stand around fields, as pandas writes them; in GLUE's they mean
-    themselves, and a text that begins with one would swallow the rows behind it.
+    """Return whether quotation marks in a .tsv file enclose fields, as pandas writes them. In GLUE's files they are
+    plain characters, and a text that begins with one would swallow the rows behind it.
 
-    Bare marks are right where every line then has all fields, unless all that open a field also close it and some
+    They are plain characters if every line then has all fields, unless all that open a field also close it and some
     within are doubled.
     """
     width, doubled, closed = 0, False, True
@@ -158,7 +156,7 @@ def _json(path: Path, columns: list[str]) -> Iterator[list[Any]]:
 
 
 def _objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """(number, object) of every row: one a line, or in .json files also one list of them, or one under "data"."""
+    """Yield (number, object) of every row: one per line, in .json files also from a list, or a list under "data"."""
     first = next((line for line in lines(path) if line.strip()), "").strip()
     whole = path.suffix.lower() == ".json" and (first.startswith("[") or first == "{")
     if whole:
@@ -181,14 +179,14 @@ def _parquet(path: Path, columns: list[str]) -> Iterator[list[Any]]:
 
 
 def parquet_parts(path: Path, columns: list[str], rows: int) -> Iterator[Any]:
-    """Arrow record batches of at most `rows` rows with these columns. Raises UsageError for a file that is none."""
+    """Yield Arrow record batches of at most `rows` rows with these columns. Raises UsageError for other files."""
     with _parquet_file(path) as file:
         _places(path, columns, file.schema_arrow.names)
         yield from file.iter_batches(rows, columns=columns)
 
 
 def parquet_schema(path: Path) -> Any:
-    """The Arrow schema of a parquet file. Raises UsageError for a file that is none."""
+    """Return the Arrow schema of a parquet file. Raises UsageError for other files."""
     with _parquet_file(path) as file:
         return file.schema_arrow
 
@@ -208,7 +206,7 @@ def _parquet_file(path: Path) -> Iterator[Any]:
 
 
 def _places(path: Path, columns: list[str], header: list[str], where: str = "") -> list[int]:
-    """Where the columns stand. Raises UsageError for one that is not there, or stands there twice."""
+    """Return the positions of the columns. Raises UsageError for a missing or duplicate one."""
     places, often = {column: place for place, column in enumerate(header)}, Counter(header)
     for column in columns:
         if column not in places:

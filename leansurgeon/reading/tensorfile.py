@@ -1,7 +1,7 @@
-"""Headers of safetensors files, and the index of shards; nothing is read but the header.
+"""Headers of safetensors files, and the index of shards; only headers are read.
 
-The format is 8 bytes of header length, a JSON header, then the data; see https://github.com/huggingface/safetensors.
-What the format forbids is refused here, too: gaps, overlaps, bytes after the last tensor.
+The format is 8 bytes of header length, a JSON header, then the data; see https://github.com/huggingface/safetensors. As
+the format requires, gaps, overlaps, and bytes after the last tensor are rejected.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from leansurgeon.errors import UsageError, quote
 from leansurgeon.reading import files, jsonfile
 from leansurgeon.reading.jsonfile import Json
 
-# What numpy calls the type that holds the raw bits of each dtype; its last digit is the size in bytes. bf16 and fp8
-# have no numpy type: their bits travel as integers.
+# numpy type for the raw bits of each dtype; its last digit is the size in bytes. bf16 and fp8 have no numpy type: their
+# bits are handled as integers.
 RAW_BITS = {
     "F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1",
     "U8": "u1", "U16": "<u2", "U32": "<u4", "U64": "<u8", "BOOL": "u1", "F8_E4M3": "u1", "F8_E5M2": "u1",
@@ -29,7 +29,7 @@ INDEX = "model.safetensors.index.json"
 
 @dataclass(frozen=True)
 class Entry:
-    """One tensor in a file: its dtype, sizes and absolute byte range."""
+    """One tensor in a file: its dtype, shape and absolute byte range."""
 
     file: Path
     dtype: str
@@ -39,7 +39,9 @@ class Entry:
 
 
 def read_header(path: Path) -> dict[str, Entry]:
-    """The tensors of one safetensors file. Raises `UsageError` when it is truncated, too long, foreign or damaged."""
+    """Read the entries of one safetensors file. Raises `UsageError` if it is truncated, too long, foreign or
+    damaged.
+    """
     with files.open_regular(path) as file:
         try:
             size = os.fstat(file.fileno()).st_size
@@ -62,7 +64,7 @@ def read_header(path: Path) -> dict[str, Entry]:
     metadata = header.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise UsageError(f"{path.name} is damaged: the metadata of its header are no texts.")
-    base = 8 + length  # from where the tensors lie one behind the other, to the end of the file
+    base = 8 + length  # start of the data; tensors are contiguous up to the end of the file
     items = {name: _item(path, name, item) for name, item in header.items()}
     entries, expected = {}, 0
     for name, (dtype, shape, start, end) in sorted(items.items(), key=lambda pair: pair[1][2:]):
@@ -87,7 +89,7 @@ def read_header(path: Path) -> dict[str, Entry]:
 
 
 def _item(path: Path, name: str, item: Json) -> tuple[str, tuple[int, ...], int, int]:
-    """Dtype, sizes, first and last byte of an entry."""
+    """Return dtype, shape, first and last byte of an entry."""
     keys = ("dtype", "shape", "data_offsets")
     dtype, shape, offsets = (jsonfile.value_at(item, key) for key in keys)
     if isinstance(dtype, str) and dtype not in RAW_BITS:
@@ -102,7 +104,7 @@ def _item(path: Path, name: str, item: Json) -> tuple[str, tuple[int, ...], int,
 
 
 def shards(folder: Path) -> list[Path]:
-    """The shards that the index of a folder names, all of them present and beside it."""
+    """Return the shards that the index of a folder names; all must exist next to it."""
     where = jsonfile.read_object(folder / INDEX).get("weight_map")
     if not isinstance(where, dict) or not where or not all(isinstance(name, str) for name in where.values()):
         raise UsageError(f"{INDEX} cannot be read: its weight_map maps no tensors to files.", "Fetch it again.")

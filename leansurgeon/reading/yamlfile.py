@@ -1,8 +1,8 @@
 """YAML as people mean it, with the line of every key: recipes, `--set`, options of tasks. No torch here.
 
-Three things that plain YAML 1.1 gets wrong for recipes: `1e-3` is a number, `no` and `off` are words (a boolean field
-still understands them), and a key that stands twice in a mapping is an error instead of a silent last one. And one that
-it gets wrong for everybody: aliases of aliases let a short text stand for more values than any memory holds.
+Three things differ from plain YAML 1.1, for recipes: `1e-3` is a number, `no` and `off` are words (a boolean field
+still accepts them), and a duplicate key in a mapping is an error instead of the last one winning silently. And one for
+safety: with aliases of aliases, a short text can stand for more values than any memory holds, so they are limited.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import yaml
 from leansurgeon.errors import UsageError
 from leansurgeon.reading import files
 
-LIMIT = 200_000  # bytes: PyYAML reads some 100 KB a second
+LIMIT = 200_000  # bytes: PyYAML reads some 100 KB per second
 DEPTH = 32
 DIGITS = 64
-VALUES = 20_000  # aliases written out
+VALUES = 20_000  # with aliases expanded
 _INTEGER = "tag:yaml.org,2002:int"
-# What PyYAML's constructors raise, beside its own errors, for scalars that are not what their tag says.
+# What PyYAML's constructors raise, besides its own errors, for scalars that do not match their tag.
 _CONSTRUCTING = (ValueError, KeyError, IndexError, TypeError, AttributeError, OverflowError)
 
 _FLOAT = re.compile(r"^[-+]?(\.\d+|\d+(\.\d*)?)([eE][-+]?\d+)?$|^[-+]?\.(inf|Inf|INF)$|^\.(nan|NaN|NAN)$")
@@ -38,14 +38,14 @@ _Loader.yaml_implicit_resolvers = {
     for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 _Loader.add_implicit_resolver("tag:yaml.org,2002:bool", _BOOL, list("tTfF"))
-# Integers are resolved first (their rules stand earlier in the lists), so `64` stays an int.
+# Integers are resolved first (their rules come earlier in the lists), so `64` stays an int.
 _Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+.0123456789"))
 
 Lines = dict[tuple[str, ...], int]
 
 
 def parse(text: str, where: str) -> tuple[Any, Lines]:
-    """The value of a YAML document and the line (from 1) of every key, by its path of keys.
+    """Parse a YAML document. Returns its value and the line (from 1) of every key, by its path of keys.
 
     Raises `UsageError` naming `where`, the line and the problem.
     """
@@ -78,19 +78,20 @@ def parse(text: str, where: str) -> tuple[Any, Lines]:
 
 
 def value(text: str, where: str) -> Any:
-    """One value as a recipe would read it: `1e-3` a float, `[0.9, 0.98]` a list, `30ep` a word."""
+    """Parse one value as in a recipe: `1e-3` a float, `[0.9, 0.98]` a list, `30ep` a word."""
     return parse(text, where)[0]
 
 
 def read(path: Path) -> tuple[Any, Lines]:
-    """`parse` of a file; what cannot be read is one sentence."""
+    """Parse a file; read errors become one sentence."""
     return parse(files.read_text(path, LIMIT), str(path))
 
 
 def _measure(node: yaml.Node, known: dict[int, tuple[int, int]]) -> tuple[int, int]:
-    """Levels and values below a node, aliases written out: each node is counted once and its number remembered.
+    """Return the levels and values below a node, with aliases expanded: each node is counted once and its result
+    cached.
 
-    Raises `ValueError` for a number, or a text, that nothing can write again.
+    Raises `ValueError` for a number or a text that cannot be written again.
     """
     if id(node) in known:
         return known[id(node)]
@@ -111,7 +112,7 @@ def _measure(node: yaml.Node, known: dict[int, tuple[int, int]]) -> tuple[int, i
 
 
 def _note_lines(node: yaml.Node, path: tuple[str, ...], lines: Lines, where: str) -> None:
-    inside = []  # a name, what stands in its line, its value
+    inside = []  # name, node whose line counts, value
     if isinstance(node, yaml.MappingNode):
         inside = [(key.value, key, child) for key, child in node.value]
     elif isinstance(node, yaml.SequenceNode):

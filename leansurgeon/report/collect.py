@@ -1,7 +1,7 @@
-"""Find runs and shrunk models in folders and read them; what cannot be read becomes one sentence.
+"""Find runs and shrunk models in folders and read them; each unreadable file is reported in one sentence.
 
-A run is a folder with `summary.json`, a model one with `surgery.json` and no run of its own; a folder with
-`metrics.jsonl` alone is a training that has not come to its end.
+A run is a folder with `summary.json`, a model one with `surgery.json` that is not part of a run; a folder with only
+`metrics.jsonl` is an unfinished training.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from leansurgeon.training.runs.folder import METRICS, RECIPE, STARTS, SUMMARY, c
 from leansurgeon.training.runs.summary import Summary
 
 CONFIG = "config.json"
-DEPTH = 3  # runs of an experiment lie at workspace/experiment/arm/seed at most
+DEPTH = 3  # runs of an experiment are at workspace/experiment/arm/seed at most
 MAKE_ONE = "`leansurgeon run digits-vit` makes some."
 
 
 @dataclass(frozen=True)
 class Unfinished:
-    """A training without its end: interrupted, or (`running`) one that some process is at now. `resume` is the line
-    that goes on with it, "" where nobody noted which that is.
+    """An unfinished training: interrupted, or in progress (`running`). `resume` is the command to resume it, "" if
+    unknown.
     """
 
     path: Path
@@ -41,12 +41,12 @@ class Unfinished:
 
     @property
     def sentence(self) -> str:
-        """How far the run has come, and whether it is still running, in one sentence."""
+        """How far the run got, and whether it is still running, in one sentence."""
         how_far = "before its first step" if self.step is None else f"at step {self.step:,}"
         return f"{self.name} {'is being trained, now' if self.running else 'was interrupted'} {how_far}."
 
     def as_dict(self) -> JsonObject:
-        """The run as it stands in the report's JSON document."""
+        """Return the run for the report's JSON document."""
         return asdict(self) | {"path": str(self.path), "resume": self.resume or None}
 
 
@@ -60,10 +60,10 @@ class Collection:
 
 
 def collect(paths: Sequence[Path] = (), workspace: Path = Path("runs")) -> Collection:
-    """Read the named runs, models or folders of runs; without a name, every run in `workspace` and every model not
-    trained yet.
+    """Read the named runs, models or folders of runs; without a name, every run in `workspace` and every model that is
+    not trained yet.
 
-    Raises `UsageError` when a name does not exist or nothing at all can be reported.
+    Raises `UsageError` if a name does not exist or there is nothing to report.
     """
     collected = Collection()
     for path in paths or [workspace]:
@@ -95,7 +95,7 @@ def collect(paths: Sequence[Path] = (), workspace: Path = Path("runs")) -> Colle
 
 
 def _walk(path: Path, depth: int, collected: Collection) -> None:
-    """What lies at `path` and below; what the system does not let be read is said and passed over."""
+    """Collect what is at `path` and below; unreadable folders are reported and skipped."""
     try:
         inside = _look(path, collected)
         for below in inside if depth else ():
@@ -105,8 +105,8 @@ def _walk(path: Path, depth: int, collected: Collection) -> None:
 
 
 def _look(path: Path, collected: Collection) -> list[Path]:
-    """Take what a folder is, and return the folders in one that is none of ours. What lies inside a run belongs to
-    it.
+    """Add a folder that is a run or a model; for any other return its subfolders. What is inside a run
+    belongs to it.
     """
     for name, read in ((SUMMARY, summary.read), (record.NAME, record.read)):
         if not (path / name).is_file():
@@ -120,7 +120,7 @@ def _look(path: Path, collected: Collection) -> list[Path]:
         if isinstance(evidence, Summary):
             if evidence.kappa is None:  # measured after the training, if ever
                 evidence = replace(evidence, kappa=jsonfile.read_object_if_whole(path / KAPPA))
-            when = stamp(evidence.finished)  # by its own word, else by the date of the file
+            when = stamp(evidence.finished)  # the summary's own time, else the file's date
         collected.runs.append(read_run(path, evidence, (path / name).stat().st_mtime if when is None else when))
         return []
     if (path / METRICS).is_file():
@@ -132,14 +132,14 @@ def _look(path: Path, collected: Collection) -> list[Path]:
 
 
 def resume_line(run: Path) -> str:
-    """The command that goes on with a run: that of its experiment again, or its own `retrain` with --resume; one that
-    came to no checkpoint starts anew in its folder.
+    """Return the command to resume a run: that of its experiment, or its own `retrain` with --resume; without a
+    checkpoint it starts again in its folder.
     """
     experiment = find_experiment_file(run)
     if experiment:
         return experiment.call or f"leansurgeon run {shlex.quote(str(experiment.path))}"
     if (run.parent / STARTS).is_dir():
-        return ""  # an arm of an experiment that left no note of itself
+        return ""  # an experiment's arm whose command is unknown
     place = shlex.quote(str(run))
     call = call_in(text_of(run / RECIPE) or "")
     call = call or f"leansurgeon retrain MODEL --recipe {shlex.quote(str(run / RECIPE))}"

@@ -1,4 +1,4 @@
-"""Numbers as a person reads them."""
+"""Format numbers for a person."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ class Spread:
 
     @property
     def error(self) -> float:
-        """Standard error of the mean; 0 with one value, of which nothing is known."""
+        """Standard error of the mean; 0 with one value, where it is unknown."""
         return (self.sd or 0.0) / math.sqrt(self.n)
 
 
 def spread(values: Iterable[float | None]) -> Spread | None:
-    """The spread of the values that are known, or None without any."""
+    """Return the spread of the known values, or None without any."""
     known = [v for v in values if v is not None]
     return Spread(fmean(known), stdev(known) if len(known) > 1 else None, len(known)) if known else None
 
 
 def count(value: float | None, *, short: bool = False) -> str:
-    """`152,394`; with `short`, `119.6 M` from ten million on."""
+    """Return `152,394`; with `short`, `119.6 M` from ten million on."""
     if value is None:
         return NONE
     if short and value >= 1e7:
@@ -40,14 +40,14 @@ def count(value: float | None, *, short: bool = False) -> str:
 
 
 def change(value: float | None, reference: float | None) -> str:
-    """`-49.6 %` against a reference; nothing for the reference itself."""
+    """Return `-49.6 %` relative to a reference; a dash if either is missing."""
     if value is None or not reference:
         return NONE
     return f"{100 * (value - reference) / reference:+.1f} %"
 
 
 def memory(value: float | None) -> str:
-    """`12.3 MiB`, `412 MiB`, `13.4 GiB`."""
+    """Return `12.3 MiB`, `412 MiB`, `13.4 GiB`."""
     if value is None:
         return NONE
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
@@ -58,7 +58,7 @@ def memory(value: float | None) -> str:
 
 
 def plain(value: float | None) -> str:
-    """Three digits where they matter: `4.04`, `21.3`, `960`, `1,260`, `3.1e+07`."""
+    """Return a number with as many digits as matter: `4.04`, `21.3`, `960`, `1,260`, `3.1e7`."""
     if value is None:
         return NONE
     size = abs(value)
@@ -68,18 +68,18 @@ def plain(value: float | None) -> str:
 
 
 def plain_small(value: float) -> str:
-    """Three significant digits, also below 1: `0.00123`, `20`, `1,000`, `3.1e7`."""
+    """Return three significant digits, also below 1: `0.00123`, `20`, `1,000`, `3.1e7`."""
     return plain(value) if abs(value) >= 1000 else f"{value:.3g}"
 
 
 def seconds(value: float | None) -> str:
-    """`24 s`, `3.5 min`, `2.1 h`."""
+    """Return `24 s`, `3.5 min`, `2.1 h`."""
     if value is None:
         return NONE
     return f"{value:.0f} s" if value < 100 else f"{value / 60:.1f} min" if value < 6000 else f"{value / 3600:.1f} h"
 
 
 def join_words(words: Iterable[str]) -> str:
-    """`a`, `a and b`, `a, b and c`."""
+    """Return `a`, `a and b`, `a, b and c`."""
     words = list(words)
     return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]])) if words else ""

@@ -1,4 +1,4 @@
-"""Kappa of an arm, from what measuring left in the summaries of its seeds."""
+"""Kappa of an arm, from the measurements in the summaries of its seeds."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from leansurgeon.reading.jsonfile import Json, value_at
 from leansurgeon.reading.values import number, objects, text, whole
 from leansurgeon.report.humans import Spread
 
-# Condition numbers of weights, by their keys in a summary: those of the matrices as they stand depend on the basis of
+# Condition numbers of weights, by their keys in a summary: those of the matrices themselves depend on the basis of
 # every head, those of the products do not.
 MATRICES, PRODUCTS = ("q", "k", "v", "o"), ("vo", "qk")
 
 
 @dataclass(frozen=True)
 class Bound:
-    """A figure, or (with `exact` false) a number that the true figure reaches or exceeds."""
+    """A value or, with `exact` false, a lower bound of it."""
 
     value: float
     exact: bool = True
@@ -27,7 +27,7 @@ class Bound:
 class LayerKappa:
     """Conditioning of one layer, averaged over seeds; `layer` counts from 1, `rank` (of `k`) is the least of a seed.
 
-    `output` (A W_o), `jacobian` and the products among `weights` are what a change of basis cannot move.
+    `output` (A W_o), `jacobian` and the products among `weights` are invariant under a change of basis.
     """
 
     layer: int
@@ -48,8 +48,8 @@ class LayerKappa:
 
 @dataclass(frozen=True)
 class Kappa:
-    """Conditioning of a model: means over layers as `measure.kappa` defines them, and the layers themselves. `output`
-    and `jacobian` are medians over layers (cross-attention has no Jacobian of one input).
+    """Conditioning of a model: means over layers as `measure.kappa` defines them, and the layers. `output` and
+    `jacobian` are medians over layers (cross-attention has no Jacobian of one input).
     """
 
     mean: Bound | None
@@ -65,22 +65,22 @@ class Kappa:
 
     @property
     def poorest(self) -> LayerKappa | None:
-        """The layer whose rank lacks most."""
+        """The layer with the largest rank deficiency."""
         known = [layer for layer in self.layers if layer.rank is not None]
         return max(known, key=lambda layer: layer.k - layer.rank, default=None)
 
 
 def kappa_of(measured: list[Any]) -> Kappa | None:
-    """Kappa of one arm: the mean over its seeds, layer by layer."""
+    """Return the kappa of one arm: the mean over its seeds, layer by layer."""
     measured = [k for k in measured if isinstance(value_at(k, "layers"), list) and objects([k.get("model")])]
     if not measured:
         return None
 
     def figures(parts: list[Any], deficient: int) -> dict[str, Bound | None]:
-        """What is said of the whole model and of every layer."""
+        """Return the values of the model or of a layer."""
         mean = average(parts, "mean", "median_lower_bound")
         return {
-            # It leaves deficient samples out, each of which is worse than any that it counts.
+            # The mean excludes deficient samples, each of which is worse than any that it includes.
             "mean": Bound(mean.value, False) if mean and deficient else mean,
             "median": average(parts, "median", "median_lower_bound"),
             "worst": average(parts, "worst", "lower_bound"),
@@ -88,7 +88,7 @@ def kappa_of(measured: list[Any]) -> Kappa | None:
         }
 
     def layer(i: int) -> LayerKappa:
-        """Layer `i`'s figures, averaged over the runs that have such a layer."""
+        """Return layer `i`'s values, averaged over the runs that have such a layer."""
         parts = [k["layers"][i] if len(k["layers"]) > i else None for k in measured]
         deficient = sum(whole(value_at(part, "deficient")) or 0 for part in parts)
         ranks = [(number(value_at(part, "rank")), number(value_at(part, "k"))) for part in parts]
@@ -129,8 +129,8 @@ def kappa_of(measured: list[Any]) -> Kappa | None:
 
 
 def average(parts: list[Any], value: str, bound: str) -> Bound | None:
-    """The mean of a figure over runs; a lower bound only, where one of them is. None when a run has neither a value nor
-    a bound.
+    """Return the mean of a value over runs; a lower bound if one of them is. None if a run has neither a value nor a
+    bound.
     """
     known = [(number(value_at(part, value)), number(value_at(part, bound))) for part in parts]
     values = [lower if exact is None else exact for exact, lower in known]
@@ -140,13 +140,13 @@ def average(parts: list[Any], value: str, bound: str) -> Bound | None:
 
 
 def middle(bounds: list[Bound | None]) -> Bound | None:
-    """Median over layers that have it; a bound where one of them is."""
+    """Return the median over the layers that have it; a bound if one of them is."""
     known = [bound for bound in bounds if bound]
     return Bound(median(b.value for b in known), all(b.exact for b in known)) if known else None
 
 
 def as_dict(kappa: Kappa | LayerKappa | Bound | Spread | Json) -> Json:
-    """Everything for a program; bounds become `{"value": null, "lower_bound": x}`."""
+    """Return everything as JSON values; bounds become `{"value": null, "lower_bound": x}`."""
     if isinstance(kappa, Bound):
         return {"value": None, "lower_bound": None} | {"value" if kappa.exact else "lower_bound": kappa.value}
     if isinstance(kappa, tuple):

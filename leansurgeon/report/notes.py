@@ -1,4 +1,4 @@
-"""What stands around a table in words: its title, and how the numbers in it came about."""
+"""The text around a table: its title, and how its numbers were measured."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from leansurgeon.training.runs.folder import BEST
 
 
 def title(section: Section) -> str:
-    """`digits-vit: digits, 360 held-out samples, 3 seeds, cpu, fp32`."""
+    """Return `digits-vit: digits, 360 held-out samples, 3 seeds, cpu, fp32`."""
     said = setting(section)
     return f"{section.name}: {', '.join(said)}" if said else section.name
 
 
 def setting(section: Section) -> list[str]:
-    """What was measured, on how much, and on what machine."""
+    """Return what was measured, on how many samples, and on what machine."""
     if section.kind in ("models", "glue"):
         return []
     task = section.task
     said = [task.name] if section.kind == "experiment" and task and task.name != section.name else []
-    if task and task.eval_samples:  # with too little time nothing was judged
+    if task and task.eval_samples:  # with too little time nothing was evaluated
         said.append(plural(task.eval_samples, f"{'held-out' if task.held_out else 'evaluation'} sample"))
     seeds = max((len(r.seeds) for r in section.rows), default=0)
     if section.kind == "experiment":
@@ -37,7 +37,9 @@ def setting(section: Section) -> list[str]:
 
 
 def notes(section: Section, kappa: bool = False) -> list[Note]:
-    """How the numbers came about, in as few sentences as honesty allows. With `kappa`, for a table of layers only."""
+    """Return how the numbers were measured, in as few sentences as honesty allows. With `kappa`, for a table of layers
+    only.
+    """
     measured = of_kappa([row.kappa for row in section.rows if row.kappa], kappa)
     if kappa:
         return measured + list(section.notes)
@@ -53,7 +55,7 @@ def notes(section: Section, kappa: bool = False) -> list[Note]:
 
 
 def of_quality(section: Section) -> list[Note]:
-    """Notes on the metric: which step it is of, its spread, and unequal lengths of training."""
+    """Return notes on the metric: its step, its spread, and unequal lengths of training."""
     warned = [Note(said, "quality", caveat=True) for said in longer_training(section)]
     said = []
     if section.task:
@@ -75,7 +77,7 @@ def of_quality(section: Section) -> list[Note]:
             where = "" if gone else ", which is in model/"
             said.append(f"{' and '.join(unchanged)}: no step was better than the model as it was{where}.")
         if gone:
-            said.append(f"{' and '.join(gone)}: the run folder holds no model any more.")
+            said.append(f"{' and '.join(gone)}: the run folder no longer holds a model.")
     if share := max((r.largest_class or 0.0 for r in section.rows), default=0.0):
         said.append(f"The largest class has {100 * share:.1f} % of the samples: macro F1 counts every class alike.")
     if any(r.test for r in section.rows):
@@ -98,8 +100,8 @@ def of_quality(section: Section) -> list[Note]:
 
 
 def of_expectations(section: Section) -> list[Note]:
-    """One sentence for each row of which the recipe expects something, with figures such as `accuracy 97.6 % (here
-    97.5 %, which agrees)`.
+    """Return a sentence for each row with expectations in its recipe, with values such as `accuracy 97.6 % (here 97.5
+    %, which agrees)`.
     """
     said: dict[str, list[str]] = {}
     differ = set()
@@ -121,7 +123,7 @@ def of_expectations(section: Section) -> list[Note]:
 
 
 def of_judged(section: Section) -> list[Note]:
-    """One sentence for every data that a model was judged on (`judge`, sources that were mixed), against its source."""
+    """Return a sentence for all data on which a model was compared with its source (`judge`, mixed sources)."""
     notes = []
     for row in section.rows:
         for run in row.runs:
@@ -131,7 +133,7 @@ def of_judged(section: Section) -> list[Note]:
 
 
 def of_gaps(section: Section) -> list[Note]:
-    """How to fill the empty cells of a table."""
+    """Return how to fill the empty cells of a table."""
     said = []
     for row in section.rows if any(row.kappa for row in section.rows) else ():
         lacking = next((run for run in row.runs if not run.summary.kappa), None)
@@ -145,7 +147,7 @@ def of_gaps(section: Section) -> list[Note]:
 
 
 def of_kappa(measured: list[Kappa], by_layer: bool) -> list[Note]:
-    """Notes on how the condition numbers were measured: precision, samples, what is averaged."""
+    """Return notes on how condition numbers were measured: precision, samples, what is averaged."""
     if not measured:
         return []
     first = measured[0]
@@ -175,7 +177,7 @@ def of_kappa(measured: list[Kappa], by_layer: bool) -> list[Note]:
 
 
 def of_answering(section: Section) -> list[Note]:
-    """How latency and memory of answering were measured, and which rows were not timed in turns."""
+    """Return how inference latency and memory were measured, and a caveat if some rows were timed separately."""
     known = [(row, run) for row in section.rows for run in row.runs[:1] if row.latency and run.inference]
     if not known:
         return []
@@ -190,7 +192,7 @@ def of_answering(section: Section) -> list[Note]:
 
 
 def of_memory(rows: list[Row]) -> list[Note]:
-    """What the memory column means; a caveat where rows of a CPU and of a GPU stand together."""
+    """Return what the memory column means, with a caveat if CPU and GPU rows are mixed."""
     kinds = {row.on_gpu for row in rows}
     if len(kinds) > 1:
         said = "Memory is of two kinds, not comparable: CPU, peak RSS of the process; GPU, allocator's peak."

@@ -1,6 +1,8 @@
-"""Two rows on the same held-out samples: by how much they differ, between which bounds with 95 %, and what that allows
-to say. Samples are paired in the batches that every run of an experiment was tested on; where there are several seeds,
-their spread is in the interval, too.
+"""Compare two rows on the same held-out samples: their difference, its 95 % confidence interval, and what can be
+concluded.
+
+Samples are paired by the batches that every run of an experiment was tested on. With several seeds, the interval
+includes their spread.
 """
 
 from __future__ import annotations
@@ -17,14 +19,14 @@ from leansurgeon.report.rows import Row
 from leansurgeon.report.runs import Task
 from leansurgeon.training.runs.summary import OnTest
 
-CLOSE = 1e-4  # relative: a metric that is the mean of its sums
+CLOSE = 1e-4  # relative tolerance for a metric that is the mean of its sums
 
 
 @dataclass(frozen=True)
 class Difference:
-    """One row minus another in the metric's own unit (a fraction of a percentage), or for perplexities as a ratio; 95 %
-    of the time it lies between `low` and `high`. `of_samples` is the standard error by samples alone (of a ratio:
-    of its logarithm).
+    """One row minus another in the metric's own unit (a fraction for percentages), or for perplexities the ratio, with
+    the 95 % confidence interval `low` to `high`. `of_samples` is the standard error from samples alone (of a ratio: of
+    its logarithm).
     """
 
     value: float
@@ -37,12 +39,12 @@ class Difference:
 
     @property
     def sign(self) -> int:
-        """1 or -1 where the interval says which is the larger; 0 where it does not."""
+        """1 or -1 if the interval shows which is larger; else 0."""
         level = 1.0 if self.ratio else 0.0
         return (self.low > level) - (self.high < level)
 
     def text(self, task: Task) -> str:
-        """`-1.1 points, 95 %: -2.0 to -0.2, 612 held-out samples`."""
+        """Return `-1.1 points, 95 %: -2.0 to -0.2, 612 held-out samples`."""
         if self.low == self.high == (1.0 if self.ratio else 0.0):
             return f"no difference on {self.samples:,} held-out {self.unit}"
         if self.ratio:
@@ -55,8 +57,8 @@ class Difference:
 
 
 def compare(row: Row, other: Row) -> Difference | None:
-    """The difference of two rows; None where not every run of both keeps what it was tested on, or the metric is no
-    mean of samples.
+    """Return the difference of two rows; None if a run of either did not keep its test sums, or the metric is not a
+    mean over samples.
     """
     if row.runs and (judged := row.runs[0].compared) and other.role == "original":
         return of_comparison(judged, row.runs[0].task.metric) if row.runs[0].task else None
@@ -86,7 +88,9 @@ def compare(row: Row, other: Row) -> Difference | None:
 
 
 def of_comparison(judged: Comparison, metric: str) -> Difference | None:
-    """By what a model was judged beside the original in this metric; None where the samples give it no interval."""
+    """Return the difference of a model from the original in this metric, as measured with that; None without an
+    interval.
+    """
     near = judged.embeddings
     if metric == "cosine" and near and near.low is not None and near.high is not None:
         figures = near.cosine - 1, near.low - 1, near.high - 1
@@ -101,7 +105,7 @@ def of_comparison(judged: Comparison, metric: str) -> Difference | None:
 
 
 def scale_of(test: OnTest) -> str | None:
-    """ "mean" where the metric is the mean of its sums, "log" where it is the exponential of that; else None."""
+    """Return "mean" if the metric is the mean of its sums, "log" if it is the exponential of that; else None."""
     mean, metric = sum(test.sums) / max(sum(test.counts), 1), test.best.metric
     if metric is None:
         return None
@@ -111,7 +115,9 @@ def scale_of(test: OnTest) -> str | None:
 
 
 def describe(row: Row, original: Row, controls: Sequence[Row], task: Task) -> list[str]:
-    """What a lean row keeps and gains, and whether its heads are the reason; nothing without paired samples."""
+    """Return what a lean row keeps and gains, and whether its heads are the reason; an empty list without paired
+    samples.
+    """
     found = compare(row, original)
     if found is None or row.metric is None:
         return []
@@ -143,7 +149,7 @@ def describe(row: Row, original: Row, controls: Sequence[Row], task: Task) -> li
 
 
 def gain_in_speed(row: Row, original: Row) -> list[str]:
-    """A sentence on how fast it answers, where both were timed in turns."""
+    """Return a sentence on its inference speed, if both were timed together, in turns."""
     ours, theirs = row.latency, original.latency
     if ours is None or theirs is None or row.measured != original.measured:
         return []

@@ -1,4 +1,4 @@
-"""`Row`, one line of a table with all that a report draws of it, and `Section`, one table with what must be said."""
+"""`Row`, one line of a table with everything that a report shows of it, and `Section`, one table with its notes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from leansurgeon.report.kappa import Kappa, kappa_of
 from leansurgeon.report.runs import CutSummary, Run, Seconds, Task
 from leansurgeon.training.runs.summary import Scores, Summary, own_test
 
-GLUE = {  # its tasks as the paper's Table 1 has them
+GLUE = {  # tasks as named in the paper's Table 1
     "mnli": "MNLI",
     "sst2": "SST-2",
     "stsb": "STS-B",
@@ -26,8 +26,8 @@ GLUE = {  # its tasks as the paper's Table 1 has them
 
 @dataclass(frozen=True)
 class Note:
-    """How a figure came about, or why it must be read with care. `about` is what it concerns and where a page shows it:
-    "quality", "speed", "memory", "kappa" or "runs"; `caveat` marks what may decide whether a comparison counts.
+    """How a value was measured, or why to read it with care. `about` is its subject, which decides where a page shows
+    it: "quality", "speed", "memory", "kappa" or "runs"; `caveat` marks what may decide whether a comparison counts.
     """
 
     says: str
@@ -46,11 +46,11 @@ class Row:
     control_of: str | None = None
     seeds: tuple[int | None, ...] = ()
     metric: Spread | None = None
-    macro_f1: Spread | None = None  # where one class has most samples, `largest_class` of all
+    macro_f1: Spread | None = None  # if one class, with share `largest_class`, dominates
     largest_class: float | None = None
     best: Spread | None = None
     before: Spread | None = None
-    test: Spread | None = None  # of the test split, by the weights that were best in validation
+    test: Spread | None = None  # on the test split, with the weights that were best in validation
     test_last: Spread | None = None
     scores: dict[str, Spread] | None = None  # by GLUE task
     loss: Spread | None = None
@@ -64,16 +64,16 @@ class Row:
     throughput: Spread | None = None
     throughput_unit: str = ""
     seconds: Spread | None = None
-    size: int | None = None  # bytes of the weights on the disk
+    size: int | None = None  # bytes of the weights on disk
     inference_memory: int | None = None
-    latency: Seconds | None = None  # of one sample
+    latency: Seconds | None = None  # for one sample
     batch_latency: Seconds | None = None
-    measured: str = ""  # the same for rows that were timed in turns
+    measured: str = ""  # the same for rows that were timed together, in turns
     kappa: Kappa | None = None
     init: str = ""
     epochs: float | None = None
     inherited_epochs: float | None = None  # epochs of the training here that its first weights come from
-    began_trained: bool = False  # its first weights had learned something, here or elsewhere
+    began_trained: bool = False  # its first weights were trained, here or elsewhere
     seeds_still_improving: int = 0
     device: str = ""
     precision: str = ""
@@ -81,7 +81,7 @@ class Row:
 
     @property
     def trained(self) -> float:
-        """Epochs that its last weights have seen in this experiment."""
+        """Epochs that its last weights were trained for in this experiment."""
         return (self.epochs or 0.0) + (self.inherited_epochs or 0.0)
 
     @property
@@ -91,31 +91,31 @@ class Row:
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """The folders of the row's runs, without the nameless one."""
+        """The folders of the row's runs, without nameless ones."""
         return tuple(str(run.path) for run in self.runs if str(run.path) != ".")
 
     @property
     def cut(self) -> CutSummary | None:
-        """The surgery behind it: that of the first seed, or of the first whose result was proven."""
+        """The surgery of its first seed, or of the first whose result was verified."""
         cuts = [run.cut for run in sorted(self.runs, key=lambda run: run.summary.seed or 0) if run.cut]
         return next((cut for cut in cuts if cut.proven), cuts[0] if cuts else None)
 
     @property
     def mean_of_scores(self) -> float | None:
-        """Mean of the means of GLUE's eight tasks; None while one is missing."""
+        """Mean of the means of GLUE's eight tasks; None if one is missing."""
         scores = self.scores or {}
         return sum(s.mean for s in scores.values()) / len(GLUE) if len(scores) == len(GLUE) else None
 
     @property
     def change(self) -> float | None:
-        """By how much it has more parameters than what it is compared with, as a share."""
+        """Relative change in parameters against what it is compared with."""
         known = self.parameters and self.reference_parameters
         return self.parameters / self.reference_parameters - 1 if known else None
 
 
 @dataclass(frozen=True)
 class Section:
-    """One table with what must be said about it. `kind` is "experiment", "runs", "models" or "glue"."""
+    """One table with its notes. `kind` is "experiment", "runs", "models", "comparison" or "glue"."""
 
     kind: str
     name: str
@@ -135,24 +135,26 @@ class Section:
 
 
 def follow(value: Any, path: str) -> Any:
-    """What lies at a path such as `kappa.median` of attributes and keys; None where any step is missing."""
+    """Follow a path such as `kappa.median` through attributes and keys; return None if any step is missing."""
     for key in path.split("."):
         value = value.get(key) if isinstance(value, Mapping) else getattr(value, key, None)
     return value
 
 
 def make_row(name: str, role: str, runs: Sequence[Run], control_of: str | None = None) -> Row:
-    """One row from the runs of one arm, one per seed."""
+    """Return one row from the runs of one arm, one per seed."""
     first = runs[0]
     head = first.summary
 
     def over(path: str, of: Callable[[Summary], object] = lambda summary: summary) -> Spread | None:
-        """Mean and deviation over the row's runs of a figure of their summaries, or of what lies `of` these."""
+        """Return mean and deviation over the row's runs of a value in their summaries, or in what `of` returns for
+        these.
+        """
         return spread(follow(of(run.summary), path) for run in runs)
 
     best = over("best.metric")
     answering = next((run.inference for run in runs if run.inference), None)
-    published = not any(own_test(run.summary) for run in runs)  # else the test's figure is the row's own
+    published = not any(own_test(run.summary) for run in runs)  # else the test score is the row's main metric
     return Row(
         name=name,
         role=role,
@@ -193,19 +195,21 @@ def make_row(name: str, role: str, runs: Sequence[Run], control_of: str | None =
 
 
 def heals(summary: Summary) -> bool:
-    """Whether the run was to make a model better that was there: what it was counts as a result, too."""
+    """Return whether the run healed an existing model, which then counts as a result too."""
     saved = value_at(summary.recipe, "train", "checkpoint")
     return value_at(saved, "keep_start") is True and value_at(saved, "keep_best") is not False
 
 
 def is_start_kept(summary: Summary) -> bool:
-    """Whether a run that heals leaves the model as it was."""
+    """Return whether a healing run keeps the model as it was."""
     return heals(summary) and summary.best is not None and summary.best.step == 0
 
 
 def scores_of_run(summary: Summary) -> Scores | None:
-    """The scores that stand for a run: of the last step, which nothing has chosen; of healing those of the model that
-    it leaves in model/, on samples that chose nothing where there are such.
+    """Return the scores that represent a run.
+
+    They are those of the last step, which nothing selected; for healing, those of the model in model/, on samples that
+    chose nothing if there are any.
     """
     if own_test(summary):
         return summary.test.best or summary.test.last
@@ -213,5 +217,5 @@ def scores_of_run(summary: Summary) -> Scores | None:
 
 
 def metric(scores: Scores | None) -> float | None:
-    """The metric of the scores, None without scores."""
+    """Return the metric of the scores, None without scores."""
     return scores.metric if scores else None

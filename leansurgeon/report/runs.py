@@ -1,7 +1,7 @@
-"""One training, or one model that nobody trained yet, as a report needs it: its typed summary or surgery record, and
-what lies beside it (curves, recipe, what `heads` and `bench` leave), which is read when it is first asked for.
+"""One training, or one model that is not trained yet, in the form that reports need: its typed summary or surgery
+record, and the files beside it (curves, recipe, results of `heads` and `bench`), which are read on first use.
 
-What lies there may be absent, odd or cut off; then it is None, and the report goes on without it.
+A file that is missing, malformed or truncated gives None, and the report continues without it.
 """
 
 from __future__ import annotations
@@ -32,37 +32,37 @@ if TYPE_CHECKING:
 
 SHAPE = ("depth", "heads", "head_dim", "mlp_dim")
 PARTS = ("embeddings", "attention", "mlp", "rest")
-PREPARED = (  # options of a task that change what a held-out sample is
+PREPARED = (  # task options that change what a held-out sample is
     "image_size", "channels", "crop_pct", "interpolation", "mean", "std", "seq_len", "mask_prob", "prose",
 )  # fmt: skip
-KAPPA = "kappa.json"  # what `leansurgeon kappa` leaves in the folder of a run
+KAPPA = "kappa.json"  # written by `leansurgeon kappa` in a run's folder
 UNTRAINED = Summary(model=summary.Model(), task=summary.Task())
 
 
 def kappa_name(model: Path) -> str:
-    """The file in a run that holds what `leansurgeon kappa MODEL --data RUN` found of another model."""
+    """Return the file in a run that holds the result of `leansurgeon kappa MODEL --data RUN` for another model."""
     return f"kappa-{display_name(model)}.json"
 
 
 @dataclass(frozen=True)
 class CutSummary:
-    """The record of a surgery in the words of a report."""
+    """The record of a surgery, with the texts that a report shows."""
 
     record: SurgeryRecord
 
     @property
     def plan(self) -> PlanRecord:
-        """The plan as it was carried out."""
+        """The plan that was carried out."""
         return self.record.plan
 
     @property
     def source(self) -> str:
-        """What was cut."""
+        """The name of the source."""
         return text(self.record.source.name, "?")
 
     @cached_property
     def proven(self) -> str:
-        """The sentence about the reload in a fresh process; empty without a proof."""
+        """The sentence about the reload in a fresh process; empty if it was not verified."""
         proof = self.record.proof
         if proof is None:
             return ""
@@ -73,7 +73,7 @@ class CutSummary:
 
     @cached_property
     def compared(self) -> str:
-        """What the comparison with its source found; empty without one."""
+        """The result of the comparison with its source; empty without one."""
         proof = self.record.proof
         return text(sentence(proof.compared, self.record.language)) if proof and proof.compared else ""
 
@@ -84,12 +84,12 @@ class CutSummary:
 
 
 def read_cut(record: SurgeryRecord | None) -> CutSummary | None:
-    """The record of a surgery in words; None where there is none, or nothing was planned."""
+    """Return the record of a surgery as a `CutSummary`; None if there is none, or it has no plan."""
     return CutSummary(record) if record and record.plan else None
 
 
 def read_judged(record: SurgeryRecord | None) -> tuple[tuple[str, str], ...]:
-    """The data that a model was judged on, by name, and what was found, in a sentence; empty where nothing was."""
+    """Return the data that a model was scored on and the result as a sentence; empty if there is none."""
     if record is None:
         return ()
     return tuple((text(name), text(sentence(other, record.language))) for name, other in record.judged.items())
@@ -106,8 +106,8 @@ class Seconds:
 
 @dataclass(frozen=True)
 class Inference:
-    """What answering costs: bytes on the disk and at the peak of a batch, times for one sample and for a batch.
-    `together` is the same for models that were timed in turns.
+    """Inference costs: bytes on disk and peak bytes of a batch, times for one sample and for a batch. `together` is the
+    same for models that were timed in turns.
     """
 
     size: int | None
@@ -120,7 +120,7 @@ class Inference:
 
 
 def inference_of(document: Json) -> Inference | None:
-    """The document of `measure.costs.inference`; None where it is none."""
+    """Read the document of `measure.costs.inference`; None if it is not one."""
     if not isinstance(document, dict):
         return None
     times = {}
@@ -136,9 +136,8 @@ def inference_of(document: Json) -> Inference | None:
 
 @dataclass(frozen=True)
 class Task:
-    """What was measured: the task, the paper's name of its metric, on how many samples, and what stands for these and
-    for how they were prepared: rows of one table were judged on the same ones, which are `held_out` where they chose
-    nothing.
+    """What was measured: the task, the paper's name of its metric, and the number of samples. `samples` identifies the
+    samples and how they were prepared: rows of one table share it. They are `held_out` if they chose nothing.
     """
 
     name: str
@@ -158,7 +157,9 @@ class Task:
 
 @dataclass(frozen=True)
 class Run:
-    """`kind` is "run" or "model": nobody trained that here, and its summary holds what its record or its files say."""
+    """A run or, with `kind` "model", a model that was not trained here; its summary then holds what its record or files
+    say.
+    """
 
     path: Path
     kind: str
@@ -166,9 +167,9 @@ class Run:
     summary: Summary = UNTRAINED
     task: Task | None = None
     cut: CutSummary | None = None
-    judged_in: Path | None = None  # the run that judged it, where it is none itself
-    judged: tuple[tuple[str, str], ...] = ()  # names of data that it was judged on against its source, and sentences
-    measured: Inference | None = None  # what this report itself has measured
+    judged_in: Path | None = None  # the run that scored it, if it is not a run itself
+    judged: tuple[tuple[str, str], ...] = ()  # data it was scored on beside its source, and the result as a sentence
+    measured: Inference | None = None  # measured by this report
     compared: Comparison | None = None  # with the first model of this report
 
     @property
@@ -178,78 +179,78 @@ class Run:
 
     @property
     def parts(self) -> Mapping[str, int | None] | None:
-        """The number of parameters of each part, None where it is not said."""
+        """The number of parameters of each part; None if unknown."""
         parts = self.summary.model.parts
         return {key: whole(parts.get(key)) for key in PARTS} if isinstance(parts, dict) else None
 
     @property
     def shape(self) -> Mapping[str, str] | None:
-        """`{"depth": "12", ...}`, with `4,8,16,32` where stages differ."""
+        """`{"depth": "12", ...}`, with `4,8,16,32` if stages differ."""
         stages = items(value_at(self.summary.model.shape, "stages"))
         column = {key: ",".join(str(whole(value_at(stage, key)) or "?") for stage in stages) for key in SHAPE}
         return column if stages else None
 
     @property
     def began_trained(self) -> bool:
-        """Whether its first weights had learned something, here or elsewhere."""
+        """Whether its first weights were trained, here or elsewhere."""
         transferred = self.part is not None and self.part.init == "transfer"
         return transferred or text(value_at(self.summary.model.surgery, "initialised"), FRESH) != FRESH
 
     @property
     def expected(self) -> Mapping[str, Mapping[str, float]]:
-        """What its recipe expects of each arm: figures that are numbers."""
+        """What its recipe expects of each arm: the values that are numbers."""
         arms = self.summary.recipe.get("expected")
         return {text(arm): figures(values) for arm, values in arms.items()} if isinstance(arms, dict) else {}
 
     @property
     def part(self) -> summary.Part | None:
-        """Where it belongs in an experiment; None for what belongs to none."""
+        """Where it belongs in an experiment; None if it is not part of one."""
         return self.summary.experiment
 
     @property
     def glue_task(self) -> str:
-        """Which task of GLUE it was trained on; "" for any other."""
+        """The GLUE task that it was trained on; "" for any other."""
         return text(self.summary.task.data.get("task")) if self.summary.task.name == "glue" else ""
 
     @cached_property
     def curve(self) -> Curve | None:
-        """The curve the training logged; None for a model, or a run without one."""
+        """The curve that the training logged; None for a model, or a run without one."""
         summary = self.summary
         return read_curve(self.path, summary.seed, summary.epochs, summary.steps) if self.kind == "run" else None
 
     @cached_property
     def heads(self) -> HeadStudy | None:
-        """The study of heads that lies in the folder, if any."""
+        """The study of heads in the folder, if any."""
         return heads_of(jsonfile.read_object_if_whole(self.path / HEADS))
 
     @cached_property
     def inference(self) -> Inference | None:
-        """What answering costs, where it was measured."""
+        """Inference costs, if they were measured."""
         return self.measured or inference_of(jsonfile.read_object_if_whole(self.path / INFERENCE))
 
     @cached_property
     def changes(self) -> JsonObject:
-        """What changed for real samples, as the experiment found it; empty for what belongs to none."""
+        """Samples on which models differ, as the experiment found them; empty outside of experiments."""
         return (self.part and jsonfile.read_object_if_whole(self.path.parent / CHANGES)) or {}
 
     @cached_property
     def bench(self) -> Bench | None:
-        """The benchmark that lies in the folder, if any."""
+        """The benchmark in the folder, if any."""
         return bench_of(jsonfile.read_object_if_whole(self.path / BENCH))
 
     @cached_property
     def recipe(self) -> str | None:
-        """The resolved recipe of a run, as it stands in its folder."""
+        """The resolved recipe of a run, as stored in its folder."""
         return text_of(self.path / RECIPE) if self.kind == "run" else None
 
     @cached_property
     def experiment_file(self) -> ExperimentFile | None:
-        """What `leansurgeon run` left beside the runs of its arms."""
+        """The file that `leansurgeon run` wrote beside the runs of its arms."""
         return find_experiment_file(self.path) if self.kind == "run" else None
 
 
 def read_run(path: Path, evidence: Summary | SurgeryRecord | Source, when: float) -> Run:
-    """What a folder says of itself: a run by its summary, a model by the record of its surgery, or as it stands."""
+    """Read a folder: a run by its summary, a model by its surgery record, or as it is."""
     if isinstance(evidence, Summary):
         cut, judged = read_cut(evidence.model.record), read_judged(record.read_if_whole(path / BEST))
         return Run(path, "run", when, evidence, task_of(evidence), cut, judged=judged)
@@ -265,7 +266,9 @@ def read_run(path: Path, evidence: Summary | SurgeryRecord | Source, when: float
 
 
 def find_judged(one: Run, run: Run) -> Run | None:
-    """The model as `run` judged it on its held-out samples, because it began with it or learned from it; else None."""
+    """Return the model as `run` scored it on held-out samples, if the run began with it or learned from it;
+    else None.
+    """
     test, began = run.summary.test, run.summary.model
     if not own_test(run.summary):
         return None
@@ -278,11 +281,14 @@ def find_judged(one: Run, run: Run) -> Run | None:
 
 
 def compare_models(runs: Sequence[Run]) -> dict[Path, list[Run]]:
-    """Of every model that was judged against its source, which is here, too, the two as that found them: one of both
-    for every data, by their folders. Where no data was named for it, the proof has judged.
+    """For every model that was compared with its source, if that is here too, return both as measured then, one of each
+    per data set, by folder.
+
+    If no data set was named, the comparison of the verification counts.
     """
     found: dict[Path, list[Run]] = {}
-    holds = cache(lambda path, digests: holding(path, Origin(sha256=dict(digests))))  # reads all of a model's weights
+    # cached: it reads all weights of a model
+    holds = cache(lambda path, digests: holding(path, Origin(sha256=dict(digests))))
     for cut in (run for run in runs if run.kind == "model" and run.cut):
         made = cut.cut.record
         proven = made.proof.compared if made.proof and made.decided.calibration else None
@@ -315,7 +321,9 @@ def compare_models(runs: Sequence[Run]) -> dict[Path, list[Run]]:
 
 
 def compared_on(runs: Sequence[Run], name: str, *, language: bool) -> tuple[Task | None, list[Run]]:
-    """What models were judged by beside the first, on data of this name, and the same models with their figures."""
+    """Return the task of a comparison with the first model, on data of this name, and the same models with their
+    scores.
+    """
     found = {run.path: figure for run in runs if run.compared and (figure := figure_of(run.compared, language))}
     if not found:
         return None, list(runs)
@@ -333,7 +341,7 @@ def compared_on(runs: Sequence[Run], name: str, *, language: bool) -> tuple[Task
 
 
 def figure_of(compared: Comparison, language: bool) -> tuple[str, str, bool, PairedFigure] | None:
-    """Key, name and figures of what a comparison found, and whether they are shares; None where it found none."""
+    """Return key, name, whether it is a share, and values of a comparison's metric; None if it has none."""
     if compared.loss and language:
         return (
             "perplexity",
@@ -352,7 +360,7 @@ def figure_of(compared: Comparison, language: bool) -> tuple[str, str, bool, Pai
 
 
 def task_of(made: Summary) -> Task:
-    """The task as reports name it; what a summary leaves out is shown as a question mark."""
+    """Return the task as reports name it; missing names become a question mark."""
     task, options = made.task, value_at(made.recipe, "task")
     name, metric = (said or "?" for said in (task.name, task.metric))
     label, count = task.metric_label or metric, made.test.samples if own_test(made) else task.eval_samples
@@ -363,11 +371,11 @@ def task_of(made: Summary) -> Task:
     return Task(name, metric, label, task.higher_is_better, task.percent, count or None, same, own_test(made))
 
 
-HEADS, BENCH = "heads.json", "bench.json"  # what `heads` and `bench` leave
+HEADS, BENCH = "heads.json", "bench.json"  # written by `heads` and `bench`
 CHANGES = "changes.json"  # beside the runs of an experiment (`training.changes`)
-INFERENCE = "inference.json"  # what `run` and `report --measure` leave (`measure.costs.inference`)
+INFERENCE = "inference.json"  # written by `run` and `report --measure` (`measure.costs.inference`)
 POINTS = 240  # of a curve at most: more than a drawing of 360 units can show
-LARGEST = 64 * 2**20  # bytes that are read of one file
+LARGEST = 64 * 2**20  # most bytes read of one file
 
 Points = tuple[tuple[float, float], ...]
 
@@ -383,7 +391,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class ExperimentFile:
-    """The resolved recipe of a whole experiment, and the command that it came from ("" where nobody noted it)."""
+    """The resolved recipe of an experiment, and the command that made it ("" if unknown)."""
 
     path: Path
     text: str
@@ -391,7 +399,7 @@ class ExperimentFile:
 
 
 def display_name(path: Path) -> str:
-    """What a person calls a run or model: its folder's name, and never that of the `model/` or `last/` inside a run."""
+    """Return the name of a run or model: that of its folder, not `model/` or `last/` inside a run."""
     whole = path.absolute()
     parts = [part for part in whole.parts if part not in (".", whole.anchor)]
     if ".." in parts:
@@ -402,7 +410,7 @@ def display_name(path: Path) -> str:
 
 
 def name_runs(runs: Sequence[Run]) -> dict[Path, str]:
-    """What a table calls these, by their paths: with the parent's name in front where two share one."""
+    """Return the names for a table, by path: with the parent's name in front if two are equal."""
     short, names = [display_name(run.path) for run in runs], {}
     for run, name in zip(runs, short, strict=True):
         whole = run.path.absolute()
@@ -411,9 +419,9 @@ def name_runs(runs: Sequence[Run]) -> dict[Path, str]:
 
 
 def read_curve(run: Path, seed: int | None, epochs: float | None, steps: float | None) -> Curve | None:
-    """The curves in `metrics.jsonl`; None where nothing of it can be drawn.
+    """Return the curves in `metrics.jsonl`; None if nothing can be drawn.
 
-    An evaluation is written with its step only; its epoch follows from the epochs and steps of the summary.
+    An evaluation is stored with its step only; its epoch follows from the epochs and steps of the summary.
     """
     if not epochs or not steps:
         return None
@@ -427,12 +435,12 @@ def read_curve(run: Path, seed: int | None, epochs: float | None, steps: float |
 
 
 def read_metrics(run: Path, *, newest_first: bool = False) -> Iterator[tuple[float, JsonObject]]:
-    """The lines of a run's metrics that name a step, with it."""
+    """Yield the lines of a run's metrics that have a step, with the step."""
     lines = (text_of(run / METRICS) or "").splitlines()
     for line in reversed(lines) if newest_first else lines:
         try:
             entry = jsonfile.parse(line, "")
-        except UsageError:  # cut off
+        except UsageError:  # truncated
             continue
         step = number(value_at(entry, "step"))
         if step is not None:
@@ -440,7 +448,9 @@ def read_metrics(run: Path, *, newest_first: bool = False) -> Iterator[tuple[flo
 
 
 def thin_points(points: list[tuple[float, float]]) -> Points:
-    """At most `POINTS` of them: the least and the largest of every stretch, so that no peak is lost, and both ends."""
+    """Return at most `POINTS` points: the smallest and the largest of every stretch, so that no peak is lost, and both
+    ends.
+    """
     if len(points) <= POINTS:
         return tuple(points)
     stretches, inner = POINTS // 2 - 1, points[1:-1]
@@ -452,14 +462,14 @@ def thin_points(points: list[tuple[float, float]]) -> Points:
 
 
 def find_experiment_file(run: Path) -> ExperimentFile | None:
-    """The experiment's file beside the run's folder, with the call it records; None without a readable one."""
+    """Return the experiment's file beside the run's folder, with its command; None if it is missing or unreadable."""
     path = run.parent / EXPERIMENT
     content = text_of(path) if run != Path() and path.is_file() else None
     return ExperimentFile(path, content, call_in(content)) if content is not None else None
 
 
 def text_of(path: Path) -> str | None:
-    """A file's text; None where it is too large, unreadable or no text."""
+    """Return a file's text; None if it is too large, unreadable or not text."""
     try:
         return read_text(path, LARGEST)
     except UsageError:
@@ -487,14 +497,14 @@ class PruningPoint(Recorded):
 
 @dataclass(frozen=True)
 class PruningCurve(Recorded):
-    """How the score falls as heads go, by the order in which they do."""
+    """The score as more heads are switched off, for each order."""
 
     orders: Mapping[str, tuple[PruningPoint, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class HeadStudy(Recorded):
-    """The document of `leansurgeon heads`: importance of heads, and what their absence costs."""
+    """The document of `leansurgeon heads`: importance of heads, and the cost of removing them."""
 
     attentions: tuple[AttentionHeads, ...] = ()
     samples: Mapping[str, int] = field(default_factory=dict)
@@ -502,13 +512,13 @@ class HeadStudy(Recorded):
 
     @property
     def score(self) -> str:
-        """What the curves show: "accuracy" or "loss"."""
+        """The curves' score: "accuracy" or "loss"."""
         return "accuracy" if any(p.accuracy is not None for p in self.curve.orders.get("importance", ())) else "loss"
 
 
 @dataclass(frozen=True)
 class Quartiles(Recorded):
-    """A figure over rounds, and (of one against another) what it says."""
+    """A value over rounds and, if it compares two, the verdict."""
 
     median: float | None = None
     verdict: str = ""
@@ -527,7 +537,7 @@ class BenchRow(Recorded):
     step_against_first: Quartiles = Quartiles()
 
     def time(self, key: str) -> float | None:
-        """The median of a measured time."""
+        """Return the median of a measured time."""
         return self.seconds[key].median if key in self.seconds else None
 
 
@@ -555,11 +565,11 @@ class Bench(Recorded):
 
 
 def heads_of(document: Json) -> HeadStudy | None:
-    """The document of `leansurgeon heads`; None where it is none."""
+    """Read the document of `leansurgeon heads`; None if it is not one."""
     return HeadStudy.from_dict(document) if isinstance(document, dict) else None
 
 
 def bench_of(document: Json) -> Bench | None:
-    """The document of `leansurgeon bench`; None where it has no rows."""
+    """Read the document of `leansurgeon bench`; None if it has no rows."""
     bench = Bench.from_dict(document) if isinstance(document, dict) else Bench()
     return bench if bench.rows else None

@@ -1,14 +1,14 @@
-"""Group what was collected into tables: experiments, single runs of a task, GLUE, and models that nobody trained.
+"""Group the collected runs into tables: experiments, single runs of a task, GLUE, and untrained models.
 
-GLUE is as the paper's Table 1 prints it: a row per pretrained model, a column per task, and the mean of all eight.
-Each task is judged by the metric that its run recorded: accuracy, but F1 for MRPC and QQP, Pearson's correlation for
-STS-B and Matthews' for CoLA (MNLI: the matched part). Runs belong together when they started from the same weights.
+GLUE is laid out as in the paper's Table 1: a row per pretrained model, a column per task, and the mean of all eight.
+Each task shows the metric that its run recorded: accuracy, but F1 for MRPC and QQP, Pearson's correlation for STS-B and
+Matthews' for CoLA (MNLI: the matched part). Runs belong together if they started from the same weights.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -17,8 +17,8 @@ from leansurgeon.errors import plural
 from leansurgeon.reading.values import stamp
 from leansurgeon.report.humans import join_words, spread
 from leansurgeon.report.rows import GLUE, Note, Row, Section, make_row, metric
-from leansurgeon.report.runs import Run, compare_models, display_name, find_judged, name_runs, read_run
-from leansurgeon.training.runs.summary import DONE, Summary, own_test
+from leansurgeon.report.runs import Run, compare_models, display_name, find_judged, name_runs
+from leansurgeon.training.runs.summary import DONE, own_test
 
 APART = (
     "A table of its own: no run here began with it or was cut and learned from it, so nobody judged it on the samples "
@@ -28,10 +28,10 @@ ROLES = ("original", "lean", "control")
 
 
 def sections(runs: Sequence[Run]) -> list[Section]:
-    """Group what was collected into tables, the one with the newest run first, models at the end.
+    """Group the collected runs into tables, the one with the newest run first, models last.
 
-    In place of a model that some of the runs judged on their held-out samples, or that was judged beside its source,
-    stands one for each table.
+    A model that some runs scored on their held-out samples, or that was compared with its source, appears in each of
+    those tables instead.
     """
     found: list[Run] = []
     runs = sorted(runs, key=lambda run: -run.when)
@@ -49,24 +49,20 @@ def sections(runs: Sequence[Run]) -> list[Section]:
     return sorted([*made, *([together] if together else [])], key=lambda s: s.kind == "models")
 
 
-def experiment_section(summaries: Iterable[Summary]) -> list[Section]:
-    """The same for summaries in memory, in the order of their training."""
-    return sections([read_run(Path(), summary, float(i)) for i, summary in enumerate(summaries)])
-
-
 def _group_key(run: Run) -> tuple:
     if run.task is None:
         return ("models",)
     if run.part is None or not run.part.name:
         return ("runs", run.task)
-    # Debug runs of an experiment carry its name but not its data; arms with a task of their own compare only with each
-    # other.
+    # Debug runs share an experiment's name but not its data; arms with their own task compare only with each other.
     sizes = (run.summary.task.train_samples, run.task.eval_samples)
     return ("experiment", run.part.name, run.task.name, *sizes, run.part.own_task)
 
 
 def _singles(kind: str, runs: list[Run]) -> Section:
-    """Single runs of a task with the models that these judged ("runs"), or models that nobody trained ("models")."""
+    """Return a section of single runs of a task with the models they scored ("runs"), or of untrained models
+    ("models").
+    """
     models = sorted((run for run in runs if run.kind == "model"), key=lambda run: -(run.summary.model.parameters or 0))
     runs = [*models, *(run for run in runs if run.kind == "run")]
     names = name_runs(runs)
@@ -98,7 +94,7 @@ def _experiment(runs: list[Run]) -> Section:
     if original := next((r for r in rows if r.role == "original"), None):
         rows = [replace(r, inherited_epochs=original.epochs) if r.init == "transfer" else r for r in rows]
     rows = [replace(r, reference_parameters=original and original.parameters) for r in rows]
-    # Trained side by side they end in any order, and a table that is shown again must be the same.
+    # Parallel trainings end in any order, but a table must be the same each time.
     rows.sort(key=lambda r: (ROLES.index(r.role), by_number(r.name)))
     seeds = max((len(r.seeds) for r in rows), default=0)
     notes += [
@@ -114,22 +110,24 @@ def _experiment(runs: list[Run]) -> Section:
 
 
 def by_number(name: str) -> str:
-    """A key that puts `h2` before `h10`."""
+    """Return a sort key that puts `h2` before `h10`."""
     return re.sub(r"\d+", lambda digits: digits[0].zfill(12), name)
 
 
 def side_by_side(runs: Sequence[Run]) -> bool:
-    """Whether any of these trainings ran while another one did."""
+    """Return whether any of these trainings overlapped in time."""
     spans = [(stamp(run.summary.started), stamp(run.summary.finished)) for run in runs]
     known = sorted((start, end) for start, end in spans if start is not None and end is not None)
     return any(later[0] < earlier[1] for earlier, later in pairwise(known))
 
 
 def _arms(runs: list[Run]) -> tuple[dict[str, list[Run]], list[Note]]:
-    """The runs of every arm, in the order of their training: the newest of each seed, and only of one recipe."""
+    """Return the runs of every arm, in the order of their training: the newest of each seed, and only those of one
+    recipe.
+    """
 
     def settings(run: Run) -> tuple:
-        """What seeds of one arm share: the number of steps, and the digest of all settings where it was written."""
+        """Return what seeds of one arm share: the number of steps, and the digest of all settings if it was stored."""
         return run.summary.steps, run.part.digest
 
     arms: dict[str, list[Run]] = {}
@@ -159,13 +157,14 @@ def _arms(runs: list[Run]) -> tuple[dict[str, list[Run]], list[Note]]:
 
 
 def make_glue_section(runs: Sequence[Run]) -> Section | None:
-    """The table over all finished runs of task `glue` among these, newest first; None where there are none."""
+    """Return the table of all finished runs of task `glue`; None if there are none."""
     models: dict[tuple[str, ...], dict[str, dict[int | None, Run]]] = {}
     for run in runs:
         if run.glue_task not in GLUE or run.summary.status != DONE:
             continue
         began, arm = run.summary.model, run.part.arm if run.part else ""
-        # What tells pretrained models apart: the arm of an experiment, or the digests of the weights that a run took.
+        # What identifies a pretrained model: the arm of an experiment, or the digests of the weights that a run started
+        # from.
         weights = sorted(f"{k}={v}" for k, v in began.start.files.items() if k.endswith(".safetensors"))
         key = (arm, run.part.name) if arm else (began.start.name or began.source or "?", *weights)
         models.setdefault(key, {}).setdefault(run.glue_task, {}).setdefault(run.summary.seed, run)
@@ -177,7 +176,7 @@ def make_glue_section(runs: Sequence[Run]) -> Section | None:
             both = [(metric(run.summary.final), metric(run.summary.best)) for run in seeds.values()]
             if score := spread(best if last is None else last for last, best in both):
                 scores[task] = score
-        # What holds for all tasks together.
+        # Only what all tasks share.
         rows.append(Row(name, "run", shape=used[0].shape, scores=scores, runs=tuple(used)))
     if not rows:
         return None

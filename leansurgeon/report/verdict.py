@@ -1,14 +1,14 @@
-"""What a comparison allows to say. The word "better" is refused under two standard errors.
+"""What a comparison allows to conclude. "Better" requires at least two standard errors.
 
-The standard error of a difference of two arms adds, as squares: each arm's spread over seeds, sd / sqrt(seeds), and
-for accuracies the error of each arm from the size of the test set, sqrt(p (1 - p) / N). More seeds make the first
-smaller and never the second. The second counts both arms as if their test sets were different ones, so it is on the
-careful side. Perplexity has only the first.
+The standard error of a difference of two arms adds, as squares: each arm's spread over seeds, sd / sqrt(seeds), and for
+accuracies the error of each arm from the size of the test set, sqrt(p (1 - p) / N). More seeds reduce the first and
+never the second. The second treats the arms' test sets as independent, which is conservative. Perplexity has only the
+first.
 
-Several comparisons of one table are corrected together, by Holm's step-down rule (1979): the clearest of m needs the
-quantile for 5 % / m, the next that for 5 % / (m - 1), and so on; behind the first that is not shown none is.
+Several comparisons of one table are corrected together by Holm's step-down rule (1979): the clearest of m needs the
+quantile for 5 % / m, the next that for 5 % / (m - 1), and so on; after the first that is not shown, none is.
 
-What a recipe expects of its arms (`expected:`) is held against what was measured in the same way.
+What a recipe expects of its arms (`expected:`) is compared with the measurements in the same way.
 """
 
 from __future__ import annotations
@@ -28,14 +28,16 @@ from leansurgeon.report.rows import Row, Section, Task
 FEW = 50  # held-out samples
 LONGER = 1.01  # times the epochs
 ONE_SEED = "; one seed is not a result."
-SMALL_WIDTH = 256  # up to here the stock initialisation is known to leave deep models under-trained
+SMALL_WIDTH = 256  # up to this width the default initialization is known to leave deep models under-trained
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """`difference` is arm minus against in the metric's own unit (a fraction for percentages); `verdict` is a fixed
-    word for programs: "better", "worse", "not shown", "one seed", "not credible", "not comparable" or "no spread";
-    `needed` is how many standard errors it takes in this table, `p` how often chance alone gives such a distance."""
+    """`difference` is arm minus against in the metric's own unit (a fraction for percentages). `verdict` is a fixed
+    word for programs: "better", "worse", "not shown", "one seed", "not credible", "not comparable" or "no spread".
+    `needed` is the number of standard errors required in this table, `p` the probability of such a difference by
+    chance.
+    """
 
     arm: str
     against: str
@@ -49,7 +51,7 @@ class Verdict:
 
 
 def verdicts(section: Section) -> list[Verdict]:
-    """Every lean arm against the original and against its control."""
+    """Compare every lean arm with the original and with its control."""
     if section.kind != "experiment" or section.task is None:
         return []
     originals = [r for r in section.rows if r.role == "original"]
@@ -65,8 +67,8 @@ def verdicts(section: Section) -> list[Verdict]:
 
 
 def conclude(section: Section) -> list[str]:
-    """What a section comes to, in sentences: of every lean arm what it keeps and gains, where the same samples tell;
-    else what the seeds allow to say.
+    """Return a section's conclusions as sentences: what each lean arm keeps and gains, if tested on the same samples;
+    else what the seeds allow.
     """
     found, told, original, task = verdicts(section), [], section.original, section.task
     for row in section.rows if original and task else ():
@@ -81,7 +83,7 @@ def conclude(section: Section) -> list[str]:
 
 
 def sentences(verdicts_here: list[Verdict]) -> list[str]:
-    """What is said of all of them; more than three of one seed each become one sentence."""
+    """Return the sentences of all verdicts; more than three with one seed become one sentence."""
     single = [v for v in verdicts_here if v.sentence.endswith(ONE_SEED)]
     said = [v.sentence for v in verdicts_here if len(single) <= 3 or v not in single]
     if len(single) > 3:
@@ -92,8 +94,9 @@ def sentences(verdicts_here: list[Verdict]) -> list[str]:
 
 
 def controls_of(lean: Row, rows: tuple[Row, ...]) -> list[Row]:
-    """The controls that name this arm; without such a word, those whose name carries its name, else all unbound
-    ones."""
+    """Return the controls of this arm: those that name it, else those whose name contains its name, else all that name
+    no arm.
+    """
     controls = [r for r in rows if r.role == "control"]
     bound = [r for r in controls if r.control_of == lean.name]
     free = [r for r in controls if not r.control_of]
@@ -101,7 +104,7 @@ def controls_of(lean: Row, rows: tuple[Row, ...]) -> list[Row]:
 
 
 def judge(arm: Row, other: Row, task: Task, comparisons: int = 1) -> Verdict | None:
-    """Compare two arms, where so many comparisons of a table are still to be told; None when one has no metric."""
+    """Compare two arms, with `comparisons` comparisons of the table still to be tested; None if one has no metric."""
     if arm.metric is None or other.metric is None:
         return None
     difference = arm.metric.mean - other.metric.mean
@@ -121,7 +124,7 @@ def judge(arm: Row, other: Row, task: Task, comparisons: int = 1) -> Verdict | N
     freedom = degrees_of_freedom(error, [(one.metric.error, one.metric.n) for one in (arm, other)])
     enough = errors_needed(freedom, comparisons)
     word, ending = _words(arm, other, ahead, ratio, enough, comparisons)
-    # Cut, not rounded: 1.96 must not read as the 2.0 that would have been enough.
+    # Truncated, not rounded: 1.96 must not read as the 2.0 that would have been enough.
     sentence = f"{begin}, {math.floor(ratio * 10) / 10:.1f} standard errors: {ending}."
     return Verdict(arm.name, other.name, difference, error, ratio, word, sentence, enough, p_value(ratio, freedom))
 
@@ -146,25 +149,25 @@ def _words(arm: Row, other: Row, ahead: bool, ratio: float, enough: float, compa
 
 
 def is_accuracy(task: Task) -> bool:
-    """Whether the metric is a share of samples that were right."""
+    """Return whether the metric is a share of correct samples."""
     return task.percent and "accuracy" in task.metric
 
 
 def variance_of_test(row: Row, task: Task) -> float:
-    """What the size of the test set adds to the variance of an accuracy; 0 for other metrics."""
+    """Return what the size of the test set adds to the variance of an accuracy; 0 for other metrics."""
     known = row.metric and task.eval_samples and is_accuracy(task)
     return binomial_variance(row.metric.mean, task.eval_samples) if known else 0.0
 
 
 def difference_text(difference: float, task: Task) -> str:
-    """`+0.8 points`, or `perplexity -1.32`."""
+    """Return `+0.8 points`, or `perplexity -1.32`."""
     if task.percent:
         return f"{100 * difference:+.{task.decimals}f} points"
     return f"{task.label} {'-' if difference < 0 else '+'}{plain(abs(difference))}"
 
 
 def longer_training(section: Section) -> list[str]:
-    """Which arms continue from the trained original, and how long each side was trained."""
+    """Return which arms continue from the trained original, and how long each side was trained."""
     original = section.original
     groups: dict[float | None, list[Row]] = {}
     for row in section.rows if section.kind == "experiment" and original else ():
@@ -180,7 +183,7 @@ def longer_training(section: Section) -> list[str]:
 
 
 def warnings(section: Section) -> list[str]:
-    """What makes a comparison doubtful before any number is looked at."""
+    """Return what makes a comparison doubtful whatever its numbers."""
     if section.kind != "experiment":
         return []
     told = []
@@ -192,7 +195,8 @@ def warnings(section: Section) -> list[str]:
                 "a win of another arm over it is not credible. Train longer."
             )
         made = row.runs[0].summary.model
-        fresh = text(value_at(made.surgery, "plan", "init"), FRESH) == FRESH  # else the weights were not drawn
+        # else the weights were not initialized here
+        fresh = text(value_at(made.surgery, "plan", "init"), FRESH) == FRESH
         stages = items(value_at(made.shape, "stages")) or [None]
         std, width = made.init_std if fresh else None, whole(value_at(stages[0], "width"))
         natural = 1 / math.sqrt(width) if width else 0.0
@@ -208,12 +212,12 @@ def warnings(section: Section) -> list[str]:
     return told
 
 
-DEBUG = "-debug"  # ends the name of an experiment that was only tried out: nothing is expected of it
+DEBUG = "-debug"  # suffix of an experiment that was only a test run: its recipe's expectations do not apply
 
 
 @dataclass(frozen=True)
 class Expected:
-    """One figure of one row. `agrees` is None where one seed cannot tell; parameters must be the same number."""
+    """One value of one row. `agrees` is None if one seed cannot tell; parameters must be equal."""
 
     name: str
     figure: str
@@ -223,10 +227,10 @@ class Expected:
 
 
 def expectations(section: Section) -> list[Expected]:
-    """Every figure that the recipe of a row expects and this report has measured.
+    """Return every value that a row's recipe expects and this report has measured.
 
-    What a recipe expects stands by the name of an arm; of a single run by its number of parameters, where the recipe
-    tells its arms apart by it.
+    An expectation is found by the name of an arm; for a single run, by its number of parameters, if that identifies one
+    arm of the recipe.
     """
     found, task = [], section.task
     for row in section.rows if section.kind != "models" and not section.name.endswith(DEBUG) else ():
@@ -242,7 +246,7 @@ def expectations(section: Section) -> list[Expected]:
                 found.append(Expected(row.name, figure, value, row.parameters, row.parameters == value))
             elif measured is not None:
                 agrees = None
-                if measured.n > 1:  # what the seeds and the size of the test set allow
+                if measured.n > 1:  # within what the seeds and the size of the test set allow
                     of_test = variance_of_test(row, task) if task is not None and measured is row.metric else 0.0
                     error = (measured.error**2 + of_test) ** 0.5
                     freedom = degrees_of_freedom(error, [(measured.error, measured.n)])

@@ -1,5 +1,5 @@
-"""The best (heads, layers, MLP) of a source under a budget; `outcome.search` is the way in.
+"""Search for the best (heads, layers, MLP) of a source under a budget; the entry point is `outcome.search`.
 
-Nothing is imported here: the package gives the name `leansurgeon.search` to a function of Python's, once this room has
-been loaded (see `leansurgeon/__init__.py`).
+Nothing is imported here: once this package has been loaded, `leansurgeon.search` must still be the Python function (see
+`leansurgeon/__init__.py`).
 """

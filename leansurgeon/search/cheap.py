@@ -1,12 +1,12 @@
-"""The cheap stage: what can be said of a shape before it is built, and who is worth a try. No torch.
+"""The cheap stage: score shapes before they are built, and choose which to try. No torch.
 
     parameters   exact
-    memory       predicted peak of training, of those that are tried (`limits`)
-    latency      of a forward pass of one sample, measured where there is a limit for it (`limits`)
+    memory       predicted peak of training, for shapes that are tried (`limits`)
+    latency      of a forward pass of one sample, measured if it is limited (`limits`)
     influence    share of the source's influence that the most influential layers keep
-    kappa        of the kept layers, moved by the number of heads as Gaussian matrices would (Theorem 3.2)
+    kappa        of the kept layers, scaled by the number of heads as for Gaussian matrices (Theorem 3.2)
 
-None of them is the truth: the report says how the order changed with the scores.
+None of them is reliable: the report says how the order changed with the real scores.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from leansurgeon.shape import Shape, evenly_per_stage
 if TYPE_CHECKING:
     from leansurgeon.search.evidence import Evidence
 
-CONTROLS = 4  # one place in so many is for a candidate with the old number of heads
-# Which way is better: -1 where more is (more parameters under the same limit can hold more).
+CONTROLS = 4  # one candidate in this many has the old number of heads
+# Which direction is better: -1 for more (more parameters under the same limit can hold more).
 WISHES = {"parameters": -1, "influence": -1, "kappa": 1}
 EDELMAN = math.exp(1.537)  # a square Gaussian matrix of size n has kappa exp(1.537) n (Edelman, 1988; geometric mean)
 
 
 @dataclass(frozen=True)
 class CheapScores:
-    """Cheap numbers of one candidate; None where unknown."""
+    """Cheap scores of one candidate; None if unknown."""
 
     parameters: int
     memory: int | None = None
@@ -42,7 +42,7 @@ class CheapScores:
 
 
 def scores(source: Source, candidates: Sequence[Candidate], evidence: Evidence | None) -> dict[str, CheapScores]:
-    """Everything but memory and latency, by name."""
+    """Return all scores except memory and latency, by name."""
     numbers = {candidate.name: CheapScores(candidate.parameters) for candidate in candidates}
     if evidence is None:
         return numbers
@@ -56,7 +56,9 @@ def scores(source: Source, candidates: Sequence[Candidate], evidence: Evidence |
 
 
 def keep_most_influential(before: Shape, after: Shape, influence: list[float] | None) -> list[int]:
-    """The most influential layers of every stage (evenly spaced where influence is unknown), through all stages."""
+    """Return the most influential layers of every stage, as layers of the model; evenly spaced if influence is
+    unknown.
+    """
     if not influence:
         return list(evenly_per_stage(before, after))
     kept = []
@@ -66,7 +68,7 @@ def keep_most_influential(before: Shape, after: Shape, influence: list[float] | 
 
 
 def foretold_kappa(before: Shape, after: Shape, evidence: Evidence, kept: Sequence[int]) -> float | None:
-    """Median over the kept layers of the source's kappa, times what Theorem 3.2 makes of the new inner width."""
+    """Predict the median kappa over the kept layers: the source's, scaled by Theorem 3.2 to the new inner width."""
     kappas = []
     for layer in kept:
         old, new = (shape.stages[before.stage_of(layer)] for shape in (before, after))
@@ -77,20 +79,20 @@ def foretold_kappa(before: Shape, after: Shape, evidence: Evidence, kept: Sequen
 
 
 def gaussian_kappa(tokens: float, inner: float) -> float:
-    """Condition number of a Gaussian (tokens, inner) matrix: (sqrt(a) + sqrt(b)) / (sqrt(a) - sqrt(b)) for large sizes
-    a > b (Theorem 3.2), which has no end at a = b; there a square matrix's takes over.
+    """Return the condition number of a Gaussian (tokens, inner) matrix: (sqrt(a) + sqrt(b)) / (sqrt(a) - sqrt(b)) for
+    large sizes a > b (Theorem 3.2). It diverges at a = b, where the value of a square matrix applies.
     """
     a, b = math.sqrt(max(tokens, inner)), math.sqrt(min(tokens, inner))
     square = EDELMAN * b * b
     return min(square, (a + b) / (a - b)) if a > b else square
 
 
-# -- who is tried ---------------------------------------------------------------------------------
+# -- which to try --------------------------------------------------------------------------------
 
 
 def order(candidates: Sequence[Candidate], numbers: dict[str, CheapScores]) -> list[Candidate]:
-    """By the mean of the ranks in parameters (more is better under a limit), influence (more) and kappa (less), as far
-    as they are known; of equals the smaller one first.
+    """Sort candidates by the mean of their ranks in parameters (more is better under a limit), influence (more) and
+    kappa (less), as far as known; on ties the smaller one first.
     """
     from scipy.stats import rankdata  # takes a second
 
@@ -104,5 +106,5 @@ def order(candidates: Sequence[Candidate], numbers: dict[str, CheapScores]) -> l
 
 
 def old_heads(tries: int) -> int:
-    """How many of the places are for candidates with the old number of heads, so that depth alone is always tried."""
+    """Return how many places are for candidates with the old number of heads, so that depth alone is always tried."""
     return -(-tries // CONTROLS) if tries > 1 else 0

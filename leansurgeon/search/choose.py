@@ -1,8 +1,8 @@
-"""One shape for a number of parameters, for `shrink --params -30%`: ways to save as much are tried on sample data.
+"""Choose one shape for a number of parameters, for `shrink --params -30%`, by trying alternatives on sample data.
 
-The same parameters can be saved by fewer layers, by a narrower MLP, or by some of both; which costs least depends on
-the model. So of each of the usual MLP widths the deepest shape that fits is refitted on a part of the sample data and
-judged on the samples that guard, so that the proof's held-out data stays unseen.
+The same number of parameters can be saved by fewer layers, by a narrower MLP, or by some of both; which costs least
+depends on the model. So for each of the usual MLP widths the deepest shape that fits is refitted on a part of the
+sample data and judged on the guard samples; the proof's held-out data stays unseen.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SHARE = Fraction(1, 4)  # of the sample data
 
 @dataclass(frozen=True)
 class ChosenShape:
-    """The shape that is taken, and why, in sentences."""
+    """The chosen shape, and the reason in sentences."""
 
     wanted: RequestedShape
     says: tuple[str, ...]
@@ -33,8 +33,8 @@ class ChosenShape:
 def by_parameters(
     source: Source, text: str, wanted: RequestedShape, data: Calibration | None, seed: int, say: Callable[[str], None]
 ) -> ChosenShape:
-    """The shape of at most so many parameters that is best after its refit; where there is no data, the one that keeps
-    the MLP. Heads stay as they are, or are what `wanted` says. Raises `UsageError` where no shape is small enough.
+    """Choose the shape with at most this many parameters that is best after its refit; without data, the one that keeps
+    the MLP. Heads stay unchanged, or as in `wanted`. Raises `UsageError` if no shape is small enough.
     """
     most = budget_of(text, source.parameters.total)
     if most >= source.parameters.total:
@@ -59,7 +59,7 @@ def by_parameters(
 
 
 def deepest(candidates: tuple[Candidate, ...]) -> list[Candidate]:
-    """Of every MLP width the shape with the most parameters, the widest MLP first."""
+    """Return the shape with the most parameters for every MLP width, the widest MLP first."""
     best: dict[tuple[int, ...], Candidate] = {}
     for candidate in candidates:
         key = tuple(stage.mlp_dim for stage in candidate.shape.stages)
@@ -71,7 +71,7 @@ def deepest(candidates: tuple[Candidate, ...]) -> list[Candidate]:
 def measure_candidates(
     source: Source, tried: list[Candidate], data: Calibration, seed: int, say: Callable[[str], None]
 ) -> ChosenShape:
-    """The best of `tried` after a short refit."""
+    """Return the best of `tried` after a short refit."""
     from leansurgeon.search.heals import HealTrial
 
     with scratch() as place:
@@ -90,7 +90,7 @@ def measure_candidates(
 
 
 def describe_candidate(candidate: Candidate, source: Source) -> str:
-    """`24 layers, MLP 1,152, 98,123,456 parameters (-27.1 %)`."""
+    """Describe a candidate: `24 layers, MLP 1,152, 98,123,456 parameters (-27.1 %)`."""
     change = 100 * (candidate.parameters / source.parameters.total - 1)
     layers, mlp = (candidate.shape.column(key) for key in ("depth", "mlp_dim"))
     return f"{layers} layers, MLP {mlp}, {candidate.parameters:,} parameters ({change:+.1f} %)"

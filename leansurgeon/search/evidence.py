@@ -1,6 +1,6 @@
-"""What one pass over sample data says of the source: kappa and influence of every layer. Imports torch.
+"""Measure kappa and influence of every layer of the source in one pass over sample data. Imports torch.
 
-It is measured once and kept; the file's name is a digest of the source's weights and of every sample.
+The result is cached; the file's name is a digest of the source's weights and of every sample.
 """
 
 from __future__ import annotations
@@ -32,13 +32,14 @@ from leansurgeon.surgery.shrink import DecidedCut, carry_out
 from leansurgeon.training.runs.folder import write_json
 
 SAMPLES = 64  # for kappa, as in a recipe
-VERSION = 2  # how samples are chosen: what an older state has measured, here or in a search's folder, is not taken up
+VERSION = 2  # of the choice of samples; a new number invalidates older measurements, also in searches' folders
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """By layer of the source. `tokens` is the mean number of real tokens of a sample. `influence` is 1 - cos(input,
-    output) (ShortGPT); None where nothing was learned or the model cannot be run block by block, and `says` why.
+    """Values by layer of the source. `tokens` is the mean number of real tokens per sample. `influence` is 1 -
+    cos(input, output) (ShortGPT); None if nothing was learned or the model cannot be run block by block; `says` then
+    explains it.
     """
 
     tokens: float
@@ -48,8 +49,8 @@ class Evidence:
 
 
 def gather(source: Source, data: Calibration, cache: Path, seed: int = 0, say: Say = silent) -> Evidence:
-    """The evidence on the guard samples of `data`, from `cache` where it was measured before. Of a preset the kappa is
-    that of a model just initialised with `seed`.
+    """Return the evidence on the guard samples of `data`, from `cache` if measured before. For a preset, kappa is that
+    of a model freshly initialized with `seed`.
     """
     follows_from = f"{VERSION} {identity(source)} {data.digest} {seed} {SAMPLES}"
     file = cache / "search" / f"{hashlib.sha256(follows_from.encode()).hexdigest()[:24]}.json"
@@ -76,27 +77,27 @@ def gather(source: Source, data: Calibration, cache: Path, seed: int = 0, say: S
 
 
 def identity(source: Source) -> str:
-    """What a source is: its config and the digests of its weight files."""
+    """Return a digest of the source's config and weight files."""
     weights = [digests.sha256(path) for path in (source.files or ())]
     return hashlib.sha256((json.dumps(source.config, sort_keys=True) + " ".join(weights)).encode()).hexdigest()
 
 
 def kappas(source: Source, data: Calibration, seed: int) -> tuple[list[float | None], float]:
-    """Median kappa of every layer (its lower bound where blocks lack rank), and tokens of a sample."""
+    """Return the median kappa of every layer (a lower bound for rank-deficient blocks), and the tokens per sample."""
     with scratch() as place:
         folder = source.folder
         if source.weights is None:
             folder = place / "model"
             carry_out(DecidedCut(plan(source, RequestedShape(), seed)), folder, check=False)
         loaded = load(folder, tower=of_section(source.architecture.section)).alone()
-        guard = thin(data.guard, SAMPLES)  # sentences lie by their length
+        guard = thin(data.guard, SAMPLES)  # sentences are sorted by length
         figures = kappa.measure_blocks(loaded, guard, data.mask, SAMPLES)
     per_layer = [at["median"] if at["median"] is not None else at["median_lower_bound"] for at in figures["layers"]]
     return merge_by_layer(per_layer, source.shape.depth), figures["tokens"] / figures["samples"]
 
 
 def merge_by_layer(values: list[float | None], depth: int) -> list[float | None]:
-    """One value for a layer: the largest, where a layer has several attentions."""
+    """Return one value per layer: the largest, if a layer has several attentions."""
     each = max(1, len(values) // depth)
     parts = [values[i : i + each] for i in range(0, len(values), each)]
     return [max((v for v in part if v is not None), default=None) for part in parts]
@@ -104,7 +105,7 @@ def merge_by_layer(values: list[float | None], depth: int) -> list[float | None]
 
 @torch.no_grad()
 def influences(source: Source, data: Calibration) -> list[float]:
-    """Influence of every layer, with one block of the source in memory."""
+    """Return the influence of every layer, with one block of the source in memory."""
     teacher = Skeleton(source.used_config, source.architecture)
     teacher.fill_outer(source.weights.float32)
 

@@ -1,4 +1,4 @@
-"""What a search found: its table, JSON document and sentences. No torch."""
+"""Present the result of a search: its table, JSON document and sentences. No torch."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from leansurgeon.search.outcome import SearchOutcome
 from leansurgeon.search.space import Candidate, Shapes
 from leansurgeon.words import WIDTH, in_columns
 
-LEFT_OUT = ("kept", "kappa", "cheap", "memory")  # first where the table would be too wide
-TOLD = 3  # so many moves are named
+LEFT_OUT = ("kept", "kappa", "cheap", "memory")  # columns dropped in this order if the table is too wide
+TOLD = 3  # maximum number of moves to name
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One candidate, control or the source: its place by the cheap scores (from 1), and its results by rung."""
+    """One candidate, control or the source: its rank by the cheap scores (from 1), and its results by rung."""
 
     candidate: Candidate
     numbers: CheapScores
@@ -34,7 +34,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class OrderChange:
-    """Two stages, Kendall's tau of their orders, and the places that candidates moved up (down: negative)."""
+    """Change of order between two stages: Kendall's tau, and the places that candidates moved up (down: negative)."""
 
     before: str
     after: str
@@ -44,7 +44,7 @@ class OrderChange:
 
 
 def list_findings(outcome: SearchOutcome) -> list[Finding]:
-    """Candidates, then controls, the source last."""
+    """Return candidates, then controls, the source last."""
     front, names = find_front(outcome), [c.name for c in outcome.tried]
     return [
         Finding(
@@ -63,7 +63,7 @@ def list_findings(outcome: SearchOutcome) -> list[Finding]:
 
 
 def kendall_tau(a: Sequence[Any], b: Sequence[Any]) -> float | None:
-    """Kendall's tau-b (1945) of two lists of keys for the same things; None where one list has a single value."""
+    """Return Kendall's tau-b (1945) of two lists of keys for the same items; None if one list has a single value."""
     from scipy.stats import kendalltau
 
     places = ([sorted(set(keys)).index(key) for key in keys] for keys in (a, b))
@@ -72,9 +72,9 @@ def kendall_tau(a: Sequence[Any], b: Sequence[Any]) -> float | None:
 
 
 def list_changes(outcome: SearchOutcome) -> list[OrderChange]:
-    """How the order changed from each stage to the next, among those that both have."""
-    # Keys by name, the smaller the better. A stage has those alone that came to it from the one before: controls come
-    # in on the last rung, so they have no place in the order of earlier ones.
+    """Return how the order changed from each stage to the next, among candidates in both."""
+    # Keys by name, the smaller the better. Only candidates that came from the stage before count: controls enter on the
+    # last rung, so they have no place in the order of earlier ones.
     stages: list[tuple[str, dict[str, tuple]]] = [("cheap", {c.name: (i,) for i, c in enumerate(outcome.tried)})]
     for rung, results in zip(outcome.schedule, outcome.rungs, strict=True):
         scores = {c.name: results[c.name].score for c in outcome.tried if c.name in results}
@@ -91,9 +91,9 @@ def list_changes(outcome: SearchOutcome) -> list[OrderChange]:
 
 
 def find_front(outcome: SearchOutcome) -> list[str]:
-    """The Pareto front: names that no other candidate is at least as good as in parameters, memory and latency (as far
-    as known of all) and in score. Candidates are compared on the last rung that both saw, since a longer training is
-    no merit of a shape; a control with those of the last rung.
+    """Return the Pareto front: candidates that no other one dominates in parameters, memory and latency (as far as
+    known for all) and score. Candidates are compared on the last rung that both reached, since a longer training is no
+    merit of a shape; a control is compared on the last rung.
     """
     everyone, tried, last = outcome.everyone, {c.name for c in outcome.tried}, outcome.rungs[-1]
     numbers = [[getattr(outcome.cheap[n], key) for n in everyone] for key in ("parameters", "memory", "latency")]
@@ -102,7 +102,7 @@ def find_front(outcome: SearchOutcome) -> list[str]:
     keys = {name: [score.key for score in outcome.scores(name)] for name in everyone}
 
     def beats(a: str, b: str) -> bool:
-        """Whether `a` is nowhere worse than `b` and somewhere better."""
+        """Return whether `a` is nowhere worse than `b` and somewhere better."""
         rungs = [min(len(keys[a]), len(keys[b])) - 1] if {a, b} <= tried else []
         rungs += [-1] if a in last and b in last else []
         pairs = [((*costs[a], keys[a][i]), (*costs[b], keys[b][i])) for i in rungs if keys[a]]
@@ -112,9 +112,8 @@ def find_front(outcome: SearchOutcome) -> list[str]:
 
 
 def list_as_good(outcome: SearchOutcome) -> list[Candidate]:
-    """Finalists that the winner's margin does not tell from it: within one standard error of the difference, counted as
-    if the samples were independent (they are shared, so this is cautious). Empty where the metric has no standard
-    error.
+    """Return the finalists that are as good as the winner: within one standard error of the difference, computed as if
+    the samples were independent (they are shared, so this is conservative). Empty if the metric has no standard error.
     """
     winner, *others = ((c, outcome.rungs[-1][c.name].score) for c in outcome.finalists)
     best = winner[1]
@@ -126,7 +125,7 @@ def list_as_good(outcome: SearchOutcome) -> list[Candidate]:
 
 
 def make_document(outcome: SearchOutcome, command: str, extra: dict[str, Any]) -> JsonObject:
-    """The search as one JSON document."""
+    """Return the search as one JSON document."""
     rows = [
         {
             "name": one.candidate.name,
@@ -172,14 +171,14 @@ def make_document(outcome: SearchOutcome, command: str, extra: dict[str, Any]) -
 
 
 def make_table(outcome: SearchOutcome) -> str:
-    """Candidates and controls, the best first by the longest rung that they saw; the source last. 80 columns."""
+    """Return an 80-column table of candidates and controls, sorted by longest rung and score; the source last."""
 
     shares = [str(rung.share) for rung in outcome.schedule]
     called = {outcome.winner.name: "winner"} | ({outcome.control.name: "control"} if outcome.control else {})
     *others, source = list_findings(outcome)
 
     def success(one: Finding) -> tuple:
-        """The last rung that it reached, then its score there."""
+        """Sort key: the last rung it reached, then its score there."""
         seen = [i for i, share in enumerate(shares) if (result := one.results.get(share)) and result.score]
         last = max(seen, default=-1)
         return -last, one.results[shares[last]].score.key if seen else (), one.candidate.parameters
@@ -204,13 +203,13 @@ def make_table(outcome: SearchOutcome) -> str:
 
 
 def draw_cells(rows: Sequence[dict[str, str]]) -> str:
-    """The columns that say something, under their heads."""
+    """Format the columns that have any content, with their heads."""
     columns = [c for c in rows[0] if any(r[c] != NONE for r in rows)]
     return in_columns(columns, [[row[c] for c in columns] for row in rows])
 
 
 def shape_cells(candidate: Candidate, numbers: CheapScores) -> dict[str, str]:
-    """Layers, heads, MLP and costs of a candidate."""
+    """Return layers, heads, MLP and costs of a candidate."""
     shape = candidate.shape
     return {
         "layers": shape.column("depth"),
@@ -225,7 +224,7 @@ def shape_cells(candidate: Candidate, numbers: CheapScores) -> dict[str, str]:
 
 
 def make_candidates_table(ranked: Sequence[Candidate]) -> str:
-    """The candidates of a dry run in this order."""
+    """Return a table of the candidates of a dry run, in this order."""
     return draw_cells(
         [shape_cells(c, CheapScores(c.parameters)) | {"head_dim": c.shape.column("head_dim")} for c in ranked]
     )
@@ -235,16 +234,16 @@ def make_candidates_table(ranked: Sequence[Candidate]) -> str:
 
 
 def describe_space(space: Shapes) -> str:
-    """`180 shapes: 12 cannot be made, 100 are too large and 68 fit the budget in parameters.`"""
+    """Describe the space: `180 shapes: 12 cannot be made, 100 are too large and 68 fit the budget in parameters.`"""
     parts = [f"{sum(space.refused.values()):,} cannot be made"] if space.refused else []
     parts += [f"{space.too_large:,} are too large"] if space.too_large else []
-    # Without a limit of parameters, or where it excludes nothing, this says nothing of the other limits.
+    # Without a limit of parameters, or if it excludes nothing, other limits are not mentioned.
     parts += [f"{len(space.candidates):,} {'fit the budget in parameters' if space.too_large else 'can be made'}"]
     return f"{plural(space.looked_at, 'shape')}: {join_words(parts)}."
 
 
 def describe(outcome: SearchOutcome) -> list[str]:
-    """What may be said, one paragraph each."""
+    """Describe the result, one paragraph per entry."""
     winner, score = outcome.winner, outcome.rungs[-1][outcome.winner.name].score
     error = "" if score.error is None else f" (standard error {100 * score.error:.1f} points)"
     lines = [
@@ -256,17 +255,17 @@ def describe(outcome: SearchOutcome) -> list[str]:
         names = {winner.name: "winner", outcome.original.name: "source"}
         told = [f"{names.get(name, 'control')} {score.text}" for name, score in untouched.items()]
         some = next(iter(untouched.values()))
-        lines.append(f"On {plural(some.samples, 'held-out sample')} that chose nothing: {join_words(told)}.")
+        lines.append(f"On {plural(some.samples, 'held-out sample')} not used for the choice: {join_words(told)}.")
     else:
         lines.append(
-            "The evaluation data chose the winner, which flatters it: train it, its control and the source on other "
-            "seeds before you believe the difference."
+            "The winner was chosen on the evaluation data, so its score is optimistic: train it, its control and the "
+            "source on other seeds before you believe the difference."
         )
     if others := list_as_good(outcome):
         small = min((winner, *others), key=lambda c: c.parameters)
         ending = f"; the smallest is {name_shape(small)} with {small.parameters:,} parameters"
         less = "" if small is winner else ending
-        lines.append(f"Not to be told from it (one standard error): {join_words(map(name_shape, others))}{less}.")
+        lines.append(f"As good within one standard error: {join_words(map(name_shape, others))}{less}.")
     for step in list_changes(outcome):
         if step.tau is None:
             continue
@@ -280,7 +279,7 @@ def describe(outcome: SearchOutcome) -> list[str]:
 
 
 def compare_with_control(outcome: SearchOutcome) -> str:
-    """What the control says of the winner's heads."""
+    """Say what the control shows about the winner's heads."""
     last, winner, other = outcome.rungs[-1], outcome.winner, outcome.control
     if not winner.more_heads:
         rival = next((c for c in outcome.finalists if c.more_heads), None)
@@ -298,7 +297,7 @@ def compare_with_control(outcome: SearchOutcome) -> str:
 
 
 def name_shape(candidate: Candidate) -> str:
-    """A candidate's shape in words."""
+    """Describe a candidate's shape in words."""
     shape = candidate.shape
     layers, heads = plural(shape.column("depth"), "layer"), plural(shape.column("heads"), "head")
     return f"{layers} x {heads}, MLP {shape.column('mlp_dim')}"

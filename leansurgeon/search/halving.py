@@ -25,7 +25,7 @@ class Rung:
 
 @dataclass(frozen=True)
 class Score:
-    """A metric on held-out samples. `error` is its standard error where it is a share of `samples` that were right."""
+    """A metric on held-out samples. `error` is its standard error if it is a share of right answers among `samples`."""
 
     value: float
     label: str
@@ -37,18 +37,18 @@ class Score:
 
     @property
     def key(self) -> tuple[float, float]:
-        """The smaller, the better: the metric, then the loss."""
+        """Sort key, smaller is better: the metric, then the loss."""
         return (-self.value if self.higher else self.value), self.loss if self.loss is not None else 0.0
 
     @property
     def text(self) -> str:
-        """The value as a person reads it."""
+        """The value formatted for reading."""
         return f"{100 * self.value:.1f} %" if self.percent else f"{self.value:.4g}"
 
 
 @dataclass(frozen=True)
 class Result:
-    """What a candidate reached on a rung: a score, or why there is none."""
+    """Result of a candidate on a rung: a score, or why there is none."""
 
     score: Score | None
     failed: str | None = None
@@ -59,8 +59,8 @@ Try = Callable[[Rung, Sequence[Candidate]], Results]
 
 
 def schedule(tries: int) -> list[Rung]:
-    """R = max(1, ceil(log2 tries)) rungs: on rung r (from 0) ceil(tries / 2^r) candidates for 2^(r - R + 1) of the full
-    length. The last rung has two candidates (one, where one is all there is) and the full length; with tries = 2^R
+    """Return R = max(1, ceil(log2 tries)) rungs: on rung r (from 0) ceil(tries / 2^r) candidates for 2^(r - R + 1) of
+    the full length. The last rung has two candidates (one, if there is only one) and the full length; with tries = 2^R
     every rung costs two full lengths.
     """
     count = max(1, (tries - 1).bit_length())
@@ -74,10 +74,10 @@ def climb(
     beside: Callable[[Sequence[Candidate]], Sequence[Candidate]] = lambda survivors: (),
     say: Say = silent,
 ) -> list[Results]:
-    """The results of every rung, by name. `candidates` stand in the order of the cheap scores, which decides between
-    equal ones; `beside` names what is tried on the last rung beside the survivors (their controls).
+    """Run all rungs and return the results of each, by name. `candidates` are in the order of the cheap scores, which
+    breaks ties; `beside` returns what to try on the last rung in addition to the survivors (their controls).
 
-    Raises `LeanSurgeonError` where nothing on a rung has a score.
+    Raises `LeanSurgeonError` if nothing on a rung has a score.
     """
     results: list[dict[str, Result]] = []
     alive, rungs = list(candidates), schedule(len(candidates))
@@ -99,6 +99,6 @@ def climb(
 
 
 def order_candidates(candidates: Sequence[Candidate], results: dict[str, Result]) -> list[Candidate]:
-    """Those with a score, the best first; of equals the smaller one, then the one that stood first."""
+    """Return those with a score, the best first; ties by size, then by the given order."""
     scored = [c for c in candidates if results[c.name].score is not None]
     return sorted(scored, key=lambda c: (*results[c.name].score.key, c.parameters))

@@ -1,9 +1,9 @@
-"""Candidates by short heals: calibrated shrink on a share of the sample data, judged on samples beside it. Imports
-torch. On the last rung a candidate stands as `shrink` leaves it: refitted in closed form and by the growing local fit,
-which `surgery.spans` bounds in passes of the source over the samples; on earlier rungs the closed form is all.
+"""Try candidates by short heals: calibrated shrink on a share of the sample data, judged on its guard samples. Imports
+torch. On the last rung a candidate is healed as by `shrink`: refitted in closed form and by the growing local fit,
+which `surgery.spans` bounds in passes of the source over the samples; on earlier rungs only in closed form.
 
-The samples that guard every cut choose among candidates. The held-out ones are looked at once, for the winner, its
-control and the source, since the best of many is flattered by what chose it.
+The guard samples of every cut choose among candidates. The held-out ones are used once, for the winner, its control and
+the source, since the score that selected the best of many is biased upwards.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ PARTS = ("choosing", "untouched")
 
 @dataclass
 class HealTrial:
-    """Heals candidates and judges them. Every result is a file in `folder`, so a search that was ended goes on."""
+    """Heals candidates and judges them. Every result is a file in `folder`, so an interrupted search can resume."""
 
     source: Source
     data: Calibration
     folder: Path
     seed: int = 0
     say: Say = silent
-    device: str = "cpu"  # where candidates are healed; they are judged on the CPU
+    device: str = "cpu"  # for healing; candidates are judged on the CPU
     references: dict[str, list[torch.Tensor]] = field(init=False, default_factory=dict)
 
     def attempt(self, rung: Rung, candidates: Sequence[Candidate]) -> Results:
-        """The scores of one rung on the samples that choose."""
+        """Return the scores of one rung on the samples that choose."""
         results = {}
         for number, candidate in track(list(enumerate(candidates, 1)), f"rung {rung.number}", "candidates/s"):
             results[candidate.name] = result = self.of(candidate, rung.share)["choosing"]
@@ -62,11 +62,11 @@ class HealTrial:
         return results
 
     def score_held_out(self, candidate: Candidate) -> Score | None:
-        """The score on held-out samples, of a candidate that was healed in full."""
+        """Return the score on held-out samples of a fully healed candidate."""
         return self.of(candidate, Fraction(1))["untouched"].score
 
     def of(self, candidate: Candidate, share: Fraction) -> Results:
-        """Scores on both parts, from the file where there is one."""
+        """Return scores on both parts, from the file if it exists."""
         file = self.folder / f"{candidate.name}-{share.numerator}of{share.denominator}-{heal_of(share)}.json"
         try:
             read = jsonfile.read_object(file)
@@ -75,14 +75,14 @@ class HealTrial:
             pass
         try:
             results = self.heal_candidate(candidate, share)
-        except Diverged as error:  # of this shape alone; other errors are of the source or the data
+        except Diverged as error:  # concerns this shape only; other errors concern the source or the data
             results = {part: Result(None, error.message) for part in PARTS}
         file.parent.mkdir(parents=True, exist_ok=True)
         write_json(file, {part: asdict(result) for part, result in results.items()})
         return results
 
     def heal_candidate(self, candidate: Candidate, share: Fraction) -> Results:
-        """Scores on both parts of a candidate that is cut and refitted now."""
+        """Cut and refit a candidate, and return its scores on both parts."""
         if candidate.shape == self.source.shape:
             return self.judge_folder(self.source.folder)
         method = Method(heal=heal_of(share))
@@ -98,20 +98,20 @@ class HealTrial:
             return self.judge_folder(folder)
 
     def judge_folder(self, folder: Path) -> Results:
-        """Scores on both parts (held-out samples: where there are any) of the model in a folder."""
+        """Return the scores of the model in a folder on both parts (on held-out samples only if there are any)."""
         loaded = self.load_tower(folder)
         parts = zip(PARTS, (self.data.guard, self.data.heldout), strict=True)
         return {part: Result(self.score(loaded, part, batches)) for part, batches in parts if batches}
 
     def load_tower(self, folder: Path) -> Loaded:
-        """A model for measuring; of one of several towers the one that is searched."""
+        """Load a model for measuring; of several towers, the one that is searched."""
         opened = load(folder, tower=of_section(self.source.architecture.section)).alone()
         opened.model.eval()
         return opened
 
     @torch.no_grad()
     def score(self, loaded: Loaded, part: str, batches: list[Batch]) -> Score:
-        """The task's metric, or the mean cosine to the source's output where there is no task."""
+        """Return the task's metric, or without a task the mean cosine to the source's output."""
         if self.data.task is not None:
             return task_score(loaded, self.data, batches)
         judge = OutputScorer(loaded, pooling=read_pooling(self.source.folder))
@@ -126,12 +126,12 @@ class HealTrial:
 
 
 def heal_of(share: Fraction) -> str:
-    """How candidates are healed on a rung with this share of the sample data; all of it is the last one's."""
+    """Return how candidates are healed on a rung with this share of the sample data; the last rung has all of it."""
     return "local" if share == 1 else "closed"
 
 
 def task_score(loaded: Loaded, data: Calibration, batches: list[Batch]) -> Score:
-    """The task's metric over all batches. Raises `Diverged` where the loss is no number."""
+    """Return the task's metric over all batches. Raises `Diverged` if the loss is not finite."""
     scores = [data.task.score(loaded.forward(batch), batch) for batch in batches]
     totals = [sum(map(float, parts)) for parts in zip(*(score[:4] for score in scores), strict=True)]
     sums = Sums(*totals, None if scores[0].extra is None else sum(score.extra.double().numpy() for score in scores))
@@ -150,8 +150,8 @@ def task_score(loaded: Loaded, data: Calibration, batches: list[Batch]) -> Score
 
 
 def part_of(data: Calibration, share: Fraction) -> Calibration:
-    """A `share` of the samples to fit on and to guard, in whole batches, one at least, spread over all: sentences stand
-    by their length.
+    """Return a `share` of the fit and guard samples: whole batches (at least one), evenly spread since sentences are
+    sorted by length.
     """
     chosen = {}
     for part in ("fit", "guard"):

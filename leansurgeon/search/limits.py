@@ -1,4 +1,4 @@
-"""Memory and latency of a shape, and who fits. Torch is imported when a model is built, not before."""
+"""Memory and latency of a shape, and which shapes fit. Torch is imported only when a model is built."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from leansurgeon.search.space import Candidate
 from leansurgeon.shape import Shape, evenly_per_stage
 from leansurgeon.surgery.requested_shape import holder
 
-WARM_UP, LEAST, SECONDS = 3, 10, 0.3  # forward passes before and while the clock runs, and how long it runs at least
+WARM_UP, LEAST, SECONDS = 3, 10, 0.3  # warm-up passes, and minimum passes and seconds of timing
 
 
 def config_of(source: Source, shape: Shape) -> tuple[Config, Architecture]:
-    """Config and family of the source at another shape, evenly spaced layers kept."""
+    """Return config and family of the source at another shape, with evenly spaced layers kept."""
     family = holder(source.architecture, source.shape, shape)
     kept = evenly_per_stage(source.shape, shape, source.architecture.period)
     return Reshaped(source, family, shape).config(kept), family
 
 
 def training_memory(source: Source, shape: Shape, setting: memory.Setting) -> int:
-    """Predicted peak bytes of training on one GPU. Raises what `measure.costs.memory.predict` raises."""
+    """Return the predicted peak bytes of training on one GPU. Raises what `measure.costs.memory.predict` raises."""
     return memory.predict(*config_of(source, shape), setting).total
 
 
 def latency(source: Source, shape: Shape, tokens: int | None = None) -> float:
-    """Median milliseconds of a forward pass of one sample, on the GPU where there is one, in fp32 and without autocast;
-    weights as initialised, since time does not depend on them. `tokens` is the length of a text sample.
+    """Return the median milliseconds of a forward pass of one sample, on the GPU if there is one, in fp32 without
+    autocast; weights are random, since time does not depend on them. `tokens` is the length of a text sample.
     """
     import torch
 
@@ -55,8 +55,8 @@ def latency(source: Source, shape: Shape, tokens: int | None = None) -> float:
 
 @dataclass
 class Limit:
-    """Whether candidates keep a limit, measuring as few as can be: a shape that is nowhere smaller than one that was
-    too much is too much, too.
+    """Check candidates against a limit with as few measurements as possible: a shape that is at least as large
+    everywhere as one that failed fails, too.
     """
 
     most: float
@@ -65,7 +65,7 @@ class Limit:
     too_much: list[Candidate] = field(default_factory=list)
 
     def fits(self, candidate: Candidate) -> bool:
-        """Whether a candidate keeps the limit; measured only where no smaller shape was too much already."""
+        """Return whether a candidate keeps the limit; measures it only if no smaller shape has failed."""
         if any(covers(candidate.shape, other.shape) for other in self.too_much):
             return False
         value = self.known.get(candidate.name)
@@ -77,15 +77,15 @@ class Limit:
 
 
 def covers(large: Shape, small: Shape) -> bool:
-    """Whether every number of one shape is at least that of the other."""
+    """Return whether every number of one shape is at least that of the other."""
     keys = ("depth", "inner", "mlp_dim")
     pairs = list(zip(large.stages, small.stages, strict=True))
     return all(getattr(a, key) >= getattr(b, key) for a, b in pairs for key in keys)
 
 
 def pick(ordered: Sequence[Candidate], tries: int, old_heads: int, limits: Sequence[Limit]) -> list[Candidate]:
-    """The first `tries` of `ordered` that keep all limits, `old_heads` of which (the first of those) have the old
-    number of heads, as far as there are such.
+    """Return the first `tries` of `ordered` that keep all limits, with the first `old_heads` of those with the old
+    number of heads among them, if there are that many.
     """
 
     def first(candidates: list[Candidate], count: int) -> set[str]:

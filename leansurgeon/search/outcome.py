@@ -1,11 +1,12 @@
-"""The best (heads, layers, MLP) of a source under a budget, in four stages that each look at fewer shapes for longer.
+"""Search for the best (heads, layers, MLP) of a source under a budget, in four stages that each look at fewer shapes
+for longer.
 
-    space      every shape that the source can be cut to and that has few enough parameters, counted exactly
-    cheap      parameters, FLOPs, memory, latency, and what one pass over sample data says of the layers
+    space      every shape that the source can be cut to with few enough parameters, counted exactly
+    cheap      parameters, FLOPs, memory, latency, and measurements of the layers from one pass over sample data
     halving    short heals (`heals`) or short trainings (`trainings`) of the best few, the better half for twice as long
-    outcome    the winner beside its control and the source, the Pareto front, and how the order changed on the way
+    outcome    the winner next to its control and the source, the Pareto front, and how the order changed on the way
 
-`search` is the way in. Everything that took time lies in the search's folder, and the same call goes on from there.
+`search` is the entry point. All expensive results are saved in the search's folder, and the same call resumes there.
 """
 
 from __future__ import annotations
@@ -35,14 +36,14 @@ if TYPE_CHECKING:
     from leansurgeon.search.trainings import Trainings
 
 STOPPED = "Stopped by a signal. What was finished is kept; run the same command again."
-CHOSEN = "chosen.json"  # who is tried: latencies differ from call to call, and a search that goes on must not
+CHOSEN = "chosen.json"  # which are tried: measured latencies vary, and a resumed search must not change its candidates
 
 
 @dataclass(frozen=True)
 class SearchOutcome:
-    """What a search found. `tried` stand in the order of the cheap scores; `rungs` hold the results by name, the last
-    one also of the winner's `controls` and of the source (`original`). `untouched` are scores on samples that chose
-    nothing.
+    """Result of a search. `tried` is in the order of the cheap scores; `rungs` hold the results by name, the last one
+    also those of the winner's `controls` and of the source (`original`). `untouched` are scores on samples that were
+    not used to choose.
     """
 
     source: Source
@@ -65,7 +66,7 @@ class SearchOutcome:
 
     @property
     def finalists(self) -> list[Candidate]:
-        """Those of the last rung, the best first, without the source."""
+        """Candidates of the last rung, the best first, without the source."""
         last = self.rungs[-1]
         return order_candidates([c for c in self.everyone.values() if c.name in last], last)
 
@@ -76,11 +77,11 @@ class SearchOutcome:
 
     @property
     def control(self) -> Candidate | None:
-        """The winner's control; None where it has the old heads itself."""
+        """The winner's control; None if it has the old heads itself."""
         return self.everyone.get(self.control_names.get(self.winner.name, ""))
 
     def scores(self, name: str) -> list[Score]:
-        """The scores of a candidate, rung by rung; a control has that of the last rung alone."""
+        """Return the scores of a candidate, rung by rung; a control only has that of the last rung."""
         scores = [rung[name].score for rung in self.rungs if name in rung]
         return [score for score in scores if score is not None]
 
@@ -98,10 +99,10 @@ def search(
     tries: int = 8,
     say: Say = silent,
 ) -> SearchOutcome:
-    """Choose among the candidates of `space` and try them on `bench`. `evidence` is what one pass over sample data
-    said.
+    """Choose among the candidates of `space` and try them on `bench`. `evidence` holds the measurements of the source's
+    layers.
 
-    Raises `UsageError` where nothing keeps the budget, `Stopped` at SIGTERM, and what heals and trainings raise.
+    Raises `UsageError` if nothing keeps the budget, `Stopped` at SIGTERM, and what heals and trainings raise.
     """
     numbers = cheap.scores(source, space.candidates, evidence)
     ranked = cheap.order(space.candidates, numbers)
@@ -112,7 +113,7 @@ def search(
     control_names: dict[str, str] = {}
 
     def beside(survivors: Sequence[Candidate]) -> list[Candidate]:
-        """Controls of the survivors, those that are candidates themselves only once; and the source."""
+        """Return the controls of the survivors, unless they are candidates themselves, and the source."""
         for survivor in survivors:
             other = control(source, survivor, calibrated=init != "fresh")
             if other:
@@ -155,7 +156,9 @@ def who_is_tried(
     tries: int,
     say: Say,
 ) -> tuple[list[Candidate], dict[str, CheapScores]]:
-    """Those that keep the limits, with what was measured for it; from the folder where an earlier call chose them."""
+    """Return the candidates that keep the limits, with their measurements, from the folder if chosen by an earlier
+    call.
+    """
     by_name = {c.name: c for c in ranked}
     file = folder / CHOSEN
     try:
@@ -181,7 +184,7 @@ def who_is_tried(
 def with_memory(
     source: Source, candidates: Sequence[Candidate], numbers: dict[str, CheapScores], setting: Setting
 ) -> tuple[dict[str, CheapScores], str]:
-    """The numbers with the predicted memory of these candidates; the text says what that is, or why there is none."""
+    """Add the predicted memory of these candidates; the text describes its setting, or why there is none."""
     predicted = dict(numbers)
     try:
         for candidate in candidates:
@@ -195,12 +198,12 @@ def with_memory(
 
 
 def nothing_fits(count: int, size: Limit, time: Limit) -> UsageError:
-    """The error for limits that no shape keeps, with the least that was seen."""
+    """Return the error for limits that no shape keeps, with the smallest value seen."""
     for limit, flag, unit, scale in ((size, "--memory", "GB", 1e9), (time, "--latency", "ms", 1.0)):
         if limit.known and min(limit.known.values()) > limit.most:
             least = min(limit.known.values()) / scale
             return UsageError(
-                f"None of {count} shapes keeps {flag} {limit.most / scale:g} {unit}; the least that was seen needs "
+                f"None of {count} shapes keeps {flag} {limit.most / scale:g} {unit}; the smallest one measured needs "
                 f"{least:.3g} {unit}.",
                 "Allow more, or name smaller shapes with --layers, --heads and --mlp-dim.",
             )

@@ -1,7 +1,7 @@
-"""The shapes that are looked at, and which of them fit a budget. Exact counts, no torch.
+"""Enumerate shapes, and check which of them fit a budget. Exact counts, no torch.
 
-A shape is homogeneous: one number of layers, heads and MLP units for a stage, since nothing else can be loaded by
-anyone. What a family cannot hold (divisibility, head policy, rotary positions) is what `surgery.planning` refuses.
+A shape is homogeneous: one number of layers, heads and MLP units per stage, since no library can load anything else.
+`surgery.planning` rejects what a family cannot hold (divisibility, head policy, rotary positions).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from leansurgeon.surgery.requested_shape import RequestedShape
 
 HEADS = ("1x", "4/3x", "3/2x", "2x", "3x")
 MLP = ("1x", "3/4x", "1/2x")
-SHALLOWEST = Fraction(1, 4)  # of the layers that are there
+SHALLOWEST = Fraction(1, 4)  # of the present layers
 MOST = 100_000  # combinations
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "G": 10**9}
 BYTES = {unit + "B": 1000**i for i, unit in enumerate(("", "K", "M", "G", "T"))} | {
@@ -33,8 +33,8 @@ MILLISECONDS = {"US": 1e-3, "MS": 1.0, "S": 1e3}
 
 @dataclass(frozen=True)
 class Budget:
-    """What a shape may have at most: parameters, bytes of memory while training, milliseconds for a forward pass of one
-    sample. None: no limit.
+    """Limits of a shape: parameters, bytes in training, milliseconds for a forward pass of one sample. None:
+    no limit.
     """
 
     parameters: int | None = None
@@ -43,8 +43,9 @@ class Budget:
 
     @classmethod
     def parse(cls, parameters: str | None, memory: str | None, latency: str | None, total: int) -> Budget:
-        """`60M` or `70%` of the source's `total`, `16GB`, `5ms`. Raises `UsageError` where there is none, or one that
-        is no such size.
+        """Parse `60M` or `70%` of the source's `total`, `16GB`, `5ms`.
+
+        Raises `UsageError` if all are None, or one is not a valid size.
         """
         if parameters is None and memory is None and latency is None:
             raise UsageError("A search needs a budget.", "Give --params 60M, --memory 16GB or --latency 5ms.")
@@ -54,7 +55,7 @@ class Budget:
 
 
 def size(text: str | None, units: dict[str, float], flag: str, example: str) -> float | None:
-    """A number with its unit. Raises `UsageError`."""
+    """Parse a number with its unit. Raises `UsageError`."""
     if text is None:
         return None
     match = re.fullmatch(r"\s*(\d+(?:[\d_,]*\d)?(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
@@ -65,7 +66,7 @@ def size(text: str | None, units: dict[str, float], flag: str, example: str) -> 
 
 
 def budget_of(text: str, total: int) -> int:
-    """`-30%` or `70%` of the parameters that there are, or a number of them as `60M`. Raises `UsageError`."""
+    """Parse `-30%` or `70%` of the present parameters, or a number of them such as `60M`. Raises `UsageError`."""
     share = re.fullmatch(r"\s*([+-]?)(\d+(?:\.\d+)?)\s*%\s*", text)
     if share is None:
         return int(size(text, UNITS, "--params", "-30%, 60M or 152394") or 0)
@@ -88,7 +89,7 @@ class Space:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A shape, what `shrink` is asked for to get it, and its exact number of parameters. `control_of` names the
+    """A shape, the `shrink` request that produces it, and its exact number of parameters. `control_of` names the
     candidate that it is the control of: the same depth, the old heads, as many parameters.
     """
 
@@ -100,14 +101,14 @@ class Candidate:
 
     @property
     def name(self) -> str:
-        """`h8-l3-m128`; a name of a folder."""
+        """`h8-l3-m128`; also the name of a folder."""
         columns = (self.shape.column(key) for key in ("heads", "depth", "mlp_dim"))
         return "-".join(letter + column.replace(",", ".") for letter, column in zip("hlm", columns, strict=True))
 
 
 @dataclass(frozen=True)
 class Shapes:
-    """Candidates that fit the budget in parameters, how many shapes there were, and why others cannot be."""
+    """Candidates that fit the budget in parameters, the number of shapes examined, and why others are impossible."""
 
     candidates: tuple[Candidate, ...]
     looked_at: int
@@ -116,9 +117,9 @@ class Shapes:
 
 
 def enumerate_shapes(source: Source, space: Space, budget: Budget, *, init: str, calibrated: bool) -> Shapes:
-    """Every shape of the space that the source can be cut to, in the order of layers, heads and MLP.
+    """Return every shape of the space that the source can be cut to, in the order of layers, heads and MLP.
 
-    Raises `UsageError` for a list that is none, and where no shape is left.
+    Raises `UsageError` for an invalid list, and if no shape is left.
     """
     axes = combinations(source, space)
     itself = 0
@@ -145,7 +146,7 @@ def enumerate_shapes(source: Source, space: Space, budget: Budget, *, init: str,
 
 
 def make_candidate(source: Source, wanted: RequestedShape, *, calibrated: bool) -> Candidate:
-    """The candidate of a wish. Raises what `plan` raises."""
+    """Return the candidate of a request. Raises what `plan` raises."""
     steps = plan(source, wanted, 0, Method(uncalibrated=not calibrated), calibrated=calibrated)
     pairs = zip(source.shape.stages, steps.after.stages, strict=True)
     more = any(after.heads > before.heads for before, after in pairs)
@@ -153,7 +154,7 @@ def make_candidate(source: Source, wanted: RequestedShape, *, calibrated: bool) 
 
 
 def control(source: Source, lean: Candidate, *, calibrated: bool) -> Candidate | None:
-    """The same depth with the old heads and an MLP that makes up for the parameters; None where there is none."""
+    """Return the same depth with the old heads and an MLP that makes up the parameters; None if there is none."""
     if not lean.more_heads:
         return None
     narrow = replace(lean.wanted, heads=None, head_dim="keep", mlp_dim=None)
@@ -161,12 +162,12 @@ def control(source: Source, lean: Candidate, *, calibrated: bool) -> Candidate |
         widths = equal_mlp(source, narrow, lean.parameters)
         wanted = replace(narrow, mlp_dim=",".join(map(str, widths)))
         return replace(make_candidate(source, wanted, calibrated=calibrated), control_of=lean.name)
-    except LeanSurgeonError:  # not even without an MLP, or a family whose MLP is a whole multiple of the width
+    except LeanSurgeonError:  # too many parameters even without an MLP, or the family's MLP is a multiple of the width
         return None
 
 
 def nothing_left(source: Source, budget: Budget, too_large: int, refused: Counter[str]) -> UsageError:
-    """The error for a budget that no shape keeps, with what stood in the way."""
+    """Return the error for a budget that no shape keeps, with the reason."""
     if too_large:
         what = f"{source.name} has {source.parameters.total:,} parameters, and none of {too_large:,} shapes"
         return UsageError(
@@ -180,7 +181,7 @@ def nothing_left(source: Source, budget: Budget, too_large: int, refused: Counte
 
 
 def combinations(source: Source, space: Space) -> list[tuple[str, str, str]]:
-    """(layers, heads, MLP) as `shrink` takes them, one number for every stage."""
+    """Return (layers, heads, MLP) as `shrink` takes them, one number per stage."""
     stages = source.shape.stages
     old = {key: [getattr(stage, key) for stage in stages] for key in ("depth", "heads", "mlp_dim")}
     layers = list_values(space.layers, "--layers", old["depth"]) if space.layers else usual_layers(old["depth"])
@@ -195,7 +196,7 @@ def combinations(source: Source, space: Space) -> list[tuple[str, str, str]]:
 
 
 def usual_layers(old: list[int]) -> list[str]:
-    """From all layers down to a quarter of them; in a pyramid every stage loses the same share."""
+    """Return depths from all layers down to a quarter of them; in a pyramid every stage loses the same share."""
     deepest = max(old)
     least = max(1, -(-deepest * SHALLOWEST.numerator // SHALLOWEST.denominator))
     kept = [[max(1, round(Fraction(n, deepest) * d)) for d in old] for n in range(deepest, least - 1, -1)]
@@ -203,7 +204,7 @@ def usual_layers(old: list[int]) -> list[str]:
 
 
 def list_values(text: str, flag: str, old: list[int]) -> list[str]:
-    """`6-8,12,2x` as numbers per stage; factors that give no whole number are left out. Raises `UsageError`."""
+    """Parse `6-8,12,2x` into numbers per stage, skipping factors that give no whole number. Raises `UsageError`."""
     wanted: list[str] = []
     for word in (word.strip() for word in text.split(",")):
         if match := re.fullmatch(r"(\d+)-(\d+)", word):

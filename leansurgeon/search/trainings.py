@@ -1,6 +1,6 @@
-"""Candidates by short trainings: every rung is an experiment of its own in the search's folder, whose arms are the
-candidates, with the recipe's schedule over a share of its length. Finished trainings are taken over and interrupted
-ones go on, as in `leansurgeon run`.
+"""Try candidates by short trainings: every rung is an experiment of its own in the search's folder, whose arms are the
+candidates, with the recipe's schedule over a share of its length. Finished trainings are reused and interrupted ones
+resume, as in `leansurgeon run`.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ from leansurgeon.training.recipe.schema import ExperimentRecipe, Train, Training
 from leansurgeon.training.runs import folder as runfolder
 from leansurgeon.training.runs.summary import Scores, Summary
 
-ORIGINAL = "original"  # the source itself; what it has learned is cut from the folder that it came from
-LENGTH = Fraction(1, 4)  # of the recipe, which the last rung gets
+ORIGINAL = "original"  # the source itself; trained weights are cut from its own folder
+LENGTH = Fraction(1, 4)  # share of the recipe's length that the last rung gets
 
 
 @dataclass
 class Trainings:
-    """Trains candidates. `recipe` describes the training in full."""
+    """Trains candidates. `recipe` describes the full training."""
 
     source: Source
     recipe: TrainingRecipe
     folder: Path
     seed: int = 0
-    source_config: dict[str, Any] | None = None  # changes of a preset's config
+    source_config: dict[str, Any] | None = None  # changes to a preset's config
     say: Say = silent
 
     def attempt(self, rung: Rung, candidates: Sequence[Candidate]) -> Results:
-        """The scores of one rung: the task's metric at the end of training."""
+        """Return the scores of one rung: the task's metric at the end of training."""
         jobs, parallel = self.jobs(rung, candidates), default_parallel()
         task = prepare_data(next(iter(jobs.values())).experiment, self.say, model_dir=self.source.folder)
         samples = task.size("train")
@@ -56,7 +56,7 @@ class Trainings:
                 library, title = self.source.architecture.library, f"rung {rung.number}"
                 drive(left | given, done, ORIGINAL, parallel, samples, self.say, library, title)
                 break
-            except Diverged as error:  # a shape may not learn at this rate; the others may
+            except Diverged as error:  # one shape may diverge at this rate; the others may not
                 name = next((n for n, s in left if error.message.startswith(f"{jobs[n, s].label}: ")), None)
                 if name is None:
                     raise
@@ -70,7 +70,7 @@ class Trainings:
         return {c.name: results.get(c.name) or Result(None, failed[c.name]) for c in candidates}
 
     def jobs(self, rung: Rung, candidates: Sequence[Candidate]) -> dict[Key, Job]:
-        """One training for every candidate."""
+        """Return one training for every candidate."""
         recipe = ExperimentRecipe.model_validate(
             {
                 "name": f"rung{rung.number}",
@@ -91,13 +91,13 @@ class Trainings:
 
 
 def forget_weights(job: Job) -> None:
-    """Remove the models of a training, which are many; its summary says all that a search asks for."""
+    """Delete the models of a training, which take much space; the search only needs its summary."""
     for folder in (job.start, job.run / runfolder.BEST, job.run / runfolder.LAST):
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def arm_of(candidate: Candidate) -> JsonObject:
-    """The candidate as an arm of an experiment."""
+    """Return the candidate as an arm of an experiment."""
     wanted = candidate.wanted
     numbers = {"heads": wanted.heads, "layers": wanted.layers, "mlp_dim": wanted.mlp_dim}
     head_dim = int(wanted.head_dim) if wanted.head_dim.isdigit() else wanted.head_dim
@@ -105,7 +105,7 @@ def arm_of(candidate: Candidate) -> JsonObject:
 
 
 def shorten_training(train: Train, share: Fraction) -> Train:
-    """The same training over a share of its length: warm-up and ramp shrink with it, and it is evaluated at its end."""
+    """Return the same training over a share of its length, with warm-up and ramp scaled, evaluated only at its end."""
     values = train.model_dump()
     values["duration"] = scale_length(train.duration, share)
     values["eval"] |= {"every": values["duration"], "at_start": False}
@@ -119,7 +119,7 @@ def shorten_training(train: Train, share: Fraction) -> Train:
 
 
 def scale_length(text: str, share: Fraction) -> str:
-    """`30ep` times 1/4 is `7.5ep`; steps stay whole, one at least."""
+    """Scale a duration: `30ep` times 1/4 is `7.5ep`; steps stay whole, at least one."""
     length = parse_duration(text)
     if length.unit == "st":
         return f"{max(1, round(length.value * share))}st"
@@ -127,7 +127,7 @@ def scale_length(text: str, share: Fraction) -> str:
 
 
 def score_of(summary: Summary) -> Score:
-    """The metric at the end of the training, with the standard error of a share of samples that were right."""
+    """Return the metric at the end of the training, with its standard error if it is a share of right answers."""
     task, final = summary.task, summary.final or Scores()
     if final.metric is None or final.loss is None:
         raise LeanSurgeonError("A training left no metric.")

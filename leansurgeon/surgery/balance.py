@@ -1,16 +1,16 @@
-"""Balance: another basis for every head's values, and for its queries and keys, in which the matrices are as well
-conditioned as they can be. The function stays what it is; numpy only.
+"""Balance attention heads: change the basis of each head's values, and of its queries and keys, so that the matrices
+are as well conditioned as possible. The model's function does not change. Uses numpy only.
 
-The mathematics of one head is in `measure.kappa.basis`. A head's values reach the output through the product W_o W_v
-alone; queries and keys are the same story (q . k = x^T W_q^T W_k y) where neither rotary positions nor norms stand
-between them and their product. With grouped attention a group's key/value head has one basis, and all its query heads
-follow it. Biases follow, too.
+`measure.kappa.basis` holds the mathematics of one head. A head's values reach the output only through the product W_o
+W_v; queries and keys enter only through q . k = x^T W_q^T W_k y, unless rotary positions or norms come between
+projection and product. With grouped-query attention, a key/value head has one basis, and all query heads of its group
+use it. Biases are transformed as well.
 
-Two heads are left as they are: one whose product has not full rank (a new, silent head: its basis is free, and the
-product would wipe out what was drawn), and one that is balanced already.
+Two kinds of heads are left alone: those whose product is rank-deficient (a newly added head with zero output; its basis
+is arbitrary, and balancing would erase its random initialization), and those that are balanced already.
 
-kappa of a matrix of one head says how a gradient step spreads over its directions; it is *not* a property of the
-function (that is the point), so numbers before and after belong together in the record.
+The kappa of one head's matrix says how evenly a gradient step spreads over its directions. It is *not* a property of
+the function (which is what makes balancing possible), so record the numbers before and after together.
 
 Shape letter: D head_dim.
 """
@@ -40,8 +40,8 @@ Array = np.ndarray
 
 
 def balance_attention(attention: Attention, *, scores: bool) -> tuple[Attention, dict[str, Any]]:
-    """The same attention in balanced bases, and the condition numbers of its heads; `scores` says whether queries and
-    keys may change their basis, too.
+    """Return the same attention in balanced bases, and the condition numbers of its heads. `scores` says whether
+    queries and keys may change basis, too.
     """
     new = {
         name: None if (old := getattr(attention, name)) is None else old.copy()
@@ -69,20 +69,20 @@ def balance_attention(attention: Attention, *, scores: bool) -> tuple[Attention,
             new["k"][group] = pair.right
             if new["k_bias"] is not None:
                 new["k_bias"][group] = pair.basis @ new["k_bias"][group]
-            if new["q_bias"] is not None:  # q takes R^-T
+            if new["q_bias"] is not None:  # q is transformed by R^-T
                 new["q_bias"][heads] = np.linalg.solve(pair.basis.T, new["q_bias"][heads].T.astype(np.float64)).T
     return replace(attention, **new), {key: summarise_conditions(rows) for key, rows in record.items()}
 
 
 def note(record: dict[str, list], left: str, right: str, pair: Pair) -> None:
-    """Add a pair's condition numbers before and after to the records of its two matrices."""
+    """Append a pair's condition numbers before and after to the rows of its two matrices."""
     for name, before, after in zip((left, right), pair.before, pair.after, strict=True):
         record.setdefault(name, []).append((before, after, pair.basis is not None))
 
 
 def summarise_conditions(rows: list[tuple[float, float, bool]]) -> JsonObject:
-    """Condition numbers of one kind of matrix in one layer: geometric mean and worst over its heads that are balanced;
-    `left` counts those that stayed as they were.
+    """Summarize the condition numbers of one kind of matrix in one layer: geometric mean and worst over the balanced
+    heads. `left` counts the heads left unchanged.
     """
     changed = [(before, after) for before, after, moved in rows if moved]
     figures: dict[str, Any] = {"heads": len(rows), "left": len(rows) - len(changed)}
@@ -100,7 +100,7 @@ def summarise_conditions(rows: list[tuple[float, float, bool]]) -> JsonObject:
 
 
 def why_not_scores(source: Source) -> str | None:
-    """What stands between queries, keys and their product; None where nothing does, so that they may be turned."""
+    """Return what stands between queries, keys and their product; None if nothing does, so their basis may change."""
     if canonical.rotary(source):
         return "rotary positions"
     blocks = [s for s in source.specs if s.layer is not None]
@@ -114,20 +114,20 @@ def why_not_scores(source: Source) -> str | None:
 
 
 def balance_tensors(target: Reshaped, outs: list[TensorOut], record: dict[str, Any]) -> list[TensorOut]:
-    """The tensors of a result with balanced heads. It takes what `outs` would write, whoever made it, so balance comes
-    last. `record` grows while tensors are made. Making one raises `Diverged` where a number is none.
+    """Return the tensors of a result with balanced heads. Balancing works on the final tensors `outs`, so it comes
+    last. `record` is filled while tensors are made; making one raises `Diverged` if it holds NaN or infinity.
     """
     by_name, scores = {out.name: out for out in outs}, why_not_scores(target.source) is None
 
     def finite(name: str) -> Array:
-        """A tensor in float32."""
+        """Return a tensor in float32. Raises `Diverged` if it is not finite."""
         values = by_name[name].float32()
         if not np.isfinite(values).all():
             raise Diverged(f"'{name}' holds NaN or infinity, so it cannot be balanced.")
         return values
 
     def balance_layer(layer: int) -> Arrays:
-        """The balanced tensors of a layer by name, in float32."""
+        """Return the balanced tensors of a layer by name, in float32."""
         specs = of_attention(target.by_layer[layer])
         attention = unpack(specs, target.shape.stages[specs[0].stage], finite)
         attention, record[str(layer)] = balance_attention(attention, scores=scores)

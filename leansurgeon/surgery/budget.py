@@ -1,8 +1,9 @@
-"""What a calibrated cut may take, in forward passes of the source over the samples to fit and to guard, and what its
-pieces take. Block-tokens: one token through one block, counted three times where gradients come back.
+"""Bounds on the work of a calibrated cut, and the cost of its parts. Bounds are counted in forward passes of the source
+over the fit and guard samples; costs in block-tokens: one token through one block, times three where gradients are
+computed.
 
-A piece that would exceed a bound is left out before it is begun: sets of layers, ways of healing, steps of the local
-fit. One set is refitted on all data whatever the bounds are, since without it there is no result.
+A part that would exceed a bound is skipped before it starts: sets of layers, ways of healing, steps of the local fit.
+One set is always refitted on all data, since there is no result without it.
 """
 
 from __future__ import annotations
@@ -13,16 +14,16 @@ from dataclasses import dataclass
 from leansurgeon.surgery.candidates import Candidate, course, divides_heads, last_made, stages_of
 from leansurgeon.surgery.planning import Plan
 
-CHOICE, ALL = 3.0, 10.0  # passes that choice and closed refit may take, and all with the local fit
-LEAST = 16_384  # tokens, what a model writes itself; bounds on less data are as on so many
+CHOICE, ALL = 3.0, 10.0  # passes allowed for choice and closed-form refit, and for everything with the local fit
+LEAST = 16_384  # tokens; smaller data sets get the bounds of this many
 TRIAL = {"fit": 8_192, "guard": 2_048}  # tokens on which sets of layers compete
-SMALLER = (0.5, 0.25)  # of the trial, where all sets on all of it would be too much for the bound
+SMALLER = (0.5, 0.25)  # shares of the trial data to fall back to when all sets on all of it would exceed the bound
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How a cut heals: refits at all, of a pre-norm model, so many attentions in a layer; and the tokens to fit and to
-    guard as blocks count them, and of the guard's first batch.
+    """How a cut heals (whether it refits at all, pre-norm or not, attentions per layer), and the number of tokens, as
+    blocks count them, in the fit samples, the guard samples and the guard's first batch.
     """
 
     fit: float
@@ -34,10 +35,10 @@ class Effort:
 
 
 def cost(plan: Plan, way: Candidate, effort: Effort, share: float = 1.0) -> float:
-    """Block-tokens of one candidate beside the source's own; behind the last layer that it makes, a `share` of the
-    guard alone goes on.
+    """Return the block-tokens of one candidate, without the teacher's own. Behind the last layer that it changes, only
+    a `share` of the guard samples continues.
 
-    How far a projection reaches (or what norm closes the block) is seen on one batch, the sums are of all.
+    How far a projection reaches (or which norm closes the block) is found on one batch; the sums take all.
     """
     fit, guard, looks = effort.fit, effort.guard, 2 * effort.first
     refit = looks * (1 if effort.pre_norm else 2) + fit + 2 * guard

@@ -1,13 +1,13 @@
-"""Calibrated surgery: the sequential pipeline from a plan and sample data to changed tensors. Imports torch.
+"""Calibrated surgery: from a plan and sample data to changed tensors, layer by layer. Imports torch.
 
-Teacher (the source) and student (the result) go side by side, one block of each in memory, their hidden states on the
-same samples beside them. New layer j is made from a kept source layer; before it is left, its output projections are
-refitted (`refit_block`) towards the teacher's hidden state at the input of the *next kept layer*, so a block learns to
-say what the dropped ones behind it said, given what the student really has so far. Several candidates (sets of kept
-layers, refits with and without the attention's projection) share the teacher's pass; guard samples choose among the
-finished ones by the model's output.
+Teacher (the source) and student (the result) run side by side, with one block of each in memory plus their hidden
+states on the same samples. New layer j starts from a kept source layer. Before moving on, its output projections are
+refitted (`refit_block`) to the teacher's hidden state at the input of the *next kept layer*, given the student's actual
+inputs. A block so learns to add what the dropped blocks behind it added. Several candidates (sets of kept layers,
+refits with and without the attention's projection) share the teacher's pass; guard samples choose among the finished
+ones by the model's output.
 
-Nothing exact is touched: a layer whose input is the teacher's and whose changes are exact is only passed through.
+Exact changes stay exact: a layer whose input equals the teacher's and whose changes are exact is only passed through.
 Changed tensors are written to a scratch folder, so memory holds one block of them.
 """
 
@@ -44,8 +44,8 @@ from leansurgeon.surgery.resume import ResumeState
 from leansurgeon.surgery.score import CLOSE, judge, race
 from leansurgeon.surgery.spans import fit_locally
 
-HALF = 0.6  # a result of at most this share of the layers also tries evenly spaced ones
-CHOICE, RESULT = "choice", "result"  # what steps of a cut are called that are kept
+HALF = 0.6  # at most this share of the layers left: evenly spaced ones are tried, too
+CHOICE, RESULT = "choice", "result"  # names of saved steps
 
 
 @dataclass(frozen=True)
@@ -57,24 +57,24 @@ class CalibrationResult:
     held: ExitStack = field(default_factory=ExitStack, repr=False, compare=False)
 
     def close(self) -> None:
-        """Let the changed tensors go."""
+        """Delete the changed tensors."""
         self.held.close()
 
 
 def calibrate(
     plan: Plan, calibration: Calibration, say: Say = silent, device: str = "cpu", state: ResumeState | None = None
 ) -> CalibrationResult:
-    """Carry a plan through on sample data, on a `device`. Finished steps go to `state`, or are taken from there.
+    """Carry out a plan on sample data, on `device`. Finished steps are saved in `state` or taken from it.
 
-    Raises `UnsupportedModel` where the model cannot be run block by block, `Diverged` where activations are not finite,
-    `UsageError` where the layers asked for do not fit the plan.
+    Raises `UnsupportedModel` if the model cannot be run block by block, `Diverged` if activations are not finite,
+    `UsageError` if the requested layers do not fit the plan.
     """
     if state and (step := state.get(RESULT)):
         record = Decisions.from_dict(step.record)
         record = replace(record, steps_taken_over=record.steps_taken_over + 1)
         return CalibrationResult(step.tensors, record)
     started = time.monotonic()
-    with full_fp32(), torch.no_grad(), ExitStack() as undo:  # full fp32: what is not asked to be in bf16
+    with full_fp32(), torch.no_grad(), ExitStack() as undo:  # full fp32 wherever bf16 is not requested
         context = CalibrationContext(plan, calibration, say, device, state, undo)
         context.choose_products()
         say(forecast.forecast_cost(context).describe(context.source.name))
@@ -102,14 +102,14 @@ def calibrate(
         steps_taken_over=context.taken,
         seconds=round(time.monotonic() - started, 1),
     )
-    with suppress(OSError):  # what is written next needs the room more; the other steps are there
+    with suppress(OSError):  # the result matters more if the disk is full; the other steps remain saved
         context.keep(RESULT, winner.edits, record.as_dict())
         context.state.keep_only(RESULT)
     return CalibrationResult(winner.edits, record, held)
 
 
 def contest(context: CalibrationContext) -> tuple[list[Candidate], JsonObject]:
-    """The candidates that remain after a trial on part of the data, and the numbers behind them."""
+    """Return the candidates left after a trial on part of the data, and the numbers behind them."""
     if step := context.state.get(CHOICE):
         context.go_on_from(step)
         said = step.record
@@ -130,7 +130,7 @@ def contest(context: CalibrationContext) -> tuple[list[Candidate], JsonObject]:
 
 
 def best_of_stages(context: CalibrationContext) -> list[Candidate]:
-    """Where several stages lose layers, the best block of each together, which nobody has tried yet."""
+    """If several stages lose layers, combine the best block of each into a candidate that has not been tried yet."""
     scores = {one.kept: one.score.judged_by for one in context.tried if one.criterion.startswith("block")}
     losing = [a.depth > b.depth for a, b in zip(context.plan.before.stages, context.plan.after.stages, strict=True)]
     if sum(losing) < 2 or not scores:
@@ -142,15 +142,16 @@ def best_of_stages(context: CalibrationContext) -> list[Candidate]:
 
 
 def after_trial(context: CalibrationContext, chosen: Sequence[Candidate]) -> float:
-    """Block-tokens that the trial may come to, so that any one of the sets can still be refitted on all data."""
+    """Return the block-tokens that the trial may use so that any one of the sets can still be refitted on all data."""
     return context.most_closed - context.one_pass - max(context.cost(way, context.samples) for way in chosen)
 
 
 def affordable(
     context: CalibrationContext, part: SampleView, chosen: list[Candidate]
 ) -> tuple[SampleView, list[Candidate]]:
-    """The part of the data on which sets of layers compete, and those that do: where all would exceed the bound on
-    passes, first less data, then fewer sets, those that angles and influence speak for before others.
+    """Return the part of the data on which sets of layers compete, and the sets that compete. If all of them would
+    exceed the bound on passes, use first less data, then fewer sets, in the order of the list (angles and influence
+    first).
     """
     if len(chosen) < 2:
         return part, chosen
@@ -175,7 +176,7 @@ def affordable(
 
 
 def choose(context: CalibrationContext, view: SampleView) -> tuple[list[Candidate], JsonObject]:
-    """Candidates, and the numbers behind them."""
+    """Return the candidates, and the numbers behind them."""
     before, after = context.plan.before, context.plan.after
     if before.depth == after.depth:
         return [Candidate(tuple(range(before.depth)), "all layers stay")], {}
@@ -191,7 +192,7 @@ def choose(context: CalibrationContext, view: SampleView) -> tuple[list[Candidat
 def list_candidates(
     context: CalibrationContext, view: SampleView, stages: list[Groups]
 ) -> tuple[list[Candidate], JsonObject]:
-    """Candidates by the criterion, and the numbers behind them."""
+    """Return the candidates of the criterion, and the numbers behind them."""
     before, after, criterion = context.plan.before, context.plan.after, context.method.layers
     batches, masks, answers = (part["guard"] for part in (view.batches, view.masks, view.answers))
     evidence = choose_layers.measure_layers(context.teacher, context.fill, batches, masks, stages, answers)
@@ -201,7 +202,7 @@ def list_candidates(
         "angular, two blocks": choose_layers.by_angle(evidence, blocks=2),
         "influence": choose_layers.by_influence(evidence),
     }
-    if criterion != "auto" or after.depth <= HALF * before.depth:  # far from it, spacing is the worst
+    if criterion != "auto" or after.depth <= HALF * before.depth:  # with more layers left, spacing does worst
         sets |= {name: evenly_per_stage(before, after, stages[0].period, name) for name in SPACINGS}
     if criterion == "auto":
         sets |= choose_layers.blocks(evidence)
@@ -221,7 +222,7 @@ def list_candidates(
 
 
 def of_every_kind(source: Source, sets: Mapping[str, tuple[int, ...] | None]) -> list[Candidate]:
-    """The sets of layers by their names, with one layer of every kind where that is possible; each set once."""
+    """Return each distinct set of layers as a candidate, with one layer of every kind where possible."""
     kinds, by_layers = drop_layers.kinds_of(source), {}
     for name, listed in sets.items():
         if listed:
@@ -232,20 +233,21 @@ def of_every_kind(source: Source, sets: Mapping[str, tuple[int, ...] | None]) ->
 
 
 def ways_of(context: CalibrationContext, best: Candidate) -> list[Candidate]:
-    """The ways of healing to try. Behind a post-norm only layers that take over something are refitted."""
+    """Return the ways of healing to try. In a post-norm model only layers that replace dropped ones are refitted."""
     if not context.heals or context.source.architecture.norm != "pre":
         return [best]
     attention = replace(best, attention=True)
-    # Later layers, which cost most, are refitted only together with the attention at the cuts, whose refit the block's
-    # guard has kept or refused. A local fit does what they do, and more; where the plan changes all, all are healed.
+    # Refitting later layers costs most, so it is tried only together with the attention at the cuts, which each block's
+    # guard samples accept or reject. A local fit achieves the same and more. Where the plan changes all layers, all are
+    # healed anyway.
     grows = context.method.grows and best.kept != tuple(range(context.plan.before.depth))
     later = [] if grows or all(is_near(context.plan, i) for i in best.kept) else [replace(attention, later=True)]
     return [best, attention, *later]
 
 
 def finalists(left: list[tuple[CandidateModel, float]], breaks: Callable[[Sequence[int]], bool]) -> list[Candidate]:
-    """The best of those that a trial has left, and one more that a part of the data cannot tell from it: of several
-    one that other formats hold (which does not break their pattern), too.
+    """Return the best of those that a trial left, and one more whose score on part of the data is within `CLOSE` of it.
+    Among several, prefer one that does not break the layer pattern of other formats.
     """
     (best, least), *others = sorted(left, key=lambda pair: pair[1])
     close = [student.candidate for student, score in others if score <= least * CLOSE]
@@ -258,8 +260,8 @@ def finalists(left: list[tuple[CandidateModel, float]], breaks: Callable[[Sequen
 def compete(
     context: CalibrationContext, view: SampleView, chosen: list[Candidate], title: str
 ) -> tuple[CandidateModel, GuardScore, Stream]:
-    """Carry out the candidates side by side, as many as the bound on passes has room for. The best on the guard stays,
-    with its score and the teacher's stream of the guard behind the last block; the changes of the others are let go.
+    """Carry out the candidates side by side, as many as the bound on passes allows. Return the best on the guard with
+    its score and the teacher's guard stream behind the last block; the tensors of the others are deleted.
     """
     room = context.most_closed - context.work - context.one_pass
     begun = [chosen[i] for i in fitting([context.cost(way, view.batches) for way in chosen], room)]
@@ -279,10 +281,10 @@ def compete(
 
 
 def best_of(scores: Sequence[float], costs: Sequence[tuple[bool, int]]) -> int:
-    """Which candidate is the best: the lowest score; of those within `CLOSE` of that one which breaks no pattern that a
-    format reads layers by, and where a local fit follows the one with the fewest spans. MiniLM at 4 of 6 layers ends at
-    a cosine of 0.9361 from one cut after 5.5 passes, and at 0.9366 from two, which were 0.4 % better before the fit,
-    after 9.6.
+    """Return the index of the best candidate: the lowest score. Among those within `CLOSE` of it, prefer one that keeps
+    the layer pattern other formats rely on, then, if a local fit follows, the one with the fewest spans. MiniLM at 4 of
+    6 layers ends at a cosine of 0.9361 with one cut after 5.5 passes, and at 0.9366 with two (0.4 % better before the
+    fit) after 9.6.
     """
     close = [i for i, score in enumerate(scores) if score <= CLOSE * min(scores)]
     return min(close, key=lambda i: (costs[i], scores[i], i))
@@ -291,9 +293,9 @@ def best_of(scores: Sequence[float], costs: Sequence[tuple[bool, int]]) -> int:
 def run_candidates(
     context: CalibrationContext, view: SampleView, chosen: Sequence[Candidate], title: str
 ) -> tuple[list[CandidateModel], Stream]:
-    """Teacher and a student for every candidate from the first layer to the last: behind each source layer the
-    teacher's states, and the new layers of the students that stand for it. Returns the students, and the teacher's
-    stream of the guard behind the last.
+    """Run the teacher and one student per candidate from the first layer to the last: after each source layer, the
+    teacher's states, then the new layers that stand for it. Return the students, and the teacher's guard stream behind
+    the last layer.
     """
     students = [CandidateModel(context, view, candidate, i) for i, candidate in enumerate(chosen)]
     teacher = context.teacher
@@ -303,14 +305,14 @@ def run_candidates(
         due = [s for s in students if s.until == layer]
         attention: list[Tensor] = []
         with ExitStack() as noted:
-            # Heads that are divided will be fitted to what the attention alone gives on the samples to fit.
+            # Heads to be split are fitted to the output of the attention alone on the fit samples.
             if divides_heads(context.plan, layer) and any(s.kept[s.at] == layer for s in due):
                 attention = noted.enter_context(outputs_of(teacher.projections(layer)[0]))
             fit = streams["fit"].run()
         outputs = TeacherOutputs(layer, streams, {"fit": fit, "guard": streams["guard"].run()}, attention)
         for part in PARTS:
             check_finite(outputs.outputs[part], f"behind layer {layer}")
-        for student in sorted(due, key=lambda s: s.makes):  # all that only pass through it share one block
+        for student in sorted(due, key=lambda s: s.makes):  # first those that pass through: they share one block
             if student.makes:
                 context.give_back()
             student.take(outputs)

@@ -1,6 +1,6 @@
-"""One candidate of calibrated surgery on its way through the layers, and the tensors that it changes: heads or MLP
-units trimmed by what they do on the student's own activations, heads split into heads of another size, output
-projections refitted. Imports torch.
+"""One candidate of calibrated surgery, built layer by layer, and the tensors that it changes: heads or MLP units
+trimmed by their effect on the student's own activations, heads split into smaller ones, output projections refitted.
+Imports torch.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from leansurgeon.surgery.resume import Step
 from leansurgeon.surgery.transfer import Transfer
 
 RIDGES = (1e-3, 1e-2, 0.1, 1.0)
-RIDGE = 0.1  # of the refit of W_o behind split heads
+RIDGE = 0.1  # of the refit of W_o after heads are split
 
 
 class CandidateModel:
-    """One candidate on its way: which layers it keeps, its hidden states, its changed tensors."""
+    """A candidate in progress: the layers it keeps, its hidden states, its changed tensors."""
 
     def __init__(self, context: CalibrationContext, view: SampleView, candidate: Candidate, number: int) -> None:
         self.context, self.view = context, view
         self.candidate, self.kept = candidate, candidate.kept
-        self.name = f"candidate-{number}" if view.seen == "all" else None  # of its steps; a trial keeps nothing
+        self.name = f"candidate-{number}" if view.seen == "all" else None  # of saved steps; a trial saves none
         self.edits = context.new_edits() if self.name else None
         self.skeleton = context.result(self.kept)
         self.streams = view.streams(self.skeleton)
@@ -44,9 +44,9 @@ class CandidateModel:
         self.outs = {out.name: out for out in self.transfer.tensors()}
         self.result = self.transfer.plan.result
         self.at = 0
-        self.waiting: tuple[int, Stream] | None = None  # pieces of the guard that others go before, and where they are
-        self.cut = False  # whether layers went before here
-        self.faithful = True  # its hidden states are the teacher's
+        self.waiting: tuple[int, Stream] | None = None  # guard pieces not run yet, and the layer at which they wait
+        self.cut = False  # whether layers before the current one were dropped
+        self.faithful = True  # whether its hidden states equal the teacher's
         self.record: list[MadeLayer] = []
         self.layers = course(self.kept, context.plan)
         self.last_healed = last_made(self.layers, later=candidate.later)
@@ -54,26 +54,26 @@ class CandidateModel:
 
     @property
     def until(self) -> int | None:
-        """The source layer behind which the next new layer stands."""
+        """The last source layer that the next new layer stands for; None at the end."""
         return self.layers[self.at].until if self.at < len(self.layers) else None
 
     @property
     def behind(self) -> int:
-        """New layers behind the last one that is made or refitted."""
+        """Number of new layers behind the last one that is made or refitted."""
         return len(self.kept) - 1 - self.last_healed
 
     def tensors(self, layer: int) -> Arrays:
-        """The tensors of a new layer as `transfer.apply` would write them without calibration."""
+        """Return the tensors of a new layer as `transfer.apply` would write them without calibration."""
         return {spec.name: self.outs[spec.name].float32() for spec in self.result.by_layer[layer]}
 
     def take(self, teacher: TeacherOutputs) -> None:
-        """Make the next new layer; `teacher` is what the teacher shows at the last layer that it stands for."""
+        """Make the next new layer; `teacher` holds the teacher's states at the last source layer that it stands for."""
         new = self.layers[self.at]
         self.faithful &= not new.gap
         self.mark(teacher)
         self.cut |= new.cut
         if self.faithful and not new.changed:
-            outputs = teacher.outputs  # nothing has changed what this layer computes
+            outputs = teacher.outputs  # the layer still computes the same
             self.keep_split()
         elif self.makes:
             outputs = self.heal(teacher, new)
@@ -91,37 +91,35 @@ class CandidateModel:
 
     @property
     def makes(self) -> bool:
-        """Whether the next layer is made, or passed through where it changes its input."""
+        """Whether the next layer is changed or refitted (otherwise it is only passed through)."""
         return self.layers[self.at].changed or self.heals
 
     @property
     def heals(self) -> bool:
-        """Whether the next layer is refitted. Behind a post-norm there is nothing to refit, unless the block takes over
-        others.
-        """
+        """Whether the next layer is refitted. A post-norm block is refitted only if it replaces others."""
         new, pre_norm = self.layers[self.at], self.context.source.architecture.norm == "pre"
         asked = new.changed or (self.cut and self.candidate.later)
         return self.context.method.refits and asked and (new.cut or pre_norm)
 
     def wait(self) -> None:
-        """Only the first piece of the guard goes on."""
+        """Continue with only the first piece of the guard."""
         whole = self.streams["guard"]
         self.waiting = self.at, whole.some(slice(1, None))
         self.streams["guard"] = whole.some(slice(1))
 
     def go_on(self, pieces: int) -> None:
-        """So many of the pieces that wait are the guard now, where they wait; the others wait on."""
+        """Make the next `pieces` waiting pieces the current guard, at the layer where they wait."""
         self.at, rest = self.waiting
         self.waiting = self.at, rest.some(slice(pieces, None))
         self.streams = {"guard": rest.some(slice(pieces))}
 
     def pass_on(self) -> None:
-        """Take the guard through the next layer, which is as it was, once more."""
+        """Run the guard through the next layer, which is unchanged."""
         self.streams["guard"].advance(self.pass_source_through()["guard"])
         self.at += 1
 
     def mark(self, teacher: TeacherOutputs) -> None:
-        """Note what a local fit around the cuts will need."""
+        """Record what a local fit around the cuts will need."""
         for mark in self.marks:
             if mark.first == self.at:
                 mark.streams = {part: copy(stream) for part, stream in self.streams.items()}
@@ -129,19 +127,19 @@ class CandidateModel:
                 mark.goals[self.at] = teacher.outputs
 
     def pass_source_through(self) -> Mapping[str, list[Tensor]]:
-        """What the source's layer gives in this place."""
+        """Return the output of the source's layer in this place, by part of the samples."""
         self.context.lend(self.skeleton, self.at, self.kept[self.at], lambda: self.tensors(self.at))
         outputs = {part: stream.run(self.at) for part, stream in self.streams.items()}
         check_finite(outputs["guard"], f"behind new layer {self.at}")
         return outputs
 
     def heal(self, teacher: TeacherOutputs, new: NewLayer) -> Mapping[str, list[Tensor]]:
-        """Make and refit the next layer, or take what an interrupted cut has made; what it gives by part."""
+        """Make and refit the next layer, or load it from an interrupted cut. Return its output by sample part."""
         step_name = f"{self.name}-layer-{self.at}"
         if self.name and (step := self.context.state.get(step_name)):
             return self.take_stored_layer(step)
         self.skeleton.fill(self.at, tensors := self.tensors(self.at))
-        # Digests of what `transfer.apply` would write without these edits take less memory than a block.
+        # To find changed tensors later; digests take less memory than a copy of the block.
         plain = {name: digest(values) for name, values in tensors.items()} if self.name else {}
         del tensors
         stage = self.skeleton.shape.stage_of(self.at)
@@ -154,7 +152,7 @@ class CandidateModel:
         decided = MadeLayer(self.at, new.kept, teacher.layer)
         if new.near:
             decided = replace(decided, **self.make(teacher, site, new.kept))
-        guard = None  # what the block gives of the guard, once that is known
+        guard = None  # output of the block on the guard, once known
         if self.heals:
             refitted = self.refit(teacher, site, new)
             before = refit_block.error(site, site.guard) if refitted is None else refitted.before
@@ -167,7 +165,7 @@ class CandidateModel:
         self.record.append(decided)
         if self.name:
             made = self.skeleton.read(self.at)
-            divided = self.transfer.split  # of these all, else what differs
+            divided = self.transfer.split  # split tensors are all kept; of the others, those that differ
             changed = {n: v for n, v in made.items() if n in plain and (n in divided or digest(v) != plain[n])}
             self.edits.update(changed)
             self.context.keep(step_name, changed, decided.as_dict())
@@ -175,7 +173,7 @@ class CandidateModel:
         return outputs
 
     def outputs(self, guard: list[Tensor] | None = None) -> Mapping[str, list[Tensor]]:
-        """What the filled layer gives, as far as it is needed; `guard` where it is known."""
+        """Return the outputs of the filled layer for the parts still needed. `guard` is passed if already known."""
         outputs = {"guard": self.streams["guard"].run(self.at) if guard is None else guard}
         if self.at < self.last_healed:
             outputs["fit"] = self.streams["fit"].run(self.at)
@@ -184,7 +182,7 @@ class CandidateModel:
         return outputs
 
     def take_stored_layer(self, step: Step) -> Mapping[str, list[Tensor]]:
-        """Fill the next layer as it was made before; what it gives by part."""
+        """Load the next layer from a saved step. Return its output by part of the samples."""
         self.skeleton.fill(self.at, {**self.tensors(self.at), **step.tensors})
         outputs = self.outputs()
         self.edits.update(step.tensors)
@@ -194,18 +192,20 @@ class CandidateModel:
         return outputs
 
     def refit(self, teacher: TeacherOutputs, site: BlockFit, new: NewLayer) -> HealResult | None:
-        """Refit the linear maps of a pre-norm block, else its closing norm after a cut; None where neither was done."""
+        """Refit the linear maps of a pre-norm block, else its closing norm after a cut. Return None if neither
+        applies.
+        """
         healed = refit_block.heal_pre_norm(site, attention=new.changed and self.candidate.attention)
         if healed is not None or not new.cut:
             return healed
-        stream, layer = teacher.streams["guard"], teacher.layer  # the teacher's block, which is filled
+        stream, layer = teacher.streams["guard"], teacher.layer  # the teacher's block is still filled
         closing = closing_norm(stream.skeleton.block(layer), lambda: stream.call(0, stream.hidden[0], layer))
         return None if closing is None else refit_block.absorb(site, closing)
 
     def make(self, teacher: TeacherOutputs, site: BlockFit, kept: int) -> dict[str, Split | Trim]:
-        """Fill the block with what becomes of source layer `kept`; what was decided. The source's block is filled in a
-        skeleton of its own (the workshop) and run on the *student's* hidden states, so the choice knows what earlier
-        layers have become.
+        """Fill the block with the new form of source layer `kept`, and return the decisions. The source's block is
+        filled in a separate skeleton (the workshop) and runs on the *student's* hidden states, so the choice accounts
+        for how earlier layers have changed.
         """
         context, shop = self.context, self.context.workshop
         before, after = stages_of(context.plan, kept)
@@ -219,13 +219,13 @@ class CandidateModel:
             tensors, made["split"] = split(context, teacher, work, kept, self.at)
         elif after.heads < before.heads and after.head_dim == before.head_dim:
             maps = self.transfer.maps_of(context.spec(kept, "o"))
-            measured = (kept, maps.group) in context.plan.strength  # the heads that stay are chosen already
+            measured = (kept, maps.group) in context.plan.strength  # the remaining heads are chosen already
             fixed = maps.heads.tolist() if measured else ()
             shared = 1 if measured or before.kv_heads == before.heads else before.kv_heads
             heads, note, solved["o"] = trim(work, o, before.head_dim, after.heads, shared, freeze=down, fixed=fixed)
             made["heads"] = replace(note, kept=tuple(heads))
             maps.choose_heads(np.array(heads))
-        if after.mlp_dim < before.mlp_dim and len(shop.of_role(kept, "down")) == 1:  # units of several go by weight
+        if after.mlp_dim < before.mlp_dim and len(shop.of_role(kept, "down")) == 1:  # several: units go by weight
             units, made["mlp"], solved["down"] = trim(work, down, 1, after.mlp_dim, 1)
             self.transfer.maps_of(context.spec(kept, "down")).units = np.array(units)
         shop.empty(kept)
@@ -238,18 +238,18 @@ class CandidateModel:
         return made
 
     def keep_split(self) -> None:
-        """Keep the exact heads of another size of a layer that is not healed."""
+        """Keep the exactly split heads of a layer that is not healed."""
         divided, names = self.transfer.split, (spec.name for spec in self.result.by_layer[self.at])
         if self.name:
             self.edits.update({name: divided[name] for name in names if name in divided})
 
 
 def digest(values: np.ndarray) -> bytes:
-    """SHA-256 of the array's bytes."""
+    """Return the SHA-256 of the array's bytes."""
     return hashlib.sha256(np.ascontiguousarray(values)).digest()
 
 
-# -- layers whose shape differs in a way that is not exact --------------------------------------------
+# -- layers whose shape changes are not exact --------------------------------------------------------
 
 
 def trim(
@@ -261,9 +261,9 @@ def trim(
     freeze: nn.Module | None = None,
     fixed: Sequence[int] = (),
 ) -> tuple[list[int], Trim, tuple[Tensor, Tensor | None]]:
-    """Trim a projection in place, by the best of several ridges on the guard, the remaining columns re-solved or left
-    as they are. `fixed` are the groups that stay, where they are chosen already. Returns those that stay, the numbers,
-    and weight and bias without the inputs that go.
+    """Trim a projection in place, with the ridge that does best on the guard; remaining columns are solved anew or left
+    as they are. `fixed` lists the groups that stay, if they are chosen already. Return the groups that stay, the
+    numbers for the record, and weight and bias without the removed inputs.
     """
     scale = probes.reach(module, work.first, freeze=freeze)
     sums = [refit_block.refit_sums(work, part, module, scale) for part in (work.fit, work.guard)]
@@ -291,10 +291,11 @@ def trim(
 def split(
     context: CalibrationContext, teacher: TeacherOutputs, work: BlockFit, kept: int, new: int
 ) -> tuple[dict[str, np.ndarray], Split]:
-    """Heads of another size by `split_heads`: the attention's tensors of new layer `new`, and the numbers.
+    """Split heads with `split_heads`. Return the attention's tensors of new layer `new`, and the numbers for the
+    record.
 
-    Where the layer behind is not cut, W_o is refitted towards the teacher's own state behind the attention, so it also
-    makes up for what earlier layers have lost; else towards what the parent gives for the same inputs.
+    If no layer is dropped behind this one, W_o is refitted to the teacher's own state behind the attention, which also
+    corrects the error of earlier layers; otherwise to the parent's output for the same inputs.
     """
     source, plan = context.source, context.plan
     before, after = stages_of(plan, kept)

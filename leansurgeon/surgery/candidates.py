@@ -1,7 +1,7 @@
-"""Which sets of layers, healed in which way, calibrated surgery tries against each other.
+"""Candidates that calibrated surgery compares: sets of layers, and ways of healing.
 
-First the sets of layers compete, each with the refit of the MLP's output at its cuts: there it matters most. Then ways
-of healing compete for the best set, since each helps some models and hurts others: the attention's output projection
+First the sets of layers compete, each with a refit of the MLP's output at its cuts, where it matters most. Then ways of
+healing compete for the best set, since each helps some models and hurts others: the attention's output projection
 refitted before the MLP's at the cuts, and the MLP's output refitted in all layers behind the first cut.
 """
 
@@ -22,49 +22,49 @@ from leansurgeon.surgery.local_fit import PHASES, Phase
 from leansurgeon.surgery.operators import SHORT
 from leansurgeon.surgery.planning import Plan
 
-LONGEST = 2 * len(PHASES)  # blocks that a span around a cut grows to at most
-TOGETHER = (PHASES[1],)  # spans around several cuts, or all of a stage, once more as one
+LONGEST = 2 * len(PHASES)  # maximum blocks in a span around a cut
+TOGETHER = (PHASES[1],)  # one more round for a span around several cuts, or over a whole stage
 
 
 @dataclass(frozen=True)
 class Candidate(Recorded):
-    """Layers to keep, what chose them, and what is refitted beside the MLP's output at cuts."""
+    """Layers to keep, the criterion that chose them, and what is refitted besides the MLP's output at the cuts."""
 
     kept: tuple[int, ...]
     criterion: str
-    attention: bool = False  # the attention's output at cuts, too
-    later: bool = False  # the MLP's output in every layer behind the first cut, too
+    attention: bool = False  # also refit the attention's output at the cuts
+    later: bool = False  # also refit the MLP's output in every layer behind the first cut
 
     def as_tried(self, score: GuardScore, data: str, *, left_out: bool = False) -> Tried:
-        """The candidate as the record has it, with its score on `data`."""
+        """Return the candidate as an entry of the record, with its score on `data`."""
         return Tried(self.kept, self.criterion, self.attention, self.later, score, left_out=left_out, data=data)
 
 
-# -- what a plan changes at which layer -------------------------------------------------------------
+# -- what a plan changes in a layer ----------------------------------------------------------------
 
 
 def stages_of(plan: Plan, layer: int) -> tuple[Stage, Stage]:
-    """The stage of a source layer, before and after."""
+    """Return the stage of a source layer, before and after."""
     number = plan.before.stage_of(layer)
     return plan.before.stages[number], plan.after.stages[number]
 
 
 def is_near(plan: Plan, layer: int) -> bool:
-    """Whether the plan changes what a kept source layer computes, whatever stands before it."""
+    """Return whether the plan itself changes what a kept source layer computes (independent of its input)."""
     before, after = stages_of(plan, layer)
     return after.heads < before.heads or after.mlp_dim < before.mlp_dim or after.head_dim < before.head_dim
 
 
 def divides_heads(plan: Plan, layer: int) -> bool:
-    """Whether heads of a kept source layer become smaller ones that are fitted to what they do."""
+    """Return whether heads of a kept source layer are split into smaller ones that are fitted to it."""
     before, after = stages_of(plan, layer)
     return after.head_dim < before.head_dim and plan.init == "transfer"
 
 
 class NewLayer(NamedTuple):
-    """A layer of a result, made of source layer `kept`; it stands for all up to `until`. `gap`: it is the first of its
-    stage and the source's first is gone, so it has to take over what went before it. `near`: the plan changes what it
-    computes.
+    """A layer of a result, made from source layer `kept`; it stands for all source layers up to `until`. `gap`: it is
+    the first of its stage and the source's first is dropped, so it must also replace what came before. `near`: the plan
+    changes what it computes.
     """
 
     kept: int
@@ -74,17 +74,17 @@ class NewLayer(NamedTuple):
 
     @property
     def cut(self) -> bool:
-        """Whether it stands for other source layers, too."""
+        """Whether it also stands for other source layers."""
         return self.gap or self.until > self.kept
 
     @property
     def changed(self) -> bool:
-        """Whether it has to do something else than its source layer."""
+        """Whether it must compute something else than its source layer."""
         return self.cut or self.near
 
 
 def course(kept: Sequence[int], plan: Plan) -> list[NewLayer]:
-    """The layers of a result in order."""
+    """Return the layers of a result in order."""
     layers: list[NewLayer] = []
     for stage in plan.before.spans:
         here = [i for i in kept if i in stage]
@@ -95,7 +95,9 @@ def course(kept: Sequence[int], plan: Plan) -> list[NewLayer]:
 
 
 def last_made(layers: Sequence[NewLayer], *, later: bool) -> int:
-    """The last new layer that is made or refitted (-1: none), where `later` ones are, too."""
+    """Return the last new layer that is changed or refitted (-1: none); with `later`, all behind a change are
+    refitted.
+    """
     last = max((j for j, new in enumerate(layers) if new.changed), default=-1)
     return len(layers) - 1 if later and last >= 0 else last
 
@@ -105,8 +107,9 @@ def last_made(layers: Sequence[NewLayer], *, later: bool) -> int:
 
 @dataclass
 class CutMark:
-    """One cut of a candidate: the new layer before it, the new layers that may end a span, the student's streams
-    before the first, and what the source gives behind each of the others (known when all layers are made).
+    """One cut of a candidate: the new layer before it (`first`), the new layers at which a span may end (`ends`), the
+    student's streams before the first, and the source's output behind each of the others (known once all layers are
+    made).
     """
 
     first: int
@@ -117,8 +120,8 @@ class CutMark:
 
 
 def marks(kept: tuple[int, ...], plan: Plan) -> list[CutMark]:
-    """The cuts of a candidate. A span reaches no other cut and no other stage. Where a short stage has several cuts,
-    what is behind the first is one more span; where its heads were divided, all of it.
+    """Return the cuts of a candidate. A span never reaches another cut or another stage. If a short stage has several
+    cuts, everything behind the first forms one more span; if all its heads were split, the whole stage does.
     """
     cuts = [j for j, new in enumerate(course(kept, plan)) if new.cut]
     all_marks: list[CutMark] = []
@@ -134,8 +137,8 @@ def marks(kept: tuple[int, ...], plan: Plan) -> list[CutMark]:
 
 
 def growing(first: int, limit: int) -> CutMark:
-    """A cut whose span grows from `first` to `limit` at most. Where that is soon, its last phase takes the steps of
-    those that are left.
+    """Return a cut whose span grows from `first` to at most `limit`. If that leaves fewer phases, the last one also
+    takes the steps of the missing ones.
     """
     ends = growing_ends(first, limit)
     *early, last = PHASES[: len(ends)]
@@ -144,7 +147,7 @@ def growing(first: int, limit: int) -> CutMark:
 
 
 def growing_ends(first: int, limit: int) -> tuple[int, ...]:
-    """Where spans from `first` on end, two layers later each time; the last that may, if phases are left for it."""
+    """Return the layers at which spans from `first` end, in steps of two, then `limit` itself if a phase is left."""
     if limit <= first:
         return (first,)
     ends = tuple(range(first + 1, limit + 1, 2))[: len(PHASES)]

@@ -1,8 +1,9 @@
-"""The matrices of an attention in one form, whatever the file's layout, so that operators are written once. numpy only.
+"""One canonical form for the matrices of an attention, whatever the file's layout, so each operator is written once.
+Uses numpy only.
 
-Files hold queries, keys and values apart or stacked, stacked part by part or head by head, with the outputs first
-(Linear) or the inputs first (GPT-2's Conv1D), biases or none. `unpack` gives them head by head; `pack` is the way back
-and gives the very same bits at the same shape. For token vectors x `(width,)` and head h of kv head g:
+Files hold queries, keys and values apart or stacked, stacked part by part or head by head, outputs first (Linear) or
+inputs first (GPT-2's Conv1D), with or without biases. `unpack` returns them head by head; `pack` is the inverse, bit
+for bit at the same shape. For token vectors x `(width,)` and head h of kv head g:
 
     q = attention.q[h] @ x + attention.q_bias[h]           scores: score_scale(source) * q . k, if no rotary positions
     y = sum over h of attention.o[:, h] @ (weighted mean of v) + attention.o_bias
@@ -29,7 +30,7 @@ ROLES = (*ATTENTION_ROLES, "o")
 
 @dataclass(frozen=True)
 class Attention:
-    """The matrices of one attention, float32. A kv head serves `heads / kv_heads` neighbouring query heads."""
+    """The matrices of one attention, float32. Each kv head serves `heads / kv_heads` adjacent query heads."""
 
     q: Array  # (heads, head_dim, width)
     k: Array  # (kv_heads, head_dim, width)
@@ -52,7 +53,7 @@ class Attention:
 
     @property
     def head_dim(self) -> int:
-        """Size of a head."""
+        """Width of one head."""
         return self.q.shape[1]
 
     @property
@@ -62,7 +63,7 @@ class Attention:
 
 
 def why_unsupported(source: Source) -> str | None:
-    """Why this model's blocks have no canonical form, in one sentence; None where they have."""
+    """Return in one sentence why this model's blocks have no canonical form; None if they have one."""
     arch = source.architecture
     if arch.heads_entangled:
         return f"{arch.name} {arch.heads_entangled}."
@@ -83,9 +84,9 @@ def why_unsupported(source: Source) -> str | None:
 
 
 def splittable(source: Source) -> str | None:
-    """Why heads of this model cannot become heads of another size, in one sentence; None where they can. For that an
-    attention has to be `softmax(q k) v` over all tokens, without anything that is learned for a head besides its
-    matrices, and the library has to call its projections as modules, so that what they read can be seen.
+    """Return in one sentence why heads of this model cannot be split into smaller ones; None if they can. Splitting
+    needs `softmax(q k) v` attention over all tokens, with nothing learned per head except its matrices, and projections
+    that the library calls as modules, so that hooks see their inputs.
     """
     if reason := why_unsupported(source):
         return reason
@@ -109,9 +110,9 @@ def splittable(source: Source) -> str | None:
 
 
 def score_scale(source: Source, stage: Stage) -> float:
-    """What multiplies q . k before the softmax: 1/sqrt(head_dim), unless a config key says otherwise.
+    """Return the factor of q . k before the softmax: 1/sqrt(head_dim), unless a config key says otherwise.
 
-    Raises `UnsupportedModel` where the scores are no multiple of q . k that is the same in every layer.
+    Raises `UnsupportedModel` if scores are not q . k times one factor that is the same in every layer.
     """
     arch = source.architecture
     config = source.flat_config
@@ -124,14 +125,14 @@ def score_scale(source: Source, stage: Stage) -> float:
 
 
 def score_gain(source: Source, before: Stage, after: Stage) -> float:
-    """The old score scale over the new one: not 1 where the library takes the scale from head_dim."""
+    """Return the old score scale over the new one; 1 unless the library derives the scale from head_dim."""
     arch = source.architecture
     derived = arch.score_scale(source.flat_config) is None
     return float(np.sqrt(after.head_dim / before.head_dim)) if derived else 1.0
 
 
 def rotary(source: Source) -> bool:
-    """Whether positions rotate queries and keys, so that a change of basis within a head is not free."""
+    """Return whether positions rotate queries and keys, which restricts the change of basis within a head."""
     arch = source.architecture
     return arch.positions.startswith("rope") or bool(source.flat_config.get(arch.rotates_when))
 
@@ -140,12 +141,12 @@ def rotary(source: Source) -> bool:
 
 
 def of_attention(specs: Iterable[TensorSpec]) -> list[TensorSpec]:
-    """The tensors of attention in the blocks."""
+    """Return the attention tensors of the blocks."""
     return [s for s in specs if s.layer is not None and s.role in ROLES]
 
 
 def unpack(specs: Iterable[TensorSpec], stage: Stage, read: Callable[[str], Array]) -> Attention:
-    """The attention that these tensors hold, whose values `read` gives in float32 by name."""
+    """Return the attention held by these tensors; `read` returns a tensor in float32 by name."""
     pieces: dict[str, Array] = {}
     for spec in specs:
         pieces |= to_pieces(spec, read(spec.name), stage)
@@ -153,12 +154,12 @@ def unpack(specs: Iterable[TensorSpec], stage: Stage, read: Callable[[str], Arra
 
 
 def pack(attention: Attention, specs: Iterable[TensorSpec]) -> Arrays:
-    """The tensors that hold an attention, in float32 by name."""
+    """Return the tensors that hold an attention, in float32 by name."""
     return {spec.name: np.ascontiguousarray(to_file(spec, attention), np.float32) for spec in specs}
 
 
 def to_file(spec: TensorSpec, attention: Attention) -> Array:
-    """The matrices or biases of one tensor in its layout."""
+    """Return the matrices or biases of one tensor in its file layout."""
     if len(spec.axes) == 1 and spec.role == "o":
         return attention.o_bias
     if spec.role == "o":
@@ -174,7 +175,7 @@ def to_file(spec: TensorSpec, attention: Attention) -> Array:
 
 
 class LayerTensors:
-    """Tensors of new layers in float32, those of a layer made by `make` when its first one is asked for."""
+    """Tensors of new layers in float32. `make` computes those of one layer when its first tensor is requested."""
 
     def __init__(self, specs: Iterable[TensorSpec], make: Callable[[int], Arrays]) -> None:
         self.layers = {spec.name: spec.layer for spec in specs}
@@ -187,5 +188,5 @@ class LayerTensors:
         return self.layer(self.layers[name])[name]
 
     def stored(self, out: TensorOut) -> Array:
-        """A tensor in the numbers that the file has."""
+        """Return a tensor in the dtype of the file."""
         return from_float32(self[out.name], out.dtype)

@@ -1,11 +1,12 @@
-"""Which layers to keep, by what they do on calibration data; every choice comes with its numbers. Imports torch.
+"""Choose the layers to keep by what they do on calibration data; every choice comes with its numbers. Imports torch.
 
     influence  a layer's influence is 1 - cos(its input, its output), mean over tokens (ShortGPT, arXiv 2403.03853);
-               the least influential go
-    angular    one contiguous block of layers, between whose ends the hidden state turns least:
+               the least influential are dropped
+    angular    drop the contiguous block of layers with the smallest angle between the hidden states at its ends:
                arccos(cos(h_l, h_l+n)) / pi (Gromov et al., arXiv 2403.17887)
 
-Layers that alternate (shifted windows) go in whole groups (`shape.Groups`). Stages of a pyramid are chosen one by one.
+Alternating layers (shifted windows) are kept or dropped in whole groups (`shape.Groups`). The stages of a pyramid are
+treated one by one.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ from leansurgeon.shape import Groups
 from leansurgeon.surgery.probes import check_finite, flat
 
 Masks = Sequence[Tensor | None]
-BLOCKS = 40  # contiguous blocks that are tried at most
+BLOCKS = 40  # maximum number of contiguous blocks to try
 Fill = Callable[[int], None]  # fills a block of the skeleton with the source's weights
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """What one pass of the source says: `influence` of every layer, and `angle[l, n]` between the input of layer l and
-    the output of layer l + n - 1, for the sizes n of blocks that may be dropped in its stage.
+    """Measurements of one pass of the source: `influence` of every layer, and `angle[l, n]` between the input of layer
+    l and the output of layer l + n - 1, for the block sizes n that may be dropped in its stage.
     """
 
     influence: list[float]
@@ -42,7 +43,7 @@ class Evidence:
     stages: list[Groups]
 
     def as_dict(self) -> JsonObject:
-        """Influence of every layer and angles over runs of layers, rounded for the record."""
+        """Return influence per layer and angles per block size, rounded for the record."""
         sizes = sorted({n for _, n in self.angle})
         angles = {str(n): {str(i): round(a, 6) for (i, m), a in self.angle.items() if m == n} for n in sizes}
         return {
@@ -53,7 +54,7 @@ class Evidence:
 
 
 def cosine(a: Tensor, b: Tensor) -> Tensor:
-    """Cosine of every token's vectors in float64; of two zeros it is 1."""
+    """Return the cosine of every token's vectors in float64; 1 for two zero vectors."""
     a, b = a.double(), b.double()
     size = (a.norm(dim=-1) * b.norm(dim=-1)).clamp(min=1e-300)
     return torch.where(size > 1e-299, (a * b).sum(-1) / size, 1.0).clamp(-1, 1)
@@ -67,8 +68,9 @@ def measure_layers(
     stages: list[Groups],
     answers: Masks | None = None,
 ) -> Evidence:
-    """One pass of the source over `batches`, one block in memory, and the hidden states of as many layers as a stage
-    is to lose. `answers` are the masks of what a decoder beside an encoder reads, where it has other ones.
+    """Measure influence and angles in one pass of the source over `batches`, with one block in memory, plus the hidden
+    states of as many layers as a stage is to lose. `answers` are the masks of the decoder's input in an
+    encoder-decoder.
     """
     influence: list[float] = []
     angle: dict[tuple[int, int], float] = {}
@@ -76,7 +78,7 @@ def measure_layers(
     kept: dict[int, list[Tensor]] = {}
     by_layer = [groups for groups in stages for _ in groups.stage]
     for layer, groups in enumerate(track(by_layer, "choosing layers", "layers/s")):
-        lost = groups.lost  # in one block, or in two halves
+        lost = groups.lost  # one block, or two halves
         sizes = sorted({n * groups.period for n in (lost, lost // 2, lost - lost // 2)} - {0})
         if layer == groups.stage.start:
             kept.clear()
@@ -97,7 +99,7 @@ def measure_layers(
 
 
 def mean_of(what: Callable[[Tensor, Tensor], Tensor], a: list[Tensor], b: list[Tensor], masks: Masks) -> float:
-    """Mean of `what` over the real tokens of all batches, in float64; 0 without any."""
+    """Return the mean of `what` over the real tokens of all batches, in float64; 0 if there are none."""
     total, count = 0.0, 0
     for x, y, mask in zip(a, b, masks, strict=True):
         values = what(flat(x, mask), flat(y, mask))
@@ -106,12 +108,12 @@ def mean_of(what: Callable[[Tensor, Tensor], Tensor], a: list[Tensor], b: list[T
 
 
 def without(stages: list[Groups], gone: Collection[int]) -> tuple[int, ...]:
-    """The layers of all stages but those gone."""
+    """Return the layers of all stages except those in `gone`."""
     return tuple(layer for groups in stages for layer in groups.without(gone))
 
 
 def by_influence(evidence: Evidence) -> tuple[int, ...]:
-    """Keep the most influential layers."""
+    """Return the most influential layers."""
     gone: set[int] = set()
     for groups in evidence.stages:
         least = sorted(groups.all, key=lambda g: (sum(evidence.influence[i] for i in g), g))
@@ -121,10 +123,10 @@ def by_influence(evidence: Evidence) -> tuple[int, ...]:
 
 def by_angle(evidence: Evidence, blocks: int = 1, rank: int = 0) -> tuple[int, ...] | None:
     """Drop one contiguous block, or two of half the size, with the smallest (sum of) angles; `rank` 1 takes the second
-    best, and so on. None where there is none.
+    best, and so on. Return the layers that stay, or None if there is no such block.
 
-    The first layer of a stage stays if it can: without it nothing stands before the cut that could make up for it. A
-    layer stays between two blocks.
+    The first layer of a stage stays if possible: without it, no layer before the cut could be refitted to compensate.
+    At least one layer stays between two blocks.
     """
     gone: set[int] = set()
     for groups in evidence.stages:
@@ -139,13 +141,12 @@ def by_angle(evidence: Evidence, blocks: int = 1, rank: int = 0) -> tuple[int, .
 
 
 def blocks(evidence: Evidence, most: int = BLOCKS) -> Mapping[str, tuple[int, ...]]:
-    """Contiguous blocks that may go: the block's layers in words, and the layers that stay. Where several stages lose
-    layers (an encoder and a decoder, a pyramid), they are tried stage by stage, while each of the others loses its
-    block of the smallest angle. Angles only order them, and leave out what is beyond the first `most`, of which every
-    stage has as many.
+    """Return the contiguous blocks that may be dropped: name of the block -> layers that stay. If several stages lose
+    layers (an encoder and a decoder, a pyramid), blocks are tried stage by stage, while each other stage drops its
+    block of the smallest angle. Angles set the order, and which blocks are beyond `most`; stages take turns.
 
-    A block that begins with the first layer of its stage is none of them: no layer of the stage stands before it that
-    could be refitted to make up for it.
+    Blocks that begin with the first layer of a stage are excluded: no layer before them could be refitted to
+    compensate.
     """
     losing = [
         [place for place in list_places(evidence, groups) if groups.stage.start not in place]
@@ -165,8 +166,8 @@ def blocks(evidence: Evidence, most: int = BLOCKS) -> Mapping[str, tuple[int, ..
 
 
 def combine_stages(stages: Sequence[range], tried: Mapping[tuple[int, ...], float]) -> tuple[int, ...]:
-    """The layers that stay where every stage loses what it lost in the best of all sets in which the other stages lost
-    what they lost in most; `tried` are sets of layers with their scores, the lower the better.
+    """Combine the best block of every stage: for each stage, take its layers from the best set in which all other
+    stages lost what they lost in most sets. `tried` maps sets of layers to scores, lower is better.
     """
     parts = {kept: [tuple(i for i in kept if i in stage) for stage in stages] for kept in tried}
     usual = [Counter(part[s] for part in parts.values()).most_common(1)[0][0] for s in range(len(stages))]
@@ -182,8 +183,8 @@ def combine_stages(stages: Sequence[range], tried: Mapping[tuple[int, ...], floa
 
 
 def list_places(evidence: Evidence, groups: Groups, blocks: int = 1) -> list[tuple[int, ...]]:
-    """The layers that a stage loses in one block, or in two of half the size with a layer between them, the smallest
-    (sum of) angles first.
+    """Return the layers that a stage can lose as one block, or as two of half the size with a layer between them, the
+    smallest (sum of) angles first.
     """
     sizes = [n * groups.period for n in ([groups.lost] if blocks == 1 else [groups.lost // 2, -(-groups.lost // 2)])]
     starts = [[group[0] for group in groups.all if (group[0], size) in evidence.angle] for size in sizes]

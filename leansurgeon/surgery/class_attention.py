@@ -1,8 +1,8 @@
-"""`--class-attention`: the heads of the class attention change with those of the blocks. Class attention stands in
-blocks behind the others, in which the class token alone attends (XCiT, CaiT).
+"""Support `--class-attention`: change the heads of the class attention together with those of the blocks. Class
+attention comes after the blocks; in it only the class token attends (XCiT, CaiT).
 
-A declaration leaves it alone: role `other_attention`, axis `cls_q` for its inner width. `following` gives the same
-family with the heads of the blocks in it.
+By default a declaration leaves it unchanged: role `other_attention`, axis `cls_q` for its inner width. `following`
+returns the same family with the class attention tied to the heads of the blocks.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ ROLES = {"q": ("q", "q"), "k": ("k", "kv"), "v": ("v", "kv"), "proj": ("o", "q")
 
 
 def following(arch: Architecture) -> Architecture:
-    """The family with a class attention whose heads are those of the blocks. Raises `UnsupportedModel` where there is
-    none that can be changed.
+    """Return the family with a class attention that follows the heads of the blocks. Raises `UnsupportedModel` if there
+    is none that can change.
     """
     outer = tuple(follower(t) for t in arch.outer)
     if outer == arch.outer:
@@ -31,18 +31,18 @@ def following(arch: Architecture) -> Architecture:
 
 
 def follower(t: Tensor) -> Tensor:
-    """A tensor of the class attention with the role and axes that one of the blocks has."""
+    """Return a class attention tensor with the role and axes of its counterpart in the blocks."""
     if t.role != "other_attention":
         return t
     if "cls_q" not in t.axes:
-        return replace(t, role="o") if t.group else t  # the bias of the projection
+        return replace(t, role="o") if t.group else t  # the projection's bias
     role, axis = ROLES[t.name.split(".")[-2]]
     return replace(t, role=role, axes=tuple(axis if a == "cls_q" else a for a in t.axes))
 
 
 def follow(source: Source) -> Source:
-    """The source read so that its class attention is changed with the blocks. Raises `UnsupportedModel` where its
-    family has none, `UsageError` where the two have parted already.
+    """Return the source with its class attention tied to the blocks. Raises `UnsupportedModel` if its family has none,
+    `UsageError` if the two already differ.
     """
     arch, now = following(source.architecture), source.shape.stages[-1]
     config = source.flat_config

@@ -1,5 +1,5 @@
-"""What all candidates of a calibrated surgery stand on: the plan, the source that is only read, the models that their
-blocks are filled into, and the sample data that is looked at. Imports torch.
+"""State shared by all candidates of a calibrated surgery: the plan, the source (read only), the skeletons that its
+blocks are filled into, and the sample data. Imports torch.
 """
 
 from __future__ import annotations
@@ -34,26 +34,26 @@ from leansurgeon.surgery.probes import flat, relative_error
 from leansurgeon.surgery.resume import Edits, ResumeState, Step
 
 PARTS = ("fit", "guard")
-STREAMS, SHARE = 16, 0.3  # times all hidden states are at hand, and which share of a GPU's memory they may take
-TRAINED = 5  # copies of a block's weights while it is fitted: values, gradients, two of Adam, and the way back
-FITTED = 8 * 2**30  # bytes that blocks may take while they are fitted, and more only where the weights are more
-JUDGED = 32  # images at least that sets of layers are judged on: a classifier says one thing of each
-AGREES = 0.03  # relative error of the source's last hidden states by products in bf16
+STREAMS, SHARE = 16, 0.3  # hidden states stay on the GPU if this many copies take less than this share of its memory
+TRAINED = 5  # copies of a block's weights while it is fitted: values, gradients, two of Adam, and a backup
+FITTED = 8 * 2**30  # bytes for fitting blocks at once; more only if the weights take more
+JUDGED = 32  # minimum number of images to judge sets of layers on: a classifier has one output per image
+AGREES = 0.03  # highest relative error of the source's last hidden states at which bf16 products are used
 Streams: TypeAlias = dict[str, Stream]  # by part of the samples
 
 
 @dataclass(frozen=True)
 class SampleView:
-    """The part of the sample data that is looked at: batches and their masks by part, and whether that is all."""
+    """The sample data in use: batches and their masks by part, and whether that is all of it."""
 
     seen: str  # "part" or "all"
     batches: Mapping[str, list[Batch]]
     masks: Mapping[str, list[Tensor | None]]
-    answers: Mapping[str, list[Tensor | None]]  # of what a decoder beside an encoder reads; else the same
+    answers: Mapping[str, list[Tensor | None]]  # of the decoder's input in an encoder-decoder; else as `masks`
 
     @classmethod
     def of(cls, calibration: Calibration, tokens: Mapping[str, int] | None) -> SampleView:
-        """So many tokens of every part, in whole batches (None: all), and `JUDGED` of the guard at least."""
+        """Take whole batches with this many tokens per part (None: all), and at least `JUDGED` images of the guard."""
         first = calibration.guard[0]
         if tokens and "input_ids" not in first:
             tokens = {**tokens, "guard": max(tokens["guard"], JUDGED * tokens_of(first) // rows_of(first))}
@@ -65,18 +65,18 @@ class SampleView:
         return cls("part" if tokens else "all", batches, masks, answers)
 
     def masks_at(self, part: str, stage: int) -> list[Tensor | None]:
-        """The masks of hidden states in a stage."""
+        """Return the masks of hidden states in a stage."""
         return self.answers[part] if stage else self.masks[part]
 
     def streams(self, skeleton: Skeleton) -> Streams:
-        """New streams of all parts before the first block of a skeleton."""
+        """Return new streams of all parts, placed before the first block of a skeleton."""
         return {part: Stream(skeleton, batches) for part, batches in self.batches.items()}
 
 
 @dataclass(frozen=True)
 class TeacherOutputs:
-    """What the teacher shows at one layer, whose block is filled: its streams before it, what the block gave by part,
-    and what its attention alone gave on the samples to fit, where that was asked for.
+    """What the teacher computes at one layer, whose block is filled: its streams before the layer, the block's output
+    by part, and on request the output of its attention alone on the fit samples.
     """
 
     layer: int
@@ -86,8 +86,8 @@ class TeacherOutputs:
 
 
 class CalibrationContext:
-    """The plan, the source as the teacher, and skeletons of the result. Raises `UnsupportedModel` for a source that
-    cannot be run block by block.
+    """The plan, the source as the teacher, and skeletons of the result. Raises `UnsupportedModel` if the source cannot
+    be run block by block.
     """
 
     def __init__(
@@ -99,24 +99,24 @@ class CalibrationContext:
         state: ResumeState | None = None,
         held: ExitStack | None = None,
     ) -> None:
-        """Finished steps go to `state`; `held`: how long changed tensors lie on disk."""
+        """Finished steps are saved in `state`; changed tensors stay on disk until `held` closes."""
         self.plan, self.method, self.source, self.target = plan, plan.method, plan.source, plan.target
         self.calibration, self.state, self.say = calibration, state or ResumeState(), say
         self.samples = {part: getattr(calibration, part) for part in PARTS}
         self.held = held or ExitStack()
-        self.tried: list[Tried] = []  # candidates with their scores
-        self.skeletons: list[Skeleton] = []  # all, whose work counts
-        self.earlier = 0.0  # block-tokens that an interrupted cut had done before its last step that was taken over
-        self.taken = 0  # such steps
-        self.held_back: list[str] = []  # what the bounds on passes left out
-        self.cast: Callable[[], AbstractContextManager] = nullcontext  # how all skeletons take products
+        self.tried: list[Tried] = []  # scored candidates
+        self.skeletons: list[Skeleton] = []  # all skeletons, to add up their work
+        self.earlier = 0.0  # block-tokens that an interrupted cut spent up to the last step taken over
+        self.taken = 0  # number of steps taken over
+        self.held_back: list[str] = []  # what the bounds on passes skipped
+        self.cast: Callable[[], AbstractContextManager] = nullcontext  # precision of products in all skeletons
         self.device = torch.device(device)
         self.teacher = self.skeleton_of(self.source.config, self.source.architecture)
         self.teacher.fill_outer(self.source.weights.float32)
         self.results: dict[tuple[int, ...], Skeleton] = {}
-        self.lent: tuple[Skeleton, int, int] | None = None  # a filled block of a result, and the source's layer in it
+        self.lent: tuple[Skeleton, int, int] | None = None  # a filled block of a result, and its source layer
         self.result(plan.layers)
-        # BERT's classes are causal where their config makes them decoders.
+        # BERT's classes are causal if their config makes them decoders.
         arch = self.source.architecture
         self.causal = arch.causal or bool(self.source.flat_config.get("is_decoder"))
         self.by_layer: dict[int | None, list[TensorSpec]] = {}
@@ -124,7 +124,7 @@ class CalibrationContext:
             self.by_layer.setdefault(spec.layer, []).append(spec)
 
     def skeleton_of(self, config: Config, architecture: Architecture) -> Skeleton:
-        """An empty model on the device, whose hidden states rest where there is room for them."""
+        """Return an empty model on the device. Its hidden states are stored on `home`."""
         if not self.source.has_head:
             used = body_class(architecture, class_name(self.source.used_config))
             config = config | {"architectures": [used]}
@@ -134,12 +134,12 @@ class CalibrationContext:
         return skeleton
 
     def new_edits(self) -> Edits:
-        """No changed tensors yet, in a folder of their own."""
+        """Return an empty store of changed tensors, with a folder of its own."""
         return Edits(self.held.enter_context(scratch()))
 
     @cached_property
     def home(self) -> torch.device:
-        """The device, or the host's memory where several times all hidden states would fill too much of the other."""
+        """The device, or host memory if `STREAMS` copies of all hidden states would fill too much of the GPU."""
         if self.device.type != "cuda":
             return self.device
         width = max(stage.width for stage in self.plan.before.stages)
@@ -149,16 +149,16 @@ class CalibrationContext:
 
     @cached_property
     def longest_span(self) -> int:
-        """Blocks that are trained together at most. That follows from the model alone, so that no other machine makes
-        another result: they take as much memory as the weights do in their file, or `FITTED` where that is more.
+        """Maximum number of blocks trained together. It depends on the model alone, so every machine gives the same
+        result: training takes at most as much memory as the weights in their file, or `FITTED` if that is more.
         """
         block = max(sum(p.numel() for p in self.teacher.block(i).parameters()) for i in range(self.teacher.depth))
         entries = (self.source.weights.entries[spec.name] for spec in self.source.specs)
         return max(FITTED, sum(entry.end - entry.start for entry in entries)) // (4 * TRAINED * block)
 
     def choose_products(self) -> None:
-        """Products in bf16 from now on where the device has them and the guard agrees: on a GPU in every cut, on a CPU
-        where layers go, which loses a hundred times what rounding does.
+        """Use bf16 products from now on if the device has them and the guard agrees: on a GPU for every cut, on a CPU
+        only if layers are dropped, which costs a hundred times the rounding error.
         """
         if self.device.type == "cuda" or self.plan.before.depth != self.plan.after.depth:
             cast = products(max(stage.width for stage in self.plan.before.stages), self.device.type)
@@ -167,11 +167,13 @@ class CalibrationContext:
 
     @property
     def is_exact(self) -> bool:
-        """Whether sums are worth float64: hidden states are not rounded, and the device is no slower in it."""
+        """Whether to sum in float64: on a CPU, where it is no slower, unless hidden states are rounded."""
         return self.cast is nullcontext and self.device.type == "cpu"
 
     def disagreement(self, cast: Callable[[], AbstractContextManager]) -> float:
-        """Relative error of the source's last hidden states on the first guard samples with products taken so."""
+        """Return the relative error of the source's last hidden states on the first guard batch with products in
+        `cast`.
+        """
         batch = self.calibration.guard[0]
         plain, rounded = (Stream(self.teacher, [batch]) for _ in range(2))
         for layer in range(self.teacher.depth):
@@ -193,63 +195,63 @@ class CalibrationContext:
 
     @property
     def work(self) -> float:
-        """Block-tokens of what was done so far, embeddings and heads left out; a training step counts three times."""
+        """Block-tokens spent so far, without embeddings and heads; a training step counts three times."""
         return self.earlier + sum(skeleton.work for skeleton in self.skeletons)
 
     @cached_property
     def one_pass(self) -> float:
-        """Block-tokens of one forward pass of the source over the samples to fit and to guard."""
+        """Block-tokens of one forward pass of the source over the fit and guard samples."""
         return self.plan.before.depth * sum(map(self.tokens, self.samples.values()))
 
     def passes(self) -> float:
-        """What was done so far, in forward passes of the source over the samples to fit and to guard."""
+        """Return the work so far, in forward passes of the source over the fit and guard samples."""
         return self.work / self.one_pass
 
     @property
     def most(self) -> float:
-        """Block-tokens that the whole cut may take."""
+        """Bound on the block-tokens of the whole cut."""
         return self.work_allowed(ALL)
 
     @property
     def most_closed(self) -> float:
-        """Block-tokens that choice and closed refit may take. Layers that the plan makes anew whatever is chosen (fewer
-        heads, fewer units) come on top of the bound, once.
+        """Bound on the block-tokens of choice and closed-form refit. Making the layers that the plan changes in any
+        case (fewer heads, fewer units) is added once on top.
         """
         return min(self.most, self.anew + self.work_allowed(CHOICE))
 
     def work_allowed(self, passes: float) -> float:
-        """Block-tokens of so many passes, over `LEAST` tokens at least."""
+        """Return the block-tokens of this many passes, over at least `LEAST` tokens."""
         return passes * max(self.one_pass, self.plan.before.depth * LEAST)
 
     @cached_property
     def anew(self) -> float:
-        """Block-tokens of making every layer once, where the plan makes them anew whatever is chosen."""
+        """Block-tokens of making every layer once; 0 if the plan changes none of them in any case."""
         if not any(is_near(self.plan, i) for i in self.plan.layers):
             return 0.0
         return self.cost(Candidate(self.plan.layers, ""), self.samples)
 
     def cost(self, way: Candidate, batches: Mapping[str, list[Batch]], share: float = 1.0) -> float:
-        """Block-tokens that a candidate takes on these samples beside the source's own."""
+        """Return the block-tokens of a candidate on these samples, without the teacher's own."""
         tokens = (self.tokens(some) for some in (batches["fit"], batches["guard"], batches["guard"][:1]))
         effort = Effort(*tokens, self.heals, self.source.architecture.norm == "pre", self.attentions)
         return cost(self.plan, way, effort, share)
 
     @cached_property
     def pattern(self) -> LayerPattern | None:
-        """By which a format outside reads the source's layers, if there is one."""
+        """The pattern by which an external format reads the source's layers, if there is one."""
         return pattern_of(self.source.architecture, self.source.config)
 
     def breaks_pattern(self, kept: Sequence[int]) -> bool:
-        """Whether that format would take these layers for others."""
+        """Return whether that format would misread these layers."""
         return self.pattern is not None and not self.pattern.holds(kept)
 
     @cached_property
     def attentions(self) -> int:
-        """Attentions in one layer."""
+        """Number of attentions in one layer."""
         return max(len(self.teacher.projections(layer)) for layer in range(self.teacher.depth))
 
     def tokens(self, batches: list[Batch]) -> float:
-        """Tokens of some batches as blocks count them, on average over all layers."""
+        """Return the number of tokens in some batches as blocks count them, on average over all layers."""
         if "decoder_input_ids" in batches[0]:
             encoder, decoder = (sum(b[key].numel() for b in batches) for key in ("input_ids", "decoder_input_ids"))
             first = self.plan.before.stages[0].depth
@@ -258,7 +260,7 @@ class CalibrationContext:
 
     @cached_property
     def patches(self) -> float:
-        """Tokens of an image on average over all layers: a pyramid's later stages have fewer."""
+        """Tokens per image on average over all layers: later stages of a pyramid have fewer."""
         batch = some_rows(self.calibration.guard[0], slice(1))
         stream, tokens = Stream(self.teacher, [batch]), 0.0
         for _ in range(self.teacher.depth):
@@ -267,39 +269,39 @@ class CalibrationContext:
         return tokens / self.teacher.depth
 
     def go_on_from(self, step: Step) -> None:
-        """A step of an interrupted cut is taken over: its work counts, so that bounds allow what they would have."""
+        """Take over a step of an interrupted cut. Its work counts, so bounds are those of an uninterrupted one."""
         self.earlier += step.work - self.work
         self.taken += 1
 
     def keep(self, name: str, tensors: Mapping[str, np.ndarray], record: JsonObject) -> None:
-        """Keep a finished step."""
+        """Save a finished step."""
         self.state.put(name, Step(tensors, record, self.work))
 
     def spec(self, layer: int, role: str) -> TensorSpec:
-        """The first source tensor of a role in a layer."""
+        """Return the first source tensor of a role in a layer."""
         return next(s for s in self.by_layer[layer] if s.role == role)
 
     def fill(self, layer: int, skeleton: Skeleton | None = None) -> None:
-        """A block of the source, in the teacher or in another skeleton of it."""
+        """Load a block of the source into the teacher or another skeleton of the source."""
         tensors = {spec.name: self.source.weights.float32(spec.name) for spec in self.by_layer[layer]}
         (skeleton or self.teacher).fill(layer, tensors)
 
     def beside(self, config: Config, architecture: Architecture) -> Skeleton:
-        """A skeleton that shares with the teacher what stands outside the blocks."""
+        """Return a skeleton that shares everything outside the blocks with the teacher."""
         skeleton = self.skeleton_of(config, architecture)
         skeleton.share_outer(self.teacher)
         return skeleton
 
     def result(self, kept: tuple[int, ...]) -> Skeleton:
-        """A skeleton of the result. One serves all candidates, unless the config lists something for every layer."""
+        """Return a skeleton of the result. One serves all candidates, unless the config lists values per layer."""
         key = kept if self.target.architecture.per_layer else ()
         if key not in self.results:
             self.results[key] = self.beside(self.target.config(kept), self.target.architecture)
         return self.results[key]
 
     def lend(self, skeleton: Skeleton, at: int, layer: int, tensors: Callable[[], Arrays]) -> None:
-        """Fill a block of a result that is source layer `layer` as it is, if it is not: all candidates behind their
-        cuts need the same one. It stays so until `give_back`.
+        """Fill a block of a result with source layer `layer` unchanged, unless it is filled so already: behind their
+        cuts all candidates need the same block. It stays filled until `give_back`.
         """
         alike = replace(stages_of(self.plan, layer)[0], depth=0) == replace(stages_of(self.plan, layer)[1], depth=0)
         if self.lent != (skeleton, at, layer) or not alike:
@@ -308,12 +310,12 @@ class CalibrationContext:
             self.lent = skeleton, at, layer
 
     def give_back(self) -> None:
-        """Empty the block that was lent."""
+        """Empty the block filled by `lend`."""
         if self.lent is not None:
             self.lent[0].empty(self.lent[1])
             self.lent = None
 
     @cached_property
     def workshop(self) -> Skeleton:
-        """The source once more, its blocks for those who change them."""
+        """A second skeleton of the source, for filling blocks that are to be changed."""
         return self.beside(self.source.config, self.source.architecture)

@@ -1,8 +1,8 @@
-"""What a shape costs before and after surgery: parameters, operations, predicted training memory, and what each change
-is to be credited with. Nothing is written; torch is imported where memory is asked for.
+"""Compute what a shape costs before and after surgery: parameters, operations, predicted training memory, and the
+savings of each change. Nothing is written; torch is imported only if memory is requested.
 
-Credits follow one order: first precision and attention (which need no surgery), then depth, heads and the MLP, as
-`planning.models_along` has it. Another order would divide the same sum otherwise.
+Savings are attributed in a fixed order: first precision and attention (which need no surgery), then depth, heads and
+the MLP, as in `planning.models_along`. Another order would divide the same sum differently.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ STEPS = ("precision and attention", "depth", "heads", "mlp")
 
 @dataclass(frozen=True)
 class Cost:
-    """One shape. `flops` in closed form (None where there is none) and `flops_counted` by torch are of a forward pass
-    of one sample; `largest_batch` is the most samples that fit the GPU.
+    """Costs of one shape. `flops` (closed form; None if there is none) and `flops_counted` (by torch) are for a forward
+    pass of one sample; `largest_batch` is the largest number of samples that fits the GPU.
     """
 
     shape: Shape
@@ -46,17 +46,17 @@ class Cost:
 
     @property
     def operations(self) -> int | None:
-        """FLOPs of a forward: the formula's, else those counted; None where neither is known."""
+        """FLOPs of a forward pass: by formula, else counted; None if neither is known."""
         return self.flops.total if self.flops else self.flops_counted
 
     def as_dict(self) -> JsonObject:
-        """The costs of one model for JSON: FLOPs of a forward, memory in bytes."""
+        """Return the costs of one model for JSON: FLOPs of a forward pass, memory in bytes."""
         return plain(vars(self))
 
 
 @dataclass(frozen=True)
 class Costs:
-    """Before and after; `saved` by step in parameters, operations and bytes (negative where a step adds)."""
+    """Costs before and after; `saved` by step in parameters, operations and bytes (negative if a step adds)."""
 
     source: str
     architecture: str
@@ -66,10 +66,10 @@ class Costs:
     saved: dict[str, dict[str, int] | None]
     start: int | None  # bytes of the source in fp32 with eager attention
     gpu: Gpu | None
-    refused: UnfitFormats | None = None  # formats that have no place for the shape
+    refused: UnfitFormats | None = None  # formats that cannot hold the shape
 
     def as_dict(self) -> JsonObject:
-        """The costs before and after for JSON."""
+        """Return the costs before and after for JSON."""
         return {
             "source": self.source,
             "architecture": self.architecture,
@@ -92,10 +92,10 @@ def costs(
     *,
     cross_check: bool = False,
 ) -> Costs:
-    """Costs of the source and of the shape that is wanted; memory where a `setting` is given. torch counts operations
-    for families without a closed form, and for all where a `cross_check` is wanted.
+    """Compute the costs of the source and of the requested shape, with memory if a `setting` is given. torch counts
+    operations for families without a closed form, and for all with `cross_check`.
 
-    Raises `UsageError` for an impossible shape or setting, `UnsupportedModel` where memory cannot be predicted.
+    Raises `UsageError` for an impossible shape or setting, `UnsupportedModel` if memory cannot be predicted.
     """
     result, target = reshape_source(source, wanted)
     source, along = result.source, models_along(result)
@@ -135,8 +135,8 @@ def memory(
     gpu: Gpu | None,
     priced: dict[int, Cost],
 ) -> tuple[int, list[int], dict[int, Cost]]:
-    """Bytes of the source in fp32 with eager attention; of every shape along the way; and the costs with memory in
-    them. A shape that is the one before it is not predicted again.
+    """Predict memory. Return the bytes of the source in fp32 with eager attention, the bytes of every shape along the
+    way, and the costs with memory filled in. A shape equal to the one before it is not predicted again.
     """
     kind = gpu.blas if gpu else "hopper"
     plain = replace(setting, precision=START[0], attention=START[1])

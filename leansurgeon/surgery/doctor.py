@@ -1,12 +1,11 @@
-"""The doctor: what a declaration says of a family, put to the test on a model of it. Whatever the library computes, the
-declaration must be what the library does with it.
+"""Test the declaration of a family on a model of it: whatever the library computes must agree with the declaration.
 
-First the roles, on the model itself (`roles.py`), then every operator, on the model itself or, where that is large, on
-one of its config with fewer layers and random weights. What is exact must answer as the model itself; a trimmed model
-as the model whose trimmed heads and units say nothing; a model without a layer as one in which that layer passes its
-input on. So a declaration is found out that fits every tensor and misses how the library computes with them (norms over
-all heads, slopes by number of heads, scales by depth). Each test returns what it found, or raises `RoleFault` or
-`Untestable`. Imports torch.
+First the roles are tested on the model itself (`roles.py`), then every operator: on the model itself or, if it is
+large, on a smaller one of its config with fewer layers and random weights. Exact changes must give the model's own
+output; a trimmed model that of the model whose trimmed heads and units are silenced; a model without a layer that of
+one in which the layer passes its input on. This catches a declaration that fits every tensor but not the way the
+library computes (norms over all heads, slopes by number of heads, scales by depth). Each test returns what it found, or
+raises `RoleFault` or `Untestable`. Imports torch.
 """
 
 from __future__ import annotations
@@ -36,17 +35,17 @@ from leansurgeon.surgery.requested_shape import RequestedShape
 from leansurgeon.surgery.roles import EXACT, Change, ModelUnderTest, RoleFault, Untestable, distance, open_as, zeros_in
 from leansurgeon.surgery.shrink import DecidedCut, carry_out
 
-LAYERS = 4  # of a stage of a large model's rehearsal
+LAYERS = 4  # per stage, in the small version of a large model
 
 
-SPLIT = 1e-3  # a split without data goes through a singular value decomposition in fp32
+SPLIT = 1e-3  # tolerance: a split without data goes through a singular value decomposition in fp32
 
 
 # -- before any -------------------------------------------------------------------------------------
 
 
 def control(model: ModelUnderTest) -> str:
-    """What the heads and the MLP say reaches the answer; else no other test would mean anything."""
+    """Check that heads and MLP affect the output at all; otherwise the other tests would mean nothing."""
     held = {spec.role for spec in model.source.specs}
     parts = {role: what for role, what in OUTPUTS.items() if role in held}
     if not parts:
@@ -61,12 +60,12 @@ OUTPUTS = {"o": "heads", "down": "MLP"}
 
 
 def another_order(model: ModelUnderTest) -> str:
-    """Heads and units moved by one place, in the order that their axes say, compute the same."""
+    """Check that the output stays the same when heads and units move by one place along their declared axes."""
 
-    same = "heads" in model.arch.refused  # by word of the declaration: heads that are not alike
+    same = "heads" in model.arch.refused  # the declaration says that heads are not alike
 
     def change(spec: TensorSpec, raw: np.ndarray) -> np.ndarray | None:
-        """The tensor with heads and units in their new places; None where nothing moves."""
+        """Return the tensor with heads and units in their new places; None if nothing moves."""
         stage = model.source.shape.stages[spec.stage]
         new = raw
         for at, axis in enumerate(spec.axes):
@@ -80,8 +79,8 @@ def another_order(model: ModelUnderTest) -> str:
 
 
 def permute_entries(axis: str, stage: Stage) -> np.ndarray | None:
-    """Old place of every entry along an axis when groups of heads, heads in a group and units move by one; None for an
-    axis that has none of them.
+    """Return the old index of every entry along an axis when groups of heads, heads in a group and units move by one;
+    None for an axis without any of them.
     """
     groups = np.roll(np.arange(stage.kv_heads), 1)
     heads = np.roll(np.arange(stage.heads).reshape(stage.kv_heads, -1)[groups], 1, axis=1).reshape(-1)
@@ -95,7 +94,7 @@ def permute_entries(axis: str, stage: Stage) -> np.ndarray | None:
 
 
 def check_added_heads(model: ModelUnderTest) -> str:
-    """New heads say nothing until their output columns are filled, and then they do."""
+    """Check that new heads change nothing until their output columns are filled, and then do."""
     needs_same_size(model)
     more = [(s.heads + step(s), 2 * s.heads) for s in model.source.shape.stages]
     return check_growth(
@@ -104,7 +103,7 @@ def check_added_heads(model: ModelUnderTest) -> str:
 
 
 def check_split_heads(model: ModelUnderTest) -> str:
-    """Children of the same size share their parent's output columns."""
+    """Check that children of the same size can share their parent's output columns."""
     needs_same_size(model)
     if reason := canonical.why_unsupported(model.source):
         raise Untestable(reason)
@@ -116,8 +115,8 @@ def check_split_heads(model: ModelUnderTest) -> str:
 
 
 def smaller_heads(model: ModelUnderTest) -> str:
-    """Heads whose scores need a quarter of their entries become two of half the size, without a loss (a split without
-    data gives each child what is largest in half of its entries).
+    """Check that heads whose scores need a quarter of their entries split into two of half the size without loss (a
+    split without data gives each child the largest half of the entries).
     """
     if reason := canonical.splittable(model.source):
         raise Untestable(reason)
@@ -129,7 +128,7 @@ def smaller_heads(model: ModelUnderTest) -> str:
         raise Untestable("The weights have fewer bits than fp32, and the two halves would be rounded.")
 
     def few(old: np.ndarray) -> np.ndarray:
-        """All but the first quarter of every head's entries are zero."""
+        """Zero all but the first quarter of every head's entries."""
         old[:, old.shape[1] // 4 :] = 0
         return old
 
@@ -142,29 +141,29 @@ def smaller_heads(model: ModelUnderTest) -> str:
 
 
 def wider_mlp(model: ModelUnderTest) -> str:
-    """New units say nothing until their output columns are filled, and then they do."""
+    """Check that new units change nothing until their output columns are filled, and then do."""
     more = [(s.mlp_dim + 8, 2 * s.mlp_dim) for s in model.source.shape.stages]
     return check_growth(model, [RequestedShape(mlp_dim=text(m)) for m in zip(*more, strict=True)], "down", "MLP units")
 
 
 def check_growth(model: ModelUnderTest, choices: list[RequestedShape], role: str, what: str) -> str:
-    """The test of adding silent parts: nothing changes until the output columns of the new ones are filled."""
+    """Check added parts: nothing changes until the output columns of the new ones are filled."""
     with model.folder() as folder:
         result, output = model.cut_first_possible(folder / "cut", choices)
-        expect(output, model.own, f"With more {what}, which say nothing yet,")
+        expect(output, model.own, f"With more {what}, which are silent,")
         wide = model.beside(result)
         gap = distance(wide.answer_after(fill_zeros(role, wide)), output)
     if gap <= EXACT:
-        raise RoleFault(f"What new {what} say does not reach the output.")
-    return f"more {what} give the same output, until they are made to say something"
+        raise RoleFault(f"New {what} do not reach the output even with filled columns.")
+    return f"more {what} give the same output until their columns are filled"
 
 
 def fill_zeros(role: str, model: ModelUnderTest) -> Change:
-    """Entries of zero in the tensors of a role hold something."""
+    """Return a change that fills the zeros of a role's matrices with random values."""
     rng = np.random.default_rng(0)
 
     def change(spec: TensorSpec, raw: np.ndarray) -> np.ndarray | None:
-        """The role's matrices with random values where they are zero."""
+        """Fill the zeros of the role's matrices; None for all other tensors."""
         if spec.role != role or raw.ndim < 2:
             return None
         values = from_float32(rng.standard_normal(raw.shape, np.float32), model.weights.entries[spec.name].dtype)
@@ -177,8 +176,8 @@ def fill_zeros(role: str, model: ModelUnderTest) -> Change:
 
 
 def check_dropped_layers(model: ModelUnderTest) -> str:
-    """Without a layer (a whole period where layers alternate) the model answers as if the layer passed its input on:
-    the one in the middle of every stage, and the first.
+    """Check that the model without a layer (a whole period if layers alternate) gives the output of one in which that
+    layer passes its input on: the middle layer of every stage, then the first.
     """
     period = model.arch.period
     tried, reasons = [], []
@@ -202,25 +201,23 @@ def check_dropped_layers(model: ModelUnderTest) -> str:
 
 
 def drop(model: ModelUnderTest, gone: Sequence[int]) -> None:
-    """Raises `RoleFault` where the model without these layers answers otherwise than one in which they pass on their
-    input.
-    """
+    """Raise `RoleFault` if the model without these layers differs from one in which they pass their input on."""
     keep = ",".join(str(i) for i in range(model.source.shape.depth) if i not in gone)
     with model.folder() as folder:
         _, output = model.cut_first_possible(folder / "cut", [RequestedShape()], Method(keep=keep))
-    model.modules()  # a model without any has no test
+    model.modules()  # raises `Untestable` if the model has no modules to hook
     with passing_on(model.loaded.blocks[i] for i in gone):
         expected = model.answer(model.loaded)
     expect(output, expected, f"Without layer {', '.join(map(str, gone))}")
 
 
 def check_trimming(model: ModelUnderTest) -> str:
-    """Heads and units that say nothing are the ones that go, and nothing changes."""
+    """Check that silent heads and units are the ones that trimming removes, and that the output stays the same."""
     stages, tries = model.source.shape.stages, {"heads": [], "MLP units": []}
     fewer = [[step(s) * n for n in range(s.heads // step(s) - 1, 0, -1)] for s in stages if keeps_size(model.source)]
     for counts in zip(*fewer, strict=False):
         gone = []
-        for stage, left in zip(stages, counts, strict=True):  # as many heads go from every group
+        for stage, left in zip(stages, counts, strict=True):  # every group loses the same number of heads
             heads = np.arange(stage.heads) % (stage.heads // step(stage)) >= left // step(stage)
             gone.append(np.repeat(heads, stage.head_dim))
         tries["heads"].append((silent("o", "q", gone), RequestedShape(heads=text(counts), head_dim="keep")))
@@ -231,11 +228,11 @@ def check_trimming(model: ModelUnderTest) -> str:
     done = [what for what, choices in tries.items() if any(fewer_say(model, *choice) for choice in choices)]
     if not done:
         raise Untestable("The model has too few heads and units to take some away.")
-    return " and ".join(done) + " that say nothing can go, and the output is the same"
+    return " and ".join(done) + " that are silent can be removed, and the output is the same"
 
 
 def silent(role: str, axis: str, gone: Sequence[np.ndarray]) -> Change:
-    """The matrices of a role are zero where entries along an axis are `gone`, a mask for every stage."""
+    """Return a change that zeroes a role's matrices where entries along an axis are `gone` (one mask per stage)."""
 
     def change(spec: TensorSpec, raw: np.ndarray) -> np.ndarray | None:
         if spec.role != role or raw.ndim < 2:
@@ -248,8 +245,8 @@ def silent(role: str, axis: str, gone: Sequence[np.ndarray]) -> Change:
 
 
 def fewer_say(model: ModelUnderTest, change: Change, wanted: RequestedShape) -> bool:
-    """Whether a model whose last heads or units `change` silences loses them and answers as before; False where it
-    cannot be planned. Raises `RoleFault` where the answer changes.
+    """Return whether a model whose last heads or units `change` silences loses exactly those and keeps its output;
+    False if the cut cannot be planned. Raises `RoleFault` if the output changes.
     """
     with model.folder() as folder:
         quiet = model.copy(folder / "silent", change)
@@ -257,7 +254,7 @@ def fewer_say(model: ModelUnderTest, change: Change, wanted: RequestedShape) -> 
             _, output = quiet.cut_first_possible(folder / "cut", [wanted])
         except Untestable:
             return False
-        expect(output, quiet.own, "With fewer heads or MLP units, all of which said nothing,")
+        expect(output, quiet.own, "Without silent heads or MLP units")
     return True
 
 
@@ -265,25 +262,27 @@ def fewer_say(model: ModelUnderTest, change: Change, wanted: RequestedShape) -> 
 
 
 def expect(output: torch.Tensor, expected: torch.Tensor, where: str, within: float = EXACT) -> None:
-    """Raises `RoleFault` where an answer is not the expected one."""
+    """Raise `RoleFault` unless the output is the expected one."""
     gap = distance(output, expected) if output.shape == expected.shape else float("inf")
     if not gap <= within:
         raise RoleFault(f"{where} the output moves by {gap:.2g} of its spread.")
 
 
 def needs_same_size(model: ModelUnderTest) -> None:
-    """Raises `Untestable` where no family holds heads of the same size whose number changes."""
+    """Raise `Untestable` if no form of the family can change its number of heads at the same head_dim."""
     if not keeps_size(model.source):
         raise Untestable(f"{model.arch.library} has no {model.arch.name} with a head_dim of its own.")
 
 
 def step(stage: Stage) -> int:
-    """By how many heads an attention can grow or shrink: one, or one for every key/value head that several share."""
+    """Return the step in which an attention's heads can grow or shrink: one, or the number of key/value heads if
+    several query heads share each.
+    """
     return stage.kv_heads if stage.kv_heads < stage.heads else 1
 
 
 def text(numbers: Iterable[int]) -> str:
-    """One number a stage, as flags have them."""
+    """Return one number per stage, comma-separated as in options."""
     return ",".join(map(str, numbers))
 
 
@@ -312,7 +311,7 @@ OPERATORS: dict[str, Test] = {
 
 @dataclass(frozen=True)
 class Check:
-    """One statement about the declaration; `ok` None where it could not be examined."""
+    """One statement about the declaration; `ok` is None if it could not be tested."""
 
     name: str
     ok: bool | None
@@ -320,11 +319,11 @@ class Check:
 
 
 def examine(source: Source, architecture: Architecture | None = None) -> list[Check]:
-    """All checks of a source's family (or of `architecture` in its place), in order.
+    """Run all checks of a source's family (or of `architecture` in its place), in order.
 
-    A source without weights is initialised first; one that its library builds by name only (VOLO) is examined in the
-    form that surgery gives it. Needs room for copies of the weights in the temporary folder and loads the model
-    several times.
+    A source without weights is initialized first; one that its library builds by name only (VOLO) is tested in the form
+    that surgery gives it. Needs room for copies of the weights in the temporary folder, and loads the model several
+    times.
     """
     with ExitStack() as keep:
         work = keep.enter_context(scratch())
@@ -338,7 +337,7 @@ def examine(source: Source, architecture: Architecture | None = None) -> list[Ch
         model = ModelUnderTest(replace(source, architecture=arch, specs=specs), work)
         checks = [check(model, name, test) for name, test in ROLES.items()]
         if any(one.ok is False for one in checks):
-            return checks  # operators go by roles
+            return checks  # the operators rely on the roles
         smaller = rehearsal(model)
         checks.append(check(smaller, "control", control))
         if checks[-1].ok is None:
@@ -347,7 +346,7 @@ def examine(source: Source, architecture: Architecture | None = None) -> list[Ch
 
 
 def check(model: ModelUnderTest, name: str, test: Test) -> Check:
-    """The outcome of one test; whatever the library raises ends in it."""
+    """Run one test and return its outcome, whatever the library raises."""
     try:
         return Check(name, True, test(model))
     except Untestable as unclear:
@@ -358,8 +357,8 @@ def check(model: ModelUnderTest, name: str, test: Test) -> Check:
 
 
 def rehearsal(model: ModelUnderTest) -> ModelUnderTest:
-    """A large model's config with few layers and random weights; the model itself where it is small, or where its
-    library makes no such model.
+    """Return a model of a large model's config with few layers and random weights; the model itself if it is small, or
+    if its library cannot build one.
     """
     source = model.source
     if not model.large:
@@ -374,14 +373,14 @@ def rehearsal(model: ModelUnderTest) -> ModelUnderTest:
 
 
 def fresh(source: Source, wanted: RequestedShape, folder: Path, architecture: Architecture | None = None) -> Source:
-    """A new model of the source's config whose norms and biases are no longer all alike, so that each is seen."""
+    """Return a new model of the source's config with noise in norms and biases, so that tests can tell them apart."""
     steps = plan(source, wanted, seed=0)
     carry_out(DecidedCut(steps), folder, check=False)
     made = open_as(folder, architecture or steps.architecture)
     rng = np.random.default_rng(0)
 
     def add_noise(spec: TensorSpec, raw: np.ndarray) -> np.ndarray | None:
-        """Noise on what is constant in a fresh model (norms, biases); None leaves a tensor as it is."""
+        """Add noise to tensors that are constant in a fresh model (norms, biases); None leaves a tensor unchanged."""
         values = made.weights.float32(spec.name)
         if spec.role in ("buffer", "tied") or not values.size or np.ptp(values) > 0:
             return None

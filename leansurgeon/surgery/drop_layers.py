@@ -1,4 +1,4 @@
-"""Drop layers: keep whole layers. Without data they are chosen evenly over the depth, or as the user says."""
+"""Drop layers: choose which to keep without data (evenly over the depth, or as the user says), and check a choice."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ SPACED = {
 
 
 OF_EVERY_KIND = ", one of every kind"
-Kind: TypeAlias = tuple[int, Hashable]  # of a layer: its stage, and what sets it apart from others there
+Kind: TypeAlias = tuple[int, Hashable]  # of a layer: its stage, and what distinguishes it from others there
 
 
 @dataclass(frozen=True)
 class LayerChoice:
-    """The layers that are kept, counted through all stages, what chose them, and the numbers behind it."""
+    """The layers that are kept (numbered through all stages), the criterion, and its numbers."""
 
     kept: tuple[int, ...]
     criterion: str
@@ -38,8 +38,9 @@ class LayerChoice:
 def without_data(
     before: Shape, after: Shape, method: Method, period: int = 1, source: Source | None = None
 ) -> LayerChoice:
-    """The layers that stay where no data is asked; where nobody has named them, and they can move, those of a `source`
-    are of every kind: the library needs that, and goes before formats that count kinds by a pattern.
+    """Return the layers to keep when no data is used. Unless the user named them, layers of `source` are moved so that
+    every kind is present, if they can move: libraries need that, and it takes precedence over formats that expect a
+    pattern.
     """
     named = method.kept
     if named is not None:
@@ -54,8 +55,8 @@ def without_data(
 
 
 def kinds_of(source: Source) -> list[Kind]:
-    """What each layer is beside the others of its stage: the names and switches that the config lists for it, and its
-    tensors where those differ. Empty where layers go in groups, each of which holds every kind.
+    """Return the kind of each layer within its stage: the names and switches that the config lists for it, and its
+    tensors where those differ. Empty if layers go in groups, each of which holds every kind.
     """
     arch, shape = source.architecture, source.shape
     if arch.period > 1:
@@ -73,9 +74,9 @@ def kinds_of(source: Source) -> list[Kind]:
 
 
 def with_every_kind(kinds: Sequence[Kind], kept: Sequence[int]) -> tuple[int, ...]:
-    """The same number of layers with one of every kind: a kind that is missing comes in the place of the nearest layer
-    of a kind that stays, of the ends of a stage last, since they do what no other does and may have no other in their
-    place. The set as it is where too few stay for that.
+    """Return the same number of layers with one of every kind: a missing kind replaces the nearest layer of a kind that
+    has others. The ends of a stage are replaced last, since no other layer does what they do. Returns the set unchanged
+    if it is too small for that.
 
     >>> with_every_kind([(0, kind) for kind in "aaabaaab"], (0, 4, 5))
     (0, 3, 5)
@@ -100,24 +101,24 @@ def with_every_kind(kinds: Sequence[Kind], kept: Sequence[int]) -> tuple[int, ..
 
 
 def check_kept(kept: Sequence[int], before: Shape, after: Shape, period: int) -> None:
-    """Raises `UsageError` where a set of layers does not give the planned shape, or takes groups of layers apart."""
+    """Raise `UsageError` if a set of layers does not match the planned shape, or splits a group of layers."""
     for number, groups in enumerate(groups_of(before, after, period), 1):
         here = [layer for layer in kept if layer in groups.stage]
         where = f"of stage {number} " if len(before.stages) > 1 else ""
         if len(here) != groups.keep or list(kept) != sorted(set(kept)):
-            raise UsageError(f"The layers {list(kept)} keep {len(here)} {where}and the plan wants {groups.keep}.")
+            raise UsageError(f"The layers {list(kept)} keep {len(here)} {where}and the plan needs {groups.keep}.")
         if not groups.holds(here):
             raise UsageError(f"Layers alternate in this model: keep whole groups of {period}.")
 
 
 def explain_misplaced(source: Source, kept: Sequence[int]) -> str | None:
-    """What a kept layer would lose at its new place, in a sentence; None where each can do there what it did."""
+    """Return in one sentence what a kept layer would lose at its new place; None if each still works there."""
     return explain_tied_start(source, kept) or unheard(source, kept) or without_room(source, kept)
 
 
 def explain_tied_start(source: Source, kept: Sequence[int]) -> str | None:
-    """Other parts of some models speak to the first layers by their numbers, which therefore all stay; of some the
-    library makes the last one another layer than the config says (Gemma 4).
+    """Check layers that must stay: in some models other parts address the first layers by number, in others the library
+    turns the last layer into another kind than the config says (Gemma 4).
     """
     arch = source.architecture
     for span, most in zip(source.shape.spans, arch.stay_last, strict=False):
@@ -127,13 +128,13 @@ def explain_tied_start(source: Source, kept: Sequence[int]) -> str | None:
         if gone := [layer for layer in span[:least] if layer not in kept]:
             return (
                 f"Layer {gone[0]} has to stay: the first {plural(least, 'layer')} of this {arch.name} cannot move, "
-                "since what enters there is told by their number."
+                "because other parts of the model address them by number."
             )
     return None
 
 
 def unheard(source: Source, kept: Sequence[int]) -> str | None:
-    """Where other parts listen behind layers of which too few are left."""
+    """Check parts of the model that read from given layers: too few may be left."""
     arch, config = source.architecture, source.config
     try:
         places = dict(arch.flat(dict(config))), dict(config)
@@ -144,10 +145,10 @@ def unheard(source: Source, kept: Sequence[int]) -> str | None:
 
 
 def without_room(source: Source, kept: Sequence[int]) -> str | None:
-    """A layer that becomes the first of its stage loses a tensor where the first has none (ModernBERT's has no norm
-    before its attention).
+    """Check the new first layer of each stage: it loses a tensor if the library's first layer has none (ModernBERT's
+    has no norm before its attention).
     """
-    if source.architecture.uneven:  # a result has the tensors of the very layers that it keeps
+    if source.architecture.uneven:  # a result then has exactly the tensors of the layers that it keeps
         return None
     for span in source.shape.spans:
         first = next((i for i in kept if i in span), span.start)
@@ -162,7 +163,7 @@ def without_room(source: Source, kept: Sequence[int]) -> str | None:
 
 
 def refuse_misplaced(source: Source, init: str, kept: Sequence[int]) -> None:
-    """Raises `UsageError` where a kept layer cannot do at its new place what it did, with layers that could stay."""
+    """Raise `UsageError` if a kept layer cannot work at its new place; suggests layers that can stay."""
     if init != "fresh" and (why := explain_misplaced(source, kept)):
         other = keep_in_place(source, kept)
         named = f" For example: --keep {','.join(map(str, other))}." if other else ""
@@ -170,7 +171,7 @@ def refuse_misplaced(source: Source, init: str, kept: Sequence[int]) -> None:
 
 
 def keep_in_place(source: Source, kept: Sequence[int]) -> list[int] | None:
-    """As many layers of each stage, the first ones among them, the rest as they are; None where that is not enough."""
+    """Return as many layers of each stage with its fixed first and last ones among them; None if that is not enough."""
     chosen: list[int] = []
     for number, span in enumerate(source.shape.spans):
         here = [i for i in kept if i in span]
@@ -183,7 +184,7 @@ def keep_in_place(source: Source, kept: Sequence[int]) -> list[int] | None:
 
 
 def with_kept(shape: Shape, wanted: RequestedShape, method: Method) -> RequestedShape:
-    """`--keep` as a number of layers per stage. Raises `UsageError` where it contradicts `--layers` or the model."""
+    """Translate `--keep` to layers per stage. Raises `UsageError` if it contradicts `--layers` or the model."""
     named = method.kept
     if named is None:
         return wanted

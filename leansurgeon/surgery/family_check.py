@@ -1,4 +1,4 @@
-"""What `leansurgeon families` tries, and what came of one type: values that need no torch."""
+"""What `leansurgeon families` tests, and the outcome for one type: values that need no torch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 EQUAL = 1e-4
 PREFIX = "timm/"
-# One or more of every family of timm whose blocks hold attention, the small ones where there is a choice.
+# At least one model of every timm family whose blocks hold attention, the smaller ones if there is a choice.
 OF_EVERY_FAMILY = """
 vit_small_patch16_224 vit_base_patch16_reg4_gap_256 vit_medium_patch16_gap_240 vit_wee_patch16_reg1_gap_256
 vit_base_patch16_clip_224 vit_base_patch32_clip_quickgelu_224 vit_base_patch16_siglip_224
@@ -40,8 +40,8 @@ NAMES = tuple(OF_EVERY_FAMILY.split())
 
 @dataclass(frozen=True)
 class RandomModel:
-    """The random model of a type: seed of its weights and inputs, and its layers where they can be chosen. Both are
-    other than those that inference proves with.
+    """A random model of a type: seed of its weights and inputs, and its depth if that can be chosen. Both differ from
+    those used to prove an inferred declaration.
     """
 
     seed: int = 23
@@ -53,8 +53,8 @@ USUAL = RandomModel()
 
 @dataclass(frozen=True)
 class FamilyCheck:
-    """What became of one type. `built` is False where no small model of it runs, and `why` says what stood in the
-    way; `refused` has the reason for each of depth, heads and mlp_dim that may not change.
+    """Outcome for one type. `built` is False if no small model of it runs (`why` gives the reason); `refused` maps each
+    of depth, heads and mlp_dim that may not change to its reason.
     """
 
     name: str
@@ -62,17 +62,17 @@ class FamilyCheck:
     built: bool = False
     declared: bool = False
     refused: Mapping[str, str] = field(default_factory=dict)
-    decoupled: bool = False  # heads by our modelling file
+    decoupled: bool = False  # heads need our modeling file
     asked: Mapping[str, Any] = field(default_factory=dict)
-    difference: float | None = None  # between the product's cut and the one by hand, against the outputs' spread
+    difference: float | None = None  # between our cut and one made by hand, relative to the outputs' spread
     why: str = ""
-    defect: bool = False  # an error of ours, which `why` names
+    defect: bool = False  # an error of ours, described in `why`
     seconds: float = 0.0
-    seed: int = 23  # of what it was drawn with
+    seed: int = 23  # of the random weights
     depth: int = 7
 
     def can(self, what: str) -> bool:
-        """Whether a number may change, and a cut that changed it was equal to the one by hand."""
+        """Return whether a number may change, confirmed by a cut equal to one made by hand."""
         return self.right and what not in self.refused
 
     @property

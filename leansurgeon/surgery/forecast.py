@@ -1,6 +1,7 @@
-"""What a calibrated cut will take here: its work as the bounds count it, over what one block has shown.
+"""Forecast the work and time of a calibrated cut on this machine: its bounded work divided by the measured speed of one
+block.
 
-Block-tokens: one token through one block; a training step is three.
+Block-tokens: one token through one block; a training step counts three.
 """
 
 from __future__ import annotations
@@ -17,22 +18,22 @@ from leansurgeon.surgery.context import PARTS, CalibrationContext, SampleView
 from leansurgeon.surgery.local_fit import STEP_TOKENS
 from leansurgeon.surgery.spans import PASSES, block_steps
 
-MORE_SETS = 3  # sets of layers beside the blocks of neighbours
-WAYS = 3  # candidates on all of the data: two ways of healing and another finalist
-RACED = 0.5  # of the guard of the trial, which a set of layers is judged on before it is left out
-SOLVED = 1.5  # times the forward passes alone: sums and solutions of refits, weights on their way
+MORE_SETS = 3  # sets of layers besides the contiguous blocks
+WAYS = 3  # candidates on all data: two ways of healing and another finalist
+RACED = 0.5  # share of the trial's guard that a set of layers sees before it can be eliminated
+SOLVED = 1.5  # factor over the forward passes alone: sums and solutions of refits, transfers of weights
 
 
 @dataclass(frozen=True)
 class CostForecast:
-    """About how many passes of the source a cut will take, over how many tokens, and how long that is here."""
+    """Approximate number of passes of the source, over how many tokens, and the time on this machine."""
 
     passes: float
     tokens: int
     seconds: float
 
     def describe(self, name: str) -> str:
-        """One line for a person.
+        """Describe the forecast in one line.
 
         >>> CostForecast(5.4, 40_960, 251.0).describe("SmolLM2")
         'About 5 passes of SmolLM2 over 40,960 tokens: some 4 minutes here.'
@@ -43,10 +44,10 @@ class CostForecast:
 
 
 def forecast_cost(context: CalibrationContext) -> CostForecast:
-    """What the cut will take if all that it tries gains, within its bounds; the time by one block on one real batch."""
+    """Forecast the cost within its bounds if every attempt improves, at the speed of one block on a real batch."""
     plan, method, whole = context.plan, context.method, context.samples
     lost = plan.before.depth - plan.after.depth
-    ways = zip(plan.before.spans, plan.after.spans, strict=True)  # of every stage neighbours in the middle go
+    ways = zip(plan.before.spans, plan.after.spans, strict=True)  # drop adjacent layers in the middle of every stage
     kept = tuple(i for a, b in ways for i in (*a[: (len(b) + 1) // 2], *a[len(a) - len(b) // 2 :]))
     first, tokens = Candidate(method.kept or kept, ""), context.one_pass
     if lost and method.keep is None:
@@ -67,13 +68,13 @@ def forecast_cost(context: CalibrationContext) -> CostForecast:
 
 
 def time_block(context: CalibrationContext) -> float:
-    """Block-tokens a second, by the first block on the first batch to fit, the better of two runs behind a first."""
+    """Return block-tokens per second of the first block on the first fit batch: best of two runs after a warm-up."""
     stream, took = Stream(context.teacher, context.calibration.fit[:1]), inf
     context.fill(0)
     stream.run()
     for _ in range(2):
         start = perf_counter()
-        float(stream.run()[0].sum())  # a GPU has finished it then
+        float(stream.run()[0].sum())  # waits until a GPU has finished
         took = min(took, perf_counter() - start)
     context.teacher.empty(0)
     hidden = stream.hidden[0]

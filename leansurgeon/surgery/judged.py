@@ -1,6 +1,4 @@
-"""A result and its source on data that had no part in the making: both on the same samples, with intervals, and noted
-in the result's record and card.
-"""
+"""Compare a result with its source on data not used to make it, with intervals, and note it in the record and card."""
 
 from __future__ import annotations
 
@@ -27,10 +25,10 @@ def on_data(
     family: Architecture | None = None,
     fitted: Iterable[Mapping[str, str]] = (),
 ) -> Comparison:
-    """The outputs of the model in `folder`, which has so many parameters, against those of its source, on `batches` of
-    the data (None: the held-out ones). `family` is that of the model, where it is known, and `fitted` are the splits of
-    what it was fitted on beside its source: where nobody can say that these batches were not, the comparison does not
-    call them held out. Raises what `prove` raises.
+    """Compare the outputs of the model in `folder`, which has `parameters` parameters, with its source's, on `batches`
+    of the data (None: the held-out ones). `family` is the model's, if known. `fitted` are the splits that it was fitted
+    on, besides those of its source: unless these rule the batches out, the comparison does not call them held out.
+    Raises what `prove` raises.
     """
     batches = data.heldout if batches is None else batches
     kind, families = kind_of(data), (family, source.architecture)
@@ -41,7 +39,7 @@ def on_data(
 def note(
     folder: Path, made: SurgeryRecord, judged: Mapping[str, Comparison], *, language: bool = False
 ) -> SurgeryRecord:
-    """The record with what was found, by the names of the data; it stands in the folder, and in its card."""
+    """Add comparisons to the record, by the names of the data, and write it to the folder and its card."""
     made = record.write(folder, replace(made, judged={**made.judged, **judged}, language=made.language or language))
     card.judge(folder, made)
     return made

@@ -1,12 +1,12 @@
-"""Fit blocks to what they should give, without labels and without a backward pass through the model. Imports torch.
+"""Fit blocks to target outputs, without labels and without a backward pass through the whole model. Imports torch.
 
-They get hidden states (of the network as it is already cut) and targets (what the teacher has at the same place),
-and Adam lowers the error of their own output for a few steps, one batch at a time. Memory is that of the blocks. The
-result stays only if samples that took no part in the fitting confirm it.
+Inputs are hidden states of the cut network, targets the teacher's hidden states at the same place; Adam lowers the
+error of the blocks' own output for a few steps, one batch at a time. Memory is that of the blocks. A result is kept
+only if samples not used for fitting confirm it.
 
-Where layers went, the block before the cut and the first one behind it are trained together to give what the source has
-behind them; then the span grows by kept blocks as long as guard samples gain. The loss counts every token by its
-relative error (`mean_error`).
+At a cut, the block before it and the first one behind it are trained together to reproduce the source's output behind
+them; then the span grows by kept blocks as long as guard samples improve. The loss weighs every token by its relative
+error (`mean_error`).
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from leansurgeon.progress import track
 
 BETAS = (0.9, 0.98)
 WARMUP = 10  # steps
-STEP_TOKENS = 1_024  # real or not; an image's patches count as they come
-LEAST_GAIN = 0.02  # of the guard's error; below it the span grows no further
-GENTLER = 0.25  # of the rate, once, where the guard did not gain at all
-EPOCHS = 8  # times that a sample is seen in one phase at most
+STEP_TOKENS = 1_024  # tokens per step, padding included; for images, patches
+LEAST_GAIN = 0.02  # of the guard's error; with less, the span grows no further
+GENTLER = 0.25  # of the rate: for one more try if the guard did not improve at all
+EPOCHS = 8  # how often a phase sees a sample at most
 
 
 @dataclass(frozen=True)
@@ -46,18 +46,18 @@ PHASES = (Phase(240, 7e-4), Phase(160, 5e-4), Phase(96, 4e-4), Phase(64, 4e-4))
 
 @dataclass(frozen=True)
 class TimeLimit:
-    """How long fitting may take: `seconds` from `start` on; None: as long as it takes."""
+    """Time limit of fitting: `seconds` after `start`; None means no limit."""
 
     seconds: float | None = None
     start: float = field(default_factory=perf_counter)
 
     @property
     def gone(self) -> float:
-        """The share of the time that has gone; 1 or more: it is over."""
+        """Share of the time that has passed; 1 or more means it is over."""
         return 0.0 if self.seconds is None else (perf_counter() - self.start) / max(self.seconds, 1e-9)
 
     def part(self, share: float) -> TimeLimit:
-        """A clock for so much of what is left."""
+        """Return a limit of this share of the time left."""
         return TimeLimit() if self.seconds is None else TimeLimit(share * max(0.0, self.seconds * (1 - self.gone)))
 
 
@@ -66,7 +66,7 @@ FOREVER = TimeLimit()
 
 @dataclass(frozen=True)
 class Example:
-    """One batch: what enters the block `(B, T, width)`, what should come out, which tokens are real `(B, T)`, and other
+    """One batch: the block's input `(B, T, width)`, the target output, which tokens are real `(B, T)`, and other
     arguments of the block (masks, rotary tables).
     """
 
@@ -77,14 +77,16 @@ class Example:
 
 
 def pace(step: int, steps: int) -> float:
-    """Share of the peak rate: linear up over WARMUP steps, then linear down to zero."""
+    """Return the share of the peak rate: linear up over WARMUP steps, then linear down to zero."""
     warmup = min(WARMUP, max(1, steps // 4))
     return min((step + 1) / warmup, (steps - step) / max(1, steps - warmup), 1.0)
 
 
 @dataclass(frozen=True)
 class FitResult:
-    """Errors are relative to the target: the root of the mean over guard tokens of |output - target|^2 / |target|^2."""
+    """Outcome of a fit. Errors are relative: the root of the mean over guard tokens of |output - target|^2 /
+    |target|^2.
+    """
 
     steps: int
     before: float
@@ -93,7 +95,7 @@ class FitResult:
     seconds: float
 
     def as_record(self) -> Fit:
-        """Steps, errors on the guard and seconds, rounded for the record."""
+        """Return steps, guard errors and seconds, rounded for the record."""
         return Fit(self.steps, round(self.before, 6), round(self.after, 6), self.kept, round(self.seconds, 2))
 
 
@@ -108,12 +110,12 @@ def fit_examples(
     cast: Callable[[], AbstractContextManager] = nullcontext,
     clock: TimeLimit = FOREVER,
 ) -> FitResult:
-    """Change `parameters` in place so that `forward(hidden, **arguments)` comes near the targets of `fit`.
+    """Change `parameters` in place so that `forward(hidden, **arguments)` comes close to the targets of `fit`.
 
-    Adam at `rate` times `pace(step, steps)`. `cast` gives the numbers in which products are taken; where the `clock`
-    runs, the pace is at least that of the time gone. The order of batches is random, every batch once before one comes
-    again. Where the error on `guard` is not lower at the end (or a number is not finite), the parameters are put back
-    bit for bit. Gradients and `requires_grad` flags are left as they were found.
+    Adam at `rate` times `pace(step, steps)`. `cast` sets the precision of products. With a limited `clock`, the
+    schedule runs at least as fast as the time. Batches come in random order, each once per round. If the error on
+    `guard` is not lower at the end (or a number is not finite), the parameters are restored bit for bit. Gradients and
+    `requires_grad` flags are left as they were.
     """
     start = perf_counter()
     before = relative_error(forward, guard)
@@ -136,7 +138,7 @@ def fit_examples(
             optimizer.step()
             done = step + 1
     after = relative_error(forward, guard) if sound else float("inf")
-    kept = after < before  # false for a number that is none
+    kept = after < before  # False for NaN
     if not kept:
         with torch.no_grad():
             for parameter, old in zip(parameters, saved, strict=True):
@@ -145,10 +147,10 @@ def fit_examples(
 
 
 def mean_error(forward: Callable[..., Tensor], example: Example) -> Tensor:
-    """Mean over real tokens of |output - target|^2 / |target|^2.
+    """Return the mean over real tokens of |output - target|^2 / |target|^2.
 
-    Per token, since in pre-norm models a few tokens have a hundred times the size of the others and would be all that a
-    plain mean sees.
+    Relative per token, since in pre-norm models a few tokens are a hundred times larger than the others and would
+    dominate a plain mean.
     """
     out = forward(example.hidden, **example.arguments)
     target = example.target.to(out.device)
@@ -162,7 +164,7 @@ def mean_error(forward: Callable[..., Tensor], example: Example) -> Tensor:
 
 @torch.no_grad()
 def relative_error(forward: Callable[..., Tensor], examples: Sequence[Example]) -> float:
-    """Root of `mean_error` over all tokens of all batches."""
+    """Return the root of `mean_error` over all tokens of all batches."""
     total, tokens = 0.0, 0
     for example in examples:
         count = example.target[..., 0].numel() if example.mask is None else int(example.mask.bool().sum())
@@ -172,7 +174,7 @@ def relative_error(forward: Callable[..., Tensor], examples: Sequence[Example]) 
 
 
 def order(count: int) -> Iterator[int]:
-    """Batch numbers without end, every batch once a round."""
+    """Yield batch numbers endlessly, every batch once per round."""
     generator = torch.Generator().manual_seed(0)
     while True:
         yield from torch.randperm(count, generator=generator).tolist()
@@ -180,7 +182,7 @@ def order(count: int) -> Iterator[int]:
 
 @contextmanager
 def trainable(parameters: Sequence[Tensor]) -> Iterator[None]:
-    """Gradients for these for a while."""
+    """Enable gradients for these parameters within the context."""
     before = [(p.requires_grad, p.grad) for p in parameters]
     try:
         for p in parameters:
@@ -202,9 +204,9 @@ def fit_span(
     device: str = "cpu",
     most: Callable[[int], int] = lambda steps: steps,
 ) -> FitResult:
-    """Fit in place, by products on a kind of `device`; the parameters are put back where the guard does not gain, after
-    a second try at a gentler rate. `most` says before each try how many of so many steps may be taken; the first takes
-    one at least.
+    """Fit in place, with products on a kind of `device`; if the guard does not improve, try once more at a lower rate,
+    then restore the parameters. Before each try, `most` returns how many of the given steps may be taken; the first try
+    takes at least one.
     """
     wanted = max(1, min(phase.steps, EPOCHS * len(fit)))
     steps = max(1, most(wanted))
@@ -216,8 +218,8 @@ def fit_span(
 
 
 def products(width: int, device: str) -> Callable[[], AbstractContextManager]:
-    """In which numbers products are taken: bf16 with fp32 sums where the hardware has such products and hidden states
-    are wide enough to gain by them.
+    """Return the context in which products are taken: bf16 with fp32 sums if the hardware has them and hidden states
+    are wide enough to benefit.
     """
     if width < NARROW or not has_bf16(device):
         return nullcontext

@@ -1,11 +1,11 @@
-"""How a plan is carried out where there is a choice: a value, made from the flags of `shrink`.
+"""How to carry out a plan where there is a choice; built from the options of `shrink`.
 
-init     transfer keeps what can be kept; fresh starts the whole model afresh (the paper's way); fresh-attention
-         keeps all but q, k and v where heads change their size
-layers   how the layers to keep are chosen; auto takes the best of several by calibration data, evenly with both ends
-         without it
+init     transfer keeps as much as possible; fresh initializes the whole model (as in the paper); fresh-attention
+         keeps everything except q, k and v where head_dim changes
+layers   how the layers to keep are chosen; auto takes the best of several sets by calibration data, or without data
+         evenly spaced ones including both ends
 heal     none; closed refits output projections; local then fits the blocks around every cut together, in a growing span
-more     what more heads of the same size are: `add` (silent new heads) or `split` (children of the old ones)
+more     how heads of the same size are added: `add` (new heads with zero output) or `split` (children of the old ones)
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from leansurgeon.errors import UsageError, did_you_mean
 
-# Layer choices, and whether they need calibration data.
+# Ways to choose layers, and whether each needs calibration data.
 LAYERS = {
     "auto": False,
     "even": False,
@@ -29,9 +29,9 @@ INITS = ("transfer", "fresh", "fresh-attention")
 
 @dataclass(frozen=True)
 class Method:
-    """`keep` is a list of layers (`0,2,4-9`) instead of a choice. `heal` says how calibration data heals, `heal_time`
-    how many seconds a local fit may take, `balance` changes the basis of values and outputs. `uncalibrated` accepts a
-    split of heads from the weights alone.
+    """`keep` lists the layers to keep (`0,2,4-9`) instead of choosing them. `heal` selects how calibration data heals,
+    `heal_time` limits the local fit (seconds), `balance` changes the basis of values and outputs. `uncalibrated`
+    accepts a split of heads based on the weights alone.
     """
 
     layers: str = "auto"
@@ -44,7 +44,7 @@ class Method:
 
     @property
     def kept(self) -> tuple[int, ...] | None:
-        """The layers that `keep` names. Raises `UsageError`."""
+        """Layers named by `keep`. Raises `UsageError`."""
         return parse_layers(self.keep)
 
     @property
@@ -58,7 +58,7 @@ class Method:
         return self.heal == "local"
 
     def check(self, calibrated: bool) -> None:
-        """Refuse what cannot be before a source is opened. Raises `UsageError`."""
+        """Reject impossible combinations before a source is opened. Raises `UsageError`."""
         if self.layers not in LAYERS:
             raise UsageError(
                 f"--method {self.layers}{did_you_mean(self.layers, LAYERS)}: give one of {', '.join(LAYERS)}."
@@ -79,7 +79,7 @@ class Method:
 
 
 def parse_layers(text: str | None) -> tuple[int, ...] | None:
-    """`"0,2,4-9"` as layer numbers, counted from 0 through all stages. Raises `UsageError`."""
+    """Parse `"0,2,4-9"` into layer numbers, counted from 0 through all stages. Raises `UsageError`."""
     if text is None:
         return None
     layers: list[int] = []

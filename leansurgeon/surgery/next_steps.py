@@ -1,5 +1,5 @@
-"""What a result meets after surgery, said before it: widths that a quantiser, several GPUs or a kernel cannot divide,
-and file formats that cannot hold its heads. No torch.
+"""Find what a result may not fit after surgery, before it is made: widths that a quantizer, several GPUs or a kernel
+cannot divide, and file formats that cannot hold its heads. No torch.
 """
 
 from __future__ import annotations
@@ -11,15 +11,17 @@ from leansurgeon.architectures.base import Architecture, Config
 from leansurgeon.architectures.formats import KNOWN, OURS, PATTERNS, UNREAD
 from leansurgeon.shape import Shape, Stage
 
-GROUPS = (32, 64, 128, 256)  # values that share a scale, along what a matrix takes in (GPTQ, AWQ, GGUF, torchao)
-GPUS = (2, 4, 8)  # of tensor parallelism, which gives each its heads and its part of the MLP
-KERNELS = (8, 64)  # what matrix units want: 8 to be used at all in 16 bits, 64 for whole tiles
-HEAD_DIM_KERNELS = (8,)  # fused attention takes every head_dim that 8 divides
+GROUPS = (32, 64, 128, 256)  # input values of a matrix that share a scale (GPTQ, AWQ, GGUF, torchao)
+GPUS = (2, 4, 8)  # of tensor parallelism, which splits heads and MLP over the GPUs
+KERNELS = (8, 64)  # for matrix units: 8 to be used at all in 16 bits, 64 for whole tiles
+HEAD_DIM_KERNELS = (8,)  # fused attention takes every multiple of 8
 
 
 @dataclass(frozen=True)
 class Indivisible:
-    """One number of the shape (`size`), and which group sizes, numbers of GPUs and kernel widths do not divide it."""
+    """One number of the shape (`size`), and the group sizes, numbers of GPUs and kernel widths that do not divide it
+    evenly.
+    """
 
     name: str
     size: int
@@ -29,16 +31,16 @@ class Indivisible:
 
 
 def indivisible(shape: Shape) -> tuple[Indivisible, ...]:
-    """Every number of the shape that some next step cannot divide, each once, stage by stage."""
+    """Return every number of the shape that something does not divide, each once, stage by stage."""
     numbers_of_all = (number for stage in shape.stages for number in numbers(stage))
     return tuple(dict.fromkeys(n for n in numbers_of_all if n.groups or n.gpus or n.kernels))
 
 
 def numbers(stage: Stage) -> Iterator[Indivisible]:
-    """The numbers of one stage with what does not divide them.
+    """Yield the numbers of one stage with what does not divide them.
 
-    Groups lie along what a matrix takes in: the width, the inner width (output projection) and the MLP. Key/value heads
-    fewer than the GPUs are copied by engines where they divide them.
+    Groups run along a matrix's inputs: the width, the inner width (output projection) and the MLP. If there are fewer
+    key/value heads than GPUs, engines copy them as long as their number divides the number of GPUs.
     """
     yield Indivisible("width", stage.width, not_by(stage.width, GROUPS), (), not_by(stage.width, KERNELS))
     yield Indivisible("inner width", stage.inner, not_by(stage.inner, GROUPS), (), not_by(stage.inner, KERNELS))
@@ -51,7 +53,7 @@ def numbers(stage: Stage) -> Iterator[Indivisible]:
 
 
 def not_by(size: int, of: Sequence[int]) -> tuple[int, ...]:
-    """Those of `of` that do not divide `size`.
+    """Return the members of `of` that do not divide `size`.
 
     >>> not_by(576, GROUPS)
     (128, 256)
@@ -61,7 +63,7 @@ def not_by(size: int, of: Sequence[int]) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class UnfitFormats:
-    """Formats that have no place for a shape, why, and the choice that they could hold."""
+    """Formats that cannot hold a shape, why, and an option that they could hold."""
 
     formats: tuple[str, ...]
     why: str
@@ -70,22 +72,23 @@ class UnfitFormats:
 
 @dataclass(frozen=True)
 class LayerPattern:
-    """A format whose program counts by itself which layers are of another kind: every `period`-th, `called` so."""
+    """A format whose program decides by position which layers are of another kind: every `period`-th is `called` so."""
 
     name: str
     called: str
     period: int
 
     def holds(self, layers: Sequence[int]) -> bool:
-        """Whether each of these source layers has a place of its kind among those that are left."""
+        """Return whether each of these source layers lands at a place of its kind."""
         return all(self.is_other(layer) == self.is_other(place) for place, layer in enumerate(layers))
 
     def is_other(self, place: int) -> bool:
-        """Whether a layer in this place is of the other kind."""
+        """Return whether a layer at this place is of the other kind."""
         return (place + 1) % self.period == 0
 
     def near(self, wanted: Sequence[float], depth: int) -> tuple[int, ...]:
-        """As many of `depth` layers, each near to the wanted one and of the kind of its new place.
+        """Choose as many of `depth` layers as `wanted` holds, each close to the wanted one and of the kind of its new
+        place.
 
         >>> LayerPattern("", "", 4).near([0, 2.75, 5.5, 8.25, 11], 12)
         (0, 2, 5, 7, 10)
@@ -93,7 +96,7 @@ class LayerPattern:
         count = len(wanted)
 
         def follows(layer: int, place: int) -> bool:
-            """Whether the layers behind this one have all that places behind this one need."""
+            """Return whether the layers behind this one suffice for the places behind this one."""
             for other in range(place + 1, count):
                 layer = next((i for i in range(layer + 1, depth) if self.is_other(i) == self.is_other(other)), depth)
             return layer < depth
@@ -107,8 +110,8 @@ class LayerPattern:
 
 
 def pattern_of(arch: Architecture, config: Config) -> LayerPattern | None:
-    """The pattern by which a format reads the layers of a family; None for none, or where the source does not follow it
-    itself.
+    """Return the layer pattern that a format expects of a family; None without one, or if the source does not follow
+    it.
     """
     for name, families in PATTERNS.items():
         if arch.name in families:
@@ -121,8 +124,8 @@ def pattern_of(arch: Architecture, config: Config) -> LayerPattern | None:
 
 
 def breaks_pattern(arch: Architecture, config: Config, layers: Sequence[int]) -> UnfitFormats | None:
-    """The format whose program would take these source `layers` for others, with layers near to equal spacing that it
-    would not. None where there is none.
+    """Return the format whose program would misread these source `layers`, with nearly evenly spaced layers that it
+    would read correctly; None if there is none.
     """
     pattern, depth, count = pattern_of(arch, config), arch.shape(config).depth, len(layers)
     if pattern is None or pattern.holds(layers) or max(layers) >= depth:
@@ -137,8 +140,8 @@ def breaks_pattern(arch: Architecture, config: Config, layers: Sequence[int]) ->
 def cannot_hold(
     before: Architecture, after: Architecture, shape: Shape, config: Config | None = None, layers: Sequence[int] = ()
 ) -> UnfitFormats | None:
-    """The formats that know the family `before` and cannot hold `shape` in the family `after`, or the source `layers`
-    that stay of a model with this `config`; None for none.
+    """Return the formats that know the family `before` but cannot hold `shape` in the family `after`, or the remaining
+    source `layers` of a model with this `config`; None if there are none.
     """
     if config is not None and layers and (pattern := breaks_pattern(before, config, layers)):
         return pattern
@@ -151,8 +154,8 @@ def cannot_hold(
     if not formats:
         return None
     why = (
-        f"it is {stage.inner:,} wide inside ({stage.heads} heads of {stage.head_dim}), and a {family} there has heads "
-        f"of width / heads ({stage.width:,} / {stage.heads})"
+        f"its inner width is {stage.inner:,} ({stage.heads} heads of {stage.head_dim}), and there a {family} must have "
+        f"heads of width / heads ({stage.width:,} / {stage.heads})"
     )
     if decoupled and stage.width % stage.heads == 0:
         return UnfitFormats(formats, why, f"--head-dim split ({stage.heads} heads of {stage.width // stage.heads})")

@@ -1,6 +1,4 @@
-"""Which operators lead from one shape to another, in the order in which they are applied: what each promises, and what
-has to hold for it.
-"""
+"""Order the operators that lead from one shape to another: what each promises, and what it requires."""
 
 from __future__ import annotations
 
@@ -23,15 +21,15 @@ TOGETHER = Step(
     "near",
     "fit blocks whose heads were divided together, in a span that grows while the guard gains",
 )
-SHORT = 8  # layers of a stage that are fitted together at most
+SHORT = 8  # maximum number of layers in a stage that is fitted as one
 HEAL = Step("heal", "near", "refit output projections on sample data; each is kept where guard samples gain")
 
 
 def order_operators(
     target: Reshaped, init: str, choice: LayerChoice, method: Method, calibrated: bool, heads_by: str | None
 ) -> tuple[Step, ...]:
-    """The steps from the source to the target, in the order in which they are applied. `heads_by` says in words what
-    chooses the heads that stay.
+    """Return the steps from the source to the target, in the order in which they are applied. `heads_by` describes what
+    chooses the heads to keep.
     """
     source = target.source
     if method.balance and init == "fresh":
@@ -68,7 +66,7 @@ def order_operators(
     if needs_healing and method.refits:
         steps.append(HEAL)
     if needs_healing and method.grows:
-        # Short stages that keep their layers and have all their heads divided.
+        # Short stages that keep their layers and have all their heads split.
         divided = [
             after.head_dim < before.head_dim and after.depth == before.depth <= SHORT for before, after in stages
         ]
@@ -80,7 +78,7 @@ def order_operators(
 
 
 def drop_layers(depth: int, kept: tuple[int, ...], choice: LayerChoice) -> Step:
-    """Drop the layers of a stage that are not kept, counted within it."""
+    """Return the step that drops the layers of a stage that are not in `kept` (numbered within the stage)."""
     dropped = [i for i in range(depth) if i not in kept]
     says = f"keep {len(kept)} of {plural(depth, 'layer')}, {choice.criterion}: {', '.join(map(str, kept))}"
     settings = {"kept": list(kept), "dropped": dropped, "criterion": choice.criterion, "evidence": choice.evidence}
@@ -90,8 +88,8 @@ def drop_layers(depth: int, kept: tuple[int, ...], choice: LayerChoice) -> Step:
 def change_heads(
     before: Stage, after: Stage, more: str = "add", *, calibrated: bool = False, by: str | None = None
 ) -> Step:
-    """Add, split or trim heads of the same size; `by` says in words what chooses the heads that stay. Raises
-    `UsageError` where heads cannot be split into whole children.
+    """Return the step that adds, splits or trims heads of the same size; `by` describes what chooses the heads to keep.
+    Raises `UsageError` if heads cannot be split into whole children.
     """
     settings = {"before": before.heads, "after": after.heads, "head_dim": after.head_dim, "kv_heads": after.kv_heads}
     if after.heads < before.heads:
@@ -106,14 +104,14 @@ def change_heads(
         near = nearest_divisible(after.heads, before.heads)
         raise UsageError(f"{before.heads} heads cannot be split into {after.heads}; nearest: {near}.", "Or add heads.")
     if children > before.head_dim:
-        raise UsageError(f"Heads of {before.head_dim} have no {children} children.")
+        raise UsageError(f"A head of size {before.head_dim} cannot be split into {children}.")
     says = f"split every head into {children}, which share its output columns"
     return Step("split-heads", "exact", f"{says};{shared}" if shared else says, settings)
 
 
 def resize_heads(source: Source, before: Stage, after: Stage, init: str, method: Method, calibrated: bool) -> Step:
-    """Heads of another size: by splitting what is there, or afresh. Raises `UsageError` where what the heads have
-    learned would be lost without the user having said so.
+    """Return the step that changes the size of heads: by splitting them, or by fresh initialization. Raises
+    `UsageError` if that would lose what the heads have learned without the user's consent.
     """
     old, new = f"{before.heads} heads of {before.head_dim}", f"{after.heads} of {after.head_dim}"
     pair = f"{old} cannot become {new}"
@@ -124,7 +122,7 @@ def resize_heads(source: Source, before: Stage, after: Stage, init: str, method:
     if after.heads % before.heads:
         near = nearest_divisible(after.heads, before.heads)
         keep = "--head-dim keep adds or trims heads of the same size. " if keeps_size(source) else ""
-        raise UsageError(f"{pair} by splitting; whole children: {near} heads.", keep + afresh)
+        raise UsageError(f"{pair} by splitting; possible: {near} heads.", keep + afresh)
     if after.inner < before.inner:
         least = -(-before.inner // after.heads)
         raise UsageError(f"{pair}: together they cannot hold {before.inner} values; head_dim must be {least}.", afresh)
@@ -149,24 +147,24 @@ def resize_heads(source: Source, before: Stage, after: Stage, init: str, method:
         by = "fitted to the calibration data" if calibrated else "from the weights alone"
         return Step("split-heads", "near", f"{says}, {by}", settings | {"calibrated": calibrated})
     says += ", each with the scores of its parent"
-    if is_coarse(source):  # q and k are rescaled, which such numbers round
+    if is_coarse(source):  # q and k are rescaled, which rounds in these dtypes
         return Step("split-heads", "near", f"{says}, rounded to the weights' precision", settings)
     return Step("split-heads", "exact", says, settings)
 
 
 def keeps_size(source: Source) -> bool:
-    """Whether some family can hold heads of the same size whose number changes."""
+    """Return whether some family can hold another number of heads of the same size."""
     return source.architecture.stores_head_dim or source.architecture.decoupled is not None
 
 
 def is_coarse(source: Source) -> bool:
-    """Whether attention weights are stored with fewer bits than fp32."""
+    """Return whether attention weights are stored with fewer bits than fp32."""
     entries = source.weights.entries
     return any(entries[s.name].dtype not in ("F32", "F64") for s in source.specs if s.role in ("q", "k", "qk", "qkv"))
 
 
 def change_units(before: int, after: int, *, calibrated: bool = False) -> Step:
-    """Trim or widen the MLP from `before` to `after` units."""
+    """Return the step that trims or widens the MLP from `before` to `after` units."""
     settings = {"before": before, "after": after}
     if after < before:
         by = "that matter most on the calibration data" if calibrated else "with the largest weights"
@@ -175,14 +173,14 @@ def change_units(before: int, after: int, *, calibrated: bool = False) -> Step:
 
 
 def balance_heads(source: Source) -> Step:
-    """Another basis for every head (`balance` finds it). Raises `UnsupportedModel` where heads have no bases of
-    their own, or where the weights' numbers are too coarse to stay the same function.
+    """Return the step that changes the basis of every head (see `balance`). Raises `UnsupportedModel` if heads have no
+    bases of their own, or if the weights' dtype is too coarse to keep the function.
     """
     if reason := canonical.why_unsupported(source):
         raise UnsupportedModel(f"--balance: {reason}", "Leave --balance out.")
     if "vo" not in source.architecture.bases:
         raise UnsupportedModel(
-            f"--balance: values of {source.architecture.name} in another basis were not seen to say the same.",
+            f"--balance: {source.architecture.name} was not shown to compute the same with values in another basis.",
             "Leave --balance out.",
         )
     coarse = {source.weights.entries[s.name].dtype for s in canonical.of_attention(source.specs)} - {"F32", "F64"}

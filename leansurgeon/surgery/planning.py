@@ -1,7 +1,7 @@
-"""The plan of an operation: which operators lead from the present shape to the wanted one, and what that saves. A
-value; nothing is done.
+"""Plan an operation: which operators lead from the present shape to the requested one, and what that saves. A plan is a
+value; making one changes nothing.
 
-`plan` reads no weights; the choice of single heads and units by weight is made while applying and recorded in
+`plan` reads no weights. Heads and units that are chosen by weight are chosen during execution, and recorded in
 surgery.json.
 """
 
@@ -48,33 +48,33 @@ class Plan:
     parameters_before: ParameterCount
     parameters_after: ParameterCount
     saved_by: dict[str, int]
-    # Of one forward pass; None for families without a closed form.
+    # For one forward pass; None for families without a closed form.
     flops_before: Flops | None = None
     flops_after: Flops | None = None
     flops_saved_by: dict[str, int] | None = None
     class_attention: bool = False
-    heads_by: str | None = None  # what chooses the heads that stay, in words; None: sample data, else the weights
-    # Measured importance of the heads of (layer, attention of the layer), where that chooses the heads that stay.
+    heads_by: str | None = None  # what chooses the heads to keep, in words; None: sample data, else the weights
+    # Measured importance of the heads of (layer, attention in the layer), if that chooses the heads to keep.
     strength: Mapping[tuple[int, int], np.ndarray] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def source(self) -> Source:
-        """The source, read as the plan needs it: its class attention follows the blocks where that was asked for."""
+        """The source as the plan reads it: on request, with its class attention tied to the blocks."""
         return self.target.source
 
     @property
     def result(self) -> Reshaped:
-        """The target, made of the layers that are kept."""
+        """The target with the kept layers."""
         return self.target.keeping(self.layers)
 
     @property
     def after(self) -> Shape:
-        """The shape of the result."""
+        """Shape of the result."""
         return self.target.shape
 
     @property
     def architecture(self) -> Architecture:
-        """The family that holds the result."""
+        """Family that holds the result."""
         return self.target.architecture
 
     @property
@@ -85,7 +85,7 @@ class Plan:
 
     @property
     def cannot_hold(self) -> UnfitFormats | None:
-        """Formats that know the source's family and have no place for the result; None for none."""
+        """Formats that know the source's family but cannot hold the result; None if there are none."""
         return cannot_hold(self.source.architecture, self.architecture, self.after, self.source.config, self.layers)
 
     @property
@@ -96,7 +96,7 @@ class Plan:
         return self.exactness == "near" and not (chosen and only_drops and not self.method.refits)
 
     def as_record(self) -> PlanRecord:
-        """The plan as `surgery.json` keeps it."""
+        """Return the plan as `surgery.json` stores it."""
         flops = (flops and flops.as_dict() for flops in (self.flops_before, self.flops_after))
         return PlanRecord(
             self.source.name,
@@ -122,7 +122,7 @@ class Plan:
         )
 
     def as_dict(self) -> JsonObject:
-        """The plan as `plan --json` prints it."""
+        """Return the plan as `plan --json` prints it."""
         return self.as_record().as_dict()
 
 
@@ -135,9 +135,9 @@ def plan(
     calibrated: bool = False,
     heads_by: str | None = None,
 ) -> Plan:
-    """Order the operators for what is wanted. `calibrated` says that sample data is at hand, `heads_by` what else than
-    data or weights chooses the heads that stay, in words. Raises `UsageError` for an impossible shape, or where data is
-    needed and there is none.
+    """Plan the operators for the requested shape. `calibrated` says whether sample data is available; `heads_by`
+    describes what, other than data or weights, chooses the heads to keep. Raises `UsageError` for an impossible shape,
+    or if data is needed and missing.
     """
     method = method or Method()
     wanted.check()
@@ -147,7 +147,7 @@ def plan(
     source, init = target.source, "fresh" if source.weights is None else wanted.init
     choice = drop_layers.without_data(source.shape, target.shape, method, source.architecture.period, source)
     target = target.keeping(choice.kept)
-    target.config()  # an impossible config is refused here
+    target.config()  # rejects an impossible config
     refuse_moved_layers(source, init, choice.kept)
     drop_layers.refuse_misplaced(source, init, choice.kept)
     refuse_new_output(source, init)
@@ -177,9 +177,9 @@ def plan(
 
 
 def reshape_source(source: Source, wanted: RequestedShape) -> tuple[Reshaped, Target]:
-    """The model at the wanted shape, and how that was understood. It knows the source as it is read for the shape: its
-    class attention follows where that is wanted; where its declaration has no form for heads of their own size, one
-    that is inferred may have. Raises `UsageError` for an impossible shape.
+    """Return the model at the requested shape, and how the request was resolved. Its source is read as the shape needs
+    it: with class attention tied to the blocks on request, and with an inferred declaration if the declared family has
+    no form for heads of their own size. Raises `UsageError` for an impossible shape.
     """
     source = follow(source) if wanted.class_attention else source
     try:
@@ -193,14 +193,14 @@ def reshape_source(source: Source, wanted: RequestedShape) -> tuple[Reshaped, Ta
 
 
 def without_data(steps: Plan) -> Plan:
-    """The same plan where no sample data is at hand after all. Raises `UsageError` where some is needed."""
+    """Return the same plan without sample data. Raises `UsageError` if some step needs it."""
     period = steps.source.architecture.period
     choice = drop_layers.without_data(steps.before, steps.after, steps.method, period, steps.source)
     return keeping(replace(steps, calibrated=False), choice)
 
 
 def open_undeclared(source: Source) -> Source | None:
-    """A source as if nobody had declared its family; None where that gives heads no size of their own."""
+    """Return the source with an inferred declaration, if that allows heads of their own size; else None."""
     arch = source.architecture
     if arch.library != "transformers" or arch.stores_head_dim or arch.decoupled or arch.evidence or not source.weights:
         return None
@@ -214,14 +214,14 @@ def open_undeclared(source: Source) -> Source | None:
 
 
 def keeping(plan: Plan, choice: LayerChoice) -> Plan:
-    """The same plan with the layers that sample data has chosen. Raises `UsageError` where they must not move."""
+    """Return the same plan with the layers that sample data has chosen. Raises `UsageError` if they cannot be moved."""
     refuse_moved_layers(plan.source, plan.init, choice.kept)
     steps = order_operators(plan.target, plan.init, choice, plan.method, plan.calibrated, plan.heads_by)
     return replace(plan, target=plan.target.keeping(choice.kept), layers=choice.kept, operators=steps)
 
 
 def refuse_moved_layers(source: Source, init: str, kept: tuple[int, ...]) -> None:
-    """Some configs make a layer's arithmetic depend on its number; a layer that moves would compute something else."""
+    """Raise `UsageError` if the config makes a layer's arithmetic depend on its number and a kept layer moves."""
     config = source.flat_config
     keys = [key for key in source.architecture.depends_on_index if config.get(key)]
     if keys and init == "transfer" and kept != tuple(range(len(kept))):
@@ -232,7 +232,9 @@ def refuse_moved_layers(source: Source, init: str, kept: tuple[int, ...]) -> Non
 
 
 def refuse_new_output(source: Source, init: str) -> None:
-    """Some libraries can load an output apart from the embedding, and cannot make one (transformers' T5)."""
+    """Raise `UsageError` for models whose output is separate from the embedding, if the library can load but not create
+    such a model (transformers' T5).
+    """
     arch = source.architecture
     apart = any(spec.name in arch.tied and spec.role == "head" for spec in source.specs)
     if init == "fresh" and source.weights is not None and arch.ties_new and apart:
@@ -243,21 +245,21 @@ def refuse_new_output(source: Source, init: str) -> None:
 
 
 def models_along(target: Reshaped) -> list[Reshaped]:
-    """The model before (in the family of the result), after cutting depth, after changing heads, and the result.
+    """Return the model before (in the family of the result), after dropping layers, after changing heads, and the
+    result.
 
-    The order matters for what each step is credited with: depth first, then heads on the layers that are left, then the
-    MLP.
+    The order decides what each step is credited with: depth first, then heads on the remaining layers, then the MLP.
     """
     now = target.source.shape
     stages = list(zip(now.stages, target.shape.stages, strict=True))
     shorter = Shape(tuple(replace(a, depth=b.depth) for a, b in stages))
     with_heads = Shape(tuple(replace(b, mlp_dim=a.mlp_dim) for a, b in stages))
     along = [target]
-    for shape in (with_heads, shorter, now):  # backwards, so that a step which changes nothing gives the same model
+    for shape in (with_heads, shorter, now):  # backwards, so a step without changes gives the same model
         along.insert(0, along[0].at(shape))
     return along
 
 
 def list_savings(costs: Sequence[ParameterCount | Flops]) -> dict[str, int]:
-    """What each step of `models_along` saves; negative where it adds."""
+    """Return what each step of `models_along` saves; negative if it adds."""
     return {step: a.total - b.total for step, a, b in zip(("depth", "heads", "mlp"), costs, costs[1:], strict=False)}

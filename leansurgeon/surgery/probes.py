@@ -1,5 +1,5 @@
-"""Handles on one block of a built model: what enters its projections, how their output reaches the block's output, and
-edits of their weights in place. Imports torch.
+"""Hooks on one block of a built model: capture the inputs of its projections, measure how their output reaches the
+block's output, and edit their weights in place. Imports torch.
 
 Letters: N real tokens of a batch, I inputs of a projection, D width.
 """
@@ -20,7 +20,7 @@ STRAIGHT = 1e-3  # relative deviation from a scaled identity that counts as roun
 
 @contextmanager
 def inputs_of(module: nn.Module) -> Iterator[list[Tensor]]:
-    """A list that the inputs of a module are appended to while the context lasts."""
+    """Collect the inputs of a module in a list within the context."""
     inputs: list[Tensor] = []
     with Hooks() as hooks:
         hooks.before(module, lambda _m, args: inputs.append(args[0].detach()))
@@ -29,7 +29,7 @@ def inputs_of(module: nn.Module) -> Iterator[list[Tensor]]:
 
 @contextmanager
 def outputs_of(module: nn.Module) -> Iterator[list[Tensor]]:
-    """A list that the outputs of a module are appended to while the context lasts."""
+    """Collect the outputs of a module in a list within the context."""
     outputs: list[Tensor] = []
     with Hooks() as hooks:
         hooks.after(module, lambda _m, _a, out: outputs.append(out.detach()))
@@ -37,15 +37,15 @@ def outputs_of(module: nn.Module) -> Iterator[list[Tensor]]:
 
 
 class StopForward(Exception):
-    """Ends a forward pass that has shown what it was run for."""
+    """Raised by a hook to end a forward pass early."""
 
 
 def capture_input(module: nn.Module, run: Callable[[], object]) -> Tensor:
-    """What enters a module while `run` runs; the rest of the pass is not computed."""
+    """Return the input of a module while `run` runs, without computing the rest of the pass."""
     inputs: list[Tensor] = []
 
     def note(_, args: tuple) -> None:
-        """Pre-hook: keep what the module is given, then end the forward."""
+        """Record the module's input, then end the forward pass."""
         inputs.append(args[0].detach())
         raise StopForward
 
@@ -59,7 +59,7 @@ def capture_input(module: nn.Module, run: Callable[[], object]) -> Tensor:
 
 @contextmanager
 def change_output(module: nn.Module | None, change: Callable[[Tensor], Tensor]) -> Iterator[None]:
-    """Let a module, if there is one, return `change(output)` while the context lasts."""
+    """Make a module, if there is one, return `change(output)` within the context."""
     with Hooks() as hooks:
         if module is not None:
             hooks.after(module, lambda _m, _a, out: change(out))
@@ -67,28 +67,28 @@ def change_output(module: nn.Module | None, change: Callable[[Tensor], Tensor]) 
 
 
 def flat(values: Tensor, mask: Tensor | None = None) -> Tensor:
-    """`(..., D)` as `(N, D)`; the mask `(batch, tokens)` says which tokens are real."""
+    """Flatten `(..., D)` to `(N, D)`; the mask `(batch, tokens)` says which tokens are real."""
     if mask is not None and values.dim() == 3 and mask.shape == values.shape[:2]:
         return values[mask.to(values.device)]
     return values.reshape(-1, values.shape[-1])
 
 
 def relative_error(a: Tensor, b: Tensor) -> Tensor:
-    """|a - b| / |a| of every token."""
+    """Return |a - b| / |a| for every token."""
     return (a - b).double().norm(dim=-1) / a.double().norm(dim=-1).clamp(min=1e-300)
 
 
 def check_finite(states: list[Tensor], where: str) -> None:
-    """Diverged where activations hold NaN or infinity."""
+    """Raise `Diverged` if activations hold NaN or infinity."""
     if not all(bool(torch.isfinite(s).all()) for s in states):
         raise Diverged(
             f"The activations {where} hold NaN or infinity.",
-            "Are the weights sound?",
+            "Check the weights for NaN or infinity.",
         )
 
 
 def weight_of(module: nn.Module) -> Tensor:
-    """The weight as (outputs, inputs); a view, so that edits in place reach the module."""
+    """Return the weight as (outputs, inputs); a view, so that edits in place reach the module."""
     if isinstance(module, nn.Linear):
         return module.weight.data
     if any(kind.__name__ == "Conv1D" for kind in type(module).__mro__):  # GPT-2's stores (inputs, outputs)
@@ -97,7 +97,7 @@ def weight_of(module: nn.Module) -> Tensor:
 
 
 def add_to(module: nn.Module, weight: Tensor | None, bias: Tensor | None) -> None:
-    """Change a projection in place by a change (O, I) and (O,)."""
+    """Add (O, I) to the weight and (O,) to the bias of a projection in place."""
     if weight is not None:
         weight_of(module).add_(weight.to(module.weight))
     if bias is not None and module.bias is not None:
@@ -105,11 +105,11 @@ def add_to(module: nn.Module, weight: Tensor | None, bias: Tensor | None) -> Non
 
 
 def way_back(*modules: nn.Module) -> Callable[[], None]:
-    """A function that gives modules the very bits again that they have now; adding and subtracting would round."""
+    """Return a function that restores the modules' current values exactly; adding and subtracting would round."""
     kept = [(p, p.detach().clone()) for module in modules for p in module.parameters(recurse=False)]
 
     def restore() -> None:
-        """Put the kept values back."""
+        """Copy the saved values back."""
         for parameter, values in kept:
             parameter.data.copy_(values)
 
@@ -117,12 +117,13 @@ def way_back(*modules: nn.Module) -> Callable[[], None]:
 
 
 def reach(module: nn.Module, run: Callable[[], Tensor], freeze: nn.Module | None = None) -> Tensor | None:
-    """By which factor (D,) the output of `module` reaches the output of the block, or None where it is no plain sum.
+    """Return the factor (D,) by which the output of `module` reaches the output of the block; None if it is no plain
+    sum.
 
-    It is 1 in a pre-norm block, the layer scale where there is one, and None where a norm stands behind (post-norm).
-    `run` runs the block on one batch. The output is shaken a little, and the change of the block's output compared with
-    that. `freeze` is a module whose output is held (the MLP behind an attention's projection), so that only the direct
-    way counts.
+    The factor is 1 in a pre-norm block, the layer scale if there is one, and None if a norm follows (post-norm). `run`
+    runs the block on one batch. Noise is added to the output, and the change of the block's output compared with it.
+    `freeze` is a module whose output is held fixed (the MLP behind an attention's projection), so that only the direct
+    path counts.
     """
     held: list[Tensor] = []
     with change_output(freeze, lambda out: held.append(out) or out):
@@ -131,7 +132,7 @@ def reach(module: nn.Module, run: Callable[[], Tensor], freeze: nn.Module | None
     shaken: list[Tensor] = []
 
     def shake(out: Tensor) -> Tensor:
-        """Add noise as large as the calm output."""
+        """Add noise as large as the block's undisturbed output."""
         size = float(calm.double().pow(2).mean().sqrt()) or 1.0
         shaken.append(torch.randn(out.shape, generator=generator).to(out) * size)
         return out + shaken[-1]
@@ -150,7 +151,7 @@ def reach(module: nn.Module, run: Callable[[], Tensor], freeze: nn.Module | None
 
 
 def closing_norm(block: nn.Module, run: Callable[[], Tensor]) -> nn.Module | None:
-    """The LayerNorm whose output is the block's output, in a post-norm block; None in others. `run` as in `reach`."""
+    """Return the LayerNorm that produces a post-norm block's output; None in other blocks. `run` as in `reach`."""
     made: list[tuple[nn.Module, Tensor]] = []
     with Hooks() as hooks:
         for module in block.modules():

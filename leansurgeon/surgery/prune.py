@@ -1,9 +1,8 @@
-"""Prune heads by measured importance: the same number from every layer of a stage, key/value groups whole, so that the
-result is an ordinary, smaller checkpoint. An uneven set of heads, which masking allows, can be loaded by no library
-.
+"""Prune heads by measured importance: the same number from every layer of a stage, with whole key/value groups, so that
+the result is an ordinary, smaller checkpoint. No library can load the uneven sets of heads that masking allows.
 
-Output projections are then refitted on the calibration data, so that the heads that stay take over what they can;
-without that, what remains is exactly the masked model that `leansurgeon heads` has scored as `even`.
+Output projections are then refitted on the calibration data, so that the remaining heads take over what they can.
+Without the refit, the result is exactly the masked model that `leansurgeon heads` has scored as `even`.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ MEASURED = "of the highest measured importance"
 
 
 def share(text: str) -> float:
-    """`"40%"` as 0.4. Raises `UsageError` for anything else."""
+    """Parse `"40%"` as 0.4. Raises `UsageError` for anything else."""
     try:
         value = float(text.removesuffix("%")) / 100
     except ValueError:
@@ -52,7 +51,7 @@ def decide(
     say: Say = silent,
     device: str = "cpu",
 ) -> DecidedCut:
-    """What `carry_out` writes: the most important heads stay, `values` (all heads,) in the order of `sites`.
+    """Return what `carry_out` writes: the most important heads stay. `values` (all heads,) are in the order of `sites`.
 
     Raises what `check` and `calibrate` raise.
     """
@@ -60,7 +59,7 @@ def decide(
     steps = replace(check(source, asked, seed, heal=heal), strength=strength, calibrated=True)
     if not heal:
         return DecidedCut(steps, record=Decisions(calibration=calibration.as_record()), calibration=calibration)
-    from leansurgeon.surgery.calibrate import calibrate  # scipy.stats and more, which `heads` does without
+    from leansurgeon.surgery.calibrate import calibrate  # imports scipy.stats and more, which `heads` does not need
 
     say("Refitting output projections ...")
     try:
@@ -71,8 +70,8 @@ def decide(
 
 
 def check(source: Source, asked: float, seed: int = 0, *, heal: bool = True) -> Plan:
-    """The same plan before anything is measured. Raises `UsageError` for a share that is no whole key/value group (no
-    head, where all or none share their keys), and `UnsupportedModel` where the family cannot store fewer heads of the
+    """Return the same plan before anything is measured. Raises `UsageError` if the share is less than one key/value
+    group (one head, if all or none share keys), and `UnsupportedModel` if the family cannot store fewer heads of the
     same size.
     """
     stages, arch = source.shape.stages, source.architecture

@@ -1,13 +1,14 @@
-"""Heal one filled block: refit its output projections towards what the teacher has at the same place. Imports torch.
+"""Heal one filled block: refit its output projections to the teacher's hidden states at the same place. Imports torch.
 
-Two forms, told apart by what stands behind the MLP:
+Two forms, depending on what follows the MLP:
 
-*pre-norm* (`reach` is a factor): the projection adds to the residual stream, so the least-squares target is plainly
-what is missing, teacher minus student.
+*pre-norm* (`reach` is a factor): the projection adds to the residual stream, so the least-squares target is simply
+teacher minus student.
 
-*post-norm* (`closing_norm`): the block's output is LN(r), whose length per token is free. When the block takes over
-dropped ones, it gets the closing norm of the last of them, z = (target - beta) / gamma is the direction that r has to
-have, and the projection is refitted so that r becomes `std(r) z + mean(r)` in every token, each weighted by 1 / std^2.
+*post-norm* (`closing_norm`): the block's output is LN(r), where the length of r per token is free. A block that
+replaces dropped ones gets the closing norm of the last of them. z = (target - beta) / gamma is then the direction that
+r must have, and the projection is refitted so that r becomes `std(r) z + mean(r)` in every token, weighted by 1 /
+std^2.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ POST_RIDGES = (0.03, 0.1, 0.3, 1.0)
 
 @dataclass(frozen=True)
 class Samples:
-    """The hidden states of one part of the calibration on their way: the student's stream with its position, the
-    teacher's hidden states that the block should give (`target`), and which tokens are real.
+    """Hidden states of one part of the calibration data: the student's stream with its position, the teacher's hidden
+    states that the block should output (`target`), and which tokens are real.
     """
 
     stream: Stream
@@ -53,7 +54,7 @@ class BlockFit:
     exact: bool = True  # sums of products in float64; else in float32, piece by piece
 
     def on(self, streams: Mapping[str, Stream], layer: int) -> BlockFit:
-        """The same samples, run through block `layer` of the skeleton that `streams` (of fit and guard) go through."""
+        """Return the same samples, run through block `layer` of the skeleton of `streams` (fit and guard)."""
         fit, guard = (replace(getattr(self, part), stream=streams[part]) for part in ("fit", "guard"))
         return replace(self, layer=layer, fit=fit, guard=guard)
 
@@ -63,13 +64,13 @@ class BlockFit:
         return self.fit.stream.skeleton.block(self.layer)
 
     def run(self, samples: Samples, b: int) -> Tensor:
-        """The block's output for batch `b`, without gradients."""
+        """Return the block's output for batch `b`, without gradients."""
         with torch.no_grad():
             return samples.stream.call(b, samples.hidden[b], self.layer)
 
     def first(self) -> Tensor:
-        """The block's output for the first batch of the guard, in fp32: whether a projection reaches it in a straight
-        line is a question of small differences, which rounding to bf16 would answer.
+        """Return the block's output for the first batch of the guard, in fp32: whether a projection reaches it linearly
+        depends on small differences, which rounding to bf16 would hide.
         """
         with torch.no_grad():
             return self.guard.stream.call(0, self.guard.hidden[0], self.layer, rounded=False)
@@ -77,8 +78,8 @@ class BlockFit:
 
 @dataclass(frozen=True)
 class HealResult:
-    """What a refit decided, the guard's error before it, and what the block gives of the guard now where that had to be
-    found out (on the skeleton's home).
+    """What a refit decided, the guard's error before it, and the block's output on the guard after it, if that had to
+    be computed (on the skeleton's home).
     """
 
     record: BlockRefit
@@ -87,8 +88,9 @@ class HealResult:
 
 
 def error(site: BlockFit, samples: Samples, outputs: Sequence[Tensor] | None = None) -> float:
-    """Root mean square over real tokens of |output - target| / |target|. `outputs` are the block's, where they are at
-    hand; else it is run.
+    """Return the root mean square over real tokens of |output - target| / |target|.
+
+    `outputs` are those of the block; if None, it is run.
     """
     total, tokens = 0.0, 0.0
     for b in range(len(samples)):
@@ -100,9 +102,9 @@ def error(site: BlockFit, samples: Samples, outputs: Sequence[Tensor] | None = N
 
 
 def refit_sums(site: BlockFit, samples: Samples, module: nn.Module, scale: Tensor | None) -> ridge.NormalEquations:
-    """The sums for refitting `module`, whose output reaches the block's output by the factor `scale`. What it has to
-    give is what is missing over the scale; what an error there counts is the scale again. Where the way to the block's
-    output is no sum (None: post-norm), it has to give what it gives.
+    """Return the sums for refitting `module`, whose output reaches the block's output by the factor `scale`. The target
+    is the missing part divided by the scale, and errors count by the squared scale. If the path to the block's output
+    is no sum (None: post-norm), the target is the present output.
     """
     if scale is None:
         sums = equations(module, handles.weight_of(module).device)
@@ -113,7 +115,7 @@ def refit_sums(site: BlockFit, samples: Samples, module: nn.Module, scale: Tenso
         with inputs_of(module) as seen:
             out = site.run(samples, b)
         mask = samples.masks[b]
-        # In the order of the block's output; as it is where the library has cut the tokens into windows of its own.
+        # In the order of the block's output, unless the library has cut the tokens into windows.
         alike = seen[0][..., 0].numel() == out[..., 0].numel()
         a = flat(seen[0].reshape(*out.shape[:-1], -1) if alike else seen[0], mask)
         if scale is None:
@@ -127,22 +129,22 @@ def refit_sums(site: BlockFit, samples: Samples, module: nn.Module, scale: Tenso
 def equations(
     module: nn.Module, device: torch.device, worth: Tensor | None = None, *, exact: bool = True
 ) -> ridge.NormalEquations:
-    """Empty normal equations for a linear module, with a constant where it has a bias."""
+    """Return empty normal equations for a linear module, with a constant if it has a bias."""
     outputs, inputs = handles.weight_of(module).shape
     constant = module.bias is not None
     return ridge.NormalEquations(inputs, outputs, constant=constant, device=device, worth=worth, exact=exact)
 
 
 def refit_projection(site: BlockFit, module: nn.Module, scale: Tensor) -> ridge.Refit:
-    """Refit one projection of a pre-norm block in place, where the guard gains."""
+    """Refit one projection of a pre-norm block in place, if the guard improves."""
     refit = ridge.refit(*(refit_sums(site, samples, module, scale) for samples in (site.fit, site.guard)))
     add_to(module, refit.weight, refit.bias)
     return refit
 
 
 def heal_pre_norm(site: BlockFit, *, attention: bool) -> HealResult | None:
-    """Refit the MLP's output (experts stay as they are), and before it the attention's where `attention` says so. None
-    where the block is no pre-norm block.
+    """Refit the MLP's output (experts stay unchanged), with `attention` after refitting the attention's. Return None
+    unless it is a pre-norm block.
     """
     skeleton = site.fit.stream.skeleton
     experts = skeleton.experts(site.layer)
@@ -158,15 +160,13 @@ def heal_pre_norm(site: BlockFit, *, attention: bool) -> HealResult | None:
                 record = replace(record, o=refit_attention(site, module, direct))
     if down is not None:
         record = replace(record, down=refit_projection(site, down, scale).record)
-    # The sums of the first refit know how far the block was from its goal.
+    # The sums of the first refit hold the block's error before it.
     first = record.o or record.down
     return HealResult(record, first.guard_before) if first else None
 
 
 def refit_attention(site: BlockFit, module: nn.Module, scale: Tensor) -> ProjectionRefit:
-    """Refit an attention's output projection; what the MLP makes of the change is not in the sums, so the guard runs
-    the block.
-    """
+    """Refit an attention's output projection. The sums ignore the MLP's response, so the block is run on the guard."""
     restore = way_back(module)
     refit = refit_projection(site, module, scale)
     record = refit.record
@@ -183,8 +183,8 @@ def refit_attention(site: BlockFit, module: nn.Module, scale: Tensor) -> Project
 
 
 def absorb(site: BlockFit, closing: nn.LayerNorm) -> HealResult | None:
-    """Let a post-norm block take over the dropped ones behind it, whose last has the norm `closing`. None where the
-    block is no post-norm block; everything stays as it was where the guard does not gain.
+    """Let a post-norm block replace the dropped ones behind it, the last of which has the norm `closing`. Return None
+    unless it is a post-norm block; everything is restored if the guard does not improve.
     """
     norm = handles.closing_norm(site.block, site.first)
     if norm is None:
@@ -216,7 +216,9 @@ def absorb(site: BlockFit, closing: nn.LayerNorm) -> HealResult | None:
 def norm_moments(
     site: BlockFit, samples: Samples, down: nn.Module, norm: nn.Module, closing: nn.LayerNorm, *, outputs: bool = False
 ) -> tuple[ridge.NormalEquations, list[Tensor]]:
-    """The sums of the post-norm form (see above), whatever the block's own norm is; its `outputs` where asked for."""
+    """Return the sums of the post-norm form (see above), for any norm of the block itself, and on request its
+    `outputs`.
+    """
     gain, shift, states = closing.weight.detach(), shift_of(closing), []
     sums = equations(down, gain.device, exact=site.exact)
     gain = torch.where(gain.abs() > 1e-6, gain, torch.inf)
@@ -234,5 +236,5 @@ def norm_moments(
 
 
 def shift_of(norm: nn.LayerNorm) -> Tensor:
-    """The shift of a norm; zeros where it has none."""
+    """Return the shift of a norm; zeros if it has none."""
     return torch.zeros_like(norm.weight.detach()) if norm.bias is None else norm.bias.detach()

@@ -1,4 +1,4 @@
-"""From flags to the shape that a user wants, with a family that can hold it."""
+"""Resolve command-line options to the shape that a user wants, and a family that can hold it."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from leansurgeon.shape import Shape, Stage, divisors_near, nearest_divisible
 from leansurgeon.surgery.class_attention import following
 from leansurgeon.surgery.method import INITS
 
-LARGEST = 10_000_000  # of heads, layers or MLP units
+LARGEST = 10_000_000  # limit for heads, layers and MLP units
 
 
 @dataclass(frozen=True)
 class RequestedShape:
-    """What the user asked for, as typed. None means: leave it."""
+    """What the user requested, as typed. None leaves a number unchanged."""
 
     heads: str | None = None
     layers: str | None = None
@@ -29,10 +29,10 @@ class RequestedShape:
     mlp_ratio: float | str | None = None
     init: str = "transfer"
     class_attention: bool = False  # whether class attention follows the heads of the blocks
-    whole_groups: bool = False  # grouped attention changes by whole key/value groups, instead of heads within each
+    whole_groups: bool = False  # grouped attention changes by whole key/value groups, not by heads within each
 
     def check(self) -> None:
-        """Refuse typing mistakes before a source is opened or fetched. Raises `UsageError`."""
+        """Reject typing mistakes before a source is opened or fetched. Raises `UsageError`."""
         for text, flag in ((self.heads, "--heads"), (self.layers, "--layers"), (self.mlp_dim, "--mlp-dim")):
             for word in (text or "").split(",") if text is not None else []:
                 number(word.strip(), None, flag, times=flag == "--heads")
@@ -44,7 +44,7 @@ class RequestedShape:
 
 @dataclass(frozen=True)
 class Target:
-    """The shape that results, the family that holds it, the head policy that was chosen, and why in one sentence."""
+    """The resulting shape, the family that holds it, the chosen head policy, and the reason in one sentence."""
 
     architecture: Architecture
     shape: Shape
@@ -53,7 +53,7 @@ class Target:
 
 
 def per_stage(text: str | None, old: list[int], flag: str, *, times: bool = False) -> list[int]:
-    """`"24"`, `"2x"` or `"16,32,32,32"` to one number per stage."""
+    """Parse `"24"`, `"2x"` or `"16,32,32,32"` into one number per stage."""
     if text is None:
         return old
     words = [w.strip() for w in str(text).split(",")]
@@ -69,7 +69,7 @@ def per_stage(text: str | None, old: list[int], flag: str, *, times: bool = Fals
 
 
 def number(word: str, old: int | None, flag: str, times: bool) -> int:
-    """One word as a number; `2x` multiplies `old` (None: only the spelling is checked)."""
+    """Parse one word as a number; `2x` multiplies `old` (None: only the spelling is checked)."""
     try:
         if times and word.lower().endswith("x"):
             value = float(word[:-1]) * (old or 1)
@@ -95,7 +95,7 @@ def number(word: str, old: int | None, flag: str, times: bool) -> int:
 
 
 def resolve(source: Source, wanted: RequestedShape) -> Target:
-    """The wanted shape, checked. Raises `UsageError` with the numbers and the nearest possible ones."""
+    """Resolve and check the requested shape. Raises `UsageError` with the numbers and the nearest possible ones."""
     stages, arch = source.shape.stages, source.architecture
     layers = per_stage(wanted.layers, [s.depth for s in stages], "--layers")
     heads = per_stage(wanted.heads, [s.heads for s in stages], "--heads", times=True)
@@ -125,7 +125,7 @@ def resolve(source: Source, wanted: RequestedShape) -> Target:
 
 
 def ratios_per_stage(text: float | str, count: int) -> list[float]:
-    """`4`, `"2.5"` or `"2,3,3,3"` to one ratio a stage."""
+    """Parse `4`, `"2.5"` or `"2,3,3,3"` into one ratio per stage."""
     words = str(text).split(",")
     if len(words) not in (1, count):
         raise UsageError(f"mlp_ratio {text} names {len(words)} stages, and the model has {count}.")
@@ -139,7 +139,7 @@ def ratios_per_stage(text: float | str, count: int) -> list[float]:
 
 
 def choose_policy(source: Source, asked: str) -> tuple[str, str]:
-    """keep, split or a number, and the sentence that explains an automatic choice."""
+    """Return keep, split or a number, and a sentence that explains the choice."""
     if asked != "auto":
         if asked not in ("keep", "split") and (not (asked.isascii() and asked.isdecimal()) or int(asked) < 1):
             raise UsageError(f"--head-dim {asked}: give auto, keep, split or a positive whole number.")
@@ -158,7 +158,7 @@ def choose_policy(source: Source, asked: str) -> tuple[str, str]:
 
 
 def new_head_dim(stage: Stage, heads: int, policy: str, arch: Architecture) -> int:
-    """head_dim for this number of heads by the policy; UsageError where it does not come out."""
+    """Return head_dim for this number of heads under the policy; raises `UsageError` if it does not divide."""
     if policy == "keep":
         return stage.head_dim
     if policy == "split":
@@ -181,8 +181,8 @@ def new_head_dim(stage: Stage, heads: int, policy: str, arch: Architecture) -> i
 
 
 def key_value_heads(stage: Stage, heads: int, whole_groups: bool = False) -> int:
-    """Plain attention: as many as heads. Grouped: as before, so the key/value cache does not grow; or with
-    `whole_groups` as many heads a group as before.
+    """Return the number of key/value heads. Plain attention: as many as heads. Grouped: as before, so the key/value
+    cache does not grow; or with `whole_groups` as many heads per group as before.
     """
     if stage.kv_heads == stage.heads:
         return heads
@@ -197,7 +197,7 @@ def key_value_heads(stage: Stage, heads: int, whole_groups: bool = False) -> int
 
 
 def holder(arch: Architecture, now: Shape, shape: Shape) -> Architecture:
-    """The family that can store the shape: the source's own, or the decoupled form of it."""
+    """Return the family that can store the shape: the source's own, or its decoupled form."""
     if arch.holds(now, shape):
         return arch
     if arch.decoupled is None:

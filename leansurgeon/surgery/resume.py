@@ -1,9 +1,9 @@
-"""What a calibrated cut has on disk: changed tensors on their way to the writer, of which memory holds one block, and
-what was done so far, beside its output, so that an interrupted cut goes on where it was.
+"""What a calibrated cut keeps on disk: changed tensors for the writer, so that memory holds one block of them, and
+finished steps next to the output, so that an interrupted cut can resume.
 
-What is kept: the choice of layers and what was made of every finished layer and span. Hidden states are computed again,
-which takes no refits. So the result is that of an uninterrupted cut, bit for bit. Every step is a folder that is
-there as a whole or not at all; a key of all that the result follows from tells whether they belong to this cut.
+Saved are the choice of layers and every finished layer and span. Hidden states are recomputed, which needs no refits,
+so the result equals that of an uninterrupted cut bit for bit. Every step is a folder that is complete or absent; a key
+over all inputs of the result tells whether steps belong to this cut.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.surgery.planning import Plan
 
 RECORD, KEY = "record.json", "key.json"
-FORM = 3  # raised where steps of earlier versions mean something else
+FORM = 3  # raise it when saved steps change their meaning
 
 
 class Edits(Mapping[str, np.ndarray]):
@@ -37,7 +37,7 @@ class Edits(Mapping[str, np.ndarray]):
         self.folder, self.files = folder, {}
 
     def update(self, tensors: Arrays) -> None:
-        """Store tensors as float32 on disk, in the place of those of the same names."""
+        """Store tensors as float32 on disk, replacing those of the same names."""
         for name, values in tensors.items():
             file = self.files.setdefault(name, self.folder / f"{len(self.files)}.npy")
             np.save(file, np.asarray(values, np.float32, order="C"))
@@ -58,9 +58,7 @@ class Edits(Mapping[str, np.ndarray]):
 
 @dataclass(frozen=True)
 class Step:
-    """Tensors in float32 by name, the numbers that go into the record, and the block-tokens of all that the cut had
-    done until then.
-    """
+    """Tensors in float32 by name, the numbers for the record, and the block-tokens that the cut had spent by then."""
 
     tensors: Arrays
     record: JsonObject
@@ -68,8 +66,8 @@ class Step:
 
 
 class ResumeState:
-    """Steps by name in `folder`; without one, nothing is kept. With `resume` those of the same `key` are found again,
-    all others are deleted.
+    """Saved steps by name in `folder`; without a folder, nothing is saved. With `resume`, steps of the same `key` are
+    reused; otherwise the folder is cleared.
     """
 
     def __init__(self, folder: Path | None = None, key: str = "", *, resume: bool = False) -> None:
@@ -79,12 +77,12 @@ class ResumeState:
 
     @property
     def goes_on(self) -> bool:
-        """Whether steps of this very cut are at hand."""
+        """Whether steps of this very cut exist."""
         file = self.folder / KEY if self.folder else None
         return file is not None and file.is_file() and jsonfile.read_object(file).get("key") == self.key
 
     def get(self, name: str) -> Step | None:
-        """A finished step; None where there is none."""
+        """Return a finished step; None if there is none."""
         if self.folder is None or not (self.folder / name / RECORD).is_file():
             return None
         said = jsonfile.read_object(self.folder / name / RECORD)
@@ -92,7 +90,7 @@ class ResumeState:
         return Step(tensors, said["record"], said["work"])
 
     def put(self, name: str, step: Step) -> None:
-        """Keep a finished step."""
+        """Save a finished step."""
         if self.folder is None:
             return
         self.begin()
@@ -108,34 +106,34 @@ class ResumeState:
             shutil.rmtree(self.folder / name, ignore_errors=True)
             aside.rename(self.folder / name)
         except BaseException:
-            shutil.rmtree(aside, ignore_errors=True)  # the room that it takes may be what is missing
+            shutil.rmtree(aside, ignore_errors=True)  # it may fill the disk
             raise
 
     def keep_only(self, name: str) -> None:
-        """Let all steps but one go."""
+        """Delete all steps but one."""
         for other in self.folder.iterdir() if self.folder else ():
             if other.is_dir() and other.name != name:
                 shutil.rmtree(other, ignore_errors=True)
 
     def begin(self) -> None:
-        """The folder, with what it belongs to."""
+        """Create the folder with its key."""
         if not self.folder.exists():
             self.folder.mkdir(parents=True)
             write_durably(self.folder / KEY, json.dumps({"key": self.key}))
 
     def remove(self) -> None:
-        """Nothing is kept any more: the result is published."""
+        """Delete everything: the result is published."""
         if self.folder is not None:
             shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def place_of(output: Path) -> Path:
-    """Where the state of the cut that will be `output` is kept."""
+    """Return the folder for the state of the cut that writes to `output`."""
     return output.parent / f".{output.name}.cut"
 
 
 def key_of(plan: Plan, calibration: Calibration, settings: Mapping[str, object]) -> str:
-    """A digest of all that the result follows from: source, plan, sample data, settings, and versions."""
+    """Return a digest of everything that determines the result: source, plan, sample data, settings, and versions."""
     files = sorted([str(path), asdict(identity)] for path, identity in plan.source.seen.items())
     said = [FORM, files, plan.as_dict(), calibration.digest, dict(settings), versions()]
     return hashlib.sha256(json.dumps(said, sort_keys=True, default=str).encode()).hexdigest()

@@ -1,15 +1,15 @@
-"""Heal what a cut broke, in closed form: refit an output projection so that its block says what the cut layers said.
+"""Refit an output projection in closed form, so that its block also adds what the dropped layers added.
 
-A block ends in a matrix that writes into the residual stream, `y = W a + b`. Where the student's hidden state misses
-the teacher's by E, the change of W that makes up for most of it is a linear least-squares problem in the activations
-`a` that the student has anyway: no gradient, no labels, no new parameters, the same shape.
+A block ends in a matrix that writes into the residual stream, `y = W a + b`. If the student's hidden state misses the
+teacher's by E, the change of W that best corrects it is a linear least-squares problem in the student's activations
+`a`: no gradient, no labels, no new parameters, the same shape.
 
     minimise over D, d:   sum_t w_t |D a_t + d - E_t|^2 + ridge * mean(diag G) * |D|^2,     G = sum_t w_t a_t a_t^T
 
 The ridge pulls towards the existing weight (D = 0), so few samples change little. With `w_t = 1 / |target_t|^2` every
-token counts by its relative error; without it the few tokens of huge norm that decoders keep (the first one above all)
-are all that is fitted, although the next norm divides by that length. Sums and solution are in float64. Which ridge is
-right, and whether any change is, is decided on guard samples that the sums have not seen.
+token counts by its relative error; without it, only the few tokens of huge norm in decoders (above all the first) would
+be fitted, although the next norm divides by that length. Sums and solution are in float64. Guard samples not used in
+the sums decide which ridge is best, and whether to change anything.
 
 After ReplaceMe (arXiv 2505.02819), which solves for a square map behind W; here W itself is solved for, which has more
 freedom (as many inputs as MLP units) and a natural prior.
@@ -35,7 +35,7 @@ CHUNK = 2**22  # elements held in float64 at once (32 MiB)
 
 
 class NormalEquations:
-    """The sums of one least-squares problem, gathered batch by batch; the activations themselves are not kept.
+    """The sums of one least-squares problem, accumulated batch by batch without storing the activations.
 
     Memory: (I + 1)^2 + (I + 1) * O numbers of 8 bytes.
     """
@@ -51,10 +51,10 @@ class NormalEquations:
         exact: bool = True,
         chunk: int = CHUNK,
     ) -> None:
-        """`constant` adds an input that is always 1, for a projection with a bias. `worth` (O,) is what the squared
-        error of each output counts (by default 1): outputs have nothing to do with each other in the solution, but
-        errors are sums over them. `exact` False takes products of a few thousand tokens in float32, which is twice as
-        fast and good enough to tell candidates apart; `chunk` elements are multiplied at once.
+        """`constant` adds an input that is always 1, for a projection with a bias. `worth` (O,) weighs the squared
+        error of each output (default 1); it does not affect the solution, since outputs are independent, but the
+        errors, which sum over them. `exact` False takes products of a few thousand tokens in float32, which is twice as
+        fast and accurate enough to compare candidates; `chunk` elements are multiplied at once.
         """
         self.number = torch.float64 if exact else torch.float32
         size = inputs + int(constant)
@@ -66,7 +66,7 @@ class NormalEquations:
         self.tokens = 0
 
     def add(self, a_NI: Tensor, e_NO: Tensor, weight_N: Tensor | None = None) -> None:
-        """Add samples; those of weight 0 do not count. Raises `Diverged` where a number is not finite."""
+        """Add samples; those of weight 0 are ignored. Raises `Diverged` if a number is not finite."""
         step = max(1, self.chunk // (self.gram.shape[0] + e_NO.shape[1]))
         for start in range(0, len(a_NI), step):
             a, e = (x[start : start + step].to(self.number) for x in (a_NI, e_NO))
@@ -89,10 +89,11 @@ class NormalEquations:
             raise Diverged("The calibration activations hold NaN or infinity, so nothing can be fitted to them.")
 
     def solve(self, ridge: float) -> Tensor:
-        """The change that minimises the penalised error, (I [+ 1], O) in float64."""
-        system = self.system(ridge)
+        """Return the change that minimizes the penalized error, (I [+ 1], O); the constant is not penalized."""
+        system = self.gram.clone()
         diagonal = system.diagonal()
-        # A unit that never fires, or samples fewer than units at ridge 0, would make the system singular.
+        diagonal[: self.inputs] += ridge * float(self.gram.diagonal()[: self.inputs].mean())
+        # The system is singular if a unit never fires, or at ridge 0 with fewer samples than units.
         floor = 1e-12 * float(diagonal.mean()) or 1.0
         for attempt in range(6):
             factor, failed = torch.linalg.cholesky_ex(system)
@@ -101,14 +102,8 @@ class NormalEquations:
             diagonal += floor * 100**attempt
         raise Diverged("The normal equations of a refit have no solution in float64.")
 
-    def system(self, ridge: float) -> Tensor:
-        """The sums of products with the penalty, (I [+ 1], I [+ 1]) in float64; the constant is not penalised."""
-        system = self.gram.clone()
-        system.diagonal()[: self.inputs] += ridge * float(self.gram.diagonal()[: self.inputs].mean())
-        return system
-
     def error(self, change: Tensor | None = None) -> float:
-        """Sum of w |D a + d - E|^2, outputs by their worth, at a change (none: D = 0); never below 0."""
+        """Return the sum of w |D a + d - E|^2, outputs weighted by `worth`, for a change (none: D = 0); at least 0."""
         error = self.energy
         if change is not None:
             change = change.to(self.cross)
@@ -116,14 +111,14 @@ class NormalEquations:
         return max(0.0, float((error * self.worth).sum()))
 
     def relative(self, change: Tensor | None = None) -> float:
-        """Root of the mean error; with weights 1 / |target|^2 it is the relative error of the hidden state."""
+        """Return the root of the mean error; with weights 1 / |target|^2, the relative error of the hidden state."""
         return sqrt(self.error(change) / self.tokens) if self.tokens else 0.0
 
 
 @dataclass(frozen=True)
 class Refit:
-    """A change of one projection and what speaks for it. `weight` (O, I) and `bias` (O,) are what is to be added, None
-    where nothing is. `before` is the guard's error without it.
+    """A change of one projection and its record. `weight` (O, I) and `bias` (O,) are to be added; None means no change.
+    `before` is the guard's error without it.
     """
 
     weight: Tensor | None
@@ -133,8 +128,8 @@ class Refit:
 
 
 def refit(fit: NormalEquations, guard: NormalEquations, ridges: Sequence[float] = RIDGES) -> Refit:
-    """The ridge with the smallest guard error, and its change; no change where the guard gains less than `LEAST_GAIN`
-    of its error.
+    """Return the ridge with the smallest guard error, and its change; none if the error falls by less than
+    `LEAST_GAIN`.
     """
     before, after, ridge, best = guard.relative(), inf, None, None
     tried: dict[str, float] = {}
@@ -143,7 +138,7 @@ def refit(fit: NormalEquations, guard: NormalEquations, ridges: Sequence[float] 
         now = guard.relative(change)
         tried[f"{weaker:g}"] = round(now, 6)
         if now > after:
-            break  # a weaker ridge only over-fits more
+            break  # a weaker ridge only overfits more
         if now < after:
             after, ridge, best = now, weaker, change
     kept = best is not None and after < before * (1 - LEAST_GAIN)
@@ -157,6 +152,6 @@ def refit(fit: NormalEquations, guard: NormalEquations, ridges: Sequence[float] 
 
 
 def relative_weights(target_NO: Tensor) -> Tensor:
-    """1 / |target|^2 for every token (N,), 0 where the target is zero."""
+    """Return 1 / |target|^2 for every token (N,), 0 where the target is zero."""
     square = target_NO.double().pow(2).sum(-1)
     return torch.where(square > 0, 1 / square.clamp(min=torch.finfo(torch.float64).tiny), 0.0)

@@ -1,9 +1,9 @@
-"""A model with its declaration, as the doctor examines it (what it answers, and what altered copies of it answer), and
-the tests of roles: what the library's model does with every tensor must be what its role says.
+"""The model that the doctor tests (its outputs, and those of altered copies), and the tests of roles: what the library
+does with every tensor must agree with the declared role.
 
-Shapes cannot tell a query from a value, nor q, k, v stacked from q, k, v interleaved. So: without values the output
-projections receive nothing; without queries the keys do not matter; without the second half of the MLP the first does
-not matter. Each test returns what it found, or raises `RoleFault` or `Untestable`. Imports torch.
+Shapes cannot tell a query from a value, nor q, k, v stacked from q, k, v interleaved. So: without values, the output
+projections must receive zeros; without queries, keys must not matter; without the second half of the MLP, the first
+must not matter. Each test returns what it found, or raises `RoleFault` or `Untestable`. Imports torch.
 """
 
 from __future__ import annotations
@@ -36,37 +36,38 @@ from leansurgeon.surgery.planning import plan
 from leansurgeon.surgery.requested_shape import RequestedShape
 from leansurgeon.surgery.shrink import carry_out, decide
 
-# The new bytes of a tensor, or None where it stays as it is.
+# Returns the new bytes of a tensor, or None to leave it unchanged.
 Change = Callable[[TensorSpec, np.ndarray], np.ndarray | None]
-TOLERANCE = 1e-5  # of the spread of the output, where the same sums are made in the same order
-EXACT = 1e-4  # where they are made in another order, as the proof of a result has it
+TOLERANCE = 1e-5  # of the spread of the output, for the same sums in the same order
+EXACT = 1e-4  # for sums in another order, as in the proof of a result
 NAMES = {"q": "queries", "k": "keys"}
-LARGE = 50_000_000  # parameters from which on memory counts
+LARGE = 50_000_000  # number of parameters from which memory matters
 
 
 class RoleFault(LeanSurgeonError):
-    """A statement of the declaration that the model does not bear out."""
+    """Raised when the model contradicts a statement of the declaration."""
 
 
 class Untestable(LeanSurgeonError):
-    """A statement that this kind of model does not let us test."""
+    """Raised when a statement cannot be tested on this model."""
 
 
 class ModelUnderTest:
-    """A source with weights; `work` is a folder for copies. A small model computes in fp64, so that sums in another
-    order give the same.
+    """A source with weights, under test; `work` is a folder for copies.
+
+    Small models run in fp64, so that sums in another order agree.
     """
 
     def __init__(self, source: Source, work: Path) -> None:
         self.source, self.arch, self.weights, self.work = source, source.architecture, source.weights, work
 
     def beside(self, source: Source) -> ModelUnderTest:
-        """Another model that is asked the same."""
+        """Return another model that gets the same inputs."""
         other = ModelUnderTest(source, self.work)
         other.inputs = self.inputs
         return other
 
-    # -- what it answers -----------------------------------------------------------------------------
+    # -- outputs -------------------------------------------------------------------------------------
 
     @cached_property
     def loaded(self) -> Loaded:
@@ -74,7 +75,7 @@ class ModelUnderTest:
         return self.load(self.source.folder)
 
     def load(self, folder: Path, architecture: Architecture | None = None) -> Loaded:
-        """The library's model of a folder, in eval mode."""
+        """Return the library's model of a folder, in eval mode."""
         loaded = load(folder)
         loaded.architecture = architecture or self.arch
         loaded.model.eval()
@@ -94,8 +95,8 @@ class ModelUnderTest:
             size, channels = args.get("img_size", 224), args.get("in_chans", 3)
             sides = (size, size) if isinstance(size, int) else tuple(size)
             inputs = {"x": torch.zeros(1, channels, *sides)}
-        elif self.arch.evidence:  # nobody declared what it takes
-            size = self.source.config.get("vocab_size")  # only models of text ask
+        elif self.arch.evidence:  # inferred: the inputs are not declared
+            size = self.source.config.get("vocab_size")  # only text models use it
             vocab = size if isinstance(size, int) else 0
             inputs = undeclared.example(self.loaded.model, self.source.config, vocab=vocab)
         else:
@@ -107,7 +108,7 @@ class ModelUnderTest:
         }
 
     def answer(self, loaded: Loaded) -> torch.Tensor:
-        """Logits, or the pooled output of a model without a head."""
+        """Return the logits, or the pooled output of a model without a head."""
         with torch.no_grad():
             if self.arch.library == "timm":
                 return loaded.model(*self.inputs.values())
@@ -117,11 +118,11 @@ class ModelUnderTest:
 
     @cached_property
     def own(self) -> torch.Tensor:
-        """The answer of the model as it is."""
+        """Output of the unchanged model."""
         return self.answer(self.loaded)
 
     def modules(self) -> list[torch.nn.Module]:
-        """The output projections in the built model. Raises `Untestable` where none is declared."""
+        """Return the output projections in the built model. Raises `Untestable` if none is declared."""
         if not self.loaded.projections:
             raise Untestable("No output projection is declared.")
         by_name = dict(self.loaded.model.named_modules())
@@ -130,7 +131,7 @@ class ModelUnderTest:
     # -- altered copies ------------------------------------------------------------------------------
 
     def write(self, folder: Path, change: Change) -> Path:
-        """A folder of the same model with some tensors changed."""
+        """Write the same model with some tensors changed; return the folder."""
         outs = []
         for spec in self.source.specs:
             entry = self.weights.entries[spec.name]
@@ -143,20 +144,20 @@ class ModelUnderTest:
         return folder
 
     def copy(self, folder: Path, change: Change) -> ModelUnderTest:
-        """The same model after a change, in `folder`."""
+        """Return the same model after a change, in `folder`."""
         return self.beside(open_as(self.write(folder, change), self.arch))
 
     @contextmanager
     def folder(self) -> Iterator[Path]:
-        """A new folder for a copy, for as long as the block lasts."""
+        """Create a new folder for a copy, deleted at the end of the context."""
         with tempfile.TemporaryDirectory(dir=self.work) as path:
             yield Path(path)
 
     def answer_after(self, *changes: Change) -> torch.Tensor:
-        """What the library's model answers after the changes, one after the other."""
+        """Return the model's output after the changes, applied in order."""
 
         def change(spec: TensorSpec, raw: np.ndarray) -> np.ndarray | None:
-            """The tensor after each of the changes in turn; None where none touches it, so that it stays on disk."""
+            """Apply each change in turn; None if none applies, so that the tensor stays on disk."""
             changed = None
             for one in changes:
                 new = one(spec, raw if changed is None else changed)
@@ -169,8 +170,9 @@ class ModelUnderTest:
     def cut_first_possible(
         self, folder: Path, choices: list[RequestedShape], method: Method | None = None
     ) -> tuple[Source, torch.Tensor]:
-        """The first of `choices` that can be planned, carried out into `folder`: the result and its answer. Raises
-        `Untestable` where none can.
+        """Carry out the first of `choices` that can be planned in `folder`, and return the result and its output.
+
+        Raises `Untestable` if none can be planned.
         """
         reason = "The model has too few of them."
         for wanted in choices:
@@ -186,16 +188,16 @@ class ModelUnderTest:
         return open_as(folder, arch), self.answer(self.load(folder, arch))
 
     def change_part(self, role: str, value: Callable[[np.ndarray], np.ndarray]) -> Change:
-        """Queries, keys or values are `value(old)`, (heads, head_dim, ...), wherever a tensor holds them."""
+        """Return a change of queries, keys or values (heads, head_dim, ...) to `value(old)` wherever they are held."""
 
         def change(spec: TensorSpec, raw: np.ndarray) -> np.ndarray | None:
-            """The tensor with its part changed; None where it has none."""
+            """Return the tensor with its part changed; None if it does not hold that part."""
             if spec.role not in (*ATTENTION_ROLES, "vkq") or role not in spec.role:
                 return None
             at, stage = outer_axis(spec), self.source.shape.stages[spec.stage]
             try:
                 places = by_head(replace(spec, axes=(spec.axes[at],)), np.arange(raw.shape[at]), stage)
-            except KeyError:  # of something else than heads: all of it is the one part that its role names
+            except KeyError:  # the axis has no heads: all of it is the one part that its role names
                 places = [np.arange(raw.shape[at])[None]]
             if len(places) != len(spec.role):
                 raise Untestable(
@@ -209,19 +211,19 @@ class ModelUnderTest:
 
 
 def open_as(folder: Path, architecture: Architecture) -> Source:
-    """A folder as a source of `architecture`, whatever family its config is declared to be of."""
+    """Open a folder as a source of `architecture`, whatever family its config declares."""
     source = open_source(str(folder))
     return replace(source, architecture=architecture, specs=match(architecture, source.config, source.weights.shapes))
 
 
 def distance(output: torch.Tensor, expected: torch.Tensor) -> float:
-    """Largest difference, as a share of the spread of `expected`; infinite where there is NaN."""
+    """Return the largest difference as a share of the spread of `expected`; infinite if there is NaN."""
     share = float((output - expected).abs().max() / expected.std().clamp(min=1e-12))
     return share if share == share else float("inf")
 
 
 def zeros_in(role: str) -> Change:
-    """Every tensor of a role is zero."""
+    """Return a change that zeroes every tensor of a role."""
     return lambda spec, raw: np.zeros_like(raw) if spec.role == role else None
 
 
@@ -229,10 +231,10 @@ def zeros_in(role: str) -> Change:
 
 
 def roles(model: ModelUnderTest) -> str:
-    """Every tensor has one role, and together they hold all parameters that the library builds."""
+    """Check that every tensor has one role, and that together they hold all parameters that the library builds."""
     source, weights = model.source, model.weights
     first, layer = next(s.name for s in source.specs if s.layer == 0), model.arch.blocks(0).layer.format(i=0)
-    prefix = next(p for p in model.arch.prefixes if first.startswith(p + layer))  # what this file's names begin with
+    prefix = next(p for p in model.arch.prefixes if first.startswith(p + layer))  # prefix of the names in this file
     declared = list(model.arch.tensors(source.config, prefix=prefix))
     names = [s.name for s in declared]
     twice = sorted({n for n in names if names.count(n) > 1}) if len(set(names)) < len(names) else []
@@ -252,7 +254,7 @@ def roles(model: ModelUnderTest) -> str:
 
 
 def projections(model: ModelUnderTest) -> str:
-    """The modules that are declared as output projections hold the tensors whose role is `o`."""
+    """Check that the declared output projections hold the tensors whose role is `o`."""
     modules = model.modules()
     declared = [s for s in model.source.specs if s.layer is not None and s.role == "o" and len(s.shape) > 1]
     left = [torch.from_numpy(model.weights.float32(s.name).copy()) for s in declared]
@@ -270,11 +272,11 @@ def projections(model: ModelUnderTest) -> str:
 
 
 def check_masked_heads(model: ModelUnderTest) -> str:
-    """An output projection that receives nothing gives its bias."""
+    """Check that an output projection outputs its bias if its input is zero."""
     worst = 0.0
 
     def compare(module: torch.nn.Module, _: tuple[torch.Tensor, ...], out: torch.Tensor) -> None:
-        """Forward hook: note how far the output is from the bias alone."""
+        """Forward hook: record how far the output is from the bias alone."""
         nonlocal worst
         bias = module.bias if module.bias is not None else torch.zeros(())
         worst = max(worst, float((out - bias).abs().max()))
@@ -291,7 +293,7 @@ def check_masked_heads(model: ModelUnderTest) -> str:
 
 
 def values(model: ModelUnderTest) -> str:
-    """Without values the output projections receive nothing."""
+    """Check that without values the output projections receive zeros."""
     model.modules()
     largest: list[float] = []
     with model.folder() as folder:
@@ -307,7 +309,7 @@ def values(model: ModelUnderTest) -> str:
 
 
 def queries_and_keys(model: ModelUnderTest) -> str:
-    """Without queries the keys do not matter, and without keys the queries do not."""
+    """Check that without queries the keys do not matter, and without keys the queries do not."""
     for gone, other in (("q", "k"), ("k", "q")):
         change = model.change_part(gone, np.zeros_like)
         moved = model.change_part(other, lambda old: np.roll(old, 1))
@@ -316,10 +318,10 @@ def queries_and_keys(model: ModelUnderTest) -> str:
 
 
 def mlp(model: ModelUnderTest) -> str:
-    """Without the second half of the MLP the first does not matter."""
+    """Check that without the second half of the MLP the first does not matter."""
 
     def roll_entries(spec: TensorSpec, raw: np.ndarray) -> np.ndarray | None:
-        """The MLP's incoming tensors with their entries moved on by one; None for all others."""
+        """Rotate the entries of the MLP's input matrices by one; None for all other tensors."""
         return np.roll(raw, 1) if spec.role in ("up", "gate") else None
 
     same(model, zeros_in("down"), roll_entries, "Without its second half, the first half of the MLP still matters")
@@ -327,7 +329,7 @@ def mlp(model: ModelUnderTest) -> str:
 
 
 def rebuild(model: ModelUnderTest) -> str:
-    """The same shape, written anew, gives the library's own output."""
+    """Check that writing the model at the same shape keeps the library's own output."""
     with model.folder() as folder:
         _, again = model.cut_first_possible(folder / "rebuilt", [RequestedShape()])
     gap = float((model.own - again).abs().max())
@@ -337,7 +339,7 @@ def rebuild(model: ModelUnderTest) -> str:
 
 
 def same(model: ModelUnderTest, change: Change, more: Change, wrong: str) -> None:
-    """Raises `RoleFault` where `more` still changes the answer after `change`."""
+    """Raise `RoleFault` if `more` still changes the output after `change`."""
     gap = distance(model.answer_after(change, more), model.answer_after(change))
     if not gap <= TOLERANCE:
         raise RoleFault(f"{wrong}: the output moves by {gap:.2g} of its spread.")

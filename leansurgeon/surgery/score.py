@@ -1,14 +1,14 @@
-"""How far a candidate's output is from the teacher's on the guard samples, and the race of sets of layers on them:
-those that cannot win are neither judged nor run behind their cut any further.
+"""Score candidates by how far their output is from the teacher's on the guard samples, and eliminate sets of layers
+that cannot win early, so that they need not run behind their cut any further.
 
-All are refitted at their cuts; behind them the first piece of the guard alone is run. What a candidate loses to the
-best one there, token by token, gives a bound on what it loses on all; whose bound says that it does not come within
-`CLOSE` of the best is out, the others go on with twice as many pieces, and so on. A candidate within that factor may
-still win on all of the data.
+All sets are refitted at their cuts; behind them, at first only one piece of the guard runs. The losses of a candidate
+relative to the best one there, token by token, bound its loss on all pieces. A candidate that cannot come within
+`CLOSE` of the best by this bound is eliminated; the others continue with twice as many pieces, and so on. A candidate
+within that factor may still win on all of the data.
 
-The bound is one of statistics, and no certainty: the mean of the paired losses over runs of neighbouring tokens, which
-say nearly the same, is taken to be Student's. In one contest of a hundred times `ERROR` at most, a candidate is dropped
-that belonged to those left. Imports torch.
+The bound is statistical, not certain: the mean of the paired losses, taken over runs of adjacent tokens (which are
+highly correlated), is assumed to follow Student's t. The chance that a contest eliminates a candidate that belonged to
+the remaining ones is at most `ERROR`. Imports torch.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from leansurgeon.surgery.candidate_model import CandidateModel
 from leansurgeon.surgery.context import CalibrationContext, SampleView
 from leansurgeon.surgery.probes import flat, relative_error
 
-CLOSE = 1.05  # a set of layers within this factor of the best one's trial score is tried on all of the data, too
-ERROR = 0.05  # chance, over all candidates and rounds, that one of those that are left out belonged in
-RUN = 32  # neighbouring tokens that count as one observation
-LEAST = 6  # observations; fewer bound nothing
+CLOSE = 1.05  # sets of layers within this factor of the best trial score are also tried on all of the data
+ERROR = 0.05  # chance, over all candidates and rounds, that a set is eliminated that should have stayed
+RUN = 32  # adjacent tokens that count as one observation
+LEAST = 6  # minimum number of observations for a bound
 
 
 def judge(
     context: CalibrationContext, view: SampleView, teacher: Stream, students: Sequence[Stream]
 ) -> list[GuardScore]:
-    """How far every student's output is from the teacher's (streams of the guard behind the last block), and its loss
-    where there are labels: divergence of the predictions (nats a token) where the model predicts the classes of the
-    labels, else relative error (of hidden states, of a regression).
+    """Score how far every student's output is from the teacher's (streams of the guard behind the last block), with the
+    loss if there are labels. Scored by the divergence of the predictions (nats per token) if the model predicts the
+    classes of the labels, else by relative error (of hidden states, of a regression).
     """
     tallies = [Tally() for _ in students]
     add_scores(context, view, teacher, students, tallies)
@@ -56,14 +56,14 @@ def add_scores(
     first: int = 0,
 ) -> None:
     """Add the students' errors and losses on the guard to their tallies. Their streams hold the guard's batches from
-    `first` on, the teacher's holds all.
+    `first` on; the teacher's holds all.
     """
     config = context.source.flat_config
     regression = config.get("problem_type") == "regression"
     for b in range(len(students[0].hidden) if students else 0):
         batch, mask = view.batches["guard"][first + b], view.answers["guard"][first + b]
-        target = teacher.head(first + b, teacher.hidden[first + b])  # logits of all batches at once would not fit
-        said = None  # the teacher's log probabilities, the same for all students
+        target = teacher.head(first + b, teacher.hidden[first + b])  # one batch at a time: logits of all would not fit
+        said = None  # the teacher's log probabilities, computed once for all students
         for student, tally in zip(students, tallies, strict=True):
             logits = student.head(b, student.hidden[b])
             labelled = teacher.predicts and not regression and classes_of(logits, batch)
@@ -74,7 +74,7 @@ def add_scores(
 
 
 def classes_of(logits: Tensor, batch: Batch) -> bool:
-    """Whether the labels of a batch can be classes of these outputs, one label for every vector."""
+    """Return whether the labels of a batch can be classes of these outputs, one label per vector."""
     labels = batch.get("labels")
     if labels is None or logits.shape[-1] < 2 or logits.dim() != labels.dim() + 1:
         return False
@@ -90,7 +90,7 @@ class Tally:
     tokens: int = 0
     loss: float = 0.0
     scored: float = 0.0
-    predicts: bool = True  # every batch has had a score
+    predicts: bool = True  # whether every batch has had a score
 
     def add(
         self,
@@ -100,8 +100,8 @@ class Tally:
         score: tuple[float, float] | None,
         said: Tensor | None,
     ) -> None:
-        """One batch; `score` is loss sum and count, None where the outputs are no predictions of its labels; `said`
-        then are the log probabilities of `target` at the real tokens.
+        """Add one batch. `score` is loss sum and count, or None if the outputs do not predict its labels; `said` then
+        holds the log probabilities of `target` at the real tokens.
         """
         self.predicts &= score is not None
         a, b = (flat(x, mask) for x in (logits, target))
@@ -116,11 +116,11 @@ class Tally:
             self.loss, self.scored = self.loss + score[0], self.scored + score[1]
 
     def values_of_tokens(self) -> Tensor:
-        """What judges, of every token (N,) in float64."""
+        """Return the value that decides, for every token (N,) in float64."""
         return torch.cat(self.divergences if self.predicts else self.errors)
 
     def score(self) -> GuardScore:
-        """Means over the guard: error, divergence and loss, as far as known, and the one that judges."""
+        """Return the means over the guard: error, divergence and loss, as far as known, and the one that decides."""
         error, divergence = (
             round(sum(float(part.sum()) for part in parts) / self.tokens, 6)
             for parts in (self.errors, self.divergences)
@@ -140,9 +140,9 @@ def race(
     teacher: Stream,
     most: float,
 ) -> list[tuple[CandidateModel, float]]:
-    """Judge students that have seen the first piece of the guard to the end; `teacher` has seen all pieces. Returns
-    those that are left with their scores, and notes what everybody's was when it was left out. The cut may come to
-    `most` block-tokens by it.
+    """Judge students that have run the first piece of the guard to the end; `teacher` has run all pieces. Return those
+    that remain with their scores, and record the last score of everyone. The cut may spend up to `most` block-tokens in
+    total.
     """
     pieces = len(view.batches["guard"])
     left, tallies, judged = list(range(len(students))), [Tally() for _ in students], 0
@@ -171,19 +171,20 @@ def race(
 
 
 def rounds(pieces: int) -> int:
-    """How often candidates may be left out: after 1, 2, 4 ... of the pieces."""
+    """Return how often candidates can be eliminated: after 1, 2, 4 ... of the pieces."""
     return max(1, (pieces - 1).bit_length())
 
 
 def survivors(left: Sequence[int], tallies: Sequence[Tally], tests: int) -> list[int]:
-    """Those that may come within `CLOSE` of the best, of which there always is one. `tests` share the `ERROR`."""
+    """Return the candidates that may come within `CLOSE` of the best, including the best. `tests` share the `ERROR`."""
     values = {i: tallies[i].values_of_tokens() for i in left}
     best = min(left, key=lambda i: (float(values[i].mean()), i))
     return [i for i in left if i == best or lower_bound(values[i] - CLOSE * values[best], ERROR / tests) <= 0]
 
 
 def lower_bound(values: Tensor, chance: float) -> float:
-    """What the mean of which these (N,) are a sample is under by this chance at most; -inf where they are too few.
+    """Return a lower confidence bound of the mean of `values` (N,): the mean is below it with at most this chance; -inf
+    if there are too few.
 
     >>> lower_bound(torch.ones(64), 1e-3)
     1.0
@@ -198,7 +199,7 @@ def lower_bound(values: Tensor, chance: float) -> float:
 
 @torch.no_grad()
 def walk_behind(context: CalibrationContext, students: Sequence[CandidateModel], pieces: int) -> None:
-    """The students' next pieces from where they wait behind the last layer that was made, to the end."""
+    """Run the students' next pieces from where they wait behind the last changed layer to the end."""
     for student in students:
         student.go_on(pieces)
     for layer in track(range(context.teacher.depth), "judging on", "layers/s"):

@@ -1,5 +1,5 @@
-"""The whole operation: decide with sample data what the plan leaves open, apply the plan into an output folder that is
-absent or complete, and prove the result before it is kept.
+"""The whole operation: let sample data decide what the plan leaves open, write the result into an output folder that is
+absent or complete, and prove it before it is kept.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DecidedCut:
-    """A plan with nothing left open: `edits` are the tensors that sample data has made, `record` says how."""
+    """A plan with all decisions made: `edits` are the tensors changed with sample data, `record` explains how."""
 
     plan: Plan
     edits: Mapping[str, np.ndarray] = field(default_factory=dict, repr=False)
     record: Decisions = field(default_factory=Decisions)
     calibration: Calibration | None = field(default=None, repr=False)
     close: Callable[[], None] = lambda: None
-    forget: Callable[[], None] = lambda: None  # what an interrupted cut would need; once the result is there
+    forget: Callable[[], None] = lambda: None  # deletes what an interrupted cut would need, once the result exists
 
 
 def decide(
@@ -64,8 +64,8 @@ def decide(
     output: Path | None = None,
     resume: bool = False,
 ) -> DecidedCut:
-    """Let sample data choose and heal what the plan leaves open, on a `device`. An exact plan needs no data; there it
-    only serves the proof. Finished steps are kept beside the `output` folder until it is written; `resume` takes those
+    """Let sample data choose and heal what the plan leaves open, on `device`. An exact plan needs no data; there it
+    only serves the proof. Finished steps are kept next to the `output` folder until it is written; `resume` takes those
     of an interrupted cut. Raises what `calibrate` raises.
     """
     source, method = steps.source, steps.method
@@ -88,7 +88,7 @@ def decide(
         with blaming_weights(source):
             outcome = calibrate(steps, calibration, say, device, kept)
     except (Diverged, UnsupportedModel, UsageError):
-        kept.remove()  # it would end so again
+        kept.remove()  # it would fail again
         raise
     except Exception as error:
         if memory_is_short(error):
@@ -102,8 +102,8 @@ def decide(
 
 
 def unread(steps: Plan) -> tuple[str, ...]:
-    """Tensors outside the blocks that the result's class would not read, found without memory for them, before anything
-    is computed. Raises `UnsupportedModel` where the result would not load as it should.
+    """Return the tensors outside the blocks that the result's class would not read. Takes no memory for them and runs
+    before anything is computed. Raises `UnsupportedModel` if the result would not load as it should.
     """
     from leansurgeon.checkpoints.kind import body_class, class_name, classes_of
     from leansurgeon.checkpoints.model import place
@@ -115,7 +115,7 @@ def unread(steps: Plan) -> tuple[str, ...]:
     lost = next((i for i, kind in enumerate(kinds) if kind not in [kinds[k] for k in steps.layers]), None)
 
     def find_placement(specs: Sequence[TensorSpec], config: Config, family: Architecture) -> Placement | None:
-        """Where the tensors go in the class that the files hold."""
+        """Place the tensors in the class that the files hold."""
         if held != class_name(source.config):
             config = config | {"architectures": [body_class(family, held)]}
         sizes = {spec.name: spec.shape for spec in specs if spec.role != "tied"}
@@ -155,7 +155,7 @@ def unread(steps: Plan) -> tuple[str, ...]:
 
 @contextmanager
 def telling_what_is_kept(folder: Path) -> Iterator[None]:
-    """Where something fails after steps of the cut to `folder` were kept, whatever it is: say how to go on."""
+    """If something fails after steps of the cut to `folder` were saved, add how to resume to the error."""
     try:
         yield
     except (LeanSurgeonError, OSError) as error:
@@ -166,19 +166,19 @@ def telling_what_is_kept(folder: Path) -> Iterator[None]:
         else:
             why = f"'{error.filename}': {error.strerror}" if error.filename and error.strerror else str(error)
             said = LeanSurgeonError(f"{folder} could not be made: {why}.")
-        said.hint = f"{said.hint or ''} The same command with --resume goes on where this one stopped.".strip()
+        said.hint = f"{said.hint or ''} Repeat the command with --resume to continue where it stopped.".strip()
         raise said from error
 
 
 def open_state(place: Path, key: str, resume: bool, say: Say) -> ResumeState:
-    """The state of a cut, of an interrupted one where `resume` asks for it and one is there."""
+    """Open the state of a cut; with `resume`, that of an interrupted one if it exists."""
     there = place.exists()
     kept = ResumeState(place, key, resume=resume)
     if resume:
-        other = "what was interrupted here was another cut" if there else "no interrupted cut is here"
-        say(f"Going on with the cut in {place} ..." if kept.goes_on else f"Nothing to resume: {other}.")
+        other = "the interrupted cut here is another one" if there else "there is no interrupted cut here"
+        say(f"Resuming the cut in {place} ..." if kept.goes_on else f"Nothing to resume: {other}.")
     elif there:
-        say(f"An interrupted cut was in {place}; this one begins anew (--resume goes on).")
+        say(f"Found an interrupted cut in {place}; starting over (--resume continues it).")
     return kept
 
 
@@ -192,12 +192,12 @@ def carry_out(
     call: str = "",
     say: Say = silent,
 ) -> SurgeryRecord:
-    """Write what was decided to `folder` and return the record that stands in its surgery.json; `call` is the line that
-    does it again.
+    """Write the result to `folder` and return the record in its surgery.json; `call` is the command line that repeats
+    it.
 
     A result that does not reload with the planned number of parameters, or that should be exact and is not, is an error
-    and leaves no folder. `check` False leaves the proof out. `keep_unproved`: Ctrl-C during the proof keeps the result
-    and raises `Interrupted`, which says so.
+    and leaves no folder. `check` False skips the proof. `keep_unproved`: Ctrl-C during the proof keeps the result and
+    raises `Interrupted`, which says so.
     """
     steps, source = decided.plan, decided.plan.source
     check_apart(folder, source.folder)
@@ -243,9 +243,7 @@ def carry_out(
 
 @contextmanager
 def blaming_weights(source: Source) -> Iterator[None]:
-    """Where numbers in the block are not finite, look whether the source's own weights hold NaN or infinity, and say
-    which.
-    """
+    """If activations are not finite, check whether the source's weights hold NaN or infinity, and name the tensor."""
     try:
         yield
     except Diverged:
@@ -260,18 +258,18 @@ def blaming_weights(source: Source) -> Iterator[None]:
 
 
 def head_of(data: Calibration | None) -> str | None:
-    """The head that the data's task is for, if there are both."""
+    """Return the head that the data's task is for; None without data or task."""
     return data.task.head if data is not None and data.task is not None else None
 
 
 def kind_of(data: Calibration | None) -> str:
-    """How `prove` reads what a model says of the data: as a causal language model, or as it stands."""
+    """Return how `prove` reads the model's output on the data: as a causal language model, or as it is."""
     return "causal-lm" if head_of(data) == "causal-lm" else "plain"
 
 
 def prove_result(decided: DecidedCut, folder: Path) -> Proof:
-    """The proof; a result that knows something is compared with its source, near ones only on real data, which a whole
-    model of several towers does not run on.
+    """Prove the result. A result with learned weights is compared with its source: an exact one always, a near one only
+    on real data, which cannot run through a whole model of several towers.
     """
     steps, data, source = decided.plan, decided.calibration, decided.plan.source
     data = data if whole_runs(source.architecture.section, source.config) else None

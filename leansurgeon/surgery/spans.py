@@ -1,9 +1,8 @@
-"""Grow a local fit around the cuts of a finished candidate (`local_fit`), where the model's output gains by it.
+"""Grow a local fit around the cuts of a finished candidate (`local_fit`), and keep it if the model's output improves.
 
-While the layers are carried out, the student notes where it stood before every cut (`CutMark`) and what the source gave
-behind the blocks that may become the end of a span. Afterwards the span's blocks alone are filled, fitted and kept;
-what the whole model says then is held against what it said before on the guard samples, and the better stays. Imports
-torch.
+While the layers are made, the student stores its state before every cut (`CutMark`) and the source's output behind the
+blocks at which a span may end. Afterwards only the span's blocks are filled, fitted and kept. The output of the whole
+model on the guard samples then decides between before and after. Imports torch.
 """
 
 from __future__ import annotations
@@ -38,19 +37,19 @@ from leansurgeon.surgery.local_fit import (
 )
 from leansurgeon.surgery.score import judge
 
-PASSES = 5.0  # of the source over all samples, which the steps of all spans may cost where each gains at once
+PASSES = 5.0  # of the source over all samples; bound on the steps of all spans if each improves at once
 
 
 def share_of_steps(marks: Sequence[CutMark], depth: int, fit: float, guard: float, pieces: int) -> float:
-    """Which share of their steps spans may take, so that all cost `PASSES` at most; of tokens to fit, which lie in so
-    many `pieces`, and to guard.
+    """Return the share of their steps that spans may take, so that all together cost at most `PASSES`. `fit` and
+    `guard` count tokens; the fit samples come in `pieces`.
     """
     steps = block_steps(marks, pieces)
     return min(1.0, PASSES * depth * (fit + guard) / max(1.0, 3 * steps * fit / pieces))
 
 
 def block_steps(marks: Sequence[CutMark], pieces: int) -> int:
-    """Steps of all spans where each gains at once, counted for every block in a span; of so many pieces to fit."""
+    """Return the steps of all spans if each improves at once, counted per block of a span, for this many fit pieces."""
     return sum(
         min(phase.steps, EPOCHS * pieces) * (end - mark.first + 1)
         for mark in marks
@@ -59,23 +58,23 @@ def block_steps(marks: Sequence[CutMark], pieces: int) -> int:
 
 
 class SpanFitter:
-    """The local fit of one candidate; what it changes goes to `edits`."""
+    """The local fit of one candidate; its changes go to `edits`."""
 
     def __init__(self, context: CalibrationContext, view: SampleView, student: CandidateModel) -> None:
         self.context, self.view, self.student, self.edits = context, view, student, context.new_edits()
         self.clock = TimeLimit(context.method.heal_time)
         self.skeleton = student.skeleton
-        self.later = 0.0  # block-tokens that are kept for what comes behind the span that grows now
+        self.later = 0.0  # block-tokens reserved for what comes after the current span
 
     def fill(self, layer: int) -> None:
-        """A block of the result with all that was changed so far."""
+        """Fill a block of the result with all changes so far."""
         tensors = self.student.tensors(layer)
         for held in (self.student.edits, self.edits):
             tensors |= {name: held[name] for name in tensors if name in held}
         self.skeleton.fill(layer, tensors)
 
     def advance(self, stream: Stream, until: int) -> Stream:
-        """The stream behind the blocks before `until`; the stream that is given stays where it is."""
+        """Return a copy of the stream, advanced through the blocks before `until`."""
         stream = copy(stream)
         while stream.at < until:
             layer = stream.at
@@ -85,7 +84,7 @@ class SpanFitter:
         return stream
 
     def run(self) -> tuple[CutFit, ...]:
-        """Fit around every cut, from the first to the last; the numbers."""
+        """Fit around every cut, from the first to the last. Return the numbers for the record."""
         record: list[CutFit] = []
         behind: CutMark | None = None
         tokens = {part: self.context.tokens(self.view.batches[part]) for part in PARTS}
@@ -97,7 +96,7 @@ class SpanFitter:
         for number, mark in enumerate(track(self.student.marks, "local fit, spans", "spans/s")):
             if mark.first in before:  # the cuts of a stage once more, together
                 mark.streams = before[mark.first]
-            elif behind is not None and mark.first > behind.first:  # an earlier cut has changed what stands before it
+            elif behind is not None and mark.first > behind.first:  # an earlier fit has changed its input
                 mark.streams = {part: self.advance(behind.streams[part], mark.first) for part in PARTS}
             before[mark.first] = mark.streams
             phases = [replace(phase, steps=max(1, round(share * phase.steps))) for phase in mark.phases]
@@ -111,7 +110,7 @@ class SpanFitter:
         return tuple(record)
 
     def grow(self, mark: CutMark, phases: Sequence[Phase], name: str) -> tuple[SpanFit, ...]:
-        """Fit the span of one cut, longer and longer while the guard gains. `name` is that of the step that is kept."""
+        """Fit the span of one cut, growing it while the guard improves. `name` is that of the saved step."""
         if step := self.context.state.get(name):
             self.context.go_on_from(step)
             self.edits.update(step.tensors)
@@ -149,7 +148,7 @@ class SpanFitter:
         return tuple(fits)
 
     def most(self, pieces: Mapping[str, SamplePieces], layers: int, steps: int) -> int:
-        """As many of these steps with a span as the bound on passes has room for; none, where that is hardly any."""
+        """Return how many of these steps the bound on passes allows; 0 if hardly any."""
         guarded = 2 * layers * pieces["guard"].tokens
         room = self.context.most - self.context.work - self.later - guarded
         steps_left = int(min(steps, room / (3 * layers * pieces["fit"].tokens / len(pieces["fit"].hidden))))
@@ -161,7 +160,7 @@ class SpanFitter:
         """Train the blocks of `layers` by gradient descent to turn the `pieces` into the `goals`."""
 
         def most(steps: int) -> int:
-            """How many of these steps may be taken; what is left out is noted."""
+            """Return how many of these steps may be taken, and record the rest as skipped."""
             steps_left = self.most(pieces, len(layers), steps)
             if steps_left < steps:
                 self.context.held_back.append(
@@ -170,7 +169,7 @@ class SpanFitter:
             return steps_left
 
         def forward(hidden: Tensor, stream: Stream, batch: int) -> Tensor:
-            """The hidden states of one batch after the blocks."""
+            """Return the hidden states of one batch after the blocks."""
             for layer in layers:
                 hidden = stream.call(batch, hidden, layer)
             return hidden
@@ -195,7 +194,7 @@ class SamplePieces:
 
     @classmethod
     def of(cls, growing: SpanFitter, mark: CutMark, part: str) -> SamplePieces:
-        """The part's batches cut into small ones of a few rows, as far as they may be."""
+        """Cut the part's batches into small ones of a few rows where possible."""
         batches, before = growing.view.batches[part], mark.streams[part]
         if "decoder_input_ids" in batches[0]:
             masks = growing.view.masks_at(part, growing.skeleton.shape.stage_of(mark.first))
@@ -215,14 +214,14 @@ class SamplePieces:
         return sum(hidden.numel() // hidden.shape[-1] for hidden in self.hidden)
 
     def examples(self, goals: list[Tensor]) -> list[Example]:
-        """Every piece with its goal and mask."""
+        """Return every piece with its goal and mask."""
         parts = zip(self.hidden, split(goals, self.sizes), self.masks, strict=True)
         return [Example(h, goal, mask, {"stream": self.stream, "batch": b}) for b, (h, goal, mask) in enumerate(parts)]
 
 
 def row_sizes(batch: Batch, hidden: Tensor) -> list[int]:
-    """Rows of the pieces of a batch. A batch whose hidden states are not rows of samples stays whole, and one of two
-    stacks: a decoder is called with what its encoder made of all of it.
+    """Return the rows of the pieces of a batch. A batch stays whole if its hidden states are not rows of samples, or in
+    an encoder-decoder: the decoder needs the encoder's output for all of it.
     """
     rows = rows_of(batch)
     if "decoder_input_ids" in batch or hidden.dim() < 3 or len(hidden) != rows:
@@ -232,7 +231,7 @@ def row_sizes(batch: Batch, hidden: Tensor) -> list[int]:
 
 
 def split(states: list[Tensor], sizes: list[list[int]]) -> list[Tensor]:
-    """Hidden states of batches as those of their pieces; what is whole stays as it is."""
+    """Split the hidden states of batches into those of their pieces; whole batches are passed through."""
     return [
         part
         for state, size in zip(states, sizes, strict=True)
@@ -243,8 +242,8 @@ def split(states: list[Tensor], sizes: list[list[int]]) -> list[Tensor]:
 def fit_locally(
     context: CalibrationContext, view: SampleView, student: CandidateModel, teacher: Stream, score: GuardScore
 ) -> tuple[LocalFit, GuardScore]:
-    """Grow the local fit around the cuts of the winner, whose guard score is `score` and whose changes are replaced
-    where the output gains. `teacher` stands behind the last block. Returns what was done, and the score that counts.
+    """Grow the local fit around the cuts of the winner, whose guard score is `score`, and keep the changes if the
+    output improves. `teacher` stands behind the last block. Return what was done, and the final score.
     """
     growing = SpanFitter(context, view, student)
     spans = growing.run()

@@ -1,12 +1,12 @@
-"""More heads out of the heads that are there: exact where head_dim stays, near where the parameters must not grow.
+"""Split heads into more heads: exact if head_dim stays, near if the number of parameters must not grow.
 
-A head gives `softmax(s * q k^T) v`, and the output projection sums over heads. Children of a head together give what it
-gave if each has its scores and their values and output columns divide its own. Equal scores for every input need a
-score form `q^T k` of rank at most the children's head_dim. So
+A head computes `softmax(s * q k^T) v`, and the output projection sums over heads. The children of a head together
+compute the same if each has its scores, and their values and output columns partition the parent's. Equal scores for
+every input need a score form `q^T k` of rank at most the children's head_dim. So
 
 * `exact` keeps head_dim (or lets it grow) and copies q and k;
 * `weights_only` and `activation_aware` divide head_dim among the children (the `split` policy: every tensor keeps its
-  shape) and give each child the best score form of the smaller rank, in a sense that each states.
+  shape) and give each child the best score form of the smaller rank, each by its own criterion.
 
 Shape letters: B batch, T tokens, W width, H heads, D head_dim, M children of a head, R head_dim of a child.
 """
@@ -28,23 +28,23 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Array = np.ndarray
-FLOOR = 1e-8  # smallest eigenvalue of a moment, relative to its largest, that counts as one
-FIFTH = 5  # so many batches, of which the last guards
+FLOOR = 1e-8  # smallest eigenvalue of a moment relative to its largest; lower ones are raised to it
+FIFTH = 5  # every fifth batch guards
 
 
 # -- exact ----------------------------------------------------------------------------------------
 
 
 def exact(attention: Attention, after: Stage, gain: float) -> Attention:
-    """The same function with `after.heads` heads of at least the old size: every child has a copy of its parent's q and
-    k, and a disjoint slice of its output columns; new places hold zeros. `gain` is the old score scale over the new
-    one.
+    """Return the same function with `after.heads` heads of at least the old size: every child has a copy of its
+    parent's q and k, and a disjoint slice of its output columns; new entries are zero. `gain` is the old score scale
+    over the new one.
     """
     children, d = after.heads // attention.heads, attention.head_dim
     root = float(np.sqrt(gain))
 
     def copies(x: Array | None, factor: float = 1.0) -> Array | None:
-        """Every head once for each child, times a factor, padded to the new head_dim."""
+        """Repeat every head once per child, times a factor, padded to the new head_dim."""
         return None if x is None else pad((x * factor).repeat(children, 0), 1, after.head_dim).astype(np.float32)
 
     o = np.zeros((attention.width, attention.heads, children, after.head_dim), np.float32)
@@ -63,12 +63,12 @@ def exact(attention: Attention, after: Stage, gain: float) -> Attention:
 
 
 def shares(total: int, parts: int) -> list[Array]:
-    """`total` indices in `parts` runs of nearly equal length."""
+    """Split `total` indices into `parts` runs of nearly equal length."""
     return np.array_split(np.arange(total), parts)
 
 
 def pad(x: Array, axis: int, size: int) -> Array:
-    """Zeros behind along one axis up to `size`."""
+    """Append zeros along one axis up to `size`."""
     widths = [(0, 0)] * x.ndim
     widths[axis] = (0, size - x.shape[axis])
     return np.pad(x, widths)
@@ -87,10 +87,10 @@ class Forms:
 
 
 def low_rank(c_query: Array, c_key: Array, rank: int, gain: float) -> Forms:
-    """The rank-`rank` forms nearest to `gain * q^T k` for query moments and key moments `(H, M, D, D)`.
+    """Return the rank-`rank` forms nearest to `gain * q^T k` for query and key moments `(H, M, D, D)`.
 
-    Minimises the sum of squares of `Cq^1/2 (I - left^T right) Ck^1/2`: Eckart-Young in the whitened basis. The
-    factors share the singular values evenly, so that q and k stay of equal size.
+    Minimizes the sum of squares of `Cq^1/2 (I - left^T right) Ck^1/2`: Eckart-Young in the whitened basis. The factors
+    share the singular values evenly, so that q and k stay of equal size.
     """
     u, s, vt, q_inverse, k_inverse = decompose(c_query, c_key)
     share = np.sqrt(gain * s[..., :rank, None])
@@ -102,7 +102,7 @@ def low_rank(c_query: Array, c_key: Array, rank: int, gain: float) -> Forms:
 
 
 def divide_form(c_query: Array, c_key: Array, children: int, rank: int, gain: float) -> Forms:
-    """Half of the rank as in `low_rank`, half in turns: `(H, D, D)` moments to forms of every child."""
+    """Return forms of every child from `(H, D, D)` moments: half of the rank as in `low_rank`, half taken in turns."""
     u, s, vt, q_inverse, k_inverse = decompose(c_query, c_key)
     shared = min(rank // 2, s.shape[-1])
     left, right = [], []
@@ -117,7 +117,7 @@ def divide_form(c_query: Array, c_key: Array, children: int, rank: int, gain: fl
 
 
 def decompose(c_query: Array, c_key: Array) -> tuple[Array, ...]:
-    """U, S, V^T of the product of the moments' symmetric square roots, and the inverses of both (..., D, D)."""
+    """Return U, S, V^T of the product of the moments' symmetric square roots, and the inverses of both (..., D, D)."""
     roots, inverses = [], []
     for c in (c_query, c_key):
         values, vectors = np.linalg.eigh(np.asarray(c, np.float64))
@@ -132,7 +132,7 @@ def decompose(c_query: Array, c_key: Array) -> tuple[Array, ...]:
 
 
 def assemble(attention: Attention, after: Stage, forms: Forms) -> Attention:
-    """Children with the given score forms, each with its slice of the parent's values and output columns.
+    """Return children with the given score forms, each with its slice of the parent's values and output columns.
 
     The key bias adds the same to all scores of a query, which the softmax ignores: it becomes zero.
     """
@@ -160,12 +160,12 @@ def assemble(attention: Attention, after: Stage, forms: Forms) -> Attention:
 
 
 def weights_only(attention: Attention, after: Stage, gain: float) -> Attention:
-    """The split of smaller rank without data: inputs are taken as white. `gain` is as in `exact`.
+    """Split heads to a smaller rank without data, assuming white inputs. `gain` is as in `exact`.
 
     Half of a child's rank holds the largest parts of the score form, the same in every child; the other half holds
-    every n-th of the next ones, n times as strong, so that the n children hold them all in the mean. On MiniLM-L6, 12
-    to 24 heads (one run, 100 sentences), embeddings keep a cosine of 0.909 with it; with the largest parts only 0.877,
-    with a config edit 0.883, with `activation_aware` on random token ids 0.976.
+    every n-th of the next ones, scaled by n, so that the n children hold them all on average. On MiniLM-L6, 12 to 24
+    heads (one run, 100 sentences), embeddings keep a cosine of 0.909 with it; with the largest parts only 0.877, with a
+    config edit 0.883, with `activation_aware` on random token ids 0.976.
     """
     q, k = attention.q.astype(np.float64), attention.k.astype(np.float64)
     middle = np.zeros(q.shape[:2]) if attention.q_bias is None else attention.q_bias.astype(np.float64)
@@ -187,26 +187,27 @@ def activation_aware(
     gain: float,
     ridge: float | None,
 ) -> tuple[Attention, Split]:
-    """The split of smaller rank that changes the attention's output least on sample inputs, and its numbers.
+    """Split heads to a smaller rank with the least change of the attention's output on sample inputs.
 
-    Each child gets the score form of rank head_dim that minimises, to first order, the error of *its own part of the
+    Returns the attention, the kept share of the weighted score form, and the relative output error on the guard.
+
+    Each child gets the score form of rank head_dim that minimizes, to first order, the error of *its own part of the
     output*. If scores of query i err by e_ij, the child's output errs by `sum_j a_ij (v_j - o_i) e_ij` with attention a
     and output o, so a score counts by the attention that it gets and by how much its value differs from the mean. With
     `U_i = sum_j a_ij W_o (v_j - o_i) k_j^T` the squared error is `sum_i |U_i (form error)^T q_i|^2`; its best separable
-    weight is the moment of the queries (biases included) times `sum_i U_i^T U_i`, for which `low_rank` is the answer.
-    Then W_o is refitted by ridge regression towards `targets_BTW`.
+    weight is the moment of the queries (biases included) times `sum_i U_i^T U_i`, for which `low_rank` is the solution.
+    Then W_o is refitted by ridge regression to `targets_BTW`.
 
-    inputs_BTW: what the attention reads, `(B, T, width)` per batch (of the network as it is already cut).
+    inputs_BTW: inputs of the attention, `(B, T, width)` per batch (of the cut network).
     masks: `(B, T)`, true where a token is real, or None. causal: whether tokens see only those before them.
-    targets_BTW: what the attention should give; None: what the parent gives for the same inputs.
-    score_scale: what multiplies q . k in the parent. gain: as in `exact`.
-    ridge: of the refit, relative to the mean square of a head's output; None leaves W_o. Every fifth batch guards, of
-    few batches every fifth piece of them: the refit is kept only if it lowers the error there.
-    The numbers are of the weighted score form, and of the relative output error on the guard.
+    targets_BTW: target outputs of the attention; None: the parent's outputs for the same inputs.
+    score_scale: factor of q . k in the parent. gain: as in `exact`.
+    ridge: of the refit, relative to the mean square of a head's output; None leaves W_o unchanged. Every fifth batch
+    guards (of few batches, every fifth piece): the refit is kept only if it lowers the error there.
     """
     from leansurgeon.surgery import split_factors as factors
 
-    each = -(-FIFTH // len(inputs_BTW))  # pieces that a batch is cut into, by samples
+    each = -(-FIFTH // len(inputs_BTW))  # pieces per batch, split by samples
     real = [factors.real_tokens(x, m) for x, m in zip(inputs_BTW, masks, strict=True)]
     masks = [piece for mask in real for piece in mask.chunk(each)]
     targets_BTW = targets_BTW and [piece for y in targets_BTW for piece in y.chunk(each)]
@@ -219,7 +220,7 @@ def activation_aware(
     forms = low_rank(*moments, after.head_dim, gain)
 
     def goal(b: int) -> Tensor:
-        """What the attention should give; made when it is asked for, since all at once might not fit in memory."""
+        """Return the target of one batch, computed on demand since all at once might not fit in memory."""
         return parent.output(inputs_BTW[b], masks[b]) if targets_BTW is None else targets_BTW[b]
 
     def error(candidate: Attention) -> float:

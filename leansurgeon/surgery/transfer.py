@@ -1,12 +1,13 @@
-"""Carry out a plan: stream every tensor from the source to the output folder, untouched bytes copied, changed ones
-built one at a time. numpy only.
+"""Carry out a plan: stream every tensor from the source to the output folder. Unchanged bytes are copied, changed
+tensors built one at a time. Uses numpy only.
 
-One index map says for every attention or MLP of a source layer where the entries of each axis come from; `undo` reads
-the same maps backwards. Adding is exact: a new head has random queries, keys and values, and zero columns in the output
-projection, so it says nothing until it is trained (Gesmundo & Maile, arXiv 2308.06103). Splitting is exact, too: every
-child has its parent's queries, keys and values, and the parent's columns of the output projection are divided among the
-children. Slices that differ give the children different gradients from the first step (equal halves would not: LEMON,
-arXiv 2310.07999). In grouped attention the key/value heads stay in both, so the cache does not grow.
+For every attention or MLP of a source layer, one index map says where the entries of each axis come from; `undo` reads
+the same maps in reverse. Adding is exact: a new head has random queries, keys and values, and zero columns in the
+output projection, so its output is zero until it is trained (Gesmundo & Maile, arXiv 2308.06103). Splitting is exact,
+too: every child has its parent's queries, keys and values, and the parent's columns of the output projection are
+divided among the children. Different slices give the children different gradients from the first step (equal halves
+would not: LEMON, arXiv 2310.07999). With grouped attention both leave the key/value heads unchanged, so the cache does
+not grow.
 """
 
 from __future__ import annotations
@@ -36,16 +37,16 @@ from leansurgeon.surgery.balance import balance_tensors
 from leansurgeon.surgery.planning import Plan
 
 Array = np.ndarray
-PIECE = 1 << 18  # values that are drawn at once (1 MiB)
-# Roles whose new entries are drawn; those of all others are zero.
+PIECE = 1 << 18  # values drawn at once (1 MiB)
+# Roles whose new entries are drawn at random; those of all others are zero.
 NEW_ROWS = ("q", "k", "v", "qk", "qkv", "vkq", "up", "gate", "head_param", "head_mix")
 # Roles that belong to heads of one size.
 OF_HEADS = ("q", "k", "v", "qk", "qkv", "vkq", "head_param", "head_mix", *QK_NORMS)
 
 
 def apply(plan: Plan, folder: Path, edits: Mapping[str, Array] | None = None) -> Decisions:
-    """Write the result of `plan` into `folder`: config, weights, companions. `edits` are tensors (in float32, by their
-    names in the result) that calibration has made. Returns what was decided while applying.
+    """Write the result of `plan` into `folder`: config, weights, companion files. `edits` are tensors made by
+    calibration (float32, by their names in the result). Return what was decided while writing.
     """
     config = plan.target.config(plan.layers)
     if plan.init == "fresh":
@@ -58,7 +59,7 @@ def apply(plan: Plan, folder: Path, edits: Mapping[str, Array] | None = None) ->
         transfer = Transfer(plan, edits)
         outs, balance = transfer.tensors(), {}
         write(folder, balance_tensors(plan.result, outs, balance) if plan.method.balance else outs)
-        decided = Decisions(kept_heads=transfer.kept_heads, balance=balance)  # both are known when all is written
+        decided = Decisions(kept_heads=transfer.kept_heads, balance=balance)  # both are complete only after writing
         write_config(folder, config, plan.architecture)
     if plan.source.folder:
         companions.copy(plan.source.folder, folder)
@@ -66,13 +67,13 @@ def apply(plan: Plan, folder: Path, edits: Mapping[str, Array] | None = None) ->
 
 
 class Transfer:
-    """The tensors of the result, each as a copy of bytes or as a function that makes it. `edits` are those that sample
-    data has made; `split` are heads of another size by the weights alone.
+    """The tensors of the result, each as a copy of bytes or as a function that makes it. `edits` come from sample data;
+    `split` are heads of another size made from the weights alone.
     """
 
     def __init__(self, plan: Plan, edits: Mapping[str, Array] | None = None) -> None:
         self.plan, self.source, self.weights = plan, plan.source, plan.source.weights
-        keeps = plan.init == "transfer" and plan.source.learned  # else heads of another size start afresh
+        keeps = plan.init == "transfer" and plan.source.learned  # else heads of another size are initialized anew
         resized = [
             a.head_dim != b.head_dim and keeps for a, b in zip(plan.before.stages, plan.after.stages, strict=True)
         ]
@@ -84,28 +85,28 @@ class Transfer:
             self.by_layer.setdefault(spec.layer, {})[self.template(spec)] = spec
         self.maps: dict[tuple[int | None, int], LayerMaps] = {}
         self.strengths: dict[tuple[int | None, ...], Array] = {}
-        self.kept_heads: dict[str, tuple[int, ...]] = {}  # those that weights or measured importance choose
+        self.kept_heads: dict[str, tuple[int, ...]] = {}  # those chosen by weights or measured importance
 
     def template(self, spec: TensorSpec) -> str:
-        """The tensor's name within its block; outside the blocks its name."""
+        """Return the tensor's name within its block; outside the blocks its full name."""
         return spec.name if spec.layer is None else at_layer(spec, self.source.architecture, 0)
 
     def maps_of(self, spec: TensorSpec) -> LayerMaps:
-        """Where heads and units of a source tensor go: one map for every attention or MLP of a layer."""
+        """Return the map of heads and units of a source tensor: one for every attention or MLP of a layer."""
         key = (spec.layer, spec.group)
         if key not in self.maps:
             self.maps[key] = LayerMaps(self, spec)
         return self.maps[key]
 
     def picks(self, spec: TensorSpec) -> list[Array] | None:
-        """Old place of every new entry of a source tensor, by axis; None where nothing moves."""
+        """Return the old index of every new entry of a source tensor, by axis; None if nothing moves."""
         maps = self.maps_of(spec)
         if (spec.layer is None and spec.role not in FOLLOWERS) or not any(map(maps.moves, spec.axes)):
             return None
         return [maps.places(*axis, spec.role) for axis in zip(spec.axes, spec.shape, strict=True)]
 
     def tensors(self) -> list[TensorOut]:
-        """The tensors of the result in its own order, each made when it is written."""
+        """Return the tensors of the result in its own order; each is made when it is written."""
         outs = []
         for target in self.plan.result.specs:
             spec = self.origin(target)
@@ -118,8 +119,8 @@ class Transfer:
         return outs
 
     def origin(self, target: TensorSpec) -> TensorSpec:
-        """The source tensor that becomes `target`. What only the first layer of a stage holds (T5's table of positions)
-        stays with the stage when that layer goes.
+        """Return the source tensor that becomes `target`. A tensor that only the first layer of a stage holds (T5's
+        position table) stays with the stage when that layer is dropped.
         """
         template = self.template(target)
         old = None if target.layer is None else self.plan.layers[target.layer]
@@ -128,7 +129,7 @@ class Transfer:
         return replace(self.by_layer[self.plan.before.spans[target.stage].start][template], layer=old)
 
     def maker(self, target: TensorSpec, spec: TensorSpec, dtype: str) -> Callable[[], Array] | None:
-        """What makes a tensor of the result: edited, fresh, or gathered from the old one; None where it is copied."""
+        """Return the function that makes a tensor of the result (edited, fresh or gathered); None if it is copied."""
         maps, same_size = self.maps_of(spec), target.shape == self.weights.entries[spec.name].shape
         if spec.layer is None and spec.role not in FOLLOWERS:
             return None
@@ -137,15 +138,13 @@ class Transfer:
         if maps.before.head_dim != maps.after.head_dim:
             if target.role in OF_HEADS or (target.role == "o" and not same_size):
                 return partial(self.make_afresh, target, dtype)
-            if target.role == "o":  # of the same size: its columns belong to no head any more
+            if target.role == "o":  # same size: its columns no longer belong to particular heads
                 return None
         moves = any(map(maps.moves, spec.axes))
         return partial(self.gather, target, spec, dtype) if moves else None
 
     def split_layer(self, layer: int) -> Arrays:
-        """The attention of a new layer with heads of another size: exactly where they grow, by the weights alone where
-        they shrink.
-        """
+        """Return the attention of a new layer with heads of another size: exact if they grow, else by weights alone."""
         specs, old = canonical.of_attention(self.plan.result.by_layer[layer]), self.plan.layers[layer]
         before, after = (shape.stages[specs[0].stage] for shape in (self.plan.before, self.plan.after))
         attention = canonical.unpack(canonical.of_attention(self.by_layer[old].values()), before, self.weights.float32)
@@ -153,17 +152,17 @@ class Transfer:
         return canonical.pack(split(attention, after, canonical.score_gain(self.source, before, after)), specs)
 
     def gather(self, target: TensorSpec, spec: TensorSpec, dtype: str) -> Array:
-        """Old entries at their new places; the others drawn or zero."""
+        """Return old entries at their new places; the others are drawn or zero."""
         picks = self.picks(spec)
         new = self.background(target, dtype, [np.flatnonzero(pick == FRESH) for pick in picks])
         places = [np.flatnonzero(pick != FRESH) for pick in picks]
-        if target.role == "head_mix":  # old heads hear nothing of new ones
+        if target.role == "head_mix":  # old heads receive nothing from new ones
             new[places[0]] = 0
         move(new, places, self.weights.raw(spec.name), [p[at] for p, at in zip(picks, places, strict=True)])
         return new
 
     def background(self, target: TensorSpec, dtype: str, fresh_at: list[Array]) -> Array:
-        """A tensor whose new places (by axis) hold what new entries start with, and the others anything."""
+        """Return a tensor whose new places (by axis) hold initial values, and the others anything."""
         if target.new is not None:
             return from_float32(np.full(target.shape, target.new, np.float32), dtype)
         new = np.zeros(target.shape, RAW[dtype])
@@ -180,19 +179,19 @@ class Transfer:
         return new
 
     def make_afresh(self, target: TensorSpec, dtype: str) -> Array:
-        """The tensor made anew: norms of q and k one, other vectors zero, matrices normal."""
+        """Initialize the tensor: norms of q and k with one, other vectors with zero, matrices normal."""
         new = target.new if target.new is not None else 1.0 if target.role in QK_NORMS else None
         if new is None and len(target.shape) > 1:
             return from_float32(self.draw(target), dtype)
         return from_float32(np.full(target.shape, new or 0.0, np.float32), dtype)
 
     def draw(self, target: TensorSpec) -> Array:
-        """New entries with the library's standard deviation."""
+        """Draw new entries with the library's standard deviation."""
         rows, *sizes = target.shape
         return next(draw_rows(rows, tuple(sizes), self.std(target), self.plan.seed, target.name, rows))
 
     def std(self, target: TensorSpec) -> float:
-        """Standard deviation of fresh weights by the config of the result; 0.02 where it says none."""
+        """Return the standard deviation of fresh weights by the config of the result; 0.02 if it names none."""
         architecture = self.plan.architecture
         return architecture.std(architecture.flat(self.plan.target.config(self.plan.layers)), target.role) or 0.02
 
@@ -200,8 +199,8 @@ class Transfer:
 def draw_rows(
     rows: int, sizes: tuple[int, ...], std: float, seed: int, name: str, at_once: int | None = None
 ) -> Iterator[Array]:
-    """N(0, std) in float32, a pure function of (seed, tensor name): every tensor has its own stream, so the order of
-    writing does not matter. `at_once` rows of `sizes` at a time (by default what fits in a cache).
+    """Yield N(0, std) in float32, a pure function of (seed, tensor name): every tensor has its own stream, so the order
+    of writing does not matter. `at_once` rows of `sizes` at a time (by default what fits in a cache).
     """
     key = hashlib.sha256(f"{seed}/{name}".encode()).digest()
     generator = np.random.Generator(np.random.SFC64(np.random.SeedSequence(list(key[:16]))))
@@ -216,25 +215,25 @@ def draw_rows(
 
 
 class LayerMaps:
-    """For one attention or MLP of one source layer: the old head and unit at every new place. Heads and units by weight
-    are chosen here, on first use.
+    """The old head and unit at every new place, for one attention or MLP of one source layer. Heads and units chosen by
+    weight are chosen here, on first use.
     """
 
     def __init__(self, transfer: Transfer, spec: TensorSpec) -> None:
         self.transfer, self.layer, self.stage, self.group = transfer, spec.layer, spec.stage, spec.group
         self.before, self.after = transfer.plan.before.stages[spec.stage], transfer.plan.after.stages[spec.stage]
-        # The layer as surgery.json knows it; `3.1` for the second attention of a layer.
+        # Name of the layer in surgery.json; `3.1` is the second attention of layer 3.
         layer = "outside" if self.layer is None else self.layer
         self.name = f"{layer}.{self.group}" if self.group else str(layer)
 
     def moves(self, axis: str) -> bool:
-        """Whether anything changes along this axis."""
+        """Return whether anything changes along this axis."""
         numbers = {"q": "heads", "heads": "heads", "kv": "kv_heads", "mlp": "mlp_dim"}
         changed = {unit for unit, name in numbers.items() if getattr(self.before, name) != getattr(self.after, name)}
         return bool(changed & {factor for part in axis.split("+") for factor in part.split("*")})
 
     def places(self, axis: str, size: int, role: str) -> Array:
-        """Old place of every new entry along an axis of a tensor of this role; FRESH where there is none."""
+        """Return the old index of every new entry along an axis of a tensor of this role; FRESH for new ones."""
         if not self.moves(axis):
             return np.arange(size)
         if (role, axis) == ("o", "q") and self.has_children:
@@ -243,12 +242,12 @@ class LayerMaps:
 
     @property
     def has_children(self) -> bool:
-        """Whether old heads have children, instead of new heads beside them."""
+        """Whether old heads are split into children instead of adding new heads."""
         return self.transfer.plan.method.more == "split" and self.after.heads > self.before.heads
 
     @cached_property
     def head_maps(self) -> tuple[Array, Array]:
-        """The old head of every new query head, and of every new key and value head."""
+        """The old head of every new query head, and of every new key/value head."""
         before, after = self.before, self.after
         if self.has_children:
             return map_children(before, after)[:2]
@@ -260,7 +259,7 @@ class LayerMaps:
 
     def choose_heads(self, kept: Array) -> None:
         """Keep these heads, instead of those that the weights alone suggest."""
-        groups = np.unique(kept // (self.before.heads // self.before.kv_heads))  # those that keep any
+        groups = np.unique(kept // (self.before.heads // self.before.kv_heads))  # groups with any head left
         self.head_maps = (kept, groups)
 
     @property
@@ -270,13 +269,14 @@ class LayerMaps:
 
     @property
     def kv_heads(self) -> Array:
-        """The old head of every new key and value head."""
+        """The old head of every new key/value head."""
         return self.head_maps[1]
 
     @property
     def strength(self) -> Array:
-        """One number a head: as measured, else by weight. Where the layers of a stage must keep the same heads, the sum
-        over those that are kept.
+        """One number per head: as measured, else by weight.
+
+        If the layers of a stage must keep the same heads, it is the sum over the kept layers.
         """
         plan, known = self.transfer.plan, self.transfer.strengths
         if (measured := plan.strength.get((self.layer, self.group))) is not None:
@@ -290,7 +290,7 @@ class LayerMaps:
 
     @cached_property
     def units(self) -> Array:
-        """(new,) old MLP unit of every new one, FRESH for added ones."""
+        """(new,) the old MLP unit of every new one, FRESH for added ones."""
         before, after = self.before.mlp_dim, self.after.mlp_dim
         if after >= before:
             return widen(before, after)
@@ -300,26 +300,26 @@ class LayerMaps:
         return strongest_units(halves, self.matrix("down", "mlp", self.layer, last=True), after)
 
     def of_role(self, role: str, layer: int | None) -> list[TensorSpec]:
-        """A layer's tensors of one role."""
+        """Return a layer's tensors of one role."""
         specs = self.transfer.by_layer[layer].values()
         return [spec for spec in specs if spec.role == role and spec.group == self.group]
 
     def matrix(self, role: str, axis: str, layer: int | None, *, last: bool) -> Array:
-        """The weight matrix of a role in float32, turned so that `axis` is its last or first dimension."""
+        """Return the weight matrix of a role in float32, oriented so that `axis` is its last or first dimension."""
         spec = next((s for s in self.of_role(role, layer) if prod(s.shape[2:]) == 1 < len(s.shape)), None)
         if spec is None:
             raise UnsupportedModel(
                 f"Layer {self.name} has no plain matrix '{role}', so its weights do not say what is strong.",
                 "Units and heads of it can be added, and layers dropped.",
             )
-        values = self.transfer.weights.float32(spec.name).reshape(spec.shape[:2])  # a convolution of 1x1 is one, too
+        values = self.transfer.weights.float32(spec.name).reshape(spec.shape[:2])  # includes 1x1 convolutions
         at = next(i for i, a in enumerate(spec.axes) if axis in a.split("+"))
         return values if (at == 1) == last else values.T
 
 
 def map_children(before: Stage, after: Stage) -> tuple[Array, Array, Array]:
-    """The parent of every new query head and key/value head, and the old column of every new output column, or FRESH
-    (zero) where it belongs to a sibling.
+    """Return the parent of every new query head and key/value head, and the old column of every new output column,
+    FRESH (zero) if it belongs to a sibling.
     """
     children, d = after.heads // before.heads, before.head_dim
     queries = np.repeat(np.arange(before.heads), children)
@@ -331,8 +331,8 @@ def map_children(before: Stage, after: Stage) -> tuple[Array, Array, Array]:
 
 
 def map_strongest_heads(before: Stage, after: Stage, strength: Array) -> tuple[Array, Array]:
-    """The strongest heads by `strength` (one number a head), in their old order: as many from every key/value group, or
-    the strongest groups whole where their number changes (a head with keys of its own is a group).
+    """Return the strongest heads by `strength` (one number per head), in their old order: as many from every key/value
+    group, or whole groups if their number changes (a head with keys of its own is a group).
     """
     per_group = strength.reshape(before.kv_heads, -1)
     if after.kv_heads != before.kv_heads:
@@ -343,13 +343,13 @@ def map_strongest_heads(before: Stage, after: Stage, strength: Array) -> tuple[A
 
 
 def head_strength(output: Array, heads: int) -> Array:
-    """Norm of every head's slice of the output projection; `output` is `(width, heads * head_dim)`."""
+    """Return the norm of every head's slice of the output projection; `output` is `(width, heads * head_dim)`."""
     return np.linalg.norm(output.reshape(output.shape[0], heads, -1), axis=(0, 2))
 
 
 def strongest_units(incoming: list[Array], outgoing: Array, keep: int) -> Array:
-    """Indices of the `keep` strongest units (product of the norms of what goes in and what comes out) in their old
-    order. `incoming` are `(mlp, width)` matrices, `outgoing` is `(width, mlp)`.
+    """Return the indices of the `keep` strongest units in their old order; strength is the product of the norms of
+    their input and output weights. `incoming` are `(mlp, width)` matrices, `outgoing` is `(width, mlp)`.
     """
     score = np.linalg.norm(outgoing, axis=0)
     for matrix in incoming:
@@ -358,14 +358,14 @@ def strongest_units(incoming: list[Array], outgoing: Array, keep: int) -> Array:
 
 
 def as_slice(places: Array) -> Array | slice:
-    """Places along an axis; neighbours in their order as a slice, which numpy copies much faster."""
+    """Return places along an axis, as a slice if they are consecutive, which numpy copies much faster."""
     if len(places) and int(places[-1]) - int(places[0]) == len(places) - 1 and (np.diff(places) == 1).all():
         return slice(int(places[0]), int(places[-1]) + 1)
     return places
 
 
 def move(new: Array, places: list[Array], old: Array, origins: list[Array]) -> None:
-    """`new[places] = old[origins]` along every axis; at most one axis is not a slice in nearly all cases."""
+    """Assign `new[places] = old[origins]` along every axis; nearly always, at most one axis is not a slice."""
     to, of = [as_slice(p) for p in places], [as_slice(p) for p in origins]
     if sum(isinstance(x, Array) for x in to) <= 1 and sum(isinstance(x, Array) for x in of) <= 1:
         new[tuple(to)] = old[tuple(of)]

@@ -1,13 +1,13 @@
-"""Which heads and MLP units to keep when the output projection may make up for the loss (optimal brain surgeon).
+"""Choose the heads and MLP units to keep, given that the output projection may compensate (optimal brain surgeon).
 
 Of inputs a (heads side by side, or MLP units) only some stay. With the second moments G of the inputs on calibration
-data, H = G + ridge, and the weight W that is best while all are there, removing a group R and re-solving for the rest
-costs exactly
+data, H = G + ridge, and the optimal weight W for all inputs, removing a group R and re-solving for the rest costs
+exactly
 
     cost(R) = trace(W_R [(H^-1)_RR]^-1 W_R^T),        W <- W - W_R [(H^-1)_RR]^-1 (H^-1)_R:
 
 (Hassibi and Stork 1993, for whole groups of columns). A unit whose work others can take over is cheap, however large
-its weights are. The cheapest go first, some at a time, and costs are taken anew in between.
+its weights are. The cheapest are removed first, a few at a time, with costs recomputed in between.
 
 Letters: I inputs, O outputs, S inputs of one group.
 """
@@ -25,8 +25,8 @@ ROUNDS = 16
 
 @dataclass(frozen=True)
 class TrimResult:
-    """`kept` groups in their old order; `change` (I [+ 1], O) is what is to be added to the old weight, so that the
-    columns of removed groups become zero.
+    """`kept` groups in their old order, and the `change` (I [+ 1], O) to add to the old weight, which zeroes the
+    others.
     """
 
     kept: list[int]
@@ -44,12 +44,12 @@ def trim(
     shared: int = 1,
     fixed: Sequence[int] = (),
 ) -> TrimResult:
-    """Keep `keep` of the groups of `group` neighbouring inputs each.
+    """Keep `keep` of the groups of `group` adjacent inputs each.
 
     `gram` (I [+ 1], I [+ 1]) and `change` (I [+ 1], O) are those of the refit with all inputs, `old` (O, I) is the
-    present weight. `shared` is the number of equal sections of which each keeps the same number (kv heads); an input
-    beyond the last group (the constant) always stays. `worth` (O,) is what the squared error of an output counts.
-    `fixed` names the groups that stay, where they are chosen already (`shared` is 1 then).
+    present weight. `shared` is the number of equal sections, each of which keeps the same number (kv heads); an input
+    beyond the last group (the constant) always stays. `worth` (O,) weighs the squared error of an output. `fixed` names
+    the groups that stay, if they are chosen already (`shared` is 1 then).
     """
     inputs = old.shape[1]
     groups = inputs // group
@@ -93,12 +93,12 @@ def trim(
 
 
 def inputs_of(groups: Sequence[int], group: int) -> Tensor:
-    """The places of the inputs of some groups of so many."""
+    """Return the indices of the inputs of some groups, each of `group` inputs."""
     return (torch.tensor(groups)[:, None] * group + torch.arange(group)).reshape(-1)
 
 
 def group_costs(inverse: Tensor, weight: Tensor, group: int, groups: int, worth: Tensor) -> Tensor:
-    """The cost of removing each group alone; outputs count by their `worth` (O,)."""
+    """Return the cost of removing each group alone; outputs are weighted by `worth` (O,)."""
     inputs, weight = groups * group, weight * worth.to(weight).sqrt()
     if group == 1:
         return weight[:inputs].pow(2).sum(1) / inverse.diagonal()[:inputs]

@@ -1,5 +1,5 @@
-"""One type of the library put through the product: a small random model of it is saved, cut, loaded again by its plain
-library, and compared with a cut made by hand in memory.
+"""Test one type of the library end to end: save a small random model of it, cut it, reload it with its plain library,
+and compare it with a cut made by hand in memory.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ from leansurgeon.surgery.planning import plan
 from leansurgeon.surgery.requested_shape import RequestedShape
 from leansurgeon.surgery.shrink import DecidedCut, carry_out
 
-BROKEN = (LeanSurgeonError, ImportError, RuntimeError, TypeError, ValueError, AttributeError)  # of a type of theirs
+BROKEN = (LeanSurgeonError, ImportError, RuntimeError, TypeError, ValueError, AttributeError)  # raised by libraries
 
 
 def check_type(name: str, tower: str | None = None, drawn: RandomModel = USUAL) -> FamilyCheck:
-    """Put a type (with flags), or one tower of it, to the test. Whatever a library does ends in the row."""
+    """Test a type (with flags), or one tower of it. All errors of a library end in the row."""
     model_type, _, said = name.partition("?")  # `gpt2?scale_attn_by_inverse_layer_idx=true`: flags of its config
     pairs = (flag.partition("=") for flag in said.split("&") if flag)
     flags = {key: jsonfile.parse(value, f"{name}: {key}") for key, _, value in pairs}
@@ -62,15 +62,15 @@ def check_type(name: str, tower: str | None = None, drawn: RandomModel = USUAL) 
 
 
 def explain_failure(error: Exception) -> str:
-    """Why no small model of a type was made."""
+    """Explain why no small model of a type was made."""
     own = isinstance(error, Unbuildable | LeanSurgeonError)
     return " ".join(str(error).split()) if own else "its library refuses its own default config"
 
 
 def in_scratch(name: str, cls: str, product: Callable[[Path], FamilyCheck]) -> FamilyCheck:
-    """The row that `product` gives in a folder of its own; whatever is raised there ends in the row."""
+    """Return the row that `product` makes in a temporary folder; all its errors end in the row."""
     row = FamilyCheck(name, cls, built=True)
-    with scratch() as place:  # where there is none, no row says anything of a family
+    with scratch() as place:  # an error here is no finding about a family
         try:
             return product(place)
         except LeanSurgeonError as error:
@@ -97,7 +97,7 @@ def through_the_product(
     arch, shape = source.architecture, source.shape
     if arch.section:
         stages, _ = levels(replace(library, outer=small, section=arch.section), small[arch.section])
-    if len(stages) > len(shape.stages):  # some were not found again by their saved config, and stay as they are
+    if len(stages) > len(shape.stages):  # some do not survive saving the config, and stay unchanged
         layers = [arch.blocks(i).layer for i in range(len(shape.stages))]
         stages = [next(level for level in stages if level.layer.endswith(layer)) for layer in layers]
     declared = bool(architectures.find_declared(small))
@@ -115,8 +115,8 @@ def compare_cuts(
     example: Callable[[], Mapping[str, Any]],
     load: Callable[[Path, Architecture], torch.nn.Module],
 ) -> FamilyCheck:
-    """The row with what was asked of the product, and how far the outputs of its cut, which `load` gives, are on an
-    `example` from those of `model` cut by hand. The cut stands beside the source.
+    """Return the row with what was requested, and the distance between the outputs of the written cut, which `load`
+    loads, and of `model` cut by hand, on an `example`. The cut is written next to the source.
     """
     arch, shape, folder = source.architecture, source.shape, source.folder.with_name("cut")
     keep = choose_kept_layers(arch, config, shape) if "depth" not in row.refused else None
@@ -126,7 +126,7 @@ def compare_cuts(
     method = Method(keep=",".join(map(str, keep))) if keep else Method()
     try:
         made = plan(source, RequestedShape(**asked), method=method)
-    except UnsupportedModel as error:  # what another form of the family, with more heads, cannot change beside them
+    except UnsupportedModel as error:  # the family's form for more heads cannot change the MLP
         if not {"heads", "mlp_dim"} <= asked.keys():
             raise
         asked = {key: value for key, value in asked.items() if key != "mlp_dim"}
@@ -136,7 +136,7 @@ def compare_cuts(
     given = example()
     theirs = outputs(load(folder, made.architecture), given)
     gone = [i for i in range(shape.depth) if keep and i not in keep]
-    with ExitStack() as stack:  # blocks that are gone pass on what they receive
+    with ExitStack() as stack:  # dropped blocks pass their input on
         for level, span in zip(stages, shape.spans, strict=False):
             here = [i - span.start for i in gone if i in span]
             stack.enter_context(cuts.skip_blocks(model, level, here))
@@ -145,8 +145,8 @@ def compare_cuts(
 
 
 def choose_kept_layers(arch: Architecture, small: Mapping[str, Any], shape: Shape) -> list[int]:
-    """All layers but the second and the last but one of each stage; where they alternate, all but the second group; of
-    those where others listen, all but the first.
+    """Return all layers except the second and the second to last of each stage; if layers alternate, all except the
+    second group; if other parts read from certain layers, all except the first.
     """
     layers, period = [], arch.period
     for number, (stage, span) in enumerate(zip(shape.stages, shape.spans, strict=True)):
@@ -163,7 +163,7 @@ def choose_kept_layers(arch: Architecture, small: Mapping[str, Any], shape: Shap
 
 
 def choose_numbers(shape: Shape, arch: Architecture, refused: Mapping[str, str]) -> dict[str, str]:
-    """The numbers to ask for: twice the heads, a larger MLP; none that the type refuses."""
+    """Return the numbers to request: twice the heads, a larger MLP; none that the type refuses."""
     numbers = {}
     if "heads" not in refused:
         numbers = {"heads": "2x", "head_dim": "keep"}
@@ -176,7 +176,7 @@ def choose_numbers(shape: Shape, arch: Architecture, refused: Mapping[str, str])
 
 
 def by_plain_library(model: torch.nn.Module, folder: Path, arch: Architecture) -> torch.nn.Module:
-    """The result as a user loads it: with the library's class, or with the modelling file that came along."""
+    """Load the result as a user would: with the library's class, or with the modeling file next to it."""
     how = {"output_loading_info": True, "attn_implementation": "eager", "dtype": torch.float32}
     if arch.library == "leansurgeon":
         name = read_config(folder)["architectures"][0]

@@ -1,5 +1,5 @@
-"""One model of timm put through the product: a small random one of that name is saved by timm, cut, loaded again
-by `timm.create_model`, and compared with a cut made by hand in memory.
+"""Test one model of timm end to end: save a small random one of that name with timm, cut it, reload it with
+`timm.create_model`, and compare it with a cut made by hand in memory.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from leansurgeon.surgery.undeclared import compare_cuts, explain_failure, in_scr
 
 
 def check_timm_name(name: str, tower: None = None, drawn: RandomModel = USUAL) -> FamilyCheck:
-    """Put a name (`timm/NAME`) to the test. Whatever timm does ends in the row."""
+    """Test a name (`timm/NAME`). All errors of timm end in the row."""
     entry = name.removeprefix(PREFIX)
     with quietly():
         try:
             flat = {"model_type": entry} | arguments.flatten(arguments.numbers_of(entry, {}))
             library, small = first_small(TimmLibrary.of(flat), flat)
-        except Exception as error:  # timm raises whatever it likes
+        except Exception as error:  # timm raises all kinds of errors
             return FamilyCheck(name, why=explain_failure(error))
         return in_scratch(name, library.cls.__name__, partial(through_the_product, name, library, small, drawn.seed))
 
@@ -55,8 +55,8 @@ def through_the_product(name: str, library: TimmLibrary, small: Config, seed: in
 
 
 def save(model: torch.nn.Module, folder: Path, args: Config) -> None:
-    """A folder as `timm.models.save_for_hf` writes it, also where modules share tensors, as published ones hold them:
-    once under each name.
+    """Write a folder as `timm.models.save_for_hf` does, but store shared tensors under each name, as in published
+    files.
     """
     folder.mkdir()
     state = {name: tensor.clone().contiguous() for name, tensor in model.state_dict().items()}
@@ -65,7 +65,7 @@ def save(model: torch.nn.Module, folder: Path, args: Config) -> None:
 
 
 def load_result(folder: Path, _: Architecture) -> torch.nn.Module:
-    """The result as a user loads it; one of our entry points is registered first."""
+    """Load the result as a user would; registers our entry point first if it is one."""
     if (entry := read_config(folder)["architecture"]).startswith("leansurgeon_"):
         importlib.import_module(entry_module(entry))
     return timm.create_model(f"local-dir:{folder}", pretrained=True).eval()

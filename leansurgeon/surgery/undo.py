@@ -1,9 +1,9 @@
-"""Undo: the source's shape and bits back out of a result of exact operators. numpy only.
+"""Undo surgery: recover the source's shape and exact bits from a result of exact operators. Uses numpy only.
 
-An exact operator loses nothing: the old heads and units stand among the new ones, and surgery.json says which operator
-put them where. The forward maps of `transfer.apply` (old place of every new entry) are read backwards. That needs the
-entries to be still what surgery left: new heads and units silent, copies equal. It is checked tensor by tensor, so a
-model that was trained or edited after surgery is refused even where its record does not say so.
+An exact operator loses nothing: the old heads and units are among the new ones, and surgery.json says which operator
+put them where. The maps of `transfer.apply` (old index of every new entry) are applied in reverse. That requires the
+entries to be as surgery left them: new heads and units silent, copies equal. Every tensor is checked, so a model
+trained or edited after surgery is refused even if its record does not say so.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from leansurgeon.surgery.planning import Plan
 from leansurgeon.surgery.transfer import FRESH, Transfer
 
 SILENT = ("o", "down")  # roles whose new columns are zero
-BACK = {  # operators that move entries and compute nothing, and what takes them back
+BACK = {  # operators that only move entries, and their inverses in words
     "add-heads": "take the added heads away",
     "split-heads": "join the children of every head",
     "widen-mlp": "take the added MLP units away",
@@ -49,50 +49,52 @@ METHOD = {f.name for f in fields(Method)}
 
 @dataclass(frozen=True)
 class Undo:
-    """The way back: `plan` leads from the model as it is to its source's shape, `forward` is the one that made it."""
+    """How to undo: `plan` leads from the present model back to its source's shape, `forward` is the transfer
+    to invert.
+    """
 
-    record: SurgeryRecord  # the surgery.json that is undone
+    record: SurgeryRecord  # the surgery.json to undo
     plan: Plan
     forward: Transfer
     config: Config
 
     def tensors(self) -> list[TensorOut]:
-        """In the order of the safetensors library (wide dtypes first, then names), so that the file of a source that it
-        wrote comes back byte for byte.
+        """Return the tensors in the order of the safetensors library (wide dtypes first, then names), so that a source
+        file written by it is restored byte for byte.
         """
         return sorted(map(self.tensor, self.forward.source.specs), key=lambda out: (-RAW[out.dtype].itemsize, out.name))
 
     def tensor(self, spec: TensorSpec) -> TensorOut:
-        """A tensor of the model before the surgery: copied, or gathered from the new one."""
+        """Return a tensor of the model before surgery: copied, or gathered from the new one."""
         entry, picks = self.plan.source.weights.entries[spec.name], self.forward.picks(spec)
         if picks is None:
             return TensorOut(spec.name, entry.dtype, entry.shape, entry=entry)
         return TensorOut(spec.name, entry.dtype, spec.shape, make=partial(self.gather_old, spec, picks))
 
     def gather_old(self, spec: TensorSpec, picks: list[np.ndarray]) -> np.ndarray:
-        """The old entries, of each its first copy, taken from where `picks` (the old place of every new entry, by axis)
-        has put them. Raises `UsageError` where training has changed the others.
+        """Gather the old entries, each from its first copy, given `picks` (the old index of every new entry, by axis).
+        Raises `UsageError` if training has changed the other copies.
         """
         new = self.plan.source.weights.raw(spec.name)
         firsts = [first[places != FRESH] for places, first in (np.unique(p, return_index=True) for p in picks)]
         old = new[np.ix_(*firsts)]
         if not is_untouched(new, old, picks, spec.role):
             raise UsageError(
-                f"'{spec.name}' is not what surgery left: what was silent or a copy there has learned since.",
+                f"'{spec.name}' has changed since surgery: entries that were silent or copies have been trained.",
                 "A model that was trained after surgery cannot be undone; take the source itself.",
             )
         return old
 
 
 def is_untouched(new: np.ndarray, old: np.ndarray, picks: list[np.ndarray], role: str) -> bool:
-    """Whether `new` is still what the operators make of `old`, new entries that speak to nobody left aside."""
+    """Return whether `new` is still what the operators make of `old`, ignoring new entries without effect."""
     places = [np.flatnonzero(pick != FRESH) for pick in picks]
     copies = new[np.ix_(*places)]
     if not np.array_equal(copies, old[np.ix_(*[p[at] for p, at in zip(picks, places, strict=True)])]):
         return False
     if role in SILENT:
         return int(np.count_nonzero(new)) == int(np.count_nonzero(copies))
-    if role == "head_mix" and new.ndim > 1:  # old heads hear nothing of new ones
+    if role == "head_mix" and new.ndim > 1:  # old heads receive nothing from new ones
         return not new[np.ix_(places[0], np.flatnonzero(picks[1] == FRESH))].any()
     return True
 
@@ -101,12 +103,12 @@ def is_untouched(new: np.ndarray, old: np.ndarray, picks: list[np.ndarray], role
 
 
 def plan_undo(source: Source) -> Undo:
-    """The way back for an opened result. Raises `UsageError` with the reason where there is none."""
+    """Return how to undo an opened result. Raises `UsageError` with the reason if that is impossible."""
     record = undoable(source)
     steps, before, now = record.plan, record.plan.before, source.shape
     if record.plan.after != now:
         raise UsageError(
-            f"{source.name} has another shape than its surgery.json says, so what was done is not known.",
+            f"{source.name} has a different shape from its surgery.json, so the surgery cannot be undone.",
             f"`leansurgeon inspect {source.name}` says more.",
         )
     source = follow(source) if steps.class_attention else source
@@ -115,7 +117,7 @@ def plan_undo(source: Source) -> Undo:
     check(config or {}, source.folder)
     architecture = architectures.of(config, tower_of(record, config)) if config else source.architecture
     if architecture.name == source.architecture.name:
-        architecture = replace(architecture, code=source.architecture.code)  # what is trusted travels back, too
+        architecture = replace(architecture, code=source.architecture.code)  # keeps the trust in foreign code
     config = config or architecture.with_shape(source.config, before)
     now_held, then_held = source.parameters, was.parameters
     back = Plan(
@@ -143,7 +145,7 @@ def plan_undo(source: Source) -> Undo:
 
 
 def undoable(source: Source) -> SurgeryRecord:
-    """The record to undo. Raises `UsageError` with the sentence that says what is in the way."""
+    """Return the record to undo. Raises `UsageError` with the reason if it cannot be undone."""
     own = "Take the source itself."
     if source.record_trouble:
         raise UsageError(f"What was done to {source.name} is not known: {source.record_trouble}")
@@ -151,14 +153,14 @@ def undoable(source: Source) -> SurgeryRecord:
     if source.weights is None or record is None:
         raise UsageError(f"{source.name} has no surgery.json, so nothing is recorded that could be undone.")
     if record.plan.before is None or record.plan.after is None:
-        raise UsageError(f"The surgery.json of {source.name} holds no plan, so what was done is not known.")
+        raise UsageError(f"The surgery.json of {source.name} holds no plan, so the surgery cannot be undone.")
     names = [step.name for step in record.plan.operators]
     if not names or all(name.startswith(UNDO) for name in names):
         raise UsageError(f"{source.name} has the shape and the tensors of its source; nothing is left to undo.")
     lossy = next((step for step in record.plan.operators if step.exactness != "exact"), None)
     if lossy:
         raise UsageError(
-            f"{lossy.name} cannot be undone, since it forgets what it takes away: {lossy.says}.",
+            f"{lossy.name} cannot be undone, because it discards weights: {lossy.says}.",
             f"Source: {record.source.name}.",
         )
     if source.record.initialised == TRAINED:
@@ -187,9 +189,9 @@ def undoable(source: Source) -> SurgeryRecord:
 def carry_out(steps: Undo, folder: Path, *, force: bool = False, say: Say = silent) -> SurgeryRecord:
     """Write the source's shape back to `folder`, verify it, and return the record of its surgery.json.
 
-    It is compared bit by bit with the source where that is at hand and unchanged (`verified.by` is `source`, or
-    `sha256` where the written file itself has the recorded digest), else reloaded and compared with the model that was
-    undone.
+    The result is compared bit by bit with the source if that is available and unchanged (`verified.by` is `source`, or
+    `sha256` if the written file itself has the recorded digest); otherwise it is reloaded and compared with the model
+    that was undone.
     """
     source, total = steps.plan.source, steps.plan.parameters_after.total
     check_apart(folder, source.folder)
@@ -215,7 +217,7 @@ def carry_out(steps: Undo, folder: Path, *, force: bool = False, say: Say = sile
 
 
 def verify(steps: Undo, written: Path, paths: list[Path]) -> Verified:
-    """How the result can be held against the source, and what differs."""
+    """Determine how the result can be compared with the source, and what differs."""
     origin = steps.record.source
     recorded = set(origin.sha256.values())
     if recorded and {sha256(path) for path in paths} == recorded:
@@ -232,7 +234,7 @@ def verify(steps: Undo, written: Path, paths: list[Path]) -> Verified:
 
 
 def at_hand(origin: Origin, recorded: set[str]) -> list[Path]:
-    """The source's weight files, where they lie on this machine and are still those of the record."""
+    """Return the source's weight files, if they are on this machine and unchanged since the record."""
     folder = find_cached(origin.name) if origin.kind == "hub" else whereabouts.find(origin)
     try:
         files = Weights.open(folder).files if folder else []
@@ -242,7 +244,7 @@ def at_hand(origin: Origin, recorded: set[str]) -> list[Path]:
 
 
 def find_cached(name: str) -> Path | None:
-    """A hub model's folder in the cache; nothing is fetched."""
+    """Return a hub model's folder in the cache, without downloading."""
     from huggingface_hub import snapshot_download
 
     try:

@@ -1,8 +1,7 @@
-"""The tasks: data, objective and metric of each benchmark, each a class with the same six questions to answer.
+"""The tasks: data, objective and metric of each benchmark, as classes with one interface.
 
-This room imports nothing of leansurgeon but the errors, and importing it costs no torch: a task's own module is
-imported when the task is made, and torch, scikit-learn and the tokenizers when its data is prepared or a batch is
-asked for.
+Importing this package costs no torch: a task's own module is imported when the task is made, and torch, scikit-learn
+and the tokenizers when its data is prepared or a batch is requested. Of leansurgeon it needs only the errors.
 
     task = make("digits", {"split_seed": 0})
     task.prepare(Path("cache"), None, workers=2, say=print)
@@ -44,19 +43,16 @@ TASKS: dict[str, str] = {
 
 
 def make(name: str, options: Mapping[str, Any] | None = None) -> Task:
-    """The task `name` with these options (a recipe's `task:` without its `name`). Light: no data is read before
-    `prepare`.
+    """Create the task `name` with these options (a recipe's `task:` without its `name`).
 
-    Raises UsageError for an unknown name or option, or a value that an option refuses.
+    Cheap: no data is read before `prepare`. Raises UsageError for an unknown name or option, or an invalid value.
     """
     cls = _class_of(name)
     return cls(options_of(name, options or {}))
 
 
 def options_of(name: str, options: Mapping[str, Any]) -> Options:
-    """The options of task `name`, checked and with the defaults filled in (`.model_dump()` is what a resolved recipe
-    shows).
-    """
+    """Return the validated options of task `name` with defaults; `.model_dump()` is what a resolved recipe shows."""
     schema = _class_of(name).Options
     unknown = [key for key in options if key not in schema.model_fields]
     if unknown:
@@ -70,7 +66,7 @@ def options_of(name: str, options: Mapping[str, Any]) -> Options:
     except ValidationError as error:
         first = error.errors()[0]
         what = first["msg"].removeprefix("Value error, ")
-        if not first["loc"]:  # of several options together
+        if not first["loc"]:  # concerns several options
             raise UsageError(f"Task '{name}': {what}.") from None
         where = ".".join(str(part) for part in first["loc"])
         raise UsageError(f"Task '{name}', option '{where}': {what} (got {first['input']!r}).") from None

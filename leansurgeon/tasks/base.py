@@ -1,7 +1,7 @@
-"""What every task answers, and the two scores (samples, tokens) that they share.
+"""The interface of every task, and the scores that tasks share (samples, tokens).
 
-Shape letters: B samples, T tokens, C classes, V vocabulary. A label of -100 marks a sample or a token that counts
-nowhere: the padding of a batch's last samples on several processes, the unmasked tokens of a masked language model.
+Shape letters: B samples, T tokens, C classes, V vocabulary. A label of -100 marks a sample or token that is not
+counted: the padding of a batch's last samples on several processes, the unmasked tokens of a masked language model.
 """
 
 from __future__ import annotations
@@ -27,20 +27,18 @@ if TYPE_CHECKING:
 
 IGNORED = -100
 SPLITS = ("train", "eval")
-TARGET = "_target"  # (B, D) of a batch: the teacher's embeddings
-CONFUSED = 100  # classes, of more than which no confusion matrix is kept
+TARGET = "_target"  # (B, D) in a batch: the teacher's embeddings
+CONFUSED = 100  # no confusion matrix is kept for more classes
 
-Batch: TypeAlias = "dict[str, Tensor]"  # what a model takes by name, "labels", and what only `score` reads, by "_..."
+Batch: TypeAlias = "dict[str, Tensor]"  # model inputs by name, "labels", and "_..." keys that only `score` reads
 Overrides: TypeAlias = dict[str, Any]  # config keys of a model
-Description: TypeAlias = dict[str, Any]  # what `summary.json` says of the data
+Description: TypeAlias = dict[str, Any]  # the data's entry in `summary.json`
 Metrics: TypeAlias = dict[str, float]
 
 
 @dataclass(frozen=True)
 class Metric:
-    """What a task is judged by; `label` is the name that papers print for it, `percent` says that 0.5 is to be shown
-    as 50.
-    """
+    """The metric of a task. `label` is its name in papers; with `percent`, 0.5 is shown as 50."""
 
     key: str
     label: str
@@ -48,7 +46,7 @@ class Metric:
     percent: bool = True
 
     def format_value(self, value: float) -> str:
-        """`97.20 %`, `31.42`: a value of it as a line of talk says it."""
+        """Format a value for progress lines: `97.20 %`, `31.42`."""
         return f"{100 * value:.2f} %" if self.percent else f"{value:#.4g}"
 
 
@@ -57,12 +55,11 @@ TOP_1 = replace(ACCURACY, label="top-1 accuracy")
 
 
 class Score(NamedTuple):
-    """Sums over what was scored, as 0-dimensional fp32 tensors on the logits' device: sums of batches and of
-    processes add up.
+    """Sums over the scored samples or tokens, 0-dimensional fp32 tensors on the logits' device.
 
-    `extra` (E,) are further sums, as many for every batch of a split, from which the task makes metrics that are no
-    means of samples (`Task.metric_value`): a confusion matrix, or predictions, each in a place of its own. None where
-    the task needs none.
+    They can be added over batches and processes. `extra` (E,) holds further sums, equally many for every batch of a
+    split, from which the task computes metrics that are no means over samples (`Task.metric_value`): a confusion
+    matrix, or predictions, each at its own index. None if the task needs none.
     """
 
     loss_sum: Tensor
@@ -73,7 +70,7 @@ class Score(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """The `Score`s of a whole split added up, as plain numbers; `extra` (E,) is float64."""
+    """The summed `Score`s of a whole split as plain numbers; `extra` (E,) is float64."""
 
     loss_sum: float
     loss_count: float
@@ -83,7 +80,7 @@ class Sums(NamedTuple):
 
 
 class Options(BaseModel):
-    """What a recipe may say about a task; a key that is not listed is refused."""
+    """Base class of the options of a task in a recipe; unknown keys are refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -91,20 +88,19 @@ class Options(BaseModel):
 class Task(ABC):
     """Data, objective and metric of one benchmark.
 
-    Made by `leansurgeon.tasks.make`; `prepare` must have run before `size`, `batch` or `model_overrides` is called. A
-    prepared task can be pickled (arrays stay on disk and are opened again as memory maps) and used in another
-    process.
+    Create it with `leansurgeon.tasks.make`. Call `prepare` before `size`, `batch` or `model_overrides`. A prepared task
+    can be pickled (arrays stay on disk and are reopened as memory maps) and used in another process.
     """
 
     name: ClassVar[str]
     head: ClassVar[str]
     metric: ClassVar[Metric]
     Options: ClassVar[type[Options]]
-    overrides: ClassVar[Overrides] = {}  # `model_overrides`, where they are the same for all data
-    source = ""  # where the data is from
+    overrides: ClassVar[Overrides] = {}  # `model_overrides`, if they are the same for all data
+    source = ""  # where the data comes from
     licence = "as the files' owner says"
-    was_read: str | None = None  # what a person is told of the data that was read; None where it is the task's own
-    held_out: str | None = None  # and of the split; None where the task brings its own
+    was_read: str | None = None  # what the user is told about the data that was read; None for the task's own data
+    held_out: str | None = None  # the same for the split; None if the task brings its own
     draws_globally = False  # whether `batch` seeds global generators (`chance.seed_each`)
 
     def __init__(self, options: Options) -> None:
@@ -116,111 +112,109 @@ class Task(ABC):
 
     @abstractmethod
     def prepare(self, cache: Path, model_dir: Path | None, *, workers: int, say: Say) -> None:
-        """Read, generate or tokenise the data into `cache`; a second call finds it there. Call it in one process,
-        before the others.
+        """Read, generate or tokenise the data into `cache`; a second call finds it there.
 
-        `model_dir` is the model's folder (its tokenizer may be asked for), `workers` the processes that may be used,
-        and `say` takes a line of progress.
+        Call it in one process, before the others. `model_dir` is the model's folder (for its tokenizer), `workers` the
+        number of processes that may be used, and `say` takes a line of progress.
         """
 
     @abstractmethod
     def batch(self, split: str, indices: ndarray, *, seed: int, epoch: int) -> Batch:
-        """The samples `indices` (B,) of a split ("train" or "eval") as model inputs and "labels".
+        """Return the samples `indices` (B,) of a split ("train" or "eval") as model inputs and "labels".
 
-        A name that begins with "_" is for `score` and not for the model. Pure: what chance does to a sample follows
-        from (seed, epoch, index) alone; in "eval" nothing depends on seed or epoch.
+        Names that begin with "_" are for `score`, not for the model. The function is pure: randomness depends on (seed,
+        epoch, index) only, and in "eval" nothing depends on seed or epoch.
         """
 
     def score(self, logits: Tensor, batch: Batch, *, label_smoothing: float = 0.0) -> Score:
-        """Loss and metric sums of one batch, those of a classification unless the task says otherwise.
+        """Return loss and metric sums of one batch; by default those of a classification.
 
-        loss_sum / loss_count is the mean loss (of samples or, in language models, tokens). Nothing in here waits for
-        the device.
-
-        In image classification "labels" may be (B, C) shares of classes, as mixup makes them. Regression has no use for
-        `label_smoothing`.
+        loss_sum / loss_count is the mean loss (over samples or, in language models, tokens). Nothing here synchronises
+        with the device. In image classification "labels" may be (B, C) class shares, as made by mixup. Regression
+        ignores `label_smoothing`.
         """
         return classification_score(logits, batch["labels"], label_smoothing)
 
     def model_overrides(self) -> Overrides:
-        """Config keys that a fresh head, or a preset, needs for this data."""
+        """Return the config keys that a fresh head, or a preset, needs for this data."""
         return dict(self.overrides)
 
     def describe(self) -> Description:
-        """Sizes, what is particular to the task, source and licence of the data: goes into `summary.json`."""
+        """Return sizes, particulars, source and licence of the data, for `summary.json`."""
         sizes = {f"{split}_samples": self.size(split) for split in dict.fromkeys((*SPLITS, *self.splits))}
         split = {"split": self.identity} if self.held_out else {}
         return {**sizes, **split, **self._particulars(), "source": self.source, "licence": self.licence}
 
     def size(self, split: str) -> int:
-        """Number of samples of a split."""
+        """Return the number of samples of a split."""
         split = self._check_split(split)
         return int(self._info["sizes"][split])
 
     @property
     def data_classes(self) -> list[str]:
-        """The data's own names of its classes, in its order; empty where it has none, or they are the task's."""
+        """The data's own class names in its order; empty if it has none, or if they are the task's."""
         return self._stored_classes.labels if self._stored_classes else []
 
     @property
     def orders_classes(self) -> bool:
-        """Whether the data says which class is the first, and that is not only the alphabet."""
+        """Whether the data defines an order of its classes other than alphabetical."""
         return bool(self._stored_classes and self._stored_classes.ordered)
 
     @property
     def splits(self) -> tuple[str, ...]:
-        """Names of the splits: "train", "eval", and "test" where there is a third one, to be read at the end."""
+        """Names of the splits: "train", "eval", and "test" if there is a third one, to be read at the end."""
         return tuple(self._info.get("sizes", SPLITS))
 
     @property
     def identity(self) -> dict[str, str]:
-        """The rule of the split and a digest of the samples of each side (`splits.Split.identity`); of a split that the
-        task brings, its name and that of its prepared data.
+        """The split's rule and a digest of the samples of each side (`splits.Split.identity`).
+
+        For a split that the task brings, the task's name and that of its prepared data.
         """
         theirs = {"rule": f"task {self.name}", "train": str(self.prepared_as), "test": str(self.prepared_as)}
         return dict(self._info.get("split", theirs))
 
     def metric_value(self, sums: Sums) -> Metrics:
-        """All metrics of a whole split by name, the one under `metric.key` among them, from the sums of its scores."""
+        """Return all metrics of a whole split by name, including `metric.key`, from its summed scores."""
         return {self.metric.key: sums.metric_sum / max(sums.metric_count, 1)}
 
     @property
     def extra_sums(self) -> int:
-        """Length of `Score.extra` in evaluation: every process must know it, also one that has no batch."""
+        """Length of `Score.extra` in evaluation; every process must know it, even one without a batch."""
         return 0
 
     def lengths(self, split: str) -> ndarray | None:
-        """(N,) tokens of every sample of a split; None where all have as many, or none."""
+        """Return the (N,) numbers of tokens of a split's samples; None if all are equal, or there are no tokens."""
         return None
 
     def token_mask(self, batch: Batch) -> Tensor | None:
-        """(B, T) bool, true for the tokens that are real; None where all are."""
+        """Return (B, T) bool, true for real tokens; None if all are real."""
         mask = batch.get("attention_mask")
         return None if mask is None else mask.bool()
 
     def tokenizer(self) -> Any | None:
-        """A `transformers` tokenizer to be saved beside the trained model, or None."""
+        """Return a `transformers` tokenizer to save beside the trained model, or None."""
         return None
 
     # -- for the tasks themselves ----------------------------------------------------------------------------
 
     def _particulars(self) -> Description:
-        """What `describe` says of this task alone."""
+        """Return the part of `describe` that is specific to this task."""
         return {}
 
     def _open(self, cache: Path, name: str, key: dict[str, Any], build: Callable[[Path], disk_cache.Info]) -> None:
-        """Take a cache entry, built where it is not there (`disk_cache.entry`), as this task's data."""
+        """Open a cache entry as this task's data; build it if it is missing (`disk_cache.entry`)."""
         self._folder = disk_cache.entry(cache, name, key, build)
         self._info, self._arrays = disk_cache.read_info(self._folder), {}
         self.was_read, self.held_out = map(self._info.get, ("was_read", "held_out"))
 
     @property
     def prepared_as(self) -> str | None:
-        """Name of the cache entry that is open, with a digest of all that its content follows from."""
+        """Name of the open cache entry, with a digest of everything that determines its content."""
         return self._folder.name if self._folder is not None else None
 
     def _array(self, name: str) -> ndarray:
-        """The array `name`.npy of the cache entry, memory-mapped and opened once per process."""
+        """Return the array `name`.npy of the cache entry, memory-mapped and opened once per process."""
         if self._folder is None:
             raise RuntimeError(f"task '{self.name}' is used before prepare()")
         if name not in self._arrays:
@@ -235,7 +229,7 @@ class Task(ABC):
         return split
 
     def _indices(self, split: str, indices: ndarray) -> ndarray:
-        """The indices as an array; IndexError where the split has no such sample (its neighbour may)."""
+        """Return the indices as an array. Raises IndexError if the split has no such sample."""
         indices, size = np.asarray(indices), self.size(split)
         if len(indices) and not 0 <= indices.min() <= indices.max() < size:
             raise IndexError(f"split '{split}' of task '{self.name}' has {size} samples")
@@ -246,10 +240,10 @@ class Task(ABC):
 
 
 class Shortened(Task):
-    """A task whose options `train_samples` and `eval_samples` ask for the first of a split alone."""
+    """A task whose options `train_samples` and `eval_samples` limit a split to its first samples."""
 
     def size(self, split: str) -> int:
-        """Number of samples of a split, no more than the options ask for."""
+        """Return the number of samples of a split, at most what the options allow."""
         return min(super().size(split), self._limit(split) or 1 << 62)
 
     def _limit(self, split: str) -> int | None:
@@ -263,8 +257,9 @@ class Shortened(Task):
 
 
 class Embedded(Task):
-    """A task without labels: the target of a sample is the embedding that a teacher gives it
-    (`training.distill`), and the metric is the mean cosine of both.
+    """A task without labels: the target of a sample is a teacher's embedding of it (`training.distill`).
+
+    The metric is the mean cosine of both.
     """
 
     head = "features"
@@ -274,30 +269,30 @@ class Embedded(Task):
     metric_value = Task.metric_value
 
     def score(self, logits: Tensor, batch: Batch, *, label_smoothing: float = 0.0) -> Score:
-        """Of the student's embeddings `logits` (B, D), beside the teacher's in the batch."""
+        """Score the student's embeddings `logits` (B, D) against the teacher's in the batch."""
         return cosine_score(logits, batch)
 
 
 def as_tensors(**arrays: ndarray) -> Batch:
-    """The arrays as a batch, with the memory that they have."""
+    """Return the arrays as a batch of tensors that share their memory."""
     import torch
 
     return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
 
 def describe_split(split: Split, kind: str, labels: Sequence[str] | None = None) -> disk_cache.Info:
-    """What a cache entry keeps of a split of samples of this kind."""
+    """Return what a cache entry stores about a split of samples of this kind."""
     return {"split": split.identity(), "held_out": split.sentence(kind, labels)}
 
 
 def classification_score(
     logits_BC: Tensor, labels: Tensor, label_smoothing: float = 0.0, *, top: int | None = None
 ) -> Score:
-    """Cross-entropy sum and number of right answers.
+    """Return the cross-entropy sum and the number of correct answers.
 
-    `labels` are (B,) classes, of which -100 counts nowhere, or (B, C) shares of classes, of which a row of zeros counts
-    nowhere and the largest share is the right answer. With `top`, `extra` is the number of samples whose class is among
-    the `top` best, (1,).
+    `labels` are (B,) classes, where -100 is not counted, or (B, C) class shares, where a row of zeros is not counted
+    and the largest share is the correct answer. With `top`, `extra` (1,) is the number of samples whose class is among
+    the `top` best.
     """
     import torch
     from torch.nn import functional as F
@@ -325,7 +320,7 @@ def classification_score(
 
 
 def cosine_score(embeddings: Tensor, batch: Batch) -> Score:
-    """Sums over samples of 1 - cosine (the loss) and of the cosine, between (B, D) embeddings and `batch[TARGET]`."""
+    """Sum 1 - cosine (the loss) and the cosine over samples, for (B, D) embeddings and `batch[TARGET]`."""
     import torch
     from torch.nn import functional as F
 
@@ -337,7 +332,7 @@ def cosine_score(embeddings: Tensor, batch: Batch) -> Score:
 
 
 def confusion(predicted_B: Tensor, labels_B: Tensor, classes: int) -> Tensor:
-    """(classes * classes,) fp32: how often class i (row) was taken for class j (column); -100 counts nowhere."""
+    """Return (classes * classes,) fp32 counts of class i (row) predicted as class j (column); -100 is not counted."""
     import torch
 
     valid_B = labels_B != IGNORED
@@ -346,12 +341,12 @@ def confusion(predicted_B: Tensor, labels_B: Tensor, classes: int) -> Tensor:
 
 
 def cells_of(classes: int) -> int:
-    """Length of the confusion matrix of so many classes; 0 of more than `CONFUSED`, of which none is kept."""
+    """Return the length of the confusion matrix; 0 for more than `CONFUSED` classes, for which none is kept."""
     return classes * classes if classes <= CONFUSED else 0
 
 
 def of_confusion(cells: ndarray) -> Metrics:
-    """Macro F1 of the classes that are there, and the share of the largest one; nothing of an empty matrix."""
+    """Return macro F1 over the present classes, and the share of the largest one; empty for an empty matrix."""
     if not cells.any():
         return {}
     cells_CC = cells.reshape(round(len(cells) ** 0.5), -1)
@@ -361,9 +356,7 @@ def of_confusion(cells: ndarray) -> Metrics:
 
 
 def token_score(logits_BTV: Tensor, labels_BT: Tensor, label_smoothing: float = 0.0) -> Score:
-    """Cross-entropy sum over the tokens whose label is not -100, twice: as loss (smoothed) and as the log of perplexity
-    (never smoothed).
-    """
+    """Sum the cross-entropy of tokens whose label is not -100: as loss (smoothed), and unsmoothed for perplexity."""
     import torch
     from torch.nn import functional as F
 

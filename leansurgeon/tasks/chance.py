@@ -1,9 +1,7 @@
-"""Random numbers that are a pure function of (seed, epoch, sample index): no state, hence no order and no batch to
-depend on.
+"""Random numbers as a pure function of (seed, epoch, sample index): stateless, so independent of order and batch.
 
-The generator is a counter put through the finaliser of SplitMix64 (Steele, Lea, Flood, "Fast splittable pseudorandom
-number generators", OOPSLA 2014): one round over the sample's identity, one over the position. Vectorised over a whole
-batch.
+The generator is a counter passed through the finaliser of SplitMix64 (Steele, Lea, Flood, "Fast splittable pseudorandom
+number generators", OOPSLA 2014): one round over the sample's identity, one over the position. Vectorised over a batch.
 """
 
 from __future__ import annotations
@@ -16,25 +14,23 @@ import numpy as np
 from numpy import ndarray
 
 _LOCK = threading.Lock()
-_LIBRARIES = 11  # the stream of numbers that seed them
+_LIBRARIES = 11  # stream of the numbers that seed other libraries
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-_BLOCK = 1 << 13  # numbers of 64 bits that are worked on at once: 64 KiB
+_BLOCK = 1 << 13  # 64-bit numbers processed at once: 64 KiB
 _MIX_1, _MIX_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 
 
 def uniform(seed: int, epoch: int, indices_B: ndarray, count: int, *, stream: int = 0) -> ndarray:
-    """(B, count) float64 in [0, 1) for the samples `indices_B`; another `stream` gives other numbers for the same
-    samples.
-    """
+    """Draw (B, count) float64 in [0, 1) for the samples `indices_B`; each `stream` gives independent numbers."""
     keys_B1 = _keys(seed, epoch, indices_B, stream)[:, None]
     bits_BN = _mix(keys_B1 + np.arange(1, count + 1, dtype=np.uint64)[None] * _GOLDEN)
     return (bits_BN >> np.uint64(11)) * 2.0**-53
 
 
 def words(seed: int, epoch: int, indices_B: ndarray, count: int, *, stream: int = 0) -> ndarray:
-    """(B, count) uint32, uniform over all of them: several times faster than `uniform`, for every token of a text.
+    """Draw (B, count) uint32 uniformly: several times faster than `uniform`, for every token of a text.
 
-    Two come from one number of 64 bits, made in blocks that stay in the processor's cache.
+    Two come from one 64-bit number, made in blocks that fit the processor's cache.
     """
     keys_B1 = _keys(seed, epoch, indices_B, stream)[:, None]
     half = -(-count // 2)
@@ -48,14 +44,15 @@ def words(seed: int, epoch: int, indices_B: ndarray, count: int, *, stream: int 
 
 
 def integers(seed: int, epoch: int, indices_B: ndarray, count: int, low: int, high: int, *, stream: int = 0) -> ndarray:
-    """(B, count) int64 in [low, high), each equally likely to within 2**-53."""
+    """Draw (B, count) int64 in [low, high), each equally likely to within 2**-53."""
     return low + (uniform(seed, epoch, indices_B, count, stream=stream) * (high - low)).astype(np.int64)
 
 
 def seed_each(seed: int, epoch: int, indices_B: ndarray) -> Generator[int, None, None]:
-    """The places 0 .. B - 1 of a batch; while the caller works on a place, the global generators of Python, numpy and
-    torch, from which transforms of timm and torchvision draw, are seeded by (seed, epoch, index) of its sample. Their
-    states come back at the end, so nobody else's draws change. Threads of one process take turns.
+    """Yield the positions 0 .. B - 1 of a batch, with global generators seeded for each by (seed, epoch, sample index).
+
+    Those are the generators of Python, numpy and torch, from which transforms of timm and torchvision draw. Their
+    states are restored at the end, so nobody else's draws change. Threads of one process take turns.
     """
     import torch
 
@@ -76,7 +73,7 @@ def seed_each(seed: int, epoch: int, indices_B: ndarray) -> Generator[int, None,
 
 
 def _keys(seed: int, epoch: int, indices_B: ndarray, stream: int) -> ndarray:
-    """(B,) uint64: what the numbers of a sample follow from."""
+    """Return (B,) uint64 keys that determine the numbers of each sample."""
     key = mix_number(seed % 2**64)
     for word in (epoch, stream):
         key = mix_number(key ^ word)
@@ -84,7 +81,7 @@ def _keys(seed: int, epoch: int, indices_B: ndarray, stream: int) -> ndarray:
 
 
 def mix_number(z: int) -> int:
-    """`_mix` of one number, without numpy's cost of a call."""
+    """Compute `_mix` of one number, without the overhead of numpy."""
     z = (z + int(_GOLDEN)) % 2**64
     z = (z ^ z >> 30) * int(_MIX_1) % 2**64
     z = (z ^ z >> 27) * int(_MIX_2) % 2**64

@@ -1,4 +1,4 @@
-"""Which output of a model each class of the data is: one rule for tables, folders, shards and every command."""
+"""Map each class of the data to an output of the model: one rule for tables, folders, shards and every command."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from leansurgeon.errors import UsageError, did_you_mean
 if TYPE_CHECKING:
     import numpy as np
 
-NAMED: ContextVar[list[str] | None] = ContextVar("class names", default=None)  # what --classes says
-NEW = "new"  # as --classes: other classes than the model's, for which it gets a new head
-SHOWN = 6  # classes in a sentence
-OPTIONS = 20  # in an option that is spelled out
+NAMED: ContextVar[list[str] | None] = ContextVar("class names", default=None)  # the value of --classes
+NEW = "new"  # value of --classes: classes other than the model's, for which it gets a new head
+SHOWN = 6  # classes shown in a sentence
+OPTIONS = 20  # classes spelled out in an option
 
 
 @dataclass(frozen=True)
 class ClassMap:
-    """`names[i]` is what the data calls output i; where it has no such class, what the model calls it. With `new_head`
-    the outputs are the data's own, and the model has others. `says` is for a person.
+    """The mapping of classes. `names[i]` is the data's name of output i or, if the data lacks it, the model's name.
+
+    With `new_head` the outputs are the data's own, because the model has others. `says` is for the user.
     """
 
     names: tuple[str, ...]
@@ -39,13 +40,15 @@ def map_classes(
     *,
     ordered: bool = False,
 ) -> ClassMap:
-    """The classes `labels` of the data, in its order, as outputs of a model that calls them `own` (empty: it names
-    none). By name where the model knows all, or by how their names begin; else numbers in their order, as many as
-    outputs, or from 0; else, for a model without names, as many in the order of the data where that counts (`ordered`).
-    `given` is what the user says: the data's classes in the order of the outputs, or the names of its numbers from 0.
+    """Map the classes `labels` of the data, in its order, to outputs of a model that names them `own` (or not at all).
 
-    Raises `UsageError` where a model without names has as many outputs as there are names in no order, where it knows
-    at least half of the names and not all, and where `given` does not name them.
+    The first rule that applies is used: by name if the model has all; by the beginning of names; numbers in their
+    order, if there are as many as outputs, or from 0; for a model without names, equally many classes in the data's
+    order if that is meaningful (`ordered`). `given` is the user's choice: the data's classes in the order of the
+    outputs, or names for its numbers from 0.
+
+    Raises `UsageError` if a model without names has as many outputs as there are unordered names, if it has at least
+    half of the names but not all, and if `given` does not name them.
     """
     if len(labels) < 2 and given is None:
         has = f"one: {labels[0]}" if labels else "none"
@@ -115,7 +118,7 @@ def _as_given(
 
 
 def _make_map(places: dict[str, int], own: Sequence[str], outputs: int, how: str) -> ClassMap:
-    """The map of classes at these places. Raises `UsageError` for two at the same."""
+    """Return the map of classes to these outputs. Raises `UsageError` if two classes share one."""
     by_place = {}
     for label, place in sorted(places.items(), key=lambda pair: pair[1]):
         if place in by_place:
@@ -135,8 +138,10 @@ def _make_map(places: dict[str, int], own: Sequence[str], outputs: int, how: str
 
 
 def match(labels: Sequence[str], names: Sequence[str]) -> dict[str, int]:
-    """Label -> place among the names, of every label that is one of them: case, blanks, `_` and `-` aside, LABEL_3
-    being 3, "4 stars" 4 where all names are numbered so, and "tench, Tinca tinca" either of them.
+    """Return label -> index among the names, for every label that is one of them.
+
+    Case, blanks, `_` and `-` are ignored; LABEL_3 equals 3; "4 stars" equals 4 if all names are numbered that way; and
+    "tench, Tinca tinca" matches either part.
     """
     aliases = {}
     word, numbers = parse_numbered(names)
@@ -154,7 +159,7 @@ def match(labels: Sequence[str], names: Sequence[str]) -> dict[str, int]:
 
 
 def _match_prefixes(labels: Sequence[str], names: Sequence[str]) -> dict[str, int]:
-    """The same where every label is how one name begins, as "neg" is of "negative", or begins with it; else nothing."""
+    """Return label -> index if every label is the beginning of one name ("neg", "negative") or the reverse, or {}."""
     places = {}
     for label in labels:
         pairs = [sorted((key(label), key(name)), key=len) for name in names]
@@ -164,8 +169,9 @@ def _match_prefixes(labels: Sequence[str], names: Sequence[str]) -> dict[str, in
 
 
 def parse_numbered(names: Sequence[str]) -> tuple[str, dict[str, int]]:
-    """The word and the number of each, of names that are one word (or none) with a number of their own: `class_3`,
-    "4 stars"; else nothing.
+    """Split names such as `class_3` or "4 stars" into their common word and a number each.
+
+    The word may be empty, and the numbers must be distinct; other names give an empty word and dict.
     """
     found = {name: re.fullmatch(r"([^\W\d]*)(-?\d+)([^\W\d]*)", key(name)) for name in names}
     words = {number and number[1] + number[3].removesuffix("s") for number in found.values()}
@@ -175,20 +181,21 @@ def parse_numbered(names: Sequence[str]) -> tuple[str, dict[str, int]]:
 
 
 def key(name: str) -> str:
-    """A class name by what matters of it; a hyphen between numbers does ("3-9" is not 39)."""
+    """Normalise a class name; a hyphen between numbers is kept ("3-9" is not 39)."""
     bare = re.sub(r"(?<=[^\d\s_-])[\s_-]+|(?<=.)[\s_-]++(?=\D|$)", "", name.strip()).casefold()
     number = re.fullmatch(r"(?:label|class)?(\d+)(?:\.0+)?", bare)
     return str(int(number[1])) if number else {"false": "0", "true": "1"}.get(bare, re.sub(r"[\s_-]+", "-", bare))
 
 
 def sort_names(names: Iterable[str]) -> list[str]:
-    """The order of classes that the data gives none: numbers by their size, then words by the alphabet."""
+    """Sort classes without an order of their own: numbers by size, then words alphabetically."""
     return sorted(names, key=lambda name: (0, int(name), name) if re.fullmatch(r"-?\d+", name) else (1, 0, name))
 
 
 def read_names(classes: str | Sequence[str] | None) -> list[str] | None:
-    """What --classes says the classes of data are (`A,B,C`, one with a comma in quotation marks), for `NAMED`; None
-    where it says nothing. Raises `UsageError`.
+    """Parse --classes for `NAMED` (`A,B,C`; a name with a comma is quoted); None if it is not given.
+
+    Raises `UsageError`.
     """
     names = next(csv.reader([classes], skipinitialspace=True), []) if isinstance(classes, str) else list(classes or ())
     names = [name.strip() for name in names if name.strip()]
@@ -200,15 +207,16 @@ def read_names(classes: str | Sequence[str] | None) -> list[str] | None:
 
 
 def spell_names(names: Sequence[str] | None = None) -> str | None:
-    """The value of `--classes` for these names, or to have it again."""
+    """Return the value of `--classes` for these names, or the present one."""
     return ",".join(f'"{name}"' if "," in name else name for name in names or NAMED.get() or ()) or None
 
 
 class StoredClasses:
-    """The classes of a prepared data set, stored as places in `names` (None: as numbers), and which outputs they are by
-    `wanted`, names in the order of the outputs (None: as stored). `labels` are those that are there, in their order.
+    """The classes of a prepared data set and their outputs.
 
-    Raises `UsageError` for a class that is not `wanted`.
+    Classes are stored as indices into `names` (None: as numbers). `wanted` are names in the order of the outputs (None:
+    as stored). `labels` are the classes that occur, in their order. Raises `UsageError` for a class that is not
+    `wanted`.
     """
 
     def __init__(
@@ -239,7 +247,7 @@ class StoredClasses:
             self._outputs[self._stored] = [found[label] for label in self.labels]
 
     def outputs_of(self, stored: np.ndarray) -> np.ndarray:
-        """(B,) int64 outputs of classes as they are stored; what is below 0 is no class and stays."""
+        """Return (B,) int64 outputs of stored classes; values below 0 are no class and are kept."""
         import numpy as np
 
         stored = stored.astype(np.int64)

@@ -1,8 +1,8 @@
 """Prepared data on disk: a folder per data set, complete or absent.
 
-An entry is built in a folder of another name and renamed when it is whole, so that a killed program leaves nothing
-that a later one would take for data. `info.json` is written last and lists the size of every file; an entry that does
-not match it is built anew.
+An entry is built in a folder of another name and renamed when it is complete, so that a killed program leaves nothing
+that a later one would mistake for data. `info.json` is written last and lists the size of every file; an entry that
+does not match it is rebuilt.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -26,29 +26,29 @@ from numpy.typing import ArrayLike, DTypeLike
 from leansurgeon.errors import LeanSurgeonError, UsageError, raised_as
 from leansurgeon.reading import files, jsonfile
 
-Info: TypeAlias = dict[str, Any]  # what the builder of an entry says of it; JSON holds it
+Info: TypeAlias = dict[str, Any]  # what the builder of an entry reports; JSON-serialisable
 INFO = "info.json"
-HASHED = 1 << 30  # bytes up to which the content of a file, and not its size and time, stands in a key
+HASHED = 1 << 30  # bytes; larger files are identified by size and time instead of content
 _PARTIAL = ".partial-"
 _STALE_SECONDS = 24 * 3600
 
 
 def entry(cache: Path, name: str, key: dict[str, Any], build: Callable[[Path], Info]) -> Path:
-    """The folder of the data set `name` with this `key` (all that its content follows from), built if it is not
-    there.
+    """Return the folder of data set `name` with this `key`; build it if it is missing.
 
-    `build` fills an empty folder and returns what `read_info` shall give back. Raises LeanSurgeonError where the disk
-    is full or the cache folder cannot be written.
+    The key holds everything that determines the content. `build` fills an empty folder and returns what `read_info`
+    shall return. Raises LeanSurgeonError if the disk is full, and UsageError if the cache folder cannot be written.
     """
-    digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()  # whatever the order of its keys
+    digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()  # independent of key order
     folder = cache / f"{name}-{digest[:16]}"
     if _is_whole(folder):
         return folder
     with _writing(cache):
         cache.mkdir(parents=True, exist_ok=True)
-        for path in cache.glob(f"{_PARTIAL}*"):  # what a killed program left behind more than a day ago
-            if time.time() - path.stat().st_mtime > _STALE_SECONDS:
-                shutil.rmtree(path, ignore_errors=True)
+        for path in cache.glob(f"{_PARTIAL}*"):  # left by a program killed more than a day ago
+            with suppress(FileNotFoundError):  # another process may remove it, too
+                if time.time() - path.stat().st_mtime > _STALE_SECONDS:
+                    shutil.rmtree(path, ignore_errors=True)
         partial = Path(tempfile.mkdtemp(prefix=_PARTIAL, dir=cache))
         try:
             info, files = build(partial), {}
@@ -65,7 +65,7 @@ def entry(cache: Path, name: str, key: dict[str, Any], build: Callable[[Path], I
             except OSError as error:
                 if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                     raise
-                if _is_whole(folder):  # another process has put it there meanwhile
+                if _is_whole(folder):  # another process has created it meanwhile
                     shutil.rmtree(partial, ignore_errors=True)
                 else:
                     shutil.rmtree(folder)
@@ -77,30 +77,28 @@ def entry(cache: Path, name: str, key: dict[str, Any], build: Callable[[Path], I
 
 
 def file_digest(path: Path) -> str:
-    """SHA-256 of a file's content, as 64 hex digits. Raises UsageError where it cannot be read."""
+    """Return the SHA-256 of a file's content as 64 hex digits. Raises UsageError if it cannot be read."""
     with files.open_regular(path) as file:
         try:
             return hashlib.file_digest(file, "sha256").hexdigest()
-        except OSError as error:  # a disk that fails, or a file of the kernel that only looks like one
+        except OSError as error:  # a failing disk, or a kernel file that only looks regular
             raise UsageError(f"{path} cannot be read: {files.why(error)}.", "Name another file.") from None
 
 
 def file_key(path: Path) -> Any:
-    """What stands for a file's content in a cache key: its digest, or of a large one (HASHED) name, size and time."""
+    """Return a file's cache key: its digest or, for a large one (HASHED), name, size and time."""
     stat = path.stat()
     return file_digest(path) if stat.st_size <= HASHED else [str(path), stat.st_size, stat.st_mtime_ns]
 
 
 @raised_as(LeanSurgeonError)
 def read_info(folder: Path) -> Info:
-    """What the builder of this entry said about it."""
+    """Return what the builder of this entry reported."""
     return jsonfile.read_object(folder / INFO)
 
 
 class ArrayWriter:
-    """Appends 1-dimensional arrays to one `.npy` file whose length is not known beforehand (the header is filled in
-    by `close`).
-    """
+    """Appends 1-dimensional arrays to one `.npy` file of unknown length; `close` completes the header."""
 
     def __init__(self, path: Path, dtype: DTypeLike) -> None:
         self._dtype = np.dtype(dtype)
@@ -109,38 +107,39 @@ class ArrayWriter:
         self._write_header()
 
     def append(self, values: ArrayLike) -> None:
-        """Write `values` behind what is there already, as the array's dtype."""
+        """Append `values` in the array's dtype."""
         self._file.write(np.ascontiguousarray(values, dtype=self._dtype).data)
         self.length += len(values)
 
     def close(self) -> None:
-        """Write the header, which only now knows the length, and close the file."""
+        """Write the header with the final length, and close the file."""
         self._file.seek(0)
         self._write_header()
         self._file.close()
 
     def _write_header(self) -> None:
-        # numpy leaves room in it for a length of 21 digits, so it is as long with any.
+        # numpy reserves 21 digits for the length, so the header has the same size for any length.
         fields = {"descr": np.lib.format.dtype_to_descr(self._dtype), "fortran_order": False, "shape": (self.length,)}
         np.lib.format.write_array_header_1_0(self._file, fields)
 
 
 def name_stretches(sizes: dict[str, int]) -> Info:
-    """What is kept of splits that lie one after the other in one array: their sizes, and where each begins."""
+    """Describe splits stored one after another in one array: their sizes and first indices."""
     firsts = np.cumsum([0, *sizes.values()])[:-1].tolist()
     return {"sizes": sizes, "first": dict(zip(sizes, firsts, strict=True))}
 
 
 def starts_of(lengths: ndarray) -> ndarray:
-    """(N + 1,) int64: sequence i is flat[starts[i] : starts[i + 1]]."""
+    """Return (N + 1,) int64 starts: sequence i is flat[starts[i] : starts[i + 1]]."""
     return np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
 
 
 def pad_rows(
     flat: ndarray, starts: ndarray, indices_B: ndarray, width: int, pad: int, *, left: bool = False
 ) -> ndarray:
-    """(B, width) int64 rows of the sequences `indices_B`, each filled up with `pad` behind it or to its `left`, none
-    longer than width.
+    """Return the sequences `indices_B` as (B, width) int64 rows, padded with `pad` on the right or `left`.
+
+    No sequence may be longer than `width`.
     """
     rows_BT = np.full((len(indices_B), width), pad, dtype=np.int64)
     for row, index in zip(rows_BT, indices_B, strict=True):
@@ -150,7 +149,7 @@ def pad_rows(
 
 
 def lengths_of(starts: ndarray, indices_B: ndarray) -> ndarray:
-    """(B,) int64 lengths of these sequences."""
+    """Return the (B,) int64 lengths of these sequences."""
     return np.asarray(starts[indices_B + 1] - starts[indices_B])
 
 

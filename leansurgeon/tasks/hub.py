@@ -1,4 +1,4 @@
-"""Data sets of the Hugging Face hub, and the one sentence that is said where one cannot be fetched."""
+"""Data sets of the Hugging Face hub, and the error if one cannot be fetched."""
 
 from __future__ import annotations
 
@@ -15,12 +15,15 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 _OFFLINE = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE")
-_PATIENCE = 1.0  # seconds for the hub, or the proxy before it, to answer at all
+_PATIENCE = 1.0  # seconds to wait for the hub, or its proxy, to answer
 YOURS = "Use data of your own: leansurgeon retrain MODEL --data FOLDER; or the novel that comes along: --data austen."
 
 
 def parse(name: str) -> tuple[str, str | None] | None:
-    """`hub:owner/name` or `hub:owner/name/configuration` as (data set, configuration); None for any other text."""
+    """Parse `hub:owner/name` or `hub:owner/name/configuration` into (data set, configuration); None for any other text.
+
+    Raises UsageError for a malformed hub name.
+    """
     if not name.startswith("hub:"):
         return None
     parts = name.removeprefix("hub:").strip("/").split("/")
@@ -32,17 +35,17 @@ def parse(name: str) -> tuple[str, str | None] | None:
 
 
 def load(name: str, config: str | None, split: str, *, by_hand: str) -> Any:
-    """A `datasets.Dataset` (Arrow files in the hub's own cache, not in memory).
+    """Load a `datasets.Dataset` (Arrow files in the hub's own cache, not in memory).
 
-    Raises UsageError in one sentence when it cannot be had: which, from where, and `by_hand`, how to bring it; at once
-    where neither the hub can be reached nor the cache knows the name.
+    Raises UsageError if it cannot be had, with its name, its address and `by_hand`, how to get it manually. Fails at
+    once if neither the hub can be reached nor the cache has the name.
     """
-    # The library answers at once where it is offline; elsewhere nothing of it is imported for such a refusal.
+    # Offline, the library answers at once; otherwise avoid importing it just to fail.
     if not _offline() and not is_cached(name) and not reachable():
         raise missing(name, config, split, by_hand, "the hub cannot be reached from here")
     import datasets
 
-    if not _offline() and not reachable():  # it is cached: without a word the library would try for half a minute
+    if not _offline() and not reachable():  # cached: without this the library would retry for half a minute
         import huggingface_hub
 
         places = (huggingface_hub.constants, datasets.config)
@@ -54,7 +57,7 @@ def load(name: str, config: str | None, split: str, *, by_hand: str) -> Any:
             place.HF_HUB_OFFLINE = True
         return datasets.load_dataset(name, config, split=split)
     except Exception as error:
-        # The client has an exception of its own for every layer it goes through, and changes them between versions.
+        # The client has its own exception for each layer, and they change between versions.
         said = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise missing(name, config, split, by_hand, said.rstrip(".")) from error
     finally:
@@ -72,7 +75,7 @@ def missing(name: str, config: str | None, split: str, by_hand: str, reason: str
 
 
 def is_cached(name: str) -> bool:
-    """Whether anything of a data set lies in the caches of `datasets` or `huggingface_hub` on this machine."""
+    """Return whether the caches of `datasets` or `huggingface_hub` have anything of a data set."""
     home = Path(os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface")
     prepared = Path(os.environ.get("HF_DATASETS_CACHE") or home / "datasets").expanduser()
     fetched = Path(os.environ.get("HF_HUB_CACHE") or home / "hub").expanduser()
@@ -81,7 +84,7 @@ def is_cached(name: str) -> bool:
 
 
 def reachable() -> bool:
-    """Whether the hub, or the proxy that leads to it, takes a connection now."""
+    """Return whether the hub, or the proxy to it, accepts a connection now."""
     if _offline():
         return False
     hub = os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
@@ -96,12 +99,12 @@ def reachable() -> bool:
 
 
 def digest(dataset: Dataset) -> str:
-    """What stands for the content in a cache key."""
+    """Return a digest of the content for a cache key."""
     return str(dataset._fingerprint)
 
 
 def rows(dataset: Dataset, columns: list[str], name: str) -> Iterator[tuple[int, list[Any]]]:
-    """(row number from 1, the values of `columns`) of every row, as `tables.read` gives them."""
+    """Yield (row number from 1, values of `columns`) of every row, as `tables.read` does."""
     for column in columns:
         if column not in dataset.column_names:
             names = ", ".join(f"'{known}'" for known in dataset.column_names)

@@ -1,11 +1,10 @@
-"""What a path is that a person names as data (text, a table, images in class folders, images without classes, a data
-set of the hub), and what stands in the columns and cells of a table.
+"""Recognise the user's data: text, a table, images with or without class folders, a hub data set; and its columns.
 
     found = recognise("reviews.csv")
     found.kind, found.columns                                # "table", ("id", "review", "sentiment")
     columns_of(found, None, "sequence-classification")       # texts=("review",), labels=("sentiment",)
 
-Nothing is read but names and the head of a table, so that a wrong path is answered at once.
+Only names and the head of a table are read, so that a wrong path is reported at once.
 """
 
 from __future__ import annotations
@@ -29,10 +28,10 @@ from leansurgeon.tasks.classes import key
 from leansurgeon.tasks.images import places as image_places
 from leansurgeon.tasks.text import files as text_files
 
-Render = Callable[[list[dict[str, Any]]], str | None]  # a chat as the text that a model reads, where it says how
+Render = Callable[[list[dict[str, Any]]], str | None]  # writes a chat as a model reads it, or None
 DataKind = Literal["text", "table", "classes", "images", "hub"]
 HINT = "Give a file, a folder or a glob of your own. --data austen is the novel that comes along, for text models."
-# What people call the texts of a row, by letters and digits alone: `sentence_1` is `sentence1`.
+# Common names for the texts of a row, by letters and digits only: `sentence_1` equals `sentence1`.
 PAIRS = (
     ("premise", "hypothesis"), ("sentence1", "sentence2"), ("question1", "question2"), ("question", "sentence"),
     ("query", "passage"), ("query", "document"), ("text", "textpair"), ("text1", "text2"), ("texta", "textb"),
@@ -57,7 +56,7 @@ LABELS = (
     "label", "labels", "class", "category", "target", "sentiment", "topic", "rating", "stars", "intent", "score",
     "similarity", "similarityscore", "labeltext",
 )  # fmt: skip
-FORMS = {  # which of them a model reads, in this order; each of its forms is said by `Columns.form`
+FORMS = {  # forms that each kind of model reads, by priority; the first entry is `Columns.form`
     "sequence-classification": (("pair", (*PAIRS, ("question", "answer"))),),
     "seq2seq": (("chat", CHATS[3:]), ("answer", ANSWERS)),
     "features": (("triplet", TRIPLETS), ("pair", PAIRS), ("chat", CHATS), ("answer", ANSWERS)),
@@ -67,16 +66,18 @@ ROLES = frozenset((*TEXTS, *(name for sets in (PAIRS, TRIPLETS, ANSWERS, CHATS) 
 SPEAKERS = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bot": "assistant", "model": "assistant"}
 _ID = re.compile(r"(^|[^a-z])(ids?|idx|index|uuid|guid|key|url|link|date|time|timestamp|hash)$|^unnamed|^$")
 IMAGE_COLUMNS = ("image", "img", "jpg")
-_SAMPLE = 200  # rows that are looked at where names of columns say nothing
+_SAMPLE = 200  # rows examined if column names say nothing
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(/[\w.-]+)?")
-ABOUT = ("readme", "license", "licence")  # files that say what data is, and are none
-_DEPTH = 3  # folders below the given one that are looked through for its kind
+ABOUT = ("readme", "license", "licence")  # files that describe data
+_DEPTH = 3  # levels of subfolders searched for the kind of data
 
 
 @dataclass(frozen=True)
 class UserData:
-    """`spec` is what was typed, `names` what a task takes for it; `columns` are those of a table (of its first file).
-    Where names of files or folders say so, `held_out` has the parts for validation ("eval") and for "test".
+    """The user's data. `spec` is what was typed, `names` what a task takes for it.
+
+    `columns` are those of the (first) table. If names of files or folders say so, `held_out` has the parts for
+    validation ("eval") and "test".
     """
 
     kind: DataKind
@@ -87,7 +88,7 @@ class UserData:
 
     @property
     def slug(self) -> str:
-        """A word for names of runs: the last part of the path, without its ending."""
+        """A word for names of runs: the last part of the path, without its suffix."""
         last = self.spec.split(",")[0].rstrip("/*").split("/")[-1]
         stem = last.split(".")[0] or last
         return re.sub(r"[^\w.-]+", "-", stem).strip("-.") or "data"
@@ -95,8 +96,10 @@ class UserData:
 
 @dataclass(frozen=True)
 class Columns:
-    """The columns with the texts of a row, in their order, and those of its labels: none, one, or one for each class
-    with 0 and 1. `form` is "text", "pair", "triplet", "answer" (what goes in, and what should come out), or "chat".
+    """The columns with the texts of a row, in order, and with its labels.
+
+    There may be no label column, one, or one of 0 and 1 for each class. `form` is "text", "pair", "triplet", "answer"
+    (input and expected output), or "chat".
     """
 
     form: str
@@ -105,9 +108,7 @@ class Columns:
 
 
 def recognise(spec: str, flag: str = "--data") -> UserData:
-    """What SPEC is, the value of `flag`. Raises `UsageError` where there is no such thing, or nothing in it that can
-    be read.
-    """
+    """Recognise SPEC, the value of `flag`. Raises `UsageError` if it does not exist or holds nothing readable."""
     hint = HINT.replace("--data", flag)
     words = [word.strip() for word in spec.split(",") if word.strip()]
     if not words:
@@ -166,8 +167,10 @@ def _of_files(files: list[Path], spec: str, words: list[str] | None = None, root
 
 
 def parts_of(files: Sequence[Path], root: Path | None = None) -> dict[str, list[Path]]:
-    """Files by the part that their names say, or those of the folders between them and `root`; empty where they do not
-    say "train" and another. Where tables and text files both say it, the data is there twice, and tables are taken.
+    """Return files by the split that their names say, or those of the folders between them and `root`.
+
+    Empty unless they say "train" and another one. If tables and text files both do, the data is there twice, and the
+    tables are used.
     """
     tabular = [file for file in files if tables.is_table(file)]
     text = [file for file in files if file not in tabular and file.stem.lower() not in ABOUT]
@@ -177,7 +180,7 @@ def parts_of(files: Sequence[Path], root: Path | None = None) -> dict[str, list[
 
 
 def _of_hub(spec: str) -> UserData:
-    """A data set of the hub; what its rows hold is known when it is there."""
+    """Return a data set of the hub; its content is known once it is loaded."""
     columns = tuple(hub.load(*hub.parse(spec), "train", by_hand=HINT).column_names)
     images = any(column in columns for column in IMAGE_COLUMNS)
     return UserData("classes" if images else "hub", spec, (spec,), columns)
@@ -187,9 +190,10 @@ def _of_hub(spec: str) -> UserData:
 
 
 def columns_of(data: UserData, given: str | None, kind: str = "causal-lm") -> Columns:
-    """Which columns of a table hold what, for a model of this kind (a head as tasks name it, or "seq2seq"): as `given`
-    in the form `ROLE=COLUMN,...`, by their names, or where those say nothing by what stands in them. Labels are looked
-    for only where the model predicts some. Raises `UsageError`.
+    """Return what the columns of a table hold, for a model of this kind (a head as tasks name it, or "seq2seq").
+
+    Columns are taken as `given` in the form `ROLE=COLUMN,...`, else by their names, else by their content. Labels are
+    searched only if the model predicts some. Raises `UsageError`.
     """
     roles = _parse_roles(given, data.columns)
     labels = tuple(column for role, column in roles if role == "label")
@@ -211,7 +215,7 @@ def columns_of(data: UserData, given: str | None, kind: str = "causal-lm") -> Co
         column = next(iter(texts.values()), None) or named or _wordiest(data, free)
         reads_pairs = any(form == "pair" for form, _ in forms)
         pair = (column,)
-        if reads_pairs and not texts:  # the one whose name differs in nothing but a and b, or 1 and 2
+        if reads_pairs and not texts:  # the column whose name differs only in a and b, or 1 and 2
             swapped = str.maketrans("abAB12", "baBA21")
             names = (column[:i] + column[i].translate(swapped) + column[i + 1 :] for i in range(len(column)))
             twins = _samples(data, [name for name in names if name in free and name != column])
@@ -224,7 +228,7 @@ def columns_of(data: UserData, given: str | None, kind: str = "causal-lm") -> Co
 
 
 def label_of_images(data: UserData, given: str | None) -> str | None:
-    """The column that `given` says holds the classes of images. Raises `UsageError` where it says anything else."""
+    """Return the column that `given` names for the classes of images. Raises `UsageError` if it says anything else."""
     roles = _parse_roles(given, data.columns)
     if roles and [role for role, _ in roles] != ["label"]:
         raise UsageError(
@@ -234,13 +238,13 @@ def label_of_images(data: UserData, given: str | None) -> str | None:
 
 
 def spell(*roles: tuple[str, str]) -> str:
-    """The option as it is typed for these roles and columns."""
+    """Return the option to type for these roles and columns."""
     words = [f"{role}={column}" for role, column in roles]
     return "--columns " + shlex.quote(",".join(f'"{word}"' if "," in word else word for word in words))
 
 
 def missing_label(data: UserData, texts: Sequence[str]) -> UsageError:
-    """The error for a table of which no column looks like a label."""
+    """Return the error for a table without a column that looks like a label."""
     roles = [("text", texts[0]), *(("text_pair", column) for column in texts[1:2]), ("label", "COLUMN")]
     return UsageError(
         f"No column of {data.spec} looks like a label.", f"Say which: `{spell(*roles)}`. {_list_columns(data.columns)}"
@@ -248,7 +252,7 @@ def missing_label(data: UserData, texts: Sequence[str]) -> UsageError:
 
 
 def _parse_roles(given: str | None, columns: tuple[str, ...]) -> list[tuple[str, str]]:
-    """(role, column) of each word; a second `text` is what the first is paired with."""
+    """Return (role, column) of each word; a second `text` is the pair of the first."""
     by_letters = {name.strip().casefold(): name for name in reversed(columns)}
     roles = []
     for word in next(csv.reader([given or ""], skipinitialspace=True), []):
@@ -268,7 +272,7 @@ def _parse_roles(given: str | None, columns: tuple[str, ...]) -> list[tuple[str,
 
 
 def is_role(name: str) -> bool:
-    """Whether a column that is called so is taken for a text or a label."""
+    """Return whether a column of this name is taken for a text or a label."""
     return _letters(name) in ROLES or _letters(name) in LABELS
 
 
@@ -281,7 +285,7 @@ def _is_id(column: str) -> bool:
 
 
 def _wordiest(data: UserData, columns: Sequence[str]) -> str:
-    """The column with the longest texts; what is called an id is none. Raises `UsageError` where none holds words."""
+    """Return the column with the longest texts, except ids. Raises `UsageError` if no column holds words."""
     lengths = {
         column: sum(_words(value) for value in values) / len(values)
         for column, values in _samples(data, [column for column in columns if not _is_id(column)]).items()
@@ -297,13 +301,15 @@ def _wordiest(data: UserData, columns: Sequence[str]) -> str:
 
 
 def _words(text: str) -> float:
-    """Words of a text, or of a script without spaces half its characters."""
+    """Return the number of words; for scripts without spaces, half the number of characters."""
     return max(len(text.split()), sum(ord(character) > 0x2E80 for character in text) / 2)
 
 
 def labels_among(data: UserData, columns: Sequence[str]) -> tuple[str, ...]:
-    """The column that is called a label, unless it is nearly unique and no score; else all that hold nothing but 0 and
-    1, or the one whose few different values come again and again. None where there is none, or more than one.
+    """Return the label columns: the one named like a label, unless it is nearly unique and not a score.
+
+    Otherwise all columns of 0 and 1, or the only one with few distinct values that repeat. Empty if there is none, or
+    more than one.
     """
     by_name = {_letters(column): column for column in reversed(columns)}
     values = _samples(data, columns)
@@ -327,17 +333,17 @@ def labels_among(data: UserData, columns: Sequence[str]) -> tuple[str, ...]:
 
 
 def _texts_of(values: Sequence[Any]) -> set[str]:
-    """The different values, 1.0 and True being 1."""
+    """Return the distinct values, where 1.0 and True equal 1."""
     return {key(str(value)) for value in values}
 
 
 def _holds_text(values: Sequence[Any]) -> bool:
-    """Whether these are texts, or lists of them or of the turns of a chat, and no numbers."""
+    """Return whether these are texts, or lists of texts or chat turns, rather than numbers."""
     return any(isinstance(value, str | list) and _number(value) is None for value in values)
 
 
 def _samples(data: UserData, columns: Sequence[str]) -> dict[str, list[Any]]:
-    """The first values of these columns that are not empty."""
+    """Return the first non-empty values of these columns."""
     if not columns:
         return {}
     if data.kind == "hub":
@@ -361,9 +367,11 @@ def tell(
     labels: Mapping[Any, int] | None = None,
     cut: tuple[int, int] = (0, 0),
 ) -> str:
-    """What a person is told of data that was read: how much of what (`counted`, "rows" first, then what was left out of
-    them), which of the `columns` is what, how often each of the `labels` is there (of scores the least and the
-    largest), and how many texts are `cut` at how many tokens.
+    """Describe the data that was read to the user.
+
+    `counted` are amounts ("rows" first, then what was omitted); `roles` say which of the `columns` is what; `labels`
+    counts each label (for scores only minimum and maximum are shown); `cut` are the number of cut texts and the length
+    in tokens.
     """
     often, total = Counter(labels), sum((labels or {}).values())
     most = [f"{label} {100 * count / total:.0f} %" for label, count in sorted(often.most_common(4))]
@@ -385,7 +393,7 @@ def tell(
 
 
 def name_some(names: Sequence[str]) -> str:
-    """The first three names, and how many more there are."""
+    """Return the first three names, and how many more there are."""
     return f"{', '.join(names[:3])}{f' and {len(names) - 3} more' if len(names) > 3 else ''}"
 
 
@@ -393,12 +401,15 @@ def name_some(names: Sequence[str]) -> str:
 
 
 def is_empty(value: Any) -> bool:
-    """Whether nothing stands in a cell: None, NaN, white space, or a list without anything."""
+    """Return whether a cell is empty: None, NaN, white space, or an empty list."""
     return value is None or value != value or (isinstance(value, str) and not value.strip()) or value in ([], {})
 
 
 def texts_in(cells: Sequence[Any], where: str) -> list[str]:
-    """Every text of a row: texts, lists of them, and what is said in a chat. Raises `UsageError` for what is none."""
+    """Return every text of a row: texts, lists of them, and the content of chats.
+
+    Raises `UsageError` for anything else.
+    """
     texts = []
     for cell in cells:
         for item in cell if isinstance(cell, list) else [cell]:
@@ -412,8 +423,9 @@ def texts_in(cells: Sequence[Any], where: str) -> list[str]:
 
 
 def document_in(cells: Sequence[Any], where: str, chat: bool, render: Render | None) -> str | list[int]:
-    """A row as a language model reads it: its texts one below the other, a chat as `render` writes it, or the token ids
-    that it consists of. Raises `UsageError`.
+    """Return a row as a language model reads it. Raises `UsageError`.
+
+    That is its texts joined by line breaks, a chat as `render` writes it, or the token ids that it consists of.
     """
     if len(cells) == 1 and isinstance(cells[0], list) and all(isinstance(token, int) for token in cells[0]):
         return cells[0]
@@ -428,20 +440,21 @@ def document_in(cells: Sequence[Any], where: str, chat: bool, render: Render | N
         return "\n".join(texts_in(cells, where)) if rendered is None else rendered
     except UsageError:
         raise
-    except Exception as error:  # a template is a program of its own
+    except Exception as error:  # templates are programs and may raise anything
         raise UsageError(f"{where}: the model's chat template does not take this chat: {error}.") from None
 
 
 def _turn(turn: Mapping[str, Any]) -> tuple[str, Any]:
-    """Who speaks, and what: `role` and `content`, or `from` and `value`."""
+    """Return the role and content of a turn, from `role` and `content` or `from` and `value`."""
     who = str(turn.get("role", turn.get("from", "user")))
     return SPEAKERS.get(who, who), turn.get("content", turn.get("value"))
 
 
 @dataclass(frozen=True)
 class Labels:
-    """What the labels of a table are, "class", "several" (of the classes, or none) or "score", and (N,) of each row a
-    name, a tuple of names, a number, or None where it has no label.
+    """The labels of a table: "class", "several" (any number of classes) or "score", and the value of each row.
+
+    `values` (N,) hold a name, a tuple of names, a number, or None for a row without a label.
     """
 
     kind: str
@@ -449,9 +462,11 @@ class Labels:
 
 
 def labels_in(cells: Sequence[Sequence[Any]], columns: Sequence[str], names: Sequence[str] | None = None) -> Labels:
-    """The labels of rows from their cells in these columns. Whole floats are integers; lists, `a|b` and columns of 0
-    and 1 are several; numbers with decimals are scores; empty is none, and so is -1 among several classes. `names` are
-    those of numbers from 0. Raises `UsageError` for objects, and where some are names and others scores.
+    """Return the labels of rows from their cells in these columns.
+
+    Whole floats are integers; lists, `a|b` and columns of 0 and 1 are several classes; numbers with decimals are
+    scores; empty cells are no label, and so is -1 among several classes. `names` are those of numbers from 0. Raises
+    `UsageError` for objects, and if some are names and others scores.
     """
 
     def name_of(value: Any) -> str:
@@ -494,7 +509,7 @@ def labels_in(cells: Sequence[Sequence[Any]], columns: Sequence[str], names: Seq
                 raise UsageError(f"{quote(value)} stands among labels that are numbers with decimals.")
         return Labels("score", [None if number is None else float(number) for number in numbers])
     others = {name_of(value) for value in values if not is_empty(value)} - {"-1"}
-    skips = names is not None or len(others) != 1  # else -1 and 1 are two classes
+    skips = names is not None or len(others) != 1  # otherwise -1 and 1 are two classes
     return Labels("class", [
         None if is_empty(value) or (number == -1 and skips) else name_of(value)
         for value, number in zip(values, numbers, strict=True)
@@ -502,7 +517,7 @@ def labels_in(cells: Sequence[Sequence[Any]], columns: Sequence[str], names: Seq
 
 
 def _number(value: Any) -> int | float | None:
-    """The number that a cell holds, an integer where it is whole; None for what is no number."""
+    """Return the number in a cell, as int if it is whole; None for anything else."""
     if isinstance(value, int):
         return int(value)
     try:

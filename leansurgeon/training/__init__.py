@@ -1,5 +1,5 @@
-"""Training: the recipe schema, the loop, the order of data, and doing it on several processes.
+"""Training: recipes, the training loop, data order, and multi-process training.
 
-Importing this room costs no torch. `loop.train` trains one model; `together.train_on` does so on several processes;
-`recipe.reading.load` reads the recipes that both speak of.
+Importing this package does not import torch. `loop.train` trains one model; `together.train_on` trains on several
+processes; `recipe.reading.load` reads the recipes that both take.
 """

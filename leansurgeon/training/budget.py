@@ -1,8 +1,7 @@
-"""A training by the clock: what a step costs, how much evaluation there is time for, and when the last step must end so
-that everything is over in time.
+"""Timed training: estimate the cost of a step, how many samples to evaluate, and when the last step must end.
 
-`train.duration: 20m` is the length of the whole command: preparing, evaluating, saving and measuring are in it. Two
-steps are timed before the first one counts. Nothing is changed by that: no weight, no random generator, no order.
+`train.duration: 20m` is the length of the whole command, with preparation, evaluation, saving and measurements. Two
+steps are timed before the first one counts. They change no weight, no random generator and no order.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ from leansurgeon.training.state import Run, first_batch
 
 LOOK = 0.02  # of the time, for one evaluation at most
 LEAST = 16  # samples of an evaluation, whatever they cost
-MEASURES = 0.05  # of the time, for measures after the last step
-DISK = 200e6  # bytes a second that a model is written with, on a slow disk
+MEASURES = 0.05  # of the time, for measurements after the last step
+DISK = 200e6  # bytes per second to write a model on a slow disk
 EXIT = 0.5  # seconds from the last line to the end of the process
-ENOUGH = 20.0  # seconds, after which one timed step will do
+ENOUGH = 20.0  # seconds, after which one timed step is enough
 
 
 def fit(run: Run, began: float | None) -> None:
-    """Time two steps of `run`, say what an epoch costs and, where the clock ends the training, leave room at its end.
+    """Time two steps of `run`, report what an epoch costs and, for a timed training, reserve time for the end.
 
     `began` is when the command began, by `time.perf_counter` (None: when the run was made).
     """
@@ -47,7 +46,7 @@ def fit(run: Run, began: float | None) -> None:
     run.history.eval_samples = samples
     show(run, samples, evaluated)
     (startup,) = run.group.of_main([time.perf_counter() - began])
-    spent = run.history.seconds  # by those that continued it before
+    spent = run.history.seconds  # by the runs that this one resumes
     looking = run.task.size("eval") * evaluated
     last = looking + 2 * bytes_saved(run.loaded.model) / DISK + step / 2 + (EXIT if command else 0.0)
     last += MEASURES * whole if run.recipe.measure else 0.0
@@ -70,15 +69,16 @@ def fit(run: Run, began: float | None) -> None:
 
 
 def judges_start(run: Run) -> bool:
-    """Whether the weights that a training began with are judged on its test split, too: where it is of one's own data,
-    to say what the training brought.
+    """Return whether the starting weights are also scored on the test split: on the user's own data, to show what
+    training gained.
     """
     return run.task.held_out is not None and run.train.eval.at_start
 
 
 def judges_source(run: Run) -> bool:
-    """Whether the model that this one was cut from is judged there, too: where it teaches by its answers or
-    its embeddings."""
+    """Return whether the model that this one was cut from is also scored there: if it is the teacher of logits or
+    embeddings.
+    """
     teacher, made = run.judged.teacher, run.loaded.surgery
     answers = teacher and (teacher.settings.logits or run.task.head == "features")
     if not (judges_start(run) and answers and made):
@@ -88,7 +88,7 @@ def judges_source(run: Run) -> bool:
 
 
 def beyond(whole: float, startup: float, step: float, rest: float) -> str | None:
-    """What to say where the time cannot be kept: one step does not fit beside what comes before and after it."""
+    """Return a warning if not even one step fits the time beside what comes before and after it, else None."""
     least = startup + step + rest
     if least <= 1.1 * whole:
         return None
@@ -99,7 +99,7 @@ def beyond(whole: float, startup: float, step: float, rest: float) -> str | None
 
 
 def show(run: Run, samples: int, evaluated: float | None = None) -> None:
-    """Let the task show so many evaluation samples; where they are not all and the seconds of one are known, say so."""
+    """Limit evaluation to `samples` samples; report it if that is not all and the seconds per sample are known."""
     every = run.task.size("eval")
     if samples >= every:
         return
@@ -107,19 +107,19 @@ def show(run: Run, samples: int, evaluated: float | None = None) -> None:
     if evaluated is not None:
         some, all_of_them = run.task.size("eval"), plural(every, "evaluation sample")
         long = duration_text(every * evaluated)
-        run.say(f"{some:,} of {all_of_them} are looked at, evenly spread: all would take {long} each time.")
+        run.say(f"{some:,} of {all_of_them} are used, evenly spread: all would take {long} each time.")
 
 
 def measures_seconds(run: Run) -> float | None:
-    """How long the measures after the last step may take; None: as long as they need."""
+    """Return how many seconds the measurements after the last step may take. None: no limit."""
     seconds = parse_duration(run.train.duration).seconds
     return None if seconds is None else MEASURES * seconds
 
 
 def time_a_step(run: Run) -> list[float]:
-    """Seconds of an optimizer step and of a sample in evaluation, on this process."""
+    """Return the seconds of an optimizer step and of one sample in evaluation, on this process."""
     micro, kind, clocks = run.plan.micro, run.device.type, []
-    # A quarter of a micro batch tells as much on a CPU, which has no lanes to fill.
+    # A quarter of a micro batch is representative on a CPU, which has less parallelism to fill.
     parts = 4 if kind == "cpu" and micro >= 8 and micro % 8 == 0 else 1
 
     def step() -> None:
@@ -128,14 +128,14 @@ def time_a_step(run: Run) -> list[float]:
             (score.loss_sum / score.loss_count.clamp(min=1)).backward()
 
     with guards.undone(run.trainer):
-        # The first is mostly warming up. Processes that share weights must take as many.
+        # The first is mostly warm-up. Processes that share weights must take equally many.
         while len(clocks) < 2 and (run.plan.processes > 1 or sum(clocks) < ENOUGH):
             clocks.append(time_work(step, run.device))
         return [parts * min(clocks) * run.plan.accumulation, of_evaluation(run)]
 
 
 def of_evaluation(run: Run) -> float:
-    """Seconds of one sample in evaluation."""
+    """Return the seconds of one sample in evaluation."""
     count = min(run.train.eval.batch, run.plan.micro, run.task.size("eval"))
     spread = data_loader.list_eval_batches(run.task.size("eval"), count, 1, 0)[0]
     model, device = run.judged, run.device
@@ -153,12 +153,12 @@ def of_evaluation(run: Run) -> float:
 
 
 def bytes_saved(model: nn.Module) -> int:
-    """Bytes of a saved model."""
+    """Return the size of a saved model in bytes."""
     return sum(parameter.nbytes for parameter in model.parameters())
 
 
 def sentence(run: Run, step: float) -> str:
-    """What a step, of so many seconds, and an epoch cost, and how far the training gets."""
+    """Describe what a step of `step` seconds and an epoch cost, and how far the training gets."""
     steps = run.plan.steps_per_epoch
     epoch = steps * step
     told = f"A step takes {_brief(step)}, an epoch of {plural(steps, 'step')} {duration_text(epoch)}"

@@ -1,5 +1,5 @@
-"""What changed for real samples: held-out samples on which models answer differently, prompts that each continues,
-hidden words that each fills in, sentences whose nearest neighbours are others. Imports torch.
+"""Find real samples on which models differ: held-out samples that they answer differently, prompts that each continues,
+masked words that each fills in, sentences with other nearest neighbors. Imports torch.
 """
 
 from __future__ import annotations
@@ -25,16 +25,18 @@ from leansurgeon.tasks.text import vocab
 from leansurgeon.training.recipe.schema import TaskChoice
 
 NAME = "changes.json"  # beside the runs of an experiment
-MOST, SHOWN, BATCH = 512, 12, 16  # samples that are looked at, that are shown, that are run at a time
-PROMPTS, PROMPT, CONTINUED = 4, 24, 32  # texts that are continued, their tokens, and how many are added
-FILLED = 48  # tokens of a text whose hidden ones are filled in
-LETTERS = 400  # of a text that is shown
-CLASSES = 20  # at most, whose confusion is shown
+MOST, SHOWN, BATCH = 512, 12, 16  # samples compared, samples shown, batch size
+PROMPTS, PROMPT, CONTINUED = 4, 24, 32  # number of texts to continue, prompt tokens, new tokens
+FILLED = 48  # tokens per text with masks to fill in
+LETTERS = 400  # characters shown per text
+CLASSES = 20  # most classes for which a confusion matrix is shown
 
 
 def find_changes(choice: TaskChoice, models: Mapping[str, Path]) -> JsonObject:
-    """The document: by `kind` "classes", "texts", "masks" or "neighbours" the samples that are shown, each with what
-    every model makes of it; the first model is the original. Empty for tasks whose samples nobody could look at.
+    """Return samples on which the models differ, with each model's answer, as a JSON document.
+
+    Its `kind` is "classes", "texts", "masks" or "neighbours". The first model is the original. Empty for tasks whose
+    samples a person cannot read.
     """
     folder = next(iter(models.values()))
     task = make(choice.name, choice.options)
@@ -56,8 +58,8 @@ def find_changes(choice: TaskChoice, models: Mapping[str, Path]) -> JsonObject:
 
 
 def compare_answers(task: Task, batches: list[Any], loaded: Mapping[str, Loaded], folder: Path) -> JsonObject:
-    """Samples on which classifiers differ, those first in which the original was right; and which classes they mistake
-    for which, where there are not too many.
+    """Return samples on which classifiers differ, those that the original got right first, and, if there are not too
+    many classes, the confusion matrices.
     """
     truth = torch.cat([batch["labels"] for batch in batches])
     if truth.is_floating_point() or truth.ndim > 1:
@@ -82,7 +84,7 @@ def compare_answers(task: Task, batches: list[Any], loaded: Mapping[str, Loaded]
 
 
 def compare_neighbours(task: Task, batches: list[Any], loaded: Mapping[str, Loaded], folder: Path) -> JsonObject:
-    """Sentences whose nearest neighbour is another one than for the original, the nearest pairs first."""
+    """Return sentences whose nearest neighbor differs from the original's, the closest pairs first."""
     nearest, near = {}, None
     for name, one in loaded.items():
         pooled = torch.cat([one.pooling.pool(one.features(batch), task.token_mask(batch)) for batch in batches])
@@ -102,7 +104,7 @@ def compare_neighbours(task: Task, batches: list[Any], loaded: Mapping[str, Load
 
 
 def continue_texts(task: Task, split: str, rows: np.ndarray, loaded: Mapping[str, Loaded], folder: Path) -> JsonObject:
-    """The beginnings of held-out texts, continued by each model with its likeliest tokens."""
+    """Continue the beginnings of held-out texts with each model's most likely tokens."""
     tokenizer = vocab.load(folder)
     ids = task.batch(split, rows, seed=0, epoch=0)["input_ids"][:, :PROMPT]
     answers: dict[str, list[str]] = {}
@@ -120,12 +122,13 @@ def continue_texts(task: Task, split: str, rows: np.ndarray, loaded: Mapping[str
 
 
 def fill_masks(task: Task, split: str, rows: np.ndarray, loaded: Mapping[str, Loaded], folder: Path) -> JsonObject:
-    """Beginnings of held-out texts with hidden tokens that models fill in differently."""
+    """Return beginnings of held-out texts with masked tokens that the models fill in differently."""
     tokenizer = vocab.load(folder)
     batches = [task.batch(split, rows[i : i + BATCH], seed=0, epoch=0) for i in range(0, len(rows), BATCH)]
     ids, labels = (torch.cat([batch[key] for batch in batches])[:, :FILLED] for key in ("input_ids", "labels"))
     hidden = ids == tokenizer.mask_token_id
-    ids = torch.where((labels != IGNORED) & ~hidden, labels, ids)  # words that others stand for are shown as they are
+    # tokens that were replaced or kept, not masked, appear as they are
+    ids = torch.where((labels != IGNORED) & ~hidden, labels, ids)
     filled = {name: torch.cat([one.forward({"input_ids": part}).argmax(-1) for part in ids.split(BATCH)])
               for name, one in loaded.items()}  # fmt: skip
     first, *others = filled.values()
@@ -143,7 +146,7 @@ def fill_masks(task: Task, split: str, rows: np.ndarray, loaded: Mapping[str, Lo
 
 
 class Samples:
-    """Samples of batches as a person sees them: their text, or a small picture as a data URL."""
+    """Samples of batches as a person sees them: text, or a small picture as a data URL."""
 
     def __init__(self, batches: list[Any], folder: Path) -> None:
         self.batches = batches

@@ -1,10 +1,9 @@
-"""The training data on its way to the device: which samples a step takes, how batches get there, and tasks that show a
-part of their data.
+"""Training data: which samples a step takes, how batches reach the device, and tasks restricted to part of their data.
 
-The order is a pure function of (seed, epoch, step), the same for every number of processes: nothing here has a state,
+The order is a pure function of (seed, epoch, step), the same for every number of processes. Nothing here has a state,
 so nothing has to be saved (Accelerate's own loaders do not restore their order after a resume). A batch is a pure
-function of (seed, epoch, indices), so it makes no difference who makes it and when: this process, a thread ahead of the
-GPU (not of tasks that seed the generators of the whole process), or `train.workers` processes.
+function of (seed, epoch, indices), so it does not matter who makes it and when: this process, a thread that prefetches
+for the GPU (except for tasks that seed the global generators), or `train.workers` processes.
 """
 
 from __future__ import annotations
@@ -32,14 +31,14 @@ from leansurgeon.training.recipe.schema import Train
 from leansurgeon.training.runs import folder as runfolder
 from leansurgeon.training.schedule import Plan
 
-_ORDER, _DROPOUT, _MIXING, _GROUPS = 1, 2, 3, 4  # names of independent streams of random numbers
-LOOKAHEAD = 50  # groups that are sorted by length together, as transformers has it
+_ORDER, _DROPOUT, _MIXING, _GROUPS = 1, 2, 3, 4  # names of independent random streams
+LOOKAHEAD = 50  # groups that are sorted by length together, as in transformers
 
 
 @lru_cache(maxsize=2)
 def epoch_order(seed: int | None, epoch: int, size: int) -> np.ndarray:
-    """All indices below `size`, shuffled: `(size,)` int64, read-only; the same on every machine. None for the seed
-    leaves them as they are.
+    """Return all indices below `size`, shuffled: `(size,)` int64, read-only; the same on every machine. Seed None keeps
+    the order.
     """
     order = np.arange(size)
     if seed is not None:
@@ -49,8 +48,9 @@ def epoch_order(seed: int | None, epoch: int, size: int) -> np.ndarray:
 
 
 def order_by_length(order: np.ndarray, lengths: np.ndarray, seed: int, epoch: int, group: int) -> np.ndarray:
-    """The same samples in groups of like length, so that little is padded: `LOOKAHEAD` groups at a time are sorted, and
-    all groups then come in an order of their own. What is left of the last group stays behind.
+    """Reorder samples into groups of similar length to reduce padding.
+
+    Sorts `LOOKAHEAD` groups at a time, then shuffles all whole groups. The remainder stays at the end.
     """
     order, whole = order.copy(), len(order) // group * group
     for start in range(0, whole, LOOKAHEAD * group):
@@ -64,8 +64,9 @@ def order_by_length(order: np.ndarray, lengths: np.ndarray, seed: int, epoch: in
 def list_groups(
     order: Callable[[int], np.ndarray], position: int, samples: int, size: int, group: int
 ) -> list[tuple[int, np.ndarray]]:
-    """Epoch and sample indices `(group,)` of `samples` samples from `position` on, counted over all epochs, each in its
-    `order`. An epoch's ragged tail is left out.
+    """Return epoch and sample indices `(group,)` for `samples` samples from `position`, counted over all epochs.
+
+    Each epoch follows its own `order`; its incomplete last group is dropped.
     """
     per_epoch, parts = size // group * group, []
     for start in range(position, position + samples, group):
@@ -75,7 +76,7 @@ def list_groups(
 
 
 def split_micro_batches(indices: np.ndarray, processes: int, rank: int, micro: int) -> np.ndarray:
-    """The rows that process `rank` computes of one global batch: `(accumulation, micro)`.
+    """Return the rows of one global batch that process `rank` computes: `(accumulation, micro)`.
 
     Over all ranks the rows are the global batch, each sample once, whatever the number of processes.
     """
@@ -83,21 +84,21 @@ def split_micro_batches(indices: np.ndarray, processes: int, rank: int, micro: i
 
 
 def list_eval_batches(size: int, batch: int, processes: int, rank: int) -> list[np.ndarray]:
-    """The evaluation batches of process `rank`: consecutive samples, dealt in turn; the last batch may be shorter.
+    """Return the evaluation batches of process `rank`: consecutive samples, dealt in turn; the last may be shorter.
 
-    The batches are the same for every number of processes, and together they hold each sample exactly once.
+    The batches are the same for every number of processes, and together hold each sample exactly once.
     """
     starts = range(0, size, batch)[rank::processes]
     return [np.arange(start, min(start + batch, size)) for start in starts]
 
 
 def dropout_seed(seed: int, step: int, rank: int) -> int:
-    """Seed of torch's generators for one optimizer step of one process: 64 bits, a pure function of its arguments."""
+    """Return the seed of torch's generators for one step of one process: 64 bits, a pure function of its arguments."""
     return _mixed(_DROPOUT, seed, step, rank)
 
 
 def mixing_seed(seed: int, epoch: int, step: int) -> int:
-    """Seed of what is mixed how in one optimizer step, the same for all its micro batches and processes: 32 bits."""
+    """Return the seed for mixing samples in one step, the same for all its micro batches and processes: 32 bits."""
     return _mixed(_MIXING, seed, epoch, step) >> 32
 
 
@@ -107,14 +108,14 @@ def _mixed(mixed: int, *numbers: int) -> int:
     return mixed
 
 
-_AHEAD = 2  # batches that each worker process makes ahead
-# Said here, since Python 3.14 changed its own way to a server, whose children inherit neither what this process holds
-# back (`_hold_signals_back`) nor the task, which they would be sent in a pickle. Elsewhere a fork is not safe.
+_AHEAD = 2  # batches that each worker process prefetches
+# Explicit, since Python 3.14 defaults to a fork server, whose children would not inherit the blocked signals
+# (`_hold_signals_back`) and would receive the task as a pickle. Elsewhere a fork is not safe.
 _START = "fork" if sys.platform == "linux" else None
 
 
 def train_batches(task: Task, plan: Plan, *, rank: int, device: torch.device, start: int = 0) -> Iterator[list[Batch]]:
-    """For every optimizer step from `start`: the micro batches of process `rank`, on the device."""
+    """Yield, for every optimizer step from `start`, the micro batches of process `rank` on the device."""
     train, size = plan.train, task.size("train")
 
     @lru_cache(maxsize=2)
@@ -130,16 +131,16 @@ def train_batches(task: Task, plan: Plan, *, rank: int, device: torch.device, st
                 for row in split_micro_batches(indices, plan.processes, rank, plan.micro):
                     yield epoch, row
 
-    # Here and not at the first `next`, so that processes are started by the main thread, before any other is.
+    # Here and not at the first `next`, so that the main thread starts the processes before any other thread exists.
     batches = make_batches(task, "train", rows(), seed=train.seed, workers=train.workers)
 
     def by_step() -> Iterator[list[Batch]]:
         for step in range(start, plan.steps):
             yield [next(batches) for _ in range(plan.batch_at(step) // (plan.processes * plan.micro))]
 
-    # On a GPU the host is idle while kernels run, so a thread prepares the next two steps. On a CPU it would only take
-    # the cores from the model. Nor may it where it would make samples with the generators of this process: the steps
-    # seed them meanwhile (dropout, mixup), and samples would follow from who comes first.
+    # On a GPU the host is idle while kernels run, so a thread prepares the next two steps. On a CPU it would take cores
+    # from the model. It must not run where the task draws from the global generators: the steps seed these meanwhile
+    # (dropout, mixup), and samples would depend on timing.
     here = device.type != "cuda" or (train.workers == 0 and task.draws_globally)
     source = by_step() if here else prefetch(by_step(), depth=2)
 
@@ -157,25 +158,25 @@ def train_batches(task: Task, plan: Plan, *, rank: int, device: torch.device, st
 def make_batches(
     task: Task, split: str, rows: Iterable[tuple[int, np.ndarray]], *, seed: int, workers: int = 0
 ) -> Iterator[Batch]:
-    """The batch of every `(epoch, indices)` of `rows`, in their order; made by `workers` processes, or here if 0.
+    """Yield the batch of every `(epoch, indices)` of `rows`, in order, made by `workers` processes, or here if 0.
 
-    To be closed, so that the processes end. Raises what the task raises; of another exception in a worker, a
+    Close it, so that the processes end. Raises what the task raises; for any other exception in a worker, a
     `LeanSurgeonError` that names it.
     """
     if workers == 0:
         return (task.batch(split, indices, seed=seed, epoch=epoch) for epoch, indices in rows)
-    with warnings.catch_warnings(), _hold_signals_back():  # a signal that came before `_begin` would end a worker
-        warnings.filterwarnings("ignore", message="This DataLoader will create")  # `setup` says it, once
+    with warnings.catch_warnings(), _hold_signals_back():  # a signal before `_begin` would kill a worker
+        warnings.filterwarnings("ignore", message="This DataLoader will create")  # `setup` reports it once
         loader = DataLoader(
             _Batches(task, split, seed),
             sampler=rows,
-            batch_size=None,  # a row is a batch already
+            batch_size=None,  # a row is a whole batch
             num_workers=workers,
             multiprocessing_context=_START,
             prefetch_factor=_AHEAD,
             collate_fn=_as_it_is,
             worker_init_fn=_begin,
-            generator=torch.Generator(),  # torch's own would move the generator of the training
+            generator=torch.Generator(),  # torch's default would advance the training's generator
         )
         started = iter(loader)
     return _receive(started)
@@ -183,7 +184,7 @@ def make_batches(
 
 @contextmanager
 def _hold_signals_back() -> Iterator[None]:
-    """Signals that workers are not to hear wait for a while; processes started meanwhile begin so."""
+    """Block the signals that workers must not receive; processes started meanwhile inherit the block."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, HEARD)
     try:
         yield
@@ -198,14 +199,14 @@ def _receive(source: Iterator[Any]) -> Iterator[Batch]:
                 raise item
             yield item
     finally:
-        # torch does so when the iterator is forgotten, which an exception's traceback can put off; and a process that
-        # ends would then wait for workers that hear no SIGTERM.
+        # torch does this when the iterator is garbage collected, which an exception's traceback can delay. A process
+        # that exits would then wait for workers that ignore SIGTERM.
         source._shutdown_workers()
 
 
 class _Batches:
-    """The data set that a worker process sees: `(epoch, indices)` -> batch, or an error in its place, since one that is
-    raised here would arrive wrapped in its traceback.
+    """The data set of a worker process: `(epoch, indices)` -> batch, or an error as a value, since one that is raised
+    here would arrive wrapped in its traceback.
     """
 
     def __init__(self, task: Task, split: str, seed: int) -> None:
@@ -227,37 +228,39 @@ def _as_it_is(batch: Batch) -> Batch:
 
 
 def _begin(worker: int) -> None:
-    """A signal to the whole group (Ctrl-C, a scheduler) is for the training alone, which needs its data to finish the
-    step. A worker ends when the training closes it, or some seconds after that is gone; its run folder is free at once.
+    """Ignore signals and leave the run folder to the parent.
+
+    A signal to the whole group (Ctrl-C, a scheduler) is for the training alone, which needs its data to finish the
+    step. A worker ends when the training closes it, or some seconds after the training is gone.
     """
     runfolder.leave_to_parent()
     for number in HEARD:
         signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, HEARD)  # see `_hold_signals_back`; what waited is forgotten by now
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, HEARD)  # see `_hold_signals_back`; pending signals were just dropped
 
 
 def explain_dead_worker(error: RuntimeError) -> LeanSurgeonError | None:
-    """The sentence for a data worker that was killed; None for any other error. torch raises it wherever the main
-    thread is at that moment.
+    """Return the error for a data worker that was killed, else None. torch raises it wherever the main thread is at
+    that moment.
     """
     if "DataLoader worker" not in str(error):
         return None
     short = "shared memory" in str(error) or "Bus error" in str(error)
     return LeanSurgeonError(
         "A data worker process was killed" + (": /dev/shm is full." if short else "; memory may have run short."),
-        "Fewer train.workers or a smaller train.micro_batch need less; --resume auto goes on from the last checkpoint.",
+        "Fewer train.workers or a smaller train.micro_batch need less; --resume auto continues from the last save.",
     )
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:
-    """The same batch there; from pinned memory and without waiting on CUDA."""
+    """Return the batch on `device`; on CUDA from pinned memory, without blocking."""
     if device.type == "cuda":
         return {key: value.pin_memory().to(device, non_blocking=True) for key, value in batch.items()}
     return {key: value.to(device) for key, value in batch.items()}
 
 
 def prefetch(source: Iterator[Any], depth: int) -> Iterator[Any]:
-    """The items of `source`, made up to `depth` ahead in a thread; an exception there is raised here, at its place."""
+    """Yield the items of `source`, made up to `depth` ahead in a thread; an exception there is raised here in order."""
     end = object()
     thread = ThreadPoolExecutor(1, thread_name_prefix="leansurgeon-data")
     try:
@@ -270,19 +273,19 @@ def prefetch(source: Iterator[Any], depth: int) -> Iterator[Any]:
 
 
 class TaskProxy:
-    """Stands for a task: whatever a class below does not change is the task itself."""
+    """A wrapper around a task that forwards whatever a subclass does not override."""
 
     def __init__(self, task: Task) -> None:
         self._task = task
 
     def __getattr__(self, name: str) -> Any:
-        if "_task" not in self.__dict__:  # while a worker process takes it out of its pickle
+        if "_task" not in self.__dict__:  # during unpickling in a worker process
             raise AttributeError(name)
         return getattr(self._task, name)
 
 
 class FirstSamples(TaskProxy):
-    """Shows the first samples of each split only."""
+    """Restricts a task to the first samples of each split."""
 
     def __init__(self, task: Task, train: int, evaluation: int) -> None:
         super().__init__(task)
@@ -300,12 +303,12 @@ class FirstSamples(TaskProxy):
 
 
 def first_batches(task: Task, train: Train, batches: int | None) -> Task:
-    """So many batches of each split, as `--limit-batches` says; the whole task for None."""
+    """Return the task limited to `batches` batches per split (`--limit-batches`); the whole task for None."""
     return task if batches is None else FirstSamples(task, batches * train.batch, batches * train.eval.batch)
 
 
 class SpreadSamples(TaskProxy):
-    """Shows `samples` of the evaluation split, evenly spread."""
+    """Restricts the evaluation split to `samples` evenly spread samples."""
 
     def __init__(self, task: Task, samples: int) -> None:
         size = task.size("eval")
@@ -320,7 +323,7 @@ class SpreadSamples(TaskProxy):
         if split != "eval":
             return self._task.batch(split, indices, seed=seed, epoch=epoch)
         batch = self._task.batch(split, self._rows[np.asarray(indices)], seed=seed, epoch=epoch)
-        if "_index" in batch:  # where a sample stands among those that are shown
+        if "_index" in batch:  # position among the samples that are used
             batch = batch | {"_index": torch.from_numpy(np.asarray(indices, dtype=np.int64))}
         return batch
 

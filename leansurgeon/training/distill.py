@@ -1,14 +1,14 @@
-"""Learning from a teacher, the model that this one was cut from: its logits, its hidden states layer by layer, and of
-models without a head their embeddings.
+"""Knowledge distillation from a teacher: its logits, its hidden states layer by layer or, for models without a head,
+its embeddings.
 
     loss = task + logits * T^2 * KL(teacher || student) + hidden * mean squared error of hidden states
 
-A model without a head has no logits. Its task is to give every sample the embedding that the teacher gives it, and its
-last states after the last norm count among the hidden ones.
+A model without a head has no logits. Its task is to reproduce the teacher's embedding of every sample, and its states
+after the last norm count among the hidden ones.
 
-Hinton et al., 2015 (the factor T^2 keeps gradients of the same size at any temperature T). A student's layer is to give
-what the teacher has where the next layer that was kept begins: it stands for the layers dropped behind it, too. All
-terms are sums over what is scored, so they mean the same on any number of processes and micro batches.
+Hinton et al., 2015 (the factor T^2 keeps gradients of the same size at any temperature T). A student's layer learns the
+teacher's state where the next kept layer begins, so it also replaces the layers dropped behind it. All terms are sums
+over what is scored, so they mean the same on any number of processes and micro batches.
 
 Shape letters: B samples, T tokens, C classes or vocabulary, D width.
 """
@@ -45,18 +45,19 @@ from leansurgeon.training.recipe.schema import Distill, Train
 from leansurgeon.training.regularize import leading_parameters
 
 _IGNORED = -100
-_AT_ONCE = (2**26, 2**19)  # logits in fp32 at once: on a GPU, and on a CPU so many that its cache holds them
+_AT_ONCE = (2**26, 2**19)  # most logits converted to fp32 at once: on a GPU, and on a CPU, where they fit its cache
 
 
 def of_recipe(
     train: Train, loaded: Loaded, task: Task, model_dir: Path, device: torch.device, *, sharing: bool = False
 ) -> Distillation | None:
-    """What the recipe wants learned from a teacher; `sharing` says whether processes share the weights. Raises
-    `UsageError` for a task that has nothing else to learn from and a recipe that names no teacher.
+    """Return the distillation that the recipe asks for, or None. `sharing` says whether processes share the weights.
+
+    Raises `UsageError` if the task has no labels and the recipe names no teacher.
     """
     if train.distill is None and task.head == "features":
         raise UsageError(
-            f"Task '{task.name}' has no labels: a model learns there what its teacher says.",
+            f"Task '{task.name}' has no labels: the model must learn from a teacher.",
             "Name one: --set 'train.distill={teacher: source, logits: 0, hidden: 1}'.",
         )
     if train.distill is None:
@@ -70,7 +71,7 @@ def of_recipe(
 
 
 class Distillation:
-    """The teacher of `student`, in evaluation mode and without gradients, and how the loss is put together."""
+    """The teacher of `student`, in evaluation mode and without gradients, and the terms that it adds to the loss."""
 
     def __init__(self, settings: Distill, student: Loaded, task: Task, model_dir: Path, device: torch.device) -> None:
         self.settings, self.task = settings, task
@@ -93,7 +94,7 @@ class Distillation:
         self.common: CommonBlocks | None = None
 
     def of_copy(self, student: Loaded) -> Distillation:
-        """The same teacher for a copy of the student."""
+        """Return the same teacher for a copy of the student."""
         other = copy.copy(self)
         other._student_states = taps(student) if self.settings.hidden else []
         other.common = None
@@ -101,8 +102,8 @@ class Distillation:
 
     @contextmanager
     def teaching(self, batch: Batch) -> Iterator[Tensor]:
-        """The teacher's logits, where they are learned, or last hidden states of this batch. The student's pass goes
-        inside, so that blocks which both have in common run once.
+        """Yield the teacher's logits, where they are learned, or else its last hidden states of this batch. Run the
+        student inside the context, so that blocks which both have in common run once.
         """
         with self.common or nullcontext():
             with torch.no_grad():
@@ -111,8 +112,9 @@ class Distillation:
             yield taught
 
     def add_to_score(self, score: Score, logits: Tensor, taught: Tensor, batch: Batch) -> Score:
-        """The student's score with the teacher's terms added to `loss_sum`; metrics stay as they are. Student and
-        teacher have just computed `logits` and `taught` of this batch.
+        """Add the teacher's terms to the score's `loss_sum`; metrics stay as they are.
+
+        Student and teacher must just have computed `logits` and `taught` for this batch.
         """
         loss, labels = score.loss_sum, objective.labels_of_places(batch)["labels"]
         if self.settings.logits:
@@ -122,41 +124,40 @@ class Distillation:
         return score._replace(loss_sum=loss)
 
     def answers(self, batch: Batch) -> Tensor:
-        """The teacher's logits, in the order of the student's."""
+        """Return the teacher's logits, in the order of the student's."""
         taught = objective.predict(self.teacher, self._seen(batch))
         return taught if self._outputs is None else taught[..., self._outputs]
 
     def of_features(self, student: Loaded, batch: Batch, learning: bool) -> Score:
-        """The task's score of the student's embeddings against the teacher's and, while it is `learning`, the terms
-        of hidden states.
-        """
+        """Score the student's embeddings against the teacher's; while `learning`, add the hidden-state terms."""
         with self.teaching(batch) as target:
             state, mask = student.features(batch), self.task.token_mask(batch)
         pool = self.teacher.pooling.pool
         score = self.task.score(pool(state, mask), batch | {TARGET: pool(target, mask)})
         if not self.settings.hidden:
             return score
-        error = self._of_states(batch, [self._error(state, target, mask)])  # taken in evaluation, too: see `_Tap`
+        # take the states in evaluation too: see `_Tap`
+        error = self._of_states(batch, [self._error(state, target, mask)])
         return score._replace(loss_sum=score.loss_sum + self.settings.hidden * error) if learning else score
 
     def of_itself(self, batch: Batch) -> Score:
-        """The task's score of the teacher's embeddings against themselves."""
+        """Score the teacher's embeddings against themselves."""
         pooled = self.teacher.pooling.pool(self.teacher.features(self._seen(batch)), self.task.token_mask(batch))
         return self.task.score(pooled, batch | {TARGET: pooled})
 
     def _of_logits(self, logits: Tensor, taught: Tensor, labels: Tensor) -> Tensor:
-        if getattr(self.task, "objective", "class") != "class":  # outputs that do not compete: squared error of each
+        if getattr(self.task, "objective", "class") != "class":  # independent outputs: squared error of each
             return (logits.float() - taught.float()).pow(2).mean(-1).sum()
         if self.task.head == "causal-lm":  # position t predicts token t + 1
             logits, taught, labels = logits[:, :-1], taught[:, :-1], labels[:, 1:]
-        if self.task.head in LANGUAGE:  # rows behind the last token fill the tables up, each to its own size
+        if self.task.head in LANGUAGE:  # vocabularies may be padded to different sizes; drop the padding
             size = min(logits.shape[-1], taught.shape[-1])
             logits, taught = logits[..., :size], taught[..., :size]
         return divergence(logits, taught, scored_places(labels, logits.dim()), self.settings.temperature)
 
     def _of_states(self, batch: Batch, more: Sequence[Tensor] = ()) -> Tensor:
-        """Sum over samples of (how much of it is scored) x (its mean squared error over tokens, width and layers);
-        `more` are errors of further states, (B,) each.
+        """Sum over samples of (scored positions) x (mean squared error over tokens, width and layers); `more` are
+        errors of further states, (B,) each.
         """
         labels = batch["labels"]
         if self.task.head == "causal-lm":
@@ -169,7 +170,7 @@ class Distillation:
         return (torch.stack(errors).mean(0) * weights_B).sum()
 
     def _error(self, state: Tensor, target: Tensor, mask: Tensor | None) -> Tensor:
-        """(B,) errors of a hidden state, each as a share of the sample's own target where the settings ask for it."""
+        """Return the (B,) errors of a hidden state, relative to the size of the target if the settings ask for it."""
         error = state_error(state, target, mask)
         if not self.settings.relative:
             return error
@@ -177,8 +178,9 @@ class Distillation:
 
 
 class CommonBlocks:
-    """The first blocks of a student that are frozen and equal to its teacher's. Inside the context they run once: while
-    it trains, the student's return what the teacher's returned for the same batch.
+    """Runs the first blocks of a student, if they are frozen and equal to its teacher's, only once.
+
+    Inside the context, while the student trains, these blocks return what the teacher's returned for the same batch.
     """
 
     def __init__(self, student: Loaded, teacher: Loaded) -> None:
@@ -200,7 +202,7 @@ class CommonBlocks:
         self._outputs[ours] = output
 
     def _forward(self, block: nn.Module, forward: Callable[..., Any], *inputs: Any, **more: Any) -> Any:
-        # What comes with a gradient (positions that all blocks share) is the student's own.
+        # Inputs with a gradient (positions that all blocks share) belong to the student alone.
         learned = any(isinstance(one, Tensor) and one.requires_grad for one in (*inputs, *more.values()))
         if block.training and not learned and block in self._outputs:
             return self._outputs.pop(block)
@@ -208,7 +210,7 @@ class CommonBlocks:
 
 
 def count_common(student: Loaded, teacher: Loaded) -> int:
-    """How many of the first blocks are frozen and equal, bit for bit, behind embeddings that are so, too."""
+    """Count the first blocks that are frozen and bit for bit equal, provided the embeddings are too."""
 
     def equal(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> bool:
         return len(ours) == len(theirs) and all(
@@ -222,14 +224,14 @@ def count_common(student: Loaded, teacher: Loaded) -> int:
 
 
 def state_of(block: nn.Module) -> list[Tensor]:
-    """Parameters and buffers."""
+    """Return parameters and buffers."""
     return [*block.parameters(), *block.buffers()]
 
 
 @torch.no_grad()
 def halve_matrices(model: nn.Module, dtype: torch.dtype) -> None:
-    """Hold the linear layers of a model that is not trained in the numbers that autocast would make of them in every
-    pass. Tied ones stay as they are.
+    """Cast the linear layers of a frozen model to the dtype that autocast would cast them to in every pass. Tied ones
+    stay as they are.
     """
     holders = Counter(id(parameter) for module in model.modules() for parameter in module.parameters(recurse=False))
     for module in model.modules():
@@ -238,8 +240,8 @@ def halve_matrices(model: nn.Module, dtype: torch.dtype) -> None:
 
 
 def divergence(logits: Tensor, taught: Tensor, counted: Tensor, temperature: float = 1.0) -> Tensor:
-    """T^2 times the sum of KL(teacher || student) in nats over the places `counted` (...); logits are (..., C). Only
-    the student's have a gradient.
+    """Return T^2 times the sum of KL(teacher || student) in nats over the positions `counted` (...); logits are (...,
+    C). Only the student's logits get a gradient.
     """
     classes = logits.shape[-1]
     rows = logits.reshape(-1, classes), taught.reshape(-1, classes), counted.reshape(-1)
@@ -247,8 +249,9 @@ def divergence(logits: Tensor, taught: Tensor, counted: Tensor, temperature: flo
 
 
 class _Divergence(torch.autograd.Function):
-    """The sum over rows (N, C), a few rows at a time, with its gradient: copies of all logits in fp32, which are as
-    wide as the vocabulary, would cost more time on a CPU than a layer does.
+    """The sum over rows (N, C), a few rows at a time, with its gradient.
+
+    fp32 copies of all logits, as wide as the vocabulary, would cost more time on a CPU than a layer does.
     """
 
     @staticmethod
@@ -261,7 +264,7 @@ class _Divergence(torch.autograd.Function):
             student = F.log_softmax(logits_NC[part].float() / temperature, dim=-1)
             teacher = F.log_softmax(taught_NC[part].float() / temperature, dim=-1)
             wanted = teacher.exp()
-            # Choosing rows by the mask would wait for the GPU; what is no number where nothing counts stays out.
+            # Selecting rows by the mask would synchronize with the GPU. `where` also drops NaN where nothing counts.
             each = torch.where(counted_N[part], (wanted * (teacher - student)).sum(-1), 0)
             total += each.sum()
             gradient_NC[part] = (student.exp_() - wanted) * (weight / temperature)
@@ -274,14 +277,16 @@ class _Divergence(torch.autograd.Function):
 
 
 def scored_places(labels: Tensor, dimensions: int) -> Tensor:
-    """Which places of logits with so many dimensions the task scores, (B,) or (B, T) bool."""
-    if labels.dim() == dimensions:  # shares of classes
+    """Return which positions of logits with `dimensions` dimensions the task scores: (B,) or (B, T) bool."""
+    if labels.dim() == dimensions:  # soft labels
         return labels.sum(-1) > 0
     return labels != _IGNORED
 
 
 def state_error(state: Tensor, target: Tensor, mask_BT: Tensor | None) -> Tensor:
-    """Mean squared error of every sample, (B,), over width and real tokens; states are (B, T, D) or (B, ..., D)."""
+    """Return the mean squared error of every sample, (B,), over width and real tokens; states are (B, T, D) or (B, ...,
+    D).
+    """
     if state.shape != target.shape:
         raise UsageError(
             f"A hidden state of the student is {tuple(state.shape)} and its teacher's {tuple(target.shape)}.",
@@ -294,8 +299,8 @@ def state_error(state: Tensor, target: Tensor, mask_BT: Tensor | None) -> Tensor
 
 
 class _Tap:
-    """Keeps the last output of a block until it is taken, for as long as the block lives: of several tensors the first
-    that has the `width` (TNT's has its pixels, too).
+    """Keeps the last output of a block until it is taken. Of several tensors, it keeps the first that has the `width`
+    (TNT also returns its pixels).
     """
 
     def __init__(self, block: nn.Module, width: int) -> None:
@@ -315,15 +320,17 @@ class _Tap:
 
 
 def taps(loaded: Loaded, layers: Sequence[int] | None = None) -> list[_Tap]:
-    """What keeps the outputs of a model's blocks: of all, or of these layers."""
+    """Hook the outputs of a model's blocks: of all, or of `layers`."""
     stages = loaded.architecture.shape(loaded.config).stages
     widths, modules = [stage.width for stage in stages for _ in range(stage.depth)], loaded.blocks
     return [_Tap(modules[i], widths[i]) for i in (range(len(modules)) if layers is None else layers)]
 
 
 def targets(student: Loaded, teacher: Loaded, name: str) -> list[int]:
-    """For every layer of the student the teacher's layer whose output it should give: the last before the next one
-    that was kept, within its stage. Raises `UsageError` where surgery.json holds no map for this teacher.
+    """Return, for every layer of the student, the teacher's layer whose output it learns: the last before the next kept
+    layer, within its stage.
+
+    Raises `UsageError` if surgery.json holds no layer map for this teacher.
     """
     depths = [stage.depth for stage in teacher.architecture.shape(teacher.config).stages]
     count = sum(stage.depth for stage in student.architecture.shape(student.config).stages)
@@ -340,7 +347,7 @@ def targets(student: Loaded, teacher: Loaded, name: str) -> list[int]:
 
 
 def last_of(kept: Sequence[int], depths: Sequence[int]) -> list[int]:
-    """`[0, 3]` of stages `[6]` -> `[2, 5]`: the last layer that each kept one stands for."""
+    """Return the last layer that each kept one replaces: `[0, 3]` of stages `[6]` -> `[2, 5]`."""
     ends = list(accumulate(depths))
     following = [*kept[1:], ends[-1]]
     return [
@@ -351,9 +358,11 @@ def last_of(kept: Sequence[int], depths: Sequence[int]) -> list[int]:
 def load_teacher(
     settings: Distill, model_dir: Path, student: Loaded, task: Task
 ) -> tuple[Loaded, list[int] | None, Callable[[Batch], Batch]]:
-    """The teacher exactly as it is; which of its outputs are the student's (`check_teacher`); and how a batch of the
-    student's becomes one of its own. Raises `UsageError` for one that is not there, has learned nothing, or sees or
-    says other things than the student.
+    """Load the teacher unchanged, with the outputs that are the student's (`check_teacher`) and a function that
+    converts the student's batches.
+
+    Raises `UsageError` if the teacher is missing or untrained, or takes other inputs or predicts other things than the
+    student.
     """
     name, surgery = settings.teacher, student.surgery
     if own := name == "source":
@@ -364,14 +373,16 @@ def load_teacher(
     logits = settings.logits > 0 and task.head != "features"
     classes = getattr(task.options, "class_names", None) or task.data_classes or ()
     outputs = teaching.check_teacher(source, task, classes, student.config, logits=logits, own=own)
-    tower = surgery.tower if surgery else None  # of both the same
+    tower = surgery.tower if surgery else None  # the same for both
     teacher = load(source.folder, None if logits else "features", tower=tower)
-    teacher.source = source  # a converted source lives as long as this
+    teacher.source = source  # keeps a converted source's temporary folder alive
     return teacher, outputs, make_restandardise(source, task)
 
 
 def make_restandardise(source: Source, task: Task) -> Callable[[Batch], Batch]:
-    """Images as the teacher's own processor standardises them, made from those that are so for the student."""
+    """Return a function that converts images from the student's normalization to that of the teacher's own
+    processor.
+    """
     given = [getattr(task.options, key, None) for key in ("mean", "std")]
     options = images.folder_options(source) if all(given) else {}
     wanted = [options.get(key) for key in ("mean", "std")]
@@ -390,7 +401,9 @@ def make_restandardise(source: Source, task: Task) -> Callable[[Batch], Batch]:
 
 
 def place_of(origin: Origin) -> str:
-    """What opens the model that this one was cut from. Raises `UsageError` where it is not at hand, or another one."""
+    """Return a name or path that opens the model that this one was cut from. Raises `UsageError` if it is missing or
+    has changed.
+    """
     if origin.kind != "folder" or not origin.sha256:
         return origin.name
     place = whereabouts.find(origin)

@@ -1,15 +1,14 @@
-"""Accelerate, set up from the recipe alone: device, processes and precision, whatever the environment says; and FSDP2
+"""Set up Accelerate from the recipe alone (device, processes, precision), whatever the environment says; and FSDP2
 (`parallel: fsdp2`).
 
-Accelerate gives device placement, DDP, autocast and unscaled clipping. The schedule, the data order and the division of
-losses are ours (its scheduler steps once per process, its loaders do not restore their order, its loss division ignores
-token counts).
+Accelerate provides device placement, DDP, autocast and unscaled clipping. The schedule, the data order and the division
+of losses are our own: its scheduler steps once per process, its loaders do not restore their order, its loss division
+ignores token counts.
 
-With FSDP2 every process keeps a part of each weight, of its gradient and of its optimizer state, and borrows the rest
-of a block while that block runs: torch's own `fully_shard`, on a CPU and on GPUs. (Accelerate's FSDP plugin calls the
-same function, but on CPU processes 1.15 passes over it without a word and trains by DDP, so its path could not be
-tested here.) Names of parameters do not change. A tensor in parts is a `DTensor`; whatever leaves the training, a
-checkpoint or a model, is put together again.
+With FSDP2 every process holds a shard of each weight, gradient and optimizer state, and gathers the rest of a block
+while that block runs: torch's own `fully_shard`, on a CPU and on GPUs. (Accelerate's FSDP plugin calls the same
+function, but on CPU processes 1.15 silently skips it and trains with DDP, so its path could not be tested here.)
+Parameter names do not change. A sharded tensor is a `DTensor`; checkpoints and exported models hold whole tensors.
 """
 
 from __future__ import annotations
@@ -44,27 +43,26 @@ Tensors = dict[str, Tensor]  # by name
 
 
 def start_accelerator(*, cpu: bool = False, train: Train | None = None, say: Say = silent) -> Accelerator:
-    """An `Accelerator` on the GPU if there is one, in the process group if there is one.
+    """Return an `Accelerator` on the GPU if there is one, in the process group if there is one.
 
-    Precision is `autocast` and `make_scaler` below, the same on a CPU and on a GPU. Environment variables that would
-    change the computation are set aside, or where that cannot be done and `train` is overridden, named to `say` all the
-    same.
+    Precision comes from `autocast` and `make_scaler` below, the same on a CPU and on a GPU. Environment variables that
+    would change the computation are removed; those that cannot be removed and override `train` are reported to `say`.
     """
     from accelerate import Accelerator, DistributedDataParallelKwargs, InitProcessGroupKwargs
     from accelerate.state import AcceleratorState, GradientState
 
     wanted, store = launch.group_size(), None
     cpu = cpu or os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true", "yes")
-    # Without a word Accelerate would let every process that torchrun starts on a machine without GPUs train alone.
+    # Without a GPU, Accelerate would silently let every process that torchrun starts train alone.
     cpu = cpu or (wanted > 1 and not torch.accelerator.is_available())
-    # Accelerate keeps its state for the life of the process; a second training with another precision starts anew.
+    # Accelerate keeps its state for the life of the process; reset it for a second training with another precision.
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
     aside = launch.set_aside()
-    forbid_tf32()  # "precision: fp32" means it
+    forbid_tf32()  # "precision: fp32" means full fp32
     if wanted > 1 and not torch.distributed.is_initialized():
         store = meet_others(say)
-    # One needs nobody to meet.
+    # A single process needs no rendezvous.
     alone = {name: os.environ.pop(name) for name in rank.group_variables() if wanted == 1}
     try:
         accelerator = Accelerator(
@@ -83,17 +81,17 @@ def start_accelerator(*, cpu: bool = False, train: Train | None = None, say: Say
         raise UsageError(f"{wanted} processes were started, and {accelerator.num_processes} of them found each other.")
     told = [f"Ignored: {', '.join(aside)} in the environment; the recipe decides."] if aside else []
     if train and (forced := ", ".join(launch.list_overrides(train, accelerator.device.type))):
-        told += [f"Not the recipe but the environment decides here: {forced}; unset it where it is unwanted."]
+        told += [f"The environment overrides the recipe: {forced}; unset it if that is unwanted."]
     if told:
         say(" ".join(told))
     return accelerator
 
 
 def meet_others(say: Say) -> object:
-    """Wait for the other processes, in a thread, so that a signal ends the wait; what they met at is for the caller to
-    hold until Accelerate meets there, too. Whoever is not there soon is named.
+    """Wait for the other processes in a thread, so that a signal ends the wait, and report a wait that takes long.
 
-    Raises `LeanSurgeonError` where they cannot meet.
+    The caller must hold the returned store until Accelerate joins it too. Raises `LeanSurgeonError` if the processes
+    cannot meet.
     """
     from torch.distributed.rendezvous import rendezvous
 
@@ -102,7 +100,7 @@ def meet_others(say: Say) -> object:
     def wait() -> None:
         try:
             made.append(next(rendezvous("env://", timeout=COLLECTIVE_TIMEOUT)))
-        except Exception as error:  # torch has a class for every way in which a network fails
+        except Exception as error:  # torch has an exception class for each kind of network failure
             made.append(error)
 
     there = rank.group_variables()
@@ -110,7 +108,7 @@ def meet_others(say: Say) -> object:
     how = " ".join(f"{name}={value}" for name, value in there.items())
     thread = threading.Thread(target=wait, daemon=True)
     thread.start()
-    # A launcher that is there starts all of them within some seconds; without one the variables may be left over.
+    # A launcher starts all processes within seconds; without one, the variables may be left over.
     thread.join(10.0 if "TORCHELASTIC_RUN_ID" in os.environ else 0.5)
     if thread.is_alive():
         text = f"Process {mine} of {size} waits for the others at {host}:{port}, as the environment says ({how})."
@@ -129,11 +127,13 @@ def meet_others(say: Say) -> object:
 
 
 def check_parallel(train: Train, processes: int, say: Say) -> bool:
-    """Whether the processes share the weights (FSDP2). Raises `UsageError` for what does not go together with it."""
+    """Return whether the processes share the weights (FSDP2). Raises `UsageError` for settings that FSDP2 does not
+    support.
+    """
     if train.parallel != "fsdp2":
         return False
     if processes == 1:
-        say("train.parallel fsdp2 shares the weights among processes, and there is one: it changes nothing.")
+        say("train.parallel fsdp2 shards the weights among processes, but there is only one: it changes nothing.")
         return False
     if train.lora:
         raise UsageError(
@@ -153,29 +153,30 @@ def check_parallel(train: Train, processes: int, say: Say) -> bool:
 
 
 def wrap_ddp(accelerator: Accelerator, module: nn.Module) -> nn.Module:
-    """`module` behind DDP where there are several processes."""
+    """Wrap `module` in DDP if there are several processes."""
     with warnings.catch_warnings():
-        # The new name of this option does not exist in every torch that we support.
+        # The new name of this option does not exist in every torch version that we support.
         warnings.filterwarnings("ignore", message=".*broadcast_buffers.*", category=FutureWarning)
         return accelerator.prepare(module)
 
 
 def autocast(precision: str, device: torch.device) -> AbstractContextManager:
-    """What the forward pass runs under: matrix products in bf16 or fp16 where `precision` says so."""
+    """Return the context of the forward pass: autocast to bf16 or fp16 if `precision` says so."""
     if precision == "fp32":
         return nullcontext()
     return torch.autocast(device.type, dtype=torch.bfloat16 if precision == "bf16" else torch.float16)
 
 
 def make_scaler(precision: str, device: torch.device) -> torch.amp.GradScaler | None:
-    """fp16 alone needs its losses scaled, since its small gradients are zero."""
+    """Return a gradient scaler for fp16, whose small gradients would become zero, else None."""
     return torch.amp.GradScaler(device.type) if precision == "fp16" else None
 
 
 def seed_generators(device: torch.device, seed: int) -> None:
     """Seed torch's generator on the CPU and on `device`.
 
-    `torch.manual_seed` visits every kind of device that torch knows, which takes 0.1 ms; this takes a hundredth of it.
+    `torch.manual_seed` visits every kind of device that torch knows, which takes 0.1 ms; this takes a hundredth of
+    that.
     """
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
@@ -185,22 +186,22 @@ def seed_generators(device: torch.device, seed: int) -> None:
 
 
 def all_reduce(sums: Tensor, accelerator: Accelerator) -> Tensor:
-    """The sum over all processes, in place; nothing happens on one."""
+    """Sum over all processes, in place; does nothing on one."""
     if accelerator.num_processes > 1:
         torch.distributed.all_reduce(sums)
     return sums
 
 
 def device_name(device: torch.device) -> str:
-    """`NVIDIA H200`, or `cpu, 2 threads`: what timings and memory of a run refer to."""
+    """Return `NVIDIA H200`, or `cpu, 2 threads`: what a run's timings and memory refer to."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"cpu, {plural(torch.get_num_threads(), 'thread')}" if device.type == "cpu" else device.type
 
 
 def split_weights(module: nn.Module, device: torch.device, processes: int) -> None:
-    """Let every process keep its part of the parameters of the `Objective` `module`; those of a block are borrowed
-    together. All processes must hold the same weights before.
+    """Shard the parameters of the `Objective` `module`; those of a block are gathered together. All processes must hold
+    the same weights before.
     """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
@@ -212,34 +213,35 @@ def split_weights(module: nn.Module, device: torch.device, processes: int) -> No
 
 
 def is_split(module: nn.Module) -> bool:
-    """Whether `split_weights` has been here."""
+    """Return whether `split_weights` was applied."""
     return hasattr(module, "set_requires_gradient_sync")
 
 
 def reshard(module: nn.Module) -> None:
-    """Drop what was borrowed and not given back: a forward pass without a backward pass keeps the root's weights."""
+    """Free gathered weights: a forward pass without a backward pass keeps those of the root."""
     for part in filter(is_split, module.modules()):
         part.reshard()
 
 
 def local_part(tensor: Tensor) -> Tensor:
-    """The part of this process, sharing memory with `tensor`; a whole tensor as it is."""
+    """Return this process's shard, sharing memory with `tensor`; an unsharded tensor as it is."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def list_tensors(model: nn.Module) -> Tensors:
-    """Parameters and buffers by name, a tied one once."""
+    """Return parameters and buffers by name, tied ones once."""
     return dict(model.named_parameters()) | dict(model.named_buffers())
 
 
 def gather(tensor: Tensor) -> Tensor:
-    """All parts together, on every process; to be called by all of them. A whole tensor as it is."""
+    """Return the whole tensor on every process; an unsharded one as it is. All processes must call this."""
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 def gather_all(tensors: Tensors, *, keep: bool) -> Tensors:
-    """The tensors put together, on the CPU where they were in parts; to be called by all processes, and kept by those
-    with `keep`. One is put together at a time, so that the device holds no second model.
+    """Gather the sharded tensors, one at a time, so that the device holds no second model.
+
+    All processes must call this; those with `keep` get the result, with formerly sharded tensors on the CPU.
     """
     by_name = {}
     for name, tensor in tensors.items():
@@ -251,7 +253,7 @@ def gather_all(tensors: Tensors, *, keep: bool) -> Tensors:
 
 
 def split_like(tensor: Tensor, like: Tensor) -> Tensor:
-    """`tensor`, the same on every process, in parts as `like` is; no process talks to another."""
+    """Shard `tensor`, the same on every process, as `like` is sharded, without communication."""
     if not hasattr(like, "to_local"):
         return tensor
     from torch.distributed.tensor import distribute_tensor
@@ -261,8 +263,8 @@ def split_like(tensor: Tensor, like: Tensor) -> Tensor:
 
 
 def copy_whole(loaded: Loaded, *, main: bool) -> Loaded:
-    """A copy of `loaded` for what needs a whole model: on the CPU on the main process, without memory on the others.
-    To be taken before `split_weights`.
+    """Return an unsharded copy of `loaded`: on the CPU on the main process, on the meta device on the others. Call it
+    before `split_weights`.
     """
     other = copy.copy(loaded)
     other.model = copy.deepcopy(loaded.model).cpu() if main else without_memory(loaded.model)
@@ -270,13 +272,13 @@ def copy_whole(loaded: Loaded, *, main: bool) -> Loaded:
 
 
 class _Silence:
-    """An exchange of FSDP2 that takes the memory of a real one and talks to nobody."""
+    """Replaces an FSDP2 collective: takes the memory of a real one, but does not communicate."""
 
     def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> Tensor:
         return torch.empty(*size, dtype=dtype, device=device)
 
     def __call__(self, output_tensor: Tensor, input_tensor: Tensor, *how: Any, **more: Any) -> None:
-        output_tensor.zero_()  # whatever lay in this memory could be no number, or a slow one
+        output_tensor.zero_()  # uninitialized memory could hold NaN, or slow denormals
 
 
 def make_rehearsal(
@@ -285,9 +287,11 @@ def make_rehearsal(
     device: torch.device,
     processes: int,
 ) -> Callable[[], nn.Module]:
-    """What makes a copy of `scored_of(loaded)` in parts that takes the memory of the real one and runs on one process
-    alone: a process that is out of memory there leaves no other waiting. Its weights are nothing, its buffers those of
-    the model. To be taken before `split_weights`; to be called by all processes, since the group is made again.
+    """Return a function that makes a sharded copy of `scored_of(loaded)` for a memory test without other processes.
+
+    The copy takes as much memory as the real one but does not communicate, so running out of memory leaves no process
+    waiting. Its weights are uninitialized, its buffers the model's. Call this before `split_weights`; all processes
+    must call the result, since it makes the process group again.
     """
     bare, buffers = without_memory(loaded.model), dict(loaded.model.named_buffers())
 
@@ -309,7 +313,7 @@ def make_rehearsal(
 
 
 def fill_copy(whole_model: Loaded, model: nn.Module, *, main: bool) -> None:
-    """Give the whole_model the weights and buffers of `model`; to be called by all processes."""
+    """Copy the weights and buffers of `model` into `whole_model`. All processes must call this."""
     here = list_tensors(whole_model.model)
     with torch.no_grad():
         for name, tensor in gather_all(list_tensors(model), keep=main).items():
@@ -317,7 +321,7 @@ def fill_copy(whole_model: Loaded, model: nn.Module, *, main: bool) -> None:
 
 
 def without_memory(model: nn.Module) -> nn.Module:
-    """A copy whose tensors have no memory (device "meta"): every parameter and buffer is replaced while copying."""
+    """Return a copy on the meta device: every parameter and buffer is replaced while copying."""
     tensors = [*model.parameters(), *model.buffers()]
     return copy.deepcopy(model, {id(tensor): _shadow(tensor) for tensor in tensors})
 

@@ -1,8 +1,7 @@
 """Evaluation: every sample counts exactly once, on any number of processes, and the count is checked.
 
-`evaluate` is the one evaluator; `evaluate_model` says what a model is worth as it stands, on the data of a recipe's
-task; `evaluate_and_keep` is part of a training: the model on the way, kept where it is the best so far, and written as
-plain libraries read it.
+`evaluate` evaluates any objective; `evaluate_model` scores a model as it is on the data of a recipe's task;
+`evaluate_and_keep` runs during training and saves the best model so far in a format that plain libraries load.
 """
 
 from __future__ import annotations
@@ -40,8 +39,8 @@ _ONE_LABEL_PER_SAMPLE = ("image-classification", "sequence-classification")
 
 
 class Evaluation(NamedTuple):
-    """Mean loss (per sample, or per token for language models), the task's metric, how many samples were seen, all
-    metrics by name, and the metric's sum and count of every batch.
+    """Mean loss (per sample, or per token for language models), the task's metric, the number of samples, all metrics
+    by name, and the metric's sum and count of every batch.
     """
 
     loss: float
@@ -51,18 +50,20 @@ class Evaluation(NamedTuple):
     parts: Sequence[tuple[float, float]]
 
     def interval(self) -> tuple[float, float] | None:
-        """Where the metric lies with 95 %; None where the samples do not say, or it is no mean of them."""
+        """Return the metric's 95 % confidence interval; None if there are too few samples or the metric is not their
+        mean.
+        """
         parts, counts = zip(*self.parts, strict=True)
         mean, around = sum(parts) / max(sum(counts), 1), paired_interval(parts, counts)
         if around is None or around[1] > 700:
             return None
-        for scale in (float, math.exp):  # the second of a perplexity
+        for scale in (float, math.exp):  # `exp` for a perplexity
             if math.isclose(self.metric, scale(mean), rel_tol=1e-4, abs_tol=1e-9):
                 return scale(around[0]), scale(around[1])
         return None
 
     def scores(self) -> Scores:
-        """As a summary keeps it."""
+        """Return the scores as a summary stores them."""
         low, high = self.interval() or (None, None)
         return Scores(self.loss, self.metric, self.metrics, low=low, high=high)
 
@@ -77,18 +78,20 @@ def evaluate(
     workers: int = 0,
     split: str = "eval",
 ) -> Evaluation:
-    """Mean loss and metric over the whole of `split`, in evaluation mode and without gradients.
+    """Return the mean loss and metric over all of `split`, in evaluation mode and without gradients.
 
-    `scored` maps a batch to the task's `Score`; it must be the module itself and not its DDP wrapper, since one process
-    may have a batch more than another. Where processes share the weights (FSDP2), the others go along with that batch
-    and count nothing. `check` is called before every batch and may raise; `workers` processes make batches ahead. Sums
-    are kept on the device in fp64 and read once. Raises `LeanSurgeonError` when the samples seen are not the samples
-    that exist, `Diverged` for a loss that is no number, and `OutOfMemory`.
+    `scored` maps a batch to the task's `Score`. It must be the module itself and not its DDP wrapper, since one process
+    may have one batch more than another. Where processes share the weights (FSDP2), the others run an extra batch that
+    does not count. `check` is called before every batch and may raise; `workers` processes prefetch batches. Sums stay
+    on the device in fp64 and are read once.
+
+    Raises `LeanSurgeonError` if the samples seen are not the samples of the split, `Diverged` for a non-finite loss,
+    and `OutOfMemory`.
     """
     device = accelerator.device
     kind = torch.float64 if device.type in ("cpu", "cuda") else torch.float32
     totals = torch.zeros(5, dtype=kind, device=device)  # loss sum and count, metric sum and count, samples
-    extra = torch.zeros(task.extra_sums, dtype=kind, device=device)  # a vector of the task's own
+    extra = torch.zeros(task.extra_sums, dtype=kind, device=device)  # extra sums that the task defines
     size, processes = task.size(split), accelerator.num_processes
     hands = data_loader.list_eval_batches(size, batch, processes, accelerator.process_index)
     turns = math.ceil(math.ceil(size / batch) / processes)
@@ -103,7 +106,7 @@ def evaluate(
     try:
         with explained, torch.no_grad(), closing(made) as batches:
             for turn in range(turns):
-                check()  # as often on every process: one may have a batch less than another
+                check()  # equally often on every process, though one may have a batch less
                 if turn == len(rows):
                     break
                 inputs = data_loader.to_device(next(batches), device)
@@ -127,12 +130,13 @@ def evaluate(
 
 
 def _evaluation(task: Task, sums: Sums, samples: int, parts: Sequence[tuple[float, float]]) -> Evaluation:
-    """The means. Raises `Diverged` for a loss or a metric that is no number."""
+    """Divide the sums by their counts. Raises `Diverged` for a non-finite loss or metric."""
     loss_sum, loss_count = sums.loss_sum, sums.loss_count
     if not math.isfinite(loss_sum):
         raise Diverged(f"The evaluation loss is {loss_sum}.", "A lower learning rate or a longer warm-up may help.")
     metrics = task.metric_value(sums)
-    if beyond := {name: value for name, value in metrics.items() if not math.isfinite(value)}:  # a loss of 1,000 nats
+    # a perplexity overflows at a loss of 1,000 nats
+    if beyond := {name: value for name, value in metrics.items() if not math.isfinite(value)}:
         told = ", ".join(f"{name} {value}" for name, value in beyond.items())
         raise Diverged(f"The evaluation loss is {loss_sum / loss_count:.4g} ({told}).", "Lower train.optim.lr.")
     return Evaluation(loss_sum / loss_count, metrics[task.metric.key], samples, metrics, parts)
@@ -157,7 +161,9 @@ def evaluate_model(
     limit_batches: int | None = None,
     say: Say = silent,
 ) -> Evaluation:
-    """Loss, samples and metrics of the model, by all processes of the group together. Raises what `evaluate` does."""
+    """Return loss, samples and metrics of the model. All processes of the group must call this. Raises what `evaluate`
+    does.
+    """
     accelerator = distributed.start_accelerator(cpu=cpu, train=recipe.train, say=say)
     with accelerator.local_main_process_first():
         task = setup.prepare_task(recipe, model_dir, say)
@@ -165,18 +171,18 @@ def evaluate_model(
     train, device = recipe.train, accelerator.device
     with guards.memory_explained(device):
         loaded = starting.load_start(recipe, model_dir, task)
-        # Where a task has no labels, the teacher judges.
+        # Without labels, the teacher provides the targets.
         judge = distill.of_recipe(train, loaded, task, model_dir, device) if task.head == "features" else None
         scored = Objective(loaded, task, train, judge).to(device)
     return evaluate(scored, task, accelerator, batch=train.eval.batch, workers=train.workers)
 
 
 def still_falling(losses: list[float]) -> bool:
-    """Whether the evaluation losses of a run, those after training began, say that it ended too early.
+    """Return whether the evaluation losses of a run, without the one before training, suggest that it ended too early.
 
-    Yes if the last evaluation is the lowest of all and the last quarter of the curve brought more than a twentieth of
-    the whole fall. A finished schedule flattens out (a cosine spends its last quarter below 15 % of the peak rate) and
-    gives less. Fewer than four evaluations say nothing, so the answer is no.
+    True if the last loss is the lowest and the last quarter of the curve accounts for more than a twentieth of the
+    whole drop. A finished schedule flattens out (a cosine spends its last quarter below 15 % of the peak rate) and
+    drops less. With fewer than four evaluations the answer is False.
     """
     if len(losses) < 4 or losses[-1] > min(losses):
         return False
@@ -186,11 +192,11 @@ def still_falling(losses: list[float]) -> bool:
 
 
 def evaluate_and_keep(run: Run) -> None:
-    """Evaluate at the present step, write it down, and keep the model if it is the best so far. The one before the
-    first step counts only where the recipe says so.
+    """Evaluate at the current step, log the result, and save the model if it is the best so far. The evaluation before
+    the first step counts only where the recipe says so.
     """
     clock, history = time.perf_counter(), run.history
-    if run.group.processes > 1:  # each has seen its own samples
+    if run.group.processes > 1:  # batch norm statistics differ between processes
         from timm.utils import distribute_bn
 
         distribute_bn(run.judged, run.group.processes, reduce=True)
@@ -211,7 +217,7 @@ def evaluate_and_keep(run: Run) -> None:
     patience = run.train.early_stopping
     if patience and history.worse >= patience.patience:
         history.early = True
-        run.say(f"No better for {history.worse} evaluations: the training ends after step {done}.")
+        run.say(f"No improvement in {history.worse} evaluations: the training ends after step {done}.")
     run.note(type="eval", step=done, **scores.as_dict(), metric_key=metric.key, samples=result.samples)
     run.trackers.log({f"eval/{key}": value for key, value in result.metrics.items()} | {"eval/loss": result.loss}, done)
     when = f"after step {done}" if done else "before the first step"
@@ -221,7 +227,7 @@ def evaluate_and_keep(run: Run) -> None:
 
 
 def _evaluate_run(run: Run) -> Evaluation:
-    """The evaluation itself. Raises `Diverged`, or where the recipe wants it `RollBack`."""
+    """Run the evaluation. Raises `Diverged`, or `RollBack` where the recipe asks for it."""
     train = run.train
     batches = math.ceil(run.task.size("eval") / train.eval.batch / run.group.processes)
     try:
@@ -246,8 +252,9 @@ def _evaluate_run(run: Run) -> Evaluation:
 
 
 def verdict(history: History, new: Scores, metric: Metric, patience: EarlyStopping | None) -> tuple[bool, int]:
-    """Whether `new` is the best so far (of equal metrics the lower loss), or the best is not in model/ any more; and
-    how many evaluations in a row have brought nothing, this one included.
+    """Return whether to save `new`, and how many evaluations in a row brought no gain, this one included.
+
+    Save the best so far (for equal metrics, the lower loss), or any if model/ no longer holds the best.
     """
     if history.best is None:
         return True, history.worse
@@ -259,7 +266,9 @@ def verdict(history: History, new: Scores, metric: Metric, patience: EarlyStoppi
 
 
 def export_model(run: Run, name: str) -> None:
-    """Write the model as plain libraries read it, with what lay beside its source; one process writes, all wait."""
+    """Write the model in a format that plain libraries load, with the companion files of its source. One process
+    writes, all wait.
+    """
 
     export = state.export_model(run)
     if run.train.lora and run.main:
@@ -272,7 +281,7 @@ def export_model(run: Run, name: str) -> None:
     def write() -> None:
         run.check_folder()
         if name == runfolder.BEST:
-            checkpoint.note_best(run.folder, None)  # between the two notes nobody knows what is there
+            checkpoint.note_best(run.folder, None)  # until the second note, the contents of model/ are unknown
         runfolder.write_folder(run.folder / name, fill)
         if name == runfolder.BEST:
             checkpoint.note_best(run.folder, run.history.done)
@@ -281,7 +290,7 @@ def export_model(run: Run, name: str) -> None:
 
 
 def save_checkpoint(run: Run) -> None:
-    """A checkpoint on the way. A disk without room is said and does not end a training that goes well."""
+    """Write a checkpoint during training. A full disk is reported, but does not end a training that goes well."""
     try:
         state.save(run)
     except RunFolderReplaced:

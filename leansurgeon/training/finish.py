@@ -1,7 +1,7 @@
-"""The end of a training: the last model, its summary, what is measured once that stands (announced, bounded, ended by
-the first Ctrl-C), and the model cards of what it leaves.
+"""The end of a training: the last model, its summary, final measurements and model cards.
 
-A measure that is cut short costs no result: it is missing from the summary, and the exit code is that of success.
+Final measurements start once the summary is written. They are announced, limited in time, and stopped by the first
+Ctrl-C. A measurement that is cut short is missing from the summary, but the exit code is that of success.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from leansurgeon.training.runs.summary import OnTest, Part, Scores, Summary, own
 from leansurgeon.training.state import Run
 from leansurgeon.version import __version__
 
-BATCHES = 32  # of a test split at least, where it has as many samples
-LONGEST = 600.0  # seconds, or as long as the training took: after that nobody waits for a measure
+BATCHES = 32  # of a test split at least, if it has that many samples
+LONGEST = 600.0  # seconds, or as long as the training took: the time limit of the final measurements
 
 
 def finish(run: Run, experiment: Part | None) -> Summary:
-    """Save the last model and write the summary: a folder that has one is complete. Then measure, and write what was
-    found into the same summary.
+    """Save the last model and write the summary, which marks the folder as complete. Then measure and add the findings
+    to the same summary.
     """
     seconds = run.seconds_spent()
     evaluator.export_model(run, runfolder.LAST)
@@ -59,12 +59,12 @@ def finish(run: Run, experiment: Part | None) -> Summary:
 
 
 def measure_at_end(run: Run, seconds: float) -> JsonObject:
-    """What the summary of a training of `seconds` holds besides, as far as it came: `test`, `kappa`, `heads`. To be
-    called by all processes.
+    """Return the final measurements of a training of `seconds`, as far as they got: `test`, `kappa`, `heads`. All
+    processes must call this.
     """
     known: JsonObject = {}
     if "test" in run.task.splits and run.train.eval.test:
-        run.say(f"The result is in {run.folder}; now the test split. Ctrl-C leaves it out.")
+        run.say(f"The result is in {run.folder}; now the test split. Ctrl-C skips it.")
         try:
             known["test"] = _test_best(run)
         except StopRequested:
@@ -76,7 +76,7 @@ def measure_at_end(run: Run, seconds: float) -> JsonObject:
         return known
     limit = budget.measures_seconds(run) or max(LONGEST, seconds)
     now = f"now measuring {' and '.join(names)}, {duration_text(limit)} at most"
-    run.say(f"The result is in {run.folder}; {now}. Ctrl-C leaves it out.")
+    run.say(f"The result is in {run.folder}; {now}. Ctrl-C skips it.")
     start = time.perf_counter()
     try:
         with until(limit):
@@ -90,9 +90,11 @@ def measure_at_end(run: Run, seconds: float) -> JsonObject:
 
 
 def _test_best(run: Run) -> OnTest:
-    """What the best weights, those that the evaluation split chose, reach on the test split: read once, when the
-    training is over, and nothing is chosen by it. Of a published split the last weights, too; of one's own data those
-    that the training began with, to say what it brought. The models are written by then.
+    """Return the test scores of the best weights, as chosen on the evaluation split.
+
+    The test split is read once, after the training, and nothing is chosen by it. A published split also scores the last
+    weights; a split of the user's own data also scores the starting weights, to show what training gained. The models
+    are already on disk.
     """
     best, done, own = run.history.best, run.history.done, run.task.held_out is not None
     other, kept = best.step != done, best.step != done and run.train.checkpoint.keep_best
@@ -118,7 +120,7 @@ def _test_best(run: Run) -> OnTest:
     if result.best and chosen.parts:
         sums, counts = zip(*chosen.parts, strict=True)
         result = replace(result, sums=sums, counts=counts)
-    if before:  # by how much the metric's sum of each batch changed, and its labels
+    if before:  # by how much each batch's metric sum changed, and its label count
         both = list(zip(before.parts, chosen.parts, strict=True))
         if gain := paired_interval([new - old for (old, _), (new, _) in both], [count for _, (_, count) in both]):
             result = replace(result, gain_low=gain[0], gain_high=gain[1])
@@ -132,7 +134,7 @@ def _test_best(run: Run) -> OnTest:
 
 
 def _on_test(run: Run, scored: Objective) -> evaluator.Evaluation:
-    """In batches so small that there are some dozens, by whose differences an interval is known."""
+    """Evaluate on the test split in small batches: dozens of them, whose spread gives an interval."""
     train, check = run.train, run.stops.raise_if_asked
     batch = min(train.eval.batch, max(1, run.task.size("test") // (BATCHES * run.group.processes)))
     return evaluator.evaluate(
@@ -146,19 +148,19 @@ def _score_model(run: Run, loaded: Loaded) -> Objective:
 
 
 def _publish(run: Run, made: Summary) -> None:
-    """Put the summary in its place. Called by all processes."""
+    """Write the summary to the run folder. All processes must call this."""
 
     def write() -> None:
         run.check_folder()
         summary.write(run.folder, made)
-        shutil.rmtree(run.folder / checkpoint.FOLDER, ignore_errors=True)  # its weights stand in model/ and last/
+        shutil.rmtree(run.folder / checkpoint.FOLDER, ignore_errors=True)  # its weights are in model/ and last/
 
     run.group.on_main(write)
 
 
 def _summary(run: Run, experiment: Part | None, seconds: float) -> Summary:
     info, metric, scheme, history = run.loaded.info, run.task.metric, run.plan, run.history
-    windows = history.windows[1:] or history.windows  # the first one warms up
+    windows = history.windows[1:] or history.windows  # the first window includes warm-up
     step_seconds = state.median_step(windows)
     rate, unit = state.get_rate(run, 1, step_seconds)
     trained = sum(spent for _, spent in history.windows)
@@ -209,10 +211,10 @@ def _summary(run: Run, experiment: Part | None, seconds: float) -> Summary:
 
 
 def write_cards(run_dir: Path, start: Path, made: Summary, split: Mapping[str, str]) -> None:
-    """Write README.md into the best and the last model of a run, and into their records what they were trained on, a
-    task with this `split`; `start` is the folder that the training began with.
+    """Write README.md for the best and the last model of a run, and add the training data, a task with this `split`, to
+    their records. `start` is the folder that the training began with.
     """
-    part = made.experiment  # the folder of an arm has the number of its seed alone
+    part = made.experiment  # the folder of an experiment's training is named by its seed alone
     run = f"{part.name}-{part.arm}-s{part.seed}" if part and part.name else run_dir.resolve().name
     for name, scores in ((runfolder.BEST, made.best), (runfolder.LAST, made.final)):
         folder = run_dir / name
@@ -224,11 +226,11 @@ def write_cards(run_dir: Path, start: Path, made: Summary, split: Mapping[str, s
 
 
 def describe_training(made: Summary, scores: Scores) -> Training:
-    """The figures of these weights, and how they came about."""
+    """Return the scores of these weights, and how they were trained."""
     task, own, before, count = made.task, own_test(made), made.before, made.task.eval_samples
     data = str(without_places(task.data.get("source") or task.name))
     measured = [Measured(f"{data}, evaluation", metrics_of(made, scores))]
-    if own:  # the figures of what chose nothing
+    if own:  # scores on held-out data that chose nothing
         scores, before, count = made.test.best or made.test.last, made.test.before, made.test.samples
         measured = [Measured(f"{data}, held out", metrics_of(made, scores))]
     elif made.test and made.test.best:
@@ -244,7 +246,7 @@ def describe_training(made: Summary, scores: Scores) -> Training:
 
 
 def metrics_of(made: Summary, scores: Scores) -> tuple[Metric, ...]:
-    """The metric, macro F1 where one class has most samples, and the loss."""
+    """Return the metric, macro F1 where `largest_class` is known, and the loss."""
     task = made.task
     known = [Metric(task.metric, task.metric_label, scores.metric)]
     known += [Metric("f1", "macro F1", scores.metrics["macro_f1"])] if scores.largest_class else []

@@ -15,11 +15,11 @@ from leansurgeon.training.distributed import without_memory
 def of_training(
     loaded: Loaded, task: Task, batch: dict[str, torch.Tensor], *, sparse_prediction: bool = True
 ) -> float | None:
-    """Forward and backward FLOPs of one sample, from a batch `(B, ...)`; None where they cannot be counted.
+    """Return forward and backward FLOPs of one sample, from a batch `(B, ...)`; None if they cannot be counted.
 
-    Counted by torch's own counter on tensors without memory (device "meta"), where attention is counted too: on a CPU
-    its fused kernel counts as nothing. Matrix products and convolutions count, the rest is small beside them. The head
-    of a masked language model counts at the hidden tokens, unless `sparse_prediction` is off.
+    Uses torch's own counter on tensors without memory (device "meta"), which counts attention too: on a CPU its fused
+    kernel counts as nothing. Only matrix products and convolutions count; the rest is small. The head of a masked
+    language model counts at the masked tokens only, unless `sparse_prediction` is off.
     """
     from torch.utils.flop_counter import FlopCounterMode
 
@@ -33,6 +33,6 @@ def of_training(
         with counter, torch.enable_grad():
             task.score(objective.predict(shadow, inputs), objective.labels_of_places(inputs)).loss_sum.backward()
         total = counter.get_total_flops()
-    except Exception:  # a model that looks at its numbers cannot run without them; then there is no figure
+    except Exception:  # a model whose control flow depends on values cannot run on meta tensors
         return None
     return total / len(batch["labels"]) if total else None

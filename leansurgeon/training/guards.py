@@ -1,4 +1,4 @@
-"""What keeps a training from going on in nonsense: numbers that are not finite, and memory that does not suffice."""
+"""Checks that end a training early: non-finite values, and too little memory."""
 
 from __future__ import annotations
 
@@ -16,13 +16,15 @@ from leansurgeon.training.state import Run, first_batch
 
 MOST_ROLLBACKS = 3
 MOST_SKIPPED = 20  # steps in a row
-_LEAST_SCALE = 2.0**-10  # of fp16's losses; below it every step was infinite for long
+_LEAST_SCALE = 2.0**-10  # of fp16's loss scaler; below it every step was infinite for a long time
 LESS = "Try --set train.precision=bf16 or --set train.activation_checkpointing=true, or a smaller model."
-PROBED = ("cuda", "xpu")  # kinds of device that raise when their memory is used up
+PROBED = ("cuda", "xpu")  # kinds of device that raise when they run out of memory
 
 
 class RollBack(Exception):
-    """Raised on all processes alike: go back to the newest checkpoint, and past it leave out step `step` (from 0)."""
+    """Raised on all processes alike: return to the newest checkpoint, and skip step `step` (from 0) when it comes
+    again.
+    """
 
     def __init__(self, step: int, sentence: str) -> None:
         super().__init__(sentence)
@@ -30,18 +32,19 @@ class RollBack(Exception):
 
 
 def check_finite(run: Run, rows: list[list[float]]) -> list[int]:
-    """Look at the last steps of a run: rows of loss sum, count and gradient norm.
+    """Check the last steps of a run, given as rows of loss sum, count and gradient norm, and return the steps skipped
+    under `nan: skip`.
 
-    Returns the steps that were left out under `nan: skip`. Raises `Diverged` or `RollBack` as the recipe says; the rows
-    are sums over all processes, so all of them decide alike.
+    Raises `Diverged` or `RollBack` as the recipe says. The rows are sums over all processes, so all of them decide
+    alike.
     """
     scaler, train, skipped, first = run.trainer.scaler, run.train, [], run.history.done - len(rows)
-    in_a_row = 0  # also those before the first: a look sees few rows, and may see nothing but bad ones
+    in_a_row = 0  # includes earlier steps: a log window may hold only bad ones
     while first - 1 - in_a_row in run.history.given_up:
         in_a_row += 1
     for step, (loss_sum, _, norm) in enumerate(rows, start=first):
         loss_fine = math.isfinite(loss_sum)
-        # In fp16 the scaler looks for the largest scale at which gradients are finite; it has left that step out.
+        # In fp16 the scaler searches for the largest scale with finite gradients; it has already skipped that step.
         if loss_fine and (math.isfinite(norm) or scaler):
             in_a_row = 0
             continue
@@ -62,8 +65,8 @@ def check_finite(run: Run, rows: list[list[float]]) -> list[int]:
 
 
 def sound(run: Run) -> bool:
-    """Whether the weights after the steps that nobody has looked at yet may be saved: a step whose numbers are not
-    finite has spoilt them, unless it was left out.
+    """Return whether the weights may be saved now: True unless a step since the last log point had non-finite values
+    that were applied.
     """
     rows = run.window.rows
     if not rows or run.train.nan == "skip" or run.trainer.scaler:
@@ -72,8 +75,8 @@ def sound(run: Run) -> bool:
 
 
 def fit_memory(run: Run) -> None:
-    """Halve the micro batch on all processes together until a forward and backward fit; the global batch stays. Raises
-    `OutOfMemory` where not even the smallest fits.
+    """Halve the micro batch on all processes together until forward and backward fit in memory; the global batch stays.
+    Raises `OutOfMemory` if not even the smallest fits.
     """
     train, group = run.train, run.group
     while run.device.type in PROBED and group.any(not _fits(run)):
@@ -88,8 +91,8 @@ def fit_memory(run: Run) -> None:
 
 @contextmanager
 def memory_explained(device: torch.device, what: str = "for the model", hint: str = LESS) -> Iterator[None]:
-    """Wherever memory runs out inside (the device's, cuBLAS's, this machine's), raise `OutOfMemory` that says for what
-    there was too little, and what to do.
+    """Turn any lack of memory inside (the device's, cuBLAS's, this machine's) into an `OutOfMemory` that says what it
+    was for and what to do.
     """
     try:
         yield
@@ -101,7 +104,7 @@ def memory_explained(device: torch.device, what: str = "for the model", hint: st
 
 @contextmanager
 def undone(trainer: optimizer.Trainer) -> Iterator[None]:
-    """What is tried inside with the model leaves no trace: buffers are put back, gradients go."""
+    """Undo what is tried inside with the model: restore buffers, drop gradients."""
     buffers = [(buffer, buffer.clone()) for buffer in trainer.scored.buffers()]
     try:
         yield
@@ -113,19 +116,18 @@ def undone(trainer: optimizer.Trainer) -> Iterator[None]:
 
 
 def _fits(run: Run) -> bool:
-    """Whether the micro batches of a step go forward and backward beside what the optimizer will hold. Changes
-    nothing.
-    """
+    """Return whether the micro batches of a step fit in memory beside the optimizer's state. Changes nothing."""
     trainer, held = run.trainer, []
     model, moments = trainer.scored, optimizer.numbers_per_weight(run.train)
     try:
         with memory_explained(run.device), undone(trainer):
             if trainer.rehearsal:
                 model = trainer.rehearsal()
-                moments -= 1  # the weights of this copy take as much
+                moments -= 1  # this copy's weights already take as much
             held += [torch.empty_like(parameter) for parameter in trainer.parameters for _ in range(moments)]
             batch = first_batch(run, longest=True)
-            for _ in range(min(2, trainer.plan.accumulation)):  # the second one runs beside the gradients of the first
+            # the second one runs with the first one's gradients in memory
+            for _ in range(min(2, trainer.plan.accumulation)):
                 model(batch).loss_sum.backward()
         return True
     except OutOfMemory:

@@ -1,11 +1,11 @@
-"""The training loop: a recipe, a model folder, a run folder; back comes the summary.
+"""The training loop: take a recipe, a model folder and a run folder, train, and return the summary.
 
-    setup     device, data, model, plan, optimizer; or all of them as a checkpoint left them (setup.py, state.py)
+    setup     device, data, model, plan, optimizer, fresh or restored from a checkpoint (setup.py, state.py)
     train     evaluate -> (step ... step, log)* -> evaluate -> keep the best -> save -> ...
     finish    last model, kappa, summary (finish.py)
 
-Rules that hold everywhere: what happens at a step is a function of (recipe, seed, step); the host waits for the device
-only at log points; processes decide alike; every file is written aside and renamed.
+These rules hold everywhere: a step depends only on (recipe, seed, step); the host synchronizes with the device only at
+log points; all processes make the same decisions; every file is written to a temporary name and renamed.
 """
 
 from __future__ import annotations
@@ -49,13 +49,14 @@ def train(
     began: float | None = None,
     **options: Any,
 ) -> Summary:
-    """Train the model in `model_dir` by `recipe` and leave a run in `run_dir`. Returns its summary.
+    """Train the model in `model_dir` with `recipe`, write a run to `run_dir` and return its summary.
 
-    `experiment` is copied into the summary; `say` takes the lines of talk (default: a progress line on stderr); `began`
-    is when the command began, by `time.perf_counter`, from which a length by the clock counts; `options` are those of
+    `experiment` is copied into the summary. `say` receives the messages (default: a progress line on stderr). `began`
+    is when the command began, by `time.perf_counter`; a duration in wall time counts from there. `options` go to
     `setup.ready`.
 
-    Raises `Diverged`, `OutOfMemory`, `UsageError`, and after a signal `Stopped` or `Interrupted`, when all is saved.
+    Raises `Diverged`, `OutOfMemory` or `UsageError`; after a signal, `Stopped` or `Interrupted` once everything is
+    saved.
     """
     progress = Progress(say, quiet=rank() > 0)
     run = setup.ready(recipe, model_dir, run_dir, progress, **options)
@@ -85,7 +86,7 @@ def train(
 
 
 def _smaller(run: Run) -> tuple[str, str]:
-    """For what a step had too little memory, and what to do."""
+    """Return what a step was too large for, and a hint on what to do."""
     micro = run.plan.micro
     if micro == 1:
         return "for a micro batch of 1", guards.LESS
@@ -95,13 +96,13 @@ def _smaller(run: Run) -> tuple[str, str]:
 
 
 def _train(run: Run) -> None:
-    """All steps, rolled back where the recipe wants it; a request to stop ends in a checkpoint and an error."""
+    """Run all steps, with rollbacks if the recipe wants them. A request to stop ends in a checkpoint and an error."""
     try:
         if not run.history.resumed:
             measures.measure(run, [wanted for wanted in measures.list_wanted(run) if wanted.every], {})
             run.history.evaluate = run.train.eval.at_start
             if run.train.nan == "rollback":
-                state.save(run)  # there must be something to go back to
+                state.save(run)  # a rollback needs a checkpoint to return to
         while True:
             try:
                 if run.history.evaluate:
@@ -119,9 +120,9 @@ def _train(run: Run) -> None:
 
 
 def _steps(run: Run, batches: Iterator[list[data_loader.Batch]]) -> None:
-    """Step, look, measure, evaluate, save, stop: from where the training stands to its end."""
+    """Train from the current step to the end: step, log, measure, evaluate, save, stop."""
     history, pace = run.history, run.trainer.pace
-    if run.plan.timed and history.done == 0:  # what went before the first step is no part of a step's time
+    if run.plan.timed and history.done == 0:  # time before the first step does not count as step time
         pace.look(0, run.group.of_main([run.seconds_spent()])[0])
     run.memory.resume()
     run.window.begin()
@@ -132,17 +133,17 @@ def _steps(run: Run, batches: Iterator[list[data_loader.Batch]]) -> None:
             micro_batches = next(batches)
         if run.task.head in LANGUAGE:
             run.tokens_per_sample = micro_batches[0]["input_ids"].shape[1]
-        left_out = step in history.given_up  # before a roll back its numbers were not finite
+        left_out = step in history.given_up  # a rollback gave this step up: its values were not finite
         run.window.add(torch.zeros(3, device=run.device) if left_out else run.trainer.step(step, micro_batches))
         history.done = step + 1
         due = _due(run)
         if due.look:
             due = _log_losses(run, due)
-        if pace.over(history.done):  # evaluated; what else is wanted then, `finish` does
+        if pace.over(history.done):  # evaluate now; `finish` does whatever else is due
             due = replace(due, measure=[], evaluate=True, save=False)
         if due.measure or due.evaluate or due.save:
             with run.window.leave_out(), run.memory.leave_out():
-                # Before the evaluation, which a signal may stop: what is resumed has this row.
+                # Before the evaluation, which a signal may stop: a resumed run then has this row.
                 measures.measure(run, due.measure, {})
                 if due.evaluate:
                     history.evaluate = True
@@ -155,8 +156,10 @@ def _steps(run: Run, batches: Iterator[list[data_loader.Batch]]) -> None:
 
 @dataclass(frozen=True)
 class Due:
-    """What comes after a step, in this order, the same on every process. Most of it follows from the recipe and the
-    number of the step; what a clock decides is read from that of rank 0, at a look.
+    """What is due after a step, in this order, the same on every process.
+
+    Most of it follows from the recipe and the step number. What depends on a clock follows rank 0's clock, read at a
+    log point.
     """
 
     look: bool
@@ -166,20 +169,20 @@ class Due:
 
 
 def _due(run: Run) -> Due:
-    """What the recipe wants after the step that was just done, and a look where any of it needs one."""
+    """Return what the recipe wants after the step that was just done, and a log point where any of it needs one."""
     train, done = run.train, run.history.done
     save, measure = run.plan.due(train.checkpoint.every, done), measures.list_due(run, done)
     evaluate = run.plan.evaluate_after(done)
     look = evaluate or done % train.log_every == 0 or run.trainer.pace.over(done)
-    # A timed training does not know how long a step takes, and stays at the start of its schedule until it does.
+    # A timed training does not know yet how long a step takes, and stays at the start of its schedule until it does.
     look = look or (run.plan.timed and done < train.log_every and done.bit_count() == 1)
-    # A look raises then; nothing spoilt is saved or measured.
+    # Logging raises then, so nothing is saved or measured with non-finite values.
     look = look or ((save or measure) and not guards.sound(run))
     return Due(look, measure, evaluate, save)
 
 
 def _log_losses(run: Run, due: Due) -> Due:
-    """Read the losses since the last look, check them, write and show them; `due`, with what the clock asks for."""
+    """Read, check, write and show the losses since the last log point; return `due` plus what the clock asks for."""
     history, done, look = run.history, run.history.done, run.window.look()
     history.windows.append([look.steps, look.seconds])
     history.waited += look.waited
@@ -190,7 +193,7 @@ def _log_losses(run: Run, due: Due) -> Due:
     lr, norm = run.trainer.lr(done - 1), look.rows[-1][2]
     row = {"loss": loss, "lr": lr, "grad_norm": norm if math.isfinite(norm) else None}
     if skipped:
-        run.say(f"{len(skipped)} step(s) up to {done} left out: not every number was finite.")
+        run.say(f"{len(skipped)} step(s) up to {done} skipped: a loss or gradient was not finite.")
     step_seconds = look.seconds / look.steps
     more = {"skipped": len(skipped)} if skipped else {}
     more |= {"step_ms": round(1000 * step_seconds, 3), "data_wait": round(look.waiting, 4)}
@@ -214,8 +217,8 @@ def _log_losses(run: Run, due: Due) -> Due:
 
 
 def _by_clock(run: Run, due: Due, step_seconds: float) -> Due:
-    """`due`, with the evaluation and the checkpoint that the clock of rank 0 asks for. Sets the pace of a timed
-    training, too. To be called by all processes, at a look.
+    """Return `due` plus the evaluation and the checkpoint that rank 0's clock asks for. Also sets the pace of a timed
+    training. All processes must call this, at a log point.
     """
     train, now = run.train, time.perf_counter()
     evaluation, saving = (
@@ -230,26 +233,26 @@ def _by_clock(run: Run, due: Due, step_seconds: float) -> Due:
 
 
 def _save_and_stop(run: Run, request: signals.StopRequested) -> Interrupted | Stopped:
-    """Save, and give the error that says how to go on."""
+    """Save a checkpoint and return the error that says how to resume."""
     if not guards.sound(run):
-        raise Diverged(f"A loss or gradient up to step {run.history.done} is no finite number; nothing was saved.")
+        raise Diverged(f"A loss or gradient up to step {run.history.done} is not finite; nothing was saved.")
     state.save(run)
     done, steps = run.history.done, "" if run.plan.timed else f" of {run.plan.steps}"
     kind, word = (Interrupted, "Interrupted") if request.kind == signals.INTERRUPT else (Stopped, "Stopped by a signal")
     return kind(
         f"{word} after step {done}{steps}; everything is saved in {run.folder}.",
-        f"Go on with the same command and --resume {run.folder}",
+        f"Resume with the same command and --resume {run.folder}",
     )
 
 
 def _roll_back(run: Run, back: guards.RollBack) -> None:
-    """Return to the newest checkpoint; the step that went wrong is left out when it comes again."""
+    """Return to the newest checkpoint; the step that failed is skipped the next time."""
     given_up, rollbacks = [*run.history.given_up, back.step], run.history.rollbacks + 1
     newest = run.group.share(lambda: checkpoint.newest(run.folder, run.say))
     if rollbacks > guards.MOST_ROLLBACKS or newest is None:
         last = f"It was the last of {guards.MOST_ROLLBACKS} rollbacks."
-        why = last if newest else f"There is no whole checkpoint in {run.folder} to go back to."
+        why = last if newest else f"There is no complete checkpoint in {run.folder} to go back to."
         raise Diverged(f"{back.sentence} {why}", "Lower train.optim.lr.")
     state.restore(run, newest)
     run.history.given_up, run.history.rollbacks = given_up, rollbacks
-    run.say(f"{back.sentence} Back to step {run.history.done}; step {back.step + 1} will be left out.")
+    run.say(f"{back.sentence} Back to step {run.history.done}; step {back.step + 1} will be skipped.")

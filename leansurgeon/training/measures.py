@@ -1,11 +1,11 @@
-"""What a recipe wants measured besides the task's metric, on the way and at the end: kappa, and how many heads may go.
+"""Measurements besides the task's metric, during and after training: kappa, and how many heads could be pruned.
 
     measure: {kappa: {samples: 64, every: 50ep}, heads: {every: 10ep}}
 
-Each time the same samples, spread over the evaluation split (and, for importance, the training split). The last
-weights of a step are looked at, or their average where that is what is evaluated; a row of `metrics.jsonl` takes what
-was found. Nothing is drawn and no mode, gradient or buffer changes, so a training gives the same losses with and
-without it. A row stands before the evaluation and the checkpoint of its step: whoever resumes has it already.
+Each measurement uses the same samples, spread over the evaluation split (and, for importance, the training split). It
+measures the current weights, or their moving average where that is what is evaluated, and writes a row to
+`metrics.jsonl`. It draws no random numbers and changes no mode, gradient or buffer, so losses are the same with and
+without it. A row is written before the evaluation and the checkpoint of its step, so a resumed run already has it.
 """
 
 from __future__ import annotations
@@ -21,19 +21,21 @@ from leansurgeon.training.state import Run
 
 
 def list_wanted(run: Run) -> list[Kappa | Heads]:
-    """What the recipe wants measured; all of it at the end."""
+    """Return what the recipe wants measured; all of it is measured at the end."""
     wanted = run.recipe.measure
     return [one for one in (wanted.kappa, wanted.heads) if one] if wanted else []
 
 
 def list_due(run: Run, done: int) -> list[Kappa | Heads]:
-    """What of it is due after step `done`, on the way."""
+    """Return which measurements are due after step `done`."""
     return [one for one in list_wanted(run) if one.every and run.plan.due(one.every, done)]
 
 
 def measure(run: Run, wanted: list[Kappa | Heads], found: JsonObject, *, end: bool = False) -> None:
-    """Measure with the present weights, on one process; what is found is put into `found` under `kappa` and `heads`,
-    one by one for whoever ends it early. A row is written for each that also comes on the way. Called by all processes.
+    """Measure with the current weights, on one process, and store each result at once in `found` under `kappa` and
+    `heads`.
+
+    Each that is also due during training gets a row. All processes must call this.
     """
     if not wanted:
         return
@@ -44,7 +46,7 @@ def measure(run: Run, wanted: list[Kappa | Heads], found: JsonObject, *, end: bo
         for one in wanted:
             found[one.kind] = _kappa(run, export, one) if one.kind == "kappa" else _heads(run, export, one)
             done = run.history.done
-            # An early stop comes after its step's rows.
+            # An early stop comes after its step's rows were written.
             written = end and run.history.early and one in list_due(run, done)
             if one.every and not written:
                 epoch = round(run.plan.position(done) / run.plan.epoch_samples, 4)
@@ -53,7 +55,7 @@ def measure(run: Run, wanted: list[Kappa | Heads], found: JsonObject, *, end: bo
 
 
 def _kappa(run: Run, export: Loaded, wanted: Kappa) -> JsonObject:
-    """Conditioning of the attention blocks, raw and invariant (see `measure.kappa.study`)."""
+    """Return the conditioning of the attention blocks, raw and invariant (see `measure.kappa.study`)."""
     from leansurgeon.measure.kappa import study
 
     samples = min(wanted.samples, run.task.size("eval"))
@@ -62,7 +64,7 @@ def _kappa(run: Run, export: Loaded, wanted: Kappa) -> JsonObject:
 
 
 def _heads(run: Run, export: Loaded, wanted: Heads) -> JsonObject:
-    """Importance of the heads, and how many could go (see `measure.heads.pruning.at_epoch`)."""
+    """Return the importance of the heads, and how many could be pruned (see `measure.heads.pruning.at_epoch`)."""
     from leansurgeon.measure.heads.pruning import at_epoch
 
     fit = list(_batches(run, "train", min(wanted.samples, run.task.size("train"))))
@@ -71,7 +73,7 @@ def _heads(run: Run, export: Loaded, wanted: Heads) -> JsonObject:
 
 
 def _batches(run: Run, split: str, samples: int) -> Iterator[data_loader.Batch]:
-    """`samples` of a split, evenly spread: a folder of images stands by class."""
+    """Yield `samples` of a split, evenly spread, since a folder of images is sorted by class."""
     spread = inner(run.task.size(split), samples)
     for at in data_loader.list_eval_batches(samples, min(samples, run.plan.micro), 1, 0):
         yield run.task.batch(split, spread[at], seed=0, epoch=0)

@@ -1,11 +1,11 @@
-"""The model and its task as one module; and sparse prediction, by which a masked language model computes its head at
-the hidden tokens only, as Crammed BERT does.
+"""The model and its task as one module; and sparse prediction, where a masked language model computes its head at the
+masked tokens only, as in Crammed BERT.
 
-With 15 % of the tokens hidden, 85 % of the logits (as wide as the vocabulary) serve no loss. So the encoder runs over
-all tokens, and transformation, decoder and loss over those that the task lists under "_places". The loss and all
-gradients are the same sums over the same terms; the model itself stays as it is, and so does its checkpoint.
+With 15 % of the tokens masked, 85 % of the logits (as wide as the vocabulary) contribute to no loss. So the encoder
+runs over all tokens, and transformation, decoder and loss over those that the task lists under "_places". The loss and
+all gradients are the same sums over the same terms; the model and its checkpoint stay as they are.
 
-Shape letters: B samples, T tokens, N listed places, D width, V vocabulary.
+Shape letters: B samples, T tokens, N listed positions, D width, V vocabulary.
 """
 
 from __future__ import annotations
@@ -30,10 +30,9 @@ class Objective(nn.Module):
     """A model and its task as one module: batch -> `Score`.
 
     DDP and torch.compile wrap this module and leave the model itself untouched, so that it can be exported as it is.
-    The loss is computed inside, so that only four numbers, and not fp32 copies of all logits, leave the forward.
-    Label smoothing and distillation are for training mode; evaluation knows the task's loss alone. A masked
-    language model predicts at hidden tokens only (`predict`), where its head is known and
-    `sparse_prediction` is wanted.
+    The loss is computed inside, so that only four numbers, and not fp32 copies of all logits, leave the forward. Label
+    smoothing and distillation apply in training mode only; evaluation uses the task's loss alone. A masked language
+    model predicts at masked tokens only (`predict`), if its head is known and `sparse_prediction` is on.
     """
 
     def __init__(
@@ -50,12 +49,12 @@ class Objective(nn.Module):
         self._sparse = train.sparse_prediction and all(head_of(model) for model in models)
         self.precision = train.precision
         self._smoothing = train.label_smoothing
-        self._distillation = [distillation]  # in a list: a teacher is no part of this module
-        self._features = task.head == "features"  # no labels: the teacher is asked in evaluation, too
+        self._distillation = [distillation]  # in a list, so that the teacher is not a submodule
+        self._features = task.head == "features"  # no labels: evaluation needs the teacher too
 
     @property
     def teacher(self) -> Any:
-        """The `Distillation` that it learns from, if any."""
+        """Return the `Distillation` that it learns from, if any."""
         return self._distillation[0]
 
     def forward(self, batch: Batch) -> Score:
@@ -71,16 +70,16 @@ class Objective(nn.Module):
             return score if taught is None else self.teacher.add_to_score(score, logits, taught, batch)
 
     def as_model_takes(self, batch: Batch) -> Batch:
-        """The batch as the model takes it: without a list of places where it predicts everywhere."""
+        """Return the batch as the model takes it: without the list of positions if it predicts everywhere."""
         return batch if self._sparse else without_places(batch)
 
 
 class TeacherObjective(nn.Module):
-    """The teacher of a `student` on the student's task, judged as this is: batch -> `Score`."""
+    """The teacher of a `student` on the student's task, scored like the student: batch -> `Score`."""
 
     def __init__(self, student: Objective) -> None:
         super().__init__()
-        self._student = [student]  # in a list: it is no part of this module
+        self._student = [student]  # in a list, so that it is not a submodule
 
     def forward(self, batch: Batch) -> Score:
         student = self._student[0]
@@ -93,22 +92,24 @@ class TeacherObjective(nn.Module):
 
 PLACES = "_places"
 
-# What a ForMaskedLM does to the encoder's last hidden states, as names of its children in their order: all that is
-# declared, the longest first, since the last of ModernBERT's is the whole of Crammed BERT's.
+# What a ForMaskedLM applies to the encoder's last hidden states, as names of its children in order: all declared ones,
+# the longest first, since the last of ModernBERT's is the whole of Crammed BERT's.
 HEADS = sorted(
     {family.masked_head for family in architectures.load_families().values()} - {()}, key=lambda h: (-len(h), h)
 )
 
 
 def head_of(model: torch.nn.Module) -> tuple[str, ...] | None:
-    """The names that `HEADS` has for this model; None where it is no masked language model that we know."""
+    """Return the names in `HEADS` that fit this model; None if it is not a masked language model that we know."""
     if not type(model).__name__.endswith("ForMaskedLM"):
         return None
     return next((names for names in HEADS if all(hasattr(model, name) for name in names)), None)
 
 
 def predict(loaded: Loaded, batch: Batch) -> Tensor:
-    """Logits (1, N, V) at the places of the batch, for a model with a known head; where it has none, all logits."""
+    """Return logits (1, N, V) at the batch's listed positions, for a model with a known head; all logits if it lists
+    none.
+    """
     if PLACES not in batch:
         return loaded.forward(batch)
     inputs = {name: value for name, value in batch.items() if name != "labels" and not name.startswith("_")}
@@ -120,12 +121,12 @@ def predict(loaded: Loaded, batch: Batch) -> Tensor:
 
 
 def labels_of_places(batch: Batch) -> Batch:
-    """The batch with the labels that belong to `predict`'s logits: (1, N) where it has places."""
+    """Return the batch with the labels that match `predict`'s logits: (1, N) if it lists positions."""
     if PLACES not in batch:
         return batch
     return {**batch, "labels": batch["labels"].flatten().index_select(0, batch[PLACES])[None]}
 
 
 def without_places(batch: Batch) -> Batch:
-    """The batch without places."""
+    """Return the batch without the list of positions."""
     return {name: value for name, value in batch.items() if name != PLACES}

@@ -1,8 +1,8 @@
-"""What is seen of a training: its losses, its peak memory, its line on stderr, and where numbers go besides
-`metrics.jsonl` (tensorboard, trackio or wandb, through Accelerate, where installed).
+"""Monitoring of a training: losses, peak memory, the progress line on stderr, and trackers besides `metrics.jsonl`
+(tensorboard, trackio or wandb, through Accelerate, where installed).
 
-Reading a loss makes the host wait for the device, so losses are read in windows. Of memory, training alone is counted:
-the allocator's peak on CUDA, the peak resident set of the process on a CPU.
+Reading a loss makes the host wait for the device, so losses are read in windows. Memory is that of training alone: the
+allocator's peak on CUDA, the process's peak resident set on a CPU.
 """
 
 from __future__ import annotations
@@ -26,8 +26,10 @@ from leansurgeon.training.recipe.schema import TrainingRecipe
 
 
 class LossRows(NamedTuple):
-    """What a look brings: rows of loss sum, count and gradient norm, one a step; how many of these steps this process
-    has taken (others came with a checkpoint), in how many seconds, and for how many of them it waited for data.
+    """The losses of a window.
+
+    `rows` holds loss sum, count and gradient norm of each step. `steps` of them ran on this process (others came with a
+    checkpoint), in `seconds`, of which it `waited` for data.
     """
 
     rows: list[list[float]]
@@ -37,13 +39,13 @@ class LossRows(NamedTuple):
 
     @property
     def waiting(self) -> float:
-        """The share of the time that went by without data."""
+        """Return the share of the time spent waiting for data."""
         return self.waited / max(self.seconds, 1e-9)
 
 
 @dataclass
 class Window:
-    """Steps since the last look, on the device, and the clock beside them."""
+    """Losses of the steps since the last log point, on the device, and their time."""
 
     rows: list[torch.Tensor] = field(default_factory=list)
     _began: float = 0.0
@@ -51,34 +53,34 @@ class Window:
     _taken: int = 0
 
     def begin(self) -> None:
-        """Start the clock; rows that a checkpoint brought stay, and are not counted as taken here."""
+        """Start the clock. Rows restored from a checkpoint stay, but do not count as steps of this process."""
         self._began, self._waited, self._taken = time.perf_counter(), 0.0, 0
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """What is done inside is waiting for data."""
+        """Count the time inside as waiting for data."""
         start = time.perf_counter()
         yield
         self._waited += time.perf_counter() - start
 
     @contextmanager
     def leave_out(self) -> Iterator[None]:
-        """What is done inside is no part of any step. The clock is not reset: this may come between two looks."""
+        """Exclude the time inside from step times. The clock is not reset: this may come between two log points."""
         start = time.perf_counter()
         yield
         self._began += time.perf_counter() - start
 
     def add(self, row: torch.Tensor) -> None:
-        """A step: loss sum, count and gradient norm, `(3,)`, still on the device."""
+        """Add a step: loss sum, count and gradient norm, `(3,)`, still on the device."""
         self.rows.append(row)
         self._taken += 1
 
     def values(self) -> list[list[float]]:
-        """The rows as numbers, which stay where they are: for a checkpoint."""
+        """Return the rows as numbers without clearing them, for a checkpoint."""
         return torch.stack(self.rows).tolist() if self.rows else []
 
     def look(self) -> LossRows:
-        """Read all rows (the one place where the host waits for the device) and begin anew."""
+        """Read all rows (the one place where the host waits for the device) and start a new window."""
         rows, now = self.values(), time.perf_counter()
         look = LossRows(rows, self._taken, now - self._began, self._waited)
         self.rows, self._began, self._waited, self._taken = [], now, 0.0, 0
@@ -86,7 +88,7 @@ class Window:
 
 
 class PeakMemory:
-    """A stop watch for memory; `bytes` is the largest peak over all stretches between `resume` and `read`."""
+    """Peak memory; `bytes` is the largest peak over all stretches between `resume` and `read`."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -97,25 +99,25 @@ class PeakMemory:
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
         else:
-            with suppress(OSError):  # where there is no such file
-                Path("/proc/self/clear_refs").write_text("5")  # lets the kernel start anew with the peak (proc(5))
+            with suppress(OSError):  # no such file on some systems
+                Path("/proc/self/clear_refs").write_text("5")  # resets the kernel's peak (proc(5))
 
     @contextmanager
     def leave_out(self) -> Iterator[None]:
-        """What is done inside is no part of training."""
+        """Exclude what runs inside from the peak."""
         self.read()
         yield
         self.resume()
 
     def read(self) -> int:
-        """The peak so far, at the end of a stretch or in the middle."""
+        """Return the peak so far, at the end of a stretch or in the middle."""
         on_gpu = self.device.type == "cuda"
         self.bytes = max(self.bytes, torch.cuda.max_memory_allocated(self.device) if on_gpu else peak_rss())
         return self.bytes
 
 
 def peak_rss() -> int:
-    """Peak resident set of this process in bytes, since the last reset where the system can reset it."""
+    """Return the peak resident set of this process in bytes, since the last reset if the system supports resets."""
     try:
         status = Path("/proc/self/status").read_text()
     except OSError:
@@ -125,7 +127,7 @@ def peak_rss() -> int:
 
 
 class Progress(Screen):
-    """The line of a training of `steps` steps (None: a clock ends it)."""
+    """The progress line of a training of `steps` steps (None for a timed training)."""
 
     steps: int | None = 0
 
@@ -142,8 +144,10 @@ class Progress(Screen):
         memory: int,
         fraction: float,
     ) -> None:
-        """Show the state after `done` steps: `rate` in `unit`, `eta` in seconds, `waiting` (for data) as a
-        share, `memory` in bytes; `fraction` of the training is shown where its steps are not known (`steps` is None).
+        """Show the state after `done` steps.
+
+        `rate` is in `unit`, `eta` in seconds, `waiting` (for data) a share, `memory` in bytes. `fraction` of the
+        training is shown if `steps` is None.
         """
         if self.quiet:
             return
@@ -157,7 +161,7 @@ _PACKAGES = {"tensorboard": ("tensorboard", "tensorboardX"), "trackio": ("tracki
 
 
 def check_trackers(names: tuple[str, ...]) -> None:
-    """Raises `UsageError` for a tracker that is not installed."""
+    """Raise `UsageError` for a tracker that is not installed."""
     for name in names:
         if not any(find_spec(package) for package in _PACKAGES[name]):
             raise UsageError(
@@ -167,19 +171,19 @@ def check_trackers(names: tuple[str, ...]) -> None:
 
 
 class Trackers:
-    """The trackers of one run; without any, everything here does nothing. Rank 0 alone makes one."""
+    """The trackers of one run; does nothing without any. Only rank 0 opens them."""
 
     def __init__(self, recipe: TrainingRecipe, run_dir: Path, *, main: bool) -> None:
         self._trackers: list[Any] = []
         from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 
-        # Lists as text: what every tracker takes.
+        # Lists become text, which every tracker takes.
         settings = by_dotted_key(recipe.model_dump(mode="json", exclude_none=True))
         plain = {key: v if isinstance(v, (int, float, str, bool)) else str(v) for key, v in settings.items()}
         for name in recipe.train.trackers if main else ():
             kind = LOGGER_TYPE_TO_CLASS[name]
             folder = {"logging_dir": str(run_dir / "trackers")} if kind.requires_logging_directory else {}
-            with redirect_stdout(sys.stderr):  # trackio talks, and stdout is for data
+            with redirect_stdout(sys.stderr):  # trackio prints, and stdout is for data
                 tracker = kind(recipe.name, **folder)
                 if hasattr(tracker, "start"):  # newer versions of Accelerate open a tracker in two steps
                     tracker.start()
@@ -194,7 +198,7 @@ class Trackers:
     def close(self) -> None:
         for tracker in self._trackers:
             with redirect_stdout(sys.stderr):
-                if tracker.name == "trackio":  # Accelerate's way leaves it to end, and talk, once more with the process
+                if tracker.name == "trackio":  # through Accelerate, it would finish, and print, again at exit
                     import trackio
 
                     trackio.finish()

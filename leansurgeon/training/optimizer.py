@@ -1,12 +1,12 @@
-"""One optimizer step: forward, backward, reduce, clip, update; the optimizer with the parameter groups that the field
-uses, and the moving average of the weights. Nothing in here waits for the device.
+"""One optimizer step: forward, backward, reduce, clip, update; the optimizer with the usual parameter groups, and the
+moving average of the weights. Nothing in here waits for the device.
 
 The loss of a step is the sum over everything that was scored, divided by how much was scored, over all micro batches
-and all processes together: 1 process or 8, one micro batch or 16, give the same optimisation even where token counts
+and all processes together: 1 process or 8, one micro batch or 16, give the same optimization even where token counts
 differ.
 
-Two exceptions wait: fp16 (its scaler reads whether a gradient was infinite) and `nan: skip`, which decides at every
-step whether to take it.
+Two exceptions wait for the device: fp16 (its scaler reads whether a gradient was infinite) and `nan: skip`, which
+decides at every step whether to take it.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from leansurgeon.training.regularize import BatchMixing
 
 
-# Learned positions and class/distillation tokens under the names of transformers, timm and our own modules. Their
-# matrices have two or three dimensions, so that the rule "no decay below two dimensions" would miss them.
+# Learned positions and class/distillation tokens under the names of transformers, timm and our own modules. These have
+# two or three dimensions, so the rule "no decay below two dimensions" would miss them.
 _POSITION_OR_CLASS = re.compile(
     r"(^|\.)(pos_embed|pos_emb|pos_embedding|position_embeddings?|embed_positions|wpe|cls_token|class_token|cls_pos|"
     r"dist_token|distillation_token|reg_token|register_tokens|mask_token)(\.|$)"
@@ -42,8 +42,8 @@ _POSITION_OR_CLASS = re.compile(
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict]:
-    """Two groups of the trainable parameters; a tied parameter stands in one of them, once. Weight decay pulls on
-    matrices, and not on biases, norms and position/class embeddings.
+    """Return two groups of the trainable parameters, each tied parameter once: weight decay for matrices, none for
+    biases, norms and position/class embeddings.
     """
     decayed, free = [], []
     for name, parameter in model.named_parameters():
@@ -54,12 +54,12 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict]:
 
 
 def make_optimizer(model: nn.Module, optim: Optim, *, fused: bool) -> torch.optim.Optimizer:
-    """The optimizer on `parameter_groups`; `fused` is the one-kernel form (torch's own, not LAMB)."""
+    """Return the optimizer on `parameter_groups`; `fused` selects the one-kernel form (torch's own, not LAMB)."""
     groups = parameter_groups(model, optim.weight_decay)
     if optim.name == "lamb":
         from timm.optim import Lamb
 
-        # The gradient is clipped by the loop, as with the others.
+        # The loop clips the gradient, as with the others.
         return Lamb(groups, lr=optim.lr, betas=optim.betas, eps=optim.eps, max_grad_norm=None)
     if optim.name == "sgd":
         return SGD(groups, lr=optim.lr, momentum=optim.momentum, fused=fused or None)
@@ -68,15 +68,15 @@ def make_optimizer(model: nn.Module, optim: Optim, *, fused: bool) -> torch.opti
 
 
 def in_one_kernel(train: Train, device: str, *, sharing: bool) -> bool:
-    """Whether the optimizer's one-kernel form is taken: on CUDA, and where it is known to work on a CPU, too, which is
-    Adam on whole weights without fp16's scaler (three times as fast there).
+    """Return whether to use the optimizer's fused form: on CUDA, and on a CPU where it is known to work, which is Adam
+    on unsharded weights without fp16's scaler (three times as fast there).
     """
     adam = train.optim.name in ("adam", "adamw")
     return device == "cuda" or (device == "cpu" and adam and not sharing and train.precision != "fp16")
 
 
 def numbers_per_weight(train: Train) -> int:
-    """How many numbers the optimizer keeps for every weight."""
+    """Return how many numbers the optimizer keeps for every weight."""
     if train.optim.name != "sgd":
         return 2
     moved = train.schedule.name == "one-cycle" and train.schedule.momentum is not None
@@ -84,7 +84,7 @@ def numbers_per_weight(train: Train) -> int:
 
 
 def set_lr(optimizer: torch.optim.Optimizer, lr: float, momentum: float | None) -> None:
-    """Set the learning rate of every group, and beta1 (or SGD's momentum) where a schedule moves it."""
+    """Set the learning rate of every group, and beta1 (or SGD's momentum) if a schedule cycles it."""
     for group in optimizer.param_groups:
         group["lr"] = lr
         if momentum is not None:
@@ -95,7 +95,7 @@ def set_lr(optimizer: torch.optim.Optimizer, lr: float, momentum: float | None) 
 
 
 class Average:
-    """The average of `loaded.model`; `loaded` here is the same thing with the averaged model in it."""
+    """The moving average of `loaded.model`; `loaded` here is the same with the averaged model in it."""
 
     def __init__(self, loaded: Loaded, ema: Ema) -> None:
         from timm.utils import ModelEmaV3
@@ -106,10 +106,10 @@ class Average:
         self.loaded.model = self._ema.module
 
     def update(self, model: nn.Module, done: int) -> None:
-        """Take in the weights after `done` steps. The first update copies them; no state but the weights is kept.
+        """Update with the weights after `done` steps. The first update copies them; no state but the weights is kept.
 
-        Not timm's `update`: that one goes by names, so that a tied weight, which has two, moves twice as fast; and it
-        takes no tensors in parts (`distributed`).
+        Not timm's `update`: that goes by names, so that a tied weight, which has two, moves twice as fast; and it does
+        not take sharded tensors (`distributed`).
         """
         share = 1 - self._ema.get_decay(done)
         means, values = _tensors(self.loaded.model), _tensors(model)
@@ -121,14 +121,16 @@ class Average:
 
 
 def _tensors(model: nn.Module) -> distributed.Tensors:
-    """Parameters and buffers, each once; of those in parts the part of this process."""
+    """Return parameters and buffers, each once; of sharded ones the shard of this process."""
     return {name: distributed.local_part(tensor) for name, tensor in distributed.list_tensors(model).items()}
 
 
 @dataclass
 class Trainer:
-    """What a step needs. `wrapped` is `scored` behind DDP where there are several processes, else the same object;
-    under FSDP2 `scored` and its parameters are in parts, and `rehearsal` makes a copy that needs no other process.
+    """What a step needs.
+
+    `wrapped` is `scored` behind DDP if there are several processes, else the same object. Under FSDP2, `scored` and its
+    parameters are sharded, and `rehearsal` makes a copy that runs without other processes.
     """
 
     accelerator: Accelerator
@@ -172,14 +174,14 @@ class Trainer:
             # DDP and FSDP2 average over processes, hence the factor `processes`.
             local = [distributed.local_part(gradient) for gradient in gradients]
             torch._foreach_mul_(local, plan.batch * plan.processes / sums[1].clamp(min=1))
-        # The norm tells whether the gradients are numbers, so it is wanted without clipping too. The host does not
+        # The norm shows whether the gradients are finite, so it is computed without clipping too. The host does not
         # wait for it.
         norm = torch.nn.utils.get_total_norm(gradients)
         if train.clip_grad > 0:
             torch.nn.utils.clip_grads_with_norm_(self.parameters, train.clip_grad, norm)
         result = torch.cat([sums, distributed.gather(norm).reshape(1)])
-        # Whether the step is taken: not where something is not finite and the recipe, or fp16, goes on without it. The
-        # same numbers are seen on every process, so all of them decide alike.
+        # Skip the step if something is not finite and the recipe, or fp16, tolerates that. Every process sees the same
+        # numbers, so all of them decide alike.
         taken = not (train.nan == "skip" or self.scaler) or bool(torch.isfinite(result).all())
         if taken:
             self.scaler.step(self.optimizer) if self.scaler else self.optimizer.step()
@@ -191,10 +193,10 @@ class Trainer:
         return result
 
     def _gradients(self, step: int, batches: list[data_loader.Batch], alone: bool) -> Tensor:
-        """Forward and backward of all micro batches; loss sum and count `(2,)` over all processes.
+        """Run forward and backward of all micro batches; return loss sum and count `(2,)` over all processes.
 
-        DDP exchanges gradients with the last one only; FSDP2 with each, since whole gradients in between would take the
-        memory that it is there to save.
+        DDP reduces gradients with the last micro batch only; FSDP2 with each, since unsharded gradients in between
+        would take the memory that it saves.
         """
         sums, always = None, distributed.is_split(self.wrapped)
         for left, batch in zip(reversed(range(len(batches))), batches, strict=True):
@@ -202,8 +204,8 @@ class Trainer:
                 batch = self.mixing(batch, self.plan.position(step) // self.plan.epoch_samples, step)
             with self.accelerator.no_sync(self.wrapped) if left and not always else nullcontext():
                 score = self.wrapped(batch)
-                # Alone, the count is known before backward. Otherwise a constant keeps the gradients at a usual size
-                # until the true count of the whole step is known.
+                # With one process and one micro batch, the count is known before backward. Otherwise a constant keeps
+                # the gradients at a usual size until the count of the whole step is known.
                 loss = score.loss_sum / (score.loss_count.clamp(min=1) if alone else self.plan.batch)
                 self.accelerator.backward(self.scaler.scale(loss) if self.scaler else loss)
             part = torch.stack([score.loss_sum.detach(), score.loss_count])

@@ -1,7 +1,7 @@
-"""What a training would be, and what a model is worth as it stands: `retrain --dry-run` and `--eval-only`.
+"""`retrain --dry-run` and `--eval-only`: preview a training, or score a model as it is.
 
-Neither leaves a file, beside the prepared data. Where a dry run has no data, `Synthetic` stands in for it: sizes that
-are published or stand in the recipe, batches of the right shapes.
+Neither leaves a file besides the prepared data. If a dry run has no data, `Synthetic` replaces it: published sizes or
+those in the recipe, and batches of the right shapes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
 
-# Samples to train on and to evaluate, as the authors publish them.
+# Training and evaluation samples, as published by the authors.
 SIZES = {
     "imagenet": (1_281_167, 50_000),
     "cifar10": (50_000, 10_000),
@@ -37,11 +37,11 @@ SIZES = {
     "lra-text": (25_000, 25_000),
     "lra-retrieval": (147_086, 18_090),
 }
-_ANY = 2**40  # where nobody knows: more than a batch
+_ANY = 2**40  # size unknown: more than a batch
 
 
 class Synthetic(data_loader.TaskProxy):
-    """Stands in for `task`, whose data is not there. `know` must have been called before `batch`."""
+    """Replaces a `task` whose data is missing. Call `know` before `batch`."""
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)
@@ -49,7 +49,7 @@ class Synthetic(data_loader.TaskProxy):
         train, evaluation = (
             getattr(options, split, None) or getattr(options, f"{split}_samples", None) for split in ("train", "eval")
         )
-        if isinstance(train, int) and isinstance(evaluation, int):  # of a task that generates its data
+        if isinstance(train, int) and isinstance(evaluation, int):  # a task that generates its data
             known = train, evaluation
         elif known and isinstance(train, int):
             known = train, known[1]
@@ -59,7 +59,7 @@ class Synthetic(data_loader.TaskProxy):
         return self.sizes[split == "eval"] if self.sizes else _ANY
 
     def model_overrides(self) -> Overrides:
-        """What the task knows without its data."""
+        """Return the overrides that the task knows without its data."""
         try:
             return self._task.model_overrides()
         except (KeyError, AttributeError, RuntimeError):
@@ -77,7 +77,7 @@ class Synthetic(data_loader.TaskProxy):
         batch = inputs.make(loaded.config, loaded.architecture, count, length, "cpu")
         if self._task.head in ("causal-lm", "masked-lm"):
             return batch | {"labels": batch["input_ids"].clone()}
-        texts = {name: ids for name, ids in batch.items() if name.startswith("input_ids")}  # of lra-retrieval two
+        texts = {name: ids for name, ids in batch.items() if name.startswith("input_ids")}  # lra-retrieval has two
         masks = {name.replace("input_ids", "attention_mask"): torch.ones_like(ids) for name, ids in texts.items()}
         classes = self.model_overrides().get("num_labels") or 2
         return batch | masks | {"labels": torch.zeros(count) if classes == 1 else torch.arange(count) % classes}
@@ -95,12 +95,11 @@ def dry_run(
     limit_batches: int | None,
     say: Say,
 ) -> tuple[JsonObject, str]:
-    """The resolved recipe and the plan with its costs, which is said before one step is tried; as a document for
-    programs, and the recipe for a person.
+    """Return the plan of a training with its costs, as a document for programs, and the resolved recipe as text.
 
-    The data is prepared, since its size decides the steps. Where that fails, it is said, and sizes and shapes come from
-    the recipe. The step is one micro batch of the real shapes, forward, backward and update, in this process. On a CPU
-    it may take minutes, so the plan is shown before it.
+    Prepares the data, since its size determines the steps. If that fails, reports it and takes sizes and shapes from
+    the recipe. Then tries one micro batch of the real shapes, forward, backward and update, in this process. On a CPU
+    this may take minutes, so the plan is shown first.
     """
     task, missing = _task_or_shapes(recipe, model_dir, say)
     accelerator = distributed.start_accelerator(cpu=cpu, train=recipe.train, say=say)
@@ -129,12 +128,12 @@ def dry_run(
     return document | {"recipe": recipe.model_dump(mode="json")}, reading.dump(recipe).rstrip("\n")
 
 
-Numbers = dict[str, int | float | str | None]  # by the name that is shown
+Numbers = dict[str, int | float | str | None]  # by displayed name
 
 
 def _numbers(scheme: schedule.Plan, task: Task, loaded: Loaded, per_sample: float | None, sized: bool) -> Numbers:
-    """What the training comes to; None where it is not known: of a training by the clock, or where data is missing and
-    its size is not published.
+    """Return the sizes and costs of the training. A value is None if unknown: in a timed training, or where data is
+    missing and its size is not published.
     """
     train = scheme.train
     every = schedule.parse_duration(train.eval.every)
@@ -169,14 +168,14 @@ def _try_steps(
     scheme: schedule.Plan,
     first: data_loader.Batch,
 ) -> Numbers:
-    """The loss of the first step and the time of the second, each of one micro batch on one process."""
+    """Return the loss of the first step and the time of the second, each of one micro batch on one process."""
     train = scheme.train
     alone = {"duration": "2st", "batch": scheme.micro, "micro_batch": None, "batch_ramp": None, "parallel": "ddp"}
     alone["schedule"] = train.schedule.model_copy(update={"warmup": 0.0})
     micro = schedule.make_plan(train.model_copy(update=alone), len(first["labels"]), 1)
     trainer, _ = setup.make_trainer(loaded, task, accelerator, micro, model_dir)
     batch, losses, seconds = data_loader.to_device(first, accelerator.device), [], []
-    while len(seconds) < 2 and sum(seconds) < LONG:  # a short first step was mostly warming up
+    while len(seconds) < 2 and sum(seconds) < LONG:  # a short first step was mostly warm-up
         clock = time.perf_counter()
         loss_sum, count, _ = trainer.step(len(seconds), [batch]).tolist()
         seconds.append(time.perf_counter() - clock)
@@ -192,15 +191,15 @@ def _show(numbers: Numbers, say: Say) -> None:
 
 
 def _task_or_shapes(recipe: TrainingRecipe, model_dir: Path, say: Say) -> tuple[Task, str | None]:
-    """The recipe's task with its data, or what stands in for it and why."""
+    """Return the recipe's task with its data, or a synthetic one and the reason."""
     task = tasks.make(recipe.task.name, recipe.task.options)  # a wrong option ends the dry run
     try:
         return setup.prepare_task(recipe, model_dir, say), None
     except starting.Refused:
         raise
     except LeanSurgeonError as error:
-        say(f"The data is not there: {error.message}")
-        say("So the step is on made-up data, and sizes are those that are published or stand in the recipe.")
+        say(f"The data is missing: {error.message}")
+        say("The step uses made-up data, with the published sizes or those of the recipe.")
         return Synthetic(task), error.message
 
 
@@ -212,8 +211,8 @@ def evaluation(
     say: Say,
     **options: Any,
 ) -> tuple[JsonObject, str]:
-    """What the model in `model_dir` reaches on the evaluation data, as a document and for a person; `options` are those
-    of `evaluate_model`.
+    """Return the scores of the model in `model_dir` on the evaluation data, as a document and as text. `options` are
+    those of `evaluate_model`.
     """
     told = together.evaluate_on(processes, recipe, model_dir, say=say, **options)
     metric = tasks.make(recipe.task.name, recipe.task.options).metric

@@ -1,18 +1,17 @@
-"""How a recipe changes the model or its batches for the time of one training: dropout, stochastic depth, mixup and
-cutmix, frozen blocks, low-rank adapters. The model's config keeps its own.
+"""Regularization that changes the model or its batches for one training: dropout, stochastic depth, mixup and cutmix,
+frozen blocks, low-rank adapters. The model's config does not change.
 
-Stochastic depth (drop path, Huang et al., 2016) is in a model that has places for it: every model of timm's kind. Rates
-are those that timm's own models give themselves for `drop_path_rate`, since papers name that number alone: linear from
-0 at the first block to the rate at the last, unless the family's declaration says otherwise (`timm_models.DropPath`).
-Classes are known by their names: a model that was cut is still made of timm's.
+Stochastic depth (drop path, Huang et al., 2016) works in models that have places for it: all timm models. Rates are
+those that timm's own models use for `drop_path_rate`, since papers give that number alone: linear from 0 at the first
+block to the rate at the last, unless the family's declaration says otherwise (`timm_models.DropPath`). Classes are
+found by name: a model that was cut is still made of timm's classes.
 
 Mixup and cutmix are timm's, drawn from (seed, epoch, step), the same on any number of processes and micro batches. timm
-mixes a batch with its own reverse. Here every micro batch is put in such an order that the reverse pairs sample 2i with
-sample 2i + 1: so it is always the same two samples of the global batch that are mixed, by the same amount, however the
-batch is cut.
+mixes a batch with its own reverse. Here every micro batch is ordered so that the reverse pairs sample 2i with sample 2i
++ 1: the same two samples of the global batch are always mixed, by the same amount, however the batch is split.
 
-Low-rank adapters (Hu et al., 2021) are peft's: the blocks' matrices stay as they are, and each learns a correction of
-low rank. What is saved is merged, so that it is a plain checkpoint again.
+Low-rank adapters (Hu et al., 2021) are peft's: the blocks' matrices stay as they are, and each learns a low-rank
+correction. The saved model is merged, so it is a plain checkpoint again.
 """
 
 from __future__ import annotations
@@ -35,9 +34,9 @@ from leansurgeon.training.recipe.schema import Lora, Train
 
 
 def set_dropout(model: nn.Module, rate: float, family: str) -> None:
-    """Let every `nn.Dropout`, and every module that keeps a dropout rate for its attention, drop with `rate`.
+    """Set `rate` on every `nn.Dropout`, and on every module that keeps a dropout rate for its attention.
 
-    Raises `UsageError` for a model that has none, unless it asks for none.
+    Raises `UsageError` if the model has none and `rate` is not 0.
     """
     has_dropout = False
     for module in model.modules():
@@ -62,7 +61,7 @@ _HALVES = {name for timm in _TIMM for name in timm.drop_path.halves}
 
 def set_drop_path(model: nn.Module, rate: float, family: str) -> None:
     """Drop the branches of the last block with probability `rate`, those of the first never, linearly between; or as
-    timm does it where that is otherwise (see above).
+    timm does it where that differs (see above).
 
     Raises `UsageError` for a model that has no place for it.
     """
@@ -73,7 +72,7 @@ def set_drop_path(model: nn.Module, rate: float, family: str) -> None:
         raise UsageError(
             f"{family} models have no place for drop_path.", "Leave train.drop_path out; timm's models have one."
         )
-    # Ours with heads of another size are subclasses of timm's.
+    # Our variants with another head size are subclasses of timm's.
     constant = any(kind.__name__ in _CONSTANT for module in model.modules() for kind in type(module).__mro__)
     for index, modules in enumerate(blocks):
         share = 1.0 if constant else index / max(1, len(blocks) - 1)
@@ -84,7 +83,7 @@ def set_drop_path(model: nn.Module, rate: float, family: str) -> None:
 
 
 def _drop_path_blocks(model: nn.Module) -> list[list[nn.Module]]:
-    """The modules with places for drop path, in the order of the depth, those of one block together."""
+    """Return the modules with places for drop path, in order of depth, those of one block together."""
     blocks: dict[str, list[nn.Module]] = {}
     for path, module in model.named_modules():
         kind = type(module).__name__
@@ -100,7 +99,7 @@ def _places(module: nn.Module) -> list[str]:
 
 
 class BatchMixing:
-    """Mixes training batches of images: labels (B,) become shares of the classes (B, C)."""
+    """Mixes training batches of images: labels (B,) become soft labels (B, C)."""
 
     def __init__(self, train: Train, task: Task) -> None:
         from timm.data import Mixup
@@ -117,15 +116,15 @@ class BatchMixing:
             cutmix_alpha=train.cutmix,
             prob=train.mixup_prob,
             switch_prob=train.switch_prob,
-            label_smoothing=0.0,  # the score smooths, mixed or not
+            label_smoothing=0.0,  # the score applies smoothing, mixed or not
             num_classes=int(classes),
         )
 
     def __call__(self, batch: data_loader.Batch, epoch: int, step: int) -> data_loader.Batch:
-        """The mixed batch of optimizer step `step`; `pixel_values` (B, C, H, W), B even."""
+        """Return the mixed batch of optimizer step `step`; `pixel_values` (B, C, H, W), B even."""
         places = pairing_order(len(batch["labels"]), batch["labels"].device)
         batch = {key: value.index_select(0, places) for key, value in batch.items()}
-        before = np.random.get_state()  # of numpy's global generator, which timm draws from
+        before = np.random.get_state()  # numpy's global generator, which timm draws from
         np.random.seed(data_loader.mixing_seed(self.seed, epoch, step))
         try:
             images, shares = self._mixup(batch["pixel_values"], batch["labels"])
@@ -135,13 +134,15 @@ class BatchMixing:
 
 
 def pairing_order(size: int, device: torch.device) -> torch.Tensor:
-    """`[0, 2, 4, ..., 5, 3, 1]`: in this order, the reverse of a batch pairs its samples 2i and 2i + 1."""
+    """Return `[0, 2, 4, ..., 5, 3, 1]`: in this order, the reverse of a batch pairs its samples 2i and 2i + 1."""
     return torch.cat([torch.arange(0, size, 2), torch.arange(size - 1, 0, -2)]).to(device, non_blocking=True)
 
 
 def freeze_blocks(loaded: Loaded, count: int) -> None:
-    """Freeze the first `count` blocks and what is before them: embeddings, and where it is tied to them the head. The
-    backward pass ends where they begin. Raises `UsageError` where nothing would be left to train.
+    """Freeze the first `count` blocks and everything before them: the embeddings, and a head that is tied to them. The
+    backward pass ends there.
+
+    Raises `UsageError` if nothing would be left to train.
     """
     every = loaded.blocks
     if count >= len(every):
@@ -151,7 +152,7 @@ def freeze_blocks(loaded: Loaded, count: int) -> None:
         )
     for parameter in [*leading_parameters(loaded), *(one for block in every[:count] for one in block.parameters())]:
         parameter.requires_grad_(False)
-    for module in loaded.model.modules():  # whose statistics would move in training mode
+    for module in loaded.model.modules():  # training mode would update their statistics
         own = [*module.parameters()]
         if own and isinstance(module, nn.modules.batchnorm._BatchNorm) and not any(one.requires_grad for one in own):
             module.eval()
@@ -159,24 +160,27 @@ def freeze_blocks(loaded: Loaded, count: int) -> None:
 
 
 def stay(module: nn.Module, mode: bool = True) -> nn.Module:
-    """In evaluation mode, whatever mode is asked for."""
+    """Keep the module in evaluation mode, whatever `mode` says."""
     return module
 
 
 def leading_parameters(loaded: Loaded) -> list[nn.Parameter]:
-    """What is before the first block: all that the model names before it, but a final norm (which OPT names first)."""
+    """Return the parameters before the first block: all that the model names before it, except a final norm (which OPT
+    names first).
+    """
     inside = {id(parameter) for block in loaded.blocks for parameter in block.parameters()}
     before = takewhile(lambda named: id(named[1]) not in inside, loaded.model.named_parameters())
     return [parameter for name, parameter in before if "final" not in name]
 
 
 CLASSES = ("image-classification", "sequence-classification")
-HEADS = ("classifier", "score", "head", "pooler", "fc_norm")  # what is above the blocks of a model that tells classes
+HEADS = ("classifier", "score", "head", "pooler", "fc_norm")  # modules above the blocks of a classifier
 
 
 def add_lora(loaded: Loaded, settings: Lora, task: Task) -> None:
-    """Put adapters beside every matrix of the blocks and freeze everything else but a classifier's head. Raises
-    `UsageError` where peft is not installed or the family's blocks are not known.
+    """Add adapters to every matrix of the blocks and freeze everything else except a classifier's head.
+
+    Raises `UsageError` if peft is not installed or the family's blocks are not known.
     """
     try:
         from peft import LoraConfig, inject_adapter_in_model
@@ -205,7 +209,7 @@ def add_lora(loaded: Loaded, settings: Lora, task: Task) -> None:
 
 @torch.no_grad()
 def merge_lora(loaded: Loaded) -> Loaded:
-    """The same model as a plain one: every adapter added to its matrix, in a copy."""
+    """Return a copy of the model with every adapter merged into its matrix."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     model = copy.deepcopy(loaded.model)

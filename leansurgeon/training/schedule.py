@@ -1,10 +1,10 @@
-"""What a recipe comes to on a given number of processes: steps, batches, warm-up, learning rate; and where a training
-stands on its schedule: at the step itself, or where the duration is a time, at the clock. Numbers only, no torch.
+"""Derive steps, batches, warm-up and learning rate from a recipe and the number of processes, and track the position in
+the schedule: the step or, in a timed training, the time. Numbers only, no torch.
 
 Learning rate and momentum are pure functions of the step: nothing to save, the same on any number of processes. A timed
-training would have to look at the clock at every step and agree on it with the other processes. Instead rank 0 looks
-now and then, and between two looks the clock is taken to go on as it did: what happens at a step is a function of the
-step and of the last look, the same on every process.
+training would have to read the clock at every step and agree on it with the other processes. Instead rank 0 reads it
+now and then, and between two readings the time is extrapolated: what happens at a step is a function of the step and of
+the last reading, the same on every process.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from leansurgeon.errors import UsageError
 from leansurgeon.training.recipe.durations import Duration, parse_duration
 from leansurgeon.training.recipe.schema import Train
 
-ENDLESS = 2**62  # steps of a training that ends by the clock
-TICKS = 1_000_000.0  # such a training's schedule runs over so many ticks of its time
+ENDLESS = 2**62  # steps of a timed training
+TICKS = 1_000_000.0  # the schedule of a timed training is divided into this many ticks
 _SHORTER = "Shorten it, or give it as a share: --set train.{}=0.1."
 
 
@@ -30,7 +30,7 @@ class Plan:
     """`batch = micro * accumulation * processes` samples go into each of `steps` optimizer steps.
 
     With a batch ramp, the batch of a step is `batch_at`, and `batch` is the last one. Samples are taken in groups of
-    `group` from one epoch after another; an epoch has `epoch_samples`, its ragged tail is left out.
+    `group` from one epoch after another; an epoch has `epoch_samples`, without its incomplete last group.
     """
 
     steps: int
@@ -44,8 +44,8 @@ class Plan:
     group: int
     epoch_samples: int
     ramp_steps: int = 0
-    seconds: float | None = None  # length of a training that ends by the clock
-    expected: int | None = None  # steps that such a training will come to, as its first ones foretell
+    seconds: float | None = None  # length of a timed training
+    expected: int | None = None  # steps that a timed training is expected to take
 
     @property
     def timed(self) -> bool:
@@ -56,11 +56,11 @@ class Plan:
         return self.position(self.steps) / self.epoch_samples
 
     def batch_at(self, step: int) -> int:
-        """Samples in optimizer step `step`, over all processes."""
+        """Return the samples in optimizer step `step`, over all processes."""
         return int(self._ramp[step]) if step < self.ramp_steps else self.batch
 
     def position(self, step: int) -> int:
-        """Samples that were seen before optimizer step `step`, over all epochs."""
+        """Return the samples that were seen before optimizer step `step`, over all epochs."""
         if step < self.ramp_steps:
             return int(self._ramp_position[step])
         return int(self._ramp_position[-1]) + (step - self.ramp_steps) * self.batch
@@ -75,19 +75,20 @@ class Plan:
 
     @property
     def peak(self) -> float:
-        """The highest learning rate: that of the recipe, or less in a training too short for it."""
+        """Return the highest learning rate: the recipe's, or less in a training too short for it."""
         optim, steps = self.train.optim, self.expected if self.timed else self.steps
         if optim.full_steps is None or not steps:
             return optim.lr
         return max(self.train.schedule.min_lr, optim.lr * min(1.0, (steps / optim.full_steps) ** 0.5))
 
     def lr(self, place: float) -> float:
-        """Learning rate at a place of the schedule: optimizer step (from 0), or tick where the clock decides.
+        """Return the learning rate at a place of the schedule: an optimizer step (from 0), or a tick in a timed
+        training.
 
         `cosine` (Loshchilov and Hutter, 2017, without restarts), `linear` and `constant` rise linearly from `warmup_lr`
-        to the peak over the warm-up and fall towards `min_lr`, which would be reached at the end; they count as
-        `transformers.get_scheduler` does. `one-cycle` counts as `torch.optim.lr_scheduler.OneCycleLR` does, with the
-        warm-up in the place of pct_start * total. `triangle` knows no warm-up.
+        to the peak over the warm-up; the first two then fall towards `min_lr`, which they would reach at the end. They
+        count as `transformers.get_scheduler` does. `one-cycle` counts as `torch.optim.lr_scheduler.OneCycleLR` does,
+        with the warm-up in place of pct_start * total. `triangle` has no warm-up.
         """
         shape, peak, warmup = self.train.schedule, self.peak, self.warmup
         if shape.name == "one-cycle":
@@ -106,7 +107,7 @@ class Plan:
         return shape.min_lr + (peak - shape.min_lr) * left
 
     def momentum(self, place: float) -> float | None:
-        """beta1 (or SGD's momentum) there of a one-cycle schedule that cycles it; None where it stays as it is."""
+        """Return beta1 (or SGD's momentum) if a one-cycle schedule cycles it; None if it stays constant."""
         shape = self.train.schedule
         if shape.name != "one-cycle" or shape.momentum is None:
             return None
@@ -114,7 +115,9 @@ class Plan:
         return self._cycle(place, most, least, most)
 
     def _cycle(self, place: float, first: float, middle: float, last: float) -> float:
-        """From `first` to `middle` at the last step of the warm-up, then to `last` at that of the training."""
+        """Interpolate from `first` to `middle` at the last step of the warm-up, then to `last` at that of
+        the training.
+        """
         top, end = self.warmup - 1, self._end - 1
         if place <= top and top > 0:
             a, b, done = first, middle, place / top
@@ -130,20 +133,22 @@ class Plan:
         return TICKS if self.timed else self.steps
 
     def evaluate_after(self, done: int) -> bool:
-        """Whether an evaluation follows when `done` steps are finished (those that the clock asks for are not here)."""
+        """Return whether an evaluation follows when `done` steps are finished. Does not cover intervals in time."""
         return done == self.steps or self.due(self.train.eval.every, done)
 
     def due(self, every: str, done: int) -> bool:
-        """Whether something that comes every so many epochs or steps comes after step `done`; never for a time."""
+        """Return whether something with the interval `every`, in epochs or steps, is due after step `done`; never for a
+        time.
+        """
         return self._times_by(every, done) > self._times_by(every, done - 1)
 
     def times(self, every: str) -> int:
-        """How often such a thing comes before the last step."""
+        """Return how often something with the interval `every` is due before the last step."""
         return self._times_by(every, self.steps - 1)
 
     def evaluations_left(self, done: int) -> int:
-        """How many evaluations come after step `done`, the one at the end included; those that the clock asks for are
-        not counted.
+        """Return how many evaluations come after step `done`, the one at the end included; intervals in time do not
+        count.
         """
         every = self.train.eval.every
         return self.times(every) - min(self._times_by(every, done), self.times(every)) + (done < self.steps)
@@ -158,8 +163,8 @@ class Plan:
 
 
 def _smaller_batch(train: Train, samples: int, processes: int) -> str:
-    """What to set for a training set that is smaller than a batch: the largest batch that goes together with the ramp,
-    the processes and the micro batch; where there is none, also without those.
+    """Return the setting to suggest for a training set smaller than a batch: the largest batch that fits the ramp, the
+    processes and the micro batch or, if there is none, one without the first and the last.
     """
     start = train.batch_ramp.start if train.batch_ramp else processes
     unit = math.lcm(start, processes * (train.micro_batch or 1), 2 * processes if train.mixes else 1)
@@ -170,7 +175,9 @@ def _smaller_batch(train: Train, samples: int, processes: int) -> str:
 
 
 def ramp(start: int, batch: int, steps: int) -> np.ndarray:
-    """The batches of the first `steps` steps, `(steps,)`: linear from `start` to `batch`, in multiples of `start`."""
+    """Return the batches of the first `steps` steps, `(steps,)`: linear from `start` to `batch`, in multiples of
+    `start`.
+    """
     multiples = batch // start
     return start * (1 + (np.arange(steps) * (multiples - 1)) // max(1, steps))
 
@@ -178,11 +185,11 @@ def ramp(start: int, batch: int, steps: int) -> np.ndarray:
 def make_plan(
     train: Train, train_samples: int, processes: int, *, micro_limit: int | None = None, cut_short: bool = False
 ) -> Plan:
-    """The plan of `train` on a training set of `train_samples`. An epoch leaves out its last, ragged batch.
+    """Return the plan of `train` on a training set of `train_samples`. An epoch drops its last, incomplete batch.
 
-    `micro_limit` lowers the micro batch further, where memory asked for it. `cut_short` says that the data was limited
-    for a quick look: a warm-up then may outlast the training. Raises `UsageError` with both numbers when the batches do
-    not fit together, or a warm-up or batch ramp outlasts the training.
+    `micro_limit` lowers the micro batch further, if memory requires it. `cut_short` says that the data was limited for
+    a quick look: the warm-up may then be longer than the training. Raises `UsageError` with both numbers if the batches
+    do not fit together, or a warm-up or batch ramp is longer than the training.
     """
     if train_samples < train.batch:
         raise UsageError(
@@ -224,7 +231,7 @@ def make_plan(
 
 
 def _check_lengths(train: Train, duration: Duration, steps: int, per_epoch: int, epoch_samples: int) -> None:
-    """Raises `UsageError` where the warm-up or the batch ramp has a length and it is beyond that of the training."""
+    """Raise `UsageError` if the warm-up or the batch ramp is longer than the training."""
     warmup = train.schedule.warmup
     warm = parse_duration(warmup) if isinstance(warmup, str) else None
     until = train.batch_ramp.until if train.batch_ramp else None
@@ -236,7 +243,7 @@ def _check_lengths(train: Train, duration: Duration, steps: int, per_epoch: int,
             _SHORTER.format("schedule.warmup"),
         )
     if timed:
-        return  # how many steps it has is not known
+        return  # its number of steps is unknown
     if warm and warm.steps(per_epoch) > steps:
         raise UsageError(
             f"The warm-up of {warmup} has {warm.steps(per_epoch)} steps and the training of {train.duration} {steps}.",
@@ -271,14 +278,14 @@ def _micro(train: Train, group: int, processes: int, limit: int | None) -> int:
         micro = max((size for size in sizes if share % size == 0), default=micro)
     if train.mixes and micro % 2:
         raise UsageError(
-            f"Mixup mixes pairs, and a micro batch of {micro} samples has no even number.",
+            f"Mixup mixes pairs of samples, so a micro batch of {micro} must be even.",
             "Choose train.batch and train.micro_batch such that each process gets an even number.",
         )
     return micro
 
 
 def _steps(train: Train, duration: Duration, epoch_samples: int) -> tuple[int, int]:
-    """Optimizer steps of the training, and how many of them the batch ramp takes."""
+    """Return the optimizer steps of the training, and how many of them the batch ramp takes."""
     timed = duration.seconds is not None
     if timed or not train.batch_ramp:
         steps = ENDLESS if timed else duration.steps(epoch_samples // train.batch)
@@ -296,12 +303,12 @@ def _steps(train: Train, duration: Duration, epoch_samples: int) -> tuple[int, i
         return duration.steps(1), ramp_steps(duration.steps(1))
     wanted = duration.value * epoch_samples
     most = max(2, round(wanted / train.batch_ramp.start))
-    fewest = 1 + bisect_left(range(1, most), wanted, key=samples)  # steps that see so many samples
+    fewest = 1 + bisect_left(range(1, most), wanted, key=samples)  # steps needed to see that many samples
     return fewest, ramp_steps(fewest)
 
 
 def _ramp_steps(train: Train, epoch_samples: int) -> int:
-    """Steps of a ramp whose length has a unit."""
+    """Return the steps of a ramp whose length has a unit."""
     until = parse_duration(train.batch_ramp.until)
     if until.unit != "ep":
         return until.steps(1)
@@ -318,23 +325,23 @@ class Pace:
     per_step: float = 0.0
 
     def look(self, step: int, seconds: float) -> None:
-        """Take over what rank 0 read: `seconds` of training, evaluations included, after `step` steps."""
+        """Store what rank 0 read: `seconds` of training, evaluations included, after `step` steps."""
         if step > self.step:
             self.per_step = max(0.0, seconds - self.seconds) / (step - self.step)
         self.step, self.seconds = step, seconds
 
     def place(self, step: int) -> float:
-        """The argument of `Plan.lr` for optimizer step `step`."""
+        """Return the argument of `Plan.lr` for optimizer step `step`."""
         return TICKS * self.fraction(step) if self.plan.timed else float(step)
 
     def fraction(self, step: int) -> float:
-        """How much of the training is over before step `step`, from 0 to 1."""
+        """Return how much of the training is over before step `step`, from 0 to 1."""
         if not self.plan.timed:
             return min(1.0, step / self.plan.steps)
         return min(1.0, (self.seconds + (step - self.step) * self.per_step) / self.plan.seconds)
 
     def over(self, done: int) -> bool:
-        """Whether the training ends after `done` steps; a timed one does at least one step."""
+        """Return whether the training ends after `done` steps; a timed one does at least one step."""
         return done > 0 and self.fraction(done) >= 1.0
 
     def state(self) -> dict[str, float]:

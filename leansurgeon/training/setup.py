@@ -1,4 +1,4 @@
-"""From a recipe, a model folder and a run folder to a training that is ready: device, data, model, plan, optimizer."""
+"""Set up a training from a recipe, a model folder and a run folder: device, data, model, plan, optimizer."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ COMPILE_BACKEND = "inductor"  # torch's default
 
 
 def prepare_task(recipe: TrainingRecipe, model_dir: Path, say: Say) -> tasks.Task:
-    """The recipe's task with its data ready. Heavy the first time, so call it before a process group exists."""
+    """Return the recipe's task with its data prepared. Slow the first time: call it before a process group exists."""
     task = open_task(recipe, model_dir, say)
     found = None
     if task.data_classes and not recipe.train.new_head and (model_dir / "config.json").is_file():
@@ -65,25 +65,26 @@ def prepare_task(recipe: TrainingRecipe, model_dir: Path, say: Say) -> tasks.Tas
 
 
 def open_task(recipe: TrainingRecipe, model_dir: Path, say: Say) -> tasks.Task:
-    """The recipe's task with its data ready, its classes in the data's own order."""
+    """Return the recipe's task with its data prepared and its classes in the data's own order."""
     task = tasks.make(recipe.task.name, starting.image_options(recipe, model_dir, say))
     task.prepare(cache_folder(), model_dir, workers=cores(), say=say)
     return task
 
 
 def for_classes(recipe: TrainingRecipe, model_dir: Path, say: Say) -> TrainingRecipe:
-    """The recipe for a trained classifier: with a new head where the data has other classes, said in one line. Raises
-    `UsageError` where the head gives something else than classes, or does not agree with the data (`check_classes`).
+    """Return the recipe for a trained classifier, with a new head where the data has other classes; report which.
+
+    Raises `UsageError` if the head's outputs are not classes, or do not agree with the data (`check_classes`).
     """
     if recipe.train.new_head or not (model_dir / "config.json").is_file():
         return recipe
     source = open_source(str(model_dir))
     if not (source.learned and source.outputs):
-        return recipe  # whoever trains it gives it a head
+        return recipe  # training will add the head
     try:
         task = open_task(recipe, model_dir, say)
     except LeanSurgeonError:
-        return recipe  # whoever trains, or looks at shapes alone, says so
+        return recipe  # training, or a look at shapes alone, will report it
     if task.head != "features" and (objective := getattr(task, "objective", task.data_classes and "class")):
         check_objective(source, objective)
     if (found := choose_classes(task, source)) is None:
@@ -93,7 +94,7 @@ def for_classes(recipe: TrainingRecipe, model_dir: Path, say: Say) -> TrainingRe
         return recipe.model_copy(update={"train": recipe.train.model_copy(update={"new_head": True})})
     say(found.says)
     task = name_classes(task, found, cache_folder(), model_dir)
-    if "class_names" not in recipe.task.options:  # else somebody has said it
+    if "class_names" not in recipe.task.options:  # else the user named the classes
         check_classes(source, task, found, chance=source.record is None)
     if task.options.class_names is None:
         return recipe
@@ -115,16 +116,16 @@ def ready(
     resume_anyway: bool = False,
     limit_batches: int | None = None,
 ) -> Run:
-    """A training at its first step, or where its checkpoint left it. A training that is refused leaves no folder.
+    """Return a training at its first step, or resumed from its checkpoint. A training that is refused leaves no folder.
 
-    `loaded` and `task` (prepared) may be given instead of being opened; `cpu` leaves a GPU alone; `replace` gives up a
-    run that stands in `run_dir`; `resume` ("never", "auto" or the path of a checkpoint) and `resume_anyway` as in
-    `runs.resume.point`; `limit_batches` cuts every epoch and evaluation short.
+    `loaded` and `task` (prepared) may be given instead of being opened. `cpu` ignores a GPU. `replace` discards an
+    existing run in `run_dir`. `resume` ("never", "auto" or the path of a checkpoint) and `resume_anyway` are those of
+    `runs.resume.point`. `limit_batches` shortens every epoch and evaluation.
     """
     observe.check_trackers(recipe.train.trackers)
     accelerator = distributed.start_accelerator(cpu=cpu, train=recipe.train, say=progress.say)
     group = ProcessGroup(accelerator.num_processes, accelerator.process_index)
-    run_dir = group.share(lambda: run_dir)  # its name may have the time in it
+    run_dir = group.share(lambda: run_dir)  # its name may contain the time
     origin = group.share(lambda: origin_of(model_dir))
     start = group.share(
         lambda: point(run_dir, recipe, origin, resume=resume, anyway=resume_anyway, replace=replace, say=progress.say)
@@ -175,8 +176,10 @@ def ready(
 
 
 def _occupy(run: Run, start: Path | None, saved: JsonObject | None, replace: bool) -> None:
-    """Take the run folder and put the training where its checkpoint left it. The last thing of all: a training that is
-    refused leaves no folder in the way of the next try. Whatever fails here, the folder is let go.
+    """Take the run folder and restore the checkpoint, if any.
+
+    This comes last, so that a training that is refused leaves no folder in the way of the next try. Releases the folder
+    on any error.
     """
     try:
         run.group.on_main(lambda: _take(run, start, saved, replace))
@@ -199,8 +202,8 @@ def make_trainer(
     model_dir: Path,
     sharing: bool = False,
 ) -> tuple[optimizer.Trainer, Objective]:
-    """The trainer, and what is evaluated and saved, the model or its average; `sharing` the weights among the processes
-    or not.
+    """Return the trainer and the objective to evaluate and save: the model's or its average's. `sharing` says whether
+    processes share the weights.
     """
     train, device = scheme.train, accelerator.device
     mixing = _set_model_for(train, task, loaded)
@@ -213,10 +216,10 @@ def make_trainer(
         return Objective(of, task, train, teacher if of is loaded or teacher is None else teacher.of_copy(of)).train()
 
     scored = judged = make_scored(loaded)
-    if average:  # where a task has no labels, the teacher judges the average, too
+    if average:  # without labels, the teacher also scores the average
         judged = make_scored(average.loaded, taught=task.head == "features").eval()
     rehearsal = None
-    if sharing:  # before the optimizer, which is to know the parts
+    if sharing:  # before the optimizer, which must see the shards
         copied = distributed.make_rehearsal(loaded, make_scored, device, accelerator.num_processes)
         rehearsal = (lambda: _compile(copied())) if train.compile else copied
         for module in dict.fromkeys([scored, judged]):
@@ -224,7 +227,7 @@ def make_trainer(
     made = optimizer.make_optimizer(
         scored, train.optim, fused=optimizer.in_one_kernel(train, device.type, sharing=sharing)
     )
-    # The optimizer is not wrapped: Accelerate's wrapper looks for a package at every step (0.25 ms, measured).
+    # The optimizer is not wrapped: Accelerate's wrapper checks for a package at every step (0.25 ms, measured).
     if train.compile:
         _compile(scored)
     wrapped = scored if sharing else distributed.wrap_ddp(accelerator, scored)
@@ -233,8 +236,10 @@ def make_trainer(
 
 
 def _set_model_for(train: Train, task: tasks.Task, loaded: Loaded) -> regularize.BatchMixing | None:
-    """Set the model as the recipe wants it trained: dropout, drop path, checkpointed activations; what mixes samples,
-    if anything does. Raises `UsageError` for what does not go together with the task or the model.
+    """Configure the model for training (dropout, drop path, activation checkpointing, freezing, LoRA) and return the
+    batch mixing, if any.
+
+    Raises `UsageError` for settings that do not fit the task or the model.
     """
     family = type(loaded.model).__name__
     if train.label_smoothing and task.head not in ("image-classification", "sequence-classification"):
@@ -258,35 +263,37 @@ def _set_model_for(train: Train, task: tasks.Task, loaded: Loaded) -> regularize
 
 
 def _compile(module: torch.nn.Module) -> torch.nn.Module:
-    """In place, so that no name changes."""
+    """Compile in place, so that no parameter name changes."""
     module.compile(backend=COMPILE_BACKEND)
     return module
 
 
 def _most_at_once(run: Run) -> int:
-    """Bytes of weights that the run folder holds at its fullest: two models (the last one or a better one is written
-    beside the best) and the checkpoints that are kept, or one model and a checkpoint more, written before the oldest
-    goes. Checkpoints by the clock are not counted, since nobody knows whether the first of them comes; each looks for
-    room itself.
+    """Return the most bytes of weights that the run folder holds at once.
+
+    That is either two models (the last or a better one is written beside the best) and the checkpoints that are kept,
+    or one model and one checkpoint more, since a new one is written before the oldest is deleted. Checkpoints by the
+    clock do not count, since the first may never come; each checks for room itself.
     """
     train, parameters = run.train, list(run.loaded.model.parameters())
     model = sum(parameter.nbytes for parameter in parameters)
     moments = optimizer.numbers_per_weight(train) * sum(p.nbytes for p in parameters if p.requires_grad)
     whole = model + moments + (model if train.ema else 0)
     keep, keeps_best = train.checkpoint.keep_last, train.checkpoint.keep_best
-    saves = run.plan.times(train.checkpoint.every) + (train.nan == "rollback")  # that one comes before the first step
+    # the rollback checkpoint is written before the first step
+    saves = run.plan.times(train.checkpoint.every) + (train.nan == "rollback")
     return max(2 * model + min(saves, keep) * whole, keeps_best * model + min(saves, keep + 1) * whole)
 
 
 def _take(run: Run, start: Path | None, saved: JsonObject | None, replace: bool) -> None:
-    """Take hold of the run folder: a new one is made, one that is continued gets the recipe as it is now."""
+    """Lock the run folder: create a new one, or update the recipe of one that is resumed."""
     if start is None:
-        # Better now than after the last step. What stands in the folder will be gone by then.
+        # Check the space now rather than after the last step. Files already in the folder will be deleted by then.
         freed = sum(file.stat().st_size for file in run.folder.rglob("*") if file.is_file())
         checkpoint.check_room(run.folder, _most_at_once(run) - freed, what="Keeping the models of this run", spare=0)
         if run.folder.exists():
             runfolder.release(runfolder.hold(run.folder))
-        # Of an unfinished run that never came to a checkpoint nothing is lost.
+        # An unfinished run without a checkpoint has nothing to lose.
         done = (run.folder / runfolder.SUMMARY).exists() or checkpoint.newest(run.folder)
         runfolder.create(run.folder, replace=replace or not done)
     run.lock = runfolder.hold(run.folder)
@@ -295,7 +302,7 @@ def _take(run: Run, start: Path | None, saved: JsonObject | None, replace: bool)
         file = run.folder / runfolder.RECIPE
         call = ["leansurgeon", "retrain", str(run.loaded.folder), "--recipe", str(file)]
         runfolder.write_text(file, runfolder.with_call(shlex.join(call), dump(run.recipe)))
-    # Torn, or beyond the one that was asked for: they will be written again.
+    # Incomplete, or newer than the one that was asked for: they will be written again.
     later = [path for path in checkpoint.all_of(run.folder) if start and path.name > start.name]
     if later:
         names = ", ".join(path.name for path in later)

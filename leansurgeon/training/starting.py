@@ -1,8 +1,7 @@
-"""What a checkpoint brings with it and a recipe must not replace unasked: its tokenizer, and how its images are
-prepared.
+"""What a checkpoint defines and a recipe must not silently replace: its tokenizer and its image preprocessing.
 
-A tokenizer other than the one that learned embeddings belong to makes a model speak another language without a word:
-it trains on happily. It is refused, unless `train.new_tokenizer` says that embeddings start anew.
+With another tokenizer than the one its embeddings were trained with, a model trains without complaint on the wrong
+tokens. Such a tokenizer is refused, unless `train.new_tokenizer` asks for new embeddings.
 """
 
 from __future__ import annotations
@@ -34,16 +33,17 @@ if TYPE_CHECKING:
     from leansurgeon.training.recipe.schema import TrainingRecipe
 
 IMAGE_TASKS = ("folder", "imagenet", "images")
-OWN = ("mean", "std", "crop_pct", "interpolation")  # of a processor
+OWN = ("mean", "std", "crop_pct", "interpolation")  # preprocessing that a processor defines
 
 
 class Refused(UsageError):
-    """A tokenizer that is not the model's: no data would change that."""
+    """The tokenizer does not fit the model, whatever the data."""
 
 
 def image_options(recipe: TrainingRecipe, model_dir: Path, say: Say) -> JsonObject:
-    """Options of the recipe's task, with images of the size that the model takes; of a checkpoint that came from
-    elsewhere also prepared as its processor does, where the recipe says nothing else.
+    """Return the options of the recipe's task, with the image size and channels that the model takes.
+
+    A checkpoint from elsewhere also keeps the preprocessing of its own processor where the recipe does not set it.
     """
     given = recipe.task.options
     if recipe.task.name not in IMAGE_TASKS or not (model_dir / "config.json").is_file():
@@ -52,25 +52,25 @@ def image_options(recipe: TrainingRecipe, model_dir: Path, say: Say) -> JsonObje
         source = open_source(str(model_dir))
         wanted = images.folder_options(source)
     except LeanSurgeonError:
-        return given  # whoever loads the model will say so
+        return given  # loading the model will report it
     mended = dict(given)
     for key in ("image_size", "channels"):
         asked, has = given.get(key), wanted.get(key)
         if has and asked != has:
             mended[key] = has
             if asked is not None:
-                say(f"The recipe has {key} {asked} and the model takes {has}: {has} is taken.")
+                say(f"The recipe says {key} {asked}, but the model takes {has}: using {has}.")
     if mended.get("channels") != given.get("channels", 3):
         mended = {key: value for key, value in mended.items() if key not in ("mean", "std")}
-    # Learned somewhere else than in a training of ours by a preset's recipe.
+    # Trained elsewhere, not by a preset's recipe here.
     if source.learned and source.preset is None and not runfolder.is_trained(model_dir):
         mended |= {key: wanted[key] for key in OWN if key in wanted and key not in given}
     return mended
 
 
 def check_tokenizer(recipe: TrainingRecipe, task: Task, model_dir: Path) -> None:
-    """Raises `Refused` for a tokenizer that is not the one of the model's learned embeddings, and for one that has
-    more tokens than the model.
+    """Raise `Refused` if the tokenizer is not the one of the model's learned embeddings, or has more tokens than the
+    model.
     """
     choice = getattr(task.options, "tokenizer", None)
     if choice is None or not (model_dir / "config.json").is_file():
@@ -78,7 +78,7 @@ def check_tokenizer(recipe: TrainingRecipe, task: Task, model_dir: Path) -> None
     if recipe.train.new_tokenizer:
         if choice == "model":
             raise Refused(
-                "A new tokenizer is asked for, and the task's tokenizer is the model's own.",
+                "--new-tokenizer needs another tokenizer, but the task's is the model's own.",
                 "Name another: --set task.tokenizer=bpe (char, byte, wordpiece, FOLDER/, hub:NAME).",
             )
         return
@@ -99,13 +99,13 @@ def check_tokenizer(recipe: TrainingRecipe, task: Task, model_dir: Path) -> None
         raise Refused(
             f"The recipe's tokenizer ({choice}, {len(tokenizer):,} tokens) is not the one that the embeddings of "
             f"{model_dir} belong to ({len(own):,} tokens).",
-            "Take the model's own: --set task.tokenizer=model. Or let the embeddings start anew: --new-tokenizer.",
+            "Take the model's own: --set task.tokenizer=model. Or reinitialise the embeddings: --new-tokenizer.",
         )
 
 
 def load_start(recipe: TrainingRecipe, model_dir: Path, task: Task) -> Loaded:
-    """The model for the recipe's task: a new head, and new embeddings where the recipe wants another tokenizer, are the
-    same on every process and in every repetition.
+    """Load the model for the recipe's task, with a new head or new embeddings where the recipe wants them. These are
+    the same on every process and in every repetition.
     """
     torch.manual_seed(recipe.train.seed)
     overrides, train = task.model_overrides(), recipe.train
@@ -119,7 +119,7 @@ def load_start(recipe: TrainingRecipe, model_dir: Path, task: Task) -> Loaded:
 
 
 def head_anew(loaded: Loaded, names: Sequence[str]) -> None:
-    """Give the model a head for these classes that has learned nothing, also where it has as many already."""
+    """Give the model a freshly initialized head for these classes, even if it already has as many."""
     model = loaded.model
     if loaded.architecture.library == "timm":
         model.reset_classifier(len(names) or model.num_classes)
@@ -128,7 +128,7 @@ def head_anew(loaded: Loaded, names: Sequence[str]) -> None:
         return
     for part in (part for name, part in model.named_children() if name != model.base_model_prefix):
         for parameter in part.parameters():
-            parameter._is_hf_initialized = False  # else transformers leaves it as it is
+            parameter._is_hf_initialized = False  # else transformers skips it
         part.apply(model._init_weights)
     if not names:
         return
@@ -139,7 +139,7 @@ def head_anew(loaded: Loaded, names: Sequence[str]) -> None:
 
 @torch.no_grad()
 def embeddings_anew(loaded: Loaded, tokenizer: PreTrainedTokenizerBase, size: int | None) -> None:
-    """Give the model embeddings of the tokenizer's size that have learned nothing, and its special tokens."""
+    """Give the model fresh embeddings of the tokenizer's size, and the tokenizer's special tokens."""
     model, std = loaded.model, loaded.init_std or 0.02
     if not hasattr(model, "resize_token_embeddings"):
         raise UsageError(f"{type(model).__name__} has no embeddings of tokens.", "Leave --new-tokenizer out.")
@@ -158,8 +158,8 @@ def embeddings_anew(loaded: Loaded, tokenizer: PreTrainedTokenizerBase, size: in
 
 
 def replace_tokenizer(folder: Path, loaded: Loaded, task: Task, *, anew: bool) -> None:
-    """In a folder that was just saved: the task's tokenizer instead of the source's files, where it is another one:
-    that of new embeddings (`anew`), or of a model that brought none or had learned nothing.
+    """In a folder that was just saved, replace the source's tokenizer by the task's: for new embeddings (`anew`), or if
+    the source had no tokenizer or was untrained.
     """
     tokenizer = task.tokenizer()
     kept = runfolder.has_learned(loaded.folder) and brings_tokenizer(loaded.folder)

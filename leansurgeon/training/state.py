@@ -1,8 +1,7 @@
-"""The state of one training: what it uses (`Run`), what it has seen (`History`), both as a checkpoint, and how fast it
-is.
+"""The state of one training: what it uses (`Run`), what it has recorded (`History`), both as a checkpoint, and its
+speed.
 
-What is not here follows from (recipe, seed, step): the order of the data, augmentation, masks, mixing, dropout, the
-learning rate.
+What is not here follows from (recipe, seed, step): data order, augmentation, masks, mixing, dropout, learning rate.
 """
 
 from __future__ import annotations
@@ -42,29 +41,29 @@ from leansurgeon.training.schedule import Plan
 
 @dataclass
 class History:
-    """Everything that a training has counted and measured, as plain values that JSON holds without loss."""
+    """All counts and measurements of a training, as plain values that survive JSON without loss."""
 
     done: int = 0  # optimizer steps
-    evaluate: bool = False  # an evaluation is due, and has not been finished
+    evaluate: bool = False  # an evaluation is due and not finished yet
     before: Scores | None = None
     best: Scores | None = None
-    stale: bool = False  # model/ is not that of `best`: it was saved after the checkpoint that was gone back to
+    stale: bool = False  # model/ does not hold `best`: it was saved after the checkpoint that was restored
     last: Scores | None = None
     eval_losses: list[float] = field(default_factory=list)
     eval_seconds: list[float] = field(default_factory=list)
-    windows: list[list[float]] = field(default_factory=list)  # steps and seconds between two looks at the clock
-    pending: list[list[float]] = field(default_factory=list)  # steps since the last look: loss sum, count, norm
-    waited: float = 0.0  # seconds without data
-    worse: int = 0  # evaluations in a row that brought nothing better
+    windows: list[list[float]] = field(default_factory=list)  # steps and seconds between two log points
+    pending: list[list[float]] = field(default_factory=list)  # steps since the last log point: loss sum, count, norm
+    waited: float = 0.0  # seconds spent waiting for data
+    worse: int = 0  # evaluations in a row without improvement
     early: bool = False  # ended by early stopping
-    given_up: list[int] = field(default_factory=list)  # steps that were left out for numbers that are not finite
+    given_up: list[int] = field(default_factory=list)  # steps skipped because of non-finite values
     rollbacks: int = 0
-    resumed: list[int] = field(default_factory=list)  # steps at which the training was continued
+    resumed: list[int] = field(default_factory=list)  # steps at which the training was resumed
     seconds: float = 0.0
     peak: int = 0  # bytes
     started: str = ""
-    eval_samples: int | None = None  # how many a training by the clock evaluates on, once that is decided
-    expected_steps: int | None = None  # how many such a training will come to, as was foretold when it began
+    eval_samples: int | None = None  # evaluation samples of a timed training, once decided
+    expected_steps: int | None = None  # steps that a timed training was expected to take when it began
 
     @classmethod
     def from_dict(cls, data: JsonObject) -> History:
@@ -77,8 +76,10 @@ class History:
 
 @dataclass
 class Run:
-    """What one training uses. `judged` is what is evaluated and exported: the model, or its moving average;
-    `whole_model` is the whole model where processes share the weights (see `distributed`).
+    """What one training uses.
+
+    `judged` is what is evaluated and exported: the model, or its moving average. `whole_model` is the unsharded model
+    where processes share the weights (see `distributed`).
     """
 
     recipe: TrainingRecipe
@@ -94,7 +95,7 @@ class Run:
     log: runfolder.MetricsLog
     history: History
     origin: dict[str, str]
-    trackers: Trackers | None = None  # once the folder is taken
+    trackers: Trackers | None = None  # set once the folder is taken
     clock: float = field(default_factory=time.perf_counter)
     saved_at: float = field(default_factory=time.perf_counter)
     evaluated_at: float = field(default_factory=time.perf_counter)
@@ -102,7 +103,7 @@ class Run:
     whole_model: Any = None
     lock: Any = None
     window: Window = field(default_factory=Window)
-    place: tuple[int, int] | None = None  # of the folder on its disk
+    place: tuple[int, int] | None = None  # device and inode of the folder
 
     @property
     def say(self) -> Say:
@@ -125,7 +126,7 @@ class Run:
         return self.group.rank == 0
 
     def check_folder(self) -> None:
-        """Raises `RunFolderReplaced` where the run folder is another than at the start. For the main process."""
+        """Raise `RunFolderReplaced` if the run folder is not the one from the start. For the main process."""
         if runfolder.place_of(self.folder) != self.place:
             raise RunFolderReplaced(
                 f"The run folder {self.folder} was deleted or replaced while it was being trained, by step "
@@ -134,19 +135,20 @@ class Run:
             )
 
     def note(self, **row: Any) -> None:
-        """Write a line of metrics.jsonl, on the main process alone."""
+        """Append a row to metrics.jsonl, on the main process only."""
         if self.main:
             self.check_folder()
             self.log.write(**row)
 
     def seconds_spent(self) -> float:
-        """Seconds of training, evaluations included, over all processes that continued it one after the other."""
+        """Return the seconds of training so far, evaluations included, summed over all resumed runs."""
         return self.history.seconds + time.perf_counter() - self.clock
 
 
 def first_batch(run: Run, number: int = 0, parts: int = 1, *, longest: bool = False) -> data_loader.Batch:
-    """Micro batch `number` of a step, as it is trained on, or the first of so many equal `parts` of it: of the first
-    step, of a usual length where texts of like length come together, or of the `longest` texts.
+    """Return micro batch `number` of the first step as it is trained on, or the first of `parts` equal parts of it.
+
+    With texts batched by length, it is one of typical length, or with `longest` the one with the longest texts.
     """
     train, plan, lengths = run.train, run.plan, run.task.lengths("train")
     if lengths is None or not (longest or train.order == "by-length"):
@@ -162,7 +164,7 @@ def first_batch(run: Run, number: int = 0, parts: int = 1, *, longest: bool = Fa
 
 
 def save(run: Run) -> None:
-    """Write a checkpoint by all processes together."""
+    """Write a checkpoint. All processes must call this."""
     run.group.on_main(run.check_folder)
     run.log.sync()
     history = run.history.as_dict() | {"pending": run.window.values(), "seconds": run.seconds_spent()}
@@ -173,7 +175,7 @@ def save(run: Run) -> None:
         shared |= {f"{prefix}{name}": tensor for name, tensor in distributed.list_tensors(model).items()}
         own |= {f"{of_buffers}{name}": buffer for name, buffer in model.named_buffers()}
     shared = distributed.gather_all(shared | optimizer, keep=run.main)
-    task, scaler = getattr(run.task, "whole", run.task), run.trainer.scaler  # how much is evaluated is another matter
+    task, scaler = getattr(run.task, "whole", run.task), run.trainer.scaler  # the whole task, not the evaluation subset
     state = {
         "history": history,
         "groups": groups,
@@ -194,9 +196,10 @@ def save(run: Run) -> None:
 
 
 def restore(run: Run, path: Path) -> None:
-    """Put the training where the checkpoint at `path` left it, on all processes together. Where model/ is not the best
-    model that the checkpoint knows any more, the next evaluation saves its own. Raises `UsageError` for a checkpoint of
-    another model, or one that is damaged although it agrees with its manifest.
+    """Restore the training from the checkpoint at `path`. All processes must call this.
+
+    If model/ no longer holds the best model that the checkpoint knows, the next evaluation saves its own. Raises
+    `UsageError` for a checkpoint of another model, or one that is damaged although it agrees with its manifest.
     """
 
     def put_back() -> None:
@@ -243,8 +246,9 @@ def _restore(run: Run, path: Path) -> None:
 
 
 def export_model(run: Run) -> Any:
-    """What is saved and measured: the judged model as plain libraries know it. To be called by all processes; where
-    they share the weights, only the main one gets something.
+    """Return the judged model as plain libraries know it, to be saved or measured.
+
+    All processes must call this. Where they share the weights, only the main process gets the trained weights.
     """
     if run.whole_model is None:
         return run.judged.loaded
@@ -253,7 +257,7 @@ def export_model(run: Run) -> Any:
 
 
 def _models(run: Run) -> list[tuple[str, str, torch.nn.Module]]:
-    """What a checkpoint calls the tensors and the buffers of the model and of its average, and these."""
+    """Return (tensor prefix, buffer prefix, model) in a checkpoint for the model and, if there is one, its average."""
     models = [("model.", "buffer.", run.loaded.model)]
     if run.trainer.average:
         models.append(("average.", "average.", run.trainer.average.loaded.model))
@@ -265,7 +269,9 @@ def _part(tensors: Tensors, prefix: str) -> Tensors:
 
 
 def _optimizer_out(optimizer: torch.optim.Optimizer) -> tuple[Tensors, list[JsonObject]]:
-    """The optimizer's tensors by name, and its groups without them. LAMB counts its steps in a tensor of the group."""
+    """Return the optimizer's tensors by name, and its groups without tensors. LAMB keeps its step count as a tensor in
+    the group.
+    """
     whole = optimizer.state_dict()
     tensors = {
         f"optimizer.{index}.{key}": value for index, values in whole["state"].items() for key, value in values.items()
@@ -288,14 +294,14 @@ def _optimizer_in(optimizer: torch.optim.Optimizer, tensors: Tensors, groups: li
             distributed.split_like(tensor, like) if tensor.shape == like.shape else tensor
         )
     for group, saved in zip(whole["param_groups"], groups, strict=True):
-        # Which kernel takes the step is the device's to say, which may be another one now.
+        # The device decides on the fused kernel, and it may be another device now.
         group.update(saved | ({"fused": group["fused"]} if "fused" in group else {}))
     optimizer.load_state_dict({"state": state, "param_groups": whole["param_groups"]})
 
 
 @contextmanager
 def generators_kept(device: torch.device) -> Iterator[None]:
-    """All random generators of this process as they were, whatever a library draws."""
+    """Restore all random generators of this process on exit, whatever a library draws in between."""
     kept = _generators_out(device)
     try:
         yield
@@ -304,7 +310,7 @@ def generators_kept(device: torch.device) -> Iterator[None]:
 
 
 def _generators_out(device: torch.device) -> tuple[Tensors, JsonObject]:
-    """All random generators of this process: torch's on the CPU and the device, numpy's and Python's."""
+    """Return the state of this process's random generators: torch's on the CPU and the device, numpy's and Python's."""
     version, internal, gauss = random.getstate()
     kind, keys, position, has_gauss, cached = np.random.get_state()
     tensors = {
@@ -328,7 +334,7 @@ def _generators_in(tensors: Tensors, rest: JsonObject, device: torch.device) -> 
 
 
 def get_rate(run: Run, steps: int, seconds: float) -> tuple[float, str]:
-    """Samples or tokens per second over the last `steps` steps, which took `seconds`."""
+    """Return samples or tokens per second over the last `steps` steps, which took `seconds`, and the unit."""
     unit = "tokens/s" if run.task.head in LANGUAGE else "samples/s"
     done = run.history.done
     samples = run.plan.position(done) - run.plan.position(done - steps)
@@ -336,7 +342,7 @@ def get_rate(run: Run, steps: int, seconds: float) -> tuple[float, str]:
 
 
 def median_step(windows: Sequence[tuple[float, float]]) -> float:
-    """The median over all steps of the seconds that one took, from windows of so many steps in so many seconds."""
+    """Return the median seconds per step over all steps, given windows of (steps, seconds)."""
     ordered = sorted((spent / steps, int(steps)) for steps, spent in windows)
     ends = list(accumulate(steps for _, steps in ordered))
     middle = ((ends[-1] - 1) // 2, ends[-1] // 2)
@@ -344,7 +350,7 @@ def median_step(windows: Sequence[tuple[float, float]]) -> float:
 
 
 def get_eta(run: Run) -> float:
-    """Seconds left, evaluations included, from what steps and evaluations took so far."""
+    """Estimate the seconds left, evaluations included, from the steps and evaluations so far."""
     done = run.history.done
     if run.plan.timed:
         return (1 - run.trainer.pace.fraction(done)) * run.plan.seconds

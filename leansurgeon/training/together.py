@@ -1,4 +1,4 @@
-"""One training or evaluation on several processes: here, or in processes that are started for it."""
+"""Run one training or evaluation on several processes: this one, or worker processes that it starts."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def train_on(
     say: Say | None = None,
     **options: Any,
 ) -> Summary:
-    """`loop.train` on `processes` processes: GPUs with NCCL, or CPU processes with gloo where `cpu` is set. `options`
-    are those of `train` that JSON holds.
+    """Run `loop.train` on `processes` processes: GPUs with NCCL, or CPU processes with gloo if `cpu` is set.
 
-    With one process, or inside a worker, this is `loop.train` itself. The data is prepared here, before there is a
-    process group whose patience it could exceed. Raises what a worker raised.
+    `options` are those of `train` that JSON can hold. With one process, or inside a worker, this is `loop.train`
+    itself. The data is prepared here, before there is a process group that could time out meanwhile. Raises what a
+    worker raised.
     """
     if processes == 1 or is_worker():
         return train(recipe, model_dir, run_dir, experiment=experiment, say=say, **options)
@@ -56,7 +56,7 @@ def evaluate_on(
     say: Say,
     **options: Any,
 ) -> Evaluation:
-    """`evaluator.evaluate_model` on `processes` processes, as `train_on` has it."""
+    """Run `evaluator.evaluate_model` on `processes` processes, as in `train_on`."""
     if processes == 1 or is_worker():
         return evaluate_model(recipe, model_dir, say=say, **options)
     trace = Path(tempfile.gettempdir()) / "leansurgeon-evaluation"
@@ -64,7 +64,7 @@ def evaluate_on(
 
 
 def carry_out(job: JsonObject) -> JsonObject:
-    """In a worker: what `_by_workers` wants done, by all of them together; its answer."""
+    """Do the job of `_by_workers` in a worker, all workers together, and return its answer."""
     recipe, model_dir, options = TrainingRecipe.model_validate(job["recipe"]), Path(job["model_dir"]), job["options"]
     if job["work"] == "train":
         options["experiment"] = options["experiment"] and Part.from_dict(options["experiment"])
@@ -81,8 +81,8 @@ def _by_workers(
     trace: Path,
     say: Say,
 ) -> JsonObject:
-    """Let processes do this work (`worker`), their data prepared; what the first one answers. Raises what the first
-    worker that failed said.
+    """Prepare the data, run the job on worker processes (`worker`) and return the first one's answer. Raises the error
+    of the first worker that failed.
     """
     if not options.get("cpu"):
         launch.check_gpus(processes)
@@ -95,6 +95,6 @@ def _by_workers(
         if well:
             return jsonfile.read_object(folder / launch.ANSWER)
         error = launch.read_verdict(folder, trace)
-    if received and isinstance(error, launch.SilentExit):  # it came before there was anything to save
+    if received and isinstance(error, launch.SilentExit):  # the signal came before there was anything to save
         raise Terminated if received[0] != signal.SIGINT else KeyboardInterrupt
     raise error

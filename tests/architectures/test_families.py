@@ -2,75 +2,58 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import replace
 
 import pytest
+import torch
 
 from leansurgeon import architectures
+from leansurgeon.checkpoints.model import load
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import UnsupportedModel, UsageError
 from leansurgeon.shape import Shape, Stage
+from tests.architectures.test_encoder_decoder import rewrite
 from tests.conftest import FAMILIES, NARROW_MLP, architecture
+from tests.support.published import with_tensors
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_declaration_matches_the_file_that_the_library_writes(family, saved):
+def test_declaration_matches_what_the_library_writes_and_builds(family, saved):
     folder, model = saved(family)
     source = open_source(str(folder))
-    config = json.loads((folder / "config.json").read_text())
-
-    assert source.architecture is architecture(family)
+    arch, stage, config = source.architecture, source.shape.stages[0], source.config
+    assert arch is architecture(family)
     assert {s.name for s in source.specs if s.role != "tied"} == set(source.weights.entries)
     assert source.parameters.total == sum(p.numel() for p in model.parameters())
-    declared = {s.name: s.shape for s in source.architecture.tensors(config)}
-    for name, shape in source.weights.shapes.items():
-        if name in declared:
-            assert declared[name] == shape
-    in_blocks = [s for s in source.specs if s.layer is not None]
-    assert all(s.role not in ("head", "embedding") for s in in_blocks)
-    roles = {s.role for s in in_blocks}
+    declared = {s.name: s.shape for s in arch.tensors(config)}
+    stored = source.weights.shapes
+    assert all(declared[name] == stored[name] for name in declared.keys() & stored.keys())
+    roles = {s.role for s in source.specs if s.layer is not None}
     assert {"o", "up", "down", "norm"} <= roles and ({"q", "k", "v"} <= roles or "qkv" in roles)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_projection_names_the_module_whose_input_is_the_attention_block(family, saved):
-    from leansurgeon.checkpoints.model import load
-
-    folder, _ = saved(family)
+    assert not roles & {"head", "embedding"}
+    # The module whose input is the attention block; a decoder beside an encoder has two attentions a layer.
     loaded = load(folder)
-    stage = loaded.architecture.shape(loaded.config).stages[0]
-    modules = dict(loaded.model.named_modules())
-    # A decoder beside an encoder has two attentions a layer.
-    assert len(loaded.projections) == (3 * stage.depth if loaded.model.config.is_encoder_decoder else stage.depth)
+    assert len(loaded.projections) == (3 if model.config.is_encoder_decoder else 1) * stage.depth
     for name in loaded.projections:
-        weight = modules[name].weight
-        assert set(weight.shape) == {stage.inner, stage.width}
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_with_shape_gives_a_config_that_the_library_builds_to_the_declared_count(family, saved):
-    import torch
-
-    folder, model = saved(family)
-    source = open_source(str(folder))
-    arch, stage = source.architecture, source.shape.stages[0]
+        assert set(loaded.model.get_submodule(name).weight.shape) == {stage.inner, stage.width}
+    # The config of another shape gives as many parameters in the library as are declared.
     kv_heads, mlp_dim = 8 if stage.kv_heads == stage.heads else 2, NARROW_MLP.get(family, 24)
-    wider = replace(stage, depth=2, heads=8, kv_heads=kv_heads, mlp_dim=mlp_dim)
+    other = replace(stage, depth=2, heads=8, kv_heads=kv_heads, mlp_dim=mlp_dim)
     if not arch.stores_head_dim:
-        wider = replace(wider, head_dim=stage.width // 8)
-    config = arch.with_shape(source.config, Shape((wider,) * len(source.shape.stages)), layers=(1, 3))
+        other = replace(other, head_dim=stage.width // 8)
+    config = arch.with_shape(config, Shape((other,) * len(source.shape.stages)), layers=(1, 3))
     with torch.device("meta"):
         built = type(model)(type(model.config).from_dict(config))
-    declared_in_blocks = sum(s.size for s in arch.tensors(config) if s.layer is not None)
-    from_library = sum(p.numel() for n, p in built.named_parameters() if re.search(r"\.(layers?|h|block)\.\d+\.", n))
-    assert declared_in_blocks == from_library
+    in_blocks = sum(p.numel() for n, p in built.named_parameters() if re.search(r"\.(layers?|h|block)\.\d+\.", n))
+    assert sum(s.size for s in arch.tensors(config) if s.layer is not None) == in_blocks
 
 
 VARIANTS = [
     ("electra", dict(embedding_size=32)),
     ("modernbert", dict(norm_bias=False, attention_bias=True, mlp_bias=True)),
+    ("dinov3_vit", dict(num_register_tokens=0)),
+    ("dinov2_with_registers", dict(num_register_tokens=0)),
     ("dinov3_vit", dict(use_gated_mlp=False, key_bias=True, mlp_bias=False)),
     ("siglip_vision_model", dict(vision_use_head=False)),
     ("opt", dict(word_embed_proj_dim=32, do_layer_norm_before=False)),
@@ -90,59 +73,46 @@ def test_parts_that_a_config_switches(family, changes, saved):
     assert source.parameters.total == sum(p.numel() for p in model.parameters())
 
 
-def test_a_rule_for_layers_becomes_a_list_when_layers_go(saved):
-    """Early ModernBERT files give the interval of the layers that see everything, and a cut breaks the interval."""
-    folder, _ = saved("modernbert")
-    config = json.loads((folder / "config.json").read_text())
-    assert config.pop("layer_types") == [
-        "full_attention",
-        "sliding_attention",
-        "sliding_attention",
-        "full_attention",
-    ]
-    (folder / "config.json").write_text(json.dumps(config | {"global_attn_every_n_layers": 3}))
+def reshaped(folder, layers=None, **numbers):
+    """The config of a model folder for another shape."""
     source = open_source(str(folder))
-    cut = source.architecture.with_shape(source.config, source.shape.with_(depth=2), layers=(0, 3))
-    assert cut["layer_types"] == ["full_attention", "full_attention"]
-
-
-def test_a_head_dim_that_only_rotary_positions_read_does_not_outlive_the_heads(saved):
-    folder, _ = saved("modernbert")
-    source = open_source(str(folder))
-    split = source.shape.with_(heads=8, kv_heads=8, head_dim=4)
-    assert "head_dim" not in source.architecture.with_shape(source.config | {"head_dim": 8}, split)
-
-
-def test_names_of_stages_do_not_outlive_their_layers(saved):
-    folder, model = saved("dinov2")
-    source = open_source(str(folder))
-    config = source.architecture.with_shape(source.config, source.shape.with_(depth=2))
-    rebuilt = type(model.config).from_dict(config)
-    assert rebuilt.stage_names == ["stem", "stage1", "stage2"] and rebuilt.out_features == ["stage2"]
-
-
-def test_a_file_may_leave_out_what_the_library_takes_for_granted(saved):
-    folder, model = saved("vit")
-    config = json.loads((folder / "config.json").read_text())
-    del config["qkv_bias"]  # as in google/vit-base-patch16-224
-    (folder / "config.json").write_text(json.dumps(config))
-    assert open_source(str(folder)).parameters.total == sum(p.numel() for p in model.parameters())
-
-
-def test_an_mlp_that_a_whole_ratio_cannot_hold_is_refused(saved):
-    folder, _ = saved("dinov2")
-    source = open_source(str(folder))
-    with pytest.raises(UsageError, match=r"\b48\b.*\b32\b.*\b32\b.*\b64\b"):
-        source.architecture.with_shape(source.config, source.shape.with_(mlp_dim=48))
+    return source.architecture.with_shape(source.config, source.shape.with_(**numbers), layers=layers)
 
 
 def test_lists_with_one_entry_a_layer_follow_the_kept_layers(saved):
     folder, _ = saved("smollm3", no_rope_layers=[1, 0, 1, 0])
-    source = open_source(str(folder))
-    shape = source.shape.with_(depth=2)
-    config = source.architecture.with_shape(source.config, shape, layers=(1, 2))
-    assert config["no_rope_layers"] == [0, 1]
-    assert len(config["layer_types"]) == 2
+    config = reshaped(folder, (1, 2), depth=2)
+    assert config["no_rope_layers"] == [0, 1] and len(config["layer_types"]) == 2
+
+
+def test_a_rule_for_layers_becomes_a_list_when_layers_go(saved):
+    """Early ModernBERT files give the interval of the layers that see everything, and a cut breaks the interval."""
+    folder, _ = saved("modernbert")
+    rewrite(folder, ("layer_types",), global_attn_every_n_layers=3)
+    assert reshaped(folder, (0, 3), depth=2)["layer_types"] == ["full_attention", "full_attention"]
+
+
+def test_a_head_dim_that_only_rotary_positions_read_does_not_outlive_the_heads(saved):
+    folder, _ = saved("modernbert")
+    rewrite(folder, head_dim=8)
+    assert "head_dim" not in reshaped(folder, heads=8, kv_heads=8, head_dim=4)
+
+
+def test_names_of_stages_do_not_outlive_their_layers(saved):
+    folder, model = saved("dinov2")
+    rebuilt = type(model.config).from_dict(reshaped(folder, depth=2))
+    assert rebuilt.stage_names == ["stem", "stage1", "stage2"] and rebuilt.out_features == ["stage2"]
+
+
+def test_an_mlp_that_a_whole_ratio_cannot_hold_is_refused(saved):
+    with pytest.raises(UsageError, match=r"\b48\b.*\b32\b.*\b32\b.*\b64\b"):
+        reshaped(saved("dinov2")[0], mlp_dim=48)
+
+
+def test_a_file_may_leave_out_what_the_library_takes_for_granted(saved):
+    folder, model = saved("vit")
+    rewrite(folder, ("qkv_bias",))  # as in google/vit-base-patch16-224
+    assert open_source(str(folder)).parameters.total == sum(p.numel() for p in model.parameters())
 
 
 def test_an_unknown_architecture_names_the_nearest():
@@ -150,17 +120,19 @@ def test_an_unknown_architecture_names_the_nearest():
         architectures.of({"model_type": "qwen33"})
 
 
-def test_config_and_weights_that_disagree_are_refused(saved):
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"num_hidden_layers": 3}, "the weights hold"),
+        ({"num_hidden_layers": 5}, r"\black \d+ tensors that 5 layers\b.*\blayer\.4\."),
+        ({"intermediate_size": 50}, "asks for"),
+    ],
+)
+def test_config_and_weights_that_disagree_are_refused(changes, says, saved):
     folder, _ = saved("bert")
-    config = json.loads((folder / "config.json").read_text())
-    for key, value, says in (
-        ("num_hidden_layers", 3, "the weights hold"),
-        ("num_hidden_layers", 5, r"\black \d+ tensors that 5 layers\b.*\blayer\.4\."),
-        ("intermediate_size", 50, "asks for"),
-    ):
-        (folder / "config.json").write_text(json.dumps(config | {key: value}))
-        with pytest.raises(UnsupportedModel, match=says):
-            open_source(str(folder))
+    rewrite(folder, **changes)
+    with pytest.raises(UnsupportedModel, match=says):
+        open_source(str(folder))
 
 
 def test_shape_arithmetic_refuses_what_cannot_be():
@@ -170,21 +142,19 @@ def test_shape_arithmetic_refuses_what_cannot_be():
         Shape((Stage(0, 8, 8, 4, 16, 32),))
 
 
-def test_constants_of_old_files_are_no_parameters(saved):
-    """transformers 4 saved BERT's position_ids and GPT-2's causal mask with the weights."""
-    import torch
-    from safetensors.torch import load_file, save_file
-
-    for family, name, value in (
+@pytest.mark.parametrize(
+    ("family", "name", "value"),
+    [
         ("bert", "bert.embeddings.position_ids", torch.arange(40)[None]),
         ("gpt2", "transformer.h.0.attn.bias", torch.ones(1, 1, 40, 40).bool()),
-    ):
-        folder, model = saved(family)
-        tensors = load_file(folder / "model.safetensors") | {name: value}
-        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-        source = open_source(str(folder))
-        assert source.parameters.total == sum(p.numel() for p in model.parameters())
-        assert name not in {s.name for s in source.specs}
+    ],
+)
+def test_constants_of_old_files_are_no_parameters(family, name, value, saved):
+    """transformers 4 saved BERT's position_ids and GPT-2's causal mask with the weights."""
+    folder, model = saved(family)
+    source = open_source(str(with_tensors(folder, {name: value})))
+    assert source.parameters.total == sum(p.numel() for p in model.parameters())
+    assert name not in {s.name for s in source.specs}
 
 
 def test_norms_of_opt_stand_where_its_config_says():
@@ -199,7 +169,6 @@ def test_norms_of_opt_stand_where_its_config_says():
 )
 def test_a_list_of_another_length_than_the_stages_is_refused(family, wrong, saved):
     """Two of 20,000 malformed configs ended in an IndexError."""
-    folder, _ = saved(family)
-    config = json.loads((folder / "config.json").read_text()) | wrong
+    config = rewrite(saved(family)[0], **wrong)
     with pytest.raises(UnsupportedModel):
         list(architectures.of(config).tensors(config))

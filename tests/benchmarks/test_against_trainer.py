@@ -51,11 +51,10 @@ class _Loaded:
         return self.model(input_ids=batch["input_ids"]).logits
 
 
-def _ours(model, task, settings):
+def our_steps(loaded, task, settings):
     """A generator of steps of our loop, a look at the losses every `log_every` steps included."""
     accelerator = distributed.start_accelerator()
     scheme = schedule.make_plan(settings, task.size("train"), 1)
-    loaded = _Loaded(model)
     scored = Objective(loaded, task, settings).to(accelerator.device).train()
     adamw = optimizer.make_optimizer(scored, settings.optim, fused=accelerator.device.type == "cuda")
     mixing = None
@@ -184,7 +183,7 @@ def test_transformers_trainer(name, tokenizer, build, tmp_path):
     size = task.model_overrides()["vocab_size"]
     theirs = _Turns(_trainer(build(size), rows, settings, tmp_path / "theirs"))
     device = distributed.start_accelerator().device
-    ours = _in_a_thread(_ours(build(size), task, settings))
+    ours = _in_a_thread(our_steps(_Loaded(build(size)), task, settings))
     found = compare(ours, theirs, block=BLOCK, blocks=BLOCKS, warm_up=WARM_UP, device=device)
     _tell(f"transformers.Trainer, {name}", found, device)
 
@@ -304,7 +303,8 @@ def test_timm_script():
         {**SETTINGS, "mixup": 0.8, "cutmix": 1.0, "label_smoothing": 0.1, "schedule": {"warmup": 0.1}}
     )
     ours, theirs = (
-        _in_a_thread(loop) for loop in (_ours(_vit(), task, settings), _script(_vit(), task, settings, device))
+        _in_a_thread(loop)
+        for loop in (our_steps(_Loaded(_vit()), task, settings), _script(_vit(), task, settings, device))
     )
     found = compare(ours, theirs, block=BLOCK, blocks=BLOCKS, warm_up=WARM_UP, device=device)
     _tell("timm's script, ViT", found, device)

@@ -2,8 +2,6 @@
 
 Both as ratios of neighbouring measurements, round by round, so that a noisy neighbour slows both; the thread's own CPU
 time is taken. Run with `OMP_NUM_THREADS=1 pytest -o addopts= -m benchmark -s tests/benchmarks/test_kappa.py`.
-
-On a GPU (marked `gpu`) the same, and whether the eigenvalues are found faster there or on the host.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ import pytest
 import torch
 
 from leansurgeon.measure.kappa.blocks import measure_blocks
-from leansurgeon.measure.kappa.spectrum import _eigenvalues, _gram, conditioning, spectrum
+from leansurgeon.measure.kappa.spectrum import conditioning, spectrum
 
 ROUNDS = 15
 SVD_CLAIM, FORWARD_CLAIM = 3.0, 0.10
@@ -31,12 +29,6 @@ def one_thread():
 
 
 def seconds(work: Callable[[], object]) -> float:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        work()
-        torch.cuda.synchronize()
-        return time.perf_counter() - start
     start = time.thread_time()
     work()
     return time.thread_time() - start
@@ -61,11 +53,11 @@ def test_spectrum_against_svdvals(dtype) -> None:
 class Model:
     """ViT-B/16 with the interface of a loaded model."""
 
-    def __init__(self, device: str = "cpu") -> None:
+    def __init__(self) -> None:
         import timm
 
         torch.manual_seed(0)
-        self.model = timm.create_model("vit_base_patch16_224").eval().to(device)
+        self.model = timm.create_model("vit_base_patch16_224").eval()
         self.projections = [f"blocks.{i}.attn.proj" for i in range(12)]
 
     @torch.no_grad()
@@ -103,40 +95,3 @@ def test_kappa_against_the_forward_pass() -> None:
         assert statistics.median(found) <= FORWARD_CLAIM
     found = ratios(everything, lambda: loaded.forward(batch), rounds=5)
     print(f"\nforward with A and A W_o of every layer / forward: {statistics.median(found):.3f}")
-
-
-@pytest.mark.gpu
-@pytest.mark.benchmark
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize(
-    "shape", [(64, 197, 768), (256, 197, 768), (64, 128, 768), (64, 197, 64), (64, 17, 192)], ids=str
-)
-def test_spectra_on_the_gpu_or_on_the_host(shape) -> None:
-    """Of blocks that a forward pass leaves on the GPU: as `conditioning` does it there, with the eigenvalues on the
-    host (what comes back are the Gram matrices), and with everything there (blocks come back).
-    """
-    torch.manual_seed(0)
-    block = torch.randn(shape, device="cuda")
-
-    def eigenvalues(place: str) -> None:
-        _eigenvalues(_gram(block, None).to(place), block, None, centred=False)
-
-    alone = ratios(lambda: eigenvalues("cpu"), lambda: eigenvalues("cuda"), rounds=5)
-    for name, centred in (("raw", False), ("raw and centred", True)):
-        found = ratios(
-            lambda c=centred: conditioning(block.cpu(), centred=c),
-            lambda c=centred: conditioning(block, centred=c),
-            rounds=5,
-        )
-        spent = 1000 * seconds(lambda c=centred: conditioning(block, centred=c))
-        print(f"\n{shape} {name}: {spent:.1f} ms on the GPU; host (one thread) / GPU: {statistics.median(found):.2f}")
-    print(f"{shape} raw, eigenvalues alone on the host / on the GPU: {statistics.median(alone):.2f}")
-
-
-@pytest.mark.gpu
-@pytest.mark.benchmark
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_kappa_against_the_forward_pass_on_the_gpu() -> None:
-    loaded, batch = Model("cuda"), {"pixel_values": torch.randn(64, 3, 224, 224, device="cuda")}
-    found = ratios(lambda: measure_blocks(loaded, [batch], lambda _: None, 64), lambda: loaded.forward(batch), rounds=5)
-    print(f"forward with A and A W_o of every layer / forward of ViT-B, 64 images: {statistics.median(found):.3f}")

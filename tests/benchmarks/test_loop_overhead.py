@@ -1,14 +1,11 @@
 """What our loop adds to a training step: the same model, batches, optimizer and clipping in a bare loop, paired.
 
-The two loops alternate within one run, block by block, so that a noisy neighbour slows both; on a CPU the time of this
-thread is taken, on a GPU that of the clock. The claim is the median over the blocks of (our seconds / bare seconds): at
-most 1.03. Run with `OMP_NUM_THREADS=1 pytest -o addopts= -m benchmark -s tests/benchmarks/test_loop_overhead.py`.
+The two loops alternate within one run, block by block, so that a noisy neighbour slows both; on a CPU the time of the
+process is taken, on a GPU that of the clock. The claim is the median over the blocks of (our seconds / bare seconds):
+at most 1.03. Run with `OMP_NUM_THREADS=1 pytest -o addopts= -m benchmark -s tests/benchmarks/test_loop_overhead.py`.
 """
 
 from __future__ import annotations
-
-import statistics
-import time
 
 import pytest
 import torch
@@ -16,10 +13,9 @@ from torch.nn import functional as F
 
 from leansurgeon import tasks
 from leansurgeon.training import data_loader, distributed, optimizer, schedule
-from leansurgeon.training.objective import Objective
-from leansurgeon.training.optimizer import Trainer
 from leansurgeon.training.recipe.schema import Train
-from leansurgeon.training.schedule import Pace
+from tests.benchmarks.pairs import compare
+from tests.benchmarks.test_against_trainer import our_steps
 
 BLOCK, BLOCKS, WARM_UP = 5, 120, 20
 CLAIM = 1.03
@@ -30,38 +26,12 @@ class _Loaded:
         from transformers import ViTConfig, ViTForImageClassification
 
         torch.manual_seed(0)
-        self.model = ViTForImageClassification(
-            ViTConfig(
-                hidden_size=64,
-                num_hidden_layers=6,
-                num_attention_heads=4,
-                intermediate_size=256,
-                image_size=8,
-                patch_size=2,
-                num_channels=1,
-                num_labels=10,
-            )
-        )
+        size = dict(hidden_size=64, num_hidden_layers=6, num_attention_heads=4, intermediate_size=256)
+        images = dict(image_size=8, patch_size=2, num_channels=1, num_labels=10)
+        self.model = ViTForImageClassification(ViTConfig(**size, **images))
 
     def forward(self, batch):
         return self.model(pixel_values=batch["pixel_values"]).logits
-
-
-def _ours(task, settings):
-    """A generator that does one step of our loop each time, a look at the losses every `log_every` steps included."""
-    accelerator = distributed.start_accelerator()
-    scheme = schedule.make_plan(settings, task.size("train"), 1)
-    scored = Objective(_Loaded(), task, settings).to(accelerator.device).train()
-    adamw = optimizer.make_optimizer(scored, settings.optim, fused=accelerator.device.type == "cuda")
-    wrapped = accelerator.prepare(scored)
-    trainer = Trainer(accelerator, wrapped, wrapped, adamw, Pace(scheme))
-    window = []
-    for step, batches in enumerate(data_loader.train_batches(task, scheme, rank=0, device=accelerator.device)):
-        window.append(trainer.step(step, batches))
-        if (step + 1) % settings.log_every == 0:
-            torch.stack(window).tolist()
-            window = []
-        yield
 
 
 def _bare(task, settings, device):
@@ -93,16 +63,6 @@ def _bare(task, settings, device):
         yield
 
 
-def _seconds(loop, steps: int, device) -> float:
-    clock = time.perf_counter if device.type == "cuda" else time.thread_time
-    start = clock()
-    for _ in range(steps):
-        next(loop)
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    return clock() - start
-
-
 @pytest.mark.benchmark
 def test_a_step_costs_at_most_three_percent_more_than_a_bare_one(tmp_path):
     task = tasks.make("digits")
@@ -112,22 +72,12 @@ def test_a_step_costs_at_most_three_percent_more_than_a_bare_one(tmp_path):
         {"duration": f"{steps}st", "batch": 64, "optim": {"lr": 2e-3, "weight_decay": 0.05}, "log_every": 10}
         | {"schedule": {"name": "cosine", "warmup": 0.1}}
     )
-    ours = _ours(task, settings)
+    ours = our_steps(_Loaded(), task, settings)
     device = distributed.start_accelerator().device
     bare = _bare(task, settings, device)
-    for loop in (ours, bare):
-        _seconds(loop, WARM_UP, device)
-    ratios, times = [], ([], [])
-    for block in range(BLOCKS):
-        pair = [(ours, times[0]), (bare, times[1])]
-        for loop, kept in pair if block % 2 else reversed(pair):
-            kept.append(_seconds(loop, BLOCK, device))
-        ratios.append(times[0][-1] / times[1][-1])
-    ratio = statistics.median(ratios)
-    low, high = statistics.quantiles(ratios, n=4)[::2]
-    mean = [1000 * statistics.median(kept) / BLOCK for kept in times]
+    found = compare(ours, bare, block=BLOCK, blocks=BLOCKS, warm_up=WARM_UP, device=device)
     print(
-        f"\nloop overhead on {device}: ours {mean[0]:.2f} ms, bare {mean[1]:.2f} ms per step; "
-        f"ratio {ratio:.4f} (quartiles {low:.4f} to {high:.4f}, {BLOCKS} paired blocks of {BLOCK} steps)"
+        f"\nloop overhead on {device}: ours {1000 * found.first:.2f} ms, bare {1000 * found.second:.2f} ms per step; "
+        f"{found}, {BLOCKS} paired blocks of {BLOCK} steps"
     )
-    assert ratio <= CLAIM
+    assert found.ratio <= CLAIM

@@ -19,13 +19,6 @@ def test_a_digest_begun_early_is_hashlibs(tmp_path):
     assert digests.sha256(file) == hashlib.sha256(b"another file").hexdigest()
 
 
-def test_what_is_no_folder_begins_nothing(tmp_path):
-    before = len(digests.running)
-    for source in ("vit-b", "timm/vit_base", str(tmp_path / "none"), str(tmp_path)):
-        digests.begin(source)
-    assert len(digests.running) == before
-
-
 def test_what_nobody_asked_for_is_given_up(tmp_path):
     """A command that ends early must not leave a processor busy: this file would take an hour."""
     (tmp_path / "config.json").write_text("{}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 from pathlib import Path
 
@@ -71,9 +70,8 @@ def ours(made_once, tmp_path) -> Path:
     return shutil.copytree(made_once, tmp_path / "ours")
 
 
-@pytest.mark.parametrize("full", ["{folder}--evil.LlamaForCausalLM", "evil.LlamaForCausalLM", "a/b--evil.X"])
-def test_an_auto_map_beside_a_known_model_type_is_passed_over(full, saved, tmp_path, mark):
-    folder = llama_with(saved, mark, full.format(folder=tmp_path / "source-llama"))
+def test_an_auto_map_beside_a_known_model_type_is_passed_over(saved, tmp_path, mark):
+    folder = llama_with(saved, mark, "evil.LlamaForCausalLM")
     done = leansurgeon("shrink", folder, "--heads", "8", "-o", tmp_path / "out", "--json")
     assert done.returncode == 0 and not mark.exists()
     proof = json.loads(done.stdout)["proof"]
@@ -81,15 +79,17 @@ def test_an_auto_map_beside_a_known_model_type_is_passed_over(full, saved, tmp_p
     assert proof["compared"]["done"]
     written = json.loads((tmp_path / "out" / "config.json").read_text())
     assert "auto_map" not in written and not list((tmp_path / "out").glob("*.py"))
-    for command in (["undo", tmp_path / "out", "-o", tmp_path / "back"], ["inspect", folder], ["diff", folder, folder]):
-        assert leansurgeon(*command).returncode == 0
-    load(folder)
+    for full in (f"{folder}--evil.LlamaForCausalLM", "a/b--evil.X", "evil.LlamaForCausalLM"):
+        edit(folder, auto_map={"AutoModelForCausalLM": full})
+        for command in (["undo", tmp_path / "out", "-o", tmp_path / "back", "--force"], ["inspect", folder]):
+            assert leansurgeon(*command).returncode == 0
+        load(folder)
     assert not mark.exists()
 
 
 def test_a_class_that_only_the_checkpoint_has_is_the_librarys(saved, tmp_path, mark):
     folder = llama_with(saved, mark, "evil.EvilForCausalLM", "EvilForCausalLM")
-    done = leansurgeon("shrink", folder, "--layers", "2", "--uncalibrated", "-o", tmp_path / "out")
+    done = leansurgeon("shrink", folder, "--layers", "2", "--uncalibrated", "--no-proof", "-o", tmp_path / "out")
     assert done.returncode == 0 and not mark.exists()
     assert json.loads((tmp_path / "out" / "config.json").read_text())["architectures"] == ["LlamaForCausalLM"]
     assert type(load(folder).model).__name__ == "LlamaForCausalLM" and not mark.exists()
@@ -102,30 +102,38 @@ def change(folder: Path, mark: Path) -> None:
     (folder / "surgery.json").unlink(missing_ok=True)
 
 
-COMMANDS = {
-    "shrink": "shrink MODEL --layers 2 --uncalibrated -o OUT",
-    "undo": "undo MODEL -o OUT",
-    "inspect": "inspect MODEL",
-    "plan": "plan MODEL --layers 2",
-    "diff": "diff MODEL MODEL",
-    "bench": "bench MODEL",
-    "kappa": "kappa MODEL --data task:digits",
-    "heads": "heads MODEL --data task:digits",
-    "search": "search MODEL --params 1M --dry-run",
-    "retrain": "retrain MODEL --recipe digits-vit --dry-run",
-}
+COMMANDS = (
+    "shrink MODEL --layers 2 --uncalibrated -o OUT",
+    "undo MODEL -o OUT",
+    "inspect MODEL",
+    "plan MODEL --layers 2",
+    "diff MODEL MODEL",
+    "bench MODEL",
+    "kappa MODEL --data task:digits",
+    "heads MODEL --data task:digits",
+    "search MODEL --params 1M --dry-run",
+    "retrain MODEL --recipe digits-vit --dry-run",
+)
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_a_changed_modelling_file_is_refused(command, ours, tmp_path, mark):
-    folder = ours
-    change(folder, mark)
-    words = [{"MODEL": folder, "OUT": tmp_path / "out"}.get(word, word) for word in COMMANDS[command].split()]
-    done = leansurgeon(*words)
-    assert done.returncode == 3 and "--trust-remote-code" in done.stderr and "decoupled_bert.py" in done.stderr
-    assert not mark.exists() and not (tmp_path / "out").exists()
+def test_a_changed_modelling_file_is_refused(ours, tmp_path, mark):
+    change(ours, mark)
+    for command in COMMANDS:
+        words = [{"MODEL": ours, "OUT": tmp_path / "out"}.get(word, word) for word in command.split()]
+        done = leansurgeon(*words)
+        assert done.returncode == 3, (command, done.stderr)
+        assert "--trust-remote-code" in done.stderr and "decoupled_bert.py" in done.stderr
+        assert not mark.exists() and not (tmp_path / "out").exists()
     with pytest.raises(UnsupportedModel):
-        load(folder)
+        load(ours)
+
+
+def test_a_modelling_file_that_is_named_and_not_ours(ours):
+    shutil.copy(ours / "decoupled_bert.py", ours / "evil.py")
+    edit(ours, auto_map={"AutoModelForMaskedLM": "evil.DecoupledBertForMaskedLM"})
+    with pytest.raises(UnsupportedModel) as error:
+        open_source(str(ours))
+    assert "evil.py" in error.value.message
 
 
 def test_the_flag_runs_it_and_the_record_names_it(ours, tmp_path, mark):
@@ -145,104 +153,79 @@ def test_the_flag_runs_it_and_the_record_names_it(ours, tmp_path, mark):
 
 
 def test_a_file_that_is_ours_is_taken_from_the_package(ours, tmp_path, monkeypatch):
-    folder = ours
-    assert trust.is_shipped(folder / "decoupled_bert.py")
-    assert type(load(folder).model).__module__ == "leansurgeon.models.decoupled_bert"
-    done = leansurgeon("shrink", folder, "--heads", "16", "-o", tmp_path / "out", "--json")
-    assert json.loads(done.stdout)["proof"]["compared"]["done"]
+    assert trust.is_shipped(ours / "decoupled_bert.py")
+    assert type(load(ours).model).__module__ == "leansurgeon.models.decoupled_bert"
     old = b"# what an earlier version shipped\nraise SystemExit\n"
-    (folder / "decoupled_bert.py").write_bytes(old)
+    (ours / "decoupled_bert.py").write_bytes(old)
     with pytest.raises(UnsupportedModel):
-        open_source(str(folder))
+        open_source(str(ours))
     earlier = {"decoupled_bert.py": [hashlib.sha256(old).hexdigest()]}
     monkeypatch.setattr(trust, "earlier", lambda: earlier)
-    assert open_source(str(folder)).architecture.code is None
-    done = leansurgeon("shrink", folder, "--heads", "16", "-o", tmp_path / "again", "--json")
+    done = leansurgeon("shrink", ours, "--heads", "16", "-o", tmp_path / "again", "--json")
     assert done.returncode == 0 and json.loads(done.stdout)["proof"]["compared"]["done"]
-    (folder / "decoupled_bert.py").unlink()  # the package has it
-    assert open_source(str(folder)).architecture.code is None
+    (ours / "decoupled_bert.py").unlink()  # the package has it
+    assert open_source(str(ours)).architecture.code is None
 
 
 def test_a_result_of_a_version_with_other_files_goes_on_loading(ours, tmp_path, monkeypatch):
     """RoBERTa and mBART had files of their own once; what names them is taken from the file of today."""
-    folder, text = ours, b"raise SystemExit\n"
-    old = folder / "decoupled_roberta.py"
-    (folder / "decoupled_bert.py").rename(old)
-    file = folder / "config.json"
-    file.write_text(file.read_text().replace("decoupled_bert.", "decoupled_roberta."))
-    with pytest.raises(UnsupportedModel):  # a file of that name, and not one of ours
-        load(folder)
+    old, text = ours / "decoupled_roberta.py", b"raise SystemExit\n"
+    (ours / "decoupled_bert.py").unlink()
     old.write_bytes(text)
+    config = ours / "config.json"
+    config.write_text(config.read_text().replace("decoupled_bert.", "decoupled_roberta."))
+    with pytest.raises(UnsupportedModel):  # a file of that name, and not one of ours
+        load(ours)
     monkeypatch.setattr(trust, "earlier", lambda: {old.name: [hashlib.sha256(text).hexdigest()]})
-    model = load_anything(str(folder))
+    model = load_anything(str(ours))
     assert type(model).__module__ == "leansurgeon.models.decoupled_bert"
     model.save_pretrained(tmp_path / "again")  # with the file of today, and names of what is in it
     assert (tmp_path / "again" / "decoupled_bert.py").is_file()
     assert "decoupled_roberta" not in (tmp_path / "again" / "config.json").read_text()
-    old.unlink()
-    assert open_source(str(folder)).architecture.code is None
-    monkeypatch.setattr(trust, "earlier", dict)
-    with pytest.raises(UnsupportedModel):
-        load(folder)
 
 
 def test_code_beside_a_modelling_file_of_ours_does_not_run(ours):
     """transformers runs custom_generate, and classes that tokenizers name, of every folder that it may run code of."""
     assert how_to_load(ours, as_documented=True)["trust"]
-    for name, text in (
-        ("custom_generate/generate.py", "raise SystemExit"),
-        ("tokenizer_config.json", '{"auto_map": {}}'),
-    ):
-        file = ours / name
-        file.parent.mkdir(exist_ok=True)
-        before = file.read_bytes() if file.exists() else None
-        file.write_text(text)
-        how = how_to_load(ours, as_documented=True)
+    files = {"custom_generate/generate.py": "raise SystemExit", "tokenizer_config.json": '{"auto_map": {}}'}
+    for name, text in files.items():
+        folder = Path(shutil.copytree(ours, ours.with_name(f"with {Path(name).name}")))
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text)
+        how = how_to_load(folder, as_documented=True)
         assert "trust" not in how and how["module"] == "leansurgeon.models.decoupled_bert"
-        if before is None:
-            file.unlink()
-        else:
-            file.write_bytes(before)
-        if file.parent != ours:
-            file.parent.rmdir()
-    assert how_to_load(ours, as_documented=True)["trust"]
 
 
 def test_every_file_that_travels_is_known_and_so_are_those_of_before():
     room = Path(trust.__file__).parents[1] / "models"
     for file in room.glob("*.py"):
         assert trust.is_shipped(file)
-    assert not trust.is_shipped(Path(trust.__file__))
-    for name, digests in trust.earlier().items():
-        assert name.endswith(".py") and all(len(bytes.fromhex(d)) == 32 for d in digests)
     gone = {"decoupled_roberta.py": "8b637d6c", "decoupled_mbart.py": "12f21fc5"}  # results with these files are about
     for name, digest in gone.items():
         assert not (room / name).exists() and any(d.startswith(digest) for d in trust.earlier()[name])
 
 
-@pytest.mark.parametrize("place", ["top", "nested"])
-def test_a_kernel_of_the_hub_is_refused(place, saved):
+def test_a_kernel_of_the_hub_is_refused(saved):
     folder, _ = saved("llama")
     asked = {"attn_implementation": "somebody/kernel"}
-    edit(folder, **(asked if place == "top" else {"text_config": asked}))
-    with pytest.raises(UnsupportedModel) as error:
-        open_source(str(folder))
-    assert "somebody/kernel" in error.value.message
-    with pytest.raises(UnsupportedModel):
-        load(folder)
+    for changes in (asked, {"attn_implementation": None, "text_config": asked}):
+        edit(folder, **changes)
+        for opened in (lambda: open_source(str(folder)), lambda: load(folder)):
+            with pytest.raises(UnsupportedModel, match="somebody/kernel"):
+                opened()
     edit(folder, attn_implementation="eager", text_config=None)
     open_source(str(folder))
 
 
-@pytest.mark.parametrize("key, value", [("checkpoint_path", "evil.pth"), ("pretrained", True)])
-def test_a_timm_config_loads_no_weights_but_its_own(key, value, tmp_path):
+def test_a_timm_config_loads_no_weights_but_its_own(tmp_path):
     config = {"architecture": "vit_tiny_patch16_224", "model_args": {"depth": 2, "pretrained": False}}
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert read_config(tmp_path) == config
-    edit(tmp_path, model_args={"depth": 2, key: value})
-    with pytest.raises(UnsupportedModel) as error:
-        read_config(tmp_path)
-    assert key in error.value.message and repr(value) in error.value.message
+    for key, value in (("checkpoint_path", "evil.pth"), ("pretrained", True)):
+        edit(tmp_path, model_args={"depth": 2, key: value})
+        with pytest.raises(UnsupportedModel) as error:
+            read_config(tmp_path)
+        assert key in error.value.message and repr(value) in error.value.message
 
 
 @pytest.mark.parametrize("way", ["adapter", "link of an adapter", "file"])
@@ -264,23 +247,12 @@ def test_a_library_loads_no_weights_but_those_that_are_read(way, saved, tmp_path
 
 
 # No classes; classes of something else; of another family, whose weights would all be made anew without an error.
-@pytest.mark.parametrize(
-    "name", ["pipeline", "logging", "BertConfig", "AutoModel", "AutoTokenizer", "ViTModel", "T5Model"]
-)
+@pytest.mark.parametrize("name", ["pipeline", "BertConfig", "AutoModel", "ViTModel"])
 def test_a_class_that_is_none_of_the_family_is_refused(name, saved):
     folder, _ = saved("bert")
     edit(folder, architectures=[name])
     with pytest.raises(UnsupportedModel, match=rf"\b{name}\b"):
         load(folder)
-
-
-def test_code_is_found_wherever_a_config_names_it():
-    map_ = {"auto_map": {"AutoModel": "evil.Evil"}}
-    config = {"model_type": "x", **map_, "text_config": {"a": 1, **map_}, "parts": [{"b": 2, **map_}, 3]}
-    assert trust.as_written(config) == {"model_type": "x", "text_config": {"a": 1}, "parts": [{"b": 2}, 3]}
-    for place in ({"parts": [{"_attn_implementation": "a/b"}]}, {"attn_implementation": ["eager", "a/b"]}):
-        with pytest.raises(UnsupportedModel, match="a/b"):
-            trust.refuse_kernels({"model_type": "x", **place}, Path("m"))
 
 
 def test_a_tokenizer_with_code_is_not_run(saved, tmp_path, mark, monkeypatch):
@@ -295,19 +267,3 @@ def test_a_tokenizer_with_code_is_not_run(saved, tmp_path, mark, monkeypatch):
     with pytest.raises(UsageError):
         vocab.load(folder)
     assert not mark.exists()
-
-
-def test_the_flag_reaches_the_processes_that_a_command_starts():
-    trust.allow(True)
-    assert os.environ[trust.ALLOWED] == "1" and trust.is_allowed()
-    trust.allow(False)
-    assert trust.ALLOWED not in os.environ
-
-
-def test_a_modelling_file_that_is_named_and_not_ours(ours, tmp_path, mark):
-    folder = ours
-    shutil.copy(folder / "decoupled_bert.py", folder / "evil.py")
-    edit(folder, auto_map={"AutoModelForMaskedLM": "evil.DecoupledBertForMaskedLM"})
-    with pytest.raises(UnsupportedModel) as error:
-        open_source(str(folder))
-    assert "evil.py" in error.value.message

@@ -32,12 +32,12 @@ def cache(tmp_path_factory):
         yield
 
 
-def fit(model, answer, inputs, labels, steps):
+def fit(model, answer, inputs, labels, steps, batch=128):
     """Train a tiny model until it knows its data; the share that it is right on."""
     updates = torch.optim.AdamW(model.parameters(), 3e-3)
     model.train()
     for _ in range(steps):
-        chosen = torch.randint(len(labels), (128,))
+        chosen = torch.randint(len(labels), (batch,))
         loss = torch.nn.functional.cross_entropy(answer(inputs[chosen]), labels[chosen])
         updates.zero_grad()
         loss.backward()
@@ -217,7 +217,8 @@ def test_texts_are_cut_at_the_models_own_length(tmp_path):
     texts += [f"{' '.join(rng.choice(WORDS[2:12], 200))}" for _ in range(20)]
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
     ids = tokenizer(texts, return_tensors="pt", padding=True, truncation=True, max_length=192)["input_ids"]
-    fit(model, lambda rows: model(rows, attention_mask=rows != 0).logits, ids[:240], torch.arange(240) % 2, 100)
+    labels = torch.arange(240) % 2
+    fit(model, lambda rows: model(rows, attention_mask=rows != 0).logits, ids[:240], labels, 60, batch=32)
     model.save_pretrained(tmp_path)
     data = tmp_path / "long.csv"
     with data.open("w", newline="") as file:

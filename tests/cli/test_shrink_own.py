@@ -73,7 +73,7 @@ def test_where_nothing_is_made_what_comes_along_is_taken(family, what, shrink, n
     monkeypatch.setitem(own.WORK, "cpu", 1.0)  # too long to write in
     done, record = shrink(family, "--layers", "3", reads="novel" in what and novel)
     used, said = record["decided"]["calibration"], " ".join(done.stderr.split())
-    assert what in used["says"] and what in said and "makes no samples of its own" in said
+    assert what in used["says"] and what in said and "cannot make samples of its own" in said
     assert record["plan"]["calibrated"] and record["decided"]["decisions"]
     scores = [c for c in record["decided"]["candidates"] if "guard_divergence" in c]
     assert len(scores) == len(record["decided"]["candidates"]) > 0  # predictions judge

@@ -73,7 +73,7 @@ def test_the_same_command_goes_on(compared):
     before = json.loads((run / "summary.json").read_text())
     shutil.rmtree(run)
     again = command_line.leansurgeon(*words, cwd=folder)
-    assert again.returncode == 0 and "Going on with" in again.stderr and "5 trainings" in again.stderr
+    assert again.returncode == 0 and "Resuming" in again.stderr and "5 trainings" in again.stderr
     assert "Trying" not in again.stderr and "cutting" not in again.stderr
     assert json.loads((run / "summary.json").read_text())["test"] == before["test"]
     shown = command_line.leansurgeon("report", "runs/mine-reviews", "--json", cwd=folder)
@@ -169,13 +169,14 @@ REFUSED = (
 )
 
 
-@pytest.mark.parametrize(("words", "says"), REFUSED, ids=lambda one: "-".join(one) if isinstance(one, list) else "")
-def test_what_cannot_be_compared_is_refused_before_any_training(words, says, compared, tmp_path):
-    folder, _, _ = compared
-    given = ["run", folder / "mine", "--data", folder / "reviews.csv", *words]
-    done = command_line.leansurgeon(*given, "--workspace", tmp_path / "runs")
-    assert done.returncode == 2 and says in " ".join(done.stderr.split()), done.stderr
-    assert not list((tmp_path).glob("runs/*/*/summary.json"))
+def test_what_cannot_be_compared_is_refused_before_any_training(tmp_path):
+    strangers.classifier(tmp_path / "mine", ("bad", "good"))
+    strangers.reviews(tmp_path / "reviews.csv", rows=240)
+    for words, says in REFUSED:
+        given = ["run", "mine", "--data", "reviews.csv", *words, "--workspace", "runs"]
+        done = command_line.leansurgeon(*given, cwd=tmp_path)
+        assert done.returncode == 2 and says in " ".join(done.stderr.split()), (words, done.stderr)
+        assert not list(tmp_path.glob("runs/*/*/summary.json")), words
 
 
 def test_data_and_experiments_are_told_apart(tmp_path):
@@ -227,9 +228,10 @@ def test_differences_are_those_of_the_paired_t_test():
     assert paired.compare(*several[::-1]).high - paired.compare(*several[::-1]).low > found.high - found.low
 
 
-def test_steps_and_seeds_fit_into_the_time(monkeypatch, compared, tmp_path):
+def test_steps_and_seeds_fit_into_the_time(monkeypatch, tmp_path):
     """A step of a second: 200 s hold few steps of one seed; the trainings that follow are those that were said."""
-    folder, _, _ = compared
+    strangers.classifier(tmp_path / "mine", ("bad", "good"))
+    strangers.reviews(tmp_path / "reviews.csv", rows=240)
     cost = trials.StepCost(step=1.0, rest=1.0, memory=10**9)
     monkeypatch.setattr(trials, "time_steps", lambda *given: cost)
     seen = []
@@ -239,8 +241,8 @@ def test_steps_and_seeds_fit_into_the_time(monkeypatch, compared, tmp_path):
         raise UsageError("enough")
 
     monkeypatch.setattr("leansurgeon.experiment.run", stop)
-    words = ["run", folder / "mine", "--data", folder / "reviews.csv", "--heads", "8", "--layers", "2", "--parallel", 1]
-    done = command_line.leansurgeon(*words, "--time", "400s", "--workspace", tmp_path / "runs")
+    words = ["run", "mine", "--data", "reviews.csv", "--heads", "8", "--layers", "2", "--parallel", 1]
+    done = command_line.leansurgeon(*words, "--time", "400s", cwd=tmp_path)
     (recipe,) = seen
     steps = int(recipe.train.duration.removesuffix("st"))
     judging, (judged, tested) = 1 / (3 * recipe.train.batch), (recipe.train.eval.samples, 40)

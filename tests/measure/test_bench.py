@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import time
-from itertools import pairwise
-from types import SimpleNamespace
-
 import pytest
 import torch
 
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.measure.costs import bench, speed
 from leansurgeon.measure.costs.memory import Setting
-from leansurgeon.measure.costs.speed import Timing
 
 CPU = torch.device("cpu")
 
@@ -22,9 +17,8 @@ def made(name: str = "digits-vit", load: Setting | None = None) -> speed.TimedMo
     return speed.TimedModel(source.config, source.architecture, load or Setting(3, 1, "fp32"), "auto", CPU)
 
 
-@pytest.mark.parametrize(("precision", "dtype"), [("fp32", None), ("bf16", torch.bfloat16)])
-def test_a_step_trains_a_clipped_batch_and_a_forward_pass_only_answers(precision, dtype):
-    one = made(load=Setting(3, 1, precision))
+def test_a_step_trains_a_clipped_batch_and_a_forward_pass_only_answers():
+    one = made(load=Setting(3, 1, "bf16"))
     seen, norms = [], []
 
     def looks(model, args, kwargs):
@@ -33,8 +27,8 @@ def test_a_step_trains_a_clipped_batch_and_a_forward_pass_only_answers(precision
         seen.append((model.training, torch.is_inference_mode_enabled(), cast, len(images)))
 
     def norm(optimizer, *_):
-        gradients = [p.grad for group in optimizer.param_groups for p in group["params"]]
-        norms.append(float(torch.stack([g.norm() for g in gradients]).norm()))
+        gradients = [p.grad.flatten() for group in optimizer.param_groups for p in group["params"]]
+        norms.append(float(torch.cat(gradients).norm()))
 
     with torch.no_grad():
         one.model.get_submodule("classifier").weight.mul_(1e3)  # gradients that need clipping
@@ -43,47 +37,9 @@ def test_a_step_trains_a_clipped_batch_and_a_forward_pass_only_answers(precision
     one.step()
     one.forward(one.single)
     one.forward(one.large)
-    assert seen == [(True, False, dtype, 3), (False, True, dtype, 1), (False, True, dtype, 3)]
+    cast = torch.bfloat16
+    assert seen == [(True, False, cast, 3), (False, True, cast, 1), (False, True, cast, 3)]
     assert norms == pytest.approx([1.0], rel=1e-3)
-
-
-def test_text_has_the_tokens_that_are_asked_for(saved):
-    one = made(saved("bert")[0], Setting(4, 7, "fp32"))
-    assert one.large["input_ids"].shape == (4, 7) and one.single["input_ids"].shape == (1, 7)
-
-
-def test_rounds_begin_in_turn_with_either_end():
-    """What comes first in a round, on a cold cache, is not always the same."""
-    calls = []
-    pair = [
-        SimpleNamespace(device=CPU, single=1, large=2, step=lambda n=n: calls.append(n), forward=lambda _: None)
-        for n in "ab"
-    ]
-    speed.time_benches(pair, 2)
-    rounds = ["".join(calls[i : i + 2]) for i in range(0, len(calls), 2)]
-    assert set(rounds) == {"ab", "ba"} and all(x != y for x, y in pairwise(rounds))
-
-
-def test_the_first_steps_are_not_timed():
-    """Kernels are chosen, memory is fetched and optimizers make their state in the first step."""
-    calls, clock = [], iter(range(1000))
-    one = SimpleNamespace(device=CPU, single=1, large=2, step=lambda: calls.append(1), forward=lambda _: None)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(speed, "time_work", lambda work, _: work() or float(next(clock)))
-        (times,) = speed.time_benches([one], 3)
-    assert len(calls) > 3 == len(times["step"].seconds) and 0.0 not in times["step"].seconds
-
-
-def test_the_clock_counts_seconds_of_the_work():
-    assert 0.05 <= speed.time_work(lambda: time.sleep(0.05), CPU) < 5
-
-
-def test_eager_attention_is_another_model_and_the_other_backends_share_one():
-    one = made()
-    assert one.with_backend("math").model is one.model
-    assert (
-        one.with_backend("eager").model.config._attn_implementation == "eager" != one.model.config._attn_implementation
-    )
 
 
 def test_half_precision_keeps_less_for_the_backward_pass():
@@ -98,42 +54,6 @@ def test_half_precision_keeps_less_for_the_backward_pass():
 
 def test_the_models_own_number_of_heads_takes_part_once():
     assert len(bench.contenders(open_source("digits-vit"), [4, 4])[0]) == 1
-
-
-STEPS = {"first": [1.0, 2.0, 8.0], "second": [3.0, 1.0, 4.0]}  # in every round by the first one: 3, 0.5, 0.5
-
-
-@pytest.fixture
-def rows(monkeypatch) -> list[bench.BenchRow]:
-    """Two models whose steps, single and large forward passes all take other times: `STEPS`, x 0.01 and x 0.1."""
-    source = open_source("digits-vit")
-    (own,), _ = bench.contenders(source, [])
-    model = SimpleNamespace(model=torch.nn.Linear(3, 1), large={"input_ids": None})
-    scales = {"step": [1, 1], "forward_1": [0.01, 0.02], "forward": [0.1, 0.4]}
-    times = [
-        {name: Timing.of([scale[i] * s for s in steps]) for name, scale in scales.items()}
-        for i, steps in enumerate(STEPS.values())
-    ]
-    monkeypatch.setattr(speed, "TimedModel", lambda *_: model)
-    monkeypatch.setattr(speed, "runs", lambda _: None)
-    monkeypatch.setattr(speed, "time_benches", lambda *_: times)
-    monkeypatch.setattr(speed, "peaks", lambda *_: [3 * 2**20, 5 * 2**20])
-    return bench.time_contenders([own, own], Setting(8, 16, "fp32"), [], 3, "cpu", lambda _: None)[0]
-
-
-def test_ratios_are_taken_round_by_round_and_rates_of_what_they_name(rows):
-    found = [row.as_dict() for row in rows]
-    assert found[1]["step_against_first"]["median"] == 0.5  # of the medians it would be 1.5
-    assert [row["training_per_second"] for row in found] == [128 / 2, 128 / 3]
-    assert [row["forward_per_second"] for row in found] == pytest.approx([128 / 0.2, 128 / 1.2])
-
-
-def test_the_table_is_in_milliseconds_tokens_per_second_and_mib(rows):
-    lines = [line.split()[-6:] for line in bench.table(rows, images=False).splitlines()[-2:]]
-    assert lines == [
-        ["2e+03", "1.5e+03-5e+03", "20", "200", "64", "3"],
-        ["3e+03", "2e+03-3.5e+03", "60", "1.2e+03", "43", "5"],
-    ]
 
 
 def test_a_sweep_keeps_what_the_config_says_of_every_layer(saved):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from leansurgeon import architectures
 from leansurgeon.checkpoints.family import convert_config
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.measure.costs import flops
@@ -44,12 +43,6 @@ def test_a_bart_with_added_heads_is_counted_in_closed_form_too(saved):
         convert_config(source.config, source.architecture, steps.architecture), steps.after
     )
     assert steps.flops_after.total == flops.count_flops(config, steps.architecture)
-
-
-def test_the_form_with_a_free_head_dim_is_as_plain_as_its_family():
-    known = architectures.load_families()
-    assert all(known[family.decoupled].plain == family.plain for family in known.values() if family.decoupled)
-    assert known["leansurgeon_bart"].plain and not known["leansurgeon_volo"].plain
 
 
 PRESETS = ["vit-b", "bert-crammed", "gpt2-tinystories", "deit-l"]

@@ -11,10 +11,11 @@ from torch.nn import functional as F
 
 from leansurgeon import architectures
 from leansurgeon.checkpoints.model import Loaded, create_timm
+from leansurgeon.checkpoints.source import timm_config
 from leansurgeon.measure.heads.importance import importance, slopes_of_batch
 from leansurgeon.measure.heads.judge import HeadScorer, Labelled, OutputScorer
-from leansurgeon.measure.heads.sites import count, heads_of, sites, split
-from leansurgeon.tasks.base import Score, token_score
+from leansurgeon.measure.heads.sites import count, sites, split
+from leansurgeon.tasks.base import Score
 from tests.conftest import FAMILIES, build, example
 
 CASES = ["bert", "vit", "gpt2", "llama", "t5", "bart", "timm vit", "timm swin", "timm xcit"]
@@ -29,28 +30,19 @@ TIMM = {
 
 
 class Classes:
-    """Cross-entropy of each sample, or of the tokens of each sample, by torch itself."""
+    """Cross-entropy of each sample, or of the tokens of each sample, by torch itself and in fp64."""
 
     def __init__(self, head: str) -> None:
         self.head = head
 
     def score(self, logits, batch, **_) -> Score:
         labels = batch["labels"]
-        if labels.dim() == 2:
-            shift = self.head == "causal-lm"
-            return token_score64(logits[:, :-1] if shift else logits, labels[:, 1:] if shift else labels)
-        loss = F.cross_entropy(logits, labels, reduction="sum")
-        count = torch.tensor(float(len(labels)))
+        if labels.dim() == 2 and self.head == "causal-lm":
+            logits, labels = logits[:, :-1], labels[:, 1:]
+        classes = logits.reshape(-1, logits.shape[-1])
+        loss = F.cross_entropy(classes, labels.flatten(), reduction="sum", ignore_index=-100)
+        count = (labels != -100).sum().double()
         return Score(loss, count, loss.detach(), count)
-
-
-def token_score64(logits, labels) -> Score:
-    """Like the tasks' own, which rounds to fp32."""
-    if logits.dtype != torch.float64:
-        return token_score(logits, labels)
-    loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum", ignore_index=-100)
-    count = (labels != -100).sum().double()
-    return Score(loss, count, loss.detach(), count)
 
 
 def loaded_of(case: str) -> tuple[Loaded, dict]:
@@ -62,9 +54,10 @@ def loaded_of(case: str) -> tuple[Loaded, dict]:
         with torch.no_grad():
             for p in model.parameters():
                 p.add_(torch.randn_like(p) * 0.1)
-        config = {"architecture": name, "num_classes": 10, "model_args": full_args(name, args)}
-        size = args["img_size"]
-        batch = {"pixel_values": torch.randn(3, 3, size, size, dtype=torch.float64)}
+        derived = {"head_dim": [8, 16, 16, 32]} if "swin" in name else {}
+        model_args = timm_config(name)["model_args"] | args | {"num_classes": 10} | derived
+        config = {"architecture": name, "num_classes": 10, "model_args": model_args}
+        batch = {"pixel_values": torch.randn(3, 3, args["img_size"], args["img_size"], dtype=torch.float64)}
     else:
         model = build(case).double()
         config = model.config.to_dict() | {"architectures": [type(model).__name__]}
@@ -77,13 +70,6 @@ def loaded_of(case: str) -> tuple[Loaded, dict]:
         batch["labels"] = torch.randint(3, 61, shape, generator=generator)
         batch["labels"][0, 5:] = -100  # samples of different length
     return Loaded(model, architectures.of(config), config, None, None), batch
-
-
-def full_args(name: str, args: dict) -> dict:
-    from leansurgeon.checkpoints.source import timm_config
-
-    derived = {"head_dim": [8, 16, 16, 32]} if "swin" in name else {}
-    return timm_config(name)["model_args"] | args | {"num_classes": 10} | derived
 
 
 def head(case: str) -> str:
@@ -129,13 +115,9 @@ def test_importance_is_the_gradient_of_explicit_masks(case):
 def test_padding_changes_nothing():
     loaded, batch = loaded_of("bert")
     judge, places = Labelled(loaded, Classes("any")), sites(loaded)
-    ids, labels = batch["input_ids"][:, :8], batch["labels"][:, :8]
-    short = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": labels}
-    padded = {
-        "input_ids": F.pad(ids, (0, 4), value=5),
-        "attention_mask": F.pad(torch.ones_like(ids), (0, 4)),
-        "labels": F.pad(labels, (0, 4), value=-100),
-    }
+    short = {name: values[:, :8] for name, values in batch.items()}
+    fill = {"input_ids": 5, "attention_mask": 0, "labels": -100}
+    padded = {name: F.pad(values, (0, 4), value=fill[name]) for name, values in short.items()}
     a, b = (importance(judge, places, [x]) for x in (short, padded))
     assert np.allclose(a, b, rtol=1e-9)
 
@@ -156,14 +138,12 @@ def test_a_head_that_is_off_is_a_head_without_output_weights(case):
     loaded, batch = loaded_of(case)
     judge = Labelled(loaded, Classes(head(case)))
     bench = HeadScorer(judge, sites(loaded), [batch])
-    site = bench.sites[-1]
-    keep = np.ones(count(bench.sites), bool)
+    site, keep = bench.sites[-1], np.ones(count(bench.sites), bool)
     keep[-2] = False
     masked, whole = bench.scores(keep), bench.whole
     weight = loaded.model.get_submodule(site.module).weight.data
     inner = weight if case == "gpt2" else weight.T
-    h = site.heads - 2
-    inner[h * site.head_dim : (h + 1) * site.head_dim] = 0
+    inner[-2 * site.head_dim : -site.head_dim] = 0
     with torch.no_grad():
         expected = judge.losses(judge.forward(batch), batch)
     assert np.allclose(masked.losses, expected.numpy(), rtol=1e-9)
@@ -174,25 +154,22 @@ def test_without_labels_importance_is_the_change_of_the_embedding():
     """E |v . J| = sqrt(2 / pi) |J| for Gaussian v, with J by finite differences; and 1 - cos is |J|^2 / 2."""
     loaded, batch = loaded_of("bert")
     loaded.model = loaded.model.bert  # a sentence encoder
-    judge, places = OutputScorer(loaded), sites(SimpleNamespace(**vars(loaded), projections=names(loaded)))
+    names = [f"encoder.layer.{i}.attention.output.dense" for i in range(4)]
+    judge, places = OutputScorer(loaded), sites(SimpleNamespace(**vars(loaded), projections=names))
     one = {k: v[:1] for k, v in batch.items() if k != "labels"}
     many = {k: v.repeat(2000, 1) for k, v in one.items()}
     values = split(importance(judge, places, [many]), places)[0]
+    weight = loaded.model.get_submodule(places[0].module).weight.data
     with torch.no_grad():
         whole = judge.forward(one)
-        module = loaded.model.get_submodule(places[0].module)
         for h in range(4):
-            part, eps = module.weight.data[:, 8 * h : 8 * h + 8], 1e-4
+            part, eps = weight[:, 8 * h : 8 * h + 8], 1e-4
             part.mul_(1 + eps)
             jacobian = float((judge.forward(one) - whole).norm()) / eps
             cosine = float(judge.losses(judge.forward(one), one, whole))
             part.div_(1 + eps)
             assert values[h] == pytest.approx(np.sqrt(2 / np.pi) * jacobian, rel=0.08)
             assert cosine == pytest.approx((jacobian * eps) ** 2 / 2, rel=0.02)
-
-
-def names(loaded: Loaded) -> list[str]:
-    return [f"encoder.layer.{i}.attention.output.dense" for i in range(4)]
 
 
 def test_sites_of_two_stacks():
@@ -204,11 +181,3 @@ def test_sites_of_two_stacks():
     llama, _ = loaded_of("llama")
     assert {(site.heads, site.shared, site.groups) for site in sites(llama)} == {(4, 2, 2)}
     assert "llama" in FAMILIES
-
-
-def test_heads_of_refuses_another_size():
-    from leansurgeon.errors import UnsupportedModel
-
-    loaded, _ = loaded_of("vit")
-    with pytest.raises(UnsupportedModel, match="4 heads of 8"):
-        heads_of(torch.zeros(2, 3, 31), sites(loaded)[0], 2)

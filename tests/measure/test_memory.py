@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
-import gc
-
 import pytest
+import torch
+import transformers
+from torch.distributed._tools.mem_tracker import MemTracker
 
 from leansurgeon import architectures
+from leansurgeon.checkpoints.family import convert_config
 from leansurgeon.checkpoints.source import open_source
-from leansurgeon.errors import UnsupportedModel, UsageError
-from leansurgeon.measure.costs.memory import Rehearsal, Setting, choose_attention, predict, step
+from leansurgeon.errors import UnsupportedModel
+from leansurgeon.measure.costs import flops
+from leansurgeon.measure.costs.memory import (
+    Rehearsal,
+    Setting,
+    choose_attention,
+    fake_model,
+    make_optimizer,
+    predict,
+    step,
+)
 from leansurgeon.measure.data import inputs
 from tests.conftest import FAMILIES, architecture, build
+from tests.support.command_line import leansurgeon
 from tests.support.published_memory import PUBLISHED, counted
 
 GIB, MIB = 2**30, 2**20
@@ -25,9 +37,7 @@ def vit_b(depth: int = 12):
 
 
 def tiny(family: str, **changes):
-    """Config and architecture of a tiny model of a family, without dropout where its config says so."""
-    import transformers
-
+    """Config and architecture of a tiny model of a family."""
     config_class, model_class, config = FAMILIES[family]
     config = getattr(transformers, config_class)(**(config | changes)).to_dict() | {"architectures": [model_class]}
     return config, architecture(family)
@@ -116,48 +126,34 @@ def test_fused_attention_makes_heads_free_and_eager_does_not():
     """facts: splitting heads costs nothing with fused attention; eager pays one score matrix and its copy for each."""
     family = architectures.load_families()["leansurgeon_vit"]
     source = open_source("vit-b")
-    from leansurgeon.checkpoints.family import convert_config
-
     start = convert_config(source.config, source.architecture, family)
-    found = {}
-    for heads in (12, 24):
+
+    def total(heads: int, attention: str) -> int:
         shape = source.shape.with_(heads=heads, kv_heads=heads, head_dim=768 // heads, depth=2)
-        config = family.with_shape(start, shape)
-        for attention in ("sdpa", "eager"):
-            found[heads, attention] = predict(config, family, Setting(batch=32, attention=attention)).total
-    fused = found[24, "sdpa"] - found[12, "sdpa"]
-    eager = found[24, "eager"] - found[12, "eager"]
+        return predict(family.with_shape(start, shape), family, Setting(batch=32, attention=attention)).total
+
     scores = 2 * 12 * 32 * 197 * 197 * 6  # two layers, twelve more heads, 4 + 2 bytes
-    assert 0 <= fused < 0.01 * found[12, "sdpa"]
-    assert eager >= scores
+    assert 0 <= total(24, "sdpa") - total(12, "sdpa") < 0.01 * total(12, "sdpa")
+    assert total(24, "eager") - total(12, "eager") >= scores
 
 
 # -- against other counters -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("precision", ["bf16", "fp32"])
-def test_the_count_agrees_with_torchs_tracker(precision):
+def test_the_count_agrees_with_torchs_tracker():
     """torch.distributed._tools.MemTracker, another implementation, on the same fake step without CUDA's rules."""
-    import torch
-    from torch.distributed._tools.mem_tracker import MemTracker
-
-    from leansurgeon.measure.costs.memory import fake_model, make_optimizer
-
     config, family = vit_b(3)
-    setting = Setting(batch=16, precision=precision)
-    rehearsal = Rehearsal(config, family, setting, cuda=False)
+    rehearsal = Rehearsal(config, family, Setting(batch=16, precision="bf16"), cuda=False)
     ours = rehearsal.peak().total
-    mode = rehearsal.mode
-    model = fake_model(config, family, mode).train()
-    narrow = precision == "bf16"
-    with mode:
+    model = fake_model(config, family, rehearsal.mode).train()
+    with rehearsal.mode:
         optimizer = make_optimizer(model.parameters(), "adamw")
         tracker = MemTracker()
         tracker.track_external(model, optimizer)
         with tracker:
             for _ in range(2):
                 batch = inputs.make(config, family, 16, 1, "cpu")
-                with torch.autocast("cpu", torch.bfloat16, enabled=narrow):
+                with torch.autocast("cpu", torch.bfloat16):
                     loss = inputs.loss(inputs.run(model, batch))
                 loss.backward()
                 optimizer.step()
@@ -171,55 +167,26 @@ def test_the_count_agrees_with_torchs_tracker(precision):
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("family", ["vit", "bert", "gpt2"])
 def test_a_fake_step_counts_what_a_real_one_takes(family, attention):
-    """The same step on real CPU tensors: the same storages, byte for byte; and torch's profiler, which sees every
-    allocation of the CPU's allocator, those inside kernels too, says the same within a tenth.
-    """
-    import torch
-
-    config, known = tiny(family, num_hidden_layers=3, hidden_size=64, intermediate_size=256)
-    setting = Setting(batch=16, tokens=1 if family == "vit" else 32, precision="fp32", attention=attention)
-    fake = Rehearsal(config, known, setting, cuda=False).peak()
-    model = build(family, num_hidden_layers=3, hidden_size=64, intermediate_size=256).train()
+    """The same step on real CPU tensors: the same storages, byte for byte."""
+    sizes = {"num_hidden_layers": 3, "hidden_size": 64, "intermediate_size": 256}
+    config, known = tiny(family, **sizes)
+    tokens = 1 if family == "vit" else 32
+    setting = Setting(batch=16, tokens=tokens, precision="fp32", attention=attention)
+    model = build(family, **sizes).train()
     choose_attention(model, attention)
-
-    def batch(setting):
-        return inputs.make(config, known, setting.batch, setting.tokens, "cpu")
-
-    real = step(model, setting, lambda: batch(setting), cuda=False)
-    assert real.peak == fake.total
-    for parameter in model.parameters():
-        parameter.grad = torch.zeros_like(parameter)
-    profiled = peak_of_profile(model, batch(setting))
-    states = fake.weights + fake.optimizer
-    assert fake.total - states == pytest.approx(profiled, rel=0.1)
-
-
-def peak_of_profile(model, batch) -> int:
-    """Most bytes that the CPU allocator had handed out at once in a forward and backward pass, beyond its start."""
-    import torch
-    from torch.profiler import ProfilerActivity, profile
-
-    model.zero_grad(set_to_none=True)
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
-        inputs.loss(inputs.run(model, batch)).backward()
-    torch.cpu.synchronize()
-    level = most = 0
-    for event in sorted(found.profiler.kineto_results.events(), key=lambda e: e.start_ns()):
-        if event.name() == "[memory]":
-            level += event.nbytes()
-            most = max(most, level)
-    return most
+    real = step(model, setting, lambda: inputs.make(config, known, 16, tokens, "cpu"), cuda=False)
+    assert real.peak == Rehearsal(config, known, setting, cuda=False).peak().total
 
 
 # -- every family, and the largest batch ----------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", ["gpt2", "llama", "modernbert", "siglip_vision_model", "t5"])
+@pytest.mark.parametrize("family", ["llama", "modernbert", "siglip_vision_model", "t5"])
 def test_every_kind_of_family_can_be_predicted(family):
     config, known = tiny(family)
     tokens = None if family == "siglip_vision_model" else 8
-    rehearsal = Rehearsal(config, known, Setting(batch=16, tokens=tokens))
-    small, large = rehearsal.peak(), rehearsal.peak(32)
+    rehearsal = Rehearsal(config, known, Setting(batch=4, tokens=tokens))
+    small, large = rehearsal.peak(), rehearsal.peak(8)
     assert 0 < small.activations < large.activations <= 2 * small.activations
     assert small.weights == large.weights
 
@@ -227,18 +194,13 @@ def test_every_kind_of_family_can_be_predicted(family):
 @pytest.mark.parametrize("count", ["memory", "operations"])
 def test_a_real_model_of_the_same_size_runs_afterwards(count):
     """DINOv3 keeps coordinates of patches in a cache of the library, by their number alone."""
-    import torch
-
-    from leansurgeon.measure.costs import flops
-
     config, known = tiny("dinov3_vit")
     if count == "memory":
         predict(config, known, Setting(batch=2))
     else:
         flops.count_flops(config, known)
-    model = build("dinov3_vit").eval()
     with torch.no_grad():
-        found = model(**inputs.make(config, known, 2, 1, "cpu")).last_hidden_state
+        found = build("dinov3_vit")(**inputs.make(config, known, 2, 1, "cpu")).last_hidden_state
     assert torch.isfinite(found).all()
 
 
@@ -250,39 +212,21 @@ def test_the_largest_batch_fits_and_the_next_does_not():
     assert rehearsal.largest_batch(10**8) == 0
 
 
-def test_pythons_search_for_cycles_is_as_it_was_afterwards():
-    source = open_source("vit-b")
-    for on in (True, False):
-        (gc.enable if on else gc.disable)()
-        try:
-            with pytest.raises(UsageError):
-                predict(source.config, source.architecture, Setting(tokens=9))  # of images
-            assert gc.isenabled() is on
-        finally:
-            gc.enable()
-
-
 def test_models_without_made_up_samples_say_so():
     source = open_source("d-retrieval")
     with pytest.raises(UnsupportedModel, match=r"\bd_retrieval\b.*\bleansurgeon inspect\b"):
         predict(source.config, source.architecture, Setting())
 
 
-@pytest.mark.parametrize("batch", [10**12, 10**18, 10**20])
+@pytest.mark.parametrize("batch", [10**12, 10**20])
 def test_a_batch_beyond_all_memory_is_one_sentence(batch):
-    from tests.support.command_line import leansurgeon
-
-    for source in ("vit-b", "gpt2-tinystories"):
-        done = leansurgeon("plan", source, "--heads", "16", f"--batch={batch}")
-        assert "Traceback" not in done.stderr and (done.returncode, "--batch" in done.stderr) in ((0, False), (2, True))
-    assert done.returncode == 2
+    done = leansurgeon("plan", "gpt2-tinystories", "--heads", "16", f"--batch={batch}")
+    assert done.returncode == 2 and "--batch" in done.stderr and "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize("asked", ["sdpa", "eager"])
 def test_attention_is_fused_only_where_the_library_has_it(asked):
     """Gemma 2 caps its scores, which no fused kernel does."""
-    import transformers
-
     sizes = dict(hidden_size=32, intermediate_size=48, num_attention_heads=4, num_key_value_heads=2, head_dim=8)
     numbers = sizes | dict(num_hidden_layers=2, vocab_size=61, pad_token_id=0)
     for name, found in (("Gemma2", "eager"), ("Gemma", asked)):

@@ -6,13 +6,11 @@ import json
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
-from leansurgeon.cli.main import app
-from leansurgeon.errors import UsageError
 from leansurgeon.measure.data import mixed, own
 from leansurgeon.measure.data.calibration import Calibration, Parts
 from tests.conftest import build
+from tests.support.command_line import leansurgeon
 from tests.support.models.word_models import WORDS, words
 
 
@@ -44,12 +42,10 @@ def test_sources_take_turns_and_few_samples_are_all_taken():
 
 def test_many_samples_are_as_many_as_usual(monkeypatch):
     monkeypatch.setattr(mixed, "TOKENS", Parts(fit=160, guard=64, heldout=64))
-    found = mixed.mix_sources([data("a", 40, 1), data("b", 6, 2)])
-    rows = torch.cat([b["input_ids"][:, 0] for b in found.fit]).tolist()
-    assert (rows.count(1), rows.count(2)) == (5, 5)  # ten windows of 16 tokens
-    asked = mixed.mix_sources([data("a", 40, 1, asked=20), data("b", 6, 2, asked=20)])
-    rows = torch.cat([b["input_ids"][:, 0] for b in asked.fit]).tolist()
-    assert (rows.count(1), rows.count(2)) == (14, 6)
+    for asked, counts in ((None, (5, 5)), (20, (14, 6))):  # ten windows of 16 tokens are usual
+        found = mixed.mix_sources([data("a", 40, 1, asked=asked), data("b", 6, 2, asked=asked)])
+        rows = torch.cat([b["input_ids"][:, 0] for b in found.fit]).tolist()
+        assert (rows.count(1), rows.count(2)) == counts
 
 
 def test_what_is_thin():
@@ -57,18 +53,12 @@ def test_what_is_thin():
     assert not mixed.is_thin(data("a", 8, 1, width=4096))
     label = {"labels": torch.zeros(600)}
     for rows, more, thin in ((600, {}, True), (4_200, {}, False), (600, label, False), (400, label, True)):
-        lines = {"input_ids": torch.ones(rows, 16), "attention_mask": torch.ones(rows, 16)} | more
-        assert mixed.is_thin(Calibration("a", "a", "a", [lines], [lines], [lines]), prose=True) is thin
-        assert mixed.is_thin(Calibration("a", "a", "a", [lines], [lines], [lines])) is (rows < 512)
-    long = {"input_ids": torch.ones(450, 1_200), "attention_mask": torch.ones(450, 1_200)}  # so many are usual
-    assert not mixed.is_thin(Calibration("a", "a", "a", [long], [long], [long]), prose=True)
+        assert mixed.is_thin(lines("a", rows, width=16, **more), prose=True) is thin
+        assert mixed.is_thin(lines("a", rows, width=16, **more)) is (rows < 512)
+    assert not mixed.is_thin(lines("a", 450, width=1_200), prose=True)  # so many are usual of long ones
 
 
 def test_own_samples_take_the_places_that_are_left():
-    def lines(name: str, rows: int, value: int) -> Calibration:
-        batch = {"input_ids": torch.full((rows, 4), value), "attention_mask": torch.ones(rows, 4)}
-        return Calibration(name, f"{name}: many", name, [batch], [batch], [batch])
-
     yours, own = lines("yours", 3_000, 1), lines("own", 2_000, 2)
     found = mixed.mix_sources([yours, mixed.fill_up(yours, own)])
     rows = torch.cat([b["input_ids"][:, 0] for b in found.fit]).tolist()
@@ -90,24 +80,29 @@ def gpt(tmp_path, monkeypatch):
 
 
 def test_the_proof_says_how_every_source_fares(gpt):
-    both = ["--calibrate", str(gpt / "0.txt"), "--calibrate", str(gpt / "1.txt"), "--samples", "16"]
-    done = CliRunner().invoke(app, ["shrink", str(gpt / "gpt2"), "--layers", "3", "-o", str(gpt / "out"), *both])
-    assert done.exit_code == 0, done.output
+    both = ["--calibrate", gpt / "0.txt", "--calibrate", gpt / "1.txt"]
+    done = leansurgeon("shrink", gpt / "gpt2", "--layers", "3", "--samples", "16", "-o", gpt / "out", *both)
+    assert done.returncode == 0, done.stderr
     record = json.loads((gpt / "out" / "surgery.json").read_text())
     names = [s["name"] for s in record["decided"]["calibration"]["sources"]]
     assert list(record["judged"]) == names == ["0.txt", "1.txt"]
-    losses = {name: found["loss"]["result"] for name, found in record["judged"].items()}
-    assert len(set(losses.values())) == 2 and "which had no part" not in done.stdout
-    twice = CliRunner().invoke(app, ["shrink", str(gpt / "gpt2"), "--layers", "3", *both[:2], *both[:2]])
-    assert isinstance(twice.exception, UsageError)
+    losses = {found["loss"]["result"] for found in record["judged"].values()}
+    assert len(losses) == 2 and "which had no part" not in done.stdout
+    assert leansurgeon("shrink", gpt / "gpt2", "--layers", "3", *both[:2], *both[:2]).returncode == 2
 
 
 def test_few_texts_are_mixed_with_the_models_own(gpt, monkeypatch):
     monkeypatch.setattr(own, "WINDOWS", Parts(8, 4, 4))
-    wish = ["--layers", "3", "--calibrate", str(gpt / "0.txt"), "-o", str(gpt / "out")]
-    done = CliRunner().invoke(app, ["shrink", str(gpt / "gpt2"), *wish])
-    assert done.exit_code == 0, done.output
-    decided = json.loads((gpt / "out" / "surgery.json").read_text())["decided"]
-    used = decided["calibration"]
+    wish = ["--layers", "3", "--calibrate", gpt / "0.txt", "--no-proof", "-o", gpt / "out"]
+    done = leansurgeon("shrink", gpt / "gpt2", *wish)
+    assert done.returncode == 0, done.stderr
+    used = json.loads((gpt / "out" / "surgery.json").read_text())["decided"]["calibration"]
     assert [s["name"] for s in used["sources"]] == ["0.txt", "own"]
     assert used["samples"]["fit"] == sum(s["samples"]["fit"] for s in used["sources"])
+
+
+def lines(name: str, rows: int, value: int = 1, width: int = 4, **more) -> Calibration:
+    """As many lines of one length, in every part."""
+    ids = torch.full((rows, width), value)
+    batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids)} | more
+    return Calibration(name, f"{name}: many", name, [batch], [batch], [batch])

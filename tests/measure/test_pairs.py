@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import re
 from itertools import pairwise
 
 import pytest
@@ -12,7 +11,6 @@ import torch
 
 from leansurgeon.checkpoints import model as checkpoints
 from leansurgeon.checkpoints.source import open_source
-from leansurgeon.errors import UsageError
 from leansurgeon.measure.data.pairs import IGNORED, open_pairs
 from leansurgeon.measure.heads.judge import Labelled
 from tests.support.content import side_of
@@ -98,8 +96,7 @@ def test_parts_share_no_pair_and_hold_what_the_file_says(model, lines, tmp_path)
     text = "\n".join(f"{a}\t{b}" for a, b in said * 2)  # a file that says everything twice
     data = opened(folder, tmp_path / "pairs.tsv", text)
     parts = [rows(part) for part in (data.fit, data.guard, data.heldout)]
-    expected = sorted((tuple(tokenizer(a)["input_ids"]), tuple(tokenizer(b)["input_ids"])) for a, b in said)
-    assert sorted([*parts[0], *parts[1], *parts[2]]) == expected
+    assert sorted([*parts[0], *parts[1], *parts[2]]) == encoded(tokenizer, said)
     sides = [side_of(a, b) for a, b in said]
     assert [len(part) for part in parts] == [sides.count(side) for side in ("train", "eval", "test")]
     other = opened(folder, tmp_path / "pairs.tsv", "\n".join(text.split("\n")[::-1]), seed=1)
@@ -133,35 +130,23 @@ def test_hidden_spans_fill_the_gaps_and_are_a_seventh(model, family, lines, tmp_
     assert other.digest != data.digest
 
 
-@pytest.mark.parametrize("flag", ["--calibrate", "--data"])
-@pytest.mark.parametrize("text", ["no tab here", None])
-def test_an_error_names_the_flag_that_was_typed(model, text, flag, tmp_path):
-    source, path = open_source(str(model[0])), tmp_path / "pairs.tsv"
-    path.write_text(text or "")
-    with pytest.raises(UsageError) as caught:
-        open_pairs(str(path) if text else "", source, flag=flag)
-    assert set(re.findall(r"--\w+", f"{caught.value.message} {caught.value.hint}")) == {flag}
-
-
 @pytest.mark.parametrize("form", ["csv", "jsonl"])
 def test_a_table_gives_inputs_and_answers(model, lines, form, tmp_path):
     """Not its lines with their commas; the id is no text, and rows that lack one of both are left out."""
     folder, _, tokenizer = model
     said = [(line, " ".join(line.split()[::-1][:5])) for line in lines]
-    rows_of_file = [
-        *({"id": f"R{i}", "input": a, "target": b} for i, (a, b) in enumerate(said)),
-        {"id": "R", "input": "a"},
-    ]
+    table = [{"id": f"R{i}", "input": a, "target": b} for i, (a, b) in enumerate(said)]
+    table.append({"id": "R", "input": "a", "target": ""})
     path, told = tmp_path / f"pairs.{form}", []
-    if form == "csv":
-        with path.open("w", newline="") as file:
+    with path.open("w", newline="") as file:
+        if form == "csv":
             writer = csv.DictWriter(file, ["id", "input", "target"])
             writer.writeheader()
-            writer.writerows(rows_of_file)
-    else:
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows_of_file))
+            writer.writerows(table)
+        else:
+            file.writelines(json.dumps(row) + "\n" for row in table)
     data = open_pairs(str(path), open_source(str(folder)), say=told.append)
-    expected = sorted((tuple(tokenizer(a)["input_ids"]), tuple(tokenizer(b)["input_ids"])) for a, b in said)
+    expected = encoded(tokenizer, said)
     assert sorted(rows([*data.fit, *data.guard, *data.heldout])) == expected
     assert told[0] == f"pairs.{form}: 61 rows; input = input; answer = target; 60 pairs; id left out."
     turned = open_pairs(str(path), open_source(str(folder)), columns="input=target,target=input")
@@ -173,20 +158,17 @@ def test_files_for_validation_and_test_are_held_out(model, lines, form, tmp_path
     """Nothing of test.csv is fitted to, nor of validation.csv; a pair of train that stands in test is left out."""
     folder, _, tokenizer = model
     said = [(line, " ".join(line.split()[::-1][:5])) for line in lines]
-    parts = {"train": [*said[:40], said[55]], "validation": said[40:50], "test": said[50:]}
+    train, validation, test = said[:40], said[40:50], said[50:]
     (tmp_path / "data").mkdir()
-    for name, some in parts.items():
+    for name, some in (("train", [*train, said[55]]), ("validation", validation), ("test", test)):
         with (tmp_path / "data" / f"{name}.{form}").open("w", newline="") as file:
             writer = csv.writer(file, delimiter="," if form == "csv" else "\t")
             writer.writerows([*([("input", "target")] if form == "csv" else []), *some])
     data = open_pairs(str(tmp_path / "data"), open_source(str(folder)))
-    ids = {
-        name: sorted((tuple(tokenizer(a)["input_ids"]), tuple(tokenizer(b)["input_ids"])) for a, b in some)
-        for name, some in parts.items()
-    }
-    assert [sorted(rows(part)) for part in (data.guard, data.heldout)] == [ids["validation"], ids["test"]]
-    assert sorted([*rows(data.fit), ids["test"][ids["test"].index(encoded(tokenizer, said[55]))]]) == ids["train"]
+    found = [sorted(rows(part)) for part in (data.fit, data.guard, data.heldout)]
+    assert found == [encoded(tokenizer, some) for some in (train, validation, test)]
 
 
-def encoded(tokenizer, pair):
-    return tuple(tuple(tokenizer(text)["input_ids"]) for text in pair)
+def encoded(tokenizer, pairs):
+    """Token ids of these pairs, sorted."""
+    return sorted(tuple(tuple(tokenizer(text)["input_ids"]) for text in pair) for pair in pairs)

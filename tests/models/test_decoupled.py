@@ -59,38 +59,23 @@ def ids():
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
 @pytest.mark.parametrize(("family", "theirs", "ours"), PAIRS)
 def test_head_dim_of_the_library_gives_the_library(family, theirs, ours, implementation, ids):
+    mask = torch.ones_like(ids)
+    mask[1, 6:] = 0
     library = build(family, theirs, lean=False, attn_implementation=implementation)
+    expected = output(library, ids, attention_mask=mask)
     for head_dim in (None, 6):
         lean = build(family, ours, head_dim=head_dim, attn_implementation=implementation)
-        assert lean.config._attn_implementation == implementation
         assert list(lean.state_dict()) == list(library.state_dict())
         lean.load_state_dict(library.state_dict())
-        mask = torch.ones_like(ids)
-        mask[1, 6:] = 0
-        expected = output(library, ids, attention_mask=mask)
         torch.testing.assert_close(output(lean, ids, attention_mask=mask), expected, atol=1e-6, rtol=0)
 
 
-@pytest.mark.parametrize(
-    ("family", "name"),
-    [("bert", "LeanBertForMaskedLM"), ("roberta", "LeanRobertaForMaskedLM"), ("gpt2", "LeanGPT2LMHeadModel")],
-)
-def test_gradients_reach_every_parameter(family, name, ids):
-    model = build(family, name, heads=5, head_dim=7)
-    labels = ids
-    types = {"token_type_ids": torch.arange(9).expand(2, 9) % 2} if family == "bert" else {}
-    model(ids, labels=labels, **types).loss.backward()
-    assert [n for n, p in model.named_parameters() if p.grad is None or not p.grad.abs().sum()] == []
-
-
 @pytest.mark.parametrize("family", FAMILIES)
-def test_attention_maps_have_all_heads(family, ids):
-    name = class_of(family, "AutoModel").__name__
-    model = build(family, name, heads=5, head_dim=7, attn_implementation="eager")
-    with torch.no_grad():
-        out = model(ids, output_attentions=True, output_hidden_states=True)
-    assert [tuple(a.shape) for a in out.attentions] == [(2, 5, 9, 9)] * 2
-    assert len(out.hidden_states) == 3
+def test_declared_tensors_are_those_of_the_built_model(family):
+    architecture = architectures.load_families()[f"leansurgeon_{family}"]
+    model = build(family, class_of(family, "AutoModel").__name__, heads=5, head_dim=7)
+    built = {n: tuple(p.shape) for n, p in model.named_parameters() if not n.startswith("pooler")}
+    assert built == {spec.name: spec.shape for spec in architecture.tensors(model.config.to_dict(), prefix="")}
 
 
 def test_generation_with_and_without_cache_agree(ids):
@@ -117,21 +102,6 @@ def test_fresh_models_start_as_the_librarys(family):
     scaled = 0.02 / (2 * 2) ** 0.5  # GPT-2 scales what enters the residual stream by 1 / sqrt(2 * layers)
     for name, value in std.items():
         assert value == pytest.approx(scaled if "c_proj" in name else 0.02, rel=0.05), name
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_declared_tensors_are_those_of_the_built_model(family):
-    architecture = architectures.load_families()[f"leansurgeon_{family}"]
-    module = FAMILIES[family][0]
-    assert architecture.modelling == module.__file__.rsplit("/", 1)[1]
-    config = config_of(family, heads=5, head_dim=7)
-    with torch.device("meta"):
-        model = class_of(family, "AutoModel")(config)
-    built = {n: tuple(p.shape) for n, p in model.named_parameters() if not n.startswith("pooler")}
-    declared = architecture.tensors(config.to_dict(), prefix="")
-    assert built == {spec.name: spec.shape for spec in declared}
-    assert set(architecture.classes.values()) <= set(vars(module))
-    assert architecture.model_types == (config.model_type,)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -24,16 +25,14 @@ CASES = [
     ("crammed_bert", "AutoModelForSequenceClassification", TINY | {"num_labels": 3, "classifier_hidden_size": 16}),
     ("tinystories_gpt", "AutoModelForCausalLM", TINY),
     ("nystromformer_lra", "AutoModelForSequenceClassification", TINY | {"num_landmarks": 6, "conv_kernel_size": 5}),
-    ("nystromformer_lra", "AutoModelForSequenceClassification", TINY | {"attention": "softmax", "num_labels": 5}),
     ("decoupled_bert/bert", "AutoModelForMaskedLM", TINY),
-    ("decoupled_bert/bert", "AutoModelForSequenceClassification", TINY | {"num_labels": 3}),
-    ("decoupled_bert/roberta", "AutoModelForMaskedLM", TINY | {"pad_token_id": 1}),
     ("decoupled_bert/roberta", "AutoModelForSequenceClassification", TINY | {"num_labels": 3}),
     ("decoupled_gpt2", "AutoModelForCausalLM", GPT2),
     ("decoupled_gpt2", "AutoModelForSequenceClassification", GPT2 | {"pad_token_id": 0, "num_labels": 3}),
     ("decoupled_bart/bart", "AutoModelForSeq2SeqLM", BART | {"max_position_embeddings": 24}),
     ("decoupled_bart/mbart", "AutoModelForSeq2SeqLM", BART | {"max_position_embeddings": 24}),
 ]
+NAMES = [f"{file}-{auto}" for file, auto, _ in CASES]
 ALONE = """
 import importlib.abc, json, sys
 class Wall(importlib.abc.MetaPathFinder):
@@ -54,30 +53,43 @@ assert "leansurgeon" not in sys.modules
 """
 
 
+def make(file, auto, numbers):
+    """A random model of one of our files, the file, and what it says of its classes."""
+    stem, _, family = file.partition("/")
+    module = importlib.import_module(f"leansurgeon.models.{stem}")
+    names = auto_map(f"{stem}.py", f"leansurgeon_{family}")
+    config, model = (getattr(module, names[key].removeprefix(f"{stem}.")) for key in ("AutoConfig", auto))
+    model = model(config(**numbers)).eval()
+    for p in model.parameters():
+        torch.nn.init.normal_(p, std=0.3)
+    return model, module.__file__, names
+
+
+@pytest.mark.parametrize("case", CASES, ids=NAMES)
+def test_gradients_reach_every_parameter(case):
+    model, *_ = make(*case)
+    ids = torch.randint(2, 40, (3, 11))
+    model(ids, labels=torch.tensor([0, 1, 1]) if "Sequence" in case[1] else ids).loss.backward()
+    assert [n for n, p in model.named_parameters() if p.grad is None or not p.grad.any()] == []
+
+
 @pytest.fixture(scope="module")
 def reloaded(tmp_path_factory):
     """Saves every case, loads all of them in one fresh process, and gives (expected, found) logits by case."""
     root = tmp_path_factory.mktemp("alone")
     torch.manual_seed(0)
     expected, jobs = [], []
-    for index, (file, auto, numbers) in enumerate(CASES):
-        stem, _, family = file.partition("/")
-        module = importlib.import_module(f"leansurgeon.models.{stem}")
-        names = auto_map(f"{stem}.py", f"leansurgeon_{family}")
-        config, model = (getattr(module, names[key].removeprefix(f"{stem}.")) for key in ("AutoConfig", auto))
-        model = model(config(**numbers)).eval()
-        for p in model.parameters():
-            torch.nn.init.normal_(p, std=0.3)
-        ids = torch.randint(2, 40, (2, 11))
+    for index, case in enumerate(CASES):
+        model, file, names = make(*case)
+        ids, folder = torch.randint(2, 40, (2, 11)), root / str(index)
         with torch.no_grad():
             expected.append(model(ids).logits)
-        folder = root / str(index)
         model.save_pretrained(folder)
-        shutil.copy(module.__file__, folder)
+        shutil.copy(file, folder)
         torch.save(ids, folder / "ids.pt")
-        file = folder / "config.json"
-        file.write_text(json.dumps(json.loads(file.read_text()) | {"auto_map": names}))
-        jobs.append((str(folder), auto))
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | {"auto_map": names}))
+        jobs.append((str(folder), case[1]))
     env = {
         "HF_MODULES_CACHE": str(root / "cache"),
         "HF_HUB_OFFLINE": "1",
@@ -91,7 +103,7 @@ def reloaded(tmp_path_factory):
     return [(e, torch.load(Path(folder) / "logits.pt")) for e, (folder, _) in zip(expected, jobs, strict=True)]
 
 
-@pytest.mark.parametrize("index", range(len(CASES)), ids=[f"{file}-{auto}" for file, auto, _ in CASES])
+@pytest.mark.parametrize("index", range(len(CASES)), ids=NAMES)
 def test_a_fresh_process_without_leansurgeon_gives_the_same_bits(reloaded, index):
     expected, found = reloaded[index]
     assert expected.std() > 0.01
@@ -100,10 +112,6 @@ def test_a_fresh_process_without_leansurgeon_gives_the_same_bits(reloaded, index
 
 @pytest.mark.parametrize("stem", sorted({file.partition("/")[0] for file, _, _ in CASES}))
 def test_modelling_files_import_nothing_but_torch_and_transformers(stem):
-    import ast
-
     module = importlib.import_module(f"leansurgeon.models.{stem}")
-    tree = ast.parse(Path(module.__file__).read_text())
-    found = {a.name.split(".")[0] for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names}
-    found |= {n.module.split(".")[0] for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}
-    assert found <= {"torch", "transformers", "math", "copy"}
+    found = re.findall(r"^\s*(?:import|from) (\w+)", Path(module.__file__).read_text(), re.M)
+    assert set(found) <= {"torch", "transformers", "math", "copy"}

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -22,16 +20,16 @@ def home(tmp_path, monkeypatch):
     (tmp_path / "tmp").mkdir()
     for name in ("LEANSURGEON_CACHE", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
-    for name, value in {"HOME": tmp_path / "home", "TMPDIR": tmp_path / "tmp"}.items():
-        monkeypatch.setenv(name, str(value))
-    return tmp_path
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(room.tempfile, "tempdir", str(tmp_path / "tmp"))
+    room.usable.cache_clear()
+    yield tmp_path
+    room.usable.cache_clear()
 
 
 def test_a_home_that_cannot_be_written_is_said_once_and_work_goes_on(home):
     source, data = strangers.model(home / "source", "llama"), strangers.texts(home / "data")
-    words = ["retrain", source, "--data", data, "-o", home / "run", "--set", "train.duration=2st"]
-    run = [sys.executable, "-m", "leansurgeon", *map(str, words)]
-    done = subprocess.run(run, capture_output=True, text=True, timeout=120)
+    done = strangers.healed(source, data, home / "run")
     assert done.returncode == 0, done.stderr
     said, other = " ".join(done.stderr.split()), home / "tmp" / f"leansurgeon-cache-{os.getuid()}"
     assert said.count("cannot be written") == 1 and str(other) in said
@@ -39,14 +37,11 @@ def test_a_home_that_cannot_be_written_is_said_once_and_work_goes_on(home):
 
 
 def test_a_folder_of_somebody_else_is_not_taken(home, monkeypatch):
-    monkeypatch.setattr(room.tempfile, "tempdir", str(home / "tmp"))
     (home / "tmp" / f"leansurgeon-cache-{os.getuid()}").symlink_to(home / "home")
-    room.usable.cache_clear()
     found = room.cache_folder()
     assert found.is_dir() and not found.is_symlink() and found.parent == home / "tmp"
     monkeypatch.setenv("LEANSURGEON_CACHE", "/nowhere/at/all")
     assert room.cache_folder() == Path("/nowhere/at/all")  # what is asked for is refused by whoever writes there
-    room.usable.cache_clear()
 
 
 @pytest.mark.parametrize(("size", "said"), [(0, "0 bytes"), (999, "999 bytes"), (48e3, "48 kB"), (3.25e9, "3.25 GB")])

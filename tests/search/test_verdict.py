@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from dataclasses import make_dataclass
 from fractions import Fraction
 from types import SimpleNamespace
 
@@ -15,10 +13,9 @@ from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import Diverged
 from leansurgeon.intervals import binomial_variance
 from leansurgeon.search import findings, heals
-from leansurgeon.search.cheap import CheapScores, order
+from leansurgeon.search.cheap import CheapScores
 from leansurgeon.search.findings import find_front, list_as_good, list_changes
 from leansurgeon.search.halving import Result, Rung, Score
-from leansurgeon.search.limits import Limit
 from leansurgeon.search.outcome import SearchOutcome
 from leansurgeon.search.space import Budget, Candidate, Shapes
 from leansurgeon.surgery.requested_shape import RequestedShape
@@ -82,19 +79,18 @@ def test_heads_seem_to_help_from_two_standard_errors_on(source, margin, says):
     assert says in findings.compare_with_control(made)
 
 
-def test_the_space_is_counted_in_words(source):
-    nine = [candidate(source, 8, m, 1) for m in range(1, 10)]
-    said = findings.describe_space(Shapes(tuple(nine), 19, 7, {"no": 3}))
-    assert re.search(r"^19 shapes: 3\b\D*\b7\b.*\blarge\b\D*\b9 fit\b.*\bparameters\.$", said)
-    assert re.findall(r"\d+", findings.describe_space(Shapes(tuple(nine), 9, 0, {}))) == ["9", "9"]  # --memory alone
-
-
 def test_how_the_order_changed_is_scipys_tau(source):
     four = [candidate(source, 8, m, p) for m, p in ((16, 400), (32, 300), (48, 200), (64, 100))]
     numbers, values = [CheapScores(c.parameters) for c in four], [0.8, 0.95, 0.9, 0.7]
-    (first, second) = list_changes(outcome(source, four, [values, values[:2]], numbers))
+    made = outcome(source, four, [values, values[:2]], numbers)
+    (first, second) = list_changes(made)
     assert (first.tau, first.count) == (pytest.approx(scipy.stats.kendalltau([4, 3, 2, 1], values).statistic), 4)
     assert (second.tau, second.count, set(second.moves.values())) == (1.0, 2, {0})
+    # Moves count places among those that are left.
+    made = outcome(source, four, [values], numbers)
+    made.rungs[0][four[1].name] = Result(None, "failed")
+    (change,) = list_changes(made)
+    assert change.moves == {four[0].name: -1, four[2].name: 1, four[3].name: 0}
 
 
 def test_the_front_compares_on_the_last_rung_that_both_saw(source):
@@ -106,14 +102,6 @@ def test_the_front_compares_on_the_last_rung_that_both_saw(source):
     assert find_front(made) == [four[i].name for i in (0, 2)]
 
 
-def test_moves_count_places_among_those_that_are_left(source):
-    four = [candidate(source, 8, m, 100) for m in (16, 32, 48, 64)]
-    made = outcome(source, four, [[0.8, 0.0, 0.9, 0.7]], [CheapScores(100) for _ in four])
-    made.rungs[0][four[1].name] = Result(None, "failed")
-    (change,) = list_changes(made)
-    assert change.moves == {four[0].name: -1, four[2].name: 1, four[3].name: 0}
-
-
 def test_the_front_knows_latency_and_memory_too(source):
     """The second is worse and as large, but faster; the third is faster than neither."""
     three = [candidate(source, 8, m, 100) for m in (16, 32, 48)]
@@ -123,54 +111,10 @@ def test_the_front_knows_latency_and_memory_too(source):
     assert find_front(outcome(source, three, [[0.9, 0.8, 0.85]], numbers)) == [three[0].name, three[2].name]
 
 
-@pytest.mark.parametrize(("key", "wish"), [("influence", 1), ("kappa", -1)])
-def test_more_influence_and_less_kappa_stand_first(source, key, wish):
-    three = [candidate(source, 8, m, 100) for m in (16, 32, 48)]
-    found = {c.name: CheapScores(100, **{key: wish * v + 3}) for c, v in zip(three, (1.0, 2.0, 0.5), strict=True)}
-    assert order(three, found) == [three[1], three[0], three[2]]
-
-
-def test_a_limit_is_a_limit(source):
-    """Also by a hair, and what is as much is allowed."""
-    limit = Limit(2.0, lambda c: c.parameters / 100)
-    sizes = {p: limit.fits(candidate(source, 8, p, p)) for p in (201, 200)}
-    assert sizes == {201: False, 200: True}
-
-
 def test_several_attentions_of_a_layer_give_its_largest_kappa():
     from leansurgeon.search.evidence import merge_by_layer
 
     assert merge_by_layer([1.0, 5.0, None, 2.0, None, None], 3) == [5.0, 2.0, None]
-
-
-def test_a_heal_on_half_of_the_data_has_no_local_fit(source, monkeypatch):
-    """The last rung has all, as shrink does it; earlier ones say how the orders compare at the same price."""
-    from leansurgeon.search import heals
-
-    asked = []
-
-    def decide(steps, data, device):
-        asked.append((len(data.fit), steps.method.heal, device))
-        raise heals.Diverged("enough.")
-
-    monkeypatch.setattr(heals, "decide", decide)
-    batches = [{"x": [[0]]} for _ in range(8)]
-    data = make_dataclass("Data", ("heldout", "fit", "guard"))(batches, batches, batches)
-    bench = heals.HealTrial(source, data, None, device="cuda:0")
-    for share in (Fraction(1, 4), Fraction(1)):
-        with pytest.raises(heals.Diverged):
-            bench.heal_candidate(candidate(source, 8, 64, 1), share)
-    assert asked == [(2, "closed", "cuda:0"), (8, "local", "cuda:0")]
-
-
-def test_a_training_is_judged_at_its_end():
-    from leansurgeon.search.trainings import score_of
-    from leansurgeon.training.runs.summary import Summary
-
-    task = {"metric": "accuracy", "metric_label": "accuracy", "higher_is_better": True, "percent": True}
-    made = {"task": task | {"eval_samples": 400}, "final": {"metric": 0.85, "loss": 1.0}, "best": {"metric": 0.99}}
-    found = score_of(Summary.from_dict({"schema_version": 1, "model": {}} | made))
-    assert found.value == pytest.approx(0.85) and found.error == pytest.approx((0.85 * 0.15 / 400) ** 0.5, rel=0.01)
 
 
 def test_the_source_is_nearest_to_itself(saved, tmp_path):
@@ -194,7 +138,6 @@ def test_a_tasks_score_is_that_of_all_batches_together():
             return TaskScore(labels.sum(), count, labels.max(), count, torch.stack([labels.sum(), count]))
 
         def metric_value(self, sums):
-            assert sums[:4] == (15.0, 5.0, 8.0, 5.0) and isinstance(sums.loss_sum, float)
             return {"f1": float(sums.extra[0] / sums.extra[1])}
 
     loaded = SimpleNamespace(forward=lambda batch: batch["labels"])

@@ -16,6 +16,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from leansurgeon.checkpoints.config import KINDS
+
 LONG = "x" * 5000
 DEEP = 3000
 NUMBERS = [0, -1, 1, 2, 7, 10**9, 2**31, 2**63, 10**30, -(2**63), 0.5, 1e308, -0.0, 3.0, float("nan"), float("inf")]
@@ -38,22 +40,9 @@ WORDS = [
 WORDS += ["NaN", "{}", "%s", "{x}", "leansurgeon_bert", "hub:a/b", "\ud800", "=1+1", "<script>", "auto", "/dev/zero"]
 TAGS = ["timestamp 9", "float x", "int ''", "bool q", "binary x", "set {a}"]
 # Keys that a library reads where it finds them, although most files have none of them.
-HIDDEN = [
-    "architectures", "model_type", "auto_map", "id2label", "label2id", "num_labels", "pad_token_id", "bos_token_id",
-    "eos_token_id", "dtype", "torch_dtype", "rope_theta", "rope_scaling", "rope_parameters", "rope_type",
-    "partial_rotary_factor", "layer_types", "sliding_window", "use_sliding_window", "max_window_layers",
-    "no_rope_layers", "tie_word_embeddings", "initializer_range", "initializer_factor", "layer_norm_eps",
-    "rms_norm_eps", "hidden_act", "hidden_dropout_prob", "attention_dropout", "attention_bias", "mlp_bias",
-    "qkv_bias", "bias", "head_dim", "num_key_value_heads", "num_attention_heads", "num_hidden_layers", "hidden_size",
-    "intermediate_size", "mlp_ratio", "vocab_size", "max_position_embeddings", "n_positions", "type_vocab_size",
-    "image_size", "patch_size", "num_channels", "quantization_config", "text_config", "vision_config",
-    "is_encoder_decoder", "is_decoder", "add_cross_attention", "problem_type", "classifier_dropout", "summary_type",
-    "position_embedding_type", "embedding_size", "n_inner", "d_ff", "d_kv", "feed_forward_proj",
-    "scale_decoder_outputs", "num_decoder_layers", "decoder_layers", "encoder_layers", "segment_means_seq_len",
-    "num_landmarks", "local_attention", "global_attn_every_n_layers", "architecture", "model_args", "pretrained_cfg",
-    "num_classes", "global_pool", "attn_implementation", "_attn_implementation", "use_cache", "name_or_path",
-    "transformers_version", "output_attentions", "return_dict", "chunk_size_feed_forward", "gradient_checkpointing",
-]  # fmt: skip
+HIDDEN = [*KINDS, "rope_type", "no_rope_layers", "bias", "quantization_config", "text_config", "summary_type"]
+HIDDEN += ["attn_implementation", "_attn_implementation", "name_or_path", "transformers_version"]
+HIDDEN += ["chunk_size_feed_forward", "gradient_checkpointing"]
 
 
 def junk(rng: Random, depth: int = 0) -> Any:

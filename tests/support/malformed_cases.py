@@ -36,11 +36,10 @@ class Bases:
     """Whole things to damage, all small, below one folder."""
 
     root: Path
-    families: tuple[str, ...]
 
     @property
     def models(self) -> list[Path]:
-        return sorted(path for path in (self.root / "models").iterdir())
+        return sorted((self.root / "models").iterdir())
 
     def copy(self, what: Path, to: Path) -> Path:
         """A copy to damage."""
@@ -49,10 +48,10 @@ class Bases:
         return target
 
 
-def build(root: Path, families: tuple[str, ...] = QUICK) -> Bases:
+def build(root: Path, *, every_family: bool) -> Bases:
     """Make everything that cases damage."""
     import torch
-    from safetensors.torch import load_file
+    from safetensors.torch import load_file, save_file
 
     from leansurgeon.checkpoints.model import create_timm
     from tests import conftest
@@ -61,19 +60,16 @@ def build(root: Path, families: tuple[str, ...] = QUICK) -> Bases:
     from tests.support.models.word_models import words
     from tests.support.report.report_workspace import workspace
 
-    for family in families:
-        if family in UNDECLARED:
-            small_model(family, root / "models" / family)
-        else:
-            conftest.build(family).save_pretrained(root / "models" / family)
-    for family in {"bert", "gpt2", "llama"} & set(families):
+    for family in conftest.FAMILIES if every_family else QUICK:
+        conftest.build(family).save_pretrained(root / "models" / family)
+    for family in UNDECLARED if every_family else ():
+        small_model(family, root / "models" / family)
+    for family in ("bert", "gpt2", "llama"):
         words(root / "models" / family)
     for name, args in TIMM.items():
         folder = root / "models" / name
         folder.mkdir()
         model = create_timm(name, **args, num_classes=10)
-        from safetensors.torch import save_file
-
         save_file({k: v.contiguous() for k, v in model.state_dict().items()}, folder / "model.safetensors")
         config = {"architecture": name, "num_classes": 10, "model_args": args, "pretrained_cfg": {"mean": [0.5] * 3}}
         (folder / "config.json").write_text(json.dumps(config))
@@ -90,7 +86,7 @@ def build(root: Path, families: tuple[str, ...] = QUICK) -> Bases:
     shutil.copytree(root / "models/vit", root / "runs/digits-vit/lean-s0/model")
     (root / "data").mkdir()
     tables(root / "data")
-    return Bases(root, families)
+    return Bases(root)
 
 
 def warm(bases: Bases) -> None:
@@ -163,40 +159,39 @@ def check_talk(code: int, talk: str) -> None:
     assert all(len(line) <= 2500 for line in said), f"{max(map(len, said))} columns"
 
 
+def one_of(rng: Random, *commands: tuple) -> tuple[tuple[str, ...], Do]:
+    """One of these command lines."""
+    return command(*rng.choice(commands))
+
+
 def of_a_model(rng: Random, folder: Path, scratch: Path, *, heavy: float = 0.04) -> tuple[tuple[str, ...], Do]:
     """A command that opens the model in `folder`; a `heavy` one runs it, too."""
+    out = (*SHRINK, "-o", scratch / "out")
     if rng.random() < heavy:
         data = "task:digits" if "vit" in folder.name else str(scratch / "text.txt")
         (scratch / "text.txt").write_text(TEXT)
-        few = ("--samples", 4)
-        return command(
-            *rng.choice(
-                [
-                    ("kappa", folder, "--data", data, *few, "--probes", 0),
-                    ("heads", folder, "--data", data, *few, "--judge-samples", 4, "--no-curve"),
-                    ("retrain", folder, "--recipe", "digits-vit", "--dry-run"),
-                    ("shrink", folder, "--heads", "2x", "--calibrate", data, *SHRINK, "-o", scratch / "out"),
-                ]
-            )
+        few = ("--data", data, "--samples", 4)
+        return one_of(
+            rng,
+            ("kappa", folder, *few, "--probes", 0),
+            ("heads", folder, *few, "--judge-samples", 4, "--no-curve"),
+            ("retrain", folder, "--recipe", "digits-vit", "--dry-run"),
+            ("shrink", folder, "--heads", "2x", "--calibrate", data, *out),
         )
-    return command(
-        *rng.choice(
-            [
-                ("inspect", folder),
-                ("inspect", folder, "--json"),
-                ("inspect", folder, "--data", ""),
-                ("plan", folder, "--heads", "2x"),
-                ("plan", folder, "--layers", "1", "--memory"),
-                ("shrink", folder, "--heads", "2x", "--dry-run"),
-                ("shrink", folder, "--layers", "1", *SHRINK, "-o", scratch / "out"),
-                ("shrink", folder, "--heads", "8", "--head-dim", "keep", *SHRINK, "-o", scratch / "out"),
-                ("shrink", folder, "--heads", "8", "--init", "fresh", *SHRINK, "-o", scratch / "out"),
-                ("diff", folder, folder),
-                ("undo", folder, "-o", scratch / "back", "--dry-run"),
-                ("search", folder, "--params", "1M", "--dry-run"),
-                ("report", folder),
-            ]
-        )
+    return one_of(
+        rng,
+        ("inspect", folder),
+        ("inspect", folder, "--data", ""),
+        ("plan", folder, "--heads", "2x"),
+        ("plan", folder, "--layers", "1", "--memory"),
+        ("shrink", folder, "--heads", "2x", "--dry-run"),
+        ("shrink", folder, "--layers", "1", *out),
+        ("shrink", folder, "--heads", "8", "--head-dim", "keep", *out),
+        ("shrink", folder, "--heads", "8", "--init", "fresh", *out),
+        ("diff", folder, folder),
+        ("undo", folder, "-o", scratch / "back", "--dry-run"),
+        ("search", folder, "--params", "1M", "--dry-run"),
+        ("report", folder),
     )
 
 
@@ -228,22 +223,15 @@ def record(rng: Random, bases: Bases, scratch: Path) -> Case:
     folder = bases.copy(bases.root / "results" / rng.choice(["llama", "vit"]), scratch)
     what = m.damage_json(rng, folder / "surgery.json")
     if rng.random() < 0.5:
-        done = command(
-            *rng.choice(
-                [
-                    ("undo", folder, "-o", scratch / "back", "--dry-run"),
-                    ("undo", folder, "-o", scratch / "back", "--json"),
-                    ("report", folder),
-                    ("report", folder, "--html", scratch / "page.html"),
-                    ("inspect", folder),
-                    ("shrink", folder, "--layers", 2, *SHRINK, "-o", folder),
-                    ("retrain", folder, "--dry-run"),
-                    ("retrain", folder, "--recipe", "digits-vit", "--dry-run"),
-                ]
-            )
-        )
-    else:
-        done = of_a_model(rng, folder, scratch, heavy=0.1)
+        return Case(what, *of_a_model(rng, folder, scratch, heavy=0.1))
+    done = one_of(
+        rng,
+        ("undo", folder, "-o", scratch / "back", "--dry-run"),
+        ("undo", folder, "-o", scratch / "back", "--json"),
+        ("report", folder, "--html", scratch / "page.html"),
+        ("shrink", folder, "--layers", 2, *SHRINK, "-o", folder),
+        ("retrain", folder, "--recipe", "digits-vit", "--dry-run"),
+    )
     return Case(what, *done)
 
 
@@ -262,21 +250,16 @@ def results(rng: Random, bases: Bases, scratch: Path) -> Case:
     run = runs / "digits-vit/lean-s0"
     file = run / rng.choice(["summary.json"] * 4 + ["metrics.jsonl", "metrics.jsonl", "heads.json", "bench.json"])
     what = (m.damage_lines if file.suffix == ".jsonl" else m.damage_json)(rng, file)
-    return Case(
-        what,
-        *command(
-            *rng.choice(
-                [
-                    ("report", runs),
-                    ("report", run, "--wide"),
-                    ("report", runs, "--kappa"),
-                    ("report", runs, "--format", rng.choice(["csv", "json", "latex", "markdown"])),
-                    ("report", runs, *(("--html", scratch / "page.html") if rng.random() < 0.25 else ())),
-                    ("inspect", run),
-                ]
-            )
-        ),
+    page = ("--html", scratch / "page.html") if rng.random() < 0.25 else ()
+    done = one_of(
+        rng,
+        ("report", run, "--wide"),
+        ("report", runs, "--kappa"),
+        ("report", runs, "--format", rng.choice(["csv", "json", "latex", "markdown"])),
+        ("report", runs, *page),
+        ("inspect", run),
     )
+    return Case(what, *done)
 
 
 def recipe(rng: Random, bases: Bases, scratch: Path) -> Case:
@@ -288,28 +271,20 @@ def recipe(rng: Random, bases: Bases, scratch: Path) -> Case:
     file = scratch / "recipe.yaml"
     file.write_bytes(text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass"))
     model = bases.root / "models/vit"
-    return Case(
-        what,
-        *command(
-            *rng.choice(
-                [
-                    ("recipes", "show", file),
-                    ("recipes", "show", file, "--resolved"),
-                    ("recipes", "copy", file, scratch / "copy.yaml"),
-                    ("retrain", model, "--recipe", file, "--dry-run"),
-                    ("retrain", model, "--recipe", file, "--dry-run", "--set", "train.batch=8"),
-                ]
-            )
-        ),
+    done = one_of(
+        rng,
+        ("recipes", "show", file, "--resolved"),
+        ("recipes", "copy", file, scratch / "copy.yaml"),
+        ("retrain", model, "--recipe", file, "--dry-run"),
+        ("retrain", model, "--recipe", file, "--dry-run", "--set", "train.batch=8"),
     )
+    return Case(what, *done)
 
 
 def settings(rng: Random, bases: Bases, scratch: Path) -> Case:
     """Values of `--set`."""
-    value = rng.choice(
-        [lambda: json.dumps(m.junk(rng))[:50_000], lambda: str(m.yaml_text(rng, {"a": 1})[0])[:50_000]]
-    )()
-    word = f"{rng.choice(KEYS)}={value}"
+    value = json.dumps(m.junk(rng)) if rng.random() < 0.5 else str(m.yaml_text(rng, {"a": 1})[0])
+    word = f"{rng.choice(KEYS)}={value[:50_000]}"
     recipe = rng.choice(["digits-vit", "austen-gpt"])
     return Case(m.short(word), *command("retrain", bases.root / "models/vit", "-r", recipe, "--dry-run", "--set", word))
 
@@ -373,43 +348,36 @@ def arguments(rng: Random, bases: Bases, scratch: Path) -> Case:
     """Names and numbers on the command line."""
     word, number = rng.choice(NAMES), rng.choice(NUMBERS)
     model = bases.root / "models" / rng.choice(["llama", "vit", "bert"])
-    return Case(
-        "arguments",
-        *command(
-            *rng.choice(
-                [
-                    ("inspect", word),
-                    ("plan", word, "--heads", number),
-                    ("plan", model, "--heads", number, "--layers", rng.choice(["1", number])),
-                    ("plan", model, "--mlp-dim", number, "--memory", "--batch", "8"),
-                    ("plan", model, "--head-dim", number, "--heads", "8"),
-                    ("shrink", model, "--layers", number, "--dry-run"),
-                    ("shrink", model, "--layers", "2", "--keep", number, "--dry-run"),
-                    ("shrink", model, "--layers", "2", "--method", word, "--dry-run"),
-                    ("shrink", model, "--layers", "2", *SHRINK, "-o", scratch / word.lstrip("/")),
-                    ("shrink", model, "--layers", "2", "--calibrate", word, "--dry-run"),
-                    ("diff", word, model),
-                    ("diff", model, word),
-                    ("undo", word, "-o", scratch / "x"),
-                    ("report", word),
-                    ("report", "--workspace", word),
-                    ("heads", model, "--data", word),
-                    ("kappa", model, "--data", word),
-                    ("heads", model, "--data", f"task:{word}"),
-                    ("kappa", model, "--data", f"task:digits,{word}={number}"),
-                    ("retrain", model, "--recipe", word, "--dry-run"),
-                    ("retrain", word, "--recipe", "digits-vit", "--dry-run"),
-                    ("retrain", model, "--data", word, "--time", number, "--dry-run"),
-                    ("retrain", model, "-r", "digits-vit", "--resume", word, "--dry-run"),
-                    ("recipes", "show", word),
-                    ("recipes", "copy", "digits-vit", scratch / word.lstrip("/")),
-                    ("run", word),
-                    ("search", model, "--params", number, "--dry-run"),
-                    ("search", "digits-vit", "--params", "1M", "--heads", number, "--dry-run"),
-                ]
-            )
-        ),
+    out = scratch / word.lstrip("/")
+    done = one_of(
+        rng,
+        ("inspect", word),
+        ("plan", word, "--heads", number),
+        ("plan", model, "--heads", number, "--layers", rng.choice(["1", number])),
+        ("plan", model, "--mlp-dim", number, "--memory", "--batch", "8"),
+        ("plan", model, "--head-dim", number, "--heads", "8"),
+        ("shrink", model, "--layers", number, "--dry-run"),
+        ("shrink", model, "--layers", "2", "--keep", number, "--dry-run"),
+        ("shrink", model, "--layers", "2", "--method", word, "--dry-run"),
+        ("shrink", model, "--layers", "2", *SHRINK, "-o", out),
+        ("shrink", model, "--layers", "2", "--calibrate", word, "--dry-run"),
+        ("diff", word, model),
+        ("undo", word, "-o", scratch / "x"),
+        ("report", word),
+        ("report", "--workspace", word),
+        ("heads", model, "--data", word),
+        ("kappa", model, "--data", f"task:{word}"),
+        ("kappa", model, "--data", f"task:digits,{word}={number}"),
+        ("retrain", model, "--recipe", word, "--dry-run"),
+        ("retrain", model, "--data", word, "--time", number, "--dry-run"),
+        ("retrain", model, "-r", "digits-vit", "--resume", word, "--dry-run"),
+        ("recipes", "show", word),
+        ("recipes", "copy", "digits-vit", out),
+        ("run", word),
+        ("search", model, "--params", number, "--dry-run"),
+        ("search", "digits-vit", "--params", "1M", "--heads", number, "--dry-run"),
     )
+    return Case("arguments", *done)
 
 
 def kinds(rng: Random, bases: Bases, scratch: Path) -> Case:
@@ -422,45 +390,6 @@ def kinds(rng: Random, bases: Bases, scratch: Path) -> Case:
     if folder.name == "runs":
         return Case(what, *command("report", folder, *rng.choice([(), ("--html", scratch / "x.html"), ("--kappa",)])))
     return Case(what, *of_a_model(rng, folder, scratch))
-
-
-def checkpoints(rng: Random, bases: Bases, scratch: Path) -> Case:
-    """An interrupted training whose files, and perhaps the manifest with them, are not what they were."""
-    run = scratch / "run"
-    step = run / "checkpoints/step-00000002"
-    step.mkdir(parents=True)
-    (run / "recipe.yaml").write_text("name: x\n")
-    shutil.copy(bases.root / "models/vit/model.safetensors", step / "shared.safetensors")
-    state = {"step": 2, "recipe": {"name": "x"}, "origin": {"config.json": "ab"}, "data": {"train": 5, "eval": 2}}
-    (step / "state.json").write_text(json.dumps(state))
-    manifest(step)
-    (run / "checkpoints/best.json").write_text('{"step": 2}')
-    kind = rng.randrange(4)
-    if kind == 0:
-        what = m.damage_json(rng, step / "state.json")
-        manifest(step)
-    elif kind == 1:
-        what = m.damage_json(rng, step / "MANIFEST.json")
-    elif kind == 2:
-        what = m.replace_by_other(rng, rng.choice(sorted(p for p in run.rglob("*") if p.is_file())))
-    else:
-        what = m.damage_safetensors(rng, step / "shared.safetensors")
-        manifest(step)
-    words = ["retrain", bases.root / "models/vit", "-r", "digits-vit"]
-    more = rng.choice([["--resume", run], ["--resume", step], ["--resume", "auto", "-o", run]])
-    return Case(what, *command(*words, *more, *rng.choice([[], ["--resume-anyway"]]), "--limit-batches", 1))
-
-
-def manifest(step: Path) -> None:
-    """Write the manifest that agrees with what is there."""
-    import hashlib
-
-    files = {
-        path.name: {"bytes": path.stat().st_size, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
-        for path in step.iterdir()
-        if path.name != "MANIFEST.json" and path.is_file()
-    }
-    (step / "MANIFEST.json").write_text(json.dumps({"format": 1, "step": 2, "files": files}))
 
 
 SUBJECTS: dict[Callable[[Random, Bases, Path], Case], int] = {
@@ -476,7 +405,6 @@ SUBJECTS: dict[Callable[[Random, Bases, Path], Case], int] = {
     data: 8,
     arguments: 6,
     kinds: 7,
-    checkpoints: 1,
 }
 
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from collections.abc import Callable
 from functools import partial
 from types import ModuleType
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -26,11 +24,7 @@ from leansurgeon.surgery.requested_shape import RequestedShape
 from leansurgeon.surgery.shrink import DecidedCut, carry_out, decide
 from tests import conftest
 from tests.support.processes.forks import forked
-
-
-def cut(folder, out, method=None, **wanted):
-    source = open_source(str(folder))
-    return carry_out(DecidedCut(plan(source, RequestedShape(**wanted), 0, method)), out, check=False)
+from tests.surgery.cuts import cut
 
 
 def spoil(folder, change):
@@ -45,34 +39,24 @@ def spoil(folder, change):
 GATE = "model.layers.2.mlp.gate_proj.weight"
 
 
-def one_nan(tensors):
-    tensors[GATE][3, 5] = float("nan")
+def stumble(*_, **__):
+    raise Diverged("The activations behind layer 2 hold NaN or infinity.")
 
 
 def test_nan_weights_are_named(saved, tmp_path, monkeypatch):
     """Whether calibration or the proof meets them first; and a sound source is not blamed."""
     folder, _ = saved("llama")
-    sound = open_source(str(folder))
-
-    def stumble(*_, **__):
-        raise Diverged("The activations behind layer 2 hold NaN or infinity.")
-
     monkeypatch.setattr(shrink, "prove", stumble)
     with pytest.raises(Diverged, match="behind layer 2"):
-        carry_out(DecidedCut(plan(sound, RequestedShape(layers="2"))), tmp_path / "out")
-    spoil(folder, one_nan)
-    source = open_source(str(folder))
+        cut(folder, tmp_path / "out", check=True, layers="2")
+    spoil(folder, lambda tensors: tensors[GATE][3].fill_(float("nan")))
     with pytest.raises(Diverged, match=rf"'{GATE}'.*\bNaN\b"):
-        carry_out(DecidedCut(plan(source, RequestedShape(layers="2"))), tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-
+        cut(folder, tmp_path / "out", check=True, layers="2")
     monkeypatch.setattr("leansurgeon.surgery.calibrate.calibrate", stumble)
+    steps = plan(open_source(str(folder)), RequestedShape(layers="2"), calibrated=True)
     with pytest.raises(Diverged, match=rf"'{GATE}'.*\bNaN\b"):
-        decide(
-            plan(source, RequestedShape(layers="2"), calibrated=True),
-            type("Data", (), {"says": "text", "beside": None}),
-        )
-    spoil(folder, lambda t: t["model.layers.1.self_attn.v_proj.weight"].fill_(float("inf")))
+        decide(steps, type("Data", (), {"says": "text", "beside": None}))
+    spoil(folder, lambda tensors: tensors["model.layers.1.self_attn.v_proj.weight"].fill_(float("inf")))
     with pytest.raises(Diverged, match=r"layers\.1\.self_attn\.v_proj\.weight"):
         cut(folder, tmp_path / "out", Method(balance=True))
     assert not (tmp_path / "out").exists()
@@ -88,7 +72,7 @@ def test_uneven_layers_are_refused_with_both_sizes(saved, tmp_path):
         open_source(str(folder))
 
 
-@pytest.mark.parametrize("dtype", ["int8", "uint8", "int32"])
+@pytest.mark.parametrize("dtype", ["int8", "uint8"])
 def test_a_quantised_model_whose_config_does_not_say_so(dtype, saved):
     folder, _ = saved("llama")
     spoil(folder, lambda t: t.update({GATE: (t[GATE] * 100).to(getattr(torch, dtype))}))
@@ -101,14 +85,14 @@ def test_a_shared_tensor_that_is_stored_twice_stays_shared(tmp_path):
     model = conftest.build("llama", tie_word_embeddings=True)
     model.save_pretrained(tmp_path / "source")
     spoil(tmp_path / "source", lambda t: t.update({"lm_head.weight": t["model.embed_tokens.weight"].clone()}))
-    record = cut(tmp_path / "source", tmp_path / "out", layers="2")
-    assert record.plan.parameters_before["total"] == sum(p.numel() for p in model.parameters())
+    steps, _ = cut(tmp_path / "source", tmp_path / "out", layers="2")
+    assert steps.parameters_before.total == sum(p.numel() for p in model.parameters())
     lean = load(tmp_path / "out").model
     assert lean.lm_head.weight is lean.model.embed_tokens.weight
     assert torch.equal(lean.lm_head.weight, model.lm_head.weight)
 
 
-@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2", "bfloat16", "float16", "float64"])
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "bfloat16", "float64"])
 def test_other_dtypes_pass_through_bit_for_bit(dtype, saved, tmp_path):
     folder, _ = saved("llama")
     kind = getattr(torch, dtype)
@@ -130,20 +114,6 @@ def test_other_dtypes_pass_through_bit_for_bit(dtype, saved, tmp_path):
         cut(folder, tmp_path / "wide", heads="8")
         wide = load_file(tmp_path / "wide/model.safetensors")["model.layers.1.self_attn.o_proj.weight"]
         assert wide.dtype == kind and int((wide == 0).all(0).sum()) == 64
-
-
-def test_new_values_do_not_depend_on_the_pieces_they_are_drawn_in(saved, tmp_path, monkeypatch):
-    from leansurgeon.surgery import transfer
-
-    folder, _ = saved("llama")
-    made = []
-    for size in (1 << 18, 64):
-        monkeypatch.setattr(transfer, "PIECE", size)
-        cut(folder, tmp_path / str(size), heads="8", mlp_dim="64")
-        made.append((tmp_path / str(size) / "model.safetensors").read_bytes())
-    assert made[0] == made[1]
-    drawn = load_file(tmp_path / "64/model.safetensors")["model.layers.1.mlp.up_proj.weight"][48:]
-    assert abs(float(drawn.std()) - 0.3) < 0.05 and len(np.unique(drawn.numpy())) == drawn.numel()
 
 
 # -- SIGKILL ---------------------------------------------------------------------------------------
@@ -178,21 +148,18 @@ def test_sigkill_leaves_the_folder_absent_or_complete(there, saved, tmp_path):
     out = tmp_path / "out"
     cut(folder, tmp_path / "whole", heads="8")
     whole = load_file(tmp_path / "whole/model.safetensors")
+    steps = plan(open_source(str(folder)), RequestedShape(heads="8"))
+    again = partial(carry_out, DecidedCut(steps), out, force=True, check=False)
     for module, name, left in MOMENTS:
         if there and not out.exists():
             cut(folder, out, layers="2")
-        steps = plan(open_source(str(folder)), RequestedShape(heads="8"))
-        again = partial(carry_out, DecidedCut(steps), out, force=True, check=False)
         done = forked(partial(killed_at, module, name, left, again), tmp_path)
         assert done.returncode == -signal.SIGKILL, done.stderr
         if out.exists():  # the old one, or the new one whole
-            found = load_file(out / "model.safetensors")
-            depth = json.loads((out / "config.json").read_text())["num_hidden_layers"]
-            assert (found.keys() == whole.keys()) == (depth == 4) and open_source(str(out)).shape.depth == depth
+            depth = open_source(str(out)).shape.depth
+            assert (load_file(out / "model.safetensors").keys() == whole.keys()) == (depth == 4)
             assert (out / "surgery.json").exists() and (out / "README.md").exists()
         else:
             assert name in ("publish", "rmtree") or not there
-    cut(folder, tmp_path / "again", heads="8")
-    assert weights.Weights.open(tmp_path / "again").entries.keys() == whole.keys()
-    with pytest.raises(LeanSurgeonError):
-        cut(folder, tmp_path / "again", heads="8")
+    with pytest.raises(LeanSurgeonError):  # it is there already
+        cut(folder, tmp_path / "whole", heads="8")

@@ -5,64 +5,57 @@ import re
 import pytest
 
 from leansurgeon.checkpoints.source import open_source
-from leansurgeon.measure.data.calibration import Calibration
-from leansurgeon.measure.data.pairs import Seq2Seq
 from leansurgeon.report.tables.cut import decided_table
-from leansurgeon.surgery.budget import ALL, CHOICE
-from leansurgeon.surgery.calibrate import calibrate, compete, run_candidates
+from leansurgeon.surgery import budget, calibrate, context, forecast
 from leansurgeon.surgery.candidates import Candidate
 from leansurgeon.surgery.context import PARTS, CalibrationContext, SampleView
 from leansurgeon.surgery.planning import plan
 from leansurgeon.surgery.requested_shape import RequestedShape
 from tests.support.methods import with_method
-from tests.surgery.test_calibrate import image_batches, text_batches
-from tests.surgery.test_encoder_decoder import pairs
+from tests.surgery.cuts import samples
 
 DEEP = {"gpt2": {"n_layer": 8}, "bert": {"num_hidden_layers": 8}, "vit": {"num_hidden_layers": 6}, "t5": {}, "bart": {}}
-CUTS = [
-    ("vit", {"layers": "4"}),
-    ("bart", {"layers": "2"}),
-    ("gpt2", {"layers": "6", "mlp_dim": "24"}),
-    pytest.param("gpt2", {"layers": "5"}, marks=pytest.mark.slow),
-    pytest.param("bert", {"layers": "5"}, marks=pytest.mark.slow),
-    pytest.param("t5", {"layers": "3"}, marks=pytest.mark.slow),
-]
+SLOW = [("gpt2", {"layers": "6", "mlp_dim": "24"}), *((name, {"layers": "5"}) for name in ("gpt2", "bert"))]
+SLOW += [("t5", {"layers": "3"}), ("bart", {"layers": "2"})]
 
 
-def samples(family: str) -> Calibration:
-    def batches(count: int, seed: int) -> list:
-        if family in ("t5", "bart"):
-            return pairs(count, seed)
-        return (image_batches if family == "vit" else text_batches)(count, seed, family)
+@pytest.fixture
+def planned(saved):
+    """A plan with data, and the data."""
 
-    parts = {name: batches(n, seed) for name, n, seed in (("fit", 24, 2), ("guard", 8, 3), ("heldout", 1, 4))}
-    return Calibration("tiny", "tiny", "-", **parts, task=Seq2Seq() if family in ("t5", "bart") else None)
+    def make(family, **wanted):
+        source = open_source(str(saved(family, **DEEP[family])[0]))
+        return plan(source, RequestedShape(**wanted), calibrated=True), samples(family, guard=8, heldout=1)
+
+    return make
 
 
 @pytest.fixture
 def passes(monkeypatch):
     """Passes behind choice and closed refit, by the bound on them, of every cut."""
-    found = []
+    found, compete = [], calibrate.compete
 
-    def noted(context, *rest):
-        best = compete(context, *rest)
-        found.append((context.passes(), context.most_closed / context.one_pass))
+    def noted(here, *rest):
+        best = compete(here, *rest)
+        found.append((here.passes(), here.most_closed / here.one_pass))
         return best
 
-    monkeypatch.setattr("leansurgeon.surgery.calibrate.compete", noted)
+    monkeypatch.setattr(calibrate, "compete", noted)
     return found
 
 
-@pytest.mark.parametrize(("family", "wanted"), CUTS)
-def test_cuts_stay_within_both_bounds(family, wanted, saved, passes, monkeypatch):
-    monkeypatch.setattr("leansurgeon.surgery.context.LEAST", 0)
-    source, data = open_source(str(saved(family, **DEEP[family])[0])), samples(family)
-    steps, said = plan(source, RequestedShape(**wanted), calibrated=True), []
-    spent = []
-    for choice, whole in ((CHOICE, ALL), (2.0, 4.5)):
-        monkeypatch.setattr("leansurgeon.surgery.context.CHOICE", choice)
-        monkeypatch.setattr("leansurgeon.surgery.context.ALL", whole)
-        outcome = calibrate(steps, data, said.append)
+@pytest.mark.parametrize(
+    ("family", "wanted"),
+    [("vit", {"layers": "5", "mlp_dim": "24"}), *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW)],
+)
+def test_cuts_stay_within_both_bounds(family, wanted, planned, passes, monkeypatch):
+    monkeypatch.setattr(context, "LEAST", 0)
+    steps, data = planned(family, **wanted)
+    said, spent = [], []
+    for choice, whole in ((budget.CHOICE, budget.ALL), (2.0, 4.5)):
+        monkeypatch.setattr(context, "CHOICE", choice)
+        monkeypatch.setattr(context, "ALL", whole)
+        outcome = calibrate.calibrate(steps, data, said.append)
         outcome.close()
         closed, bound = passes.pop()
         on_top = "mlp_dim" in wanted  # layers that are made anew
@@ -74,38 +67,55 @@ def test_cuts_stay_within_both_bounds(family, wanted, saved, passes, monkeypatch
             assert int(left[2]) - int(left[1]) == sum(one.data == "all" for one in outcome.record.candidates)
     assert spent[1] < spent[0]
     told = [line for line in said if line.startswith("About")]
-    assert len(told) == 2 and source.name in told[0] and "passes" in told[1]
+    assert len(told) == 2 and steps.source.name in told[0] and "passes" in told[1]
 
 
-@pytest.mark.parametrize(("family", "kept"), [("gpt2", (0, 1, 2, 5, 6, 7)), ("bert", (0, 3, 4, 5)), ("vit", (0, 1, 4))])
-def test_a_candidate_takes_what_was_said(family, kept, saved):
-    source, data = open_source(str(saved(family, **DEEP[family])[0])), samples(family)
-    steps = plan(source, RequestedShape(layers=str(len(kept))), calibrated=True)
-    for way in (Candidate(kept, "as listed"), Candidate(kept, "", attention=True, later=True)):
-        if (way.attention or way.later) and source.architecture.norm != "pre":
+@pytest.mark.parametrize(("family", "kept"), [("gpt2", (0, 1, 2, 5, 6, 7)), ("bert", (0, 3, 4, 5))])
+def test_a_candidate_takes_what_was_said(family, kept, planned):
+    steps, data = planned(family, layers=str(len(kept)))
+    for more in {"attention": False}, {"attention": True, "later": True}:
+        if more["attention"] and family == "bert":  # post-norm
             continue
+        way = Candidate(kept, "as listed", **more)
         here = CalibrationContext(with_method(steps, keep=kept), data)
-        batches = {part: getattr(data, part) for part in PARTS}
-        foretold = here.cost(way, batches)
+        foretold = here.cost(way, {part: getattr(data, part) for part in PARTS})
         here = CalibrationContext(with_method(steps, keep=kept), data)
         with here.held:
-            compete(here, SampleView.of(data, None), [way], "")
+            calibrate.compete(here, SampleView.of(data, None), [way], "")
         assert here.work - here.one_pass == pytest.approx(foretold, rel=0.1)
 
 
-def test_a_pass_of_two_stacks_is_what_their_blocks_see(saved):
-    """An encoder and a decoder read texts of different lengths."""
-    source, data = open_source(str(saved("t5")[0])), samples("t5")
-    here = CalibrationContext(with_method(plan(source, RequestedShape(layers="3"), calibrated=True), "none"), data)
-    whole = SampleView.of(data, None)
-    run_candidates(here, whole, [], "")
-    assert here.work == here.one_pass
-    assert here.one_pass != 8 * sum(b["input_ids"].numel() for part in PARTS for b in getattr(data, part))
-
-
-def test_little_data_costs_no_sets_of_layers(saved):
-    source, data = open_source(str(saved("gpt2", **DEEP["gpt2"])[0])), samples("gpt2")
-    steps = plan(source, RequestedShape(layers="5"), calibrated=True)
-    outcome = calibrate(with_method(steps), data)
+def test_little_data_costs_no_sets_of_layers(planned):
+    steps, data = planned("gpt2", layers="6")
+    outcome = calibrate.calibrate(with_method(steps), data)
     outcome.close()
     assert outcome.record.passes > 3 and not outcome.record.held_back
+
+
+# -- foretold --------------------------------------------------------------------------------------
+
+
+def test_the_work_is_what_a_cut_counts(planned, monkeypatch):
+    trial = {"fit": 512, "guard": 256}
+    monkeypatch.setattr(calibrate, "TRIAL", trial)
+    monkeypatch.setattr(forecast, "TRIAL", trial)
+    steps, data = planned("gpt2", layers="6")
+    outcome = calibrate.calibrate(with_method(steps), data)
+    outcome.close()
+    found = forecast.forecast_cost(CalibrationContext(with_method(steps), data)).passes
+    assert found == pytest.approx(outcome.record.passes, rel=0.5)
+
+
+def test_a_limit_of_time_for_healing_is_foretold(planned, monkeypatch):
+    """Where a token through a block takes a quarter of an hour, the local fit takes days; an hour of it is foretold."""
+    monkeypatch.setattr(forecast, "time_block", lambda context: 1.0)
+    steps, data = planned("gpt2", layers="6")
+
+    def foretell(heal, limit=None):
+        return forecast.forecast_cost(CalibrationContext(with_method(steps, heal, heal_time=limit), data))
+
+    closed, whole = foretell("closed"), foretell("local")
+    none, hour = (foretell("local", limit) for limit in (0.0, 3600.0))
+    assert whole.seconds - closed.seconds > 3600 and foretell("local", 1e15) == whole
+    assert none.passes == pytest.approx(closed.passes) and none.passes < hour.passes < whole.passes
+    assert hour.seconds == pytest.approx(none.seconds + 3600)

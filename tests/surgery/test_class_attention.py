@@ -2,59 +2,28 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import timm
 import torch
-from safetensors.torch import save_file
 
-from leansurgeon.architectures.timm_models import folder_config
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import UnsupportedModel, UsageError
-from leansurgeon.models.timm_parts import ClassAttention
 from leansurgeon.surgery.planning import plan
 from leansurgeon.surgery.requested_shape import RequestedShape
-from leansurgeon.surgery.shrink import DecidedCut, carry_out
-from tests.surgery.test_timm_families import FAMILIES, build, family_of, output, reload, stir
+from tests.surgery.cuts import cut
+from tests.surgery.test_timm_families import output, reload, save_small
 
-KEYS = ("xcit", "cait")
 BLOCKS = {"xcit": "cls_attn_blocks", "cait": "blocks_token_only"}
 
 
-@pytest.fixture
-def folder(tmp_path):
-    def make(key):
-        path = tmp_path / f"source-{key}"
-        path.mkdir()
-        model = stir(build(key))
-        save_file(model.state_dict(), path / "model.safetensors", metadata={"format": "pt"})
-        config = folder_config(family_of(key), FAMILIES[key][1], FAMILIES[key][2], {"input_size": (3, 32, 32)})
-        (path / "config.json").write_text(json.dumps(config))
-        return path, model
-
-    return make
+def follow(source, out, **wanted):
+    return cut(source, out, class_attention=True, **wanted)
 
 
-def cut(source, out, **wanted):
-    opened = open_source(str(source))
-    steps = plan(opened, RequestedShape(class_attention=True, **wanted))
-    return steps, carry_out(DecidedCut(steps), out, check=False)
-
-
-@pytest.mark.parametrize("key", KEYS)
-def test_our_class_attention_is_timms_at_its_own_size(key):
-    theirs = getattr(stir(build(key)), BLOCKS[key])[0].attn
-    ours = ClassAttention(32, 4, 8)
-    ours.load_state_dict(theirs.state_dict())
-    x = torch.randn(2, 5, 32)
-    torch.testing.assert_close(ours(x), theirs(x), atol=1e-6, rtol=1e-6)
-
-
-@pytest.mark.parametrize("key", KEYS)
-def test_added_heads_are_exact_and_stand_in_the_class_attention_too(key, folder, tmp_path):
-    source, model = folder(key)
-    steps, _ = cut(source, tmp_path / "wide", heads="7", head_dim="keep")
+@pytest.mark.parametrize("key", BLOCKS)
+def test_added_heads_are_exact_and_stand_in_the_class_attention_too(key, tmp_path):
+    source, model = save_small(key, tmp_path / "source")
+    steps, _ = follow(source, tmp_path / "wide", heads="7", head_dim="keep")
     assert steps.exactness == "exact" and steps.as_dict()["class_attention"] and "class attention" in steps.why
     wide = reload(tmp_path / "wide")
     torch.testing.assert_close(output(wide), output(model), atol=1e-5, rtol=1e-5)
@@ -62,21 +31,18 @@ def test_added_heads_are_exact_and_stand_in_the_class_attention_too(key, folder,
     assert attention.num_heads == 7 and attention.q.weight.shape == (56, 32)
     assert not attention.proj.weight[:, 32:].any() and attention.q.weight[32:].std() > 0
     assert sum(p.numel() for p in wide.parameters()) == steps.parameters_after.total
-    again = open_source(str(tmp_path / "wide"))
-    assert again.parameters.total == steps.parameters_after.total
     # And from there: without the flag the class attention stays, with it both change on.
     for asked, inner in ((False, 56), (True, 72)):
-        more = plan(again, RequestedShape(heads="9", class_attention=asked))
-        carry_out(DecidedCut(more), tmp_path / f"more-{asked}", check=False)
+        cut(tmp_path / "wide", tmp_path / f"more-{asked}", heads="9", class_attention=asked)
         wider = reload(tmp_path / f"more-{asked}")
         assert getattr(wider, BLOCKS[key])[0].attn.q.out_features == inner
         torch.testing.assert_close(output(wider), output(model), atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("key", KEYS)
-def test_fewer_heads_are_the_strongest_of_each_class_attention(key, folder, tmp_path):
-    source, model = folder(key)
-    _, record = cut(source, tmp_path / "few", heads="2", head_dim="keep")
+@pytest.mark.parametrize("key", BLOCKS)
+def test_fewer_heads_are_the_strongest_of_each_class_attention(key, tmp_path):
+    source, model = save_small(key, tmp_path / "source")
+    _, record = follow(source, tmp_path / "few", heads="2", head_dim="keep")
     few = reload(tmp_path / "few")
     for number, (old, new) in enumerate(zip(getattr(model, BLOCKS[key]), getattr(few, BLOCKS[key]), strict=True), 1):
         strength = old.attn.proj.weight.reshape(32, 4, 8).norm(dim=(0, 2))
@@ -85,10 +51,10 @@ def test_fewer_heads_are_the_strongest_of_each_class_attention(key, folder, tmp_
         assert torch.equal(new.attn.v.weight.reshape(2, 8, 32), old.attn.v.weight.reshape(4, 8, 32)[kept])
 
 
-def test_split_heads_that_follow_need_no_modelling_file(folder, tmp_path):
+def test_split_heads_that_follow_need_no_modelling_file(tmp_path):
     """timm's constructor gives one number of heads to both, which is what was asked for."""
-    source, model = folder("cait")
-    steps, _ = cut(source, tmp_path / "split", heads="8", head_dim="split", init="fresh-attention")
+    source, model = save_small("cait", tmp_path / "source")
+    steps, _ = follow(source, tmp_path / "split", heads="8", head_dim="split", init="fresh-attention")
     assert steps.architecture.name == "timm_cait"
     split = timm.create_model(f"local-dir:{tmp_path / 'split'}", pretrained=True)
     old, new = model.blocks_token_only[0].attn, split.blocks_token_only[0].attn
@@ -104,13 +70,12 @@ def test_parameters_of_the_papers_xcit_with_class_attention():
         assert round(steps.parameters_after.total / 1e6, 3) == millions
 
 
-def test_what_cannot_follow_is_refused(folder, tmp_path):
+def test_what_cannot_follow_is_refused(tmp_path):
     with pytest.raises(UnsupportedModel, match=r"--class-attention: timm_volo leaves\b"):
         plan(open_source("volo-d3"), RequestedShape(heads="2x", class_attention=True))
     with pytest.raises(UnsupportedModel, match=r"--class-attention: timm_vit has no\b"):
         plan(open_source("vit-b"), RequestedShape(heads="16", class_attention=True))
-    source, _ = folder("xcit")
-    opened = open_source(str(source))
-    carry_out(DecidedCut(plan(opened, RequestedShape(heads="7"))), tmp_path / "apart", check=False)
+    source, _ = save_small("xcit", tmp_path / "source")
+    cut(source, tmp_path / "apart", heads="7")
     with pytest.raises(UsageError, match=r"cls_num_heads.*\b4\b.*\b7\b"):
         plan(open_source(str(tmp_path / "apart")), RequestedShape(heads="9", class_attention=True))

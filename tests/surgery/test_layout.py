@@ -8,58 +8,31 @@ import pytest
 import torch
 from torch.nn.functional import cosine_similarity, mse_loss
 
-from leansurgeon.checkpoints.blockwise.skeleton import Skeleton
 from leansurgeon.checkpoints.model import Loaded
-from leansurgeon.shape import groups_of
-from leansurgeon.surgery.choose_layers import measure_layers
+from leansurgeon.measure.data.calibration import Calibration
 from leansurgeon.training.distill import state_error, taps
-from tests.support.command_line import leansurgeon
-from tests.surgery.test_timm_families import FAMILIES, build, family_of, folder_config, save_folder, stir
-
-
-def config_of(key):
-    return folder_config(family_of(key), FAMILIES[key][1], FAMILIES[key][2], {"input_size": (3, 32, 32)})
+from tests.surgery.cuts import cut_with_data
+from tests.surgery.test_timm_families import build, config_of, family_of, save_small, stir
 
 
 @torch.no_grad()
-def test_influence_is_measured_over_the_channels_of_every_place():
+def test_influence_is_measured_over_the_channels_of_every_place(tmp_path):
     """DaViT's blocks give (batch, channels, height, width)."""
-    model, source = stir(build("davit")), Skeleton(config_of("davit"), family_of("davit"))
-    state = {name: value.numpy() for name, value in model.state_dict().items()}
-    source.fill_outer(lambda name: state[name])
-    batches = [{"pixel_values": torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(4))}]
-    wanted, blocks = [], [block for stage in model.stages for block in stage.blocks]
+    folder, model = save_small("davit", tmp_path / "source")
+    images = torch.randn(3, 2, 3, 32, 32, generator=torch.Generator().manual_seed(4))
+    data = Calibration("noise", "noise", "-", *([{"pixel_values": part}] for part in images))
+    wanted = []
 
     def note(_, given, made):
         wanted.append(1 - float(cosine_similarity(given[0].double(), made.double(), dim=1).mean()))
 
-    for block in blocks:
-        block.register_forward_hook(note)
-    model(batches[0]["pixel_values"])
-    before = family_of("davit").shape(source.config)
-
-    def fill(layer):
-        source.fill(layer, {slot.file: state[slot.file] for slot in source._in_block(layer)})
-
-    found = measure_layers(source, fill, batches, [None], groups_of(before, before))
-    assert found.influence == pytest.approx(wanted, rel=1e-4)
-
-
-def test_a_davit_is_cut_on_pictures(tmp_path):
-    from PIL import Image
-
-    source = save_folder("davit", tmp_path / "source")
-    draw = torch.Generator().manual_seed(0)
-    for number in range(24):
-        folder = tmp_path / "photos" / f"class {number % 3}"
-        folder.mkdir(parents=True, exist_ok=True)
-        pixels = torch.randint(0, 256, (32, 32, 3), generator=draw, dtype=torch.uint8).numpy()
-        Image.fromarray(pixels).save(folder / f"{number}.png")
-    done = leansurgeon(
-        "shrink", source, "--calibrate", tmp_path / "photos", "--layers", "1,1,3,1", "-o", tmp_path / "o"
-    )
-    assert done.returncode == 0, done.stderr
-    assert "refit" in done.stdout
+    for stage in model.stages:
+        for block in stage.blocks:
+            block.register_forward_hook(note)
+    model(data.guard[0]["pixel_values"])
+    less = {"layers": "1,1,2,1"}
+    _, outcome = cut_with_data(tmp_path, (folder, data), less, layers="influence", heal="none")
+    assert outcome.record.evidence["influence"] == pytest.approx(wanted, rel=1e-3)
 
 
 def test_a_student_learns_the_state_of_its_patches_not_of_their_pixels():

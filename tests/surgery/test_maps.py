@@ -1,4 +1,4 @@
-"""Which old head, column or unit stands at which new place, by hand."""
+"""Which old head, column or unit stands at which new place, and which layers stay, by hand."""
 
 from __future__ import annotations
 
@@ -7,20 +7,23 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from leansurgeon.checkpoints.record import Step
+from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import UsageError
-from leansurgeon.shape import Shape, Stage
-from leansurgeon.surgery import drop_layers, operators
+from leansurgeon.shape import Shape, Stage, evenly
+from leansurgeon.surgery import drop_layers
 from leansurgeon.surgery.method import Method
-from leansurgeon.surgery.operators import change_heads, change_units
-from leansurgeon.surgery.requested_shape import RequestedShape
+from leansurgeon.surgery.operators import change_heads
+from leansurgeon.surgery.planning import plan
+from leansurgeon.surgery.requested_shape import (
+    RequestedShape,
+    key_value_heads,
+    new_head_dim,
+    number,
+    ratios_per_stage,
+)
 from leansurgeon.surgery.transfer import (
-    head_strength,
-    map_added_heads,
     map_children,
     map_strongest_heads,
-    strongest_units,
-    widen,
 )
 
 
@@ -32,88 +35,25 @@ def lists(*arrays: np.ndarray) -> list[list[int]]:
     return [array.tolist() for array in arrays]
 
 
-def test_new_heads_stand_behind_the_old_ones_of_their_group():
-    assert lists(*map_added_heads(stage(2), stage(4))) == [[0, 1, -1, -1], [0, 1, -1, -1]]
-    assert lists(*map_added_heads(stage(4, 2), stage(6, 2))) == [[0, 1, -1, 2, 3, -1], [0, 1]]
-
-
 def test_children_share_the_columns_of_their_parent():
-    halves = [[0, 1, -1, -1], [-1, -1, 2, 3], [4, 5, -1, -1], [-1, -1, 6, 7]]
-    assert lists(*map_children(stage(2), stage(4))) == [
-        [0, 0, 1, 1],
-        [0, 0, 1, 1],
-        [*halves[0], *halves[1], *halves[2], *halves[3]],
-    ]
-    queries, values, columns = map_children(stage(2, 1, 5), stage(4, 1, 5))  # 3 and 2 of 5
-    assert lists(queries, values) == [[0, 0, 1, 1], [0]]
-    assert columns.reshape(4, 5)[:2].tolist() == [[0, 1, 2, -1, -1], [-1, -1, -1, 3, 4]]
+    queries, values, columns = lists(*map_children(stage(2, 1, 5), stage(4, 1, 5)))  # 3 and 2 of 5
+    assert (queries, values) == ([0, 0, 1, 1], [0])
+    assert columns[:10] == [0, 1, 2, -1, -1, -1, -1, -1, 3, 4]
 
 
 @pytest.mark.parametrize(
     ("before", "after", "strength", "kept", "keys"),
     [
         (stage(4), stage(2), [3, 1, 2, 3], [0, 3], [0, 3]),
-        (stage(4), stage(2), [1, 1, 1, 1], [0, 1], [0, 1]),
         (stage(6, 2), stage(4, 2), [1, 3, 2, 9, 7, 8], [1, 2, 3, 5], [0, 1]),  # two of every group
         (stage(6, 3), stage(4, 2), [1, 9, 2, 3, 4, 5], [0, 1, 4, 5], [0, 2]),  # whole groups: sums of 10, 5, 9
-        (stage(6, 3), stage(2, 1), [5, 5, 1, 9, 9, 1], [0, 1], [0]),
-        # Many equal ones go in their order, as sorts of few happen to.
-        (stage(40), stage(20), [1, 0, 1, 1] * 10, [i for i in range(40) if i % 4 != 1][:20], None),
-        (stage(80, 40), stage(40, 20), [1, 0, 1, 1] * 20, [*range(2, 80, 4), *range(3, 80, 4)], [*range(1, 40, 2)]),
+        # Equal ones go in their order, and many do as few happen to.
         (stage(80, 40), stage(40, 20), [1] * 80, [*range(40)], [*range(20)]),
         (stage(80, 2), stage(40, 2), [1] * 80, [*range(20), *range(40, 60)], [0, 1]),
     ],
 )
 def test_the_strongest_heads_stay_in_their_order(before, after, strength, kept, keys):
-    assert lists(*map_strongest_heads(before, after, np.array(strength, float))) == [sorted(kept), keys or sorted(kept)]
-
-
-def test_a_head_is_as_strong_as_what_it_writes():
-    output = np.array([[3.0, 0.0, 1.0, 1.0], [0.0, 4.0, 1.0, 1.0]])  # width 2, two heads of 2
-    assert head_strength(output, 2).tolist() == [5.0, 2.0]
-
-
-def test_the_strongest_units_by_the_product_of_their_norms():
-    outgoing = np.array([[3.0, 1.0, 0.0], [4.0, 0.0, 2.0]])  # norms 5, 1, 2
-    up = np.array([[1.0, 0.0], [6.0, 8.0], [0.0, 4.0]])  # 1, 10, 4
-    assert strongest_units([up], outgoing, 2).tolist() == [1, 2]  # 5, 10, 8
-    gate = np.array([[9.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
-    assert strongest_units([up, gate], outgoing, 2).tolist() == [0, 1]  # 45, 10, 8
-    assert strongest_units([], outgoing, 1).tolist() == [0]
-    assert strongest_units([up], outgoing * [10, 1, 1], 1).tolist() == [0]  # 50, 10, 8
-    assert strongest_units([], np.ones((2, 40)), 20).tolist() == list(range(20))
-    assert widen(2, 4).tolist() == [0, 1, -1, -1]
-
-
-def test_what_steps_say_of_heads_and_units():
-    split = change_heads(stage(2, 1), stage(4, 1), "split")
-    assert (split.name, split.exactness) == ("split-heads", "exact") and "the 1 key/value heads stay" in split.says
-    added = change_heads(stage(2), stage(4))
-    assert (added.name, added.exactness) == ("add-heads", "exact") and "2 heads of 4" in added.says
-    assert "key/value" not in added.says + change_heads(stage(2), stage(4), "split").says
-    assert "the 2 key/value heads stay" in change_heads(stage(4, 2), stage(6, 2)).says
-    assert added.settings == {"before": 2, "after": 4, "head_dim": 4, "kv_heads": 4}
-    trimmed = [change_heads(stage(4), stage(2), **more).says for more in ({}, {"calibrated": True}, {"by": "named"})]
-    assert change_heads(stage(4), stage(2), "split").name == "trim-heads"
-    assert len(set(trimmed)) == 3 and all("2 heads" in says for says in trimmed) and trimmed[2].endswith("named")
-    narrow, wide = change_units(6, 4), change_units(4, 6)
-    assert (narrow.name, narrow.exactness, wide.name, wide.exactness) == ("trim-mlp", "near", "widen-mlp", "exact")
-    assert "4 of 6" in narrow.says and "add 2 " in wide.says and narrow.says != change_units(6, 4, calibrated=True).says
-
-
-def test_what_steps_say_of_heads_of_another_size(monkeypatch):
-    monkeypatch.setattr(operators.canonical, "splittable", lambda source: None)
-    monkeypatch.setattr(operators.canonical, "rotary", lambda source: False)
-    source = SimpleNamespace(learned=True, specs=(), weights=SimpleNamespace(entries={}))
-
-    def resized(size: int, calibrated: bool = True) -> Step:
-        after = stage(4, head_dim=size)
-        return operators.resize_heads(source, stage(2), after, "transfer", Method(uncalibrated=True), calibrated)
-
-    larger, same, smaller, blind = resized(8), resized(4), resized(2), resized(2, False)
-    assert [step.exactness for step in (larger, same, smaller)] == ["exact", "exact", "near"]
-    assert smaller.settings == {"before": [2, 4], "after": [4, 2], "calibrated": True}
-    assert blind.says != smaller.says and "2 heads of 4 become 4 of 2" in smaller.says
+    assert lists(*map_strongest_heads(before, after, np.array(strength, float))) == [kept, keys]
 
 
 def test_heads_have_at_most_as_many_children_as_entries():
@@ -124,58 +64,99 @@ def test_heads_have_at_most_as_many_children_as_entries():
         change_heads(stage(4), stage(6), "split")
 
 
+# -- numbers ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("positions", "fits", "odd", "says"),
+    [("rope", "6", "7", "even head_dim"), ("rope-2d", "12", "10", "that 4 divides")],
+)
+def test_rotary_positions_turn_numbers_in_groups(positions, fits, odd, says):
+    arch = SimpleNamespace(positions=positions)
+    assert new_head_dim(stage(4), 8, fits, arch) == int(fits)
+    with pytest.raises(UsageError, match=says):
+        new_head_dim(stage(4), 8, odd, arch)
+
+
+def test_grouped_heads_keep_their_keys_or_their_groups():
+    assert key_value_heads(stage(8), 12) == 12 and key_value_heads(stage(8, 2), 12) == 2
+    assert key_value_heads(stage(8, 2), 16, whole_groups=True) == 4
+    with pytest.raises(UsageError, match=r"\b7\b.*\b2\b.*\b6, 8\b"):
+        key_value_heads(stage(8, 2), 7)
+
+
+def test_a_factor_is_of_what_there_is_and_a_ratio_of_every_stage():
+    assert number("2x", 6, "--heads", True) == 12 and number("0.5x", 6, "--heads", True) == 3
+    assert number("0.5x", None, "--heads", True) == 1  # the spelling alone is right
+    with pytest.raises(UsageError, match=r"0\.25 x 6 is 1\.5\b"):
+        number("0.25x", 6, "--heads", True)
+    assert ratios_per_stage(4, 3) == [4.0] * 3 and ratios_per_stage("2,3", 2) == [2.0, 3.0]
+    with pytest.raises(UsageError, match=r"\b2\b.*\b3\b"):
+        ratios_per_stage("2,3", 3)
+
+
+# -- layers ----------------------------------------------------------------------------------------
+
 TWO = Shape((stage(4, depth=4), stage(4, depth=6)))
+
+
+def test_stages_are_columns_and_layers_are_counted_through_them():
+    shape = Shape(tuple(Stage(depth, 4 * number, 8, 4, 48, 32) for number, depth in enumerate((2, 6, 1), 1)))
+    assert (shape.column("depth"), shape.column("heads"), TWO.column("heads")) == ("2,6,1", "4,8,12", "4,4")
+    assert Shape((stage(12),)).column("heads") == "12"
+    assert shape.spans == [range(2), range(2, 8), range(8, 9)]
+    assert [shape.stage_of(layer) for layer in range(9)] == [0, 0, 1, 1, 1, 1, 1, 1, 2]
+
+
+def test_even_choice_of_layers():
+    assert evenly(4, 2) == (0, 3) and evenly(6, 4) == (0, 2, 3, 5)
+    assert evenly(12, 6) == (0, 2, 4, 7, 9, 11)  # DistilBERT's initialisation from BERT
+    for depth in range(2, 40):
+        for keep in range(2, depth + 1):
+            kept = np.array(evenly(depth, keep))
+            assert np.unique(kept).size == keep and kept[0] == 0 and kept[-1] == depth - 1
+            assert np.abs(kept - np.linspace(0, depth - 1, keep)).max() < 0.5 + 1e-9
 
 
 def test_layers_are_kept_as_they_are_named():
     cut = Shape((stage(4, depth=2), stage(4, depth=4)))
     named = drop_layers.without_data(TWO, cut, Method(keep="0,1,4,5,8,9"), period=2)
     assert (named.kept, named.criterion) == ((0, 1, 4, 5, 8, 9), "as listed")
-    with pytest.raises(UsageError, match=r"\b2\b"):
-        drop_layers.without_data(TWO, TWO, Method(keep="0,1,4,6"), period=2)
-    alone = Shape((stage(4, depth=4),))
-    half = Shape((stage(4, depth=2),))
-    assert drop_layers.without_data(alone, half, Method(keep="2,3"), period=2).kept == (2, 3)
+    for keep in ("0,1,4,6", "1-2,4-5"):
+        with pytest.raises(UsageError, match=r"\b2\b"):
+            drop_layers.without_data(TWO, TWO, Method(keep=keep), period=2)
     after = Shape((stage(4, depth=2), stage(4, depth=3)))
     spaced = [drop_layers.without_data(TWO, after, Method(layers=name)) for name in ("auto", "first-of-each")]
     assert [choice.kept for choice in spaced] == [(0, 3, 4, 6, 9), (0, 2, 4, 6, 8)]
-    assert spaced[0].criterion != spaced[1].criterion
 
 
-def test_named_layers_are_counted_by_stage():
-    assert drop_layers.with_kept(TWO, RequestedShape(), Method(keep="0,3,4,9")).layers == "2,2"
-    assert drop_layers.with_kept(TWO, RequestedShape(layers="2,2"), Method(keep="0,3,4,9")).layers == "2,2"
-    assert drop_layers.with_kept(TWO, RequestedShape(layers="3"), Method()).layers == "3"
-    for keep, layers, says in (
+@pytest.mark.parametrize(
+    ("keep", "layers", "says"),
+    [
         ("0,10", None, r"\b0 to 9\b"),
         ("0,1", None, r"stage 2\b"),
         ("4,5", None, r"stage 1\b"),
         ("0,4", "1,2", r"\b1, 1 layers, not 1,2\b"),
-    ):
-        with pytest.raises(UsageError, match=says):
-            drop_layers.with_kept(TWO, RequestedShape(layers=layers), Method(keep=keep))
+    ],
+)
+def test_named_layers_are_counted_by_stage(keep, layers, says):
+    assert drop_layers.with_kept(TWO, RequestedShape(), Method(keep="0,3,4,9")).layers == "2,2"
+    with pytest.raises(UsageError, match=says):
+        drop_layers.with_kept(TWO, RequestedShape(layers=layers), Method(keep=keep))
 
 
-def test_first_layers_stay_where_others_tell_them_by_their_number():
-    source = SimpleNamespace(architecture=SimpleNamespace(stay=(2, 1), stay_last=(), name="family"), shape=TWO)
-    assert drop_layers.explain_tied_start(source, (0, 1, 4, 7)) is None
-    assert "Layer 1 " in drop_layers.explain_tied_start(source, (0, 2, 4))
-    assert "Layer 4 " in drop_layers.explain_tied_start(source, (0, 1, 5))
-    assert "Layer 4 " in drop_layers.explain_misplaced(source, (0, 1, 5))
+@pytest.mark.parametrize(("kept", "gone"), [((0, 4, 5, 9), None), ((0, 4, 6), 5), ((1, 2, 4, 5), 0)])
+def test_the_first_layers_of_a_stage_stay_where_others_speak_to_them(kept, gone):
+    source = SimpleNamespace(shape=TWO, architecture=SimpleNamespace(stay=(1, 2), stay_last=(), name="model"))
+    said = drop_layers.explain_tied_start(source, kept)
+    assert said is None if gone is None else said.startswith(f"Layer {gone} ")
 
 
-def test_layers_that_could_stay_instead(monkeypatch):
-    """As many of each stage, of which the first ones that have to stay, then the last of those that were named."""
-    source = SimpleNamespace(architecture=SimpleNamespace(stay=(2, 1), stay_last=(), name="family"), shape=TWO)
-    monkeypatch.setattr(drop_layers, "explain_misplaced", drop_layers.explain_tied_start)
-    assert drop_layers.keep_in_place(source, (0, 2, 3, 5, 7)) == [0, 1, 3, 4, 7]
-    assert drop_layers.keep_in_place(source, (1, 3, 4)) == [0, 1, 4]
-    assert drop_layers.keep_in_place(source, (3, 5)) is None  # one layer is fewer than the two that stay
-    for kept, advised in (((0, 2, 3, 5, 7), "--keep 0,1,3,4,7."), ((3, 5), "stay.")):
-        drop_layers.refuse_misplaced(source, "fresh", kept)
-        with pytest.raises(UsageError) as caught:
-            drop_layers.refuse_misplaced(source, "transfer", kept)
-        assert caught.value.hint.endswith(advised)
-    drop_layers.refuse_misplaced(source, "transfer", (0, 1, 4))
-    source.architecture.stay = ()
-    assert drop_layers.keep_in_place(source, (1, 2, 5)) == [0, 2, 4]
+def test_a_layer_that_would_lose_its_norm_as_the_first_one_is_refused(saved):
+    """ModernBERT's first layer has no norm before its attention."""
+    opened = open_source(str(saved("modernbert")[0]))
+    with pytest.raises(UsageError, match=r"layers\.1\.attn_norm\.") as caught:
+        plan(opened, RequestedShape(), method=Method(keep="1,3"))
+    keep = caught.value.hint.rpartition("--keep ")[2].rstrip(".")
+    assert plan(opened, RequestedShape(), method=Method(keep=keep)).layers == (0, 3)
+    assert plan(opened, RequestedShape(init="fresh"), method=Method(keep="1,3")).after.depth == 2

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.report.tables.cut import list_next_steps
 from leansurgeon.shape import Shape, Stage
-from leansurgeon.surgery.next_steps import GPUS, GROUPS, KERNELS, Indivisible, cannot_hold, indivisible
+from leansurgeon.surgery.method import Method
+from leansurgeon.surgery.next_steps import Indivisible, cannot_hold, indivisible
 from leansurgeon.surgery.planning import plan
 from leansurgeon.surgery.requested_shape import RequestedShape
 from tests.support.command_line import leansurgeon
+from tests.surgery.cuts import cut
 
 SMOLLM2 = Stage(depth=30, heads=9, head_dim=64, kv_heads=3, mlp_dim=1536, width=576)  # 576 = 2^6 x 9, 1536 = 2^9 x 3
 
@@ -30,24 +33,11 @@ def test_smollm2_as_its_numbers_factor():
     }
 
 
-@pytest.mark.parametrize("size", range(1, 1025, 7))
-def test_a_number_is_told_exactly_where_a_remainder_is_left(size):
-    found = by_name(Stage(depth=1, heads=8, head_dim=32, kv_heads=8, mlp_dim=size, width=256)).get("MLP")
-    left = [tuple(n for n in of if size - n * (size // n)) for of in (GROUPS, GPUS, KERNELS)]
-    assert (found is None) == (not any(left))
-    assert found is None or [found.groups, found.gpus, found.kernels] == left
-
-
 def test_key_value_heads_that_engines_copy_are_no_trouble():
     """One or two key/value heads stand on every GPU of 2, 4 and 8; three cannot."""
     shared = {kv: by_name(Stage(1, 12, 64, kv, 768, 768)) for kv in (1, 2, 3, 4)}
     assert [("key/value heads" in found) for found in shared.values()] == [False, False, True, False]
     assert shared[3]["heads"].gpus == (8,)
-
-
-def test_stages_that_are_alike_are_told_once():
-    stage = Stage(2, 3, 32, 3, 100, 96)
-    assert indivisible(Shape((stage, stage))) == indivisible(Shape((stage,)))
 
 
 def test_what_is_new_comes_before_what_was_so():
@@ -76,15 +66,13 @@ def test_formats_that_cannot_hold_a_shape_are_named_with_the_choice_that_they_co
     saved, family, wanted, formats, instead
 ):
     source = open_source(str(saved(family)[0]))
-    made = plan(source, RequestedShape(**{**wanted.__dict__, "init": "fresh-attention"}))
-    found = made.cannot_hold
-    assert (len(found.formats) if found else 0) == formats
-    assert found is None or found.instead == instead
-    if found and "--head" in instead:  # and what is offered is held
-        flags = instead.split(" (")[0].split()
-        other = {"--head-dim": "head_dim", "--heads": "heads"}[flags[0]]
-        better = plan(source, RequestedShape(**{**wanted.__dict__, "init": "fresh-attention", other: flags[1]}))
-        assert better.cannot_hold is None
+    wanted = replace(wanted, init="fresh-attention")
+    found = plan(source, wanted).cannot_hold
+    assert (len(found.formats) if found else 0, found.instead if found else "") == (formats, instead)
+    if found:  # and what is offered is held
+        flag, value = instead.split(" (")[0].split()
+        better = replace(wanted, **{flag.removeprefix("--").replace("-", "_"): value})
+        assert plan(source, better).cannot_hold is None
 
 
 def test_plan_and_shrink_say_it_before_anything_is_written(saved, tmp_path):
@@ -101,8 +89,7 @@ def test_plan_and_shrink_say_it_before_anything_is_written(saved, tmp_path):
 
 
 def test_a_source_of_our_own_family_is_told_the_same(saved, tmp_path):
-    folder, _ = saved("bert")
-    leansurgeon("shrink", folder, "--heads", "8", "--head-dim", "keep", "--no-proof", "-o", tmp_path / "ours")
+    cut(saved("bert")[0], tmp_path / "ours", heads="8", head_dim="keep")
     ours = open_source(str(tmp_path / "ours"))
     made = plan(ours, RequestedShape(layers="2"))
     assert made.cannot_hold and made.cannot_hold.instead == "--head-dim split (8 heads of 4)"
@@ -110,38 +97,21 @@ def test_a_source_of_our_own_family_is_told_the_same(saved, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("family", "period", "cut"), [("smollm3", 4, "6"), ("gemma3_text", 6, "9"), ("cohere2", 4, "6")]
+    ("family", "key", "period", "layers"),
+    [("smollm3", "no_rope_layers", 4, "6"), ("gemma3_text", "layer_types", 6, "9")],
 )
-def test_a_pattern_of_layers_that_a_format_counts_by_itself(family, period, cut, tmp_path):
+def test_a_pattern_of_layers_that_a_format_counts_by_itself(family, key, period, layers, saved, tmp_path):
     """llama.cpp takes every so many-th layer for the other kind, whatever config.json says of each."""
-    import transformers
+    folder, _ = saved(family, num_hidden_layers=12, layer_types=None)
 
-    names = {"smollm3": "SmolLM3", "gemma3_text": "Gemma3Text", "cohere2": "Cohere2"}
-    sizes = dict(hidden_size=32, intermediate_size=48, num_attention_heads=4, num_key_value_heads=2, vocab_size=61)
-    special = dict(pad_token_id=0, bos_token_id=1, eos_token_id=2, num_hidden_layers=12)
-    config = getattr(transformers, f"{names[family]}Config")(**sizes, **special)
-    transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").save_pretrained(
-        tmp_path / "model"
-    )
+    def told(name, method=None):
+        steps, _ = cut(folder, tmp_path / name, method, layers=layers)
+        kinds = json.loads((tmp_path / name / "config.json").read_text())[key]
+        held = all((kind in (0, "full_attention")) == (i % period == 0) for i, kind in enumerate(kinds, 1))
+        assert held == (steps.cannot_hold is None)
+        return steps.cannot_hold
 
-    def kinds(folder):
-        said = json.loads((folder / "config.json").read_text())
-        return [k in (0, "full_attention") for k in said["no_rope_layers" if family == "smollm3" else "layer_types"]]
-
-    assert kinds(tmp_path / "model") == [(i + 1) % period == 0 for i in range(12)]
-    asked = ("shrink", "model", "--layers", cut, "--uncalibrated", "--no-proof", "--json")
-    done = leansurgeon(*asked, "-o", "out", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    held = kinds(tmp_path / "out") == [(i + 1) % period == 0 for i in range(int(cut))]
-    found = json.loads(done.stdout)["cannot_hold"]
-    assert held == (found is None)
-    assert (
-        found == json.loads(leansurgeon("plan", "model", "--layers", cut, "--json", cwd=tmp_path).stdout)["cannot_hold"]
-    )
-    if found:
-        assert found["formats"] == ["GGUF (llama.cpp)"]
-        better = leansurgeon(*asked[:2], *found["instead"].split(), *asked[4:], "-o", "better", cwd=tmp_path)
-        assert better.returncode == 0 and json.loads(better.stdout)["cannot_hold"] is None, better.stderr
-        assert kinds(tmp_path / "better") == [(i + 1) % period == 0 for i in range(int(cut))]
-    first = leansurgeon("shrink", "model", "--keep", f"0-{int(cut) - 1}", *asked[4:], "-o", "first", cwd=tmp_path)
-    assert json.loads(first.stdout)["cannot_hold"] is None
+    found = told("out")
+    assert found.formats == ("GGUF (llama.cpp)",)
+    assert told("better", Method(keep=found.instead.removeprefix("--keep "))) is None
+    assert told("first", Method(keep=f"0-{int(layers) - 1}")) is None

@@ -12,27 +12,26 @@ import torch
 
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.commands.shrink import ShrinkRequest, shrink
-from leansurgeon.errors import OutOfMemory, UsageError
-from leansurgeon.surgery import choose_layers
+from leansurgeon.errors import OutOfMemory
+from leansurgeon.surgery import choose_layers, resume
 from leansurgeon.surgery import shrink as surgery
 from leansurgeon.surgery.method import Method
 from leansurgeon.surgery.planning import plan
 from leansurgeon.surgery.requested_shape import RequestedShape
 from leansurgeon.surgery.resume import ResumeState, Step, place_of
 from leansurgeon.surgery.shrink import carry_out, decide
+from tests.conftest import build
 from tests.support.command_line import leansurgeon
 from tests.support.models.word_models import WORDS, words
-from tests.surgery.test_device import data
+from tests.surgery.cuts import few_samples
 
 
 class Stop(BaseException):
     """As sudden as a signal."""
 
 
-def tensors(folder) -> dict[str, bytes]:
-    file = folder / "model.safetensors"
-    size = int.from_bytes(file.read_bytes()[:8], "little")
-    return {"header": file.read_bytes()[8 : 8 + size], "values": file.read_bytes()[8 + size :]}
+def tensors(folder) -> bytes:
+    return (folder / "model.safetensors").read_bytes()
 
 
 def decisions(folder) -> dict:
@@ -42,17 +41,16 @@ def decisions(folder) -> dict:
 
 
 CUTS = [
-    ("gpt2", RequestedShape(layers="2"), Method()),
-    ("bert", RequestedShape(layers="3", heads="2x", head_dim="split"), Method(heal="closed")),
-    ("vit", RequestedShape(layers="3", heads="2", mlp_dim="40", head_dim="keep"), Method(heal="closed")),
+    ("gpt2", {"layers": "2"}, Method()),
+    ("bert", {"heads": "2x", "head_dim": "split"}, Method(keep="0,1,3", heal="closed")),
+    ("vit", {"heads": "2", "mlp_dim": "40", "head_dim": "keep"}, Method(keep="0,1,3", heal="closed")),
 ]
 
 
 @pytest.mark.parametrize(("family", "wanted", "method"), CUTS, ids=lambda v: v if isinstance(v, str) else "")
 def test_a_cut_that_was_stopped_at_any_step_goes_on(family, wanted, method, saved, tmp_path, monkeypatch):
-    source, samples = open_source(str(saved(family)[0])), data(family)
-    steps = plan(source, wanted, 0, method, calibrated=True)
-    whole, out = tmp_path / "whole", tmp_path / "out"
+    steps = plan(open_source(str(saved(family)[0])), RequestedShape(**wanted), 0, method, calibrated=True)
+    samples, whole, out = few_samples(family), tmp_path / "whole", tmp_path / "out"
     names: list[str] = []
     put = ResumeState.put
 
@@ -60,70 +58,41 @@ def test_a_cut_that_was_stopped_at_any_step_goes_on(family, wanted, method, save
         put(self, name, *rest)
         names.append(name)
 
+    def stops(self, name, *rest):
+        counted(self, name, *rest)
+        raise Stop
+
     monkeypatch.setattr(ResumeState, "put", counted)
     carry_out(decide(steps, samples, output=whole), whole, check=False)
     assert names[0] == "choice" and len(names) > 2 and not place_of(whole).exists()
-    expected, number = list(names), 0
-    while True:  # every attempt comes one step further
-        names.clear()
-
-        def stops(self, name, *rest):
-            counted(self, name, *rest)
-            raise Stop
-
-        monkeypatch.setattr(ResumeState, "put", stops)
-        try:
-            decided = decide(steps, samples, output=out, resume=True)
-            break
-        except Stop:
-            assert names == [expected[number]]
-            number += 1
-    assert number == len(expected)
-    carry_out(decided, out, check=False)
+    expected = list(names)
+    names.clear()
+    monkeypatch.setattr(ResumeState, "put", stops)
+    for _ in expected:  # every attempt comes one step further
+        with pytest.raises(Stop):
+            decide(steps, samples, output=out, resume=True)
+    assert names == expected
+    carry_out(decide(steps, samples, output=out, resume=True), out, check=False)
     assert tensors(out) == tensors(whole) and not place_of(out).exists()
-    assert json.dumps(decisions(out)) == json.dumps(decisions(whole))
+    assert decisions(out) == decisions(whole)
 
 
-def test_what_is_finished_is_not_done_again(saved, tmp_path, monkeypatch):
-    source, samples = open_source(str(saved("gpt2")[0])), data("gpt2")
-    steps = plan(source, RequestedShape(layers="3"), 0, Method(heal="closed"), calibrated=True)
-    first = decide(steps, samples, output=tmp_path / "out")
-    monkeypatch.setattr(choose_layers, "measure_layers", None)
-    monkeypatch.setattr("leansurgeon.surgery.refit_block.heal_pre_norm", None)
-    again = decide(steps, samples, output=tmp_path / "out", resume=True)
-    assert again.plan.layers == first.plan.layers and again.edits.keys() == first.edits.keys() != set()
-    assert all(np.array_equal(again.edits[name], first.edits[name]) for name in first.edits)
-    with pytest.raises(TypeError):  # without --resume it begins anew
-        decide(steps, samples, output=tmp_path / "out")
-
-
-@pytest.mark.parametrize(
-    "error", [torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20 GiB"), MemoryError()]
-)
-def test_what_memory_had_no_room_for_goes_on_later(error, saved, tmp_path, monkeypatch):
+def test_what_memory_had_no_room_for_goes_on_later(saved, tmp_path, monkeypatch):
     steps = plan(open_source(str(saved("gpt2")[0])), RequestedShape(layers="2"), calibrated=True)
     out, put = tmp_path / "out", ResumeState.put
 
     def full(self, name, *rest):
         put(self, name, *rest)
-        raise error
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20 GiB")
 
     with monkeypatch.context() as patch:
         patch.setattr(ResumeState, "put", full)
         with pytest.raises(OutOfMemory, match="This machine ran out of memory") as found:
-            decide(steps, data("gpt2"), output=out)
-        assert found.value.hint and (place_of(out) / "choice").is_dir()
-
-        def refuse(*_):
-            raise UsageError("no")
-
-        patch.setattr(ResumeState, "put", refuse)
-        with pytest.raises(UsageError):  # which would end so again
-            decide(steps, data("gpt2"), output=tmp_path / "other")
-    assert not place_of(tmp_path / "other").exists()
+            decide(steps, few_samples("gpt2"), output=out)
+    assert found.value.hint and (place_of(out) / "choice").is_dir()
     said: list[str] = []
-    decide(steps, data("gpt2"), said.append, output=out, resume=True).close()
-    assert any("Going on with the cut" in line for line in said)
+    decide(steps, few_samples("gpt2"), said.append, output=out, resume=True).close()
+    assert any("Resuming the cut" in line for line in said)
 
 
 def test_a_cut_on_own_samples_without_room_is_not_made_by_weights(saved, tmp_path, monkeypatch):
@@ -136,61 +105,69 @@ def test_a_cut_on_own_samples_without_room_is_not_made_by_weights(saved, tmp_pat
     assert not (tmp_path / "out").exists()
 
 
-def test_steps_of_another_cut_are_not_taken(tmp_path):
+@pytest.mark.parametrize(("key", "resume"), [("b", True), ("a", False)])
+def test_steps_of_another_cut_are_not_taken(key, resume, tmp_path):
     kept = ResumeState(tmp_path / "state", "a")
     kept.put("step", Step({"x": np.arange(3, dtype=np.float32)}, {"number": 0.1}))
     found = ResumeState(tmp_path / "state", "a", resume=True).get("step")
     assert found.record == {"number": 0.1} and found.tensors["x"].tolist() == [0, 1, 2]
-    other = ResumeState(tmp_path / "state", "b", resume=True)
-    assert other.get("step") is None and not (tmp_path / "state").exists() and ResumeState().get("step") is None
+    other = ResumeState(tmp_path / "state", key, resume=resume)
+    assert other.get("step") is None and not (tmp_path / "state").exists()
+
+
+def test_a_step_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
+    named, synced = tmp_path / "state" / "step", []
+
+    def sync(folder):
+        synced.append(sorted(file.name for file in folder.iterdir()))
+        assert not named.exists()
+
+    monkeypatch.setattr(resume, "sync_tree", sync)
+    ResumeState(tmp_path / "state", "a").put("step", Step({"x": np.zeros(2, np.float32)}, {}))
+    assert synced == [["0.npy", "record.json"]] and named.is_dir()
 
 
 FAILURES = {
     "a full disk": OSError(errno.ENOSPC, "No space left on device"),
     "a full disk, as safetensors says it": RuntimeError("I/O error: No space left on device (os error 28)"),
-    "permission": PermissionError(errno.EACCES, "Permission denied", "/somewhere"),
-    "a folder that vanished": FileNotFoundError(errno.ENOENT, "No such file or directory", "/somewhere"),
     "memory": MemoryError(),
     "a defect": ZeroDivisionError("division by zero"),
 }
 
 
-@pytest.mark.parametrize(("failure", "where"), [*((one, "written") for one in FAILURES), ("a full disk", "proved")])
-def test_a_cut_that_fails_at_its_end_is_not_made_again(failure, where, saved, tmp_path, monkeypatch):
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A command for a calibrated cut, but for its output, and what it makes."""
+    root = tmp_path_factory.mktemp("finished")
+    build("gpt2").save_pretrained(root / "source")
+    words(root / "source")
+    lines = (f"{WORDS[i % 50]} {WORDS[(3 * i) % 50]} {WORDS[(7 * i) % 50]}" for i in range(400))
+    (root / "text.txt").write_text("\n".join(lines))
+    call = ("shrink", root / "source", "--layers", "3", "--calibrate", root / "text.txt", "--samples", "8", "-o")
+    whole = leansurgeon(*call, root / "whole", "--no-proof")
+    assert whole.returncode == 0, whole.stderr
+    return call, root / "whole"
+
+
+@pytest.mark.parametrize(("failure", "where"), [*((one, "apply") for one in FAILURES), ("a full disk", "prove")])
+def test_a_cut_that_fails_at_its_end_is_not_made_again(failure, where, finished, tmp_path, monkeypatch):
     """Whatever the exception: what was calibrated is kept, and the rerun walks through no layer."""
-    folder, text = saved("gpt2")[0], tmp_path / "text.txt"
-    words(folder)
-    text.write_text("\n".join(f"{WORDS[i % 50]} {WORDS[(3 * i) % 50]} {WORDS[(7 * i) % 50]}" for i in range(400)))
-    call = [
-        "shrink",
-        folder,
-        "--layers",
-        "3",
-        "--calibrate",
-        text,
-        "--samples",
-        "8",
-        "-o",
-        tmp_path / "out",
-    ]
+    call, whole = finished
 
     def fail(*_, **__):
         raise FAILURES[failure]
 
     with monkeypatch.context() as patch:
-        patch.setattr(surgery, "apply" if where == "written" else "prove", fail)
+        patch.setattr(surgery, where, fail)
         try:
-            done = leansurgeon(*call)
+            done = leansurgeon(*call, tmp_path / "out")
             assert done.returncode and "--resume" in done.stderr and "Traceback" not in done.stderr, done.stderr
         except ZeroDivisionError:
             assert failure == "a defect"
     assert place_of(tmp_path / "out").is_dir() and not (tmp_path / "out").exists()
     monkeypatch.setattr("leansurgeon.surgery.calibrate.run_candidates", fail)
     monkeypatch.setattr(choose_layers, "measure_layers", fail)
-    again = leansurgeon(*call, "--resume", "--no-proof")
+    again = leansurgeon(*call, tmp_path / "out", "--resume", "--no-proof")
     assert again.returncode == 0, again.stderr
     assert not place_of(tmp_path / "out").exists()
-    monkeypatch.undo()
-    whole = leansurgeon(*call[:-1], tmp_path / "whole", "--no-proof")
-    assert whole.returncode == 0 and tensors(tmp_path / "out") == tensors(tmp_path / "whole")
-    assert json.dumps(decisions(tmp_path / "out")) == json.dumps(decisions(tmp_path / "whole"))
+    assert tensors(tmp_path / "out") == tensors(whole) and decisions(tmp_path / "out") == decisions(whole)

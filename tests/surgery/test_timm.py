@@ -6,57 +6,32 @@ import json
 
 import numpy as np
 import pytest
+import timm
 import torch
+from PIL import Image
+from timm.data import create_dataset, create_loader, resolve_data_config
+from timm.utils import accuracy
 
-from leansurgeon import architectures
+import leansurgeon.models.timm_vit  # noqa: F401  as the model card says
 from leansurgeon.architectures.timm_models import source_config
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import UnsupportedModel
-from leansurgeon.surgery.planning import plan
-from leansurgeon.surgery.requested_shape import RequestedShape
-from leansurgeon.surgery.shrink import DecidedCut, carry_out
+from tests.surgery.cuts import cut
+from tests.surgery.test_timm_families import family_of, save_folder, stir
 
 ARGS = dict(img_size=32, patch_size=8, in_chans=3, num_classes=7, embed_dim=48, depth=4, num_heads=4, mlp_ratio=2)
 
 
 @pytest.fixture
 def folder(tmp_path):
-    import timm
-    from safetensors.torch import save_file
-
     torch.manual_seed(0)
-    model = timm.create_model("vit_tiny_patch16_224", **ARGS).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.1)
-    path = tmp_path / "source"
-    path.mkdir()
-    save_file(model.state_dict(), path / "model.safetensors", metadata={"format": "pt"})
-    config = source_config(architectures.load_families()["timm_vit"], "vit_tiny_patch16_224", model, ARGS)
-    (path / "config.json").write_text(json.dumps(config))
-    return path, model
-
-
-def cut(path, out, **wanted):
-    source = open_source(str(path))
-    steps = plan(source, RequestedShape(**{"init": "fresh-attention"} | wanted))
-    return steps, carry_out(DecidedCut(steps), out)
-
-
-def test_what_timm_itself_can_hold_is_written_for_plain_timm(folder, tmp_path):
-    path, _ = folder
-    steps, record = cut(path, tmp_path / "lean", heads="8", layers="2", mlp_ratio=1.0)
-    assert steps.policy == "split" and "timm" in steps.why
-    assert record.proof.loaded_with == "timm.create_model"
-    assert json.loads((tmp_path / "lean/config.json").read_text())["architecture"] == "vit_tiny_patch16_224"
+    model = stir(timm.create_model("vit_tiny_patch16_224", **ARGS).eval())
+    config = source_config(family_of("vit"), "vit_tiny_patch16_224", model, ARGS)
+    return save_folder(tmp_path / "source", model, config)
 
 
 def validated(folder, images) -> tuple[float, torch.Tensor]:
     """Top-1 in percent and logits the way timm's validate.py has them: its data config, its data set, its loader."""
-    import timm
-    from timm.data import create_dataset, create_loader, resolve_data_config
-    from timm.utils import accuracy
-
     model = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
     config = resolve_data_config({}, model=model)
     assert config["input_size"] == (3, 32, 32)
@@ -73,33 +48,19 @@ def validated(folder, images) -> tuple[float, torch.Tensor]:
 
 def test_timms_own_validation_takes_a_cut_model(folder, tmp_path):
     """An exact cut says there what the source says, a model with fewer layers something else."""
-    from PIL import Image
-
-    import leansurgeon.models.timm_vit  # noqa: F401  as the model card says
-
-    path, _ = folder
     draws = np.random.default_rng(0)
     for i in range(14):
         place = tmp_path / "images" / f"class-{i % 7}"
         place.mkdir(parents=True, exist_ok=True)
         Image.fromarray(draws.integers(0, 256, (40, 36, 3), dtype=np.uint8)).save(place / f"{i}.png")
-    cut(path, tmp_path / "wide", heads="8", head_dim="keep")
-    cut(path, tmp_path / "lean", layers="2")
-    source, wide, lean = (validated(f, tmp_path / "images") for f in (path, tmp_path / "wide", tmp_path / "lean"))
+    cut(folder, tmp_path / "wide", heads="8", head_dim="keep")
+    steps, _ = cut(folder, tmp_path / "lean", heads="8", layers="2", mlp_ratio=1.0, init="fresh-attention")
+    assert steps.policy == "split" and "timm" in steps.why
+    assert json.loads((tmp_path / "lean/config.json").read_text())["architecture"] == "vit_tiny_patch16_224"
+    source, wide, lean = (validated(f, tmp_path / "images") for f in (folder, tmp_path / "wide", tmp_path / "lean"))
     assert len(source[1]) == 14 and wide[0] == source[0]
     assert torch.allclose(wide[1], source[1], atol=1e-5)
     assert not torch.allclose(lean[1], source[1], atol=1e-2)
-
-
-def test_a_hub_folder_without_model_args_takes_them_from_the_name(folder, tmp_path):
-    import timm
-    from safetensors.torch import save_file
-
-    model = timm.create_model("vit_tiny_patch16_224", num_classes=5)
-    save_file(model.state_dict(), tmp_path / "model.safetensors", metadata={"format": "pt"})
-    (tmp_path / "config.json").write_text(json.dumps({"architecture": "vit_tiny_patch16_224", "num_classes": 5}))
-    source = open_source(str(tmp_path))
-    assert source.parameters.total == sum(p.numel() for p in model.parameters())
 
 
 def test_a_timm_name_offline_says_so_and_still_gives_its_architecture():

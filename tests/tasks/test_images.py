@@ -36,15 +36,10 @@ def test_digits_are_scikit_learns_split_evenly(tmp_path):
     parts = [task.batch(split, np.arange(task.size(split)), seed=0, epoch=0) for split in ("train", "eval")]
     images = torch.cat([part["pixel_values"] for part in parts])
     labels = torch.cat([part["labels"] for part in parts])
-    assert images.shape == (1797, 1, 8, 8) and images.dtype == torch.float32
     data = load_digits()
-    ours = Counter(
-        (((image + 1) * 8).byte().numpy().tobytes(), int(label)) for image, label in zip(images, labels, strict=True)
-    )
-    theirs = Counter(
-        (image.astype(np.uint8).tobytes(), int(label)) for image, label in zip(data.images, data.target, strict=True)
-    )
-    assert ours == theirs
+    ours = zip((images[:, 0] + 1).mul(8).byte().flatten(1).tolist(), labels.tolist(), strict=True)
+    theirs = zip(data.data.astype(int).tolist(), data.target.tolist(), strict=True)
+    assert sorted(ours) == sorted(theirs)
     shares = parts[1]["labels"].bincount() / 360
     assert torch.allclose(shares, torch.from_numpy(np.bincount(data.target) / 1797).float(), atol=1 / 360)
     other = prepared(tmp_path, "digits", split_seed=1).batch("eval", np.arange(360), seed=0, epoch=0)
@@ -86,38 +81,17 @@ def test_fashion_images_come_back_from_their_files(tmp_path, compress):
 
 def test_augmentation_is_a_shift_by_up_to_two_pixels_and_a_flip(tmp_path):
     images = write_set(tmp_path, train=500)["train-images-idx3-ubyte"]
-    indices = np.arange(500)
-    augmented = small.shift_images(images, 1, 2, indices, 2)
-    seen = Counter()
+    augmented = small.shift_images(images, 1, 2, np.arange(500), 2)
+    places = list(itertools.product(range(5), range(5), (1, -1)))
+    seen = []
     for image, result in zip(images, augmented, strict=True):
         wide = np.pad(image, 2)
-        variants = {
-            (down, right, flip): np.flip(wide, 1)[down : down + 28, right : right + 28]
-            if flip
-            else wide[down : down + 28, right : right + 28]
-            for down, right, flip in itertools.product(range(5), range(5), (False, True))
-        }
-        (which,) = [key for key, variant in variants.items() if np.array_equal(variant, result)]
-        seen[which] += 1
-    for place, kinds in ((0, 5), (1, 5), (2, 2)):
-        counts = Counter()
-        for key, number in seen.items():
-            counts[key[place]] += number
+        variants = [wide[:, ::flip][down : down + 28, right : right + 28] for down, right, flip in places]
+        (which,) = [i for i, variant in enumerate(variants) if np.array_equal(variant, result)]
+        seen.append(places[which])
+    for kinds, drawn in zip((5, 5, 2), zip(*seen, strict=True), strict=True):
+        counts = Counter(drawn)
         assert len(counts) == kinds and stats.chisquare(list(counts.values())).pvalue > 1e-3
-
-
-def test_augmentation_follows_from_seed_epoch_and_index(tmp_path):
-    write_set(tmp_path / "data")
-    task = prepared(tmp_path / "cache", "fashion-mnist", data=str(tmp_path / "data"))
-
-    def pixels(split, indices, seed=0, epoch=0):
-        return task.batch(split, np.array(indices), seed=seed, epoch=epoch)["pixel_values"]
-
-    whole = pixels("train", range(30))
-    assert torch.equal(pixels("train", [8, 3]), whole[[8, 3]])
-    assert not torch.equal(pixels("train", range(30), epoch=1), whole)
-    assert not torch.equal(pixels("train", range(30), seed=1), whole)
-    assert torch.equal(pixels("eval", range(20)), pixels("eval", range(20), seed=5, epoch=5))
 
 
 def test_missing_files_name_the_package(tmp_path):
@@ -134,10 +108,8 @@ GOOD = idx_bytes(np.zeros((30, 28, 28), dtype=np.uint8))
     [
         (gzip.compress(GOOD)[:-30], "truncated"),
         (gzip.compress(GOOD[:-1]), r"\b23,535 bytes\b.*\b23,536\b"),
-        (gzip.compress(GOOD[:9]), r"\b9 bytes\b.*\bheader\b"),
         (gzip.compress(GOOD + b"x"), r"\blonger\b.*\bheader\b"),
         (gzip.compress(b"PK\x03\x04" + GOOD), r"\bidx\b.*\b50 4b 03 04\b"),
-        (gzip.compress(idx_bytes(np.zeros((30, 28, 28), dtype=np.uint8), kind=13)), r"\bidx file of bytes\b"),
         (gzip.compress(b""), "begins with nothing"),
         (GOOD, r"\bgzip\b"),
         (gzip.compress(idx_bytes(np.zeros((30, 784), dtype=np.uint8))), r"\b2 dimensions\b.*\b3\b"),
@@ -153,19 +125,6 @@ def test_bad_files_are_one_sentence_and_leave_no_cache(tmp_path, content, messag
         prepared(tmp_path / "cache", "fashion-mnist", data=str(tmp_path / "data"))
     assert IMAGES in str(caught.value) and "\n" not in str(caught.value)
     assert list((tmp_path / "cache").iterdir()) == []
-
-
-def test_more_samples_than_there_are(tmp_path):
-    write_set(tmp_path / "data")
-    with pytest.raises(UsageError, match=r"\b30\b.*train_samples.*\b31\b"):
-        prepared(tmp_path / "cache", "fashion-mnist", data=str(tmp_path / "data"), train_samples=31)
-
-
-def test_a_changed_file_is_read_again(tmp_path):
-    write_set(tmp_path / "data")
-    assert prepared(tmp_path / "cache", "fashion-mnist", data=str(tmp_path / "data")).size("train") == 30
-    write_set(tmp_path / "data", train=25)
-    assert prepared(tmp_path / "cache", "fashion-mnist", data=str(tmp_path / "data")).size("train") == 25
 
 
 @pytest.mark.equipped

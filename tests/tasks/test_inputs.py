@@ -56,9 +56,8 @@ def test_windows_begin_as_the_tokenizer_begins_texts_and_judge_says_the_loss_of_
     assert done.returncode == 0, done.stderr
     said = next(iter(json.loads(done.stdout)["judged"].values()))["loss"]
     data = calibration.open_calibration(str(text), open_source(str(source)), cache=source.parent)
-    for part in ("fit", "guard", "heldout"):
-        for batch in getattr(data, part):
-            assert batch["input_ids"].shape[1] == 64 and (batch["input_ids"] == begin).nonzero()[:, 1].unique() == 0
+    for batch in [*data.fit, *data.guard, *data.heldout]:
+        assert batch["input_ids"].shape[1] == 64 and (batch["input_ids"] == begin).nonzero()[:, 1].unique() == 0
     windows = torch.cat([batch["input_ids"] for batch in data.heldout])
     for name, folder in (("source", source), ("result", lean)):
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
@@ -90,40 +89,38 @@ def test_windows_of_a_tokenizer_that_begins_no_text_hold_text_alone(tmp_path):
     assert not any((batch["input_ids"] == tokenizer.bos_token_id).any() for batch in data.fit)
 
 
-PADS = {  # the pad tokens that the config and the tokenizer have
-    "none": (None, None),
-    "of the tokenizer": (None, "<extra_id_1>"),
-    "two": (1, "<extra_id_1>"),
+PADS = {  # the pad tokens that the config and the tokenizer have, and the one that is used
+    "none": (None, None, 1),
+    "two": (1, "<extra_id_1>", 1),
+    "of the tokenizer": (None, "<extra_id_1>", 4),
 }
 
 
 @pytest.mark.parametrize("case", PADS)
 def test_a_decoder_that_classifies_finds_the_last_token_of_every_text(tmp_path, case):
     """One by one no text is filled up, so transformers cannot read the wrong token."""
-    pad, name = PADS[case]
+    pad, name, expected = PADS[case]
     config = GPT2Config(
         n_embd=32, n_layer=4, n_head=4, n_positions=40, vocab_size=61, pad_token_id=pad, bos_token_id=1, eos_token_id=1,
         id2label={0: "bad", 1: "good"}, label2id={"bad": 0, "good": 1}, initializer_range=0.4,
     )  # fmt: skip
-    source = tmp_path / "source"
+    source, lean = tmp_path / "source", tmp_path / "lean"
     GPT2ForSequenceClassification(config).save_pretrained(source)
     words(source)
     tokenizer = AutoTokenizer.from_pretrained(source)
     tokenizer.pad_token = name
     tokenizer.save_pretrained(source)
     table = strangers.reviews(tmp_path / "reviews.csv")
-    rng, lines = np.random.default_rng(0), table.read_text().splitlines()
-    table.write_text("\n".join(line + " w9" * int(rng.integers(0, 9) * (i > 0)) for i, line in enumerate(lines)))
-    expected = pad if pad is not None else tokenizer.pad_token_id if name else 1
+    rng, (head, *lines) = np.random.default_rng(0), table.read_text().splitlines()
+    table.write_text("\n".join([head, *(line + " w9" * int(rng.integers(0, 9)) for line in lines)]))
 
-    lean = tmp_path / "lean"
-    options = {"train": str(table), "text": "review", "label": "stars", "seq_len": 40}
-    spec = "task:text-classification," + ",".join(f"{key}={value}" for key, value in options.items())
+    spec = f"task:text-classification,train={table},text=review,label=stars,seq_len=40"
     done = leansurgeon("shrink", source, "--layers", 3, "--calibrate", spec, "-o", lean)
     assert done.returncode == 0, done.stderr
     assert ("texts are filled up with" in done.stderr) == (pad is None)
+    assert json.loads((lean / "config.json").read_text())["pad_token_id"] == expected
     said = json.loads((lean / "surgery.json").read_text())["proof"]["compared"]
-    task = tasks.make("text-classification", options)
+    task = tasks.make("text-classification", {"train": str(table), "text": "review", "label": "stars", "seq_len": 40})
     task.prepare(tmp_path / "cache", source, workers=1, say=print)
     batch = task.batch("test", np.arange(task.size("test")), seed=0, epoch=0)
     assert (batch["input_ids"] == expected).any() and not batch["attention_mask"].all()
@@ -132,26 +129,22 @@ def test_a_decoder_that_classifies_finds_the_last_token_of_every_text(tmp_path, 
         with torch.no_grad():
             right.append(int(model(input_ids=ids[mask.bool()][None]).logits.argmax()) == int(label))
     assert said["accuracy"]["source"] == pytest.approx(np.mean(right))
-
-    done = strangers.healed(source, table, tmp_path / "run")
-    assert done.returncode == 0, done.stderr
-    assert ("texts are filled up with" in done.stderr) == (pad is None)
-    for folder in (lean, tmp_path / "run" / "model"):
-        assert json.loads((folder / "config.json").read_text())["pad_token_id"] == expected
+    if case == "none":
+        done = strangers.healed(source, table, tmp_path / "run")
+        assert done.returncode == 0 and "texts are filled up with" in done.stderr
+        assert json.loads((tmp_path / "run" / "model" / "config.json").read_text())["pad_token_id"] == expected
 
 
-@pytest.fixture(scope="module")
-def long_texts(tmp_path_factory):
-    """A classifier that knows a text by its last word, and texts of which half are longer than 128 words; the model has
-    300 positions and its tokenizer cuts at 256.
+def test_texts_are_read_up_to_the_models_own_length(tmp_path):
+    """A model that knows a text by its last word, with 150 positions and a tokenizer that cuts at 140. Cut at 128
+    tokens, the longer half of the texts would be judged on a word that says nothing.
     """
-    place = tmp_path_factory.mktemp("long")
-    torch.manual_seed(0)
     config = GPT2Config(
-        n_embd=32, n_layer=3, n_head=4, n_positions=300, vocab_size=61, pad_token_id=0, bos_token_id=1, eos_token_id=1,
+        n_embd=32, n_layer=3, n_head=4, n_positions=150, vocab_size=61, pad_token_id=0, bos_token_id=1, eos_token_id=1,
         num_labels=2, id2label={0: "bad", 1: "good"}, label2id={"bad": 0, "good": 1},
     )  # fmt: skip
-    model = GPT2ForSequenceClassification(config)
+    torch.manual_seed(0)
+    model, folder = GPT2ForSequenceClassification(config), tmp_path / "model"
     with torch.no_grad():  # blocks add nothing: the last token alone speaks
         for block in model.transformer.h:
             for part in (block.attn.c_proj, block.mlp.c_proj):
@@ -160,53 +153,38 @@ def long_texts(tmp_path_factory):
         hidden = model.transformer.ln_f(model.transformer.wte.weight)
         model.score.weight[1] = hidden[12] - hidden[11]  # w1 is good, w0 is bad
         model.score.weight[0] = -model.score.weight[1]
-    model.save_pretrained(place / "model")
-    words(place / "model")
-    tokenizer = AutoTokenizer.from_pretrained(place / "model", model_max_length=256)
-    tokenizer.save_pretrained(place / "model")
+    model.save_pretrained(folder)
+    words(folder)
+    AutoTokenizer.from_pretrained(folder, model_max_length=140).save_pretrained(folder)
     rng, lines = np.random.default_rng(0), ["text,label"]
-    for i in range(200):
-        count = [20, 200][i // 2 % 2] if i >= 10 else 290
+    for i in range(120):
+        count = [20, 135][i // 2 % 2] if i >= 10 else 145
         lines.append(f"{' '.join(rng.choice(WORDS[5:], count))} w{i % 2},{('bad', 'good')[i % 2]}")
-    (place / "long.csv").write_text("\n".join(lines) + "\n")
-    return place / "model", place / "long.csv"
+    table = tmp_path / "long.csv"
+    table.write_text("\n".join(lines) + "\n")
 
-
-def test_texts_are_read_up_to_the_models_own_length(long_texts, tmp_path):
-    """Cut at 128 tokens, the longer half of the texts would be judged on a word that says nothing."""
-    model, table = long_texts
-    done = leansurgeon("shrink", model, "--layers", 2, "--calibrate", table, "-o", tmp_path / "lean")
-    assert done.returncode == 0, done.stderr
-    assert "10 texts longer than 256 tokens are cut" in " ".join(done.stderr.split())
-    judged = json.loads((tmp_path / "lean" / "surgery.json").read_text())["judged"]["long.csv"]
+    done = leansurgeon("judge", folder, "--against", folder, "--data", table, "--json")
+    assert done.returncode == 0 and "10 texts longer than 140 tokens are cut" in " ".join(done.stderr.split())
+    (judged,) = json.loads(done.stdout)["judged"].values()
     assert judged["accuracy"]["source"] > 0.9
-    done = strangers.healed(model, table, tmp_path / "run")
-    assert done.returncode == 0 and "10 texts longer than 256 tokens are cut" in " ".join(done.stderr.split())
-    assert yaml.safe_load((tmp_path / "run" / "recipe.yaml").read_text())["task"]["seq_len"] == 256
-
-
-def test_batches_of_long_texts_hold_few_of_them():
-    lengths = np.array([2, 600, 5, 4096, 130, 9000] + [128] * 40)
-    sizes = [lengths[rows] for rows in calibration.by_length(np.arange(len(lengths)), lengths)]
-    assert np.array_equal(np.concatenate(sizes), np.sort(lengths)) and len(sizes[0]) == 32
-    assert all(len(part) == 1 or part.max() * len(part) <= 32 * 128 for part in sizes)
+    done = strangers.healed(folder, table, tmp_path / "run")
+    assert done.returncode == 0 and "10 texts longer than 140 tokens are cut" in " ".join(done.stderr.split())
+    assert yaml.safe_load((tmp_path / "run" / "recipe.yaml").read_text())["task"]["seq_len"] == 140
 
 
 def test_positions_that_no_token_has_are_no_room(tmp_path):
     """MPNet's begin behind that of padding, as RoBERTa's do: of 40 rows 38 are for tokens."""
+    folder = tmp_path / "model"
     config = MPNetConfig(
         hidden_size=32, num_hidden_layers=3, num_attention_heads=4, intermediate_size=48, vocab_size=61,
         max_position_embeddings=40, pad_token_id=1,
     )  # fmt: skip
-    torch.manual_seed(0)
-    MPNetForMaskedLM(config).save_pretrained(tmp_path / "model")
-    words(tmp_path / "model", mask="<extra_id_0>")
-    source = open_source(str(tmp_path / "model"))
-    ids = torch.full((1, 39), 12)
-    with pytest.raises((IndexError, RuntimeError)):
-        MPNetForMaskedLM.from_pretrained(source.folder)(input_ids=ids)
+    MPNetForMaskedLM(config).save_pretrained(folder)
+    words(folder, mask="<extra_id_0>")
     text = strangers.texts(tmp_path / "texts")
-    done = leansurgeon("shrink", source.folder, "--layers", 2, "--calibrate", text, "-o", tmp_path / "lean")
-    assert done.returncode == 0, done.stderr
-    data = calibration.open_calibration(str(text), source, cache=tmp_path)
+    data = calibration.open_calibration(str(text), open_source(str(folder)), cache=tmp_path)
     assert {batch["input_ids"].shape[1] for batch in data.fit} == {38}
+    model = MPNetForMaskedLM.from_pretrained(folder)
+    model(input_ids=data.fit[0]["input_ids"])
+    with pytest.raises((IndexError, RuntimeError)):
+        model(input_ids=torch.full((1, 39), 12))

@@ -6,19 +6,18 @@ from __future__ import annotations
 
 import json
 import math
-import pickle
 import re
-from collections import Counter
+from itertools import chain
 from pathlib import Path
 
-import datasets
 import numpy as np
 import pyarrow as pa
 import pytest
 import torch
 from pyarrow import parquet
 from scipy import stats
-from transformers import AutoTokenizer, BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadModel
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from leansurgeon import tasks
 from leansurgeon.errors import LeanSurgeonError, UsageError
@@ -29,7 +28,6 @@ from leansurgeon.training.recipe.reading import load
 from tests.support.models.word_models import crammed_words
 
 TEXT = text_files.PACKAGED["austen"].read_text(encoding="utf-8")
-KINDS = ("char", "byte", "bpe", "wordpiece")
 
 
 def quiet(line: str) -> None:
@@ -48,28 +46,21 @@ def cache(tmp_path_factory):
 
 
 def test_the_packaged_texts_are_the_novel_and_reports_and_nothing_else():
-    assert len(TEXT) == 466_854 and TEXT.isascii()
-    assert TEXT.startswith("Persuasion\n") and TEXT.rstrip().endswith("Finis")
-    assert TEXT.count("Captain Wentworth") > 100 and TEXT.count("\nChapter ") == 24
+    assert len(TEXT) == 466_854 and TEXT.startswith("Persuasion\n") and TEXT.rstrip().endswith("Finis")
     assert not any(word in TEXT.lower() for word in ("gutenberg", "ebook", "http", "copyright", "trademark"))
     note = text_files.PACKAGED["austen"].with_name("README.md").read_text(encoding="utf-8")
-    assert "public domain" in note and "janeaustenr" in note
-    reports = Path(text_files.PROSE[1]).read_text(encoding="ascii")
-    assert len(reports) == 202_819 and "Factbook" in note and len(corpus.sentences(reports)) > 1_000
+    assert "public domain" in note and "janeaustenr" in note and "Factbook" in note
+    assert len(Path(text_files.PROSE[1]).read_text(encoding="ascii")) == 202_819
 
 
 @pytest.mark.parametrize("kind", ["char", "byte", "bpe"])
 def test_the_windows_together_are_the_text(cache, kind):
     task = prepared(cache, tokenizer=kind, random_windows=False, eval_fraction=0.1)
-    text = ""
-    for split in ("train", "eval"):
+    whole = dict(zip(("train", "eval"), text_files.cut_end(TEXT, 0.1), strict=True))
+    for split, text in whole.items():
         ids = task.batch(split, np.arange(task.size(split)), seed=0, epoch=0)["input_ids"]
-        assert ids.shape == (task.size(split), 64)
         part = task.tokenizer().decode(ids.flatten(), skip_special_tokens=True)
-        begun = len(text) and text_files.cut_end(TEXT, 0.1)[0]
-        whole = text_files.cut_end(TEXT, 0.1)[1] if begun else text_files.cut_end(TEXT, 0.1)[0]
-        assert whole.startswith(part) and len(whole) - len(part) < 64 * 8
-        text += part
+        assert text.startswith(part) and len(text) - len(part) < 64 * 8
     assert task.model_overrides() == {"vocab_size": len(task.tokenizer())}
 
 
@@ -82,9 +73,8 @@ def test_training_windows_start_elsewhere_in_each_epoch_and_follow_from_seed_and
         flat = ids.flatten().numpy()
         (start,) = [o for o in range(64) if np.array_equal(tokens[o : o + len(flat)], flat)]
         starts.add(start)
-        some = task.batch("train", np.array([7, 3]), seed=0, epoch=epoch)["input_ids"]
-        assert torch.equal(some, ids[[7, 3]])
     assert len(starts) > 4
+    assert torch.equal(task.batch("train", np.array([7, 3]), seed=0, epoch=7)["input_ids"], ids[[7, 3]])
     ends = [task.batch("eval", np.arange(5), seed=s, epoch=e)["input_ids"] for s, e in ((0, 0), (1, 4))]
     assert torch.equal(*ends)
     with pytest.raises(IndexError):
@@ -96,41 +86,31 @@ def test_causal_score_is_the_loss_of_transformers(cache):
     batch = task.batch("train", np.arange(3), seed=0, epoch=0)
     torch.manual_seed(0)
     model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=2, n_embd=16, **task.model_overrides())).eval()
+    batch["labels"][1] = -100  # a sample that fills up the batch
+    rest = batch["input_ids"][[0, 2]]
     with torch.no_grad():
-        out = model(**batch)
-    score = task.score(out.logits, batch)
-    assert float(score.loss_sum / score.loss_count) == pytest.approx(float(out.loss), rel=1e-5)
-    assert score.loss_count == 3 * 63
-    assert task.metric_value(tasks.Sums(*map(float, score[:4])))["perplexity"] == pytest.approx(math.exp(out.loss))
+        score = task.score(model(input_ids=batch["input_ids"]).logits, batch)
+        loss = float(model(input_ids=rest, labels=rest).loss)
+    assert score.loss_count == 2 * 63
+    assert float(score.loss_sum / score.loss_count) == pytest.approx(loss, rel=1e-5)
+    assert task.metric_value(tasks.Sums(*map(float, score[:4])))["perplexity"] == pytest.approx(math.exp(loss))
     assert task.metric_value(tasks.Sums(1e9, 1, 1e9, 1)) == {"perplexity": math.inf}
-
-    batch["labels"][1] = -100  # a sample that pads the batch
-    assert batch["input_ids"][1].min() >= 0
-    fewer = task.score(out.logits, batch)
-    with torch.no_grad():
-        rest = model(input_ids=batch["input_ids"][[0, 2]], labels=batch["input_ids"][[0, 2]]).loss
-    assert fewer.loss_count == 2 * 63
-    assert float(fewer.loss_sum / fewer.loss_count) == pytest.approx(float(rest), rel=1e-5)
 
 
 def test_masked_score_is_the_loss_of_transformers(cache):
     task = prepared(cache, "masked-lm", tokenizer="wordpiece", vocab_size=500)
     batch = task.batch("eval", np.arange(4), seed=0, epoch=0)
     torch.manual_seed(0)
-    config = BertConfig(
-        num_hidden_layers=1, num_attention_heads=2, hidden_size=16, intermediate_size=16, **task.model_overrides()
-    )
+    sizes = {"num_hidden_layers": 1, "num_attention_heads": 2, "hidden_size": 16, "intermediate_size": 16}
     with torch.no_grad():
-        out = BertForMaskedLM(config).eval()(**batch)
+        out = BertForMaskedLM(BertConfig(**sizes, **task.model_overrides())).eval()(**batch)
     score = task.score(out.logits, batch)
     assert float(score.loss_sum / score.loss_count) == pytest.approx(float(out.loss), rel=1e-5)
     assert score.loss_count == (batch["labels"] != -100).sum()
-    assert [float(v) for v in task.score(out.logits, {"labels": torch.full((4, 64), -100)})[:4]] == [0, 0, 0, 0]
 
 
-@pytest.mark.parametrize("share", [0.15, 0.4])
-def test_masks_hide_the_share_asked_for_as_bert_does(cache, share):
-    task = prepared(cache, "masked-lm", tokenizer="wordpiece", mask_prob=share)
+def test_masks_hide_the_share_asked_for_as_bert_does(cache):
+    task = prepared(cache, "masked-lm", tokenizer="wordpiece", mask_prob=0.4)
     plain = prepared(cache, "causal-lm", tokenizer="wordpiece")
     rows = np.arange(task.size("train"))
     batch = task.batch("train", rows, seed=0, epoch=0)
@@ -138,10 +118,9 @@ def test_masks_hide_the_share_asked_for_as_bert_does(cache, share):
     chosen = batch["labels"] != -100
     assert torch.equal(batch["labels"][chosen], tokens[chosen])
     assert torch.equal(batch["input_ids"][~chosen], tokens[~chosen])
-    number, total = int(chosen.sum()), chosen.numel()
-    assert stats.binomtest(number, total, share).pvalue > 1e-3
+    number, mask_id, size = int(chosen.sum()), task.tokenizer().mask_token_id, len(task.tokenizer())
+    assert stats.binomtest(number, chosen.numel(), 0.4).pvalue > 1e-3
 
-    mask_id, size = task.tokenizer().mask_token_id, len(task.tokenizer())
     hidden = batch["input_ids"][chosen] == mask_id
     same = batch["input_ids"][chosen] == tokens[chosen]
     assert stats.binomtest(int(hidden.sum()), number, 0.8 + 0.1 / size).pvalue > 1e-3
@@ -152,64 +131,13 @@ def test_masks_hide_the_share_asked_for_as_bert_does(cache, share):
     assert stats.chisquare(chosen.sum(0)).pvalue > 1e-3
 
 
-def test_masks_follow_from_seed_epoch_and_index(cache):
-    task = prepared(cache, "masked-lm", random_windows=False)
-
-    def masked(split, indices, seed=0, epoch=0):
-        return task.batch(split, np.array(indices), seed=seed, epoch=epoch)["labels"]
-
-    whole = masked("train", range(40))
-    assert torch.equal(masked("train", [30, 2]), whole[[30, 2]])
-    assert not torch.equal(masked("train", range(40), epoch=1), whole)
-    assert not torch.equal(masked("train", range(40), seed=1), whole)
-    assert torch.equal(masked("eval", range(40), seed=1, epoch=1), masked("eval", range(40)))
-    assert torch.equal(pickle.loads(pickle.dumps(task)).batch("train", np.arange(40), seed=0, epoch=0)["labels"], whole)
-
-
 def test_the_ends_of_documents_are_never_hidden(tmp_path):
-    for i in range(200):
+    for i in range(50):
         (tmp_path / f"{i:03}.txt").write_text("ab\ncd\n" * 3 + f"cd {i}\n")
     task = prepared(tmp_path / "cache", "masked-lm", data=str(tmp_path / "*.txt"), mask_prob=0.9, seq_len=32)
     batch = task.batch("train", np.arange(task.size("train")), seed=0, epoch=0)
     ends = task.tokenizer().eos_token_id
-    assert (batch["input_ids"] == ends).sum() > 100 and not (batch["labels"] == ends).any()
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_own_tokenizers_survive_beside_a_model(tmp_path, kind):
-    tokenizer = vocab.make(kind, 400, [TEXT[:20_000]])
-    tokenizer.save_pretrained(tmp_path)
-    BertConfig().save_pretrained(tmp_path)
-    again = AutoTokenizer.from_pretrained(tmp_path)
-    text = TEXT[500:900]
-    ids = tokenizer(text)["input_ids"]
-    assert again(text)["input_ids"] == ids and len(again) == len(tokenizer)
-    assert ids[0] == tokenizer.cls_token_id and ids[-1] == tokenizer.sep_token_id
-    assert [tokenizer.convert_tokens_to_ids(name) for name in vocab.SPECIAL] == [0, 1, 2, 3, 4]
-    decoded = again.decode(again(text, add_special_tokens=False)["input_ids"])
-    if kind == "wordpiece":
-        assert decoded.lower().split() != [] and "[UNK]" not in decoded
-    else:
-        assert decoded == text
-    if kind in ("char", "byte"):
-        assert len(ids) == len(text) + 2
-    assert len(tokenizer) == {"char": 5 + len(set(TEXT[:20_000])), "byte": 261}.get(kind, 400)
-
-
-def test_bytes_need_no_vocabulary():
-    tokenizer = vocab.make("byte", None, [])
-    text = "naïve – 漢字 \x00 \n\t 🙂"
-    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-    assert len(ids) == len(text.encode()) and tokenizer.decode(ids) == text
-
-
-def test_long_texts_are_cut_behind_line_ends():
-    for text in (TEXT, "x" * 200_000, "\n" * 100_000, "short", "ab\n" * 40_000):
-        parts = list(vocab.pieces(text))
-        assert "".join(parts) == text and all(0 < len(part) <= 1 << 16 for part in parts)
-    assert all(part.endswith("\n") for part in vocab.pieces(TEXT))
-    head, tail = text_files.cut_end(TEXT, 0.1)
-    assert head + tail == TEXT and head.endswith("\n") and len(tail) / len(TEXT) == pytest.approx(0.1, abs=1e-3)
+    assert (batch["input_ids"] == ends).sum() > 20 and not (batch["labels"] == ends).any()
 
 
 def test_the_models_own_tokenizer(tmp_path, cache):
@@ -230,12 +158,11 @@ def test_held_out_files_and_several_documents(tmp_path):
     files = [str(tmp_path / "[ab].txt"), str(tmp_path / "a.txt")]  # a file named twice counts once
     held = {"eval_data": str(tmp_path / "c.txt"), "test_data": str(tmp_path / "d.txt")}
     task = prepared(tmp_path / "cache", data=files, **held, seq_len=8)
-    assert task.describe()["characters"] == {"train": 400, "eval": 200, "test": 200}
-    assert task.describe()["train_tokens"] == 402 and task.describe()["source"] == "a.txt, b.txt, c.txt and 1 more"
+    said = task.describe()
+    assert said["characters"] == {"train": 400, "eval": 200, "test": 200} and said["train_tokens"] == 402
     # The vocabulary comes from the training text: "c" is unknown.
-    unknown = task.tokenizer().unk_token_id
-    counts = Counter(task.batch("eval", np.arange(25), seed=0, epoch=0)["input_ids"].flatten().tolist())
-    assert counts[unknown] == 80
+    ids = task.batch("eval", np.arange(25), seed=0, epoch=0)["input_ids"]
+    assert (ids == task.tokenizer().unk_token_id).sum() == 80
 
 
 def test_rows_of_the_embedding_can_be_rounded_up(cache):
@@ -285,14 +212,6 @@ def test_a_folder_of_files_without_endings_is_advised_on_and_the_advice_works(tm
     assert text_files.find(advice) == [tmp_path / "GPL-3", tmp_path / "MIT"]
 
 
-def test_masking_needs_a_mask_token(tmp_path, cache):
-    tokenizer = vocab.make("byte", None, [])
-    tokenizer.mask_token = None
-    tokenizer.save_pretrained(tmp_path)
-    with pytest.raises(UsageError, match=r"'masked-lm'.*\bmask token\b"):
-        prepared(cache, "masked-lm", model_dir=tmp_path, tokenizer="model")
-
-
 # -- tables and the hub ----------------------------------------------------------------------------
 
 STORIES = [f"Once upon a time, story {i} began. " * (1 + i % 3) for i in range(50)]
@@ -313,20 +232,14 @@ def tokens_of(task, split):
 @pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
 def test_rows_of_tables_are_documents(tmp_path, suffix):
     data = write_stories(tmp_path / f"stories{suffix}")
-    task = prepared(tmp_path / "cache", "causal-lm", data=data, tokenizer="byte", seq_len=16, eval_fraction=0.1)
+    options = {"data": data, "tokenizer": "byte", "seq_len": 16, "eval_fraction": 0.1}
+    task = prepared(tmp_path / "cache", **options)
     tokenizer = task.tokenizer()
     for split, rows in (("train", STORIES[:45]), ("eval", STORIES[45:])):
-        expected = [
-            i for row in rows for i in [*tokenizer(row, add_special_tokens=False)["input_ids"], tokenizer.sep_token_id]
-        ]
-        assert tokens_of(task, split).tolist() == expected
-    few = prepared(
-        tmp_path / "cache", "causal-lm", data=data, tokenizer="byte", seq_len=16, documents=10, eval_fraction=0.1
-    )
+        ids = [[*tokenizer(row, add_special_tokens=False)["input_ids"], tokenizer.sep_token_id] for row in rows]
+        assert tokens_of(task, split).tolist() == list(chain.from_iterable(ids))
+    few = prepared(tmp_path / "cache", **options, documents=10)
     assert len(tokens_of(few, "train")) == sum(len(row) + 1 for row in STORIES[:9])
-    other = write_stories(tmp_path / f"held{suffix}", STORIES[:5])
-    held = prepared(tmp_path / "cache", "masked-lm", data=data, eval_data=other, tokenizer="wordpiece", seq_len=16)
-    assert len(tokens_of(held, "train")) > 5 * len(tokens_of(held, "eval"))
 
 
 def write_tiny_stories(root, kinds) -> str:
@@ -360,12 +273,6 @@ def test_the_files_of_tiny_stories_are_used_each_for_its_part(tmp_path, kinds):
     assert parts["eval"] == {*range(40, 50)} and parts["train"] | parts["test"] == {*range(40)}
 
 
-def test_documents_of_a_text_are_counted_by_their_marks(tmp_path):
-    (tmp_path / "a.txt").write_text("no marks\n" * 50)
-    with pytest.raises(UsageError, match=r"`documents`.*<\|endoftext\|>.*a\.txt has no"):
-        prepared(tmp_path / "cache", data=str(tmp_path / "a.txt"), documents=5)
-
-
 def test_a_tokenizer_that_names_no_mask_token_is_told_before_the_work(tmp_path):
     crammed_words(tmp_path / "tokenizer")
     for name in ("tokenizer_config.json", "special_tokens_map.json"):
@@ -381,133 +288,63 @@ def test_a_tokenizer_that_names_no_mask_token_is_told_before_the_work(tmp_path):
     assert task.tokenizer().mask_token == "<mask>"
 
 
-@pytest.mark.parametrize("where", ["parquet", "hub"])
-def test_rows_of_token_ids_are_not_made_into_python_numbers(tmp_path, monkeypatch, where):
+def test_rows_of_token_ids_are_not_made_into_python_numbers(tmp_path, monkeypatch):
     """43 million rows took a process an hour and a quarter; 100,000 of 128 ids take 1.0 s of it instead of 5.2. Empty
     rows are left out as elsewhere.
     """
     monkeypatch.setattr(user_data, "document_in", lambda *row: pytest.fail("a row became Python numbers"))
-    vocab.make("byte", None, []).save_pretrained(tmp_path / "tokenizer")
-    rows = [[], None, *(np.random.default_rng(i).integers(5, 200, 32).tolist() for i in range(200))]
+    rows = [[], None, *packed_rows(tmp_path, 200)]
     data = write_stories(tmp_path / "packed.parquet", rows, "input_ids")
-    if where == "hub":
-        made = datasets.Dataset.from_parquet(data, cache_dir=str(tmp_path / "hf"))
-        monkeypatch.setattr(datasets, "load_dataset", lambda *names, **how: made)
-    options = {"data": data if where == "parquet" else "hub:a/b", "text": "input_ids", "seq_len": 32}
-    options |= {"random_windows": False, "eval_fraction": 0.1, "tokenizer": str(tmp_path / "tokenizer")}
-    task = prepared(tmp_path / "cache", **options)
+    task = prepared(tmp_path / "cache", **packed_options(tmp_path, data))
     ids = [task.batch(s, np.arange(task.size(s)), seed=0, epoch=0)["input_ids"] for s in ("train", "eval")]
     assert [len(part) for part in ids] == [180, 20] and torch.equal(torch.cat(ids), torch.tensor(rows[2:]))
     assert "2 empty rows left out" in task.was_read
 
 
 def test_token_ids_are_those_of_a_tokenizer_that_has_them(tmp_path):
-    vocab.make("byte", None, []).save_pretrained(tmp_path / "tokenizer")
-    rows = [np.random.default_rng(i).integers(5, 200, 32).tolist() for i in range(20)]
+    rows = packed_rows(tmp_path, 20)
     data = write_stories(tmp_path / "packed.parquet", rows, "input_ids")
-    options = {"data": data, "text": "input_ids", "seq_len": 32, "random_windows": False, "eval_fraction": 0.1}
     with pytest.raises(UsageError, match=r"\btoken ids\b"):
-        prepared(tmp_path / "cache", "causal-lm", tokenizer="bpe", **options)
-    rows[3][7] = 261
-    write_stories(tmp_path / "packed.parquet", rows, "input_ids")
-    with pytest.raises(UsageError, match=r"\b261\b.*\b261\b"):
-        prepared(tmp_path / "cache", "causal-lm", tokenizer=str(tmp_path / "tokenizer"), **options)
-    rows[3][7] = -100
-    write_stories(tmp_path / "packed.parquet", rows, "input_ids")
-    with pytest.raises(UsageError, match=r"\b100\b.*\b261\b"):
-        prepared(tmp_path / "cache", "causal-lm", tokenizer=str(tmp_path / "tokenizer"), **options)
-
-
-def test_a_hub_text_is_read_by_its_splits(tmp_path, monkeypatch):
-    import datasets
-
-    made = {
-        "train": datasets.Dataset.from_dict({"text": STORIES}),
-        "validation": datasets.Dataset.from_dict({"text": STORIES[:4]}),
-    }
-    asked = []
-
-    def load(name, config, split):
-        asked.append((name, config, split))
-        return made[split]
-
-    monkeypatch.setattr(datasets, "load_dataset", load)
-    name = "hub:roneneldan/TinyStories"
-    task = prepared(tmp_path, "causal-lm", data=name, eval_data=name, tokenizer="byte", seq_len=16)
-    assert asked == [("roneneldan/TinyStories", None, "train"), ("roneneldan/TinyStories", None, "validation")]
-    assert len(tokens_of(task, "eval")) == sum(len(row) + 1 for row in STORIES[:4])
+        prepared(tmp_path / "cache", **packed_options(tmp_path, data) | {"tokenizer": "bpe"})
+    for wrong, message in ((261, r"\b261\b.*\b261\b"), (-100, r"\b100\b.*\b261\b")):
+        rows[3][7] = wrong
+        write_stories(tmp_path / "packed.parquet", rows, "input_ids")
+        with pytest.raises(UsageError, match=message):
+            prepared(tmp_path / "cache", **packed_options(tmp_path, data))
 
 
 def test_tables_that_do_not_fit_are_one_sentence(tmp_path):
     data = write_stories(tmp_path / "a.jsonl", column="story")
+    (tmp_path / "a.txt").write_text("no marks\n" * 50)
     cases = [
         ({"data": data}, r"'text'.*'story'"),
-        (
-            {"data": write_stories(tmp_path / "b.jsonl", [1, 2])},
-            r"b\.jsonl, row 1: 1 is not a text",
-        ),
+        ({"data": write_stories(tmp_path / "b.jsonl", [1, 2])}, r"b\.jsonl, row 1: 1 is not a text"),
         ({"data": "austen", "documents": 5}, r"`documents`"),
+        ({"data": str(tmp_path / "a.txt"), "documents": 5}, r"`documents`.*<\|endoftext\|>.*a\.txt has no"),
         ({"data": ["hub:a/b", "austen"]}, "stands alone"),
         ({"data": "hub:a"}, None),
-        (
-            {"data": data, "text": "story", "tokenizer": "hub:openai-community/gpt2"},
-            r"tokenizer openai-community/gpt2\b",
-        ),
-        (
-            {"data": "hub:roneneldan/TinyStories"},
-            r"roneneldan/TinyStories, split train, .*huggingface",
-        ),
+        ({"data": data, "text": "story", "tokenizer": "hub:openai-community/gpt2"}, r"tokenizer openai-community/gpt2"),
+        ({"data": "hub:roneneldan/TinyStories"}, r"roneneldan/TinyStories, split train, .*huggingface"),
     ]
     for options, message in cases:
         with pytest.raises(LeanSurgeonError, match=message) as caught:
-            prepared(tmp_path / "cache", "causal-lm", **{"tokenizer": "byte", "seq_len": 16, **options})
+            prepared(tmp_path / "cache", **{"tokenizer": "byte", "seq_len": 16, **options})
         assert "\n" not in caught.value.message
 
 
 def test_ids_of_a_tokenizer_may_have_gaps(tmp_path, cache):
     """Its largest id is beyond its number of tokens, so no table of that size holds what is known of each."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    words = {
-        "[MASK]": 70_000,
-        "[UNK]": 1,
-        **{word: 69_000 + i for i, word in enumerate(["the", "a", "of", "to", "and"])},
-    }
+    words = {"[MASK]": 70_000, "[UNK]": 1, "the": 69_000, "a": 69_001, "of": 69_002, "to": 69_003, "and": 69_004}
     made = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
     made.pre_tokenizer = pre_tokenizers.Whitespace()
     PreTrainedTokenizerFast(tokenizer_object=made, mask_token="[MASK]", unk_token="[UNK]").save_pretrained(tmp_path)
     (tmp_path / "text.txt").write_text("the a of to and\n" * 400)
     options = {"data": str(tmp_path / "text.txt"), "tokenizer": f"{tmp_path}/", "seq_len": 16, "eval_fraction": 0.2}
-    task = tasks.make("masked-lm", options)
-    task.prepare(cache, None, workers=1, say=print)
+    task = prepared(cache, "masked-lm", **options)
     batch = task.batch("train", np.arange(4), seed=0, epoch=0)
     scored = batch["labels"][batch["labels"] != -100]
     assert len(scored) and set(scored.tolist()) <= set(range(69_000, 69_005))
     assert task.model_overrides() == {"vocab_size": 70_001} and 70_000 in batch["input_ids"]
-
-
-def test_another_tokenizer_of_the_hub_is_other_data(tmp_path, monkeypatch):
-    """What a name of the hub stands for may change; prepared data follows the files, and not the name."""
-    import huggingface_hub
-
-    text = tmp_path / "a.txt"
-    text.write_text(
-        "\n\n".join(f"Paragraph {i} has some words that repeat, and {i * i} that do not." for i in range(90))
-    )
-    folders = []
-    for number, kind in enumerate(("byte", "char")):
-        task = tasks.make("causal-lm", {"data": str(text), "tokenizer": kind, "seq_len": 16})
-        task.prepare(tmp_path / "cache", None, workers=1, say=print)
-        folders.append(tmp_path / f"hub{number}")
-        task.tokenizer().save_pretrained(folders[-1])
-    found = []
-    for folder in folders:
-        monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, folder=folder, **__: str(folder))
-        task = tasks.make("causal-lm", {"data": str(text), "tokenizer": "hub:a/b", "seq_len": 16})
-        task.prepare(tmp_path / "cache", None, workers=1, say=print)
-        found.append((task.prepared_as, len(task.tokenizer())))
-    assert found[0][0] != found[1][0] and found[0][1] != found[1][1]
 
 
 def test_a_book_in_lines_of_one_width_gives_whole_sentences():
@@ -535,3 +372,14 @@ def test_lists_verse_and_sentences_a_line_stay_lines():
     mail = [f"> and it was so in year {1900 + i} as well. But not in every town" for i in range(60)]
     for lines in (titles, said, ragged, numbered, names, log, mail):
         assert corpus.sentences("\n".join(lines)) == list(dict.fromkeys(line.strip() for line in lines))
+
+
+def packed_rows(folder, count: int) -> list[list[int]]:
+    """Rows of 32 token ids, and the tokenizer in `folder` that has them."""
+    vocab.make("byte", None, []).save_pretrained(folder / "tokenizer")
+    return np.random.default_rng(0).integers(5, 200, (count, 32)).tolist()
+
+
+def packed_options(folder, data: str) -> dict:
+    options = {"data": data, "text": "input_ids", "seq_len": 32, "random_windows": False, "eval_fraction": 0.1}
+    return options | {"tokenizer": str(folder / "tokenizer")}

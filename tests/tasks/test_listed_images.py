@@ -55,16 +55,12 @@ def make(root, layout):
 
 @pytest.mark.parametrize("layout", ["metadata.csv", "metadata.jsonl", "parts", "kaggle", "file"])
 def test_images_and_their_classes_are_those_of_the_table(tmp_path, layout):
-    data = make(tmp_path / "data", layout)
-    found = recognise(data)
+    found = recognise(make(tmp_path / "data", layout))
     assert (found.kind, len(found.columns)) == ("classes", 2)
-    options = {"data": found.names[0], "image_size": 8, "augment": False, "mean": [0.0] * 3, "std": [1.0] * 3}
-    task = tasks.make("folder", options)
     lines = []
-    task.prepare(tmp_path / "cache", None, workers=1, say=lines.append)
+    batches = everything(prepared(tmp_path, found.names[0], lines.append))
     seen = set()
-    for split in ("train", "eval"):
-        batch = task.batch(split, np.arange(task.size(split)), seed=0, epoch=0)
+    for batch in (batches["train"], batches["eval"]):
         for pixels, label in zip(batch["pixel_values"], batch["labels"], strict=True):
             number = round(float(pixels.mean()) * 255 / 3)
             assert int(label) == number % 3
@@ -73,30 +69,42 @@ def test_images_and_their_classes_are_those_of_the_table(tmp_path, layout):
     assert any("1 rows name no image" in line for line in lines) == (layout in ("kaggle", "file"))
 
 
-def test_a_folder_called_train_beside_other_classes_is_a_class_and_a_test_is_read_last(tmp_path):
-    for name in ("train", "bus", "car"):
-        for i in range(6):
-            draw(tmp_path / "traffic" / name / f"{i}.png", i)
-    for part in ("Training", "Testing"):
-        for name in NAMES:
-            for i in range(6):
-                draw(tmp_path / "parts" / part / name / f"{i}.png", i + 40 * (part == "Testing"))
-    options = {"image_size": 8, "augment": False, "mean": [0.0] * 3, "std": [1.0] * 3}
-    for data, sizes in (("traffic", (18, 0)), ("parts", (18, 18))):
-        task = tasks.make("folder", {"data": str(tmp_path / data), **options})
-        task.prepare(tmp_path / "cache", None, workers=1, say=print)
-        there = {split: task.size(split) for split in ("train", "eval", "test")[: 2 if sizes[1] else 3]}
-        assert sum(there.values()) == sizes[0] and there["eval"]
-        labels = [task.batch(s, np.arange(n), seed=0, epoch=0)["labels"].tolist() for s, n in there.items()]
-        assert {label for some in labels for label in some} == {0, 1, 2}
-        if sizes[1]:
-            batch = task.batch("test", np.arange(sizes[1]), seed=0, epoch=0)
-            assert task.size("test") == sizes[1] and float(batch["pixel_values"].min()) * 255 >= 119
-
-
 def test_a_damaged_table_among_pictures_is_passed_over(tmp_path):
     for name in NAMES:
         draw(tmp_path / name / "0.png", 1)
     (tmp_path / "notes.csv").write_text('file_name,label\n"open,1\n')
     (tmp_path / "metadata.csv").write_bytes(b"\xff\xfe")
     assert recognise(str(tmp_path)).columns == ()
+
+
+def test_a_folder_called_train_beside_other_classes_is_a_class(tmp_path):
+    for name in ("train", "bus", "car"):
+        for i in range(6):
+            draw(tmp_path / "traffic" / name / f"{i}.png", i)
+    task = prepared(tmp_path, tmp_path / "traffic")
+    labels = {split: batch["labels"].tolist() for split, batch in everything(task).items()}
+    assert sum(map(len, labels.values())) == 18 and labels["eval"]
+    assert {label for some in labels.values() for label in some} == {0, 1, 2}
+
+
+def test_parts_by_other_names_are_parts_and_a_test_is_read_last(tmp_path):
+    for part, number in (("Training", 0), ("Testing", 40)):
+        for name in NAMES:
+            for i in range(6):
+                draw(tmp_path / "parts" / part / name / f"{i}.png", i + number)
+    batches = everything(prepared(tmp_path, tmp_path / "parts"))
+    assert len(batches["train"]["labels"]) + len(batches["eval"]["labels"]) == len(batches["test"]["labels"]) == 18
+    assert (
+        float(batches["train"]["pixel_values"].max()) * 255 < 119 <= float(batches["test"]["pixel_values"].min()) * 255
+    )
+
+
+def prepared(folder, data, say=print):
+    options = {"data": str(data), "image_size": 8, "augment": False, "mean": [0.0] * 3, "std": [1.0] * 3}
+    task = tasks.make("folder", options)
+    task.prepare(folder / "cache", None, workers=1, say=say)
+    return task
+
+
+def everything(task):
+    return {split: task.batch(split, np.arange(task.size(split)), seed=0, epoch=0) for split in task.splits}

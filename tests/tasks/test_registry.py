@@ -57,21 +57,17 @@ def test_a_better_answer_has_a_better_value(name):
     task = tasks.make(name, NEEDED.get(name, {}))
     task._info["variance"] = 1.0
     labels = torch.arange(8) % 4
+    right = 9 * torch.nn.functional.one_hot(labels.roll(-1) if task.head == "causal-lm" else labels, 4).float()
+    batch = {"labels": labels}
     if task.head == "features":
-        target = torch.eye(8)
-        batch = {"labels": torch.zeros(8), TARGET: target}
-        answers = [target, torch.cat([target[:4], target[:4]]), target.roll(1, 0)]
+        right = torch.eye(8)
+        batch = {"labels": torch.zeros(8), TARGET: right}
     elif name == "d-retrieval":
-        batch = {"labels": labels.float()[:, None]}
-        answers = [labels.float()[:, None] + error for error in (0, 1, 2)]
-    else:
-        at = labels.roll(-1) if task.head == "causal-lm" else labels
-        right = 9 * torch.nn.functional.one_hot(at, 4).float()
-        wrong = right.roll(1, -1)
-        answers = [right, torch.cat([right[:4], wrong[4:]]), wrong]
-        batch = {"labels": labels}
-        if task.head.endswith("-lm"):
-            batch, answers = {"labels": labels[None]}, [one[None] for one in answers]
+        right = batch["labels"] = labels.float()[:, None]
+    wrong = right + 2 if name == "d-retrieval" else right.roll(1, -1)
+    answers = [right, torch.cat([right[:4], wrong[4:]]), wrong]
+    if task.head.endswith("-lm"):
+        batch, answers = {"labels": labels[None]}, [one[None] for one in answers]
     best, half, worst = (valued(task, one, batch) for one in answers)
     assert (best > half > worst) if task.metric.higher_is_better else (best < half < worst)
     assert task.metric.percent == (task.metric.higher_is_better and task.metric.key != "cosine")
@@ -95,31 +91,6 @@ def test_unknown_names_and_values_are_usage_errors(name, options, message):
     with pytest.raises(UsageError, match=message) as caught:
         tasks.make(name, options)
     assert caught.value.exit_code == 2 and "\n" not in str(caught.value)
-
-
-def test_options_show_their_defaults():
-    assert tasks.options_of("listops", {"train": 10}).model_dump() == {
-        "data": "generated",
-        "train": 10,
-        "eval": 2000,
-        "test": 2000,
-        "max_depth": 10,
-        "max_args": 10,
-        "min_length": 500,
-        "max_length": 2000,
-        "seed": 0,
-        "seq_len": None,
-    }
-
-
-def test_a_folder_of_texts_is_read_file_by_file(tmp_path):
-    from leansurgeon.tasks.text import files
-
-    (tmp_path / "below" / ".hidden").mkdir(parents=True)
-    for name in ("b.txt", "below/a.md", "below/.hidden/c.txt", "below/d.jsonl", "image.png", "E.TXT"):
-        (tmp_path / name).write_text("text")
-    found = [str(path.relative_to(tmp_path)) for path in files.find(str(tmp_path))]
-    assert found == ["E.TXT", "b.txt", "below/a.md", "below/d.jsonl"]
 
 
 SIZES, ORIGIN = ["train_samples", "eval_samples"], ["source", "licence"]
@@ -169,19 +140,6 @@ def test_what_a_task_says_of_its_data(name, options, between, expected, tmp_path
     assert (told["train_samples"], told["eval_samples"]) == (train, evaluation)
     assert told["source"].startswith(source) and told["licence"].startswith(licence)
     assert pickle.loads(pickle.dumps(task)).describe() == told
-
-
-def test_what_neither_hub_nor_cache_has_is_refused_before_their_library_is_imported(monkeypatch):
-    for key in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):
-        monkeypatch.delenv(key, raising=False)
-    monkeypatch.setitem(sys.modules, "datasets", None)  # importing it fails
-    monkeypatch.setattr(hub, "reachable", lambda: False)
-    monkeypatch.setattr(hub, "is_cached", lambda name: False)
-    with pytest.raises(UsageError, match="o/name"):
-        hub.load("o/name", None, "train", by_hand="Bring it.")
-    monkeypatch.setattr(hub, "is_cached", lambda name: True)
-    with pytest.raises(ImportError):
-        hub.load("o/name", None, "train", by_hand="Bring it.")
 
 
 def test_a_hub_that_is_not_reached_once_is_asked_again(monkeypatch):

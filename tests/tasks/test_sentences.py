@@ -50,9 +50,3 @@ def test_what_the_user_holds_out_never_trains_by_another_name(joined, tmp_path):
     _, found = read(tmp_path, prose=True, **options)
     assert len(found["test"]) == len(held) and len(found["train"]) > 3_000
     assert not [line for line in found["train"] for text in found["test"] if line in text]
-
-
-def test_data_that_is_the_prose_itself_leaves_none_over(tmp_path):
-    _, found = read(tmp_path, data=list(files.PROSE), prose=True)
-    _, alone = read(tmp_path, data=list(files.PROSE))
-    assert found == alone

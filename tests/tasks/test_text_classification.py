@@ -13,10 +13,9 @@ import torch
 from pyarrow import parquet
 from transformers import AutoTokenizer, BertTokenizer
 
-from leansurgeon import progress, tasks
+from leansurgeon import tasks
 from leansurgeon.errors import UsageError
 from leansurgeon.tasks.text import vocab
-from tests.support.models.word_models import crammed_words
 
 ROWS = [
     {"text": f'row {i}, "quoted"\nand a second line' + " word" * (i % 7), "other": f"pair {i}", "label": 3 * (i % 3)}
@@ -73,30 +72,20 @@ def test_all_formats_hold_the_same_rows(tmp_path, suffix):
 
 
 def test_tokens_are_those_of_the_models_tokenizer(tmp_path):
-    vocab.make("wordpiece", 300, [row["text"] for row in ROWS]).save_pretrained(tmp_path / "model")
+    texts = [row["text"] for row in ROWS]
+    vocab.make("wordpiece", 300, texts).save_pretrained(tmp_path / "model")
     train = write(tmp_path / "train.jsonl", ROWS)
-    for pad in ("longest", "max"):
-        task = prepared(
-            tmp_path / "cache",
-            tmp_path / "model",
-            train=train,
-            eval=train,
-            hold_out=False,
-            tokenizer="model",
-            seq_len=20,
-            pad=pad,
-        )
-        assert task.model_overrides()["num_labels"] == 3
-        texts = [row["text"] for row in ROWS]
-        reference = AutoTokenizer.from_pretrained(tmp_path / "model")(
-            texts, truncation=True, max_length=20, padding="max_length", return_tensors="pt"
-        )
+    reference = AutoTokenizer.from_pretrained(tmp_path / "model")(
+        texts, truncation=True, max_length=20, padding="max_length", return_tensors="pt"
+    )
+    options = {"train": train, "eval": train, "hold_out": False, "tokenizer": "model", "seq_len": 20}
+    for pad, short in (("longest", 16), ("max", 20)):
+        task = prepared(tmp_path / "cache", tmp_path / "model", pad=pad, **options)
         batch = everything(task)
+        assert set(batch) == {"input_ids", "attention_mask", "labels"}
         for name in ("input_ids", "attention_mask"):
             assert torch.equal(batch[name], reference[name][:, : batch[name].shape[1]])
-        short = task.batch("train", np.array([0, 7]), seed=0, epoch=0)["input_ids"].shape[1]
-        assert short == (20 if pad == "max" else 16)
-        assert "token_type_ids" not in batch
+        assert task.batch("train", np.array([0, 7]), seed=0, epoch=0)["input_ids"].shape[1] == short
 
 
 @pytest.mark.parametrize("marked", [True, False])
@@ -119,73 +108,41 @@ def test_pairs_are_marked_where_the_model_wants_it(tmp_path, marked):
 
 
 def test_named_labels_are_numbered_by_the_alphabet(tmp_path):
-    rows = [{"text": "x", "label": name} for name in ("spam", "ham", "spam", "eggs")]
-    path = write(tmp_path / "rows.csv", rows)
-    task = prepared(tmp_path / "cache", train=path, eval=path, hold_out=False)
-    assert everything(task)["labels"].tolist() == [2, 1, 2, 0]
-    flags = write(tmp_path / "flags.jsonl", [{"text": "x", "label": flag} for flag in (True, False, True)])
-    assert everything(prepared(tmp_path / "cache", train=flags, eval=flags, hold_out=False))["labels"].tolist() == [
-        1,
-        0,
-        1,
-    ]
-
-
-def test_a_sample_is_the_same_in_every_batch(tmp_path):
-    path = write(tmp_path / "rows.csv", ROWS)
-    task = prepared(tmp_path / "cache", train=path, eval=path, hold_out=False, pad="max")
-    whole, some = everything(task), task.batch("train", np.array([9, 4]), seed=3, epoch=2)
-    assert all(torch.equal(some[name], whole[name][[9, 4]]) for name in whole)
+    for name, labels, numbers in (
+        ("rows.csv", ["spam", "ham", "spam", "eggs"], [2, 1, 2, 0]),
+        ("flags.jsonl", [True, False, True], [1, 0, 1]),
+    ):
+        path = write(tmp_path / name, [{"text": "x", "label": label} for label in labels])
+        task = prepared(tmp_path / "cache", train=path, eval=path, hold_out=False)
+        assert everything(task)["labels"].tolist() == numbers
 
 
 def test_bad_rows_are_one_sentence(tmp_path):
-    def file(name, content):
-        (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
-        return str(tmp_path / name)
-
     good = write(tmp_path / "good.csv", ROWS)
-    cases = [
-        (file("a.csv", "text,lable\nx,1\n"), r"'label'.*'lable'.*'text', 'lable'"),
-        (file("b.csv", "text,label\nx,1\nx,1,2\n"), r"b\.csv, line 3: .*\b3\b.*\b2\b"),
-        (file("c.csv", 'text,label\n"x,1\n'), r"c\.csv, line 2: "),
-        (file("d.csv", "text,label\n"), "no rows"),
-        (file("e.csv", ""), r"'text'.*\bnone\b"),
-        (file("f.csv", "text,label\nx,0\ny,\n"), "one label only, '0'"),  # the row without one is left out
-        (file("g.csv", "text,label\nx,0\ny,0\n"), "one label only, '0'"),
-        (file("h.csv", b"text,label\n\xff,0\n"), "h.csv is not UTF-8 text"),
-        (file("i.jsonl", '{"text": "x", "label": 1}\n{"text": \n'), r"i\.jsonl, line 2\b.*\bJSON\b"),
-        (file("j.jsonl", "[1]\n"), r"j\.jsonl, line 1: .*\blist\b"),
-        (file("k.jsonl", '{"text": null, "label": 1}\n'), r"k\.jsonl: no rows with text and label"),
-        (file("l.jsonl", '{"text": "x", "label": 0.5}\n'), r"l\.jsonl.*numbers with decimals"),
-        (file("q.jsonl", '{"text": 7, "label": 1}\n'), r"q\.jsonl, row 1: 'text' is 7\b"),
-        (file("m.parquet", b"PAR1 no"), r"m\.parquet\b.*\bparquet file\b"),
-        (write(tmp_path / "n.parquet", [{"texts": "x", "label": 1}]), r"'text'.*'texts'"),
-        (file("o.xlsx", "x"), r"o\.xlsx\b"),
-        (str(tmp_path / "none.csv"), "No data file"),
-    ]
-    for path, message in cases:
+    cases = {
+        "a.csv": ("text,lable\nx,1\n", r"'label'.*'lable'.*'text', 'lable'"),
+        "b.csv": ("text,label\nx,1\nx,1,2\n", r"b\.csv, line 3: .*\b3\b.*\b2\b"),
+        "c.csv": ('text,label\n"x,1\n', r"c\.csv, line 2: "),
+        "d.csv": ("text,label\n", "no rows"),
+        "e.csv": ("", r"'text'.*\bnone\b"),
+        "f.csv": ("text,label\nx,0\ny,\n", "one label only, '0'"),  # the row without one is left out
+        "h.csv": (b"text,label\n\xff,0\n", "h.csv is not UTF-8 text"),
+        "i.jsonl": ('{"text": "x", "label": 1}\n{"text": \n', r"i\.jsonl, line 2\b.*\bJSON\b"),
+        "j.jsonl": ("[1]\n", r"j\.jsonl, line 1: .*\blist\b"),
+        "k.jsonl": ('{"text": null, "label": 1}\n', r"k\.jsonl: no rows with text and label"),
+        "l.jsonl": ('{"text": "x", "label": 0.5}\n', r"l\.jsonl.*numbers with decimals"),
+        "q.jsonl": ('{"text": 7, "label": 1}\n', r"q\.jsonl, row 1: 'text' is 7\b"),
+        "m.parquet": (b"PAR1 no", r"m\.parquet\b.*\bparquet file\b"),
+        "o.xlsx": ("x", r"o\.xlsx\b"),
+        "none.csv": (None, "No data file"),
+    }
+    for name, (content, message) in cases.items():
+        if content is not None:
+            (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
         with pytest.raises(UsageError, match=message) as caught:
-            prepared(tmp_path / "cache", train=path, eval=good, hold_out=False)
-        assert "\n" not in str(caught.value), path
+            prepared(tmp_path / "cache", train=str(tmp_path / name), eval=good, hold_out=False)
+        assert "\n" not in str(caught.value), name
+    (tmp_path / "p.csv").write_text("text,label\nx,9\n")
     with pytest.raises(UsageError, match=r"\bevaluation\b.*'9'"):
-        prepared(tmp_path / "cache", train=good, eval=file("p.csv", "text,label\nx,9\n"))
+        prepared(tmp_path / "cache", train=good, eval=str(tmp_path / "p.csv"))
     assert not list((tmp_path / "cache").iterdir())
-
-
-def test_a_tokenizer_that_marks_pairs_alone_reads_a_text_with_an_empty_one(tmp_path):
-    crammed_words(tmp_path / "tokenizer")
-    table = tmp_path / "rows.csv"
-    table.write_text("text,label\n" + "".join(f"w{i} w{i + 1},{i % 2}\n" for i in range(40)))
-    task = tasks.make("text-classification", {"train": str(table), "tokenizer": f"{tmp_path}/tokenizer", "seq_len": 16})
-    task.prepare(tmp_path / "cache", None, workers=1, say=lambda line: None)
-    ids = task.batch("train", np.arange(task.size("train")), seed=0, epoch=0)["input_ids"]
-    assert ids[:, :1].unique().tolist() == [2] and (ids[:, 3:5] == 3).all()  # <cls> w w <sep> <sep>
-
-
-def test_tokenising_shows_how_far_it_is(tmp_path, monkeypatch):
-    monkeypatch.setattr(progress, "PLAIN_EVERY", 0)
-    table, told = tmp_path / "rows.csv", []
-    table.write_text("text,label\n" + "".join(f"row {i},{i % 2}\n" for i in range(4000)))
-    with progress.show_on(progress.Screen(told.append)):
-        prepared(tmp_path / "cache", train=str(table))
-    assert any(line.startswith("tokenising: 1/") and "texts/s" in line for line in told)

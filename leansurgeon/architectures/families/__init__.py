@@ -1,20 +1,20 @@
-"""The declared families as data: every table of a `*.toml` file beside this one is an `Architecture` (`base.py`), under
-its name, which is also its only model type unless `model_types` says otherwise. No torch here.
+"""The declared families as data: every table of a `*.toml` file here is an `Architecture` (`base.py`).
 
-To add a family, write a table: it is found by itself. Put it to the test on a real model with `leansurgeon inspect
-MODEL --doctor`, then add one line to `FAMILIES` in `tests/conftest.py`: every test of families runs over it.
+Imports no torch. The table's name is the family's name, and its only model type unless `model_types` lists others.
 
-The table `usual` of a file holds what its families have in common; `from` takes over another family of the file
-instead. Tables are put on top of each other entry by entry, and an empty text takes an entry away. `@name` is a
-function of `rules.py`.
+To add a family, write a table; it is found automatically. Test it on a real model with `leansurgeon inspect MODEL
+--doctor`, then add one line to `FAMILIES` in `tests/conftest.py`: every test of families covers it.
 
-A tensor is a line: its name in the library's state dict, its role, its axes with a comma between them (`-`: none). A
-name that ends in `*` stands for `.weight` and `.bias`, which has the first axis. Behind these may stand
+The table `usual` of a file holds what its families have in common; `from` inherits from another family of the file
+instead. Tables are merged entry by entry, and an empty text removes an entry. `@name` is a function of `rules.py`.
+
+A tensor is a line: its name in the library's state dict, its role, its axes separated by commas (`-`: none). A name
+that ends in `*` stands for `.weight` and `.bias`, which has the first axis. Options may follow:
 
     if=KEY          the config key or switch that must be true (`!KEY`: false; `KEY=16`) for the tensor to exist
     bias=KEY        the same for the bias alone
     only=others     the first layer of a stage lacks it; `only=first`: only that layer has it
-    layers=0,2      so do these layers alone
+    layers=0,2      only these layers have it
     group=1, new=1  as in `Tensor`
 """
 
@@ -38,13 +38,13 @@ KINDS = {"stages": Blocks, "keys": Keys, "takes": Takes, "timm": TimmModels, "dr
 
 @cache
 def load_families() -> dict[str, Architecture]:
-    """Every declared family by name."""
+    """Return every declared family by name."""
     files = sorted(Path(__file__).parent.glob("*.toml"))
     return {name: family for file in files for name, family in read_families(file.read_text(encoding="utf-8"))}
 
 
 def read_families(text: str) -> Iterator[tuple[str, Architecture]]:
-    """The families of a file, with their names."""
+    """Yield the families of a file with their names."""
     tables = tomllib.loads(text)
     made = {"usual": tables.pop("usual", {})}
     for name, table in tables.items():
@@ -53,7 +53,7 @@ def read_families(text: str) -> Iterator[tuple[str, Architecture]]:
 
 
 def merge(base: Any, said: Any) -> Any:
-    """What is `said` on top of a `base`: tables, and those in lists, entry by entry."""
+    """Merge `said` into `base`: tables, and tables in lists, entry by entry."""
     if isinstance(base, dict) and isinstance(said, dict):
         both = base | {key: merge(base.get(key), value) for key, value in said.items()}
         return {key: value for key, value in both.items() if value != ""}
@@ -63,7 +63,7 @@ def merge(base: Any, said: Any) -> Any:
 
 
 def read_value(key: str, said: Any) -> Any:
-    """What an entry of a table stands for, by the `key` that it has there."""
+    """Convert an entry of a table to its value, according to its `key`."""
     if isinstance(said, dict):
         found = {name: read_value(name, value) for name, value in said.items()}
         return KINDS[key](**found) if key in KINDS else found
@@ -75,7 +75,7 @@ def read_value(key: str, said: Any) -> Any:
 
 
 def read_tensors(text: str) -> Iterator[Tensor]:
-    """The tensors that the lines of a text declare."""
+    """Yield the tensors that the lines of a text declare."""
     for name, role, axes, *options in map(str.split, text.strip().splitlines()):
         sizes = () if axes == "-" else tuple(axes.split(","))
         given = dict(option.split("=", 1) for option in options)

@@ -1,9 +1,9 @@
-"""Families that nobody has declared: found on a small random model of the library, proven, and kept in a cache.
+"""Infer undeclared families on a small random model of the library, prove the result, and keep it in a cache.
 
     architecture = infer.architecture(config)      # a declaration like a hand-written one, for this config
 
-What is found is bound to the library's version, its modelling file and the flags of the config, and so is the cache.
-Importing this room costs nothing; torch is loaded when a family is asked for.
+A result holds for one version of the library, its modelling file and the flags of the config, and so does the cache
+entry. Importing this package is cheap; torch is loaded when a family is requested.
 """
 
 from __future__ import annotations
@@ -20,17 +20,18 @@ from leansurgeon.errors import LeanSurgeonError, UnsupportedModel, disk_is_full,
 if TYPE_CHECKING:
     from leansurgeon.architectures.infer.finding import Finding
 
-DECOUPLED = "leansurgeon_decoupled"  # the type of what `models/decoupled_any.py` reads
-TIMM_LEAN = "leansurgeon_any"  # the entry point of `models/timm_any.py`
+DECOUPLED = "leansurgeon_decoupled"  # model_type of models that use `models/decoupled_any.py`
+TIMM_LEAN = "leansurgeon_any"  # entry point of `models/timm_any.py`
 
-KEPT = ("dtype", "torch_dtype", "transformers_version", "_name_or_path")  # of the whole model
+KEPT = ("dtype", "torch_dtype", "transformers_version", "_name_or_path")  # keys of the whole model, never moved
 
-_found: dict[str, Architecture] = {}  # of this process, by digest of the config
+_found: dict[str, Architecture] = {}  # in this process, by digest of the config
 
 
 def architecture(config: Mapping[str, Any], tower: str | None = None) -> Architecture:
-    """The declaration of a config's family; of a model of several towers that of one (text, where there is one).
-    Raises `UnsupportedModel` with what stands in the way.
+    """Return the declaration of a config's family; for a multi-tower model, of one tower (text, if there is one).
+
+    Raises `UnsupportedModel` with the reason if none can be inferred.
     """
     from leansurgeon.architectures.infer import cache
 
@@ -46,7 +47,7 @@ def architecture(config: Mapping[str, Any], tower: str | None = None) -> Archite
 
 
 def _of_timm(config: Mapping[str, Any]) -> Architecture:
-    """The same for a config of timm, whose arguments are complete."""
+    """Return the same for a timm config with complete arguments."""
     from leansurgeon.architectures.infer import cache
     from leansurgeon.architectures.infer.timm_models import declared
 
@@ -57,7 +58,7 @@ def _of_timm(config: Mapping[str, Any]) -> Architecture:
 
 
 def _read_or_infer(key: str, infer: Callable[[], Architecture]) -> Architecture:
-    """What is known under `key` in this process or in the cache, else what `infer` finds, which both then know."""
+    """Return what this process or the cache knows under `key`; otherwise call `infer` and store its result in both."""
     from leansurgeon.architectures.infer import cache
 
     if key not in _found:
@@ -70,7 +71,7 @@ def _read_or_infer(key: str, infer: Callable[[], Architecture]) -> Architecture:
 
 
 def timm_config(name: str, args: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The complete config.json of a timm model for which no declaration was written. Raises `UnsupportedModel`."""
+    """Return the complete config.json of a timm model without a declaration. Raises `UnsupportedModel`."""
     from leansurgeon.architectures.infer.timm_models import declared
 
     with library_builds(f"timm/{name}"):
@@ -78,13 +79,14 @@ def timm_config(name: str, args: Mapping[str, Any] | None = None) -> dict[str, A
 
 
 def is_inferred(config: Mapping[str, Any]) -> bool:
-    """Whether a timm config says that no declaration by hand fits its model, whatever its name."""
+    """Return whether a timm config says that no hand-written declaration fits its model, whatever its name."""
     return isinstance(config.get("leansurgeon"), dict) and "model_type" not in config
 
 
 def make_decoupled_form(base: Architecture) -> Architecture:
-    """The form of an inferred family that holds any number of heads, by a modelling file of ours that travels. Raises
-    `UnsupportedModel` where none was proven.
+    """Return the form of an inferred family that supports any number of heads, by a modelling file of ours.
+
+    Raises `UnsupportedModel` if that was not proven.
     """
     if base.decoupled is None:
         why = next((stage["heads"] for stage in base.evidence["refused"] if stage["heads"]), "nothing was tried")
@@ -99,7 +101,7 @@ def make_decoupled_form(base: Architecture) -> Architecture:
 
 
 def complete_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A config with every key that the library gives it, so that nothing is left to a rule that surgery may upset."""
+    """Return a config with every key that the library adds, so that surgery cannot change a derived default."""
     from leansurgeon.architectures.infer import library
 
     with library.quietly(), library_builds(f"A {config.get('model_type')}"):
@@ -107,14 +109,14 @@ def complete_config(config: Mapping[str, Any]) -> dict[str, Any]:
     sections = [part for key, part in whole.items() if key.endswith("_config") and isinstance(part, dict)]
 
     def has_moved(key: str) -> bool:
-        """Whether the library has put what stood here into a part of the config, where surgery changes it."""
+        """Return whether the library moved this key into a part of the config, where surgery changes it."""
         return key.endswith("_config_dict") or (key not in KEPT and any(key in part for part in sections))
 
     return whole | {k: v for k, v in config.items() if k not in whole and not has_moved(k)}
 
 
 def count_built_towers(config: Mapping[str, Any]) -> dict[str, int]:
-    """The towers that the class of a model of several builds, with their layers; empty where it builds fewer."""
+    """Return the towers that a model's class builds, with their layers; empty if there are fewer than two."""
     from leansurgeon.architectures.infer import library, tiny
 
     try:
@@ -133,7 +135,7 @@ def count_built_towers(config: Mapping[str, Any]) -> dict[str, int]:
 
 
 def sample(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Noise that a model of an undeclared family runs on, by the names of its inputs."""
+    """Return random inputs that a model of an undeclared family accepts, by name."""
     from leansurgeon.architectures.infer import explore, inputs, library, widened
 
     plain = widened.native(dict(config)) if config.get("model_type") == DECOUPLED else config
@@ -143,14 +145,14 @@ def sample(config: Mapping[str, Any]) -> dict[str, Any]:
         vocab = full.get("vocab_size") or text.get("vocab_size") or inputs.VOCAB
         of_type = library.Library.of(full)
         model = of_type.cls
-        if inputs.several_kinds(model, full):  # a small one makes as many features of a picture or a sound as the real
+        if inputs.several_kinds(model, full):  # a small one makes as many features per image or sound as the real one
             with suppress(library.Unbuildable):
                 model = of_type.build(explore.build_small_config(of_type, full, geometry=True))
         return inputs.example(model, full, vocab=vocab)
 
 
 def explore_family(full: Mapping[str, Any], tower: str | None) -> Finding:
-    """What is found of a family on a small model of it; kept for all models that are alike when small."""
+    """Infer a family on a small model. All models with the same small form share the cached result."""
     from leansurgeon.architectures.infer import cache, explore, library, tiny
     from leansurgeon.architectures.infer.finding import Finding
 
@@ -168,7 +170,7 @@ def _infer_tower(config: Mapping[str, Any], tower: str | None) -> Architecture:
     from leansurgeon.architectures.infer import bind, library
 
     model_type = config["model_type"]
-    library.config_class(model_type)  # unknown to the library as well: said before anything else
+    library.config_class(model_type)  # reports a type that the library does not know, before anything else
     full = complete_config(config)
     try:
         finding = explore_family(full, tower)
@@ -180,7 +182,7 @@ def _infer_tower(config: Mapping[str, Any], tower: str | None) -> Architecture:
         raise _not_inferred(model_type, str(error)) from error
     except (LeanSurgeonError, MemoryError):
         raise
-    except Exception as error:  # a library's models fail in every way there is, and its configs hold anything
+    except Exception as error:  # models of a library fail in many ways, and configs may hold anything
         if memory_is_short(error) or disk_is_full(error):
             raise
         raise _not_inferred(model_type, "its config or its model is of a form that is not understood") from error

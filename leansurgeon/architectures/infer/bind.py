@@ -1,7 +1,7 @@
-"""A finding and the user's config together are a declaration: every tensor of the real model with its role and axes.
+"""Combine a finding with the user's config into a declaration: every tensor of the real model with its role and axes.
 
-The model is built without memory at its real size, which also checks the finding: an axis that does not have there the
-size that its word says takes its kind of surgery away.
+The model is built at its real size on meta, which also checks the finding: if an axis does not have the size that its
+word implies, that kind of surgery is refused.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ Sized = tuple[str, tuple[int, ...]]
 
 
 def declaration(finding: Finding, full: Config, library: Library | None = None) -> Architecture:
-    """The declaration of a family for one config, which is whole. Raises `UnsupportedModel`, `Unbuildable`. `library`
-    builds its models, where that is not transformers.
+    """Return the declaration of a family for one complete config.
+
+    `library` builds its models if that is not transformers. Raises `UnsupportedModel` or `Unbuildable`.
     """
     library = library or Library.of(full)
     model, found = library.build(full, None, "meta"), finding.stages
@@ -86,14 +87,14 @@ def declaration(finding: Finding, full: Config, library: Library | None = None) 
 
 
 def count_skipped_positions(model: torch.nn.Module) -> int:
-    """Rows of the table of positions that no token ever has: MPNet's positions begin behind that of padding."""
+    """Return the rows of the position table that no token uses: MPNet's positions start after that of padding."""
     tables = (module for name, module in model.named_modules() if "position" in name.rpartition(".")[2])
     paddings = (getattr(table, "padding_idx", None) for table in tables)
     return max((place + 1 for place in paddings if isinstance(place, int)), default=0)
 
 
 def evidence_of(finding: Finding, widened: bool) -> JsonObject:
-    """What was proven, and where heads are `widened` what the modelling file that travels has to know."""
+    """Return what was proven and, if heads are `widened`, what the modelling file needs to know."""
     evidence = finding.evidence()
     if widened:
         in_timm = any(stage.width_at for stage in finding.stages)
@@ -106,13 +107,14 @@ def evidence_of(finding: Finding, widened: bool) -> JsonObject:
 
 
 def known_name(template: str, part: Part) -> str:
-    """What a tensor is called in the small model, where experts beyond its own are like its first."""
+    """Return a tensor's name in the small model, where further experts have the names of its first."""
     return template if template in part.axes else ".".join("0" if p.isdigit() else p for p in template.split("."))
 
 
 class BoundStage:
-    """One stage of a finding at its real size: names within a block with their sizes, and the layers that have them.
-    Layers of several kinds may have one name in several sizes.
+    """One stage of a finding at its real size: tensor names within a block, their sizes, and the layers that have them.
+
+    In layers of several kinds, one name may have several sizes.
     """
 
     def __init__(self, stage: Stage, shapes: Shapes, full: Config, beside: Shapes) -> None:
@@ -143,7 +145,7 @@ class BoundStage:
         self.mlp = self.able("mlp_dim", stage.mlp, stage.mlp_trouble)
 
     def able(self, kind: str, part: Part | None, trouble: str) -> Part | None:
-        """The units of a kind; None where they may not change, for a `trouble` or since real sizes contradict them."""
+        """Return the units of a kind; None if they must not change, by `trouble` or because real sizes disagree."""
         wrong = [] if part and not trouble else [trouble]
         for template, size in () if wrong else (*self.layers, *self.beside.items()):
             for axis, word in self.words(template, part):
@@ -154,11 +156,11 @@ class BoundStage:
         return None if wrong else part
 
     def literal(self, word: str, real: int) -> str:
-        """`heads*24` at the real size, where a head may have other numbers of entries than in the small model."""
+        """Return `heads*24` for the real size: a head may have another number of entries than in the small model."""
         return f"heads*{real // self.dims['heads']}" if re.fullmatch(r"heads\*\d+", word) else word
 
     def words(self, template: str, part: Part | None) -> tuple[tuple[int, str], ...]:
-        """The words of a tensor's axes."""
+        """Return the words of a tensor's axes."""
         return part.axes.get(known_name(template, part), ()) if part else ()
 
     def is_sink(self, template: str, part: Part | None) -> bool:
@@ -171,7 +173,7 @@ class BoundStage:
         return Blocks(self.stage.layer.removeprefix(prefix), tensors, self.stage.projections, self.keys)
 
     def tensor(self, template: str, size: tuple[int, ...], outs: list[str], downs: list[str]) -> Tensor:
-        """A tensor of a block; `outs` and `downs` are the projections that lead out of its attentions and MLPs."""
+        """Return the template of a block tensor; `outs` and `downs` are output projections of attentions and MLPs."""
         layers = self.layers[template, size]
         heads, mlp = self.words(template, self.heads), self.words(template, self.mlp)
         words = dict(heads) | dict(mlp)
@@ -198,7 +200,7 @@ class BoundStage:
 
 
 def outer_tensor(name: str, size: tuple[int, ...], prefix: str, buffer: bool, bound: Sequence[BoundStage]) -> Tensor:
-    """A tensor outside the blocks, which may have as many MLP units as they have."""
+    """Return the template of a tensor outside the blocks, which may have as many MLP units as they have."""
     inside = name.startswith(prefix)
     beside = "head" if prefix and not inside else "norm" if len(size) <= 1 else "embedding"
     role = "buffer" if buffer else beside

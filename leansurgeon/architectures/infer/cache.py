@@ -1,7 +1,7 @@
-"""Declarations that were inferred, kept in the user's cache folder as JSON.
+"""Cache of inferred declarations in the user's cache folder, as JSON.
 
-A file's name is a digest of the config, the library's version, its modelling file and this room's own code; whatever
-changes one of them asks anew. A file that cannot be read is no answer.
+A file is named by a digest of the config, the library's version, its modelling file and the code of this package, so a
+change in any of them leads to a new inference. An unreadable file counts as missing.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from leansurgeon.reading import jsonfile
 from leansurgeon.reading.cache_folder import cache_folder
 
 Kept = TypeVar("Kept", Architecture, Finding)
-STALE_SECONDS = 3600  # a file that was begun longer ago belongs to a process that was killed: writing takes a moment
+STALE_SECONDS = 3600  # an older unfinished file belongs to a killed process: writing takes a moment
 PART = ".part"
 UNSAID = ("_name_or_path", "transformers_version", "torch_dtype", "dtype", "id2label", "label2id")
 
@@ -38,7 +38,7 @@ def folder() -> Path:
 
 
 def config_digest(config: Mapping[str, Any], tower: str | None = None) -> str:
-    """A name for what is asked: this config (and tower of it), of this library, by this code."""
+    """Return a cache key for this config (and its tower), this library and this code."""
     said = {k: v for k, v in config.items() if k not in UNSAID}
     labels = len(config.get("id2label") or {}) or None
     parts = [
@@ -53,7 +53,7 @@ def config_digest(config: Mapping[str, Any], tower: str | None = None) -> str:
 
 
 def key_numbers(small: Mapping[str, Any]) -> dict[str, Any]:
-    """What of a small config decides what is found on it; a head_dim is tried in any case, also where none is named."""
+    """Return the part of a small config that affects the result; head_dim is tried in any case, even if unset."""
     parts = {k: v for k, v in small.items() if k not in (*UNSAID, "head_dim")}
     return {k: key_numbers(v) if isinstance(v, dict) else v for k, v in parts.items()}
 
@@ -67,7 +67,7 @@ def own_digest() -> str:
 
 @cache
 def modelling_digest(model_type: str) -> str:
-    """Of the library's files of a type, found without importing it."""
+    """Return the digest of the library's files of a type, without importing them."""
     spec = find_spec("transformers")
     room = Path(spec.origin).parent / "models" / model_type.replace("-", "_")
     return _digest(sorted(room.glob("*.py")))
@@ -81,7 +81,7 @@ def _digest(files: list[Path]) -> str:
 
 
 def read(key: str, kind: type[Kept]) -> Kept | None:
-    """The record of this `kind` that is kept under `key`; None where there is none."""
+    """Return the record of this `kind` stored under `key`; None if there is none."""
     try:
         return TypeAdapter(kind).validate_python(jsonfile.read_object(folder() / f"{key}.json"))
     except (UsageError, ValueError, TypeError):
@@ -89,7 +89,7 @@ def read(key: str, kind: type[Kept]) -> Kept | None:
 
 
 def write(key: str, made: Architecture | Finding) -> None:
-    """Keep the fields that differ from their defaults; a folder that cannot be written costs only time."""
+    """Store the fields that differ from their defaults; if the folder cannot be written, inference just runs again."""
     document = TypeAdapter(type(made)).dump_json(made, exclude_defaults=True)
     with suppress(OSError):
         folder().mkdir(parents=True, exist_ok=True)
@@ -99,12 +99,12 @@ def write(key: str, made: Architecture | Finding) -> None:
             with os.fdopen(handle, "wb") as file:
                 file.write(document)
             os.replace(name, folder() / f"{key}.json")
-        finally:  # of a full disk nothing stays
+        finally:  # leaves nothing behind on a full disk
             Path(name).unlink(missing_ok=True)
 
 
 def sweep() -> None:
-    """Take away what killed processes have left."""
+    """Delete what killed processes left."""
     for part in folder().glob(f"*{PART}"):
         with suppress(OSError):
             if time.time() - part.stat().st_mtime > STALE_SECONDS:

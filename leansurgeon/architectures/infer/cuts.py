@@ -1,4 +1,4 @@
-"""Layers taken out of a small model, in a file as surgery does it and by hand in memory, and both compared."""
+"""Prove that layers can be dropped: cut a small model as surgery does, skip the layers in memory, and compare both."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from leansurgeon.architectures.tensors import layer_number_pattern
 from leansurgeon.errors import UsageError
 from leansurgeon.hooks import Hooks
 
-EQUAL = 3e-5  # of the outputs' spread: what rounding may cost
-ALIVE = 2e-4  # what a control must change at least
-# Numbers that count layers from the first one on: they follow the layers that stay.
+EQUAL = 3e-5  # relative to the outputs' spread: allowed rounding error
+ALIVE = 2e-4  # smallest change that a control must cause
+# Keys that count layers from the first one on; they depend on which layers are kept.
 COUNTERS = (
     "first_k_dense_replace",
     "moe_layer_start_index",
@@ -30,12 +30,13 @@ COUNTERS = (
     "max_window_layers",
     "num_hash_layers",
 )
-FIRST = 3  # so many of the first layers may be tied to what others say to them (features of pictures)
+FIRST = 3  # number of first layers that may be tied to other inputs (image features)
 
 
 def cut_config(library: Library, config: Config, level: Level, keep: Sequence[int]) -> tuple[Library, Config]:
-    """The config of a model that keeps these layers of a stage, and the library around it: the whole model listens
-    behind the layers that are left.
+    """Return the config of a model that keeps these layers of a stage, and its library.
+
+    The library's outer config is updated so that outputs are taken after the remaining layers.
     """
     shorter = config | {level.key: len(keep)} | {key: [config[key][i] for i in keep] for key in level.lists}
     shorter |= follow_layers(config, COUNTERS, INDEX_LISTS, keep, level.depth)
@@ -45,7 +46,7 @@ def cut_config(library: Library, config: Config, level: Level, keep: Sequence[in
 
 
 def make_cut_state(state: Mapping[str, Tensor], level: Level, keep: Sequence[int]) -> dict[str, Tensor]:
-    """A file of the kept layers."""
+    """Return the file of the kept layers."""
     start = layer_number_pattern(level.layer)
     new = {old: i for i, old in enumerate(keep)}
     tensors = {}
@@ -59,14 +60,14 @@ def make_cut_state(state: Mapping[str, Tensor], level: Level, keep: Sequence[int
 
 @contextmanager
 def passing_on(blocks: Iterable[nn.Module]) -> Iterator[None]:
-    """These blocks pass on what they receive: one stream, or as many as they give out."""
+    """Make these blocks return their input: one hidden state, or as many as they output."""
 
     def through(_: nn.Module, args: tuple, kwargs: dict, out: Any) -> Any:
         hidden = args[0] if args else kwargs.get("hidden_states", next(iter(kwargs.values()), None))
         if not isinstance(out, tuple | list):
             return hidden
         if 1 < len(out) <= len(args) and all(map(alike, args, out)):
-            return type(out)(args[: len(out)])  # several streams, all of which pass on
+            return type(out)(args[: len(out)])  # several hidden states, all returned unchanged
         return type(out)([hidden, *out[1:]])
 
     def alike(given: Any, made: Any) -> bool:
@@ -74,19 +75,20 @@ def passing_on(blocks: Iterable[nn.Module]) -> Iterator[None]:
 
     with Hooks() as hooks:
         for block in blocks:
-            # Before all other hooks: the library's own, which note hidden states, see what is passed on, too.
+            # Run before all other hooks, so that the library's own hooks, which record hidden states, see the passed-on
+            # value.
             hooks.after(block, through, with_kwargs=True, prepend=True)
         yield
 
 
 def skip_blocks(model: nn.Module, level: Level, gone: Sequence[int]) -> AbstractContextManager[None]:
-    """The blocks of a stage that are gone pass on what they receive."""
+    """Make the removed blocks of a stage return their input."""
     return passing_on(model.get_submodule(level.modules.format(i=i)) for i in gone)
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A small model with what its file holds and what it computes; its blocks stand in `levels`."""
+    """A small model with the content of its file and its outputs; `levels` describe its stages."""
 
     library: Library
     config: Config
@@ -98,7 +100,7 @@ class Trial:
 
     @classmethod
     def of(cls, library: Library, config: Config, levels: Sequence[Level], seed: int = 0) -> Trial:
-        """The model that the library makes with random weights. Raises `Unbuildable`."""
+        """Build a trial from the library's model with random weights. Raises `Unbuildable`."""
         model = library.build(config, seed)
         inputs = library.example(model, config)
         return cls(library, config, model, inputs, library.state_in_file(model), outputs(model, inputs), levels)
@@ -110,18 +112,18 @@ class Trial:
 
     @cached_property
     def turned(self) -> set[str]:
-        """Weights that hold their inputs first."""
+        """Weights stored with the input axis first."""
         return {f"{name}.weight" for name, each in self.model.named_modules() if type(each).__name__ == "Conv1D"}
 
     def locate(self, name: str) -> tuple[int, str] | None:
-        """The stage of a tensor and its name within a block; None outside the blocks."""
+        """Return the stage of a tensor and its name within a block; None outside the blocks."""
         for number, level in enumerate(self.levels):
             if hit := layer_number_pattern(level.layer).match(name):
                 return number, name[hit.end() :]
         return None
 
     def run(self, config: Config, state: Mapping[str, Tensor], *, double: bool = False) -> Tensor:
-        """The outputs of a file of such a model, of a `double` of it in float64. Raises `Unbuildable`."""
+        """Return the outputs of a file of such a model, in float64 if `double`. Raises `Unbuildable`."""
         model, given = self.library.reload(config, state), self.inputs
         if double:
             model, given = model.double(), {k: v.double() if v.is_floating_point() else v for k, v in given.items()}
@@ -129,8 +131,10 @@ class Trial:
 
 
 def proven_cut(whole: Trial, level: Level, keep: Sequence[int]) -> str | None:
-    """Why a cut is not what it should be, or None: the file without the other layers, loaded, computes what the model
-    computes when those layers pass on what they receive; and that differs from the whole model.
+    """Return why a cut is wrong; None if it is proven.
+
+    The file without the removed layers, once loaded, must compute what the model computes when those layers return
+    their input, and that must differ from the output of the whole model.
     """
     gone = [i for i in range(level.depth) if i not in keep]
     try:
@@ -138,12 +142,12 @@ def proven_cut(whole: Trial, level: Level, keep: Sequence[int]) -> str | None:
             by_hand = outputs(whole.model, whole.inputs)
     except Unbuildable as error:
         return f"the model does not run without layer {gone[0]} ({error})"
-    unheard = level.taps and level.depth - 1 in gone and len(gone) == 1  # others may listen before the last layer
+    unheard = level.taps and level.depth - 1 in gone and len(gone) == 1  # others may read an earlier layer only
     if not unheard and difference(whole.output, by_hand) < ALIVE:
         return f"dropping layer {gone[0]} changes nothing: its layers are not reached"
     try:
         library, config = cut_config(whole.library, whole.config, level, keep)
-    except UsageError:  # too few layers are left for those who listen; asked for by a user, it is refused
+    except UsageError:  # too few layers are left for those that are read; a user's request for it is refused
         return None
     try:
         cut = library.reload(config, make_cut_state(whole.state, level, keep))
@@ -154,9 +158,7 @@ def proven_cut(whole: Trial, level: Level, keep: Sequence[int]) -> str | None:
 
 
 def cuts(depth: int, group: int, first: int, last: int) -> list[list[int]]:
-    """Which layers are kept in the cuts that are proven, the `first` and `last` ones always; where layers alternate,
-    whole groups go.
-    """
+    """Return the layers kept in each cut to prove, with `first` and `last` ones; alternating layers go in groups."""
     if group > 1:
         return [[i for i in range(depth) if i // group != gone] for gone in range(depth // group)]
     alone = sorted({first, max(first, depth // 2), depth - 1 - last})
@@ -166,7 +168,7 @@ def cuts(depth: int, group: int, first: int, last: int) -> list[list[int]]:
 
 
 def period(config: Config) -> int:
-    """The largest small number of a config that may be a period of layers (every third one, ...)."""
+    """Return the largest small number of a config that may be a period of layers (every third one, ...)."""
     words = ("every", "interval", "step", "period", "pattern", "freq", "offset", "layer_norm_num")
     return max(
         (v for k, v in config.items() if isinstance(v, int) and 1 < v <= 12 and any(w in k for w in words)), default=2
@@ -174,7 +176,7 @@ def period(config: Config) -> int:
 
 
 def deeper(config: Config, level: Level, depth: int) -> Config:
-    """The config at another depth; lists of layers go on as they began, and end as they did."""
+    """Return the config at another depth; per-layer lists continue their pattern and keep their last entry."""
     like = [*(i % level.depth for i in range(depth - 1)), level.depth - 1]
     longer = dict(config) | {level.key: depth} | {key: [config[key][i] for i in like] for key in level.lists}
     return longer | of_single_layers(config, like)
@@ -191,8 +193,9 @@ def depth_trouble(
     first: int = 0,
     last: int = 0,
 ) -> str | None:
-    """Why layers (groups of them) behind the `first` and before the `last` ones cannot be dropped from this stage where
-    it has so many; None where every cut was proven.
+    """Return why layers (in groups) after the `first` and before the `last` ones cannot be dropped from this stage.
+
+    None if every cut at this depth was proven.
     """
     config, level = deeper(config, level, depth), replace(level, depth=depth)
     try:
@@ -204,7 +207,8 @@ def depth_trouble(
 
 
 def proven_depth(library: Library, config: Config, level: Level) -> tuple[str, int, int]:
-    """Why no layer of a stage can be dropped (empty: they can), and how many of the first and last ones have to stay.
+    """Return why no layer of a stage can be dropped (empty if they can), and how many first and last layers must stay.
+
     Proven at two depths, the second over a whole period of kinds of layers.
     """
     if level.outside:
@@ -224,8 +228,10 @@ def proven_depth(library: Library, config: Config, level: Level) -> tuple[str, i
 
 
 def droppable(library: Library, config: Config, level: Level) -> tuple[str, int, int, int]:
-    """Why no layer of a stage can be dropped (empty: they can), how many of the first and last ones have to stay, and
-    in groups of how many the others go, where kinds of layers take turns by a rule that no list of the config says.
+    """Return why no layer of a stage can be dropped (empty if they can), how many must stay, and the group size.
+
+    The second and third value count the first and last layers that must stay. Groups larger than 1 are dropped as a
+    whole: kinds of layers alternate by a rule that no list of the config shows.
     """
     trouble, first, last = proven_depth(library, config, level)
     if not trouble or level.outside or level.lists:

@@ -1,6 +1,6 @@
-"""What follows from each number of a config: build the model again with one number changed, and compare sizes.
+"""Find the effect of each number of a config: rebuild the model with one number changed, and compare tensor sizes.
 
-A key whose change takes a layer away is a depth; an axis that grows with a key is made of that key's units.
+A key whose change removes a layer is a depth; an axis that grows with a key consists of that key's units.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from leansurgeon.architectures.tensors import is_count, layer_number_pattern
 
 Kind = TypeVar("Kind", bound=Library)
 Shapes = dict[str, tuple[int, ...]]
-Axis = tuple[str, int]  # a tensor's name and the number of an axis
-DEPTH_WORDS = ("layer", "depth", "block", "stages")  # in keys that may count layers
+Axis = tuple[str, int]  # tensor name and axis number
+DEPTH_WORDS = ("layer", "depth", "block", "stages")  # occur in keys that may count layers
 
 
 def shapes(library: Library, config: Config) -> Shapes:
-    """Sizes of everything in a file, by name. Raises `Unbuildable`."""
+    """Return the size of every tensor in a file, by name. Raises `Unbuildable`."""
     return sizes(library, library.build(config, None))
 
 
 def sizes(library: Library, model: nn.Module) -> Shapes:
-    """The same of a model that is there."""
+    """Return the size of every tensor of a built model, by its name in the file."""
     return {name: tuple(tensor.shape) for name, tensor in library.state_in_file(model).items()}
 
 
 def growth_of_axes(before: Shapes, after: Shapes) -> dict[Axis, int] | None:
-    """By how much each axis grew; None where the tensors themselves are others."""
+    """Return by how much each axis grew; None if the set of tensors changed."""
     if set(before) != set(after) or any(len(before[n]) != len(after[n]) for n in before):
         return None
     return {
@@ -49,25 +49,26 @@ def growth_of_axes(before: Shapes, after: Shapes) -> dict[Axis, int] | None:
 
 @dataclass(frozen=True)
 class Level:
-    """A stage: the config key of its depth, the place of its blocks in files (`model.layers.{i}.`) and in memory."""
+    """A stage: the config key of its depth, the prefix of its blocks in files (`model.layers.{i}.`) and in memory."""
 
     key: str
     layer: str
     modules: str
     depth: int
-    lists: tuple[str, ...] = ()  # config keys with one entry a layer
-    taps: tuple[str, ...] = ()  # keys, of the tower or of the whole model, that say behind which layers others listen
-    outside: bool = False  # whether something outside the blocks shrinks with a layer
+    lists: tuple[str, ...] = ()  # config keys with one entry per layer
+    taps: tuple[str, ...] = ()  # config keys for the layers after which other parts take outputs
+    outside: bool = False  # whether a tensor outside the blocks also shrinks with the depth
 
 
 def numbers(config: Config) -> list[str]:
-    """Keys that hold a positive whole number."""
+    """Return the keys that hold a positive integer."""
     return [k for k, v in config.items() if is_count(v)]
 
 
 def drop_one_layer(library: Library, config: Config, key: str) -> tuple[Config, nn.Module] | None:
-    """The config with a layer less and its model; None where the library builds none. Some libraries want a last layer
-    of a certain kind, and some lists are another stage's (LED's windows).
+    """Return the config with one layer less and its model; None if the library builds none.
+
+    Some libraries require a last layer of a certain kind, and some lists belong to another stage (LED's windows).
     """
     depth = config[key]
     shorter = config | {key: depth - 1}
@@ -88,7 +89,7 @@ def module_lists(model: nn.Module) -> dict[str, int]:
 
 
 def levels(library: Library, config: Config) -> tuple[list[Level], list[str]]:
-    """The stages of a model, and what keeps the others from being any."""
+    """Return the stages of a model, and the reasons why other keys are no stages."""
     base_model = library.build(config, None)
     base = sizes(library, base_model)
     lists = module_lists(base_model)
@@ -121,13 +122,13 @@ def levels(library: Library, config: Config) -> tuple[list[Level], list[str]]:
 
 
 def taps_of(library: Library, config: Config) -> tuple[str, ...]:
-    """Keys that say behind which layers of this part others listen; those of the whole model speak of its pictures."""
+    """Return keys for layers of this part whose outputs others take; those of the whole model refer to its vision."""
     outer = library.outer if library.section == "vision_config" else {}
     return tuple(k for k in TAPS if config.get(k) is not None or outer.get(k) is not None)
 
 
 def common_layer(gone: list[str], last: int, left: set[str]) -> str | None:
-    """What the names of the last layer begin with, its number as `{i}`; None where they share no such place."""
+    """Return the prefix of the last layer's names, with `{i}` for its number; None if they share no such prefix."""
     places: Counter[str] = Counter()
     for name in gone:
         parts = name.split(".")
@@ -135,13 +136,13 @@ def common_layer(gone: list[str], last: int, left: set[str]) -> str | None:
             if part == str(last):
                 places[".".join([*parts[:at], "{i}", ""])] += 1
     starts = {p: (p.format(i=0), p.format(i=last)) for p, count in places.items() if count == len(gone)}
-    # Where something of the last one is left, it is the number of a stage.
+    # If tensors with the last number remain, it numbers stages.
     whole = [p for p, ends in starts.items() if [any(n.startswith(end) for n in left) for end in ends] == [True, False]]
     return min(whole, key=len, default=None)
 
 
 def effect(library: Library, config: Config, base: Shapes, changes: Mapping[str, int]) -> dict[Axis, int] | None:
-    """Growth of every axis with these numbers; None where the library refuses them or builds other tensors."""
+    """Return the growth of every axis with these numbers; None if the library refuses them or builds other tensors."""
     try:
         return growth_of_axes(base, shapes(library, config | dict(changes)))
     except Unbuildable:
@@ -149,14 +150,15 @@ def effect(library: Library, config: Config, base: Shapes, changes: Mapping[str,
 
 
 def run_small(library: Library, config: Config) -> None:
-    """Raises `Unbuildable` where a model does not run on inputs of its kind."""
+    """Raise `Unbuildable` if a model does not run on inputs of its kind."""
     model = library.build(config)
     outputs(model, library.example(model, config))
 
 
 def first_that_runs(attempts: Iterable[tuple[Kind, Config]]) -> tuple[Kind, Config]:
-    """The first library and config whose model is small enough for a trial and runs. Raises `Unbuildable` with what the
-    first attempt said.
+    """Return the first library and config whose model is small enough for a trial and runs.
+
+    Raises `Unbuildable` with the reason of the first attempt.
     """
     first = None
     for library, small in attempts:
@@ -171,13 +173,13 @@ def first_that_runs(attempts: Iterable[tuple[Kind, Config]]) -> tuple[Kind, Conf
 
 
 def build_small_config(library: Library, full: Config, *, geometry: bool = False) -> Config:
-    """The first small config that runs (see `tiny.shrunk`). Raises `Unbuildable`."""
+    """Return the first small config that runs (see `tiny.shrunk`). Raises `Unbuildable`."""
     attempts = range(tiny.ATTEMPTS + 1)
     return first_that_runs((library, tiny.shrunk(full, attempt, geometry=geometry)) for attempt in attempts)[1]
 
 
 def fill_in_numbers(library: Library, small: Config) -> Config:
-    """The config with numbers for what it leaves to the library, where the library takes such numbers."""
+    """Return the config with explicit numbers for those left to the library, if the library accepts such numbers."""
     names = aliases(small)
     base = shapes(library, small)
     for wanted, value in ((tiny.HEAD_DIMS, 8), (tiny.MLPS, 112)):

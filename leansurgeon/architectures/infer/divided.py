@@ -1,9 +1,11 @@
-"""Whether heads can become heads of half their size: for that an attention has to be `softmax(q k) v`, linear from its
-values to its output, with nothing between a projection and the product (rotations, norms, tables of a head's own), and
-the library has to take more and smaller heads with the scores' scale that goes with them.
+"""Test whether heads can be split into heads of half their size.
 
-Both are tried on random weights. A basis of every head's own for queries and keys, and one for values and output, may
-change nothing. And heads of which one half says nothing may be written as twice as many of half the size.
+This needs an attention of the form `softmax(q k) v` that is linear from its values to its output, with nothing between
+a projection and the product (rotations, norms, per-head tables), and a library that accepts more and smaller heads with
+the matching scale of the scores.
+
+Both are tried on random weights. A change of basis within each head for queries and keys, and one for values and
+output, must change nothing. And heads whose second half is zero must equal twice as many heads of half the size.
 """
 
 from __future__ import annotations
@@ -20,14 +22,14 @@ from leansurgeon.architectures.infer.finding import Stage
 from leansurgeon.architectures.infer.library import Unbuildable, difference
 from leansurgeon.shape import Stage as Numbers
 
-EQUAL = 1e-4  # of the outputs' spread: what the rounding of two bases may cost
+EQUAL = 1e-4  # relative to the outputs' spread: allowed rounding error of two bases
 BASES = "qkvo"
 OTHERWISE = "something stands between its queries and keys and their product (rotations, norms, tables), or behind it"
 Pieces = dict[str, list[tuple[int, str]]]  # by template: axes with their letters
 
 
 def trouble(trial: Trial, stage: Stage, now: Numbers) -> str:
-    """Why heads of a stage cannot be divided; empty where it was proven that they can."""
+    """Return why heads of a stage cannot be split; empty if it was proven that they can."""
     if now.kv_heads != now.heads:
         return "its query heads share key/value heads"
     if now.head_dim % 2:
@@ -37,7 +39,7 @@ def trouble(trial: Trial, stage: Stage, now: Numbers) -> str:
         return "its queries, keys and values cannot be told apart"
     if free_bases(trial, stage, now) != BASES:
         return OTHERWISE
-    # Heads whose second half says nothing are twice as many of half the size, by the library's own rules.
+    # By the library's rules, heads whose second half is zero equal twice as many heads of half the size.
     half = torch.eye(now.head_dim).expand(now.heads, -1, -1).clone()
     half[:, now.head_dim // 2 :] = 0
     gain = 1.0 if scale_by_key(trial.config) is not None else 2**-0.5  # 1 / sqrt(head_dim) grows as head_dim shrinks
@@ -52,7 +54,7 @@ def trouble(trial: Trial, stage: Stage, now: Numbers) -> str:
 
 
 def letters(stage: Stage, trial: Trial) -> Pieces | None:
-    """Which axes hold queries, keys, values, or what enters the output; `qkv` for the three stacked."""
+    """Return which axes hold queries, keys, values or the output's input; `qkv` for the three stacked."""
     by_template: Pieces = {}
     dims = {p[1]: t.dim() for name, t in trial.state.items() if (p := trial.locate(name)) is not None}
     for template, axes in stage.heads.axes.items():
@@ -67,7 +69,7 @@ def letters(stage: Stage, trial: Trial) -> Pieces | None:
 
 
 def apply_to_heads(trial: Trial, pieces: Pieces, now: Numbers, maps: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The file after `maps`, (heads, head_dim, head_dim) for each letter, were applied to the entries of every head."""
+    """Return the file with `maps` (heads, head_dim, head_dim), one per letter, applied to the entries of every head."""
     tensors = dict(trial.state)
     for name, tensor in trial.state.items():
         placed = trial.locate(name)
@@ -84,9 +86,7 @@ def apply_to_heads(trial: Trial, pieces: Pieces, now: Numbers, maps: Mapping[str
 
 
 def free_bases(trial: Trial, stage: Stage, now: Numbers) -> str:
-    """Of "qkvo" the pairs that nothing changes in another basis of every (key/value) head: it is applied, and outputs
-    are compared.
-    """
+    """Return the pairs of "qkvo" that may change basis in every (key/value) head without changing the outputs."""
     pieces = letters(stage, trial) if stage.heads else None
     if pieces is None or now.heads % now.kv_heads:
         return ""
@@ -102,5 +102,5 @@ def free_bases(trial: Trial, stage: Stage, now: Numbers) -> str:
 
     try:
         return "".join(pair for pair in ("qk", "vo") if differs(pair) <= EQUAL and differs(pair[0]) >= ALIVE)
-    except (Unbuildable, RuntimeError):  # or some layers have heads of another size
+    except (Unbuildable, RuntimeError):  # raised as well if some layers have heads of another size
         return ""

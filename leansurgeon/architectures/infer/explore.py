@@ -1,4 +1,4 @@
-"""From a config to what is known of its family: build it small, change number by number, prove what will be used."""
+"""Explore the family of a config: build it small, change one number at a time, and prove what surgery will use."""
 
 from __future__ import annotations
 
@@ -42,22 +42,24 @@ from leansurgeon.shape import Stage as Numbers
 
 
 def announce(name: str) -> None:
-    """Say what the user waits for."""
+    """Tell the user what takes time."""
     said = f"Inferring a declaration of '{name}' and proving it on a small random model (once) ..."
     print(said, file=sys.stderr, flush=True)
 
 
 def fails(trouble: str | None) -> bool:
-    """Whether a library did not do what was tried, so that nothing could be compared."""
+    """Return whether the library failed on what was tried, so that nothing could be compared."""
     return trouble is not None and any(text in trouble for text in FAILED)
 
 
-SHARED = "=1"  # the number 1 itself, in the place of a key
+SHARED = "=1"  # the number 1 itself, in place of a key
 
 
 def sections_of(config: Mapping[str, Any], tower: str | None) -> list[str]:
-    """The parts of a config that describe towers: the one asked for, or all, then the config itself, whose name is
-    empty, and at last parts that are rarely towers of their own.
+    """Return the parts of a config that may describe towers, the likelier first.
+
+    These are the parts of the requested tower, or all usual ones, then the config itself (an empty name), and finally
+    parts that are rarely towers of their own.
     """
 
     def there(keys: Iterable[str]) -> list[str]:
@@ -70,7 +72,10 @@ def sections_of(config: Mapping[str, Any], tower: str | None) -> list[str]:
 
 
 def explore(config: Mapping[str, Any], tower: str | None = None) -> Finding:
-    """Everything that is known of the family of a `config.json` afterwards. Never raises for what a library does."""
+    """Return everything that can be found about the family of a `config.json`.
+
+    Errors of the library are never raised.
+    """
     announce(config["model_type"])
     with quietly(), torch.random.fork_rng(devices=[]):
         full = whole(config)
@@ -93,11 +98,11 @@ def explore(config: Mapping[str, Any], tower: str | None = None) -> Finding:
     return replace(best, model_type=full["model_type"])
 
 
-Effect = Mapping[Axis, int]  # what every unit of a number adds to each axis
+Effect = Mapping[Axis, int]  # what each unit of a number adds to every axis
 
 
 class Search:
-    """One family while it is looked at; `config` is small. `divides`: heads of half the size are tried, too."""
+    """The exploration of one family with a small `config`. `divides`: heads of half the size are tried as well."""
 
     divides = True
 
@@ -107,22 +112,22 @@ class Search:
         self.levels, self.troubles = levels(library, config)
         self.trial = Trial.of(library, config, self.levels)
         self.known: dict[tuple[str, ...], Effect | None] = {}
-        self.joint: dict[str, tuple[Places, str | None]] = {}  # of numbers that several stages share
+        self.joint: dict[str, tuple[Places, str | None]] = {}  # for numbers that several stages share
         self.ratios: dict[str, tuple[dict[int, Part], str]] = {}
 
     def width(self, stage: Stage) -> int | None:
-        """Channels of the stream through a stage."""
+        """Return the number of channels of the residual stream in a stage."""
         return self.config.get(stage.width_key)
 
     def lean(self, spec: dict[str, Any], now: Numbers) -> tuple[Library, Config]:
-        """The library behind our modelling file and the config for it, with the heads that there are."""
+        """Return the library behind our modelling file and its config, with the present heads."""
         full, section = self.library.join_config(self.config), self.library.section
         config = lean_config(full, self.library.cls.__name__, [spec], {HEAD_DIM: now.head_dim}, section)
         library = LeanLibrary(self.library.cls, config if section else {}, section)
         return library, config[section] if section else config
 
     def finding(self) -> Finding:
-        """The whole of it."""
+        """Return the complete finding."""
         trouble = "" if self.levels else "; ".join(self.troubles) or "no list of blocks follows a number of the config"
         if trouble and isinstance(depths := self.config.get("depths"), list | tuple):
             trouble = f"its {len(depths)} stages differ in width, and only models of timm are cut in stages (timm/NAME)"
@@ -147,7 +152,7 @@ class Search:
     # -- numbers -------------------------------------------------------------------------------------
 
     def count_heads(self, stage: Stage) -> Numbers:
-        """The numbers of a stage whose heads are known."""
+        """Return the numbers of a stage whose heads are known."""
         heads, width = self.config[stage.heads_key], self.width(stage)
         kv = read_key(self.config, stage.kv_key) if stage.kv_key else heads
         return Numbers(1, heads, self.config.get(stage.head_dim_key) or width // heads, kv, 1, width)
@@ -156,7 +161,7 @@ class Search:
         return self.names.get(key, key)
 
     def find_effect(self, **by: int) -> Effect | None:
-        """The effect of numbers that grow together, by the first step that the library takes."""
+        """Return the effect of numbers that grow together, by the first step that the library accepts."""
         at = tuple(sorted(by))
         if at not in self.known:
             self.known[at] = None
@@ -164,7 +169,7 @@ class Search:
             for step in dict.fromkeys((1, 2, first)):
                 changes = {key: self.config[key] + step * by[key] for key in at}
                 axes = effect(self.library, self.config, self.base, changes)
-                if axes is None and set(at) <= set(tiny.HEAD_DIMS):  # rotary positions may have to fit
+                if axes is None and set(at) <= set(tiny.HEAD_DIMS):  # rotary settings may have to match
                     turned = {k: tiny.rope(self.config[k], changes[at[0]]) for k in tiny.ROTARY if k in self.config}
                     axes = effect(self.library, self.config | turned, self.base, changes) if turned else None
                 if axes is not None:
@@ -173,7 +178,7 @@ class Search:
         return self.known[at]
 
     def find_keys(self, names: tuple[str, ...], level: Level) -> list[str]:
-        """Keys of such a name, those that share a word with the stage's depth first, then in the order of `names`."""
+        """Return the keys of such a name, first those that share a word with the stage, then in order of `names`."""
         keys = [k for k in numbers(self.config) if self.general(k) in names]
         side = next((s for s in ("encoder", "decoder") if s in level.key or f"{s}." in level.layer), "")
         other = {"encoder": "decoder", "decoder": "encoder"}.get(side, " ")
@@ -181,25 +186,25 @@ class Search:
         return sorted(keys, key=lambda k: (not (side and k.startswith(side)), names.index(self.general(k))))
 
     def inside(self, effect: Effect, level: Level | None) -> dict[Axis, int]:
-        """The part of an effect that lies in the blocks of a stage; of all stages where none is given."""
+        """Return the part of an effect in the blocks of a stage, or of all stages without a `level`."""
         number = self.levels.index(level) if level else None
         placed = {at: self.trial.locate(at[0]) for at in effect}
         return {at: effect[at] for at, p in placed.items() if p and number in (None, p[0])}
 
     def reach(self, effect: Effect, level: Level) -> tuple[dict[Axis, int], bool]:
-        """The same of a stage, and whether the rest lies in the blocks of other stages, so that they share a number."""
+        """Return the effect in a stage, and whether the rest is in blocks of other stages, which share the number."""
         inside, blocks = self.inside(effect, level), self.inside(effect, None)
         return inside, len(effect) == len(blocks) > len(inside) > 0
 
     # -- stages --------------------------------------------------------------------------------------
 
     def begin(self, level: Level) -> Stage:
-        """A stage of which the width alone is known."""
+        """Return a stage with its width only."""
         width = next(iter(self.find_keys(tiny.WIDTHS, level)), "hidden_size")
         return Stage(level.layer, level.key, width, level.lists, taps=level.taps)
 
     def with_depth(self, stage: Stage, level: Level) -> Stage:
-        """Layers that can be dropped one by one, behind some that stay, or in groups where kinds take turns."""
+        """Find which layers can be dropped: single ones after some that must stay, or groups if kinds alternate."""
         shared = next((n for n in self.library.tied_names(self.trial.model) if self.trial.locate(n)), None)
         if shared:
             return replace(stage, depth_trouble=f"its layers share weights ('{shared}')")
@@ -220,7 +225,7 @@ class Search:
         effect = self.find_effect(**({key: 1} | ({kv_key: 1} if kv_key else {}) if plain else {key: kv})) or {}
         axes, shared = self.reach(effect, level)
         head_dim_key = self.head_dim_key(level, heads, axes)
-        # What may enter an output projection: a matrix with heads * head_dim on this side.
+        # Candidates for the input of an output projection: a matrix with heads * head_dim on this side.
         enters = (
             len(self.base[name]) == 2 and self.base[name][axis] == by * heads for (name, axis), by in axes.items()
         )
@@ -245,7 +250,7 @@ class Search:
         step = 2 if plain else kv
         kind = heads_kind(now, key, kv_key, heads + step, heads - step)
         places, trouble = self.find_units(key, options, kind, level, shared)
-        if fails(trouble):  # the library may want heads that divide the width
+        if fails(trouble):  # the library may require heads that divide the width
             whole = heads_kind(now, key, kv_key, 2 * heads, heads // 2)
             again, still = self.find_units(f"{key}, dividing", options, whole, level, shared)
             if still is None:
@@ -256,8 +261,9 @@ class Search:
     def find_units(
         self, name: str, options: Mapping[Axis, list[str]], kind: UnitKind, level: Level, shared: bool
     ) -> tuple[Places, str | None]:
-        """Where a stage's units of a kind stand, and why they cannot change. A number that several stages share is
-        looked into once, for all of them together.
+        """Return the places of a stage's units, and why they cannot change.
+
+        A number that several stages share is examined once, for all of them together.
         """
         if shared and name in self.joint:
             places, trouble = self.joint[name]
@@ -269,7 +275,7 @@ class Search:
         return of_stages(self.trial, places).get(self.levels.index(level), {}), self.joint[name][1]
 
     def widen_heads(self, stage: Stage, level: Level) -> Stage:
-        """Heads of a library that derives head_dim from width // heads: by our modelling file, if it can be proven."""
+        """Try to support heads of any size by our modelling file; the library derives head_dim from width // heads."""
         width, heads = self.width(stage), self.config[stage.heads_key]
         if not isinstance(width, int) or width % heads:
             return replace(stage, heads_trouble="its width is no multiple of its heads")
@@ -280,7 +286,7 @@ class Search:
         return first if second.heads_trouble else second
 
     def widen_heads_as(self, stage: Stage, level: Level) -> Stage:
-        """The same, with key/value heads as the stage says."""
+        """Do the same with the key/value heads that the stage names."""
         now, trouble = self.count_heads(stage), ""
         heads, kv = now.heads, now.kv_heads
         more, fewer = (heads + 2, max(heads - 2, 1)) if heads == kv else (heads + kv, heads - kv)
@@ -291,7 +297,7 @@ class Search:
                 places = find_projection_units(self.trial, spec["projections"], level)
                 failed = proof(replace(self.trial, library=library, config=lean), [(kind, places)])
                 if failed is None:
-                    if len(self.levels) > 1:  # stages keep their heads' sizes under keys of their own
+                    if len(self.levels) > 1:  # each stage stores its head size under its own key
                         spec["head_dim"] = f"{HEAD_DIM}_{self.levels.index(level)}"
                     widened = replace(stage, heads=self.part(places), spec=spec)
                     if not self.divides:
@@ -307,14 +313,14 @@ class Search:
         return replace(stage, heads_trouble=f"head_dim is width // heads in its library, and {trouble}")
 
     def in_words(self, trouble: str | None, names: Iterable[str]) -> str:
-        """A failed proof with its likeliest cause, if one of these tensors is it."""
+        """Return a failed proof with its likeliest cause, if one of these tensors is it."""
         norm = next((n for n in names if "norm" in n and self.trial.state[n].dim() == 1), None)
         if trouble and norm:
             return f"query and key norms run over all heads ('{norm}'; {trouble})"
         return trouble or ""
 
     def head_dim_key(self, level: Level, heads: int, axes: Mapping[Axis, int]) -> str | None:
-        """The key whose growth makes an axis of heads * head_dim grow by the heads."""
+        """Return the key whose growth by one makes an axis of heads * head_dim grow by the number of heads."""
         keys = [k for k in numbers(self.config) if self.general(k) in tiny.HEAD_DIMS or "head_dim" in k]
         for key in sorted(keys, key=lambda k: ("v_" not in k, self.general(k) not in tiny.HEAD_DIMS)):
             for (name, axis), by in self.inside(self.find_effect(**{key: 1}) or {}, level).items():
@@ -325,7 +331,7 @@ class Search:
         return None
 
     def part(self, places: Places) -> Part:
-        """Places by template; all layers agree, since one word was tried for all."""
+        """Return the places by template; all layers agree, because one word was tried for all."""
         axes: dict[str, dict[int, str]] = {}
         every = [place for of_layer in places.values() for place in of_layer]
         for place in every:
@@ -342,7 +348,7 @@ class Search:
             axes, shared = self.reach(effect, level)
             if not axes:
                 continue
-            shared = shared or len(self.levels) == 1  # a module beside the blocks may be as wide as they
+            shared = shared or len(self.levels) == 1  # a module beside the blocks may have the same width
             axes, units = effect if shared else axes, self.config[key]
             options = {at: mlp_words(self.base[at[0]][at[1]], by, units) for at, by in axes.items()}
             if not all(options.values()):
@@ -362,7 +368,7 @@ class Search:
         return by_ratio if by_ratio.mlp_ratio else replace(stage, mlp_trouble=trouble)
 
     def with_ratio(self, stage: Stage, level: Level) -> Stage:
-        """The MLP as a multiple of the width, which may hold for several stages at once."""
+        """Find an MLP given as a multiple of the width, which may apply to several stages at once."""
         number = self.levels.index(level)
         for key in self.ratio_keys(level):
             if key not in self.ratios:
@@ -374,11 +380,11 @@ class Search:
         return stage
 
     def ratio_keys(self, level: Level) -> list[str]:
-        """Keys of the MLP's ratio to the width of a stage."""
+        """Return the keys of the ratio of MLP to width of a stage."""
         return ["mlp_ratio"] if tiny.is_number(self.config.get("mlp_ratio")) else []
 
     def proven_ratio(self, key: str) -> tuple[dict[int, Part], str]:
-        """The units that a ratio counts, by stage, and why they cannot change."""
+        """Return the units that a ratio determines, by stage, and why they cannot change."""
         old = self.config[key]
         grown = effect(self.library, self.config, self.base, {key: old + 1})
         if grown is None:
@@ -409,7 +415,7 @@ class Search:
         return {number: self.part(own) for number, own in of_stages(self.trial, places).items()}, trouble
 
     def find_width_axis(self, level: Level) -> tuple[str, int]:
-        """A tensor of a block and its axis that has the width, which is what most axes of a block have."""
+        """Return a tensor of a block and its axis that has the width, the most common size in a block."""
         start = level.layer.format(i=1)
         inside = {n.removeprefix(start): s for n, s in self.base.items() if n.startswith(start)}
         width = Counter(size for s in inside.values() for size in s if size > 1).most_common(1)[0][0]

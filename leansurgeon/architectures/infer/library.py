@@ -1,8 +1,7 @@
-"""The library's own models, small and random: built from a config, saved and loaded again in the names of files.
+"""Small random models of the library: built from a config, saved and reloaded under the names of files.
 
-All that inference finds is found on these. Tensors are spoken of by their names in files, which in transformers differ
-from the names in memory: `state_in_file` is what `save_pretrained` would write, `reload` what `from_pretrained`
-makes of it.
+Inference works on these models only. Tensors are identified by their names in files, which in transformers differ from
+the names in memory: `state_in_file` is what `save_pretrained` would write, `reload` what `from_pretrained` makes of it.
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ from leansurgeon.architectures.infer import inputs
 from leansurgeon.errors import UnsupportedModel
 from leansurgeon.progress import change_setting, quiet_transformers
 
-LARGEST = 60_000_000  # parameters of a model that inference builds
-# Which class stands for a family where the config names none: the first that there is.
+LARGEST = 60_000_000  # largest model that inference builds, in parameters
+# The class of a family whose config names none: the first of these mappings that has one.
 MAPPINGS = (
     "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES",
     "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES",
@@ -42,7 +41,7 @@ MAPPINGS = (
 )
 
 
-# What a library does not do with a small model; what it says of that is for those who work on it, not for a user.
+# Reasons why a library fails on a small model; they are meant for developers, not for users.
 REFUSED = "its library refuses such a config"
 UNBUILT = "its library does not build it so"
 UNLOADED = "its library does not load it so"
@@ -51,12 +50,12 @@ FAILED = (REFUSED, UNBUILT, UNLOADED, UNRUN)
 
 
 class Unbuildable(Exception):
-    """A config of which the library makes no model that runs; the text says why, the cause is what the library said."""
+    """The library makes no running model of a config; the text gives the reason, the cause is the library's error."""
 
 
 @contextlib.contextmanager
 def raising(why: str) -> Iterator[None]:
-    """Whatever the library raises in here becomes an `Unbuildable` that says `why`."""
+    """Turn whatever the library raises in this block into an `Unbuildable` with the reason `why`."""
     try:
         yield
     except Exception as error:
@@ -65,7 +64,7 @@ def raising(why: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def quietly() -> Iterator[None]:
-    """No talk of the libraries while small models are tried, most of which nobody asked for."""
+    """Silence the libraries while small models are tried."""
     with (
         change_setting(logging.disable, logging.CRITICAL, lambda: logging.root.manager.disable),
         quiet_transformers(),
@@ -77,12 +76,12 @@ def quietly() -> Iterator[None]:
 
 
 def write_to(stream: TextIO) -> None:
-    """Where the process prints."""
+    """Redirect the process's standard output."""
     sys.stdout = stream
 
 
 def config_class(model_type: str) -> type:
-    """The config class of a type. Raises `UnsupportedModel` where this version of transformers has none."""
+    """Return the config class of a type. Raises `UnsupportedModel` if this version of transformers has none."""
     import transformers
     from transformers import CONFIG_MAPPING
 
@@ -97,7 +96,7 @@ def config_class(model_type: str) -> type:
 
 
 def class_name(model_type: str) -> str | None:
-    """The class that stands for a type where its config names none."""
+    """Return the model class of a type for configs that name none."""
     from transformers.models.auto import modeling_auto as auto
 
     candidates = [getattr(auto, name, {}).get(model_type) for name in MAPPINGS]
@@ -106,8 +105,9 @@ def class_name(model_type: str) -> str | None:
 
 
 def own_class(model_type: str) -> str | None:
-    """The class of a type that no mapping names, as parts of models are: one in the library's file for it that takes
-    its configs, a whole model before others.
+    """Return the class of a type that no mapping lists, such as a part of a model.
+
+    It is a class in the library's file for the type that takes its configs, preferably a whole model.
     """
     import transformers
 
@@ -123,7 +123,7 @@ def own_class(model_type: str) -> str | None:
 
 
 def takes(name: str, model_type: str) -> bool:
-    """Whether a class is made for configs of this type (some mappings name the class of a part of it)."""
+    """Return whether a class takes configs of this type (some mappings list the class of a part of it)."""
     import transformers
 
     try:
@@ -133,7 +133,7 @@ def takes(name: str, model_type: str) -> bool:
 
 
 def model_class(config: Mapping[str, Any]) -> type[nn.Module]:
-    """The library's class of a `config.json`. Raises `UnsupportedModel`."""
+    """Return the library's class for a `config.json`. Raises `UnsupportedModel`."""
     import transformers
 
     name = (config.get("architectures") or [None])[0] or class_name(config["model_type"])
@@ -146,7 +146,7 @@ def model_class(config: Mapping[str, Any]) -> type[nn.Module]:
 
 
 def whole(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A config with every key that the library gives it. Raises `UnsupportedModel` where the library refuses it."""
+    """Return a config with every key that the library adds. Raises `UnsupportedModel` if the library refuses it."""
     of_type = config_class(config["model_type"])
     with library_builds(of_type.__name__):
         made = of_type.from_dict(plain(config))
@@ -154,12 +154,12 @@ def whole(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def plain(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A config as the library's classes take it."""
+    """Return a config in the form that the library's classes accept."""
     return {k: words_as_floats(v) for k, v in config.items() if k not in ("torch_dtype", "dtype", "auto_map")}
 
 
 def words_as_floats(value: Any) -> Any:
-    """A copy with infinity and NaN, for which JSON has no word and transformers writes `{"__float__": ...}`."""
+    """Return a copy with infinity and NaN, which JSON lacks and transformers writes as `{"__float__": ...}`."""
     if isinstance(value, dict):
         return (
             float(value["__float__"])
@@ -170,7 +170,7 @@ def words_as_floats(value: Any) -> Any:
 
 
 def floats_as_words(value: Any) -> Any:
-    """The way back."""
+    """Invert `words_as_floats`."""
     if isinstance(value, float) and not math.isfinite(value):
         return {"__float__": {math.inf: "Infinity", -math.inf: "-Infinity"}.get(value, "NaN")}
     if isinstance(value, dict):
@@ -180,8 +180,9 @@ def floats_as_words(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Library:
-    """One class of the library; configs are dictionaries as in `config.json`. With a `section` they are that part of
-    the config `outer`, which stays as it is: one tower of a model of several.
+    """One class of the library. Configs are dictionaries as in `config.json`.
+
+    With a `section` they are that part of the config `outer`, which stays unchanged: one tower of a multi-tower model.
     """
 
     cls: type[nn.Module]
@@ -193,18 +194,19 @@ class Library:
         return cls(model_class(config))
 
     def join_config(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """The config of the whole model."""
+        """Return the config of the whole model."""
         return {**self.outer, self.section: dict(config)} if self.section else dict(config)
 
     def settings(self, config: Mapping[str, Any]) -> Any:
-        """The config as an object of the library. Raises `Unbuildable`."""
+        """Return the config as an object of the library. Raises `Unbuildable`."""
         config = self.join_config(config)
         with raising(REFUSED):
             return with_plain_attention(config_class(config["model_type"]).from_dict(plain(config)))
 
     def build(self, config: Mapping[str, Any], seed: int | None = 0, device: str = "cpu") -> nn.Module:
-        """A model in eval mode, fp32, with random weights (`seed` None leaves the library's own). Raises
-        `Unbuildable`.
+        """Build a model in eval mode, fp32, with random weights (`seed=None` keeps the library's initialisation).
+
+        Raises `Unbuildable`.
         """
         made = self.settings(config)
         with raising(UNBUILT), torch.random.fork_rng(devices=[]), torch.device(device):
@@ -215,7 +217,7 @@ class Library:
         return model
 
     def state_in_file(self, model: nn.Module) -> dict[str, Tensor]:
-        """What a file of this model holds, by the names in the file."""
+        """Return what a file of this model holds, by the names in the file."""
         from transformers.core_model_loading import revert_weight_conversion
         from transformers.modeling_utils import remove_tied_weights_from_state_dict
 
@@ -226,19 +228,20 @@ class Library:
         return {name: tensor.detach() for name, tensor in revert_weight_conversion(model, state).items()}
 
     def example(self, model: nn.Module, config: Mapping[str, Any]) -> dict[str, Tensor]:
-        """Inputs that a model of this config runs on."""
+        """Return inputs that a model of this config runs on."""
         return inputs.example(model, self.join_config(config))
 
     def tied_names(self, model: nn.Module) -> list[str]:
-        """Names in memory of tensors that are others as well."""
+        """Return the names in memory of tensors that are tied to others."""
         return sorted(getattr(model, "all_tied_weights_keys", None) or {})
 
     def load_class(self, settings: Any, **how: Any) -> Any:
         return self.cls.from_pretrained(None, config=settings, **how)
 
     def reload(self, config: Mapping[str, Any], state: Mapping[str, Tensor]) -> nn.Module:
-        """What `from_pretrained` makes of such a file. Raises `Unbuildable` where a tensor has no place, another size,
-        or is missing.
+        """Load such a file with `from_pretrained`.
+
+        Raises `Unbuildable` if a tensor is unexpected, missing, or of another size.
         """
         made = self.settings(config)
         with raising(UNLOADED):
@@ -257,7 +260,7 @@ class Library:
 
 
 def with_plain_attention(made: Any) -> Any:
-    """A config, and those of its parts, that ask for plain attention and no cache."""
+    """Set eager attention and no cache in a config and its parts."""
     made._attn_implementation, made.use_cache = "eager", False
     for part in vars(made).values():
         if hasattr(part, "_attn_implementation"):
@@ -267,7 +270,7 @@ def with_plain_attention(made: Any) -> Any:
 
 @torch.no_grad()
 def memory_names(library: Library, model: nn.Module) -> dict[str, str]:
-    """Names in memory by names in files; of tensors put together from several, one of them."""
+    """Return names in memory by names in files; for a tensor merged from several files' tensors, one of them."""
     numbered = copy.deepcopy(model)
     names = list(numbered.state_dict())
     for i, tensor in enumerate(numbered.state_dict().values()):
@@ -278,8 +281,9 @@ def memory_names(library: Library, model: nn.Module) -> dict[str, str]:
 
 @torch.no_grad()
 def perturb(model: nn.Module, seed: int) -> None:
-    """Random values for every parameter that is saved, so that nothing is equal, zero or one by initialisation alone;
-    what the library neither saves nor loads (Marian's positions) stays as it makes it.
+    """Add random values to every saved parameter, so that nothing is equal, zero or one by initialisation alone.
+
+    Parameters that the library neither saves nor loads (Marian's positions) are not changed.
     """
     generator = torch.Generator().manual_seed(seed)
     unsaved = set(getattr(model, "_keys_to_ignore_on_save", None) or ())
@@ -291,7 +295,7 @@ def perturb(model: nn.Module, seed: int) -> None:
 
 @torch.no_grad()
 def outputs(model: nn.Module, given: Mapping[str, Tensor]) -> Tensor:
-    """Logits, or what a model without a head gives first. Raises `Unbuildable`."""
+    """Return logits, or the first output of a model without a head. Raises `Unbuildable`."""
     with raising(UNRUN):
         torch.manual_seed(0)
         cache = {"use_cache": False} if "use_cache" in inspect.signature(model.forward).parameters else {}
@@ -299,7 +303,7 @@ def outputs(model: nn.Module, given: Mapping[str, Tensor]) -> Tensor:
 
 
 def first(output: Any) -> Tensor:
-    """The tensor of an output that counts."""
+    """Return the main tensor of an output."""
     if isinstance(output, Tensor):
         return output
     if isinstance(output, Mapping):
@@ -312,7 +316,7 @@ def first(output: Any) -> Tensor:
 
 
 def difference(a: Tensor, b: Tensor) -> float:
-    """The largest difference against the spread of `a`; infinity where sizes differ or a value is no number."""
+    """Return the largest difference relative to the spread of `a`; infinity for other shapes or non-finite values."""
     if a.shape != b.shape or not (torch.isfinite(a).all() and torch.isfinite(b).all()):
         return float("inf")
     return float((a - b).abs().max() / a.std().clamp(min=1e-6))

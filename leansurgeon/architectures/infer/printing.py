@@ -1,4 +1,4 @@
-"""An inferred declaration as the text of one in `families/`, with what was proven and what is refused."""
+"""Print an inferred declaration in the form of `families/`, with what was proven and what is refused."""
 
 from __future__ import annotations
 
@@ -11,14 +11,12 @@ from leansurgeon.architectures.base import Architecture
 from leansurgeon.architectures.limits import CAN, CANNOT
 from leansurgeon.architectures.tensors import Tensor
 
-# What the table's name says, what follows from the user's flags, and what only an inferred declaration has.
+# Fields given by the table's name or the user's flags, and fields that only inferred declarations have.
 ELSEWHERE = ("name", "model_types", "code", "evidence", "decoupled", "shared")
 
 
 def as_source(made: Architecture) -> str:
-    """A table for a file of its own in `families/`; numbers that the config names elsewhere are plain
-    integers.
-    """
+    """Return a TOML table for a file in `families/`; numbers from other config keys are plain integers."""
     name = json.dumps(made.name)
     lines = [f"# {made.name}: {verdict(made)}.", *(f"# {line}" for line in reasons_of(made)), f"[{name}]"]
     lines += entries(made, *ELSEWHERE, "stages")
@@ -28,7 +26,7 @@ def as_source(made: Architecture) -> str:
 
 
 def entries(record: Any, *elsewhere: str) -> Iterator[str]:
-    """The lines of a table: a record's fields, but for those that stand `elsewhere`."""
+    """Yield the lines of a table: the fields of a record, except those given `elsewhere`."""
     for key, value in fields_of(record).items():
         if key in ("block", "outer"):
             yield f'{key} = """'
@@ -39,7 +37,7 @@ def entries(record: Any, *elsewhere: str) -> Iterator[str]:
 
 
 def fields_of(record: Any) -> dict[str, Any]:
-    """The fields of a record that differ from their defaults."""
+    """Return the fields of a record that differ from their defaults."""
     usual = {f.name: f.default if f.default_factory is MISSING else f.default_factory() for f in fields(record)}
     return {name: value for name in usual if (value := getattr(record, name)) != usual[name]}
 
@@ -59,13 +57,13 @@ def tensor_text(tensor: Tensor) -> str:
 
 
 def verdict(made: Architecture) -> str:
-    """What may change, in one sentence without its full stop."""
+    """Say what may change, in one sentence without its full stop."""
     able = [text for kind, text in CAN.items() if kind not in made.refused]
     return ", ".join(able) or "nothing may change"
 
 
 def reasons_of(made: Architecture) -> list[str]:
-    """What is refused and why, and on what all else was proven, line by line."""
+    """Say line by line what is refused and why, and how the rest was proven."""
     lines = [f"{CANNOT[kind]}: {why}." for kind, why in made.refused.items()]
     inputs = " and ".join(made.evidence.get("proven_on_inputs") or ["inputs"])
     proven = f"proven on a small random model of the library's {made.evidence['class']}, given random {inputs}."

@@ -1,4 +1,4 @@
-"""Roles of tensors: what stands where units do is known from the proof, and names only tell q, k and v apart."""
+"""Roles of tensors: the proof shows where units are, and names only distinguish q, k and v."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NORM = re.compile(r"norm|ln_|layer_scale|lambda", re.I)
 
 
 def module_of(template: str) -> str:
-    """The module's path of a tensor's name: without `weight` and `bias`."""
+    """Return the module path of a tensor's name: without `weight` and `bias`."""
     path, _, leaf = template.rpartition(".")
     return path if leaf in ("weight", "bias", "beta", "gamma") else template
 
@@ -25,7 +25,7 @@ def leaf_of(template: str) -> str:
 
 
 def of_head_tensor(template: str, words: Iterable[str], sink: bool, dims: int) -> str:
-    """The role of a tensor in which heads stand."""
+    """Return the role of a tensor with an axis of heads."""
     if sink:
         return "o"
     joined, leaf = "+".join(words), leaf_of(template)
@@ -47,14 +47,14 @@ def of_mlp_tensor(template: str, sink: bool) -> str:
 
 
 def of_other(template: str, dims: int) -> str:
-    """The role of a tensor within a block that has neither heads nor MLP units."""
+    """Return the role of a tensor within a block that has neither heads nor MLP units."""
     if dims <= 1 or NORM.search(leaf_of(template)):
         return "norm"
     return "other_attention" if ATTENTION.search(template) else "other_mlp"
 
 
 def nearest(template: str, sinks: list[str]) -> int:
-    """Which sink a tensor belongs to: the one that shares most of its path."""
+    """Return the index of the output projection that a tensor belongs to: the one that shares most of its path."""
 
     def first_difference(sink: str) -> int:
         pairs = zip(template.split("."), sink.split("."), strict=False)

@@ -1,7 +1,7 @@
-"""The user's own config made small, every flag kept: what inference looks at.
+"""Make the user's config small while keeping every flag; inference works on the result.
 
-Numbers are told by the name that transformers gives them (`attribute_map` translates a family's own). Sizes are chosen
-so that no two axes have one length by chance.
+Numbers are recognised by their names in transformers (`attribute_map` translates a family's own). Sizes are chosen so
+that no two axes have the same length by chance.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from leansurgeon.architectures.limits import (
 from leansurgeon.architectures.tensors import Config, is_count
 
 DEPTH = 5
-LEAST_MLP = 16  # units; so many are taken away to see what follows
-LEAST = 2  # with one layer nothing tells a list of blocks from a single module
+LEAST_MLP = 16  # units; this many are removed to see the effect
+LEAST = 2  # a single layer cannot be told from a single module
 LAYERS = (
     "num_hidden_layers",
     "n_layer",
@@ -156,9 +156,9 @@ POSITIONS = (
     "num_position_embeddings",
 )
 WINDOWS = ("sliding_window", "window_size", "attention_window_size", "local_attention", "attention_chunk_size")
-MAMBA_HEADS = ("mamba_n_heads", "mamba_num_heads", "num_mamba_heads")  # times their size: the width, expanded
+MAMBA_HEADS = ("mamba_n_heads", "mamba_num_heads", "num_mamba_heads")  # times the size of each: the expanded width
 MAMBA_DIMS, MAMBA_DIM = ("mamba_d_head", "mamba_head_dim", "mamba_headdim"), 16
-# Lists of layers' numbers: they follow the layers that stay.
+# Lists of layer indices; they depend on which layers are kept.
 INDEX_LISTS = (
     "attn_layer_indices",
     "mlp_only_layers",
@@ -181,7 +181,7 @@ SMALL = {
     "topk_group": 1,
     "num_expert_group": 2,
     "num_expert_groups": 2,
-    # Low-rank attention.
+    # Low-rank attention
     "q_lora_rank": 24,
     "kv_lora_rank": 20,
     "qk_nope_head_dim": 8,
@@ -191,7 +191,7 @@ SMALL = {
     "index_n_heads": 4,
     "index_head_dim": 16,
     "index_topk": 8,
-    # State-space and linear layers.
+    # State-space and linear layers
     "linear_num_value_heads": 12,
     "mamba_d_state": 8,
     "state_size": 8,
@@ -207,7 +207,7 @@ SMALL = {
     "mamba_chunk_size": 8,
     "chunk_size": 8,
     "lru_width": 96,
-    # All else that is large by default.
+    # Others that are large by default
     "attention_window": 4,
     "vocab_size_per_layer_input": VOCAB,
     "hidden_size_per_layer_input": 12,
@@ -231,9 +231,9 @@ SMALL = {
     "max_source_positions": 32,
     "relation_transformer_layers": 1,
 }
-# What a default config leaves open and a model needs.
+# Values for keys that default configs leave open and models need.
 OPEN = {**dict.fromkeys(CHOSEN, 2), **dict.fromkeys(EXPERTS, 4), "vocab_size": VOCAB}
-# What a picture or a sound becomes follows from these.
+# These determine how many features an image or a sound becomes.
 GEOMETRY = (
     "image_size",
     "img_size",
@@ -252,7 +252,7 @@ ATTEMPTS = 7
 
 
 def aliases(config: Mapping[str, Any]) -> dict[str, str]:
-    """A family's own names -> transformers' names."""
+    """Return transformers' names by a family's own names."""
     from leansurgeon.architectures.infer.library import config_class
 
     try:
@@ -262,12 +262,13 @@ def aliases(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def shrunk(config: Config, attempt: int, *, geometry: bool = False) -> Config:
-    """A small config with the flags of `config`, which is whole (`library.whole`). With `geometry` it makes of a
-    picture or a sound of the real size as many features as the real model does.
+    """Return a small config with the flags of `config`, which is complete (`library.whole`).
 
-    Attempts that follow give in where a family insists on something: 1 keeps key/value heads equal to the heads, 2 also
-    leaves head_dim to the library, 3 also leaves windows and positions alone, 4 takes widths that powers of two divide,
-    5 names a head_dim that the config leaves open, 6 keeps the one it has, 7 takes two layers of every kind.
+    With `geometry` it yields as many features for an image or a sound of real size as the real model.
+
+    Later attempts relax what a family may require: 1 keeps key/value heads equal to the heads, 2 also leaves head_dim
+    to the library, 3 also keeps windows and positions, 4 takes widths divisible by powers of two, 5 sets a head_dim
+    that the config leaves open, 6 keeps the present one, 7 takes two layers of every kind.
     """
     c = copy.deepcopy(config)
     width = (c.get("text_config") or {}).get("hidden_size")
@@ -286,7 +287,7 @@ def shrunk(config: Config, attempt: int, *, geometry: bool = False) -> Config:
     seen = next((v for k, v in (c.get("vision_config") or {}).items() if k in LAYERS), None)
     if seen:
         c |= {k: within(c[k], seen) for k in HIDDEN_STATES if c.get(k) is not None}
-    for part in fits:  # what leads into the text is as wide as it
+    for part in fits:  # projections into the text are as wide as the text model
         (c if part is c else c["vision_config"])["projection_dim"] = c["text_config"]["hidden_size"]
     for key in ("stage_names", "out_features", "out_indices"):
         c.pop(key, None)
@@ -294,20 +295,20 @@ def shrunk(config: Config, attempt: int, *, geometry: bool = False) -> Config:
 
 
 class Sizes:
-    """What the numbers of one config become."""
+    """Maps the numbers of one config to small ones."""
 
     def __init__(self, c: Config, names: Mapping[str, str], attempt: int, kept: tuple[str, ...] = ()) -> None:
         self.attempt, self.kept = attempt, kept
         self.c = {names.get(k, k): v for k, v in c.items()}
         self.heads, self.depth, self.was_wide = map(self.first, (HEADS, LAYERS, WIDTHS))
         self.width, self.n_heads, self.head_dim, self.kv = (128, 4, 16, 2) if attempt == 4 else (96, 6, 8, 3)
-        # What a key says of the size of heads.
+        # Value of keys for the size of a head.
         self.own_dim = self.head_dim if attempt in (0, 1, 5) else self.width // self.n_heads
         self.stages = len(c["depths"]) if isinstance(c.get("depths"), list | tuple) else 0
-        self.growth = 2 ** max(0, self.stages - 1)  # of widths, from the first stage of a pyramid to its last
+        self.growth = 2 ** max(0, self.stages - 1)  # width of a pyramid's last stage over that of the first
 
     def first(self, names: tuple[str, ...]) -> int | None:
-        """The first whole number that the config has under one of these names."""
+        """Return the first integer that the config has under one of these names."""
         return next((self.c[k] for k in names if isinstance(self.c.get(k), int)), None)
 
     def of(self, key: str, name: str, value: Any) -> Any:
@@ -319,14 +320,14 @@ class Sizes:
             if self.attempt == 6:
                 return value
             if self.attempt and isinstance(value, dict) and "mrope_section" not in value and "rope_type" in value:
-                value = value | {"mrope_section": [0, 0, 0]}  # nothing is left to a default that fits real sizes only
+                value = value | {"mrope_section": [0, 0, 0]}  # the library's default fits real sizes only
             return rope(value, self.own_dim)
         if name == BY_LAYER and isinstance(value, dict):
             return {number: self.of_layer(entry) for number, entry in value.items()}
         if isinstance(value, list | tuple) and value and len(value) == self.depth and name in (*SMALL, *MLPS):
             return [self.of(key, name, entry) for entry in value]
         if not is_count(value) or key in self.kept or (name == "num_mel_bins" and "spec_size" in self.c):
-            return value  # spectrograms that are cut to pictures keep their height
+            return value  # spectrograms that are cut to images keep their height
         if name in LAYERS:
             return min(max(value, LEAST), DEPTH)
         if name in HEADS:
@@ -364,10 +365,10 @@ class Sizes:
         return value
 
     def of_layer(self, entry: Mapping[str, Any]) -> Config:
-        """What differs in a layer, by as much as it did: a head may be twice as wide as those of other layers."""
+        """Scale down a layer's own settings by the same factor: its heads may be twice as wide as other layers'."""
 
         def small(key: str, value: Any) -> Any:
-            """The small number of all layers, times what this layer's is of theirs."""
+            """Return the small number of all layers, times the ratio of this layer's number to theirs."""
             usual = self.c.get(key)
             if type(value) is not int or type(usual) is not int or not usual or value % usual:
                 return self.of(key, key, value)
@@ -376,28 +377,28 @@ class Sizes:
         return {key: small(key, value) for key, value in entry.items()}
 
     def widening(self, value: int) -> int:
-        """How many times the first width of a pyramid its last one is, if that is what `value` says; else 1."""
+        """Return how many times wider a pyramid's last stage is than its first, if `value` is that width; else 1."""
         firsts = (self.c.get("embed_dim"), self.c.get("patch_embeds_hidden_size"))
         return self.growth if value / self.growth in firsts else 1
 
     def image(self, value: int) -> int:
         patch = self.c.get("patch_size")
-        return min(value, 4 * (patch if isinstance(patch, int) else 16) * self.growth)  # four a side, in the last stage
+        return min(value, 4 * (patch if isinstance(patch, int) else 16) * self.growth)  # four a side in the last stage
 
 
 def token(value: Any) -> Any:
-    """A token id within the small vocabulary."""
+    """Map a token id into the small vocabulary."""
     if isinstance(value, list):
         return [token(v) for v in value]
     return VOCAB - 1 - value % 7 if is_count(value) and value >= VOCAB else value
 
 
 def rope(value: Any, head_dim: int) -> Any:
-    """Rotary parameters whose lists fit a head of `head_dim`."""
+    """Return rotary parameters whose lists fit a head of `head_dim`."""
     if not isinstance(value, dict):
         return value
     scaled = {k: rope(v, head_dim) for k, v in value.items()}
-    half = int(head_dim * (scaled.get("partial_rotary_factor") or 1.0)) // 2  # pairs of entries that are turned
+    half = int(head_dim * (scaled.get("partial_rotary_factor") or 1.0)) // 2  # pairs of entries that are rotated
     if isinstance(scaled.get("mrope_section"), list):
         count = len(scaled["mrope_section"])
         scaled["mrope_section"] = [half - (count - 1) * (half // count), *[half // count] * (count - 1)]
@@ -410,8 +411,10 @@ def rope(value: Any, head_dim: int) -> Any:
 
 
 def per_layer(c: Config, depth: int) -> Iterator[str]:
-    """Keys whose list has one entry for every layer: as long as the depth for a reason, since it holds words and
-    switches, or its name says it, or the type's default config has no list of another depth's length there.
+    """Yield keys of lists with one entry per layer.
+
+    Having the length of the depth is not enough: the list holds words or switches, or its name says so, or the type's
+    default config has no list of another length there.
     """
     usual = lists_of_other_lengths(c.get("model_type"))
     for key, value in c.items():
@@ -428,9 +431,7 @@ def is_number(value: Any) -> bool:
 
 @cache
 def lists_of_other_lengths(model_type: str | None) -> set[str] | None:
-    """Keys of lists in a type's default config that are not as long as its own depth; None where there is no such
-    config.
-    """
+    """Return keys of lists in a type's default config that are not as long as its depth; None without such a config."""
     from leansurgeon.architectures.infer.library import config_class
 
     try:
@@ -442,8 +443,9 @@ def lists_of_other_lengths(model_type: str | None) -> set[str] | None:
 
 
 def pick_layers(c: Config, before: int, after: int, of_each: int) -> None:
-    """Shorten the lists of layers so that every kind of layer is there (`of_each` times, where there are so many), in
-    its order; a single layer is repeated.
+    """Shorten the per-layer lists so that every kind of layer occurs, in its order; repeat a single layer.
+
+    Each kind occurs `of_each` times if there are that many.
     """
     lists = {key: c[key] for key in per_layer(c, before)}
     chosen = list(range(before))
@@ -459,7 +461,7 @@ def pick_layers(c: Config, before: int, after: int, of_each: int) -> None:
 
 
 def move_listeners(c: Config, depth: int) -> None:
-    """Lists of layers by number, moved to the same parts of a model of another depth."""
+    """Move lists of layer indices to the corresponding parts of a model of another depth."""
     for key in (*TAPS, *INDEX_LISTS):
         value = c.get(key)
         if not isinstance(value, list | tuple) or not all(isinstance(v, int) for v in value):

@@ -1,6 +1,4 @@
-"""What surgery wants to know of a stage besides its units: where projections are in memory, what stands before what,
-which keys follow the layers.
-"""
+"""Facts about a stage besides its units: paths of its projections, position of norms, keys that depend on layers."""
 
 from __future__ import annotations
 
@@ -16,7 +14,7 @@ from leansurgeon.architectures.infer.library import Unbuildable, difference, out
 
 
 def describe_stage(trial: Trial, stage: Stage, level: Level) -> Stage:
-    """Where projections are in memory, what stands before what, and which keys follow the layers."""
+    """Add these facts to a stage."""
     paths = []
     for template in stage.heads.sinks if stage.heads else ():
         for i in range(level.depth):
@@ -38,13 +36,13 @@ def describe_stage(trial: Trial, stage: Stage, level: Level) -> Stage:
 
 
 def list_buffers(trial: Trial) -> list[str]:
-    """Tensors in files that are no parameters."""
+    """Return the tensors in files that are not parameters."""
     tables = dict(trial.model.named_buffers())
     return [name for name, at in trial.memory.items() if at in tables]
 
 
 def norm(trial: Trial, stage: Stage, level: Level) -> str:
-    """ "pre" where a block whose projections say nothing passes on what it receives."""
+    """Return "pre" if a block whose output projections are zero returns its input, else "post"."""
     if not (stage.heads and stage.mlp):
         return "post"
     start, state = level.layer.format(i=1), dict(trial.state)
@@ -61,7 +59,7 @@ def norm(trial: Trial, stage: Stage, level: Level) -> str:
 
 
 def is_causal(trial: Trial) -> bool:
-    """Whether the last token changes nothing before it."""
+    """Return whether changing the last token leaves all earlier outputs unchanged."""
     ids = trial.inputs.get("input_ids")
     out = trial.output
     if ids is None or out.dim() != 3 or out.shape[1] != ids.shape[1]:

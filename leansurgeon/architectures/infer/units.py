@@ -1,8 +1,8 @@
-"""Heads and MLP units of a small model: which axes are made of them, and the proof that they can come and go.
+"""Heads and MLP units of a small model: which axes consist of them, and the proof that they can be added and removed.
 
-The proof has four parts. New units whose output is zero change nothing; the same units with an output change something
-(else nobody was looking); units that change places (heads within their groups) change nothing; a file without some
-units computes what the whole file computes when those are silent.
+The proof has four parts. New units with zero output change nothing; the same units with an output change something
+(otherwise nothing was tested); permuting units (heads within their groups) changes nothing; a file without some units
+computes what the whole file computes when those units are silenced.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from leansurgeon.architectures.infer.library import Unbuildable, difference
 from leansurgeon.architectures.infer.words import Places, UnitPlace, move_units, silence_units
 from leansurgeon.shape import Stage
 
-ROUNDING = 1e-2  # of the outputs' spread: units that are not alike differ by more
-SAME_ROUNDING = 4.0  # what the order of a sum changes is at most so many times what the last bit of the weights does
+ROUNDING = 1e-2  # relative to the outputs' spread: units that are not alike differ by more
+SAME_ROUNDING = 4.0  # largest effect of summation order, in multiples of the effect of the weights' last bit
 
 
 @dataclass(frozen=True)
 class UnitKind:
-    """One kind of units: how the config counts them, and the maps of its proof."""
+    """One kind of unit: how the config counts them, and the index maps of its proof."""
 
     numbers: Stage
     change: Callable[[UnitMaps], dict[str, Any]]  # config keys for these maps
@@ -41,8 +41,9 @@ Part = tuple[UnitKind, Places]
 
 
 def proof(trial: Trial, parts: list[Part]) -> str | None:
-    """Why units of a kind at these places, or of several stages that one number of the config counts, cannot come and
-    go; None where all four parts hold.
+    """Return why units at these places cannot be added and removed; None if all four parts of the proof hold.
+
+    `parts` has several entries if one number of the config counts the units of several stages.
     """
 
     def run_with(pick: Callable[[UnitKind], UnitMaps], *, double: bool = False, **how: Any) -> Tensor:
@@ -53,8 +54,10 @@ def proof(trial: Trial, parts: list[Part]) -> str | None:
         return trial.run(config, state, double=double)
 
     def error_of_permutation() -> float:
-        """What other places change, less what is the rounding of fp32, which sharp scores and routers amplify: in
-        float64, and where the code casts to fp32 itself, against weights that differ by their last bit.
+        """Return the effect of a permutation beyond fp32 rounding, which sharp scores and routers amplify.
+
+        It is measured in float64; if the code casts to fp32 itself, it is compared with the effect of changing the
+        weights' last bit.
         """
         turned = difference(trial.output, run_with(lambda kind: kind.permute))
         if EQUAL < turned < ROUNDING:
@@ -62,7 +65,7 @@ def proof(trial: Trial, parts: list[Part]) -> str | None:
                 exact = trial.run(trial.config, trial.state, double=True)
                 return difference(exact, run_with(lambda kind: kind.permute, double=True))
             except Unbuildable:
-                last_bits = [  # up and down: routers make more of the one than of the other
+                last_bits = [  # both directions, as routers may react to one more than to the other
                     {k: v.nextafter(v * to) if v.is_floating_point() else v for k, v in trial.state.items()}
                     for to in (2, -1)
                 ]
@@ -91,7 +94,7 @@ def proof(trial: Trial, parts: list[Part]) -> str | None:
 
 
 def find_unreached(trial: Trial, at: Places) -> str | None:
-    """A module beside the blocks whose units nobody listens to here, so that nothing is proven of them."""
+    """Return a module beside the blocks whose output has no effect here, so that nothing is proven about its units."""
     for name, places in at.items():
         if trial.locate(name) is None and any(place.sink for place in places):
             silent = dict(trial.state) | {name: torch.zeros_like(trial.state[name])}
@@ -100,23 +103,23 @@ def find_unreached(trial: Trial, at: Places) -> str | None:
     return None
 
 
-# -- where the units stand ------------------------------------------------------------------------
+# -- where the units are --------------------------------------------------------------------------
 
 
 def is_sink(trial: Trial, name: str, axis: int, flipped: bool) -> bool:
-    """Whether an axis is what enters a matrix."""
+    """Return whether an axis is the input axis of a matrix."""
     dims = trial.state[name].dim()
     if dims == 2 and axis == 1 and "embed" in name:
         return True
     turned = name in trial.turned or (flipped and dims == 3)
-    # Behind a third axis, which counts experts; a convolution's channels stand as a matrix's do.
+    # A third axis before it counts experts; a convolution's channels are arranged like a matrix's.
     return 2 <= dims <= 4 and axis == (dims == 3) + (not turned)
 
 
 def explain_axes(
     trial: Trial, options: Mapping[Axis, list[str]], parts: Callable[[Places], Iterable[Part]]
 ) -> tuple[Places, str | None]:
-    """Words for every axis with which the proof of its `parts` holds, and why the best try failed where none does."""
+    """Return words for every axis for which the proof of its `parts` holds, or why the best attempt failed."""
     trouble: str | None = "no tensor follows the number"
     places: Places = {}
     for places in guesses(trial, options):
@@ -129,7 +132,7 @@ def explain_axes(
 
 
 def of_stages(trial: Trial, places: Places) -> dict[int, Places]:
-    """Places by stage; those beside the blocks are with the first."""
+    """Return places by stage; those beside the blocks are counted with the first."""
     by_stage: dict[int, Places] = {}
     for name, here in places.items():
         by_stage.setdefault((trial.locate(name) or (0,))[0], {})[name] = here
@@ -137,7 +140,7 @@ def of_stages(trial: Trial, places: Places) -> dict[int, Places]:
 
 
 def guesses(trial: Trial, options: Mapping[Axis, list[str]]) -> Iterator[Places]:
-    """Where the units may stand, the likelier first: the first word of every axis, then the second, and so on."""
+    """Yield guesses of where the units are, the likelier first: by the first word of every axis, then the second."""
     solid = any(trial.state[name].dim() == 3 for name, _ in options)
     for number in range(max(map(len, options.values()), default=0)):
         for flipped in (False, True) if solid else (False,):
@@ -153,7 +156,7 @@ def guesses(trial: Trial, options: Mapping[Axis, list[str]]) -> Iterator[Places]
 
 
 def heads_kind(now: Stage, key: str, kv_key: str | None, more: int, fewer: int) -> UnitKind:
-    """Heads as the config's `key` counts them (and `kv_key`, where plain attention has one)."""
+    """Return heads as counted by the config's `key` (and `kv_key`, if plain attention has one)."""
     plain, units = now.kv_heads == now.heads, np.arange(now.mlp_dim)
 
     def change(maps: UnitMaps) -> dict[str, Any]:
@@ -164,13 +167,13 @@ def heads_kind(now: Stage, key: str, kv_key: str | None, more: int, fewer: int) 
 
     turned = np.arange(now.heads).reshape(now.kv_heads, -1)[::-1, ::-1].reshape(-1)  # groups, and heads within them
     permuted = UnitMaps(turned, np.arange(now.kv_heads)[::-1], units)
-    last = np.arange(now.heads - fewer, now.heads)  # of plain attention the first ones go, so that others move
+    last = np.arange(now.heads - fewer, now.heads)  # in plain attention the first ones are removed, so that others move
     left = UnitMaps(last, last, units) if plain else with_heads(fewer)
     return UnitKind(now, change, with_heads(more), permuted, left)
 
 
 def mlp_kind(key: str, values: Mapping[int, Any]) -> UnitKind:
-    """MLP units as the config counts them: what it says under `key` of so many units as there are, more, and fewer."""
+    """Return MLP units as counted by the config's `key`: `values` for the present number of units, more, and fewer."""
     units, more, fewer = values
     one = np.arange(1)
     picks = widen(units, more), np.arange(units)[::-1], np.arange(units - fewer, units)

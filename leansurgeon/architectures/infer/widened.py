@@ -1,8 +1,9 @@
-"""Heads where the library derives head_dim from width // heads: which modules make up an attention and which of their
-numbers follow the heads, so that the modelling file of ours (`models/decoupled_any.py`) can hold any number of heads.
+"""Heads of any size in libraries that derive head_dim from width // heads.
 
-Numbers are told by building the model with other heads: an attribute that changes as the heads do counts heads. The
-projections are the linear maps that an attention calls; the one that it calls last leads out.
+Finds which modules form an attention and which of their numbers depend on the heads, so that our modelling file
+(`models/decoupled_any.py`) can support any number of heads. Such numbers are found by building the model with other
+heads: an attribute that changes with the heads counts heads. The projections are the linear maps that an attention
+calls; the last one called is the output projection.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from leansurgeon.models import decoupled_any
 from leansurgeon.shape import Stage as Numbers
 
 MODEL_TYPE, FILE, HEAD_DIM = "leansurgeon_decoupled", "decoupled_any.py", "lean_head_dim"
-# Numbers of an attention that are its inner width by name; others as large may be the width of the stream.
+# Names of attributes that hold the inner width; others of the same value may be the width of the stream.
 INNER = ("all_head_size", "inner_dim", "split_size", "total_attn_dim", "attention_inner", "attn_dim", "all_heads_size")
 
 
@@ -53,7 +54,7 @@ class LeanLibrary(Library):
 
 
 def lean_class(name: str) -> Any:
-    """The class of our modelling file for a class of the library. Raises `Unbuildable`."""
+    """Return the class of our modelling file for a class of the library. Raises `Unbuildable`."""
     for lean in vars(decoupled_any).values():
         if isinstance(lean, type) and issubclass(lean, decoupled_any.Lean) and lean.mapping:
             names = getattr(auto, lean.mapping).values()
@@ -66,8 +67,9 @@ def lean_class(name: str) -> Any:
 
 
 def attentions(model: nn.Module, other: nn.Module, block: str) -> dict[str, dict[str, tuple[int, int]]]:
-    """Modules of a block that keep numbers which follow the heads, by their paths within it, with these numbers and
-    what they are in `other`, which has other heads.
+    """Return the modules of a block with numbers that depend on the heads, by path, with both values of each number.
+
+    The second value is that in `other`, which has other heads.
     """
     found, twins = {}, dict(other.named_modules())
     for name, module in model.get_submodule(block).named_modules():
@@ -79,7 +81,7 @@ def attentions(model: nn.Module, other: nn.Module, block: str) -> dict[str, dict
 
 
 def list_calls(model: nn.Module, inputs: Mapping[str, torch.Tensor], block: str) -> list[str]:
-    """The linear maps within a block in the order of their calls, by their paths within it."""
+    """Return the paths of the linear maps within a block in the order of their calls."""
     order: list[str] = []
     with Hooks() as hooks:
         for name, module in model.get_submodule(block).named_modules():
@@ -91,14 +93,15 @@ def list_calls(model: nn.Module, inputs: Mapping[str, torch.Tensor], block: str)
 
 
 def containers(linear: list[str], owners: list[str]) -> list[list[str]]:
-    """The linear maps of each attention in their order: those under the module that keeps its numbers, or, where no map
-    leads out there, under the module around it.
+    """Group the linear maps by attention, in order.
+
+    They are those under the module that holds its numbers or, if that has no output projection, under its parent.
     """
     groups: list[list[str]] = []
     for owner in owners:
         inside = [n for n in linear if n.startswith(owner + ".")]
         around = owner.rpartition(".")[0]
-        if around and len(inside) in (1, 3):  # q, k and v alone, or stacked: their way out stands beside them
+        if around and len(inside) in (1, 3):  # q, k and v alone, or stacked: the output projection is beside them
             beside = [n for n in linear if n.startswith(around + ".")]
             inside = beside if len(beside) > len(inside) else inside
         if len(inside) >= 2 and inside not in groups:
@@ -107,13 +110,13 @@ def containers(linear: list[str], owners: list[str]) -> list[list[str]]:
 
 
 def kept_numbers(now: Numbers) -> dict[str, int]:
-    """Numbers that an attention keeps for itself, by the names that our modelling file has for them."""
+    """Return the numbers that an attention stores, by the names of our modelling file."""
     numbers = {"heads": now.heads, "kv_heads": now.kv_heads, "groups": now.heads // now.kv_heads}
     return numbers | {"kv_inner": now.kv_heads * now.head_dim}
 
 
 def projections(trial: Trial, block: str, maps: list[str], now: Numbers) -> dict[str, list[str]] | None:
-    """What each linear map of an attention is, the likelier first; None where it cannot be widened."""
+    """Return possible words for each linear map of an attention, the likelier first; None if it cannot be widened."""
     sizes = {}
     for name in maps:
         path = f"{block}.{name}"
@@ -130,8 +133,9 @@ def projections(trial: Trial, block: str, maps: list[str], now: Numbers) -> dict
 
 
 def specs(trial: Trial, stage: Stage, level: Level, now: Numbers) -> Iterator[dict[str, Any]]:
-    """Ways to widen the attentions of a stage, the likelier first, as our modelling file reads them. Raises
-    `Unbuildable` where nothing can be found.
+    """Yield ways to widen the attentions of a stage, the likelier first, in the form of our modelling file.
+
+    Raises `Unbuildable` if there is none.
     """
     model, block = trial.model, level.modules.format(i=1)
     plain = now.kv_heads == now.heads
@@ -149,7 +153,7 @@ def specs(trial: Trial, stage: Stage, level: Level, now: Numbers) -> Iterator[di
         raise Unbuildable("no module of a block keeps a number that follows the heads")
     then = replace(now, heads=fewer, kv_heads=fewer if plain else now.kv_heads, head_dim=now.width // fewer)
     before, after = kept_numbers(now), kept_numbers(then)
-    numbers, doubtful = {}, {}  # those that follow the heads; those that may be the inner width or that of the stream
+    numbers, doubtful = {}, {}  # sure ones; ones that may be the inner width or the width of the stream
     for owner, pairs in owners.items():
         start = f"{owner}." if owner else ""
         for key, pair in pairs.items():
@@ -158,7 +162,7 @@ def specs(trial: Trial, stage: Stage, level: Level, now: Numbers) -> Iterator[di
         for key, value in vars(model.get_submodule(f"{block}.{owner}" if owner else block)).items():
             if type(value) is int and value == now.inner:
                 doubtful[start + key] = "inner"
-    ways = max(map(len, words.values()))  # of stacking queries, keys and values
+    ways = max(map(len, words.values()))  # number of ways to stack queries, keys and values
     for narrow, stack in itertools.product((False, True), range(ways)):
         inner = {key: kind for key, kind in doubtful.items() if not narrow or key.endswith(INNER)}
         yield {
@@ -172,8 +176,9 @@ def specs(trial: Trial, stage: Stage, level: Level, now: Numbers) -> Iterator[di
 
 
 def find_projection_units(trial: Trial, words: Mapping[str, str], level: Level) -> Places:
-    """Places of the units of linear maps, given by their paths within a block. Raises `Unbuildable` where a file holds
-    them otherwise than memory does.
+    """Return the places of the units of linear maps, given by path within a block.
+
+    Raises `Unbuildable` if the file stores them in another form than memory.
     """
     files = {at: name for name, at in trial.memory.items()}
     held = trial.model.state_dict()
@@ -198,8 +203,9 @@ def find_projection_units(trial: Trial, words: Mapping[str, str], level: Level) 
 def lean_config(
     config: Config, cls: str, stages: list[dict[str, Any]], head_dims: Mapping[str, int], section: str = ""
 ) -> Config:
-    """The config of a model of ours with the same numbers, which stand in a `section` of it where it has several
-    towers. `head_dims` by the key that holds each.
+    """Return the config of one of our models with the same numbers and `head_dims`, given by key.
+
+    For a model of several towers the numbers are in a `section` of it.
     """
     place = config[section] if section else config
     native = {key: place[key] for stage in stages for key in (stage["heads"], stage["kv_heads"]) if key in place}
@@ -212,7 +218,7 @@ def lean_config(
 
 
 def lean(base: Architecture) -> Architecture:
-    """The form of an inferred family that our modelling file gives it: any number of heads of any size."""
+    """Return the form of an inferred family that our modelling file supports: any number of heads of any size."""
     widening = base.evidence["decoupled"]
     specs = [spec for spec in widening["stages"] if spec]
 
@@ -225,7 +231,7 @@ def lean(base: Architecture) -> Architecture:
 
 
 def head_dims(base: Architecture, config: Config) -> dict[str, int]:
-    """The sizes of the heads in a config of an inferred family, by the keys that hold them in the form of ours."""
+    """Return the head sizes in a config of an inferred family, by the keys that hold them in our form."""
     stages = zip(base.evidence["decoupled"]["stages"], base.shape(config).stages, strict=True)
     return {spec["head_dim"]: stage.head_dim for spec, stage in stages if spec}
 
@@ -233,9 +239,7 @@ def head_dims(base: Architecture, config: Config) -> dict[str, int]:
 def with_head_dims(
     base: Architecture, model_type: str, modelling: str, adopt: Callable[[Config], Config], **more: Any
 ) -> Architecture:
-    """An inferred family with a head_dim of its own in every stage whose attention is widened; `more` is what else
-    differs.
-    """
+    """Return an inferred family with a head_dim of its own in every widened stage; `more` are other changed fields."""
     stages = tuple(
         replace(blocks, keys=replace(blocks.keys, head_dim=spec["head_dim"]) if spec else blocks.keys)
         for blocks, spec in zip(base.stages, base.evidence["decoupled"]["stages"], strict=True)
@@ -255,7 +259,7 @@ def with_head_dims(
 
 
 def native(config: Config) -> Config:
-    """The config of the library's own family behind one of ours."""
+    """Return the config of the library's own family for a config of ours."""
     spec = config["decoupled"]
     drop = ("decoupled", "auto_map", *(stage["head_dim"] for stage in spec["stages"]))
     plain = {k: v for k, v in config.items() if k not in drop}

@@ -1,8 +1,8 @@
-"""What the units along an axis are, in the words of a declaration, and how a file is filled when units come and go.
+"""Words of a declaration for the units along an axis, and how a file changes when units are added or removed.
 
-q  kv  mlp             heads, key/value heads or MLP units after one another
-q+kv+kv, mlp+mlp       parts stacked one after the other
-heads*24, mlp*2        24 entries for every head, head by head; 2 for every unit
+q  kv  mlp             heads, key/value heads or MLP units, one after another
+q+kv+kv, mlp+mlp       parts stacked one after another
+heads*24, mlp*2        24 entries per head, ordered by head; 2 per unit
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from leansurgeon.shape import Stage
 
 
 def head_words(size: int, per_head: int, per_kv: int, now: Stage) -> list[str]:
-    """What an axis may be that has `per_head` entries for every head and `per_kv` for every key/value head, the
-    likelier first; empty where the numbers do not explain its size. Plain attention has `per_kv` 0.
+    """Return the words that may describe an axis with `per_head` entries per head and `per_kv` per key/value head.
+
+    The likelier come first; empty if the numbers do not explain its size. Plain attention has `per_kv` 0.
     """
     d = now.head_dim
     if per_head * now.heads + per_kv * now.kv_heads != size:
@@ -40,14 +41,15 @@ def head_words(size: int, per_head: int, per_kv: int, now: Stage) -> list[str]:
 
 
 def mlp_words(size: int, per_unit: int, units: int) -> list[str]:
-    """What an axis may be that has `per_unit` entries for every MLP unit, the likelier first."""
+    """Return the words that may describe an axis with `per_unit` entries per MLP unit, the likelier first."""
     return {1: ["mlp"], 2: ["mlp+mlp", "mlp*2"]}.get(per_unit, []) if per_unit * units == size else []
 
 
 @dataclass(frozen=True)
 class UnitPlace:
-    """Where the units of an axis stand: a tensor within a block, an axis, its word; `sink` where what the units say
-    enters the stream (an output projection), so that zeros there make new units silent.
+    """Where the units of an axis are: a tensor within a block, an axis, its word.
+
+    `sink` marks the input axis of an output projection, where zeros make new units silent.
     """
 
     template: str
@@ -56,13 +58,16 @@ class UnitPlace:
     sink: bool
 
 
-Places = dict[str, list[UnitPlace]]  # by the name of the tensor
+Places = dict[str, list[UnitPlace]]  # tensor name -> places
 
 
 def move_units(
     state: Mapping[str, Tensor], at: Places, now: Stage, maps: UnitMaps, seed: int, loud: bool = False
 ) -> dict[str, Tensor]:
-    """A file after units came, went or changed places. New entries are random, those of sinks zero unless `loud`."""
+    """Return a file after units were added, removed or permuted.
+
+    New entries are random, those of sinks zero unless `loud`.
+    """
     generator = torch.Generator().manual_seed(seed)
     tensors = dict(state)
     for name, places in at.items():
@@ -79,7 +84,7 @@ def move_units(
 
 
 def silence_units(state: Mapping[str, Tensor], at: Places, now: Stage, kept: UnitMaps) -> dict[str, Tensor]:
-    """A file of the same sizes in which the units that are not kept say nothing."""
+    """Return a file of the same sizes in which the units that are not kept have no output."""
     tensors = dict(state)
     for name, places in at.items():
         for axis, word in [(place.axis, place.word) for place in places if place.sink]:

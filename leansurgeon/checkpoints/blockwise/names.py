@@ -1,8 +1,8 @@
-"""What the tensors of a built model are called in the file that the library writes, also those that stand apart there
-and together in memory, as those of experts do. Imports torch.
+"""Map the tensor names of a built model to the names that the library writes to file. Imports torch.
 
-How parts become a whole is the library's business: it says into which names it would save a tensor, and a model of one
-layer that it loads from the parts has the whole.
+Some tensors are stored in parts and merged in memory (the experts of a mixture). The library defines both directions:
+it is asked under which names it would save a tensor, and a one-layer model that it loads from the parts holds the
+merged tensor.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ from leansurgeon.shape import Shape
 
 
 def bare_name(name: str, architecture: Architecture) -> str:
-    """A file name without the prefix of the base model, which files of other classes write or leave out."""
+    """Return a file name without the prefix of the base model, which files of other classes may add or omit."""
     return name.removeprefix(next((p for p in architecture.prefixes if p and name.startswith(p)), ""))
 
 
 def file_names(model: nn.Module, library: str) -> Mapping[str, tuple[str, ...]]:
-    """File names by names in memory, several for a tensor that is saved in parts; timm's are equal. Raises
-    `UnsupportedModel`.
+    """Return the file names of every tensor in memory; a tensor that is saved in parts has several.
+
+    For timm both names are equal. Raises `UnsupportedModel` if the library merges several tensors into one file name.
     """
     memory = model.state_dict()
     if library == "timm":
@@ -48,7 +49,7 @@ def file_names(model: nn.Module, library: str) -> Mapping[str, tuple[str, ...]]:
 
 
 def split_parts(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors in memory as a file holds them. Raises `UnsupportedModel` where that takes others, too."""
+    """Convert tensors in memory to their form in the file. Raises `UnsupportedModel` if that needs other tensors."""
     from transformers.core_model_loading import revert_weight_conversion
 
     try:
@@ -64,8 +65,9 @@ def split_parts(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Te
 def join_parts(
     config: Config, architecture: Architecture, layer: int, tensors: Mapping[str, np.ndarray], block: str
 ) -> dict[str, Tensor]:
-    """A block's tensors by their names within it in memory, in fp32, made of those of a file; `block` is the path of
-    the model's first block. Raises `UnsupportedModel` for models of several stages.
+    """Return a block's tensors in fp32 by their names in memory within the block, merged from the tensors of a file.
+
+    `block` is the path of the model's first block. Raises `UnsupportedModel` for models with several stages.
     """
     shape = architecture.shape(config)
     if len(shape.stages) > 1:

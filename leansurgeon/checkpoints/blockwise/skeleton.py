@@ -9,9 +9,9 @@
         skeleton.empty(i)
     logits = stream.finish()
 
-The model is the library's own class, built without memory for its parameters; tables that it computes (rotary
-positions, window masks) are real. Names in the file differ from names in memory, and the library says how: it is
-asked into which names it would save each tensor.
+The model is the library's own class. Its parameters are built on the meta device; tables that it computes (rotary
+positions, window masks) are real. Names in the file differ from names in memory, so the library is asked under which
+names it would save each tensor.
 """
 
 from __future__ import annotations
@@ -41,29 +41,29 @@ from leansurgeon.progress import quiet_transformers
 
 @dataclass
 class Slot:
-    """One tensor of the model: every name that it has in memory (tied tensors have several) and in files."""
+    """One tensor of the model, with all its names in memory (tied tensors have several) and in files."""
 
-    file: str  # the library's name in a file, without the prefix of the base model
+    file: str  # library's name in the file, without the prefix of the base model
     memory: list[str]
-    names: list[str]  # other names in a file, without the prefix
+    names: list[str]  # other file names, without the prefix
     layer: int | None
     shape: tuple[int, ...]
     buffer: bool
-    given: str = ""  # the name under which it was filled
-    parts: dict[str, str] = field(default_factory=dict)  # of one saved in parts: their names, and those they were given
+    given: str = ""  # file name that it was filled from
+    parts: dict[str, str] = field(default_factory=dict)  # of one saved in parts: part name -> name in the file
 
 
 class Skeleton:
-    """A model of `architecture` with `config`, in fp32 and eval mode, its parameters without memory until filled.
+    """A model of `architecture` with `config`, in fp32 and eval mode; its parameters take no memory until filled.
 
-    Raises `UnsupportedModel` where the blocks cannot be told apart in the built model.
+    Raises `UnsupportedModel` if the blocks cannot be told apart in the built model.
     """
 
     def __init__(self, config: Config, architecture: Architecture, device: str | torch.device = "cpu") -> None:
         config, architecture = buildable(config, architecture)
         self.config, self.architecture, self.device = config, architecture, torch.device(device)
-        self.home = self.device  # where hidden states rest between two blocks; the CPU where they are too many
-        self.cast: Callable[[], AbstractContextManager] = nullcontext  # in what numbers blocks take products
+        self.home = self.device  # where hidden states rest between blocks; the CPU if they are too large
+        self.cast: Callable[[], AbstractContextManager] = nullcontext  # autocast context of the blocks' forward passes
         self.shape = architecture.shape(config)
         self.model = build_on_meta(config, architecture)
         for module in self.model.modules():
@@ -71,23 +71,24 @@ class Skeleton:
                 module._buffers[name] = buffer.to(self.device)
         self.slots = self._slots(file_names(self.model, architecture.library))
         self.blocks = [self._find_block(i) for i in range(self.depth)]
-        self.work = 0  # tokens that have gone through a block; three times as much where gradients came back
+        self.work = 0  # tokens processed by blocks; three times as many when gradients are computed
 
     @property
     def depth(self) -> int:
-        """Blocks of all stages together."""
+        """Number of blocks over all stages."""
         return self.shape.depth
 
     # -- names -----------------------------------------------------------------------------------
 
     def bare(self, name: str) -> str:
-        """A file name without the prefix of the base model, which files of other classes write or leave out."""
+        """Return a file name without the prefix of the base model, which files of other classes may add or omit."""
         return bare_name(name, self.architecture)
 
     @cached_property
     def shared(self) -> frozenset[str]:
-        """Tables that the first block of a stack holds for all its blocks (T5's relative positions), by bare file name.
-        They stand outside the blocks, since the others need them when the first is not there.
+        """Bare file names of tables in the first block of a stack that all its blocks use (T5's relative positions).
+
+        They are kept outside the blocks, because the other blocks need them when the first one is empty.
         """
         stages = (self.architecture.blocks(s) for s in range(len(self.shape.stages)))
         return frozenset(
@@ -98,7 +99,7 @@ class Skeleton:
         )
 
     def layer_of(self, bare: str) -> int | None:
-        """Which block a file tensor belongs to, counted through all stages; None outside the blocks."""
+        """Return the block that a file tensor belongs to, counted through all stages; None outside the blocks."""
         if bare in self.shared:
             return None
         for s, span in enumerate(self.shape.spans):
@@ -107,7 +108,7 @@ class Skeleton:
         return None
 
     def _slots(self, names: Mapping[str, tuple[str, ...]]) -> dict[str, Slot]:
-        """Slots by bare file name; `names` gives file names by names in memory."""
+        """Return slots by bare file name; `names` maps names in memory to file names."""
         state, slots = self.model.state_dict(keep_vars=True), {}
         same = {}
         for name, tensor in state.items():
@@ -117,7 +118,7 @@ class Skeleton:
             if not files:
                 raise UnsupportedModel(f"{type(self.model).__name__} does not save its tensor '{group[0]}'.")
             tensor = state[group[0]]
-            # A tensor that is tied into a block belongs outside: it must be there when the block is not.
+            # A tensor that is tied into a block counts as outside: it is needed when the block is empty.
             layer = self.layer_of(files[0]) if len(group) == 1 else None
             slots[files[0]] = Slot(
                 files[0], group, files[1:], layer, tuple(tensor.shape), not isinstance(tensor, nn.Parameter)
@@ -127,11 +128,11 @@ class Skeleton:
         return slots
 
     def _in_block(self, layer: int | None) -> list[Slot]:
-        """The tensors of a block; None: of what stands outside the blocks."""
+        """Return the tensors of a block; for None, those outside the blocks."""
         return [slot for slot in self.slots.values() if slot.layer == layer]
 
     def _find_block(self, layer: int) -> str:
-        """The path of a block in the built model: as many numbers deep as its names in the file."""
+        """Find the path of a block in the built model. It has as many numeric parts as the block's name in the file."""
         paths = [slot.memory[0].split(".") for slot in self._in_block(layer)]
         if not paths:
             raise UnsupportedModel(f"The built {type(self.model).__name__} has no tensors for layer {layer}.")
@@ -154,10 +155,11 @@ class Skeleton:
     # -- filling ---------------------------------------------------------------------------------
 
     def fill_outer(self, tensors: Callable[[str], np.ndarray]) -> None:
-        """Everything outside the blocks. `tensors` gives an array by its name in the file and raises KeyError where
-        there is none; the arrays become the model's.
+        """Fill everything outside the blocks.
 
-        A head that the file lacks becomes zero; anything else that lacks is an error.
+        `tensors` returns an array by its file name and raises KeyError if there is none; the model takes over the
+        arrays. A head that the file lacks is filled with zeros. Raises `UnsupportedModel` if any other tensor is
+        missing.
         """
         needed = {self.bare(s.name) for s in self.architecture.tensors(self.config) if s.role != "head"}
         for slot in self._in_block(None):
@@ -170,9 +172,9 @@ class Skeleton:
                 self._place(slot, name, values)
 
     def share_outer(self, other: Skeleton) -> None:
-        """Everything outside the blocks from another skeleton of the same model, without a second copy in memory.
+        """Share everything outside the blocks with another skeleton of the same model, without a copy in memory.
 
-        Raises `UnsupportedModel` where that has no such tensor, or one of another size.
+        Raises `UnsupportedModel` if `other` lacks a tensor or has it in another size.
         """
         theirs = {name: s for s in other._in_block(None) for name in (s.file, *s.names)}
         for slot in self._in_block(None):
@@ -196,9 +198,9 @@ class Skeleton:
         return slot.file, None
 
     def fill(self, layer: int, tensors: Mapping[str, np.ndarray]) -> None:
-        """The weights of one block, by file names. The arrays are copied.
+        """Fill the weights of one block, given by file names. The arrays are copied.
 
-        Raises `UnsupportedModel` where one is missing, has another size, or belongs elsewhere.
+        Raises `UnsupportedModel` if a tensor is missing, has another size, or belongs elsewhere.
         """
         wanted = {file: slot for slot in self._in_block(layer) for file in slot.parts or (slot.file,)}
         given = {bare: name for name in tensors if (bare := self.bare(name)) not in self.shared}
@@ -226,7 +228,7 @@ class Skeleton:
         if slot.buffer:
             self._get(slot).copy_(torch.from_numpy(values))
             return
-        learns = slot.layer is not None and not slot.parts  # experts stay as they are
+        learns = slot.layer is not None and not slot.parts  # merged experts are not trained
         self._set(slot, nn.Parameter(torch.from_numpy(np.asarray(values, np.float32)).to(self.device), learns))
 
     def _get(self, slot: Slot) -> torch.Tensor:
@@ -243,24 +245,25 @@ class Skeleton:
         return self.model.get_submodule(path), key
 
     def empty(self, layer: int) -> None:
-        """Let the weights of a block go."""
+        """Free the weights of a block."""
         for slot in self._in_block(layer):
             if not slot.buffer:
                 self._set(slot, nn.Parameter(torch.empty(slot.shape, device="meta")))
 
     def fill_zeros(self, layer: int) -> None:
-        """A block of zeros, for those who need its ways and not its values."""
+        """Fill a block with zeros, for callers that need its control flow but not its values."""
         for slot in self._in_block(layer):
             if not slot.buffer:
                 self._place(slot, slot.given, np.zeros(slot.shape, np.float32))
 
     def is_filled(self, layer: int) -> bool:
-        """Whether all parameters of a block have values."""
+        """Return whether all parameters of a block have values."""
         return not any(p.is_meta for p in self.block(layer).parameters())
 
     def read(self, layer: int) -> Arrays:
-        """What a filled block holds now, by the file names under which it was filled: the inverse of `fill`, but for
-        whole numbers, which nothing here changes.
+        """Return the tensors of a filled block by the file names they were filled from: the inverse of `fill`.
+
+        Integer tensors are omitted, because nothing here changes them.
         """
         if not self.is_filled(layer):
             raise LeanSurgeonError(f"Layer {layer} of the skeleton is not filled.")
@@ -278,15 +281,18 @@ class Skeleton:
     # -- modules ---------------------------------------------------------------------------------
 
     def block(self, layer: int) -> nn.Module:
-        """The module of a block, counted through all stages."""
+        """Return the module of a block, counted through all stages."""
         return self.model.get_submodule(self.blocks[layer])
 
     def projections(self, layer: int) -> list[nn.Module]:
-        """The output projections of a block's attentions; what enters them is `(..., heads * head_dim)`."""
+        """Return the output projections of a block's attentions; their input is `(..., heads * head_dim)`."""
         return self.of_role(layer, "o")
 
     def mlp_down(self, layer: int) -> nn.Module:
-        """The second half of a block's MLP, of several (DaViT) the last; what enters it is `(..., mlp_dim)`."""
+        """Return the down projection of a block's MLP, the last one of several (DaViT); its input is `(..., mlp_dim)`.
+
+        Raises `UnsupportedModel` if the block has experts or no MLP.
+        """
         downs = self.of_role(layer, "down")
         if self.experts(layer) is not None:
             raise UnsupportedModel(
@@ -298,30 +304,31 @@ class Skeleton:
         return downs[-1]
 
     def of_role(self, layer: int, role: str) -> list[nn.Module]:
-        """The modules that hold a block's matrices of a role; none where it has no such role."""
+        """Return the modules that hold a block's matrices of a role; empty if it has no such role."""
         specs = [s for s in self.architecture.tensors(self.config) if s.layer == layer and s.role == role]
         files = [self.bare(s.name) for s in specs if len(s.shape) > 1]
-        slots = [self.slots[file] for file in files if file in self.slots]  # parts of experts have none of their own
+        slots = [self.slots[file] for file in files if file in self.slots]  # parts of experts have no slot
         return [self._find_place(slot.memory[0])[0] for slot in slots if not slot.parts]
 
     def experts(self, layer: int) -> nn.Module | None:
-        """A block's mixture of experts with its router, where the file holds them apart; else None."""
+        """Return a block's mixture of experts with its router if the file stores the experts separately, else None."""
         owners = {slot.memory[0].rsplit(".", 2)[0] for slot in self._in_block(layer) if slot.parts}
         return self.model.get_submodule(owners.pop()) if len(owners) == 1 else None
 
 
-TABLE = 1 << 18  # numbers of a large table of positions; most matrices of a large model have more
+TABLE = 1 << 18  # size of a large position table; most matrices of a large model are larger
 
 
-# What draws the numbers of new weights: there are none without memory, and clamping nothing takes torch seconds.
+# Initialisers, skipped for tensors on meta: there is nothing to fill, and clamping meta tensors takes torch seconds.
 FILLS = {"clamp_", "erfinv_", "fill_", "mul_", "add_", "normal_", "uniform_", "zero_", "zeros_", "ones_", "constant_"}
 
 
 class Unallocated(TorchFunctionMode):
-    """`torch.empty`, which layers make their parameters of, gives tensors without memory, but for those of at most
-    `kept` numbers, and nothing is drawn for them. In this thread only, while Accelerate's `init_empty_weights` changes
-    nn.Module for the process. It also lets parameters go only once they are made, and leaves the heap full of holes as
-    large as most of the model.
+    """Make `torch.empty`, which layers create their parameters with, return meta tensors above `kept` numbers.
+
+    Initialisers of those tensors are skipped. Only this thread is affected, whereas Accelerate's `init_empty_weights`
+    patches nn.Module for the whole process. It also frees parameters only after they are made, which leaves the heap
+    fragmented by holes that add up to most of the model.
     """
 
     def __init__(self, kept: float) -> None:
@@ -340,15 +347,17 @@ class Unallocated(TorchFunctionMode):
 
 
 def hollow(make: Callable[[], nn.Module]) -> nn.Module:
-    """The model that `make` gives, its parameters on the meta device, its buffers in memory. A table that starts as
-    `torch.empty`, or is computed where the parameters are (Swin's), wants memory: more is given until all have it.
+    """Build the model of `make` with its parameters on the meta device and its buffers in memory.
+
+    A table that starts as `torch.empty`, or is computed from parameters (Swin's), needs memory, so `kept` is raised
+    until every buffer has it.
     """
     for kept in (-1, TABLE, math.inf):
         with Unallocated(kept):
             model = make()
         if not any(buffer.is_meta for buffer in model.buffers()):
             break
-    moved = {}  # tied ones stay one
+    moved = {}  # keeps tied parameters tied
     for module in model.modules():
         for name, parameter in module._parameters.items():
             if parameter is not None and not parameter.is_meta:
@@ -358,7 +367,7 @@ def hollow(make: Callable[[], nn.Module]) -> nn.Module:
 
 
 def build_on_meta(config: Config, architecture: Architecture) -> nn.Module:
-    """The library's model with its parameters on the meta device and its computed tables in memory."""
+    """Build the library's model with its parameters on the meta device and its computed tables in memory."""
     if architecture.library == "timm":
         with library_builds(config["architecture"]):
             return hollow(lambda: create_timm(config["architecture"], **architecture.flat(config))).eval()
@@ -366,7 +375,7 @@ def build_on_meta(config: Config, architecture: Architecture) -> nn.Module:
     plain = {key: value for key, value in config.items() if key not in ("torch_dtype", "dtype", "auto_map")}
     with library_builds(cls.__name__), quiet_transformers():
         model = hollow(lambda: cls(cls.config_class.from_dict(plain | {"dtype": "float32"})))
-    for module in model.modules():  # the stacks of an encoder and a decoder have configs of their own
+    for module in model.modules():  # encoder and decoder stacks have configs of their own
         if hasattr(config_of := getattr(module, "config", None), "use_cache"):
             config_of.use_cache = False
     return model.float().eval()

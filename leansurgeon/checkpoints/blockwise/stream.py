@@ -1,9 +1,9 @@
 """Hidden states of a list of batches on their way through a model, one block at a time. Imports torch.
 
-What a block is called with (masks, rotary tables, windows) is the library's business: its own forward is run with
-stand-ins in place of the blocks, which note their arguments and return what they received. Between the stages of a
-pyramid, and for the final norm and head, the library's forward is run again, and the stand-in before that place returns
-the hidden states that are at hand.
+The library decides what a block is called with (masks, rotary tables, windows). So its own forward is run with
+stand-ins for the blocks, which record their arguments and return what they received. Between the stages of a pyramid,
+and for the final norm and head, the library's forward is run again, and the stand-in before that point returns the
+current hidden states.
 """
 
 from __future__ import annotations
@@ -21,63 +21,63 @@ from leansurgeon.checkpoints.blockwise.skeleton import Skeleton
 from leansurgeon.checkpoints.model import tower_around
 from leansurgeon.errors import LeanSurgeonError, UnsupportedModel
 
-HIDDEN = ("hidden_states", "x", "hidden_state")  # what libraries call a block's first argument
+HIDDEN = ("hidden_states", "x", "hidden_state")  # names of a block's first argument in the libraries
 
 
 class StopForward(Exception):
-    """Ends a run of the library's forward whose rest is not needed."""
+    """Stops the library's forward when the rest is not needed."""
 
 
 @dataclass(frozen=True)
 class BlockCall:
-    """The arguments of one call of a block, the hidden states taken out."""
+    """The arguments of one call of a block, without the hidden states."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    key: str | None  # the name of the hidden states where they came by name
+    key: str | None  # the keyword of the hidden states, if they were passed by keyword
 
     @classmethod
     def of(cls, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, BlockCall]:
-        """Hidden states, and the rest of a call."""
+        """Split the arguments of a call into the hidden states and the rest."""
         if args:
             return args[0], cls(args[1:], dict(kwargs), None)
         key = next(k for k in HIDDEN if k in kwargs)
         return kwargs[key], cls((), {k: v for k, v in kwargs.items() if k != key}, key)
 
     def on(self, forward: Callable[..., Any], hidden: Tensor) -> Any:
-        """Call a block with the noted arguments and these hidden states."""
+        """Call a block with the recorded arguments and the given hidden states."""
         if self.key:
             return forward(**self.kwargs, **{self.key: hidden})
         return forward(hidden, *self.args, **self.kwargs)
 
 
 class Stream:
-    """Hidden states of `batches` before block `at` of a skeleton, which needs its outer weights for it. Their last axis
-    are the channels, wherever the library's blocks have them (DaViT's are `(batch, channels, height, width)`).
+    """Hidden states of `batches` before block `at` of a skeleton, whose outer weights must be filled.
 
-    A batch is what the model is called with (`labels` are left out; timm takes `pixel_values`). Raises
-    `UnsupportedModel` where blocks pass on more than one tensor.
+    Channels are always the last axis here, wherever the library's blocks have them (DaViT uses `(batch, channels,
+    height, width)`). A batch holds the arguments of the model (`labels` are left out; timm takes `pixel_values`).
+    Raises `UnsupportedModel` if blocks pass on more than one tensor.
     """
 
     def __init__(self, skeleton: Skeleton, batches: list[dict[str, Tensor]]) -> None:
         self.skeleton, self.at = skeleton, 0
         self.batches = [{k: v.to(skeleton.device) for k, v in batch.items() if k != "labels"} for batch in batches]
         self.calls: list[list[BlockCall]] = []  # by batch and block
-        self.wraps: list[dict[int, Callable[[Tensor], Any]]] = []  # what a block returns of a batch, made from a tensor
-        self.beside: list[Tensor] = []  # what blocks give besides hidden states
-        self.predicts = False  # whether `head` gives predictions, not hidden states; known behind its first call
+        self.wraps: list[dict[int, Callable[[Tensor], Any]]] = []  # wraps a tensor as each block returns it
+        self.beside: list[Tensor] = []  # other tensors that blocks return besides the hidden states
+        self.predicts = False  # whether `head` returns predictions rather than hidden states; set by its first call
         self.channels_first = False
-        self.crossings: set[int] = set()  # blocks before which the library does something to the hidden states
+        self.crossings: set[int] = set()  # blocks before which the library changes the hidden states
         self.hidden: list[Tensor] = [self._record(batch) for batch in self.batches]
 
     def through(self, skeleton: Skeleton) -> Stream:
-        """The same hidden states and calls, made of the blocks of another skeleton of the same model."""
+        """Return the same hidden states and calls for the blocks of another skeleton of the same model."""
         other = copy(self)
         other.skeleton = skeleton
         return other
 
     def some(self, chosen: slice) -> Stream:
-        """The same for some of the batches."""
+        """Return the stream of some of the batches."""
         other = copy(self)
         other.batches, other.calls, other.hidden = self.batches[chosen], self.calls[chosen], self.hidden[chosen]
         other.wraps = self.wraps[chosen]
@@ -86,8 +86,9 @@ class Stream:
     # -- through the blocks ----------------------------------------------------------------------
 
     def call(self, batch: int, hidden: Tensor, layer: int | None = None, *, rounded: bool = True) -> Tensor:
-        """The output of a filled block for the hidden states of one batch, with gradients where they are switched
-        on. `rounded` False takes products in the numbers of the weights, whatever the skeleton's `cast` says.
+        """Return the output of a filled block for the hidden states of one batch, with gradients if they are enabled.
+
+        `rounded=False` computes in the precision of the weights, ignoring the skeleton's `cast`.
         """
         layer = self.at if layer is None else layer
         self.skeleton.work += hidden.numel() // hidden.shape[-1] * (3 if torch.is_grad_enabled() else 1)
@@ -98,23 +99,24 @@ class Stream:
 
     @torch.no_grad()
     def run(self, layer: int | None = None, hidden: list[Tensor] | None = None) -> list[Tensor]:
-        """Outputs of a filled block (by default the next one) for every batch; nothing moves. `hidden` are other hidden
-        states to use than the stream's own.
+        """Return the outputs of a filled block (by default the next one) for every batch, without advancing the stream.
+
+        `hidden` replaces the stream's own hidden states.
         """
         states, layer = self.hidden if hidden is None else hidden, self.at if layer is None else layer
         return [self.call(b, state, layer).to(self.skeleton.home) for b, state in enumerate(states)]
 
     def _channels_last(self, state: Tensor) -> Tensor:
-        """A block's hidden states with the channels last."""
+        """Move the channels of a block's hidden states to the last axis."""
         return state.movedim(1, -1) if self.channels_first and state.dim() > 3 else state
 
     def _as_given(self, hidden: Tensor) -> Tensor:
-        """Hidden states as the library's blocks take them, on the device of these."""
+        """Return hidden states in the layout of the library's blocks, on the skeleton's device."""
         hidden = hidden.to(self.skeleton.device)
         return hidden.movedim(-1, 1) if self.channels_first and hidden.dim() > 3 else hidden
 
     def advance(self, outputs: list[Tensor]) -> None:
-        """Take these outputs of block `at` as the way to the next block, and cross to its stage where one begins."""
+        """Advance to the next block with these outputs of block `at`, crossing to the next stage if it starts there."""
         if self.at >= self.skeleton.depth:
             raise LeanSurgeonError(f"The stream has passed all {self.skeleton.depth} blocks.")
         self.at += 1
@@ -123,7 +125,7 @@ class Stream:
         self.hidden = list(outputs)
 
     def finish(self) -> list[Tensor]:
-        """Logits of every batch by the library's own norm and head; `last_hidden_state` of a model without a head."""
+        """Return every batch's logits by the library's norm and head, or `last_hidden_state` of a headless model."""
         if self.at != self.skeleton.depth:
             raise LeanSurgeonError(f"The stream stands before block {self.at} of {self.skeleton.depth}.")
         return [self.head(b, hidden) for b, hidden in enumerate(self.hidden)]
@@ -132,13 +134,13 @@ class Stream:
 
     @torch.no_grad()
     def _record(self, batch: dict[str, Tensor]) -> Tensor:
-        """Note the arguments of every block; returns the hidden states before the first."""
+        """Record the arguments of every block; return the hidden states before the first one."""
         calls, first, passed = [], [], []
-        # What blocks hand on beside hidden states depends on the batch's length; else one batch shows it for all.
+        # With shared tables, what blocks pass on depends on the batch's length; otherwise one batch stands for all.
         wraps = self.wraps[0] if self.wraps and not self.skeleton.shared else {}
 
         def stand_in(layer: int, args: tuple, kwargs: dict) -> Any:
-            """In place of a block: note its arguments and run it; the last one ends the forward."""
+            """Replace a block: record its arguments and wrap its input; the last block stops the forward."""
             hidden, call = BlockCall.of(args, kwargs)
             if layer != len(calls):
                 raise UnsupportedModel(f"{self._name} calls block {layer} where block {len(calls)} is due.")
@@ -156,7 +158,7 @@ class Stream:
                 wraps[layer] = self._wrap(layer, call, hidden, wraps)
             if layer == self.skeleton.depth - 1:
                 raise StopForward
-            passed[:] = [hidden.detach()]  # an object of its own, known again by the next block
+            passed[:] = [hidden.detach()]  # a new object, so that the next block can recognise it
             return wraps[layer](passed[-1])
 
         self._forward(batch, stand_in)
@@ -167,16 +169,16 @@ class Stream:
         return self._channels_last(first[0]).to(self.skeleton.home)
 
     def _cross(self, batch: int, hidden: Tensor) -> Tensor:
-        """From the output of block `at - 1` to the input of block `at`.
+        """Turn the output of block `at - 1` into the input of block `at`.
 
-        Later blocks may be called with what came out of earlier stages (a decoder with the encoder's output), so their
-        arguments are noted anew.
+        Later blocks may receive the output of earlier stages (a decoder gets the encoder's output), so their arguments
+        are recorded again.
         """
         states = []
         hidden = self._as_given(hidden)
 
         def stand_in(layer: int, args: tuple, kwargs: dict) -> Any:
-            """In place of a block: those before `at` pass through, those from it on have their arguments noted."""
+            """Replace a block: those before `at` pass their input through, the others have their arguments recorded."""
             state, call = BlockCall.of(args, kwargs)
             if layer >= self.at:
                 states.append(state)
@@ -189,18 +191,19 @@ class Stream:
         return self._channels_last(states[0]).to(self.skeleton.home)
 
     def head(self, batch: int, hidden: Tensor) -> Tensor:
-        """What `finish` gives for one batch, for those who cannot hold the logits of all; `hidden` are outputs of a
-        block of the last stage.
+        """Return what `finish` returns, for one batch, so that the logits of all batches need not fit in memory.
+
+        `hidden` are outputs of a block of the last stage.
         """
         last = self.skeleton.depth - 1
         hidden = self._as_given(hidden)
 
         def stand_in(layer: int, args: tuple, kwargs: dict) -> Any:
-            """In place of a block: the last one gives the hidden states at hand."""
+            """Replace a block: the last one returns the given hidden states."""
             return self.wraps[batch][layer](hidden if layer == last else BlockCall.of(args, kwargs)[0])
 
         out = self._forward(self.batches[batch], stand_in)
-        if isinstance(out, Tensor):  # timm, whose models without a classifier give features
+        if isinstance(out, Tensor):  # timm models without a classifier return features
             self.predicts = getattr(self.skeleton.model, "num_classes", 0) > 0
             return out
         self.predicts = "logits" in out
@@ -208,8 +211,9 @@ class Stream:
 
     @torch.no_grad()
     def _forward(self, batch: dict[str, Tensor], stand_in: Callable[[int, tuple, dict], Any]) -> Any:
-        """One run of the library's forward with `stand_in(layer, args, kwargs)` in place of every block. Only their
-        `forward` is replaced: libraries ask blocks for their attributes, too.
+        """Run the library's forward once with `stand_in(layer, args, kwargs)` in place of every block.
+
+        Only the blocks' `forward` is replaced, because libraries also read their attributes.
         """
         path = tower_around(self.skeleton.blocks[0], self.skeleton.model, self.skeleton.architecture)
         model = self.skeleton.model.get_submodule(path)
@@ -227,11 +231,11 @@ class Stream:
                 del block.forward
 
     def _wrap(self, layer: int, call: BlockCall, hidden: Tensor, known: dict[int, Callable]) -> Callable[[Tensor], Any]:
-        """What a block returns as a function of its hidden states: itself, or a tuple around it. `known` are those of
-        earlier blocks.
+        """Return a function that wraps hidden states as the block does: the tensor itself, or a tuple around it.
 
-        Found by one call of the first block of a kind (and of a stack, where that makes what all its blocks read), with
-        zeros where it is not filled: a table that the stack shares is.
+        `known` are the functions of earlier blocks. The form is found by calling the first block of a kind (and of a
+        stack, if that block computes what all its blocks read). A block that is not filled is run with zeros; a table
+        that the stack shares is filled already.
         """
         block, shared = self.skeleton.block(layer), bool(self.skeleton.shared)
         stage_of = self.skeleton.shape.stage_of
@@ -249,13 +253,13 @@ class Stream:
                 self.skeleton.empty(layer)
         several = isinstance(out, tuple | list)
         tensors = [part for part in out if isinstance(part, Tensor)] if several else [out]
-        looks = (hidden.shape[-2],) * 2  # attention weights, of every token for every token
+        looks = (hidden.shape[-2],) * 2  # shape of attention weights: every token to every token
         others = not shared and any(t.dim() != 4 or t.shape[-2:] != looks for t in tensors[1:])
         if not tensors or tensors[0].shape != hidden.shape or (several and out[0] is not tensors[0]) or others:
             raise UnsupportedModel(self._passes_on(len(tensors)))
         if not several:
             return lambda value: value
-        self.beside += tensors[1:]  # to be looked at; the next block must not ask for them
+        self.beside += tensors[1:]  # checked in `_record`: the next block must not use them
         kind, rest = type(out), tuple(out[1:])
         return lambda value: kind((value, *rest))
 

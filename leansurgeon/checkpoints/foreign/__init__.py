@@ -1,1 +1,1 @@
-"""What comes from strangers: companions of a model, foreign code, published layouts, bare weights."""
+"""Handle what others wrote: companion files of a model, foreign code, published layouts, bare weights."""

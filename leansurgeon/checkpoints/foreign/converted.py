@@ -1,14 +1,14 @@
-"""Checkpoints in another form than config.json and safetensors, converted into a temporary folder: pickles, and the
-published layout of Crammed BERT (`JonasGeiping/crammed-bert`). No torch but for pickles.
+"""Convert checkpoints that are not config.json and safetensors into a temporary folder: pickles, and Crammed BERT.
 
-What was learned from github.com/JonasGeiping/cramming (`architectures/attention.py`, `components.py`,
-`crammed_bert.py`):
+The latter is the published layout of `JonasGeiping/crammed-bert`. Imports torch for pickles only.
+
+Facts from github.com/JonasGeiping/cramming (`architectures/attention.py`, `components.py`, `crammed_bert.py`):
 
 * `query_key_value.weight` `(3 * inner, width)` is fused *per head*: rows are head 0's q, k, v, then head 1's q, k, v,
   and so on;
 * `ffn.dense_in.weight` `(2 * mlp, width)`: the upper half is the value of the gated unit, the lower half goes through
   GELU;
-* `decoder.weight` is the word embedding (either name may be the one that the file keeps);
+* `decoder.weight` is the word embedding (the file may keep either name);
 * `norm_factor` is a buffer, 1 / sqrt(head_dim), and `pe` a table of sinusoids; neither is a parameter.
 """
 
@@ -29,14 +29,14 @@ from leansurgeon.checkpoints.weights import Arrays, TensorOut, Weights, write
 from leansurgeon.errors import UnsupportedModel, plural
 from leansurgeon.reading.jsonfile import Json, value_at
 
-Moves: TypeAlias = dict[str, tuple[str, Callable[[np.ndarray], np.ndarray]]]  # by our name: theirs, what is done to it
+Moves: TypeAlias = dict[str, tuple[str, Callable[[np.ndarray], np.ndarray]]]  # our name -> (their name, transform)
 
 FUSED = "encoder.layers.{i}.attn.self_attention.query_key_value.weight"
 EMBEDDING = ("encoder.embedding.word_embedding.weight", "decoder.weight")
 BUFFERS = ("norm_factor", "embedding.pos_embedding.pe")
 
-# What our module is; the published code can be configured to be much else. Key in `arch`, value wanted, value where the
-# key is absent.
+# Settings that our module supports; the published code has many more. Key in `arch`, required value, value if the key
+# is missing.
 EXPECTED = (
     ("norm", "LayerNorm", "LayerNorm"),
     ("norm_scheme", "pre", "pre"),
@@ -59,8 +59,9 @@ EXPECTED = (
 
 
 def from_pickle(path: Path, allow_pickle: bool, keep: ExitStack) -> tuple[Path, tuple[Path, ...]]:
-    """A folder whose weights are a pickle: refused, or read with `weights_only=True` into a temporary safetensors
-    copy. Returns the copy and the pickles.
+    """Read the pickles of a folder with `weights_only=True` into a temporary safetensors copy.
+
+    Returns the copy and the pickles. Raises `UnsupportedModel` if there are none or `allow_pickle` is not set.
     """
     pickles = sorted([*path.glob("pytorch_model*.bin"), *path.glob("*.pt"), *path.glob("*.pth")])
     if not pickles:
@@ -87,7 +88,7 @@ def from_pickle(path: Path, allow_pickle: bool, keep: ExitStack) -> tuple[Path, 
 
 
 def from_crammed_bert(config: Config, weights: Weights, keep: ExitStack) -> Path:
-    """The published Crammed BERT, converted into a temporary folder that lives as long as `keep`."""
+    """Convert the published Crammed BERT into a temporary folder that lives as long as `keep`."""
     new_config, arrays = convert_crammed_bert(config, weights.float32, list(weights.entries))
     folder = keep.enter_context(scratch())
     write(folder, [TensorOut(name, "F32", a.shape, make=lambda a=a: a.astype("<f4")) for name, a in arrays.items()])
@@ -99,17 +100,17 @@ def from_crammed_bert(config: Config, weights: Weights, keep: ExitStack) -> Path
 
 
 def is_crammed_bert(config: Config, names: Iterable[str]) -> bool:
-    """Whether this is a checkpoint in the published layout."""
+    """Return whether a checkpoint has the published layout."""
     return config.get("model_type") == "crammedBERT" or FUSED.format(i=0) in set(names)
 
 
 def convert_crammed_bert(
     config: Config, read: Callable[[str], np.ndarray], names: Iterable[str]
 ) -> tuple[Config, Arrays]:
-    """Our config and our tensors.
+    """Return our config and our tensors for a published checkpoint.
 
-    `read(name)` gives a tensor of the published file as float32. Raises `UnsupportedModel` where the checkpoint is not
-    the Crammed BERT of the paper (another activation, rotary positions, biases, ...) or tensors are missing or left
+    `read(name)` returns a tensor of the published file as float32. Raises `UnsupportedModel` if the checkpoint is not
+    the Crammed BERT of the paper (another activation, rotary positions, biases, ...) or if tensors are missing or left
     over.
     """
     names, arch = set(names), config.get("arch") or {}
@@ -165,7 +166,7 @@ def convert_crammed_bert(
 
 
 def tensor_plan(names: set[str], layers: int, heads: int) -> Moves:
-    """Our name -> (published name, rearrangement)."""
+    """Map our tensor names to the published name and the transform."""
     embedding = next((n for n in EMBEDDING if n in names), EMBEDDING[0])
     plan = {
         "encoder.embeddings.word_embeddings.weight": (embedding, same),
@@ -176,7 +177,7 @@ def tensor_plan(names: set[str], layers: int, heads: int) -> Moves:
         ours, theirs = f"encoder.layers.{i}.", f"encoder.layers.{i}."
         plan |= norm(ours + "attention_norm", theirs + "norm1") | norm(ours + "mlp_norm", theirs + "norm2")
         for part, letter in enumerate(("query", "key", "value")):
-            # Rows of q, k or v out of `(heads * 3 * head_dim, width)`, head after head.
+            # Select the rows of q, k or v from `(heads * 3 * head_dim, width)`, ordered by head.
             plan[f"{ours}attention.{letter}.weight"] = (
                 FUSED.format(i=i),
                 lambda w, part=part: w.reshape(heads, 3, -1, w.shape[1])[:, part].reshape(-1, w.shape[1]),
@@ -193,23 +194,23 @@ def tensor_plan(names: set[str], layers: int, heads: int) -> Moves:
 
 
 def same(array: np.ndarray) -> np.ndarray:
-    """The array as it is."""
+    """Return the array unchanged."""
     return array
 
 
 def norm(ours: str, theirs: str) -> Moves:
-    """A weight and a bias that keep their form."""
+    """Map a weight and a bias that keep their layout."""
     return {f"{ours}.{kind}": (f"{theirs}.{kind}", same) for kind in ("weight", "bias")}
 
 
 def lookup(arch: Config, path: str, default: Json = None) -> Any:
-    """A value of the nested config by its dotted path; None counts as absent."""
+    """Return the value at a dotted path of the nested config, or `default` if it is missing or None."""
     value = value_at(arch, *path.split("."))
     return default if value is None else value
 
 
 def number(arch: Config, path: str) -> int:
-    """A positive whole number of the config; UnsupportedModel for anything else."""
+    """Return a positive integer of the config. Raises `UnsupportedModel` for anything else."""
     value = lookup(arch, path)
     if not isinstance(value, int) or value < 1:
         raise UnsupportedModel(f"The config says arch.{path} = {value!r}, which is no positive whole number.")

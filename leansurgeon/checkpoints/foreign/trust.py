@@ -1,10 +1,11 @@
-"""Whose code runs. A checkpoint is data: the modelling files of this package are taken from the package, those of
-transformers and timm from there, and nothing that comes with a checkpoint is executed unless --trust-remote-code says
-so for one command.
+"""Decide whose code runs.
 
-What a checkpoint can ask for: classes of its own (`auto_map`), and kernels of the hub (`attn_implementation`). Beside
-a model_type that a library knows, an `auto_map` is passed over. A result of ours names its modelling file there; it is
-one of ours while it is byte for byte what a version of this package shipped.
+A checkpoint is data: modelling files of this package are loaded from the package, those of transformers and timm from
+there, and code that comes with a checkpoint runs only if --trust-remote-code allows it for one command.
+
+A checkpoint can ask for classes of its own (`auto_map`) and for kernels of the hub (`attn_implementation`). If a
+library knows the model_type, `auto_map` is ignored. Our own results name their modelling file in `auto_map`; such a
+file is trusted if it matches, byte for byte, one that some version of this package shipped.
 """
 
 from __future__ import annotations
@@ -25,16 +26,16 @@ from leansurgeon.reading import jsonfile
 from leansurgeon.reading.jsonfile import Json
 
 FLAG = "--trust-remote-code"
-ALLOWED = "LEANSURGEON_TRUST_REMOTE_CODE"  # how a command tells the processes that it starts
-# Config keys that name code for transformers to fetch, or a file that is not there for others to look for.
+ALLOWED = "LEANSURGEON_TRUST_REMOTE_CODE"  # passes the permission on to child processes
+# Config keys that name code for transformers to fetch. In a result they would name a file that is not there.
 CODE_KEYS = ("auto_map", "custom_pipelines")
 KERNELS = ("attn_implementation", "experts_implementation")
-# What timm.create_model takes beside a model's own arguments: files that it unpickles, weights that it fetches.
+# Arguments of timm.create_model other than a model's own: files that it unpickles, weights that it fetches.
 LOADERS = ("checkpoint_path", "pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "cache_dir")
-# What transformers loads in the place of the weights that surgery reads: a file named in the config, and, where peft is
-# installed, adapters beside them, which may be a pickle.
+# Makes transformers load a file named in the config instead of the weights that surgery reads. If peft is installed, it
+# also loads adapters beside them, which may be a pickle.
 WEIGHTS_KEY = "transformers_weights"
-# What transformers runs of a folder that it may run code of, whatever config.json names.
+# Files whose code transformers runs once remote code is allowed, whatever config.json names.
 GENERATION = "custom_generate"
 BESIDE = (
     "tokenizer_config.json",
@@ -45,7 +46,7 @@ BESIDE = (
 
 
 def allow(value: bool) -> None:
-    """Say whether code of checkpoints may run in this process and in those that it starts."""
+    """Set whether code of checkpoints may run in this process and its child processes."""
     if value:
         os.environ[ALLOWED] = "1"
     else:
@@ -53,14 +54,14 @@ def allow(value: bool) -> None:
 
 
 def is_allowed() -> bool:
-    """Whether the environment permits code that came with a model."""
+    """Return whether code that came with a model may run."""
     return os.environ.get(ALLOWED) == "1"
 
 
 def judge_code(architecture: Architecture, config: Config, folder: Path) -> Architecture:
-    """The family of a checkpoint folder, with the folder as its `code` where that runs because the user allowed it.
+    """Return the family of a checkpoint folder; its `code` is the folder if the checkpoint's own code may run.
 
-    Raises `UnsupportedModel` where the checkpoint asks for code that is not ours and nobody allowed it.
+    Raises `UnsupportedModel` if the checkpoint needs code that is not ours and that the user has not allowed.
     """
     named = list_code_modules(config)
     if architecture.library != "leansurgeon" or not named:
@@ -80,15 +81,16 @@ def judge_code(architecture: Architecture, config: Config, folder: Path) -> Arch
 
 
 def list_code_modules(config: Config) -> set[str]:
-    """Modules that `auto_map` names, a repository of the hub before them (`org/name--module`)."""
+    """Return the modules that `auto_map` names; for a hub repository in the form `org/name--module`."""
     values = (config.get("auto_map") or {}).values()
     flat = [item for value in values for item in (value if isinstance(value, list | tuple) else [value])]
     return {str(item).rpartition(".")[0] or str(item) for item in flat if item is not None}
 
 
 def brings_code(folder: Path) -> bool:
-    """Whether a library that may run code finds some beside what config.json names: a loop of generation, or classes
-    that the configs of tokenizers and processors name.
+    """Return whether a folder has code that a library would run besides what config.json names.
+
+    That is a custom generation loop, or classes that the configs of tokenizers and processors name.
     """
     named = (folder / name for name in BESIDE)
     return os.path.lexists(folder / GENERATION) or any(
@@ -97,7 +99,7 @@ def brings_code(folder: Path) -> bool:
 
 
 def refuse_kernels(config: Config, folder: Path) -> None:
-    """Raises `UnsupportedModel` where transformers would fetch an implementation from the hub and run it."""
+    """Raise `UnsupportedModel` if transformers would fetch an implementation from the hub and run it."""
     for key, value in walk(config):
         if key.strip("_").removesuffix("_internal") in KERNELS and isinstance(value, str) and "/" in value:
             raise UnsupportedModel(
@@ -107,9 +109,10 @@ def refuse_kernels(config: Config, folder: Path) -> None:
 
 
 def refuse_loaders(config: Config, folder: Path) -> None:
-    """Raises `UnsupportedModel` where a library would load other weights than the safetensors files beside config.json,
-    which are what surgery reads: a timm config that names a file (some versions run what a pickle there says), a
-    transformers config that does so, an adapter.
+    """Raise `UnsupportedModel` if a library would load other weights than the safetensors files that surgery reads.
+
+    That is the case for a timm config that names a file (some versions run code from a pickle there), a transformers
+    config that does so, and an adapter.
     """
     if os.path.lexists(folder / unpacked.ADAPTER):
         raise UnsupportedModel(
@@ -132,7 +135,7 @@ def refuse_loaders(config: Config, folder: Path) -> None:
 
 
 def walk(config: Json) -> Iterator[tuple[str, Json]]:
-    """Every key of nested objects, in lists too, with each text right below it."""
+    """Yield every key of nested objects and lists with each value directly below it."""
     for item in config if isinstance(config, list | tuple) else ():
         yield from walk(item)
     for key, value in config.items() if isinstance(config, Mapping) else ():
@@ -145,18 +148,18 @@ def walk(config: Json) -> Iterator[tuple[str, Json]]:
 
 
 def find_shipped_file(name: str) -> Path:
-    """The path of one of our modelling files."""
+    """Return the path of one of our modelling files."""
     return Path(str(files("leansurgeon.models") / name))
 
 
 @cache
 def earlier() -> Mapping[str, list[str]]:
-    """SHA-256 of modelling files that earlier versions shipped, by name; `tests/support/shipped.py` writes the list."""
+    """SHA-256 digests of modelling files of earlier versions, by file name; written by `tests/support/shipped.py`."""
     return jsonfile.read_object(Path(__file__).with_name("shipped.json"))
 
 
 def is_shipped(file: Path) -> bool:
-    """Whether a file is byte for byte one that this version of the package or a listed earlier one ships."""
+    """Return whether a file is, byte for byte, one that this version or a listed earlier one ships."""
     if not file.is_file():
         return False
     own, seen = find_shipped_file(file.name), digest(file)
@@ -167,7 +170,7 @@ def is_shipped(file: Path) -> bool:
 
 
 def code_files(folder: Path, config: Config) -> list[Path]:
-    """The files of a trusted folder that its classes need: modules of `auto_map` and what they import beside them."""
+    """Return the files that a trusted folder's classes need: modules of `auto_map` and their relative imports."""
     from transformers.dynamic_module_utils import get_relative_import_files
 
     needed = {}
@@ -180,7 +183,7 @@ def code_files(folder: Path, config: Config) -> list[Path]:
 
 
 def load_trusted_class(folder: Path, config: Config, name: str) -> type | None:
-    """The class `name` of a trusted folder's own code; None where its `auto_map` has none. Runs that code."""
+    """Return the class `name` from a trusted folder's code, None if its `auto_map` lacks it. Runs that code."""
     from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
     values = [value for value in (config.get("auto_map") or {}).values() if isinstance(value, str)]
@@ -189,7 +192,7 @@ def load_trusted_class(folder: Path, config: Config, name: str) -> type | None:
 
 
 def as_written(config: Json) -> Any:
-    """A config without what names code, in its sections (`text_config`) too."""
+    """Return a config without the keys that name code, in nested configs (`text_config`) too."""
     if isinstance(config, list):
         return [as_written(item) for item in config]
     if not isinstance(config, Mapping):
@@ -198,8 +201,10 @@ def as_written(config: Json) -> Any:
 
 
 def with_known_classes(config: Config, architecture: Architecture) -> Config:
-    """A config whose classes transformers has: one that only the checkpoint's own code has stands for the library's
-    class of the same model_type and task.
+    """Return a config that names only classes of transformers.
+
+    A class that exists only in the checkpoint's own code is replaced by the library's class of the same model_type and
+    task.
     """
     remote, names = config.get("auto_map"), config.get("architectures")
     if architecture.library != "transformers" or not remote or not names:
@@ -207,7 +212,7 @@ def with_known_classes(config: Config, architecture: Architecture) -> Config:
     import transformers
 
     def library_class_name(name: str) -> str:
-        """The library's own class for a class of remote code, or the name itself where there is none."""
+        """Return the library's class for a class of remote code, or the name itself if there is none."""
         auto = next((key for key, value in remote.items() if str(value).endswith(f".{name}")), "")
         if hasattr(transformers, name) or not hasattr(transformers, auto):
             return name

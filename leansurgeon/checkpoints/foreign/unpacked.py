@@ -1,4 +1,4 @@
-"""What somebody has who has weights and no model folder, and the lines that make a folder of it."""
+"""Errors for weights that are no model folder, with the lines of Python that make one of them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from leansurgeon.reading import jsonfile
 from leansurgeon.reading.tensorfile import read_header
 
 ADAPTER = "adapter_config.json"
-ADAPTED = {  # what peft calls a task, and the end of its class for that
+ADAPTED = {  # peft's name of a task -> the end of the class name for it
     "SEQ_CLS": "SequenceClassification",
     "SEQ_2_SEQ_LM": "Seq2SeqLM",
     "TOKEN_CLS": "TokenClassification",
@@ -31,7 +31,7 @@ OTHERS = {
 
 
 def of_file(path: Path) -> UnsupportedModel:
-    """The error for a single file that was given as a model."""
+    """Return the error for a single file that was given as a model."""
     suffix = path.suffix.lower()
     if suffix == ".safetensors":
         return UnsupportedModel(
@@ -51,7 +51,7 @@ def of_file(path: Path) -> UnsupportedModel:
 
 
 def of_folder(path: Path) -> UnsupportedModel:
-    """The error for a folder without config.json."""
+    """Return the error for a folder without config.json."""
     if (path / ADAPTER).is_file():
         return UnsupportedModel(f"{path} holds an adapter, which is a part of a model.", merging(path))
     weights = sorted(file for file in path.glob("*") if file.suffix.lower() in (".safetensors", *PICKLES))
@@ -64,7 +64,7 @@ def of_folder(path: Path) -> UnsupportedModel:
 
 
 def lines(weights: Path) -> str:
-    """The Python that makes a model folder of a state dict, for a person to complete."""
+    """Return the Python code that turns a state dict into a model folder, for the user to complete."""
     safe = weights.suffix.lower() == ".safetensors"
     read = f'load_file("{weights}")' if safe else f'torch.load("{weights}", weights_only=True)'
     load = "from safetensors.torch import load_file" if safe else "import torch"
@@ -81,14 +81,14 @@ def lines(weights: Path) -> str:
 
 
 def saving(folder: Path) -> str:
-    """The Python that writes a folder of transformers anew, with weights as safetensors."""
+    """Return the Python code that saves a transformers folder again with safetensors weights."""
     named = (jsonfile.read_object_if_whole(folder / "config.json") or {}).get("architectures")
     name = str(named[0]) if isinstance(named, list) and named else "AutoModel"
     return f'    from transformers import {name}\n    {name}.from_pretrained("{folder}").save_pretrained("FOLDER")'
 
 
 def merging(folder: Path) -> str:
-    """The Python that makes a whole model of an adapter."""
+    """Return the Python code that merges an adapter into a whole model."""
     task = (jsonfile.read_object_if_whole(folder / ADAPTER) or {}).get("task_type")
     name = f"AutoPeftModelFor{ADAPTED.get(str(task), 'CausalLM')}"
     return "\n".join(
@@ -101,7 +101,7 @@ def merging(folder: Path) -> str:
 
 
 def describe_counts(path: Path) -> str:
-    """`201 tensors, 22,713,216 numbers`."""
+    """Describe the contents of a file: `201 tensors, 22,713,216 numbers`."""
     try:
         entries = read_header(path).values()
     except LeanSurgeonError:

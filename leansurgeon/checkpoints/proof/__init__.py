@@ -1,1 +1,1 @@
-"""The proof of a result: reload it in a fresh process, compare it with its source, say it in a sentence."""
+"""Verify a result: reload it in a fresh process, compare it with its source, and report it in a sentence."""

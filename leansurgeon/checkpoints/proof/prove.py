@@ -1,5 +1,6 @@
-"""Proof by reloading: a fresh process loads the folder with plain libraries, and its account is compared with the plan.
-The same process then runs the source on the same inputs, and the outputs of both are compared.
+"""Verify a result by reloading it with plain libraries in a fresh process, and compare what that finds with the plan.
+
+The same process then runs the source on the same inputs and compares both outputs.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ from leansurgeon.reading.pooling import read_pooling
 from leansurgeon.version import PACKAGE
 
 SCRIPT = Path(__file__).with_name("reload_check.py")
-ROOM = 2**29  # bytes of weights that are in memory at a time, about what a cut block by block holds
-EXACT = 1e-4  # of the outputs' spread: what rounding in fp32 may cost an exact plan
+ROOM = 2**29  # bytes of weights in memory at a time, about as much as a blockwise cut needs
+EXACT = 1e-4  # relative to the outputs' spread: allowed rounding error of an exact plan in fp32
 
 Families = tuple[Architecture | None, Architecture | None]
-HowToLoad: TypeAlias = dict[str, Any]  # what `reload_check` is told as `how`
+HowToLoad: TypeAlias = dict[str, Any]  # the `how` argument of `reload_check`
 
 
 def prove(
@@ -48,18 +49,17 @@ def prove(
     families: Families = (None, None),
     origin: Path | None = None,
 ) -> Proof:
-    """Reload `folder` and check parameter count, missing and unexpected keys, and the outputs.
+    """Reload `folder` and check its parameter count, missing and unexpected keys, and outputs.
 
-    `source` is the folder that the result is compared with, on `batches` (without them, on noise), which one of both
-    may have been fitted on unless they are `held_out`. `exact` says that the plan promises the same function.
-    `families` are those of the result and the source, where they are known: a family that nobody declared need not be
-    inferred once more. `origin` is what the result was made from, also where nothing is compared: what it lacks the
-    result may lack. Returns the account of the fresh process, with `compared` where a source was given. Raises
-    `LeanSurgeonError` with the first thing that is wrong.
+    `source` is the folder to compare with, on `batches` or else on noise. Either model may have been fitted on the
+    batches unless they are `held_out`. `exact` says that the plan promises the same function. `families` are those of
+    result and source if known, which avoids inferring an undeclared family again. `origin` is what the result was made
+    from, even if nothing is compared: the result may lack the tensors that it lacks. Returns what the fresh process
+    found, with `compared` if a source was given. Raises `LeanSurgeonError` with the problems found.
     """
     with scratch() as place:
         config = read_config(folder)
-        kind_of = config.get("model_type")  # of a family that nobody declared the other process could not guess inputs
+        kind_of = config.get("model_type")  # for an undeclared family, the other process could not guess inputs
         unknown = kind_of and (kind_of == infer.DECOUPLED or not architectures.find_declared(config))
         given = batches or ([infer.sample(config)] if unknown else [])
         inputs = write_batches(given, place / "inputs.safetensors") if given else None
@@ -80,8 +80,10 @@ def prove(
 
 
 def check(account: dict[str, Any], parameters: int, lacking: Sequence[str] = ()) -> None:
-    """What must hold of every result. `lacking` are tensors that its source has not got either, and that the library
-    initialises anew in both (the pooler of an encoder that was saved without one). Raises `LeanSurgeonError`.
+    """Raise `LeanSurgeonError` if a result does not reload as planned.
+
+    `lacking` are tensors that its source lacks as well and that the library initialises in both (the pooler of an
+    encoder that was saved without one).
     """
     problems, missing = [], [name for name in account["missing"] if name not in lacking]
     if missing:
@@ -104,7 +106,10 @@ def check(account: dict[str, Any], parameters: int, lacking: Sequence[str] = ())
 
 
 def against(original: dict[str, Any], result: dict[str, Any], data: str, exact: bool) -> Comparison:
-    """How far the result's outputs lie from the source's, of which `original` is the account."""
+    """Compare the outputs of result and source, given what the fresh process found for each.
+
+    Raises `LeanSurgeonError` if the plan is `exact` and the outputs differ by more than `EXACT` times their spread.
+    """
     if "trouble" in original:
         return Comparison(done=False, why=f"the source itself does not load with its library ({original['trouble']})")
     if original["output"] != result["output"]:
@@ -137,8 +142,10 @@ def against(original: dict[str, Any], result: dict[str, Any], data: str, exact: 
 
 
 def of_values(valued: Sequence[Sequence[Sequence[float]]]) -> dict[str, float]:
-    """Spearman's correlation of one output with the score of every sample (0 where either never changes), or micro and
-    macro F1 of several outputs with marks of 0 and 1; `valued` are (samples, 2, outputs).
+    """Score outputs against continuous targets or multi-label marks; `valued` is (samples, 2, outputs).
+
+    One output: Spearman's correlation with the target of every sample (0 if either is constant). Several outputs with
+    marks of 0 and 1: micro and macro F1.
     """
     import numpy as np
     from scipy.stats import spearmanr
@@ -153,8 +160,9 @@ def of_values(valued: Sequence[Sequence[Sequence[float]]]) -> dict[str, float]:
 
 
 def certain(original: dict[str, Any], result: dict[str, Any], part: int) -> dict[str, float]:
-    """The interval of a score's difference, result less source, from the scores of every sample: 0 is the loss, 2 the
-    right answers. Empty for a single sample.
+    """Return the 95 % interval of a score's difference, result minus source, from the scores of every sample.
+
+    `part` 0 is the loss, 2 the correct answers. Empty for a single sample.
     """
     both = list(zip(original["samples"], result["samples"], strict=True))
     interval = paired_interval([after[part] - before[part] for before, after in both], [after[1] for _, after in both])
@@ -162,7 +170,7 @@ def certain(original: dict[str, Any], result: dict[str, Any], part: int) -> dict
 
 
 def write_batches(batches: Sequence[dict[str, Any]], file: Path) -> Path:
-    """Batches as a file that the other process reads."""
+    """Write batches to a file that the other process reads."""
     from safetensors.torch import save_file
 
     tensors = {f"{i}.{key}": value.contiguous() for i, batch in enumerate(batches) for key, value in batch.items()}
@@ -178,8 +186,9 @@ def write_batches(batches: Sequence[dict[str, Any]], file: Path) -> Path:
 def run(
     folder: Path, source: Path | None, inputs: Path | None, kind: str, families: Families = (None, None)
 ) -> tuple[dict[str, Any], str]:
-    """The accounts of a fresh process that loads `folder`, and then `source`, and runs them; and its last words, where
-    it did not come to its end.
+    """Load and run `folder`, then `source`, in a fresh process.
+
+    Returns its findings for both, and the last line of its error output in case it did not finish.
     """
     asked = {
         "result": how_to_load(folder, families[0], as_documented=True),
@@ -189,8 +198,8 @@ def run(
         "root": str(PACKAGE.parent),
         "room": ROOM,
     }
-    # Isolated mode keeps the working directory off the path; modelling files, and weights that the library has to write
-    # where not all of them fit the memory, lie in a folder that goes away.
+    # Isolated mode keeps the working directory off the path. The scratch folder holds modelling files, and weights that
+    # the library offloads when not all of them fit in memory.
     with scratch() as cache:
         env = os.environ | {
             "HF_MODULES_CACHE": str(cache),
@@ -214,16 +223,18 @@ def run(
 
 
 def how_to_load(folder: Path, family: Architecture | None = None, *, as_documented: bool = False) -> HowToLoad:
-    """What `reload_check` needs: the `folder`, the `class`, our `module` that has it (or registers its timm entry
-    point), whether the folder's own code may run (`trust`): where the user allowed it; and of a result, whose
-    modelling file is one that this package has shipped, to load it `as_documented`, where nothing else in the folder
-    is code that the library would run then; and what the family says of its inputs.
+    """Return what `reload_check` needs to load a folder.
 
-    Raises `UnsupportedModel` where a folder wants to run code that nobody allowed.
+    These are the `folder`, the `class`, our `module` that defines it (or registers its timm entry point), whether the
+    folder's own code may run (`trust`: the user allowed it), and what the family says of its inputs. A result whose
+    modelling file was shipped by this package is loaded `as_documented`, with remote code allowed, unless the folder
+    holds other code that the library would then run.
+
+    Raises `UnsupportedModel` if a folder needs code that the user has not allowed.
     """
     how = {"folder": str(folder.absolute())}
     config = read_config(folder)
-    known = family is not None and bool(family.evidence)  # a declaration by hand costs nothing
+    known = family is not None and bool(family.evidence)  # a declared family costs nothing to look up again
     architecture = trust.judge_code(family if known else architectures.of(config), config, folder)
     stem = (architecture.modelling or "").removesuffix(".py")
     if architecture.library == "timm":
@@ -241,7 +252,7 @@ def how_to_load(folder: Path, family: Architecture | None = None, *, as_document
 
 
 def what_it_takes(architecture: Architecture, config: Config) -> HowToLoad:
-    """What the family says of its inputs, as `reload_check.example` reads it."""
+    """Return what the family says of its inputs, for `reload_check.example`."""
     takes, flat = architecture.takes, architecture.flat(config)
     said = {"tokens": takes.only_tokens(flat), "two_texts": bool(flat.get(takes.second_text))}
     return {key: value for key, value in said.items() if value}

@@ -1,23 +1,24 @@
-"""Runs alone in a fresh process: load a folder the documented way, run it forward, print what was found as JSON.
+"""Run alone in a fresh process: load a folder the documented way, run a forward pass, print the findings as JSON.
 
-Usage: python -I reload_check.py JSON, an object that names the `result` and the `source` (or null), `root`, `inputs`
-(or null), `kind`, `room` and `offload`.
-Of both it says the `folder`; the `class` of transformers; a `module` of leansurgeon (which lies in `root`) to take it
-from, or that registers a timm entry point; with `trust` that the folder's own code may run; and names the `tokens` of a
-model that takes one length only, with `two_texts` one that reads two, with `body` one whose head is not in its files or
-not meant, the `pad` token where config.json names none, and the `pooling` of states. Nothing else of leansurgeon is
-imported but `reading/pooling.py`, which stands alone, so a result is seen as a user of plain transformers or timm sees
-it.
+Usage: python -I reload_check.py JSON, an object with `result`, `source` (or null), `root`, `inputs` (or null), `kind`,
+`room` and `offload`.
 
-One line of JSON says what became of the result (`{"result": ...}`). With a source that model is let go, the source is
-loaded in the same way and run on the same inputs, and a second line compares them (`{"source": ...}`).
+`result` and `source` have the keys `folder`; `class` of transformers; `module` of leansurgeon (found in `root`) that
+defines the class or registers a timm entry point; `trust` if the folder's own code may run; `tokens` of a model that
+takes one length only; `two_texts` for one that reads two texts; `body` for one whose head is missing in its files or
+not used; the `pad` token if config.json names none; and the `pooling` of hidden states. Nothing else of leansurgeon is
+imported except `reading/pooling.py`, which imports nothing of the package, so a result is seen as a user of plain
+transformers or timm sees it.
+
+One line of JSON describes the result (`{"result": ...}`). If there is a source, the result is freed, the source is
+loaded in the same way and run on the same inputs, and a second line compares both (`{"source": ...}`).
 
 `inputs` is a safetensors file of batches (`0.input_ids`, `0.attention_mask`, ..., `0.labels`); without it a small
-example is made. `kind` says how labels score: `causal-lm` (those of the next position) or `plain`.
+example is made. `kind` says how labels are scored: `causal-lm` (those of the next position) or `plain`.
 
-Weights beyond `room` bytes are read from the disk whenever they are multiplied with (accelerate's disk offload; the
-outputs are the same), so that a model that was cut block by block is never whole in memory here either. What the
-library has to write for that goes to `offload`.
+If the weights exceed `room` bytes, they are read from disk for each use (accelerate's disk offload; the outputs are the
+same), so that a model that was cut block by block is never whole in memory here either. `offload` is the folder for
+weights that the library has to write for that.
 """
 
 import gc
@@ -31,23 +32,23 @@ from pathlib import Path
 
 import torch
 
-ROOM = 2**26  # values of outputs that are kept for the comparison (256 MiB)
-MOST_PAIRED = 2048  # samples whose similarities to each other are compared
+ROOM = 2**26  # output values kept for the comparison (256 MiB)
+MOST_PAIRED = 2048  # samples whose pairwise similarities are compared
 
 
 def load_timm(folder: Path, module: str | None):
-    """The timm model of the folder and an account of its tensors: missing, unexpected, by what it was loaded."""
+    """Load the timm model of the folder; return it with an account of missing and unexpected tensors and the loader."""
     import timm
     from safetensors import safe_open
 
     if module:
         importlib.import_module(module)
-    # create_model loads strictly; the keys are compared once more because pretrained loading may filter.
+    # create_model loads strictly; the keys are compared again because pretrained loading may filter them.
     model = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
     built = model.state_dict()
     with safe_open(folder / "model.safetensors", "pt") as file:
         stored = set(file.keys())
-        read = file.get_tensor  # one at a time: the model is whole in memory once
+        read = file.get_tensor  # one at a time, so that memory holds the model only once
         differing = [k for k in sorted(stored & set(built)) if not torch.equal(read(k).float(), built[k].float())]
     account = {
         "missing": sorted(set(built) - stored) + differing,
@@ -58,8 +59,9 @@ def load_timm(folder: Path, module: str | None):
 
 
 def load_transformers(folder: Path, config: dict, how: dict, offload: dict):
-    """The transformers model of the folder and an account of its tensors, as `load_timm` gives it. `offload` are
-    arguments that leave weights on the disk.
+    """Load the transformers model of the folder; return it with an account like that of `load_timm`.
+
+    `offload` are arguments that leave weights on disk.
     """
     import transformers
 
@@ -68,7 +70,7 @@ def load_transformers(folder: Path, config: dict, how: dict, offload: dict):
     auto = next((a for a, full in remote.items() if full.endswith("." + name)), None)
     home = importlib.import_module(how["module"]) if "module" in how else transformers
     cls = getattr(home, auto or name)
-    torch.manual_seed(0)  # what a folder lacks is drawn: the same for the result and its source
+    torch.manual_seed(0)  # missing weights are drawn equally for the result and its source
     model, info = cls.from_pretrained(
         folder, output_loading_info=True, trust_remote_code=trusted, dtype=torch.float32, **offload
     )
@@ -85,9 +87,10 @@ def load_transformers(folder: Path, config: dict, how: dict, offload: dict):
 
 
 def run(model, batches: list, kind: str, pooling) -> tuple[dict, list]:
-    """Sums of the loss over all batches, the same of every sample (loss, labels, right ones), what it says where labels
-    are scores or marks beside these (samples, 2, outputs), and the outputs (rows, values) of real tokens as long as
-    there is room.
+    """Return sums of the scores over all batches, and outputs (rows, values) of real tokens as far as `ROOM` allows.
+
+    The sums include `samples` (loss, labels, correct answers of each) and, if labels are continuous or multi-label
+    marks, `valued` (samples, 2, outputs): outputs beside labels.
     """
     rows, pooled, samples, valued, room = [], [], [], [], ROOM
     shape, finite = [], True
@@ -97,7 +100,7 @@ def run(model, batches: list, kind: str, pooling) -> tuple[dict, list]:
             if hasattr(model, "main_input_name"):
                 said = model(**{key: value for key, value in batch.items() if key != "labels"})
                 predicts = "logits" in said
-                output = said.logits if predicts else said[0]  # the last hidden states of a model without a head
+                output = said.logits if predicts else said[0]  # the last hidden states of a headless model
             else:  # timm
                 output, predicts = model(batch["pixel_values"]), True
         output = output.float()
@@ -115,7 +118,7 @@ def run(model, batches: list, kind: str, pooling) -> tuple[dict, list]:
             samples += torch.stack([part.double().view(size).sum(1) for part in parts], dim=1).tolist()
         elif labels is not None and output.dim() == 2 and labels.numel() == output.numel():
             valued += torch.stack([output, labels.view_as(output)], dim=1).tolist()
-        if output.dim() == 3 and not predicts:  # embeddings of sentences, as their users pool them
+        if output.dim() == 3 and not predicts:  # sentence embeddings, pooled as users pool them
             pooled.append(pooling.pool(output, mask))
         flat = output[real] if real is not None else output.flatten(0, -2)
         flat = flat[: room // flat.shape[-1]]
@@ -128,7 +131,7 @@ def run(model, batches: list, kind: str, pooling) -> tuple[dict, list]:
 
 
 def pooling_of(how: dict):
-    """How hidden states become embeddings, by the file that leansurgeon itself pools with."""
+    """Load the module that leansurgeon itself pools with, and return how hidden states become embeddings."""
     spec = importlib.util.spec_from_file_location("pooling", Path(__file__).parents[2] / "reading" / "pooling.py")
     sys.modules["pooling"] = module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -136,7 +139,7 @@ def pooling_of(how: dict):
 
 
 def read_batches(file: Path) -> list:
-    """Batches by number from a safetensors file with names such as `0.input_ids`."""
+    """Read batches from a safetensors file with names such as `0.input_ids`."""
     from safetensors.torch import load_file
 
     batches = {}
@@ -147,21 +150,21 @@ def read_batches(file: Path) -> list:
 
 
 def example(model, how: dict) -> dict:
-    """One small input of the model's kind."""
+    """Make one small input of the model's kind."""
     config = model.config
     if model.main_input_name == "pixel_values":
         return {"pixel_values": noise(1, config.num_channels, config.image_size, config.image_size)}
     if model.main_input_name == "input_values":
         return {"input_values": noise(4, 16, config.input_size)}
     room = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None) or 64
-    tokens = how.get("tokens") or int(min(64, room - room // 4))  # some of the first positions may not be in use
-    # Any tokens but the first eighth, where special ones (padding, end) usually stand.
+    tokens = how.get("tokens") or int(min(64, room - room // 4))  # some of the first positions may be unused
+    # Skip the first eighth of the vocabulary, where special tokens (padding, end) usually are.
     ids = torch.randint(config.vocab_size // 8, config.vocab_size, (1, tokens), generator=seed_draws())
     inputs = {"input_ids": ids}
     if how.get("two_texts"):
         inputs["input_ids_2"] = ids.flip(1)
     if getattr(config, "is_encoder_decoder", False):
-        end = config.eos_token_id  # classifiers read the state at the end token
+        end = config.eos_token_id  # classifiers read the hidden state at the end token
         ids[:, -1] = end[0] if isinstance(end, list) else end
         inputs["decoder_input_ids"] = ids.flip(1) if "Sequence" not in type(model).__name__ else ids
     if type(model).__name__.endswith("ForMultipleChoice"):  # (batch, choices, tokens)
@@ -170,7 +173,7 @@ def example(model, how: dict) -> dict:
 
 
 def timm_example(config: dict) -> dict:
-    """One small batch of images for a timm model."""
+    """Make one small batch of images for a timm model."""
     channels, *sides = config["pretrained_cfg"]["input_size"]
     args = config["model_args"]
     size = args.get("img_size", sides)
@@ -179,18 +182,20 @@ def timm_example(config: dict) -> dict:
 
 
 def noise(*shape: int):
-    """Standard normal values of this shape, the same in every process."""
+    """Draw standard normal values of this shape, the same in every process."""
     return torch.randn(*shape, generator=seed_draws())
 
 
 def seed_draws():
-    """The same draws in every process."""
+    """Return a generator with the same seed in every process."""
     return torch.Generator().manual_seed(0)
 
 
 def examine_folder(how: dict, asked: dict, offload: dict | None = None) -> tuple[dict, list]:
-    """What loading and running a model shows, and its outputs (see `run`). `offload` are the library's arguments for
-    weights that stay on the disk; by default those of files that may take more than the room that there is in fp32.
+    """Load and run a model; return what that shows, and its outputs (see `run`).
+
+    `offload` are the library's arguments for weights that stay on disk; by default they are used if the files may need
+    more than `room` bytes in fp32.
     """
     folder = Path(how["folder"])
     config = json.loads((folder / "config.json").read_text())
@@ -198,9 +203,9 @@ def examine_folder(how: dict, asked: dict, offload: dict | None = None) -> tuple
     stored = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
     if offload is None and not timm and 2 * stored > asked["room"]:
         beside = {"device_map": "auto", "max_memory": {"cpu": asked["room"]}, "offload_folder": asked["offload"]}
-        with suppress(Exception):  # of a class that takes weights past the modules that hold them, among others
+        with suppress(Exception):  # fails, for instance, for a class that uses weights without calling their module
             return examine_folder(how, asked, beside)
-        gc.collect()  # what is wrong in any case is seen once more
+        gc.collect()  # a real problem will show again below
     model, account = (
         load_timm(folder, how.get("module")) if timm else load_transformers(folder, config, how, offload or {})
     )
@@ -208,20 +213,20 @@ def examine_folder(how: dict, asked: dict, offload: dict | None = None) -> tuple
         batches = read_batches(Path(asked["inputs"]))
     else:
         batches = [timm_example(config) if timm else example(model, how)]
-    if asked["inputs"] and type(model).__name__.endswith("ForMultipleChoice"):  # sentences, each as the only choice
+    if asked["inputs"] and type(model).__name__.endswith("ForMultipleChoice"):  # each sentence is the only choice
         batches = [{k: v[:, None] for k, v in batch.items() if k != "labels"} for batch in batches]
     body = model.base_model if how.get("body") else model
     sums, outputs = run(body, batches, asked["kind"], pooling_of(how))
     # Some parameters are constants that the library neither saves nor loads (Marian's positions).
     unsaved = {*account["missing"], *(getattr(model, "_keys_to_ignore_on_save", None) or ())}
-    tied = model.all_tied_weights_keys if offload else {}  # on the disk each name is a tensor of its own
+    tied = model.all_tied_weights_keys if offload else {}  # offloaded, each tied name is a tensor of its own
     sizes = {name: p.numel() for name, p in model.named_parameters() if name not in tied}
     lacking = sum(size for name, size in sizes.items() if name in unsaved)
     return account | {"parameters": sum(sizes.values()), "missing_parameters": lacking} | sums, outputs
 
 
 def differences(source: list, result: list) -> dict:
-    """Outputs of two models on the same inputs, as `run` gives them, compared in fp64."""
+    """Compare the outputs of two models on the same inputs, as returned by `run`, in fp64."""
     rows, cosine = compare_rows(source[0], result[0])
     figures = rows | {"cosine": float(cosine.mean())}
     if len(source[1]):
@@ -234,8 +239,10 @@ def differences(source: list, result: list) -> dict:
 
 
 def neighbours(a, b) -> dict:
-    """Whether embeddings still say who is near whom, which a high mean cosine need not mean: the rank correlation
-    (Spearman) of the similarities of all pairs, and the share of every sample's ten nearest that are kept.
+    """Measure whether embeddings keep their neighbourhoods, which a high mean cosine does not guarantee.
+
+    Returns the rank correlation (Spearman) of the similarities of all pairs, and the share of every sample's ten
+    nearest neighbours that are kept.
     """
     from scipy.stats import rankdata
 
@@ -253,11 +260,11 @@ def neighbours(a, b) -> dict:
     sets = [matrix.masked_fill(own, -2.0).topk(near, dim=1).indices for matrix in similar]
     kept = (sets[0][:, :, None] == sets[1][:, None, :]).any(-1).double().mean()
     figures = {"rank_correlation": float(correlation), "nearest_kept": float(kept), "nearest": near}
-    return {key: value for key, value in figures.items() if value == value}  # all alike: there is no order
+    return {key: value for key, value in figures.items() if value == value}  # drops NaN: all similarities are equal
 
 
 def compare_rows(a, b) -> tuple[dict, object]:
-    """Largest difference, spread of `a` (standard deviation), relative error, and the cosine of every row."""
+    """Return largest difference, spread of `a` (standard deviation), relative error, and the cosine of every row."""
     largest, error, size, total, cosines = 0.0, 0.0, 0.0, 0.0, []
     for x, y in zip(a.split(256), b.split(256), strict=True):
         x, y = x.double(), y.double()
@@ -276,11 +283,11 @@ def compare_rows(a, b) -> tuple[dict, object]:
 
 
 def main() -> None:
-    """Load the result, compare it with its source and print the accounts as JSON."""
+    """Load the result, compare it with its source and print the findings as JSON."""
     warnings.filterwarnings("ignore")
     asked = json.loads(sys.argv[1])
     if any("module" in asked[of] for of in ("result", "source") if asked[of]):
-        sys.path.insert(0, asked["root"])  # the leansurgeon that asks, and no other that may be installed
+        sys.path.insert(0, asked["root"])  # this leansurgeon, not another installed one
     account, outputs = examine_folder(asked["result"], asked)
     print("\n" + json.dumps({"result": account}), flush=True)
     if asked["source"]:
@@ -293,4 +300,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
-    os._exit(0)  # everything is said; to take torch apart would take a second
+    os._exit(0)  # skips the teardown of torch, which takes a second

@@ -1,4 +1,4 @@
-"""What a proof found, as a person reads it: one sentence, or the cells of a table."""
+"""Word the findings of a verification: one sentence, or the cells of a table."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import math
 
 from leansurgeon.checkpoints.record import Comparison, Embeddings, PairedFigure
 
-SEEN = "data that it may have been trained on"  # instead of "held-out data", where nobody can say that it was not
+SEEN = "data that it may have been trained on"  # instead of "held-out data" if that cannot be guaranteed
 
 
 def perplexity(loss: float) -> str:
-    """exp of a loss in nats, as a power of e from 20 on."""
+    """Format exp of a loss in nats, as a power of e from 20 on."""
     return f"{math.exp(loss):,.1f}" if loss < 20 else f"e^{loss:.0f}"
 
 
 def of_embeddings(embeddings: Embeddings | None) -> list[tuple[str, float | None]]:
-    """Words for each number of embeddings, and the number."""
+    """Return each number about embeddings with a format for it."""
     if embeddings is None:
         return []
     kept = None if embeddings.nearest_kept is None else 100 * embeddings.nearest_kept
@@ -30,14 +30,14 @@ def of_embeddings(embeddings: Embeddings | None) -> list[tuple[str, float | None
 
 
 def difference(both: PairedFigure, form: str, times: float = 1.0, unit: str = "") -> str:
-    """`; difference +0.101 to +0.117, 95 %`, where the samples say so much."""
+    """Format `; difference +0.101 to +0.117, 95 %`; empty if the interval is not known."""
     if both.low is None or both.high is None:
         return ""
     return f"; difference {times * both.low:{form}} to {times * both.high:{form}}{unit}, 95 %"
 
 
 def sentence(compared: Comparison | None, language: bool) -> str:
-    """The proof in one sentence."""
+    """Report the comparison in one sentence."""
     if compared is None:
         return "Not compared with the source: give --calibrate DATA to measure what is left of it."
     if not compared.done:

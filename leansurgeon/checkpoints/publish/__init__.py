@@ -1,1 +1,1 @@
-"""How results come to stand at their name: whole or not at all, and never in the place of something else."""
+"""Publish results under their name: complete or not at all, and never over something else."""

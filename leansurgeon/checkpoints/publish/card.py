@@ -1,8 +1,8 @@
 """README.md of a result: a model card that can be published as it is.
 
 Its front matter is the source's (licence, language, library, data sets, tags, ...) with the base model, our tag, and
-what was measured as `model-index`, the hub's own form. Evaluations on the source's card are those of the source, so
-they stay there.
+our measurements as `model-index`, the hub's own form. Evaluations on the source's card describe the source, so they are
+not copied.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from leansurgeon.shape import NUMBERS, Shape
 
 TAG = "leansurgeon"
 JUDGED = "## On other data"
-# Around what a push writes, so that the next one tells it from what people wrote on the card.
+# Marks around the text of a push, so that the next push can tell it from what people wrote on the card.
 BEGIN, END = "<!-- leansurgeon writes what follows, up to its end mark -->", "<!-- end of what leansurgeon writes -->"
-OF_THE_SOURCE = ("model-index", "eval_results", "base_model_relation")  # what is said of the source's own weights
-# What a model with such a class is for, as the hub has it.
+OF_THE_SOURCE = ("model-index", "eval_results", "base_model_relation")  # keys that describe the source's own weights
+# The hub's task for models of each class.
 PIPELINES = {
     "ForCausalLM": "text-generation",
     "LMHeadModel": "text-generation",
@@ -56,7 +56,7 @@ NOTES = {
 
 @dataclass(frozen=True)
 class Metric:
-    """One figure as a card holds it: the hub's word for its kind, our words, and the number."""
+    """One figure of a card: the hub's metric type, our words, and the number."""
 
     kind: str
     name: str
@@ -65,7 +65,7 @@ class Metric:
 
 @dataclass(frozen=True)
 class Measured:
-    """Figures on one set of data."""
+    """Figures on one data set."""
 
     data: str
     metrics: tuple[Metric, ...]
@@ -73,7 +73,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Training:
-    """What a training has to say on the card: its figures, and sentences on how it came about."""
+    """What a training adds to the card: its figures, and sentences about it."""
 
     measured: tuple[Measured, ...]
     says: tuple[str, ...]
@@ -83,7 +83,10 @@ class Training:
 
 
 def read_front_matter(folder: Path | None) -> tuple[JsonObject, str]:
-    """The front matter of a source's card; and why it cannot be read, which is no reason to refuse a model."""
+    """Return the front matter of a source's card and, if it cannot be read, the reason.
+
+    That is no reason to refuse a model.
+    """
     if folder is None:
         return {}, ""
     try:
@@ -97,8 +100,9 @@ def read_front_matter(folder: Path | None) -> tuple[JsonObject, str]:
 def front(
     kept: JsonObject, name: str, base: str | None, config: Config, measured: Sequence[Measured], *, cut: bool
 ) -> JsonObject:
-    """The result's front matter: what was `kept` of the source's, and what this result adds to it. `base` is the name
-    of the source on the hub, None where that is not known; `cut` says whether anything of the source is left.
+    """Return the result's front matter: what is `kept` of the source's, plus what this result adds.
+
+    `base` is the source's name on the hub, None if unknown; `cut` says whether anything of the source is left.
     """
     made = {key: value for key, value in kept.items() if key not in OF_THE_SOURCE and value is not None}
     if base and cut:
@@ -117,31 +121,32 @@ def front(
 
 
 def base_of(origin: Origin | None, folder: Path | None, kept: JsonObject) -> str | None:
-    """The source's name on the hub: as it was given, of the hub's cache, or as its own card calls it. Of a model that
-    nothing of these names, that of the one it was made from, which its config carries unless its front matter (`kept`)
-    says it. None where nobody knows one; never a place on this machine.
+    """Return the source's name on the hub: as it was given, from the hub's cache, or from its own card.
+
+    Failing that, return the name of the model that the source was made from, which its config may hold, unless its
+    front matter (`kept`) names a base model. None if no name is known; never a path on this machine.
     """
     if origin is not None and origin.kind in ("hub", "timm"):
         return origin.name
     if folder is None or (cached := modelcard.hub_name_of_cache(folder)):
         return cached if folder else None
-    ours = TAG in tags_of(kept)  # a result is none of what the hub has
+    ours = TAG in tags_of(kept)  # a result of ours is not on the hub yet
     if not ours and (own := modelcard.own_name(folder)):
         return own
     if kept.get("base_model"):
         return None
-    config = jsonfile.read_object_if_whole(folder / "config.json") or {}  # of a folder that is gone nothing is known
+    config = jsonfile.read_object_if_whole(folder / "config.json") or {}  # a deleted folder has none
     return modelcard.on_the_hub(config.get("_name_or_path"))
 
 
 def tags_of(front: JsonObject) -> list[Json]:
-    """The tags of a front matter, which may be one or anything at all."""
+    """Return the tags of a front matter, which may be a list, a single tag or anything else."""
     tags = front.get("tags")
     return tags if isinstance(tags, list) else [tags] if isinstance(tags, str) else []
 
 
 def purpose(config: Config) -> tuple[str, str | None]:
-    """`library_name` and `pipeline_tag` of a model with this config."""
+    """Return `library_name` and `pipeline_tag` of a model with this config."""
     if "architecture" in config and "model_type" not in config:
         return "timm", "image-classification" if config.get("num_classes", 1) else "image-feature-extraction"
     cls = class_name(config)
@@ -150,7 +155,7 @@ def purpose(config: Config) -> tuple[str, str | None]:
 
 
 def model_index(name: str, task: str, measured: Sequence[Measured]) -> list[JsonObject]:
-    """Figures in the hub's form; empty where there are none."""
+    """Return the figures in the hub's form; empty if there are none."""
     results = [
         {
             "task": {"type": task},
@@ -164,7 +169,7 @@ def model_index(name: str, task: str, measured: Sequence[Measured]) -> list[Json
 
 
 def of_comparison(data: str, compared: Comparison | None, language: bool) -> Measured:
-    """The figures of a proof. Perplexity for a language model, else accuracy; beside each its source's."""
+    """Return the figures of a proof: perplexity for a language model, else accuracy, each with the source's value."""
     if compared is None or not compared.done:
         return Measured(data, ())
     scores = []
@@ -190,7 +195,7 @@ def of_comparison(data: str, compared: Comparison | None, language: bool) -> Mea
 
 
 def list_figures(made: SurgeryRecord) -> list[Measured]:
-    """All figures of a record: those of its proof, and on data that had no part in the making."""
+    """Return all figures of a record: those of its proof, and those on other data."""
     if made.proof is None or made.initialised == FRESH:
         return []
     used = made.decided.calibration
@@ -201,7 +206,7 @@ def list_figures(made: SurgeryRecord) -> list[Measured]:
 
 
 def list_judged_figures(made: SurgeryRecord) -> list[Measured]:
-    """The figures on data that was named for it."""
+    """Return the figures on the data that the user named for judging."""
     return [of_comparison(public(data), other, made.language) for data, other in made.judged.items()]
 
 
@@ -211,9 +216,10 @@ def list_judged_figures(made: SurgeryRecord) -> list[Measured]:
 def write_card(
     folder: Path, made: SurgeryRecord | None, name: str, source: Path | None, training: Training | None = None
 ) -> None:
-    """Write the card of the result in `folder`, whose config is there already. `name` is its title; `source` is the
-    folder whose card it goes on from: that of the model that was cut, or that a training began with. `made` is None
-    where there was no surgery.
+    """Write the card of the result in `folder`, which already has its config.
+
+    `name` is the title. `source` is the folder whose card is continued: that of the model that was cut, or that the
+    training started from. `made` is None if there was no surgery.
     """
     name = writable(name)
     kept, trouble = read_front_matter(source)
@@ -235,8 +241,9 @@ def write_card(
 
 
 def adopt(home: Path, folder: Path, base: str | None) -> None:
-    """Give the copy of a model the front matter of the card of its `home`, so that results of the copy keep it; `base`
-    is the model's name on the hub.
+    """Give a copied model the front matter of the card in `home`, so that results made from the copy keep it.
+
+    `base` is the model's name on the hub.
     """
     kept = read_front_matter(home)[0] | ({"base_model": base} if base else {})
     if kept:
@@ -244,7 +251,10 @@ def adopt(home: Path, folder: Path, base: str | None) -> None:
 
 
 def rename(folder: Path, name: str) -> None:
-    """Give the card of a result another title, in its front matter too; a folder without a card of ours stays."""
+    """Give the card of a result another title, in its front matter too.
+
+    Folders without a card of ours are left alone.
+    """
     file = folder / modelcard.CARD
     if not file.is_file():
         return
@@ -258,8 +268,10 @@ def rename(folder: Path, name: str) -> None:
 
 
 def merge_cards(theirs: str, ours: str) -> str:
-    """The card of a repository with a result's in it. What people wrote stays, front matter and text; what leansurgeon
-    wrote before, between its marks, is replaced. Raises `LeanSurgeonError` for one that cannot be read.
+    """Merge a result's card into the card of a repository.
+
+    What people wrote stays, in front matter and text; what leansurgeon wrote earlier, between its marks, is replaced.
+    Raises `LeanSurgeonError` if a card cannot be read.
     """
     (kept, text), (head, new) = (modelcard.parts(card, "the repository") for card in (theirs, ours))
     index = list(head.get("model-index") or [])
@@ -277,8 +289,9 @@ def merge_cards(theirs: str, ours: str) -> str:
 
 
 def judge(folder: Path, made: SurgeryRecord) -> None:
-    """Put what a result was judged on into its card: a section of sentences, and the figures among those of the front
-    matter, in place of older ones on the same data. A folder without a card that can be read stays as it is.
+    """Add the judgements of a result to its card: a section of sentences, and figures in the front matter.
+
+    They replace older ones on the same data. A folder without a readable card is left alone.
     """
     try:
         head, text = modelcard.front_matter(folder), modelcard.body(folder)
@@ -297,14 +310,15 @@ def judge(folder: Path, made: SurgeryRecord) -> None:
 
 
 def text_of(head: JsonObject, text: str) -> str:
-    """Front matter and body as the file holds them."""
+    """Return front matter and body in the form of the file."""
     said = yaml.safe_dump(dict(head), sort_keys=False, allow_unicode=True, default_flow_style=False, width=120)
     return f"---\n{said}---\n\n{text}"
 
 
 def surgery(made: SurgeryRecord, *, trained: bool) -> list[str]:
-    """Where the model comes from, its shape before and after, and what was done; without numbers where the record lacks
-    some.
+    """Describe the model's source, its shape before and after, and the operators.
+
+    The numbers are left out if the record lacks some.
     """
     plan, source = made.plan, made.source
     by = made.versions.get("leansurgeon", "?")
@@ -312,7 +326,7 @@ def surgery(made: SurgeryRecord, *, trained: bool) -> list[str]:
     steps = "\n".join(each) or "- none"
     done = f"## What was done\n\n{steps}\n"
     total = plan.parameters_before.get("total"), plan.parameters_after.get("total")
-    if plan.before is None or plan.after is None or not all(total):  # of another version, or damaged
+    if plan.before is None or plan.after is None or not all(total):  # from another version, or damaged
         return [f"Made from `{source.name}` by leansurgeon {by}.\n", done]
     rows = "\n".join(
         f"| {label} | {numbers(plan.before, key)} | {numbers(plan.after, key)} |"
@@ -334,12 +348,12 @@ def surgery(made: SurgeryRecord, *, trained: bool) -> list[str]:
 
 
 def numbers(shape: Shape, key: str) -> str:
-    """One number of a shape as a person reads it; those of its stages side by side."""
+    """Format one number of a shape; those of several stages side by side."""
     return ", ".join(f"{getattr(stage, key):,}" for stage in shape.stages)
 
 
 def loading(made: SurgeryRecord, *, trained: bool) -> list[str]:
-    """What the fresh process found that loaded the result."""
+    """Describe what the fresh process found when it loaded the result."""
     proof = made.proof
     proved = (
         f"Reloaded in a fresh process with `{proof.loaded_with}`: {proof.parameters:,} parameters, {proof.tensors}."

@@ -1,9 +1,9 @@
-"""Files and folders that are whole or absent, whatever ends the process: written beside their place, synced, renamed.
+"""Write files and folders that are complete or absent, whatever ends the process: write aside, sync, rename.
 
-`.NAME.writing` beside an output says who writes it. What is written beside its place, or for a while, has a name that
-tells who made it, and is locked while it is in use, so that the next command that writes in the same folder knows what
-dead processes have left and takes it away. Locks tell the truth where file systems have them; elsewhere the process's
-number and start do.
+A claim file `.NAME.writing` beside an output says who is writing it. Temporary files and folders carry their owner in
+their name and are locked while in use, so that the next command that writes in the same folder can recognise and remove
+what dead processes left. Locks are reliable where the file system supports them; elsewhere the process's number and
+start time are used.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from pathlib import Path
 from leansurgeon.errors import LeanSurgeonError, UsageError
 from leansurgeon.reading import jsonfile
 
-# -- renames of folders that do not replace, and that exchange two at once, where the system has them -------------
+# -- atomic renames of folders that refuse to replace, or that exchange two, where the system has them -------------
 
 NEW, SWAP = 1, 2  # RENAME_NOREPLACE and RENAME_EXCHANGE of Linux
 _CURRENT = -100  # AT_FDCWD
@@ -39,7 +39,7 @@ _LACKING = (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP)
 
 @cache
 def _system() -> Callable[[bytes, bytes, int], int] | None:
-    """The system's own call, as a function of two names and a flag; None where there is none."""
+    """Return the system's own call as a function of two names and a flag; None if there is none."""
     try:
         library = ctypes.CDLL(None, use_errno=True)
         if sys.platform == "darwin":
@@ -52,7 +52,7 @@ def _system() -> Callable[[bytes, bytes, int], int] | None:
 
 
 def _ask_system(old: Path, new: Path, flag: int) -> bool:
-    """Whether the system did it; False where it cannot. Raises `OSError`."""
+    """Return whether the system did the rename; False if it has no such call. Raises `OSError`."""
     call = _system()
     if call is None:
         return False
@@ -65,13 +65,13 @@ def _ask_system(old: Path, new: Path, flag: int) -> bool:
 
 
 def rename_new(old: Path, new: Path) -> None:
-    """Rename a folder to a name that is free. Raises `FileExistsError` where it is not, whoever took it and when."""
+    """Rename a folder to a free name. Raises `FileExistsError` if it is taken, even at the last moment."""
     if _ask_system(old, new, NEW):
         return
     if os.name == "nt":
-        os.rename(old, new)  # refuses what exists
+        os.rename(old, new)  # refuses an existing name
         return
-    os.mkdir(new)  # takes the name or fails, and a folder may be renamed to an empty one
+    os.mkdir(new)  # fails if the name is taken; a folder may be renamed to an empty one
     try:
         os.rename(old, new)
     except OSError as error:
@@ -82,54 +82,55 @@ def rename_new(old: Path, new: Path) -> None:
 
 
 def exchange(one: Path, other: Path) -> bool:
-    """Let two folders change places at once; False where the system cannot. Raises `OSError`."""
+    """Exchange two folders atomically; return False if the system cannot. Raises `OSError`."""
     return _ask_system(one, other, SWAP)
 
 
-# -- who wrote what lies unfinished, and whether that process still lives ------------------------------------------
+# -- who wrote an unfinished output, and whether that process is alive ---------------------------------------------
 #
-# A process is its number, the moment it started, and the kernel it runs on: numbers come back, and a folder may be seen
-# from several machines and containers. Of a process on another machine nothing can be known, so it counts as living.
+# A process is identified by its number, its start time and the kernel it runs on: numbers are reused, and a folder may
+# be visible to several machines and containers. A process on another machine counts as alive, since nothing is known of
+# it.
 
-# The last part was four digits until 2026-11: a hundred folders at once in one process met one another 1 time in 14.
+# The last part had four digits until 2026-11: 1 in 14 runs with a hundred folders in one process had a collision.
 TAG = re.compile(r"-([0-9a-f]{8})-([0-9a-f]{8})-(\d+)-(\d+)-(?:[0-9a-f]{4}|[0-9a-f]{16})$")
 
 
 @dataclass(frozen=True)
 class Owner:
-    """`host` and `boot` are eight digits that stand for the machine's name and for its present start."""
+    """A process. `host` and `boot` are eight hex digits that stand for the machine's name and its current boot."""
 
     host: str
     boot: str
     pid: int
-    start: int  # in ticks since the boot; 0 where the system does not say
+    start: int  # in clock ticks since boot; 0 if unknown
 
     @property
     def tag(self) -> str:
-        """The end of the name of something that this process writes, another one each time; `of_name` reads it."""
+        """A unique ending for the name of something that this process writes; `of_name` parses it."""
         return f"-{self.host}-{self.boot}-{self.pid}-{self.start}-{os.urandom(8).hex()}"
 
     @property
     def dead(self) -> bool:
         """Whether that process has certainly ended."""
         if self.boot != boot():
-            return self.host == host()  # this machine, before it was started again
+            return self.host == host()  # this machine, before its last reboot
         try:
             os.kill(self.pid, 0)
         except ProcessLookupError:
             return True
-        except OSError:  # it is somebody else's
+        except OSError:  # belongs to another user
             pass
-        return bool(self.start) and start_of_process(self.pid) not in (0, self.start)  # numbers come back
+        return bool(self.start) and start_of_process(self.pid) not in (0, self.start)  # numbers are reused
 
 
 def me() -> Owner:
-    """This process."""
+    """Return this process."""
     return Owner(host(), boot(), os.getpid(), start_of_process(os.getpid()))
 
 
 def of_name(name: str) -> Owner | None:
-    """The process that a leftover's name carries, None without one."""
+    """Return the process named in a leftover's name, None if there is none."""
     match = TAG.search(name)
     return Owner(match[1], match[2], int(match[3]), int(match[4])) if match else None
 
@@ -142,7 +143,7 @@ def host() -> str:
 
 @cache
 def boot() -> str:
-    """The present run of the kernel; the machine's name where it does not say."""
+    """Return an id of the current boot, or of the machine's name if the system has none."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().replace("-", "")[:8]
     except OSError:
@@ -150,9 +151,9 @@ def boot() -> str:
 
 
 def start_of_process(pid: int) -> int:
-    """When a process started, in clock ticks since boot; 0 where that cannot be told."""
+    """Return when a process started, in clock ticks since boot; 0 if unknown."""
     try:
-        # The name of the program stands in parentheses and may hold anything.
+        # The program's name stands in parentheses and may contain anything.
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
     except (OSError, ValueError, IndexError):
         return 0
@@ -161,14 +162,14 @@ def start_of_process(pid: int) -> int:
 # -- a writer holds its name while it writes -----------------------------------------------------------------------
 
 NO_LINK = getattr(os, "O_NOFOLLOW", 0)  # Windows has none
-_held: set[tuple[Path, int, int]] = set()  # names, each with the process and thread that hold it
+_held: set[tuple[Path, int, int]] = set()  # names with the process and thread that hold each
 
 
 @contextmanager
 def claim_name(path: Path) -> Iterator[None]:
     """Hold the name `path` while the block runs; a thread that holds it may claim it again.
 
-    Raises `UsageError` that says who has it, and `OSError` where nothing can be written beside it.
+    Raises `UsageError` with its holder if the name is taken, and `OSError` if nothing can be written beside it.
     """
     path = path.resolve()
     key = (path, os.getpid(), threading.get_ident())
@@ -185,28 +186,29 @@ def claim_name(path: Path) -> Iterator[None]:
     finally:
         _held.remove(key)
         with suppress(OSError):
-            file.unlink()  # while the lock is held: who waits for it sees that the file is another one
+            file.unlink()  # while locked, so that a waiting process sees a different file
         os.close(handle)
         with suppress(OSError):
-            for folder in made:  # unless something has come to lie there
+            for folder in made:  # unless something was put there
                 folder.rmdir()
 
 
 def shorten_name(name: str) -> str:
-    """A name that leaves room for what is put around it."""
+    """Shorten a name to leave room for a prefix and suffix."""
     return os.fsdecode(os.fsencode(name)[:150])
 
 
 def take_claim(file: Path, path: Path) -> int:
-    """The handle of the locked claim file, with its owner written into it. Raises `UsageError` where another process
-    holds it.
+    """Return the handle of the locked claim file, with its owner written into it.
+
+    Raises `UsageError` if another process holds it.
     """
     while True:
-        # No link is followed: what it leads to would be emptied.
+        # Links are not followed: their target would be truncated.
         handle = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | NO_LINK, 0o666)
         try:
             locked, said = lock(handle), jsonfile.read_object_if_whole(file) or {}
-            owner = None  # of a claim that is broken or empty
+            owner = None  # stays None for a broken or empty claim
             with suppress(KeyError, TypeError, ValueError):
                 owner = Owner(str(said["host"]), str(said["boot"]), int(said["pid"]), int(said["start"]))
             ours = owner is None or owner == me() or owner.dead or (locked and owner.boot == me().boot)
@@ -216,7 +218,7 @@ def take_claim(file: Path, path: Path) -> int:
                     f"{path} is being written by another command: {who}.",
                     f"Wait for it, or choose another folder with -o. If it is long over, delete {file}.",
                 )
-            with suppress(FileNotFoundError):  # its holder has just let go of it and taken the file away
+            with suppress(FileNotFoundError):  # its holder has just released and deleted it
                 if os.path.samestat(os.fstat(handle), os.stat(file)):
                     now = {"where": socket.gethostname(), "since": datetime.now().isoformat(" ", "seconds")}
                     os.ftruncate(handle, 0)
@@ -229,7 +231,7 @@ def take_claim(file: Path, path: Path) -> int:
 
 
 def lock(handle: int) -> bool | None:
-    """Lock an open file or folder for as long as it is open; False where another process has it, None without locks."""
+    """Lock an open file or folder until it is closed; return False if another process holds it, None without locks."""
     try:
         import fcntl
 
@@ -241,7 +243,7 @@ def lock(handle: int) -> bool | None:
     return True
 
 
-# -- what is written beside its place, or for a while, and what killed processes leave of it -----------------------
+# -- temporary files and folders, and what killed processes leave of them ------------------------------------------
 
 UNFINISHED, REPLACED, PART = ".unfinished", ".replaced", ".part"  # two folders, and a file
 _KINDS = (UNFINISHED, REPLACED, PART)
@@ -251,7 +253,7 @@ _scratches: dict[Path, int] = {}
 
 @contextmanager
 def open_unfinished(path: Path) -> Iterator[Path]:
-    """A new folder beside `path`, gone at the end if it has not been renamed. Raises `OSError`."""
+    """Create a folder beside `path` that is deleted at the end unless it was renamed. Raises `OSError`."""
     sweep(path.parent)
     aside = beside(path, UNFINISHED)
     aside.mkdir()
@@ -261,7 +263,7 @@ def open_unfinished(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def scratch() -> Iterator[Path]:
-    """A folder in the system's temporary one for as long as the block runs."""
+    """Create a folder in the system's temporary folder that lasts as long as the block."""
     where = Path(tempfile.gettempdir())
     sweep(where)
     folder = where / f"{SCRATCH}{me().tag}"
@@ -278,25 +280,25 @@ def scratch() -> Iterator[Path]:
 
 
 def passing(path: Path) -> bool:
-    """Whether `path` lies in a scratch folder of this process and goes with it, so that no disk needs to have it."""
-    return any(path.is_relative_to(folder) for folder in tuple(_scratches))  # others may come and go meanwhile
+    """Return whether `path` is in a scratch folder of this process, so that it need not be synced to disk."""
+    return any(path.is_relative_to(folder) for folder in tuple(_scratches))  # other threads may add and remove some
 
 
 @atexit.register
 def _take_away() -> None:
-    """Scratch folders of something that lives as long as the process; those of its parent are not its own."""
+    """Delete scratch folders that were kept for the whole process, but not those of a parent process."""
     for folder, owner in tuple(_scratches.items()):
         if owner == os.getpid():
             shutil.rmtree(folder, ignore_errors=True)
 
 
 def beside(path: Path, kind: str) -> Path:
-    """A hidden name beside `path` that tells its kind and the process it belongs to."""
+    """Return a hidden name beside `path` that tells its kind and its owner."""
     return path.parent / f".{shorten_name(path.name)}{kind}{me().tag}"
 
 
 def sweep(folder: Path) -> None:
-    """Take away what dead processes have left in `folder`; what one of them had moved out of the way goes back."""
+    """Delete what dead processes left in `folder`; move back what one of them had moved out of the way."""
     with suppress(OSError):
         for entry in list(os.scandir(folder)):
             ours = entry.name.startswith(f"{SCRATCH}-") or any(kind in entry.name for kind in _KINDS)
@@ -304,7 +306,7 @@ def sweep(folder: Path) -> None:
             if owner is None or not owner.dead:
                 continue
             left, is_file = Path(entry.path), entry.is_file(follow_symlinks=False)
-            # A link is not ours, and what is locked is of a process whose number is not seen from here.
+            # A link is not ours, and a lock means a live process whose number is not visible here.
             if not (is_file or entry.is_dir(follow_symlinks=False)) or in_use(left):
                 continue
             if is_file:
@@ -321,7 +323,7 @@ def sweep(folder: Path) -> None:
 
 
 def in_use(folder: Path) -> bool:
-    """Whether another process holds a lock on the folder or file; False where locks cannot be had."""
+    """Return whether another process holds a lock on the folder or file; False if locks are not supported."""
     handle, taken = take_lock(folder)
     if handle is not None:
         os.close(handle)
@@ -330,7 +332,7 @@ def in_use(folder: Path) -> bool:
 
 @contextmanager
 def mark_in_use(path: Path) -> Iterator[None]:
-    """Lock a folder or file that was just made as long as the block runs; then it goes, unless it has been renamed."""
+    """Lock a new folder or file while the block runs, then delete it unless it was renamed."""
     handle, _ = take_lock(path)
     try:
         yield
@@ -344,8 +346,9 @@ def mark_in_use(path: Path) -> Iterator[None]:
 
 
 def take_lock(folder: Path) -> tuple[int | None, bool]:
-    """A handle that marks the folder (or file) as in use until it is closed, None without locks or where it is; and
-    whether another process has it.
+    """Lock a folder or file until the returned handle is closed; also return whether another process holds the lock.
+
+    The handle is None if there are no locks or another process holds it.
     """
     try:
         handle = os.open(folder, os.O_RDONLY)
@@ -361,7 +364,7 @@ def take_lock(folder: Path) -> tuple[int | None, bool]:
 
 
 def write_durably(path: Path, text: str) -> None:
-    """Replace `path` by a file with this text, at once."""
+    """Atomically replace `path` by a file with this text."""
     sweep(path.parent)
     aside = beside(path, PART)
     aside.touch(exist_ok=False)
@@ -373,11 +376,11 @@ def write_durably(path: Path, text: str) -> None:
 
 
 def sync(path: Path) -> None:
-    """Bring a file or the entries of a folder to the disk; not what is in a scratch folder."""
+    """Flush a file or a folder's entries to disk, except in a scratch folder."""
     if passing(path):
         return
     if os.name != "posix" and path.is_dir():
-        return  # Windows opens no folders
+        return  # Windows cannot open folders
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -386,14 +389,14 @@ def sync(path: Path) -> None:
 
 
 def sync_tree(folder: Path) -> None:
-    """`sync` of everything in a folder, itself last."""
+    """Flush everything in a folder to disk, the folder itself last."""
     for file in folder.rglob("*"):
         sync(file)
     sync(folder)
 
 
 def give_mode(folder: Path) -> None:
-    """Give files the mode that the user's umask asks for; some libraries write weights that only the owner may read."""
+    """Give files the mode that the user's umask asks for; some libraries make weights readable by the owner only."""
     mode = 0o666 & ~umask()
     for file in folder.rglob("*"):
         if file.is_file() and not file.is_symlink():
@@ -401,7 +404,7 @@ def give_mode(folder: Path) -> None:
 
 
 def umask() -> int:
-    """This process's umask; Linux says it without the moment in which it is another one for other threads."""
+    """Return this process's umask. On Linux it is read without changing it, which other threads would notice."""
     try:
         status = Path("/proc/self/status").read_text()
         return int(next(line.split()[1] for line in status.splitlines() if line.startswith("Umask:")), 8)

@@ -1,6 +1,4 @@
-"""An output folder that is either absent or complete: everything is written beside it, synced, and renamed at the
-end.
-"""
+"""An output folder that is either absent or complete: everything is written aside, synced, and renamed at the end."""
 
 from __future__ import annotations
 
@@ -28,19 +26,19 @@ from leansurgeon.checkpoints.publish.durable import (
 from leansurgeon.checkpoints.record import read_if_whole
 from leansurgeon.errors import LeanSurgeonError, UsageError, disk_is_full
 
-# What a write to an open file can fail with, beside a full disk.
+# Errors of a write to an open file, besides a full disk.
 WRITING = (errno.EFBIG, errno.EIO, errno.EROFS, errno.EPERM, errno.EACCES, errno.ESTALE)
 
 
 @contextmanager
 def output_folder(path: Path, *, force: bool = False) -> Iterator[Path]:
-    """Yield a temporary folder that becomes `path` when the block ends well and vanishes when it does not.
+    """Yield a temporary folder that becomes `path` if the block succeeds and is deleted if it does not.
 
-    Raises `UsageError` when `path` exists and `force` is not set, at the start or because it came into being meanwhile,
-    and where another process writes it; with `force` the old folder is removed after the new one is complete.
+    Raises `UsageError` if `path` exists without `force`, at the start or at the end, and if another process is writing
+    it. With `force` the old folder is removed after the new one is complete.
     """
     with hold_output(path, force=force), ExitStack() as stack:
-        path = path.resolve()  # a link stays, and what it points to is written
+        path = path.resolve()  # a link is kept, and its target is written
         with making(path):
             aside = stack.enter_context(open_unfinished(path))
         try:
@@ -62,8 +60,9 @@ def output_folder(path: Path, *, force: bool = False) -> Iterator[Path]:
 
 @contextmanager
 def hold_output(path: Path, *, force: bool = False) -> Iterator[None]:
-    """Hold the name of an output while the block runs. Raises `UsageError` where it is not free, or another process
-    writes it.
+    """Hold the name of an output while the block runs.
+
+    Raises `UsageError` if it is not free or another process is writing it.
     """
     check_free(path, force=force)
     with ExitStack() as stack:
@@ -74,7 +73,7 @@ def hold_output(path: Path, *, force: bool = False) -> Iterator[None]:
 
 @contextmanager
 def making(path: Path) -> Iterator[None]:
-    """What the system says while something is made beside `path`, as one sentence."""
+    """Turn system errors while something is made beside `path` into one sentence."""
     try:
         yield
     except OSError as error:
@@ -84,16 +83,16 @@ def making(path: Path) -> Iterator[None]:
 
 
 def full(path: Path) -> LeanSurgeonError:
-    """The error for a disk without room."""
+    """Return the error for a full disk."""
     return LeanSurgeonError(
         f"The disk is full; nothing was written to {path}.", "Free some space or choose another -o."
     )
 
 
 def refusal(error: Exception, *folders: Path) -> str | None:
-    """Why the system refused to write in `folders`; None for an error of another kind, or about another file.
+    """Return why the system refused to write in `folders`; None for other errors, or errors about other files.
 
-    safetensors raises a class of its own that only quotes the system's number.
+    safetensors raises its own class, which only quotes the system's error number.
     """
     quoted = re.search(r"os error (\d+)", str(error))
     number = error.errno if isinstance(error, OSError) else int(quoted[1]) if quoted else None
@@ -104,17 +103,19 @@ def refusal(error: Exception, *folders: Path) -> str | None:
 
 
 def check_free(path: Path, *, force: bool) -> None:
-    """Say early, before long work, that `path` cannot be written: it exists without `force`, is a file, holds what is
-    not ours, cannot be looked at, or the folder above takes nothing. Raises `UsageError`.
+    """Raise `UsageError` before long work if `path` cannot be written.
+
+    That is the case if it exists without `force`, is a file, holds files that are not ours, cannot be inspected, or its
+    parent folder is not writable.
     """
     try:
         with suppress(FileNotFoundError, NotADirectoryError):
-            path.lstat()  # a name that is too long says so here
+            path.lstat()  # raises for a name that is too long
         if path.exists() and not force:
             raise UsageError(f"{path} exists already.", "Use --force to replace it, or choose another folder with -o.")
         if path.exists() and not path.is_dir():
             raise UsageError(f"{path} is a file, not a folder.")
-        above = next((folder for folder in path.absolute().parents if folder.exists()), path)  # "/" has none
+        above = next((folder for folder in path.absolute().parents if folder.exists()), path)  # "/" has no parent
         if not above.is_dir() or not os.access(above, os.W_OK):
             why = "cannot be written to" if above.is_dir() else "is a file"
             raise UsageError(f"The folder {path} cannot be made: {above} {why}.", "Choose another folder with -o.")
@@ -125,7 +126,7 @@ def check_free(path: Path, *, force: bool) -> None:
 
 
 def holds(path: Path, strange: str) -> UsageError:
-    """The error for a folder that holds what leansurgeon did not write."""
+    """Return the error for a folder with files that leansurgeon did not write."""
     return UsageError(
         f"{path} holds {strange}, which leansurgeon did not write there; --force will not delete it.",
         "Choose another folder with -o.",
@@ -133,7 +134,7 @@ def holds(path: Path, strange: str) -> UsageError:
 
 
 def not_ours(path: Path) -> str | None:
-    """The first file of a folder that its surgery.json does not list as written by us; None where all are."""
+    """Return the first file of a folder that its surgery.json does not list as ours; None if all are listed."""
     made = read_if_whole(path)
     known = set(made.files) if made else set()
     names = sorted(str(f.relative_to(path)) for f in path.rglob("*") if not f.is_dir())
@@ -141,7 +142,7 @@ def not_ours(path: Path) -> str | None:
 
 
 def check_apart(path: Path, source: Path | None) -> None:
-    """Refuse to write into, over or around the folder that is read, and to copy what is not of it."""
+    """Raise `UsageError` if the output overlaps the source folder; check the source's companion files too."""
     if source is None:
         return
     companions.find_companions(source)
@@ -151,8 +152,9 @@ def check_apart(path: Path, source: Path | None) -> None:
 
 
 def publish(aside: Path, path: Path, *, force: bool) -> None:
-    """Let the finished folder `aside` stand at `path`, at once. Raises `UsageError` where something has come to stand
-    there meanwhile, which only `force` replaces.
+    """Move the finished folder `aside` to `path` atomically.
+
+    Raises `UsageError` if something was created there meanwhile, unless `force` replaces it.
     """
     try:
         rename_new(aside, path)
@@ -167,13 +169,13 @@ def publish(aside: Path, path: Path, *, force: bool) -> None:
 
 
 def replace_folder(aside: Path, path: Path) -> None:
-    """Put `aside` at `path` and take away the old folder there; both change places at once where the system can."""
+    """Put `aside` at `path` and delete the old folder there; exchange both atomically if the system can."""
     check_free(path, force=True)
     if exchange(aside, path):
-        if strange := not_ours(aside):  # it has come since
+        if strange := not_ours(aside):  # created since the check
             exchange(aside, path)
             raise holds(path, strange)
-        return  # who made `aside` takes it away
+        return  # the creator of `aside` deletes it
     old = beside(path, REPLACED)
     path.rename(old)
     try:
@@ -181,6 +183,6 @@ def replace_folder(aside: Path, path: Path) -> None:
     except BaseException:
         rename_new(old, path)
         raise
-    gone = beside(path, UNFINISHED)  # a name that says that nobody wants it back
+    gone = beside(path, UNFINISHED)  # a name that marks it for deletion
     old.rename(gone)
     shutil.rmtree(gone, ignore_errors=True)

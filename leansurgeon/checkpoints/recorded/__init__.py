@@ -1,1 +1,1 @@
-"""The parts of surgery.json as values: what was planned and decided, and how their files' values are taken."""
+"""The parts of surgery.json as typed values, and how they are read from and written to the file."""

@@ -1,7 +1,7 @@
-"""What was decided on the way from a plan to its result: all that stands under `decided` in surgery.json.
+"""What was decided between a plan and its result: everything under `decided` in surgery.json.
 
-The rooms that decide make these values, and nobody else interprets the file. Records of other versions may lack any
-part, or hold something odd in its place: then it is None or empty here, and written again as it was read (`Recorded`).
+The code that decides creates these values, and no other code interprets the file. Records of other versions may lack a
+part or hold an odd value: it becomes None or empty here, and is written back as it was read (`Recorded`).
 """
 
 from __future__ import annotations
@@ -16,9 +16,12 @@ from leansurgeon.reading.jsonfile import JsonObject
 
 @dataclass(frozen=True)
 class SampleData(Recorded):
-    """The sample data that decided: what can be typed behind --calibrate, what it is, its digest, its samples by part,
-    its sources where it has several, how many samples were asked for, and the rule and the digests of its split,
-    which outputs its classes are, and what was typed behind --columns.
+    """The sample data that a decision used.
+
+    `name` can be typed after --calibrate; `says` describes it and `sha256` identifies it. `samples` counts samples by
+    part; `sources` are its parts if it has several; `asked` is the requested number of samples; `split` has the rule
+    and digests of its split. `classes` says which outputs its classes are, and `columns` is what was typed after
+    --columns.
     """
 
     name: str
@@ -37,9 +40,10 @@ class SampleData(Recorded):
 
 @dataclass(frozen=True)
 class GuardScore(Recorded):
-    """How far a candidate's output is from the source's on the guard samples: relative error, divergence of its
-    predictions (nats a token), its loss, and the one of the first two that judges. `pieces` is how many of the guard
-    were judged.
+    """How far a candidate's output is from the source's on the guard samples.
+
+    Relative error, divergence of its predictions (nats per token), its loss, and the one of the first two that is
+    judged by. `pieces` is the number of guard samples used.
     """
 
     guard_error: float | None = None
@@ -51,9 +55,10 @@ class GuardScore(Recorded):
 
 @dataclass(frozen=True)
 class Tried(Recorded):
-    """A set of layers that competed, and what was refitted beside the MLP's output at its cuts: the attention's, and
-    `later` layers. `data` says whether it was judged on "part" of the samples or on "all", which are not comparable;
-    `left_out` that its race ended early.
+    """A candidate set of layers, and what was refitted at its cuts besides the MLP's output: attention, `later` layers.
+
+    `data` says whether it was judged on "part" of the samples or on "all", which are not comparable; `left_out` says
+    that its race ended early.
     """
 
     required = ("data",)
@@ -72,8 +77,9 @@ class Tried(Recorded):
 
 @dataclass(frozen=True)
 class Trim(Recorded):
-    """Heads or units that went from a layer: the ridge, whether what stays was solved for again, the error on the guard
-    before and after, and of heads those that stay.
+    """Heads or units removed from a layer.
+
+    The ridge, whether the remaining ones were solved for again, the guard error before and after, and the heads kept.
     """
 
     ridge: float | None
@@ -85,8 +91,10 @@ class Trim(Recorded):
 
 @dataclass(frozen=True)
 class Split(Recorded):
-    """Heads that were divided: the share of their score form that is kept, and the relative output error on the guard
-    after the split and after the refit; `refitted` says whether that was taken.
+    """Heads that were divided.
+
+    The share of their score form that is kept, and the relative output error on the guard samples after the split and
+    after the refit; `refitted` says whether the refit was used.
     """
 
     kept: float | None
@@ -97,8 +105,9 @@ class Split(Recorded):
 
 @dataclass(frozen=True)
 class ProjectionRefit(Recorded):
-    """A projection that was solved for: whether that is kept, the ridge, errors on the guard and on the samples that
-    were fitted to, and the guard's error by ridge. Of an attention's also what the whole block has lost by it.
+    """A refitted projection: whether the refit is kept, its ridge, its errors on guard and fitted samples.
+
+    `tried` maps each ridge to its guard error. For an attention also the error of the whole block before and after.
     """
 
     kept: bool
@@ -114,8 +123,9 @@ class ProjectionRefit(Recorded):
 
 @dataclass(frozen=True)
 class BlockRefit(Recorded):
-    """What was refitted in a block: the attention's output (`o`), the MLP's (`down`); behind a post-norm also whose
-    norm it has, and the block's error before and after.
+    """What was refitted in a block: the attention's output (`o`), the MLP's (`down`).
+
+    After a post-norm also whose norm is used, and the block's error before and after.
     """
 
     o: ProjectionRefit | None = None
@@ -132,7 +142,7 @@ class BlockRefit(Recorded):
 
 @dataclass(frozen=True)
 class Fit(Recorded):
-    """Steps of gradient descent, the relative error on the guard before and after, whether they are kept."""
+    """A fit by gradient descent: steps, relative error on the guard samples before and after, and if it is kept."""
 
     steps: int | None
     guard_before: float | None
@@ -143,8 +153,9 @@ class Fit(Recorded):
 
 @dataclass(frozen=True)
 class MadeLayer(Recorded):
-    """A new layer that is no plain copy: made from source layer `source`, it stands for all up to `until`. Its refit is
-    a sentence where there was no way to one.
+    """A new layer that is no plain copy: made from source layer `source`, it replaces all layers up to `until`.
+
+    Its refit is a sentence if none was possible.
     """
 
     KEYS: ClassVar[Mapping[str, str]] = {"source": "from"}
@@ -165,7 +176,7 @@ class MadeLayer(Recorded):
 
 @dataclass(frozen=True)
 class SpanFit(Recorded):
-    """The blocks of a span up to new layer `until`, fitted together."""
+    """A jointly fitted span of blocks that ends at new layer `until`."""
 
     until: int
     fit: Fit = field(metadata=INSIDE)
@@ -173,7 +184,7 @@ class SpanFit(Recorded):
 
 @dataclass(frozen=True)
 class CutFit(Recorded):
-    """The spans around one cut, whose first new layer is `first`."""
+    """The fitted spans around one cut, whose first new layer is `first`."""
 
     first: int
     spans: tuple[SpanFit, ...]
@@ -181,8 +192,9 @@ class CutFit(Recorded):
 
 @dataclass(frozen=True)
 class LocalFit(Recorded):
-    """The local fit around all cuts: what judges before and after, whether it is kept, and the passes of the source
-    over all samples that it took.
+    """The local fit around all cuts: the judged score before and after, and whether it is kept.
+
+    `passes` is its cost in passes of the source over all samples.
     """
 
     cuts: tuple[CutFit, ...]
@@ -194,7 +206,7 @@ class LocalFit(Recorded):
 
 @dataclass(frozen=True)
 class Healing(Recorded):
-    """How the candidate that was taken was healed, and its score in the end."""
+    """How the chosen candidate was healed, and its final score."""
 
     attention: bool
     later: bool
@@ -207,15 +219,17 @@ class Healing(Recorded):
 
 @dataclass(frozen=True)
 class Importance(Recorded):
-    """The measured importance of the heads of every attention, which chose those that stay."""
+    """Measured importance of the heads of every attention, by which heads were kept."""
 
     by_head: tuple[tuple[float, ...], ...]
 
 
 @dataclass(frozen=True)
 class Verified(Recorded):
-    """What an undone model was held against: `by` is "sha256" (the written file has the recorded digest), "source"
-    (tensor by tensor; `differing` are not alike, `left_out` are only in the source) or "reload".
+    """What an undone model was checked against.
+
+    `by` is "sha256" (the written file has the recorded digest), "source" (tensor by tensor; `differing` are unequal,
+    `left_out` exist only in the source) or "reload".
     """
 
     by: str
@@ -232,10 +246,13 @@ WALKED = (
 
 @dataclass(frozen=True)
 class Decisions(Recorded):
-    """All that was decided: by weight (`kept_heads` by the name of their layer, `balance` by layer), on sample data
-    (`calibration`), and by walking through the layers with it. `evidence` are the numbers that its criterion has looked
-    at, in a form of its own; `passes` are of the source over all samples, of so many `tokens`, `held_back` says what
-    their bound left out, and `steps_taken_over` how many steps an interrupted cut had left.
+    """All decisions of a cut.
+
+    `kept_heads` (by name of their layer) and `balance` (by layer) come from weights alone. `calibration` is the sample
+    data, and the fields after it describe the walk through the layers with it. `evidence` holds the numbers that the
+    criterion used, in its own form. `passes` counts passes of the source over all samples of `tokens` tokens;
+    `held_back` says what their limit excluded, and `steps_taken_over` how many steps were resumed from an interrupted
+    cut.
     """
 
     kept_heads: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
@@ -257,10 +274,10 @@ class Decisions(Recorded):
     verified: Verified | None = None
 
     def __bool__(self) -> bool:
-        """Whether anything was decided at all."""
+        """Whether anything was decided."""
         return bool(self.as_dict())
 
     @property
     def required(self) -> Collection[str]:
-        """Whoever walks says all of it, the empty too."""
+        """With a criterion, the fields of the layer choice are written even if empty."""
         return WALKED if self.criterion else ()

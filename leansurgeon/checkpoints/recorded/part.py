@@ -1,9 +1,8 @@
-"""What every part of a record is: a value whose fields are the keys of its object.
+"""The base of every part of a record: a value whose fields are the keys of a JSON object.
 
-What a field may hold follows from its type alone. Where the part is to be shown, a key that is missing, or holds
-something odd, gives the field's default, else what is empty of its type, and a list with an odd entry is empty as a
-whole: versions differ. Where a program builds on it (`SURE`), something odd is damage, and so is a key that is missing
-and has no default.
+The type of a field decides what it may hold. If a part is only shown, a missing or odd value becomes the field's
+default, or else empty, and a list with an odd entry becomes empty as a whole: versions differ. If a program relies on a
+field (`SURE`), an odd value is damage, and so is a missing one without a default.
 """
 
 from __future__ import annotations
@@ -23,45 +22,46 @@ NAME = "surgery.json"
 FORMS = {str: str, int: int, float: (int, float), bool: bool}
 READ: Mapping[type, Callable[[Json], Json]] = {str: lambda value: text(value) or None, int: whole, float: number}
 EMPTY = {str: "", int: 0, bool: False, tuple: (), Mapping: {}}
-INSIDE = {"inside": True}  # of a field without a key of its own: the keys of its value stand among the others
+INSIDE = {"inside": True}  # marks a field without a key of its own: the keys of its value are inlined
 
 
 class DamagedRecord(UnsupportedModel):
-    """A surgery.json that cannot be read, or holds something else than a record."""
+    """A surgery.json that cannot be read or holds no record."""
 
 
 class OddValue(ValueError):
-    """A value of the file that is none of its field's type."""
+    """A value that does not match its field's type."""
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """A value that stands in the file as an object, a key for every field; a field that has its default is left out,
-    unless it is one of `required`. What was read is written again as it was, with all that this version does not know
-    (`raw`); a changed copy (`dataclasses.replace`) is written from its fields.
+    """A value stored as a JSON object with a key for every field.
+
+    A field at its default is omitted unless it is in `required`. A value that was read is written back unchanged, with
+    keys that this version does not know (`raw`); a changed copy (`dataclasses.replace`) is written from its fields.
     """
 
-    WHERE = ""  # what damage calls it
-    SURE = ()  # fields in which something odd is damage; None: all
-    KEYS: ClassVar[Mapping[str, str]] = {}  # of fields that have another name in the file
-    required = ()  # fields that are written in any case
+    WHERE = ""  # name of this part in error messages
+    SURE = ()  # fields whose odd values are damage; None: all
+    KEYS: ClassVar[Mapping[str, str]] = {}  # fields with another name in the file
+    required = ()  # fields that are always written
     raw: JsonObject | None = field(init=False, default=None, repr=False, compare=False)
 
     @classmethod
     def from_dict(cls, data: Json) -> Self:
-        """The value of an object of the file. Raises `DamagedRecord`."""
+        """Read the value from an object of the file. Raises `DamagedRecord`."""
         if not isinstance(data, Mapping):
             raise DamagedRecord(f"{NAME} is damaged: '{cls.WHERE}' is no object.")
         return cls.within(data)._of(data)
 
     def _of(self, data: Mapping[str, Json]) -> Self:
-        """The same value with what else its object has."""
+        """Return the value with the object it was read from."""
         object.__setattr__(self, "raw", dict(data))
         return self
 
     @classmethod
     def within(cls, data: Mapping[str, Json]) -> Self:
-        """The value whose keys stand among others."""
+        """Read the value from an object that may have other keys as well."""
         values = {}
         for key, one, kind in kinds(cls):
             sure = cls.SURE is None or one.name in cls.SURE
@@ -80,9 +80,9 @@ class Recorded:
         return cls(**values)
 
     def as_dict(self) -> JsonObject:
-        """As the file holds it."""
+        """Return the object as the file holds it."""
         if self.raw is not None:
-            return plain(self.raw)  # a copy: who changes what it is given changes no record
+            return plain(self.raw)  # a copy, so that changing it does not change the record
         document = {}
         for key, one, _ in kinds(type(self)):
             value = getattr(self, one.name)
@@ -95,12 +95,13 @@ class Recorded:
 
 @dataclass(frozen=True)
 class RecordedInFull(Recorded):
-    """A part that is written in full, but for what is empty of `OPTIONAL`. What a later version adds is kept beside its
-    fields (`other`), in a changed copy too.
+    """A part that is written in full, except for `OPTIONAL` fields at their default.
+
+    Keys of later versions are kept (`other`), in a changed copy too.
     """
 
     SURE = None
-    OPTIONAL = ()  # fields that are left out where they have their default
+    OPTIONAL = ()  # fields omitted at their default
     other: JsonObject = field(default_factory=dict, kw_only=True, repr=False)
 
     def _of(self, data: Mapping[str, Json]) -> Self:
@@ -109,23 +110,23 @@ class RecordedInFull(Recorded):
 
     @property
     def required(self) -> Collection[str]:
-        """All but the optional ones."""
+        """All but the optional fields."""
         return {one.name for _, one, _ in kinds(type(self))} - set(self.OPTIONAL)
 
     def as_dict(self) -> JsonObject:
-        """As the file holds it."""
+        """Return the object as the file holds it."""
         return super().as_dict() | plain(self.other)
 
 
 @cache
 def kinds(part: type[Recorded]) -> tuple[tuple[str, Field, Any], ...]:
-    """The fields that the file has, with their keys there and their types."""
+    """Return the stored fields of a part, with their keys in the file and their types."""
     hints, own = get_type_hints(part), (one for one in fields(part) if one.name not in ("raw", "other"))
     return tuple((part.KEYS.get(one.name, one.name), one, hints[one.name]) for one in own)
 
 
 def read_value(kind: Any, value: Json, sure: bool = False) -> Any:
-    """A value of the file as one of this type. Raises `OddValue`, and `DamagedRecord` for damage within it."""
+    """Convert a value of the file to this type. Raises `OddValue`, and `DamagedRecord` for damage inside it."""
     form, inner, may_be_odd = get_origin(kind), get_args(kind), nullcontext() if sure else suppress(OddValue)
     if form in (Union, UnionType):
         for one in inner:
@@ -134,9 +135,9 @@ def read_value(kind: Any, value: Json, sure: bool = False) -> Any:
     elif form is tuple and isinstance(value, list | tuple):
         with may_be_odd:
             return tuple(read_value(inner[0], item, sure) for item in value)
-        return ()  # what stands at a place means something there
+        return ()  # positions carry meaning, so a list is not read in part
     elif form in (dict, Mapping) and isinstance(value, Mapping):
-        if form is dict or inner[1] is Any:  # of any form
+        if form is dict or inner[1] is Any:  # of any type
             return value
         known = {}
         for key, item in value.items():
@@ -148,18 +149,18 @@ def read_value(kind: Any, value: Json, sure: bool = False) -> Any:
         if isinstance(known, FORMS[kind]) and isinstance(known, bool) == (kind is bool):
             return known
     elif form is None and isinstance(value, Mapping) and kind is not NoneType:
-        with suppress(KeyError, TypeError, ValueError, AttributeError, UsageError):  # of a `Shape`
+        with suppress(KeyError, TypeError, ValueError, AttributeError, UsageError):  # raised by `Shape`
             return kind.from_dict(value)
     raise OddValue(f"is no {getattr(kind, '__name__', kind)}")
 
 
 def default_of(one: Field) -> Any:
-    """The default of a field; MISSING, which nothing equals, where it has none."""
+    """Return the default of a field; MISSING, which equals nothing, if it has none."""
     return one.default_factory() if one.default_factory is not MISSING else one.default
 
 
 def plain(value: Any) -> Json:
-    """As JSON holds it."""
+    """Convert a value to its JSON form."""
     if hasattr(value, "as_dict"):
         return value.as_dict()
     if isinstance(value, Mapping):

@@ -1,1 +1,1 @@
-"""Operations, memory and speed: counted, predicted for GPUs, clocked on this machine."""
+"""Operations, memory and speed: counted, predicted for GPUs, timed on this machine."""

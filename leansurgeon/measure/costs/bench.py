@@ -1,5 +1,5 @@
-"""The rows of `leansurgeon bench`: a model, its shape before surgery, attention backends one by one, and a sweep of
-heads; timed against each other in interleaved rounds. Imports torch inside functions.
+"""Time the rows of `leansurgeon bench`: a model, its shape before surgery, single attention backends, and a sweep over
+heads, compared in interleaved rounds. Imports torch inside functions.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Contender:
-    """A shape of the model that is to be timed; `backend` is one of `speed.BACKENDS`."""
+    """A shape of the model to time; `backend` is one of `speed.BACKENDS`."""
 
     name: str
     config: Config
@@ -37,8 +37,8 @@ class Contender:
 
 @dataclass(frozen=True)
 class BenchRow:
-    """What was measured of a contender. `peak` are bytes of a training step; `against_first` its step over that of
-    the first row, round by round.
+    """Measurements of one contender. `peak` is the bytes of a training step; `against_first` is the ratio of its step
+    to that of the first row, round by round.
     """
 
     contender: Contender
@@ -54,7 +54,7 @@ class BenchRow:
         return "faster" if self.against_first.high < 1 else "slower" if self.against_first.low > 1 else "same"
 
     def as_dict(self) -> JsonObject:
-        """The row as JSON holds it; times in seconds, memory in bytes."""
+        """Return the row for JSON; times in seconds, memory in bytes."""
         c = self.contender
         ratio = self.against_first
         return {
@@ -75,12 +75,12 @@ class BenchRow:
         }
 
 
-# -- who takes part -------------------------------------------------------------------------------
+# -- contenders -----------------------------------------------------------------------------------
 
 
 def contenders(source: Source, sweep: list[int]) -> tuple[list[Contender], list[str]]:
-    """The model, its shape before surgery where surgery.json knows it, and every number of heads of the sweep twice: at
-    the model's head_dim and at its inner width. Returns also sentences on those that cannot be.
+    """Return the model, its shape before surgery if surgery.json holds it, and two shapes for every number of heads in
+    the sweep: with the model's head_dim, and with its inner width. Also return sentences on those that are impossible.
     """
     shape, skipped = source.shape, []
     models = [Contender(label(shape), source.config, source.architecture, shape)]
@@ -109,12 +109,14 @@ def contenders(source: Source, sweep: list[int]) -> tuple[list[Contender], list[
 
 
 def label(shape: Shape) -> str:
-    """A shape in a few words, for a row of the table."""
+    """Describe a shape in a few words, for a row of the table."""
     return f"{shape.column('depth')} layers, {shape.column('heads')} x {shape.column('head_dim')}"
 
 
 def key_value(stage: Stage, heads: int) -> int:
-    """Key/value heads with so many heads: as many where all are, else those that there are."""
+    """Return the number of key/value heads for this number of heads: equal in plain attention, unchanged in grouped
+    attention. Raises `UsageError` if they cannot be shared evenly.
+    """
     if stage.kv_heads == stage.heads:
         return heads
     if heads % stage.kv_heads:
@@ -123,12 +125,12 @@ def key_value(stage: Stage, heads: int) -> int:
 
 
 def same_head_dim(shape: Shape, heads: int) -> Shape:
-    """The same model with `heads` heads of the old size in every layer."""
+    """Return the same model with `heads` heads of the old size in every layer."""
     return Shape(tuple(replace(s, heads=heads, kv_heads=key_value(s, heads)) for s in shape.stages))
 
 
 def same_width(shape: Shape, heads: int) -> Shape:
-    """The inner width stays, so that head_dim is inner // heads."""
+    """Return the same model with `heads` heads at the old inner width: head_dim is inner // heads."""
     for stage in shape.stages:
         if stage.inner % heads:
             raise UsageError(f"An inner width of {stage.inner} does not divide into {heads} heads, so it is left out.")
@@ -138,7 +140,7 @@ def same_width(shape: Shape, heads: int) -> Shape:
 
 
 def parse_sweep(text: str | None) -> list[int]:
-    """`8,12,24` as numbers. Raises `UsageError`."""
+    """Parse `8,12,24` into numbers. Raises `UsageError`."""
     words = [word.strip() for word in text.split(",")] if text else []
     if not all(word.isascii() and word.isdecimal() and int(word) > 0 for word in words):
         raise UsageError(f"--sweep-heads {text}: give numbers of heads, such as 8,12,24.")
@@ -151,9 +153,9 @@ def parse_sweep(text: str | None) -> list[int]:
 def time_contenders(
     models: list[Contender], load: Setting, backends: list[str], rounds: int, device: torch.device, say: Say
 ) -> tuple[list[BenchRow], list[str]]:
-    """Time every contender; the first one with every backend of `backends` beside "auto".
+    """Time every contender, and the first one also with every backend of `backends` besides "auto".
 
-    Returns the rows and sentences on backends that do not run here. Raises `OutOfMemory`.
+    Returns the rows, and sentences on backends that do not run here. Raises `OutOfMemory`.
     """
     from leansurgeon.measure.costs import speed
 
@@ -179,23 +181,23 @@ def time_contenders(
         ratios = [a / b for a, b in zip(timings["step"].seconds, times[0]["step"].seconds, strict=True)]
         parameters = sum(p.numel() for p in bench.model.parameters())
         rows.append(BenchRow(contender, parameters, timings, 0, units, speed.Timing.of(ratios)))
-    # Memory last and one by one: a peak is that of the model that is alone on the device.
+    # Memory last and one by one: a peak is measured with one model alone on the device.
     peaks = speed.peaks(benches, say)
     return [replace(row, peak=peak) for row, peak in zip(rows, peaks, strict=True)], skipped
 
 
-# -- what follows ---------------------------------------------------------------------------------
+# -- conclusions ---------------------------------------------------------------------------------
 
 
 def remarks(rows: list[BenchRow]) -> list[str]:
-    """What the numbers say about cuts."""
+    """Return sentences on what the numbers say about cuts."""
     said = []
     first = rows[0]
     for row in rows[1:]:
         ratio = row.against_first
         spread = f"{ratio.median:.2f} x, middle half {ratio.low:.2f} to {ratio.high:.2f}"
         if row.contender.name == "before surgery":
-            # The first row is the cut: it is faster where the original takes longer.
+            # The first row is the cut: it is faster if the original takes longer.
             words = {"slower": "is faster than", "same": "is not shown to be faster than", "faster": "is slower than"}
             said.append(
                 f"This cut {words[row.verdict]} the model before surgery here (whose step takes {spread} of the cut's)."
@@ -211,7 +213,7 @@ def remarks(rows: list[BenchRow]) -> list[str]:
 
 
 def table(rows: list[BenchRow], images: bool) -> str:
-    """80 columns; times are medians, with the quartiles of the step."""
+    """Return a table of 80 columns; times are medians, with the quartiles of the step."""
     from tabulate import tabulate
 
     cells = []

@@ -1,8 +1,8 @@
-"""What CUDA does otherwise than the CPU, for models on fake CPU tensors that shall tell what they would need on a GPU.
+"""Emulate CUDA's memory behavior on fake CPU tensors, to predict what a model would need on a GPU.
 
-torch's autocast for CUDA has its own list of functions that compute in fp32; dropout keeps one byte for every entry
-where the CPU keeps a float; and fused attention keeps queries, keys, values, the output and one fp32 number a row where
-the CPU, which cannot drop attention weights in its fused kernel, keeps score matrices. Imports torch.
+torch's autocast for CUDA has its own list of functions that compute in fp32; dropout keeps one byte per entry where the
+CPU keeps a float; and fused attention keeps queries, keys, values, the output and one fp32 number per row where the
+CPU, which cannot drop attention weights in its fused kernel, keeps score matrices. Imports torch.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ROWS, COLUMNS = 128, 32
 
 
 class CudaRules(TorchFunctionMode):
-    """Runs torch functions as torch on CUDA would keep their results. `fused` False spells attention out (eager)."""
+    """Run torch functions so that they keep what torch on CUDA would keep. `fused` False means eager attention."""
 
     def __init__(self, *, fused: bool = True) -> None:
         super().__init__()
@@ -52,12 +52,12 @@ class CudaRules(TorchFunctionMode):
 
 
 def widen_half(value: object) -> object:
-    """A half-precision tensor in fp32; anything else as it is."""
+    """Convert a half-precision tensor to fp32; return anything else unchanged."""
     return value.float() if isinstance(value, Tensor) and value.dtype in (torch.bfloat16, torch.float16) else value
 
 
 def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-    """CUDA's dropout, which keeps a mask of one byte for every entry."""
+    """Apply CUDA's dropout, which keeps a mask of one byte per entry."""
     return torch.native_dropout(input, p, True)[0] if training and p else input
 
 
@@ -71,12 +71,12 @@ def attention(
     fused: bool,
     **__: Any,
 ) -> Tensor:
-    """`F.scaled_dot_product_attention` of `(batch, heads, tokens, head_dim)`, as far as memory goes."""
+    """Emulate the memory of `F.scaled_dot_product_attention` on `(batch, heads, tokens, head_dim)`."""
     if torch.is_autocast_enabled("cpu"):
         narrow = torch.get_autocast_dtype("cpu")
         query, key, value = query.to(narrow), key.to(narrow), value.to(narrow)
     if attn_mask is not None:
-        if attn_mask.dtype == torch.bool:  # the kernels add a mask of the queries' precision
+        if attn_mask.dtype == torch.bool:  # the kernels add a mask in the queries' precision
             attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill(~attn_mask, -torch.inf)
         attn_mask = attn_mask.to(query.dtype)
     if not fused:
@@ -89,8 +89,8 @@ def attention(
 
 
 def compute_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, p: float) -> Tensor:
-    """Attention with its score matrices, softmax in fp32. A function of its own, since what its caller still holds
-    counts as memory.
+    """Compute attention with its score matrices, softmax in fp32. A separate function, because tensors that its caller
+    still holds would count as memory.
     """
     if key.shape[1] != query.shape[1]:
         times = query.shape[1] // key.shape[1]
@@ -102,11 +102,11 @@ def compute_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | 
 
 
 class Fused(torch.autograd.Function):
-    """The tensors that a flash or memory-efficient kernel takes, makes and keeps; nothing is computed."""
+    """Take, allocate and keep the same tensors as a flash or memory-efficient kernel, without computing anything."""
 
     @staticmethod
     def forward(ctx: FunctionCtx, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None):
-        """Attention (batch, heads, tokens, head_dim) with what CUDA's kernel keeps for the way back."""
+        """Return the output (batch, heads, tokens, head_dim), saving what CUDA's kernel saves for backward."""
         batch, heads, tokens, _ = query.shape
         out = query.new_empty(batch, tokens, heads, value.shape[-1]).transpose(1, 2)
         row_sums = query.new_empty(batch, heads, tokens, dtype=torch.float32)
@@ -115,7 +115,7 @@ class Fused(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: FunctionCtx, gradient: Tensor):
-        """Gradients of queries, keys and values, with the scratch memory of CUDA's kernel."""
+        """Return gradients of queries, keys and values, with the scratch memory of CUDA's kernel."""
         query, key, value, _, row_sums, mask = ctx.saved_tensors
         delta = torch.empty_like(row_sums)
         wide = None
@@ -125,7 +125,7 @@ class Fused(torch.autograd.Function):
             wide = query.new_empty(batch, heads, rows, columns, dtype=torch.float32)
         grads = [x.new_empty(x.shape[0], x.shape[2], query.shape[1], x.shape[3]) for x in (query, key, value)]
         del delta, wide
-        if key.shape[1] != query.shape[1]:  # grouped heads: one gradient for every query head, then summed
+        if key.shape[1] != query.shape[1]:  # grouped heads: one gradient per query head, then summed
             grouped = [g.unflatten(2, (key.shape[1], -1)).sum(3) for g in grads[1:]]
             grads = [grads[0], *grouped]
         of_mask = mask.new_empty(mask.shape) if ctx.needs_input_grad[3] else None

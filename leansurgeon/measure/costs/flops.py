@@ -1,8 +1,8 @@
-"""Floating-point operations of one forward pass: in closed form without torch, and counted by torch on the library's
-model as the cross-check.
+"""Count floating-point operations of one forward pass: in closed form without torch, and by torch on the library's
+model as a cross-check.
 
-A multiplication with its addition is two operations, as everywhere. A training step costs three times as many: once
-forward, twice backward. Only matrix products and convolutions count; norms, softmax and the like are small beside them.
+A multiply-add counts as two operations, as usual. A training step costs three times as much: once forward, twice
+backward. Only matrix products and convolutions count; norms, softmax and the like are small by comparison.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from leansurgeon.shape import Shape
 
 ATTENTION = ("q", "k", "v", "qk", "qkv", "vkq", "o")
 MLP = ("up", "gate", "down")
-TABLES = ("vocab", "positions", "types", "tokens", "registers", "1")  # first axes of what is looked up, not multiplied
+TABLES = ("vocab", "positions", "types", "tokens", "registers", "1")  # first axes of lookup tables: no products
 WORDS = ("ForMaskedLM", "ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 
 
 @dataclass(frozen=True)
 class Flops:
-    """Forward operations of one sample by part. `attention` are the projections, `scores` the two products of tokens
-    with tokens, `outside` embeddings and heads.
+    """Forward operations of one sample by part. `attention` covers the projections, `scores` the two token-by-token
+    products, `outside` embeddings and heads.
     """
 
     attention: int
@@ -36,22 +36,22 @@ class Flops:
 
     @property
     def total(self) -> int:
-        """All operations of one forward pass."""
+        """Operations of one forward pass."""
         return self.attention + self.scores + self.mlp + self.outside
 
     def as_dict(self) -> JsonObject:
-        """Operations by part and in all, as JSON holds them."""
+        """Return operations by part and in total, for JSON."""
         return asdict(self) | {"total": self.total}
 
 
 def closed_form(
     specs: Iterable[TensorSpec], shape: Shape, config: Config, architecture: Architecture, tokens: int | None = None
 ) -> Flops | None:
-    """Operations from the sizes of the tensors alone; None for families that are not plain (pyramids, windows,
-    landmarks, class attention), which torch alone counts.
+    """Compute the operations from the sizes of the tensors alone; None for families that are not plain (pyramids,
+    windows, landmarks, class attention), which only torch counts.
 
     A matrix of an attention or MLP is multiplied with every token: 2 * rows * columns * N. Queries with keys and
-    weights with values: 4 * N^2 * heads * head_dim for every attention (a causal mask saves nothing that is counted).
+    weights with values: 4 * N^2 * heads * head_dim for every attention (a causal mask does not reduce the count).
     """
     if not architecture.plain:
         return None
@@ -67,8 +67,8 @@ def closed_form(
             )
         patches = (height // down) * (width // right)
         n = patches + architecture.takes.special_tokens(flat)
-    # Patch embedding, projections of embeddings, and the head: on every token where it says words, else on one; a
-    # causal classifier scores every token and picks the last one.
+    # Patch embedding, projections of embeddings, and the head: on every token if the model outputs words, else on one;
+    # a causal classifier scores every token and picks the last one.
     name = (config.get("architectures") or [""])[0]
     words = name.endswith(WORDS)
     rows = n if words or (architecture.causal and name.endswith("ForSequenceClassification")) else 1
@@ -87,17 +87,16 @@ def closed_form(
             parts["scores"] += 4 * n * n * shape.stages[spec.stage].inner if spec.role == "o" else 0
         elif matrix and spec.role in MLP:
             parts["mlp"] += 2 * spec.size * n
-    if words:  # the output, be it tied to the embedding or not
+    if words:  # the output layer, tied to the embedding or not
         table = next((s for s in specs if s.axes[:1] == ("vocab",) and len(s.shape) == 2), None)
         parts["outside"] += 2 * table.size * n if table else 0
     return Flops(**parts, tokens=n)
 
 
 def count_flops(config: Config, architecture: Architecture, tokens: int | None = None) -> int | None:
-    """Forward operations of one sample, counted by torch's own counter on the library's model without memory.
-
-    Attention is spelled out for it: of a fused kernel on a CPU it counts nothing. None where the model looks at its
-    numbers, which are not there.
+    """Count forward operations of one sample with torch's own counter on the library's model, without memory. Attention
+    is computed explicitly, since the counter ignores fused kernels on a CPU. Returns None if the model reads tensor
+    values, which do not exist here.
     """
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
@@ -108,18 +107,18 @@ def count_flops(config: Config, architecture: Architecture, tokens: int | None =
 
     mode, counter = FakeTensorMode(allow_non_fake_inputs=True), FlopCounterMode(display=False)
     model = fake_model(config, architecture, mode)
-    # The counter hangs hooks on what a module is given and asks for its gradient, which a bare parameter (CaiT's class
-    # token) has none of here.
+    # The counter's hooks ask for the gradient of a module's inputs, which a bare parameter (CaiT's class token) does
+    # not have here.
     model.requires_grad_(False)
     choose_attention(model, "sdpa")
     tokens = tokens or inputs.sample_tokens(None, config, architecture)
     try:
         with quietly(), leaving_no_fakes(model), mode, counter, CudaRules(fused=False), torch.no_grad():
             inputs.run(model, inputs.make(config, architecture, 1, tokens, "cpu"))
-    except RuntimeError:  # torch's word for it, and for a library that cannot do without a mask
+    except RuntimeError:  # raised by torch in that case, and by libraries that require a mask
         return None
     except (ValueError, AttributeError):
-        if architecture.section:  # the other towers want inputs of their own
+        if architecture.section:  # the other towers need inputs of their own
             return None
         raise
     return counter.get_total_flops()

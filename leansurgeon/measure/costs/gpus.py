@@ -1,6 +1,6 @@
-"""GPUs that a plan can be held against: memory as the makers' data sheets state it.
+"""GPUs to compare a plan with: memory as stated in the makers' data sheets.
 
-A gigabyte is read as 10^9 bytes. The cards show 5 to 7 % more to torch; that margin is left for the CUDA context (about
+A gigabyte is read as 10^9 bytes. torch sees 5 to 7 % more on the cards; that margin is left for the CUDA context (about
 0.5 GiB), for libraries and for what the allocator cannot use.
 """
 
@@ -13,7 +13,7 @@ from leansurgeon.errors import UsageError, did_you_mean
 
 @dataclass(frozen=True)
 class Gpu:
-    """`memory` in bytes; `blas` is the key of `memory.WORKSPACE`; `source` says where the figure stands."""
+    """`memory` in bytes; `blas` is a key of `memory.WORKSPACE`; `source` cites the figure."""
 
     name: str
     title: str
@@ -35,7 +35,7 @@ GPUS = {
 
 
 def find(name: str) -> Gpu:
-    """The GPU of this name. Raises `UsageError` with the known ones."""
+    """Return the GPU of this name. Raises `UsageError` with the known ones."""
     if name.lower() not in GPUS:
         begun = " or ".join(known for known in GPUS if name and known.startswith(name.lower()))
         said = f" (did you mean {begun}?)" if begun else did_you_mean(name, GPUS)

@@ -1,5 +1,5 @@
-"""What answering costs: bytes on the disk, peak memory, and seconds for one sample and for a full batch. All models are
-timed in turns in one run, so that what else the machine does hits all alike. Imports torch.
+"""Measure the cost of inference: bytes on disk, peak memory, and seconds for one sample and for a full batch. All
+models are timed alternately in one run, so that other load on the machine affects all alike. Imports torch.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ ROUNDS = 9
 
 
 def measure(folders: Sequence[Path], say: Say, seconds: float | None = None) -> Mapping[Path, JsonObject]:
-    """The costs of every model by its folder: `size` and `memory` are bytes, `one` and `batch` times in seconds
-    with quartiles; `measured` is the same for all that were timed together. Ends after two rounds where `seconds` are
-    over. Weights do not matter to time, so new ones of the same shape are used, in fp32.
+    """Return the costs of every model by its folder: `size` and `memory` in bytes, `one` and `batch` in seconds with
+    quartiles; `measured` is the same for all that were timed together. Stops after two rounds once `seconds` are over.
+    Weights do not affect time, so random ones of the same shape are used, in fp32.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     began, models = time.perf_counter(), {}
@@ -49,7 +49,7 @@ def measure(folders: Sequence[Path], say: Say, seconds: float | None = None) -> 
                 if turn >= 0:
                     kept.append(spent)
     for model in models.values() if device.type == "cuda" else ():
-        model.to("cpu")  # a peak is that of the model that is alone on the device
+        model.to("cpu")  # a peak is measured with one model alone on the device
     together = uuid.uuid4().hex[:12]
     return {
         folder: {
@@ -68,7 +68,7 @@ def measure(folders: Sequence[Path], say: Say, seconds: float | None = None) -> 
 
 
 def peak(model: TimedModel) -> int:
-    """Bytes of weights and activations at the peak of a full batch: counted on a CPU, of the allocator on a GPU."""
+    """Return the peak bytes of weights and activations for a full batch: from the allocator on a GPU, else counted."""
     if model.device.type == "cuda":
         model.to(model.device)
         torch.cuda.empty_cache()

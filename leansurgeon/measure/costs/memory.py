@@ -1,15 +1,15 @@
-"""Peak memory of a training, predicted without a GPU (`training/observe.py` measures it).
+"""Predict the peak memory of training without a GPU (`training/observe.py` measures it).
 
-The real model takes a real training step on tensors that have sizes and no memory (torch's FakeTensorMode), while
-every storage that lives is counted as CUDA's allocator would count it:
+The real model runs a real training step on tensors with sizes but no memory (torch's FakeTensorMode), while every live
+storage is counted as CUDA's allocator would count it:
 
     found = predict(source.config, source.architecture, Setting(batch=128))
     found.total, found.activations                       # bytes
 
-In the order of `training/optimizer.py`: autocast forward, loss in fp32, backward, clipping, optimizer. The step that
-counts comes after the optimizer has its state. What CUDA does otherwise than the CPU stands in `cuda_rules.py`. Not
-seen: the CUDA context (about 0.5 GiB, which no torch counter shows), workspaces of cuDNN, and torch.compile. Imports
-torch inside functions only.
+The order is that of `training/optimizer.py`: autocast forward, loss in fp32, backward, clipping, optimizer. The counted
+step comes after the optimizer has its state. `cuda_rules.py` covers where CUDA differs from the CPU. Not counted: the
+CUDA context (about 0.5 GiB, which no torch counter shows), workspaces of cuDNN, and torch.compile. Imports torch inside
+functions only.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ if TYPE_CHECKING:
 
 
 OPTIMIZERS = ("adamw", "adamw-foreach", "adam", "sgd")
-EMPTY = types.CellType()  # of a closure that is not filled yet
+EMPTY = types.CellType()  # an empty closure cell
 PARTS = ("weights", "gradients", "optimizer", "activations", "temporary")
 MIB = 2**20
-MOST = 2**20  # samples of a batch that are looked at
+MOST = 2**20  # largest batch to try
 # What torch keeps for cuBLAS, once for the thread of the forward pass and once for that of the backward pass:
-# aten/src/ATen/cuda/CublasHandlePool.cpp, parseChosenWorkspaceSize. The larger one where the GPU is not known.
+# aten/src/ATen/cuda/CublasHandlePool.cpp, parseChosenWorkspaceSize. The larger one if the GPU is not known.
 WORKSPACE = {"hopper": 2 * 32 * MIB, "older": 2 * (2 * 4096 + 8 * 16) * 1024}
 
 
@@ -61,7 +61,7 @@ class Setting:
     world_size: int = 1
 
     def autocast(self, device: str) -> torch.autocast:
-        """Its precision in a forward pass."""
+        """Return the autocast context for this precision."""
         import torch
 
         narrow = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.precision)
@@ -70,8 +70,8 @@ class Setting:
 
 @dataclass(frozen=True)
 class Prediction:
-    """Bytes at the moment of the peak, by what they are for, and when that moment is. `temporary` holds what the
-    backward pass and the optimizer need for a moment, and `workspace` bytes that torch keeps for cuBLAS.
+    """Bytes at the peak, by purpose, and when the peak occurs. `temporary` holds short-lived tensors of the backward
+    pass and the optimizer, and `workspace` bytes that torch keeps for cuBLAS.
     """
 
     weights: int
@@ -85,18 +85,19 @@ class Prediction:
 
     @property
     def total(self) -> int:
-        """What `torch.cuda.max_memory_allocated` would say."""
+        """What `torch.cuda.max_memory_allocated` would report."""
         return self.weights + self.gradients + self.optimizer + self.activations + self.temporary
 
     def as_dict(self) -> JsonObject:
-        """Bytes by part and in all, as JSON holds them."""
+        """Return bytes by part and in total, for JSON."""
         return asdict(self) | {"total": self.total, "unit": "bytes"}
 
 
 @contextmanager
 def without_collection() -> Iterator[None]:
-    """Without Python's search for cycles, which would look at a million objects of the libraries seven times: a second
-    of the five that a prediction may take. Nor can it then free a tensor at a moment that differs from run to run.
+    """Disable Python's cycle collector within the context. It would visit a million objects of the libraries seven
+    times (one second of the five that a prediction may take), and could free a tensor at a moment that differs from run
+    to run.
     """
     was = gc.isenabled()
     gc.disable()
@@ -109,10 +110,10 @@ def without_collection() -> Iterator[None]:
 
 @without_collection()
 def predict(config: Config, architecture: Architecture, setting: Setting, *, gpu: str = "hopper") -> Prediction:
-    """Peak memory of one GPU in a training step of a model with this config. `gpu` is a key of `WORKSPACE`.
+    """Predict the peak memory of one GPU in a training step of a model with this config. `gpu` is a key of `WORKSPACE`.
 
-    Raises `UsageError` for tokens that the model does not take and `UnsupportedModel` for a model that cannot run on
-    tensors without numbers.
+    Raises `UsageError` for tokens that the model does not take and `UnsupportedModel` if the model cannot run on
+    tensors without values.
     """
     return Rehearsal(config, architecture, setting).peak(gpu=gpu)
 
@@ -127,7 +128,7 @@ class Rehearsal:
         tokens = inputs.sample_tokens(setting.tokens, config, architecture)
         self.config, self.architecture, self.setting = config, architecture, replace(setting, tokens=tokens)
         self.cuda = cuda
-        self.known: dict[int, Any] = {}  # what a step with so many samples took
+        self.known: dict[int, Any] = {}  # counts by batch size
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
         self.model = fake_model(config, architecture, self.mode)
         choose_attention(self.model, setting.attention)
@@ -136,7 +137,7 @@ class Rehearsal:
 
     @without_collection()
     def peak(self, batch: int | None = None, *, gpu: str = "hopper") -> Prediction:
-        """The peak with this many samples (the setting's own where none is given)."""
+        """Return the peak for this number of samples (default: the setting's own)."""
         setting = replace(self.setting, batch=batch or self.setting.batch)
         make = partial(inputs.make, self.config, self.architecture, setting.batch, setting.tokens, "cpu")
         try:
@@ -154,7 +155,7 @@ class Rehearsal:
                 raise
             reason = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
             raise UnsupportedModel(
-                f"{type(self.model).__name__} does not run on tensors without numbers, so that its memory cannot be "
+                f"{type(self.model).__name__} does not run on tensors without values, so its memory cannot be "
                 f"predicted ({reason}).",
                 "Measure it with `leansurgeon bench`.",
             ) from error
@@ -164,10 +165,11 @@ class Rehearsal:
         return Prediction(**parts, workspace=workspace, when=count.peak_label, setting=setting)
 
     def largest_batch(self, memory: int, *, gpu: str = "hopper") -> int:
-        """The most samples whose peak stays within `memory` bytes, every answer tried; 0 where not even one does.
+        """Return the largest batch whose peak stays within `memory` bytes, verified by a prediction; 0 if not even one
+        sample fits.
 
-        The peak is the largest of a few straight lines, one for each moment of the step, so it is convex: the chord
-        between a batch that fits and one that does not lies above it, and where it crosses `memory` is safe.
+        The peak is the maximum of a few linear functions, one for each moment of the step, so it is convex: the chord
+        between a batch that fits and one that does not lies above it, and the batch where it crosses `memory` is safe.
         """
 
         def needs(batch: int) -> int:
@@ -185,7 +187,7 @@ class Rehearsal:
                 return MOST
             too_many = min(4 * fits, MOST)
             above = needs(too_many)
-            if above <= memory and fits > 1:  # far beyond the bend the line tells where to look
+            if above <= memory and fits > 1:  # far beyond the bend, extrapolate
                 slope = max(1.0, (above - below) / (too_many - fits))
                 fits, below = too_many, above
                 too_many = min(MOST, fits + int((memory - above) / slope) + 2)
@@ -201,7 +203,7 @@ class Rehearsal:
 def step(
     model: torch.nn.Module, setting: Setting, make: Callable[[], dict[str, torch.Tensor]], *, cuda: bool = True
 ) -> Any:
-    """One training step, on the batch that `make` makes, after the optimizer's first; returns the `Storages` that
+    """Run one training step, on the batch that `make` makes, after the optimizer's first; return the `Storages` that
     counted it.
 
     Works on fake and on real CPU tensors. `cuda` counts as CUDA would, else as the CPU does.
@@ -221,19 +223,19 @@ def step(
         count.kind = "optimizer"
         for parameter in parameters:
             parameter.grad = torch.zeros_like(parameter)
-        optimizer.step()  # makes its state
+        optimizer.step()  # creates its state
         optimizer.zero_grad(set_to_none=True)
         count.kind = "gradients"
         hooks = stack.enter_context(Hooks())
         if setting.world_size > 1:
-            # DDP with `gradient_as_bucket_view`: gradients live in buckets that are there all the time, and what
-            # autograd makes is copied into them.
+            # DDP with `gradient_as_bucket_view`: gradients live in permanent buckets, and autograd's results are copied
+            # into them.
             for parameter in parameters:
                 bucket = torch.empty_like(parameter).detach()
                 hooks.gradient(parameter, lambda p, bucket=bucket: setattr(p, "grad", bucket))
 
         def tag_gradient(parameter: torch.nn.Parameter) -> None:
-            if parameter.grad is not None:  # T5's cross-attention has a table that gets none
+            if parameter.grad is not None:  # T5's cross-attention has a table without gradient
                 count.tag([parameter.grad], "gradients")
 
         for parameter in parameters:
@@ -258,8 +260,8 @@ def step(
 
 
 def backward(loss: torch.Tensor) -> None:
-    """`loss.backward()` with function modes on. torch takes that for a function of its own, inside which `CudaRules`
-    would be off while checkpointed activations are computed again; so the engine is called as torch calls it.
+    """Run `loss.backward()` with function modes on. torch treats it as a function of its own and disables `CudaRules`
+    inside, even while checkpointed activations are recomputed; so the engine is called directly, as torch does.
     """
     import torch
 
@@ -270,7 +272,7 @@ def backward(loss: torch.Tensor) -> None:
 
 
 def make_optimizer(parameters: Iterable[torch.nn.Parameter], name: str) -> torch.optim.Optimizer:
-    """As `training/optimizer.py` makes it on CUDA: the fused form; `adamw-foreach` is torch's own there."""
+    """Create the optimizer as `training/optimizer.py` does on CUDA: fused, or (`adamw-foreach`) as torch does."""
     import torch
 
     if name == "sgd":
@@ -281,7 +283,7 @@ def make_optimizer(parameters: Iterable[torch.nn.Parameter], name: str) -> torch
 
 
 def fake_model(config: Config, architecture: Architecture, mode: FakeTensorMode) -> torch.nn.Module:
-    """The library's model on fake CPU tensors, built without memory; tied parameters stay tied."""
+    """Build the library's model on fake CPU tensors, without memory; tied parameters stay tied."""
     import torch
 
     from leansurgeon.checkpoints.blockwise.skeleton import build_on_meta
@@ -306,8 +308,8 @@ def fake_model(config: Config, architecture: Architecture, mode: FakeTensorMode)
 
 @contextmanager
 def leaving_no_fakes(model: torch.nn.Module) -> Iterator[None]:
-    """Empty the caches of the library's functions afterwards: DINOv3 keeps the coordinates of its patches in one, and a
-    real model of the same size would get tensors without numbers.
+    """Clear the caches of the library's functions afterwards: DINOv3 caches the coordinates of its patches, and a real
+    model of the same size would get tensors without values.
     """
     try:
         yield
@@ -323,7 +325,7 @@ def leaving_no_fakes(model: torch.nn.Module) -> Iterator[None]:
 
 @contextmanager
 def quietly() -> Iterator[None]:
-    """Without torch's own account of what failed on fake tensors; the error is told by us."""
+    """Silence torch's own log of errors on fake tensors; we report the error."""
     log = logging.getLogger("torch._subclasses.fake_tensor")
     before = log.level
     log.setLevel(logging.CRITICAL)
@@ -334,8 +336,8 @@ def quietly() -> Iterator[None]:
 
 
 def choose_attention(model: torch.nn.Module, attention: str) -> None:
-    """Fused or eager attention in the library's own way, eager where it has no other (Gemma 2's capped scores); models
-    of ours that only call torch's fused function are handled by `CudaRules`.
+    """Select fused or eager attention by the library's own means; eager if it has no other (Gemma 2's capped scores).
+    Our own models, which only call torch's fused function, are handled by `CudaRules`.
     """
     for module in model.modules():
         if hasattr(module, "fused_attn"):  # timm
@@ -345,9 +347,7 @@ def choose_attention(model: torch.nn.Module, attention: str) -> None:
 
 
 def checkpoint_activations(model: torch.nn.Module, family: str, hint: str = "Leave --checkpointing out.") -> None:
-    """Let the model forget its activations and compute them again in the backward pass. Raises `UsageError` with `hint`
-    for a model whose library offers no such thing.
-    """
+    """Enable activation checkpointing. Raises `UsageError` with `hint` if the model's library does not support it."""
     if getattr(model, "supports_gradient_checkpointing", False):
         # transformers has renamed this; the old name warns.
         new, old = "activation_checkpointing_enable", "gradient_checkpointing_enable"

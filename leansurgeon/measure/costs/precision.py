@@ -1,4 +1,4 @@
-"""fp32 with all its digits, and bf16 where the hardware multiplies in it. Imports torch."""
+"""Full-precision fp32, and bf16 where the hardware multiplies in it. Imports torch."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-NARROW = 256  # below this width products in bf16 gain nothing on a CPU
+NARROW = 256  # narrower products gain nothing from bf16 on a CPU
 
 
 def forbid_tf32() -> tuple[str, bool]:
-    """fp32 is no longer rounded to TF32's ten bits on NVIDIA's GPUs. Returns what was set before, for `allow`.
+    """Forbid rounding fp32 to TF32's ten bits on NVIDIA GPUs. Returns the previous settings, for `allow`.
 
-    torch forbids it in matrix products and allows it in cuDNN's convolutions, such as the patch embedding of a ViT,
-    which `torch.set_float32_matmul_precision` does not touch.
+    torch forbids TF32 in matrix products by default, but allows it in cuDNN's convolutions, such as the patch embedding
+    of a ViT, which `torch.set_float32_matmul_precision` does not affect.
     """
     before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     allow("highest", False)
@@ -24,16 +24,16 @@ def forbid_tf32() -> tuple[str, bool]:
 
 
 def allow(products: str, convolutions: bool) -> None:
-    """torch's precision of matrix products, and whether convolutions may use TF32."""
+    """Set torch's precision of matrix products, and whether convolutions may use TF32."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # some versions of torch announce other names for these
+        warnings.simplefilter("ignore")  # some versions of torch announce new names for these
         torch.set_float32_matmul_precision(products)
         torch.backends.cudnn.allow_tf32 = convolutions
 
 
 @contextmanager
 def full_fp32() -> Iterator[None]:
-    """No TF32 for a while."""
+    """Forbid TF32 within the context."""
     before = forbid_tf32()
     try:
         yield
@@ -43,7 +43,7 @@ def full_fp32() -> Iterator[None]:
 
 @contextmanager
 def at_rest(model: nn.Module, device: torch.device) -> Iterator[None]:
-    """Eval mode, no TF32, no autocast; every module's mode is put back afterwards."""
+    """Set eval mode, without TF32 or autocast; every module's mode is restored afterwards."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
@@ -55,7 +55,7 @@ def at_rest(model: nn.Module, device: torch.device) -> Iterator[None]:
 
 
 def has_bf16(device: str) -> bool:
-    """Whether matrix products in bf16 are done by the hardware itself."""
+    """Return whether the hardware itself multiplies matrices in bf16."""
     if device == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
     known = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")

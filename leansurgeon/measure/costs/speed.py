@@ -1,7 +1,7 @@
-"""How fast a model is here: seconds of a training step and of a forward pass, and the peak memory of the step.
+"""Measure speed on this machine: seconds of a training step and of a forward pass, and the peak memory of the step.
 
-Several models or attention backends are timed in interleaved rounds, so that a noisy neighbour slows all of them; what
-is told are medians with the middle half of the rounds. Imports torch.
+Several models or attention backends are timed in interleaved rounds, so that other load slows all of them alike;
+results are medians with the middle half of the rounds. Imports torch.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ class Timing:
 
     @classmethod
     def of(cls, seconds: list[float]) -> Timing:
-        """Median and quartiles of several rounds."""
+        """Summarize rounds by median and quartiles."""
         several = len(seconds) > 1
         low, high = quantiles(seconds, n=4, method="inclusive")[::2] if several else (seconds[0], seconds[0])
         return cls(median(seconds), low, high, tuple(seconds))
 
     def as_dict(self) -> JsonObject:
-        """Seconds, and how many rounds they come from."""
+        """Return seconds, and the number of rounds."""
         return {"median": self.median, "low": self.low, "high": self.high, "rounds": len(self.seconds)}
 
 
@@ -58,7 +58,7 @@ class TimedModel:
 
     config: Config
     architecture: Architecture
-    load: Setting  # of which batch, tokens of a text sample, and precision count
+    load: Setting  # only batch, tokens and precision are used
     backend: str
     device: torch.device
 
@@ -72,7 +72,7 @@ class TimedModel:
         )
 
     def step(self) -> None:
-        """Forward, backward, clipping and update of one micro batch."""
+        """Run forward, backward, clipping and update on one micro batch."""
         self.model.train()
         with kernel(self.backend), self.load.autocast(self.device.type):
             loss = inputs.loss(inputs.run(self.model, self.large))
@@ -82,13 +82,13 @@ class TimedModel:
         self.optimizer.zero_grad(set_to_none=True)
 
     def forward(self, batch: dict[str, torch.Tensor]) -> None:
-        """One forward pass in eval mode, without gradients."""
+        """Run one forward pass in eval mode, without gradients."""
         self.model.eval()
         with torch.inference_mode(), kernel(self.backend), self.load.autocast(self.device.type):
             inputs.run(self.model, batch)
 
     def with_backend(self, backend: str) -> TimedModel:
-        """The same model with another backend; eager attention needs a model of its own."""
+        """Return the same model with another backend; eager attention needs a model of its own."""
         if backend == "eager":
             return TimedModel(self.config, self.architecture, self.load, backend, self.device)
         other = copy.copy(self)
@@ -96,7 +96,7 @@ class TimedModel:
         return other
 
     def to(self, device: str | torch.device) -> None:
-        """Model, optimizer and inputs elsewhere, so that peaks can be measured with one model on the device."""
+        """Move model, optimizer and inputs, so that peaks can be measured with one model on the device."""
         self.model.to(device)
         self.large, self.single = ({k: v.to(device) for k, v in x.items()} for x in (self.large, self.single))
         for state in self.optimizer.state.values():
@@ -104,8 +104,8 @@ class TimedModel:
 
 
 def peaks(benches: list[TimedModel], say: Say = silent) -> list[int]:
-    """Bytes at the peak of a training step of each: by the allocator on CUDA, with one model at a time on the device;
-    elsewhere the tensors that live, counted.
+    """Return the peak bytes of a training step of each: from the allocator on CUDA, with one model at a time on the
+    device; elsewhere by counting live tensors.
     """
     if benches[0].device.type == "cuda":
         for bench in benches:
@@ -131,7 +131,7 @@ def peaks(benches: list[TimedModel], say: Say = silent) -> list[int]:
 
 
 def random_model(config: Config, architecture: Architecture) -> nn.Module:
-    """The library's model with new weights: speed does not depend on what they say."""
+    """Return the library's model with random weights, which do not affect speed."""
     with quiet_transformers():
         model = initialise(config, architecture, seed=0)
     if hasattr(model, "config"):
@@ -140,7 +140,7 @@ def random_model(config: Config, architecture: Architecture) -> nn.Module:
 
 
 def kernel(backend: str) -> Any:
-    """Force one backend of torch's fused attention; "auto" and "eager" leave torch its choice."""
+    """Force one backend of torch's fused attention; "auto" and "eager" leave the choice to torch."""
     forced = {
         "math": SDPBackend.MATH,
         "flash": SDPBackend.FLASH_ATTENTION,
@@ -151,10 +151,10 @@ def kernel(backend: str) -> Any:
 
 
 def runs(bench: TimedModel) -> str | None:
-    """Why a backend that was forced cannot run this model here; None where it can. torch raises where it has no such
-    kernel, cuDNN also later, in its own words.
+    """Return why a forced backend cannot run this model here; None if it can. torch raises if it has no such kernel;
+    cuDNN may also raise later, in its own words.
 
-    Raises `OutOfMemory` where the device is too small, and what torch raises with its own choice.
+    Raises `OutOfMemory` if the device is too small, and torch's own errors if the backend was not forced.
     """
     try:
         with warnings.catch_warnings():
@@ -168,7 +168,7 @@ def runs(bench: TimedModel) -> str | None:
             ) from None
         if bench.backend in ("auto", "eager"):
             raise
-        bench.optimizer.zero_grad(set_to_none=True)  # a backward pass may have come half way
+        bench.optimizer.zero_grad(set_to_none=True)  # backward may have stopped half way
         if any(words in str(error) for words in ("No available kernel", "No viable backend")):
             return "torch has no such kernel for this model, precision and device"
         return f"it failed ({(str(error) or type(error).__name__).splitlines()[0][:160]})"
@@ -176,7 +176,7 @@ def runs(bench: TimedModel) -> str | None:
 
 
 def time_benches(benches: list[TimedModel], rounds: int) -> list[dict[str, Timing]]:
-    """Seconds of "step", "forward_1" and "forward" for every bench, in interleaved rounds after a warm-up."""
+    """Return seconds of "step", "forward_1" and "forward" for every bench, from interleaved rounds after a warm-up."""
     if rounds < 1:
         raise UsageError(f"--rounds must be at least 1, and {rounds} was asked for.")
     seconds = [{"step": [], "forward_1": [], "forward": []} for _ in benches]
@@ -195,7 +195,7 @@ def time_benches(benches: list[TimedModel], rounds: int) -> list[dict[str, Timin
 
 
 def time_work(work: Callable[[], None], device: torch.device) -> float:
-    """Wall seconds of `work`, the device's queue included."""
+    """Return wall-clock seconds of `work`, including the device's queue."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     start = time.perf_counter()

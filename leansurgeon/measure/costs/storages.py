@@ -1,11 +1,11 @@
-"""Count the memory of tensors while they live: every storage once, by the kind of thing that it is. Imports torch.
+"""Count the memory of live tensors: every storage once, by kind. Imports torch.
 
     with Storages() as count:
         ...                         # any torch code, on real or fake tensors
     count.peak, count.at_peak       # bytes
 
-A storage is counted from the operation that first returns it until nobody holds it any more, rounded up to `granule`
-bytes (torch's CUDA allocator hands out multiples of 512). What a kernel uses inside itself is not seen.
+A storage counts from the operation that first returns it until it is freed, rounded up to `granule` bytes (torch's CUDA
+allocator hands out multiples of 512). Memory used inside a kernel is not seen.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ GRANULE = 512  # bytes; c10/cuda/CUDACachingAllocator.h, kMinBlockSize
 
 
 class Storages(TorchDispatchMode):
-    """Live bytes by kind. `kind` is what a storage that appears now is taken for; `tag` says it better later."""
+    """Live bytes by kind. New storages get the present `kind`; `tag` can correct it later."""
 
     def __init__(self, kind: str = "temporary", granule: int = GRANULE) -> None:
         super().__init__()
         self.kind, self.granule = kind, granule
         self.live: Counter[str] = Counter()
         self.peak, self.at_peak, self.peak_label = 0, Counter(), ""
-        self.label = ""  # of the present stretch of the program
+        self.label = ""  # name of the present phase of the program
         self._known: dict[int, tuple[weakref.ref, int, str]] = {}  # id of a storage -> itself, bytes, kind
         self._total = 0
 
@@ -39,7 +39,7 @@ class Storages(TorchDispatchMode):
         self, func: Callable, types: tuple[type, ...], args: tuple = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if func is torch.ops.prim.device.default and isinstance(args[0], FakeTensor):
-            return args[0].fake_device  # asked for several times in every operation; the long way takes as long as one
+            return args[0].fake_device  # asked several times per operation; the usual path is slow
         out = func(*args, **(kwargs or {}))
         for value in tree_leaves(out):
             if isinstance(value, torch.Tensor):
@@ -48,7 +48,7 @@ class Storages(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # else torch wraps the method above, which would take a third of the time
+        return False  # otherwise torch wraps the method above, which takes a third of the time
 
     def _see(self, tensor: torch.Tensor) -> None:
         storage = tensor.untyped_storage()
@@ -67,7 +67,7 @@ class Storages(TorchDispatchMode):
         self._total -= size
 
     def tag(self, tensors: Iterable[torch.Tensor], kind: str) -> None:
-        """Say what these tensors are; those that were made elsewhere are counted from now on."""
+        """Set the kind of these tensors; those made elsewhere are counted from now on."""
         for tensor in tensors:
             self._see(tensor)
             key = id(tensor.untyped_storage())
@@ -77,5 +77,5 @@ class Storages(TorchDispatchMode):
             self._known[key] = (ref, size, kind)
 
     def mark(self) -> None:
-        """Start the peak anew at what lives now."""
+        """Reset the peak to what is live now."""
         self.peak, self.at_peak, self.peak_label = self._total, +self.live, self.label

@@ -1,1 +1,1 @@
-"""What a measurement runs on: files, tasks, words and noise, in batches that the model takes."""
+"""Sample data to measure on: files, tasks, text and noise, in batches that the model takes."""

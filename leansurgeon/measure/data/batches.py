@@ -1,5 +1,5 @@
-"""Some samples of batches, spread over all: batches of sentences stand by their length and folders of images by
-class, so the first ones are like no others. Imports torch.
+"""Select samples from batches, spread over all of them: batches of sentences are sorted by length and folders of images
+by class, so the first ones are not representative. Imports torch.
 """
 
 from __future__ import annotations
@@ -11,32 +11,32 @@ import torch
 from torch import Tensor
 
 Batch = dict[str, Tensor]
-PIECES = 4  # of the guard, which sets of layers are judged on one after the other
+PIECES = 4  # minimum pieces of the guard, on which sets of layers are judged one after the other
 
 
 def rows_of(batch: Batch) -> int:
-    """Samples of a batch."""
+    """Return the number of samples in a batch."""
     return len(next(value for value in batch.values() if isinstance(value, Tensor) and value.dim()))
 
 
 def some_rows(batch: Batch, chosen: slice | np.ndarray) -> Batch:
-    """Some samples of a batch: a slice, or their numbers."""
+    """Return some samples of a batch, by a slice or by their numbers."""
     size = rows_of(batch)
     return {k: v[chosen] if isinstance(v, Tensor) and v.dim() and len(v) == size else v for k, v in batch.items()}
 
 
 def on(batch: Batch, device: torch.device) -> Batch:
-    """The batch on a device."""
+    """Move a batch to a device."""
     return {key: value.to(device) if isinstance(value, Tensor) else value for key, value in batch.items()}
 
 
 def first_rows(batch: Batch, most: int, device: torch.device) -> Batch:
-    """At most `most` samples of a batch, on `device`."""
+    """Return at most `most` samples of a batch, on `device`."""
     return on(some_rows(batch, slice(most)), device)
 
 
 def pick(batches: Sequence[Batch], chosen: np.ndarray) -> list[Batch]:
-    """The samples `chosen` (numbers through all batches), in their batches."""
+    """Return the samples `chosen` (numbers through all batches), in their batches."""
     parts, start = [], 0
     for batch in batches:
         size = rows_of(batch)
@@ -48,7 +48,7 @@ def pick(batches: Sequence[Batch], chosen: np.ndarray) -> list[Batch]:
 
 
 def thin(batches: Sequence[Batch], most: int | None) -> list[Batch]:
-    """At most so many samples, evenly spread from the first to the last."""
+    """Return at most `most` samples, evenly spread from the first to the last."""
     total = sum(map(rows_of, batches))
     if most is None or most >= total:
         return list(batches)
@@ -56,7 +56,7 @@ def thin(batches: Sequence[Batch], most: int | None) -> list[Batch]:
 
 
 def inner(total: int, number: int) -> np.ndarray:
-    """Places of `number` of `total` things (all, where there are fewer): the middles of as many equal parts.
+    """Return the positions of `number` of `total` items (all, if there are fewer): the middles of as many equal parts.
 
     >>> inner(10, 2)
     array([2, 7])
@@ -66,7 +66,7 @@ def inner(total: int, number: int) -> np.ndarray:
 
 
 def tokens_of(batch: Batch) -> int:
-    """Tokens of a batch; an image counts as its patches of 16 pixels a side, and as 64 at least."""
+    """Return the tokens of a batch; an image counts as its patches of 16 x 16 pixels, but at least 64."""
     if "input_ids" in batch:
         return batch["input_ids"].numel()
     sides = [value.shape[-1] for value in batch.values() if isinstance(value, Tensor) and value.dim() > 3]
@@ -74,8 +74,8 @@ def tokens_of(batch: Batch) -> int:
 
 
 def in_pieces(batches: list[Batch]) -> list[Batch]:
-    """The samples of some batches in at least PIECES batches, where there are so many samples. Neighbouring samples
-    may be alike, so every piece takes from all of its batch.
+    """Split the samples of some batches into at least PIECES batches, if there are enough samples. Adjacent samples may
+    be alike, so every piece takes samples from all over its batch.
     """
     each = -(-PIECES // len(batches))
     pieces = []
@@ -87,7 +87,7 @@ def in_pieces(batches: list[Batch]) -> list[Batch]:
 
 
 def some(batches: list[Batch], tokens: int | None) -> list[Batch]:
-    """Batches at equal spacing (sentences lie by length) that hold about so many tokens (`tokens_of`)."""
+    """Return evenly spaced batches (sentences are sorted by length) that hold about this many tokens (`tokens_of`)."""
     sizes = [tokens_of(b) for b in batches]
     if tokens is None or tokens >= sum(sizes):
         return list(batches)

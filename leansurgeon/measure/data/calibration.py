@@ -1,10 +1,10 @@
-"""Calibration: sample data that surgery may look at, and held-out data that judges what it did.
+"""Calibration: sample data that surgery may use, and held-out data to judge the result.
 
 `--calibrate` names it: text files (or `austen`) for a language model, a folder of images, or any task with its options
-(`task:digits`, `task:imagenet,data=/images`). The samples fall into three parts without a sample in common: `fit`, from
-which statistics are taken; `guard`, which decides whether a step is kept; `heldout`, which only the proof sees. They
-are of the task's splits "train", "eval" and "test", as in a training; where there is no third one, `guard` is of
-"train" and `heldout` of "eval".
+(`task:digits`, `task:imagenet,data=/images`). The samples form three disjoint parts: `fit`, from which statistics are
+taken; `guard`, which decides whether a step is kept; `heldout`, which only the proof sees. They come from the task's
+splits "train", "eval" and "test", as in training; without a third split, `guard` comes from "train" and `heldout` from
+"eval".
 """
 
 from __future__ import annotations
@@ -53,20 +53,18 @@ Batch = dict[str, Any]
 T = TypeVar("T")
 U = TypeVar("U")
 
-WORDS = {"fit": "fit", "guard": "guard", "heldout": "judge"}  # what samples of a part are there to do
+WORDS = {"fit": "fit", "guard": "guard", "heldout": "judge"}  # purpose of each part, in words
 
 
 class Parts(NamedTuple, Generic[T]):
-    """One of a kind for each part of sample data, which have no sample in common: numbers of samples, rows of a data
-    set, batches.
-    """
+    """One value for each of the three disjoint parts of sample data, such as sample counts, row numbers or batches."""
 
     fit: T
     guard: T
     heldout: T
 
     def each(self, make: Callable[[str, T], U]) -> Parts[U]:
-        """What `make` makes of the name and the content of every part, in their order."""
+        """Apply `make` to the name and the content of every part, in order."""
         return Parts(*map(make, self._fields, self))
 
 
@@ -74,56 +72,56 @@ Batches = Parts[list[Batch]]
 
 
 def describe_counts(counts: Parts[int]) -> str:
-    """How many samples do what, such as "512 to fit, 128 to guard, 512 to judge"."""
+    """Describe how many samples each part has, such as "512 to fit, 128 to guard, 512 to judge"."""
     return ", ".join(f"{count} to {WORDS[part]}" for part, count in counts._asdict().items())
 
 
-TOKENS = Parts(fit=65_536, guard=8_192, heldout=16_384)  # of text, where windows are cut from it
+TOKENS = Parts(fit=65_536, guard=8_192, heldout=16_384)  # of text, cut into windows
 LINES = Parts(fit=4_096, guard=512, heldout=512)  # sentences, for encoders that embed them one by one
 IMAGES = Parts(fit=2_048, guard=512, heldout=2_048)
-SMALL_IMAGES = Parts(fit=4_096, guard=1_024, heldout=2_048)  # up to SMALL pixels a side: they are a few tokens each
+SMALL_IMAGES = Parts(fit=4_096, guard=1_024, heldout=2_048)  # at most SMALL pixels per side: a few tokens each
 SMALL = 64
-UNITS, LEAST_IMAGES = 3_072, 128  # of the MLP of a ViT-B, whose images have the tokens of text; and of a small ViT
+UNITS, LEAST_IMAGES = 3_072, 128  # MLP units of a ViT-B, which gets as many tokens as text; fewest images
 KINDS = {"causal-lm": "a causal language model", "masked-lm": "a masked language model"}
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """Batches of model inputs on the CPU, with "labels" where the data has them.
+    """Batches of model inputs on the CPU, with "labels" if the data has them.
 
-    `digest` is the SHA-256 of every sample that is used; `task` scores logits where the model's head fits the data.
+    `digest` is the SHA-256 of every sample in use; `task` scores logits if the model's head fits the data.
     """
 
-    name: str  # what --calibrate takes, to have it again
+    name: str  # argument of --calibrate that reproduces it
     says: str
     digest: str
     fit: list[Batch]
     guard: list[Batch]
     heldout: list[Batch]
     task: Task | None = field(default=None, repr=False, compare=False)
-    asked: int | None = None  # samples to fit on, where somebody said how many
-    sources: tuple[Calibration, ...] = field(default=(), repr=False, compare=False)  # where it is of several
+    asked: int | None = None  # number of fit samples requested by the user, if any
+    sources: tuple[Calibration, ...] = field(default=(), repr=False, compare=False)  # the parts of mixed data
     columns: str | None = None
-    classes: str | None = None  # which outputs they are, in words
+    classes: str | None = None  # which outputs the classes are, in words
     split: Mapping[str, str] = field(default_factory=dict, compare=False)  # rule and digests (`splits.Split.identity`)
 
     def stands_apart(self, fitted: Iterable[Mapping[str, str]]) -> bool:
-        """Whether nothing held out was trained on in other data, whose splits are `fitted`."""
+        """Return whether no held-out sample was used for training in other data, whose splits are `fitted`."""
         return all(splits.stands_apart(one.split, fitted) for one in self.sources or (self,))
 
     def mask(self, batch: Batch) -> Tensor | None:
-        """(batch, tokens) bool, True at real tokens; None where all are."""
+        """Return the mask (batch, tokens) bool, True at real tokens; None if all are."""
         mask = batch.get("attention_mask")
         return None if mask is None or mask.dim() != 2 else mask.bool()
 
     def answer_mask(self, batch: Batch) -> Tensor | None:
-        """The same of what a decoder beside an encoder reads and says; of other models it is `mask`."""
+        """Return the mask of the decoder's input in an encoder-decoder; for other models that is `mask`."""
         if "decoder_input_ids" not in batch:
             return self.mask(batch)
         return batch["labels"] != IGNORED if "labels" in batch else None
 
     def score(self, logits: Tensor, batch: Batch) -> tuple[float, float] | None:
-        """Loss sum and count of a batch; None where the data has no labels for this head."""
+        """Return the loss sum and count of a batch; None if the data has no labels for this head."""
         if self.task is None or "labels" not in batch:
             return None
         classes = batch["labels"].dim() == 1 and not batch["labels"].is_floating_point()
@@ -133,7 +131,7 @@ class Calibration:
         return float(score.loss_sum.detach()), float(score.loss_count)
 
     def as_record(self) -> SampleData:
-        """Name, digest and sample counts, as `surgery.json` keeps them."""
+        """Return name, digest and sample counts, as `surgery.json` stores them."""
         from leansurgeon.measure.data.batches import rows_of
 
         samples = {part: sum(map(rows_of, getattr(self, part))) for part in WORDS}
@@ -154,10 +152,10 @@ def open_calibration(
     flag: str = "--calibrate",
     columns: str | None = None,
 ) -> Calibration:
-    """The data that SPEC names, the value of a command's `flag`, for this model, with the labels that its head
-    predicts. `samples` is the number of samples to fit on; `columns` says which of a table are what.
+    """Open the data that SPEC names (the value of a command's `flag`) for this model, with the labels that its head
+    predicts. `samples` is the number of fit samples; `columns` assigns roles to the columns of a table.
 
-    Raises `UsageError` where there is no such data, too little of it, or of another kind than the model takes.
+    Raises `UsageError` if there is no such data, too little of it, or of a kind that the model does not take.
     """
     how = {"cache": cache, "samples": samples, "seed": seed, "say": say}
     if spec.startswith(PREFIX):
@@ -169,7 +167,7 @@ def open_calibration(
             say(sentence)
         data = from_task(chosen.name, chosen.options, source, **how)
     except UsageError as error:
-        hint = error.hint  # the task's options are out of reach where only files are named
+        hint = error.hint  # task options cannot be set when only files are named
         if "tokenizer" in error.message:
             hint = f"Name a folder that holds the model and its tokenizer, or {flag} task:NAME,tokenizer=FOLDER."
         elif hint and any(option in hint for option in ("seq_len", "eval_fraction")):
@@ -193,10 +191,10 @@ def from_task(
     seed: int = 0,
     say: Say = silent,
 ) -> Calibration:
-    """Calibration from a task's data, split as a training on it would."""
+    """Make calibration data from a task, with the same splits as a training on it."""
     from leansurgeon.measure.data.batches import tokens_of
 
-    if has_two_stacks(source):  # and no sample data says what its decoder should read
+    if has_two_stacks(source):  # no sample data provides the decoder's input
         raise UsageError(
             f"{source.name} has an encoder and a decoder, and sample data cannot be run through both.",
             "Use --uncalibrated: the weights alone, proved on noise.",
@@ -219,7 +217,7 @@ def from_task(
     tokens = probe["input_ids"].shape[-1] if "input_ids" in probe else None
     usual = images_wanted(probe, max(stage.mlp_dim for stage in source.shape.stages))
     lines = task.lengths("train") is not None
-    if lines:  # so many of the usual length, or fewer of longer ones
+    if lines:  # as many lines as usual, or fewer if they are longer
         longer = max(1.0, float(task.lengths("train").mean()) / LINE)
         usual = LINES.each(lambda _, count: max(4, int(count / longer)))
     elif tokens:
@@ -234,7 +232,7 @@ def from_task(
         split = getattr(parted, part)
         some = by_length(chosen, task.lengths(split)[chosen]) if lines else chunks(chosen, size)
         batches = (task.batch(split, c, seed=seed, epoch=0) for c in some)
-        # Keys with "_" are a task's own book-keeping for its metric.
+        # Keys with "_" are a task's own bookkeeping for its metric.
         kept = [{k: v for k, v in batch.items() if not k.startswith("_")} for batch in batches]
         for batch in kept:  # samples differ in length
             check_length(batch, task, source)
@@ -249,18 +247,18 @@ def from_task(
     if scores(task, source) and not (found and found.new_head):
         return replace(made, classes=found and found.says)
     bare = parts.each(lambda _, batches: [without_labels(batch) for batch in batches])
-    return replace(made, task=None, **bare._asdict())  # its digest is still that of the samples with labels
+    return replace(made, task=None, **bare._asdict())  # its digest still covers the labels
 
 
 def of_parts(name: str, says: str, parts: Batches, task: Task | None, **others: Any) -> Calibration:
-    """Calibration that has these parts."""
+    """Assemble a `Calibration` from its parts."""
     return Calibration(name, says, digest(parts), *parts, task, **others)
 
 
 def images_wanted(probe: Batch, units: int = UNITS) -> Parts[int]:
-    """How many images each part gets, by the size of the first ones, (B, C, S, S), for a model with so many MLP units.
-    What is solved for has a row for each unit, so a small model needs fewer tokens; one of `UNITS` gets as many as of
-    text. Of what is no image as many as of large ones.
+    """Return how many images each part gets, by the size of the first ones, (B, C, S, S), for a model with this many
+    MLP units. A refit solves for one row per unit, so a small model needs fewer tokens; one of `UNITS` gets as many as
+    for text. Data that is not images gets as many samples as large images.
     """
     from leansurgeon.measure.data.batches import rows_of, tokens_of
 
@@ -275,7 +273,7 @@ def images_wanted(probe: Batch, units: int = UNITS) -> Parts[int]:
 
 
 def scores(task: Task, source: Source) -> bool:
-    """Whether the source's head predicts the labels of this task."""
+    """Return whether the source's head predicts the labels of this task."""
     if task.head in LANGUAGE:
         return source.head == task.head
     alike = objective_of(source) in (None, getattr(task, "objective", "class"))
@@ -283,12 +281,12 @@ def scores(task: Task, source: Source) -> bool:
 
 
 def without_labels(batch: Batch) -> Batch:
-    """The batch as a model without a head takes it."""
+    """Return the batch without labels, for a model without a head."""
     return {key: value for key, value in batch.items() if key != "labels"}
 
 
 def check_head(task: Task, source: Source) -> None:
-    """Refuse images for a language model, text for a vision model, and the other kind of language model's text."""
+    """Reject images for a language model, text for a vision model, and text for the wrong kind of language model."""
     head = source.head
     has_images = task.head == "image-classification" or task.name == "images"
     if has_images != takes_images(source):
@@ -302,7 +300,7 @@ def check_head(task: Task, source: Source) -> None:
 
 
 def check_length(batch: Batch, task: Task, source: Source) -> None:
-    """Refuse samples that the model has no positions for."""
+    """Reject samples longer than the model has positions for."""
     if "input_ids" not in batch:
         return
     tokens = batch["input_ids"].shape[-1]
@@ -314,7 +312,7 @@ def check_length(batch: Batch, task: Task, source: Source) -> None:
 
 
 def check_kind(task: Task, source: Source) -> None:
-    """Refuse data of another size than the model's: images, vocabulary."""
+    """Reject data whose image size or vocabulary does not match the model's."""
     from leansurgeon.checkpoints.model import check_fit
 
     asked = task.model_overrides()
@@ -324,8 +322,9 @@ def check_kind(task: Task, source: Source) -> None:
 
 
 def choose(there: Parts[int], wanted: Parts[int], seed: int, what: str, *, apart: bool) -> Parts[ndarray]:
-    """Sample numbers of every part, of so many as `there` are. Parts that are not `apart` share the training split: the
-    guard is of that, too. Held-out samples that stand apart are the first ones, whatever the seed.
+    """Choose the sample numbers of every part, at most `wanted` out of `there`. Parts that are not `apart` share the
+    training split: fit and guard both come from it. Held-out samples of a separate split are the first ones, whatever
+    the seed.
     """
     if there.fit < 2 - apart or min(there) < 1:
         least = f"{there.fit} training and {min(there.guard, there.heldout)} evaluation samples"
@@ -340,7 +339,7 @@ def choose(there: Parts[int], wanted: Parts[int], seed: int, what: str, *, apart
 
 
 def by_length(rows: ndarray, lengths: ndarray) -> Iterator[ndarray]:
-    """Row numbers of samples of about the same length, since padding costs as much as tokens: 32, or of long ones as
+    """Yield row numbers of samples of similar length, since padding costs as much as tokens: 32, or of long ones as
     many as have the tokens of 32 usual ones.
     """
     order = np.argsort(lengths, kind="stable")
@@ -353,15 +352,15 @@ def by_length(rows: ndarray, lengths: ndarray) -> Iterator[ndarray]:
 
 
 def chunks(rows: ndarray, size: int) -> Iterator[ndarray]:
-    """Row numbers in pieces of `size`."""
+    """Yield row numbers in pieces of `size`."""
     for start in range(0, len(rows), size):
         yield rows[start : start + size]
 
 
 def tokenise(texts: list[str], tokenizer: PreTrainedTokenizerBase, source: Source) -> list[Batch]:
-    """Padded batches of sentences of about the same length, since padding costs as much as tokens."""
+    """Tokenize sentences into padded batches of similar length, since padding costs as much as tokens."""
     if tokenizer.pad_token_id is None:
-        tokenizer.padding_side = "right"  # where it does not move the positions of real tokens
+        tokenizer.padding_side = "right"  # right padding does not move the positions of real tokens
     rows = source.flat_config.get("vocab_size")
     pad = vocab.pad_id(tokenizer, source.config.get("pad_token_id"), rows)
     tokenizer.pad_token = tokenizer.convert_ids_to_tokens(pad)
@@ -371,7 +370,7 @@ def tokenise(texts: list[str], tokenizer: PreTrainedTokenizerBase, source: Sourc
     second = vocab.second_text(tokenizer)
     pairs = None if second is None else [second] * len(texts)
     whole = tokenizer([prompt + text for text in texts], pairs, truncation=True, max_length=text_length(source))
-    # A model without a table of token types may add them as if they were words.
+    # A model without token-type embeddings may add the type ids as if they were words.
     typed = source.flat_config.get("type_vocab_size")
     keys = [key for key in whole if typed or key != "token_type_ids"]
     order = sorted(range(len(texts)), key=lambda i: (len(whole["input_ids"][i]), texts[i]))
@@ -384,7 +383,7 @@ def tokenise(texts: list[str], tokenizer: PreTrainedTokenizerBase, source: Sourc
 
 
 def digest(parts: Batches) -> str:
-    """SHA-256 of every tensor of every batch, in order."""
+    """Return the SHA-256 of every tensor of every batch, in order."""
     sha256 = hashlib.sha256()
     for part, batches in parts._asdict().items():
         sha256.update(part.encode())

@@ -1,5 +1,5 @@
-"""Whether a trained head agrees with the data at all: before anything is cut, ranked or healed by labels that may be in
-another order than its outputs.
+"""Check that a trained head agrees with the data at all, before anything is cut, ranked or healed by labels that may be
+in another order than its outputs.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from leansurgeon.tasks import Task
 from leansurgeon.tasks.classes import NAMED, ClassMap
 
 LEAST, MOST = 50, 200  # held-out samples
-LEVEL = 0.05  # an agreement that a shuffle of the labels reaches more often is chance
-BETTER, SURE = 0.15, 0.001  # another order must be right on so many more, and by McNemar's test so surely
+LEVEL = 0.05  # agreement reached more often than this by shuffled labels counts as chance
+BETTER, SURE = 0.15, 0.001  # another order must be right more often by this share, at this level of McNemar's test
 SHUFFLES = 999
 
 
 def check_classes(source: Source, task: Task, found: ClassMap | None, *, chance: bool) -> None:
-    """Let the source answer held-out samples of the prepared task, whose classes are its outputs as `found` says.
-    Without `chance` only another order of the classes counts, as for a model that a cut may have ruined.
+    """Check the source's predictions on held-out samples of the prepared task, whose classes are its outputs as `found`
+    says. Without `chance`, only another order of the classes is an error, as for a model that a cut may have ruined.
 
-    Nothing is checked where the user named the classes, with fewer than LEAST samples, or without room for the model.
-    Raises `UsageError` where its answers agree with the labels no more than a shuffle of these does (which knows how
-    often each class is there and is answered, so that always saying the largest is chance), or where another order,
-    found on one half of the samples, fits the other half far better.
+    Skipped if the user named the classes, with fewer than LEAST samples, or without memory for the model. Raises
+    `UsageError` if predictions agree with the labels no better than with shuffled ones (shuffling keeps the class
+    frequencies, so always predicting the largest class is chance), or if another order, found on one half of the
+    samples, fits the other half far better.
     """
     whole = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     heard = source.learned and source.folder is not None and 8 * source.parameters.total < whole
@@ -57,14 +57,14 @@ def check_classes(source: Source, task: Task, found: ClassMap | None, *, chance:
     told = f"{source.name} is right on {right.sum()} of {len(right)} held-out samples"
     hint = (
         "Say which output is which: --classes A,B,C (task.class_names in a recipe), the data's classes in the order of "
-        "the outputs; the same order again goes on all the same. --classes new trains a new head."
+        "the outputs. To go on with the present order, give it. --classes new trains a new head."
     )
-    # The output that each sample's class would be in the order that fits the other half of the samples best.
+    # For each half, the output of each sample's class under the order that fits the other half best.
     size, half = int(max(answers_N.max(), labels_N.max())) + 1, np.arange(len(labels_N)) % 2
     other_N = labels_N.copy()
     for part in (0, 1):
         counts = confusion_matrix(labels_N[half != part], answers_N[half != part], labels=np.arange(size))
-        # Of equal orders the one that is nearest to what was said.
+        # On ties, the order nearest to the given one.
         order = linear_sum_assignment(counts + 1e-3 * np.eye(size), maximize=True)[1]
         other_N[half == part] = order[labels_N[half == part]]
     other = other_N == answers_N

@@ -1,4 +1,4 @@
-"""The task of a model on somebody's data: which one, and its options, all as the checkpoint has them."""
+"""Choose the task of a model on a user's data, and its options, to match the checkpoint."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from leansurgeon.tasks.classes import NAMED, NEW, ClassMap, map_classes, match
 from leansurgeon.tasks.text import vocab
 from leansurgeon.tasks.user_data import Columns, UserData
 
-PREFIX = "task:"  # of a task and its options as one word: `task:imagenet,data=/images,crop_pct=0.9`
-WINDOW = 512  # tokens of a sample of running text
-LINE = 128  # tokens of a sentence that is long
+PREFIX = "task:"  # marks a task and its options in one word: `task:imagenet,data=/images,crop_pct=0.9`
+WINDOW = 512  # tokens per sample of running text
+LINE = 128  # tokens of a usual sentence
 OWN = {"causal-lm": "bpe", "masked-lm": "wordpiece", "features": "wordpiece", "sequence-classification": "wordpiece"}
-OWN_SIZE = 8_192  # of a vocabulary that starts anew, if the model holds as many
+OWN_SIZE = 8_192  # of a new vocabulary, or the model's size if smaller
 
 
 @dataclass(frozen=True)
 class ChosenTask:
-    """A task and its options, and what a person should know about the choice."""
+    """A task and its options, with notes for the user on the choice."""
 
     name: str
     options: Mapping[str, Any]
@@ -49,10 +49,10 @@ def choose_task(
     taught: bool = False,
     labels: bool = False,
 ) -> ChosenTask:
-    """The task with which this model learns from the data, or is `measured` on it: then classifiers take data without
-    labels, too. A model without a head learns from the labels of a table or of class folders, unless it is an embedder
-    (that counts with `labels`, too) or is to be `taught` by a named model. Running text is cut into windows of
-    `tokens`.
+    """Choose the task with which this model learns from the data, or with `measured`, is measured on it: then
+    classifiers take data without labels, too. A model without a head learns from the labels of a table or of class
+    folders, unless it is an embedder (`labels` includes those) or is to be `taught` by a named model. Running text is
+    cut into windows of `tokens`.
 
     Raises `UsageError` for data that the model does not take.
     """
@@ -69,7 +69,7 @@ def choose_task(
         raise UsageError(f"--columns {columns}: {data.spec} is no table.", "Leave --columns out.")
     if kind == "image-classification" and data.kind == "images" and not measured:
         raise UsageError(
-            f"{data.spec} holds images without classes, and {source.slug} tells classes apart.",
+            f"{data.spec} holds images without classes, and {source.slug} is a classifier.",
             "Put them into a folder for every class: DATA/cat/1.jpg, DATA/dog/2.jpg.",
         )
     if reads_images:
@@ -102,8 +102,8 @@ def choose_task(
 
 
 def objective_of(source: Source) -> str | None:
-    """What a trained head gives of each sample: "class", "several" of them, or a "score"; None where it has none that
-    is to be kept.
+    """Return what a trained head predicts per sample: "class", "several" classes, or a "score"; None without such a
+    head.
     """
     if not source.outputs or NAMED.get() == [NEW]:
         return None
@@ -114,28 +114,28 @@ def objective_of(source: Source) -> str | None:
 
 
 def check_objective(source: Source, objective: str) -> None:
-    """Raise `UsageError`, with what can still be done, where a trained head does not give what the data has of each
+    """Raise `UsageError`, with what can still be done, if a trained head does not predict what the data has for each
     sample: "class", "several" or "score".
     """
     words = {"class": "one class", "several": "several classes", "score": "a score"}
     given = objective_of(source) or objective
     if given != objective:
         raise UsageError(
-            f"{source.slug} gives {words[given]} of each sample, and the data has {words[objective]}.",
-            "Without labels it is calibrated and judged all the same: `leansurgeon shrink --calibrate`, `judge`. A new "
-            "head for this data: --classes new.",
+            f"{source.slug} predicts {words[given]} for each sample, and the data has {words[objective]}.",
+            "Calibrating and judging need no labels: `leansurgeon shrink --calibrate`, `judge`. For a new head on this "
+            "data: --classes new.",
         )
 
 
 def takes_images(source: Source) -> bool:
-    """Whether the source reads images."""
+    """Return whether the source reads images."""
     plain = source.head == "features" and inputs.takes_images(source.config, source.architecture)
     return plain or source.head == "image-classification"
 
 
 def choose_classes(task: Task, source: Source) -> ClassMap | None:
-    """Which outputs of the model the classes of a prepared task are, by their names, or as the user or a recipe says;
-    None where the data has no classes. Raises what `map_classes` raises.
+    """Return which outputs of the model the classes of a prepared task are, by their names, or as the user or a recipe
+    says; None if the data has no classes. Raises what `map_classes` raises.
     """
     new = not source.outputs or NAMED.get() == [NEW]
     if new and getattr(task, "objective", "class") == "score":
@@ -153,7 +153,7 @@ def choose_classes(task: Task, source: Source) -> ClassMap | None:
 
 
 def name_classes(task: Task, found: ClassMap | None, cache: Path, folder: Path | None) -> Task:
-    """The prepared task, with its classes as the outputs that they are."""
+    """Return the prepared task with its classes in the order of the outputs."""
     if not found or found.new_head or list(found.names) in (task.data_classes, task.options.class_names):
         return task
     given = task.options.model_dump(exclude_unset=True) | {"class_names": list(found.names)}
@@ -163,7 +163,7 @@ def name_classes(task: Task, found: ClassMap | None, cache: Path, folder: Path |
 
 
 def class_names(config: Config) -> list[str]:
-    """What the model calls its outputs, in their order; empty where it names none, or calls them LABEL_0 and so on."""
+    """Return the model's names for its outputs, in order; empty if it has none, or only LABEL_0 and so on."""
     given = config.get("id2label") or config.get("label_names") or []
     named = (
         sorted((int(number), name) for number, name in given.items()) if isinstance(given, dict) else enumerate(given)
@@ -174,44 +174,46 @@ def class_names(config: Config) -> list[str]:
 
 
 def window(source: Source, usual: int = WINDOW) -> int:
-    """Tokens in one window of text: as many as usual, as the model has positions for, or the one length it takes."""
+    """Return the tokens per window of text: the usual number within the model's positions, or the only length
+    it takes.
+    """
     only, most = inputs.room(source.config, source.architecture)
     return only or min(usual, most or usual)
 
 
 def text_length(source: Source) -> int:
-    """Tokens at which texts that are read one by one are cut: as the tokenizer says, or the model has positions for."""
+    """Return the length at which single texts are truncated: by the tokenizer, or the model's positions."""
     only, most = inputs.room(source.config, source.architecture)
     said = vocab.most_tokens(source.folder)
     return only or min((length for length in (most, said) if length), default=WINDOW)
 
 
 def only_length(source: Source) -> int | None:
-    """The one number of tokens that the source takes; None for models that take any."""
+    """Return the only number of tokens that the source takes; None for models that take any."""
     return inputs.room(source.config, source.architecture)[0]
 
 
 def has_two_stacks(source: Source) -> bool:
-    """Whether the model has an encoder and a decoder."""
+    """Return whether the model has an encoder and a decoder."""
     apart = any(blocks.keys for blocks in source.architecture.stages) and len(source.shape.stages) > 1
     return apart or bool(source.config.get("is_encoder_decoder"))
 
 
 def one_or_list(names: Sequence[str]) -> str | list[str]:
-    """Names as a recipe has them."""
+    """Return names as a recipe writes them."""
     return names[0] if len(names) == 1 else list(names)
 
 
 def describe_tokenizer(options: Mapping[str, Any]) -> tuple[str, ...]:
-    """What to say of a tokenizer that is made anew."""
+    """Describe a tokenizer that will be trained on the data."""
     if "tokenizer" not in options:
         return ()
     return (f"A {options['tokenizer']} vocabulary of {options['vocab_size']:,} is made from the data.",)
 
 
 def tokenizer_options(source: Source, kind: str, anew: bool) -> images.TaskOptions:
-    """Nothing where the checkpoint's own tokenizer is taken; else a vocabulary made from the data. Raises `UsageError`
-    for learned embeddings without a tokenizer.
+    """Return no options to use the checkpoint's own tokenizer, else those of a vocabulary trained on the data. Raises
+    `UsageError` for learned embeddings without a tokenizer.
     """
     if not anew and brings_tokenizer(source.folder):
         return {}
@@ -226,7 +228,7 @@ def tokenizer_options(source: Source, kind: str, anew: bool) -> images.TaskOptio
 
 
 def brings_tokenizer(folder: Path | None) -> bool:
-    """Whether a tokenizer lies beside the weights."""
+    """Return whether there is a tokenizer next to the weights."""
     try:
         vocab.key_of("model", None, folder)
     except UsageError:
@@ -235,10 +237,10 @@ def brings_tokenizer(folder: Path | None) -> bool:
 
 
 def of_table(source: Source, data: UserData, chosen: Columns | None, tokenizer: dict[str, Any]) -> ChosenTask:
-    """Text and label columns for a classifier of texts."""
+    """Choose text and label columns for a text classifier."""
     if data.kind != "table" or chosen is None:
         raise UsageError(
-            f"{source.slug} tells classes of texts apart, and {data.spec} says no classes.",
+            f"{source.slug} classifies texts, and {data.spec} has no labels.",
             "Give a table (csv, tsv, jsonl, parquet) with a column of texts and one of labels.",
         )
     if not chosen.labels:
@@ -253,7 +255,7 @@ def of_table(source: Source, data: UserData, chosen: Columns | None, tokenizer: 
 
 
 def of_images(source: Source, kind: str, data: UserData, columns: str | None) -> ChosenTask:
-    """A folder of images, prepared as the model's own processor prepares them."""
+    """Choose the task for a folder of images, preprocessed as by the model's own processor."""
     wanted = images.folder_options(source)
     options = {"data": data.names[0], **wanted}
     options |= {"skip_damaged": True} if SKIPS.get() else {}
@@ -265,10 +267,11 @@ def of_images(source: Source, kind: str, data: UserData, columns: str | None) ->
 
 
 def parse_task(word: str, flag: str = "--calibrate") -> tuple[str, dict[str, Any]]:
-    """The name and the options of a word that begins with `PREFIX`, the value of `flag`. Raises `UsageError` for what
-    is no `key=value`.
+    """Parse the value of `flag`, which begins with `PREFIX`, into name and options.
+
+    Raises `UsageError` unless options are `key=value`.
     """
-    name, *pairs = re.split(r",(?![^\[]*\])", word.removeprefix(PREFIX))  # a list stands in brackets
+    name, *pairs = re.split(r",(?![^\[]*\])", word.removeprefix(PREFIX))  # brackets enclose a list
     options = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")
@@ -277,11 +280,11 @@ def parse_task(word: str, flag: str = "--calibrate") -> tuple[str, dict[str, Any
         try:
             options[key] = yamlfile.value(value, key)
         except UsageError:
-            options[key] = value  # a glob such as *.txt is no YAML
+            options[key] = value  # a glob such as *.txt is not YAML
     return name, options
 
 
 def spell_task(name: str, options: Mapping[str, Any]) -> str:
-    """The word that `parse_task` reads so."""
+    """Return the word that `parse_task` parses into these."""
     pairs = (f"{key}={'null' if value is None else value}" for key, value in options.items())
     return ",".join([f"{PREFIX}{name}", *pairs])

@@ -1,7 +1,6 @@
-"""How a vision model wants its images, as options of the image tasks: size, crop, mean and standard deviation.
-
-transformers keeps them beside the weights, in `preprocessor_config.json` or a part of `processor_config.json`, timm in
-`pretrained_cfg` of config.json.
+"""Read how a vision model preprocesses images, as options of the image tasks: size, crop, mean and standard deviation.
+transformers stores them next to the weights, in `preprocessor_config.json` or a part of `processor_config.json`, timm
+in `pretrained_cfg` of config.json.
 """
 
 from __future__ import annotations
@@ -16,16 +15,16 @@ from leansurgeon.reading.jsonfile import Json, JsonObject
 
 TaskOptions = dict[str, Any]  # what a recipe has under `task`
 RESAMPLE = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}  # Pillow's numbers, as transformers writes them
-SMALLEST = 1e-6  # of a standard deviation or a factor: pixels are divided by it
+SMALLEST = 1e-6  # minimum standard deviation or factor: pixels are divided by it
 
 
 def is_scale(value: Json) -> bool:
-    """Whether the value is a number that something can be divided by."""
+    """Return whether the value is a number to divide by."""
     return is_number(value) and value >= SMALLEST
 
 
 def is_size(value: Json) -> bool:
-    """Whether the value is a side of an image, or an object of them by name."""
+    """Return whether the value is a side of an image, or an object of sides by name."""
     sides = [side for side in value.values() if side is not None] if isinstance(value, dict) else [value]
     return bool(sides) and all(map(whole(1), sides))
 
@@ -33,7 +32,7 @@ def is_size(value: Json) -> bool:
 MEAN = ValueKind("a finite number, or a list of them", is_number, several=True)
 SCALE = ValueKind(f"a number of at least {SMALLEST:g}, or a list of them", is_scale, several=True)
 SIZE = ValueKind("a whole number above 0, or several", is_size, several=True)
-KINDS = {  # what processors of transformers and configs of timm say of images, as far as it is used here
+KINDS = {  # settings used here of transformers processors and timm configs
     **dict.fromkeys(("image_mean", "mean"), MEAN),
     **dict.fromkeys(("image_std", "std", "rescale_factor", "crop_pct"), SCALE),
     **dict.fromkeys(("size", "crop_size", "input_size"), SIZE),
@@ -44,7 +43,7 @@ KINDS = {  # what processors of transformers and configs of timm say of images, 
 
 
 def check_settings(said: JsonObject, file: str) -> JsonObject:
-    """The same settings. Raises `UnsupportedModel` naming the first key whose value is of another kind."""
+    """Return the settings unchanged. Raises `UnsupportedModel` naming the first key whose value is of another kind."""
     for key, value in said.items():
         kind = KINDS.get(key)
         if kind and not kind.fits(value):
@@ -53,10 +52,10 @@ def check_settings(said: JsonObject, file: str) -> JsonObject:
 
 
 def folder_options(source: Source) -> TaskOptions:
-    """Options of the image tasks, as a recipe has them under `task`, with which a folder's images look as they did in
-    the model's own evaluation, without changes at random.
+    """Return the options of the image tasks, as a recipe has them under `task`, that reproduce the model's own
+    evaluation preprocessing, without augmentation.
 
-    What the model does not say, such as mean and standard deviation, is left to the task (ImageNet's). Raises
+    What the model does not specify, such as mean and standard deviation, is left to the task (ImageNet's). Raises
     `UsageError` for a model whose images are not square.
     """
     options = of_timm(source) if source.architecture.library == "timm" else of_transformers(source)
@@ -74,7 +73,7 @@ def folder_options(source: Source) -> TaskOptions:
 
 
 def of_timm(source: Source) -> TaskOptions:
-    """Size, crop, mean and standard deviation of a timm model's `pretrained_cfg`; None where it does not say."""
+    """Return size, crop, mean and standard deviation of a timm model's `pretrained_cfg`; None where unspecified."""
     cfg = check_settings(source.config.get("pretrained_cfg") or source.config, "config.json")
     sides = cfg.get("input_size")
     size = source.flat_config.get("img_size") or (sides[1:] if isinstance(sides, list) else sides)
@@ -83,8 +82,8 @@ def of_timm(source: Source) -> TaskOptions:
 
 
 def of_transformers(source: Source) -> TaskOptions:
-    """The same of an image processor: images are scaled until the shortest edge (or both) fit, then cropped. Raises
-    `UnsupportedModel` for damaged settings of it: the model would silently be shown other pixels.
+    """Return the same from an image processor: images are scaled until the shortest edge (or both) fit, then cropped.
+    Raises `UnsupportedModel` for damaged settings, which would silently show the model other pixels.
     """
     said = {}
     for name in ("preprocessor_config.json", "processor_config.json"):
@@ -102,13 +101,13 @@ def of_transformers(source: Source) -> TaskOptions:
         size = cropped or resized or size
     crop_pct = None
     if said:
-        # A processor without a crop shrinks the whole image; the task's crop then takes all there is.
+        # A processor without a crop resizes the whole image; the task's crop then takes everything.
         crop_pct = min(1.0, cropped[0] / resized[0]) if cropped and resized else 1.0
-    # Pixels in 0..1 of which the model's input is (pixel - mean) / std; None both where the processor does not say.
+    # For pixels in 0..1, the model's input is (pixel - mean) / std; both None if the processor does not say.
     channels, both = flat.get("num_channels") or 3, (said.get("image_mean"), said.get("image_std"))
     if said.get("do_normalize") is False:
         both = (0.0, 1.0)
-    # The processor multiplies bytes by 1/255 before it standardises, unless its settings say otherwise.
+    # The processor multiplies bytes by 1/255 before normalization, unless its settings say otherwise.
     scale = 255 * ((said.get("rescale_factor") or 1 / 255) if said.get("do_rescale", True) else 1)
     mean, std = (
         None if None in both else [one / scale for one in (value if isinstance(value, list) else [value] * channels)]
@@ -119,7 +118,7 @@ def of_transformers(source: Source) -> TaskOptions:
 
 
 def sides(size: object) -> list[int] | None:
-    """[height, width] of a processor's size: a number, height and width, or the shortest edge."""
+    """Return [height, width] of a processor's size: a number, height and width, or the shortest edge."""
     if isinstance(size, dict):
         edge = size.get("shortest_edge")
         size = [size.get("height", edge), size.get("width", edge)]

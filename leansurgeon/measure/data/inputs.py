@@ -1,6 +1,5 @@
-"""Made-up batches of the size that a model takes, and a loss for whatever it says: for counting and timing only.
-
-Imports torch inside functions; the sizes are read from the config without it.
+"""Make up batches of the size that a model takes, and a loss for its output: for counting and timing only. Imports
+torch inside functions; sizes are read from the config without it.
 """
 
 from __future__ import annotations
@@ -14,18 +13,19 @@ from leansurgeon.errors import UnsupportedModel, UsageError
 if TYPE_CHECKING:
     import torch
 
-LONGEST = 1024  # tokens, where a model would take more and nobody says how many
+LONGEST = 1024  # default tokens for models that take more
 
 
 def takes_images(config: Config, architecture: Architecture) -> bool:
-    """Whether the model's input are pixels."""
+    """Return whether the model's inputs are pixels."""
     flat = architecture.flat(config)
     return architecture.library == "timm" or any(key in flat for key in ("patch_size", "num_channels"))
 
 
 def sample_tokens(asked: int | None, config: Config, architecture: Architecture) -> int:
-    """Tokens of a text sample: as many as are asked for, else as the model has positions for, at most 1024. 1 for
-    models that take images, whose tokens follow from their size. Raises `UsageError` where it does not take so many.
+    """Return the tokens of a text sample: as requested, else as many as the model has positions for, at most 1024. 1
+    for models that take images, whose tokens follow from their size. Raises `UsageError` if the model does not take as
+    many.
     """
     if takes_images(config, architecture):
         if asked not in (None, 1):
@@ -40,23 +40,21 @@ def sample_tokens(asked: int | None, config: Config, architecture: Architecture)
 
 
 def room(config: Config, architecture: Architecture) -> tuple[int | None, int | None]:
-    """The one number of tokens that a model takes, and the most that it has positions for; None where there is no such
-    limit.
-    """
+    """Return the only number of tokens that a model takes, and the most it has positions for; None for no limit."""
     flat = architecture.flat(config)
     most = architecture.takes.most_tokens(flat)
     return architecture.takes.only_tokens(flat), most and most - architecture.skipped_positions
 
 
 def describe_limit(tokens: int, config: Config, architecture: Architecture) -> str:
-    """`at most 512`, where a model does not take so many tokens of text; empty where it does."""
+    """Return `at most 512` if a model does not take this many tokens of text; empty if it does."""
     only, most = room(config, architecture)
     fits = tokens == only if only else not most or tokens <= most
     return "" if fits else f"exactly {only:,}" if only else f"at most {most:,}"
 
 
 def image_size(config: Config, architecture: Architecture) -> tuple[int, int, int]:
-    """Channels, height and width of the images that the model takes."""
+    """Return channels, height and width of the images that the model takes."""
     flat = architecture.flat(config)
     size = flat.get("image_size", flat.get("img_size", 224))
     height, width = (size, size) if isinstance(size, int) else size
@@ -66,16 +64,16 @@ def image_size(config: Config, architecture: Architecture) -> tuple[int, int, in
 def make(
     config: Config, architecture: Architecture, batch: int, tokens: int, device: str | torch.device
 ) -> dict[str, torch.Tensor]:
-    """Model inputs of `batch` samples; text is `(batch, tokens)` without padding. Raises `UnsupportedModel` where no
-    sample can be made up, as for a model that reads what all its towers want at once.
+    """Make model inputs of `batch` samples; text is `(batch, tokens)` without padding. Raises `UnsupportedModel` if no
+    sample can be made up, as for a model that needs the inputs of all its towers at once.
     """
     import torch
 
     cls = (config.get("architectures") or [""])[0]
     if architecture.section and not writes_text(architecture.section, cls):
         raise UnsupportedModel(
-            f"{cls or architecture.name} reads what several towers want at once, and no sample of that is made up "
-            "here, so neither memory nor time can be foretold.",
+            f"{cls or architecture.name} needs the inputs of several towers at once, and no such sample can be made up "
+            "here, so neither memory nor time can be predicted.",
             "`leansurgeon plan` without a training counts parameters before and after.",
         )
     flat = architecture.flat(config)
@@ -95,7 +93,7 @@ def make(
 
 
 def run(model: torch.nn.Module, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
-    """What the model says: logits `(batch, classes)` or `(batch, tokens, vocab)`, or its last hidden state."""
+    """Return the model's output: logits `(batch, classes)` or `(batch, tokens, vocab)`, or its last hidden state."""
     import torch
 
     said = model(**inputs) if hasattr(model, "config") else model(inputs["pixel_values"])
@@ -106,10 +104,10 @@ def run(model: torch.nn.Module, inputs: dict[str, torch.Tensor]) -> torch.Tensor
 
 
 def loss(logits: torch.Tensor) -> torch.Tensor:
-    """The mean loss, in fp32, against made-up labels: cross-entropy as tasks have it; squares without a head."""
+    """Return the mean loss in fp32 against made-up labels: cross-entropy as in the tasks; without a head, squares."""
     import torch
 
-    from leansurgeon.tasks.base import classification_score, token_score  # numpy, which a report does without
+    from leansurgeon.tasks.base import classification_score, token_score  # imports numpy, which a report does not need
 
     if logits.shape[-1] < 2:
         return logits.float().square().mean()

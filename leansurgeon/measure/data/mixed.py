@@ -1,4 +1,4 @@
-"""Sample data of several sources as one: evenly mixed, guarded and judged on every one of them. Imports torch."""
+"""Combine several sources of sample data: mixed evenly, with guard and held-out samples from each. Imports torch."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from leansurgeon.measure.data.calibration import (
 
 T = TypeVar("T")
 JOIN = " + "
-LEAST_LINES, LEAST_TOKENS = 512, 16_384  # to fit to; fewer are thin
+LEAST_LINES, LEAST_TOKENS = 512, 16_384  # fit data with less is thin
 MOST = 0.9  # of the usual number of lines
-FEWEST = 16  # own samples in a part
+FEWEST = 16  # minimum number of own samples in a part
 
 
 def mix_sources(sources: Sequence[Calibration]) -> Calibration:
-    """All samples together, or as many as are usual and evenly of every source where there are more.
+    """Mix the samples of all sources, up to the usual number and evenly from every source.
 
-    Batches take turns, so that any part of them is of all sources. Labels stay where all score them alike.
+    Batches alternate, so that any run of them covers all sources. Labels are kept if all sources score them alike.
     """
     if len(sources) == 1:
         return sources[0]
@@ -61,7 +61,7 @@ def mix_sources(sources: Sequence[Calibration]) -> Calibration:
 
 
 def usual(data: Calibration, part: str) -> int:
-    """Samples that a part has where there is enough data of this kind."""
+    """Return the usual number of samples in a part, given enough data of this kind."""
     first = next(iter(data.fit or data.guard))
     if "input_ids" not in first:
         return getattr(images_wanted(first), part)
@@ -71,8 +71,8 @@ def usual(data: Calibration, part: str) -> int:
 
 
 def is_thin(data: Calibration, *, prose: bool = False) -> bool:
-    """Whether these are so few texts that what is fitted to them may be worse on all others. Of lines without labels
-    nearly as many as usual are wanted where the model reads the `prose` that would stand beside them.
+    """Return whether there are so few texts that fitting to them may harm the model on others. For lines without
+    labels, nearly as many as usual are required if the model reads the `prose` that would be added.
     """
     first = data.fit[0]
     if data.asked is not None or "input_ids" not in first:
@@ -80,14 +80,14 @@ def is_thin(data: Calibration, *, prose: bool = False) -> bool:
     rows = sum(map(rows_of, data.fit))
     if "attention_mask" not in first:
         return rows < LEAST_TOKENS // first["input_ids"].shape[-1]
-    if "labels" in first or not prose:  # labels would be lost beside samples that have none
+    if "labels" in first or not prose:  # labels would be lost next to samples without any
         return rows < LEAST_LINES
     tokens = sum(int(batch["attention_mask"].sum()) for batch in data.fit)
-    return max(rows, tokens / LINE) < MOST * LINES.fit  # of long texts fewer are usual
+    return max(rows, tokens / LINE) < MOST * LINES.fit  # fewer are usual if texts are long
 
 
 def fill_up(data: Calibration, own: Calibration) -> Calibration:
-    """As many `own` samples as thin data lacks of the usual number."""
+    """Return as many `own` samples as thin data lacks of the usual number."""
     lacks = {part: max(FEWEST, usual(data, part) - sum(map(rows_of, getattr(data, part)))) for part in WORDS}
     parts = {part: thin(getattr(own, part), count) for part, count in lacks.items()}
     counts = Parts(*(sum(map(rows_of, batches)) for batches in parts.values()))
@@ -95,7 +95,7 @@ def fill_up(data: Calibration, own: Calibration) -> Calibration:
 
 
 def evenly_filled(rows: Sequence[int], total: int) -> list[int]:
-    """`total` shared evenly among sources that have so many `rows`; what one lacks the others give.
+    """Share `total` evenly among sources with this many `rows`; what one lacks, the others provide.
 
     >>> evenly_filled([100, 1000, 1000], 1000)
     [100, 450, 450]
@@ -109,6 +109,6 @@ def evenly_filled(rows: Sequence[int], total: int) -> list[int]:
 
 
 def in_turns(sources: Sequence[Sequence[T]]) -> Iterator[T]:
-    """The first batch of each source, then the second of each, and so on."""
+    """Yield the first batch of each source, then the second of each, and so on."""
     for turn in zip_longest(*sources):
         yield from (one for one in turn if one is not None)

@@ -1,10 +1,10 @@
-"""Sample data for models with an encoder and a decoder (T5, BART): what goes in, and what should come out.
+"""Sample data for models with an encoder and a decoder (T5, BART): inputs and target outputs.
 
-A table says both (`input` and `target`, `text` and `summary`, ...), and so does a `.tsv` file without a header,
-`input<TAB>answer` on every line: the data of a translation, a summary, a fine-tuned T5. From other texts the model's
-own pre-training objective is made, sentence by sentence: of each about 15 % of the tokens are hidden in spans of three;
-T5 names the spans and gives them back (Raffel et al., arXiv 1910.10683), BART has one mask token for each span and
-writes the whole sentence (Lewis et al., arXiv 1910.13461).
+A table holds both (`input` and `target`, `text` and `summary`, ...), and so does a `.tsv` file without a header,
+`input<TAB>answer` on every line: data for translation, summarization, a fine-tuned T5. Other texts are turned into the
+model's own pre-training objective, sentence by sentence: about 15 % of the tokens are hidden in spans of three; T5
+marks the spans and outputs them (Raffel et al., arXiv 1910.10683), BART has one mask token per span and outputs the
+whole sentence (Lewis et al., arXiv 1910.13461).
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ if TYPE_CHECKING:
 COUNTS = Parts(fit=512, guard=64, heldout=512)
 INPUT_TOKENS, ANSWER_TOKENS = 256, 128
 SPAN, HIDDEN = 3, 0.15
-ROWS = 16  # pairs of a batch
+ROWS = 16  # pairs in a batch
 
 Pair = tuple[list[int], list[int]]
 
 
 class Seq2Seq:
-    """Scores what a decoder says against the answer: loss sum and count over its tokens."""
+    """Score a decoder's output against the answer: loss sum and count over its tokens."""
 
     head = "seq2seq"
 
     def score(self, logits: Tensor, batch: Batch, *, label_smoothing: float = 0.0) -> Any:
-        """Cross-entropy of the answer's tokens."""
+        """Return the cross-entropy of the answer's tokens."""
         return token_score(logits, batch["labels"], label_smoothing)
 
 
@@ -58,8 +58,9 @@ def open_pairs(
     columns: str | None = None,
     say: Say = silent,
 ) -> Calibration:
-    """The pairs that SPEC names, the value of a command's `flag`. Raises `UsageError` where there are none, or for
-    another kind of model.
+    """Open the pairs that SPEC names (the value of a command's `flag`).
+
+    Raises `UsageError` if there are none, or for another kind of model.
     """
     name = class_name(source.config)
     if not name.endswith("ForConditionalGeneration"):
@@ -111,7 +112,7 @@ def open_pairs(
 
 
 def read_pairs(text: str, flag: str) -> Iterator[tuple[str, str]]:
-    """Inputs and answers as a `.tsv` file without a header gives them. Raises `UsageError` for a line without a tab."""
+    """Yield inputs and answers of a `.tsv` file without a header. Raises `UsageError` for a line without a tab."""
     for number, line in enumerate(text.split("\n"), 1):
         before, tab, after = line.partition("\t")
         if line.strip() and not (tab and before.strip() and after.strip()):
@@ -121,7 +122,7 @@ def read_pairs(text: str, flag: str) -> Iterator[tuple[str, str]]:
 
 
 def encode_pairs(said: Iterable[tuple[str, str]], tokenizer: PreTrainedTokenizerBase) -> Iterator[tuple[int, Pair]]:
-    """What stands for the content of each pair of input and answer (each once), and its tokens."""
+    """Yield the content hash and the tokens of each distinct pair of input and answer."""
     for before, after in dict.fromkeys(said):
         ids = tokenizer(before, truncation=True, max_length=INPUT_TOKENS)["input_ids"]
         answer = tokenizer(text_target=after, truncation=True, max_length=ANSWER_TOKENS)["input_ids"]
@@ -131,7 +132,7 @@ def encode_pairs(said: Iterable[tuple[str, str]], tokenizer: PreTrainedTokenizer
 def make_hidden_pairs(
     sentences: Iterable[str], tokenizer: PreTrainedTokenizerBase, rng: np.random.Generator
 ) -> Iterator[tuple[int, Pair]]:
-    """The same of sentences with hidden spans, in the way of the tokenizer's family."""
+    """Yield the same for sentences with hidden spans, in the style of the tokenizer's family."""
     sentinels = tokenizer.convert_tokens_to_ids([f"<extra_id_{i}>" for i in range(100)])
     names_spans = sentinels[0] is not None and sentinels[0] != tokenizer.unk_token_id
     if not names_spans and tokenizer.mask_token_id is None:
@@ -140,7 +141,7 @@ def make_hidden_pairs(
             "Give FILE.tsv with input<TAB>answer on every line.",
         )
     for sentence in sentences:
-        # What special tokens stand around it is the tokenizer's business.
+        # The tokenizer decides which special tokens surround it.
         ids = tokenizer(sentence, truncation=True, max_length=ANSWER_TOKENS)["input_ids"]
         special = tokenizer.get_special_tokens_mask(ids, already_has_special_tokens=True)
         inner = [i for i, other in enumerate(special) if not other]
@@ -155,7 +156,7 @@ def make_hidden_pairs(
 
 
 def spans(tokens: int, rng: np.random.Generator) -> list[int]:
-    """Where spans begin: one in each of as many equal sections as the share needs, a token apart at least."""
+    """Return where spans begin: one in each of as many equal sections as the share needs, at least one token apart."""
     number = max(1, round(tokens * HIDDEN / SPAN))
     section = tokens // number
     if section < SPAN + 2:
@@ -164,7 +165,7 @@ def spans(tokens: int, rng: np.random.Generator) -> list[int]:
 
 
 def replace_spans(ids: list[int], hidden: Sequence[tuple[int, int]], by: Callable[[int], int]) -> list[int]:
-    """The tokens with one token in the place of every hidden span."""
+    """Replace every hidden span by one token."""
     tokens, at = [], 0
     for i, (start, stop) in enumerate(hidden):
         tokens += [*ids[at:start], by(i)]
@@ -173,14 +174,14 @@ def replace_spans(ids: list[int], hidden: Sequence[tuple[int, int]], by: Callabl
 
 
 def name_spans(ids: list[int], hidden: Sequence[tuple[int, int]], names: Sequence[int], end: int | None) -> Pair:
-    """T5's pair: sentinels in the input, and sentinel and span after span in the answer."""
+    """Return T5's pair: sentinels in the input, and each sentinel followed by its span in the answer."""
     answer = [token for name, (start, stop) in zip(names, hidden, strict=False) for token in (name, *ids[start:stop])]
     end_of_text = [] if end is None else [end]
     return replace_spans(ids, hidden, names.__getitem__), [*answer, names[len(hidden)], *end_of_text]
 
 
 def batch_of(pairs: Sequence[Pair], pad: int, start: int) -> Batch:
-    """Padded inputs, labels (-100 where there are none), and the labels one place later as the decoder's input."""
+    """Return padded inputs, labels (-100 at padding), and the labels shifted by one as the decoder's input."""
     import torch
     from torch.nn.utils.rnn import pad_sequence
 

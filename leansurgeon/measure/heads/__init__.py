@@ -1,1 +1,1 @@
-"""Heads: how important each is, what the model is without it, and how many could go."""
+"""Attention heads: importance, ablation, and how many can be pruned."""

@@ -1,6 +1,6 @@
-"""Everything that `leansurgeon heads` measures, in one document that JSON can hold.
+"""Everything that `leansurgeon heads` measures, in one JSON document.
 
-Importance is taken from training samples (`fit` of the calibration); ablations and curves are judged on held-out ones.
+Importance is computed on training samples (`fit` of the calibration); ablations and curves use held-out ones.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from leansurgeon.reading.jsonfile import JsonObject
 
 
 class HeadsDocument(TypedDict):
-    """What `study` measures; the command adds who was measured (`model`, ...) and keeps it as `heads.json`."""
+    """What `study` measures; the command adds the model (`model`, ...) and saves it as `heads.json`."""
 
     data: JsonObject
     judged_by: str
     options: JsonObject
-    samples: dict[str, int]  # behind each part: importance, ablation, curve
-    attentions: list[JsonObject]  # as `sites.Site`; by head its importance and what its absence costs
+    samples: dict[str, int]  # used for each part: importance, ablation, curve
+    attentions: list[JsonObject]  # as `sites.Site`, plus importance and ablation per head
     gini: float
     kinds: dict[str, dict[str, float]]  # heads of each kind of attention, and their share of all importance
     text: bool
-    ablation: NotRequired[JsonObject]  # one head off, over all heads; `spearman` with the importance
+    ablation: NotRequired[JsonObject]  # one head off at a time, summary over all heads; `spearman` with the importance
     curve: NotRequired[JsonObject]  # scores by the fraction pruned: in both orders, and by kind of attention
     whole: NotRequired[JsonObject]
     schema_version: NotRequired[int]
@@ -58,7 +58,7 @@ class HeadOptions:
 
 @dataclass(frozen=True)
 class Study:
-    """What was measured: the importance of all heads in the order of `sites`, and the document."""
+    """Result of a study: the importance of all heads in the order of `sites`, and the document."""
 
     sites: list[Site]
     importance: ndarray
@@ -111,7 +111,7 @@ def study(loaded: Loaded, calibration: Calibration, options: HeadOptions | None 
 
 
 def curves(bench: HeadScorer, values: ndarray, options: HeadOptions) -> JsonObject:
-    """The score by the fraction pruned, in both orders, and for each kind of attention alone."""
+    """Return the score by the fraction pruned, in both orders, and for each kind of attention alone."""
     asked = pruning.fractions(options.steps)
     order = np.argsort(values, kind="stable")
     kind = np.concatenate([[site.kind] * site.heads for site in bench.sites])
@@ -128,7 +128,7 @@ def curves(bench: HeadScorer, values: ndarray, options: HeadOptions) -> JsonObje
 
 
 def kinds(places: Sequence[Site], values: ndarray) -> dict[str, dict[str, float]]:
-    """Heads of every kind of attention, and their share of all importance."""
+    """Return the number of heads of every kind of attention, and their share of all importance."""
     by_kind = {}
     for site, part in zip(places, split(values, places), strict=True):
         entry = by_kind.setdefault(site.kind, {"heads": 0, "share": 0.0})

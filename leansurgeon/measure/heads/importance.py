@@ -2,9 +2,9 @@
 
     I_h = E_x | dL(x) / dxi_h | = E_x | Att_h(x)^T dL(x) / dAtt_h(x) |            (their equation 2)
 
-where xi_h multiplies head h and is 1. No such variable is needed: the output projection is linear, so with x_h the
-slice of its input that is head h and g_h the gradient there, dL/dxi_h is the sum of x_h * g_h over the sample's tokens
-and channels. One forward and one backward pass give it for every sample of a batch, since samples do not meet.
+where xi_h = 1 multiplies head h. No such variable is needed: the output projection is linear, so with x_h the slice of
+its input that is head h and g_h the gradient there, dL/dxi_h is the sum of x_h * g_h over the sample's tokens and
+channels. One forward and one backward pass compute it for every sample of a batch, since samples are independent.
 
 The absolute value is taken of a sample's sum, as in the paper; its released code takes that of every token, and the
 well-known `run_bertology.py` that of a batch.
@@ -27,13 +27,13 @@ from leansurgeon.progress import track
 
 
 def importance(judge: Labelled | OutputScorer, sites: Sequence[Site], batches: Iterable[Batch]) -> np.ndarray:
-    """Importance of every head, (all heads,) in the order of `sites`, in fp64.
+    """Return the importance of every head, (all heads,) in the order of `sites`, in fp64.
 
-    The weights need no gradient, and where they have none only activations are kept. The paper divides the heads of
-    each attention by their l2 norm; that hides that some layers matter more than others, and made pruning worse on a
-    small GPT-2, so it is not done here.
+    The weights need no gradient; without it only activations are stored. The paper normalizes the heads of each
+    attention by their l2 norm; that hides that some layers matter more than others, and made pruning worse on a small
+    GPT-2, so it is not done here.
 
-    Raises `Diverged` where a gradient is not finite.
+    Raises `Diverged` if a gradient is not finite.
     """
     total, samples = [np.zeros(site.heads) for site in sites], 0
     device = next(judge.loaded.model.parameters()).device
@@ -55,12 +55,12 @@ def importance(judge: Labelled | OutputScorer, sites: Sequence[Site], batches: I
 def slopes_of_batch(
     judge: Labelled | OutputScorer, sites: Sequence[Site], batch: Batch, number: int = 0
 ) -> list[Tensor]:
-    """dL/dxi of every site for one batch: (B, H)."""
+    """Return dL/dxi of every site for one batch: (B, H)."""
     rows = rows_of(batch)
     inputs = [None] * len(sites)
 
     def change(i: int, x: Tensor) -> Tensor:
-        # Where nothing before needs a gradient (frozen weights, the first layer), the graph starts here.
+        # If nothing before needs a gradient (frozen weights, the first layer), the graph starts here.
         inputs[i] = x if x.requires_grad else x.detach().requires_grad_()
         return inputs[i]
 

@@ -1,13 +1,13 @@
-"""What a model without some heads is judged by, sample by sample.
+"""Score a model with some heads switched off, sample by sample.
 
-`Labelled`: the loss that the task scores (language models: the mean over the sample's tokens, so that long samples do
-not weigh more), and for classifiers whether the answer is right.
+`Labelled`: the loss of the task (for language models the mean over the sample's tokens, so that long samples do not
+weigh more), and for classifiers whether the prediction is right.
 
-`OutputScorer`: models whose output predicts nothing of the data (sentence encoders such as MiniLM, towers, a classifier
-for other classes). The distance of the output z from itself has no gradient, so it cannot rank heads; its curvature
-can. The loss of a masked model is 1 - cos(z, z of the whole model), z pooled over real tokens. The importance is
-taken from v . z / |z| with one Gaussian v a sample: |v . J| is on average sqrt(2 / pi) |J|, with J the change of the
-unit vector z / |z| with the head's mask, and 1 - cos is |J|^2 / 2 to second order.
+`OutputScorer`: for models whose output predicts nothing in the data (sentence encoders such as MiniLM, towers, a
+classifier for other classes). The distance of the output z from itself has no gradient, so it cannot rank heads; its
+curvature can. The loss of a masked model is 1 - cos(z, z of the whole model), z pooled over real tokens. The importance
+is computed from v . z / |z| with one Gaussian v per sample: |v . J| is on average sqrt(2 / pi) |J|, with J the change
+of the unit vector z / |z| with the head's mask, and 1 - cos is |J|^2 / 2 to second order.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ TEXT = ("causal-lm", "masked-lm", "seq2seq")
 
 @dataclass(frozen=True)
 class Labelled:
-    """`task` has `head` and `score(logits, batch)`, as tasks have."""
+    """Scores by the task's loss; `task` needs `head` and `score(logits, batch)`."""
 
     loaded: Loaded
     task: Task
@@ -46,11 +46,11 @@ class Labelled:
         return "loss of a token, mean over a sample" if self.task.head in TEXT else "loss of a sample"
 
     def forward(self, batch: Batch) -> Tensor:
-        """Logits of a batch."""
+        """Return the logits of a batch."""
         return self.loaded.forward(batch)
 
     def losses(self, output: Tensor, batch: Batch, reference: Tensor | None = None) -> Tensor:
-        """(B,) fp32; 0 for a sample that has nothing to score."""
+        """Return the losses, (B,) fp32; 0 for a sample with nothing to score."""
         rows = len(batch["labels"])
         losses = []
         for i in range(rows):
@@ -60,11 +60,11 @@ class Labelled:
         return torch.stack(losses)
 
     def slopes(self, output: Tensor, batch: Batch, number: int) -> Tensor:
-        """(B,) of which importance takes the gradient."""
+        """Return (B,) the values whose gradient gives the importance."""
         return self.losses(output, batch)
 
     def right(self, output: Tensor, batch: Batch) -> Tensor | None:
-        """(B,) whether the answer is right; None where answers are no classes of samples."""
+        """Return whether each prediction is right, (B,); None unless labels are classes of samples."""
         labels = batch["labels"]
         if labels.dim() != 1 or labels.is_floating_point() or output.dim() != 2:
             return None
@@ -73,39 +73,39 @@ class Labelled:
 
 @dataclass(frozen=True)
 class OutputScorer:
-    """Judges by what the whole model gives."""
+    """Scores by the distance to the whole model's output."""
 
     loaded: Loaded
     seed: int = 0
-    pooling: Pooling | None = None  # that of another model; None: its own
+    pooling: Pooling | None = None  # of another model; None: its own
 
     says = "1 - cosine of the output with that of the whole model"
 
     def forward(self, batch: Batch) -> Tensor:
-        """(B, values): the model's output, pooled over real tokens, as a unit vector."""
+        """Return (B, values): the model's output, pooled over real tokens, as unit vectors."""
         pooling = self.pooling or self.loaded.pooling
         output = pooling.pool(self.loaded.forward(batch), batch.get("attention_mask"))
         wide = output.to(torch.promote_types(output.dtype, torch.float32))
         return torch.nn.functional.normalize(wide, dim=-1)
 
     def losses(self, output: Tensor, batch: Batch, reference: Tensor | None = None) -> Tensor:
-        """(B,) 1 - cos between unit vectors and those of the whole model."""
+        """Return (B,) 1 - cos between unit vectors and those of the whole model."""
         return 1 - (output * reference.to(output)).sum(-1)
 
     def slopes(self, output: Tensor, batch: Batch, number: int) -> Tensor:
-        """(B,) one random direction a sample times its unit vector."""
+        """Return (B,) the product of each unit vector with one random direction."""
         draws = torch.Generator().manual_seed(self.seed * 1_000_003 + number)
         return (output * torch.randn(output.shape, generator=draws).to(output)).sum(-1)
 
     def right(self, output: Tensor, batch: Batch) -> None:
-        """There are no right answers."""
+        """Return None: there are no right answers."""
         return None
 
 
 @dataclass(frozen=True)
 class Scores:
-    """Of one model on all samples, each (S,); `right` where there are right answers, `scores` (Spearman's correlation,
-    or micro and macro F1) where labels are scores or marks.
+    """Scores of one model on all samples, each (S,). `right` if there are right answers; `scores` (Spearman's
+    correlation, or micro and macro F1) if labels are scores or several classes.
     """
 
     losses: ndarray
@@ -119,18 +119,18 @@ class Scores:
 
     @property
     def accuracy(self) -> float | None:
-        """Share of right answers, where there are any."""
+        """Share of right answers, if there are any."""
         return None if self.right is None else float(self.right.mean())
 
     def as_dict(self) -> JsonObject:
-        """Loss, and accuracy or scores where there are some."""
+        """Return loss, and accuracy or scores if any."""
         scores = {"scores": dict(self.scores)} if self.scores else {}
         return {"loss": self.loss} | ({} if self.right is None else {"accuracy": self.accuracy}) | scores
 
 
 @dataclass
 class HeadScorer:
-    """A model, its sites and the samples that it is judged on, with any of its heads switched off."""
+    """A model, its sites and the samples to score it on, with any of its heads switched off."""
 
     judge: Labelled | OutputScorer
     sites: list[Site]
@@ -140,16 +140,18 @@ class HeadScorer:
 
     @property
     def model(self) -> torch.nn.Module:
-        """The module that heads are switched off in."""
+        """The module in which heads are switched off."""
         return self.judge.loaded.model
 
     @property
     def whole(self) -> Scores:
-        """With every head."""
+        """Scores with all heads."""
         return self.scores(np.ones(sum(site.heads for site in self.sites), bool))
 
     def scores(self, keep: ndarray) -> Scores:
-        """Without the heads where `keep` (all heads,) is false. Raises `Diverged` where a loss is no number."""
+        """Return the scores without the heads where `keep` (all heads,) is false. Raises `Diverged` for a non-finite
+        loss.
+        """
         if known := self.known.get(keep.tobytes()):
             return known
         device = next(self.model.parameters()).device
@@ -174,5 +176,5 @@ class HeadScorer:
 
 
 def judge_of(loaded: Loaded, task: Task | None, seed: int = 0) -> Labelled | OutputScorer:
-    """The task's loss where the model predicts its labels (`Calibration.task` is None elsewhere)."""
+    """Return a judge by the task's loss if the model predicts its labels (otherwise `Calibration.task` is None)."""
     return OutputScorer(loaded, seed) if task is None else Labelled(loaded, task)

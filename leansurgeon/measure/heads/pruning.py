@@ -1,18 +1,16 @@
-"""How many heads a model can lose: its score by the fraction of heads that is switched off, in two orders.
+"""Measure how many heads a model can lose: its score by the fraction of heads switched off, in two orders.
 
 importance   the least important heads of the whole model first (Michel et al., arXiv 1905.10650); layers may lose all
 reverse      the most important first
 
-Nothing is retrained in between, and scores are computed once.
+Nothing is retrained in between, and importance is computed once.
 
-What single heads are worth is tested with each of them off alone, by Student's t on the differences of the samples'
-losses (masked minus whole, sample by sample), two-sided, and Holm's step-down over all heads keeps the chance of a
-single false alarm below 5 % whatever the dependence between heads. The paper tests at p < 0.01 without a correction: of
-144 heads that do nothing, one or two would pass. With few or heavy-tailed samples t is rough; the numbers of samples
-stand beside it.
+Single heads are tested with each of them off alone, by Student's t on the differences of the samples' losses (masked
+minus whole, sample by sample), two-sided; Holm's step-down over all heads keeps the chance of a single false alarm
+below 5 % under any dependence between heads. The paper tests at p < 0.01 without a correction: of 144 heads that do
+nothing, one or two would pass. With few or heavy-tailed samples t is rough; the number of samples is reported with it.
 
-A model that is judged by its distance from itself is never closer than 0, so there a test would always pass: none is
-made.
+A model that is scored by its distance from itself is never closer than 0, so a test would always pass: none is made.
 """
 
 from __future__ import annotations
@@ -33,12 +31,12 @@ from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.tasks import Task
 
 STEPS = 10
-ALPHA = 0.05  # of all tests of single heads together
-TOLERANCE = 0.01  # of the whole model's score: what still counts as no loss
+ALPHA = 0.05  # family-wise, over the tests of all heads
+TOLERANCE = 0.01  # share of the whole model's score that may be lost
 
 
 class Point(TypedDict):
-    """One point of a pruning curve: the share and number of heads that are off, and the score without them."""
+    """One point of a pruning curve: the fraction and number of heads that are off, and the score without them."""
 
     fraction: float
     pruned: int
@@ -55,15 +53,16 @@ def at_epoch(
     *,
     steps: int,
 ) -> JsonObject:
-    """What `measure: {heads: {every: 10ep}}` writes: how important heads are now and how many could go, so that a run
-    shows how prunability grows during training (the paper's last figure).
+    """Compute what `measure: {heads: {every: 10ep}}` writes: how important heads are now and how many can be pruned, so
+    that a run shows how prunability grows during training (the paper's last figure).
 
     `loaded` is the model in training, plain (not DDP) on its device; `task` the task of the run. `fit` are a few
-    training batches with labels, of which importance is taken; `judged` evaluation batches that score the masked model
-    `steps + 1` times (256 samples of each are plenty for a curve of ten steps). Batches may be on the CPU. The model's
-    mode and gradients are left as they were; nothing is drawn, so a run stays reproducible.
+    training batches with labels, for the importance; `judged` are evaluation batches on which the masked model is
+    scored `steps + 1` times (256 samples of each are plenty for a curve of ten steps). Batches may be on the CPU. The
+    model's mode and gradients are left as they were; no random numbers are drawn, so a run stays reproducible.
 
-    Returns numbers that JSON can hold:
+    Returns numbers for JSON:
+
         prunable     largest fraction of heads that can go, least important first, while the score stays within 1 %
                      of the whole model's, at this and every smaller step
         curve        [{"fraction", "pruned", "loss", "accuracy" (classifiers)}] for 0, 1/steps, ... 1
@@ -85,7 +84,7 @@ def at_epoch(
 
 
 def fractions(steps: int) -> list[float]:
-    """0 to 1 in equal steps."""
+    """Return 0 to 1 in equal steps."""
     return [i / steps for i in range(steps + 1)]
 
 
@@ -96,7 +95,7 @@ def curve(
     of: ndarray | None = None,
     step: Callable[[], None] = lambda: None,
 ) -> list[Point]:
-    """Scores with growing parts of an order switched off. `of` are the heads that may go (all)."""
+    """Return the scores with growing parts of an order switched off. `of` selects the heads that may go (None: all)."""
     order = order if of is None else order[of[order]]
     rows = []
     for fraction in asked:
@@ -110,7 +109,7 @@ def curve(
 
 
 def strengths(places: Sequence[Site], values: ndarray) -> list[ndarray]:
-    """Importance of each site's heads. Where the layers of a stage must keep the same heads, the sum over them."""
+    """Return the importance of each site's heads, summed over the layers of a stage that must keep the same heads."""
     parts = split(values, places)
     sums = {}
     for site, part in zip(places, parts, strict=True):
@@ -120,11 +119,11 @@ def strengths(places: Sequence[Site], values: ndarray) -> list[ndarray]:
 
 
 def prunable(rows: Sequence[Point], bench: HeadScorer) -> float:
-    """The largest fraction up to which every step keeps the score.
+    """Return the largest fraction up to which every step keeps the score.
 
-    The score is accuracy where there are right answers, or a correlation or F1 (may fall by `TOLERANCE` of itself),
-    else the loss (may rise by `TOLERANCE` of itself); for a model without labels the cosine with the whole model's
-    output may fall by `TOLERANCE`.
+    The score is accuracy if there are right answers, or a correlation or F1 (may fall by the share `TOLERANCE`), else
+    the loss (may rise by the share `TOLERANCE`); for a model without labels the cosine with the whole model's output
+    may fall by `TOLERANCE`.
     """
     best, whole = 0.0, bench.whole
     for point in rows:
@@ -143,14 +142,14 @@ def prunable(rows: Sequence[Point], bench: HeadScorer) -> float:
 
 
 def gini(values: ndarray) -> float:
-    """How unevenly something is distributed: 0 where all are alike, near 1 where one has it all."""
+    """Return the Gini coefficient: 0 if all are equal, near 1 if one has it all."""
     ordered = np.sort(np.asarray(values, float))
     n, total = len(ordered), ordered.sum()
     return float(2 * (np.arange(1, n + 1) * ordered).sum() / (n * total) - (n + 1) / n) if total > 0 else 0.0
 
 
 def spearman(a: ndarray, b: ndarray) -> float | None:
-    """Rank correlation; None where one of the two is constant."""
+    """Return the rank correlation; None if one of the two is constant."""
     from scipy import stats
 
     if len(a) < 3 or np.ptp(a) == 0 or np.ptp(b) == 0:
@@ -159,7 +158,7 @@ def spearman(a: ndarray, b: ndarray) -> float | None:
 
 
 def is_text(bench: HeadScorer) -> bool:
-    """Whether exp(loss) is a perplexity."""
+    """Return whether exp(loss) is a perplexity."""
     return isinstance(bench.judge, Labelled) and bench.judge.task.head in TEXT
 
 
@@ -167,7 +166,7 @@ def is_text(bench: HeadScorer) -> bool:
 
 
 class AblationResult(TypedDict):
-    """A masked model against the whole one, in the order of the samples."""
+    """A masked model compared with the whole one, sample by sample."""
 
     change: float
     standard_error: float | None
@@ -177,8 +176,8 @@ class AblationResult(TypedDict):
 
 
 def one_off(bench: HeadScorer) -> list[AblationResult]:
-    """For every head of the model, in the order of its sites: the mean change of the loss when it alone is off, with
-    its standard error, p and Holm's p (None where no test is made), and the change of accuracy.
+    """Return for every head of the model, in the order of its sites, the mean change of the loss with it alone off, its
+    standard error, p and Holm's p (None if no test is made), and the change of accuracy.
     """
     rows = []
     whole, tests = bench.whole, not isinstance(bench.judge, OutputScorer)
@@ -202,7 +201,7 @@ def one_off(bench: HeadScorer) -> list[AblationResult]:
 
 
 def paired_p(differences: ndarray) -> float | None:
-    """Two-sided p of Student's paired t-test; 1 where nothing differs, None with a single sample."""
+    """Return the two-sided p of Student's paired t-test; 1 if nothing differs, None with a single sample."""
     from scipy import stats
 
     if len(differences) < 2:
@@ -213,7 +212,7 @@ def paired_p(differences: ndarray) -> float | None:
 
 
 def holm(p: ndarray) -> ndarray:
-    """Holm's (1979) adjusted p-values: the i-th smallest times (m - i + 1), made monotone, at most 1."""
+    """Return Holm's (1979) adjusted p-values: the i-th smallest times (m - i + 1), made monotone, at most 1."""
     order = np.argsort(p, kind="stable")
     adjusted = np.maximum.accumulate(p[order] * np.arange(len(p), 0, -1)).clip(max=1.0)
     back = np.empty(len(p))
@@ -222,5 +221,5 @@ def holm(p: ndarray) -> ndarray:
 
 
 def matters(row: AblationResult) -> bool:
-    """Whether a head's absence shows after correction."""
+    """Return whether a head's absence is significant after correction."""
     return row["p_holm"] is not None and row["p_holm"] < ALPHA

@@ -1,11 +1,11 @@
-"""Every attention of a model and the slices of its heads: where importance is read and where heads are switched off.
+"""Locate every attention of a model and the slices of its heads: where importance is read and heads are switched off.
 
-What enters an output projection is the heads' outputs side by side, so its columns `h * head_dim .. (h + 1) * head_dim`
-are head h, in every library and for every kind of attention that is declared. A head is switched off by zeroing its
+The input of an output projection is the heads' outputs side by side, so its columns `h * head_dim .. (h + 1) *
+head_dim` are head h, in every library and for every declared kind of attention. A head is switched off by zeroing its
 slice there (Michel et al., arXiv 1905.10650): the bias of the projection stays, and nothing is copied or rebuilt.
 
 `nn.MultiheadAttention` uses its projection's weight without calling it, so no hook would ever fire; none of the
-declared families is built on it.
+declared families uses it.
 
 Letters: B samples, T tokens, H heads, D head_dim.
 """
@@ -30,9 +30,9 @@ from leansurgeon.hooks import Hooks
 class Site:
     """One attention of one layer.
 
-    `layer` counts within its stage and `index` through all stages, both from 0; `group` tells the attentions of a layer
-    apart. `kind` is self, or encoder, decoder and cross where a model has two stacks. `shared` query heads use one
-    key/value head. `in_step` says that head h of every layer of the stage must be kept or go together.
+    `layer` counts within its stage and `index` through all stages, both from 0; `group` distinguishes the attentions of
+    a layer. `kind` is self, or encoder, decoder and cross in an encoder-decoder. `shared` query heads use one key/value
+    head. `in_step` means that head h of every layer of the stage must be kept or dropped together.
     """
 
     module: str
@@ -48,12 +48,14 @@ class Site:
 
     @property
     def groups(self) -> int:
-        """Key/value groups: what a checkpoint can lose as a whole (single heads, where keys are not shared)."""
+        """Number of key/value groups, which a checkpoint loses as a whole (without shared keys, the number of
+        heads).
+        """
         return self.heads // self.shared
 
 
 def sites(loaded: Loaded) -> list[Site]:
-    """The attentions of a loaded model, in the order of its layers."""
+    """Return the attentions of a loaded model, in the order of its layers."""
     arch = loaded.architecture
     shape = arch.shape(loaded.config)
     stacks = any(blocks.keys for blocks in arch.stages) and len(shape.stages) > 1
@@ -62,7 +64,7 @@ def sites(loaded: Loaded) -> list[Site]:
     index = 0
     for s, stage in enumerate(shape.stages):
         blocks = arch.blocks(s)
-        # One key/value head for all cannot go; then single heads can.
+        # A single key/value head cannot be dropped; then single query heads can.
         shared = stage.heads // stage.kv_heads if stage.kv_heads > 1 else 1
         for layer in range(stage.depth):
             for group in range(len(blocks.projection)):
@@ -76,10 +78,10 @@ def sites(loaded: Loaded) -> list[Site]:
 
 
 def heads_of(x: Tensor, site: Site, rows: int) -> Tensor:
-    """What enters a projection as (B, T, H, D). Windows and grids of tokens, which libraries fold into the batch sample
-    by sample, become tokens of their sample.
+    """Reshape the input of a projection to (B, T, H, D). Windows and grids of tokens, which libraries fold into the
+    batch sample by sample, become tokens of their sample.
 
-    Raises `UnsupportedModel` where the input is not heads side by side.
+    Raises `UnsupportedModel` if the input is not heads side by side.
     """
     if x.shape[-1] != site.heads * site.head_dim or x.numel() % (rows * x.shape[-1]):
         raise UnsupportedModel(
@@ -91,12 +93,12 @@ def heads_of(x: Tensor, site: Site, rows: int) -> Tensor:
 
 
 def split(values: np.ndarray, places: Sequence[Site]) -> list[np.ndarray]:
-    """One number a head of the whole model, (sum of heads,), as one array a site."""
+    """Split one number per head of the whole model, (sum of heads,), into one array per site."""
     return np.split(values, np.cumsum([site.heads for site in places])[:-1])
 
 
 def count(places: Sequence[Site]) -> int:
-    """Heads of all sites."""
+    """Return the number of heads of all sites."""
     return sum(site.heads for site in places)
 
 
@@ -104,7 +106,7 @@ def count(places: Sequence[Site]) -> int:
 def hook_sites(
     model: nn.Module, places: Sequence[Site], change: Callable[[int, Tensor], Tensor | None]
 ) -> Iterator[None]:
-    """`change(i, x)` sees what enters projection i and may give something in its place."""
+    """Call `change(i, x)` with the input of projection i within the context; a returned tensor replaces it."""
 
     def hook(i: int, _module: nn.Module, args: tuple) -> tuple | None:
         new = change(i, args[0])
@@ -118,7 +120,7 @@ def hook_sites(
 
 @contextmanager
 def switch_off_heads(model: nn.Module, places: Sequence[Site], keep: np.ndarray) -> Iterator[None]:
-    """The model without the heads whose place in `keep` (sum of heads,) is false."""
+    """Switch off the heads where `keep` (sum of heads,) is false, within the context."""
     parts = split(np.asarray(keep, bool), places)
     cut = [i for i, part in enumerate(parts) if not part.all()]
     masks = {}

@@ -1,1 +1,1 @@
-"""Condition numbers of attention blocks, beside what a change of basis cannot move."""
+"""Condition numbers of attention blocks, with quantities that a change of basis cannot alter."""

@@ -1,10 +1,10 @@
-"""Another basis within a head: factors of the same product with other condition numbers. numpy only.
+"""Change of basis within a head: factors of the same product with other condition numbers. Uses numpy only.
 
-A head's values reach the output through W_o W_v alone, so W_v -> R W_v, W_o -> W_o R^-1 changes nothing for any
-invertible R; only kappa of the factors changes, and with it what a gradient step does. `balance` gives the best
-conditioned factors: since kappa(W_o) kappa(W_v) >= kappa(W_o W_v), the larger of the two cannot be pushed below
-sqrt(kappa(W_o W_v)). With the SVD W_o W_v = U S V^T the factors U S^1/2 and S^1/2 V^T reach just that, and no other
-pair has smaller norms together; of their rotations the one nearest to the old factors is taken.
+A head's values reach the output only through W_o W_v, so W_v -> R W_v, W_o -> W_o R^-1 changes nothing for any
+invertible R, except the kappa of the factors, and with it the effect of a gradient step. `balance` returns the best
+conditioned factors: since kappa(W_o) kappa(W_v) >= kappa(W_o W_v), the larger of the two is at least sqrt(kappa(W_o
+W_v)). With the SVD W_o W_v = U S V^T the factors U S^1/2 and S^1/2 V^T attain that bound, and no other pair has a
+smaller sum of squared norms; of their rotations the one nearest to the old factors is taken.
 
 Shape letters: D head_dim, N and M the sizes of the two outer sides.
 """
@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 
 Array = np.ndarray
-FULL_RANK = 1e-6  # smallest singular value of a factor, relative to its largest, that counts
-WORTH = 0.99  # a basis that lowers the larger kappa by less than this factor is not taken
+FULL_RANK = 1e-6  # smallest singular value of a factor relative to its largest, below which it is rank-deficient
+WORTH = 0.99  # a basis must lower the larger kappa at least by this factor
 
 
 @dataclass(frozen=True)
@@ -26,15 +26,15 @@ class Pair:
 
     left: Array  # (N, D)
     right: Array  # (D, M)
-    basis: Array | None  # R (D, D) of right -> R right; None where all stayed as it was
+    basis: Array | None  # R (D, D) of right -> R right; None if unchanged
     before: tuple[float, float]
     after: tuple[float, float]
 
 
 def balance(left: Array, right: Array) -> Pair:
-    """Factors of the same product `left @ right` whose condition numbers are both sqrt(kappa(left @ right)).
+    """Return factors of the same product `left @ right` whose condition numbers are both sqrt(kappa(left @ right)).
 
-    The SVD is that of a D x D core between two QR factors; nothing of the product's size is made.
+    The SVD is that of a D x D core between two QR factors; the full product is never formed.
     """
     left, right = left.astype(np.float64), right.astype(np.float64)
     (q_left, r_left), (q_right, r_right) = np.linalg.qr(left), np.linalg.qr(right.T)
@@ -53,10 +53,10 @@ def balance(left: Array, right: Array) -> Pair:
     x, _, yt = np.linalg.svd(right @ new_right.T + left.T @ new_left)
     turn = x @ yt
     new_left = new_left @ turn.T
-    new_left[~left.any(axis=1)] = 0  # what is silent stays so to the last bit
+    new_left[~left.any(axis=1)] = 0  # zero rows stay exactly zero
     return Pair(new_left, turn @ new_right, turn @ basis, before, (reached, reached))
 
 
 def kappa(singular: Array) -> float:
-    """sigma_1 / sigma_last; infinite for a singular matrix."""
+    """Return sigma_1 / sigma_last; infinite for a singular matrix."""
     return float(singular[0] / singular[-1]) if len(singular) and singular[-1] > 0 else float("inf")

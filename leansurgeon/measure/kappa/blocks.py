@@ -1,13 +1,13 @@
 """Condition number of attention blocks (kappa), after Saratchandran et al., "Leaner Transformers" (arXiv 2505.20802).
 
-For one layer and one sample with N real tokens, the block A = [A_1 ... A_h] of shape (N, heads * head_dim) is what
-enters the output projection. With k = min(N, heads * head_dim), kappa = sigma_1 / sigma_k. The paper leaves open what
-to average over; here kappa is taken per sample, over unmasked tokens (class token kept), from an fp32 forward, with
+For one layer and one sample with N real tokens, the block A = [A_1 ... A_h] of shape (N, heads * head_dim) is the input
+of the output projection. With k = min(N, heads * head_dim), kappa = sigma_1 / sigma_k. The paper does not say what to
+average over; here kappa is computed per sample, over unmasked tokens (class token included), from an fp32 forward, with
 the spectrum in fp64.
 
 A change of basis within the heads (W_v -> R W_v, W_o -> W_o R^-1) changes this kappa and not the model. So
-`measure_blocks` takes the kappa of A W_o, what the block adds to the stream, along with it; `study` adds those of
-the weights and of the Jacobian.
+`measure_blocks` also computes the kappa of A W_o, what the block adds to the stream; `study` adds those of the weights
+and of the Jacobian.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from leansurgeon.measure.kappa.figures import over_layers, over_samples, summari
 from leansurgeon.measure.kappa.spectrum import conditioning
 from leansurgeon.reading.jsonfile import JsonObject
 
-# (batch, tokens) with True at real tokens, None where all are; a list where stacks of layers read different tokens.
+# (batch, tokens) with True at real tokens, None if all are; a list if stacks of layers read different tokens.
 Mask = Tensor | None | list[Tensor | None]
 TokenMask = Callable[[Batch], Mask]
 
@@ -38,22 +38,23 @@ def measure_blocks(
     token_mask: TokenMask,
     samples: int,
 ) -> JsonObject:
-    """Kappa of every layer of a model on the first `samples` samples of `batches`: values that JSON can hold.
+    """Measure the kappa of every layer of a model on the first `samples` samples of `batches`. Returns values for JSON.
 
-    `token_mask` gives a batch's mask, or a list with one for every projection.
+    `token_mask` returns a batch's mask, or a list with one for every projection.
 
-    The forward is fp32 without autocast, in eval mode; every module's mode is put back afterwards. Where a projection
-    runs more than once in a forward (two inputs, shared layers) its first run counts, and where it sees more rows than
-    the batch, the first ones.
+    The forward is fp32 without autocast, in eval mode; every module's mode is restored afterwards. If a projection runs
+    more than once in a forward (two inputs, shared layers) its first run counts, and if it sees more rows than the
+    batch, the first ones.
 
-    Layers are numbered from 1. `mean` and `geometric_mean` leave rank-deficient samples out and `deficient` counts
-    them; `median` and `worst` (over samples) count them as infinite and are null where that shows, with
-    `median_lower_bound` and `lower_bound` in their place; `median_interval` is the bootstrap's (`figures.interval`).
-    `output` has the same of A W_o without its bias.
-    In `model`, `mean` is the mean of the layers' means (the paper's figure), `median` the median of the layers'
-    medians and `worst` the largest of the layers' medians.
+    Layers are numbered from 1. `mean` and `geometric_mean` exclude rank-deficient samples, which `deficient` counts;
+    `median` and `worst` (over samples) treat them as infinite and are null if the result is infinite, with
+    `median_lower_bound` and `lower_bound` in their place; `median_interval` is a bootstrap interval
+    (`figures.interval`). `output` has the same for A W_o without its bias.
 
-    Raises `Diverged` on values that are not finite and `LeanSurgeonError` when mask and block disagree or there is
+    In `model`, `mean` is the mean of the layers' means (the paper's figure), `median` the median of the layers' medians
+    and `worst` the largest of the layers' medians.
+
+    Raises `Diverged` on values that are not finite and `LeanSurgeonError` if mask and block disagree or there is
     nothing to measure.
     """
     names = loaded.projections
@@ -63,7 +64,7 @@ def measure_blocks(
     taken, device = 0, next(loaded.model.parameters()).device
 
     def hear(layer: int, module: torch.nn.Module, args: tuple, output: Tensor) -> None:
-        """Take the conditioning of what enters a projection, and of what it adds, in its first run of a pass."""
+        """Record the conditioning of a projection's input, and of its output, on its first run of a pass."""
         if layer in heard:
             return
         heard.add(layer)
@@ -102,12 +103,13 @@ def measure_blocks(
 
 
 def of_layer(mask: Mask, layer: int) -> Tensor | None:
-    """The mask of one projection, counted from 0."""
+    """Return the mask of one projection, counted from 0."""
     return mask[layer] if isinstance(mask, list) else mask
 
 
 def fit(block: Tensor, mask: Tensor | None, rows: int, name: str) -> tuple[Tensor, Tensor | None]:
-    """The block (rows, N, M) that belongs to the batch, and its mask; refuses a mask that speaks of other tokens.
+    """Return the block (rows, N, M) of the batch, and its mask; raises `LeanSurgeonError` if the mask is for other
+    tokens.
 
     A grid of tokens (rows, height, width, M) counts as height * width tokens.
     """

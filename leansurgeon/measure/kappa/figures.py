@@ -1,7 +1,7 @@
-"""From the conditioning of single blocks to figures of a layer and of a model, as plain values that JSON holds.
+"""Aggregate the conditioning of single blocks to figures of a layer and of a model, as plain values for JSON.
 
-No torch: reports read from here what the figures mean. JSON has no infinity, so a block without full rank gives null
-with a lower bound beside it.
+No torch: reports import the meaning of the figures from here. JSON has no infinity, so a block without full rank
+becomes null with a lower bound beside it.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ RESAMPLES = 1_000
 class Conditioning:
     """Statistics of one block (one sample, one layer).
 
-    `kappa` is infinite when the numerical rank is below k = min(tokens, inner): then the truth is only known to be at
-    least `bound`. The same for `centred` and `centred_bound` (the mean token subtracted; NaN with a single token).
+    `kappa` is infinite if the numerical rank is below k = min(tokens, inner); the true value is then at least `bound`.
+    The same holds for `centred` and `centred_bound` (the mean token subtracted; NaN with a single token).
     """
 
     kappa: float
@@ -37,7 +37,7 @@ class Conditioning:
 
 
 def summarise(samples: Sequence[Conditioning], layer: int) -> JsonObject:
-    """One layer's statistics over samples. `median_interval` is the 95 % interval of the median (`interval`)."""
+    """Return one layer's statistics over samples. `median_interval` is the 95 % interval of the median (`interval`)."""
     whole = [c.kappa for c in samples if math.isfinite(c.kappa)]
     logs = [math.log(value) for value in whole]
     centred, centred_bound = median_or_bound([c.centred for c in samples], [c.centred_bound for c in samples])
@@ -58,11 +58,11 @@ def summarise(samples: Sequence[Conditioning], layer: int) -> JsonObject:
 
 
 def over_samples(samples: Sequence[Conditioning]) -> JsonObject:
-    """Median with its interval, worst value and rank; what does not depend on centring."""
+    """Return median with its interval, worst value and rank: the statistics that do not depend on centering."""
     kappas, bounds = [c.kappa for c in samples], [c.bound for c in samples]
     middle, middle_bound = median_or_bound(kappas, bounds)
     deficient = sum(not math.isfinite(value) for value in kappas)
-    # The sample that lacks most; where none lacks anything, a typical one.
+    # The sample that lacks most rank; if none lacks any, a typical one.
     missing = max(c.k - c.rank for c in samples)
     typical = median_low([c.k for c in samples])
     shown = next(c for c in samples if (c.k - c.rank == missing if missing else c.k == typical))
@@ -79,8 +79,8 @@ def over_samples(samples: Sequence[Conditioning]) -> JsonObject:
 
 
 def interval(values: Sequence[float]) -> list[float | None] | None:
-    """95 % interval of the median over samples, by the bootstrap (1,000 resamples, always the same ones, so that equal
-    samples of two models are resampled alike). An end that is infinite is null; None with fewer than two samples.
+    """Return the 95 % interval of the median over samples, by the bootstrap (1,000 resamples, always the same ones, so
+    that equal samples of two models are resampled alike). An infinite end is null; None with fewer than two samples.
 
     >>> interval([3.0] * 8)
     [3.0, 3.0]
@@ -96,7 +96,7 @@ def interval(values: Sequence[float]) -> list[float | None] | None:
 
 
 def median_or_bound(values: Sequence[float], bounds: Sequence[float]) -> tuple[float | None, float | None]:
-    """(median, None), or (None, the median of the lower bounds) where the median is infinite; NaNs are left out."""
+    """Return (median, None), or (None, median of the lower bounds) if the median is infinite; NaNs are excluded."""
     known = [(v, b) for v, b in zip(values, bounds, strict=True) if not math.isnan(v)]
     if not known:
         return None, None
@@ -105,8 +105,10 @@ def median_or_bound(values: Sequence[float], bounds: Sequence[float]) -> tuple[f
 
 
 def over_layers(layers: Sequence[JsonObject]) -> JsonObject:
-    """The model's figures from its layers'. Compare models of different depth by layer instead: kappa grows with
-    depth."""
+    """Return the model's figures from its layers'.
+
+    Compare models of different depth by layer instead: kappa grows with depth.
+    """
 
     def of(key: str) -> list[float]:
         return [layer[key] for layer in layers if layer[key] is not None]

@@ -1,8 +1,8 @@
-"""The condition number of an attention block's Jacobian, from below, by Jacobian-vector products.
+"""Lower bound of the condition number of an attention block's Jacobian, by Jacobian-vector products.
 
 J is the derivative of the block's output (behind W_o, before the residual sum) by its input (what q, k and v read,
-behind the norm), for one sample of n real tokens: a matrix of n * width columns. It is a property of the function: no
-change of basis within a head moves it. It is too large to be written down, so it is looked at through P probes.
+behind the norm), for one sample of n real tokens: a matrix of n * width columns. It is a property of the function: a
+change of basis within a head does not alter it. It is too large to be formed, so it is examined through P probes.
 
 The estimator: for P orthonormal directions V of the input, J V is computed column by column, exactly up to the
 forward's own precision, by forward-mode differentiation, and
@@ -10,10 +10,10 @@ forward's own precision, by forward-mode differentiation, and
     kappa(J V) = sigma_1(J V) / sigma_P(J V)  <=  kappa(J)
 
 since restricting a matrix to a subspace can neither raise its largest singular value nor lower its smallest. Random
-directions would see little (of 32 among thousands, kappa(J V) is about 2 whatever J is), so each direction is J^T J
-times the last one, made orthogonal to all before (Lanczos): these find the largest singular value within a few percent
-and reach towards the small ones, which they need not find. So it is a lower bound, comparable only between blocks with
-equal P and like n and width. With P = n * width it is kappa(J) itself (`exact`).
+directions would show little (of 32 among thousands, kappa(J V) is about 2 whatever J is), so each direction is J^T J
+times the previous one, orthogonalized against all before (Lanczos): these find the largest singular value within a few
+percent and approach the small ones, without necessarily finding them. So it is a lower bound, comparable only between
+blocks with equal P and similar n and width. With P = n * width it is kappa(J) itself (`exact`).
 
 All layers share the passes: tangents (and gradients) enter and leave at the projections of each layer. Letters: n real
 tokens, D width, P probes.
@@ -41,9 +41,9 @@ from leansurgeon.measure.kappa.weights import AttentionModule
 from leansurgeon.reading.jsonfile import JsonObject
 
 PROBES, SAMPLES = 16, 2
-ROUNDING = 8.0  # errors of a forward against those of storing its result, taken generously
-EXHAUSTED = 1e-5  # what is left of a direction that those before it span: rounding
-Attentions = dict[int, AttentionModule]  # by layer, as all that is kept of layers here
+ROUNDING = 8.0  # errors of a forward relative to those of storing its result, a generous estimate
+EXHAUSTED = 1e-5  # a remainder this small of a direction is rounding: earlier directions span it
+Attentions = dict[int, AttentionModule]  # by layer
 
 
 def jacobian(
@@ -55,11 +55,10 @@ def jacobian(
     samples: int = SAMPLES,
     probes: int = PROBES,
 ) -> list[JsonObject | None]:
-    """For every attention: the median over `samples` samples of kappa(J V) with at most `probes` probes.
-
-    `{"at_least": x, "exact": False, "probes": 16, "columns": 151296, "samples": 2}`; None where queries, keys and
-    values read different inputs (cross-attention), where tokens are taken apart into windows, or where the model's
-    functions know no forward-mode derivative.
+    """Return, for every attention, the median over `samples` samples of kappa(J V) with at most `probes` probes:
+    `{"at_least": x, "exact": False, "probes": 16, "columns": 151296, "samples": 2}`. None if queries, keys and values
+    read different inputs (cross-attention), if tokens are split into windows, or if the model uses functions without a
+    forward-mode derivative.
     """
     device = next(loaded.model.parameters()).device
     attentions = {layer: attention for layer, attention in enumerate(modules) if attention is not None}
@@ -85,7 +84,7 @@ def jacobian(
 def _one_sample(
     loaded: Loaded, attentions: Attentions, one: Batch, mask: Mask, probes: int
 ) -> dict[int, tuple[float, int, bool]]:
-    """(kappa(J V), columns of J, whether it is kappa(J)) of the layers where it can be told, on one sample."""
+    """Return (kappa(J V), columns of J, whether it is kappa(J)) for every layer that supports it, on one sample."""
     inputs, outputs = _record(loaded, attentions, one)
     generator = torch.Generator().manual_seed(0)  # the same start for every model of this size: paired
     real = {layer: _real(x, of_layer(mask, layer)) for layer, x in inputs.items()}
@@ -105,7 +104,7 @@ def _one_sample(
         for layer in live:
             images[layer].append(pushed[layer][0, real[layer]].flatten().double().cpu())
         back = {n: _whole(images[n][-1], outputs[n], real[n]) for n in live}
-        # Of one graph for all probes: only the way back is computed anew.
+        # One graph serves all probes: only backward is recomputed.
         pulled = torch.autograd.grad(
             [outputs[n] for n in live], [inputs[n] for n in live], list(back.values()), retain_graph=True
         )
@@ -116,27 +115,25 @@ def _one_sample(
         sigma = torch.linalg.svdvals(images_PM)
         floor = ROUNDING * noise_floor(sigma, *images_PM.shape, torch.finfo(outputs[layer].dtype).eps)
         value, bound, rank = kappa_above(sigma, len(sigma), floor)
-        full = rank == len(sigma)  # else rounding hides the smallest value, and a bound is all that is known
+        full = rank == len(sigma)  # otherwise rounding hides the smallest value, and only a bound is known
         found[layer] = (value if full else bound), whole, full and len(sigma) == whole
     return found
 
 
 def _real(x: Tensor, mask: Tensor | None) -> Tensor:
-    """Places of the real tokens: (n,)."""
+    """Return the positions of the real tokens: (n,)."""
     return torch.arange(x.shape[1], device=x.device) if mask is None else mask[0].to(x.device).nonzero()[:, 0]
 
 
 def _whole(values: Tensor, like: Tensor, real: Tensor) -> Tensor:
-    """A flat direction (n * D,) in the places of the real tokens: (1, N, D)."""
+    """Scatter a flat direction (n * D,) to the positions of the real tokens: (1, N, D)."""
     whole = torch.zeros_like(like)
     whole[0, real] = values.reshape(len(real), -1).to(like)
     return whole
 
 
 def _direction(wanted: Tensor, before: list[Tensor], generator: torch.Generator) -> Tensor:
-    """The part of `wanted` that is orthogonal to the directions `before`, of length 1; a random one where nothing is
-    left.
-    """
+    """Return the normalized part of `wanted` orthogonal to the directions `before`; a random one if nothing is left."""
     while True:
         left = wanted.clone()
         for _ in range(2):  # twice is enough (Kahan, Parlett)
@@ -152,9 +149,7 @@ def _direction(wanted: Tensor, before: list[Tensor], generator: torch.Generator)
 
 
 def _record(loaded: Loaded, attentions: Attentions, one: Batch) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
-    """Input (1, N, D) and output (1, N, D) of every attention with all readers at one input, joined by a graph of their
-    own.
-    """
+    """Record input and output (1, N, D) of every attention whose readers share one input, with a graph of their own."""
     seen = {}
     outputs = {}
 
@@ -180,7 +175,7 @@ def _record(loaded: Loaded, attentions: Attentions, one: Batch) -> tuple[dict[in
 
 
 def _push(loaded: Loaded, attentions: Attentions, one: Batch, tangents: dict[int, Tensor]) -> dict[int, Tensor] | None:
-    """J times a tangent (1, N, D) for every layer; None where a function has no forward-mode derivative."""
+    """Return J times a tangent (1, N, D) for every layer; None if a function has no forward-mode derivative."""
     pushed = {}
 
     def enter(layer: int, x: Tensor) -> Tensor:
@@ -194,7 +189,7 @@ def _push(loaded: Loaded, attentions: Attentions, one: Batch, tangents: dict[int
 
     try:
         with warnings.catch_warnings(), forward_ad.dual_level(), _hook_attentions(loaded, attentions, enter, leave):
-            warnings.simplefilter("ignore", FutureWarning)  # of torch's own rules for derivatives, built anew
+            warnings.simplefilter("ignore", FutureWarning)  # torch's own derivative rules raise these
             loaded.forward(one)
     except (NotImplementedError, RuntimeError) as error:
         if "forward AD" in str(error) or "forward mode AD" in str(error):

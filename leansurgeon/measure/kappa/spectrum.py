@@ -1,4 +1,4 @@
-"""Singular values of attention blocks, and what they say: condition number, ranks, and where the numbers end.
+"""Singular values of attention blocks, and statistics of them: condition number, ranks, and the numerical limits.
 
 Letters: B batch, N tokens, M inner width (heads * head_dim), R = min(N, M).
 """
@@ -17,17 +17,17 @@ from torch import Tensor
 from leansurgeon.errors import Diverged
 from leansurgeon.measure.kappa.figures import Conditioning
 
-# Of eigenvalues: above it (kappa < 5e5) the fp64 Gram is right to 1e-5, and storing the block in fp32 costs 1e-4; below
-# it the SVD takes over.
+# Ratio of eigenvalues: above it (kappa < 5e5) the fp64 Gram matrix is accurate to 1e-5, and storing the block in fp32
+# costs 1e-4; below it the SVD takes over.
 SAFE_RATIO = 4e-12
-CHUNK = 2**24  # elements that are worked on together; a GPU holds them in fp64 (128 MiB), the host a sample at a time
+CHUNK = 2**24  # elements processed together; a GPU holds them in fp64 (128 MiB), the host one sample at a time
 
 
 def spectrum(block: Tensor) -> Tensor:
-    """Singular values of every sample's block (B, N, M), in fp64 and descending: (B, min(N, M)).
+    """Return the singular values of every sample's block (B, N, M), in fp64 and descending: (B, min(N, M)).
 
-    The Gram matrix of the smaller side is 2 to 7 times faster than an SVD; where it is not exact (kappa over 5e5, or
-    an eigenvalue that rounding made negative) that sample alone goes through `svdvals`. Raises `Diverged` when a real
+    The Gram matrix of the smaller side is 2 to 7 times faster than an SVD; where it is not accurate (kappa over 5e5, or
+    an eigenvalue that rounding made negative) that sample alone goes through `svdvals`. Raises `Diverged` if a real
     token is not finite.
 
     >>> spectrum(torch.diag(torch.tensor([4.0, 2.0, 1.0]))[None])
@@ -41,12 +41,12 @@ def spectrum(block: Tensor) -> Tensor:
 def conditioning(
     block: Tensor, mask: Tensor | None = None, *, most: int | None = None, centred: bool = True
 ) -> list[Conditioning]:
-    """Statistics of every sample of a block (B, N, M); samples without a real token are left out.
+    """Return statistics of every sample of a block (B, N, M); samples without a real token are left out.
 
     Stable rank is ||A||_F^2 / sigma_1^2, effective rank exp of the entropy of sigma / sum(sigma) (Roy and Vetterli
-    2007), aspect M / N. Values under the noise that storing the block in its dtype makes are not counted in the rank
-    (`noise_floor`). `most` is the largest rank that the block can have where that is below min(N, M); `centred` False
-    spares the second spectrum and leaves its figures NaN.
+    2007), aspect M / N. Values below the noise of storing the block in its dtype do not count in the rank
+    (`noise_floor`). `most` is the largest possible rank of the block if that is below min(N, M); `centred` False skips
+    the second spectrum and leaves its figures NaN.
     """
     b, n, m = block.shape
     step = max(1, CHUNK // max(1, n * m))
@@ -61,9 +61,9 @@ def _conditioning(block: Tensor, mask: Tensor | None, most: int, centred: bool) 
     b, n, m = block.shape
     counts = [n] * b if mask is None else mask.sum(1).tolist()
     raw_BR, left_BR = _eigenvalues(_gram(block, mask), block, mask, centred=centred)
-    sigma_BR = _values(block, raw_BR, raw_BR[:, 0], mask, False, most).cpu().numpy()  # small things cost less there
+    sigma_BR = _values(block, raw_BR, raw_BR[:, 0], mask, False, most).cpu().numpy()  # numpy is faster on small arrays
     middle_BR = None
-    if left_BR is not None:  # rounding errors are as large as the whole block says
+    if left_BR is not None:  # rounding errors scale with the whole block
         middle_BR = _values(block, left_BR, raw_BR.sum(1), mask, True, most).cpu().numpy()
 
     eps = torch.finfo(block.dtype).eps
@@ -99,11 +99,11 @@ def _conditioning(block: Tensor, mask: Tensor | None, most: int, centred: bool) 
 
 
 def noise_floor(sigma: Tensor | ndarray, tokens: int, inner: int, eps: float) -> float:
-    """The singular value under which nothing can be told, for a (tokens, inner) block stored with machine epsilon
-    `eps`.
+    """Return the smallest singular value that can be told from noise, for a (tokens, inner) block stored with machine
+    epsilon `eps`.
 
-    Rounding acts like an i.i.d. matrix with standard deviation eps / sqrt(12) * rms(A), whose largest singular value
-    is that times sqrt(tokens) + sqrt(inner); the fp64 spectrum itself adds sigma_1 * max(tokens, inner) * 2.2e-16.
+    Rounding acts like an i.i.d. matrix with standard deviation eps / sqrt(12) * rms(A), whose largest singular value is
+    that times sqrt(tokens) + sqrt(inner); the fp64 spectrum itself adds sigma_1 * max(tokens, inner) * 2.2e-16.
     """
     rms = math.sqrt(float((sigma**2).sum())) / math.sqrt(tokens * inner)
     storage = eps / math.sqrt(12) * rms * (math.sqrt(tokens) + math.sqrt(inner))
@@ -111,8 +111,9 @@ def noise_floor(sigma: Tensor | ndarray, tokens: int, inner: int, eps: float) ->
 
 
 def kappa_above(sigma: Tensor | ndarray, k: int, floor: float) -> tuple[float, float, int]:
-    """(kappa or infinity, lower bound, numerical rank) of a descending spectrum whose k-th value should be the
-    smallest; what is not above `floor` cannot be told from zero."""
+    """Return (kappa or infinity, lower bound, numerical rank) of a descending spectrum whose k-th value should be the
+    smallest; values not above `floor` cannot be told from zero.
+    """
     if k < 1:
         return math.nan, math.nan, 0
     rank = int((sigma[:k] > floor).sum())
@@ -126,25 +127,25 @@ def kappa_above(sigma: Tensor | ndarray, k: int, floor: float) -> tuple[float, f
 
 
 def _to_working_device(block: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """Both where they are worked on: Apple's GPUs have no fp64."""
+    """Move both to a device with fp64, which Apple's GPUs lack."""
     block = block.detach()
     block = block.cpu() if block.device.type == "mps" else block
     return block, None if mask is None else mask.to(block.device).bool()
 
 
 def _real(block: Tensor, mask: Tensor | None) -> Tensor:
-    """Blocks (..., N, M) with zeros at tokens that are not real."""
+    """Set tokens that are not real to zero in blocks (..., N, M)."""
     return block if mask is None else block.masked_fill(~mask[..., None], 0.0)
 
 
 def _gram(block: Tensor, mask: Tensor | None) -> Tensor:
-    """The Gram matrix of the smaller side in fp64: (B, R, R)."""
+    """Return the Gram matrix of the smaller side in fp64: (B, R, R)."""
     b, n, m = block.shape
     wide = n <= m
     if block.device.type == "cpu":
-        # numpy sees that both factors are one matrix and has BLAS compute half of the symmetric product; torch computes
-        # all of it. One thread: several of them wait for each other on a busy machine, and eigenvalues take longer.
-        # One sample at a time, always in the same memory, which is faster than to ask for more.
+        # numpy notices that both factors are one matrix and has BLAS compute half of the symmetric product; torch
+        # computes all of it. One thread: several wait for each other on a busy machine, and eigenvalues take longer.
+        # One sample at a time, in a reused buffer, which is faster than allocating.
         gram, one = np.empty((b, min(n, m), min(n, m))), torch.empty(n, m, dtype=torch.float64)
         with _blas().limit(limits=1):
             for i in range(b):
@@ -161,19 +162,21 @@ def _gram(block: Tensor, mask: Tensor | None) -> Tensor:
 
 @cache
 def _blas() -> Any:
-    """The BLAS of numpy and that of scipy, whose threads are not torch's to count."""
-    import scipy.linalg  # noqa: F401  # brings a BLAS of its own, which has to be there to be found
+    """Return a controller for the BLAS threads of numpy and scipy, which torch does not control."""
+    import scipy.linalg  # noqa: F401  # loads its own BLAS, so that it can be found
     from threadpoolctl import ThreadpoolController
 
     return ThreadpoolController().select(user_api="blas")
 
 
 def _eigenvalues(gram: Tensor, block: Tensor, mask: Tensor | None, *, centred: bool) -> tuple[Tensor, Tensor | None]:
-    """Eigenvalues (B, R), descending, of the Gram matrix of the block and, where asked, of that without its mean token.
+    """Return the eigenvalues (B, R), descending, of the Gram matrix of the block and on request of that without its
+    mean token.
 
-    With P = I - ww' (w the ones of the real tokens, of length 1), the centred Gram matrix is PGP of tokens (N <= M) and
-    G - cuu' of columns, where sqrt(c) u = A'w. Either is at hand once G is tridiagonal in a basis that begins with w or
-    u: without its first row and column, or with c less in its corner. So both spectra share what costs most.
+    With P = I - ww' (w the normalized indicator of the real tokens), the centered Gram matrix is PGP of tokens (N <= M)
+    and G - cuu' of columns, where sqrt(c) u = A'w. Either follows from G tridiagonalized in a basis that begins with w
+    or u: without its first row and column, or with c subtracted from its corner. So both spectra share the most
+    expensive step.
     """
     direction_BR, size_B = None, None
     if centred:
@@ -188,7 +191,7 @@ def _eigenvalues(gram: Tensor, block: Tensor, mask: Tensor | None, *, centred: b
 
 
 def _by_torch(gram: Tensor, direction_BR: Tensor | None, size_B: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """Both spectra one after the other, batched: on a GPU. `size_B` is c, None where the Gram matrix is of tokens."""
+    """Compute both spectra one after the other, batched, on a GPU. `size_B` is c; None for a Gram matrix of tokens."""
     left_BR = None
     if direction_BR is not None:
         outer = direction_BR[:, :, None] @ direction_BR[:, None]
@@ -202,8 +205,8 @@ def _by_torch(gram: Tensor, direction_BR: Tensor | None, size_B: Tensor | None) 
 
 
 def _by_lapack(gram: Tensor, direction_BR: Tensor | None, size_B: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """The same on the host, together. A reflection brings the direction to the first place, where LAPACK's reduction of
-    the lower triangle leaves it.
+    """Compute the same on the host, together. A reflection moves the direction to the first place, where LAPACK's
+    reduction of the lower triangle keeps it.
     """
     from scipy.linalg import blas, lapack
 
@@ -235,8 +238,8 @@ def _by_lapack(gram: Tensor, direction_BR: Tensor | None, size_B: Tensor | None)
 def _values(
     block: Tensor, eigenvalues_BR: Tensor, size_B: Tensor, mask: Tensor | None, centred: bool, most: int
 ) -> Tensor:
-    """Singular values (B, R) of the block or of the centred one from the eigenvalues of its Gram matrix; `size_B` says
-    how large rounding errors are. Values beyond the `most`-th are 0.
+    """Return singular values (B, R) of the block or of the centered one from the eigenvalues of its Gram matrix;
+    `size_B` scales the rounding errors. Values beyond the `most`-th are 0.
     """
     b, n, _ = block.shape
     counts_B = torch.full((b,), n, device=block.device) if mask is None else mask.sum(1)

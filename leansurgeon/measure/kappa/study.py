@@ -1,4 +1,4 @@
-"""Everything that `leansurgeon kappa` measures of a checkpoint, in one document that JSON can hold. Imports torch."""
+"""Everything that `leansurgeon kappa` measures on a checkpoint, in one JSON document. Imports torch."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ SAMPLES, PROBES = 256, 16
 def study(
     opened: Source, sample: Calibration, *, samples: int = SAMPLES, probes: int = PROBES, say: Say = silent
 ) -> JsonObject:
-    """Load the model and measure it on held-out samples: its figures with what they were measured on, kept as
-    `kappa.json`. Raises what `measure_invariants` raises.
+    """Load the model and measure it on held-out samples. Returns the content of `kappa.json`: its figures, with the
+    data and options behind them. Raises what `measure_invariants` raises.
     """
     loaded = load(opened.folder, tower=opened.tower).alone()
     loaded.model.to("cuda" if torch.cuda.is_available() else "cpu").requires_grad_(False)
@@ -64,9 +64,9 @@ def measure_invariants(
     *,
     probes: int,
 ) -> JsonObject:
-    """What `measure_blocks` gives, and for every layer `weights` (see `weights.weights`) and `jacobian` (see
-    `jacobian.jacobian`, on a few samples, neither the first nor the last: sentences may stand by their length).
-    `probes` 0 leaves the Jacobian out.
+    """Return the figures of `measure_blocks`, with `weights` (see `weights.weights`) and `jacobian` (see
+    `jacobian.jacobian`) for every layer. The Jacobian uses a few samples from the middle, since sentences may be sorted
+    by length; `probes` 0 skips it.
     """
     batches = list(batches)
     figures = measure_blocks(loaded, batches, token_mask, samples)

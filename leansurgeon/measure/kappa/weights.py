@@ -1,9 +1,9 @@
-"""Condition numbers of attention's weight matrices, and of the products that a change of basis cannot move.
+"""Condition numbers of attention's weight matrices, and of the products that a change of basis cannot alter.
 
-W_q, W_k, W_v and W_o as they stand depend on the basis of every head: W_v -> R W_v with W_o -> W_o R^-1 is the same
-model. Its values reach the output through W_o W_v alone, and queries meet keys in W_q^T W_k; the kappa of these
-products, sigma_1 / sigma_d over the head_dim values that can differ from zero, belongs to the function. Where rotary
-positions or norms stand between queries and keys, W_q^T W_k is not all that counts of them.
+W_q, W_k, W_v and W_o depend on the basis of every head: W_v -> R W_v with W_o -> W_o R^-1 is the same model. Values
+reach the output only through W_o W_v, and queries meet keys in W_q^T W_k; the kappa of these products, sigma_1 /
+sigma_d over the head_dim values that can differ from zero, belongs to the function. With rotary positions or norms
+between queries and keys, W_q^T W_k does not describe them fully.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ class AttentionModule:
 
     @property
     def readers(self) -> list[str]:
-        """The modules that make queries, keys and values of the block's input."""
+        """Modules that compute queries, keys and values from the block's input."""
         return [name.rpartition(".")[0] for name, spec in self.tensors.items() if spec.role != "o"]
 
 
 def find_attentions(loaded: Loaded) -> list[AttentionModule | None]:
-    """One for every entry of `loaded.projections`; None where its tensors do not make `softmax(q k) v` and an output
-    projection. Names in memory differ from those in the declaration: the library's own `save_pretrained` tells which is
-    which.
+    """Return one for every entry of `loaded.projections`; None if its tensors do not form `softmax(q k) v` with an
+    output projection. Names in memory differ from those in the declaration; the library's own `save_pretrained` maps
+    them.
     """
     architecture = loaded.architecture
     try:
@@ -78,10 +78,10 @@ def find_attentions(loaded: Loaded) -> list[AttentionModule | None]:
 
 
 def weights(loaded: Loaded, modules: list[AttentionModule | None]) -> list[JsonObject | None]:
-    """For every attention: `q`, `k`, `v`, `o` (whole matrices) and, over heads, the median of `vo` and `qk` with the
-    number of heads whose product lacks rank. None where the weights have no such form.
+    """Return for every attention `q`, `k`, `v`, `o` (whole matrices) and the median over heads of `vo` and `qk`, with
+    the number of heads whose product is rank-deficient. None if the weights have no such form.
 
-    A figure is `{"value": x, "lower_bound": null}`, or the other way round where the rank is not full.
+    A figure is `{"value": x, "lower_bound": null}`, or the other way round if the rank is not full.
     """
     found = []
     state = loaded.model.state_dict()
@@ -90,7 +90,7 @@ def weights(loaded: Loaded, modules: list[AttentionModule | None]) -> list[JsonO
         m = {}
         for name, spec in attention.tensors.items() if attention else ():
             values = state[name].detach().double().cpu().numpy()
-            if values.shape == spec.shape:  # else the library holds it in another size than the declaration says
+            if values.shape == spec.shape:  # skip tensors whose size in memory differs from the declaration
                 m |= to_pieces(spec, values, attention.stage)
         if len(m) < 4:
             found.append(None)
@@ -106,14 +106,14 @@ def weights(loaded: Loaded, modules: list[AttentionModule | None]) -> list[JsonO
 
 
 def of_matrix(values: ndarray) -> tuple[float, float]:
-    """(kappa or infinity, lower bound) of one matrix that is stored in fp32."""
+    """Return (kappa or infinity, lower bound) of one matrix that is stored in fp32."""
     sigma = spectrum(torch.from_numpy(np.ascontiguousarray(values))[None])[0]
     return kappa_above(sigma, len(sigma), noise_floor(sigma, *values.shape, FP32))[:2]
 
 
 def over_heads(left: ndarray, right: ndarray) -> JsonObject:
-    """Median over heads of kappa(left @ right), (heads, n, d) and (heads, d, m), without making the products: the
-    singular values are those of a d x d core between two QR factors.
+    """Return the median over heads of kappa(left @ right), (heads, n, d) and (heads, d, m), without forming the
+    products: the singular values are those of a d x d core between two QR factors.
     """
     d, n, m = right.shape[1], left.shape[1], right.shape[2]
     if d > min(n, m):  # the product is smaller than its factors
@@ -130,5 +130,5 @@ def over_heads(left: ndarray, right: ndarray) -> JsonObject:
 
 
 def figure(value: float, bound: float) -> JsonObject:
-    """A matrix's kappa as JSON holds it: no infinity, its bound in its place."""
+    """Return a matrix's kappa for JSON: a bound instead of infinity."""
     return {"value": value, "lower_bound": None} if math.isfinite(value) else {"value": None, "lower_bound": bound}

@@ -1,4 +1,4 @@
-"""A model before and after its surgery, drawn to scale: a column for every layer, a cell for every head."""
+"""Draw a model before and after its surgery to scale: a column for every layer, a cell for every head."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from leansurgeon.shape import Shape
 STAYS, GOES, NEW = "stays", "is cut out", "new heads"
 COLOURS = {STAYS: LIGHT["c0"], GOES: LIGHT["line"], NEW: LIGHT["c1"]}
 CHANGES = (("depth", "layers"), ("heads", "heads"))
-MOST = 4  # models of a section that are drawn
-CELLS = 1_500  # beyond so many, a layer is one bar
-TALL, UNIT = 84.0, 9.0  # of the larger block at most, and of one head at most
-ABOVE, BETWEEN, BELOW = 16.0, 24.0, 18.0  # words, lines from layer to layer, words
+MOST = 4  # models of a section to draw
+CELLS = 1_500  # with more heads than this, a layer is one bar
+TALL, UNIT = 84.0, 9.0  # maximum height of the larger block, and of one head
+ABOVE, BETWEEN, BELOW = 16.0, 24.0, 18.0  # text, lines from layer to layer, text
 
 
 @dataclass(frozen=True)
 class Block:
-    """One of the two models: heads of every layer, where its layers and heads begin."""
+    """One of the two models: heads of every layer, and where its layers and heads begin."""
 
     heads: tuple[int, ...]
     left: float
@@ -39,8 +39,8 @@ class Block:
 
 
 def of_cuts(section: Section) -> list[Chart]:
-    """The first few models of a section whose layers or heads were changed, where it is known which layers stayed. An
-    experiment's arms are many, and its tables say what they are.
+    """Return charts for the first few models of a section whose layers or heads changed, if the kept layers are known.
+    Skips experiments, whose many arms are described by tables.
     """
     charts: list[Chart] = []
     for row in section.rows if section.kind in ("models", "runs") else ():
@@ -59,12 +59,12 @@ def of_cuts(section: Section) -> list[Chart]:
 
 
 def heads_of(shape: Shape) -> tuple[int, ...]:
-    """The number of heads of every layer."""
+    """Return the number of heads of every layer."""
     return tuple(stage.heads for stage in shape.stages for _ in range(stage.depth))
 
 
 def drawing(cut: CutSummary) -> alt.LayerChart:
-    """The source above, the result below, and a line from each layer that stays to the one that it becomes."""
+    """Draw the source above, the result below, and a line from each kept layer to its new place."""
     before, after = heads_of(cut.plan.before), heads_of(cut.plan.after)
     unit = min(UNIT, TALL / max(*before, *after))
     source = Block(before, 0.0, ABOVE, unit)
@@ -102,7 +102,7 @@ def drawing(cut: CutSummary) -> alt.LayerChart:
 
 
 def cells(block: Block, cut: CutSummary, *, before: bool) -> Iterator[dict[str, Any]]:
-    """A rectangle for every head of every layer; for large models one for every layer and kind."""
+    """Yield a rectangle for every head of every layer; for large models one for every layer and kind."""
     whole = sum(block.heads) > CELLS
     old = heads_of(cut.plan.before)
     for i, heads in enumerate(block.heads):

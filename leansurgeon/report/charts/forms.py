@@ -1,7 +1,7 @@
-"""Specifications of charts from numbers: colours and axes, lines and points, a map of cells. Nothing is ever clipped.
+"""Chart specifications from numbers: colors and axes, lines and points, a heat map. Nothing is ever clipped.
 
-A drawing is 360 units wide, about as a phone, so that its letters stay readable there; wider screens put several side
-by side. Every mark says its own numbers (channel `description`).
+A drawing is 360 units wide, about as a phone, so that its text stays readable there; wider screens show several side by
+side. Every mark carries its own numbers (channel `description`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import altair as alt
 from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.report.humans import plain_small
 
-# name -> (light, dark). Text has 4.5 : 1 against both backgrounds at least, lines of a chart 3 : 1 (WCAG 2.2).
+# name -> (light, dark). Contrast with both backgrounds is at least 4.5 : 1 for text and 3 : 1 for lines (WCAG 2.2).
 COLOURS = {
     "ground": ("#ffffff", "#14171c"),
     "raised": ("#f4f5f7", "#1e232b"),
@@ -33,24 +33,24 @@ COLOURS = {
     "c4": ("#7a5d00", "#e3bb54"),
     "c5": ("#4a5560", "#c4ccd6"),
 }
-SERIES = 6  # c0 to c5; further series begin again, with other dashes and marks
+SERIES = 6  # c0 to c5; further series reuse them with other dashes and marks
 DASHES = ((1, 0), (7, 3), (2, 3), (9, 3, 2, 3), (15, 4), (9, 3, 2, 3, 2, 3))
 MARKS = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross")
 LIGHT = {name: pair[0] for name, pair in COLOURS.items()}
 
 
 def form(style: int) -> int:
-    """Which dash and mark a style has: all six differ, and where colours begin again, the next one goes with each."""
+    """Return the index of a style's dash and mark: all six differ, and each reuse of the colors shifts them by one."""
     return (style + style // SERIES) % SERIES
 
 
 def colour(style: int) -> str:
-    """Hex colour of a style's number in the light scheme; styles beyond the palette begin again."""
+    """Return the hex color of a style in the light scheme; styles beyond the palette start over."""
     return LIGHT[f"c{style % SERIES}"]
 
 
-APART = 9  # units between points that would lie on each other
-# Labels of ticks as Vega writes them.
+APART = 9  # units between points that would overlap
+# Tick labels, as Vega expressions.
 PLAIN = (
     "datum.value != 0 && (abs(datum.value) >= 100000 || abs(datum.value) < 0.001) "
     "? format(datum.value, '.3~e') : format(datum.value, ',.6~r')"
@@ -62,33 +62,33 @@ WHOLE = "format(datum.value, ',d')"
 
 @dataclass(frozen=True)
 class Axis:
-    """`labels` is the expression that writes a tick."""
+    """A chart's axis; `labels` is the Vega expression that writes a tick."""
 
     title: str
     labels: str = PLAIN
     log: bool = False
 
     def says(self, value: float) -> str:
-        """A value as text."""
+        """Return a value as text."""
         if self.labels == PERCENT:
             return f"{100 * value:.4g} %"
         return f"{value:,.0f}" if self.labels in (COUNT, WHOLE) else plain_small(value)
 
     def scale(self) -> alt.Scale:
-        """A scale that holds every value, with a little room at both ends."""
+        """Return a scale that holds every value, with a little room at both ends."""
         return (
             alt.Scale(type="log", nice=False, padding=10) if self.log else alt.Scale(zero=False, nice=False, padding=10)
         )
 
     def axis(self) -> alt.Axis:
-        """Altair's axis with about five ticks."""
+        """Return Altair's axis with about five ticks."""
         least = {"tickMinStep": 1} if self.labels == WHOLE else {}
         return alt.Axis(labelExpr=self.labels, labelOverlap="greedy", labelFlush=False, tickCount=5, **least)
 
 
 def dodge(values: Sequence[float], width: float) -> list[float]:
-    """By how many units each point moves along an axis of this width, so that those which would lie on each other
-    stand side by side.
+    """Return by how many units to move each point along an axis of this width, so that overlapping ones are side by
+    side.
     """
     low, high = min(values), max(values)
     places = [(v - low) / (high - low) * width if high > low else 0.0 for v in values]
@@ -101,14 +101,14 @@ def dodge(values: Sequence[float], width: float) -> list[float]:
 
 WIDTH, HEIGHT = 360, 180
 FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, Arial, sans-serif'
-ABOUT = 6.2  # units that a letter takes
+ABOUT = 6.2  # average width of a letter
 SHIFT = {"expr": "datum.shift"}
-Channels: TypeAlias = dict[str, Any]  # of an Altair encoding: colour, dash, shape
+Channels: TypeAlias = dict[str, Any]  # of an Altair encoding: color, dash, shape
 
 
 @dataclass(frozen=True)
 class Point:
-    """`low` and `high` are the ends of its error bar; `bound`: the true value reaches `y` or exceeds it."""
+    """A point of a series. `low` and `high` are the ends of its error bar; `bound` says that `y` is a lower bound."""
 
     x: float
     y: float
@@ -119,8 +119,8 @@ class Point:
 
 @dataclass(frozen=True)
 class Series:
-    """Points of one name. `style` picks colour, dash and mark; several series may share name and style. A point
-    alone has its mark in any case.
+    """Points with one name. `style` selects color, dash and mark; several series may share name and style. A single
+    point always has its mark.
     """
 
     name: str
@@ -132,7 +132,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart with its words: `key` names its file, `says` stands under the title. A notebook shows it."""
+    """A chart with its text: `key` names its file, `says` is shown under the title. A notebook can display it."""
 
     key: str
     title: str
@@ -141,7 +141,7 @@ class Chart:
 
     @cached_property
     def spec(self) -> JsonObject:
-        """The Vega-Lite specification with all of its data."""
+        """The Vega-Lite specification with all its data."""
         return self.drawing.to_dict()
 
     @cached_property
@@ -156,13 +156,13 @@ class Chart:
 
 
 def data(rows: Sequence[dict[str, Any]]) -> alt.Data:
-    """Rows as inline Vega-Lite data, so that a drawing needs no file beside it."""
+    """Return rows as inline Vega-Lite data, so that a drawing needs no other file."""
     return alt.Data(values=list(rows))
 
 
 def style_channels(names: Sequence[tuple[str, int]], *, marks: bool = True) -> Channels:
-    """The channels colour, dash and shape, each name with its style, and one legend under the drawing: of marks where
-    there are some, else of lines.
+    """Return the channels color, dash and shape for names and their styles, with one legend under the drawing: of marks
+    if there are any, else of lines.
     """
     domain = [name for name, _ in names]
     widest = max(map(len, domain), default=0) * ABOUT + 36
@@ -172,11 +172,11 @@ def style_channels(names: Sequence[tuple[str, int]], *, marks: bool = True) -> C
         labelLimit=0,
         symbolSize=90,
         columnPadding=16,
-        **({"symbolStrokeWidth": 0} if marks else {}),  # the dashes of a line would be drawn around its mark
+        **({"symbolStrokeWidth": 0} if marks else {}),  # else the dashes of a line would surround its mark
     )
 
     def channel(kind: type, looks: list[Any], legend: bool) -> alt.Color | alt.StrokeDash | alt.Shape:
-        """One of the three, with the look of every name."""
+        """Return one of the three channels, with the look of every name."""
         scale = alt.Scale(domain=domain, range=looks)
         return kind("name:N", scale=scale, title=None, legend=key if legend and len(domain) > 1 else None)
 
@@ -188,8 +188,8 @@ def style_channels(names: Sequence[tuple[str, int]], *, marks: bool = True) -> C
 
 
 def lines(series: Sequence[Series], x: Axis, y: Axis) -> alt.LayerChart | None:
-    """Series as lines, points (hollow where the value is only a bound), or both, with error bars; None without a point.
-    A logarithmic axis becomes linear where a value is not positive.
+    """Draw series as lines, points (hollow for a bound), or both, with error bars; None without a point. A logarithmic
+    axis becomes linear if a value is not positive.
     """
     series = [s for s in series if s.points]
     if not series:
@@ -239,7 +239,7 @@ def lines(series: Sequence[Series], x: Axis, y: Axis) -> alt.LayerChart | None:
 
 
 def cells(rows: Sequence[tuple[str, Sequence[float]]], across: str, down: str) -> alt.LayerChart:
-    """A map of numbers from 0 on, fuller is larger, with a name before every row."""
+    """Draw a heat map of non-negative numbers, darker for larger ones, with a name before every row."""
     known = [value for _, row in rows for value in row]
     high, total = max(known, default=0.0) or 1.0, sum(known) or 1.0
     made = [
@@ -263,7 +263,7 @@ def cells(rows: Sequence[tuple[str, Sequence[float]]], across: str, down: str) -
 
 
 def finish_chart(drawing: alt.LayerChart, height: int = HEIGHT) -> alt.LayerChart:
-    """Size, fonts and quiet colours; `render` turns those into the page's own."""
+    """Set size, fonts and muted colors; `render` replaces them with the page's own."""
     quiet = {"labelColor": LIGHT["quiet"], "titleColor": LIGHT["quiet"], "gridColor": LIGHT["line"]}
     quiet |= {"domainColor": LIGHT["line"], "tickColor": LIGHT["line"], "labelFontSize": 11, "titleFontSize": 11}
     legend = {"labelColor": LIGHT["text"], "labelFontSize": 11, "symbolStrokeWidth": 2, "rowPadding": 3}

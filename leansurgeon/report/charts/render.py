@@ -1,4 +1,4 @@
-"""Pictures of charts: SVG for a page, whose colours follow the reader's light or dark, and SVG, PNG and PDF files."""
+"""Render charts: SVG for a page, whose colors follow the reader's light or dark scheme, and SVG, PNG and PDF files."""
 
 from __future__ import annotations
 
@@ -19,12 +19,14 @@ SAID = re.compile(r"^(aria-|role$)")
 
 
 def svg(chart: Chart) -> str:
-    """The chart as SVG text to stand in a page: colours are the page's variables, every mark tells its numbers."""
+    """Return the chart as SVG text for a page: colors are the page's variables, every mark has its numbers
+    as a title.
+    """
     root = ElementTree.fromstring(chart.svg)
     ElementTree.register_namespace("", SVG)
     for parent in root.iter():
         for child in list(parent):
-            if child.get("opacity") == "0":  # labels that found no room
+            if child.get("opacity") == "0":  # labels that did not fit
                 parent.remove(child)
     for element in root.iter():
         said = element.get("aria-label") if element.get("aria-roledescription") not in GROUPS else None
@@ -45,7 +47,7 @@ GROUPS = ("axis", "legend", "group mark container", "title", "line mark containe
 
 
 def save(chart: Chart, stem: Path) -> list[Path]:
-    """`STEM.svg`, `.png` and `.pdf`, on white and with their title; the same numbers give the same pictures."""
+    """Write `STEM.svg`, `.png` and `.pdf`, on white and with a title. The same numbers give the same pictures."""
     drawing = chart.drawing.properties(title=chart.title, background=LIGHT["ground"])
     drawing = drawing.configure_title(anchor="start", fontSize=13, color=LIGHT["text"], offset=10)
     files = [stem.with_name(f"{stem.name}.{kind}") for kind in FORMATS]
@@ -58,7 +60,7 @@ def save(chart: Chart, stem: Path) -> list[Path]:
 
 
 def draw(directory: Path, sections: Sequence[Section]) -> list[Path]:
-    """`report --plots`: every chart of every section as files, named after both; returns them."""
+    """Write every chart of every section to files named after both (`report --plots`); return them."""
     return [
         file
         for name, section in zip(names(sections), sections, strict=True)
@@ -68,7 +70,7 @@ def draw(directory: Path, sections: Sequence[Section]) -> list[Path]:
 
 
 def names(sections: Sequence[Section]) -> list[str]:
-    """A file name for every section, each once."""
+    """Return a unique file name for every section."""
     made: list[str] = []
     for section in sections:
         name = stem(section.name) or "section"
@@ -78,5 +80,7 @@ def names(sections: Sequence[Section]) -> list[str]:
 
 
 def stem(name: str) -> str:
-    """Name of a chart's file without its ending: all but word characters, dots and dashes become a dash."""
+    """Return the name of a chart's file without its suffix: characters other than letters, digits, `_`, `.` and `-`
+    become a dash.
+    """
     return re.sub(r"[^\w.-]+", "-", name).strip("-.")

@@ -1,7 +1,7 @@
-"""The charts of a section: which numbers of its rows are drawn, and what stands under their titles; and the maps of
-what `leansurgeon heads` has found.
+"""The charts of a section: which numbers of its rows to draw, and the text under their titles; also the charts of
+`leansurgeon heads`.
 
-A row has one look in all of them. A new chart is a function here, and its name in `OF_SECTION`.
+A row has the same look in all of them. A new chart is a function here, listed in `OF_SECTION`.
 """
 
 from __future__ import annotations
@@ -28,38 +28,38 @@ KAPPA = (
 
 
 def of_section(section: Section, part: str) -> list[Chart]:
-    """The charts of one part of a section ("Results", "Training curves", ...), those that have something to show."""
+    """Return the charts of one part of a section ("Results", "Training curves", ...) that have something to show."""
     return [chart for draw in OF_SECTION.get(part, ()) for chart in draw(section)]
 
 
 def every(section: Section) -> list[Chart]:
-    """All charts of a section, in the order of the page's parts."""
+    """Return all charts of a section, in the order of the page's parts."""
     return [chart for part in OF_SECTION for chart in of_section(section, part)]
 
 
 def styles(section: Section) -> Mapping[str, int]:
-    """One look for every row of a section, the same in all of its charts."""
+    """Return a style for every row of a section, the same in all its charts."""
     return {row.name: i for i, row in enumerate(section.rows)}
 
 
 def metric_axis(section: Section) -> Axis:
-    """The axis of the task's metric, in per cent where the metric is a share."""
+    """Return the axis of the task's metric, in per cent if the metric is a share."""
     return Axis(section.task.label, PERCENT if section.task.percent else PLAIN)
 
 
 def with_error(x: float, spread: Spread) -> Point:
-    """A point at the mean over seeds, its bar one standard deviation up and down (none for one seed)."""
+    """Return a point at the mean over seeds, with a bar of one standard deviation up and down (none for one seed)."""
     sd = spread.sd or 0.0
     return Point(x, spread.mean, spread.mean - sd, spread.mean + sd)
 
 
 def list_bounded_points(known: Iterable[tuple[float, Bound | None]]) -> tuple[Point, ...]:
-    """Points at the figures that are known; a lower bound is marked as such."""
+    """Return points at the known values; lower bounds are marked as such."""
     return tuple(Point(x, bound.value, bound=not bound.exact) for x, bound in known if bound)
 
 
 def one(key: str, title: str, says: str, drawing: alt.LayerChart | None) -> list[Chart]:
-    """The chart in a list of its own; no chart where there was nothing to draw."""
+    """Return the chart in a list; an empty list if there was nothing to draw."""
     return [Chart(key, title, says, drawing)] if drawing is not None else []
 
 
@@ -67,7 +67,7 @@ def one(key: str, title: str, says: str, drawing: alt.LayerChart | None) -> list
 
 
 def metric_by_heads(section: Section) -> list[Chart]:
-    """The paper's figure 3: the metric against heads, one line for every depth."""
+    """Draw the paper's figure 3: the metric against heads, one line for every depth."""
     if section.task is None:
         return []
     series = [
@@ -81,7 +81,7 @@ def metric_by_heads(section: Section) -> list[Chart]:
 
 
 def kappa_by_heads(section: Section) -> list[Chart]:
-    """The paper's figure 5: kappa against heads."""
+    """Draw the paper's figure 5: kappa against heads."""
     series = [
         Series(name, list_bounded_points((heads, row.kappa and row.kappa.median) for heads, row in arms), i)
         for i, (name, arms) in enumerate(sweep(section).items())
@@ -93,12 +93,12 @@ def kappa_by_heads(section: Section) -> list[Chart]:
 
 
 def metric_by_parameters(section: Section) -> list[Chart]:
-    """The task's metric against the number of parameters."""
+    """Draw the task's metric against the number of parameters."""
     return metric_against(section, "parameters", Axis("parameters", COUNT), lambda row: row.parameters)
 
 
 def metric_by_latency(section: Section) -> list[Chart]:
-    """The task's metric against the time that one sample takes, of rows that were timed in turns."""
+    """Draw the task's metric against the latency of one sample, if the timed rows took turns."""
     if len({row.measured for row in section.rows if row.latency}) != 1:
         return []
     return metric_against(
@@ -107,7 +107,7 @@ def metric_by_latency(section: Section) -> list[Chart]:
 
 
 def metric_against(section: Section, key: str, axis: Axis, of: Callable[[Row], float | None]) -> list[Chart]:
-    """The metric against a figure, one point for each row that knows both; the original's level is a line."""
+    """Draw the metric against a quantity, one point for each row that has both; a line marks the original's metric."""
     known = [(x, row) for row in section.rows if row.metric and (x := of(row))]
     if section.task is None or len(known) < 2:
         return []
@@ -127,7 +127,7 @@ def metric_against(section: Section, key: str, axis: Axis, of: Callable[[Row], f
 
 
 def by_epoch(section: Section, pick: Callable[[Curve], Points], axis: Axis, chart: tuple[str, str, str]) -> list[Chart]:
-    """A line for every seed whose folder has its curve; the chart's key, title and words."""
+    """Draw a line for every seed whose folder has its curve; `chart` is key, title and text."""
     look, (key, title, says) = styles(section), chart
     series = [
         Series(row.name, tuple(Point(x, y) for x, y in pick(run.curve)), look[row.name], marks=False)
@@ -140,7 +140,7 @@ def by_epoch(section: Section, pick: Callable[[Curve], Points], axis: Axis, char
 
 
 def metric_by_epoch(section: Section) -> list[Chart]:
-    """The metric on the evaluation samples against epochs, one line for every curve."""
+    """Draw the metric on the evaluation samples against epochs, one line for every curve."""
     if section.task is None:
         return []
     chart = "metric", f"{section.task.label} during training", "On the evaluation samples."
@@ -148,7 +148,7 @@ def metric_by_epoch(section: Section) -> list[Chart]:
 
 
 def loss_by_epoch(section: Section) -> list[Chart]:
-    """The training loss (logarithmic axis) against epochs, one line for every curve."""
+    """Draw the training loss (logarithmic axis) against epochs, one line for every curve."""
     says = "Mean since the last time it was logged; arms may scale it differently (smoothing, distillation)."
     axis = Axis("training loss", log=True)
     return by_epoch(section, lambda curve: curve.loss, axis, ("loss", "Training loss", says))
@@ -158,7 +158,7 @@ def loss_by_epoch(section: Section) -> list[Chart]:
 
 
 def kappa_by_layer(section: Section) -> list[Chart]:
-    """The condition numbers against layers, a chart for each kind that was measured."""
+    """Draw condition numbers against layers, a chart for each kind that was measured."""
     look, charts = styles(section), []
     for key, title, says in KAPPA:
         series = [
@@ -180,7 +180,7 @@ def kappa_by_layer(section: Section) -> list[Chart]:
 
 
 def of_heads(section: Section) -> list[Chart]:
-    """Maps and pruning curves of every row that has them, of its first seed that does."""
+    """Draw importance maps and pruning curves of every row that has them, for its first seed that does."""
     charts = []
     for row in section.rows:
         run = next((run for run in row.runs if run.heads), None)
@@ -207,8 +207,8 @@ ORDERS = {
 
 
 def head_charts(study: HeadStudy, name: str = "", key: str = "") -> list[Chart]:
-    """A map for every kind of attention (encoder, decoder, cross), its layers from top to bottom, and the score as more
-    and more heads are switched off, one line for every order; `name` begins the titles and `key` the file names.
+    """Draw an importance map for every kind of attention (encoder, decoder, cross), layers from top to bottom, and the
+    score as heads are switched off, one line for every order. `name` begins the titles and `key` the file names.
     """
     begin = f"{name}: " if name else ""
     kinds: dict[str, list[AttentionHeads]] = {}
@@ -220,7 +220,7 @@ def head_charts(study: HeadStudy, name: str = "", key: str = "") -> list[Chart]:
     says += f" {study.samples['importance']:,} samples." if "importance" in study.samples else ""
     charts = []
     for kind, layers in kinds.items():
-        staged = several and kind == "self"  # counted from 1, behind the stage where a model has several
+        staged = several and kind == "self"  # from 1, after the stage if a model has several
         rows = [(f"{a.stage + 1}.{a.layer + 1}" if staged else str(a.layer + 1), a.importance) for a in layers]
         own = f"heads-{kind}" if len(kinds) > 1 else "heads-importance"
         charts.append(Chart(f"{key}{own}", f"{begin}{KINDS.get(kind, kind)}", says, cells(rows, "head", "layer")))
@@ -238,13 +238,12 @@ LEAST = 3  # numbers of heads that make a curve
 
 
 def sweep(section: Section) -> dict[str, list[tuple[int, Row]]]:
-    """The curves of a section by their names, deepest first, with (heads, row) of every arm; none where no depth was
-    tried with `LEAST` numbers of heads.
+    """Return the curves of a section by name, deepest first, with (heads, row) of every arm; none if no depth has
+    `LEAST` numbers of heads.
 
-    Along a curve head_dim stays, or the inner width (heads times head_dim) does; an arm may stand on one of each. Arms
-    that began with trained weights, the original among them, make curves of their own. Controls stay out: they follow
-    the size of their arm. So do models whose stages have several numbers of heads, and single runs, which may differ
-    in anything.
+    Along a curve either head_dim or the inner width (heads times head_dim) is constant; an arm may be on one of each.
+    Arms that began with trained weights, the original among them, form their own curves. Excluded are controls, which
+    follow the size of their arm, models whose stages differ in heads, and single runs, which may differ in anything.
     """
     if section.kind != "experiment":
         return {}

@@ -1,4 +1,4 @@
-"""What lets others check a section: commands, seeds, samples, versions, recipes."""
+"""How to reproduce a section: commands, seeds, samples, versions, recipes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from leansurgeon.training.runs.folder import call_in
 
 
 def show_commands(section: Section) -> list[Block]:
-    """What was run, on what, and how to run it again."""
+    """Return what was run, on what, and how to run it again."""
     runs, kappas = section.runs, [row.kappa for row in section.rows if row.kappa]
     if not runs:
         return []
@@ -48,7 +48,7 @@ def show_commands(section: Section) -> list[Block]:
 
 
 def experiment_command(section: Section) -> str:
-    """The call that made the experiment, as it was typed where `run` noted it, with its --set and --seeds."""
+    """Return the command of the experiment, as it was typed if `run` recorded it, with its --set and --seeds."""
     file = next((run.experiment_file for run in section.runs if run.experiment_file), None)
     if file and file.call:
         return show_call(file.call)
@@ -60,25 +60,25 @@ def experiment_command(section: Section) -> str:
 
 
 def list_commands(run: Run) -> list[str]:
-    """The commands that lead to one model or run: the cut, and the training behind it."""
-    made = call_in(f"# {run.cut.record.call}") if run.cut else ""  # a record may say anything
+    """Return the commands that lead to one model or run: the cut, and the training after it."""
+    made = call_in(f"# {run.cut.record.call}") if run.cut else ""  # checked: a record may hold any text
     lines = [show_call(made)] if made else []
     if run.kind == "run":
-        call = shlex.split(call_in(run.recipe or ""))  # its own recipe notes what it began with
+        call = shlex.split(call_in(run.recipe or ""))  # its own recipe records the model it began with
         model = shlex.quote(shorten(call[2])) if len(call) > 2 else "MODEL"
-        # The recipe of a run is resolved and holds all of its settings.
+        # A run's recipe is resolved and holds all its settings.
         lines.append(f"leansurgeon retrain {model} --recipe {shlex.quote(f'{run.path.name}/recipe.yaml')}")
     return lines
 
 
 def show_call(call: str) -> str:
-    """A command that was noted, without the folders of this machine."""
+    """Return a recorded command without the folders of this machine."""
     return shlex.join(shorten(word) if word.startswith("/") else word for word in shlex.split(call))
 
 
 def show_recipe(runs: Sequence[Run]) -> list[Block]:
-    """The settings in full: the experiment's file where `run` left one, else the recipe of the first run; without the
-    command in the first line, which may name folders of this machine.
+    """Return the settings in full: the experiment's file if `run` wrote one, else the recipe of the first run, without
+    the command in its first line, which may name folders of this machine.
     """
     for run in runs:
         file = run.experiment_file

@@ -1,8 +1,8 @@
-"""The report as one HTML page: no script, nothing from elsewhere, for screen, phone and paper, light and dark.
+"""The report as one HTML page: no script, no external resources; for screen, phone and paper, light and dark.
 
-A section opens with the model's name, the date, three tiles (size, quality, speed) and the verdict. Then come a
-reader's questions: what came out, how it got there, what was cut and why, conditioning, heads, cost,
-and how to do it again. What was not measured is named at its end.
+A section opens with the model's name, the date, three tiles (size, quality, speed) and the verdict. Then come the
+results, the training, what was cut and why, conditioning, heads, cost, and how to reproduce it. Its end lists what was
+not measured.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from leansurgeon.report.verdict import conclude, controls_of, warnings
 from leansurgeon.training.runs.folder import write_text
 from leansurgeon.version import __version__
 
-# The browser itself refuses what the page must not do: run a script, load anything, send a form.
+# The browser blocks what the page must not do: run a script, load anything, send a form.
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 HOW = "This page needs nothing but itself; `leansurgeon report --json` has the tables for programs."
 TEMPLATES = Path(__file__).parent / "templates"
-# The headings of a section, what stands under them, and the notes that concern it.
+# The headings of a section, their contents, and the notes that belong there.
 PARTS: tuple[tuple[str, Callable[[Section], list[Block]], tuple[str, ...]], ...] = (
     ("Results", parts.show_results, ("quality", "runs")),
     ("What changed for real samples", parts.show_changes, ()),
@@ -46,7 +46,7 @@ PARTS: tuple[tuple[str, Callable[[Section], list[Block]], tuple[str, ...]], ...]
     ("Speed apart from training", parts.show_benches, ()),
     ("Do it again", again.show_commands, ()),
 )
-# What a section can hold, and how to get it where it is not there.
+# What a section can hold, and how to get it if it is missing.
 GET = {
     "Training curves": "Training curves: keep metrics.jsonl beside summary.json in the folder of a run.",
     "Conditioning": "Conditioning: `leansurgeon kappa RUN` measures it; or put `measure: {kappa: {}}` into the recipe.",
@@ -58,7 +58,7 @@ GET_SPEED = "`leansurgeon bench MODEL` measures it."
 
 @dataclass(frozen=True)
 class Tile:
-    """One figure with what it is compared with; `caveats` may decide whether the comparison counts."""
+    """One value with what it is compared with; `caveats` may decide whether the comparison counts."""
 
     name: str
     figure: Cell
@@ -68,7 +68,7 @@ class Tile:
 
 @dataclass(frozen=True)
 class Chapter:
-    """A section as the templates want it."""
+    """A section in the form that the templates take."""
 
     anchor: str
     name: str
@@ -81,9 +81,8 @@ class Chapter:
 
 
 def write(path: Path, sections: Sequence[Section], collection: Collection) -> None:
-    """Write the page to `path`, whole or not at all; a link stays, and what it points to is written.
-
-    Raises `UsageError` where that cannot be written.
+    """Write the page to `path` atomically; for a link, write its target. Raises `UsageError` if that cannot
+    be written.
     """
     try:
         write_text(Path(os.path.realpath(path)), page(sections, collection))
@@ -92,7 +91,7 @@ def write(path: Path, sections: Sequence[Section], collection: Collection) -> No
 
 
 def page(sections: Sequence[Section], collection: Collection) -> str:
-    """The whole page."""
+    """Return the whole page."""
     chapters = [make_chapter(section, i) for i, section in enumerate(sections, 1)]
     heading = chapters[0].name if len(chapters) == 1 else "leansurgeon report"
     return load_template().render(
@@ -106,7 +105,7 @@ def page(sections: Sequence[Section], collection: Collection) -> str:
 
 
 def make_chapter(section: Section, index: int) -> Chapter:
-    """One experiment, the runs of one task, or the untrained models."""
+    """Return the chapter of one experiment, the runs of one task, or the untrained models."""
     row = headline(section)
     shown = make_parts(section)
     titles = {part.title for part in shown}
@@ -118,16 +117,16 @@ def make_chapter(section: Section, index: int) -> Chapter:
         verdicts=conclude(section),
         warnings=warnings(section),
         parts=shown,
-        # What these measure is kept in the folders of runs.
+        # What these measure is stored in the folders of runs.
         missing=[how for title, how in GET.items() if title not in titles and section.kind not in ("glue", "models")],
     )
 
 
 def make_parts(section: Section) -> list[Part]:
-    """What a section has to show; every note stands with what it concerns, or in a part of its own at the end."""
+    """Return the parts of a section; every note is placed where it belongs, or in a part of its own at the end."""
     left, made = notes(section), []
     for title, show, about in PARTS:
-        if section.kind == "glue" and title != "Results":  # its runs have a section of their own
+        if section.kind == "glue" and title != "Results":  # its runs have their own section
             continue
         blocks = show(section)
         if not blocks:
@@ -146,7 +145,7 @@ def make_parts(section: Section) -> list[Part]:
 
 
 def headline(section: Section) -> Row | None:
-    """The row whose figures the tiles show: the best lean arm, else the first row, which is the newest."""
+    """Return the row that the tiles show: the best lean arm, else the first row, which is the newest."""
     lean = [row for row in section.rows if row.role == "lean"]
     known = [row for row in lean if row.metric] if section.task else []
     if known:
@@ -156,15 +155,15 @@ def headline(section: Section) -> Row | None:
 
 
 def name_section(section: Section, row: Row | None) -> str:
-    """What a reader calls it: the experiment, or the run or model itself."""
+    """Return the section's name for a reader: the experiment, or the run or model itself."""
     if section.kind in ("experiment", "glue") or row is None:
         return section.name
     return row.name if len(section.rows) == 1 else f"{row.name} and {plural(len(section.rows) - 1, 'other')}"
 
 
 def describe_section(section: Section, row: Row | None) -> str:
-    """`digits-vit, cut to 3 layers of 8 heads; digits, 360 evaluation samples, cpu; 31 January 2026`: the model that
-    all of it began with, what was measured, and the day on which the newest of its runs ended.
+    """Return `digits-vit, cut to 3 layers of 8 heads; digits, 360 evaluation samples, cpu; 31 January 2026`: the model
+    that all began with, what was measured, and the day on which the newest run ended.
     """
     first, source = section.original or row, ""
     if first is not None and first.runs and section.kind != "glue":
@@ -180,14 +179,14 @@ def describe_section(section: Section, row: Row | None) -> str:
 
 
 def make_tiles(section: Section, row: Row) -> list[Tile]:
-    """Size, quality and speed of a row, each beside the rows that it is compared with: of a lean one the original and
-    the controls.
+    """Return size, quality and speed of a row, each beside the rows it is compared with: for a lean one the original
+    and the controls.
     """
     others = [section.original, *controls_of(row, section.rows)] if row.role == "lean" else []
     others = [other for other in others if other is not None and other.metric]
 
     def caveats(*about: str) -> list[str]:
-        """The sentences of those notes that qualify a figure `about` such a thing."""
+        """Return the caveats of notes `about` these subjects."""
         return [note.says for note in notes(section) if note.caveat and note.about in about]
 
     beside = []
@@ -219,7 +218,7 @@ def make_tiles(section: Section, row: Row) -> list[Tile]:
 
 
 def join_clauses(clauses: Iterable[str]) -> str:
-    """The clauses joined by semicolons into a sentence, with unbroken percentages."""
+    """Join the clauses by semicolons into a sentence, with non-breaking spaces before per cent signs."""
     said = "; ".join(clauses).replace(" %", "\u00a0%")
     return f"{said}." if said else ""
 
@@ -228,7 +227,7 @@ def join_clauses(clauses: Iterable[str]) -> str:
 
 
 def load_template() -> Any:
-    """The template of the page; undefined names in it are errors."""
+    """Load the template of the page; undefined names in it are errors."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
 
@@ -246,14 +245,14 @@ def load_template() -> Any:
         f":root{{color-scheme:light dark;{light}}}@media (prefers-color-scheme:dark){{:root{{{dark}}}}}"
         f"@media print{{:root{{color-scheme:light;{light}}}}}\n{(TEMPLATES / 'page.css').read_text(encoding='utf-8')}"
     )
-    made.globals["style"] = Markup(style)  # our own file
+    made.globals["style"] = Markup(style)  # a file of this package
     made.filters["svg"] = lambda chart: Markup(svg(chart))  # written by an XML library, which escapes
     made.filters["pieces"] = lambda line: line.split("`")
     return made.get_template("page.html.j2")
 
 
 def printable(value: str | float | None) -> str | float | None:
-    """Names from a file must steer neither the browser nor the encoder; escaping comes behind this."""
+    """Replace control characters, which could affect the browser or the encoder; escaping happens later."""
     from markupsafe import Markup
 
     if not isinstance(value, str) or isinstance(value, Markup):

@@ -1,6 +1,6 @@
-"""Parts of a section that show figures: results, what was cut and why (from `surgery.json`), the conditioning, memory
-and speed in trainings, and what `leansurgeon bench` has timed apart from them; and the blocks that a part is made of:
-tables, charts, sentences, code, facts, groups. The templates know how each looks.
+"""The parts of a section: results, what was cut and why (from `surgery.json`), conditioning, memory and speed in
+trainings, and the results of `leansurgeon bench`; and the blocks that a part consists of: tables, charts, sentences,
+code, facts, groups. The templates define the look of each.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from leansurgeon.shape import PARTS as PART_LABELS
 
 @dataclass(frozen=True)
 class Cell:
-    """A figure as a person reads it, with the number itself beside it for programs, and a word behind it."""
+    """A value as text, the number itself for programs, and a word after it."""
 
     text: str
     value: float | None = None
@@ -47,8 +47,10 @@ class Cell:
 
 @dataclass(frozen=True)
 class Table:
-    """The first column names the row. Where a screen is narrow, `cards` makes each row a block of its own (labels
-    before the figures); else the table scrolls inside its frame. `hidden` keeps the caption for screen readers.
+    """A table whose first column names the row.
+
+    On a narrow screen, `cards` shows each row as a block (labels before values); else the table scrolls. `hidden` shows
+    the caption to screen readers only.
     """
 
     kind: ClassVar[str] = "table"
@@ -67,7 +69,7 @@ class Figures:
 
 @dataclass(frozen=True)
 class Line:
-    """A sentence in which `backticks` mark what is typed, behind a word that stands out."""
+    """A sentence in which `backticks` mark what is typed, after a bold word."""
 
     text: str
     strong: str = ""
@@ -90,7 +92,7 @@ class Code:
 
 @dataclass(frozen=True)
 class Facts:
-    """Names and what is said of each."""
+    """Pairs of name and value."""
 
     kind: ClassVar[str] = "facts"
     pairs: tuple[tuple[str, str], ...]
@@ -98,7 +100,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class Group:
-    """Blocks under a heading of their own; `folded`, behind one that a reader opens."""
+    """Blocks under a heading; if `folded`, the reader opens it."""
 
     kind: ClassVar[str] = "group"
     title: str
@@ -117,7 +119,7 @@ class Example:
 
 @dataclass(frozen=True)
 class Examples:
-    """Real samples: each a text or a picture, with pairs of who answers and what."""
+    """Real samples: each a text or a picture, with pairs of model and answer."""
 
     kind: ClassVar[str] = "examples"
     samples: tuple[Example, ...]
@@ -128,7 +130,7 @@ Block = Table | Figures | Words | Code | Facts | Group | Examples
 
 @dataclass(frozen=True)
 class Part:
-    """One heading of a section with its blocks; `caveats` stand before them."""
+    """One heading of a section with its blocks; `caveats` come before them."""
 
     title: str
     blocks: tuple[Block, ...]
@@ -136,26 +138,26 @@ class Part:
 
 
 def cell(shown: str, value: str | float | None = None, beside: str = "") -> Cell:
-    """A cell that shows `shown` and sorts by `value`, if that is a number."""
+    """Return a cell that shows `shown` and sorts by `value`, if that is a number."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool) and shown != NONE
     return Cell(shown, value if is_number else None, beside)
 
 
 def sentences(lines: Iterable[str], look: str = "") -> list[Block]:
-    """Sentences as a block; none without any."""
+    """Return sentences as a block; an empty list without any."""
     said = tuple(Line(line) for line in lines if line)
     return [Words(said, look)] if said else []
 
 
 def figures(charts: Sequence[Chart]) -> list[Block]:
-    """The charts as one block; no block without charts."""
+    """Return the charts as one block; an empty list without charts."""
     return [Figures(tuple(charts))] if charts else []
 
 
 def grid(
     caption: str, rows: Sequence[TableRow], columns: Sequence[Column], *, cards: bool = True, hidden: bool = False
 ) -> Table:
-    """A table of columns; where a column has a number behind its text, the page carries it too."""
+    """Return a table of columns; if a column has a number behind its text, the page holds it too."""
     columns = without_gaps(columns, rows)
     cells = [[cell(c.cell(row), c.raw(row) if i else None) for i, c in enumerate(columns)] for row in rows]
     return Table(caption, [c.title for c in columns], cells, cards, hidden)
@@ -171,7 +173,7 @@ LAYERS_CAPTION = "Kappa of what enters the output projection"
 
 
 def show_results(section: Section) -> list[Block]:
-    """The table of results with its charts; for GLUE the nine tasks only."""
+    """Return the table of results with its charts; for GLUE only the table of tasks."""
     if section.kind == "glue":
         return [grid("Results", section.rows, pick_columns(section), hidden=True)]
     columns = pick(define_columns(section), MODELS if section.kind == "models" else RESULTS)
@@ -179,7 +181,7 @@ def show_results(section: Section) -> list[Block]:
 
 
 def show_conditioning(section: Section) -> list[Block]:
-    """Kappa layer by layer: charts, and behind a fold the tables with rank and every other measure."""
+    """Return kappa layer by layer: charts, and folded tables with rank and all other measures."""
     rows, columns = list_layers(section), define_layer_columns(section)
     if not rows:
         return []
@@ -192,7 +194,7 @@ def show_conditioning(section: Section) -> list[Block]:
 
 
 def show_changes(section: Section) -> list[Block]:
-    """Held-out samples that the models answer differently, and which classes they mistake for which."""
+    """Return held-out samples that the models answer differently, and confusion matrices."""
     document = next((found for run in section.runs if (found := run.changes)), {})
     says = {
         "classes": "Answers differ on {differ} of {samples} held-out samples; of these, with what is true:",
@@ -223,13 +225,13 @@ def show_changes(section: Section) -> list[Block]:
 
 
 def objects_in(document: Json, key: str) -> list[tuple[str, Json]]:
-    """The entries of an object inside a document; none where there is no object."""
+    """Return the entries of an object inside a document; none if there is no object."""
     found = value_at(document, key)
     return list(found.items()) if isinstance(found, dict) else []
 
 
 def show_cost(section: Section) -> list[Block]:
-    """Memory and speed of answering, and as the trainings saw them."""
+    """Return memory and speed of inference, and as measured during the trainings."""
     rows = [row for row in section.rows if row.memory or row.step_ms or row.latency]
     if not rows:
         return []
@@ -237,13 +239,13 @@ def show_cost(section: Section) -> list[Block]:
 
 
 def show_benches(section: Section) -> list[Block]:
-    """One table for every row whose folder holds `bench.json`, of its first seed that has one."""
+    """Return a table for every row whose folder holds `bench.json`, of its first seed that has one."""
     found = [(row.name, next((run.bench for run in row.runs if run.bench), None)) for row in section.rows]
     return [block for name, bench in found if bench for block in show_bench(name, bench)]
 
 
 def show_bench(name: str, bench: Bench) -> list[Block]:
-    """Step, latency, throughput and peak memory of a model's shapes and attention backends, and what was remarked."""
+    """Return step, latency, throughput and peak memory of a model's shapes and attention backends, with the remarks."""
     heads = ["", "backend", "step, ms", "forward of one sample, ms", "forward of a batch, ms"]
     heads += [f"training, {bench.unit}/s", f"forward, {bench.unit}/s", "peak", "step against the first"]
     load = bench.load
@@ -253,12 +255,12 @@ def show_bench(name: str, bench: Bench) -> list[Block]:
     says += f"; medians of {f'{load.rounds:,} ' if load.rounds else ''}interleaved rounds, new weights"
 
     def cells(row: BenchRow) -> list[Cell]:
-        """Times in ms, samples per second, memory, and the verdict on the first row."""
+        """Return times in ms, samples per second, memory, and the comparison with the first row."""
         times = [row.time(key) for key in ("step", "forward_1", "forward")]
         figures = [None if time is None else 1000 * time for time in times]
         figures += [row.training_per_second, row.forward_per_second]
         against = row.step_against_first
-        # There is no sameness: rounds disagree.
+        # Equality cannot be shown, since rounds vary.
         verdict = {"same": "not told apart"}.get(against.verdict, against.verdict) if row is not bench.rows[0] else ""
         return [
             cell(row.name),
@@ -277,7 +279,7 @@ def show_bench(name: str, bench: Bench) -> list[Block]:
 
 
 def show_cuts(section: Section) -> list[Block]:
-    """One block for every row whose shape is not that of its source; the shapes of an experiment in one table."""
+    """Return a block for every row whose shape differs from its source's; an experiment's shapes are in one table."""
     together = section.kind == "experiment"
     cuts = [
         Group(row.name, tuple(show_cut(row, row.cut, together)))
@@ -292,7 +294,7 @@ def show_cuts(section: Section) -> list[Block]:
 
 
 def show_cut(row: Row, cut: CutSummary, together: bool) -> list[Block]:
-    """What was done to the source and why, from its surgery's record."""
+    """Return what was done to the source and why, from its surgery record."""
     decided, plan = cut.record.decided, cut.plan
     digests = [f"{name} {digest[:16]}…" for name, digest in words(cut.record.source.sha256).items()]
     weights = f" (SHA-256 of its weights: {', '.join(digests)})" if digests else ""
@@ -333,6 +335,6 @@ def show_cut(row: Row, cut: CutSummary, together: bool) -> list[Block]:
 
 
 def shorten(path: str) -> str:
-    """The last three parts of a path: who gets the page need not know this machine's folders."""
+    """Return the last three parts of a path: the reader of the page need not see this machine's folders."""
     parts = path.replace("\\", "/").split("/")
     return path if len(parts) <= 3 else "…/" + "/".join(parts[-3:])

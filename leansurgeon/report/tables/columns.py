@@ -1,4 +1,4 @@
-"""The columns of the tables, each defined once: its head, what it takes from a row, and how that is written."""
+"""The columns of the tables, each defined once: its head, the value it takes from a row, and its format."""
 
 from __future__ import annotations
 
@@ -16,23 +16,24 @@ from leansurgeon.report.runs import PARTS, SHAPE, Seconds
 NARROW = ("name", "layers_heads", "metric", "macro_f1", "test", "parameters", "change", "memory", "step_ms")
 NARROW += ("kappa_median", "kappa_worst")
 MODELS = ("name", *SHAPE, *NARROW[5:])
-# Where it is known what answering costs, in place of what training costs.
+# With inference costs, instead of training costs.
 ANSWERING = (*NARROW[:7], "size", "inference_memory", "latency", "kappa_median")
-RANKS = ("rank", "kappa_centred", "deficient")  # what must stand beside kappa where there is room
+RANKS = ("rank", "kappa_centred", "deficient")  # shown beside kappa if there is room
 LAYERS = ("name", "layer", "kappa_mean", "kappa_median", "kappa_worst", "kappa_centred", "rank", "stable_rank")
 LAYERS += ("effective_rank", "aspect")
-# What a change of basis of the heads moves, then what it does not; behind the three columns of `INVARIANTS`' table.
+# First what a change of basis of the heads alters, then what it does not; in `INVARIANTS`, after its first three
+# columns.
 WEIGHTS = (*(f"kappa_w_{key}" for key in MATRICES), "kappa_output", "kappa_jacobian", "kappa_vo", "kappa_qk")
 INVARIANTS = ("name", "layer", "kappa_input", *WEIGHTS)
 
 
 class LayerRow(NamedTuple):
-    """One layer of a row of which kappa is known."""
+    """One layer of a row with known kappa."""
 
     row: Row | None
     layer: LayerKappa
-    name: str = ""  # of a layer that stands alone: `3`, `cross 3`
-    interval: Sequence[float | None] = ()  # in which the median lies
+    name: str = ""  # of a layer without a row: `3`, `cross 3`
+    interval: Sequence[float | None] = ()  # confidence interval of the median
 
 
 TableRow: TypeAlias = Row | LayerRow
@@ -40,7 +41,7 @@ Figure: TypeAlias = Spread | Bound | str | float | None
 
 
 def show(value: Figure) -> str:
-    """`42.5`, or `≥3.1e7` where only a bound is known; everything else as it is."""
+    """Return `42.5`, or `≥3.1e7` for a lower bound; everything else as it is."""
     if not isinstance(value, Bound):
         return NONE if value is None else str(value)
     shown = f"{value.value:.0f}" if 9.995 <= value.value < 999.5 else humans.plain(value.value)
@@ -48,7 +49,7 @@ def show(value: Figure) -> str:
 
 
 def plain(value: Figure) -> Any:
-    """What CSV and programs get: the mean of a spread, an exact figure (a lower bound gives None)."""
+    """Return the value for CSV and programs: the mean of a spread, an exact value (None for a lower bound)."""
     if isinstance(value, Spread):
         return value.mean
     return (value.value if value.exact else None) if isinstance(value, Bound) else value
@@ -56,8 +57,8 @@ def plain(value: Figure) -> Any:
 
 @dataclass(frozen=True)
 class Column:
-    """`head` breaks at a newline where a table may; `take` says what the column takes from a row: a path such as
-    `kappa.median`, or a function. `show` is the text of it for people, `plain` what programs get.
+    """A column. `head` breaks at newlines in some tables. `take` is the value's path, such as `kappa.median`, or a
+    function of the row. `show` formats it for people, `plain` for programs.
     """
 
     key: str
@@ -68,25 +69,25 @@ class Column:
     left: bool = False
 
     def value(self, row: TableRow) -> Any:
-        """What the row has; None where any step of the path is missing."""
+        """Return the row's value; None if any step of the path is missing."""
         return self.take(row) if callable(self.take) else follow(row, self.take)
 
     def cell(self, row: TableRow) -> str:
-        """The row's cell as a person reads it."""
+        """Return the row's cell as text."""
         return self.show(self.value(row))
 
     def raw(self, row: TableRow) -> Any:
-        """The row's value for a program."""
+        """Return the row's value for a program."""
         return self.plain(self.value(row))
 
     @property
     def title(self) -> str:
-        """The head in one line."""
+        """The head on one line."""
         return self.head.replace("Jaco-\n", "Jaco").replace("-\n", "-").replace("/\n", "/").replace("\n", " ")
 
 
 def show_spread(value: Spread | None, decimals: int, percent: bool) -> str:
-    """`98.4 ± 0.4 %`, `23.41 ± 0.12`, `98.4 %` for one seed."""
+    """Return `98.4 ± 0.4 %`, `23.41 ± 0.12`, `98.4 %` for one seed."""
     if value is None:
         return NONE
     scale, unit = (100.0, " %") if percent else (1.0, "")
@@ -95,34 +96,36 @@ def show_spread(value: Spread | None, decimals: int, percent: bool) -> str:
 
 
 def median(value: Seconds | None) -> float | None:
-    """The time itself."""
+    """Return the median time."""
     return value and value.median
 
 
 def show_seconds(value: Seconds | None) -> str:
-    """`4.1 ms`, `1.3 s`."""
+    """Return `4.1 ms`, `1.3 s`."""
     if value is None:
         return NONE
     return f"{humans.plain(value.median)} s" if value.median >= 1 else f"{humans.plain(1000 * value.median)} ms"
 
 
 def show_rank(part: LayerKappa | None) -> str:
-    """A numerical rank out of the possible one, as `31/64`."""
+    """Return a numerical rank out of the possible one, as `31/64`."""
     return NONE if part is None or part.rank is None else f"{part.rank:.0f}/{part.k:.0f}"
 
 
 def of_mean(show: Callable[[float | None], str]) -> Callable[[Spread | None], str]:
-    """Writes a spread by its mean alone."""
+    """Return a function that formats a spread by its mean."""
     return lambda value: show(plain(value))
 
 
 def by_key(columns: Iterable[Column]) -> dict[str, Column]:
-    """Columns by their keys."""
+    """Return columns by key."""
     return {column.key: column for column in columns}
 
 
 def define_columns(section: Section, *, short: bool = False) -> dict[str, Column]:
-    """Every column that a section may show, in the order of the wide table; `short` gives parameters in millions."""
+    """Return every column that a section may show, in the order of the wide table; `short` gives parameters in
+    millions.
+    """
     task, shown = section.task, None
     if task:
         largest = max((row.metric.mean for row in section.rows if row.metric), default=1.0)
@@ -133,19 +136,19 @@ def define_columns(section: Section, *, short: bool = False) -> dict[str, Column
     heads = {"macro_f1": "macro\nF1", "best": "best", "before": "before\ntraining", "test": "test"}
     heads |= {"test_last": "test\n(last)"}
     kinds = {row.on_gpu for row in section.rows if row.memory}
-    # What was measured; where a table mixes both kinds, every cell says its own.
+    # Names what was measured; if a table mixes both kinds, each cell says which.
     memory_head = "peak\nmemory" if len(kinds) > 1 else "GPU\npeak" if kinds == {True} else "peak RSS\n(CPU)"
 
     def show_throughput(value: float | None) -> str:
-        """Whole samples or tokens from a hundred a second on."""
+        """Return a rate as text, without decimals from a hundred per second on."""
         return humans.count(value) if (value or 0) >= 100 else humans.plain(value)
 
     def show_change(row: Row) -> str:
-        """Against the original or the source; nothing for the original itself."""
+        """Return the change against the original or the source; a dash for the original itself."""
         return NONE if row.role == "original" else humans.change(row.parameters, row.reference_parameters)
 
     def show_memory(row: Row) -> str:
-        """Peak memory, with the device where rows of both kinds stand together."""
+        """Return peak memory, with the device if the table mixes both kinds."""
         text = humans.memory(plain(row.memory))
         return f"{text} {'GPU' if row.on_gpu else 'CPU'}" if row.memory and len(kinds) > 1 else text
 
@@ -187,14 +190,14 @@ SHAPE_HEADS = ("layers", "heads", "head\ndim", "MLP")
 
 
 def define_glue_columns() -> list[Column]:
-    """The eight tasks of GLUE and their mean, or how many of them are there."""
+    """Return the columns of GLUE's eight tasks and their mean."""
 
     def show_score(score: Spread | None) -> str:
-        """A score in per cent, without its spread, which would not fit beside nine numbers."""
+        """Return a score in per cent, without its spread, which would not fit beside nine numbers."""
         return NONE if score is None else f"{100 * score.mean:.1f}"
 
     def show_mean(row: Row) -> str:
-        """The mean of all eight, or how many of them there are so far."""
+        """Return the mean of all eight, or how many there are so far."""
         mean = row.mean_of_scores
         return f"{len(row.scores or {})} of {len(GLUE)}" if mean is None else f"{100 * mean:.1f}"
 
@@ -204,7 +207,7 @@ def define_glue_columns() -> list[Column]:
 
 
 def define_layer_columns(section: Section | None = None) -> dict[str, Column]:
-    """Every column of a table of layers."""
+    """Return every column of a table of layers."""
     kappas = {"mean": "kappa\nmean", "median": "kappa\nmedian", "worst": "kappa\nworst", "centred": "kappa\ncentred"}
     kappas |= {"output": "A W_o", "jacobian": "Jaco-\nbian"}
     figures = {"stable_rank": "stable\nrank", "effective_rank": "eff.\nrank", "aspect": "h*d/N"}
@@ -226,17 +229,17 @@ def define_layer_columns(section: Section | None = None) -> dict[str, Column]:
 
 
 def list_layers(section: Section) -> list[LayerRow]:
-    """Every layer of every row that has condition numbers."""
+    """Return every layer of every row that has condition numbers."""
     return [LayerRow(row, layer) for row in section.rows if row.kappa for layer in row.kappa.layers]
 
 
 def pick(columns: Mapping[str, Column], keys: Iterable[str]) -> list[Column]:
-    """Those of the columns with these keys that there are, in the order asked for."""
+    """Return the existing columns with these keys, in the order of the keys."""
     return [columns[key] for key in keys if key in columns]
 
 
 def pick_columns(section: Section, *, wide: bool = False, short: bool = False) -> list[Column]:
-    """The columns of a section: those of the default table, or all of them."""
+    """Return the columns of a section: those of the default table, or all of them."""
     if section.kind == "glue":
         return define_glue_columns()
     columns = define_columns(section, short=short)
@@ -245,7 +248,7 @@ def pick_columns(section: Section, *, wide: bool = False, short: bool = False) -
 
 
 def lay_out(section: Section, wide: bool, kappa: bool) -> tuple[Sequence[TableRow], list[Column]]:
-    """The rows of a table (layers with `kappa`) and those of its columns that say something."""
+    """Return the rows of a table (layers with `kappa`) and its non-empty columns."""
     if kappa:
         rows = list_layers(section)
         return rows, without_gaps(pick(define_layer_columns(section), LAYERS + WEIGHTS * wide), rows)
@@ -253,10 +256,10 @@ def lay_out(section: Section, wide: bool, kappa: bool) -> tuple[Sequence[TableRo
 
 
 def rename(columns: Sequence[Column], heads: Mapping[str, str]) -> list[Column]:
-    """The columns with other heads, by key."""
+    """Return the columns with other heads, by key."""
     return [replace(column, head=heads.get(column.key, column.head)) for column in columns]
 
 
 def without_gaps(columns: Iterable[Column], rows: Sequence[TableRow]) -> list[Column]:
-    """The columns that say something in at least one row; the name always stays."""
+    """Return the columns with a value in at least one row; the name always stays."""
     return [c for c in columns if c.key == "name" or any(c.cell(row) != NONE for row in rows)]

@@ -1,4 +1,4 @@
-"""Costs as a person reads them: before and after, what each step saves, whether it fits. 80 columns."""
+"""Format costs in 80 columns: before and after, what each step saves, whether it fits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TITLES = dict(zip(STEPS, ("bf16 and fused attention", "depth", "heads", "MLP"), 
 
 
 def costs_table(costs: Costs) -> str:
-    """Shape, parameters, FLOPs and memory before and after, with the changes in per cent."""
+    """Return shape, parameters, FLOPs and memory before and after, with the changes in per cent."""
     a, b = costs.before, costs.after
     rows = [*shapes(a.shape, b.shape, SHAPE), *parameters(a.parameters.as_dict(), b.parameters.as_dict())]
     if a.operations and b.operations:
@@ -48,17 +48,17 @@ def costs_table(costs: Costs) -> str:
 
 
 def sizes(label: str, a: int, b: int) -> list[str]:
-    """A line of two sizes in bytes and their change."""
+    """Return a row of two sizes in bytes and their change."""
     return [label, gib(a), gib(b), change(a, b)]
 
 
 def gib(value: int) -> str:
-    """Bytes in GiB with two decimals, in whole MiB below one GiB."""
+    """Return bytes in GiB with two decimals, or in whole MiB below one GiB."""
     return f"{value / 2**30:.2f} GiB" if value >= 2**30 else f"{value / 2**20:.0f} MiB"
 
 
 def credit(costs: Costs) -> str:
-    """Where the saving comes from: in memory with what needs no surgery first, else in parameters."""
+    """Return where the saving comes from: in memory, first what needs no surgery; else in parameters."""
     memory, memory_after = costs.saved["memory"], costs.after.memory
     if memory and costs.start and memory_after:
         setting = memory_after.setting

@@ -1,5 +1,5 @@
-"""A cut as a person reads it, in 80 columns: what changed and what that costs on samples that had no part in it, the
-plan, what sample data has decided, and what a next step cannot divide or hold.
+"""Format a cut in 80 columns: what changed and what that costs on held-out samples, the plan, what sample data decided,
+and what later steps cannot divide or hold.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from leansurgeon.words import ranges, wrap
 
 
 def plan_table(plan: Plan) -> str:
-    """Shape and parameters before and after the surgery, as a text table."""
+    """Return shape and parameters before and after the surgery, as a text table."""
     before, after = plan.before, plan.after
     apart = before.column("kv_heads") != before.column("heads")
     old, new = plan.parameters_before, plan.parameters_after
@@ -51,13 +51,13 @@ def plan_table(plan: Plan) -> str:
 
 
 def giga(value: int) -> str:
-    """Billions: `35.1`, `0.0105`."""
+    """Return billions: `35.1`, `0.0105`."""
     return f"{value / 1e9:,.1f}" if value >= 1e10 else f"{value / 1e9:.3g}"
 
 
 def decided_table(decided: Decisions) -> str:
-    """The sets of layers that were tried with their scores (`*` before the one that was taken), what became of every
-    layer that is no plain copy, and how many passes that took; empty where nothing was left to decide.
+    """Return the layer sets that were tried with their scores (`*` marks the one taken), what became of every layer
+    that is not a plain copy, and the number of passes; empty if there was nothing to decide.
     """
     heads, rows, note = list_candidates(decided, 15)
     parts = [[*draw_table(rows, heads), *wrap(note)]] if rows else []
@@ -73,7 +73,7 @@ def decided_table(decided: Decisions) -> str:
     if rows:
         note = "'for': the layers of the source that it stands for; 'error': that of its output on guard samples."
         parts.append([*draw_table(rows, ["layer", "for", "made", "refitted", "error"]), *wrap(note)])
-    if decided.kept_heads and not any(layer.heads for layer in decided.decisions):  # because of their weights alone
+    if decided.kept_heads and not any(layer.heads for layer in decided.decisions):  # chosen by their weights alone
         rows = [[layer, short(ranges(heads), 60)] for layer, heads in decided.kept_heads.items()]
         parts.append(draw_table(rows, ["source layer", "heads kept"]))
     if decided.passes is not None:
@@ -86,8 +86,8 @@ def decided_table(decided: Decisions) -> str:
 
 
 def list_candidates(decided: Decisions, width: int = 60) -> tuple[list[str], list[list[str]], str]:
-    """Heads and rows of the sets of layers that competed, each after its own refit, and what their scores are; no rows
-    where there was one. A list of layers is cut at `width`.
+    """Return head and rows of a table of the layer sets that competed, each after its own refit, and a note on their
+    scores. No rows if there was only one. Lists of layers are cut at `width`.
     """
     candidates, healing = decided.candidates, decided.healing
     if len(candidates) < 2:
@@ -115,14 +115,14 @@ def list_candidates(decided: Decisions, width: int = 60) -> tuple[list[str], lis
 
 
 def closing(folder: Path, proof: Proof) -> str:
-    """Where a result is, and what its reload has shown."""
+    """Return where a result is, and what its reload showed."""
     lines = wrap(f"Written to {folder}; reloaded in a fresh process with {proof.loaded_with}:")
     lines += wrap(f"{proof.parameters:,} parameters, {proof.tensors}, output {list(proof.output)} is finite.")
     return "\n".join(["", *lines])
 
 
 ROUNDING = 1e-4  # relative error of outputs that differ by rounding only
-SEEN = 0.005  # share of a perplexity below which no cost is spoken of
+SEEN = 0.005  # relative increase of perplexity below which no cost is reported
 EXACTNESS = {
     "exact": "the same outputs",
     "near": "nearly the same outputs, and what is lost is measured",
@@ -140,7 +140,9 @@ CRITERIA = {
 
 
 def state_verdict(before: Shape, after: Shape, compared: Comparison | None, language: bool, saved: float) -> str | None:
-    """One sentence; None where nothing was changed or compared. `saved` is the share of the parameters that went."""
+    """Return the verdict in one sentence; None if nothing changed or was compared. `saved` is the share of parameters
+    removed.
+    """
     changes = list_changes(before, after)
     if not changes or compared is None or not compared.done:
         return None
@@ -159,7 +161,7 @@ def state_verdict(before: Shape, after: Shape, compared: Comparison | None, lang
 
 
 def list_changes(before: Shape, after: Shape) -> list[str]:
-    """What is different, as subjects of a sentence."""
+    """Return the differences, as subjects of a sentence."""
     differences = []
     if gone := before.depth - after.depth:
         differences.append(f"{plural(gone, 'layer')} fewer")
@@ -171,7 +173,7 @@ def list_changes(before: Shape, after: Shape) -> list[str]:
 
 
 def state_cost(compared: Comparison, language: bool, one: bool) -> str:
-    """What it costs, as the rest of that sentence; `one`: in the singular."""
+    """Return the cost, as the rest of that sentence; `one`: in the singular."""
     costs, change, keep = (word + "s" * one for word in ("cost", "change", "keep"))
     others = {"noise": "with noise as input", report_numbers.SEEN: f"on {report_numbers.SEEN}"}
     on = others.get(compared.data, "on held-out samples")
@@ -201,14 +203,14 @@ def state_cost(compared: Comparison, language: bool, one: bool) -> str:
 
 
 def explain(names: Iterable[str], meanings: Mapping[str, str]) -> str:
-    """What the names that occur mean, each by its first word: `angular, second`, `block 3-8`."""
+    """Explain the names that occur, by the first word of each: `angular, second`, `block 3-8`."""
     there = [name.split()[0].rstrip(",") if name else "" for name in names]
     return "; ".join(f"{word}: {says}" for word, says in meanings.items() if word in there)
 
 
 def list_next_steps(before: Shape, after: Shape, refused: UnfitFormats | None = None) -> list[str]:
-    """Lines of 80 columns: first what is new with the surgery, then what was so before; and formats that cannot hold
-    the result, with the choice that they could.
+    """Return what later steps cannot divide, first what is new with this surgery, and formats that cannot hold the
+    result, with a choice that they could. Lines of 80 columns.
     """
     old, now = indivisible(before), indivisible(after)
     new, same = [n for n in now if n not in old], [n for n in now if n in old]
@@ -225,7 +227,7 @@ def list_next_steps(before: Shape, after: Shape, refused: UnfitFormats | None = 
 
 
 def spell_numbers(numbers: Sequence[Indivisible]) -> str:
-    """`MLP 344 by quantiser groups of 32, 64, 128 and 256; 9 heads by 2, 4 and 8 GPUs`."""
+    """Return `MLP 344 by quantiser groups of 32, 64, 128 and 256; 9 heads by 2, 4 and 8 GPUs`."""
     said = []
     for number in numbers:
         groups, gpus, kernels = ("/".join(map(str, by)) for by in (number.groups, number.gpus, number.kernels))
@@ -239,31 +241,31 @@ def spell_numbers(numbers: Sequence[Indivisible]) -> str:
 
 
 def draw_table(rows: Sequence[Sequence[object]], heads: Sequence[str], align: Sequence[str] | None = None) -> list[str]:
-    """A table as lines; cells stand as they are written, at the left or as `align` says of each column."""
+    """Return a table as lines; cells stay as written, aligned left or as `align` says for each column."""
     return tabulate(rows, headers=heads, colalign=align, disable_numparse=True).splitlines()
 
 
 def side_by_side(rows: Sequence[Sequence[str]], heads: Sequence[str]) -> list[str]:
-    """A table of names, two columns of figures, and what is said of both."""
+    """Return a table of names, two columns of values, and their comparison."""
     return draw_table(rows, heads, ("left", "right", "right", "right"))
 
 
 def shapes(before: Shape, after: Shape, keys: Iterable[str] = NUMBERS) -> list[list[str]]:
-    """A row for each of these numbers of a shape."""
+    """Return a row for each of these numbers of a shape."""
     return [[NUMBERS[key], before.column(key), after.column(key), ""] for key in keys]
 
 
 def parameters(before: Mapping[str, int], after: Mapping[str, int]) -> list[list[str]]:
-    """A row for every part that both say, with its change."""
+    """Return a row for every part that both have, with its change."""
     known = {key: label for key, label in PARTS.items() if key in before and key in after}
     return [numbers(f"parameters, {label}", before[key], after[key]) for key, label in known.items()]
 
 
 def numbers(label: str, a: int, b: int) -> list[str]:
-    """A row of two counts and their change."""
+    """Return a row of two counts and their change."""
     return [label, f"{a:,}", f"{b:,}", change(a, b)]
 
 
 def change(before: int, after: int) -> str:
-    """The relative change in per cent; empty where there is none, `new` where nothing was before."""
+    """Return the relative change in per cent; empty if there is none, `new` if `before` is 0."""
     return "" if before == after else f"{100 * (after / before - 1):+.1f} %" if before else "new"

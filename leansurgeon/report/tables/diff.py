@@ -1,4 +1,4 @@
-"""Two models side by side as a person reads it, at most 80 columns."""
+"""Format the comparison of two models in at most 80 columns."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from leansurgeon.report.tables.cut import draw_table, parameters, shapes, side_b
 from leansurgeon.words import ranges, wrap
 
 COLUMNS = {"q k v": ("q", "k", "v", "qk", "qkv", "vkq"), "o": ("o",), "up gate": ("up", "gate"), "down": ("down",)}
-ROOM = 24  # columns of the terminal for a value of the config
+ROOM = 24  # terminal columns for a config value
 LEGEND = (
     "Numbers are |B - A| / |A|; 'same' is every bit; 'shape': the sizes differ; 'rest' are norms, positions and "
     "scales of a layer."
@@ -19,7 +19,7 @@ LEGEND = (
 
 
 def describe(diff: Diff) -> list[str]:
-    """The comparison as a person reads it, at most 80 columns."""
+    """Return the comparison as lines of at most 80 columns."""
     lines = [
         line
         for letter, source in (("A", diff.a), ("B", diff.b))
@@ -39,12 +39,12 @@ def describe(diff: Diff) -> list[str]:
 
 
 def text(value: Json | Absent) -> str:
-    """A config's value as JSON, a dash where the key is absent."""
+    """Return a config value as JSON, a dash if the key is absent."""
     return "-" if value is ABSENT else json.dumps(value)
 
 
 def blocks(diff: Diff) -> list[str]:
-    """One line for each run of layers that fare alike."""
+    """Return one line for each run of layers with the same changes."""
     rows: list[tuple[list[tuple[int, int]], dict[str, list[Compared]]]] = []
     for pair in diff.layers:
         here = [t for t in diff.tensors if (t.layer_a, t.layer_b) in (pair, (pair[0], None), (None, pair[1]))]
@@ -70,17 +70,17 @@ def blocks(diff: Diff) -> list[str]:
 
 
 def column(role: str) -> str:
-    """The column in which the change of a tensor of this role is shown."""
+    """Return the column that shows tensors of this role."""
     return next((name for name, roles in COLUMNS.items() if role in roles), "rest")
 
 
 def kinds(tensors: list[Compared]) -> frozenset[str]:
-    """The states (equal, changed, only in one...) that occur among the tensors."""
+    """Return the states (equal, changed, only in one...) that occur among the tensors."""
     return frozenset(t.state for t in tensors)
 
 
 def cell(tensors: list[Compared]) -> str:
-    """What became of some tensors, the strongest first: only in one model, another shape, changed, same."""
+    """Return what changed in some tensors, the strongest first: only in one model, another shape, changed, same."""
     states = kinds(tensors)
     for state, word in (("only in A", "only A"), ("only in B", "only B"), ("other shape", "shape")):
         if state in states:
@@ -89,13 +89,13 @@ def cell(tensors: list[Compared]) -> str:
         changes = [t.change for t in tensors if t.state == "changed"]
         if None in changes:
             return "not finite"
-        low, high = (f"{end(changes):.2g}" for end in (min, max))  # relative, as one number where they print alike
+        low, high = (f"{end(changes):.2g}" for end in (min, max))  # relative changes, one number if both print alike
         return high if low == high else f"{low}-{high}"
     return "same" if tensors else ""
 
 
 def outside(diff: Diff) -> list[str]:
-    """Tensors outside the blocks, those that are the same as a number only."""
+    """Return the tensors outside the blocks; those that are the same are only counted."""
     here = [t for t in diff.tensors if t.layer_a is None and t.layer_b is None]
     rows = [[short(t.name, 50), cell([t])] for t in here if t.state != "same"]
     same = len(here) - len(rows)

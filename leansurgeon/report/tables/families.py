@@ -14,7 +14,7 @@ NUMBERS = ("depth", "heads", "mlp_dim")
 
 
 def counts(rows: Sequence[FamilyCheck]) -> Mapping[str, int]:
-    """How many types can be tried, and how many of them allow what."""
+    """Return how many types can be tried, and how many allow each change."""
     built = [row for row in rows if row.built]
     return {
         "types": len(rows),
@@ -28,19 +28,19 @@ def counts(rows: Sequence[FamilyCheck]) -> Mapping[str, int]:
 
 
 def document(rows: Sequence[FamilyCheck]) -> JsonObject:
-    """The families as the JSON document that `--json` prints."""
+    """Return the JSON document that `--json` prints."""
     known = [asdict(row) for row in rows]
     shown = [{key: value for key, value in row.items() if key != "defect"} for row in known]
     return {"versions": versions(), "counts": counts(rows), "rows": shown}
 
 
 def versions() -> Mapping[str, str]:
-    """Versions of leansurgeon and of the libraries the families come from."""
+    """Return the versions of leansurgeon and of the libraries that the families come from."""
     return {name: version(name) for name in ("leansurgeon", "transformers", "timm", "torch")}
 
 
 def describe_counts(rows: Sequence[FamilyCheck]) -> str:
-    """How many types can be cut in what way, in one paragraph."""
+    """Return a paragraph on how many types can be cut in which way."""
     count = counts(rows)
     return (
         f"{count['tried']} of {plural(count['types'], 'type')} could be tried. Layers can be dropped in "
@@ -51,7 +51,7 @@ def describe_counts(rows: Sequence[FamilyCheck]) -> str:
 
 
 def markdown(rows: Sequence[FamilyCheck]) -> str:
-    """The whole page of families, a table row for every type, and one for every model of timm."""
+    """Return the whole page, with a table row for every type, and one for every timm model."""
     said = ", ".join(f"{name} {number}" for name, number in versions().items())
     of_timm = [row for row in rows if row.name.startswith("timm/")]
     types = [row for row in rows if row not in of_timm]
@@ -75,7 +75,7 @@ OF_TIMM = (
 
 
 def part(rows: Sequence[FamilyCheck], said: Sequence[str]) -> list[str]:
-    """Counts, how they came about, the table, and what was not tried."""
+    """Return counts, method, the table, and what was not tried."""
     left = [f"- {row.name}: {plain(row.why)[:160]}" for row in rows if not row.built]
     return [
         *("", describe_counts(rows), "", *said, ""),
@@ -87,7 +87,7 @@ def part(rows: Sequence[FamilyCheck], said: Sequence[str]) -> list[str]:
 
 
 def line(row: FamilyCheck) -> str:
-    """A type's row of the Markdown table."""
+    """Return a type's row of the Markdown table."""
     heads = "by modelling file" if row.can("heads") and row.decoupled else mark(row, "heads")
     difference = f"{row.difference:.0e}" if row.difference is not None else "–"
     reasons = "; ".join(dict.fromkeys(plain(r)[:140] for r in row.refused.values() if r))
@@ -97,10 +97,10 @@ def line(row: FamilyCheck) -> str:
 
 
 def mark(row: FamilyCheck, number: str) -> str:
-    """Whether the number (`depth`, `heads`, `mlp_dim`) can be cut, as yes or no."""
+    """Return whether the number (`depth`, `heads`, `mlp_dim`) can be changed, as yes or no."""
     return "yes" if row.can(number) else "no"
 
 
 def plain(text: str) -> str:
-    """Text on one line, safe in a Markdown cell."""
+    """Return text on one line, safe in a Markdown cell."""
     return " ".join(text.split()).replace("|", "/")

@@ -1,4 +1,4 @@
-"""What `leansurgeon heads` prints: the map of importance, ablations and the pruning curve, in 80 columns.
+"""The output of `leansurgeon heads` in 80 columns: the importance map, ablations and the pruning curve.
 
 All functions read the document of `measure.heads.document` (also from RUN/heads.json) and import no torch.
 """
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from leansurgeon.measure.heads.pruning import AblationResult, Point
     from leansurgeon.reading.jsonfile import JsonObject
 
-SHOWN = 6  # heads of an ablation that are named one by one
-PER_LINE = 50  # heads of the map in a line
+SHOWN = 6  # heads of an ablation that are listed
+PER_LINE = 50  # heads of the map per line
 LABELS = {"importance": "least", "reverse": "most"}
 
 
 def describe(document: HeadsDocument) -> list[str]:
-    """The whole study as a person reads it."""
+    """Return the whole study as text."""
     samples = document["samples"]
     heads = sum(entry["heads"] for entry in document["attentions"])
     lines = [
@@ -43,7 +43,7 @@ def describe(document: HeadsDocument) -> list[str]:
 
 
 def name(entry: JsonObject, document: HeadsDocument) -> str:
-    """A layer as a person says it: `3`, `stage 2, 3`, `cross 3`."""
+    """Return the name of a layer: `3`, `2.3` if there are several stages, `cross 3`."""
     stages = {other["stage"] for other in document["attentions"]}
     layer = str(entry["layer"] + 1)
     if entry["kind"] in ("encoder", "decoder", "cross"):
@@ -53,7 +53,7 @@ def name(entry: JsonObject, document: HeadsDocument) -> str:
 
 
 def importance_map(document: HeadsDocument) -> list[str]:
-    """One digit a head: the tenth of all heads into which its importance falls."""
+    """Return the importance map, one digit per head: the decile of its importance among all heads."""
     entries = document["attentions"]
     flat = sorted(value for entry in entries for value in entry["importance"])
     total = sum(flat) or 1.0
@@ -77,7 +77,7 @@ def importance_map(document: HeadsDocument) -> list[str]:
 
 
 def ablation(document: HeadsDocument) -> list[str]:
-    """Which single heads matter."""
+    """Return which single heads matter."""
     tested = document["ablation"]
     heads = [
         (entry, number, off) for entry in document["attentions"] for number, off in enumerate(entry["off"], start=1)
@@ -87,9 +87,9 @@ def ablation(document: HeadsDocument) -> list[str]:
     percent = "accuracy_change" in heads[0][2]
 
     def row(entry: JsonObject, number: int, off: AblationResult) -> list[str | int]:
-        """What became of the scores, with the numbers of the layer and of the head."""
+        """Return a row for one head: layer, head and its change in scores."""
         loss, p = f"{off['change']:+.4f}", off["p_holm"]
-        error = "-" if off["standard_error"] is None else f"{off['standard_error']:.4f}"  # one batch was all
+        error = "-" if off["standard_error"] is None else f"{off['standard_error']:.4f}"  # there was only one batch
         chance = "-" if p is None else "< 0.001" if p < 0.001 else f"{p:.3f}"
         accuracy = [f"{100 * off['accuracy_change']:+.1f}"] if percent else []
         return [name(entry, document), number, loss, error, chance, *accuracy]
@@ -115,7 +115,7 @@ def ablation(document: HeadsDocument) -> list[str]:
 
 
 def curve(document: HeadsDocument) -> list[str]:
-    """Score by the share of heads that is off."""
+    """Return the score against the share of heads switched off."""
     curves = document["curve"]
     orders = {LABELS[key]: curves["orders"][key] for key in LABELS if key in curves["orders"]}
     allowed = "a hundredth less of it" if {"accuracy", "scores"} & set(document["whole"]) else "a hundredth more of it"
@@ -138,7 +138,7 @@ def curve(document: HeadsDocument) -> list[str]:
 
 
 def tabulate_curves(curves: Mapping[str, Sequence[Point]], document: HeadsDocument) -> list[str]:
-    """Curves side by side, a line for every share of heads that is off."""
+    """Return curves side by side, a line for every share of heads switched off."""
     rows = [
         [f"{100 * points[0]['fraction']:.0f} %", *(value(point, document) for point in points)]
         for points in zip(*curves.values(), strict=True)
@@ -147,12 +147,12 @@ def tabulate_curves(curves: Mapping[str, Sequence[Point]], document: HeadsDocume
 
 
 def has_labels(document: HeadsDocument) -> bool:
-    """Whether labels judged the heads, and not the likeness to the whole model's output."""
+    """Return whether labels scored the heads, and not the similarity to the whole model's output."""
     return not document["judged_by"].startswith("1 - cosine")
 
 
 def unit(document: HeadsDocument) -> str:
-    """What the numbers of the document are: accuracy, another score, perplexity, loss or 1 - cosine."""
+    """Return the name of the document's score: accuracy, another score, perplexity, loss or 1 - cosine."""
     if "accuracy" in document["whole"]:
         return "accuracy, %,"
     if scores := document["whole"].get("scores"):
@@ -161,7 +161,7 @@ def unit(document: HeadsDocument) -> str:
 
 
 def value(point: Point, document: HeadsDocument) -> str:
-    """A point's score in that unit."""
+    """Return a point's score in that unit."""
     if "accuracy" in point:
         return f"{100 * point['accuracy']:.1f}"
     if scores := point.get("scores"):

@@ -1,5 +1,5 @@
-"""The conditioning of one model as a person reads it: raw kappa with its spread and ranks, and beside it what a change
-of basis cannot move. No torch.
+"""Format the conditioning of one model: raw kappa with its spread and ranks, and what is invariant under a change of
+basis. No torch.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ BASIS_HEADS = {"kappa_output": "A W_o", "kappa_jacobian": "Jacobian"}
 
 
 def describe(document: dict[str, Any]) -> list[str]:
-    """The document as a person reads it, in 80 columns."""
+    """Return the document as lines of 80 columns."""
     head = (
         f"{short(document['name'], 60)}: {plural(document['samples'], 'sample')}, {plural(document['tokens'], 'token')}"
     )
@@ -41,15 +41,18 @@ def describe(document: dict[str, Any]) -> list[str]:
 
 
 def tables(measured: dict[str, Any]) -> list[str]:
-    """From a document of this command or from what a run's summary keeps under `kappa`, one row per layer: kappa of the
-    block over samples with its 95 % interval, the worst, centred, and ranks; then what depends on the basis of the
-    heads beside what does not; and how the numbers came about, in as few sentences as honesty allows.
+    """Return the tables of a `leansurgeon kappa` document or of a run summary's `kappa`, one row per layer.
+
+    They show kappa of the block over samples with its 95 % interval, the worst, centred, and ranks; then what depends
+    on the basis of the heads and what does not; and how the numbers were measured, in as few sentences as honesty
+    allows.
     """
     kappa = kappa_of([measured])
     if kappa is None:
         return []
     layers = measured["layers"]
-    kinds = [layer.get("kind", "self") for layer in layers]  # `3`, or `cross 3` where a model has several of attention
+    # `3`, or `cross 3` if a model has several kinds of attention
+    kinds = [layer.get("kind", "self") for layer in layers]
     named = [("" if set(kinds) == {"self"} else f"{k} ") + str(kinds[:i].count(k)) for i, k in enumerate(kinds, 1)]
     intervals = [layer.get("median_interval") or () for layer in layers]
     rows = [LayerRow(None, *row) for row in zip(kappa.layers, named, intervals, strict=True)]
@@ -74,7 +77,7 @@ def tables(measured: dict[str, Any]) -> list[str]:
 
 
 def show_interval(interval: Sequence[float | None]) -> str:
-    """An interval as `low-high`, a dash where it was not measured; None is infinity."""
+    """Return an interval as `low-high`, a dash if it was not measured; None is infinity."""
     ends = (
         "inf" if end is None else show(Bound(end)) if end < 9_999.5 else f"{end:.1e}".replace("e+0", "e")
         for end in interval

@@ -1,11 +1,11 @@
-"""Sections as text: in a terminal (80 columns by default), as Markdown, LaTeX, CSV and JSON."""
+"""Format sections: for a terminal (80 columns by default), as Markdown, LaTeX, CSV and JSON."""
 
 from __future__ import annotations
 
 import json
 import re
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from itertools import groupby
 
@@ -18,7 +18,6 @@ from leansurgeon.report.humans import NONE
 from leansurgeon.report.kappa import as_dict
 from leansurgeon.report.notes import notes, title
 from leansurgeon.report.rows import Section
-from leansurgeon.report.sections import experiment_section
 from leansurgeon.report.tables.columns import (
     INVARIANTS,
     RANKS,
@@ -34,7 +33,6 @@ from leansurgeon.report.tables.columns import (
     without_gaps,
 )
 from leansurgeon.report.verdict import conclude, expectations, verdicts, warnings
-from leansurgeon.training.runs.summary import Summary
 from leansurgeon.words import WIDTH, in_markdown, wrap, write_csv
 
 FORMATS = ("table", "markdown", "csv", "json", "latex")
@@ -52,16 +50,8 @@ ROW = (
 )  # fmt: skip
 
 
-def render_experiment(summaries: Iterable[Summary], format: str = "table") -> str:
-    """The table that ends `leansurgeon run`: arms with mean and spread over seeds, and what may be said about them.
-
-    `summaries` are those of every training of the experiment, in the order of training.
-    """
-    return render(experiment_section(summaries), format)
-
-
 def check_format(format: str) -> None:
-    """Raises `UsageError` for what is none of `FORMATS`."""
+    """Raise `UsageError` for a format that is not in `FORMATS`."""
     if format not in FORMATS:
         raise UsageError(
             f"There is no format '{format}'{did_you_mean(format, FORMATS)}.", f"Formats: {', '.join(FORMATS)}."
@@ -77,7 +67,7 @@ def render(
     problems: Sequence[str] = (),
     unfinished: Sequence[Unfinished] = (),
 ) -> str:
-    """Text of the sections in one of `FORMATS`, and what is `unfinished` behind them; only JSON carries `problems`.
+    """Return the sections in one of `FORMATS`, followed by `unfinished` runs; only JSON includes `problems`.
 
     `wide` shows all columns, `kappa` one row per layer instead. Raises `UsageError` for another format.
     """
@@ -108,8 +98,9 @@ def render(
 def draw_markup(
     section: Section, wide: bool, kappa: bool, style: str, written: Callable[[str], str] = str
 ) -> tuple[str, list[str]]:
-    """The table in a style of `tabulate`, with the rank and the centred value beside kappa, for which a document has
-    room; and what must be said beside it: verdicts, warnings, notes. `written` makes a text harmless.
+    """Return the table in a style of `tabulate`, and the text that belongs to it: verdicts, warnings, notes.
+
+    There is room for the rank and the centred value beside kappa. `written` escapes text for the format.
     """
     rows, columns = lay_out(section, wide, kappa)
     if not (wide or kappa):
@@ -128,13 +119,13 @@ def draw_markup(
 
 
 def render_markdown(section: Section, wide: bool, kappa: bool) -> str:
-    """A section in Markdown: its table, verdicts, warnings and notes; what is written there shows as it is."""
+    """Return a section in Markdown: its table, verdicts, warnings and notes, with all text escaped."""
     body, said = draw_markup(section, wide, kappa, "pipe", in_markdown)
     return f"### {in_markdown(title(section))}\n\n{body}\n\n" + "\n".join(f"- {line}" for line in said)
 
 
 def render_latex(section: Section, wide: bool, kappa: bool) -> str:
-    """A booktabs tabular; needs `\\usepackage{booktabs}`. What must be said beside it stands in comments."""
+    """Return a booktabs tabular; needs `\\usepackage{booktabs}`. Verdicts, warnings and notes are comments."""
     body, said = draw_markup(section, wide, kappa, "latex_booktabs")
     for sign, command in SIGNS.items():
         body = body.replace(sign, command)
@@ -143,7 +134,7 @@ def render_latex(section: Section, wide: bool, kappa: bool) -> str:
 
 
 def render_csv(sections: Sequence[Section], kappa: bool) -> str:
-    """All columns of all sections in one file, numbers as they are, one header."""
+    """Return all columns of all sections as one CSV file with one header, numbers unrounded."""
     lines = []
     for section in sections:
         rows, columns = lay_out(section, True, kappa)
@@ -159,7 +150,7 @@ def render_csv(sections: Sequence[Section], kappa: bool) -> str:
 
 
 def list_unfinished_in_markdown(runs: Sequence[Unfinished]) -> str:
-    """What has not come to its end."""
+    """Return the unfinished runs."""
     calls = [f" `` {one.resume} ``" if one.resume and not one.running else "" for one in runs]
     lines = (f"- {in_markdown(one.sentence)}{call}" for one, call in zip(runs, calls, strict=True))
     return "### Interrupted\n\n" + "\n".join(lines)
@@ -168,7 +159,7 @@ def list_unfinished_in_markdown(runs: Sequence[Unfinished]) -> str:
 def make_document(
     sections: Sequence[Section], problems: Sequence[str] = (), unfinished: Sequence[Unfinished] = ()
 ) -> JsonObject:
-    """Everything that is known, as one JSON-able dict with `schema_version`."""
+    """Return everything known as one JSON-able dict with `schema_version`."""
     return {
         "schema_version": SCHEMA_VERSION,
         "sections": [
@@ -176,7 +167,7 @@ def make_document(
                 "kind": section.kind,
                 "name": section.name,
                 "task": section.task.__dict__ if section.task else None,
-                # What is empty is not known.
+                # An empty string means unknown.
                 "rows": [
                     {key: None if (value := getattr(row, key)) == "" else as_dict(value) for key in ROW}
                     for row in section.rows
@@ -197,43 +188,43 @@ def make_document(
 
 
 def render_terminal(section: Section, wide: bool, kappa: bool) -> str:
-    """The verdict, the table, and how its numbers came about."""
+    """Return the verdict, the table, and how its numbers were measured."""
     body, gone = draw_table(section, wide, kappa)
     found = [*conclude(section), *(f"! {warning}" for warning in warnings(section))]
     more = "" if wide else tabulate_invariants(section) if kappa else tabulate_layers(section)
     left_out = [f"Not in {WIDTH} columns: {' and '.join(gone)}; `leansurgeon report --wide` shows all."] if gone else []
-    said = sorted(notes(section, kappa), key=lambda note: not note.caveat)  # what may decide comes first
+    said = sorted(notes(section, kappa), key=lambda note: not note.caveat)  # caveats first
     below = [*left_out, *(note.says for note in said)]
     blocks = ["\n".join(wrap(title(section))), "" if kappa else hang(found), body, more, hang(below)]
     return "\n\n".join(filter(None, blocks))
 
 
 def draw_table(section: Section, wide: bool = False, kappa: bool = False) -> tuple[str, list[str]]:
-    """The table alone, and the heads of what it had to leave out."""
+    """Return the table alone, and the heads of the columns that did not fit."""
     rows, shown = lay_out(section, wide, kappa)
-    for short in () if wide or kappa else (False, True):  # at need without the shape, and with millions of parameters
+    for short in () if wide or kappa else (False, True):  # if needed, drop the shape, then show parameters in millions
         if measure(draw_grid(rows, shown)) > WIDTH:
             shown = without_gaps([c for c in pick_columns(section, short=short) if c.key != "layers_heads"], rows)
     return (draw_grid(rows, shown), []) if wide else fit(rows, shown, ("step_ms", "memory"))
 
 
 def list_unfinished(runs: Sequence[Unfinished]) -> str:
-    """What has not come to its end, with the line that goes on with it once for all that it is of."""
+    """Return the unfinished runs; the command to resume is shown once for all runs that share it."""
     lines = []
     for resume, several in groupby(runs, key=lambda one: "" if one.running else one.resume):
         lines += [line for one in several for line in wrap(one.sentence)]
-        lines += [f"  {resume}"] if resume else []  # whole, whatever its length: it is meant to be copied
+        lines += [f"  {resume}"] if resume else []  # never wrapped, since it is meant to be copied
     return "\n".join(lines)
 
 
 def hang(lines: Sequence[str]) -> str:
-    """Sentences whose further lines are indented."""
+    """Join sentences, with continuation lines indented."""
     return "\n".join(line for said in lines for line in wrap(said, "  "))
 
 
 def fit(rows: Sequence[TableRow], shown: list[Column], spare: Sequence[str] = ()) -> tuple[str, list[str]]:
-    """The table in 80 columns and the heads of what it had to leave out: at need it breaks names over several lines,
-    then goes without the `spare` columns, one after another.
+    """Return the table in 80 columns and the heads of dropped columns: if needed, wrap names over several lines, then
+    drop the `spare` columns one by one.
     """
     body, gone = draw_grid(rows, shown), []
     longest = max((len(shown[0].cell(row)) for row in rows), default=0)
@@ -247,8 +238,8 @@ def fit(rows: Sequence[TableRow], shown: list[Column], spare: Sequence[str] = ()
 
 
 def draw_grid(rows: Sequence[TableRow], shown: Sequence[Column], name_width: int | None = None) -> str:
-    """Head, rule and rows; names are broken at `name_width`, and lines of one name (layers) share its pieces. The head
-    goes in as rows, since tabulate pads real heads by two more blanks a column.
+    """Return head, rule and rows; names are wrapped at `name_width`, and lines of the same name (layers) share its
+    pieces. The head is part of the rows, since tabulate pads real heads by two more spaces per column.
     """
     heads = [break_head(column.head).split("\n") for column in shown]
     tall = max(map(len, heads))
@@ -267,21 +258,23 @@ def draw_grid(rows: Sequence[TableRow], shown: Sequence[Column], name_width: int
 
 
 def draw_plain(lines: Sequence[Sequence[str]], left: int = 1) -> str:
-    """Cells in columns, two blanks between them; the first `left` columns are flush left."""
+    """Return cells in columns, with two spaces between them; the first `left` columns are aligned left."""
     align = ["left"] * left + ["right"] * (len(lines[0]) - left)
     body = tabulate(lines, tablefmt="plain", disable_numparse=True, colalign=align)
     return "\n".join(line.rstrip() for line in body.splitlines())
 
 
 def tabulate_invariants(section: Section) -> str:
-    """The second table of `--kappa`: what depends on the basis of the heads beside what does not."""
+    """Return the second table of `--kappa`: what depends on the basis of the heads and what does not."""
     rows = list_layers(section)
     shown = without_gaps(pick(define_layer_columns(section), INVARIANTS), rows)
     return fit(rows, shown)[0] if len(shown) > 3 else ""
 
 
 def tabulate_layers(section: Section) -> str:
-    """Kappa of equal layers side by side, where models of different depth would otherwise be compared by an average."""
+    """Return a table of kappa at the same layer numbers, if models of different depth would otherwise be compared by an
+    average.
+    """
     known = [row for row in section.rows if row.kappa and row.kappa.layers]
     depths = {len(row.kappa.layers) for row in known}
     if section.kind == "models" or len(depths) < 2:
@@ -301,7 +294,7 @@ def tabulate_layers(section: Section) -> str:
 
 
 def break_head(head: str) -> str:
-    """A long metric name broken at its middle blank; a one-line head stands on the rule."""
+    """Return a long metric name broken at its middle space; a one-line head stays."""
     if "\n" in head or len(head) <= 12 or " " not in head:
         return head
     middle = min((i for i, c in enumerate(head) if c == " "), key=lambda i: abs(i - len(head) / 2))
@@ -309,5 +302,5 @@ def break_head(head: str) -> str:
 
 
 def measure(body: str) -> int:
-    """The width of a text."""
+    """Return the width of a text."""
     return max(map(len, body.splitlines()), default=0)

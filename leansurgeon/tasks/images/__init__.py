@@ -1,1 +1,1 @@
-"""Tasks on images: known sets, folders and tables of one's own, and pictures without labels."""
+"""Image tasks: known data sets, the user's folders and tables, and images without labels."""

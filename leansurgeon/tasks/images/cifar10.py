@@ -19,7 +19,7 @@ from leansurgeon.tasks.images import files as image_files
 from leansurgeon.tasks.images import places as image_places
 from leansurgeon.tasks.images.small import SmallImages
 
-BATCH = 40_000_000  # bytes of a batch; the published ones have 31 million
+BATCH = 40_000_000  # bytes; the published batches have 31 million
 HUB = "hub:uoft-cs/cifar10"
 BATCHES = {"train": [f"data_batch_{i}" for i in range(1, 6)], "eval": ["test_batch"]}
 ARCHIVES = ("cifar-10-python.tar.gz", "cifar-10-binary.tar.gz", "cifar-10-python.tar", "cifar-10-binary.tar")
@@ -32,8 +32,10 @@ Splits = dict[str, Split]
 
 
 class Options(base.Options):
-    """`data`: the published archive (python or binary version) or its folder, the hub's parquet files or their folder,
-    or `hub:uoft-cs/cifar10`; fewer samples take the first of each split.
+    """Options of `cifar10`.
+
+    `data`: the published archive (python or binary version) or its folder, the hub's parquet files or their folder,
+    or `hub:uoft-cs/cifar10`. Fewer samples take the first of each split.
     """
 
     data: str = HUB
@@ -43,8 +45,9 @@ class Options(base.Options):
 
 
 class Cifar10(SmallImages, base.Shortened):
-    """Ten-way classification of (3, 32, 32) images, standardised; in training shifted by up to 4 pixels each way and
-    flipped.
+    """Ten-way classification of standardised (3, 32, 32) images.
+
+    Training images are shifted by up to 4 pixels each way and flipped.
     """
 
     name = "cifar10"
@@ -52,19 +55,19 @@ class Cifar10(SmallImages, base.Shortened):
     source = "CIFAR-10 (Krizhevsky, 2009), its published split"
     licence = "none stated by its authors"
     side, channels, shift = 32, 3, 4
-    mean, std = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)  # of the training images, pixels in 0..1
+    mean, std = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)  # of the training images, with pixels in 0..1
 
     def prepare(self, cache: Path, model_dir: Path | None, *, workers: int, say: Say) -> None:
-        """Read the published batches, or an image folder of the same split, into the cache once."""
+        """Read the published batches, or an image folder with the same split, into the cache once."""
         self._open(cache, "cifar10", *entry(self.options.data, say))
         self._check_limits("CIFAR-10", "images")
 
 
 def entry(data: str, say: Say) -> tuple[dict[str, Any], Callable[[Path], disk_cache.Info]]:
-    """Key and builder of the cache entry with `train-images`, `train-labels`, `eval-images` and `eval-labels` of these
-    files.
+    """Return key and builder of the cache entry of these files.
 
-    Raises UsageError where they are not CIFAR-10, LeanSurgeonError where the hub cannot be reached.
+    The entry has `train-images`, `train-labels`, `eval-images` and `eval-labels`. Raises UsageError if the files are
+    not CIFAR-10, LeanSurgeonError if the hub cannot be reached.
     """
     place = find(data)
     key = {
@@ -76,8 +79,8 @@ def entry(data: str, say: Say) -> tuple[dict[str, Any], Callable[[Path], disk_ca
         say(f"cifar10: reading {data}")
         splits = _rows(place) if isinstance(place, image_places.ImagePlaces) else _batches(place)
         for split, (images, labels) in splits.items():
-            if len(labels) and labels.max() > 9:
-                raise UsageError(f"{data} holds the label {labels.max()}; CIFAR-10 has 0 to 9.")
+            if len(labels) and not np.isin(labels, range(10)).all():
+                raise UsageError(f"{data} holds other labels than 0 to 9, which CIFAR-10 has.")
             np.save(folder / f"{split}-images.npy", images)
             np.save(folder / f"{split}-labels.npy", labels.astype(np.uint8))
         return {"sizes": {split: len(labels) for split, (_, labels) in splits.items()}}
@@ -86,7 +89,7 @@ def entry(data: str, say: Say) -> tuple[dict[str, Any], Callable[[Path], disk_ca
 
 
 def find(data: str) -> Path | image_places.ImagePlaces:
-    """The archive or the folder of batches that `data` names, or parquet files."""
+    """Return the archive or folder of batches that `data` names, or parquet files."""
     if named := hub.parse(data):
         theirs = {"train": "train", "eval": "test"}
         splits = {split: [hub.load(*named, name, by_hand=BY_HAND)] for split, name in theirs.items()}
@@ -117,7 +120,7 @@ def _rows(source: image_places.ImagePlaces) -> Splits:
             pictures.append(image)
             labels.append(label)
         splits[split] = np.stack(pictures), np.array(labels)
-    if "test" in splits:  # the published test set is what CIFAR-10 is evaluated on
+    if "test" in splits:  # CIFAR-10 is evaluated on the published test set
         splits["eval"] = splits.pop("test")
     if "eval" not in splits:
         raise UsageError("The parquet files have no test split ('test' in the name).", BY_HAND)
@@ -125,7 +128,7 @@ def _rows(source: image_places.ImagePlaces) -> Splits:
 
 
 def _batches(place: Path) -> Splits:
-    """The batches of the python or binary version, in a folder or an archive."""
+    """Read the batches of the python or binary version from a folder or an archive."""
     wanted = {name + suffix for names in BATCHES.values() for name in names for suffix in ("", ".bin")}
     if place.is_dir():
         contents = {name: files.read_bytes(place / name, BATCH) for name in wanted if (place / name).is_file()}

@@ -1,8 +1,8 @@
-"""The images of a data set, wherever they lie (`places.py`), as one index in the cache.
+"""The images of a data set, wherever they are stored (`places.py`), as one index in the cache.
 
-A sample of the index is (file, first byte, bytes, class); images in folders and shards stay where they are and are
-decoded when a batch asks for them. Images in parquet files lie in compressed pages that hold many, so that reading one
-at random would read hundreds; they are copied once, undecoded, into one file of the cache.
+A sample of the index is (file, first byte, bytes, class). Images in folders and shards stay where they are and are
+decoded when a batch needs them. Parquet files hold images in compressed pages of many, so a random access would read
+hundreds; their images are copied once, undecoded, into one file of the cache.
 
 Shape letters: N samples of a split, F files.
 """
@@ -30,14 +30,14 @@ from leansurgeon.tasks.classes import sort_names
 from leansurgeon.tasks.images.places import SUFFIXES, ImagePlaces, image_column, image_of, images_beside, listing
 
 _WHOLE = UNLABELLED = -1
-UNREAD = (".avif", ".heic", ".heif", ".jxl", ".jp2", ".svg", ".cr2", ".nef", ".dng")  # images all the same
-CLASSES = 10_000_000  # that a class number may count to
+UNREAD = (".avif", ".heic", ".heif", ".jxl", ".jp2", ".svg", ".cr2", ".nef", ".dng")  # formats that are not read
+CLASSES = 10_000_000  # upper bound of a class number
 LABEL_COLUMNS = ("label", "labels", "fine_label", "cls", "class", "category")
 _LABEL = 1_000_000  # bytes of a sample's class
 
 
 def build(place: ImagePlaces, folder: Path, label: str | None, classes: int | None, say: Say) -> disk_cache.Info:
-    """Write the index of every split into `folder`; returns sizes, class names (or None) and the number of classes."""
+    """Write the index of every split into `folder`; return sizes, class names (or None) and the number of classes."""
     sizes, names, many, own, unread = {}, None, 0, None, Counter()
     for split, places in place.places.items():
         root, target = str(places[0]), folder / f"{split}-images.bin"
@@ -49,16 +49,16 @@ def build(place: ImagePlaces, folder: Path, label: str | None, classes: int | No
             names = names or own
             _check_room(folder, sum(p.stat().st_size for p in places if isinstance(p, Path)), say)
             paths, samples = [target.name], []
-            with target.open("wb") as file:  # one after another, but those without a class
+            with target.open("wb") as file:  # images without a class are not copied
                 for content, name in rows:
                     samples.append((0, file.tell(), len(content), name))
                     if name not in (None, UNLABELLED):
                         file.write(content)
         else:
-            if place.kind == "folder":  # a class for every folder in which there are images, however deep
+            if place.kind == "folder":  # each folder with images is a class, at any depth
                 folders = listing(root).folders
                 named = [(image, os.path.basename(path)) for path in folders for image in _images_in(path)]
-            elif place.kind == "flat":  # images without classes: enough to calibrate with, nothing to score
+            elif place.kind == "flat":  # no classes: enough for calibration, nothing to score
                 named = [(image, base.IGNORED) for image in _images_in(root)]
             else:
                 named = list_images(places[0], label, say)
@@ -115,9 +115,9 @@ def build(place: ImagePlaces, folder: Path, label: str | None, classes: int | No
 
 
 def split(folder: Path, info: disk_cache.Info, workers: int, *, skip_damaged: bool = False) -> disk_cache.Info:
-    """Part the images of the index in `folder` by what they show, and write which rows stand on which side; what the
-    entry keeps of it. Every image is decoded once. Raises UsageError for those that cannot be, unless they are left
-    out.
+    """Split the images of the index in `folder` by content, and write the rows of each side; return the entry's info.
+
+    Every image is decoded once. Raises UsageError for images that cannot be decoded, unless `skip_damaged` omits them.
     """
     index = {path.stem: np.load(path) for path in folder.glob("*.npy")}
     stored = [side for side in splits.SIDES if side in info["sizes"]]
@@ -160,7 +160,7 @@ def _content_of(reader: Reader, row: int) -> int | UsageError:
 
 
 def readable_names(folder: Path, info: disk_cache.Info) -> set[str]:
-    """The files of an entry's index, but those that were left out."""
+    """Return the files of an entry's index without those that were skipped."""
     names = set()
     for path in folder.glob("*-files.npy"):
         starts = np.load(path.with_name(path.name.replace("-files", "-file-starts")))
@@ -171,20 +171,20 @@ def readable_names(folder: Path, info: disk_cache.Info) -> set[str]:
 
 
 class Reader:
-    """Bytes of a sample, from the arrays that `build` wrote."""
+    """Reads samples through the arrays that `build` wrote."""
 
     def __init__(self, folder: Path, split: str, array: Callable[[str], np.ndarray]) -> None:
         self._folder = folder
         self._parts = [array(f"{split}-{name}") for name in ("file", "start", "size", "files", "file-starts")]
 
     def name(self, index: int) -> str:
-        """The file of a sample, with the place in it if it holds several."""
+        """Return the file of a sample, with its offset if the file holds several."""
         _, start, size, *_ = self._parts
         path = self._path(index)
         return path if size[index] == _WHOLE else f"{path} (byte {int(start[index]):,})"
 
     def read(self, index: int) -> bytes:
-        """The encoded bytes of image `index`. Raises `OSError` where the file is shorter than it was."""
+        """Return the encoded bytes of image `index`. Raises `OSError` if the file has become shorter."""
         start, size = (int(part[index]) for part in self._parts[1:3])
         path = self._path(index)
         if size == _WHOLE:
@@ -196,7 +196,7 @@ class Reader:
         return content
 
     def decode(self, index: int, mode: str) -> Any:
-        """The picture of image `index` as PIL's "RGB" or "L". Raises `UsageError` where it cannot be read."""
+        """Return image `index` decoded by PIL as "RGB" or "L". Raises `UsageError` if it cannot be read."""
         where = f"The image {self.name(index)}"
         try:
             content = self.read(index)
@@ -215,7 +215,7 @@ def _name_of(places: list[Any]) -> str:
 
 
 def _images_in(folder: str) -> Iterator[str]:
-    """All images below a folder, sorted."""
+    """Yield all images below a folder, sorted."""
     entries = listing(folder)
     yield from entries.images
     for path in entries.folders:
@@ -223,8 +223,10 @@ def _images_in(folder: str) -> Iterator[str]:
 
 
 def _samples_of(path: Path) -> Iterator[tuple[int, int, Any]]:
-    """(first byte, bytes, class) of the samples of a webdataset shard: members that share the name up to its first dot;
-    class in NAME.cls or NAME.json. Raises UsageError for one without an image or a class.
+    """Yield (first byte, bytes, class) of the samples of a webdataset shard.
+
+    Members of a sample share the name up to its first dot; its class is in NAME.cls or NAME.json. Raises UsageError for
+    a sample without an image or a class.
     """
 
     def name_of(member: tuple[str, int, int, Any]) -> tuple[str, str]:
@@ -255,7 +257,7 @@ def _samples_of(path: Path) -> Iterator[tuple[int, int, Any]]:
 
 
 def _class(content: bytes, suffix: str, where: str) -> int | str:
-    """A class number, or a name: as JSON has it, or the bare words of a .cls file; UNLABELLED where it says none."""
+    """Return a class number or name from JSON, or from the bare words of a .cls file; UNLABELLED if there is none."""
     if suffix == "cls" and not content.strip():
         return UNLABELLED
     try:
@@ -290,7 +292,7 @@ def _check_room(folder: Path, size: int, say: Say) -> None:
 def rows_of(
     kind: str, places: list[Any], label: str | None
 ) -> tuple[list[str] | None, Iterator[tuple[bytes, int | str | None]]]:
-    """Class names (or None), and the encoded image and class of every row of parquet files or of a hub data set."""
+    """Return class names (or None), and the encoded image and class of every row of parquet files or a hub data set."""
     first = places[0]
     where, present = ("The data set", first.column_names) if kind == "hub" else (first, parquet_schema(first).names)
     image = _find_column(user_data.IMAGE_COLUMNS, "image", present, where)
@@ -332,9 +334,10 @@ def _find_column(known: Sequence[str], said: str, present: Sequence[str], where:
 
 
 def list_images(table: Path, label: str | None, say: Say) -> list[tuple[str, int | str]]:
-    """Files and classes of the images that a table names; without a column of labels their class is IGNORED. Rows whose
-    image is not there, or that have no label, are left out, and counted in one line. Raises UsageError for labels that
-    are no classes.
+    """Return files and classes of the images that a table lists; without a label column the class is IGNORED.
+
+    Rows whose image is missing, or that have no label, are omitted and counted in one line. Raises UsageError for
+    labels that are no classes.
     """
     image, columns = image_column(table) or "", tables.columns(table)
     data = user_data.UserData("table", str(table), (str(table),), columns)

@@ -1,8 +1,7 @@
-"""ImageNet and every other set of labelled image files: class folders, webdataset shards, parquet files, the hub.
+"""ImageNet and any other labelled image files: class folders, webdataset shards, parquet files, the hub.
 
 Cropping, flipping, RandAugment, colour jitter and random erasing are timm's (`timm.data.create_transform`), as in the
-training script that the paper used; mixup, cutmix and label smoothing concern whole batches and belong to the recipe's
-`train`.
+paper's training script; mixup, cutmix and label smoothing act on whole batches and belong to the recipe's `train`.
 """
 
 from __future__ import annotations
@@ -23,20 +22,22 @@ from leansurgeon.tasks.images import places
 if TYPE_CHECKING:
     from torch import Tensor
 
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet-1k, pixels in 0..1
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet-1k, with pixels in 0..1
 _VERSION = 3
 Interpolation = Literal["random", "bilinear", "bicubic", "nearest", "lanczos"]
 
 
 class Options(base.Options):
-    """`data`: a folder with `train/CLASS/`, `val/CLASS/` and `test/CLASS/`, one folder of classes, shards
-    (`/data/imagenet-*.tar`), parquet files, or `hub:timm/mini-imagenet`; `eval_data` where the split is elsewhere.
-    What the data does not name is cut from its training images by content, but with `hold_out: false`. Images that
-    cannot be read end it, or are left out with `skip_damaged: true`.
+    """Options of tasks on image files.
 
-    `class_names`: the data's classes in the order of the model's outputs, where that is not the data's.
-    `label`: the column, where a parquet file has several. `mean` and `std` are ImageNet's if not given (0.5 for one
-    channel). `auto_augment` is timm's text (`rand-m9-mstd0.5`); while it is set, timm leaves out `color_jitter`.
+    `data`: a folder with `train/CLASS/`, `val/CLASS/` and `test/CLASS/`, one folder of classes, shards
+    (`/data/imagenet-*.tar`), parquet files, or `hub:timm/mini-imagenet`; `eval_data` if the evaluation split is
+    elsewhere. Splits that the data lacks are cut from its training images by content, unless `hold_out: false`. Images
+    that cannot be read are an error, or are skipped with `skip_damaged: true`.
+
+    `class_names`: the data's classes in the order of the model's outputs, if that differs from the data's. `label`: the
+    column, if a parquet file has several. `mean` and `std` default to ImageNet's (0.5 for one channel). `auto_augment`
+    is timm's text (`rand-m9-mstd0.5`); while it is set, timm ignores `color_jitter`.
     """
 
     data: str
@@ -65,7 +66,7 @@ class Options(base.Options):
 
     @model_validator(mode="after")
     def _of_pixels(self) -> Options:
-        """Pixels are in 0..1 when they are standardised, channel by channel, and a crop has an area."""
+        """Check that mean and std fit pixels in 0..1 and the channels, and that crops have an area."""
         for name in ("mean", "std"):
             values = getattr(self, name)
             if values is not None and len(values) != self.channels:
@@ -84,16 +85,16 @@ class Options(base.Options):
 
 
 class ImageFolder(base.Task):
-    """Classification of (3, image_size, image_size) images, judged by top-1 accuracy; top-5 is told beside it."""
+    """Classification of (3, image_size, image_size) images by top-1 accuracy; top-5 is reported as well."""
 
     name = "folder"
     head = "image-classification"
     metric = base.TOP_1
     Options = Options
-    draws_globally = True  # timm's and torchvision's transforms
+    draws_globally = True  # transforms of timm and torchvision
 
     def prepare(self, cache: Path, model_dir: Path | None, *, workers: int, say: Say) -> None:
-        """List the images and their classes into the cache once; the images stay where they are."""
+        """List the images and their classes in the cache once; the images stay where they are."""
         o = self.options
         self.source = o.data
         _check_transform(o)
@@ -101,7 +102,7 @@ class ImageFolder(base.Task):
         if not o.hold_out and "eval" not in source.places and "test" in source.places:
             source.places["eval"] = source.places.pop("test")
         key = {"version": _VERSION, **source.key(), "label": o.label, "classes": o.classes}
-        if o.hold_out:  # every image is looked at, and anew where one was written to
+        if o.hold_out:  # every image is decoded, and again if its file has changed
             key |= {"split": splits.RULE, "files": source.file_stamps(), "skip_damaged": o.skip_damaged}
 
         def build(folder: Path) -> disk_cache.Info:
@@ -126,8 +127,9 @@ class ImageFolder(base.Task):
         self.was_read = user_data.tell([Path(o.data).name], total, [("label", where)], where, shares)
 
     def changes_since(self, before: str) -> str:
-        """Which images came, went or are damaged since the data was prepared as `before`; empty where that entry is
-        gone.
+        """Describe which images were added, removed or damaged since the data was prepared as `before`.
+
+        Empty if that entry no longer exists.
         """
         folders = {name: self._folder.parent / name for name in (before, self._folder.name)}
         if not all(folder.is_dir() for folder in folders.values()):
@@ -141,7 +143,7 @@ class ImageFolder(base.Task):
         return " ".join(told)
 
     def _choose_samples(self) -> dict[str, np.ndarray]:
-        """Which samples of the index are the split's: all, those on its side, or as few as the options say."""
+        """Return the rows of each split: all on its side, or as few as the options allow."""
         o, sizes = self.options, self._info["sizes"]
         if "eval" not in sizes:
             raise UsageError(
@@ -155,20 +157,18 @@ class ImageFolder(base.Task):
             if limit is not None and limit > there:
                 raise UsageError(f"{o.data} holds {there:,} {split} images where {split}_samples asks for {limit:,}.")
             if limit is not None and limit < there:
-                # The first of them would be of the first classes.
+                # The first samples would all be of the first classes.
                 order = np.random.default_rng([0, split == "eval"]).permutation(there)[:limit]
                 rows[split] = rows[split][np.sort(order)]
         return rows
 
     def size(self, split: str) -> int:
-        """Number of images of a split, of the classes and the part that the options choose."""
-        split = self._check_split(split)  # says that nothing is prepared, before rows are asked for
+        """Return the number of images of a split that the options select."""
+        split = self._check_split(split)  # raises if nothing is prepared, before rows are read
         return len(self._rows[split])
 
     def batch(self, split: str, indices: np.ndarray, *, seed: int, epoch: int) -> base.Batch:
-        """`pixel_values` (B, C, H, W) as the options crop and standardise them, and `labels` (B,) where there are
-        classes.
-        """
+        """Return `pixel_values` (B, C, H, W), cropped and standardised by the options, and `labels` (B,)."""
         import torch
 
         indices = self._indices(split, indices)
@@ -179,7 +179,7 @@ class ImageFolder(base.Task):
         mode = "RGB" if self.options.channels == 3 else "L"
         if split != "train":
             seed, epoch = 0, 0
-        # Closed at once where an image cannot be read: others wait for the generators meanwhile.
+        # Close it at once if an image cannot be read: other threads wait for the generators.
         with closing(chance.seed_each(seed, epoch, indices)) as places:
             pixels = [prepare(reader.decode(int(rows[place]), mode)) for place in places]
         labels = self._array(f"{stored}-labels")[rows].astype(np.int64)
@@ -187,12 +187,12 @@ class ImageFolder(base.Task):
         return {"pixel_values": torch.stack(pixels), "labels": torch.from_numpy(labels)}
 
     def score(self, logits: Tensor, batch: base.Batch, *, label_smoothing: float = 0.0) -> base.Score:
-        """Cross-entropy, top-1, and in `extra` top-5 and the confusion matrix."""
+        """Return cross-entropy and top-1, with top-5 and the confusion matrix in `extra`."""
         import torch
 
         labels = batch["labels"]
         made = base.classification_score(logits, labels, label_smoothing, top=5)
-        if labels.dim() > 1 or self.extra_sums == 1:  # shares of classes are for training alone
+        if labels.dim() > 1 or self.extra_sums == 1:  # class shares occur in training only
             return made
         cells = base.confusion(logits.argmax(-1), labels, logits.shape[-1])
         return made._replace(extra=torch.cat([made.extra, cells]))
@@ -203,14 +203,14 @@ class ImageFolder(base.Task):
         return 1 + base.cells_of(self._outputs)
 
     def metric_value(self, sums: base.Sums) -> base.Metrics:
-        """Top-1 accuracy, the share of samples whose class is among the five best, and macro F1."""
+        """Return top-1 accuracy, top-5 accuracy and macro F1."""
         top5 = {"top5": float(sums.extra[0]) / max(sums.metric_count, 1)}
         return super().metric_value(sums) | top5 | base.of_confusion(sums.extra[1:])
 
     def model_overrides(self) -> base.Overrides:
-        """As many classes as there are folders, their names where they are known, the image size and the channels."""
+        """Return number and names of the classes, image size and channels."""
         o = self.options
-        head = {"num_labels": self._outputs} if self._info["classes"] > 0 else {}  # else no head is asked for
+        head = {"num_labels": self._outputs} if self._info["classes"] > 0 else {}  # otherwise no head is requested
         if head and o.class_names:
             head["id2label"] = dict(enumerate(o.class_names))
         return head | {"image_size": o.image_size, "num_channels": o.channels}
@@ -225,13 +225,13 @@ class ImageFolder(base.Task):
 
 
 class PublishedOptions(Options):
-    """The same; the data's own parts are those of the published figures."""
+    """The options of `ImageFolder`, by default with the data's own splits, on which published figures are measured."""
 
     hold_out: bool = False
 
 
 class ImageNet(ImageFolder):
-    """ImageNet-1k (Russakovsky et al., 2015): `ImageFolder` with the source's name and licence."""
+    """ImageNet-1k (Russakovsky et al., 2015): `ImageFolder` with the name and licence of the source."""
 
     name = "imagenet"
     Options = PublishedOptions
@@ -239,24 +239,25 @@ class ImageNet(ImageFolder):
 
 
 class Images(base.Embedded, ImageFolder):
-    """The images of a folder, with or without class folders, for a backbone without a head, which learns what its
-    source says of them. Classes play no part.
+    """Images of a folder, with or without class folders, for a backbone without a head.
+
+    It is trained to reproduce its source's embeddings; classes are ignored.
     """
 
     name = "images"
 
     def batch(self, split: str, indices: np.ndarray, *, seed: int, epoch: int) -> base.Batch:
-        """As `ImageFolder`; every label is 0."""
+        """Return the batch of `ImageFolder` with all labels 0."""
         batch = super().batch(split, indices, seed=seed, epoch=epoch)
         return batch | {"labels": batch["labels"] * 0}
 
     def model_overrides(self) -> base.Overrides:
-        """Size and channels of the images."""
+        """Return size and channels of the images."""
         return {key: value for key, value in super().model_overrides().items() if key not in ("num_labels", "id2label")}
 
 
 def _check_transform(options: Options) -> None:
-    """Make the transforms once, before any data is read: timm takes `auto_augment` apart with assertions."""
+    """Build the transforms once before any data is read: timm parses `auto_augment` with assertions."""
     try:
         transform(options, options.augment)
     except (AssertionError, ValueError, TypeError, KeyError, IndexError) as error:
@@ -268,7 +269,7 @@ def _check_transform(options: Options) -> None:
 
 
 def transform(options: Options, augmented: bool) -> Any:
-    """timm's transform from a PIL image to a standardised (channels, size, size) fp32 tensor."""
+    """Return timm's transform from a PIL image to a standardised (channels, size, size) fp32 tensor."""
     from timm.data import create_transform
 
     o = options

@@ -1,4 +1,4 @@
-"""Where the images of a data set lie: class folders, webdataset shards, parquet files, or a data set of the hub."""
+"""Locate the images of a data set: class folders, webdataset shards, parquet files, or a data set of the hub."""
 
 from __future__ import annotations
 
@@ -32,44 +32,47 @@ _FILE_COLUMNS = ("filename", "file", "filepath", "path", "image", "imageid", "im
 
 @dataclass(frozen=True)
 class ImagePlaces:
-    """What a recipe's `data` turned out to be. `places[split]` are folders of classes, shards, parquet files or one
-    loaded hub data set.
+    """What a recipe's `data` refers to.
+
+    `places[split]` are folders of classes, shards, parquet files or one loaded hub data set.
     """
 
     kind: str  # "folder", "flat", "listed" (a table that names files), "tar", "parquet" or "hub"
     places: dict[str, list[Any]]
 
     def key(self) -> dict[str, Any]:
-        """What stands for the content in a cache key: names, sizes and times, since hashing 140 GB takes too long."""
+        """Return a cache key of the content: names, sizes and times, because hashing 140 GB takes too long."""
         return {
             "kind": self.kind,
             "places": {split: [stamp(p) for p in places] for split, places in self.places.items()},
         }
 
     def file_stamps(self) -> str:
-        """A digest of name, size and time of every image in folders, which have changed where it differs."""
+        """Return a digest of name, size and time of every file in the folders, to detect changes."""
         sha256 = hashlib.sha256()
         for place in (place for split in self.places.values() for place in split if isinstance(place, Path)):
             for root, folders, names in os.walk(place, followlinks=False):
                 folders.sort()
                 for name in sorted(names):
                     if not os.path.isfile(os.path.join(root, name)):
-                        continue  # a link that leads nowhere, or a file that went away
+                        continue  # a broken link, or a file removed meanwhile
                     stat = os.stat(os.path.join(root, name))
                     sha256.update(f"{root}/{name} {stat.st_size} {stat.st_mtime_ns}\n".encode(errors="replace"))
         return sha256.hexdigest()
 
 
 def part_of(name: str) -> str | None:
-    """The part that a name of a file or folder says: "train", "eval" or "test"; None where it says none."""
+    """Return the split that the name of a file or folder says: "train", "eval" or "test"; None if it says none."""
     words = re.split(r"[^a-z]+", name.lower())
     parts = {"train": TRAIN, "eval": EVAL, "test": TEST}
     return next((part for part, known in parts.items() if any(word in words for word in known)), None)
 
 
 def parts_by_name(files: Sequence[Path], root: Path | None = None, *, mixed: bool = False) -> dict[str, list[Path]]:
-    """Files by the part that their names say, or those of the folders between them and `root`. Empty unless all of them
-    say one; where they are `mixed`, files that say none are "train" where no other is, and else left out.
+    """Return files by the split that their names say, or those of the folders between them and `root`.
+
+    Empty unless all of them say one. With `mixed`, files that say none are "train" if no other is, and omitted
+    otherwise.
     """
     parts = {}
     for path in files:
@@ -82,8 +85,10 @@ def parts_by_name(files: Sequence[Path], root: Path | None = None, *, mixed: boo
 
 
 def tables_of_images(place: Path) -> dict[str, list[Path]]:
-    """The tables that name image files and what is known of them, by part: `place` itself, those in the folder `place`
-    (in class folders only metadata.csv and the like), or in its folders for the parts. Empty where there are none.
+    """Return, by split, the tables that list image files and their labels.
+
+    They are `place` itself, those in the folder `place` (in class folders only metadata.csv and the like), or in its
+    folders for the splits. Empty if there are none.
     """
     if not place.is_dir():
         return {"train": [place]} if image_column(place) else {}
@@ -95,12 +100,12 @@ def tables_of_images(place: Path) -> dict[str, list[Path]]:
     parts = parts_by_name(found, place, mixed=True) or {"train": found}
     if not found or "train" not in parts:
         return {}
-    known = set(tables.columns(parts["train"][0]))  # a test of which nobody gave the labels is none
+    known = set(tables.columns(parts["train"][0]))  # skips a test table without the labels
     return {part: named[:1] for part, named in parts.items() if known <= set(tables.columns(named[0]))}
 
 
 def image_column(table: Path) -> str | None:
-    """The column of a table that names images; None where none does, or there is no other column."""
+    """Return the column of a table that names images; None if there is none, or no other column."""
     if not tables.is_table(table) or table.suffix.lower() == ".parquet":
         return None
     by_name = None
@@ -109,7 +114,7 @@ def image_column(table: Path) -> str | None:
         if len(unique) < 2:
             return None
         rows = [cells for _, cells in islice(tables.read(table, unique), 20)]
-    except UsageError:  # whoever reads it says so
+    except UsageError:  # reading the table will report it
         return None
     for column, cells in zip(unique, zip(*rows, strict=True), strict=False):
         values = list(map(str, cells))
@@ -122,8 +127,9 @@ def image_column(table: Path) -> str | None:
 
 
 def images_beside(table: Path) -> dict[str, str]:
-    """Paths of the images in the folder of a table and in the folders in that, by name and by name without its ending;
-    of images that are called alike those in a folder for the part that the table is called.
+    """Return the images in a table's folder and its subfolders, by name and by name without suffix.
+
+    Among images of the same name, those in the folder of the split that the table is named after win.
     """
     here, part = listing(str(table.parent)), part_of(table.stem)
     folders = sorted(here.folders, key=lambda folder: part is not None and part_of(os.path.basename(folder)) == part)
@@ -132,7 +138,7 @@ def images_beside(table: Path) -> dict[str, str]:
 
 
 def image_of(value: str, table: Path, by_name: dict[str, str]) -> str | None:
-    """The image that a cell names: a path from the table's folder, or what `images_beside` has; None where none is."""
+    """Return the image that a cell names, a path relative to the table or one of `images_beside`; None without one."""
     path = table.parent / value
     if path.suffix.lower() in SUFFIXES and path.is_file():
         return str(path)
@@ -140,10 +146,10 @@ def image_of(value: str, table: Path, by_name: dict[str, str]) -> str | None:
 
 
 def find(data: str, eval_data: str | None) -> ImagePlaces:
-    """Folders, shards, parquet files or hub data set that `data` (and `eval_data`) name.
+    """Return the folders, shards, parquet files or hub data set that `data` (and `eval_data`) name.
 
-    Raises UsageError where there are none, or none to evaluate on. One folder of classes without a split is "train"
-    alone: the caller holds some out.
+    One folder of classes without a split is "train" only, and the caller holds some out. Raises UsageError if there are
+    no images, or none to evaluate on.
     """
     if named := hub.parse(data):
         by_hand = "Download its parquet files on another machine and name their folder with the task's option `data`."
@@ -199,7 +205,7 @@ def _kind_of(paths: list[Path], said: str) -> str:
 
 
 def _by_name(files: list[Path], root: Path | None) -> dict[str, list[Path]]:
-    """Shards or parquet files by the word for their part in the name, or in the folders between them and `root`."""
+    """Return shards or parquet files by the split in their name, or in the folders between them and `root`."""
     parts = parts_by_name(files, root, mixed=True) or {"train": files}
     if "train" not in parts:
         raise UsageError(f"{files[0].parent} has {files[0].name} and no training files ('train' in the name).")
@@ -207,35 +213,34 @@ def _by_name(files: list[Path], root: Path | None) -> dict[str, list[Path]]:
 
 
 def stamp(place: Path | Dataset) -> list[Any]:
-    """What stands for the content of a file, folder or hub data set without reading it all: sizes and times, or a
-    digest.
-    """
+    """Return a cache key of a file, folder or hub data set without reading it all: sizes and times, or a digest."""
     if not isinstance(place, Path):
         return [hub.digest(place)]
     stat = place.stat()
     if place.is_file():
         return [str(place), stat.st_size, stat.st_mtime_ns]
-    # A folder's time changes when a file comes or goes in it, not below it; what is in a file is read anew anyway.
+    # A folder's time changes when a file is added or removed in it, not below it; file content is read each time
+    # anyway.
     return [str(place), stat.st_mtime_ns, _times_below(place)]
 
 
 def _times_below(folder: Path | str) -> list[tuple[str, int]]:
-    """(path, time of change in ns) of every folder below this one, sorted: what `_images_in` descends into."""
+    """Return (path, change time in ns) of every folder below this one, sorted, as `_images_in` visits them."""
     inner = [(path, os.stat(path).st_mtime_ns) for path in listing(str(folder)).folders if os.path.isdir(path)]
     return [row for path, time_ns in inner for row in ((path, time_ns), *_times_below(path))]
 
 
 class Listing(NamedTuple):
-    """What a folder holds, each sorted by path."""
+    """The content of a folder, each list sorted by path."""
 
     folders: list[str]
     images: list[str]
 
 
 def listing(folder: str) -> Listing:
-    """Folders and images in a folder; what is hidden, and what is neither, is passed over. Links to folders are
-    followed. Raises UsageError for a link that leads back to a folder above it, which would have no end, and for a
-    folder that cannot be read.
+    """Return folders and images in a folder, following links; hidden and other files are skipped.
+
+    Raises UsageError for a link back to a folder above it, which would never end, and for an unreadable folder.
     """
     folders, images = [], []
     try:

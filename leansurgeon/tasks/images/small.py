@@ -1,4 +1,4 @@
-"""Small images that lie in the cache as a whole, in ten classes: scikit-learn's digits and Fashion-MNIST."""
+"""Small data sets of ten classes that are cached as a whole: scikit-learn's digits and Fashion-MNIST."""
 
 from __future__ import annotations
 
@@ -18,23 +18,25 @@ from leansurgeon.tasks import base, chance, disk_cache
 EVAL_IMAGES = 360  # of the digits
 DEBIAN_FOLDER = "/usr/share/datasets/fashion-mnist"
 FILES = {"train": "train", "eval": "t10k"}
-_UNSIGNED_BYTE = 0x08  # as an idx file says it
-LARGEST = 200_000_000  # bytes of such a file; the MNIST family has 47 million
+_UNSIGNED_BYTE = 0x08  # type code in idx files
+LARGEST = 200_000_000  # bytes of an idx file; the MNIST family has 47 million
 
 
 class SmallImages(base.Task):
-    """Classification of (`channels`, `side`, `side`) images. The cache holds `images` and `labels` of each split, of
-    uint8; with the option `augment` those of training are moved by up to `shift` pixels each way and mirrored.
+    """Classification of (`channels`, `side`, `side`) images.
+
+    The cache holds `images` and `labels` of each split as uint8. With the option `augment`, training images are shifted
+    by up to `shift` pixels each way and flipped.
     """
 
     head = "image-classification"
     metric = base.TOP_1
     side: ClassVar[int]
     channels, shift = 1, 0
-    scale = 255  # what a pixel is divided by, before `mean` is subtracted and the rest divided by `std`
+    scale = 255  # pixels are divided by this, then standardised with `mean` and `std`
 
     def batch(self, split: str, indices: ndarray, *, seed: int, epoch: int) -> base.Batch:
-        """`pixel_values` (B, channels, side, side), standardised, and `labels` (B,)."""
+        """Return standardised `pixel_values` (B, channels, side, side) and `labels` (B,)."""
         indices = self._indices(split, indices)
         images = self._array(f"{split}-images")[indices]
         if split == "train" and self.shift and self.options.augment:
@@ -46,13 +48,14 @@ class SmallImages(base.Task):
         return base.as_tensors(pixel_values=pixels, labels=labels)
 
     def model_overrides(self) -> base.Overrides:
-        """Ten classes, the size of the images and their channels."""
+        """Return ten classes, and size and channels of the images."""
         return {"num_labels": 10, "image_size": self.side, "num_channels": self.channels}
 
 
 def shift_images(images_BHWC: ndarray, seed: int, epoch: int, indices_B: ndarray, most: int) -> ndarray:
-    """Each image moved by -most..most pixels in both directions, the gap black (0), and mirrored in half of the cases.
-    Grey images may come without the last axis.
+    """Shift each image by -most..most pixels in both directions, filling with black (0), and flip half of them.
+
+    Grey images may lack the last axis.
     """
     height, width = images_BHWC.shape[1:3]
     draws_B3 = chance.uniform(seed, epoch, indices_B, 3)
@@ -69,14 +72,15 @@ def shift_images(images_BHWC: ndarray, seed: int, epoch: int, indices_B: ndarray
 
 
 class DigitsOptions(base.Options):
-    """The split is stratified by digit: 1,437 images to train on, 360 to evaluate."""
+    """The split is stratified by digit: 1,437 images for training, 360 for evaluation."""
 
     split_seed: int = Field(0, ge=0)
 
 
 class Digits(SmallImages):
-    """Ten-way classification of the 1,797 handwritten digits that scikit-learn carries, for an experiment of seconds:
-    (1, 8, 8) images whose grey values 0..16 are scaled to -1..1; no augmentation.
+    """Ten-way classification of scikit-learn's 1,797 handwritten digits, for experiments of seconds.
+
+    Images are (1, 8, 8) with grey values 0..16 scaled to -1..1; no augmentation.
     """
 
     name = "digits"
@@ -86,7 +90,7 @@ class Digits(SmallImages):
     side, scale, mean, std = 8, 8, 1, 1
 
     def prepare(self, cache: Path, model_dir: Path | None, *, workers: int, say: Say) -> None:
-        """Split scikit-learn's digits by `split_seed` and keep them as arrays."""
+        """Split scikit-learn's digits by `split_seed` and store them as arrays."""
         seed = self.options.split_seed
 
         def build(folder: Path) -> disk_cache.Info:
@@ -109,7 +113,7 @@ class Digits(SmallImages):
 
 
 class FashionOptions(base.Options):
-    """`data`: the folder of the four idx files, compressed or not; fewer samples take the first of each file."""
+    """`data`: the folder of the four idx files, compressed or not. Fewer samples take the first of each file."""
 
     data: str = DEBIAN_FOLDER
     train_samples: int | None = Field(None, ge=1)
@@ -118,21 +122,22 @@ class FashionOptions(base.Options):
 
 
 class FashionMnist(SmallImages):
-    """Ten-way classification of (1, 28, 28) images, standardised; in training shifted by up to 2 pixels each way and
-    flipped.
+    """Ten-way classification of standardised (1, 28, 28) images.
+
+    Training images are shifted by up to 2 pixels each way and flipped.
     """
 
     name = "fashion-mnist"
     Options = FashionOptions
     source = "Fashion-MNIST (Xiao, Rasul, Vollgraf, 2017), its published split"
     licence = "MIT"
-    side, shift, mean, std = 28, 2, 0.2860, 0.3530  # of the training images, pixels in 0..1
+    side, shift, mean, std = 28, 2, 0.2860, 0.3530  # of the training images, with pixels in 0..1
 
     def prepare(self, cache: Path, model_dir: Path | None, *, workers: int, say: Say) -> None:
         """Read the four published idx files into the cache once."""
         o = self.options
         paths = {(split, kind): _find(Path(o.data), split, kind) for split in FILES for kind in ("images", "labels")}
-        # Size and time stand for the content: hashing 30 MB at every start would cost more than it guards against.
+        # Size and time identify the content: hashing 30 MB at every start would cost too much.
         stamps = {str(path): [path.stat().st_size, path.stat().st_mtime_ns] for path in paths.values()}
         key = {"version": 1, "files": stamps, "train": o.train_samples, "eval": o.eval_samples}
 
@@ -172,10 +177,10 @@ def _find(folder: Path, split: str, kind: str) -> Path:
 
 
 def read_idx(path: Path, dimensions: int) -> ndarray:
-    """The uint8 array of an idx file, plain or (name ending in .gz) compressed.
+    """Return the uint8 array of an idx file, plain or compressed (name ending in .gz).
 
-    Raises UsageError, in one sentence, for a file that is no idx file, has other dimensions, or is shorter or longer
-    than it says.
+    Raises UsageError for a file that is no idx file, has another number of dimensions, or does not have the size that
+    its header says.
     """
     data = archives.read_gzip(path, LARGEST) if path.suffix == ".gz" else files.read_bytes(path, LARGEST)
     if len(data) < 4 or data[:3] != bytes((0, 0, _UNSIGNED_BYTE)):

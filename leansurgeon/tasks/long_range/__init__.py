@@ -1,1 +1,1 @@
-"""The Long Range Arena and D-retrieval, which make their own data."""
+"""The Long Range Arena, and D-retrieval, whose data is generated."""

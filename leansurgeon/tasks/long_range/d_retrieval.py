@@ -1,9 +1,9 @@
-"""Generalised D-retrieval: how many heads does a task need that looks for D things at once? Made here, in a second.
+"""Generalised D-retrieval: how many heads does a task need that retrieves D things at once? Generated here in a second.
 
 A sequence of T random points x_t in R^d has the target y = sum over i of max over t of a_i . x_t, with D directions a_i
-that are orthonormal where D <= d. The theory ("Transformers need D heads", the setting of its synthetic experiment):
-h >= D heads of a small size are enough, fewer need a network that grows like 1/eps^k. The error is normalised, NMSE =
-MSE / Var(y), since the maximum of more tokens varies less; the paper takes the minimum over seeds.
+that are orthonormal if D <= d. The theory ("Transformers need D heads", setting of its synthetic experiment): h >= D
+small heads suffice; fewer need a network that grows like 1/eps^k. The error is normalised, NMSE = MSE / Var(y), because
+the maximum over more tokens varies less; the paper reports the minimum over seeds.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _VERSION = 1
 
 
 class Options(base.Options):
-    """`dimension` is D, `length` T, `input_size` d (D if not given); `seed` is that of the data."""
+    """`dimension` is D, `length` T, `input_size` d (default D); `seed` is that of the data."""
 
     dimension: int = Field(4, ge=1)
     length: int = Field(16, ge=1)
@@ -35,8 +35,9 @@ class Options(base.Options):
 
 
 class DRetrieval(base.Task):
-    """Regression of one number from (T, d) values, judged by the normalised mean squared error. Labels are standardised
-    by the training set's mean and deviation, which the NMSE does not see.
+    """Regression of one number from (T, d) values, judged by the normalised mean squared error.
+
+    Labels are standardised by mean and deviation of the training set, which does not affect the NMSE.
     """
 
     name = "d-retrieval"
@@ -71,13 +72,13 @@ class DRetrieval(base.Task):
         self._open(cache, "d-retrieval", key, build)
 
     def batch(self, split: str, indices: np.ndarray, *, seed: int, epoch: int) -> base.Batch:
-        """`input_values` (B, T, D) and the targets `labels` (B, 1)."""
+        """Return `input_values` (B, T, D) and the targets `labels` (B, 1)."""
         rows = self._indices(split, indices)
         values, labels = (self._array(f"{split}-{name}")[rows] for name in ("values", "labels"))
         return base.as_tensors(input_values=values, labels=labels)
 
     def score(self, logits: Tensor, batch: base.Batch, *, label_smoothing: float = 0.0) -> base.Score:
-        """Squared errors; smoothing has no meaning here."""
+        """Return squared errors; `label_smoothing` is ignored."""
         import torch
 
         labels = batch["labels"]
@@ -87,13 +88,13 @@ class DRetrieval(base.Task):
         return base.Score(errors, count, errors.detach(), count)
 
     def metric_value(self, sums: base.Sums) -> base.Metrics:
-        """Mean squared error over the variance of the evaluation labels: 1 is what the mean alone gives."""
+        """Return the mean squared error over the variance of the evaluation labels; predicting the mean gives 1."""
         mse = sums.metric_sum / max(sums.metric_count, 1)
         return {"nmse": mse / self._info["variance"]}
 
 
 def directions(dimension: int, input_size: int, rng: np.random.Generator) -> np.ndarray:
-    """(D, d) unit vectors, orthonormal where D <= d."""
+    """Draw (D, d) unit vectors, orthonormal if D <= d."""
     drawn = rng.standard_normal((input_size, dimension))
     if dimension <= input_size:
         drawn = np.linalg.qr(drawn)[0]

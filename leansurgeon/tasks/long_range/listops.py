@@ -1,10 +1,10 @@
 """ListOps of the Long Range Arena: the value, 0 to 9, of a nested expression such as `[MAX 2 9 [MIN 4 7 ] 0 ]`.
 
-Made here, since the distribution is published and the files are part of an archive of 7.7 GB, or read from them
-(`lra_release/listops-1000/basic_train.tsv` and so on): depth and arguments up to 10, 500 <
-length < 2000, 96,000 / 2,000 / 2,000 expressions, none twice (Tay et al., "Long Range Arena", ICLR 2021). The
-published split takes a Python set in hash order, which no two runs share; ours takes the expressions in the order in
-which they are drawn, which is as random and repeats.
+The expressions are generated here, because the distribution is published and the files are part of an archive of 7.7
+GB, or read from those files (`lra_release/listops-1000/basic_train.tsv` and so on). Depth and number of arguments are
+at most 10, 500 < length < 2000, 96,000 / 2,000 / 2,000 distinct expressions (Tay et al., "Long Range Arena", ICLR
+2021). The published split takes a Python set in hash order, which differs between runs; ours keeps the order of
+drawing, which is as random and reproducible.
 """
 
 from __future__ import annotations
@@ -28,16 +28,18 @@ from leansurgeon.tasks.long_range import makers
 from leansurgeon.tasks.long_range.listops_trees import SYMBOLS, TREES_PER_CHUNK, Grammar, Trees, chunk
 from leansurgeon.tasks.text import vocab
 
-PAD = 0  # symbol i of SYMBOLS is token i + 1: 15 symbols and the padding, in the published vocabulary of 32
+PAD = 0  # symbol i of SYMBOLS is token i + 1; 15 symbols and the padding, in the published vocabulary of 32
 GENERATED = "generated"
 FILES = {"train": "basic_train.tsv", "eval": "basic_val.tsv", "test": "basic_test.tsv"}
-_VERSION = 1  # of the generator: a change that changes the data changes this
-_PATIENCE = 50  # chunks in a row without one new expression
+_VERSION = 1  # of the generator; increased when the data changes
+_PATIENCE = 50  # chunks in a row without a new expression
 
 
 class Options(base.Options):
-    """The published data set; smaller numbers give a mini variant. Both length bounds are exclusive. `data`:
-    `generated`, or the folder of the published files, of which all is taken.
+    """Options of `listops`.
+
+    Defaults are the published data set; smaller numbers give a mini variant. Both length bounds are exclusive.
+    `data`: `generated`, or the folder of the published files, of which all samples are used.
     """
 
     data: str = GENERATED
@@ -71,7 +73,7 @@ class ListOps(base.Task):
     licence = "made by leansurgeon: no rights attached"
 
     def prepare(self, cache: Path, model_dir: Path | None, *, workers: int, say: Say) -> None:
-        """Generate the trees once, in `workers` processes; what comes out depends on the seed alone."""
+        """Generate the trees once in `workers` processes, depending on the seed only, or read the published files."""
         o = self.options
         vocab.check_length(self.seq_len, model_dir)
         if o.data != GENERATED:
@@ -98,7 +100,7 @@ class ListOps(base.Task):
         self._open(cache, "listops", key, partial(_generate, grammar, o.seed, sizes, workers, say))
 
     def batch(self, split: str, indices: np.ndarray, *, seed: int, epoch: int) -> base.Batch:
-        """`input_ids` and `attention_mask` (B, seq_len) and `labels` (B,) from 0 to 9."""
+        """Return `input_ids` and `attention_mask` (B, seq_len) and `labels` (B,) from 0 to 9."""
         rows = self._indices(split, indices) + self._info["first"][split]
         tokens_BT = disk_cache.pad_rows(self._array("tokens"), self._array("starts"), rows, self.seq_len, PAD)
         mask, labels = (tokens_BT != PAD).astype(np.int64), self._array("labels")[rows].astype(np.int64)
@@ -114,8 +116,9 @@ class ListOps(base.Task):
 
 
 def _read(files: dict[str, Path], most: int, say: Say, folder: Path) -> disk_cache.Info:
-    """Tokens, starts and labels of the published files: a header, then lines of an expression, in which round brackets
-    mean nothing, a tab and the value.
+    """Write tokens, starts and labels of the published files.
+
+    Each file has a header, then lines of an expression (round brackets have no meaning), a tab and the value.
     """
     numbers = {symbol: number for number, symbol in enumerate(SYMBOLS, start=PAD + 1)}
     tokens, lengths, labels, sizes = disk_cache.ArrayWriter(folder / "tokens.npy", np.uint8), [], [], {}
@@ -167,9 +170,9 @@ def _generate(
 
 
 def _distinct(chunks: Iterator[Trees | None], total: int, grammar: Grammar) -> Iterator[Trees]:
-    """The first `total` different expressions, in the order of drawing (as conditioning on "not seen before" does).
+    """Yield the first `total` distinct expressions in the order of drawing, as conditioning on "not seen before" does.
 
-    Raises UsageError when the bounds keep no tree, or fewer different ones than are wanted.
+    Raises UsageError if the bounds keep no tree, or fewer distinct ones than requested.
     """
     seen = set()
     idle = 0

@@ -1,17 +1,17 @@
-"""Random ListOps expressions, drawn many at a time from exactly the distribution of the Long Range Arena.
+"""Draw random ListOps expressions in bulk, from exactly the distribution of the Long Range Arena.
 
-The published way (Nangia and Bowman 2018; Tay et al. 2021, long-range-arena `listops.py`) grows a tree from its root:
+The published code (Nangia and Bowman 2018; Tay et al. 2021, long-range-arena `listops.py`) grows a tree from its root:
 a node above the last level is an operator with probability 1/4, with 2 to `max_args` arguments and one of four
-operators, each equally likely, and otherwise a digit; a tree is kept when min_length < length < max_length, where a
-digit counts 1 and an operator 2 (itself and its closing bracket). Nine of ten trees are thrown away, after the
-longest have been built to the end.
+operators, all equally likely, and otherwise a digit. A tree is kept if min_length < length < max_length, where a digit
+counts 1 and an operator 2 (itself and its closing bracket). Nine of ten trees are rejected, after the longest have been
+built completely.
 
-Here the tree is grown level by level, and first as numbers only. All that the next level's size depends on is how
-many nodes of this level are of each kind (digit, or operator with k arguments): one multinomial draw. A tree is given
-up as soon as what it surely has is too long. For the kept ones the kinds are then laid out in a random order within
-each level, which, given the counts, is exactly how independent draws would stand. Nodes are kept level by level,
-parents' children side by side, so that sizes and values go up, and positions go down, in a few array operations per
-level for a few hundred trees together.
+Here trees are grown level by level, and as numbers only at first. The size of the next level depends only on how many
+nodes of this level are of each kind (digit, or operator with k arguments): one multinomial draw. A tree is dropped as
+soon as its known nodes are too many. For the kept trees the kinds are then arranged in random order within each level,
+which, given the counts, has exactly the distribution of independent draws. Nodes are stored level by level, with the
+children of a parent side by side, so that sizes and values are computed upwards, and positions downwards, in a few
+array operations per level for a few hundred trees together.
 """
 
 from __future__ import annotations
@@ -28,14 +28,15 @@ SYMBOLS = (*"0123456789", "[MIN", "[MAX", "[MED", "[SM", "]")
 _FIRST_OPERATOR, _CLOSE = 10, 14
 CANDIDATES = 4096
 TREES_PER_CHUNK = 320
-# An acceptance below about one in ten million is taken for a mistake in the options.
+# An acceptance rate below about one in ten million is treated as a mistake in the options.
 _HOPELESS = 10_000_000
 
 
 @dataclass(frozen=True)
 class Grammar:
-    """Which trees are drawn (depth counts the root as 1, arguments are at least 2) and which are kept (both bounds
-    exclusive).
+    """Which trees are drawn and kept.
+
+    Depth counts the root as 1, operators have at least 2 arguments, and both length bounds are exclusive.
     """
 
     max_depth: int = 10
@@ -45,9 +46,7 @@ class Grammar:
 
 
 class Trees(NamedTuple):
-    """Expressions one after another: symbols (all tokens,) uint8 indexing SYMBOLS, lengths (trees,) and values
-    (trees,).
-    """
+    """Concatenated expressions: symbols (all tokens,) uint8 indexing SYMBOLS, lengths (trees,) and values (trees,)."""
 
     symbols: ndarray
     lengths: ndarray
@@ -55,9 +54,9 @@ class Trees(NamedTuple):
 
 
 def chunk(grammar: Grammar, seed: int, number: int, trees: int = TREES_PER_CHUNK) -> Trees | None:
-    """The `number`-th lot of `trees` kept expressions of this seed; None when the bounds keep practically nothing.
+    """Return chunk `number` of `trees` kept expressions of this seed; None if the bounds keep practically nothing.
 
-    Lots are independent and identically distributed, and each follows from (grammar, seed, number, trees) alone.
+    Chunks are independent and identically distributed, and each depends on (grammar, seed, number, trees) only.
     """
     rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(number,)))
     # (trees, max_depth, max_args) int32 numbers of nodes per tree, level and kind: column 0 digits, column j operators
@@ -75,14 +74,14 @@ def chunk(grammar: Grammar, seed: int, number: int, trees: int = TREES_PER_CHUNK
 
 
 def _grow_counts(grammar: Grammar, rng: Generator, candidates: int) -> ndarray:
-    """Grow `candidates` trees as counts; those that the bounds keep, in the order in which they were started."""
+    """Grow `candidates` trees as counts; return those within the bounds, in the order in which they were started."""
     kinds = grammar.max_args  # a digit, and operators with 2 .. max_args arguments
     arguments = np.arange(1, kinds + 1)
     arguments[0] = 0
     shares = np.full(kinds, OPERATOR_SHARE / (kinds - 1))
     shares[0] = 1 - OPERATOR_SHARE
     growing, nodes = np.arange(candidates), np.ones(candidates, dtype=np.int64)
-    length = np.ones(candidates, dtype=np.int64)  # every node known so far, and the closing brackets
+    length = np.ones(candidates, dtype=np.int64)  # all nodes known so far, and the closing brackets
     levels = []
     for _ in range(grammar.max_depth - 1):
         drawn = rng.multinomial(nodes, shares)
@@ -106,10 +105,10 @@ def _grow_counts(grammar: Grammar, rng: Generator, candidates: int) -> ndarray:
 
 
 class _Level(NamedTuple):
-    """One level of all trees, tree by tree. Everything has a digit, and the operators do not use theirs."""
+    """One level of all trees, tree by tree. Every node has a digit, which operators ignore."""
 
     digit: ndarray  # (nodes,) uint8
-    at: ndarray  # (operators,) which nodes are operators
+    at: ndarray  # (operators,) indices of the nodes that are operators
     arguments: ndarray  # (operators,) int32, number of children
     operator: ndarray  # (operators,) uint8, 0 to 3: MIN, MAX, MED or SM
 
@@ -133,10 +132,10 @@ def _build(grammar: Grammar, rng: Generator, counts: ndarray) -> Trees:
 
 
 def _draw_level(rng: Generator, counts_NK: ndarray) -> _Level:
-    """Lay out one level of all trees: the kinds that each tree has, in random order within the tree."""
+    """Arrange one level of all trees: the kinds of each tree, in random order within the tree."""
     trees, kinds = counts_NK.shape
-    # One sort of (tree, random bits, kind) keeps a tree's nodes together and shuffles them. Two nodes of a tree would
-    # stand in the order of their kinds when their 40 bits are equal: for 2,000 nodes a matter of one tree in 500,000.
+    # One sort by (tree, random bits, kind) keeps a tree's nodes together and shuffles them. Two nodes of a tree are in
+    # the order of their kinds only if their 40 bits are equal: for 2,000 nodes in about one tree of 500,000.
     bits = (kinds - 1).bit_length()
     labels = (np.arange(trees)[:, None] << 40 + bits) | np.arange(kinds)
     key = np.repeat(labels.ravel(), counts_NK.ravel())
@@ -150,7 +149,7 @@ def _draw_level(rng: Generator, counts_NK: ndarray) -> _Level:
 
 
 def _sizes_and_values(levels: list[_Level]) -> tuple[list[ndarray], list[ndarray]]:
-    """Tokens and value of the expression under every node, level by level, found from the last level up."""
+    """Return tokens and value of the expression under every node, level by level, computed from the last level up."""
     sizes, values = [], []
     below_size = below_value = np.empty(0, dtype=np.int32)
     for level in reversed(levels):
@@ -158,8 +157,8 @@ def _sizes_and_values(levels: list[_Level]) -> tuple[list[ndarray], list[ndarray
         if len(level.at):
             first = _before(level.arguments)
             size[level.at] = 2 + np.add.reduceat(below_size, first, dtype=np.int32)
-            # Sorted within each operator's children, MIN, MAX and MED are single elements (MED of an even number is the
-            # half of the middle two, rounded down, as int(np.median) does); SM is the sum modulo 10.
+            # In the sorted children of an operator, MIN, MAX and MED are single elements (MED of an even number is the
+            # mean of the middle two, rounded down, as int(np.median) gives); SM is the sum modulo 10.
             parent = np.repeat(np.arange(len(first), dtype=np.int32) * 10, level.arguments)
             in_order = np.sort(parent + below_value) - parent
             low = in_order[first + (level.arguments - 1) // 2]
@@ -174,5 +173,5 @@ def _sizes_and_values(levels: list[_Level]) -> tuple[list[ndarray], list[ndarray
 
 
 def _before(lengths: ndarray) -> ndarray:
-    """Where each of these stretches starts when they lie end to end."""
+    """Return the start of each of these segments when they are concatenated."""
     return np.cumsum(lengths, dtype=np.int32) - lengths

@@ -1,9 +1,8 @@
-"""Three tasks of the Long Range Arena (Tay et al., 2021) from their published files: text and retrieval as bytes,
-images as pixels.
+"""Tasks of the Long Range Arena (Tay et al., 2021) from published files: text and retrieval as bytes, image as pixels.
 
-Bytes are the tokens 1 to 256, and 0 is the padding; grey values are the tokens 0 to 255. ListOps is in `listops`,
-Pathfinder in `pathfinder`. What the Nystromformer's own preparation does otherwise (text cut at 1,000 bytes) is a
-matter of `max_length`.
+Bytes are the tokens 1 to 256, with 0 as padding; grey values are the tokens 0 to 255. ListOps is in `listops`,
+Pathfinder in `pathfinder`. Nystromformer's own preparation differs in one point (text is cut at 1,000 bytes), which
+`max_length` can reproduce.
 """
 
 from __future__ import annotations
@@ -38,14 +37,16 @@ AAN_BY_HAND = (
     "Download lra_release.gz (7.7 GB) from storage.googleapis.com/long-range-arena, unpack it with tar, and name its "
     "folder tsv_data, or the whole, with the task's option `data`."
 )
-LABELS = {"0": 0, "1": 1, "0.0": 0, "1.0": 1}  # tables with a gap hold whole numbers so
-REVIEW = 64_000_000  # bytes of one file in the archive, whose list of words has a few million
-GREY = np.float32([0.2989, 0.5870, 0.1140])  # of red, green and blue, as TensorFlow's rgb_to_grayscale
+LABELS = {"0": 0, "1": 1, "0.0": 0, "1.0": 1}  # float columns of tables with gaps write 0.0 and 1.0
+REVIEW = 64_000_000  # bytes of one file in the archive; its word list has a few million
+GREY = np.float32([0.2989, 0.5870, 0.1140])  # weights of red, green and blue in TensorFlow's rgb_to_grayscale
 
 
 class BytesOptions(base.Options):
-    """`data`: where the files are. Texts are cut at `max_length` bytes, and padded to the longest of the batch or
-    (`pad: max`) to seq_len. Fewer samples take the first of a fixed shuffle.
+    """Options of tasks on bytes.
+
+    `data`: where the files are. Texts are cut at `max_length` bytes, and padded to the longest of the batch or, with
+    `pad: max`, to seq_len. Fewer samples take the first of a fixed shuffle.
     """
 
     data: str
@@ -63,15 +64,17 @@ class BytesOptions(base.Options):
 
 
 class TextOptions(BytesOptions):
-    """`data`: aclImdb_v1.tar.gz, its folder, a folder of train and test tables (csv, tsv, jsonl, parquet) with the
-    columns text and label, or the hub.
+    """Options of `lra-text`.
+
+    `data`: aclImdb_v1.tar.gz, its folder, a folder of train and test tables (csv, tsv, jsonl, parquet) with the columns
+    text and label, or the hub.
     """
 
     data: str = IMDB
 
 
 class ImageOptions(base.Options):
-    """`data`: as that of `cifar10`; `mask_black` as that of `pathfinder`."""
+    """`data` is that of `cifar10`; `mask_black` that of `pathfinder`."""
 
     data: str = cifar10.HUB
     mask_black: bool = True
@@ -80,15 +83,15 @@ class ImageOptions(base.Options):
 
 
 class _Bytes(base.Shortened):
-    """Samples of one text, or of two."""
+    """Samples of one or two texts as bytes."""
 
     head = "sequence-classification"
     metric = base.ACCURACY
     overrides = {"num_labels": 2, "vocab_size": 257}  # noqa: RUF012
-    texts = ("",)  # suffixes of the arrays, and of the inputs that they become
+    texts = ("",)  # suffixes of the arrays and of the inputs made from them
 
     def batch(self, split: str, indices: ndarray, *, seed: int, epoch: int) -> base.Batch:
-        """`input_ids` and `attention_mask` (B, T), of both texts where a sample has two, and `labels` (B,)."""
+        """Return `input_ids` and `attention_mask` (B, T), of both texts if a sample has two, and `labels` (B,)."""
         rows, o = self._indices(split, indices), self.options
         arrays = {}
         for suffix in self.texts:
@@ -106,13 +109,14 @@ class _Bytes(base.Shortened):
         return base.as_tensors(**arrays)
 
     def describe(self) -> base.Description:
-        """Sizes, source and licence of the data."""
+        """Return sizes, source and licence of the data."""
         return super().describe() | {"max_length": self.options.max_length, "seq_len": self.options.seq_len}
 
 
 class LraText(_Bytes):
-    """Is a film review friendly? IMDb (Maas et al., 2011) as bytes. The arena evaluates on the 25,000 test reviews; it
-    has no others to choose a model by.
+    """Sentiment of film reviews: IMDb (Maas et al., 2011) as bytes.
+
+    The arena evaluates on the 25,000 test reviews; there are no others for model selection.
     """
 
     name = "lra-text"
@@ -125,7 +129,7 @@ class LraText(_Bytes):
         data = self.options.data
         splits = _imdb(data)
         stamps = {s: [image_places.stamp(p) if isinstance(p, Path) else hub.digest(p)] for s, p in splits.items()}
-        key = {"version": 2, "files": stamps}  # 1 let any whole number pass for a label
+        key = {"version": 2, "files": stamps}  # version 1 accepted any integer as a label
 
         def build(folder: Path) -> disk_cache.Info:
             say(f"lra-text: reading {data}")
@@ -135,7 +139,7 @@ class LraText(_Bytes):
                 if not rows:
                     where = place if isinstance(place, Path) else "The data set"
                     raise UsageError(f"{where} holds no reviews for '{split}'.", IMDB_BY_HAND)
-                # Files come by class; a part of them must hold both.
+                # Files are ordered by class, but a part of them must contain both.
                 order = np.random.default_rng(0).permutation(len(rows))
                 sizes[split] = _store(folder, split, ((rows[i][0], [rows[i][1]]) for i in order), self.texts)
             return {"sizes": sizes}
@@ -145,7 +149,7 @@ class LraText(_Bytes):
 
 
 class LraRetrieval(_Bytes):
-    """Does one paper of the ACL Anthology Network (Radev et al., 2013) cite the other? Pairs of texts as bytes."""
+    """Whether one paper of the ACL Anthology Network (Radev et al., 2013) cites the other, from both texts as bytes."""
 
     name = "lra-retrieval"
     Options = BytesOptions
@@ -175,8 +179,10 @@ class LraRetrieval(_Bytes):
 
 
 class LraImage(base.Shortened):
-    """CIFAR-10 in grey, its 1,024 pixels as a sequence. The last tenth of the training images is for evaluation (in the
-    order of the files; TensorFlow's copy has another), and "test" are the test images.
+    """Grey CIFAR-10 images as sequences of 1,024 pixels.
+
+    The last tenth of the training images is for evaluation (in the order of the files; TensorFlow's copy has another
+    order), and "test" are the test images.
     """
 
     name = "lra-image"
@@ -187,7 +193,7 @@ class LraImage(base.Shortened):
     source, licence = "CIFAR-10 (Krizhevsky, 2009), grey", "none stated by its authors"
 
     def prepare(self, cache: Path, model_dir: Path | None, *, workers: int, say: Say) -> None:
-        """Read the published files into the cache once, as bytes."""
+        """Read the published files into the cache once."""
         vocab.check_length(32 * 32, model_dir)
         self._open(cache, "cifar10", *cifar10.entry(self.options.data, say))
         there = self._info["sizes"]
@@ -196,7 +202,7 @@ class LraImage(base.Shortened):
         self._check_limits(f"Task '{self.name}'", "samples")
 
     def batch(self, split: str, indices: ndarray, *, seed: int, epoch: int) -> base.Batch:
-        """`input_ids` (B, 1024) and `labels` (B,); `attention_mask` is 0 at black pixels."""
+        """Return `input_ids` (B, 1024) and `labels` (B,); `attention_mask` is 0 at black pixels."""
         rows = self._indices(split, indices)
         if split == "eval":
             rows = rows + self._info["sizes"]["train"]
@@ -206,14 +212,14 @@ class LraImage(base.Shortened):
 
 
 def grey(images_BHWC: ndarray) -> ndarray:
-    """(B, H, W) uint8 from (B, H, W, 3) uint8, rounded as `tf.image.rgb_to_grayscale` does it: times 255.5, cut off."""
+    """Convert (B, H, W, 3) to grey (B, H, W), uint8, rounded as in `tf.image.rgb_to_grayscale`: x 255.5, truncated."""
     return np.minimum((images_BHWC.astype(np.float32) / np.float32(255)) @ GREY * np.float32(255.5), 255).astype(
         np.uint8
     )
 
 
 def _store(folder: Path, split: str, rows: Iterator[tuple[int, list[bytes]]], texts: tuple[str, ...]) -> int:
-    """Bytes end to end, their starts, and labels; returns the number of samples."""
+    """Write concatenated bytes, their starts, and labels; return the number of samples."""
     writers = [disk_cache.ArrayWriter(folder / f"{split}-bytes{suffix}.npy", np.uint8) for suffix in texts]
     labels, lengths = [], [[] for _ in texts]
     for label, parts in rows:
@@ -232,7 +238,7 @@ def _store(folder: Path, split: str, rows: Iterator[tuple[int, list[bytes]]], te
 
 
 def _imdb(data: str) -> dict[str, Any]:
-    """Split -> where its reviews are: the archive, a folder with pos/ and neg/, a table, or a hub data set."""
+    """Return where each split's reviews are: the archive, a folder with pos/ and neg/, a table, or a hub data set."""
     words = {"train": "train", "eval": "test"}
     if named := hub.parse(data):
         return {split: hub.load(*named, word, by_hand=IMDB_BY_HAND) for split, word in words.items()}
@@ -259,7 +265,7 @@ def _imdb(data: str) -> dict[str, Any]:
 
 
 def _reviews(place: Path | Dataset, word: str) -> Iterator[tuple[int, bytes]]:
-    """(1 for a friendly review, its bytes)."""
+    """Yield (label, bytes) of each review; 1 is positive."""
     if isinstance(place, Path) and place.is_dir():
         for label, kind in enumerate(("neg", "pos")):
             texts = sorted((place / kind).glob("*.txt"))
@@ -294,7 +300,7 @@ def _reviews(place: Path | Dataset, word: str) -> Iterator[tuple[int, bytes]]:
 
 
 def _pairs(path: Path) -> Iterator[tuple[int, list[bytes]]]:
-    """(1 if one cites the other, both texts) of lines `label <tab> id <tab> id <tab> text <tab> text`, no quotes."""
+    """Yield (1 if one cites the other, both texts) from lines `label <tab> id <tab> id <tab> text <tab> text`."""
     with files.open_regular(path) as file:
         for number, line in enumerate(iter(lambda: file.readline(tables.LINE), b""), start=1):
             fields = line.rstrip(b"\r\n").split(b"\t")

@@ -1,8 +1,8 @@
-"""Programs that make the chunks of a generated data set, several side by side.
+"""Subprocesses that generate the chunks of a data set in parallel.
 
-A chunk depends on its number only, so the number of programs changes nothing but the time. They are started as
-programs of their own: a fork would copy the threads' locks of whatever the caller has imported, and a spawned worker
-would import the caller's script again. Their pipes hold them back when the reader is slower.
+A chunk depends only on its number, so the number of processes affects the time alone. They are started as programs of
+their own: a fork would copy the locks of threads in whatever the caller has imported, and a spawned worker would import
+the caller's script again. Their pipes block them when the reader is slower.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ Chunk = TypeVar("Chunk")
 
 @contextmanager
 def chunks(make: Callable[..., Chunk], given: tuple[Any, ...], workers: int) -> Iterator[Iterator[Chunk]]:
-    """Chunks 0, 1, 2, ... without end, each `make(*given, number)`: made here, or by `workers` programs that take
-    turns. `make` is a function of a module. Raises `LeanSurgeonError` where a program ends early.
+    """Yield chunks 0, 1, 2, ... without end, each `make(*given, number)`, made here or by `workers` processes in turn.
+
+    `make` is a module-level function. Raises `LeanSurgeonError` if a process ends early.
     """
     if workers <= 1:
         yield (make(*given, number) for number in itertools.count())
@@ -62,14 +63,14 @@ def chunks(make: Callable[..., Chunk], given: tuple[Any, ...], workers: int) -> 
 
 
 def main() -> None:
-    """Such a program: it writes one chunk after the other until nobody reads them any more."""
+    """Run a worker process: write chunks until nobody reads them."""
     make, given, first, step = pickle.loads(bytes.fromhex(sys.argv[1]))
     try:
         for number in itertools.count(first, step):
             pickle.dump(make(*given, number), sys.stdout.buffer)
             sys.stdout.buffer.flush()
     except (BrokenPipeError, KeyboardInterrupt):
-        # Nobody reads any more; give the interpreter something that it can flush at exit.
+        # The reader is gone; give the interpreter something that it can flush at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

@@ -1,14 +1,14 @@
-"""Drawing of Pathfinder images: two dashed contours, shorter ones as distractors, and a disc on two of the ends.
+"""Draw Pathfinder images: two dashed contours, shorter ones as distractors, and a disc on two of the ends.
 
-The rules and numbers are those of the published generator (Linsley et al., 2018; github.com/drewlinsley/pathfinder,
-`snakes2.py`) with the settings of the Long Range Arena (`lra_benchmarks/data/pathfinder.py`); the code is ours and
-draws thousands of images in step, so that an image costs a millisecond. Its images cannot equal the published ones bit
-by bit (they hang on a Python 2 random state and on `scipy.misc.imresize`), their statistics can.
+Rules and numbers are those of the published generator (Linsley et al., 2018; github.com/drewlinsley/pathfinder,
+`snakes2.py`) with the settings of the Long Range Arena (`lra_benchmarks/data/pathfinder.py`). The code is ours and
+draws thousands of images in parallel, at a millisecond per image. The images cannot equal the published ones bit by bit
+(those depend on a Python 2 random state and on `scipy.misc.imresize`), but their statistics can.
 
 A contour is a chain of dashes ("paddles"). The next dash ends at a point about `length + margin` from the pivot, chosen
 by cos^2 of the turn and by what is free. Positions are rounded up along a direction and down on the circle of ends, as
 published. Two differences: the last dash of the first contour counts as occupied for the distractors too, and a
-distractor is tried anew from its beginning only.
+distractor is retried only from its beginning.
 
 Shape letters: N images, S size (32), P patch (9), E possible displacements of a dash's end.
 """
@@ -33,14 +33,15 @@ LENGTH, MARGIN, THICKNESS, MARKER_RADIUS = (
 ANTIALIAS = 2
 TARGET_CONTRAST, DISTRACTOR_CONTRAST = 1.5, 2.0  # the first is 0.75 of the dash times 2 of the contour
 SEGMENT_TRIALS, CONTOUR_TRIALS = 3, 5
-ATTEMPTS = 2048  # pairs of contours begun in one chunk; most run into a dead end
-PAD = 5  # around the images, so that a patch at the border needs no case of its own
+ATTEMPTS = 2048  # pairs of contours started per chunk; most end in a dead end
+PAD = 5  # around the images, so that patches at the border need no special case
 
 
 class Drawn(NamedTuple):
-    """Images of one chunk and what is in them: `tips` (N, 2 contours, 2 ends, row and column), `dashes` (N, 2, dashes,
-    row and column of the ends), `marked` (N, 2) which end of which contour bears a disc: contour of the first end,
-    contour of the last; `found` (N,) distractors.
+    """Images of one chunk and their content.
+
+    `tips` (N, 2 contours, 2 ends, row and column); `dashes` (N, 2, dashes, row and column of the ends); `marked` (N,
+    2): the contour whose first end has a disc, and the one whose last end has one; `found` (N,) numbers of distractors.
     """
 
     images: ndarray  # (N, S, S) uint8
@@ -52,8 +53,10 @@ class Drawn(NamedTuple):
 
 
 class _Grown(NamedTuple):
-    """A dash more: (N,) whether there was room, (N, 2) the pivot that it hangs on, (N,) its angle, (N, 2) its end, and
-    (N,) the number of the displacement between them.
+    """One more dash in each of N images.
+
+    (N,) whether there was room, (N, 2) its pivot, (N,) its angle, (N, 2) its end, and (N,) the index of the
+    displacement between them.
     """
 
     alive: ndarray
@@ -64,7 +67,7 @@ class _Grown(NamedTuple):
 
 
 def chunk(contour_length: int, seed: int, number: int, attempts: int = ATTEMPTS) -> Drawn:
-    """The images that come of `attempts` beginnings; a pure function of its arguments."""
+    """Return the images that result from `attempts` starts; a pure function of its arguments."""
     rng = np.random.default_rng([seed, number, contour_length])
     image, mask, dashes = _targets(contour_length, rng, attempts)
     distractors = np.zeros(len(image), dtype=np.int64)
@@ -95,15 +98,16 @@ def chunk(contour_length: int, seed: int, number: int, attempts: int = ATTEMPTS)
 
 
 def _targets(contour_length: int, rng: Generator, attempts: int) -> tuple[ndarray, ndarray, ndarray]:
-    """Pairs of contours whose first ends lie `seed_distance` apart, grown dash by dash in turn; only whole pairs.
-    Images and what is occupied in them, padded, (N, S + 2 * PAD, S + 2 * PAD), and ends of dashes (N, 2, dashes, 2).
+    """Grow pairs of contours dash by dash, their first ends `SEED_DISTANCE` apart; keep complete pairs only.
+
+    Returns padded images and occupancy, (N, S + 2 * PAD, S + 2 * PAD), and ends of dashes (N, 2, dashes, 2).
     """
     n = attempts
     mask = np.ones((n, *(SIZE + 2 * PAD,) * 2), dtype=np.float32)
     free = slice(PAD + PADDING, PAD + SIZE - PADDING)
     mask[:, free, free] = 0
     dashes = np.zeros((n, 2, contour_length, 2), dtype=np.int64)
-    kinds = np.zeros((n, 2, contour_length), dtype=np.int64)  # degrees of a first dash, number of another's end
+    kinds = np.zeros((n, 2, contour_length), dtype=np.int64)  # degrees of a first dash, index of another one's end
     degrees = rng.integers(-180, 180, (n, 2))
     start = _central(rng, degrees[:, 0])
     around = rng.integers(0, 360, n) * (np.pi / 180)
@@ -118,7 +122,7 @@ def _targets(contour_length: int, rng: Generator, attempts: int) -> tuple[ndarra
             new = _extend(rng, mask, pivots[:, contour], turns[:, contour])
             pivots[:, contour], turns[:, contour] = new.pivot, new.turn
             dashes[:, contour, dash], kinds[:, contour, dash] = new.end, new.kind
-            # Only the dash before is occupied by now: the new one may touch the end that it hangs on.
+            # Only the previous dash is marked as occupied: the new one may touch the end that it continues.
             before = patches_of(dash == 1).mask[kinds[:, contour, dash - 1]]
             stamp(mask, np.arange(len(mask)), dashes[:, contour, dash - 1], before)
             mask, dashes, kinds, pivots, turns = (part[new.alive] for part in (mask, dashes, kinds, pivots, turns))
@@ -132,8 +136,9 @@ def _targets(contour_length: int, rng: Generator, attempts: int) -> tuple[ndarra
 
 
 def _begin(starts: ndarray, degrees: ndarray) -> tuple[ndarray, ndarray, ndarray]:
-    """Pivots behind the first dashes at `starts` (..., 2), on which the next ones hang, the angles of both, and whether
-    the dash lies inside of the image.
+    """Return pivots behind first dashes at `starts` (..., 2), the angles of both, and whether the dash fits inside.
+
+    The next dashes start from the pivots.
     """
     turns = degrees * (np.pi / 180)
     heads = _along(starts, turns, LENGTH)
@@ -143,7 +148,7 @@ def _begin(starts: ndarray, degrees: ndarray) -> tuple[ndarray, ndarray, ndarray
 
 
 def _distractor(dashes: int, rng: Generator, images: ndarray, masks: ndarray, rows: ndarray) -> ndarray:
-    """Try one distractor on each of these images; (rows,) bool where it was drawn."""
+    """Try to draw one distractor on each of these images; return (rows,) bool, true where it succeeded."""
     image, mask, every = images[rows], masks[rows], np.arange(len(rows))
     degrees = rng.integers(-180, 180, len(rows))
     kind = degrees % 360
@@ -170,7 +175,7 @@ def _distractor(dashes: int, rng: Generator, images: ndarray, masks: ndarray, ro
 
 
 def _extend(rng: Generator, mask: ndarray, pivot: ndarray, turn: ndarray) -> _Grown:
-    """The next dash of one contour in each image, where there is room."""
+    """Add the next dash of one contour in each image, if there is room."""
     ends_E2, angles_E = ends()
     pivot = np.clip(_along(pivot, turn, LENGTH + 2 * MARGIN), -PAD + 4, SIZE + PAD - 5)
     candidates_NE2 = pivot[:, None] + ends_E2
@@ -199,13 +204,13 @@ def _extend(rng: Generator, mask: ndarray, pivot: ndarray, turn: ndarray) -> _Gr
 
 
 def _along(points: ndarray, turn: ndarray, distance: float) -> ndarray:
-    """Points moved by `distance` in direction `turn` (from the columns towards the rows), rounded up."""
+    """Move points by `distance` in direction `turn` (from columns towards rows), rounded up."""
     step = distance * np.stack([np.sin(turn), np.cos(turn)], axis=-1)
     return np.ceil(points + np.round(step, 9)).astype(np.int64)
 
 
 def _central(rng: Generator, degrees: ndarray) -> ndarray:
-    """First ends of first contours: at least twice the seed distance from every side, with room for the dash."""
+    """Choose first ends of first contours, at least twice the seed distance from every side, with room for the dash."""
     mask = np.ones((SIZE + 2 * PAD,) * 2, dtype=np.float32)
     inner = slice(PAD + 2 * SEED_DISTANCE, PAD + SIZE - 2 * SEED_DISTANCE)
     mask[inner, inner] = 0
@@ -213,20 +218,20 @@ def _central(rng: Generator, degrees: ndarray) -> ndarray:
     for angle in np.unique(degrees):
         rows = np.flatnonzero(degrees == angle)
         spots = np.argwhere(~_find_blocked(mask[None], np.array([angle % 360]))[0])
-        if not len(spots):  # the dash does not fit between the lines: the middle will do
+        if not len(spots):  # the dash does not fit within the margin: any point inside it will do
             spots = np.argwhere(mask[PAD:-PAD, PAD:-PAD] == 0)
         places[rows] = spots[rng.integers(0, len(spots), len(rows))]
     return places
 
 
 def _find_blocked(mask: ndarray, angles: ndarray) -> ndarray:
-    """(N, S, S) true where the middle of a dash of this angle would touch something occupied (by more than 0.3)."""
+    """Return (N, S, S) bool: whether a dash of this angle with its centre there touches what is occupied above 0.3."""
     patches = patches_of(True).mask
     middle, blocked = patches.shape[1] // 2, np.zeros((len(mask), SIZE, SIZE), dtype=bool)
     taken = mask > 0.3
     for angle in np.unique(angles):
         rows = np.flatnonzero(angles == angle)
-        # The dash begins at the place and reaches as far as where its own mask is full.
+        # The dash starts at the place and covers the points where its own mask is full.
         for down, right in np.argwhere(patches[angle] >= 1) - middle:
             down, right = PAD + down, PAD + right
             blocked[rows] |= taken[rows, down : down + SIZE, right : right + SIZE]
@@ -237,13 +242,13 @@ def _find_blocked(mask: ndarray, angles: ndarray) -> ndarray:
 
 
 class Patches(NamedTuple):
-    line: ndarray  # (angles, P, P) brightness of a dash that starts in the middle
-    mask: ndarray  # (angles, P, P) what it occupies
+    line: ndarray  # (angles, P, P) brightness of a dash that starts in the centre
+    mask: ndarray  # (angles, P, P) the area it occupies
 
 
 @lru_cache
 def ends() -> tuple[ndarray, ndarray]:
-    """Displacements from a pivot to possible ends, (E, 2), a pixel apart on the circle, and their angles."""
+    """Return displacements from a pivot to possible ends, (E, 2), one pixel apart on the circle, and their angles."""
     radius = LENGTH + MARGIN
     around = np.arange(0, 360, 360 / (2 * np.pi * radius)) * (np.pi / 180)
     circle = radius * np.stack([np.sin(around), np.cos(around)], axis=1)
@@ -253,8 +258,9 @@ def ends() -> tuple[ndarray, ndarray]:
 
 @lru_cache
 def patches_of(first: bool) -> Patches:
-    """A `first` dash drawn forwards from its start, for every whole degree; or another one drawn from its end
-    backwards, for every possible end.
+    """Return patches of a `first` dash drawn forwards from its start, for every whole degree.
+
+    Otherwise patches of another dash drawn backwards from its end, for every possible end.
     """
     from PIL import Image, ImageDraw
     from scipy import ndimage
@@ -276,7 +282,7 @@ def patches_of(first: bool) -> Patches:
 
 
 def _smaller(fine: ndarray) -> ndarray:
-    """Lanczos-filtered to 1 / ANTIALIAS of its size; 0..1."""
+    """Downsample by ANTIALIAS with a Lanczos filter; values in 0..1."""
     from PIL import Image
 
     size = (fine.shape[0] - 1) // ANTIALIAS + 1
@@ -285,7 +291,7 @@ def _smaller(fine: ndarray) -> ndarray:
 
 @lru_cache
 def disc() -> ndarray:
-    """(9, 9) the marker, 0..1."""
+    """Return the (9, 9) marker, with values in 0..1."""
     away = np.arange(9 * ANTIALIAS) - 4 * ANTIALIAS
     return _smaller((away[:, None] ** 2 + away**2 <= (MARKER_RADIUS * ANTIALIAS) ** 2) * np.uint8(255))
 
@@ -294,7 +300,7 @@ def disc() -> ndarray:
 
 
 def stamp(canvas: ndarray, rows: ndarray, at: ndarray, patch: ndarray) -> None:
-    """Lay a patch on each of these images, the brighter value stays."""
+    """Draw a patch on each of these images, keeping the brighter value."""
     where = _around(rows, at, patch.shape[1])
     canvas[where] = np.maximum(canvas[where], patch)
 

@@ -1,1 +1,1 @@
-"""Tasks on text: language models, classification, pairs, GLUE and sentences."""
+"""Text tasks: language models, classification, pairs, GLUE and sentences."""

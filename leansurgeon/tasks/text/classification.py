@@ -33,13 +33,15 @@ METRICS = {
 
 
 class Options(base.Options):
-    """`train`, `eval` and `test`: files or globs; what is not named is cut from `train` by content, but with
-    `hold_out: false` (then `eval` is needed).
+    """Options of the task.
 
-    Texts are cut at `seq_len` tokens, and padded to the longest of the batch or (`pad: max`) to seq_len.
-    `class_names`: the data's classes in the order of the model's outputs, where that is not the data's. `objective`:
-    one class of each text (cross-entropy), several (binary cross-entropy per output), or a score (squared error, for 0
-    and 1 binary cross-entropy); auto: as the labels are.
+    `train`, `eval` and `test`: files or globs. Splits that are not named are cut from `train` by content, unless
+    `hold_out: false` (then `eval` is required).
+
+    Texts are cut at `seq_len` tokens, and padded to the longest of the batch or, with `pad: max`, to seq_len.
+    `class_names`: the data's classes in the order of the model's outputs, if that differs from the data's. `objective`:
+    one class per text (cross-entropy), several (binary cross-entropy per output), or a score (squared error, for 0 and
+    1 binary cross-entropy); auto: by the labels.
     """
 
     train: str | list[str]
@@ -58,7 +60,7 @@ class Options(base.Options):
 
 
 class Rows(NamedTuple):
-    """Texts of a split, what each is paired with, and (N,) labels as numbers, or as they were read."""
+    """Texts of a split, the second texts of pairs, and (N,) labels as numbers, or as they were read."""
 
     texts: list[str]
     pairs: list[str] | None
@@ -66,8 +68,9 @@ class Rows(NamedTuple):
 
 
 class TextClassification(vocab.Tokenized):
-    """As many classes as the training rows have different labels, numbered as a parquet file says, or else in numerical
-    or alphabetical order; or several classes of each text, or a score.
+    """Classification of texts by the labels of the training rows, or several classes per text, or a score.
+
+    Classes are numbered as a parquet file says, or else in numerical or alphabetical order.
     """
 
     name = "text-classification"
@@ -85,7 +88,8 @@ class TextClassification(vocab.Tokenized):
         files = {side: text_files.find(names) for side, names in named.items() if names is not None}
         called = text_files.short_names([path for paths in files.values() for path in paths])
         key = {
-            # 2 stopped at rows without a label, 3 held out at random, 4 took objects for labels, 5 sorted all classes
+            # 2 stopped at rows without a label, 3 held out at random, 4 accepted objects as labels, 5 sorted all
+            # classes
             "version": 6,
             "tokenizer": [self._tokenizer_key(model_dir), self._pad_of(model_dir)],
             "columns": [o.text, o.text_pair, o.label, o.objective],
@@ -142,7 +146,7 @@ class TextClassification(vocab.Tokenized):
         return self.options.text_pair is not None
 
     def _tokenizer_key(self, model_dir: Path | None) -> dict[str, Any]:
-        """Also what is put behind texts that stand alone, where anything is."""
+        """Return the base key, with what is added after single texts, if anything."""
         key, kind = super()._tokenizer_key(model_dir), self.options.tokenizer
         if self._paired or kind in vocab.KINDS[1:] or kind.startswith(vocab.HUB):
             return key
@@ -150,12 +154,12 @@ class TextClassification(vocab.Tokenized):
         return key if second is None else key | {"second": second}
 
     def _pad_of(self, model_dir: Path | None) -> int | None:
-        """The token by which the model finds the end of a text, where it says one and reads by its own tokenizer."""
+        """Return the pad token of the model's config, if it has one and the model's own tokenizer is used."""
         own = model_dir if self.options.tokenizer == "model" else None
         return vocab.read_setting(own, "config.json", "pad_token_id")
 
     def _store(self, folder: Path, rows: Mapping[str, Rows], model_dir: Path | None) -> disk_cache.Info:
-        """Write tokens and labels of every split; what `batch` has to know of them."""
+        """Write tokens and labels of every split; return what `batch` needs to know about them."""
         tokenizer = self._make_tokenizer(folder, rows["train"].texts + (rows["train"].pairs or []), model_dir)
         own = model_dir if self.options.tokenizer == "model" else None
         most = vocab.read_setting(own, "config.json", "vocab_size")
@@ -167,7 +171,7 @@ class TextClassification(vocab.Tokenized):
             typed = pairs is not None and "token_type_ids" in tokenizer.model_input_names
             tokens = disk_cache.ArrayWriter(folder / f"{split}-tokens.npy", dtype)
             types, lengths = disk_cache.ArrayWriter(folder / f"{split}-types.npy", np.uint8), []
-            # The library takes a batch apart on all cores.
+            # The library tokenises a batch on all cores.
             for first in track(range(0, len(texts), 1000), "tokenising", "x 1000 texts/s"):
                 part = slice(first, first + 1000)
                 encoded = tokenizer(
@@ -202,12 +206,13 @@ class TextClassification(vocab.Tokenized):
         }
 
     def lengths(self, split: str) -> ndarray:
-        """(N,) tokens of every sample of a split."""
+        """Return the (N,) numbers of tokens of a split's samples."""
         return disk_cache.lengths_of(self._array(f"{split}-starts"), np.arange(self.size(split)))
 
     def batch(self, split: str, indices: ndarray, *, seed: int, epoch: int) -> base.Batch:
-        """`input_ids` and `attention_mask` (B, T), token types where the tokenizer has them, and `labels`: (B,)
-        classes or scores, or (B, C) fp32 marks of the classes that a text has.
+        """Return `input_ids` and `attention_mask` (B, T), token types if the tokenizer has them, and `labels`.
+
+        Labels are (B,) classes or scores, or (B, C) fp32 marks of the classes of a text.
         """
         indices = self._indices(split, indices)
         starts = self._array(f"{split}-starts")
@@ -239,8 +244,10 @@ class TextClassification(vocab.Tokenized):
         return base.as_tensors(**arrays)
 
     def score(self, logits: Tensor, batch: base.Batch, *, label_smoothing: float = 0.0) -> base.Score:
-        """Cross-entropy and the confusion matrix; of several classes binary cross-entropy, with the counts that F1 is
-        made of; of scores squared error, or binary cross-entropy where all are 0 or 1, with the predictions.
+        """Score by objective: cross-entropy with the confusion matrix for one class per text.
+
+        Several classes: binary cross-entropy, with the counts for F1. Scores: squared error, or binary cross-entropy if
+        all are 0 or 1, with the predictions.
         """
         import torch
         from torch.nn import functional as F
@@ -276,19 +283,19 @@ class TextClassification(vocab.Tokenized):
 
     @cached_property
     def _is_binary(self) -> bool:
-        """Whether every score to train on is 0 or 1."""
+        """Whether every training score is 0 or 1."""
         return bool(np.isin(self._array("train-labels"), (0, 1)).all())
 
     @property
     def extra_sums(self) -> int:
-        """The confusion matrix of not too many classes; true and false positives and negatives; or predictions."""
+        """The confusion matrix, if classes are not too many; true and false positives and negatives; or predictions."""
         if self.objective == "score":
             return 2 * self._most
         many = len(self.options.class_names or self._info["labels"])
         return 3 * many if self.objective == "several" else base.cells_of(many)
 
     def metric_value(self, sums: base.Sums) -> base.Metrics:
-        """Accuracy and macro F1 (of the classes that are there); micro and macro F1; or correlations."""
+        """Return accuracy and macro F1 (over present classes), micro and macro F1, or correlations, by objective."""
         if self.objective == "score":
             from scipy import stats
 
@@ -305,7 +312,7 @@ class TextClassification(vocab.Tokenized):
         return {"micro_f1": float(micro), "macro_f1": float(of_each.mean())}
 
     def model_overrides(self) -> base.Overrides:
-        """The classes with their names, and the vocabulary where the tokenizer is the task's own."""
+        """Return the classes with their names, and the vocabulary if the tokenizer is the task's own."""
         if self.objective == "score":
             return {"num_labels": 1, "problem_type": "regression"} | super().model_overrides()
         names = self.options.class_names or self._info["labels"]
@@ -317,8 +324,9 @@ class TextClassification(vocab.Tokenized):
 
 
 def _read(paths: list[Path], options: Options) -> tuple[Rows, dict[str, int]]:
-    """All rows of these files that have texts and a label, and how many were left out for what they lack. Raises
-    UsageError for a text that is none, labels that are no classes, or files without rows.
+    """Read all rows of these files that have texts and a label; also count the rows that were omitted.
+
+    Raises UsageError for a text that is none, labels that are no classes, or files without rows.
     """
     texts = list(filter(None, [options.text, options.text_pair]))
     columns = [options.label] if isinstance(options.label, str) else options.label
@@ -344,7 +352,7 @@ def _read(paths: list[Path], options: Options) -> tuple[Rows, dict[str, int]]:
 
 
 def _convert_labels(found: user_data.Labels, objective: str, paths: list[Path]) -> list[Any]:
-    """The labels as this objective has them. Raises UsageError where they are of another kind."""
+    """Convert the labels to this objective. Raises UsageError if they are of another kind."""
     if objective == "several" and found.kind == "class":
         return [None if label is None else () if classes.key(label) == "none" else (label,) for label in found.values]
     with suppress(ValueError):
@@ -360,7 +368,7 @@ def _convert_labels(found: user_data.Labels, objective: str, paths: list[Path]) 
 
 
 def _number_labels(labels: list[Any], names: list[str], objective: str) -> ndarray:
-    """(N,) numbers of names, (N, C) marks, or (N,) scores."""
+    """Return (N,) class numbers, (N, C) marks, or (N,) scores."""
     if objective == "score":
         return np.array(labels, dtype=np.float32)
     if objective == "class":
@@ -384,13 +392,13 @@ def _label_names(rows: dict[str, Rows], columns: str | list[str]) -> list[str]:
 
 
 def join_rows(parts: Iterable[Rows]) -> Rows:
-    """The rows of several parts, one after the other."""
+    """Concatenate the rows of several parts."""
     columns = zip(*parts, strict=True)
     return Rows(*(None if column[0] is None else [*chain.from_iterable(column)] for column in columns))
 
 
 def _split(named: Mapping[str, Rows]) -> tuple[dict[str, Rows], disk_cache.Info]:
-    """The rows by side, from those that the data names ("train" among them), and what is kept of the split."""
+    """Return the rows by side, from those that the data names ("train" among them), and the split's cache info."""
     rows = join_rows(named.values())
     ids = [*map(splits.hash_text, rows.texts, *([rows.pairs] if rows.pairs else []))]
     given = {side: len(part.texts) for side, part in named.items()}
@@ -403,5 +411,5 @@ def _split(named: Mapping[str, Rows]) -> tuple[dict[str, Rows], disk_cache.Info]
 
 
 def _in_words(labels: list[Any]) -> list[Any]:
-    """Labels as they are told: several of a row joined; scores stay numbers."""
+    """Return labels as they are shown: several of a row joined; scores stay numbers."""
     return [" + ".join(label) or "none" if isinstance(label, tuple) else label for label in labels]

@@ -1,7 +1,6 @@
-"""The documents of a language task: text files, rows of tables, or a data set of the hub, parted for training and
-evaluation.
+"""The documents of a language task, split for training and evaluation: text files, rows of tables, or a hub data set.
 
-A document is a text, or a list of token ids where the data set was tokenised by its makers.
+A document is a text, or a list of token ids if the data set is already tokenised.
 """
 
 from __future__ import annotations
@@ -26,17 +25,19 @@ from leansurgeon.tasks import disk_cache, hub, splits, user_data
 from leansurgeon.tasks.text import files as text_files
 
 BY_HAND = "Download its parquet files on another machine and name them with the task's option `data`."
-FEW = 20  # blocks of a text; one that has fewer is parted into smaller ones
+FEW = 20  # blocks; a text with fewer is split into smaller ones
 Document = str | list[int] | np.ndarray
-Documents = Callable[[], Iterable[Document]]  # which can be gone through more than once: every call begins anew
+Documents = Callable[[], Iterable[Document]]  # every call starts a new iteration
 LEAST = 20  # characters of a sentence; shorter lines of a text file are headings and numbers
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """`files` or one hub data set `rows`; `columns` are those that hold the documents of tables, a `chat` that `render`
-    writes or texts, and `first` is how many of the documents are used at all (None: all). `counted` says of the last
-    time that all were read how many "rows" there were, and how many were "empty".
+    """Documents of `files` or of one hub data set `rows`.
+
+    `columns` are the table columns with the documents: a `chat`, which `render` writes out, or texts. `first` limits
+    the number of documents (None: all). `counted` has the numbers of "rows" and of "empty" ones in the last full
+    iteration.
     """
 
     files: tuple[Path, ...]
@@ -53,7 +54,7 @@ class Corpus:
         return text_files.short_names(self.files) if self.rows is None else [str(self.rows.info.dataset_name)]
 
     def key(self) -> list[Any]:
-        """What the content follows from, for the name of the cache entry."""
+        """Return what determines the content, for the name of the cache entry."""
         if self.rows is not None:
             return [hub.digest(self.rows), *self.columns, self.first]
         stamps = [disk_cache.file_key(path) for path in self.files]
@@ -62,14 +63,14 @@ class Corpus:
         return stamps + read + ([self.first] if self.first else [])
 
     def __iter__(self) -> Iterator[Document]:
-        """All documents, as often as they are asked for."""
+        """Iterate over all documents, as often as requested."""
         for path in self.files:
             if not self.has_rows(path):
                 yield text_files.read(path)
         yield from self._row_documents()
 
     def split_last(self, held: float) -> tuple[Documents, Documents]:
-        """All but, and the last part of about this fraction: of each text file, and of the rows of all tables."""
+        """Split off the last part of about this fraction: of each text file, and of the rows of all tables."""
 
         def read(last: bool) -> Iterator[Document]:
             for path in self.files:
@@ -83,7 +84,7 @@ class Corpus:
         return partial(read, False), partial(read, True)
 
     def _row_documents(self) -> Iterator[Document]:
-        """The documents of tables one by one, no more than `first`."""
+        """Yield the documents of tables one by one, at most `first`."""
         self.counted["chats"] = self.counted["rendered"] = 0
         if self._holds_ids():
             yield from islice(self._ids(), self.first)
@@ -99,7 +100,7 @@ class Corpus:
             yield user_data.document_in(cells, where, self.chat, render)
 
     def texts(self) -> list[str]:
-        """The different sentences of text files, and all texts that stand in the cells of tables, whole."""
+        """Return the distinct sentences of text files, and all texts in the cells of tables, unsplit."""
         unique = {}
         for path in self.files:
             if not self.has_rows(path):
@@ -109,7 +110,7 @@ class Corpus:
         return list(unique)
 
     def answers(self) -> Iterator[tuple[str, str]]:
-        """What goes in and what should come out, of every row that says both: the last column is the answer."""
+        """Yield input and answer of every row that has both; the answer is the last column."""
         for cells, where in islice(self._cells(), self.first):
             *asked, answer = ("\n\n".join(user_data.texts_in([cell], where)) for cell in cells)
             before = "\n\n".join(filter(None, asked))
@@ -117,11 +118,11 @@ class Corpus:
                 yield before, answer
 
     def has_rows(self, path: Path) -> bool:
-        """Whether a file is read by rows: a table, or a text of which only the first documents are wanted."""
+        """Return whether a file is read by rows: a table, or a text of which only the first documents are wanted."""
         return self.first is not None or tables.is_table(path)
 
     def _holds_ids(self) -> bool:
-        """Whether the column is one of lists of whole numbers, by the schema of the hub data set or parquet files."""
+        """Return whether the column holds lists of integers, by the schema of the hub data set or the parquet files."""
         if len(self.columns) > 1 or self.chat or not all(path.suffix.lower() == ".parquet" for path in self.files):
             return False
         from pyarrow import types
@@ -138,7 +139,7 @@ class Corpus:
         )
 
     def _ids(self) -> Iterator[np.ndarray]:
-        """The token ids of every row, without making a Python number of each: 43 million rows are usual."""
+        """Yield the token ids of every row as arrays: Python numbers are too slow for 43 million rows, a usual size."""
         self.counted["rows"] = self.counted["empty"] = 0
         (column,) = self.columns
         if self.rows is not None:
@@ -159,7 +160,7 @@ class Corpus:
                         yield ids[start:end]
 
     def _cells(self) -> Iterator[tuple[list[Any], str]]:
-        """The cells of every row of all tables that has any, and where it stands."""
+        """Yield the cells of every non-empty row of all tables, and their location."""
         columns, self.counted["rows"], self.counted["empty"] = list(self.columns), 0, 0
         if self.rows is not None:
             read = [(self.names[0], hub.rows(self.rows, columns, self.names[0]))]
@@ -179,9 +180,10 @@ class Corpus:
 
 
 def split_documents(corpora: Mapping[str, Corpus]) -> tuple[splits.Split, dict[str, Documents]]:
-    """The split of corpora, which are named by the sides that the data gives them ("train" among them), by blocks of
-    text or whole lists of tokens; and the documents of each side. A "test" that is cut comes block by block, in the
-    order of hashes. Raises UsageError where there is too little text.
+    """Split corpora by blocks of text or whole lists of tokens; return the split and the documents of each side.
+
+    `corpora` are named by the sides that the data gives them ("train" among them). A "test" that is cut comes block by
+    block, in the order of hashes. Raises UsageError if there is too little text.
     """
     shortest, count = splits.SHORTEST, 0
     while True:
@@ -194,13 +196,13 @@ def split_documents(corpora: Mapping[str, Corpus]) -> tuple[splits.Split, dict[s
                     given.append(splits.SIDES.index(side))
         if len(ids) >= FEW or len(ids) <= count:
             break
-        shortest, count = max(1, size // (4 * FEW)), len(ids)  # a small text, in smaller blocks
+        shortest, count = max(1, size // (4 * FEW)), len(ids)  # use smaller blocks for a small text
     split = splits.split_by_content(np.array(ids), None, np.array(given), most=splits.BLOCKS)
     if shortest < splits.SHORTEST:
         split = replace(split, rule=splits.OWN)
 
     def read(rows: np.ndarray) -> Iterator[Document]:
-        """What stands in these blocks; neighbours in a document are one text."""
+        """Yield the content of these blocks; neighbouring blocks of a document form one text."""
         wanted, numbers = set(rows.tolist()), itertools.count()
         for document in itertools.chain(*corpora.values()):
             for chosen, run in itertools.groupby(_blocks(document, shortest), lambda _: next(numbers) in wanted):
@@ -230,9 +232,9 @@ def find(
     chat: bool = False,
     render: user_data.Render | None = None,
 ) -> Corpus:
-    """The corpus that a recipe names: files, globs, `austen`, or `hub:owner/name`.
+    """Return the corpus that a recipe names: files, globs, `austen`, or `hub:owner/name`.
 
-    Raises UsageError for a name that stands for nothing, LeanSurgeonError where the hub cannot be reached.
+    Raises UsageError for a name that matches nothing, LeanSurgeonError if the hub cannot be reached.
     """
     listed = [names] if isinstance(names, str) else list(names)
     read = (columns,) if isinstance(columns, str) else tuple(columns)
@@ -244,8 +246,9 @@ def find(
 
 
 def find_named(options: Any, **how: Any) -> dict[str, Corpus]:
-    """The corpora of a language task by the sides that its options name: `data`, `eval_data`, `test_data`; `how` is
-    passed on to `find`.
+    """Return the corpora of a language task by side: options `data`, `eval_data`, `test_data`.
+
+    `how` is passed on to `find`.
     """
     named = {"train": options.data, "eval": options.eval_data, "test": options.test_data}
     listed = [options.data] if isinstance(options.data, str) else options.data
@@ -268,7 +271,7 @@ def tell(
     cut: tuple[int, int] = (0, 0),
     roles: Sequence[tuple[str, Sequence[str]]] | None = None,
 ) -> str:
-    """What a person is told of corpora that were read, of which there is this amount (`user_data.tell`)."""
+    """Describe the corpora that were read, with these amounts, to the user (`user_data.tell`)."""
     train = corpora["train"]
     names = [name for one in corpora.values() for name in one.names]
     seen = sum((Counter(one.counted) for one in corpora.values()), Counter())
@@ -283,8 +286,9 @@ def tell(
 
 
 def sentences(text: str) -> list[str]:
-    """The different sentences of a text in their order: its lines, long ones cut behind full stops. Prose in lines of
-    one width, as books come, is read by its paragraphs.
+    """Return the distinct sentences of a text in order: its lines, long ones split after full stops.
+
+    Prose wrapped at one width, as in books, is read by paragraphs.
     """
     lines = [line.strip() for line in text.split("\n")]
     longest = 300
@@ -297,16 +301,18 @@ def sentences(text: str) -> list[str]:
     return list(unique)
 
 
-CLOSING = "[\"'’”“»)]"  # what may stand behind a full stop
-# A full stop, but not that of Mr., Mrs., Dr. or St.
+CLOSING = "[\"'’”“»)]"  # may follow a full stop
+# A full stop, except that of Mr., Mrs., Dr. or St.
 SENTENCE_END = re.compile(rf"(?:(?<=[.!?])|(?<=[.!?]{CLOSING}))(?<!\bMr\.)(?<!\bMrs\.)(?<!\bDr\.)(?<!\bSt\.)\s+")
-INSIDE = re.compile(rf"[a-z]{{3}}[.!?]{CLOSING}?\s+[\"'‘“„«(]?[A-Z]")  # of a sentence's end within a line
-LISTED = re.compile(r"[\d>*•|#-]")  # how lines of a list, a log or a quoted mail begin
+INSIDE = re.compile(rf"[a-z]{{3}}[.!?]{CLOSING}?\s+[\"'‘“„«(]?[A-Z]")  # a sentence end within a line
+LISTED = re.compile(r"[\d>*•|#-]")  # start of a line in a list, a log or a quoted mail
 
 
 def is_wrapped(lines: Sequence[str]) -> bool:
-    """Whether these are lines of prose that was broken at one width: where another line follows, most are about as long
-    as the longest and few end a sentence, which many do in the middle.
+    """Return whether these are lines of prose wrapped at one width.
+
+    Lines that are followed by another are then mostly about as long as the longest; few end a sentence, and many
+    contain the end of one.
     """
     followed = [line for line, after in pairwise(lines) if line and after]
     if len(followed) < FEW:

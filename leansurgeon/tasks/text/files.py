@@ -1,4 +1,4 @@
-"""Finding and reading what a recipe names as text: files, folders, globs, and the novel that the package carries."""
+"""Find and read the texts that a recipe names: files, folders, globs, and the novel that comes with the package."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from leansurgeon.errors import UsageError
 from leansurgeon.reading import files, tables
 from leansurgeon.reading.files import in_home
 
-LARGEST = 4_000_000_000  # bytes; it is read at once
-SUFFIXES = (".txt", ".text", ".md", ".rst")  # what is text in a folder; a file that is named may be called anything
+LARGEST = 4_000_000_000  # bytes; a file is read at once
+SUFFIXES = (".txt", ".text", ".md", ".rst")  # text files in a folder; a file that is named may have any suffix
 END = "<|endoftext|>"  # a line between two documents
 PACKAGED = {"austen": Path(__file__).parent.parent / "data" / "persuasion.txt"}
 PROSE = ("austen", str(PACKAGED["austen"].with_name("countries.txt")))  # a novel, and reports on countries
 
 
 def find(names: str | Sequence[str]) -> list[Path]:
-    """Files that these names stand for, each once, in the order of the names and sorted within a folder or a glob.
+    """Return the files that these names refer to, each once, in order of the names and sorted within a folder or glob.
 
-    Raises UsageError for a name that stands for no file.
+    Raises UsageError for a name without files.
     """
     unique = {}
     for name in [names] if isinstance(names, str) else names:
@@ -46,15 +46,13 @@ def find(names: str | Sequence[str]) -> list[Path]:
 
 
 def in_folder(folder: Path) -> list[Path]:
-    """All text files and tables in a folder and below it, sorted; what begins with a dot is left out."""
+    """Return all text files and tables in and below a folder, sorted; hidden ones are omitted."""
     known = (*SUFFIXES, *tables.SUFFIXES)
     return [path for path in files.files_below(folder) if path.suffix.lower() in known]
 
 
 def read(path: Path) -> str:
-    """The text of a UTF-8 file, line ends as newline characters. Raises UsageError where it is something else, or
-    empty.
-    """
+    """Read a UTF-8 file with normalised line ends. Raises UsageError if it is something else, or empty."""
     text = files.read_text(path, LARGEST, encoding="utf-8-sig")
     text = text.replace("\r\n", "\n").replace("\r", "\n")
     if not text.strip():
@@ -63,8 +61,9 @@ def read(path: Path) -> str:
 
 
 def documents(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """The documents of a text file in which a line `END` stands behind each, as in those of TinyStories, numbered from
-    1 like rows of one column; no more is read than is asked for. Raises UsageError for a file without such a line.
+    """Yield the documents of a text file in which a line `END` follows each, as in those of TinyStories.
+
+    They are numbered from 1 like rows of one column, and read lazily. Raises UsageError for a file without such a line.
     """
     part, number = [], 0
     for line in tables.lines(path):
@@ -84,7 +83,7 @@ def documents(path: Path) -> Iterator[tuple[int, list[str]]]:
 
 
 def cut_end(text: str, last: float) -> tuple[str, str]:
-    """The text without and its last part of about this fraction, cut behind a line end where there is one."""
+    """Split off the last part of about this fraction, after a line end if there is one."""
     at = len(text) - round(len(text) * last)
     newline = text.rfind("\n", 0, at)
     at = newline + 1 if newline >= 0 else at
@@ -92,6 +91,6 @@ def cut_end(text: str, last: float) -> tuple[str, str]:
 
 
 def short_names(paths: Sequence[Path]) -> list[str]:
-    """Names of files, with their folder where two are called alike."""
+    """Return names of files, with their folder if two have the same name."""
     alike = len({path.name for path in paths}) < len(paths)
     return [f"{path.parent.name}/{path.name}" if alike else path.name for path in paths]

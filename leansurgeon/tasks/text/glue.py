@@ -1,7 +1,7 @@
-"""GLUE (Wang et al., 2018): its eight tasks of the paper's Table 1, each with the metrics that GLUE names for it.
+"""GLUE (Wang et al., 2018): the eight tasks of the paper's Table 1, each with GLUE's own metrics.
 
-Accuracy adds up over batches and processes; the others are made at the end from sums that do: a confusion matrix for
-F1 and Matthews, and for the correlations of STS-B the prediction of every sample, each in a place of its own.
+Accuracy adds up over batches and processes. The other metrics are computed at the end from sums that do: a confusion
+matrix for F1 and Matthews, and for the correlations of STS-B the prediction of every sample at its own index.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ BY_HAND = (
     "Download its folder from there on another machine, or the GLUE distribution from gluebenchmark.com/tasks, and "
     "name it with the task's option `data`."
 )
-_IDS = "dev_ids.tsv"  # ends the name of GLUE's list of rows of MRPC
+_IDS = "dev_ids.tsv"  # ends the name of GLUE's list of MRPC rows
 _NLI = ("entailment", "not_entailment")
 _F1 = base.Metric("f1", "F1")
 _MATTHEWS = base.Metric("matthews", "Matthews correlation")
@@ -43,15 +43,17 @@ _MATCHED = base.Metric("accuracy", "accuracy (matched)")
 
 @dataclass(frozen=True)
 class GlueTask:
-    """One task: its folder in the distribution, its columns on the hub and in the distribution's files (numbers where
-    those have no header), its labels in their order (none: a number from 0 to 5), and the metric that chooses.
+    """One task of GLUE.
+
+    Its folder in the distribution, its columns on the hub and in the distribution's files (indices for files without a
+    header), its labels in order (none: a number from 0 to 5), and the metric for model selection.
     """
 
     folder: str
     texts: tuple[str, ...]
     metric: base.Metric
     labels: tuple[str, ...] = ("0", "1")
-    tsv: tuple[str | int, ...] = ()  # texts and label, where they are called otherwise there
+    tsv: tuple[str | int, ...] = ()  # texts and label, if their names differ there
     metrics: tuple[str, ...] = ("accuracy",)
 
 
@@ -89,11 +91,13 @@ KINDS = {
 
 
 class Options(base.Options):
-    """`task`: which one. `data`: the folder of the GLUE distribution (`CoLA/train.tsv`, ...), a folder with the hub's
+    """Options of `glue`.
+
+    `task`: which one. `data`: the folder of the GLUE distribution (`CoLA/train.tsv`, ...), a folder with the hub's
     parquet files (`cola/train-*.parquet` or `cola/train/0000.parquet`, ...) or jsonl, csv or tsv files with the hub's
-    columns, or the hub. MRPC without GLUE's own files is msr_paraphrase_train.txt, evaluated on what GLUE's
-    mrpc_dev_ids.tsv beside it lists, or on its _test.txt.
-    `class_names`: the classes in the order of the model's outputs, where that is not GLUE's.
+    columns, or the hub. MRPC without GLUE's own files is msr_paraphrase_train.txt, evaluated on the rows that GLUE's
+    mrpc_dev_ids.tsv beside it lists, or on its _test.txt. `class_names`: the classes in the order of the model's
+    outputs, if that differs from GLUE's.
     """
 
     task: Literal["cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte"]
@@ -106,7 +110,7 @@ class Options(base.Options):
 
 
 class Glue(TextClassification):
-    """One task of GLUE. STS-B is regression: one output, squared error, labels from 0 to 5."""
+    """One task of GLUE. STS-B is a regression: one output, squared error, labels from 0 to 5."""
 
     name = "glue"
     Options = Options
@@ -170,14 +174,14 @@ class Glue(TextClassification):
         self.source = f"GLUE {self.kind.folder} (Wang et al., 2018)"
 
     def batch(self, split: str, indices: np.ndarray, *, seed: int, epoch: int) -> base.Batch:
-        """`input_ids` and `attention_mask` (B, T), `labels` (B,): classes, or scores for STS-B."""
+        """Return `input_ids` and `attention_mask` (B, T), and `labels` (B,): classes, or scores for STS-B."""
         batch = super().batch(split, indices, seed=seed, epoch=epoch)
         if self.options.task == "mnli" and split == "eval":
             batch |= base.as_tensors(_group=(np.asarray(indices) >= self._info["matched"]).astype(np.int64))
         return batch
 
     def score(self, logits: Tensor, batch: base.Batch, *, label_smoothing: float = 0.0) -> base.Score:
-        """Cross-entropy, or squared error for STS-B, with the sums that the task's own metrics need."""
+        """Return cross-entropy, or squared error for STS-B, with the sums for the task's own metrics."""
         import torch
 
         score = super().score(logits, batch, label_smoothing=label_smoothing)
@@ -197,7 +201,7 @@ class Glue(TextClassification):
         return 0 if self.kind.metrics == ("accuracy",) else 4
 
     def metric_value(self, sums: base.Sums) -> base.Metrics:
-        """The metrics of this task, 0..1 (correlations -1..1; 0 where predictions are all alike)."""
+        """Return the metrics of this task, 0..1 (correlations -1..1; 0 if all predictions are equal)."""
         if self.options.task == "mnli":
             wrong, right = sums.extra.reshape(2, 2).T
             matched, mismatched = right / np.maximum(wrong + right, 1)
@@ -213,7 +217,7 @@ class Glue(TextClassification):
         return {name: every[name] for name in self.kind.metrics}
 
     def describe(self) -> base.Description:
-        """Sizes, task, source and licence, and lines that were left out."""
+        """Return sizes, task, source and licence, and the number of omitted lines."""
         told = super().describe() | {"task": self.options.task}
         if self.options.task == "mnli":
             told["eval_matched"] = self._info["matched"]
@@ -224,7 +228,7 @@ class Glue(TextClassification):
 
 
 def _places(data: str, task: str) -> dict[str, list[Any]]:
-    """Part -> files (or one hub data set): "train", then the evaluation parts in their order."""
+    """Return files (or one hub data set) by part: "train", then the evaluation parts in order."""
     wanted = {"train": ("train",), "eval": ("dev", "validation")}
     if task == "mnli":
         wanted = {
@@ -238,7 +242,7 @@ def _places(data: str, task: str) -> dict[str, list[Any]]:
     for folder in (root / KINDS[task].folder, root / task, root):
         found = {}
         for path in sorted((*folder.glob("*"), *folder.glob("*/*"))):
-            # validation_matched/0000.parquet, or dev_matched-00000-of-00001.parquet: "dev" must not take dev_matched.
+            # validation_matched/0000.parquet, or dev_matched-00000-of-00001.parquet: "dev" must not match dev_matched.
             said = path.stem.split("-")[0].split(".")[0] if path.parent == folder else path.parent.name
             if tables.is_table(path):
                 found.setdefault(said, []).append(path)
@@ -258,10 +262,10 @@ def _places(data: str, task: str) -> dict[str, list[Any]]:
 
 
 def _fields(places: list[Any], kind: GlueTask, part: str) -> Iterator[tuple[str, list[Any] | None]]:
-    """(file and row, texts and label) of every row; None for a line that lacks a field."""
+    """Yield (file and row, texts and label) of every row; None for a line that lacks a field."""
     columns = [*kind.texts, "label"]
     if isinstance(places[-1], Path) and places[-1].name.endswith(_IDS):
-        file, ids = places  # of MRPC's training file GLUE lists the rows that are for evaluation
+        file, ids = places  # GLUE lists the rows of MRPC's training file that are for evaluation
         listed = {tuple(line.split()) for line in files.read_text(ids, text_files.LARGEST).splitlines()}
         for where, fields in _tsv(file, replace(kind, tsv=(*kind.tsv, "#1 ID", "#2 ID"))):
             if fields is None or (tuple(fields[-2:]) in listed) == (part == "eval"):
@@ -277,7 +281,7 @@ def _fields(places: list[Any], kind: GlueTask, part: str) -> Iterator[tuple[str,
 
 
 def _tsv(path: Path, kind: GlueTask) -> Iterator[tuple[str, list[Any] | None]]:
-    """A file of the distribution: tabs between fields, and quotation marks that mean themselves."""
+    """Read a file of the distribution: tab-separated, with literal quotation marks."""
     lines = files.read_text(path, text_files.LARGEST, encoding="utf-8-sig").split("\n")
     rows = [line.rstrip("\r").split("\t") for line in lines]
     hub_names = [*kind.texts, "label"]
@@ -308,7 +312,7 @@ def _label(value: Any, kind: GlueTask, where: str) -> float | int:
     if text in kind.labels:
         return kind.labels.index(text)
     try:
-        number = float(text)  # tables with a gap hold their labels as 1.0
+        number = float(text)  # float columns of tables with gaps hold labels as 1.0
     except (ValueError, OverflowError):
         number = math.nan
     if not (number.is_integer() and 0 <= number < len(kind.labels)):

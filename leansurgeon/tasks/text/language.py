@@ -1,9 +1,10 @@
-"""Language modelling on text files: the next token (causal) or the hidden ones (masked), both judged by perplexity.
+"""Language modelling on text files: the next token (causal) or masked tokens, both judged by perplexity.
 
-The text of all files, tokenised, is one long row of tokens; a sample is a window of `seq_len` of them, and windows do
-not overlap. Where the tokenizer puts a token before every text (BOS), each window begins with it, and it is not scored.
-In each training epoch the windows start at another offset, which follows from (seed, epoch). The last part of each file
-is for evaluation. Perplexities compare only between models with the same tokenizer.
+The tokenised text of all files is one long row of tokens; a sample is a window of `seq_len` of them, and windows do not
+overlap. If the tokenizer puts a token before every text (BOS), each window starts with it, and it is not scored. In
+each training epoch the windows start at another offset, determined by (seed, epoch). For evaluation, blocks of text are
+held out by their content unless `eval_fraction` is set. Perplexities are comparable only between models with the same
+tokenizer.
 """
 
 from __future__ import annotations
@@ -30,21 +31,23 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedTokenizerBase
 
-_OFFSET, _MASK = 1, 2  # streams of chance
+_OFFSET, _MASK = 1, 2  # random streams
 _EVAL_SEED = 0
-MASKED, REPLACED = 0.8, 0.1  # shares of the chosen tokens; the rest stays as it is, and is to be predicted too
+MASKED, REPLACED = 0.8, 0.1  # fractions of the chosen tokens; the rest is unchanged, but predicted too
 
 
 class Options(base.Options):
-    """`data`, `eval_data`, `test_data`: text files, globs, `austen`, tables (csv, tsv, jsonl, parquet) with the column
+    """Options of the task.
+
+    `data`, `eval_data`, `test_data`: text files, globs, `austen`, tables (csv, tsv, jsonl, parquet) with the column
     `text`, or a data set of the hub (`hub:roneneldan/TinyStories`; `eval_data` then takes its split "validation",
-    `test_data` its "test"). What is not named is cut from `data` by content; with `eval_fraction` the last part of each
-    text file, and of the rows of tables, is for evaluation instead, and nothing for a test. `documents`: use only so
-    many rows of `data`, the first; of text files so many of the documents that lines `<|endoftext|>` end. Of a folder
-    or a glob whose files are named after parts (train, validation, test) each is used for its part. Several columns of
-    texts are read one below the other, or, with `chat`, as what a user says and an assistant answers. A column of lists
-    is taken as token ids of the chosen tokenizer, or as a chat; chats are written by the template of a tokenizer that
-    has one.
+    `test_data` its "test"). Splits that are not named are cut from `data` by content; with `eval_fraction` the last
+    part of each text file, and of the rows of tables, is for evaluation instead, and there is no test. `documents`: use
+    only this many rows of `data`, the first; for text files this many of the documents that end with a line
+    `<|endoftext|>`. If the files of a folder or glob are named after splits (train, validation, test), each is used for
+    its split. Several text columns are joined by line breaks or, with `chat`, read as what a user says and an assistant
+    answers. A column of lists is read as token ids of the chosen tokenizer, or as a chat; chats are written by the
+    tokenizer's template, if it has one.
 
     `vocab_size`: for bpe and wordpiece the size to train (4096), for char and byte the rows of the embedding, if more
     than tokens.
@@ -64,15 +67,13 @@ class Options(base.Options):
 
 
 class MaskedOptions(Options):
-    """Also the share of tokens that are to be predicted."""
+    """The options of `CausalLM`, and the fraction of tokens to predict."""
 
     mask_prob: float = Field(0.15, gt=0, lt=1)
 
 
 class CausalLM(vocab.Tokenized):
-    """Predict every token from those before it. Batches are full windows without padding, and carry no attention
-    mask.
-    """
+    """Predict every token from those before it. Batches are full windows without padding or attention mask."""
 
     name = "causal-lm"
     head = "causal-lm"
@@ -86,7 +87,7 @@ class CausalLM(vocab.Tokenized):
         corpora = corpus.find_named(o, chat=o.chat, render=self._template(model_dir))
         data, names = corpora["train"], [name for one in corpora.values() for name in one.names]
         key = {
-            # 2 took quotation marks in .tsv files for quotes; what was made of other files is as it should be.
+            # 2 read quotation marks in .tsv files as quotes; entries made from other files are valid.
             "version": 3 if any(name.endswith(".tsv") for name in names) else 2,
             "tokenizer": self._tokenizer_key(model_dir),
             "train": data.key(),
@@ -120,7 +121,7 @@ class CausalLM(vocab.Tokenized):
                 )
 
     def size(self, split: str) -> int:
-        """Number of windows of `seq_len` tokens in a split."""
+        """Return the number of windows of `seq_len` tokens in a split."""
         split, width = self._check_split(split), self._width
         offsets = width - 1 if split == "train" and self.options.random_windows else 0
         return max(0, self._info["tokens"][split] - offsets) // width
@@ -135,53 +136,50 @@ class CausalLM(vocab.Tokenized):
         return self.options.seq_len - len(self._begin)
 
     def batch(self, split: str, indices: ndarray, *, seed: int, epoch: int) -> base.Batch:
-        """`input_ids` and `labels` (B, T); in masked language modelling `labels` is -100 where nothing was hidden."""
+        """Return `input_ids` and `labels` (B, T), which are equal."""
         tokens_BT = self._windows(split, np.asarray(indices), seed, epoch)
         return base.as_tensors(input_ids=tokens_BT.astype(np.int64), labels=tokens_BT.astype(np.int64))
 
     def score(self, logits: Tensor, batch: base.Batch, *, label_smoothing: float = 0.0) -> base.Score:
-        """Token t is scored against the logits of position t - 1; the first token of a window is not scored."""
+        """Score token t against the logits of position t - 1; the first token of a window is not scored."""
         from torch.nn import functional as F
 
-        # Labels are moved and not logits: a part of those would be copied, and they are as wide as the vocabulary.
+        # Shift the labels, not the logits: slicing those would copy them, and they are as wide as the vocabulary.
         return base.token_score(logits, F.pad(batch["labels"][:, 1:], (0, 1), value=base.IGNORED), label_smoothing)
 
     def metric_value(self, sums: base.Sums) -> base.Metrics:
-        """Perplexity from the mean negative log-likelihood of a token (nats); infinite where a float cannot hold it."""
+        """Return perplexity from the mean negative log-likelihood per token (nats); inf if too large for a float."""
         mean = sums.metric_sum / max(sums.metric_count, 1)
         return {self.metric.key: math.exp(mean) if mean < 709 else math.inf}
 
     def _particulars(self) -> base.Description:
-        """Tokens and characters of the data."""
+        """Return tokens and characters of the data."""
         tokens = {f"{split}_tokens": self._info["tokens"][split] for split in self.splits}
         return {**tokens, "characters": self._info["characters"], **super()._particulars()}
 
     def _windows(self, split: str, indices_B: ndarray, seed: int, epoch: int) -> ndarray:
-        """(B, seq_len) tokens in the type that they are stored in. Raises IndexError for an index that the split does
-        not have.
-        """
+        """Return (B, seq_len) tokens in their stored dtype. Raises IndexError for an index that the split lacks."""
         indices_B, width = self._indices(split, indices_B), self._width
         offset = 0
         if split == "train" and self.options.random_windows:
             offset = _offset(seed, epoch, width)
-        # All windows of an epoch as rows of one view of the file, of which whole rows are copied.
+        # All windows of an epoch as rows of one view of the file; whole rows are copied.
         windows = self._array(split)[offset : offset + self.size(split) * width].reshape(-1, width)
         return np.insert(np.take(windows, indices_B, axis=0), [0] * len(self._begin), self._begin, axis=1)
 
 
 @lru_cache(maxsize=4)
 def _offset(seed: int, epoch: int, width: int) -> int:
-    """Where the windows of a training epoch start."""
+    """Return where the windows of a training epoch start."""
     return int(chance.integers(seed, epoch, np.zeros(1, dtype=np.int64), 1, 0, width, stream=_OFFSET)[0, 0])
 
 
 class MaskedLM(CausalLM):
-    """Predict hidden tokens from both sides (Devlin et al., 2019): of the chosen ones 80 % become [MASK], 10 %
-    another token, 10 % stay.
+    """Predict masked tokens from both sides (Devlin et al., 2019).
 
-    Windows hold text only, without [CLS] and [SEP], as in Crammed BERT. The choice follows from (seed, epoch, index);
-    in evaluation it is always the same. "_places" of a batch lists the hidden tokens (`hide_tokens`), so that
-    a model may predict there and nowhere else.
+    Of the chosen tokens 80 % become [MASK], 10 % another token, and 10 % stay. Windows hold text only, without [CLS]
+    and [SEP], as in Crammed BERT. The choice depends on (seed, epoch, index); in evaluation it is always the same.
+    "_places" of a batch lists the chosen tokens (`hide_tokens`), so that a model may predict only there.
     """
 
     name = "masked-lm"
@@ -196,7 +194,7 @@ class MaskedLM(CausalLM):
         self._special[tokenizer.all_special_ids] = True
 
     def _make_tokenizer(self, folder: Path, texts: Iterable[str], model_dir: Path | None) -> PreTrainedTokenizerBase:
-        return self._with_mask(super()._make_tokenizer(folder, texts, model_dir))  # before all is tokenised with it
+        return self._with_mask(super()._make_tokenizer(folder, texts, model_dir))  # checked before tokenising
 
     def _with_mask(self, tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
         if tokenizer.mask_token_id is not None:
@@ -211,7 +209,7 @@ class MaskedLM(CausalLM):
         raise UsageError(f"Task 'masked-lm' needs a tokenizer with a mask token, and {whose} names none.", hint)
 
     def batch(self, split: str, indices: ndarray, *, seed: int, epoch: int) -> base.Batch:
-        """`input_ids` and `labels` (B, T); in masked language modelling `labels` is -100 where nothing was hidden."""
+        """Return `input_ids` and `labels` (B, T), -100 where nothing is predicted, and `_places`."""
         indices = np.asarray(indices)
         tokens_BT = self._windows(split, indices, seed, epoch)
         if split != "train":
@@ -221,19 +219,18 @@ class MaskedLM(CausalLM):
         return base.as_tensors(**hide_tokens(tokens_BT, draws_BT, share, self._mask_id, self._special, size))
 
     def score(self, logits: Tensor, batch: base.Batch, *, label_smoothing: float = 0.0) -> base.Score:
-        """Cross-entropy of the hidden tokens alone."""
+        """Return the cross-entropy of the chosen tokens only."""
         return base.token_score(logits, batch["labels"], label_smoothing)
 
 
 def hide_tokens(
     tokens_BT: ndarray, draws_BT: ndarray, share: float, mask_id: int, special: ndarray, vocab_size: int
 ) -> dict[str, ndarray]:
-    """Choose tokens with probability `share`, never those whose ids are true in `special` (vocab_size,): `input_ids`
-    and `labels` (B, T) int64, and where something is to be predicted: `_places` (N,) int64, counted over the flattened
-    batch, and filled up.
+    """Choose tokens with probability `share`, never those whose ids are true in `special` (vocab_size,).
 
-    One draw (uint32) says for its token whether it is chosen; rescaled, what becomes of it, and rescaled again, which
-    token stands there instead: 32 bits are enough for all three.
+    Returns `input_ids` and `labels` (B, T) int64, and `_places` (N,) int64: the positions to predict in the flattened
+    batch, padded. One draw (uint32) per token decides whether it is chosen; rescaled, what becomes of it; and rescaled
+    again, which token replaces it. 32 bits are enough for all three.
     """
     chosen_N = np.flatnonzero(draws_BT < np.uint32(min(share * 2.0**32, 2**32 - 1)))
     told_N = tokens_BT.reshape(-1)[chosen_N]
@@ -248,9 +245,9 @@ def hide_tokens(
     input_ids, labels = tokens_BT.astype(np.int64), np.full(tokens_BT.shape, base.IGNORED, dtype=np.int64)
     input_ids.reshape(-1)[chosen_N] = shown_N
     labels.reshape(-1)[chosen_N] = told_N
-    # A compiled model is compiled again for every new number of places, so they are filled up with one that is not
-    # scored, to a number that hardly ever changes between batches: five standard deviations above the mean of the
-    # binomial distribution, in whole eights; where more were chosen, the next eight.
+    # A compiled model is recompiled for every new number of places, so they are padded with an unscored position to a
+    # length that hardly ever changes between batches: five standard deviations above the mean of the binomial
+    # distribution, rounded up to a multiple of eight; if more were chosen, the next multiple.
     tokens = labels.size
     usual = tokens * share + 5 * math.sqrt(tokens * share * (1 - share))
     missing = min(tokens, -(-max(math.ceil(usual), len(chosen_N)) // 8) * 8) - len(chosen_N)
@@ -262,7 +259,7 @@ def hide_tokens(
 def _pack(
     folder: Path, tokenizer: PreTrainedTokenizerBase, texts: dict[str, corpus.Documents], say: Say
 ) -> disk_cache.Info:
-    """One array of tokens per split, the documents one after another."""
+    """Write one array of tokens per split, the documents one after another."""
     size = vocab.count_ids(tokenizer)
     dtype = vocab.dtype_for(size)
     tokens, characters, told = {}, dict.fromkeys(texts, 0), time.monotonic()

@@ -1,7 +1,7 @@
-"""Sentences one by one for an encoder without a head, which learns what its source says of them.
+"""Single sentences for an encoder without a head, which is trained to reproduce its source's embeddings.
 
-Embeddings are pooled as the files of sentence-transformers beside the model say (`reading.pooling`), else means over
-the real tokens; its default prompt stands before every text.
+Embeddings are pooled as the model's sentence-transformers files say (`reading.pooling`), otherwise as means over real
+tokens; its default prompt precedes every text.
 """
 
 from __future__ import annotations
@@ -21,10 +21,12 @@ from leansurgeon.tasks.text import classification, corpus, files, vocab
 
 
 class Options(base.Options):
-    """`data`, `eval_data` and `test_data` as in the language tasks; what is not named is cut from `data`, sentence by
-    sentence. They are cut at `seq_len` tokens. With `prose` the texts that come with the package train, too, and where
-    no `eval_data` is named at most as many of them as of the data help to choose the best step: so other text is not
-    forgotten. They are never reported on.
+    """Options of `sentences`.
+
+    `data`, `eval_data` and `test_data` as in the language tasks. Splits that are not named are cut from `data`,
+    sentence by sentence. Sentences are cut at `seq_len` tokens. With `prose`, packaged texts are trained on as well, so
+    that other text is not forgotten; without `eval_data`, some also take part in choosing the best step, at most as
+    many as of the data. They are never reported on.
     """
 
     data: str | list[str] = "austen"
@@ -40,7 +42,7 @@ class Options(base.Options):
 
 
 class Sentences(base.Embedded, classification.TextClassification):
-    """Sentences as an encoder embeds them: special tokens around each, padding behind."""
+    """Sentences as an encoder embeds them, with special tokens and padding."""
 
     name = "sentences"
     Options = Options
@@ -51,7 +53,7 @@ class Sentences(base.Embedded, classification.TextClassification):
         vocab.check_length(o.seq_len, model_dir)
         corpora = corpus.find_named(o)
         key = {
-            "version": 4,  # 1 left out short rows of tables, 2 held out at random, 3 took lines of a book for sentences
+            "version": 4,  # 1 omitted short rows of tables, 2 held out at random, 3 took lines of a book for sentences
             "tokenizer": [self._tokenizer_key(model_dir), self._pad_of(model_dir)],
             "split": [splits.RULE, *([name, one.key()] for name, one in corpora.items())],
             "seq_len": o.seq_len,
@@ -69,7 +71,7 @@ class Sentences(base.Embedded, classification.TextClassification):
             texts = {side: [every[i] for i in chosen] for side, chosen in split.rows.items()}
             found = base.describe_split(split, "sentences")
             if o.prose:
-                # None is cut: what is told of cut texts is about the user's.
+                # None is cut, so that the reported number of cut texts refers to the user's data.
                 prose = {
                     side: [line for line in lines if len(line) <= 2 * o.seq_len]
                     for side, lines in packaged_prose(every).items()
@@ -101,7 +103,7 @@ class Sentences(base.Embedded, classification.TextClassification):
 
 
 def packaged_prose(known: Iterable[str] = ()) -> dict[str, list[str]]:
-    """The sentences that come with the package by the side of their content, but for those that `known` texts hold."""
+    """Return the packaged sentences by the side of their content, without those contained in `known` texts."""
     there = {splits.hash_text(piece) for text in known for piece in (text, *corpus.SENTENCE_END.split(text))}
     lines = [line for line in corpus.find(files.PROSE, "text").texts() if splits.hash_text(line) not in there]
     if len(lines) < len(splits.SIDES):

@@ -1,8 +1,7 @@
-"""Tokenizers of the text tasks: the model's own, or a small one made from the training text (characters, bytes, BPE,
-WordPiece).
+"""Tokenizers of the text tasks: the model's own, or a small one made from the training text.
 
-All of them are `transformers` tokenizers, so that they can be saved beside the trained model and read back by
-`AutoTokenizer`.
+The latter are character, byte, BPE or WordPiece tokenizers. All are `transformers` tokenizers, so that they can be
+saved beside the trained model and loaded by `AutoTokenizer`.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ HUB = "hub:"
 
 
 def _check_choice(value: str) -> str:
-    """`model`, an own kind, or another tokenizer: the folder that it was saved in, or `hub:NAME`."""
+    """Check the choice: `model`, one of our kinds, the folder of a saved tokenizer, or `hub:NAME`."""
     if value in KINDS or value.startswith(HUB) or "/" in value:
         return value
     raise ValueError(f"must be one of {', '.join(map(repr, KINDS))}, a folder (with a '/'), or hub:NAME")
@@ -43,22 +42,25 @@ _POSITIONS = ("max_position_embeddings", "n_positions", "block_size")
 
 
 class Tokenized(base.Task):
-    """A task whose options name a `tokenizer`, the model's or one made from the training text, and its `vocab_size`."""
+    """A task whose options name a `tokenizer` (the model's, or one made from training text) and its `vocab_size`."""
 
     _tokenizer: PreTrainedTokenizerBase | None = None
 
     def _tokenizer_key(self, model_dir: Path | None) -> dict[str, Any]:
-        """What the tokenizer follows from beside the text: part of a cache entry's key."""
+        """Return what determines the tokenizer besides the text, for the key of a cache entry."""
         return key_of(self.options.tokenizer, self.options.vocab_size, model_dir)
 
     def _make_tokenizer(self, folder: Path, texts: Iterable[str], model_dir: Path | None) -> PreTrainedTokenizerBase:
-        """The tokenizer, kept in the cache entry `folder`."""
+        """Create the tokenizer and save it in the cache entry `folder`."""
         made = make(self.options.tokenizer, self.options.vocab_size, texts, model_dir)
         made.save_pretrained(folder / "tokenizer")
         return made
 
     def _template(self, model_dir: Path | None) -> user_data.Render:
-        """How chats are written: by the template of the tokenizer, loaded for the first of them; None without one."""
+        """Return a function that writes chats by the tokenizer's template, loaded at the first chat.
+
+        It returns None without a template.
+        """
         kind = self.options.tokenizer
         load_once = cache(lambda: make(kind, None, (), model_dir))
 
@@ -70,13 +72,13 @@ class Tokenized(base.Task):
         return render
 
     def tokenizer(self) -> PreTrainedTokenizerBase:
-        """The tokenizer of the data, to be saved beside the trained model."""
+        """Return the tokenizer of the data, to save beside the trained model."""
         if self._tokenizer is None:
             self._tokenizer = load(self._folder / "tokenizer")
         return self._tokenizer
 
     def model_overrides(self) -> base.Overrides:
-        """The vocabulary, where the tokenizer is the task's own."""
+        """Return the vocabulary size if the tokenizer is the task's own."""
         o = self.options
         if o.tokenizer == "model":
             return {}
@@ -88,7 +90,7 @@ class Tokenized(base.Task):
                 f"The {o.tokenizer} tokenizer has {tokens} tokens, more than the task's option vocab_size "
                 f"{o.vocab_size}."
             )
-        return {"vocab_size": o.vocab_size}  # with rows to spare
+        return {"vocab_size": o.vocab_size}  # with spare rows
 
     def _particulars(self) -> base.Description:
         o = self.options
@@ -99,9 +101,9 @@ class Tokenized(base.Task):
 
 
 def key_of(kind: str, vocab_size: int | None, model_dir: Path | None) -> dict[str, Any]:
-    """What the tokenizer follows from, beside the text: part of a cache entry's key.
+    """Return what determines the tokenizer besides the text, for the key of a cache entry.
 
-    Raises UsageError when the model's own tokenizer is asked for and its folder has none.
+    Raises UsageError if the model's own tokenizer is requested and its folder has none.
     """
     if kind not in KINDS:
         return {"kind": "folder", "form": 2, "files": _digests(_folder(kind))}
@@ -124,9 +126,9 @@ def _digests(folder: Path, hint: str | None = None) -> dict[str, str]:
 def make(
     kind: str, vocab_size: int | None, texts: Iterable[str], model_dir: Path | None = None
 ) -> PreTrainedTokenizerBase:
-    """The tokenizer of this kind; `texts` is what a char, bpe or wordpiece vocabulary is made from.
+    """Create the tokenizer of this kind; char, bpe and wordpiece vocabularies are made from `texts`.
 
-    Own tokenizers have the ids 0 to 4 for [PAD] [UNK] [CLS] [SEP] [MASK], and [SEP] for the end of a document.
+    Our own tokenizers have the ids 0 to 4 for [PAD] [UNK] [CLS] [SEP] [MASK], and [SEP] ends a document.
     """
     if kind == "model":
         return load(model_dir)
@@ -177,57 +179,60 @@ def make(
 
 
 def load(folder: Path) -> PreTrainedTokenizerBase:
-    """The tokenizer in a folder. Raises UsageError where its files are damaged, also where only using it shows that."""
+    """Load the tokenizer in a folder. Raises UsageError if its files are damaged, even if that shows only in use."""
     from transformers import AutoTokenizer
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        probe = copy.deepcopy(tokenizer)  # a call leaves its length and padding in what is saved
+        probe = copy.deepcopy(tokenizer)  # a call changes the truncation and padding that are saved
         probe(["a b", "c"], verbose=False)
         probe(["a b", "c"], padding=probe.pad_token_id is not None, truncation=True, max_length=8)
         return tokenizer
     except Exception as error:
-        # Tokenizer files fail in as many ways as there are formats; the first line says which.
+        # Damaged tokenizer files raise many kinds of errors; the first line says what is wrong.
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise UsageError(f"The tokenizer in {folder} cannot be read: {reason}") from error
 
 
 def own(folder: Path | None) -> PreTrainedTokenizerBase:
-    """The tokenizer of the model in a folder. Raises UsageError where it has none, or a damaged one."""
+    """Load the tokenizer of the model in a folder. Raises UsageError if it is missing or damaged."""
     key_of("model", None, folder)
     return load(folder)
 
 
 def same_tokens(one: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase) -> bool:
-    """Whether two tokenizers make the same tokens of text: every token has the same number, and a text of thousands of
-    pieces of the vocabulary, in words and run together, becomes the same numbers, special ones too. Another vocabulary
-    of equal size is another one.
+    """Return whether two tokenizers tokenise text equally.
+
+    Every token must have the same id, and a text of thousands of vocabulary entries, both as words and run together,
+    must give the same ids, special ones included. A vocabulary that only has the same size is not equal.
     """
     if (entries := one.get_vocab()) != other.get_vocab():
         return False
     some = one.convert_tokens_to_string(sorted(entries)[:: 1 + len(entries) // 4096])
     text = f"{some}\n {' '.join(sorted(entries)[:: 1 + len(entries) // 1024])} Élan  naïve\tÀ 1234567.89 don't\r\n"
-    # A call leaves its length and padding in a tokenizer.
+    # A call changes a tokenizer's truncation and padding.
     ids = [copy.deepcopy(tokenizer)(text, verbose=False)["input_ids"] for tokenizer in (one, other)]
     return ids[0] == ids[1]
 
 
 def beginning(tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """The token that the tokenizer puts before every text (Gemma's and Llama's BOS); empty where it puts none (GPT-2,
-    Qwen), or one that stands for the whole text instead ([CLS] of BERT).
+    """Return the token that the tokenizer puts before every text (BOS of Gemma and Llama).
+
+    Empty if it puts none there (GPT-2, Qwen), or one that stands for the whole text instead ([CLS] of BERT).
     """
     begin = tokenizer.bos_token_id
     return [begin] if begin is not None and tokenizer("a", verbose=False)["input_ids"][:1] == [begin] else []
 
 
 def second_text(tokenizer: PreTrainedTokenizerBase, model_dir: Path | None = None) -> str | None:
-    """What stands behind a text alone: an empty text where only then the tokenizer puts its [CLS] before it (Crammed
-    BERT's, whose authors do the same); None where it needs nothing. Raises UsageError where no text gets a [CLS] and
-    the model in `model_dir` is an encoder, whose head reads it.
+    """Return the second text to pair single texts with; None if they need none.
+
+    It is empty if the tokenizer adds its [CLS] only to pairs (Crammed BERT's, whose authors do the same). Raises
+    UsageError if no text gets a [CLS] although the model in `model_dir` is an encoder whose head reads it.
     """
     if tokenizer.cls_token_id is None:
         return None
-    # In lists, since the library takes an empty text that is not in one for none.
+    # In lists, because the library treats an empty text outside a list as missing.
     alone, paired = (tokenizer(["a"], second, verbose=False)["input_ids"][0] for second in (None, [""]))
     if tokenizer.cls_token_id in alone:
         return None
@@ -249,45 +254,45 @@ def second_text(tokenizer: PreTrainedTokenizerBase, model_dir: Path | None = Non
 
 
 def pad_id(tokenizer: PreTrainedTokenizerBase, of_model: int | None, rows: int | None) -> int:
-    """The token that fills up texts: that of the model's config.json (decoders find the last token of a text, and
-    RoBERTa its positions, by that one), else the tokenizer's, else what ends a text; one of the `rows` that the model
-    has, since many a tokenizer got a padding token later.
+    """Return the token that pads texts.
+
+    It is that of the model's config.json (decoders find the last token of a text by it, and RoBERTa its positions),
+    else the tokenizer's pad token, else its end token. It must be among the model's `rows`, since many tokenizers got a
+    pad token later.
     """
     ids = (of_model, tokenizer.pad_token_id, tokenizer.eos_token_id, tokenizer.sep_token_id)
     return next((number for number in ids if isinstance(number, int) and not (rows and number >= rows)), 0)
 
 
 def count_rows(tokenizer: PreTrainedTokenizerBase) -> int:
-    """Rows of an embedding that a tokenizer needs: a padding token behind all others is none, see `pad_id`."""
+    """Return the embedding rows that a tokenizer needs, without a pad token after all others (see `pad_id`)."""
     rows = count_ids(tokenizer)
     return rows - (tokenizer.pad_token_id == rows - 1)
 
 
 def count_ids(tokenizer: PreTrainedTokenizerBase) -> int:
-    """One more than the largest token id; where ids have gaps that is more than there are tokens."""
+    """Return one more than the largest token id, which exceeds the number of tokens if ids have gaps."""
     return 1 + max(tokenizer.get_vocab().values(), default=-1)
 
 
 def read_setting(folder: Path | None, name: str, *keys: str) -> Any:
-    """What a JSON file of a model's folder says under the first of these keys that it has; None where it says
-    nothing.
-    """
+    """Return the value of the first of these keys in a JSON file of a model's folder; None if there is none."""
     path = None if folder is None else folder / name
     document = (jsonfile.read_object_if_whole(path) if path and path.is_file() else None) or {}
     return next((document[key] for key in keys if document.get(key) is not None), None)
 
 
 def most_tokens(folder: Path | None) -> int | None:
-    """The length at which the tokenizer of a folder cuts texts, as sentence-transformers or its own file says it."""
+    """Return the length at which the tokenizer of a folder cuts texts, by sentence-transformers' or its own file."""
     for name, key in (("sentence_bert_config.json", "max_seq_length"), ("tokenizer_config.json", "model_max_length")):
         said = read_setting(folder, name, key)
-        if isinstance(said, int | float) and 0 < said < 10**9:  # transformers writes 10^30 where there is none
+        if isinstance(said, int | float) and 0 < said < 10**9:  # transformers writes 10^30 for no limit
             return int(said)
     return None
 
 
 def pieces(text: str, size: int = 1 << 16) -> Iterator[str]:
-    """A long text in pieces of at most about `size` characters, cut behind line ends where there are any."""
+    """Yield a long text in pieces of at most about `size` characters, cut after line ends if there are any."""
     start = 0
     while start < len(text):
         end = start + size
@@ -301,8 +306,9 @@ def pieces(text: str, size: int = 1 << 16) -> Iterator[str]:
 def encode_all(
     tokenizer: PreTrainedTokenizerBase, documents: Iterable[str | list[int]], dtype: np.dtype
 ) -> Iterator[np.ndarray]:
-    """Token ids of documents, one after another, each with the special token that ends it (if the tokenizer has one);
-    documents that are lists of ids pass as they are. Raises UsageError for an id that the tokenizer does not have.
+    """Yield the token ids of documents, each followed by the tokenizer's end token, if it has one.
+
+    Documents that are lists of ids are passed through. Raises UsageError for an id that the tokenizer lacks.
     """
     end = tokenizer.eos_token_id if tokenizer.eos_token_id is not None else tokenizer.sep_token_id
     last = np.array([] if end is None else [end], dtype=dtype)
@@ -340,12 +346,12 @@ def encode_all(
 
 
 def dtype_for(vocab_size: int) -> np.dtype:
-    """The smallest unsigned type that holds every id."""
+    """Return the smallest unsigned dtype that holds every id."""
     return np.dtype(np.uint16 if vocab_size <= 1 << 16 else np.uint32)
 
 
 def check_length(seq_len: int, model_dir: Path | None) -> None:
-    """Raise UsageError when the model's config says that it has fewer positions than `seq_len`."""
+    """Raise UsageError if the model's config has fewer positions than `seq_len`."""
     for name in _POSITIONS:
         limit = read_setting(model_dir, "config.json", name)
         if isinstance(limit, int) and 0 < limit < seq_len:
@@ -355,8 +361,9 @@ def check_length(seq_len: int, model_dir: Path | None) -> None:
 
 
 def _folder(kind: str) -> Path:
-    """Where a tokenizer lies that is neither the model's nor an own one; one of the hub is fetched. Raises UsageError
-    where it cannot be.
+    """Return the folder of a tokenizer that is neither the model's nor one of ours, downloaded from the hub if needed.
+
+    Raises UsageError if it cannot be downloaded.
     """
     if not kind.startswith(HUB):
         return in_home(kind)
@@ -374,7 +381,7 @@ def _folder(kind: str) -> Path:
 
 
 def _all_pieces(documents: Iterable[str | list[int]]) -> Iterator[str]:
-    """The texts in pieces. Raises UsageError for documents of token ids."""
+    """Yield the texts in pieces. Raises UsageError for documents of token ids."""
     for document in documents:
         if not isinstance(document, str):
             raise UsageError(

@@ -1,1 +1,1 @@
-"""The processes of one training: how they start, what they agree on, how signals end them, what Accelerate does."""
+"""The processes of one training: how they start, what they agree on, how signals end them."""

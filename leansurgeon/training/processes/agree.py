@@ -1,6 +1,6 @@
-"""What all processes of a training must decide alike: to stop, to save, that a file could not be written.
+"""Decisions that all processes of a training must make alike: to stop, to save, or that a file could not be written.
 
-Talk goes over the CPU (gloo), so that it costs no wait for a GPU. With one process every question answers itself.
+They communicate over the CPU (gloo), so that it costs no wait for a GPU. With one process nothing is communicated.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ COLLECTIVE_TIMEOUT = timedelta(hours=2)  # rank 0 may measure kappa or prepare d
 
 
 class LostProcesses(LeanSurgeonError):
-    """Another process of this training is gone, and said why, or could not."""
+    """Another process of this training has ended, with or without a reason."""
 
     agreed = True
 
 
 def explain_lost_processes(error: RuntimeError) -> LostProcesses | None:
-    """The sentence for what gloo or NCCL raise in the processes that are left; None for any other error."""
+    """Return the error for what gloo or NCCL raise in the remaining processes; None for any other error."""
     text = str(error)
     parted = ("onnection closed", "onnection reset", "Broken pipe", "remote process exited", "ncclRemoteError")
     backend = type(error).__name__ in ("DistBackendError", "DistNetworkError") or "gloo" in text
     if not backend or not any(word in text for word in parted):
         return None
     return LostProcesses(
-        "Another process of this training has ended.", "--resume auto goes on from the last checkpoint."
+        "Another process of this training has ended.", "--resume auto continues from the last checkpoint."
     )
 
 
 class ProcessGroup:
-    """The processes of one training. Every method must be called by all of them, in the same order."""
+    """The processes of one training. All of them must call every method, in the same order."""
 
     def __init__(self, processes: int = 1, rank: int = 0) -> None:
         self.processes, self.rank = processes, rank
@@ -41,12 +41,12 @@ class ProcessGroup:
         if processes > 1:
             import torch.distributed as dist
 
-            # A group of its own would have gloo's patience of half an hour.
+            # A new gloo group would have gloo's default timeout of half an hour.
             alone = dist.get_backend() == "gloo"
             self._group = dist.group.WORLD if alone else dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
 
     def largest(self, values: list[float]) -> list[float]:
-        """The largest of each value over the processes."""
+        """Return the largest of each value over the processes."""
         if self.processes == 1:
             return values
         import torch
@@ -57,14 +57,14 @@ class ProcessGroup:
         return shared.tolist()
 
     def of_main(self, values: list[float]) -> list[float]:
-        """The values of rank 0."""
+        """Return the values of rank 0."""
         return self.largest([value if self.rank == 0 else float("-inf") for value in values])
 
     def any(self, flag: bool) -> bool:
         return bool(self.largest([float(flag)])[0])
 
     def everywhere(self, work: Callable[[], Any]) -> Any:
-        """Do `work` on every process; where it fails on one, all raise that error, in one sentence."""
+        """Do `work` on every process; if it fails on one, all raise that error, as one sentence."""
         result, failed = None, None
         try:
             result = work()
@@ -82,11 +82,11 @@ class ProcessGroup:
         return result
 
     def on_main(self, work: Callable[[], Any]) -> Any:
-        """Do `work` on rank 0 alone; its error is raised on all."""
+        """Do `work` on rank 0 only; its error is raised on all."""
         return self.everywhere(lambda: work() if self.rank == 0 else None)
 
     def share(self, work: Callable[[], Any]) -> Any:
-        """What `work` gives on rank 0, on every process; its error is raised on all."""
+        """Do `work` on rank 0 and return its result on every process; its error is raised on all."""
         box = [self.on_main(work)]
         if self.processes > 1:
             import torch.distributed as dist
@@ -96,7 +96,7 @@ class ProcessGroup:
 
 
 def as_all_raise(error: Exception) -> LeanSurgeonError:
-    """The sentence for what one process raised, which the others raise, too."""
+    """Return the error that all processes raise for what one of them raised."""
     kind = OutOfMemory if memory_is_short(error) else LeanSurgeonError
     said = in_words(error) or kind(f"{type(error).__name__}: {error}")
     said.agreed = True

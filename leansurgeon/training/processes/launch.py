@@ -1,17 +1,18 @@
-"""Let several processes do one piece of work (`worker`), and bring back one sentence where it fails; and what of the
-environment would have a training do something else than its recipe says, and is easily forgotten.
+"""Run one job on several processes (`worker`), and report a failure as one sentence; also, handle environment variables
+that would override the recipe.
 
 torch's own launcher (`torch.distributed.run --standalone`) runs inside this process, so that Ctrl-C and SIGTERM reach
-the workers and its 60 lines of report on a failed worker can be replaced by what the worker said. A process that is
+the workers and its 60-line report on a failed worker can be replaced by what the worker reported. A process that is
 itself a worker (`RANK` is set: torchrun, `accelerate launch`) never starts others.
 
-`accelerate launch` and schedulers set some variables, a shell's profile others:
+`accelerate launch`, schedulers and shell profiles set variables of two kinds:
 
-    set aside   Accelerate reads them, and transformers some of them, while a training is set up. They are taken out of
-                this process's environment, so they do nothing.
-    in force    torch and the libraries below it read them when they are loaded, so nobody can take them back.
+    removed       Accelerate, and for some of them transformers, read them while a training is set up. They are removed
+                  from this process's environment, so they have no effect.
+    reported      torch and the libraries below it read them when they are loaded, so they cannot be undone.
 
-What only says where or how fast (`CUDA_VISIBLE_DEVICES`, `OMP_NUM_THREADS`, the allocator's settings) is left alone.
+Variables that only choose a device or change the speed (`CUDA_VISIBLE_DEVICES`, `OMP_NUM_THREADS`, the allocator's
+settings) are left alone.
 """
 
 from __future__ import annotations
@@ -32,21 +33,21 @@ from leansurgeon.training.recipe.schema import Train
 from leansurgeon.training.runs import folder as runfolder
 
 _ASIDE = ("ACCELERATE_", "FSDP_", "MEGATRON_LM_", "PARALLELISM_CONFIG_")
-# Set by `accelerate launch --cpu` and by a wish for one device: they choose where, not what is computed.
+# Set by `accelerate launch --cpu` or to choose one device: they change where, not what is computed.
 _HARMLESS = ("ACCELERATE_USE_CPU", "ACCELERATE_TORCH_DEVICE", "ACCELERATE_CPU_AFFINITY", "ACCELERATE_LOG_LEVEL")
-_OFF = ("", "no", "false", "0", "none", "strict")  # the last is oneDNN's word for all digits
-# What `accelerate launch` always sets, and nobody has wished for.
+_OFF = ("", "no", "false", "0", "none", "strict")  # the last is oneDNN's word for full precision
+# Values that `accelerate launch` always sets, though nobody asked for them.
 _DEFAULTS = {"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "1", "ACCELERATE_DYNAMO_MODE": "default"}
 
-# fp32 products with fewer digits than fp32 has, by the kind of device that obeys: "cuda" is NVIDIA's and AMD's, and
-# oneDNN works on CPUs and on Intel's GPUs.
+# Variables that reduce the precision of fp32 products, by kind of device: "cuda" is NVIDIA's and AMD's, and oneDNN
+# works on CPUs and on Intel's GPUs.
 _ONEDNN = ("ONEDNN_DEFAULT_FPMATH_MODE", "DNNL_DEFAULT_FPMATH_MODE")
 _FEWER_DIGITS = {
     "cuda": ("NVIDIA_TF32_OVERRIDE", "HIPBLASLT_ALLOW_TF32"),
     "cpu": _ONEDNN,
     "xpu": _ONEDNN,
 }
-_ANY_WORD = "TORCHDYNAMO_SUPPRESS_ERRORS"  # even 0: torch/_dynamo/config.py takes any text for yes
+_ANY_WORD = "TORCHDYNAMO_SUPPRESS_ERRORS"  # even 0: torch/_dynamo/config.py takes any text for true
 _OTHER_COMPILE = (
     "TORCHDYNAMO_DISABLE",
     "TORCH_COMPILE_DISABLE",
@@ -56,7 +57,9 @@ _OTHER_COMPILE = (
 
 
 def group_size() -> int:
-    """How many processes train together, as the environment says. Raises `UsageError` for what cannot be."""
+    """Return how many processes train together according to the environment. Raises `UsageError` if it contradicts
+    itself.
+    """
     if trouble := rank.contradiction():
         raise UsageError(
             trouble, f"For one process: unset {' '.join(rank.group_variables())}. For several: --gpus, or torchrun."
@@ -65,16 +68,21 @@ def group_size() -> int:
 
 
 def set_aside() -> list[str]:
-    """Take what Accelerate would obey out of the environment of this process, for good; names of those that said
-    something. Not only while Accelerate starts: `ACCELERATE_USE_FSDP` with `FSDP_CPU_RAM_EFFICIENT_LOADING`, which
-    `accelerate launch --use_fsdp` sets, lets transformers leave a fresh head without memory on all processes but one.
+    """Remove the variables that Accelerate would obey from this process's environment; return the names of those that
+    had an effect.
+
+    They are not restored once Accelerate has started: `ACCELERATE_USE_FSDP` with `FSDP_CPU_RAM_EFFICIENT_LOADING`,
+    which `accelerate launch --use_fsdp` sets, lets transformers leave a fresh head without memory on all processes but
+    one.
     """
     taken = {key: os.environ.pop(key) for key in list(os.environ) if key.startswith(_ASIDE) and key not in _HARMLESS}
     return sorted(key for key, value in taken.items() if value.lower() not in _OFF and _DEFAULTS.get(key) != value)
 
 
 def list_overrides(train: Train, device: str) -> list[str]:
-    """`NAME=value (train.key)` of what overrides this recipe all the same on this kind of device ("cuda", "cpu")."""
+    """Return `NAME=value (train.key)` for each variable that still overrides this recipe on this kind of device
+    ("cuda", "cpu").
+    """
     digits = _FEWER_DIGITS.get(device, ()) if train.precision == "fp32" else ()
     watched = dict.fromkeys(digits, "train.precision")
     watched |= {name: "train.compile" for name in _OTHER_COMPILE} if train.compile else {}
@@ -84,11 +92,11 @@ def list_overrides(train: Train, device: str) -> list[str]:
 
 
 JOB, ANSWER = "job.json", "answer.json"
-_SIGNALS = "--signals-to-handle=SIGHUP,SIGQUIT"  # what is left to torch's launcher; see `passing_on`
+_SIGNALS = "--signals-to-handle=SIGHUP,SIGQUIT"  # handled by torch's launcher; see `passing_on`
 
 
 def check_gpus(wanted: int) -> None:
-    """Raises `UsageError` when this machine shows fewer GPUs than are wanted."""
+    """Raise `UsageError` if this machine has fewer GPUs than `wanted`."""
     import torch
 
     present = torch.cuda.device_count()
@@ -100,13 +108,13 @@ def check_gpus(wanted: int) -> None:
 
 
 class SilentExit(LeanSurgeonError):
-    """A worker that ended and left nothing."""
+    """A worker that ended and left no message."""
 
 
 @contextmanager
 def passing_on(folder: Path) -> Iterator[list[int]]:
-    """Hand SIGTERM, SIGUSR1 and Ctrl-C on to the workers, whose numbers stand in `folder`, and let them decide; torch's
-    launcher would give them 30 seconds. Yields the signals that came.
+    """Forward SIGTERM, SIGUSR1 and Ctrl-C to the workers, whose process ids are in `folder`, and let them decide;
+    torch's launcher would give them 30 seconds. Yields the signals received.
     """
     received: list[int] = []
 
@@ -121,15 +129,15 @@ def passing_on(folder: Path) -> Iterator[list[int]]:
 
 
 def run_workers(processes: int, command: list[str]) -> bool:
-    """Run `python COMMAND` in `processes` processes of one group; whether all of them ended well.
+    """Run `python COMMAND` in `processes` processes of one group; return whether all of them succeeded.
 
-    Raises `Terminated` on SIGHUP and SIGQUIT, when the workers have ended; the other signals are for `passing_on`.
+    Raises `Terminated` on SIGHUP and SIGQUIT, once the workers have ended; `passing_on` handles the other signals.
     """
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import parse_args, run
 
-    # A worker on a CPU gets its share of the cores, and not (as torchrun has it) one.
+    # Give a worker on a CPU its share of the cores; torchrun would give it one.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
     names = [name for name in logging.root.manager.loggerDict if name.startswith("torch.distributed")]
     levels = {logger: logger.level for logger in map(logging.getLogger, names)}
@@ -148,13 +156,13 @@ def run_workers(processes: int, command: list[str]) -> bool:
 
 
 def read_verdict(folder: Path, run_dir: Path) -> LeanSurgeonError:
-    """What the first failing worker left in `folder`, as the error that it raised."""
+    """Return the error that the first failing worker left in `folder`."""
     left = sorted(folder.glob("rank*.json"), key=lambda path: path.stat().st_mtime_ns)
     told = ((path.stem, json.loads(path.read_text())) for path in left)
     who, said = next((one for one in told if LostProcesses.__name__ not in one[1]["kinds"]), (None, None))
     if not said:
         return SilentExit(
-            "A worker process ended without a word; it may have been killed for its memory.",
+            "A worker process ended without a message; it may have been killed for lack of memory.",
             "A training goes on from its last checkpoint with the same command and --resume auto.",
         )
     for kind in said["kinds"]:

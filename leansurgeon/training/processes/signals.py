@@ -1,8 +1,7 @@
-"""SIGTERM, SIGUSR1 and Ctrl-C as wishes: the training finishes its step, saves, and ends with the right exit code.
+"""SIGTERM, SIGUSR1 and Ctrl-C as requests: the training finishes its step, saves, and ends with the right exit code.
 
-A second Ctrl-C ends at once. All processes must agree before one of them stops, since the others would wait for it:
-`StopSignals.raise_if_asked` is the question, asked at the same places by all. What may take only so long is ended by
-`until`.
+A second Ctrl-C ends at once. All processes must agree before one of them stops, since the others would wait for it: all
+call `StopSignals.raise_if_asked` at the same places. `until` limits the time of a piece of work.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ from leansurgeon.progress import duration_text
 from leansurgeon.training.processes.agree import ProcessGroup
 
 HEARD = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
-STOP, INTERRUPT = 1, 2  # SIGTERM and SIGUSR1 (a scheduler may start the same again); Ctrl-C
-_AGAIN = 1.0  # seconds after which a second Ctrl-C counts: a launcher may pass on what the terminal has sent already
+STOP, INTERRUPT = 1, 2  # SIGTERM and SIGUSR1 (a scheduler may restart the command); Ctrl-C
+_AGAIN = 1.0  # seconds after which a second Ctrl-C counts: a launcher may repeat what the terminal has already sent
 _SECONDS_BETWEEN_QUESTIONS = 1.0
-_MOMENT = 0.01  # seconds until an exception that was lost is raised again
+_MOMENT = 0.01  # seconds until a lost exception is raised again
 
 
 class StopRequested(Exception):
-    """Raised where all processes have agreed to stop; `kind` is `STOP` or `INTERRUPT`."""
+    """Raised once all processes have agreed to stop; `kind` is `STOP` or `INTERRUPT`."""
 
     def __init__(self, kind: int) -> None:
         super().__init__(kind)
@@ -41,21 +40,21 @@ class StopSignals:
     def __init__(self, group: ProcessGroup) -> None:
         self.group = group
         self.request = 0
-        self.every = 1  # steps between two questions
+        self.every = 1  # steps between two checks
         self._since = 0.0
 
     def raise_if_asked(self) -> None:
-        """Raises `StopRequested`, with `STOP` or `INTERRUPT` on every process alike."""
+        """Raise `StopRequested` on every process alike, with `STOP` or `INTERRUPT`, if one was asked to stop."""
         if kind := self.group.largest([self.request])[0]:
             raise StopRequested(int(kind))
 
     def raise_after_step(self, done: int) -> None:
-        """The same, but only about once a second where the question has a price."""
+        """The same, but only about once a second where the check costs time."""
         if done % self.every == 0:
             self.raise_if_asked()
 
     def pace(self, step_seconds: float) -> None:
-        """Set how many steps make a second, as rank 0 measures them."""
+        """Set how many steps a second holds, as rank 0 measures it."""
         if self.group.processes > 1:
             self.every = max(1, int(_SECONDS_BETWEEN_QUESTIONS / max(step_seconds, 1e-6)))
 
@@ -72,7 +71,7 @@ class StopSignals:
 
 @contextmanager
 def handle_signals(numbers: Iterable[int], handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """Let `handler` have these signals for a while."""
+    """Handle these signals with `handler` inside the context."""
     before = {}
     with suppress(ValueError):  # not in the main thread, where no signal arrives
         for number in numbers:
@@ -86,7 +85,7 @@ def handle_signals(numbers: Iterable[int], handler: Callable[[int, FrameType | N
 
 @contextmanager
 def listening(stops: StopSignals) -> Iterator[None]:
-    """Turn signals into wishes for a while. Processes forked meanwhile die of SIGTERM as usual."""
+    """Turn signals into requests inside the context. Processes forked meanwhile still die of SIGTERM."""
     owner = os.getpid()
 
     def heard(number: int, frame: FrameType | None) -> None:
@@ -100,8 +99,8 @@ def listening(stops: StopSignals) -> Iterator[None]:
 
 @contextmanager
 def raising(sentence: str) -> Iterator[None]:
-    """For a while, SIGTERM and SIGUSR1 end what is done with `Stopped` and this sentence, so that everything below is
-    tidied up. Below it is a `Terminated`, which nobody there takes for an error of a model.
+    """Let SIGTERM and SIGUSR1 end the block with `Stopped` and this sentence, after everything inside has cleaned up.
+    Inside it is a `Terminated`, which no code there takes for an error of a model.
     """
 
     def heard(number: int, frame: FrameType | None) -> None:
@@ -117,8 +116,8 @@ def raising(sentence: str) -> Iterator[None]:
 
 @contextmanager
 def insisting() -> Iterator[None]:
-    """Raise again what a signal handler raised where Python loses it: in a finalizer or in the callback of a weak
-    reference. The rehearsal of a step on tensors without memory spends a twentieth of its time in those.
+    """Raise again what a signal handler raised where Python discards it: in a finalizer or a weak reference callback.
+    The test of a step on meta tensors spends a twentieth of its time in those.
     """
     if threading.current_thread() is not threading.main_thread():  # where no signal arrives
         yield
@@ -129,7 +128,7 @@ def insisting() -> Iterator[None]:
         if not issubclass(what.exc_type, KeyboardInterrupt):
             hook(what)
             return
-        lost.append(what.exc_type)  # raised here it would be lost, too
+        lost.append(what.exc_type)  # raised here it would be lost too
         signal.setitimer(signal.ITIMER_REAL, _MOMENT)
 
     def again(number: int, frame: FrameType | None) -> None:
@@ -142,20 +141,20 @@ def insisting() -> Iterator[None]:
         yield
         again(signal.SIGALRM, None)
     finally:
-        lost.clear()  # an alarm in here would leave the rest undone
+        lost.clear()  # an alarm now would interrupt the cleanup
         signal.setitimer(signal.ITIMER_REAL, 0)
         sys.unraisablehook = hook
         signal.signal(signal.SIGALRM, alarm or signal.SIG_DFL)
 
 
 class TimeUp(KeyboardInterrupt):
-    """The time is up, or somebody does not want to wait. Nobody below takes it for an error of a model."""
+    """The time is up, or the user does not want to wait. No code below takes it for an error of a model."""
 
 
 @contextmanager
 def until(seconds: float) -> Iterator[None]:
-    """End what is done with `TimeUp` after so many seconds, or at the first signal; outside the main thread, where no
-    signal arrives, nothing ends it.
+    """End the block with `TimeUp` after `seconds`, or at the first signal. Outside the main thread, where no signal
+    arrives, nothing ends it.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -1,6 +1,6 @@
 """`python -m leansurgeon.training.processes.worker FOLDER`: one process of a training that `launch` has started.
 
-Reads `FOLDER/job.json`; on failure leaves `FOLDER/rank<N>.json` with the sentence for the person who is waiting.
+Reads `FOLDER/job.json`; on failure writes `FOLDER/rank<N>.json` with the message for the user.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _LOOK_EVERY = 2.0  # seconds
 
 
 def main(folder: Path) -> int:
-    """Work as the job says. Returns the exit code of the process."""
+    """Do the job and return the exit code of the process."""
     guard()
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     (folder / f"pid-{rank()}").write_text(str(os.getpid()))
@@ -50,7 +50,7 @@ def _work(folder: Path) -> None:
 
 
 def _end_with(parent: int) -> None:
-    """End at once when the process that started this one is gone, however it ended."""
+    """Exit at once when the process that started this one is gone, however it ended."""
     while os.getppid() == parent:
         time.sleep(_LOOK_EVERY)
     os._exit(1)

@@ -1,1 +1,1 @@
-"""The recipe: its settings, how a file and flags become it, and recipes that follow from data or from a model."""
+"""Recipes: their settings, how they are read from files and flags, and recipes made for a user's data or model."""

@@ -1,5 +1,5 @@
-"""Lengths with their units: `30ep` epochs, `5000st` optimizer steps; `24h`, `1h30`, `5 minutes`, `90s` on the clock. No
-torch.
+"""Durations with units: `30ep` epochs, `5000st` optimizer steps; `24h`, `1h30`, `5 minutes`, `90s` of time.
+No torch.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ class Duration:
 
     @property
     def seconds(self) -> float | None:
-        """Wall-clock seconds; None for a length in epochs or steps."""
+        """Return wall-clock seconds; None for a length in epochs or steps."""
         return self.value * _SECONDS[self.unit] if self.unit in _SECONDS else None
 
     def steps(self, steps_per_epoch: int) -> int:
-        """A length in epochs or steps as optimizer steps, at least 1."""
+        """Return a length in epochs or steps as optimizer steps, at least 1."""
         if self.seconds:
             raise ValueError(f"{self.value:g}{self.unit} is a time and no number of steps")
         return max(1, round(self.value * (steps_per_epoch if self.unit == "ep" else 1)))
 
 
 def parse_duration(text: str) -> Duration:
-    """`"30ep"`, `"5000st"`, `"24h"` or `"1h30"` as a `Duration`. Raises `ValueError` with the spellings.
+    """Parse `"30ep"`, `"5000st"`, `"24h"` or `"1h30"` into a `Duration`. Raises `ValueError` that lists the spellings.
 
     >>> parse_duration("1h30"), parse_duration("5 minutes")
     (Duration(value=5400.0, unit='s'), Duration(value=5.0, unit='m'))
@@ -50,7 +50,7 @@ def parse_duration(text: str) -> Duration:
     words, clock = str(text).strip().lower(), list(_SECONDS)
     parts = re.findall(_PART, words) if re.fullmatch(rf"(?:{_PART}\s*)+", words) else []
     units = [next((unit for unit, known in _UNITS.items() if word in known), "") for _, word in parts]
-    if len(units) > 1 and not parts[-1][1]:  # 1h30: what stands behind hours is minutes
+    if len(units) > 1 and not parts[-1][1]:  # 1h30: a number after hours means minutes
         units[-1] = dict(pairwise(clock)).get(units[-2], "")
     in_order = units == [unit for unit in clock if unit in units] if len(units) > 1 else "".join(units)
     values = [float(number) for number, _ in parts]
@@ -67,7 +67,7 @@ def parse_duration(text: str) -> Duration:
 
 
 def clock_seconds(text: str) -> float | None:
-    """Seconds of a length by the clock, such as `90s`, `5m` or `1h`; None for any other text."""
+    """Return the seconds of a length in time, such as `90s`, `5m` or `1h`; None for any other text."""
     try:
         return parse_duration(text).seconds
     except ValueError:

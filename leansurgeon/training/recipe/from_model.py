@@ -1,10 +1,10 @@
-"""A recipe for somebody's own model and data: `retrain MODEL --data PATH`.
+"""Make a recipe for the user's own model and data: `retrain MODEL --data PATH`.
 
 The task follows from the model's class and head; tokenizer, image processor, lengths and classes are the checkpoint's
-own. A model that surgery made learns from the model that it was cut from, where that is at hand: from its logits, or
-where there is no head from its hidden states and embeddings. What is left is batch, learning rate and length, which are
-gentle: healing shall not forget. Batches follow from memory and speed of this machine and not of the moment, so that
-the same command gives the same recipe when it is typed again.
+own. A model that surgery made learns from the model that it was cut from, if that is available: from its logits or,
+without a head, from its hidden states and embeddings. Batch, learning rate and length are chosen conservatively:
+healing must not forget. Batches follow from the total memory and nominal speed of this machine, not from its current
+load, so that repeating a command gives the same recipe.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from leansurgeon.training.runs import folder as runfolder
 
 @dataclass(frozen=True)
 class RecipeInputs:
-    """What was typed that decides on the recipe of a training: its data or its name, and what shall be otherwise."""
+    """The arguments that determine the recipe of a training: data or recipe name, and overrides."""
 
     data: str | None = None
     time: str | None = None
@@ -43,14 +43,15 @@ class RecipeInputs:
     sets: tuple[str, ...] = ()
     resume: str = "never"
     lora: int | None = None
-    compares: bool = False  # for arms of an experiment: labels fine-tune, and without them all learn from the source
+    # for an experiment's arms: with labels all fine-tune, without them all learn from the source
+    compares: bool = False
 
 
-STEP = {"cpu": 1e12, "gpu": 5e13}  # operations of an optimizer step that are worth waiting for
-SPEED = {"cpu": 1e11, "gpu": 2e13}  # operations a second, of a small machine
-STEPS = 40  # that a training by the clock should have at least
+STEP = {"cpu": 1e12, "gpu": 5e13}  # operations that an optimizer step should take
+SPEED = {"cpu": 1e11, "gpu": 2e13}  # operations per second, of a small machine
+STEPS = 40  # that a timed training should have at least
 PATCHES = 197  # tokens of an image, nearly always
-TOKENS = {"cpu": (512, 4_096), "gpu": (4_096, 65_536)}  # least and most of a step
+TOKENS = {"cpu": (512, 4_096), "gpu": (4_096, 65_536)}  # least and most per step
 SENTENCES = {"cpu": 64, "gpu": 256}
 CLASSIFIED = {"cpu": 32, "gpu": 64}
 SHARE = 0.5  # of the memory that one step may take
@@ -58,7 +59,7 @@ SHARE = 0.5  # of the memory that one step may take
 
 @dataclass(frozen=True)
 class Machine:
-    """`memory` is all that the GPU, or the machine, has, in bytes."""
+    """`memory` is the total memory of the GPU, or of the machine, in bytes."""
 
     gpu: bool
     memory: int
@@ -70,7 +71,7 @@ class Machine:
 
 
 def look_at_machine() -> Machine:
-    """This machine: its first GPU, or where it has none its processor."""
+    """Return this machine's hardware: its first GPU, or else its processor."""
     import torch
 
     from leansurgeon.measure.costs.precision import has_bf16
@@ -81,7 +82,9 @@ def look_at_machine() -> Machine:
 
 
 def choose_precision(source: Source, here: Machine) -> str:
-    """bf16 where the hardware multiplies in it, and on a CPU where matrices are large enough to gain by it."""
+    """Choose bf16 where the hardware multiplies in it, on a CPU only if matrices are large enough to gain from it; else
+    fp32.
+    """
     from leansurgeon.measure.costs.precision import NARROW
 
     wide = max(stage.width for stage in source.shape.stages) >= NARROW
@@ -91,9 +94,10 @@ def choose_precision(source: Source, here: Machine) -> str:
 def choose_batch(
     kind: str, matrices: int, tokens: int | None, here: Machine, samples: int, seconds: float | None = None
 ) -> int:
-    """Samples of an optimizer step: as many as are worth a step of `STEP` operations (`matrices` parameters are
-    multiplied with every token, forward, backward and once more by the teacher), a power of two, and so few that
-    an epoch has 8 steps, and `seconds` some `STEPS`.
+    """Return the samples of an optimizer step, a power of two: as many as fill a step of `STEP` operations, but few
+    enough for 8 steps per epoch and some `STEPS` in `seconds`.
+
+    `matrices` parameters are multiplied with every token, forward, backward and once more by the teacher.
     """
     a_token = 8 * max(1, matrices)
     worth = STEP[here.word] if seconds is None else min(STEP[here.word], seconds * SPEED[here.word] / STEPS)
@@ -111,8 +115,8 @@ def choose_batch(
 
 
 def choose_micro_batch(source: Source, kind: str, tokens: int | None, here: Machine, *, taught: bool) -> int:
-    """Samples that go through the model at once: what is left beside weights, gradients, moments and the teacher, a
-    power of two.
+    """Return how many samples go through the model at once, a power of two: those that fit beside weights, gradients,
+    moments and the teacher.
     """
     weights = source.parameters.total * (16 + 4 * taught)
     room = max(0.0, SHARE * here.memory - weights)
@@ -120,8 +124,8 @@ def choose_micro_batch(source: Source, kind: str, tokens: int | None, here: Mach
 
 
 def sample_bytes(source: Source, kind: str, tokens: int | None, *, taught: bool) -> int:
-    """Bytes of activations of one sample, roughly: some 20 numbers of every width and 4 of every MLP unit for a token
-    in a layer, attention weights where no fused kernel saves them, and logits in several fp32 copies.
+    """Estimate the bytes of activations of one sample: for a token in a layer, some 20 numbers per width and 4 per MLP
+    unit; attention weights, as if no fused kernel saved them; and logits in several fp32 copies.
     """
     flat = source.flat_config
     count = tokens or image_tokens(flat)
@@ -133,34 +137,36 @@ def sample_bytes(source: Source, kind: str, tokens: int | None, *, taught: bool)
 
 
 def image_tokens(flat: dict) -> int:
-    """Patches of an image, and a class token."""
+    """Return the number of patches of an image, plus a class token."""
     size, patch = flat.get("image_size", flat.get("img_size", 224)), flat.get("patch_size", 16)
     side, step = (value[0] if isinstance(value, list | tuple) else value for value in (size, patch))
     return (int(side) // max(1, int(step))) ** 2 + 1
 
 
 def power_of_two(value: float) -> int:
-    """The largest power of two that is not above `value`, at least 1."""
+    """Return the largest power of two that is not above `value`, at least 1."""
     return 1 << max(0, int(value).bit_length() - 1)
 
 
 WINDOW = 256  # tokens of a sample of running text
 AUGMENTED = {"augment": True, "crop_scale": [0.6, 1.0], "color_jitter": 0.0, "hflip": 0.0}
-LOOKED_AT = 1_024  # sentences, whose embeddings choose the best step
-LOOKS = 3  # evaluations of a timed training, the one at the start not counted
-RATE = 2e-4  # learning rate at width 384, for transferred weights that a teacher guides; falls with the root of width
-EMBEDDED = 6e-4  # the same for embeddings of text: MiniLM heals best at 4e-4 in 126 steps, at 8e-4 in 350 and 1,400
-FRESH = 5.0  # times that, for weights that have learned nothing
+LOOKED_AT = 1_024  # sentences whose embeddings choose the best step
+LOOKS = 3  # evaluations of a timed training, without the one at the start
+RATE = 2e-4  # learning rate at width 384, for transferred weights with a teacher; falls with the root of width
+EMBEDDED = 6e-4  # the same for text embeddings: MiniLM heals best at 4e-4 in 126 steps, at 8e-4 in 350 and 1,400
+FRESH = 5.0  # times that, for untrained weights
 ALONE = 0.5  # times that, without a teacher
-FULL = {"features": 480}  # steps from which the rate is right: in fewer less heals best, and that goes with the root
-FEW = 24  # others heal in as few as this
+FULL = {"features": 480}  # steps from which the full rate is right: fewer steps heal best with less, by the square root
+FEW = 24  # for the others this few are enough
 ADAPTED = 5.0  # times that, for low-rank adapters
 LENGTHS = {"image-classification": "3ep", "sequence-classification": "3ep"}  # without --time; others: one epoch
 
 
 def make_recipe(model_dir: Path, data: UserData, asked: RecipeInputs, cache: Path, say: Say) -> TrainingRecipe:
-    """The recipe, with `asked.sets` laid over it. Prepares the data, since its size decides the batch, and says what
-    was chosen and why. Raises `UsageError` where model and data do not go together.
+    """Return the recipe, with `asked.sets` applied. Prepares the data, since its size determines the batch, and reports
+    what was chosen and why.
+
+    Raises `UsageError` if model and data do not fit together.
     """
     source = open_source(str(model_dir))
     if has_two_stacks(source):
@@ -182,7 +188,7 @@ def make_recipe(model_dir: Path, data: UserData, asked: RecipeInputs, cache: Pat
     for sentence in (*chosen.says, *(f"{source.slug}: {note}." for note in notes)):
         say(sentence)
     task = tasks.make(chosen.name, options)
-    task.prepare(cache, model_dir, workers=1, say=say)  # whoever trains finds its data there
+    task.prepare(cache, model_dir, workers=1, say=say)  # the training will find the data there
     for sentence in filter(None, (task.was_read, task.held_out)):
         say(sentence)
     kind = task.head
@@ -221,7 +227,7 @@ def make_recipe(model_dir: Path, data: UserData, asked: RecipeInputs, cache: Pat
 def find_teacher(
     source: Source, model_dir: Path, task: Task, asked: RecipeInputs, classes: ClassMap | None
 ) -> teacher.Teacher:
-    """Whom the model learns from, if anybody: as --set says it, else the model that it was cut from."""
+    """Choose the teacher, if any: the one that --set names, else the model that this one was cut from."""
     said = value_at(reading.with_sets({}, asked.sets), "train")
     said = said if isinstance(said, dict) else {}
     if said.get("distill", "") is None:
@@ -250,8 +256,8 @@ def settings(
     *,
     new_head: bool = False,
 ) -> JsonObject:
-    """The `train` block. `samples` to train on, of `tokens` each (None: images); `new_head` where the model's is not
-    kept.
+    """Return the `train` block for `samples` training samples of `tokens` each (None: images). `new_head`: the head is
+    replaced.
     """
     width = source.shape.stages[-1].width
     here = look_at_machine()
@@ -274,7 +280,7 @@ def settings(
         "log_every": 10 if here.gpu else 2,
         **({"order": "by-length"} if kind in ("features", "sequence-classification") else {}),
     }
-    if kind == "features" and not asked.time:  # the best step shows in a part; by the clock there are as many as fit
+    if kind == "features" and not asked.time:  # a part shows the best step; a timed training evaluates as many as fit
         train["eval"]["samples"] = LOOKED_AT
     if source.learned and not new_head and not any(text.startswith("train.optim.lr=") for text in asked.sets):
         train["optim"]["full_steps"] = FULL.get(kind, FEW)
@@ -284,7 +290,8 @@ def settings(
         healed = taught_by.own and not (new_head or asked.lora or asked.compares)
         if healed and (count := teacher.count_untouched(source)) is not None:
             train |= {"frozen_embeddings": True} | ({"frozen_blocks": count} if count else {})
-        train["dropout"] = 0.0  # the teacher drops nothing: what the student drops is noise between the two
+        # the teacher has no dropout: dropout in the student would only add noise to the difference
+        train["dropout"] = 0.0
     train |= {"new_tokenizer": True} if asked.new_tokenizer else {}
     train |= {"new_head": True} if new_head else {}
     if source.learned and not (new_head or asked.new_tokenizer):
@@ -295,7 +302,7 @@ def settings(
 
 
 def choose_evaluation(duration: str) -> str:
-    """A third of a training by the clock, an epoch of a longer one, a quarter of an epoch otherwise."""
+    """Choose the interval: a third of a timed training, an epoch of a longer one, otherwise a quarter of an epoch."""
     length = parse_duration(duration)
     if length.seconds is not None:
         return f"{max(1.0, length.seconds / LOOKS):.0f}s"
@@ -303,7 +310,7 @@ def choose_evaluation(duration: str) -> str:
 
 
 def name_of(model_dir: Path) -> str:
-    """What a person calls the model: its folder, or of a run's `model/` the run's folder."""
+    """Return the name that a user calls the model: its folder, or for a run's `model/` the run's folder."""
     name = runfolder.display_name(model_dir)
     cleaned = "".join(c if c.isalnum() or c in "_.-" else "-" for c in name).strip("-.")
     return cleaned or "model"

@@ -1,10 +1,10 @@
-"""Find, read, check and write recipe files, and the JSON schema of them, by which editors complete keys and underline
-mistakes while one types. No torch here.
+"""Find, read, check and write recipe files, and generate their JSON schema, with which editors complete keys and
+underline mistakes. No torch here.
 
-A recipe may name another file as its `base`, and is laid upon it mapping by mapping; the shipped ones share what all of
-them have in common in that way (`recipes/bases`). A mistake becomes one sentence with file, line, key and the nearest
-known key. In the schema a file that names a `base` may leave out what the base says, so in it nothing is required; nor
-is it in `retrain` and `debug`, which are laid upon other blocks.
+A recipe may name another file as its `base` and is merged over it mapping by mapping; the shipped recipes share common
+settings in this way (`recipes/bases`). A mistake is reported in one sentence with file, line, key and the nearest known
+key. In the schema, nothing is required of a file that names a `base`, nor of `retrain` and `debug`, which are merged
+over other blocks.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from leansurgeon.training.recipe.shipped import SCHEMA, bases, folder, list_ship
 
 
 def find(name_or_path: str) -> Path:
-    """The file of a shipped name or of a path. Raises `UsageError` with the nearest name."""
+    """Return the file of a shipped recipe's name or of a path. Raises `UsageError` with the nearest name."""
     known = list_shipped() | bases()
     path = Path(name_or_path)
     if name_or_path in known and not path.is_file():
@@ -44,14 +44,14 @@ def find(name_or_path: str) -> Path:
 
 
 def text_of(path: Path) -> str:
-    """A recipe file as it stands, comments included. Raises `UsageError` where it cannot be read."""
+    """Return the text of a recipe file, comments included. Raises `UsageError` if it cannot be read."""
     return files.read_text(path, yamlfile.LIMIT)
 
 
 def load(name_or_path: str, sets: Sequence[str] = (), *, debug: bool = False) -> Recipe:
-    """Read and check a recipe; `sets` are `a.b=c` texts laid over it, after its `debug` block where asked for.
+    """Read and check a recipe; `sets` are `a.b=c` overrides, applied after the `debug` block if `debug` is set.
 
-    Raises `UsageError` (exit code 2): which file, which line, which key, and what was probably meant.
+    Raises `UsageError` (exit code 2) with the file, the line, the key, and the key that was probably meant.
     """
     path = find(name_or_path)
     raw, places = _read(path)
@@ -71,9 +71,10 @@ def load(name_or_path: str, sets: Sequence[str] = (), *, debug: bool = False) ->
 
 
 def _read(path: Path, above: tuple[Path, ...] = ()) -> tuple[JsonObject, Places]:
-    """The keys of a file, laid upon those of its `base`, and where each was written; `above` are the files on the way.
+    """Return the keys of a file merged over those of its `base`, and where each was written; `above` are the files on
+    the way.
 
-    `base` is the name of a shipped base or recipe, or a path as seen from the file.
+    `base` is the name of a shipped base or recipe, or a path relative to the file.
     """
     if not path.exists():
         raise UsageError(f"There is no recipe file {path}.", "`leansurgeon recipes list` shows the shipped ones.")
@@ -98,7 +99,9 @@ def _read(path: Path, above: tuple[Path, ...] = ()) -> tuple[JsonObject, Places]
 
 
 def load_training(name_or_path: str, sets: Sequence[str] = (), *, transferred: bool = True) -> TrainingRecipe:
-    """`load`, but an experiment gives its training (`retrain` merged over `train` if `transferred`); then `sets`."""
+    """Like `load`, but return an experiment's training (`retrain` merged over `train` if `transferred`), with `sets`
+    applied.
+    """
     recipe = load(name_or_path)
     if isinstance(recipe, TrainingRecipe):
         return load(name_or_path, sets)
@@ -107,23 +110,23 @@ def load_training(name_or_path: str, sets: Sequence[str] = (), *, transferred: b
 
 
 def check_recipe(raw: JsonObject, sets: Sequence[str], where: str) -> Recipe:
-    """A recipe that was made and not read, with `sets` laid over it; `where` names it in errors."""
+    """Check a recipe that was not read from a file, with `sets` applied; `where` names it in errors."""
     return _check(with_sets(raw, sets), _Source(where, {}, sets=sets))
 
 
 def dump(recipe: Recipe) -> str:
-    """The resolved recipe as YAML that `load` reads back to the same value."""
+    """Return the resolved recipe as YAML that `load` reads back to the same value."""
     return yaml.safe_dump(plain(recipe), sort_keys=False, allow_unicode=True, width=110)
 
 
 def brief(recipe: Recipe) -> str:
-    """The YAML of what is not as it is by default, in lines of a terminal: for a person to read."""
+    """Return the recipe's non-default values as YAML for a person, in lines that fit a terminal."""
     values = recipe.model_dump(mode="json", exclude_defaults=True)
     return yaml.safe_dump(values, sort_keys=False, allow_unicode=True, default_flow_style=None, width=70)
 
 
 def plain(recipe: Recipe) -> JsonObject:
-    """The recipe as plain values, without what is not set; `measure: null` says something and stays."""
+    """Return the recipe as plain values, without unset ones; `measure: null` has a meaning and stays."""
     values = recipe.model_dump(mode="json", exclude_none=True)
     if recipe.measure is None or recipe.measure.kappa is None:
         left = values.get("measure")
@@ -131,7 +134,7 @@ def plain(recipe: Recipe) -> JsonObject:
     return values
 
 
-# What people type, from other tools -> what they mean here, with the value that they gave.
+# Keys that users know from other tools -> the setting here, with their value.
 USUAL = {
     **dict.fromkeys(("lr", "learning_rate", "learning-rate"), "train.optim.lr={}"),
     **dict.fromkeys(("epochs", "num_epochs", "num_train_epochs"), "train.duration={}ep"),
@@ -151,13 +154,13 @@ USUAL = {
 
 
 def meant(path: Sequence[str]) -> str | None:
-    """The `--set` for a key as other tools call it, with `{}` for the value; None where it is not known."""
+    """Return the `--set` for a key of another tool, with `{}` for the value; None if the key is unknown."""
     if len(path) > 2 or (len(path) == 2 and path[0] not in ("train", "retrain")) or ".".join(path) == "train.warmup_lr":
         return None
     return USUAL.get(path[-1])
 
 
-Places = dict[tuple[str, ...], str]  # key by its path of keys -> "FILE, line N"
+Places = dict[tuple[str, ...], str]  # key path -> "FILE, line N"
 
 
 @dataclass(frozen=True)
@@ -170,7 +173,9 @@ class _Source:
     over: tuple[str, ...] = ()
 
     def of(self, path: tuple[str, ...], said: str = "") -> str:
-        """Where `path` was written; of several `--set` below it those that the words of what is `said` name most."""
+        """Return where `path` was written; of several `--set` below it, those that share most words with the message
+        `said`.
+        """
         words, below = set(re.findall(r"\w+", said)), {}
         for text in reversed(self.sets):
             key, _, value = text.partition("=")
@@ -204,7 +209,7 @@ def with_sets(raw: JsonObject, sets: Sequence[str]) -> JsonObject:
 
 
 def _check(raw: JsonObject, source: _Source) -> Recipe:
-    """The recipe that `raw` describes, its `retrain` block and its task options included."""
+    """Return the recipe that `raw` describes, after checking its `retrain` block and task options too."""
     kind = raw.get("kind", "training")
     models = {"training": TrainingRecipe, "experiment": ExperimentRecipe}
     if not isinstance(kind, str) or kind not in models:
@@ -233,7 +238,7 @@ def _validate(model: type[BaseModel], raw: Any, prefix: tuple[str, ...], source:
 
 
 def _sentence(error: ValidationError, model: type[BaseModel], prefix: tuple[str, ...], source: _Source) -> UsageError:
-    """The first mistake found, as one sentence. Unknown keys go first: they often cause the missing ones."""
+    """Return the first mistake as one sentence. Unknown keys go first: they often cause the missing ones."""
     mistake = min(error.errors(include_url=False), key=lambda item: item["type"] != "extra_forbidden")
     path, kind = (*prefix, *_keys(mistake["loc"])), mistake["type"]
     name = ".".join(path)
@@ -272,7 +277,7 @@ def _unknown(path: tuple[str, ...], model: type[BaseModel] | None, source: _Sour
 
 
 def _model_in(annotation: Any) -> type[BaseModel] | None:
-    """The pydantic model inside `Model`, `Model | None` or `dict[str, Model]`."""
+    """Return the pydantic model inside `Model`, `Model | None` or `dict[str, Model]`."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     return next((model for inner in typing.get_args(annotation) if (model := _model_in(inner))), None)
@@ -281,13 +286,13 @@ def _model_in(annotation: Any) -> type[BaseModel] | None:
 def _model_at(model: type[BaseModel] | None, loc: tuple[int | str, ...]) -> type[BaseModel] | None:
     for key in loc:
         if model is None or key not in model.model_fields:
-            continue  # the name of an arm: a key of a dict of models
+            continue  # an arm's name: a key of a dict of models
         model = _model_in(model.model_fields[key].annotation)
     return model
 
 
 def _keys(loc: tuple[int | str, ...]) -> tuple[str, ...]:
-    """pydantic's location without what it adds for unions (`arms.lean.heads.int` -> `arms.lean.heads`)."""
+    """Return pydantic's location without what it adds for unions (`arms.lean.heads.int` -> `arms.lean.heads`)."""
     keys: list[str] = []
     for part in loc:
         if isinstance(part, str) and (part in ("int", "str", "float") or "[" in part):
@@ -302,7 +307,7 @@ LINE = "# yaml-language-server: $schema="
 
 
 def json_schema() -> JsonObject:
-    """The schema of a recipe file as it is written: a training, an experiment, or what is laid upon a `base`."""
+    """Return the schema of a recipe file as written: a training, an experiment, or a file with a `base`."""
     _, made = models_json_schema([(TrainingRecipe, "validation"), (ExperimentRecipe, "validation")])
     whole = made["$defs"]
     whole["TaskChoice"]["properties"]["name"]["enum"] = list(tasks.TASKS)
@@ -334,7 +339,7 @@ def json_schema() -> JsonObject:
 
 
 def partial(part: Json) -> Json:
-    """The same part of a schema with nothing required, here and in the parts that it refers to."""
+    """Return the same part of a schema with nothing required, here and in the parts that it refers to."""
     if isinstance(part, list):
         return [partial(item) for item in part]
     if not isinstance(part, dict):
@@ -346,7 +351,7 @@ def partial(part: Json) -> Json:
 
 
 def find_reached(parts: dict[str, Json], names: list[str]) -> set[str]:
-    """The parts that are referred to, directly or through others."""
+    """Return `names` and the parts that they refer to, directly or through others."""
     seen: set[str] = set()
     left = list(names)
     while left:
@@ -357,7 +362,9 @@ def find_reached(parts: dict[str, Json], names: list[str]) -> set[str]:
 
 
 def copy_text(text: str, target: Path) -> str:
-    """The text of a shipped recipe for a copy elsewhere: its line for editors leads to the schema that lies here."""
+    """Return the text of a shipped recipe for a copy elsewhere, with its schema line pointing to the
+    installed schema.
+    """
     home = folder()
     if home is None or target.resolve().parent == home:
         return text

@@ -1,8 +1,7 @@
 """Recipes: YAML files that describe a training (`TrainingRecipe`) or an experiment (`ExperimentRecipe`), with every
 default. No torch.
 
-Every key is known or refused. Numbers of a run come from the recipe alone; what a recipe leaves out has the default
-below.
+Unknown keys are refused. A run's settings come from the recipe alone; what a recipe leaves out has the default below.
 """
 
 from __future__ import annotations
@@ -16,12 +15,12 @@ from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.training.recipe.durations import Counted, DurationText, Warmup, parse_duration
 
 Fraction = Annotated[float, Field(ge=0, lt=1)]
-Seed = Annotated[int, Field(ge=0, lt=2**63)]  # what torch takes
+Seed = Annotated[int, Field(ge=0, lt=2**63)]  # torch's range
 Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class Strict(BaseModel):
-    """Unknown keys are refused, and numbers are finite; values do not change after reading."""
+    """Refuses unknown keys and non-finite numbers; values do not change after reading."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -33,20 +32,21 @@ class Optim(Strict):
 
     name: Literal["adamw", "adam", "sgd", "lamb"] = "adamw"
     lr: float = Field(gt=0)
-    full_steps: int | None = Field(default=None, ge=1)  # fewer steps than that get less: lr * sqrt(steps / full_steps)
+    # trainings with fewer steps get a lower rate: lr * sqrt(steps / full_steps)
+    full_steps: int | None = Field(default=None, ge=1)
     betas: tuple[Fraction, Fraction] = (0.9, 0.999)
     eps: float = Field(default=1e-8, gt=0)
     weight_decay: float = Field(default=0.0, ge=0)
-    momentum: Fraction = 0.9  # of sgd alone
+    momentum: Fraction = 0.9  # sgd only
 
 
 class Schedule(Strict):
-    """Learning rate over the training.
+    """The learning rate over the training.
 
     `cosine`, `linear`, `constant`: linear warm-up from `warmup_lr`, then down to `min_lr`. `triangle`: from `base` of
     the rate up to all of it, then linearly to 0 in the last `fall` (the budget triangle of Crammed BERT, Geiping and
-    Goldstein, 2023). `one-cycle`: from lr / `div` up to lr during `warmup`, then down to lr / `div` / `final_div`,
-    with momentum going the other way (Smith and Topin, 2019, as in torch's OneCycleLR).
+    Goldstein, 2023). `one-cycle`: from lr / `div` up to lr during `warmup`, then down to lr / `div` / `final_div`, with
+    momentum going the other way (Smith and Topin, 2019, as in torch's OneCycleLR).
     """
 
     name: Literal["cosine", "linear", "constant", "one-cycle", "triangle"] = "cosine"
@@ -55,15 +55,15 @@ class Schedule(Strict):
     min_lr: float = Field(default=0.0, ge=0)
     base: Share = 0.25  # triangle
     fall: float = Field(default=0.25, gt=0, lt=1)  # triangle
-    div: float = Field(default=25.0, ge=1)  # one-cycle, and so are the next three
+    div: float = Field(default=25.0, ge=1)  # one-cycle, like the next three
     final_div: float = Field(default=1e4, ge=1)
     anneal: Literal["linear", "cosine"] = "cosine"
     momentum: tuple[Fraction, Fraction] | None = (0.85, 0.95)  # beta1 (or SGD's momentum) at the peak and at both ends
 
 
 class BatchRamp(Strict):
-    """Batches that grow from `start` samples to `batch`, linearly until `until` (a fraction of all steps, or a length),
-    in multiples of `start`.
+    """Batches that grow linearly from `start` samples to `batch`, in multiples of `start`, until `until` (a fraction of
+    all steps, or a length).
     """
 
     start: int = Field(ge=1)
@@ -71,18 +71,18 @@ class BatchRamp(Strict):
 
 
 class Ema(Strict):
-    """Exponential moving average of the weights (timm's ModelEmaV3). It is what is evaluated and exported."""
+    """Exponential moving average of the weights (timm's ModelEmaV3), which is then evaluated and exported."""
 
     decay: float = Field(default=0.9999, gt=0, lt=1)
     warmup: bool = False  # let the decay grow with the steps
 
 
 class Distill(Strict):
-    """Learn from a teacher: `source` is the model that this one was cut from; otherwise a model folder.
+    """Distillation from a teacher: `source` is the model that this one was cut from; otherwise a model folder.
 
-    loss = task + `logits` * temperature^2 * KL(teacher, student) + `hidden` * mean squared error between the hidden
-    states after a layer and those of the teacher where its layers end that this one stands for; `relative`: as a share
-    of the teacher's mean square, so that layers of any scale count alike.
+    loss = task + `logits` * temperature^2 * KL(teacher, student) + `hidden` * mean squared error of hidden states. A
+    layer's target is the teacher's state after the last layer that it replaces. `relative` divides each error by the
+    teacher's mean square, so that layers of any scale count alike.
     """
 
     teacher: str = "source"
@@ -93,8 +93,8 @@ class Distill(Strict):
 
 
 class Lora(Strict):
-    """Low-rank adapters (Hu et al., 2021) in every linear layer of the blocks; what is saved is merged. `alpha` is
-    twice the rank where it is not given.
+    """Low-rank adapters (Hu et al., 2021) in every linear layer of the blocks; the saved model is merged. `alpha`
+    defaults to twice the rank.
     """
 
     rank: int = Field(ge=1)
@@ -103,25 +103,25 @@ class Lora(Strict):
 
 
 class EarlyStopping(Strict):
-    """End after `patience` evaluations in a row that did not bring the metric `min_delta` beyond the best."""
+    """End after `patience` evaluations in a row that did not improve the best metric by more than `min_delta`."""
 
     patience: int = Field(ge=1)
     min_delta: float = Field(default=0.0, ge=0)
 
 
 class Checkpoint(Strict):
-    """What an interrupted run continues from, and which models are kept."""
+    """The checkpoints that an interrupted run resumes from, and which models are kept."""
 
     every: DurationText = "15m"
     keep_last: int = Field(default=2, ge=1)  # checkpoints of an unfinished run; a finished one keeps none
     keep_best: bool = True  # model/ is the best of all evaluations; otherwise that of the last step
-    keep_start: bool = False  # the model before the first step counts among them: nothing gets worse than it was
+    keep_start: bool = False  # include the model before the first step: the result is never worse than the start
 
 
 class Eval(Strict):
-    """When to evaluate besides the end, and with how many samples at a time (without effect on results). `test`: read
-    the test split once, at the very end, where the task has one; nothing is chosen by it. `samples`: at most so
-    many, evenly spread; not given, a training by the clock takes as many as it has time for, others take all.
+    """When to evaluate besides the end, and the batch size (without effect on results). `test`: read the test split
+    once, at the very end, if the task has one; nothing is chosen by it. `samples`: at most this many, evenly spread; by
+    default a timed training takes as many as it has time for, others take all.
     """
 
     every: DurationText = "1ep"
@@ -136,39 +136,41 @@ class Train(Strict):
 
     duration: DurationText
     batch: int = Field(ge=1)  # samples per optimizer step, over all processes
-    micro_batch: int | None = Field(default=None, ge=1)  # at most so many per process and forward; None: no limit
+    # at most this many per process and forward pass; None: no limit
+    micro_batch: int | None = Field(default=None, ge=1)
     batch_ramp: BatchRamp | None = None
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     compile: bool = False  # torch.compile
     activation_checkpointing: bool = False  # less memory, about a third more time
-    parallel: Literal["ddp", "fsdp2"] = "ddp"  # each process has the whole model, or a part of every weight
-    workers: int = Field(default=0, ge=0)  # processes that make batches, per training process
+    parallel: Literal["ddp", "fsdp2"] = "ddp"  # each process holds the whole model, or a shard of every weight
+    workers: int = Field(default=0, ge=0)  # data worker processes, per training process
     optim: Optim
     schedule: Schedule = Schedule()
     clip_grad: float = Field(default=1.0, ge=0)  # largest gradient norm; 0 = off
-    dropout: Fraction | None = None  # of every layer that drops, in this training; None: what the model's config says
-    frozen_embeddings: bool = False  # what is before the first block is not trained
-    frozen_blocks: int = Field(default=0, ge=0)  # so many of the first blocks, and what is before them, are not trained
+    dropout: Fraction | None = None  # rate of every dropout layer in this training; None: as in the model's config
+    frozen_embeddings: bool = False  # do not train what is before the first block
+    frozen_blocks: int = Field(default=0, ge=0)  # do not train this many first blocks, nor what is before them
     drop_path: Fraction = 0.0  # stochastic depth of the last block, linear from 0 at the first (XCiT, CaiT: of all)
     mixup: float = Field(default=0.0, ge=0)  # alpha; 0 = off
     cutmix: float = Field(default=0.0, ge=0)  # alpha; 0 = off
     mixup_prob: Share = 1.0  # of mixing a batch at all
-    switch_prob: Share = 0.5  # of cutmix where both are on
+    switch_prob: Share = 0.5  # of cutmix if both are on
     label_smoothing: Fraction = 0.0
     ema: Ema | None = None
     distill: Distill | None = None
     lora: Lora | None = None
-    new_tokenizer: bool = False  # another tokenizer than the checkpoint's own: embeddings start anew
-    new_head: bool = False  # other classes than the checkpoint's own, though there may be as many
-    sparse_prediction: bool = True  # masked-lm: the head at the hidden tokens only; the same loss in less time
+    new_tokenizer: bool = False  # another tokenizer than the checkpoint's: new embeddings
+    new_head: bool = False  # other classes than the checkpoint's, even if there are as many
+    sparse_prediction: bool = True  # masked-lm: the head at masked tokens only; the same loss in less time
     early_stopping: EarlyStopping | None = None
     checkpoint: Checkpoint = Checkpoint()
-    nan: Literal["stop", "skip", "rollback"] = "stop"  # what to do when a loss or gradient is no finite number
+    nan: Literal["stop", "skip", "rollback"] = "stop"  # what to do when a loss or gradient is not finite
     eval: Eval = Eval()
-    log_every: int = Field(default=10, ge=1)  # optimizer steps between two looks at the loss (each is one host sync)
+    # optimizer steps between two readings of the loss (each synchronizes with the device)
+    log_every: int = Field(default=10, ge=1)
     trackers: tuple[Literal["tensorboard", "trackio", "wandb"], ...] = ()  # besides metrics.jsonl
     seed: Seed = 0
-    # Of the training data: shuffled anew in every epoch; so, with texts of like length in one batch; or as stored.
+    # Training data: shuffled in every epoch; shuffled in batches of similar length; or as stored.
     order: Literal["shuffled", "by-length", "as-stored"] = "shuffled"
 
     @model_validator(mode="after")
@@ -195,7 +197,7 @@ class Train(Strict):
 
     @property
     def order_seed(self) -> int | None:
-        """What the order of the training data follows from; None where it is that of the data."""
+        """The seed of the training data's order; None if it is as stored."""
         return None if self.order == "as-stored" else self.seed
 
     @property
@@ -214,7 +216,9 @@ Name = Annotated[str, AfterValidator(_name)]
 
 
 class Kappa(Strict):
-    """Conditioning of attention at the end and, with `every`, on the way; `probes: 0` leaves the Jacobian out."""
+    """Condition number of attention blocks at the end and, with `every`, during training; `probes: 0` skips the
+    Jacobian.
+    """
 
     kind: ClassVar[str] = "kappa"
     samples: int = Field(default=64, ge=1)
@@ -223,7 +227,7 @@ class Kappa(Strict):
 
 
 class Heads(Strict):
-    """How many heads could go, at the end and every so often."""
+    """How many heads could be pruned, at the end and, with `every`, during training."""
 
     kind: ClassVar[str] = "heads"
     samples: int = Field(default=256, ge=2)
@@ -262,7 +266,7 @@ class TrainingRecipe(Strict):
 
 
 class Arm(Strict):
-    """One row of an experiment: the wanted shape, or the arm whose control this is. `{}` is the source itself."""
+    """One arm of an experiment: its shape, or the arm that it is the control of. `{}` is the source itself."""
 
     heads: int | str | None = None  # a number, 2x, or one per stage: "16,32,32,32"
     layers: int | str | None = None
@@ -272,9 +276,9 @@ class Arm(Strict):
     init: Literal["transfer", "fresh", "fresh-attention"] | None = None
     control_of: str | None = None
     match: Literal["parameters", "flops"] | None = None  # what a control's MLP is solved for; None: parameters
-    task: JsonObject | None = None  # options of the task that are others for this arm (and for its control)
-    train: JsonObject | None = None  # settings of the training that are others for this arm alone
-    # How a transfer is made, as `shrink` has it; it calibrates on the experiment's own training data.
+    task: JsonObject | None = None  # task options that differ for this arm (and its control)
+    train: JsonObject | None = None  # training settings that differ for this arm alone
+    # How to transfer, as in `shrink`; it calibrates on the experiment's own training data.
     method: str | None = None
     more_heads: Literal["add", "split"] | None = None
     calibrate: bool | None = None
@@ -297,7 +301,7 @@ class ExperimentRecipe(Strict):
     source_config: JsonObject = Field(default={})
     seeds: list[Seed] = Field(default=[0], min_length=1)
     cut_from: Literal["original", "source"] = "original"  # the trained original, or the source as it is
-    rates: list[Annotated[float, Field(gt=0)]] = []  # of learning: each arm tries all briefly and keeps its best
+    rates: list[Annotated[float, Field(gt=0)]] = []  # learning rates: each arm tries all briefly and keeps its best
     task: TaskChoice
     train: Train
     retrain: JsonObject = Field(default={})  # merged over `train` for arms that start from transferred weights
@@ -309,7 +313,7 @@ class ExperimentRecipe(Strict):
     @field_validator("arms", mode="before")
     @classmethod
     def _empty_arm(cls, arms: Any) -> Any:
-        """`original:` with nothing behind it means `{}`."""
+        """Read `original:` without a value as `{}`."""
         return {name: {} if arm is None else arm for name, arm in arms.items()} if isinstance(arms, dict) else arms
 
     @field_validator("arms", mode="after")
@@ -338,16 +342,16 @@ class ExperimentRecipe(Strict):
         return self
 
     def own_task(self, arm: str) -> JsonObject:
-        """Options of the task in which an arm differs; a control has the task of the arm that it controls."""
+        """Return the task options in which an arm differs; a control has those of the arm that it controls."""
         return self.arms[self.arms[arm].control_of or arm].task or {}
 
     def task_of(self, arm: str) -> TaskChoice:
-        """The task of an arm."""
+        """Return the task of an arm."""
         return TaskChoice.model_validate(merge(self.task.model_dump(), self.own_task(arm)))
 
     def training(self, *, transferred: bool, arm: str | None = None) -> TrainingRecipe:
-        """The training of an arm: `train`, with `retrain` merged over it where weights were transferred, and what the
-        arm itself says over both.
+        """Return the training of an arm: `train`, then `retrain` where weights were transferred, then the arm's own
+        settings, merged in this order.
         """
         merged = merge(self.train.model_dump(), self.retrain if transferred else {})
         merged = merge(merged, (self.arms[arm].train or {}) if arm else {})
@@ -364,7 +368,7 @@ Recipe = TrainingRecipe | ExperimentRecipe
 
 
 def merge(base: Any, over: Any) -> Any:
-    """`over` laid upon `base`, mapping by mapping; what is no mapping is replaced. Neither argument changes."""
+    """Merge `over` into `base`, mapping by mapping; anything else is replaced. Neither argument changes."""
     if not (isinstance(base, dict) and isinstance(over, dict)):
         return over
     return base | {key: merge(base[key], value) if key in base else value for key, value in over.items()}

@@ -1,4 +1,4 @@
-"""Where the recipes lie that come with leansurgeon. Names and paths only, so that a shell can complete them at once."""
+"""Where the shipped recipes are. Names and paths only, so that a shell can complete them at once."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ SCHEMA = "recipe.schema.json"  # beside the recipes, for editors; `leansurgeon r
 
 
 def list_shipped() -> dict[str, Path]:
-    """Name -> file of the recipes that come with leansurgeon (in the wheel, or beside the package in a checkout)."""
+    """Return name -> file of the shipped recipes (in the wheel, or beside the package in a checkout)."""
     return _in_folder(".")
 
 
 def bases() -> dict[str, Path]:
-    """Name -> file of what shipped recipes have in common: no recipes, but `base` of recipes."""
+    """Return name -> file of the bases that shipped recipes share; these are not recipes themselves."""
     return _in_folder("bases")
 
 
 def folder() -> Path | None:
-    """The folder of the shipped recipes; None where there is none."""
+    """Return the folder of the shipped recipes; None if there is none."""
     package = PACKAGE.resolve()
     return next((place for place in (package / "recipes", package.parent / "recipes") if place.is_dir()), None)
 

@@ -1,4 +1,6 @@
-"""Which model a healed one learns from, and what of it: the model that it was cut from, where that is at hand."""
+"""Choose the teacher of a model that is healed, the model that it was cut from if that is available, and what to learn
+from it.
+"""
 
 from __future__ import annotations
 
@@ -30,24 +32,24 @@ HINT = "Name a trained model folder: --set train.distill.teacher=FOLDER."
 
 @dataclass(frozen=True)
 class Teacher:
-    """`name` as `train.distill.teacher` takes it; None where nobody teaches, and `why`. `own` says that it is the model
-    that this one was cut from, so that its layers are known.
+    """`name` is the value of `train.distill.teacher`; None without a teacher, with the reason in `why`. `own` says that
+    it is the model that this one was cut from, so that its layers are known.
     """
 
     name: str | None
     why: str
     own: bool = False
-    place: str | None = None  # what opens it, where it is the model that this one was cut from
+    place: str | None = None  # the path or name that opens it, if this model was cut from it
 
     def settings(self, kind: str) -> JsonObject:
-        """The recipe's `train.distill`."""
+        """Return the recipe's `train.distill`."""
         if kind != "features":
             return {"teacher": self.name, "logits": 1.0}
         hidden = {"hidden": 3.0, "relative": True} if self.own else {"hidden": 0.0}
         return {"teacher": self.name, "logits": 0.0} | hidden
 
     def sentence(self, kind: str) -> str:
-        """What is learned from, for a person."""
+        """Describe what the model learns from."""
         if self.name is None:
             return f"It learns from the data alone: {self.why}."
         labels = "text" if kind in LANGUAGE else "labels"
@@ -65,8 +67,9 @@ def find(
     logits: bool,
     new_tokenizer: bool,
 ) -> Teacher:
-    """The teacher of the model in `model_dir` for this task: the one that is `named`, else what it was cut from. Raises
-    `UsageError` for a named one that cannot teach it.
+    """Find the teacher of the model in `model_dir` for this task: the `named` one, else the model that it was cut from.
+
+    Raises `UsageError` if the named one cannot teach it.
     """
     if named is not None:
         check_teacher(open_teacher(named), task, classes, source.config, logits=logits)
@@ -76,7 +79,7 @@ def find(
     origin = source.record.source
     name = origin.name
     if origin.kind == "preset":
-        return Teacher(None, f"{name} is a preset, which has learned nothing")
+        return Teacher(None, f"{name} is a preset, which is untrained")
     if new_tokenizer:
         return Teacher(None, f"{name} has another tokenizer")
     with ExitStack() as keep:
@@ -89,7 +92,7 @@ def find(
         except LeanSurgeonError as error:
             return Teacher(None, f"{name}, from which it was cut, cannot be opened ({error.message.rstrip('.')})")
         if not opened.learned:
-            return Teacher(None, f"{name}, from which it was cut, has learned nothing")
+            return Teacher(None, f"{name}, from which it was cut, is untrained")
         try:
             check_teacher(opened, task, classes, source.config, logits=logits, own=True)
         except UsageError as error:
@@ -98,21 +101,22 @@ def find(
 
 
 def open_teacher(name: str) -> Source:
-    """A teacher by its name. Raises `UsageError` for one that is not there or has learned nothing."""
+    """Open a teacher by its name. Raises `UsageError` if it is missing or untrained."""
     opened = open_source(name)
     if not opened.learned or opened.folder is None:
-        raise UsageError(f"The teacher {name} has learned nothing.", HINT)
+        raise UsageError(f"The teacher {name} is untrained.", HINT)
     return opened
 
 
 def check_teacher(
     teacher: Source, task: Task, classes: Sequence[str], student: Config, *, logits: bool, own: bool = False
 ) -> list[int] | None:
-    """Which outputs of the teacher, as it is, are those of the student, in the student's order; None where they are the
-    same, or its `logits` are not asked for. The student has this config, and `classes` is what the data calls its
-    outputs. `own` says that it was cut from the teacher.
+    """Return which of the teacher's outputs are the student's, in the student's order; None if they are the same, or
+    `logits` is False.
 
-    Raises `UsageError` where the teacher would read other inputs than the student or says other things.
+    `student` is the student's config, and `classes` are the data's names of its outputs. `own` says that the student
+    was cut from the teacher. Raises `UsageError` if the teacher takes other inputs than the student or predicts other
+    things.
     """
     check_kind(task, teacher)
     if (tokenizer := task.tokenizer()) is not None:
@@ -133,16 +137,14 @@ def check_teacher(
         return None
     has, wants = (f" ({', '.join(names[:6])})" if names else "" for names in (theirs, ours[0] if ours else ()))
     raise UsageError(
-        f"The teacher {teacher.name} tells {teacher.outputs} classes apart{has}, and the model {count}{wants}: its "
-        "logits do not speak of them.",
+        f"The teacher {teacher.name} has {teacher.outputs} classes{has} and the model {count}{wants}, so its "
+        "logits do not fit.",
         "Name a teacher of the same classes, or learn from the data alone: leave train.distill out.",
     )
 
 
 def check_tokens(teacher: Source, tokenizer: PreTrainedTokenizerBase, *, own: bool) -> None:
-    """Raises `UsageError` where the teacher's tokenizer is another than the student's, whatever its size, or is not
-    there to say so.
-    """
+    """Raise `UsageError` if the teacher's tokenizer differs from the student's, whatever its size, or is missing."""
     if not brings_tokenizer(teacher.folder):
         if own:
             return
@@ -159,8 +161,10 @@ def check_tokens(teacher: Source, tokenizer: PreTrainedTokenizerBase, *, own: bo
 
 
 def at_hand(origin: Origin, model_dir: Path) -> str | None:
-    """The source as it can be named now: by its own name where it is found by its digests, else as seen from the
-    folders above the model. A model of the hub is at hand where it is cached or the hub can be reached.
+    """Return the source's present name or path, or None: its own name if its digests match there, else relative to the
+    folders above the model.
+
+    A hub model is available if it is cached or the hub can be reached.
     """
     name = origin.name
     if origin.kind in ("hub", "timm"):
@@ -177,20 +181,22 @@ def at_hand(origin: Origin, model_dir: Path) -> str | None:
 
 
 def is_cached(name: str) -> bool:
-    """Whether a model's files are in the hub's cache on this machine."""
+    """Return whether a model's files are in the hub's cache on this machine."""
     from huggingface_hub import snapshot_download
 
     try:
         snapshot_download(name.removeprefix("timm/") if name.count("/") > 1 else name, local_files_only=True)
         return True
-    except Exception:  # a class of its own for every reason
+    except Exception:  # it has an exception class for every reason
         return False
 
 
 def count_untouched(source: Source) -> int | None:
-    """How many of the first blocks are as the teacher has them, so that they need no healing: those before the one that
-    stands for dropped ones behind it. At most half of all; 0 where more than the depth was changed, so that only the
-    embeddings are the teacher's; None where not even they are.
+    """Return how many of the first blocks equal the teacher's, so that they need no healing: those before the first
+    block that replaces dropped ones behind it.
+
+    At most half of all; 0 if more than the depth was changed, so that only the embeddings are the teacher's; None if
+    not even they are.
     """
     record = source.record
     if record is None or record.plan.before is None or record.plan.after is None or record.plan.init != "transfer":
@@ -204,5 +210,5 @@ def count_untouched(source: Source) -> int | None:
     kept = record.plan.layers
     if rest or replace(stage, depth=was.depth) != was or len(kept) != stage.depth:
         return 0
-    own = sum(1 for number, layer in enumerate(kept) if layer == number)  # the first ones alone keep their number
+    own = sum(1 for number, layer in enumerate(kept) if layer == number)  # only the first ones keep their index
     return min(max(0, own - 1), stage.depth // 2)

@@ -1,1 +1,1 @@
-"""What a training leaves and goes on from: the run folder, checkpoints, the summary, the data that it names."""
+"""What a training writes and resumes from: the run folder, checkpoints, the summary."""

@@ -1,14 +1,14 @@
-"""Checkpoints of an unfinished run: folders that are whole or not there.
+"""Checkpoints of an unfinished run: folders that are complete or do not exist.
 
     RUN/checkpoints/step-00000500/
         state.json            counters, the recipe, what was measured so far
         shared.safetensors    weights, optimizer, moving average
-        rank-0000.safetensors what is one process's own: generators, buffers
+        rank-0000.safetensors state of one process: generators, buffers
         MANIFEST.json         size and SHA-256 of the files above, written last
-    RUN/checkpoints/best.json the step whose model stands in RUN/model
+    RUN/checkpoints/best.json the step whose model is in RUN/model
 
-A folder is written under another name, synced and renamed; then old ones go. One whose files do not match its manifest
-is torn and never read.
+A folder is written under a temporary name, synced and renamed; then old ones are deleted. One whose files do not match
+its manifest is incomplete and never read.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 FOLDER, MANIFEST, STATE, SHARED = "checkpoints", "MANIFEST.json", "state.json", "shared.safetensors"
 BEST = "best.json"
 FORMAT = 1
-_SPARE = 64 * 2**20  # bytes that must be left besides the checkpoint: logs, the best model's config
+_SPARE = 64 * 2**20  # bytes that must remain besides the checkpoint: logs, the best model's config
 
 
 _STATE = {"recipe": dict, "origin": dict, "data": dict, "history": dict, "groups": list, "metrics_bytes": int}
@@ -52,22 +52,22 @@ def rank_file(rank: int) -> str:
 
 
 def all_of(run_dir: Path) -> list[Path]:
-    """The checkpoint folders of a run, newest first, whole or not."""
+    """Return the checkpoint folders of a run, newest first, complete or not."""
     return sorted((run_dir / FOLDER).glob("step-" + "[0-9]" * 8), reverse=True)
 
 
 def newest(run_dir: Path, say: Say = silent, *, hashes: bool = True) -> Path | None:
-    """The newest whole checkpoint of a run; torn ones are named to `say` and passed over."""
+    """Return the newest complete checkpoint of a run; report incomplete ones to `say` and skip them."""
     _repair(run_dir)
     for path in all_of(run_dir):
         if not (fault := torn(path, hashes=hashes)):
             return path
-        say(f"{path} is not whole ({fault}); an older one is taken.")
+        say(f"{path} is incomplete ({fault}); using an older one.")
     return None
 
 
 def _repair(run_dir: Path) -> None:
-    """Bring back what a crash between two renames left aside, unless somebody is training there and renaming now."""
+    """Restore checkpoints that a crash between two renames left aside, unless another process is training there."""
     if not (left := list((run_dir / FOLDER).glob(".step-*.old"))):
         return
     with suppress(UsageError):
@@ -82,8 +82,8 @@ def _repair(run_dir: Path) -> None:
 
 
 def torn(path: Path, *, hashes: bool) -> str | None:
-    """What is wrong with a checkpoint folder; None where every file is as the manifest says. Without `hashes` only
-    sizes are compared, which reads no tensors.
+    """Return what is wrong with a checkpoint folder; None if every file is as the manifest says. Without `hashes`,
+    compare sizes only and read no tensors.
     """
     manifest = jsonfile.read_object_if_whole(path / MANIFEST)
     if manifest is None:
@@ -116,10 +116,10 @@ def write(
     *,
     keep: int,
 ) -> Path:
-    """Write the checkpoint of `step` by all processes together and prune older ones to `keep`.
+    """Write the checkpoint of `step` and delete older ones beyond `keep`. All processes must call this.
 
-    `shared` and `state` count on rank 0. Raises `LeanSurgeonError` on every process where one of them could not write,
-    or where the disk has too little room; nothing is touched then.
+    Only rank 0's `shared` and `state` are used. Raises `LeanSurgeonError` on every process if one of them could not
+    write, or the disk has too little room; existing checkpoints stay.
     """
     path = run_dir / FOLDER / name_of(step)
     aside = path.with_name(f".{path.name}.tmp")
@@ -159,8 +159,8 @@ def write(
 
 
 def check_room(folder: Path, needed: int, *, what: str = "A checkpoint", spare: int = _SPARE) -> None:
-    """Raises `LeanSurgeonError` with both numbers where the disk of `folder`, which need not exist yet, cannot take
-    `needed` bytes and leave `spare`.
+    """Raise `LeanSurgeonError` with both numbers if the disk of `folder`, which need not exist yet, cannot take
+    `needed` bytes and keep `spare` free.
     """
     there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     free = shutil.disk_usage(there).free
@@ -172,7 +172,7 @@ def check_room(folder: Path, needed: int, *, what: str = "A checkpoint", spare: 
 
 
 def read_state(path: Path) -> JsonObject:
-    """What a checkpoint says beside its tensors. Raises `UsageError` where it lacks what all have."""
+    """Return the state of a checkpoint, without its tensors. Raises `UsageError` if required values are missing."""
     state = jsonfile.read_object(path / STATE)
     for key, kind in _STATE.items():
         if not isinstance(state.get(key), kind):
@@ -183,12 +183,12 @@ def read_state(path: Path) -> JsonObject:
 
 
 def damaged_checkpoint(path: Path, what: str) -> UsageError:
-    """For a checkpoint that agrees with its manifest and cannot be gone on from all the same."""
-    return UsageError(f"The checkpoint {path} is damaged: {what}.", "Go on from an older one with --resume PATH.")
+    """Return the error for a checkpoint that agrees with its manifest but cannot be resumed."""
+    return UsageError(f"The checkpoint {path} is damaged: {what}.", "Resume from an older one with --resume PATH.")
 
 
 def note_best(run_dir: Path, step: int | None) -> None:
-    """Remember which step's model stands in model/; None: it is about to change."""
+    """Record which step's model is in model/; None: it is about to change."""
     note = run_dir / FOLDER / BEST
     with runfolder.explain_errors(note):
         if step is None:
@@ -199,13 +199,13 @@ def note_best(run_dir: Path, step: int | None) -> None:
 
 
 def best_kept(run_dir: Path) -> int | None:
-    """The step whose model stands in model/; None where that is not known."""
+    """Return the step whose model is in model/; None if unknown."""
     step = (jsonfile.read_object_if_whole(run_dir / FOLDER / BEST) or {}).get("step")
     return step if isinstance(step, int) else None
 
 
 def read_tensors(path: Path, rank: int) -> tuple[Tensors, Tensors]:
-    """Shared tensors and those of process `rank` (none where the run had fewer processes), on the CPU."""
+    """Return the shared tensors and those of process `rank` (none if the run had fewer processes), on the CPU."""
     from safetensors.torch import load_file
 
     own = path / rank_file(rank)
@@ -215,10 +215,10 @@ def read_tensors(path: Path, rank: int) -> tuple[Tensors, Tensors]:
 
 
 def locate_checkpoint(given: Path, *, hashes: bool = True) -> tuple[Path, Path]:
-    """Run folder and whole checkpoint that `--resume PATH` means: a run folder, or one checkpoint of it. Who wants to
-    know only which run is meant needs no `hashes`.
+    """Return the run folder and the complete checkpoint that `--resume PATH` means: PATH is a run folder, or a
+    checkpoint in one.
 
-    Raises `UsageError` for anything else.
+    To find only the run, leave `hashes` off. Raises `UsageError` for anything else.
     """
     if not given.is_dir():
         raise UsageError(f"There is no run folder or checkpoint {given}.")
@@ -233,12 +233,12 @@ def locate_checkpoint(given: Path, *, hashes: bool = True) -> tuple[Path, Path]:
             )
         if fault := torn(given, hashes=hashes):
             raise UsageError(
-                f"{given} is not a whole checkpoint: {fault}.", "Name the run folder to take an older one."
+                f"{given} is not a complete checkpoint: {fault}.", "Name the run folder to take an older one."
             )
         return run_dir, given
     last = newest(given, hashes=hashes)
     if last is None:
-        raise UsageError(f"{given} holds no whole checkpoint.", "It cannot be continued; train it anew.")
+        raise UsageError(f"{given} holds no complete checkpoint.", "It cannot be resumed; train it again.")
     return given, last
 
 

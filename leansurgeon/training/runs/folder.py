@@ -1,6 +1,6 @@
-"""Run folders: names, and writing such that nothing half-written is ever taken for whole. No torch here.
+"""Run folders: names, and writes that never leave a half-written file in place. No torch here.
 
-A file or folder is written under another name, synced to the disk and renamed into place; only then is the old one
+A file or folder is written under a temporary name, synced to the disk and renamed into place; only then is the old one
 deleted.
 """
 
@@ -31,7 +31,9 @@ STARTS = "starts"  # where an experiment keeps the untrained models of its arms
 
 
 def place_of(folder: Path) -> tuple[int, int] | None:
-    """What tells a folder from another of the same name: its device and inode; None where there is none."""
+    """Return the device and inode of a folder, which tell it from another of the same name; None if it does
+    not exist.
+    """
     try:
         status = folder.stat()
     except OSError:
@@ -43,25 +45,29 @@ _CALL = "# leansurgeon "
 
 
 def with_call(line: str, recipe: str) -> str:
-    """A recipe behind the command that it came from, as a comment that `call_in` reads."""
+    """Return a recipe with the command that made it in a comment, which `call_in` reads."""
     return f"# {line}\n{recipe}" if line.isprintable() else recipe
 
 
 def call_in(recipe: str) -> str:
-    """The command that a recipe came from, as its first line says; "" where nobody noted it. It is shown for people to
-    type again, so whatever stands there is one command and nothing that a shell would read as more.
+    """Return the command in a recipe's first line, or "" if there is none.
+
+    The command is shown to users to type again, so it is quoted: whatever the file holds is one command, and nothing
+    that a shell would interpret further.
     """
     first = recipe.split("\n", 1)[0]
     if not (first.startswith(_CALL) and first.isprintable()):
         return ""
     try:
         return shlex.join(shlex.split(first.removeprefix("# ")))
-    except ValueError:  # a quotation mark without its other half
+    except ValueError:  # an unclosed quotation mark
         return ""
 
 
 def new_run(workspace: Path, name: str, seed: int) -> Path:
-    """A path for a new run that does not exist yet: `runs/digits-vit-s0-20260131-142501`, `-2` behind it if taken."""
+    """Return a path for a new run that does not exist yet: `runs/digits-vit-s0-20260131-142501`, with `-2` appended if
+    it is taken.
+    """
     stem = f"{name}-s{seed}-{time.strftime('%Y%m%d-%H%M%S')}"
     path, number = workspace / stem, 1
     while path.exists():
@@ -71,7 +77,7 @@ def new_run(workspace: Path, name: str, seed: int) -> Path:
 
 
 def check_free(run_dir: Path, *, replace: bool = False) -> None:
-    """Raises `UsageError` if something is in the folder, unless that is a run and `replace` gives it up."""
+    """Raise `UsageError` if the folder is not empty, unless it is a run and `replace` discards it."""
     if replace and (run_dir / RECIPE).is_file():
         return
     with explain_errors(run_dir):
@@ -83,7 +89,7 @@ def check_free(run_dir: Path, *, replace: bool = False) -> None:
 
 
 def create(run_dir: Path, *, replace: bool = False) -> None:
-    """Make the folder, empty. Raises `UsageError` as `check_free` does."""
+    """Create the folder, empty. Raises `UsageError` as `check_free` does."""
     check_free(run_dir, replace=replace)
     with explain_errors(run_dir):
         if replace and run_dir.exists():
@@ -92,7 +98,9 @@ def create(run_dir: Path, *, replace: bool = False) -> None:
 
 
 def model_of(path: Path) -> Path:
-    """The model folder that `path` means: itself, or `model/` of a run folder. Raises `UsageError`."""
+    """Return the model folder that `path` means: itself, or `model/` of a run folder. Raises `UsageError` if there is
+    none.
+    """
     if not path.is_dir():
         raise UsageError(f"There is no model folder {path}.", "`leansurgeon shrink SOURCE ... -o FOLDER` makes one.")
     if (path / "config.json").is_file():
@@ -103,8 +111,8 @@ def model_of(path: Path) -> Path:
 
 
 def newest_shrunk(workspace: Path) -> Path:
-    """The folder below `workspace` with the youngest `surgery.json`; what a run or an experiment keeps for itself does
-    not count.
+    """Return the folder below `workspace` with the newest `surgery.json`, except those internal to runs and
+    experiments.
     """
     records = [path for path in workspace.glob("**/surgery.json") if not _internal(path.parent, workspace)]
     if not records:
@@ -116,31 +124,33 @@ def newest_shrunk(workspace: Path) -> Path:
 
 
 def _internal(folder: Path, workspace: Path) -> bool:
-    """Whether this is a half-written folder, a trained copy in a run, or what an arm of an experiment starts from."""
+    """Return whether this is an incomplete folder, a trained copy in a run, or the starting model of an experiment's
+    arm.
+    """
     parts = folder.relative_to(workspace).parts
     return any(part.startswith(".") for part in parts) or STARTS in parts[:-1] or is_trained(folder)
 
 
 def is_trained(folder: Path) -> bool:
-    """Whether this model folder is what a training left, `model/` or `last/` of a run."""
+    """Return whether this model folder was written by a training: `model/` or `last/` of a run."""
     folder = Path(os.path.abspath(folder))  # `.` has no name
     return folder.name in (BEST, LAST) and (folder.parent / RECIPE).is_file()
 
 
 def has_learned(model_dir: Path) -> bool:
-    """Whether the weights know anything: what surgery started afresh does not, until it is trained."""
+    """Return whether the weights are trained: weights that surgery initialized are not, until they are trained."""
     made = record.read(Path(model_dir))
     return is_trained(model_dir) or made is None or made.learned
 
 
 def display_name(model_dir: Path) -> str:
-    """The name of a model's folder; of a run, whose model lies in a folder of its own, that of the run."""
+    """Return the name of a model's folder, or for a model inside a run the name of the run."""
     folder = Path(model_dir).resolve()
     return folder.parent.name if folder.name in (BEST, LAST) else folder.name
 
 
 def find_run(model: str | Path) -> Path | None:
-    """The run folder that MODEL names, itself or by a model in it; None for anything else."""
+    """Return the run folder that MODEL names, itself or by a model in it; None for anything else."""
     folder = files.in_home(model)
     if is_trained(folder):
         return Path(os.path.abspath(folder)).parent if folder.name in ("", "..") else folder.parent
@@ -148,18 +158,18 @@ def find_run(model: str | Path) -> Path | None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace `path` by a file with this text, at once."""
+    """Replace `path` by a file with this text, atomically."""
     with explain_errors(path):
         write_durably(path, text)
 
 
 def write_json(path: Path, value: Any) -> None:
-    """`write_text` of indented JSON. NaN is refused: no other reader takes it."""
+    """Write indented JSON with `write_text`. Refuses NaN, which other readers do not accept."""
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def keep_beside(path: Path, value: Any, say: Say) -> None:
-    """`write_json` of what was measured. Where it cannot be written that is said, and the measurement is not lost."""
+    """Write measurements with `write_json`. A failure to write is reported, and the measurement is not lost."""
     try:
         write_json(path, value)
     except (LeanSurgeonError, OSError, ValueError) as error:
@@ -169,9 +179,9 @@ def keep_beside(path: Path, value: Any, say: Say) -> None:
 
 
 def write_folder(path: Path, fill: Callable[[Path], None]) -> None:
-    """Let `fill` write into an empty folder, and put it in the place of `path`.
+    """Let `fill` write into an empty folder, and replace `path` by it.
 
-    A crash leaves the old folder or the new one, whole; between two renames neither stands at `path`, and the old one
+    A crash leaves the old folder or the new one, complete; between two renames neither is at `path`, and the old one is
     at `.<name>.old`.
     """
     aside, old = path.with_name(f".{path.name}.tmp"), path.with_name(f".{path.name}.old")
@@ -188,7 +198,7 @@ def write_folder(path: Path, fill: Callable[[Path], None]) -> None:
 
 
 def move_in_place(aside: Path, path: Path) -> None:
-    """Rename a folder whose files are synced to `path`; what stood there goes when the new one is safe."""
+    """Rename a folder whose files are synced to `path`; delete the old one once the new one is safe."""
     old = path.with_name(f".{path.name}.old")
     if path.exists():
         os.rename(path, old)
@@ -206,13 +216,13 @@ class MetricsLog:
 
     @property
     def bytes(self) -> int:
-        """How much has been written; `truncate` to it takes back what came later."""
+        """Size of the file so far; `truncate` to it removes later lines."""
         return self.path.stat().st_size if self.path.exists() else 0
 
     def truncate(self, size: int) -> None:
-        """Forget what was written beyond `size` bytes, by a process that went on after its last checkpoint.
+        """Remove lines beyond `size` bytes, from a process that continued after its last checkpoint.
 
-        A file that somebody has shortened loses the line that was cut.
+        If the file is shorter than that, remove its incomplete last line.
         """
         with explain_errors(self.path), open(self.path, "a+b", opener=_no_link) as file:
             if self.bytes < size:
@@ -221,7 +231,7 @@ class MetricsLog:
             file.truncate(size)
 
     def sync(self) -> None:
-        """Bring what was written to the disk, so that it is not shorter there than a checkpoint says."""
+        """Sync the file to the disk, so that it is not shorter there than a checkpoint says."""
         if self.path.exists():
             with explain_errors(self.path):
                 sync(self.path)
@@ -232,11 +242,11 @@ class MetricsLog:
 
 
 def _no_link(path: str, flags: int) -> int:
-    """Open a file that grows in place: in somebody else's run it may be a link to a file that nobody means."""
+    """Open a file that grows in place, but not through a link: in another user's run, it may point anywhere."""
     return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
 
 
-_NO_PLACE = (  # ENOENT: a folder such as /proc, in which nothing can be made
+_NO_PLACE = (  # ENOENT: a folder such as /proc, in which nothing can be created
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR),
     *(errno.ENOENT, errno.ENOTSUP, errno.ENAMETOOLONG, errno.ELOOP),
 )
@@ -244,7 +254,7 @@ _NO_PLACE = (  # ENOENT: a folder such as /proc, in which nothing can be made
 
 @contextmanager
 def explain_errors(path: Path) -> Iterator[None]:
-    """Turn what the file system says into one sentence. Raises `LeanSurgeonError` (exit code 1)."""
+    """Turn errors of the file system into one sentence. Raises `LeanSurgeonError` (exit code 1) or `UsageError`."""
     try:
         yield
     except Exception as error:
@@ -261,13 +271,13 @@ def explain_errors(path: Path) -> Iterator[None]:
 
 is_held = durable.in_use  # whether some process is training in a folder now
 
-_held: set[int] = set()  # what this process has open by `hold`
+_held: set[int] = set()  # handles that `hold` opened in this process
 
 
 def hold(run_dir: Path) -> int | None:
-    """Mark the folder as being trained, until this process ends or closes the handle that is returned.
+    """Lock the folder for training, until this process ends or closes the returned handle.
 
-    Raises `UsageError` where another process holds it. None where the file system knows no locks.
+    Raises `UsageError` if another process holds the lock. Returns None if the file system does not support locks.
     """
     handle, taken = durable.take_lock(run_dir)
     if taken:
@@ -284,8 +294,8 @@ def release(handle: int | None) -> None:
 
 
 def leave_to_parent() -> None:
-    """In a process that was forked by one that holds a folder: give up the copies of its handles. With them the folder
-    would be held as long as this process lives, which may be longer than its parent.
+    """In a forked process, close the copies of the parent's lock handles. With them the folder would stay locked as
+    long as this process lives, which may be longer than its parent.
     """
     while _held:
         os.close(_held.pop())

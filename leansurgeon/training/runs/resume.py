@@ -1,4 +1,4 @@
-"""Where an interrupted training goes on, and whether it may: the same recipe, the same data, the same start."""
+"""Where to resume an interrupted training, and whether that is allowed: the same recipe, data and starting model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from leansurgeon.training.recipe.schema import TrainingRecipe
 from leansurgeon.training.runs import checkpoint
 from leansurgeon.training.runs import folder as runfolder
 
-# Keys that change nothing that is computed.
+# Keys that do not change what is computed.
 FREE = ("expected", "train.trackers", "train.checkpoint.every", "train.checkpoint.keep_last", "train.workers")
 
 
@@ -27,29 +27,29 @@ def point(
     replace: bool = False,
     say: Say = silent,
 ) -> Path | None:
-    """The checkpoint from which the training in `run_dir` goes on; None where it starts at step 0 in a free folder.
+    """Return the checkpoint from which to resume the training in `run_dir`; None to start at step 0 in a free folder.
 
-    `resume` is "never", "auto" (go on where there is something to go on from) or the path of a checkpoint or run
-    folder. `replace` gives up a run that cannot be continued instead of refusing. Raises `UsageError`: a folder that is
-    no unfinished run, a recipe or a starting model that has changed.
+    `resume` is "never", "auto" (resume if there is something to resume) or the path of a checkpoint or run folder.
+    `replace` discards a run that cannot be resumed instead of refusing. Raises `UsageError` if the folder is not an
+    unfinished run, or the recipe or the starting model has changed.
     """
     given = None if resume in ("never", "auto") else checkpoint.locate_checkpoint(Path(resume))
     if given and given[0].resolve() != run_dir.resolve():
-        raise UsageError(f"The run in {given[0]} goes on there and not in {run_dir}.")
+        raise UsageError(f"The run in {given[0]} can only be resumed there, not in {run_dir}.")
     with runfolder.explain_errors(run_dir):
         free = not run_dir.is_dir() or not any(run_dir.iterdir())
     if resume == "never" or free:
         runfolder.check_free(run_dir, replace=replace)
         return None
     if not (run_dir / runfolder.RECIPE).is_file():
-        raise UsageError(f"{run_dir} is not empty and no run, so there is nothing to resume.", "Choose another -o.")
+        raise UsageError(f"{run_dir} is not empty and not a run, so there is nothing to resume.", "Choose another -o.")
     if (run_dir / runfolder.SUMMARY).is_file():
         if replace:
             return None
         raise UsageError(f"The run in {run_dir} is finished.", "Choose another folder with -o to train it again.")
     checkpoint_dir = given[1] if given else checkpoint.newest(run_dir, say)
     if checkpoint_dir is None:
-        say(f"{run_dir} was interrupted before its first checkpoint; it starts anew.")
+        say(f"{run_dir} was interrupted before its first checkpoint; it starts again.")
         return None
     try:
         check_same(checkpoint.read_state(checkpoint_dir), recipe, origin, checkpoint_dir, anyway=anyway)
@@ -61,10 +61,10 @@ def point(
 
 
 def check_same(state: JsonObject, recipe: TrainingRecipe, origin: dict[str, str], saved: Path, *, anyway: bool) -> None:
-    """Raises `UsageError` naming the first key of the recipe, or the file of the model, that has changed."""
+    """Raise `UsageError` naming the first key of the recipe, or the file of the model, that has changed."""
     if anyway:
         return
-    hint = "Give back the old value, start a new run, or go on with the new one: --resume-anyway."
+    hint = "Restore the old value, start a new run, or resume with the new one: --resume-anyway."
     if key := first_difference(today(state["recipe"]), recipe.model_dump(mode="json")):
         name, old, new = key
         raise UsageError(f"The recipe has changed since {saved}: {name} was {old!r} and is {new!r}.", hint)
@@ -74,8 +74,8 @@ def check_same(state: JsonObject, recipe: TrainingRecipe, origin: dict[str, str]
 
 
 def check_data(state: JsonObject, task: Task, *, anyway: bool = False) -> None:
-    """Raises `UsageError` where the data of the task has another size: its order would be another one; and, unless
-    `anyway`, where its cache entry is not the one of then: the same number of other samples.
+    """Raise `UsageError` if the size of the task's data has changed, since its order would change too; and, unless
+    `anyway`, if its cache entry has: as many samples, but others.
     """
     before, entry = state.get("entry"), task.prepared_as
     differs = None not in (before, entry) and before != entry
@@ -87,24 +87,26 @@ def check_data(state: JsonObject, task: Task, *, anyway: bool = False) -> None:
             raise UsageError(
                 f"The {split} data has {size:,} samples, and had {state['data'][split]:,} when this run was "
                 f"interrupted.{changes}",
-                "Bring back the old data, or train anew on what there is: -o with another folder, on the model here or "
+                "Restore the old data, or train again on the new data: -o with another folder, on the model here or "
                 "on RUN/model, the best of this run so far.",
             )
     if differs and not anyway:
         raise UsageError(
             "The data has changed since this run was interrupted."
             f"{changes or f' It was prepared as {before}, and is {entry} now.'}",
-            "Bring back the old data, start a new run, or go on with the new one: --resume-anyway.",
+            "Restore the old data, start a new run, or resume with the new one: --resume-anyway.",
         )
 
 
 def is_free(path: str, free: tuple[str, ...]) -> bool:
-    """Whether this key, or one around it, is among those that may differ."""
+    """Return whether this key, or one around it, is among those that may differ."""
     return any(path == key or path.startswith(f"{key}.") for key in free)
 
 
 def first_difference(old: Json, new: Json, free: tuple[str, ...] = FREE, path: str = "") -> tuple[str, Any, Any] | None:
-    """The first key, in the order of the recipe, whose value differs, with both values; `free` keys may."""
+    """Return the first key, in the order of the recipe, whose value differs, with both values; keys in `free` may
+    differ.
+    """
     if is_free(path, free):
         return None
     if isinstance(old, dict) and isinstance(new, dict):
@@ -114,7 +116,7 @@ def first_difference(old: Json, new: Json, free: tuple[str, ...] = FREE, path: s
 
 
 def today(recipe: JsonObject) -> JsonObject:
-    """A noted recipe with the keys that have come since at their defaults."""
+    """Return a saved recipe with keys that were added since at their defaults."""
     try:
         return TrainingRecipe.model_validate(recipe).model_dump(mode="json")
     except ValueError:
@@ -122,15 +124,15 @@ def today(recipe: JsonObject) -> JsonObject:
 
 
 def origin_of(model_dir: Path) -> dict[str, str]:
-    """Name and SHA-256 of the files that a training starts from: config and weights."""
+    """Return name and SHA-256 of the files that a training starts from: config and weights."""
     files = [*sorted(Path(model_dir).glob("*.safetensors")), Path(model_dir) / "config.json"]
     return {file.name: checkpoint.digest(file) for file in files if file.is_file()}
 
 
 def find_interrupted(workspace: Path, recipe: TrainingRecipe, model_dir: Path) -> Path | None:
-    """The youngest unfinished run below `workspace` of this recipe and this model that nobody is training now.
+    """Return the newest unfinished run below `workspace` of this recipe and this model that no process is training.
 
-    Nothing is hashed but the model, and that only where a recipe fits; whoever resumes looks closer.
+    Hashes only the model, and only if a recipe matches; resuming checks the rest.
     """
     wanted, origin = recipe.model_dump(mode="json"), None
     folders = [file.parent for file in workspace.glob(f"*/{checkpoint.FOLDER}")]
@@ -150,7 +152,7 @@ def find_interrupted(workspace: Path, recipe: TrainingRecipe, model_dir: Path) -
 
 
 def _read(path: Path) -> JsonObject | None:
-    """The state of a checkpoint whose contents nobody has checked; None where it says nothing."""
+    """Return the state of a checkpoint whose contents were not checked; None if it cannot be read."""
     try:
         return checkpoint.read_state(path)
     except UsageError:

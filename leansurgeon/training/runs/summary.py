@@ -1,13 +1,13 @@
-"""summary.json: what a training came to. Typed, made at one place (`training.finish`), with one reader and one writer;
-every other room asks `Summary` and never the file.
+"""summary.json: the results of a training, as a typed value that `training.finish` makes, with one reader and one
+writer; the rest of the package uses `Summary` and never the file.
 
-A figure that is missing or odd is None: a summary is read to be shown, and a gap can be shown. What a summary cannot do
-without (its form, model and task) is refused. What a later version adds is kept as it is (`other`).
+A missing or malformed value is read as None: a summary is read to be shown, and a gap can be shown. A summary without
+its required parts (schema version, model and task) is refused. Keys of later versions are kept (`other`).
 
-The recipe in it names data and teacher by the paths that were given, absolute ones too: by them an experiment knows
-whether a finished arm is still the one that is asked for (`experiment.jobs`), and two sets of data may lie in folders
-of one name. `recipe.yaml` has them since a training goes on with them. Both stay in the run folder; what is published,
-`model/`, holds none (`checkpoints.places`).
+The recipe in it names data and teacher by the paths that were given, absolute ones too: an experiment needs them to
+decide whether a finished arm matches the request (`experiment.jobs`), since different data may be in folders of the
+same name. `recipe.yaml` has them too, since a training resumes with them. Both stay in the run folder; the published
+`model/` holds none (`checkpoints.places`).
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from leansurgeon.reading.jsonfile import Json, JsonObject
 from leansurgeon.reading.values import whole
 from leansurgeon.training.runs import folder as runfolder
 
-FORM = 1  # raised where an older reader would misread what is written
+FORM = 1  # increased when an older reader would misread the file
 DONE = "done"
-UNEVEN = 0.7  # share of the largest class, from which on accuracy alone says little
+UNEVEN = 0.7  # share of the largest class above which accuracy alone says little
 
 
 class DamagedSummary(UsageError):
-    """A summary.json that cannot be read, or is none."""
+    """A file that is not a summary.json or cannot be read."""
 
 
 @dataclass(frozen=True)
 class Scores(part.Recorded):
-    """What one evaluation found: the mean loss, the task's metric, all metrics by name where there are several, the
-    step after which it came, where that is not said elsewhere, and between which figures the metric lies with 95 %.
+    """The result of one evaluation: mean loss, the task's metric, all metrics by name if there are several, the step if
+    nothing else states it, and the 95 % confidence interval of the metric.
     """
 
     required = ("loss", "metric")
@@ -52,23 +52,25 @@ class Scores(part.Recorded):
 
     @property
     def largest_class(self) -> float | None:
-        """The share of the largest class where it is so large that macro F1 must stand beside accuracy; else None."""
+        """The share of the largest class if it is so large that macro F1 must be shown beside accuracy; else None."""
         share = self.metrics.get("largest_class")
         return share if share is not None and share > UNEVEN else None
 
     def as_dict(self) -> JsonObject:
-        """As the file holds it: one metric has no name."""
+        """Return the values as the file holds them; a single metric needs no name."""
         document = super().as_dict()
         return {key: value for key, value in document.items() if key != "metrics" or len(value) > 1}
 
 
 @dataclass(frozen=True)
 class OnTest(part.Recorded):
-    """Of the test split, read once at the end: by the last weights and by those that the evaluation split chose (None
-    where these were not kept). Of one's own data by those that the training began with, too, and by the `source` that
-    they were cut from where that teaches; the `gain` of the best over the first lies between `gain_low` and `gain_high`
-    with 95 %, on the same samples (of a perplexity, F1 and a correlation: that of the loss). `sums` and `counts` are
-    what the metric of the best is a mean of, by batches, which are the same ones in every run of an experiment.
+    """Scores on the test split, read once at the end, of the last weights and of those chosen on the evaluation split
+    (None if these were not kept).
+
+    On the user's own data also of the starting weights (`before`) and of the `source` that they were cut from, if it is
+    the teacher. The gain of the best over `before` has the 95 % confidence interval `gain_low` to `gain_high`, on the
+    same samples (for perplexity, F1 and correlation it is the gain in loss). `sums` and `counts` are the batches' parts
+    of the best weights' metric; batches are the same in every run of an experiment.
     """
 
     required = ("samples", "last", "best")
@@ -85,7 +87,7 @@ class OnTest(part.Recorded):
 
 
 class Shown(part.RecordedInFull):
-    """A part that is read to be shown, so that nothing odd in it is damage."""
+    """A part that is only shown, so that malformed values in it do not count as damage."""
 
     SURE = ()
 
@@ -100,8 +102,8 @@ class Start(Shown):
 
 @dataclass(frozen=True)
 class Model(Shown):
-    """The trained model: where it came from, its shape and parameters by part, the surgery before the training, and
-    what the training began with.
+    """The trained model: its source, shape and parameters by part, the surgery before the training, and the starting
+    folder.
     """
 
     source: str = ""
@@ -114,7 +116,7 @@ class Model(Shown):
 
     @cached_property
     def record(self) -> SurgeryRecord | None:
-        """The surgery, typed; None where there was none or it cannot be read."""
+        """The surgery as a typed value; None if there was none or it cannot be read."""
         try:
             return SurgeryRecord.from_dict(self.surgery)
         except DamagedRecord:
@@ -123,7 +125,7 @@ class Model(Shown):
 
 @dataclass(frozen=True)
 class Task(Shown):
-    """What was trained and measured; `data` is what the task says of its data."""
+    """What was trained and measured; `data` is the task's description of its data."""
 
     name: str = ""
     metric: str = ""
@@ -136,12 +138,12 @@ class Task(Shown):
 
     @classmethod
     def from_dict(cls, data: Json) -> Self:
-        """A metric without a label is called by its name."""
+        """Read the task; a metric without a label is called by its name."""
         made = super().from_dict(data)
         return replace(made, metric_label=made.metric_label or made.metric)
 
     def format_metric(self, metric: float | None) -> str:
-        """`97.2 %`, `31.415`: the metric as a line of talk says it."""
+        """Return the metric as text: `97.2 %`, `31.415`."""
         if metric is None:
             return "unknown"
         return f"{100 * metric:.1f} %" if self.percent else f"{metric:.3f}"
@@ -149,8 +151,8 @@ class Task(Shown):
 
 @dataclass(frozen=True)
 class Part(Shown):
-    """Where a run belongs in an experiment. `settings` are the values that decide its result, by key; `digest` is
-    theirs.
+    """Where a run belongs in an experiment. `settings` are the values that determine its result, by key; `digest` is
+    their hash.
     """
 
     OPTIONAL = ("settings",)
@@ -167,7 +169,7 @@ class Part(Shown):
 
 @dataclass(frozen=True)
 class Memory(Shown):
-    """The peak of a training, and of which kind it is."""
+    """The peak memory of a training, and how it was measured."""
 
     bytes: int | None = None
     kind: str = ""
@@ -175,7 +177,7 @@ class Memory(Shown):
 
 @dataclass(frozen=True, kw_only=True)
 class Summary(Shown):
-    """One training. Times are in seconds but for `step_ms`; `kappa` and `heads` are documents of the measuring room;
+    """One training. Times are in seconds except `step_ms`; `kappa` and `heads` are documents of `leansurgeon.measure`;
     `recipe` is the resolved recipe.
     """
 
@@ -216,7 +218,7 @@ class Summary(Shown):
 
     @classmethod
     def from_dict(cls, data: Json) -> Self:
-        """Raises `DamagedSummary`, whose message is the end of a sentence about the file."""
+        """Read a summary. Raises `DamagedSummary`, whose message is the end of a sentence about the file."""
         if trouble := what_is_wrong(data):
             raise DamagedSummary(trouble)
         made = super().from_dict(data)
@@ -224,12 +226,14 @@ class Summary(Shown):
 
 
 def own_test(made: Summary) -> bool:
-    """Whether a run on somebody's own data was judged on a part of it that chose nothing: then that is its figure."""
+    """Return whether a run on the user's own data was scored on a held-out part that chose nothing; that score is then
+    its result.
+    """
     return made.test is not None and "split" in made.task.data and (made.test.best or made.test.last) is not None
 
 
 def read(run_dir: Path) -> Summary:
-    """The summary of a run folder. Raises `DamagedSummary`, naming the file."""
+    """Return the summary of a run folder. Raises `DamagedSummary`, naming the file."""
     path = run_dir / runfolder.SUMMARY
     with raised_as(DamagedSummary):
         data = jsonfile.read(path)
@@ -240,7 +244,7 @@ def read(run_dir: Path) -> Summary:
 
 
 def read_if_whole(run_dir: Path) -> Summary | None:
-    """`read`, None where there is none or it cannot be read."""
+    """Like `read`, but return None if there is none or it cannot be read."""
     try:
         return read(run_dir)
     except UsageError:
@@ -248,12 +252,12 @@ def read_if_whole(run_dir: Path) -> Summary | None:
 
 
 def write(run_dir: Path, summary: Summary) -> None:
-    """At once: a folder that has a summary is complete."""
+    """Write atomically: a folder that has a summary is complete."""
     runfolder.write_json(run_dir / runfolder.SUMMARY, summary.as_dict())
 
 
 def what_is_wrong(data: object) -> str | None:
-    """Why this is no summary, as the end of a sentence; None when it is one."""
+    """Return why this is not a summary, as the end of a sentence; None if it is one."""
     if not isinstance(data, Mapping):
         return "does not hold a JSON object"
     version = data.get("schema_version")

@@ -25,9 +25,17 @@ from leansurgeon.surgery.requested_shape import RequestedShape
 from leansurgeon.surgery.shrink import DecidedCut, carry_out, decide
 from leansurgeon.surgery.undeclared import check_type
 from tests.support.models.undeclared import computed, reloaded, small_model
+from tests.surgery.cuts import cut
 
 CLIP = 'clip?architectures=["CLIPModel"]'
 SIGLIP = 'siglip?architectures=["SiglipModel"]'
+
+
+def assert_kept(source, result, prefix):
+    """The tensors of another tower are as they were."""
+    before, after = (load_file(folder / "model.safetensors") for folder in (source, result))
+    other = [name for name in before if name.startswith(prefix)]
+    assert len(other) > 50 and all(torch.equal(before[name], after[name]) for name in other)
 
 
 @pytest.mark.parametrize(
@@ -61,16 +69,25 @@ def test_a_tower(name, tower, able):
     assert {kind for kind in ("depth", "heads", "mlp_dim") if row.can(kind)} == set(able.split()), row
 
 
-def test_what_listens_behind_layers_follows_them():
-    assert follow_taps("vision_feature_layer", -2, [0, 1, 3, 4], 5) == -2
-    assert follow_taps("vision_feature_layer", -2, [0, 1, 2, 3], 5) == -1  # the last layer was not listened to
-    assert follow_taps("vision_feature_layer", [1, -1], [0, 3], 5) == [1, -1]
-    assert follow_taps("vision_feature_layer", 3, [0, 4], 5) == 1
-    assert follow_taps("deepstack_visual_indexes", [1, 2, 3], [1, 2, 3, 4], 5) == [0, 1, 2]
-    assert follow_taps("intermediate_layers_indices", [1, 3], [0, 1, 4], 5) == [1, 1]
-    for keep in ([0, 1, 3, 4], [4]):  # two of them behind one layer, or behind none
-        with pytest.raises(UsageError):
-            follow_taps("deepstack_visual_indexes", [1, 2, 3], keep, 5)
+@pytest.mark.parametrize(
+    ("key", "value", "keep", "followed"),
+    [
+        ("vision_feature_layer", -2, [0, 1, 3, 4], -2),
+        ("vision_feature_layer", -2, [0, 1, 2, 3], -1),  # the last layer was not listened to
+        ("vision_feature_layer", [1, -1], [0, 3], [1, -1]),
+        ("vision_feature_layer", 3, [0, 4], 1),
+        ("deepstack_visual_indexes", [1, 2, 3], [1, 2, 3, 4], [0, 1, 2]),
+        ("intermediate_layers_indices", [1, 3], [0, 1, 4], [1, 1]),
+        ("deepstack_visual_indexes", [1, 2, 3], [0, 1, 3, 4], None),  # two of them behind one layer
+        ("deepstack_visual_indexes", [1, 2, 3], [4], None),  # or behind none
+    ],
+)
+def test_what_listens_behind_layers_follows_them(key, value, keep, followed):
+    if followed is not None:
+        assert follow_taps(key, value, keep, 5) == followed
+        return
+    with pytest.raises(UsageError):
+        follow_taps(key, value, keep, 5)
 
 
 def test_what_listens_is_clipped_to_the_layers_that_are_counted():
@@ -96,16 +113,11 @@ def test_a_published_config_with_the_text_on_top(tmp_path):
     config = json.loads(file.read_text())
     text = config.pop("text_config")
     file.write_text(json.dumps(config | {k: v for k, v in text.items() if k not in ("model_type", "dtype")}))
-    before = load_file(tmp_path / "source" / "model.safetensors")
-    record = carry_out(
-        DecidedCut(plan(open_source(str(tmp_path / "source")), RequestedShape(layers="3"))), tmp_path / "cut"
-    )
-    assert record.proof.parameters and record.tower == "text"
+    _, record = cut(tmp_path / "source", tmp_path / "cut", layers="3")
     made = json.loads((tmp_path / "cut" / "config.json").read_text())
+    assert record.tower == "text"
     assert made["text_config"]["num_hidden_layers"] == 3 and "num_hidden_layers" not in made
-    after = load_file(tmp_path / "cut" / "model.safetensors")
-    vision = [name for name in before if name.startswith("visual.")]
-    assert len(vision) > 50 and all(torch.equal(before[name], after[name]) for name in vision)
+    assert_kept(tmp_path / "source", tmp_path / "cut", "visual.")
 
 
 def test_the_proof_infers_nothing(tmp_path, monkeypatch):
@@ -114,83 +126,72 @@ def test_the_proof_infers_nothing(tmp_path, monkeypatch):
     with quietly():
         config = whole({"model_type": "granite", "architectures": [class_name("granite")]})
         library = Library.of(config)
-        library.build(build_small_config(library, config) | {"num_hidden_layers": 8}, 3).save_pretrained(
-            tmp_path / "source"
-        )
+        deep = build_small_config(library, config) | {"num_hidden_layers": 8}
+        library.build(deep, 3).save_pretrained(tmp_path / "source")
     opened = open_source(str(tmp_path / "source"))
     monkeypatch.setattr("leansurgeon.architectures.infer.explore.explore", None)
-    carry_out(DecidedCut(plan(opened, RequestedShape(layers="6"))), tmp_path / "cut")
+    cut(tmp_path / "source", tmp_path / "cut", check=True, layers="6")
     infer._found.clear()
     assert open_source(str(tmp_path / "cut")).architecture.evidence == opened.architecture.evidence
 
 
-def test_a_tower_is_measured_as_it_is_alone(tmp_path):
-    """CLIP's vision tower within CLIP, and saved by itself, which is declared by hand."""
-    whole, _ = small_model("clip", tmp_path / "whole", architectures=["CLIPModel"])
-    whole.vision_model.save_pretrained(tmp_path / "alone")
+@pytest.fixture(scope="module")
+def clip(tmp_path_factory):
+    """The folder of a small CLIP, the model, and pictures as sample data."""
+    folder = tmp_path_factory.mktemp("clip") / "whole"
+    model, config = small_model("clip", folder, architectures=["CLIPModel"])
     generator = torch.Generator().manual_seed(4)
-    size = whole.config.vision_config.image_size
-    batches = [{"pixel_values": torch.randn(3, 3, size, size, generator=generator)} for _ in range(3)]
-    data = Calibration("noise", "noise", "-", batches[:1], batches[1:2], batches[2:])
-    inside = study(load(tmp_path / "whole", tower="vision").alone(), data)
+    size = config["vision_config"]["image_size"]
+    batches = [{"pixel_values": torch.randn(8, 3, size, size, generator=generator)} for _ in range(6)]
+    return folder, model, Calibration("noise", "noise", "-", batches[:4], batches[4:5], batches[5:])
+
+
+def test_a_tower_is_measured_as_it_is_alone(clip, tmp_path):
+    """CLIP's vision tower within CLIP, and saved by itself, which is declared by hand."""
+    folder, model, data = clip
+    model.vision_model.save_pretrained(tmp_path / "alone")
+    inside = study(load(folder, tower="vision").alone(), data)
     alone = study(load(tmp_path / "alone"), data)
     assert len(inside.importance) == len(alone.importance) == 5 * 6
     assert np.allclose(inside.importance, alone.importance, rtol=1e-3)
-    found = kappa_study(open_source(str(tmp_path / "whole"), tower="vision"), data, probes=1)
-    other = kappa_study(open_source(str(tmp_path / "alone")), data, probes=1)
-    assert len(found["layers"]) == len(other["layers"]) == 5
+    assert len(kappa_study(open_source(str(folder), tower="vision"), data, probes=1)["layers"]) == 5
 
 
-@pytest.mark.parametrize("tower", ["text", "vision"])
-def test_a_tower_is_cut_on_what_it_reads_alone(tower, tmp_path):
+def test_a_tower_is_cut_on_what_it_reads_alone(clip, tmp_path):
     """CLIP as a whole wants pictures and texts at once. The cut is calibrated, proven and healed by the tower alone,
     and nearer to it than one by the weights alone.
     """
-    model, config = small_model("clip", tmp_path / "whole", architectures=["CLIPModel"])
-    generator = torch.Generator().manual_seed(4)
-    size = config["vision_config"]["image_size"]
-    made = {
-        "text": lambda: {"input_ids": torch.randint(10, 190, (8, 12), generator=generator)},
-        "vision": lambda: {"pixel_values": torch.randn(8, 3, size, size, generator=generator)},
-    }[tower]
-    batches = [made() for _ in range(6)]
-    data = Calibration("noise", "noise", "-", batches[:4], batches[4:5], batches[5:])
-    opened = open_source(str(tmp_path / "whole"), tower=tower)
-    steps = plan(opened, RequestedShape(layers="3"), method=Method(keep="0,2,4"))
-    plainly = plan(opened, RequestedShape(layers="3"), method=Method(keep="0,2,4", uncalibrated=True))
+    folder, model, data = clip
+    opened = open_source(str(folder), tower="vision")
+    steps = plan(opened, RequestedShape(), method=Method(keep="0,2,4"))
     record = carry_out(decide(steps, data), tmp_path / "cut")
-    carry_out(DecidedCut(plainly), tmp_path / "plain", check=False)
-    assert record.proof.parameters and record.tower == tower
-    own = model.text_model if tower == "text" else model.vision_model
+    carry_out(DecidedCut(steps), tmp_path / "plain", check=False)
+    assert record.proof.parameters and record.tower == "vision"
+    batch = data.heldout[0]
     with torch.no_grad():
-        wanted = own(**batches[5])[0]
-        found = [load(tmp_path / name).features(batches[5]) for name in ("cut", "plain")]
-        assert torch.allclose(load(tmp_path / "whole", tower=tower).features(batches[5]), wanted, atol=1e-5)
+        wanted = model.vision_model(**batch)[0]
+        found = [load(tmp_path / name).features(batch) for name in ("cut", "plain")]
+        assert torch.allclose(load(folder, tower="vision").features(batch), wanted, atol=1e-5)
     near, far = (float((wanted - one).norm() / wanted.norm()) for one in found)
     assert near < 0.9 * far
-    before, after = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "cut"))
-    other = [name for name in before if name.startswith("vision_model" if tower == "text" else "text_model")]
-    assert len(other) > 50 and all(torch.equal(before[name], after[name]) for name in other)
+    assert_kept(folder, tmp_path / "cut", "text_model")
 
 
 def test_heads_of_half_the_size(tmp_path):
     """They stay with the library's own class, and lose little where scores use half of a head's entries."""
     model, config = small_model("wav2vec2", tmp_path / "source")
     opened = open_source(str(tmp_path / "source"))
-    assert not opened.architecture.heads_unsplittable and not opened.architecture.refusals()
-    stage = opened.shape.stages[0]
-    file = tmp_path / "source" / "model.safetensors"
+    stage, file = opened.shape.stages[0], tmp_path / "source" / "model.safetensors"
     state = load_file(file)
     for spec in opened.specs:
         if spec.layer is not None and spec.role in ("q", "k"):
             state[spec.name].reshape(stage.heads, stage.head_dim, -1)[:, stage.head_dim // 2 :] = 0
     save_file(state, file, metadata={"format": "pt"})
-    before = computed(reloaded(tmp_path / "source", model), config)
-    opened, wanted = open_source(str(tmp_path / "source")), RequestedShape(heads="2x", head_dim="split")
-    steps = plan(opened, wanted, method=Method(uncalibrated=True))
+    wanted = RequestedShape(heads="2x", head_dim="split")
+    steps = plan(open_source(str(tmp_path / "source")), wanted, method=Method(uncalibrated=True))
     carry_out(decide(steps), tmp_path / "cut", check=False)
     assert steps.architecture.library == "transformers" and steps.after.stages[0].heads == 2 * stage.heads
-    after = computed(reloaded(tmp_path / "cut", model), config)
+    before, after = (computed(reloaded(tmp_path / name, model), config) for name in ("source", "cut"))
     assert float((before - after).norm() / before.norm()) < 0.2
 
 

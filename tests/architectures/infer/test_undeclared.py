@@ -34,29 +34,26 @@ HYBRID = {"num_hidden_layers": 5, "layer_types": ["mamba", "attention", "mamba",
 
 
 @pytest.mark.parametrize(
-    ("model_type", "blocks", "flags"),
+    ("model_type", "gone", "flags"),
     [
-        ("granite", "model.layers", {}),
-        ("phi3", "model.layers", {}),  # stacks q, k and v, gate and up
-        ("deepseek_v3", "model.layers", {}),  # low-rank attention, the first layers without experts
-        ("qwen3_moe", "model.layers", {"mlp_only_layers": [1]}),  # experts apart in files, stacked in memory
-        ("granitemoehybrid", "model.layers", HYBRID),  # layers of two kinds
-        ("gemma2", "model.layers", {}),  # heads that must divide the width; windows in turns
+        ("granite", [0, 3], {}),
+        ("phi3", [0, 3], {}),  # stacks q, k and v, gate and up
+        ("deepseek_v3", [0, 3], {}),  # low-rank attention, the first layers without experts
+        ("qwen3_moe", [0, 3], {"mlp_only_layers": [1]}),  # experts apart in files, stacked in memory
+        ("granitemoehybrid", [2, 3], HYBRID),  # layers of two kinds
+        ("gemma2", [0, 3], {}),  # heads that must divide the width; windows in turns
     ],
 )
-def test_layers_and_heads(model_type, blocks, flags, tmp_path):
+def test_layers_and_heads(model_type, gone, flags, tmp_path):
     model, config = small_model(model_type, tmp_path / "source", **flags)
-    gone = [1, 3] if model_type == "granitemoehybrid" else [0, 3]
-    keep = [i for i in range(5) if i not in gone]
-    if model_type == "granitemoehybrid":
-        keep, gone = [0, 1, 4], [2, 3]
-    shrunk(tmp_path / "source", tmp_path / "cut", keep=",".join(map(str, keep)), heads="2x")
-    result = reloaded(tmp_path / "cut", model)
-    by_hand = without(model, blocks, gone, config)
-    assert torch.allclose(computed(result, config), by_hand, atol=3e-5 * float(by_hand.std()))
+    keep = [str(i) for i in range(5) if i not in gone]
+    shrunk(tmp_path / "source", tmp_path / "cut", keep=",".join(keep), heads="2x")
+    by_hand = without(model, "model.layers", gone, config)
+    found = computed(reloaded(tmp_path / "cut", model), config)
+    assert torch.allclose(found, by_hand, atol=3e-5 * float(by_hand.std()))
     assert (computed(model, config) - by_hand).abs().max() > 1e-3  # the layers said something
-    found = json.loads((tmp_path / "cut" / "config.json").read_text())
-    assert found["num_hidden_layers"] == 3 and found["num_attention_heads"] == 12
+    told = json.loads((tmp_path / "cut" / "config.json").read_text())
+    assert told["num_hidden_layers"] == 3 and told["num_attention_heads"] == 12
 
 
 @pytest.mark.parametrize("model_type", ["granite", "mixtral", "nomic_bert"])
@@ -88,18 +85,11 @@ def test_what_is_not_proven_is_refused(model_type, flags, wanted, reason, tmp_pa
     assert not (tmp_path / "cut").exists() and str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "gptj",  # rotary positions in a part of each head
-        "stablelm",  # shared key/value heads
-        "hubert",  # sound
-        "whisper",  # encoder and decoder, each with heads of its own
-        "falcon?new_decoder_architecture=true",  # queries, keys and values interleaved
-    ],
-)
+@pytest.mark.parametrize("name", ["gptj", "stablelm", "hubert", "whisper", "falcon?new_decoder_architecture=true"])
 def test_heads_where_the_library_derives_their_size(name):
-    """Twice the heads by the modelling file that travels, two layers fewer a stage, a wider MLP: as cut by hand."""
+    """Rotary positions in a part of each head, shared keys, sound, two stacks, interleaved queries, keys and values:
+    twice the heads by the modelling file that travels, two layers fewer a stage, a wider MLP: as cut by hand.
+    """
     row = check_type(name)
     assert row.built and row.decoupled and not row.refused, row
     assert row.difference < 3e-5
@@ -124,22 +114,10 @@ def test_layers_that_take_turns_go_in_groups(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["falcon", "gpt_bigcode"],  # one key/value head for all, which no key of the config says
-)
-def test_heads_beside_one_key_value_head(name):
-    row = check_type(name)
-    assert row.decoupled and row.can("heads") and row.can("depth"), row
-
-
-def test_units_of_two_entries_each():
-    """GPT-OSS: gates and units take turns in one matrix of every expert."""
-    assert check_type("gpt_oss").can("mlp_dim")
-
-
-@pytest.mark.parametrize(
     ("name", "able"),
     [
+        ("gpt_bigcode", "depth heads mlp_dim"),  # one key/value head for all, which no key of the config says
+        ("inkling_text", "depth mlp_dim"),  # a name that stands for other sizes in other layers
         ("longt5", "depth heads mlp_dim"),  # one number of heads, and one of MLP units, for both stacks
         ("laguna", "depth mlp_dim"),  # a head_dim that is refused stays as it is
         ("lilt", "depth"),  # two streams, each as wide as it likes
@@ -148,6 +126,12 @@ def test_units_of_two_entries_each():
         ("radio", "depth heads mlp_dim"),  # insists on 5.0 where 4.0 stood
         ("cosmos3_edge_text", "depth heads mlp_dim"),  # rotary sections that have to fit head_dim
         ("qwen3_moe", "depth heads mlp_dim"),  # a number of units that no layer has
+        ("mpt", "depth"),  # heads that are not alike
+        ("bloom", "depth"),
+        ("falcon?alibi=true", "depth mlp_dim"),
+        ("stablelm?qk_layernorm=true", "depth mlp_dim"),
+        ("gpt_oss", "depth heads mlp_dim"),  # gates and units take turns in one matrix of every expert
+        ("falcon", "depth heads mlp_dim"),
     ],
 )
 def test_what_may_change(name, able):
@@ -172,19 +156,6 @@ def test_a_widened_model_is_saved_as_one(tmp_path):
     opened = open_source(str(tmp_path / "again"))
     assert opened.shape == open_source(str(tmp_path / "cut")).shape
     assert load_file(tmp_path / "again" / "model.safetensors").keys() == opened.weights.shapes.keys()
-
-
-def test_layers_of_several_sizes(tmp_path):
-    """A name that stands for other sizes in other layers."""
-    row = check_type("inkling_text")
-    assert row.can("depth") and row.refused["heads"], row
-
-
-@pytest.mark.parametrize("name", ["bloom", "mpt", "falcon?alibi=true", "stablelm?qk_layernorm=true"])
-def test_heads_are_refused_where_they_are_not_alike(name):
-    row = check_type(name)
-    assert row.built and "heads" in row.refused and "heads" not in row.asked
-    assert row.can("depth") and row.refused["heads"]
 
 
 def test_a_declaration_is_inferred_once(tmp_path, monkeypatch, capsys):
@@ -225,9 +196,8 @@ def test_a_full_disk_and_the_dead_leave_nothing_in_the_cache(tmp_path, monkeypat
     made = architectures.of({"model_type": "bert"})
     cache.write("one", made)
     dead, young = (cache.folder() / f"{name}{cache.PART}" for name in ("dead", "young"))
-    for file, age in ((dead, 2), (young, 0)):
-        file.touch()
-        os.utime(file, (time.time() - age * cache.STALE_SECONDS,) * 2)
+    dead.touch(), young.touch()
+    os.utime(dead, (time.time() - 2 * cache.STALE_SECONDS,) * 2)
 
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -253,38 +223,23 @@ def test_declared_families_are_not_inferred():
     assert not architectures.of({"model_type": "llama"}).evidence
 
 
-@pytest.mark.parametrize("name", ["llava", "gemma3"])
-def test_the_text_tower_of_a_model_of_several(name):
-    row = check_type(name)
-    assert row.built and not row.refused and row.difference < 3e-5, row
-
-
-def test_the_other_towers_stay_as_they_are(tmp_path):
-    small_model("llava", tmp_path / "source")
-    shrunk(tmp_path / "source", tmp_path / "cut", layers="3")
-    before, after = (load_file(tmp_path / name / "model.safetensors") for name in ("source", "cut"))
-    vision = [name for name in before if "language_model" not in name and "lm_head" not in name]
-    assert len(vision) > 50 and all(torch.equal(before[name], after[name]) for name in vision)
-    assert {name for name in after if "language_model" not in name and "lm_head" not in name} == set(vision)
-    opened = open_source(str(tmp_path / "source"), tower="vision")
-    carry_out(DecidedCut(plan(opened, RequestedShape(layers="3"))), tmp_path / "other")
-    after = load_file(tmp_path / "other" / "model.safetensors")
-    text = [name for name in before if "language_model" in name]
-    assert len(text) > 30 and all(torch.equal(before[name], after[name]) for name in text)
-    assert len(after) < len(before)
-
-
 def test_the_tower_that_was_changed_is_meant_later_on(tmp_path):
+    """And undone; its plan is priced without its operations, and without its memory."""
     small_model("clip", tmp_path / "source", architectures=["CLIPModel"])
     opened = open_source(str(tmp_path / "source"), tower="vision")
-    width = opened.shape.stages[0].mlp_dim
-    carry_out(DecidedCut(plan(opened, RequestedShape(mlp_dim=str(2 * width)))), tmp_path / "wide")
+    found = costs(opened, RequestedShape(layers="2"))
+    assert found.after.shape.depth == 2 and found.after.flops_counted is None
+    assert found.after.parameters.total < found.before.parameters.total
+    with pytest.raises(UnsupportedModel):
+        costs(opened, RequestedShape(layers="2"), Setting(batch=2))
+    width = 2 * opened.shape.stages[0].mlp_dim
+    carry_out(DecidedCut(plan(opened, RequestedShape(mlp_dim=str(width)))), tmp_path / "wide", check=False)
     result = open_source(str(tmp_path / "wide"))
     assert result.architecture.section == "vision_config" and result.shape == result.record.plan.after
-    assert result.shape.stages[0].mlp_dim == 2 * width
+    assert result.shape.stages[0].mlp_dim == width
     undo.carry_out(undo.plan_undo(result), tmp_path / "back")
     before, after = (load_file(tmp_path / name / "model.safetensors") for name in ("source", "back"))
-    assert set(before) == set(after) and all(torch.equal(before[name], after[name]) for name in before)
+    assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
 
 
 @pytest.mark.parametrize("model_type", ["granite", "gemma2"])
@@ -304,15 +259,6 @@ def test_a_result_with_a_narrow_mlp(tmp_path):
     assert result.shape.stages[0].mlp_dim == 10 and not result.architecture.refused
 
 
-def test_the_plan_of_one_of_two_towers_is_priced_without_its_operations(tmp_path):
-    small_model("clip", tmp_path / "source", architectures=["CLIPModel"])
-    found = costs(open_source(str(tmp_path / "source"), tower="vision"), RequestedShape(layers="2"))
-    assert found.after.shape.depth == 2 and found.after.flops_counted is None
-    assert found.after.parameters.total < found.before.parameters.total
-    with pytest.raises(UnsupportedModel):  # and without its memory
-        costs(open_source(str(tmp_path / "source"), tower="vision"), RequestedShape(layers="2"), Setting(batch=2))
-
-
 def noise(seed: int) -> list[dict[str, torch.Tensor]]:
     """Batches of ids."""
     ids = torch.randint(10, 70, (4, 8, 16), generator=torch.Generator().manual_seed(seed))
@@ -320,29 +266,30 @@ def noise(seed: int) -> list[dict[str, torch.Tensor]]:
 
 
 @pytest.mark.parametrize(
-    ("model_type", "flags", "wanted"),
+    ("model_type", "flags", "experts"),
     [
-        ("mixtral", {}, {"layers": "3"}),  # experts apart in files, together in memory
-        ("qwen2_moe", {"intermediate_size": 64}, {"layers": "3", "heads": "2x"}),  # and one that all tokens share
-        ("gptj", {}, {"layers": "3"}),  # attention and MLP side by side
+        ("mixtral", {}, True),  # experts apart in files, together in memory
+        pytest.param(
+            "qwen2_moe", {"intermediate_size": 64}, True, marks=pytest.mark.families
+        ),  # and one that all share
+        pytest.param("gptj", {}, False, marks=pytest.mark.families),  # attention and MLP side by side
     ],
 )
-def test_calibrated(model_type, flags, wanted, tmp_path):
+def test_calibrated(model_type, flags, experts, tmp_path):
     """Sample data chooses layers and refits; experts stay bit for bit as they are."""
     small_model(model_type, tmp_path / "source", **flags)
-    opened = open_source(str(tmp_path / "source"))
     data = Calibration("noise", "noise", "-", *(noise(seed) for seed in (1, 2, 3)))
-    made = decide(plan(opened, RequestedShape(**wanted), method=Method(heal="closed"), calibrated=True), data)
+    wanted, method = RequestedShape(layers="3"), Method(heal="closed")
+    made = decide(plan(open_source(str(tmp_path / "source")), wanted, method=method, calibrated=True), data)
     carry_out(made, tmp_path / "cut", check=False)
-    result = open_source(str(tmp_path / "cut"))
-    assert result.shape.depth == 3 and len(made.plan.layers) == 3
-    assert made.edits or model_type == "qwen2_moe"  # of which no attention gained
+    assert open_source(str(tmp_path / "cut")).shape.depth == len(made.plan.layers) == 3
     assert not [name for name in made.edits if "experts." in name and "shared" not in name]
     before, after = (load_file(tmp_path / name / "model.safetensors") for name in ("source", "cut"))
-    experts = [name for name in after if ".experts." in name and name.startswith("model.layers.0.")]
-    kept = f"model.layers.{made.plan.layers[0]}."
-    assert all(torch.equal(after[n], before[n.replace("model.layers.0.", kept, 1)]) for n in experts)
-    assert bool(experts) == ("moe" in model_type or model_type == "mixtral")
+    first, kept = "model.layers.0.", f"model.layers.{made.plan.layers[0]}."
+    names = [name for name in after if ".experts." in name and name.startswith(first)]
+    assert bool(names) is experts
+    assert made.edits or model_type == "qwen2_moe"  # of which no attention gained
+    assert all(torch.equal(after[name], before[name.replace(first, kept, 1)]) for name in names)
 
 
 def test_the_variant_that_a_declaration_leaves_out_is_inferred():

@@ -63,9 +63,10 @@ def test_predictions_against_the_allocator_of_the_cpu():
         config, family = shaped(point.model, point.heads, tiny=True)
         setting = Setting(point.batch, TOKENS[point.model], precision=point.precision, attention=point.attention)
         predicted = Rehearsal(config, family, setting, cuda=False).peak().total
-        rows.append((point, predicted, allocated(config, family, setting)))
+        real = allocated(config, family, setting)
+        rows.append((point, predicted, (real, real)))  # this allocator hands out what it is asked for
         print(table(rows[-1:]).splitlines()[1], flush=True)
     print(f"\ntorch {torch.__version__} on a CPU, MiB\n" + table(rows))
-    errors = [predicted / real - 1 for _, predicted, real in rows]
+    errors = [predicted / real - 1 for _, predicted, (real, _) in rows]
     print(f"worst: {100 * min(errors):+.1f} % and {100 * max(errors):+.1f} % of {len(rows)}")
     assert min(errors) >= LOW

@@ -9,48 +9,9 @@ import pytest
 
 from leansurgeon.checkpoints import record
 from leansurgeon.checkpoints.record import DamagedRecord, Origin, SurgeryRecord
-from leansurgeon.checkpoints.recorded.decided import (
-    BlockRefit,
-    CutFit,
-    Decisions,
-    Fit,
-    GuardScore,
-    Healing,
-    Importance,
-    LocalFit,
-    MadeLayer,
-    ProjectionRefit,
-    SampleData,
-    SpanFit,
-    Split,
-    Tried,
-    Trim,
-    Verified,
-)
+from leansurgeon.checkpoints.recorded.decided import Decisions
 from leansurgeon.checkpoints.recorded.part import Recorded, kinds
 
-DATA = SampleData("a.txt,b.txt", "2 files", "ab" * 32, {"fit": 8, "guard": 2}, (SampleData("a.txt", "", "cd", {}),), 8)
-TRIED = Tried((0, 2), "even", True, False, GuardScore(0.5, 0.25, 2.0, 0.25, pieces=2), left_out=True, data="part")
-REFIT = ProjectionRefit(True, 0.1, 0.5, 0.25, 0.125, 96, {"0.1": 0.25}, 0.5, 0.375)
-MADE = MadeLayer(1, 2, 3, split=Split(0.75, 0.5), mlp=Trim(0.1, True, 0.5, 0.25), refit=BlockRefit(down=REFIT))
-LOCAL = LocalFit((CutFit(1, (SpanFit(2, Fit(3, 0.5, 0.25, True, 1.5)),)),), True, 0.5, 0.25, 1.25)
-WHOLE = Decisions(
-    kept_heads={"0": (1, 2)},
-    calibration=DATA,
-    criterion="even",
-    layers=(0, 2),
-    candidates=(TRIED,),
-    healing=Healing(True, False, GuardScore(0.5, judged_by=0.5), LOCAL),
-    decisions=(MADE, MadeLayer(2, 4, 4, refit="no way", heads=Trim(None, False, 0.5, 0.5, (0, 3)))),
-    changed_tensors=3,
-    passes=2.5,
-    tokens=900,
-    held_back=("5 steps",),
-    steps_taken_over=2,
-    seconds=1.0,
-    importance=Importance(((0.5, 0.25),)),
-    verified=Verified("source", "m", (), ("x",)),
-)
 # As versions before these values wrote it; the order is that of the file.
 TEXT = (
     """{"kept_heads": {"0": [1, 2]}, "calibration": {"name": "a.txt,b.txt", "says": "2 files", "sha256": "%s",
@@ -72,50 +33,6 @@ TEXT = (
 )
 
 
-def test_it_is_written_as_the_file_has_always_held_it():
-    assert json.dumps(WHOLE.as_dict()) == TEXT
-    assert Decisions.from_dict(json.loads(TEXT)) == WHOLE
-    assert not Decisions() and Decisions().as_dict() == {}
-    assert json.dumps(Decisions(calibration=DATA).as_dict()).startswith('{"calibration": {"name"')  # no walk, no layers
-
-
-def test_refits_that_were_kept_are_told_by_their_projections():
-    lost = replace(REFIT, kept=False)
-    made = [BlockRefit(), BlockRefit(o=lost, down=REFIT), BlockRefit(o=REFIT, down=REFIT), BlockRefit(o=REFIT)]
-    assert [refit.kept for refit in made] == [(), ("down",), ("o", "down"), ("o",)]
-
-
-def test_a_walk_that_changed_nothing_says_so():
-    made = Decisions(criterion="all layers stay", layers=(0, 1), healing=Healing(False, False, GuardScore()))
-    assert made.as_dict()["decisions"] == [] and made.as_dict()["evidence"] == {}
-
-
-def test_what_was_read_goes_on_unchanged_until_it_is_changed(tmp_path):
-    later = json.loads(TEXT) | {"of a later version": [1], "criterion": 7, "passes": "many"}
-    found = Decisions.from_dict(later)
-    assert found.as_dict() == later and (found.criterion, found.passes) == ("", None)
-    assert found.healing == WHOLE.healing
-    other = replace(found, kept_heads={})
-    assert "kept_heads" not in other.as_dict() and "of a later version" not in other.as_dict()
-    kept = record.write(tmp_path, SurgeryRecord(Origin("m"), decided=found))
-    assert record.read(tmp_path).decided.as_dict() == kept.decided.as_dict() == later
-
-
-def test_what_is_handed_out_is_a_copy_at_every_level():
-    found = Decisions.from_dict(json.loads(TEXT))
-    given = found.as_dict()
-    given["candidates"][0]["kept"].append(9)
-    given["calibration"]["samples"].clear()
-    assert found.as_dict() == json.loads(TEXT) and found.candidates[0].as_dict() == TRIED.as_dict()
-
-
-@pytest.mark.parametrize("odd", [None, "x", float("inf"), [1]])
-def test_the_entries_of_a_list_keep_their_places_or_none_is_there(odd):
-    made = Decisions.from_dict({"layers": [1, odd, 3], "importance": {"by_head": [[1, odd], [2]]}})
-    assert made.layers == () and made.importance.by_head == ((), (2,))
-    assert Decisions.from_dict({"decisions": [{"layer": 1}, 7]}).decisions == ()
-
-
 def from_fields(value):
     """The same, as if nothing of it had been read."""
     if isinstance(value, Recorded):
@@ -123,7 +40,25 @@ def from_fields(value):
     return tuple(map(from_fields, value)) if isinstance(value, tuple) else value
 
 
-@pytest.mark.parametrize("odd", [None, 3, "x", [], {}, [1], [[]], {"kept": 1}, [{"kept": "x"}], float("inf")])
+def test_it_is_written_as_the_file_has_always_held_it():
+    found = Decisions.from_dict(json.loads(TEXT))
+    assert json.dumps(from_fields(found).as_dict()) == TEXT == json.dumps(found.as_dict())
+    assert (found.layers, found.kept_heads, found.calibration.samples["fit"]) == ((0, 2), {"0": (1, 2)}, 8)
+    assert found.candidates[0].kept == (0, 2) and found.decisions[1].refit == "no way"
+    assert found.decisions[0].refit.kept == ("down",) and not Decisions() and Decisions().as_dict() == {}
+
+
+def test_what_was_read_goes_on_unchanged_until_it_is_changed(tmp_path):
+    later = json.loads(TEXT) | {"of a later version": [1], "criterion": 7, "passes": "many"}
+    found = Decisions.from_dict(later)
+    assert found.as_dict() == later and (found.criterion, found.passes) == ("", None)
+    other = replace(found, kept_heads={})
+    assert "kept_heads" not in other.as_dict() and "of a later version" not in other.as_dict()
+    kept = record.write(tmp_path, SurgeryRecord(Origin("m"), decided=found))
+    assert record.read(tmp_path).decided.as_dict() == kept.decided.as_dict() == later
+
+
+@pytest.mark.parametrize("odd", [None, "x", [], {}, [[]], {"kept": 1}, [{"kept": "x"}], float("inf")])
 def test_nothing_odd_within_it_is_damage(odd):
     data = {key: odd for key in json.loads(TEXT)}
     inside = ("kept", "refit", "fit", "spans", "from", "judged_by", "guard_error", "by_head")

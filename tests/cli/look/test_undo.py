@@ -135,7 +135,7 @@ def test_the_command_and_its_sentences(saved, tmp_path):
 
     refused(folder, "no surgery.json")
     cut(folder, tmp_path / "short", ADD, heads="8", head_dim="keep", layers="2", mlp_dim="24")
-    refused(tmp_path / "short", "drop-layers cannot be undone, since it forgets what it takes away: keep 2 of 4 layers")
+    refused(tmp_path / "short", "drop-layers cannot be undone, because it discards weights: keep 2 of 4 layers")
     cut(folder, tmp_path / "narrow", ADD, mlp_dim="24")
     refused(tmp_path / "narrow", "trim-mlp cannot be undone")
     cut(folder, tmp_path / "fresh", ADD, heads="8", init="fresh-attention", head_dim="split")

@@ -9,6 +9,7 @@ from typing import Any
 
 from leansurgeon.report import sections
 from leansurgeon.report.rows import Section
+from leansurgeon.report.runs import read_run
 from leansurgeon.report.tables import render
 from leansurgeon.training.runs.summary import Summary
 
@@ -149,9 +150,10 @@ def write(folder: Path, data: dict[str, Any], name: str = "summary.json") -> Pat
 
 def experiment_section(summaries: Iterable[dict]) -> list[Section]:
     """The sections of trainings whose summary.json would hold these."""
-    return sections.experiment_section(map(Summary.from_dict, summaries))
+    runs = [read_run(Path(), Summary.from_dict(one), float(i)) for i, one in enumerate(summaries)]
+    return sections.sections(runs)
 
 
 def experiment_table(summaries: Iterable[dict], format: str = "table") -> str:
     """The table of trainings whose summary.json would hold these."""
-    return render.render_experiment(map(Summary.from_dict, summaries), format)
+    return render.render(experiment_section(summaries), format)

@@ -99,7 +99,7 @@ def test_an_interruption_gives_no_new_rollbacks(spoil, tmp_path):
 def test_going_back_without_a_checkpoint_says_so(spoil, tmp_path, monkeypatch):
     spoil(lambda step: step == 3)
     monkeypatch.setattr(checkpoint, "newest", lambda *rest: None)
-    with pytest.raises(Diverged, match="no whole checkpoint"):
+    with pytest.raises(Diverged, match="no complete checkpoint"):
         run_training(tmp_path, **ROLLBACK)
 
 

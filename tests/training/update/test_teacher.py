@@ -220,8 +220,8 @@ def test_a_teacher_is_trained_and_known_and_has_the_head(saved, tmp_path):
 
     for name, says in (
         ("source", r"surgery\.json"),
-        ("bert-crammed", "learned nothing"),
-        (fresh, "learned nothing"),  # it has weights, and they were drawn
+        ("bert-crammed", "is untrained"),
+        (fresh, "is untrained"),  # it has weights, and they were drawn
         (headless, r"\bmasked-lm\b.*new"),
     ):
         with pytest.raises(UsageError, match=says):

@@ -1,4 +1,4 @@
-"""Small inputs of every kind that the library's models take."""
+"""Small inputs of every kind that the library's models accept."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from torch import Tensor, nn
 from leansurgeon.architectures.infer.inputs import several
 
 TOKENS = 15
-VOCAB = 200  # of a small model, more than any other size of it: real vocabularies are the longest axis of a model
+VOCAB = 200  # size of a small model's vocabulary, larger than its other sizes, as in real models
 
 
 def example(
     model: nn.Module | type[nn.Module], config: Mapping[str, Any], seed: int = 0, vocab: int = VOCAB
 ) -> dict[str, Tensor]:
-    """Inputs that a model (or its class) runs on, by its main input and the arguments of its forward pass.
+    """Return inputs that a model (or its class) runs on, according to its main input and forward signature.
 
-    `config` says how large pictures are and which tokens stand for them; what such a picture becomes is counted on the
-    model itself, which may be a smaller one than the config's.
+    `config` gives the image size and the tokens that stand for images; the number of features of such an image is taken
+    from the model itself, which may be smaller than the config's.
     """
     generator = torch.Generator().manual_seed(seed)
     takes = dict(inspect.signature(model.forward).parameters)
@@ -55,7 +55,7 @@ def example(
     else:
         inputs["input_ids" if "input_ids" in takes else main] = ids()
     text, vision, audio = (config.get(f"{tower}_config") for tower in ("text", "vision", "audio"))
-    # Pictures or sounds beside texts, to be told which belong together: two towers, both needed.
+    # Models that match images or sounds with texts: two towers, and both need inputs.
     paired = text and ("projection_dim" in config or "return_loss" in takes)
     if paired and vision and "pixel_values" in takes and "pixel_values" not in inputs:
         inputs["pixel_values"] = noise(*image_size(vision))
@@ -76,7 +76,7 @@ def example(
 
 
 def several_kinds(model: nn.Module | type[nn.Module], config: Mapping[str, Any]) -> bool:
-    """Whether a model reads pictures or sound beside text, each in the places of tokens."""
+    """Return whether a model reads images or sound beside text, with features in place of tokens."""
     takes = inspect.signature(model.forward).parameters
     return any(several.reads(names, config, takes) for names in (several.IMAGE_TOKENS, several.AUDIO_TOKENS))
 
@@ -90,7 +90,7 @@ def image_size(config: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def patches(config: Mapping[str, Any], noise: Any) -> dict[str, Tensor]:
-    """Two pictures cut into flat patches, with their numbers of rows and columns (SigLIP 2)."""
+    """Return two images cut into flat patches, with their numbers of rows and columns (SigLIP 2)."""
     part = config.get("vision_config") or config
     side = int((part.get("num_patches") or 16) ** 0.5)
     pixels = noise(2, side * side, several.count_channels(part) * part["patch_size"] ** 2)
@@ -105,7 +105,7 @@ def features(config: Mapping[str, Any], noise: Any) -> Tensor:
         or config.get("input_feat_per_channel")
         or 16
     )
-    if "spec_size" in config:  # spectrograms as pictures: one, or one and three parts of it
+    if "spec_size" in config:  # spectrograms as images: one, or one and three crops of it
         return noise(2, 4 if config.get("enable_fusion") else 1, 2 * bins, bins)
     if config.get("model_type") in ("whisper", "qwen2_audio_encoder"):
         return noise(2, bins, 2 * config.get("max_source_positions", 32))

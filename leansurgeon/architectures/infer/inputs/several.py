@@ -1,7 +1,7 @@
-"""Inputs of models that read pictures or sound beside text: features of one kind take the places of tokens that say so.
+"""Inputs of models that read images or sound beside text: features of one kind replace placeholder tokens.
 
-How many places a picture takes is the model's own business, so it is asked: a small model with the picture's real
-geometry makes features of it, and these are counted.
+How many tokens an image takes depends on the model, so it is measured: a small model with the image's real geometry
+computes its features, and these are counted.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 IMAGE_TOKENS = ("image_token_id", "image_token_index")
 AUDIO_TOKENS = ("audio_token_id", "audio_token_index")
 SAMPLES = 2
-EDGE = 4  # merged patches on a side of a picture whose size is free
+EDGE = 4  # merged patches per side of an image whose size is free
 Noise = Callable[..., Tensor]
 
 
@@ -25,12 +25,12 @@ def key_of(names: tuple[str, ...], config: Mapping[str, Any]) -> str | None:
 
 
 def count_channels(part: Mapping[str, Any]) -> int:
-    """Channels of the pictures that a part of a config describes."""
+    """Return the channels of the images that a part of a config describes."""
     return next((part[key] for key in ("num_channels", "in_channels", "in_chans") if part.get(key)), 3)
 
 
 def reads(names: tuple[str, ...], config: Mapping[str, Any], takes: Mapping[str, Any]) -> bool:
-    """Whether text and features of a kind enter together, which `names` places among the tokens."""
+    """Return whether text and features of a kind are joint inputs, which `names` places among the tokens."""
     section, given = ("vision_config", "pixel_values") if names is IMAGE_TOKENS else ("audio_config", "input_features")
     placed = key_of(names, config) or (names is IMAGE_TOKENS and "cross_attention_mask" in takes)
     return bool(placed and isinstance(config.get(section), dict) and {given, "input_ids"} <= {*takes})
@@ -39,8 +39,9 @@ def reads(names: tuple[str, ...], config: Mapping[str, Any], takes: Mapping[str,
 def join_features(
     model: nn.Module, config: Mapping[str, Any], takes: Mapping[str, Any], ids: Tensor, noise: Noise
 ) -> dict[str, Tensor]:
-    """`ids` with the places of features before them, and what the features are made of; the ids alone where the model
-    makes features of nothing that is known here.
+    """Return `ids` with placeholders for features, and the inputs that the features are made of.
+
+    Returns the ids alone if none of the known inputs fits the model.
     """
     pairs = (IMAGE_TOKENS, pictures, "get_image_features"), (AUDIO_TOKENS, sounds, "get_audio_features")
     for names, kinds, method in pairs:
@@ -54,8 +55,8 @@ def join_features(
 def place_features(
     config: Mapping[str, Any], takes: Mapping[str, Any], ids: Tensor, key: str | None, count: int
 ) -> dict[str, Tensor]:
-    """Text, `count` places of features, and text again; with the masks that say which is which."""
-    if key is None:  # features are attended to, from all of the text
+    """Return text, `count` placeholders, and text again, with the masks that distinguish them."""
+    if key is None:  # features are read by cross-attention from all of the text
         mask = torch.ones(SAMPLES, ids.shape[1], 1, config["vision_config"]["max_num_tiles"], dtype=torch.int64)
         return {"input_ids": ids, "cross_attention_mask": mask}
     places = torch.full((SAMPLES, count), config[key])
@@ -66,7 +67,7 @@ def place_features(
 
 
 def apart(ids: Tensor, config: Mapping[str, Any]) -> Tensor:
-    """Ids of which none is one that the config gives a meaning."""
+    """Return ids without those that the config gives a special meaning."""
     special = {v for k, v in config.items() if k.endswith(("_token_id", "_token_index")) and isinstance(v, int)}
     for _ in special:
         ids = torch.where(torch.isin(ids, torch.tensor(sorted(special))), ids + 1, ids)
@@ -75,9 +76,9 @@ def apart(ids: Tensor, config: Mapping[str, Any]) -> Tensor:
 
 @torch.no_grad()
 def count_features(model: nn.Module, method: str, given: Mapping[str, Tensor]) -> int | None:
-    """Features of one sample; None where the model does not take what is given."""
+    """Return the number of features of one sample; None if the model does not accept the input."""
     make = getattr(model, method, None)
-    if "aspect_ratio_ids" in given:  # attended to, and so in no token's place
+    if "aspect_ratio_ids" in given:  # read by cross-attention, so they replace no tokens
         return 0
     if make is None:
         tower = getattr(getattr(model, "model", model), "audio_tower", None)
@@ -89,7 +90,7 @@ def count_features(model: nn.Module, method: str, given: Mapping[str, Tensor]) -
         names = inspect.signature(make).parameters
         any_name = any(p.kind is p.VAR_KEYWORD for p in names.values())
         output = make(**{k: v for k, v in given.items() if k in names or any_name})
-    except Exception:  # another kind of picture
+    except Exception:  # another form of image
         return None
     output = getattr(output, "pooler_output", output)
     parts = [output] if isinstance(output, Tensor) else [part for part in output if isinstance(part, Tensor)]
@@ -97,7 +98,7 @@ def count_features(model: nn.Module, method: str, given: Mapping[str, Tensor]) -
 
 
 def pictures(config: Mapping[str, Any], takes: Mapping[str, Any], noise: Noise) -> Iterator[dict[str, Tensor]]:
-    """Pictures in the forms that models take them in, the rarest first."""
+    """Yield images in the forms that models accept, the rarest first."""
     vision = config["vision_config"]
     channels = count_channels(vision)
     patch, side = vision.get("patch_size"), vision.get("image_size") or vision.get("img_size")
@@ -122,14 +123,14 @@ def pictures(config: Mapping[str, Any], takes: Mapping[str, Any], noise: Noise) 
 
 
 def grid(vision: Mapping[str, Any], noise: Noise) -> tuple[Tensor, Tensor]:
-    """Pictures of free size as rows of patches, one behind the other, and frames, rows and columns of each."""
+    """Return images of free size as concatenated rows of patches, and the frames, rows and columns of each."""
     edge = EDGE * (vision.get("spatial_merge_size") or vision.get("merge_size") or 1)
     row = count_channels(vision) * (vision.get("temporal_patch_size") or 1) * vision["patch_size"] ** 2
     return noise(SAMPLES * edge**2, row), torch.tensor([[1, edge, edge]] * SAMPLES)
 
 
 def sounds(config: Mapping[str, Any], takes: Mapping[str, Any], noise: Noise) -> Iterator[dict[str, Tensor]]:
-    """Log-mel features of a whole window."""
+    """Yield log-mel features of a whole window."""
     audio = config["audio_config"]
     bins, positions = audio.get("num_mel_bins"), audio.get("max_source_positions")
     if not (isinstance(bins, int) and isinstance(positions, int)):

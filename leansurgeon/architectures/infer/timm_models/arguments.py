@@ -1,4 +1,4 @@
-"""Arguments of timm's constructors as a flat config: which numbers a model was built with, and a small form of them."""
+"""Arguments of timm's constructors as a flat config: the numbers of a built model, and a small form of them."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ DEPTHS = ("depth", "depths", "stages", "layers", "serial_depths", "num_blocks", 
 HEADS = ("num_heads", "heads")
 WIDTHS = ("embed_dim", "embed_dims", "dims", "base_dims")
 RATIOS = ("mlp_ratio", "mlp_ratios")
-INDEX_LISTS = ("global_attn_indexes",)  # layers of a kind, by number
+INDEX_LISTS = ("global_attn_indexes",)  # layers of a kind, by index
 IMAGES = ("img_size", "patch_size", "in_chans", "num_classes")
-LEAST, MOST = 2, 5  # layers of a small model's stage
+LEAST, MOST = 2, 5  # layers per stage of a small model
 HEAD_DIM = 8
 
 
 def numbers_of(model_name: str, given: Config) -> Config:
-    """What a model's class is given when timm builds it: the numbers that surgery or its images need, lists as lists.
-    Raises what timm raises.
+    """Return the arguments that timm passes to a model's class, limited to numbers that surgery or its images need.
+
+    Raises the errors of timm.
     """
     model = build(model_name, given)
     taken = constructor_arguments(type(model), model_name, given)
@@ -34,14 +35,14 @@ def numbers_of(model_name: str, given: Config) -> Config:
     numbers = {name: as_lists(taken[name]) for name in names if name in taken and is_number(taken[name])}
     known = sizes(model)
     for kept in (numbers, {k: v for k, v in numbers.items() if k in (*DEPTHS, *HEADS, *RATIOS)}):
-        with suppress(Exception):  # of an entry point that gives some of them itself
+        with suppress(Exception):  # an entry point that sets some of them itself
             if sizes(build(model_name, kept | given)) == known:
                 return kept | given
     return dict(given)
 
 
 def build(model_name: str, args: Config, device: str = "meta") -> nn.Module:
-    """A timm model with these arguments; what cannot be built without memory takes some for a moment."""
+    """Build a timm model with these arguments; one that cannot be built on meta takes memory briefly."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         try:
@@ -54,12 +55,12 @@ def build(model_name: str, args: Config, device: str = "meta") -> nn.Module:
 
 
 def sizes(model: nn.Module) -> dict[str, tuple[int, ...]]:
-    """Sizes of everything in a model's file."""
+    """Return the size of every tensor in a model's file."""
     return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
 
 
 def constructor_arguments(cls: type[nn.Module], model_name: str, given: Config) -> Config:
-    """Every argument of the class of a model, by name, as its entry point calls it."""
+    """Return every argument of a model's class by name, as its entry point passes it."""
     noted: Config = {}
     inherited = "__init__" not in vars(cls)
     init = cls.__init__
@@ -82,23 +83,23 @@ def constructor_arguments(cls: type[nn.Module], model_name: str, given: Config) 
             del cls.__init__
         else:
             cls.__init__ = init
-    for base_class in cls.__mro__:  # a class may hand on what it is not told by name
+    for base_class in cls.__mro__:  # a class may pass on keyword arguments to its base
         for name, parameter in inspect.signature(base_class.__init__).parameters.items():
             noted.setdefault(name, parameter.default)
-    # What stands in records that a class is given instead of plain arguments.
+    # Some classes take dataclasses instead of plain arguments.
     records = [value for value in noted.values() if is_dataclass(value) and not isinstance(value, type)]
     return {field.name: getattr(record, field.name) for record in records for field in fields(record)} | noted
 
 
 def is_number(value: Any) -> bool:
-    """A number, or lists of numbers within each other."""
+    """Return whether a value is a number, or a (nested) list of numbers."""
     if isinstance(value, list | tuple):
         return bool(value) and all(map(is_number, value))
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def flatten(args: Mapping[str, Any]) -> Config:
-    """`{"depths": [2, 3]}` as `{"depths.0": 2, "depths.1": 3}`; lists of layers' numbers stay whole."""
+    """Convert `{"depths": [2, 3]}` to `{"depths.0": 2, "depths.1": 3}`; lists of layer indices stay whole."""
     flat: Config = {}
     for name, value in args.items():
         if isinstance(value, list | tuple) and is_number(value) and name not in INDEX_LISTS:
@@ -109,7 +110,7 @@ def flatten(args: Mapping[str, Any]) -> Config:
 
 
 def unflatten(flat: Mapping[str, Any]) -> Config:
-    """The way back."""
+    """Invert `flatten`."""
     args: Config = {}
     for key, value in flat.items():
         name, *places = key.split(".")
@@ -126,18 +127,19 @@ def unflatten(flat: Mapping[str, Any]) -> Config:
 
 
 def base(key: str) -> str:
-    """An argument's name without the places in its list."""
+    """Return an argument's name without list indices."""
     return key.split(".")[0]
 
 
 def entry(key: str) -> str:
-    """The places of a key in its list, the stage first."""
+    """Return the first list index of a key, which is the stage."""
     return key.partition(".")[2].split(".")[0]
 
 
 def attempts(flat: Config) -> Iterator[tuple[Config, int]]:
-    """Small forms of a model, the smallest first, with the side of their images: where a family insists on its widths
-    or its images, they stay.
+    """Yield small forms of a model, the smallest first, with the side of their images.
+
+    Later forms keep the widths or image size that a family requires.
     """
     usual = flat.get("img_size", flat.get("img_size.0"))
     patch = flat.get("patch_size", flat.get("patch_size.0", 16))
@@ -148,7 +150,7 @@ def attempts(flat: Config) -> Iterator[tuple[Config, int]]:
 
 
 def shrunk(flat: Config, narrow: bool, side: int) -> Config:
-    """Fewer layers; narrow: `HEAD_DIM` channels for every head as well."""
+    """Return a config with fewer layers; `narrow` also reduces the widths to `HEAD_DIM` channels per head."""
     smaller = dict(flat)
     stages = sum(base(key) in DEPTHS for key in flat)
     for key, value in flat.items():

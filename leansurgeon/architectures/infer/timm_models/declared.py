@@ -20,13 +20,13 @@ from leansurgeon.errors import UnsupportedModel
 from leansurgeon.models.timm_any import as_lists
 
 LEAN = "leansurgeon_any"
-MARK = "leansurgeon"  # key of a config.json: what stands under it says that no declaration by hand fits the model
+MARK = "leansurgeon"  # config.json key that marks a model without a matching hand-written declaration
 
 
 def architecture(config: Mapping[str, Any]) -> Architecture:
-    """The declaration that is inferred for a timm config whose arguments are complete. Raises `UnsupportedModel`."""
+    """Return the inferred declaration for a timm config with complete arguments. Raises `UnsupportedModel`."""
     name = config["architecture"]
-    flat = {"model_type": name} | arguments.flatten(config.get("model_args") or {})  # as inference has it
+    flat = {"model_type": name} | arguments.flatten(config.get("model_args") or {})  # the form that inference uses
     finding = explore(flat)
     if finding.trouble or not finding.stages:
         raise UnsupportedModel(
@@ -48,15 +48,16 @@ def architecture(config: Mapping[str, Any]) -> Architecture:
 
 
 def with_width(stage: Stage, flat: Config) -> Stage:
-    """The argument that holds the width of a stage, where there is one for it alone."""
+    """Set the argument that holds the width of a stage, if one holds it for this stage alone."""
     places = stage.depth_key.split(".")[1:]
     keys = [k for k in flat if GENERAL.get(arguments.base(k)) == WIDTHS[0] and k.split(".")[1:] == places]
     return replace(stage, width_key=keys[0] if len(keys) == 1 and arguments.base(keys[0]) != "base_dims" else "")
 
 
 def complete_config(name: str, given: Config) -> Config:
-    """The config.json of a timm model with these arguments beside what its name says, as folders have it. Raises what
-    timm raises.
+    """Return the config.json of a timm model with these arguments in addition to those of its name.
+
+    Raises the errors of timm.
     """
     args = arguments.numbers_of(name, given)
     model = arguments.build(name, args)
@@ -80,7 +81,7 @@ def complete_config(name: str, given: Config) -> Config:
 
 
 def lean(base: Architecture) -> Architecture:
-    """The form of an inferred family of timm that holds any number of heads, by our entry point."""
+    """Return the form of an inferred timm family that supports any number of heads, by our entry point."""
     specs = [spec for spec in base.evidence["decoupled"]["stages"] if spec]
 
     def adopt(config: Config) -> Config:
@@ -93,7 +94,7 @@ def lean(base: Architecture) -> Architecture:
 
 
 def native(config: Mapping[str, Any]) -> Config:
-    """The config of timm's own model behind one of ours."""
+    """Return the config of timm's own model for a config of ours."""
     args = dict(config["model_args"])
     spec = args.pop("lean")
     for stage in spec["stages"]:

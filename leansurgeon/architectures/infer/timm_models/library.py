@@ -1,4 +1,4 @@
-"""timm as inference sees a library: small random models by the arguments of their constructors."""
+"""timm as a library for inference: small random models by the arguments of their constructors."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ BATCH = 2
 
 @dataclass(frozen=True)
 class TimmLibrary(Library):
-    """One entry point of timm. Configs are flat (`arguments.flatten`), with the entry point as their `model_type`;
-    `side` is that of the square images that its models are shown, and `extra` what its entry point is given beside the
-    numbers.
+    """One entry point of timm.
+
+    Configs are flat (`arguments.flatten`), with the entry point as `model_type`. `side` is the size of the square test
+    images, and `extra` holds arguments of the entry point besides the numbers.
     """
 
     name: str = ""
@@ -30,13 +31,16 @@ class TimmLibrary(Library):
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> TimmLibrary:
-        """Of a flat config."""
+        """Create the library for a flat config."""
         name = config["model_type"]
         built = arguments.build(name, args_of(config))
         return cls(type(built), name=name)
 
     def build(self, config: Mapping[str, Any], seed: int | None = 0, device: str = "cpu") -> nn.Module:
-        """A model in eval mode, fp32, with random weights (`seed` None leaves timm's own). Raises `Unbuildable`."""
+        """Build a model in eval mode, fp32, with random weights (`seed=None` keeps timm's own).
+
+        Raises `Unbuildable`.
+        """
         with raising(UNBUILT):
             model = arguments.build(self.name, {**args_of(config), **self.extra}, device).float().eval()
         if seed is not None:
@@ -47,14 +51,14 @@ class TimmLibrary(Library):
         return {name: tensor.detach() for name, tensor in model.state_dict().items()}
 
     def reload(self, config: Mapping[str, Any], state: Mapping[str, Tensor]) -> nn.Module:
-        """What `timm.create_model` makes of a folder with this file. Raises `Unbuildable`."""
+        """Load such a file as `timm.create_model` does for a folder. Raises `Unbuildable`."""
         model = self.build(config, None)
         with raising(UNLOADED):
             model.load_state_dict(dict(state), strict=True)
         return model
 
     def example(self, model: nn.Module, config: Mapping[str, Any], seed: int = 0) -> dict[str, Tensor]:
-        """Images of noise, under the name that the model's forward pass has for them."""
+        """Return noise images under the name of the forward pass's first argument."""
         first = next(iter(inspect.signature(model.forward).parameters))
         generator = torch.Generator().manual_seed(seed)
         channels = config.get("in_chans") or 3
@@ -62,5 +66,5 @@ class TimmLibrary(Library):
 
 
 def args_of(config: Mapping[str, Any]) -> Config:
-    """The constructor's arguments of a flat config."""
+    """Return the constructor arguments of a flat config."""
     return arguments.unflatten({k: v for k, v in config.items() if k != "model_type"})

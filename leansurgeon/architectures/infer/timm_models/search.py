@@ -1,4 +1,4 @@
-"""One family of timm while it is looked at: where its inference differs from that of transformers' families."""
+"""Explore one family of timm: where that differs from families of transformers."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ GENERAL = {
 
 
 def explore(flat: Config) -> Finding:
-    """Everything that is known of a family of timm afterwards, from a whole flat config. Never raises for what timm
-    does.
+    """Return everything that can be found about a timm family, from a complete flat config.
+
+    Errors of timm are never raised.
     """
     announce(f"timm/{flat['model_type']}")
     with quietly(), torch.random.fork_rng(devices=[]):
@@ -39,18 +40,18 @@ def explore(flat: Config) -> Finding:
 
 
 def first_small(library: TimmLibrary, flat: Config) -> tuple[TimmLibrary, Config]:
-    """The first small config that runs, and the library that shows it images of its size. Raises `Unbuildable`."""
+    """Return the first small config that runs, and the library with images of its size. Raises `Unbuildable`."""
     return first_that_runs((replace(library, side=side), small) for small, side in arguments.attempts(flat))
 
 
 def distance(key: str, level: Level) -> int:
-    """How far a key is from speaking of a stage: 0 for the stage's own entry of a list, `FAR` for one of another."""
+    """Rank how well a key matches a stage: 0 for the stage's own list entry, `FAR` for that of another stage."""
     places, own = level.key.split(".")[1:], key.split(".")[1:]
     return 0 if own == places else 1 if own in (places[:1], places[-1:]) else FAR if own else 2
 
 
 class TimmSearch(Search):
-    """Keys are arguments of a constructor, many with one entry a stage."""
+    """The exploration of a timm family: keys are constructor arguments, many with one entry per stage."""
 
     library: TimmLibrary
     divides = False
@@ -66,7 +67,7 @@ class TimmSearch(Search):
         return GENERAL.get(name, name)
 
     def find_keys(self, names: tuple[str, ...], level: Level) -> list[str]:
-        """Keys of such a name: the entry of the stage first, then what holds for all stages."""
+        """Return the keys of such a name, first the entry of the stage, then those that apply to all stages."""
         away = {k: distance(k, level) for k in numbers(self.config) if self.general(k) in names}
         return sorted((k for k in away if away[k] < FAR), key=away.get)
 
