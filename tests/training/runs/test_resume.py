@@ -305,7 +305,7 @@ def test_what_is_no_checkpoint_of_a_run_is_one_sentence(killed, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="is a file"):
         resume.point(tmp_path / "file", recipe(), {}, resume="auto")
-    with pytest.raises(UsageError, match="goes on there"):
+    with pytest.raises(UsageError, match="only be resumed there"):
         resume.point(tmp_path / "new", recipe(), {}, resume=str(newest))
     said = []
     go_on(tmp_path, said, resume=str(older))
