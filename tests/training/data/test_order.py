@@ -7,13 +7,12 @@ import os
 
 import numpy as np
 import pytest
-import torch
 
 from leansurgeon.tasks import chance
 from leansurgeon.training import data_loader, distributed, schedule
 from leansurgeon.training.recipe.schema import Train
 from tests.support import training_interrupted as cut
-from tests.support.training_standin import Words, run_training, word_model
+from tests.support.training_standin import run_training, word_model
 
 
 def test_the_order_is_the_same_on_every_machine():
@@ -22,12 +21,6 @@ def test_the_order_is_the_same_on_every_machine():
     assert np.array_equal(data_loader.epoch_order(5, 0, 100), fresh)
     assert not np.array_equal(data_loader.epoch_order(5, 1, 100), fresh)
     assert not np.array_equal(data_loader.epoch_order(6, 0, 100), fresh)
-
-
-@pytest.mark.parametrize("processes", [1, 2, 3, 5])
-def test_evaluation_deals_every_sample_once(processes):
-    dealt = [data_loader.list_eval_batches(13, 4, processes, rank) for rank in range(processes)]
-    assert sorted(np.concatenate([rows for hand in dealt for rows in hand])) == list(range(13))
 
 
 @pytest.mark.parametrize("processes", [1, 4])
@@ -102,9 +95,3 @@ def test_batches_made_ahead_are_the_same_and_errors_come_through():
     early = data_loader.prefetch(iter(range(10**9)), depth=2)
     assert next(early) == 0
     early.close()  # ends its thread
-
-
-def test_workers_leave_the_generators_alone():
-    before = torch.get_rng_state()
-    list(data_loader.make_batches(Words(), "train", [(0, np.arange(4))], seed=0, workers=1))
-    assert torch.equal(torch.get_rng_state(), before)

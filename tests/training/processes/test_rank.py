@@ -37,11 +37,11 @@ def test_the_environment_says_which_process_this_is(monkeypatch, said, number, w
     ("change", "named"),
     [
         ({"WORLD_SIZE": "2"}, ["WORLD_SIZE=2", "RANK", "MASTER_ADDR", "MASTER_PORT"]),
-        ({"LOCAL_RANK": "1"}, ["LOCAL_RANK=1", "WORLD_SIZE is 1"]),
+        ({"LOCAL_RANK": "1"}, ["LOCAL_RANK=1", "its WORLD_SIZE is 1"]),
         ({"RANK": "3"}, ["RANK=3"]),
         ({"WORLD_SIZE": ""}, ["WORLD_SIZE=''"]),
         (GROUP | {"RANK": "two"}, ["RANK='two'"]),
-        (GROUP | {"RANK": "4"}, ["RANK=4", "WORLD_SIZE is 4"]),
+        (GROUP | {"RANK": "4"}, ["RANK=4", "its WORLD_SIZE is 4"]),
         (GROUP | {"RANK": "-1"}, ["RANK='-1'"]),
         (GROUP | {"RANK": "1", "MASTER_PORT": "0"}, ["MASTER_PORT='0'"]),
         (GROUP | {"RANK": "1", "MASTER_ADDR": ""}, ["MASTER_ADDR"]),

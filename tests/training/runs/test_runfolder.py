@@ -6,7 +6,6 @@ import errno
 import io
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -16,7 +15,7 @@ import pytest
 
 from leansurgeon.checkpoints.recorded.part import DamagedRecord
 from leansurgeon.errors import LeanSurgeonError, RunFolderReplaced, UnsupportedModel, UsageError
-from leansurgeon.progress import Screen, duration_text, rate_text
+from leansurgeon.progress import duration_text, rate_text
 from leansurgeon.training.observe import Progress
 from leansurgeon.training.runs import folder as runfolder
 from tests.support.training_standin import Words, run_training
@@ -159,15 +158,6 @@ def test_progress_rewrites_its_line_on_a_terminal_only():
     Progress(stream=quiet, quiet=True).say("nothing")
     assert quiet.getvalue() == ""
     assert (duration_text(59), duration_text(7500), rate_text(812.4, "samples/s")) == ("59s", "2h05m", "812 samples/s")
-
-
-@pytest.mark.parametrize("wanted", [True, False])
-def test_colours_are_left_out_where_nobody_wants_them(wanted, monkeypatch):
-    monkeypatch.setenv("TERM", "xterm-256color")
-    monkeypatch.delenv("NO_COLOR", raising=False) if wanted else monkeypatch.setenv("NO_COLOR", "1")
-    terminal = Terminal()
-    Screen(stream=terminal).show("half", 0.5)
-    assert bool(re.search(r"\x1b\[(?:9\d|3\d)", terminal.getvalue())) == wanted
 
 
 def test_peak_memory_sees_what_was_held_and_freed():

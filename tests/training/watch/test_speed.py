@@ -68,23 +68,6 @@ def test_every_figure_of_speed_is_what_the_clock_says(clock, tmp_path, monkeypat
     assert [figures["eta"] for figures in shown] == pytest.approx([6 * step, 4 * step, 2 * step + evaluation, 0.0])
 
 
-def test_time_that_goes_by_between_steps_is_in_no_step(clock):
-    seen = observe.Window()
-    seen.begin()
-    with seen.waiting():
-        clock.now += 1.0
-    clock.now += 2.0
-    seen.add(torch.tensor([3.0, 4.0, 5.0]))
-    with seen.leave_out():
-        clock.now += 100.0
-    look = seen.look()
-    assert look == ([[3.0, 4.0, 5.0]], 1, 3.0, 1.0) and look.waiting == pytest.approx(1 / 3)
-    assert seen.rows == [] and seen.values() == []
-    seen.add(torch.zeros(3))
-    clock.now += 7.0
-    assert seen.look()[1:] == (1, 7.0, 0.0)
-
-
 def test_rows_of_a_checkpoint_are_read_and_not_counted_as_taken(clock):
     seen = observe.Window([torch.ones(3)])
     seen.begin()
