@@ -262,9 +262,12 @@ def _micro(train: Train, group: int, processes: int, limit: int | None) -> int:
     share, rest = divmod(group, processes)
     if rest or share == 0:
         whole, key = ("global batch", "batch") if group == train.batch else 2 * ("batch_ramp.start",)
+        near = max(1, share) * processes
+        batch = -(-train.batch // near) * near  # a ramp ends at a multiple of its start
+        also = "" if batch == train.batch or key == "batch" else f" --set train.batch={batch}"
         raise UsageError(
             f"A {whole} of {group} cannot be shared evenly by {processes} processes.",
-            f"Use a batch that {processes} divides, for example --set train.{key}={max(1, share) * processes}.",
+            f"Use a batch that {processes} divides, for example --set train.{key}={near}{also}.",
         )
     micro = min(train.micro_batch or share, share)
     if share % micro:

@@ -231,6 +231,7 @@ LONG = {"duration": "9st", "batch": 1024}
         (1437, 48, {}, r"64\b.*\b48", ["batch=48"]),
         (1437, 100, {}, r"64\b.*\b100", ["batch=100"]),
         (1437, 3, {"batch": 48, "batch_ramp": {"start": 8, "until": "9st"}}, r"8 .*\b3", ["batch_ramp.start=6"]),
+        (1437, 3, {"batch_ramp": {"start": 8, "until": "9st"}}, r"8 .*\b3", ["batch_ramp.start=6", "batch=66"]),
         (1437, 2, {"batch": 30, "mixup": 0.1}, r"pairs\b.*\bmicro batch of 15", []),
         (9000, 1, LONG | {"schedule": {"warmup": "5ep"}}, r"5ep\b.*\b9st", ["schedule.warmup=0.1"]),
         (9000, 1, LONG | {"batch_ramp": {"start": 64, "until": "300st"}}, r"300st", ["batch_ramp.until=0.1"]),
