@@ -89,10 +89,9 @@ class NormalEquations:
             raise Diverged("The calibration activations hold NaN or infinity, so nothing can be fitted to them.")
 
     def solve(self, ridge: float) -> Tensor:
-        """Return the change that minimizes the penalized error, (I [+ 1], O); the constant is not penalized."""
-        system = self.gram.clone()
+        """Return the change that minimizes the penalized error, (I [+ 1], O) in float64."""
+        system = self.system(ridge)
         diagonal = system.diagonal()
-        diagonal[: self.inputs] += ridge * float(self.gram.diagonal()[: self.inputs].mean())
         # The system is singular if a unit never fires, or at ridge 0 with fewer samples than units.
         floor = 1e-12 * float(diagonal.mean()) or 1.0
         for attempt in range(6):
@@ -101,6 +100,12 @@ class NormalEquations:
                 return torch.cholesky_solve(self.cross, factor)
             diagonal += floor * 100**attempt
         raise Diverged("The normal equations of a refit have no solution in float64.")
+
+    def system(self, ridge: float) -> Tensor:
+        """Return the sums of products plus the penalty, (I [+ 1], I [+ 1]) in float64. The constant has no penalty."""
+        system = self.gram.clone()
+        system.diagonal()[: self.inputs] += ridge * float(self.gram.diagonal()[: self.inputs].mean())
+        return system
 
     def error(self, change: Tensor | None = None) -> float:
         """Return the sum of w |D a + d - E|^2, outputs weighted by `worth`, for a change (none: D = 0); at least 0."""

@@ -204,7 +204,7 @@ def refit_output(
     for b in chosen:
         context = runner.context(inputs[b], masks[b])[masks[b]]
         sums.add(context, target(b)[masks[b]] - (context @ runner.o.flatten(0, 1) + runner.o_bias))
-    change = sums.solve(ridge)
+    change = torch.linalg.solve(sums.system(ridge), sums.cross)
     o = change[:inner].mT.reshape(attention.o.shape).numpy().astype(np.float32)
     bias = attention.o_bias + change[inner].numpy().astype(np.float32) if constant else None
     return replace(attention, o=attention.o + o, o_bias=bias)
