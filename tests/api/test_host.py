@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import logging
 import os
+import queue
 import random
 import subprocess
 import sys
@@ -125,14 +126,12 @@ def test_skeletons_are_built_in_one_thread_alone(decoder):
 
 def test_a_call_says_that_it_waits_for_another(decoder, tmp_path):
     source, _ = decoder
-    heard = []
+    heard = queue.Queue()
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        with host.leave_process_alone(heard.append):
+        with host.leave_process_alone(heard.put):
             how = {"layers": 2, "uncalibrated": True, "proof": False}
-            waiting = pool.submit(leansurgeon.shrink, source, out=tmp_path / "lean", progress=heard.append, **how)
-            while not heard:
-                pass
-            assert not waiting.done() and "waiting" in heard[0]
+            waiting = pool.submit(leansurgeon.shrink, source, out=tmp_path / "lean", progress=heard.put, **how)
+            assert "waiting" in heard.get(timeout=120) and not waiting.done()
         assert waiting.result().after.depth == 2
 
 

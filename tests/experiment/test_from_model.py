@@ -229,7 +229,7 @@ def test_differences_are_those_of_the_paired_t_test():
 
 
 def test_steps_and_seeds_fit_into_the_time(monkeypatch, tmp_path):
-    """A step of a second: 200 s hold few steps of one seed; the trainings that follow are those that were said."""
+    """A step of a second: 400 s hold few steps of one seed; the trainings that follow are those that were said."""
     strangers.classifier(tmp_path / "mine", ("bad", "good"))
     strangers.reviews(tmp_path / "reviews.csv", rows=240)
     cost = trials.StepCost(step=1.0, rest=1.0, memory=10**9)
@@ -259,8 +259,9 @@ def test_figures_of_another_metric_are_no_difference_of_this_one():
     assert paired.of_comparison(judged, "spearman") is None
     assert paired.of_comparison(judged, "accuracy").value == pytest.approx(-0.1)
     assert paired.of_comparison(judged, "perplexity").value == pytest.approx(np.exp(0.2))
-    assert paired.of_comparison(judged, "perplexity").sign == 1
     original, lean = rows_of(np.zeros((1, 20)), np.ones((1, 20)))
+    text = paired.of_comparison(judged, "perplexity")
+    assert text.sign == 1 and text.text(original.runs[0].task).endswith("40 held-out tokens")
     found = paired.compare(lean, original)
     assert found.value == -1 and "no difference" not in found.text(original.runs[0].task)
 
