@@ -8,7 +8,7 @@ from leansurgeon.errors import plural
 from leansurgeon.report.humans import join_words, plain
 from leansurgeon.report.kappa import Kappa
 from leansurgeon.report.paired import compare
-from leansurgeon.report.rows import Note, Row, Section, heals, is_start_kept
+from leansurgeon.report.rows import Note, Row, Section, is_start_kept, shows_best
 from leansurgeon.report.verdict import expectations, is_accuracy, longer_training, verdicts
 from leansurgeon.training.runs.folder import BEST
 
@@ -62,17 +62,17 @@ def of_quality(section: Section) -> list[Note]:
         many = any(r.metric and r.metric.sd is not None for r in section.rows)
         begin = "± is the standard deviation over seeds; the" if many else "The"
         better = "" if section.task.higher_is_better else ", lower is better"
-        healed = [row for row in section.rows if row.runs and all(heals(run.summary) for run in row.runs)]
-        gone = [row.name for row in healed if not all((run.path / BEST).is_dir() for run in row.runs)]
+        chosen = [row for row in section.rows if row.runs and all(shows_best(run.summary) for run in row.runs)]
+        gone = [row.name for row in chosen if not all((run.path / BEST).is_dir() for run in row.runs)]
         of_best = f"that of the {'best model' if gone else 'model in model/, the best'} of all evaluations"
         if all(row.role == "model" for row in section.rows):
             said.append(f"The {section.task.label} is that of each model on the same samples{better}.")
-        elif healed and len(healed) == len([row for row in section.rows if row.runs and row.role != "model"]):
+        elif chosen and len(chosen) == len([row for row in section.rows if row.runs and row.role != "model"]):
             said.append(f"{begin} {section.task.label} is {of_best}{better}.")
         else:
             said.append(f"{begin} {section.task.label} is that of the last step, not of the best{better}.")
-            said += [f"Of {' and '.join(row.name for row in healed)}, which heal, it is {of_best}."] if healed else []
-        unchanged = [row.name for row in healed if any(is_start_kept(run.summary) for run in row.runs)]
+            said += [f"Of {' and '.join(row.name for row in chosen)} it is {of_best}."] if chosen else []
+        unchanged = [row.name for row in chosen if any(is_start_kept(run.summary) for run in row.runs)]
         if unchanged:
             where = "" if gone else ", which is in model/"
             said.append(f"{' and '.join(unchanged)}: no step was better than the model as it was{where}.")

@@ -213,7 +213,14 @@ def scores_of_run(summary: Summary) -> Scores | None:
     """
     if own_test(summary):
         return summary.test.best or summary.test.last
-    return summary.best or summary.final if heals(summary) else summary.final
+    return summary.best if shows_best(summary) else summary.final
+
+
+def shows_best(summary: Summary) -> bool:
+    """Return whether the scores that represent a run are those of its best model, by validation."""
+    if own_test(summary):
+        return summary.test.best is not None
+    return heals(summary) and summary.best is not None
 
 
 def metric(scores: Scores | None) -> float | None:
