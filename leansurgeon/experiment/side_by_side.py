@@ -12,6 +12,8 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
@@ -81,16 +83,39 @@ def carry_out_job(job: Job) -> Summary:
     )
 
 
-def make_start(job: Job, say: Say) -> None:
-    """Cut the model that a job begins with; a transfer calibrates on the experiment's training data."""
+FITTING, CLOSED = 0.4, 0.4  # shares of a cut's time: for the local fit, and for the passes before it
+CLOSED_PASSES = 4  # forward passes over all samples before the local fit, with sums and solutions
+LEAST_SAMPLES = 64
+
+
+@dataclass(frozen=True)
+class CutLimit:
+    """Time for one cut; None: as much as it needs. `forward`: seconds of a forward pass of one sample."""
+
+    seconds: float | None
+    forward: float
+
+
+def make_start(job: Job, say: Say, limit: CutLimit | None = None) -> None:
+    """Cut the model that a job begins with; a transfer calibrates on the experiment's training data. A limit gives part
+    of its time to the local fit, and takes fewer samples if the rest of the cut is too slow on the usual number.
+    """
     changes = job.experiment.source_config or None
     source = open_source(job.source, config_changes=changes if job.source == job.experiment.source else None)
     calibrate = not job.method.uncalibrated
-    steps = plan(source, job.wanted, job.seed, job.method, calibrated=calibrate)
+    method = job.method
+    if limit and limit.seconds is not None and method.grows:
+        method = replace(method, heal_time=FITTING * limit.seconds)
+    steps = plan(source, job.wanted, job.seed, method, calibrated=calibrate)
     data = None
     if steps.exactness == "near" and calibrate and source.learned:
         task = job.experiment.task_of(job.arm)
-        data = from_task(task.name, task.options, source, cache=cache_folder(), seed=job.seed)
+        open_data = partial(from_task, task.name, task.options, source, cache=cache_folder(), seed=job.seed)
+        data = open_data()
+        if limit and limit.seconds is not None:
+            fewer = max(LEAST_SAMPLES, int(CLOSED * limit.seconds / (CLOSED_PASSES * limit.forward)))
+            if fewer < data.as_record().samples["fit"]:
+                data = open_data(samples=fewer)
     if data is None and calibrate:
         steps = without_data(steps)
     carry_out(decide(steps, data, say), job.start, force=True, check=job.prove)

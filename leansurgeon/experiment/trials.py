@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import shutil
 import time
 from collections.abc import Mapping, Sequence
@@ -18,7 +19,7 @@ from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import Diverged, UsageError, plural
 from leansurgeon.experiment.arms import list_wanted_shapes
 from leansurgeon.experiment.jobs import Job, find_finished, list_settings, make_jobs, prepare_data
-from leansurgeon.experiment.side_by_side import Key, drive, make_start
+from leansurgeon.experiment.side_by_side import CutLimit, Key, drive, make_start
 from leansurgeon.progress import Say, duration_text, size_text
 from leansurgeon.reading import jsonfile
 from leansurgeon.reading.jsonfile import JsonObject
@@ -40,21 +41,27 @@ BRIEF = {
     "eval": {"at_start": False, "test": False, "every": "1000000st"},
     "checkpoint": {"keep_best": False, "keep_start": False},
 }
-KEPT = "cut.json"  # beside a start: a hash of what it was made from
+KEPT = "cut.json"  # beside a start: a hash of what it was made from, and the time that it had
+CUTTING = 0.4  # share of the time for all cuts
 
 
-def make_starts(jobs: Mapping[Key, Job], source: Source, say: Say) -> None:
-    """Cut every arm once; reuse what an earlier call cut from the same weights with the same settings."""
+def make_starts(jobs: Mapping[Key, Job], source: Source, say: Say, limit: CutLimit | None = None) -> None:
+    """Cut every arm once, each within `limit`; reuse what an earlier call cut from the same weights with the same
+    settings, in no less time. Without a limit, any such cut is reused.
+    """
     files = resume.origin_of(source.folder) if source.folder else {}
     for job in {job.start: job for job in jobs.values()}.values():
         settings = list_settings(job) | {"task": job.experiment.task_of(job.arm).model_dump(mode="json")}
         made_by = hashlib.sha256(json.dumps([settings, files], sort_keys=True).encode()).hexdigest()
         kept = job.start.with_name(f"{job.start.name}-{KEPT}")
-        if (job.start / "config.json").is_file() and jsonfile.read_object_if_whole(kept) == {"made_by": made_by}:
-            continue
+        earlier = jsonfile.read_object_if_whole(kept) or {}
+        if (job.start / "config.json").is_file() and earlier.get("made_by") == made_by:
+            had = earlier.get("seconds")
+            if limit is None or had is None or (limit.seconds is not None and had >= limit.seconds):
+                continue
         say(f"{job.arm}: cutting {source.name}")
-        make_start(job, say)
-        runfolder.write_json(kept, {"made_by": made_by})
+        make_start(job, say, limit)
+        runfolder.write_json(kept, {"made_by": made_by, "seconds": limit.seconds if limit else None})
 
 
 def make_trial(job: Job, steps: int, name: str, rate: float, settings: JsonObject) -> Job:
@@ -149,10 +156,10 @@ def plan_steps(
     began: float,
     **how: Any,
 ) -> ExperimentRecipe:
-    """Return the recipe with as many steps and seeds as fit into `seconds` since `began` (by `time.perf_counter`; None:
-    unchanged), make the cuts, and report the total cost.
+    """Return the recipe with as many steps, seeds and trials of learning rates as fit into `seconds` since `began` (by
+    `time.perf_counter`; None: unchanged), make the cuts, and report the total cost.
 
-    Raises `UsageError` if not even one seed fits.
+    Raises `UsageError` before the cuts if not even one seed fits.
     """
     arms, library = list(recipe.arms), source.architecture.library
     jobs = make_jobs(recipe, workspace, list_wanted_shapes(recipe, source), arms[0], parallel, **how)
@@ -161,7 +168,7 @@ def plan_steps(
     original = arms[0], recipe.seeds[0]
     make_starts({original: jobs[original]}, source, say)
     cost = time_steps(jobs[original], samples, library, say)
-    rates, seeds, share = len(recipe.rates), len(recipe.seeds), len(recipe.rates) * SHARE
+    rates, seeds = len(recipe.rates), len(recipe.seeds)
     side = min(parallel, len(arms))
     # Seconds of a sample: one forward pass of the three that a step takes; without a head, the teacher's too.
     judging = cost.step / ((2 if task.head == "features" else 3) * recipe.train.batch)
@@ -171,43 +178,49 @@ def plan_steps(
         room = LOOKING * seconds * side / (len(arms) * (LOOKS * seeds + rates) * judging)
         judged = min(judged, max(LEAST_JUDGED, min(JUDGED, int(room))))
 
-    def work(steps: float, seeds: int) -> float:
+    def work(steps: float, seeds: int, rates: int) -> float:
         """Return the seconds of all trainings and their trials; trials are evaluated once, on
         validation data only.
         """
         rest = (seeds + rates) * cost.rest + judging * (seeds * (LOOKS * judged + tested) + rates * judged)
-        return len(arms) * (rest + (seeds + share) * steps * cost.step) / side
+        return len(arms) * (rest + (seeds + rates * SHARE) * steps * cost.step) / side
 
-    if seconds is not None and work(FEW, 1) > seconds:
+    if seconds is not None and (least := work(FEW, 1, 0)) > (1 - CUTTING) * seconds:
         raise UsageError(
             f"{duration_text(seconds)} is too short: {plural(len(arms), 'training')} of {FEW} steps each take about "
-            f"{duration_text(work(FEW, 1))} here.",
-            "Give more --time, or fewer variants.",
+            f"{duration_text(least)} here, and the cuts some time, too.",
+            f"Give --time {math.ceil(least / (1 - CUTTING) / 60)}m, or fewer variants.",
         )
-    make_starts(jobs, source, say)
+    share = None if seconds is None else CUTTING * seconds / (len(arms) - 1)
+    make_starts(jobs, source, say, CutLimit(share, judging))
     steps = make_plan(recipe.train, samples, 1).steps if seconds is None else 0
     while seconds is not None:
-        left = 0.9 * (seconds - (time.perf_counter() - began)) - work(0, seeds)
-        steps = int(left * side / (len(arms) * (seeds + share) * cost.step))
-        if seeds == 1 or steps >= ENOUGH:
+        spent = time.perf_counter() - began
+        left = 0.9 * (seconds - spent) - work(0, seeds, rates)
+        steps = int(left * side / (len(arms) * (seeds + rates * SHARE) * cost.step))
+        if steps >= (ENOUGH if seeds > 1 else FEW):
             break
-        seeds -= 1
-    if seconds is not None and steps < FEW:
-        raise UsageError(
-            f"{duration_text(seconds)} is too short: cutting took {duration_text(time.perf_counter() - began)}, and "
-            f"{plural(len(arms), 'training')} of {FEW} steps each take about {duration_text(work(FEW, 1))}.",
-            "Give more --time; the cuts are kept.",
-        )
+        if seeds > 1:
+            seeds -= 1
+        elif rates:
+            rates = 0
+        else:
+            steps, longer = FEW, duration_text(spent + work(FEW, 1, 0))
+            say(f"Cutting took longer than expected: the fewest steps of use make it about {longer} in all.")
+            break
     if seeds < len(recipe.seeds):
         say(f"{duration_text(seconds)} has room for {plural(seeds, 'seed')}, not for {len(recipe.seeds)}.")
+    if rates < len(recipe.rates):
+        say(f"{duration_text(seconds)} has no room to try learning rates: {recipe.train.optim.lr:g} is used.")
     tried = f", after {plural(len(arms) * rates, 'trial')} of learning rates" if rates else ""
     say(
         f"{plural(len(arms), 'arm')} ({', '.join(arms)}) x {plural(seeds, 'seed')} = {len(arms) * seeds} trainings of "
-        f"{plural(steps, 'step')}{tried}: about {duration_text(work(steps, seeds))} here, {side} at a time, "
+        f"{plural(steps, 'step')}{tried}: about {duration_text(work(steps, seeds, rates))} here, {side} at a time, "
         f"{size_text(cost.memory)} of memory each."
     )
     if seconds is None:
         return recipe
     every = {"every": f"{max(1, steps // 2)}st", "samples": judged}
     train = merge(recipe.train.model_dump(), {"duration": f"{steps}st", "eval": every})
-    return recipe.model_copy(update={"train": type(recipe.train).model_validate(train), "seeds": recipe.seeds[:seeds]})
+    train = type(recipe.train).model_validate(train)
+    return recipe.model_copy(update={"train": train, "seeds": recipe.seeds[:seeds], "rates": recipe.rates[:rates]})

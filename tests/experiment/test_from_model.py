@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,9 +15,10 @@ import yaml
 
 import leansurgeon
 from leansurgeon.checkpoints.record import Comparison, PairedFigure
+from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import UsageError
-from leansurgeon.experiment import trials
-from leansurgeon.experiment.from_model import parse_variants
+from leansurgeon.experiment import side_by_side, trials
+from leansurgeon.experiment.from_model import make_experiment, parse_variants
 from leansurgeon.report import paired
 from leansurgeon.report.rows import make_row
 from leansurgeon.report.runs import read_run
@@ -63,7 +65,8 @@ def test_one_command_compares_original_lean_and_control(compared):
     for head in ("size", "memory", "latency", "kappa"):
         assert head in done.stdout
     assert max(map(len, done.stdout.splitlines())) <= 80
-    assert "95 %" in done.stdout and "held-out samples" in " ".join(done.stdout.split())
+    said = " ".join(done.stdout.split())
+    assert "95 %" in said and "held-out samples" in said and "in model/, the best of all evaluations" in said
 
 
 def test_the_same_command_goes_on(compared):
@@ -241,6 +244,7 @@ def test_steps_and_seeds_fit_into_the_time(monkeypatch, tmp_path):
         raise UsageError("enough")
 
     monkeypatch.setattr("leansurgeon.experiment.run", stop)
+    monkeypatch.setattr(side_by_side, "CLOSED", 0.1)
     words = ["run", "mine", "--data", "reviews.csv", "--heads", "8", "--layers", "2", "--parallel", 1]
     done = command_line.leansurgeon(*words, "--time", "400s", cwd=tmp_path)
     (recipe,) = seen
@@ -250,6 +254,33 @@ def test_steps_and_seeds_fit_into_the_time(monkeypatch, tmp_path):
         max(8, steps / 8) + 1 + judging * judged
     )
     assert 200 < work < 400 and len(recipe.seeds) < 3 and "has room for" in " ".join(done.stderr.split())
+    # Cuts have 40 % of the time: part of it for the local fit, and fewer samples if a pass is slow.
+    lean = json.loads((tmp_path / "runs/mine-reviews/starts/lean/surgery.json").read_text())
+    assert lean["decided"]["calibration"]["samples"]["fit"] == int(0.1 * 80 / (4 * judging)) == 96
+    again = command_line.leansurgeon(*words, "--time", "300s", "--force", cwd=tmp_path)
+    assert "cutting" not in again.stderr  # what had more time is kept
+    short = command_line.leansurgeon(*words, "--time", "60s", "--force", cwd=tmp_path)
+    assert short.returncode == 2 and "1m00s is too short" in " ".join(short.stderr.split()) and len(seen) == 2
+
+
+@pytest.mark.parametrize(
+    ("spent", "rates", "steps", "said"),
+    [(280, 3, range(17, 30), "1 seed"), (310, 0, range(17, 30), "no room to try"), (390, 0, [16], "about 7m")],
+)
+def test_slow_cuts_cost_trials_and_then_steps(monkeypatch, tmp_path, spent, rates, steps, said):
+    """A step of a second, 400 s for all of it, of which the cuts take so many."""
+    strangers.classifier(tmp_path / "mine", ("bad", "good"))
+    strangers.reviews(tmp_path / "reviews.csv", rows=240)
+    opened = open_source(str(tmp_path / "mine"))
+    shape = {"lean": {"layers": "2", "heads": "8"}}
+    recipe = make_experiment(opened, str(tmp_path / "reviews.csv"), shape, (0, 1), 400.0, 1, None, (), print)
+    monkeypatch.setattr(trials, "time_steps", lambda *given: trials.StepCost(step=1.0, rest=1.0, memory=10**9))
+    monkeypatch.setattr(trials, "make_starts", lambda *given: None)
+    lines = []
+    began = time.perf_counter() - spent
+    made = trials.plan_steps(recipe, tmp_path / "runs", opened, 1, lines.append, seconds=400.0, began=began)
+    assert len(made.rates) == rates and len(made.seeds) == 1 and said in " ".join(lines)
+    assert int(made.train.duration.removesuffix("st")) in steps
 
 
 def test_figures_of_another_metric_are_no_difference_of_this_one():
