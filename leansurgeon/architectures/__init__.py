@@ -27,7 +27,7 @@ def of(config: Config, tower: str | None = None) -> Architecture:
     tower = tower or towers.chosen_tower()
     if family := find_declared(config):
         if tower:
-            raise UsageError(f"--tower {tower}: this {family.name} is no model of several towers.")
+            raise UsageError(f"--tower {tower}: this {family.name} does not have several towers.")
         return family
     if not timm and (model_type == infer.DECOUPLED or is_transformers_type(model_type)):
         return infer.architecture(config, tower)

@@ -351,7 +351,7 @@ class Architecture:
                     raise UnsupportedModel(f"The config says {key} = {value!r} for {len(shape.stages)} stages.")
                 value = value[stage]
             if value is not None and not is_count(value) and not (value == 0 and source in self.may_be_zero):
-                raise UnsupportedModel(f"The config says {key} = {value!r}, which is no positive whole number.")
+                raise UnsupportedModel(f"The config says {key} = {value!r}, which is not a positive whole number.")
             dims |= {} if value is None else {name: value}
         return dims
 
@@ -400,10 +400,10 @@ def read_stage(c: Config, keys: Keys, s: int = 0, count: int | None = None) -> S
     some = [(key, value(key)) for key in (keys.head_dim, keys.kv_heads, keys.mlp_dim) if value(key) is not None]
     for key, number in ((keys.width, width), (keys.heads, heads), (keys.depth, depth), *some):
         if not is_count(number):
-            raise UnsupportedModel(f"The config says {key} = {number!r}, which is no positive whole number.")
+            raise UnsupportedModel(f"The config says {key} = {number!r}, which is not a positive whole number.")
     width *= keys.width_grows**s
     if not isinstance(ratio := value(keys.mlp_ratio), int | float | None):
-        raise UnsupportedModel(f"The config says {keys.mlp_ratio} = {ratio!r}, which is no number.")
+        raise UnsupportedModel(f"The config says {keys.mlp_ratio} = {ratio!r}, which is not a number.")
     return Stage(
         depth,
         heads,

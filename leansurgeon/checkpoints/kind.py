@@ -124,7 +124,7 @@ def transformers_class(architecture: Architecture, name: str) -> type:
         module = importlib.import_module("transformers")
     cls = getattr(module, name, None)
     if not isinstance(cls, type) or not hasattr(cls, "from_pretrained"):
-        raise UnsupportedModel(f"config.json names the class {name or '?'}, which is no model of {module.__name__}.")
+        raise UnsupportedModel(f"config.json names the class {name or '?'}, which is not a model of {module.__name__}.")
     if architecture.library == "transformers":
         from transformers.models.auto.configuration_auto import model_type_to_module_name
 

@@ -265,7 +265,7 @@ def from_folder(
     weights = weights.rename_endings(architecture.renames)
     specs = match(architecture, config, weights.shapes)
     if (other := own_output(specs, weights)) and architecture.tied_when == "tie_word_embeddings":
-        notes += (f"'{other}' differs from the embedding that it is said to be, so both are kept",)
+        notes += (f"'{other}' differs from the embedding that it is declared to share, so both are kept",)
         for part in (config, architecture.flat(config)):
             part |= {"tie_word_embeddings": False}
         architecture = find_family()
@@ -327,8 +327,8 @@ def refuse_changed(source: Source, cause: Exception | None = None) -> None:
     for file, before in source.seen.items():
         if has_changed(file, before):
             raise LeanSurgeonError(
-                f"{file} has changed since it was opened, so what was read is of neither version.",
-                "Nothing was kept. Run the command again when nobody writes there.",
+                f"{file} has changed since it was opened, so what was read mixes two versions.",
+                "Nothing was kept. Run the command again once nothing writes to it.",
             ) from cause
 
 
@@ -351,7 +351,7 @@ def ask_tower(source: Source, named: str | None) -> None:
         return
     if there := infer.count_built_towers(source.config):
         each = ", ".join(f"{tower} ({plural(layers, 'layer')})" for tower, layers in there.items())
-        raise UsageError(f"{source.name} has several towers: {each}.", f"Say which: --tower {next(iter(there))}.")
+        raise UsageError(f"{source.name} has several towers: {each}.", f"Choose one: --tower {next(iter(there))}.")
 
 
 def tower_of(record: SurgeryRecord | None, config: Config) -> str | None:
@@ -447,7 +447,7 @@ def from_timm(name: str, weights: bool, keep: ExitStack) -> Source:
         model = timm.create_model(name, pretrained=True)
     except Exception as error:
         raise UnsupportedModel(
-            f"The published weights of timm/{name} cannot be had here ({type(error).__name__}).",
+            f"The published weights of timm/{name} cannot be downloaded here ({type(error).__name__}).",
             "Without network, --init fresh starts from its architecture; or give a folder with the weights.",
         ) from None
     folder = keep.enter_context(scratch())

@@ -52,7 +52,7 @@ def command_of(command: Command) -> Callable[..., None]:
         given |= {name: Names(value) for name, value in given.items() if isinstance(value, list)}
         asked = check_request(command.request, given)
         if as_json and (form := getattr(asked, "format", "json")) not in ("table", "json"):
-            raise UsageError(f"--json and --format {form} are two forms of one output.", "Leave one of them out.")
+            raise UsageError(f"--json and --format {form} exclude each other.", "Leave one of them out.")
         with access_to(command, asked, say), pushing(asked, say) as push:
             result = command.run(asked, say)
             if is_worker() and rank() > 0:

@@ -119,7 +119,7 @@ def show_version(value: bool) -> None:
 @app.callback()
 def root(
     version: Annotated[
-        bool, typer.Option("--version", callback=show_version, is_eager=True, help="Print the version and leave.")
+        bool, typer.Option("--version", callback=show_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     pass
@@ -173,7 +173,7 @@ def check_encoding(words: list[str]) -> None:
         try:
             os.fsencode(word)
         except UnicodeEncodeError:
-            raise UsageError(f"{quote(word)} is no text that the system can write.") from None
+            raise UsageError(f"{quote(word)} is not valid text in this system's encoding.") from None
 
 
 def carry_out() -> None:

@@ -46,7 +46,7 @@ def show(
         str, typer.Argument(autocompletion=completion.recipes, help="A name from `recipes list`, or a file.")
     ],
     resolved: Annotated[
-        bool, typer.Option("--resolved", help="Laid upon its base, with every default: one whole recipe.")
+        bool, typer.Option("--resolved", help="Merged with its base and every default: one complete recipe.")
     ] = False,
 ) -> None:
     """Print a recipe with its comments: expected result, hardware, where each number comes from."""
@@ -64,7 +64,7 @@ def copy(
     to: Annotated[
         str | None, typer.Argument(help="File or folder (made if it ends in /) to write; default: NAME.yaml here.")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Write over a file that exists.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
 ) -> None:
     """Copy a recipe here, to change it and use it by its path."""
     from leansurgeon.training.recipe import reading

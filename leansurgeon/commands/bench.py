@@ -30,7 +30,7 @@ class BenchRequest(Access):
         "all"
     )
     rounds: Annotated[int, Field(ge=2), Opt("Interleaved rounds; shows medians and quartiles.")] = 7
-    cpu: Annotated[bool, Opt("Leave the GPU alone.")] = False
+    cpu: Annotated[bool, Opt("Do not use the GPU.")] = False
 
 
 def bench(request: BenchRequest, say: Say) -> Answer:

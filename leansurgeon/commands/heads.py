@@ -50,7 +50,7 @@ class HeadsRequest(DataRequest, DeviceRequest, PushRequest, Access):
     prune: Annotated[
         str | None,
         BeforeValidator(spell_share),
-        Opt("Write the model without so many heads of every layer: 40%.", "Method", cli=str),
+        Opt("Remove this share of every layer's heads, and write the model: 40%.", "Method", cli=str),
     ] = None
     out: Annotated[Path | None, Opt("Folder for --prune.", "Output", ("--out", "-o"))] = None
     heal: Annotated[
@@ -194,7 +194,7 @@ def prune_model(decided: DecidedCut, record: SurgeryRecord, out: Path, share: fl
             "heads by what the others can take over instead, and kept more where it was measured."
         )
     else:
-        lines += wrap("Output projections were not refitted; `leansurgeon retrain` takes back what that costs.")
+        lines += wrap("Output projections were not refitted; `leansurgeon retrain` recovers what that costs.")
     return Cut(out, record, document, "\n".join(lines))
 
 

@@ -30,7 +30,8 @@ def recipe_of(folder: Path, asked: RecipeInputs, say: Callable[[str], None]) -> 
         return find_named_recipe(folder, asked, say)
     if asked.recipe is not None:
         raise UsageError(
-            "--data makes a recipe, and --recipe names one.", "Leave one of them out, or --set task.data=..."
+            "--data and --recipe exclude each other: --data makes a recipe of its own.",
+            "Leave one of them out, or --set task.data=...",
         )
     data = user_data.recognise(asked.data)
     if asked.resume not in ("auto", "never") and not asked.sets:  # resuming uses the recipe made for that run
@@ -38,7 +39,7 @@ def recipe_of(folder: Path, asked: RecipeInputs, say: Callable[[str], None]) -> 
         if recipe.is_file():
             return reading.load_training(str(recipe))
     made = from_model.make_recipe(folder, data, asked, cache_folder(), say)
-    say(f"The recipe, made for {folder} and {asked.data}; the run folder keeps it, to be edited and named by --recipe:")
+    say(f"The recipe, made for {folder} and {asked.data}; the run folder keeps it; edit it and pass it with --recipe:")
     say("".join(f"    {line}\n" for line in reading.brief(made).splitlines()).rstrip("\n"))
     return made
 
@@ -48,7 +49,7 @@ def find_named_recipe(folder: Path, asked: RecipeInputs, say: Callable[[str], No
     there is none.
     """
     if asked.columns:
-        raise UsageError(f"--columns {asked.columns} says what is in a table, and none is named.", "Add --data FILE.")
+        raise UsageError(f"--columns {asked.columns} describes a table, and no table is named.", "Add --data FILE.")
     name = asked.recipe
     if not name:
         hint = (

@@ -353,7 +353,7 @@ def store_rows(rows: list[dict[str, Any]]) -> str:
         text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
         digest = hashlib.sha256(text.encode()).hexdigest()[:16]
     except (TypeError, UnicodeEncodeError) as error:
-        raise UsageError(f"The data cannot be written down: {error}.", "Labels are words or numbers.") from None
+        raise UsageError(f"The data cannot be saved: {error}.", "Labels are words or numbers.") from None
     file = cache_folder() / "given" / digest / "texts.jsonl"
     if not file.is_file():
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -28,9 +28,7 @@ class InspectRequest(ModelRequest, Access):
     """A model, and what to check besides its files."""
 
     model: SourceName
-    doctor: Annotated[bool, Opt("Put what leansurgeon believes of this family to the test on the model itself.")] = (
-        False
-    )
+    doctor: Annotated[bool, Opt("Test what leansurgeon assumes of this family on the model itself.")] = False
     infer: Annotated[bool, Opt("Print the declaration that is inferred for its family, with what was proven.")] = False
 
 
@@ -94,7 +92,7 @@ def infer_declaration(source: Source) -> Architecture:
         return infer.architecture(infer.timm_config(config["architecture"], config["model_args"]))
     if source.architecture.library == "transformers":
         return infer.architecture(infer.complete_config(source.config))
-    raise UnsupportedModel("Families of transformers and timm are inferred, and this is none.")
+    raise UnsupportedModel("Only families of transformers and timm can be inferred, and this is neither.")
 
 
 def describe(inspection: Inspection) -> list[str]:

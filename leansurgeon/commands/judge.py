@@ -30,7 +30,9 @@ class JudgeRequest(DataRequest, Access):
         str | None,
         Opt("The model to compare with. Default: the one that it was cut from.", "Data", model=True),
     ] = None
-    limit: Annotated[int | None, Field(ge=2), Opt("First so many documents of each lm-eval task.", "Data")] = None
+    limit: Annotated[
+        int | None, Field(ge=2), Opt("Judge on the first documents only, this many of each lm-eval task.", "Data")
+    ] = None
     seed: Seed = 0
 
 
@@ -95,7 +97,7 @@ def source_of(opened: Source, against: str | None, keep: ExitStack, *, allow_pic
         origin = opened.record.source
         place = None if origin.kind == "preset" else whereabouts.find(origin) or at_hand(origin, opened.folder)
         if place is None:
-            what = "a preset, which knows nothing" if origin.kind == "preset" else "not on this machine"
+            what = "a preset, which is untrained" if origin.kind == "preset" else "not on this machine"
             raise UsageError(f"{origin.name}, from which it was cut, is {what}.", hint)
         against = str(place)
     other = open_source(against, allow_pickle=allow_pickle, keep=keep)
@@ -117,7 +119,7 @@ def refuse_other_tokens(opened: Source, origin: Source) -> None:
     if not vocab.same_tokens(*both):
         raise UsageError(
             f"{opened.name} and {origin.name} have different tokenizers ({len(both[0]):,} and {len(both[1]):,} "
-            "tokens): the same ids mean other words, so their losses do not compare.",
+            "tokens): the same ids mean other words, so their losses cannot be compared.",
             "Compare with a model of the same tokenizer, or by tasks: --lm-eval TASKS.",
         )
 
@@ -134,7 +136,7 @@ def refuse_other_classes(opened: Source, origin: Source) -> None:
         has = [f"{', '.join(names[:6]) or 'without names'}" for names in (ours, theirs)]
         raise UsageError(
             f"The outputs of {opened.name} ({opened.outputs}: {has[0]}) are other classes than those of {origin.name} "
-            f"({origin.outputs}: {has[1]}), or in another order, so they do not compare.",
+            f"({origin.outputs}: {has[1]}), or in another order, so they cannot be compared.",
             "Compare with a model of the same classes in the same order.",
         )
 

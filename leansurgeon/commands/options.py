@@ -98,7 +98,7 @@ Changes = Annotated[
     Opt("Change a key of the recipe: train.optim.lr=1e-3. Repeatable.", "Data", cli=list[str], metavar="A.B=C"),
 ]
 Workspace = Annotated[Path, Opt("Where models and runs live.", "Output")]
-Seed = Annotated[int, Field(ge=0), Opt("Seed of all that is drawn.")]
+Seed = Annotated[int, Field(ge=0), Opt("Random seed.")]
 Force = Annotated[bool, Opt("Replace an existing output folder.", "Output")]
 DryRun = Annotated[bool, Opt("Print the plan and write nothing.", "Output")]
 Data = Annotated[str, BeforeValidator(name_data)]
@@ -138,7 +138,7 @@ class DataRequest(ModelRequest):
             metavar="A,B,C",
         ),
     ] = None
-    skip_damaged: Annotated[bool, Opt("Leave out, and count, images that cannot be read.", "Data", shown=False)] = False
+    skip_damaged: Annotated[bool, Opt("Skip (and count) images that cannot be read.", "Data", shown=False)] = False
 
 
 class RecipeRequest(Request):
@@ -191,4 +191,4 @@ class PushRequest(Request):
     """Whether to push the result to the hub."""
 
     push: Annotated[str | None, Opt("Put the result on the hub, private if new.", "Output", metavar="ORG/NAME")] = None
-    public: Annotated[bool, Opt("With --push: for everybody to see.", "Output", shown=False)] = False
+    public: Annotated[bool, Opt("With --push: make it public.", "Output", shown=False)] = False

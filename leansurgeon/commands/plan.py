@@ -40,7 +40,7 @@ class PlanRequest(ShapeRequest, ModelRequest, Access):
         Literal["adamw", "adamw-foreach", "adam", "sgd"] | None,
         Opt("adamw (default, fused), adamw-foreach, adam or sgd.", cli=str),
     ] = None
-    checkpointing: Annotated[bool, Opt("Activations are computed again in the backward pass.")] = False
+    checkpointing: Annotated[bool, Opt("Recompute activations in the backward pass.")] = False
     world_size: Annotated[int | None, Field(ge=1), Opt("GPUs of a DDP training.")] = None
     gpu: Annotated[
         str | None, Opt("a100-40, a100-80, h100, h200 or a6000: does it fit, and how much?", complete="gpus")

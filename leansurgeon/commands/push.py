@@ -134,7 +134,7 @@ def push(
         operations += [CommitOperationDelete(name) for name in sorted({*gone, *others})]
         api.create_commit(repo, operations, commit_message="Made by leansurgeon", parent_commit=theirs.commit)
     except UsageError as error:
-        raise NotPushed(f"{folder} is whole, and was not pushed: {error.message}", error.hint) from None
+        raise NotPushed(f"{folder} is complete, but was not pushed: {error.message}", error.hint) from None
     except Exception as error:  # whatever the hub's client raises: report that the result is complete
         status = getattr(getattr(error, "response", None), "status_code", None)
         why = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(
@@ -142,7 +142,7 @@ def push(
         )  # the first line of its message
         why = f"{status}: {why}" if status and str(status) not in why else why
         again = f"hf upload {shlex.quote(repo)} {shlex.quote(str(folder))}{' --private' if private else ''}"
-        raise NotPushed(f"{folder} is whole, and was not pushed to {repo}: {why}.", f"Again: {again}") from error
+        raise NotPushed(f"{folder} is complete, but was not pushed to {repo}: {why}.", f"Again: {again}") from error
     return f"{api.endpoint}/{repo}"
 
 
@@ -223,7 +223,7 @@ def refuse_random_head(folder: Path) -> None:
     name, used = class_name(read_config(folder)), find_used_class_in(folder)
     if note := head_note(name, used, folder):
         raise NotPushed(
-            f"{folder} is whole, and was not pushed: {note}. Whoever loads {name} would get a random head.",
+            f"{folder} is complete, but was not pushed: {note}. Whoever loads {name} would get a random head.",
             f'Name what it is, "architectures": ["{used}"] in its config.json, or train the head: leansurgeon retrain '
             "FOLDER --data DATA. Then push.",
         )

@@ -49,7 +49,9 @@ class ReportRequest(Request):
     format: Annotated[str, Opt("table, markdown, csv, json or latex.", "Output")] = "table"
     wide: Annotated[bool, Opt("All columns, however wide.", "Output")] = False
     kappa: Annotated[bool, Opt("Conditioning, one row per layer.", "Output")] = False
-    html: Annotated[Path | None, Opt("Also write a page with everything, to pass on.", "Output", metavar="FILE")] = None
+    html: Annotated[
+        Path | None, Opt("Also write an HTML page with everything, to share.", "Output", metavar="FILE")
+    ] = None
     plots: Annotated[Path | None, Opt("Also write charts as SVG, PNG and PDF.", "Output", metavar="DIR")] = None
     measure: Annotated[
         bool, Opt("Measure the models named, the original first: quality, memory, latency, kappa.", "Data")

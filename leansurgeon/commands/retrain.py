@@ -70,7 +70,9 @@ class RetrainRequest(DataRequest, RecipeRequest, LaunchRequest, PushRequest):
         ),
     ] = "never"
     resume_anyway: Annotated[bool, Opt("Resume although recipe or model have changed since.")] = False
-    limit_batches: Annotated[int | None, Field(ge=1), Opt("So many batches per epoch and per evaluation.")] = None
+    limit_batches: Annotated[int | None, Field(ge=1), Opt("Use only this many batches per epoch and evaluation.")] = (
+        None
+    )
     eval_only: Annotated[bool, Opt("Evaluate the model by the recipe's task.")] = False
     dry_run: Annotated[
         bool,
@@ -80,7 +82,7 @@ class RetrainRequest(DataRequest, RecipeRequest, LaunchRequest, PushRequest):
             "Output",
         ),
     ] = False
-    force: Annotated[bool, Opt("With --push: replace the model that somebody else has there.", "Output")] = False
+    force: Annotated[bool, Opt("With --push: replace another model that is there.", "Output")] = False
 
     @property
     def asked(self) -> RecipeInputs:

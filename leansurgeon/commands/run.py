@@ -137,7 +137,7 @@ def load_recipe(request: RunRequest, say: Say) -> ExperimentRecipe:
     own = ("time", "columns", "variant", *ShapeRequest.model_fields)
     for name in (name for name in own if getattr(request, name) != type(request).model_fields[name].default):
         raise UsageError(
-            f"--{name.replace('_', '-')} is for a model of yours, and no data is named.",
+            f"--{name.replace('_', '-')} is for a model and data of your own, and no --data is given.",
             "Add --data PATH, or change the recipe: --set arms.lean.heads=24.",
         )
     changes = [*request.set, *([f"seeds={list(request.seeds)}"] if request.seeds is not None else [])]

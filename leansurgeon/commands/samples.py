@@ -60,10 +60,10 @@ def sample_data(
         except UsageError as error:
             hint = "Give other data."
             if flag == "--calibrate":
-                hint = "Without --calibrate the novel that comes along, or random tokens, take their place."
+                hint = "Without --calibrate, the included novel or random tokens are used instead."
             raise UsageError(f"{opened.name} cannot make samples of its own: {error.message}", hint) from error
     if columns and not named:
-        raise UsageError(f"--columns {columns} says what is in a table, and none is named.", "Name the table.")
+        raise UsageError(f"--columns {columns} describes a table, and no table is named.", "Name the table.")
     how = {"samples": samples, "seed": seed, "say": say}
     if has_two_stacks(opened):
         return pairs.open_pairs(named or f"task:{task.name}", opened, flag=flag, columns=columns, **how)

@@ -70,7 +70,7 @@ class SearchRequest(DataRequest, RecipeRequest, Access):
     out: Annotated[Path | None, Opt("Write the winner to this folder.", "Output", ("--out", "-o"))] = None
     workspace: Workspace = Path("runs")
     dry_run: Annotated[bool, Opt("List the shapes that fit and try none.", "Output")] = False
-    force: Annotated[bool, Opt("Forget what an earlier call of this search found.", "Output")] = False
+    force: Annotated[bool, Opt("Discard the results of an earlier call of this search.", "Output")] = False
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ def search(request: SearchRequest, say: Say) -> SearchResult | Answer:
         budget = Budget.parse(request.params, request.memory, request.latency, opened.parameters.total)
         training = recipe_of(opened, request.recipe, request.set)
         if training and request.data:
-            raise UsageError("A recipe names its own data, and --data is for heals.", "Leave one of them out.")
+            raise UsageError("A recipe names its own data; --data is for healing candidates.", "Leave one of them out.")
         init = "transfer" if opened.learned else "fresh"
         shapes = enumerate_shapes(opened, space, budget, init=init, calibrated=opened.learned)
         if request.dry_run:

@@ -92,7 +92,7 @@ class ShrinkRequest(ShapeRequest, DataRequest, DeviceRequest, PushRequest, Acces
     proof: Annotated[bool, Opt("Reload the result and compare it.", "Output", ("--proof/--no-proof",), shown=False)] = (
         True
     )
-    seed: Annotated[int, Opt("Seed of everything that is drawn.", shown=False)] = 0
+    seed: Annotated[int, Opt("Random seed.", shown=False)] = 0
     out: Annotated[Path | None, Opt("Folder to write. Default: runs/NAME-h24-l10.", "Output", ("--out", "-o"))] = None
     resume: Annotated[bool, Opt("Continue an interrupted cut to the same folder.")] = False
     dry_run: DryRun = False

@@ -53,7 +53,7 @@ def open_regular(path: Path) -> BinaryIO:
     if is_pointer:
         os.close(handle)
         raise UsageError(
-            f"{path} is a git-lfs pointer, and not the file that it stands for.",
+            f"{path} is a Git LFS pointer, not the file itself.",
             f"Fetch it: git -C {shlex.quote(str(path.parent))} lfs pull",
         )
     return os.fdopen(handle, "rb")

@@ -122,7 +122,7 @@ def _check(value: Json, surrogates: bool) -> None:
         if surrogates:
             texts = [v for v in level if isinstance(v, str)] + [k for v in level if isinstance(v, dict) for k in v]
             if not all(map(files.encodable, texts)):
-                raise _Refused("holds half of a surrogate pair, which is no text")
+                raise _Refused("holds half of a surrogate pair, which is not text")
         containers = [item for item in level if isinstance(item, dict | list)]
         if not containers:
             return

@@ -40,7 +40,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     tensors = {name: value for name, value in loaded.items() if isinstance(value, torch.Tensor)}
     for name, tensor in tensors.items():
         if not isinstance(name, str):
-            raise UnsupportedModel(f"{path.name} names a tensor {quote(name)}, which is no text.")
+            raise UnsupportedModel(f"{path.name} names a tensor {quote(name)}, which is not text.")
         if strange := _what_is_strange(tensor):
             raise UnsupportedModel(f"{quote(name)} in {path.name} is {strange}, and surgery needs plain tensors.")
     size, limit = sum(t.numel() * t.element_size() for t in tensors.values()), SHARED * path.stat().st_size

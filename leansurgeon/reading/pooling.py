@@ -98,7 +98,9 @@ def read_pooling(folder: Path | None) -> Pooling:
             named = config.get("pooling_mode") or tuple(mode for key, mode in FLAGS.items() if config.get(key))
             modes = tuple(named) or modes if isinstance(named, list | tuple) else (named,)
             if unknown := [mode for mode in modes if mode not in FLAGS.values()]:
-                raise UsageError(f"{folder / place}/config.json pools by '{unknown[0]}', which is not known here.")
+                raise UsageError(
+                    f"{folder / place}/config.json pools by '{unknown[0]}', which leansurgeon does not know."
+                )
             if config.get("include_prompt") is False:
                 skipped = prompt_tokens(folder)
         elif kind == "Dense" and (file := folder / place / "model.safetensors").is_file():

@@ -34,7 +34,7 @@ def read(path: Path, columns: list[str]) -> Iterator[tuple[int, list[Any]]]:
     """
     readers = {".csv": _csv, ".tsv": _csv, ".jsonl": _json, ".json": _json, ".parquet": _parquet}
     if not is_table(path):
-        raise UsageError(f"{path} has an unknown file type.", f"Give it the right ending: {', '.join(SUFFIXES)}.")
+        raise UsageError(f"{path} has an unknown file type.", f"Give it the right extension: {', '.join(SUFFIXES)}.")
     with _readable(path):
         yield from enumerate(readers[path.suffix.lower()](path, columns), start=1)
 

@@ -51,7 +51,7 @@ def read_header(path: Path) -> dict[str, Entry]:
             (length,) = struct.unpack("<Q", head)
             if length > min(HEADER_LIMIT, size - 8):
                 raise UsageError(
-                    f"{path.name} is no safetensors file: its first 8 bytes ask for a header of "
+                    f"{path.name} is not a safetensors file: its first 8 bytes ask for a header of "
                     f"{length:,} bytes in a file of {size:,}.",
                     "Is it a pickle, or a pointer of Git LFS?",
                 )
@@ -60,10 +60,10 @@ def read_header(path: Path) -> dict[str, Entry]:
             raise UsageError(f"{path} cannot be read: {files.why(error)}.") from None
     header = jsonfile.parse(content, f"The header of {path.name}")
     if not isinstance(header, dict):
-        raise UsageError(f"{path.name} is no safetensors file: its header is {jsonfile.a_kind_of(header)}.")
+        raise UsageError(f"{path.name} is not a safetensors file: its header is {jsonfile.a_kind_of(header)}.")
     metadata = header.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
-        raise UsageError(f"{path.name} is damaged: the metadata of its header are no texts.")
+        raise UsageError(f"{path.name} is damaged: the metadata of its header is not text.")
     base = 8 + length  # start of the data; tensors are contiguous up to the end of the file
     items = {name: _item(path, name, item) for name, item in header.items()}
     entries, expected = {}, 0
@@ -82,7 +82,7 @@ def read_header(path: Path) -> dict[str, Entry]:
         )
     if base + expected < size:
         raise UsageError(
-            f"{path.name} has {size - base - expected:,} bytes behind its last tensor, which no safetensors file has.",
+            f"{path.name} has {size - base - expected:,} bytes behind its last tensor, where a safetensors file ends.",
             "Fetch it again.",
         )
     return entries

@@ -100,7 +100,7 @@ def _measure(node: yaml.Node, known: dict[int, tuple[int, int]]) -> tuple[int, i
         if node.tag == _INTEGER and len(node.value) > DIGITS:
             raise ValueError(f"a number of {len(node.value):,} digits")
         if not files.encodable(node.value):
-            raise ValueError("half of a surrogate pair, which is no text")
+            raise ValueError("half of a surrogate pair, which is not text")
     inside = []
     if isinstance(node, yaml.MappingNode):
         inside = [part for pair in node.value for part in pair]

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _OFFLINE = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE")
 _PATIENCE = 1.0  # seconds to wait for the hub, or its proxy, to answer
-YOURS = "Use data of your own: leansurgeon retrain MODEL --data FOLDER; or the novel that comes along: --data austen."
+YOURS = "Use data of your own: leansurgeon retrain MODEL --data FOLDER; or the included novel: --data austen."
 
 
 def parse(name: str) -> tuple[str, str | None] | None:

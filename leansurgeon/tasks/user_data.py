@@ -30,7 +30,7 @@ from leansurgeon.tasks.text import files as text_files
 
 Render = Callable[[list[dict[str, Any]]], str | None]  # writes a chat as a model reads it, or None
 DataKind = Literal["text", "table", "classes", "images", "hub"]
-HINT = "Give a file, a folder or a glob of your own. --data austen is the novel that comes along, for text models."
+HINT = "Give a file, a folder or a glob of your own. --data austen is the included novel, for text models."
 # Common names for the texts of a row, by letters and digits only: `sentence_1` equals `sentence1`.
 PAIRS = (
     ("premise", "hypothesis"), ("sentence1", "sentence2"), ("question1", "question2"), ("question", "sentence"),
@@ -125,7 +125,7 @@ def recognise(spec: str, flag: str = "--data") -> UserData:
             return UserData("images" if flat else "classes", spec, (str(path),))
         if texts := text_files.in_folder(path):
             return _of_files(texts, spec, [str(path)], root=path)
-        what = ", ".join(sorted(suffix or "files without an ending" for suffix in suffixes)[:5]) or "no files"
+        what = ", ".join(sorted(suffix or "files without an extension" for suffix in suffixes)[:5]) or "no files"
         raise UsageError(
             f"{path} holds neither text nor images that can be read ({what}).",
             f"Text is {', '.join(text_files.SUFFIXES)}; tables are {', '.join(tables.SUFFIXES)}; images lie in a "

@@ -341,7 +341,7 @@ def targets(student: Loaded, teacher: Loaded, name: str) -> list[int]:
         raise UsageError(
             f"surgery.json says for {len(kept)} layers where they come from; student and teacher have {count} "
             f"and {sum(depths)}.",
-            f"Hidden states can be learned from the model that this one was cut from; {name} is another one.",
+            f"Hidden states can be learned from the model that this one was cut from; {name} is a different model.",
         )
     return last_of(kept, depths)
 
@@ -409,6 +409,6 @@ def place_of(origin: Origin) -> str:
     place = whereabouts.find(origin)
     if place is None:
         raise UsageError(
-            f"The source {origin.name} is not on this machine, or not what was cut any more.", teaching.HINT
+            f"The source {origin.name} is not on this machine, or has changed since the cut.", teaching.HINT
         )
     return str(place)

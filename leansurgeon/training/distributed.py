@@ -78,7 +78,7 @@ def start_accelerator(*, cpu: bool = False, train: Train | None = None, say: Say
         os.environ.update(alone)
     del store
     if accelerator.num_processes != wanted:
-        raise UsageError(f"{wanted} processes were started, and {accelerator.num_processes} of them found each other.")
+        raise UsageError(f"{wanted} processes were started, and {accelerator.num_processes} of them connected.")
     told = [f"Ignored: {', '.join(aside)} in the environment; the recipe decides."] if aside else []
     if train and (forced := ", ".join(launch.list_overrides(train, accelerator.device.type))):
         told += [f"The environment overrides the recipe: {forced}; unset it if that is unwanted."]

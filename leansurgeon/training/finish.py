@@ -68,7 +68,7 @@ def measure_at_end(run: Run, seconds: float) -> JsonObject:
         try:
             known["test"] = _test_best(run)
         except StopRequested:
-            run.say("The test split is left out, and so is everything else.")
+            run.say("The test split and all other measurements are skipped.")
             return known
     wanted = measures.list_wanted(run)
     names = [one.kind for one in wanted]

@@ -48,7 +48,7 @@ def set_dropout(model: nn.Module, rate: float, family: str) -> None:
                 setattr(module, name, rate)
                 has_dropout = True
     if rate and not has_dropout:
-        raise UsageError(f"{family} models have no place for dropout.", "Leave train.dropout out.")
+        raise UsageError(f"{family} models do not support dropout.", "Leave train.dropout out.")
 
 
 _PLACES = ("drop_path", "drop_path1", "drop_path2", "drop_path3")
@@ -70,7 +70,7 @@ def set_drop_path(model: nn.Module, rate: float, family: str) -> None:
     blocks = _drop_path_blocks(model)
     if not blocks:
         raise UsageError(
-            f"{family} models have no place for drop_path.", "Leave train.drop_path out; timm's models have one."
+            f"{family} models do not support drop_path.", "Leave train.drop_path out; timm's models have one."
         )
     # Our variants with another head size are subclasses of timm's.
     constant = any(kind.__name__ in _CONSTANT for module in model.modules() for kind in type(module).__mro__)

@@ -89,7 +89,7 @@ def check_tokenizer(recipe: TrainingRecipe, task: Task, model_dir: Path) -> None
         if isinstance(rows, int) and rows and (needed := vocab.count_rows(tokenizer)) > rows:
             raise Refused(
                 f"The tokenizer in {model_dir} has {needed:,} tokens, and the model's vocabulary {rows:,}.",
-                "They do not belong together: bring the tokenizer that the model was trained with.",
+                "They do not belong together: use the tokenizer that the model was trained with.",
             )
         return
     if not runfolder.has_learned(model_dir) or not brings_tokenizer(model_dir):

@@ -84,7 +84,7 @@ POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a214614ab29
 def test_a_git_lfs_pointer_is_called_one(tmp_path, name):
     """What a clone without git-lfs leaves in the place of every large file."""
     (tmp_path / name).write_text(POINTER)
-    with pytest.raises(UsageError, match=rf"{name} is a git-lfs pointer") as refused:
+    with pytest.raises(UsageError, match=rf"{name} is a Git LFS pointer") as refused:
         list(tables.read(tmp_path / name, ["text"]))
     assert refused.value.hint == f"Fetch it: git -C {tmp_path} lfs pull"
 
@@ -100,5 +100,5 @@ def test_every_reader_of_files_calls_a_git_lfs_pointer_one(tmp_path):
         "a.txt": text_files.read,
     }
     for name, reader in readers.items():
-        with pytest.raises(LeanSurgeonError, match=rf"{name} is a git-lfs pointer"):
+        with pytest.raises(LeanSurgeonError, match=rf"{name} is a Git LFS pointer"):
             reader(tmp_path / name)

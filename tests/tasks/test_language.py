@@ -183,7 +183,11 @@ def test_bad_input_is_one_sentence(tmp_path):
     cases = [
         ({"data": "austin"}, None, r"'austin'.*'austen'"),
         ({"data": str(tmp_path / "*.csv")}, None, "matches '.*csv'"),
-        ({"data": str(tmp_path / "nothing")}, None, r"nothing' is a folder in which no file ends in \.csv\b.*\.txt\b"),
+        (
+            {"data": str(tmp_path / "nothing")},
+            None,
+            r"nothing' is a folder without a file that ends in \.csv\b.*\.txt\b",
+        ),
         ({"data": str(tmp_path / "latin.txt")}, None, r"latin\.txt\b.*\bUTF-8\b.*\bbyte 3\b"),
         ({"data": str(tmp_path / "empty.txt")}, None, "empty.txt holds no text"),
         ({"data": str(tmp_path / "short.txt")}, None, r"\b1 different sample\b.*\bhold any out\b"),
@@ -321,7 +325,7 @@ def test_tables_that_do_not_fit_are_one_sentence(tmp_path):
         ({"data": write_stories(tmp_path / "b.jsonl", [1, 2])}, r"b\.jsonl, row 1: 1 is not a text"),
         ({"data": "austen", "documents": 5}, r"`documents`"),
         ({"data": str(tmp_path / "a.txt"), "documents": 5}, r"`documents`.*<\|endoftext\|>.*a\.txt has no"),
-        ({"data": ["hub:a/b", "austen"]}, "stands alone"),
+        ({"data": ["hub:a/b", "austen"]}, "cannot be mixed"),
         ({"data": "hub:a"}, None),
         ({"data": data, "text": "story", "tokenizer": "hub:openai-community/gpt2"}, r"tokenizer openai-community/gpt2"),
         ({"data": "hub:roneneldan/TinyStories"}, r"roneneldan/TinyStories, split train, .*huggingface"),

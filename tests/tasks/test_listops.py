@@ -195,7 +195,7 @@ def test_the_published_files_are_read(tmp_path):
         batch = task.batch(split, np.arange(task.size(split)), seed=0, epoch=0)
         assert all(torch.equal(batch[name], expected[name]) for name in expected)
     (folder / "basic_val.tsv").write_text("Source\tTarget\n( [MAX 1 2 ] )\t2\n( [MUL 1 2 ] )\t2\n")
-    with pytest.raises(UsageError, match=r"basic_val\.tsv, line 3: '\[MUL' is no symbol"):
+    with pytest.raises(UsageError, match=r"basic_val\.tsv, line 3: '\[MUL' is not a symbol"):
         prepared(tmp_path / "cache", data=str(folder))
     (folder / "basic_test.tsv").unlink()
     with pytest.raises(UsageError, match=r"basic_test\.tsv is missing"):

@@ -185,7 +185,9 @@ def _infer_tower(config: Mapping[str, Any], tower: str | None) -> Architecture:
     except Exception as error:  # models of a library fail in many ways, and configs may hold anything
         if memory_is_short(error) or disk_is_full(error):
             raise
-        raise _not_inferred(model_type, "its config or its model is of a form that is not understood") from error
+        raise _not_inferred(
+            model_type, "its config or model has a form that leansurgeon does not understand"
+        ) from error
 
 
 def _not_inferred(model_type: str, why: str) -> UnsupportedModel:

@@ -36,7 +36,7 @@ def find_companions(source: Path, also: tuple[str, ...] = ()) -> list[str]:
         if (size := (source / name).stat().st_size) > LARGEST:
             raise UnsupportedModel(
                 f"{source / name} has {size:,} bytes, more than the {LARGEST:,} that such a file may have.",
-                "Put the right file in its place, or take it away.",
+                "Replace it with the right file, or remove it.",
             )
     return files
 
@@ -90,6 +90,6 @@ def refuse_elsewhere(source: Path, name: str) -> None:
         places.append(home.parent.parent / "blobs")
     if not any(real.is_relative_to(place) for place in places):
         raise UnsupportedModel(
-            f"{source / name} is a link to {real}, which is not of this model, and would be copied into the result.",
-            "Put a copy of the file in its place, or take the link away.",
+            f"{source / name} is a link to {real}, outside this model, and would be copied into the result.",
+            "Replace the link with a copy of the file, or remove it.",
         )

@@ -213,5 +213,5 @@ def number(arch: Config, path: str) -> int:
     """Return a positive integer of the config. Raises `UnsupportedModel` for anything else."""
     value = lookup(arch, path)
     if not isinstance(value, int) or value < 1:
-        raise UnsupportedModel(f"The config says arch.{path} = {value!r}, which is no positive whole number.")
+        raise UnsupportedModel(f"The config says arch.{path} = {value!r}, which is not a positive whole number.")
     return value

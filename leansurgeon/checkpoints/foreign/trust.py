@@ -74,8 +74,8 @@ def judge_code(architecture: Architecture, config: Config, folder: Path) -> Arch
     what = strange[0] if strange else f"{changed[0]}, and that is not the file that leansurgeon ships"
     if not is_allowed():
         raise UnsupportedModel(
-            f"{folder} wants to run code of its own: config.json names {what}.",
-            f"If you have read it and trust it, {FLAG} runs it; or take auto_map out of config.json.",
+            f"Loading {folder} would run code that comes with it: config.json names {what}.",
+            f"If you have read the code and trust it, add {FLAG}; or remove auto_map from config.json.",
         )
     return replace(architecture, code=folder)
 
@@ -103,8 +103,8 @@ def refuse_kernels(config: Config, folder: Path) -> None:
     for key, value in walk(config):
         if key.strip("_").removesuffix("_internal") in KERNELS and isinstance(value, str) and "/" in value:
             raise UnsupportedModel(
-                f"{folder} wants to run code of the hub: config.json says {key} = {value!r}.",
-                f"Take the key out of config.json; or, if you trust it, add {FLAG}.",
+                f"Loading {folder} would run code from the hub: config.json says {key} = {value!r}.",
+                f"Remove the key from config.json; or, if you trust it, add {FLAG}.",
             )
 
 
@@ -121,16 +121,16 @@ def refuse_loaders(config: Config, folder: Path) -> None:
         )
     if named := config.get(WEIGHTS_KEY):
         raise UnsupportedModel(
-            f"{folder} wants to load other weights than its own: config.json says {WEIGHTS_KEY} = {quote(named)}.",
-            "Take the key out of config.json, and name the file model.safetensors.",
+            f"{folder} would load weights other than its own: config.json says {WEIGHTS_KEY} = {quote(named)}.",
+            "Remove the key from config.json, and name the file model.safetensors.",
         )
     args = config.get("model_args")
     loader = next((key for key in LOADERS if isinstance(args, Mapping) and args.get(key)), None)
     if loader:
         raise UnsupportedModel(
-            f"{folder} wants to load other weights than its own: config.json says model_args.{loader} = "
+            f"{folder} would load weights other than its own: config.json says model_args.{loader} = "
             f"{quote(args[loader])}.",
-            "Take the key out of config.json.",
+            "Remove the key from config.json.",
         )
 
 

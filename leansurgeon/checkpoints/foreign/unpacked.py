@@ -47,7 +47,7 @@ def of_file(path: Path) -> UnsupportedModel:
         return UnsupportedModel(
             f"{path} is {what}.", f"Where transformers reads it: {how}.save_pretrained(FOLDER)." if how else None
         )
-    return UnsupportedModel(f"{path} is a file, and a model is a folder.", NEEDED)
+    return UnsupportedModel(f"{path} is a file; a model is a folder.", NEEDED)
 
 
 def of_folder(path: Path) -> UnsupportedModel:

@@ -161,7 +161,7 @@ def publish(aside: Path, path: Path, *, force: bool) -> None:
     except FileExistsError:
         if not force:
             raise UsageError(
-                f"{path} came into being while this was written, and nothing was replaced.",
+                f"{path} was created by something else in the meantime; nothing was replaced.",
                 "Use --force to replace it, or choose another folder with -o.",
             ) from None
         replace_folder(aside, path)

@@ -126,7 +126,7 @@ SEEN = 0.005  # relative increase of perplexity below which no cost is reported
 EXACTNESS = {
     "exact": "the same outputs",
     "near": "nearly the same outputs, and what is lost is measured",
-    "fresh": "new weights, which have learned nothing",
+    "fresh": "new, untrained weights",
 }
 CRITERIA = {
     "angular": "the neighbours that turn hidden states least go, in one block or in two",

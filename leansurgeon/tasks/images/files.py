@@ -106,7 +106,7 @@ def build(place: ImagePlaces, folder: Path, label: str | None, classes: int | No
     if many == 1:
         raise UsageError(
             f"{_name_of(place.places['train'])} holds images of one class{', ' + names[0] if names else ''}, and "
-            "telling classes apart takes two or more.",
+            "a classifier needs two or more.",
             "Images without classes, for calibration, lie in one folder without folders in it.",
         )
     if classes is not None and classes < many:
@@ -125,14 +125,14 @@ def split(folder: Path, info: disk_cache.Info, workers: int, *, skip_damaged: bo
     with ThreadPoolExecutor(max(1, workers)) as pool:
         for side in stored:
             reader, size = Reader(folder, side, index.__getitem__), info["sizes"][side]
-            for start in track(range(0, size, 256), "images: looking at each", "x 256 images/s"):
+            for start in track(range(0, size, 256), "images: checking each", "x 256 images/s"):
                 ids += pool.map(partial(_content_of, reader), range(start, min(start + 256, size)))
     labels = np.concatenate([index[f"{side}-labels"] for side in stored])
     counts = [info["sizes"][side] for side in stored]
     damaged = [one.message for one in ids if isinstance(one, UsageError)]
     if damaged and not skip_damaged:
         others = f" So it is with {len(damaged) - 1:,} more." if len(damaged) > 1 else ""
-        raise UsageError(damaged[0] + others, "Mend or remove what is damaged, or leave it out: --skip-damaged.")
+        raise UsageError(damaged[0] + others, "Repair or remove the damaged files, or skip them: --skip-damaged.")
     kept = np.array([row for row, one in enumerate(ids) if not isinstance(one, UsageError)], dtype=np.int64)
     sides = np.repeat([splits.SIDES.index(side) for side in stored], counts)
     found = splits.split_by_content([ids[row] for row in kept], labels[kept], sides[kept])

@@ -166,7 +166,7 @@ def find(data: str, eval_data: str | None) -> ImagePlaces:
         other = _expand(eval_data)
         kind, places = _kind_of(train, data), {"train": train, "eval": other}
         if _kind_of(other, eval_data) != kind:
-            raise UsageError(f"'{data}' and '{eval_data}' hold images in two different ways.", "Give one kind.")
+            raise UsageError(f"'{data}' and '{eval_data}' hold images in different layouts.", "Give one kind.")
         return ImagePlaces(kind, places)
     root = train[0]
     if len(train) == 1 and root.is_dir():
@@ -250,7 +250,7 @@ def listing(folder: str) -> Listing:
                     continue
                 if entry.is_dir():
                     if entry.is_symlink() and Path(os.path.realpath(folder)).is_relative_to(os.path.realpath(entry)):
-                        raise UsageError(f"The link {entry.path} leads back to a folder that it lies in.")
+                        raise UsageError(f"The link {entry.path} points back to a folder that contains it.")
                     folders.append(entry.path)
                 elif os.path.splitext(entry.name)[1].lower() in SUFFIXES and entry.is_file():
                     images.append(entry.path)

@@ -129,7 +129,7 @@ def _read(files: dict[str, Path], most: int, say: Say, folder: Path) -> disk_cac
             symbols = expression.replace("(", " ").replace(")", " ").split()
             strange = [symbol for symbol in symbols if symbol not in numbers]
             if strange or value not in SYMBOLS[:10] or not 0 < len(symbols) <= most:
-                told = f"{quote(strange[0])} is no symbol of ListOps" if strange else f"the value is {quote(value)}"
+                told = f"{quote(strange[0])} is not a symbol of ListOps" if strange else f"the value is {quote(value)}"
                 if not strange and value in SYMBOLS[:10]:
                     told = f"{len(symbols):,} symbols, where seq_len leaves room for 1 to {most:,}"
                 raise UsageError(f"{path}, line {number:,}: {told}.")

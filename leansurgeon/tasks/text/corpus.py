@@ -240,7 +240,7 @@ def find(
     read = (columns,) if isinstance(columns, str) else tuple(columns)
     if any(hub.parse(name) for name in listed):
         if len(listed) > 1:
-            raise UsageError(f"A data set of the hub stands alone, and {len(listed)} names are given.")
+            raise UsageError(f"A data set of the hub cannot be mixed with others, and {len(listed)} names are given.")
         return Corpus((), hub.load(*hub.parse(listed[0]), split, by_hand=BY_HAND), read, first, chat, render)
     return Corpus(tuple(text_files.find(listed)), None, read, first, chat, render)
 

@@ -32,8 +32,8 @@ def find(names: str | Sequence[str]) -> list[Path]:
             if not paths:
                 endings = ", ".join(sorted({*SUFFIXES, *tables.SUFFIXES}))
                 raise UsageError(
-                    f"'{name}' is a folder in which no file ends in {endings}.",
-                    f"A file that is named may end in anything: '{Path(name) / '*'}' names them all.",
+                    f"'{name}' is a folder without a file that ends in {endings}.",
+                    f"A file that is named may have any extension: '{Path(name) / '*'}' names them all.",
                 )
         else:
             found = [path] if path.is_file() else sorted(map(Path, glob.glob(str(path), recursive=True)))

@@ -163,7 +163,7 @@ def read_verdict(folder: Path, run_dir: Path) -> LeanSurgeonError:
     if not said:
         return SilentExit(
             "A worker process ended without a message; it may have been killed for lack of memory.",
-            "A training goes on from its last checkpoint with the same command and --resume auto.",
+            "The same command with --resume auto continues a training from its last checkpoint.",
         )
     for kind in said["kinds"]:
         if hasattr(errors, kind):

@@ -260,7 +260,7 @@ def _sentence(error: ValidationError, model: type[BaseModel], prefix: tuple[str,
         shown = ""
     elif kind == "model_type":
         keys = [*_model_at(model, mistake["loc"]).model_fields]
-        text = f"holds keys ({', '.join(keys)}), and is no value itself{shown} (did you mean '{name}.{keys[0]}'?)"
+        text = f"holds keys ({', '.join(keys)}), and is not a value itself{shown} (did you mean '{name}.{keys[0]}'?)"
     else:
         text = mistake["msg"].replace("Input should be", "must be")
         text = text[0].lower() + text[1:] + shown

@@ -155,7 +155,7 @@ def check_tokens(teacher: Source, tokenizer: PreTrainedTokenizerBase, *, own: bo
     if not vocab.same_tokens(theirs, tokenizer):
         raise UsageError(
             f"The teacher {teacher.name} has another tokenizer ({len(theirs):,} tokens; the model's has "
-            f"{len(tokenizer):,}): the same numbers are other words to it.",
+            f"{len(tokenizer):,}): the same ids are other words to it.",
             "Name a teacher with the model's tokenizer, or learn from the data alone: leave train.distill out.",
         )
 

@@ -146,7 +146,7 @@ def test_drop_path_of_a_model_with_heads_of_its_own_is_timms_too():
     regularize.set_drop_path(ours, 0.3, "LeanXcit")
     assert [block.drop_path1.drop_prob for block in ours.blocks] == [0.3] * 3
     assert not any(getattr(part, "drop_prob", 0) for part in ours.cls_attn_blocks.modules())
-    with pytest.raises(UsageError, match="no place for drop_path"):
+    with pytest.raises(UsageError, match="do not support drop_path"):
         regularize.set_drop_path(word_model().model, 0.1, "WordModel")
 
 
