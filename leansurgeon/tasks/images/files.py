@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from itertools import groupby, pairwise
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -157,17 +157,6 @@ def _content_of(reader: Reader, row: int) -> int | UsageError:
         return splits.hash_image(reader.decode(row, "RGB"))
     except UsageError as error:
         return error
-
-
-def readable_names(folder: Path, info: disk_cache.Info) -> set[str]:
-    """Return the files of an entry's index without those that were skipped."""
-    names = set()
-    for path in folder.glob("*-files.npy"):
-        starts = np.load(path.with_name(path.name.replace("-files", "-file-starts")))
-        flat = np.load(path).tobytes()
-        names |= {os.fsdecode(flat[a:b]) for a, b in pairwise(starts)}
-    said = " ".join(info.get("damaged", ()))
-    return {name for name in names if name not in said}
 
 
 class Reader:

@@ -126,22 +126,6 @@ class ImageFolder(base.Task):
         total = {"images": int(counts.sum()), "of them damaged": len(self._info.get("damaged") or ())}
         self.was_read = user_data.tell([Path(o.data).name], total, [("label", where)], where, shares)
 
-    def changes_since(self, before: str) -> str:
-        """Describe which images were added, removed or damaged since the data was prepared as `before`.
-
-        Empty if that entry no longer exists.
-        """
-        folders = {name: self._folder.parent / name for name in (before, self._folder.name)}
-        if not all(folder.is_dir() for folder in folders.values()):
-            return ""
-        old, new = (image_files.readable_names(folder, disk_cache.read_info(folder)) for folder in folders.values())
-        told = []
-        for what, some in (("gone or damaged", old - new), ("new", new - old)):
-            if some:
-                more = " ..." if len(some) > 3 else "."
-                told.append(f"{plural(len(some), 'image')} {what}: {', '.join(sorted(some)[:3])}{more}")
-        return " ".join(told)
-
     def _choose_samples(self) -> dict[str, np.ndarray]:
         """Return the rows of each split: all on its side, or as few as the options allow."""
         o, sizes = self.options, self._info["sizes"]
