@@ -1,17 +1,13 @@
-"""Pickles: tensors by torch's restricted reader, arrays by our own. Neither executes code from a pickle."""
+"""Pickles of tensors, by torch's restricted reader, which executes no code from a pickle."""
 
 from __future__ import annotations
 
-import io
-import pickle
 import warnings
 import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from leansurgeon.errors import LeanSurgeonError, UnsupportedModel, UsageError, memory_is_short, quote, raised_as
+from leansurgeon.errors import LeanSurgeonError, UnsupportedModel, memory_is_short, quote, raised_as
 from leansurgeon.reading import files
 
 if TYPE_CHECKING:
@@ -91,33 +87,3 @@ def _what_is_strange(tensor: Tensor) -> str | None:
     if tensor.is_complex() or not (tensor.is_floating_point() or tensor.dtype in whole):
         return f"of the type {str(tensor.dtype).removeprefix('torch.')}"
     return None
-
-
-class _Arrays(pickle.Unpickler):
-    """Read arrays, lists and texts, and reject everything else: a pickle may name any function to be called."""
-
-    _ALLOWED = frozenset(
-        [(f"numpy.{core}.multiarray", "_reconstruct") for core in ("core", "_core")]
-        + [("numpy", "ndarray"), ("numpy", "dtype"), ("_codecs", "encode")]
-    )
-
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in self._ALLOWED:
-            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no array needs")
-        return super().find_class(module, name)
-
-
-def parse_arrays(content: bytes, where: str) -> dict[bytes, Any]:
-    """Parse a pickled dictionary of arrays, as Python 2 wrote it. Raises `UsageError`; `where` begins its sentence."""
-    try:
-        arrays = _Arrays(io.BytesIO(content), encoding="bytes").load()
-    except (KeyboardInterrupt, MemoryError):
-        raise
-    except Exception as error:  # damaged pickles fail in all kinds of ways
-        raise UsageError(f"{where} is not a pickle of arrays: {error}.") from None
-    if not isinstance(arrays, dict):
-        raise UsageError(f"{where} is not a pickle of arrays: it holds {quote(type(arrays).__name__)}.")
-    for key, value in arrays.items():
-        if isinstance(value, np.ndarray) and value.dtype.hasobject:
-            raise UsageError(f"{where} is not a pickle of arrays: {quote(key)} holds objects.")
-    return arrays

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import pickle
 import warnings
 import zipfile
 
@@ -12,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from leansurgeon.errors import UnsupportedModel, UsageError
+from leansurgeon.errors import UnsupportedModel
 from leansurgeon.reading import pickles
 
 PLAIN = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.ones(3).bfloat16(), "step": 7}
@@ -83,16 +82,3 @@ def test_a_compressed_archive_is_refused_before_it_is_unpacked(tmp_path):
         archive.writestr("x/data/0", bytes(10**7))
     with pytest.raises(UnsupportedModel, match="compressed"):
         pickles.read_tensors(tmp_path / "x.bin")
-
-
-@pytest.mark.parametrize(
-    "value",
-    [{b"a": Harm()}, [1], {b"data": np.array([None])}],
-    ids=["code inside", "a list", "objects"],
-)
-def test_arrays_of_old_pickles(value, capsys):
-    assert list(pickles.parse_arrays(pickle.dumps({b"data": np.arange(3)}, 2), "x")[b"data"]) == [0, 1, 2]
-    for content in (pickle.dumps(value, 2), b"", pickle.dumps({}, 2)[:-1], b"cos\nsystem\n(S'ls'\ntR."):
-        with pytest.raises(UsageError):
-            pickles.parse_arrays(content, "x")
-    assert capsys.readouterr().out == ""
