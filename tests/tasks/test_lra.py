@@ -172,7 +172,7 @@ def test_other_images_are_one_sentence(tmp_path, bad):
 
 def test_what_is_not_there_is_one_sentence(tmp_path):
     for name, words in (("cifar10", "uoft-cs/cifar10"), ("lra-text", "stanfordnlp/imdb")):
-        with pytest.raises(LeanSurgeonError, match=f"{words}, split train, .*offline") as caught:
+        with pytest.raises(LeanSurgeonError, match=f"{words}, split train, .*Offline") as caught:
             prepared(tmp_path, name)
         assert "parquet files" in caught.value.hint
         with pytest.raises(UsageError, match=r"(CIFAR-10|reviews)\b.*nowhere\b"):
