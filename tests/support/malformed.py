@@ -37,7 +37,7 @@ WORDS = [
     "null",
     "None",
 ]
-WORDS += ["NaN", "{}", "%s", "{x}", "leansurgeon_bert", "hub:a/b", "\ud800", "=1+1", "<script>", "auto", "/dev/zero"]
+WORDS += ["NaN", "{}", "%s", "{x}", "leansurgeon_bert", "hub:a/b", "=1+1", "<script>", "auto", "/dev/zero"]
 TAGS = ["timestamp 9", "float x", "int ''", "bool q", "binary x", "set {a}"]
 # Keys that a library reads where it finds them, although most files have none of them.
 HIDDEN = [*KINDS, "rope_type", "no_rope_layers", "bias", "quantization_config", "text_config", "summary_type"]
