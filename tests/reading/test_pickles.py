@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import warnings
-import zipfile
 
 import numpy as np
 import pytest
@@ -37,27 +35,15 @@ class Harm:
         return print, ("harm",)
 
 
-def quantised() -> torch.Tensor:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # files of it are older than the warning that it goes
-        return torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8)
-
-
 BAD = {
     "None": None,
     "a list": [torch.ones(2)],
-    "whole numbers as names": {0: torch.ones(2)},
-    "sparse": {"a": torch.eye(3).to_sparse()},
-    "meta": {"a": torch.ones(2, device="meta")},
-    "quantised": {"a": quantised()},
-    "complex": {"a": torch.ones(2, dtype=torch.complex64)},
-    "stretched": {"a": torch.ones(1).expand(10**6, 10**6)},
     "foreign code": {"a": Harm()},
 }
 
 
 @pytest.mark.parametrize("value", BAD.values(), ids=list(BAD))
-def test_what_is_no_plain_tensor_is_refused(value, tmp_path, capsys):
+def test_what_holds_no_tensors_is_refused(value, tmp_path, capsys):
     torch.save(value, tmp_path / "x.bin")
     with pytest.raises(UnsupportedModel):
         pickles.read_tensors(tmp_path / "x.bin")
@@ -75,10 +61,3 @@ def test_damaged_pickles_are_refused(tmp_path):
         (tmp_path / "x.bin").write_bytes(cut)
         with contextlib.suppress(UnsupportedModel):
             pickles.read_tensors(tmp_path / "x.bin")
-
-
-def test_a_compressed_archive_is_refused_before_it_is_unpacked(tmp_path):
-    with zipfile.ZipFile(tmp_path / "x.bin", "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("x/data/0", bytes(10**7))
-    with pytest.raises(UnsupportedModel, match="compressed"):
-        pickles.read_tensors(tmp_path / "x.bin")
