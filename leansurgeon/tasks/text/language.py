@@ -43,11 +43,10 @@ class Options(base.Options):
     `text`, or a data set of the hub (`hub:roneneldan/TinyStories`; `eval_data` then takes its split "validation",
     `test_data` its "test"). Splits that are not named are cut from `data` by content; with `eval_fraction` the last
     part of each text file, and of the rows of tables, is for evaluation instead, and there is no test. `documents`: use
-    only this many rows of `data`, the first; for text files this many of the documents that end with a line
-    `<|endoftext|>`. If the files of a folder or glob are named after splits (train, validation, test), each is used for
-    its split. Several text columns are joined by line breaks or, with `chat`, read as what a user says and an assistant
-    answers. A column of lists is read as token ids of the chosen tokenizer, or as a chat; chats are written by the
-    tokenizer's template, if it has one.
+    only this many rows of `data`, the first. If the files of a folder or glob are named after splits (train,
+    validation, test), each is used for its split. Several text columns are joined by line breaks or, with `chat`, read
+    as what a user says and an assistant answers. A column of lists is read as token ids of the chosen tokenizer, or as
+    a chat; chats are written by the tokenizer's template, if it has one.
 
     `vocab_size`: for bpe and wordpiece the size to train (4096), for char and byte the rows of the embedding, if more
     than tokens.
