@@ -143,7 +143,7 @@ LIGHT = [
     ["retrain", "--recipe", "digits-vitt"],
     ["run", "digits-vit", "--set", "train.durration=3ep"],
     ["search", "vit-b", "--params", "60M", "--dry-run"],
-    ["paper", "--count", "formula"],
+    ["paper"],
     ["diff", "vit-b", "deit-b"],
     ["plan", "vit-b", "--heads", "16", "--layers", "7"],
     ["bench", "vit-b", "--sweep-heads", "x"],
