@@ -41,7 +41,9 @@ REVIEWS = {
 def write_reviews(root) -> str:
     (root / "plain_text").mkdir(parents=True)
     for split, rows in REVIEWS.items():
-        columns = {"text": [text for text, _ in rows], "label": [label for _, label in rows]}
+        # In the order of the published files, first all of one class.
+        in_order = sorted(enumerate(rows), key=lambda row: (row[1][1], f"{row[0]}_"))
+        columns = {"text": [text for _, (text, _) in in_order], "label": [label for _, (_, label) in in_order]}
         datasets.Dataset.from_dict(columns).to_parquet(root / "plain_text" / f"{split}-00000-of-00001.parquet")
     return str(root)
 
@@ -111,10 +113,17 @@ def test_bad_pairs_are_one_sentence(tmp_path):
 # -- CIFAR-10 --------------------------------------------------------------------------------------
 
 
+NAMES = {"train": [f"data_batch_{i}" for i in range(1, 6)], "test": ["test_batch"]}
+
+
 def cifar_images(split: str) -> tuple[np.ndarray, np.ndarray]:
     """Images (N, 32, 32, 3) and labels."""
-    rng, count = np.random.default_rng(len(split)), {"train": 100, "test": 20}[split]
-    return rng.integers(0, 256, (count, 32, 32, 3), dtype=np.uint8), rng.integers(0, 10, count, dtype=np.uint8)
+    images, labels = [], []
+    for name in NAMES[split]:
+        rng = np.random.default_rng(len(name) + int(name[-1]) if name[-1].isdigit() else 0)
+        images.append(rng.integers(0, 256, (20, 3072), dtype=np.uint8))
+        labels.append(rng.integers(0, 10, 20, dtype=np.uint8))
+    return np.concatenate(images).reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), np.concatenate(labels)
 
 
 def write_cifar(root) -> str:
