@@ -17,13 +17,6 @@ CARD = "README.md"
 HEAD = re.compile(r"\A(?:\ufeff|\s)*---[ \t]*\r?\n(.*?)\r?\n---[ \t]*(?:\r?\n|\Z)", re.DOTALL)
 CACHED = re.compile(r"models--([\w.-]+?)--([\w.-]+)/snapshots/")  # a model in the hub's cache
 TITLE = re.compile(r"#[ \t]+`?([\w./-]+?)`?[ \t]*")
-# Common names of folders with models.
-OF_A_DISK = (
-    "model", "models", "run", "runs", "out", "output", "outputs", "result", "results", "checkpoint", "checkpoints",
-    "ckpt", "ckpts", "data", "tmp", "temp", "save", "saved", "saves", "saved_model", "saved_models", "weights", "work",
-    "home", "exp", "exps", "experiment", "experiments", "logs", "trained", "trained_models",
-    "pretrained", "pretrained_models",
-)  # fmt: skip
 NAME = r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*"  # of a model on the hub
 
 
@@ -90,16 +83,4 @@ def own_name(folder: Path) -> str | None:
     if re.fullmatch(NAME, title):
         return title
     names = re.findall(rf"(?<![\w./-])([A-Za-z0-9][\w.-]*/{re.escape(title)})(?![\w/-])", text) if title else []
-    return on_the_hub(names[0]) if len(set(names)) == 1 else None
-
-
-def on_the_hub(name: Json) -> str | None:
-    """Return a name from a config if it can only be one on the hub: `org/name`, and not a local folder.
-
-    >>> on_the_hub("org/name"), on_the_hub("runs/lean"), on_the_hub("org/checkpoint-500")
-    ('org/name', None, None)
-    """
-    if not isinstance(name, str) or not re.fullmatch(NAME, name) or Path(name).exists():
-        return None
-    org, _, rest = name.partition("/")
-    return None if org.lower() in OF_A_DISK or rest.startswith("checkpoint") else name
+    return names[0] if len(set(names)) == 1 else None
