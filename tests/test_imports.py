@@ -114,7 +114,6 @@ BETWEEN_OURS = {
     "training/processes/worker.py",
     "training/processes/launch.py",
     "training/together.py",
-    "tasks/long_range/makers.py",
     "checkpoints/proof/reload_check.py",
     "checkpoints/proof/prove.py",
     "experiment/side_by_side.py",

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 
@@ -104,8 +105,8 @@ def _generate(
     lengths, labels = [], []
     begun = time.monotonic()
     made = makers.chunks(chunk, (grammar, seed), workers)
-    with made as chunks, phase("listops", total, "expressions/s") as advance:
-        for trees in _distinct(chunks, total, grammar):
+    with closing(made), phase("listops", total, "expressions/s") as advance:
+        for trees in _distinct(made, total, grammar):
             tokens.append(trees.symbols + np.uint8(1))
             lengths.append(trees.lengths)
             labels.append(trees.values)
