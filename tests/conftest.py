@@ -44,9 +44,9 @@ def room_in_memory() -> bool:
     """Whether folders may be in memory: there is much of it, and what is compiled there may run."""
     if not os.access(MEMORY, os.W_OK) or os.statvfs(MEMORY).f_flag & os.ST_NOEXEC:
         return False
-    from leansurgeon.measure.device import free_memory
+    import psutil
 
-    return min(shutil.disk_usage(MEMORY).free, free_memory()) > ROOM
+    return min(shutil.disk_usage(MEMORY).free, psutil.virtual_memory().available) > ROOM
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:

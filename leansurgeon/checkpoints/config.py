@@ -11,7 +11,7 @@ from typing import Any
 from leansurgeon.architectures.tensors import Config
 from leansurgeon.checkpoints.foreign import trust, unpacked
 from leansurgeon.errors import UnsupportedModel, quote, raised_as
-from leansurgeon.reading import jsonfile, modelcard
+from leansurgeon.reading import jsonfile
 from leansurgeon.reading.jsonfile import Json
 
 LARGEST = 2**31 - 1
@@ -153,7 +153,7 @@ def check(config: Config, path: Path) -> None:
         method = quantised.get("quant_method", "unknown") if isinstance(quantised, dict) else quantised
         raise UnsupportedModel(
             f"{path} is quantised ({quote(method)}); surgery needs plain weights.",
-            modelcard.where_to_get(path, config.get("_name_or_path")),
+            "Take the model that it was made from; its model card should name it.",
         )
     check_kinds(config)
 

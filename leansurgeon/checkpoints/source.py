@@ -35,7 +35,6 @@ from leansurgeon.checkpoints.record import read as read_record
 from leansurgeon.checkpoints.weights import Weights, same_bytes
 from leansurgeon.errors import LeanSurgeonError, UnsupportedModel, UsageError, did_you_mean, plural
 from leansurgeon.progress import downloads
-from leansurgeon.reading import modelcard
 from leansurgeon.reading.files import in_home
 from leansurgeon.shape import ParameterCount, Shape
 
@@ -341,7 +340,7 @@ def refuse_whole_numbers(specs: Sequence[TensorSpec], weights: Weights) -> None:
         raise UnsupportedModel(
             f"'{name}' is stored in {weights.entries[name].dtype}: the model is quantised, and surgery needs plain "
             "weights.",
-            modelcard.where_to_get(weights.files[0].parent),
+            "Take the model that it was made from; its model card should name it.",
         )
 
 

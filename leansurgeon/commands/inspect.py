@@ -46,10 +46,7 @@ def inspect(request: InspectRequest, say: Say) -> Answer:
     from leansurgeon.training.runs.summary import read_if_whole
 
     with ExitStack() as keep:
-        try:
-            source = open_source(request.model, allow_pickle=request.allow_pickle, weights=False, keep=keep)
-        except UnsupportedModel as error:
-            raise inspection.explain(request.model, error) from None
+        source = open_source(request.model, allow_pickle=request.allow_pickle, weights=False, keep=keep)
         if request.infer:
             from leansurgeon.architectures.infer.printing import as_source
 

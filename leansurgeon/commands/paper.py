@@ -10,14 +10,11 @@ from leansurgeon.request import Opt, Request
 
 
 class PaperRequest(Request):
-    """Which tables, and how to count."""
+    """Which tables."""
 
     table: Annotated[
         str | None, Opt("1 to 5, fig3, fig4, fig5, fig8, fig9, or all. Default: the five tables.", "Data")
     ] = None
-    count: Annotated[
-        str, Opt("meta: build each model without memory. formula: by its declaration, without torch, at once.")
-    ] = "meta"
 
 
 def paper(request: PaperRequest, say: Say) -> Answer:
@@ -31,8 +28,8 @@ def paper(request: PaperRequest, say: Say) -> Answer:
     from leansurgeon.paper.audit import audit
     from leansurgeon.paper.output import document, render
 
-    exhibits = [(one, audit(one, request.count)) for one in choose_exhibits(request.table)]
-    return Answer(document(exhibits, request.count), render(exhibits))
+    exhibits = [(one, audit(one)) for one in choose_exhibits(request.table)]
+    return Answer(document(exhibits), render(exhibits))
 
 
 COMMAND = Command("paper", PaperRequest, paper, ("leansurgeon paper --table 4",))

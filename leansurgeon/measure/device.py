@@ -1,10 +1,8 @@
-"""Resolve the device that the user names, and measure free memory. Imports torch."""
+"""Resolve the device that the user names. Imports torch."""
 
 from __future__ import annotations
 
-import os
 import re
-from pathlib import Path
 
 import torch
 
@@ -29,22 +27,3 @@ def choose_device(asked: str) -> str:
         there = "no GPU" if not count else "one GPU, cuda:0" if count == 1 else f"the GPUs cuda:0 to cuda:{count - 1}"
         raise UsageError(f"--device {asked}: torch finds {there} here.")
     return f"cuda:{place}"
-
-
-MEMINFO, CGROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
-
-
-def free_memory() -> int:
-    """Return the available bytes of host memory, within a container's limit; if unknown, all of the machine's
-    memory.
-    """
-    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
-    if MEMINFO.is_file():
-        said = dict(line.split(":", 1) for line in MEMINFO.read_text().splitlines() if ":" in line)
-        limits += [1024 * int(said["MemAvailable"].split()[0])] if "MemAvailable" in said else []
-    limit, used, kinds = (CGROUP / name for name in ("memory.max", "memory.current", "memory.stat"))
-    if kinds.is_file() and limit.is_file() and limit.read_text().strip().isdecimal():
-        of = dict(line.split() for line in kinds.read_text().splitlines())
-        taken = int(used.read_text()) - int(of.get("inactive_file", 0))  # cached files can be dropped
-        limits.append(max(0, int(limit.read_text()) - taken))
-    return min(limits)

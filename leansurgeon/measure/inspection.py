@@ -9,13 +9,9 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
 
-from leansurgeon import architectures
 from leansurgeon.architectures.base import Architecture
-from leansurgeon.checkpoints.config import read_config
-from leansurgeon.checkpoints.record import SurgeryRecord, read_if_whole
+from leansurgeon.checkpoints.record import SurgeryRecord
 from leansurgeon.checkpoints.source import Source
-from leansurgeon.errors import LeanSurgeonError, UnsupportedModel
-from leansurgeon.reading.files import in_home
 from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.shape import NUMBERS, Shape, Stage
 
@@ -142,18 +138,3 @@ def other_heads(stage: Stage) -> Stage:
     if by:
         return replace(stage, heads=stage.heads * by, kv_heads=stage.kv_heads * by, head_dim=stage.head_dim // by)
     return replace(stage, heads=1, kv_heads=1, head_dim=stage.inner)
-
-
-def explain(source: str, error: UnsupportedModel) -> UnsupportedModel:
-    """Return the same error, with evidence from surgery.json if a folder's config and weights disagree."""
-    folder = in_home(source)
-    folder = folder if (folder / "config.json").exists() else folder / "model"
-    record = read_if_whole(folder)
-    if record is None:
-        return error
-    try:
-        config = read_config(folder)
-        against = contradiction(architectures.of(config).shape(config), record)
-    except LeanSurgeonError:
-        return error
-    return UnsupportedModel(error.message, against) if against else error

@@ -1,4 +1,4 @@
-"""Recount the parameters of every row of the paper, by the declaration alone (no torch) or on the meta device."""
+"""Recount the parameters of every row of the paper, by the declaration of its family (no torch)."""
 
 from __future__ import annotations
 
@@ -11,12 +11,9 @@ from leansurgeon.architectures import load_families
 from leansurgeon.architectures.presets import get
 from leansurgeon.checkpoints.reshaped import Reshaped
 from leansurgeon.checkpoints.source import Source
-from leansurgeon.errors import UsageError, did_you_mean
 from leansurgeon.paper.base import Exhibit, Row, ShapeWords, agreement
 from leansurgeon.shape import Shape
 from leansurgeon.surgery.requested_shape import RequestedShape, Target, per_stage, resolve
-
-COUNTS = ("meta", "formula")
 
 
 @dataclass(frozen=True)
@@ -63,14 +60,12 @@ class AuditedRow:
         )
 
 
-def audit(exhibit: Exhibit, how: str = "meta") -> list[AuditedRow]:
-    """Count every row of an exhibit. Raises `UsageError` for an unknown way of counting."""
-    if how not in COUNTS:
-        raise UsageError(f"--count {how}: give meta or formula{did_you_mean(how, COUNTS)}.")
-    return [audit_row(row, exhibit.original(row), how) for row in exhibit.rows]
+def audit(exhibit: Exhibit) -> list[AuditedRow]:
+    """Count every row of an exhibit."""
+    return [audit_row(row, exhibit.original(row)) for row in exhibit.rows]
 
 
-def audit_row(row: Row, original: Row, how: str) -> AuditedRow:
+def audit_row(row: Row, original: Row) -> AuditedRow:
     """Count one row under the paper's head policy."""
     start = OriginalModel(row.preset)
     target = target_of(start, row.words, row.policy)
@@ -80,11 +75,11 @@ def audit_row(row: Row, original: Row, how: str) -> AuditedRow:
     return AuditedRow(
         row=row,
         shape=target.shape,
-        parameters=count(start, target, how),
-        original=count(start, target_of(start, original.words, original.policy), how),
+        parameters=count(start, target),
+        original=count(start, target_of(start, original.words, original.policy)),
         saved_by=count_savings(start, target),
-        as_printed=count(wider, target_of(wider, printed, row.policy), how) if row.reading else None,
-        others={name: count(start, target_of(start, words, row.policy), how) for name, words in row.others.items()},
+        as_printed=count(wider, target_of(wider, printed, row.policy)) if row.reading else None,
+        others={name: count(start, target_of(start, words, row.policy)) for name, words in row.others.items()},
     )
 
 
@@ -136,10 +131,9 @@ def count_savings(start: OriginalModel, target: Target) -> dict[str, int]:
 # -- counts ---------------------------------------------------------------------------------------
 
 
-def count(start: OriginalModel, target: Target, how: str) -> int:
-    """Count parameters by the torch-free declaration ("formula") or in the model that the library builds ("meta")."""
-    counted = library_count if how == "meta" else count_declared
-    return counted(start, target.architecture.name, target.shape)
+def count(start: OriginalModel, target: Target) -> int:
+    """Count the parameters of the shape and family of a target."""
+    return count_declared(start, target.architecture.name, target.shape)
 
 
 @cache
@@ -154,13 +148,3 @@ def count_declared(start: OriginalModel, family: str, shape: Shape) -> int:
         second = spec.layer is not None and spec.index == 1
         total += spec.counted * spec.size * (shape.stages[spec.stage].depth - 1 if second else 1)
     return total
-
-
-@cache
-def library_count(start: OriginalModel, family: str, shape: Shape) -> int:
-    """Count the parameters of the library's own model at this shape, built without memory."""
-    from leansurgeon.checkpoints.blockwise.skeleton import build_on_meta
-
-    architecture = load_families()[family]
-    model = build_on_meta(Reshaped(source_of(start), architecture, shape).config(), architecture)
-    return sum(p.numel() for p in model.parameters())

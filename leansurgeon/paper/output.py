@@ -150,12 +150,11 @@ PAPER = "Saratchandran, Teney, Lucey: Leaner Transformers: More Heads, Less Dept
 Exhibits = Sequence[tuple[Exhibit, list[AuditedRow]]]
 
 
-def document(exhibits: Exhibits, how: str) -> JsonObject:
-    """Return everything known about every row. `how` is meta or formula."""
+def document(exhibits: Exhibits) -> JsonObject:
+    """Return everything known about every row."""
     return {
         "schema_version": SCHEMA_VERSION,
         "paper": PAPER,
-        "count": how,
         "summary": summary([a for _, rows in exhibits for a in rows]),
         "exhibits": [
             {

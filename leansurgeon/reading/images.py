@@ -1,4 +1,4 @@
-"""Decode foreign images as a viewer shows them: a few formats, a limit on pixels, one sentence for everything else."""
+"""Decode foreign images as a viewer shows them: a few formats, one sentence for everything else."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
 # Pillow knows forty more, one of which (EPS) starts another program.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "PPM", "TIFF")
-PIXELS = 100_000_000
 LIMIT = 256_000_000  # bytes of a file
 
 
@@ -30,18 +29,13 @@ def decode(content: bytes, mode: str, where: str) -> Image:
 
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about large images, which are rejected below, and odd metadata
+            warnings.simplefilter("ignore")  # about large images and odd metadata
             image = Image.open(io.BytesIO(content), formats=FORMATS)
-            width, height = image.size
-            if width * height > PIXELS:
-                raise UsageError(f"{where} has {width:,} x {height:,} pixels, more than {PIXELS:,}.")
             return plain(ImageOps.exif_transpose(image), where).convert(mode)
     except (UsageError, MemoryError):
         raise
     except UnidentifiedImageError:
         raise UsageError(f"{where} cannot be read: its format is none of {', '.join(FORMATS)}.") from None
-    except Image.DecompressionBombError:
-        raise UsageError(f"{where} has more than {PIXELS:,} pixels.") from None
     except Exception as error:  # decoders raise all kinds of errors; Pillow names the stream, not the file
         said = str(error) or type(error).__name__
         raise UsageError(f"{where} cannot be read: {said}.") from None

@@ -1,4 +1,4 @@
-"""Model cards: their front matter, and the base model of a quantized one, by card, config or name."""
+"""Model cards: their front matter, and the name that a card uses for its own model."""
 
 from __future__ import annotations
 
@@ -17,19 +17,7 @@ CARD = "README.md"
 HEAD = re.compile(r"\A(?:\ufeff|\s)*---[ \t]*\r?\n(.*?)\r?\n---[ \t]*(?:\r?\n|\Z)", re.DOTALL)
 CACHED = re.compile(r"models--([\w.-]+?)--([\w.-]+)/snapshots/")  # a model in the hub's cache
 TITLE = re.compile(r"#[ \t]+`?([\w./-]+?)`?[ \t]*")
-# Common names of folders with models.
-OF_A_DISK = (
-    "model", "models", "run", "runs", "out", "output", "outputs", "result", "results", "checkpoint", "checkpoints",
-    "ckpt", "ckpts", "data", "tmp", "temp", "save", "saved", "saves", "saved_model", "saved_models", "weights", "work",
-    "home", "exp", "exps", "experiment", "experiments", "logs", "trained", "trained_models",
-    "pretrained", "pretrained_models",
-)  # fmt: skip
 NAME = r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*"  # of a model on the hub
-# Endings that publishers of quantized models append to the base model's name.
-ENDING = re.compile(
-    r"[-_.](?:(?:unsloth-)?bnb|gptq|awq|hqq|aqlm|eetq|quanto|fp8|fp4|nf4|nvfp4|mxfp4|int[48]|w[48]a\d+|[48]bits?)\b.*$",
-    re.IGNORECASE,
-)
 
 
 @raised_as(LeanSurgeonError)
@@ -95,44 +83,4 @@ def own_name(folder: Path) -> str | None:
     if re.fullmatch(NAME, title):
         return title
     names = re.findall(rf"(?<![\w./-])([A-Za-z0-9][\w.-]*/{re.escape(title)})(?![\w/-])", text) if title else []
-    return on_the_hub(names[0]) if len(set(names)) == 1 else None
-
-
-def on_the_hub(name: Json) -> str | None:
-    """Return a name from a config if it can only be one on the hub: `org/name`, and not a local folder.
-
-    >>> on_the_hub("org/name"), on_the_hub("runs/lean"), on_the_hub("org/checkpoint-500")
-    ('org/name', None, None)
-    """
-    if not isinstance(name, str) or not re.fullmatch(NAME, name) or Path(name).exists():
-        return None
-    org, _, rest = name.partition("/")
-    return None if org.lower() in OF_A_DISK or rest.startswith("checkpoint") else name
-
-
-def base_model(folder: Path, named: Json = None) -> str | None:
-    """Return the name of a quantized model's base model: `base_model` of its card, else the name in its config
-    (`named`) or of its folder, without an ending such as `-GPTQ`. None if unknown.
-    """
-    try:
-        card = read_text(folder / CARD, LIMIT)
-    except LeanSurgeonError:
-        card = ""
-    head = HEAD.match(card)
-    if head and (said := re.search(rf"^base_model:\s*(?:\n\s*-\s*)?[\"']?({NAME})", head[1], re.MULTILINE)):
-        return said[1]
-    own = hub_name_of_cache(folder) or folder.name
-    for name in (named, own):
-        if isinstance(name, str) and re.fullmatch(rf"{NAME}|[\w.-]+", name):
-            short = ENDING.sub("", name)
-            if short != name or (name is named and "/" in name and name != own):
-                return short
-    return None
-
-
-def where_to_get(folder: Path, named: Json = None) -> str:
-    """Say in one sentence what to use instead of a quantized model."""
-    base = base_model(folder, named)
-    if base is None:
-        return "Take the model that it was made from; its model card should name it."
-    return f"Take the model that it was made from: {base}, by its card, config or name."
+    return names[0] if len(set(names)) == 1 else None

@@ -74,7 +74,7 @@ def test_policies_give_the_counts_that_the_paper_prints():
         off, start = {}, audit.OriginalModel(row.preset)
         for policy in ("auto", "keep", "split"):
             with contextlib.suppress(LeanSurgeonError):
-                count = audit.count(start, audit.target_of(start, row.words, policy), "formula")
+                count = audit.count(start, audit.target_of(start, row.words, policy))
                 off[policy] = abs(count - row.printed.count)
         if len(set(off.values())) > 1:
             told.add(row.preset)

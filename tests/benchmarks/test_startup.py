@@ -17,7 +17,7 @@ LIGHT = {
     "recipes list": ["recipes", "list"],
     "usage error": ["shrink", "bert-crammed", "--heads", "7"],
     "dry run": ["shrink", "bert-crammed", "--heads", "24", "--layers", "10", "--dry-run"],
-    "paper, formula": ["paper", "--count", "formula"],
+    "paper": ["paper"],
     "report": ["report", "--workspace", "nowhere"],
 }
 FLOOR = [sys.executable, "-c", "import typer, typer.rich_utils, pydantic, yaml"]

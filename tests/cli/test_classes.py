@@ -261,7 +261,7 @@ def test_glue_is_read_by_the_names_of_the_models_classes(tmp_path):
     model = transformers.BertForSequenceClassification(config).eval()
     model.save_pretrained(tmp_path / "model")
     words(tmp_path / "model")
-    data = test_glue.write_distribution(tmp_path / "data", "mnli")
+    data = test_glue.write_hub(tmp_path / "data", "mnli")
     file = recipe(tmp_path / "r.yaml", {"name": "glue", "task": "mnli", "data": data, "seq_len": 40})
     done = leansurgeon("retrain", tmp_path / "model", "--recipe", file, "--eval-only", "--json", "--cpu-processes", "1")
     assert done.returncode == 0, done.stderr

@@ -16,7 +16,6 @@ RECORDS = {
     "half": "{",
     "a number for the plan": json.dumps({"source": {"name": "x", "kind": "folder"}, "plan": 5}),
     "a number for the name": json.dumps({"source": {"name": 5}}),
-    "twice the same": '{"plan": 1, "plan": 2}',
 }
 FEW = "--data TEXTS --samples 2"
 COMMANDS = {  # and whether the model is used without the record

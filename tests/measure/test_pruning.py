@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import torch
@@ -12,11 +10,10 @@ from torch.nn import functional as F
 
 from leansurgeon.checkpoints.model import Loaded
 from leansurgeon.measure.data.calibration import Calibration
-from leansurgeon.measure.heads import document as heads
 from leansurgeon.measure.heads import pruning
 from leansurgeon.measure.heads.document import HeadOptions, study
 from leansurgeon.measure.heads.importance import importance
-from leansurgeon.measure.heads.judge import HeadScorer, Labelled, OutputScorer, Scores
+from leansurgeon.measure.heads.judge import HeadScorer, Labelled, OutputScorer
 from leansurgeon.measure.heads.sites import Site, sites
 from tests.support.models.small_classifier import Rule, classifier
 
@@ -143,20 +140,3 @@ def test_what_can_go_ends_at_the_first_loss(bench):
     whole = bench.whole.accuracy
     back = [{"fraction": i / 4, "accuracy": a} for i, a in enumerate((whole, 0.995 * whole, 0.8 * whole, whole))]
     assert pruning.prunable(back, bench) == 0.25
-
-
-def test_each_kind_of_attention_is_pruned_apart():
-    """A stand-in for a model: its loss says how many heads of each kind are off, its accuracy which of them."""
-    kinds = ["encoder", "decoder", "cross"]
-    places = [Site(f"l{i}", kind, i, i, i, int(i == 2), 4, 8) for i, kind in enumerate(kinds)]
-
-    def scores(keep):
-        loss = (~keep.reshape(3, 4)).sum(1) @ [1, 100, 10_000]
-        return Scores(np.array([float(loss)]), np.array([float((~keep * 2.0 ** np.arange(12)).sum())]))
-
-    bench = SimpleNamespace(sites=places, scores=scores, whole=scores(np.ones(12, bool)), judge=None)
-    values = np.array([4, 3, 2, 1, 10, 12, 11, 13, 17, 16, 15, 14], float)
-    found = heads.curves(bench, values, HeadOptions(steps=4))["by_kind"]
-    for kind, unit, first in (("encoder", 1, 2**3), ("decoder", 100, 2**4), ("cross", 10_000, 2**11)):
-        assert [row["loss"] for row in found[kind]] == [unit * off for off in range(5)]
-        assert found[kind][1]["accuracy"] == first  # the least important of each

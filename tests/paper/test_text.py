@@ -48,7 +48,7 @@ def test_printed_memory_of_the_vision_tables_is_a_multiple_of_eight_gpus():
 
 @pytest.mark.parametrize("key", EXHIBITS)
 def test_tables_have_80_columns(key):
-    text = render([(EXHIBITS[key], audit(EXHIBITS[key], "formula"))])
+    text = render([(EXHIBITS[key], audit(EXHIBITS[key]))])
     assert text.startswith(EXHIBITS[key].name)
     assert max(map(len, text.splitlines())) <= 80
     assert not any(line != line.rstrip() for line in text.splitlines())
@@ -56,7 +56,7 @@ def test_tables_have_80_columns(key):
 
 
 def test_contradictions_are_said():
-    text = " ".join(render([(e, audit(e, "formula")) for e in TABLES]).split())
+    text = " ".join(render([(e, audit(e)) for e in TABLES]).split())
     for words in (
         r"ViT-L original and DeiT-L original: 24 layers\b.{,30}\b16 heads\b.{,30}\b4096\b.{,9}\b304,326,632\b",
         r"\(203,614,184\).{,9}\b16 layers \(203,556,840\)",
@@ -75,13 +75,13 @@ def test_contradictions_are_said():
 
 
 def test_figure_8_contradicts_its_caption():
-    text = " ".join(render([(EXHIBITS["fig8"], audit(EXHIBITS["fig8"], "formula"))]).split())
+    text = " ".join(render([(EXHIBITS["fig8"], audit(EXHIBITS["fig8"]))]).split())
     assert re.search(r"\b8 heads\b.*\b226,058\b.*\+7\.75 %", text, re.S)
 
 
 def test_document_keeps_the_papers_numbers_apart():
     exhibit = EXHIBITS["4"]
-    (entry,) = document([(exhibit, audit(exhibit, "formula"))], "formula")["exhibits"]
+    (entry,) = document([(exhibit, audit(exhibit))])["exhibits"]
     lean = entry["rows"][1]
     assert lean["printed"]["scores"] == {"top-1": 80.4, "top-5": 94.9} and lean["printed"]["memory_gb"] == 101.6
     assert lean["printed"]["mlp_dim"] == "1536" and lean["parameters"] == 40_112_872

@@ -31,7 +31,7 @@ from leansurgeon.training.loop import train as train_one
 from leansurgeon.training.recipe import reading
 from tests.paper.test_counts import AS_PRINTED, UPSTREAM
 from tests.support.report.report_fixtures import experiment_table
-from tests.tasks.test_glue import write_distribution
+from tests.tasks.test_glue import write_hub
 from tests.tasks.test_image_folder import write as write_images
 from tests.tasks.test_language import write_stories
 from tests.tasks.test_lra import write_cifar, write_pairs, write_reviews
@@ -176,7 +176,7 @@ def test_crammed_bert_trains_on_packed_rows_and_is_tuned_on_glue(tmp_path, monke
     sets = [f"task.data={tmp_path / 'packed.parquet'}", "task.text=input_ids", "task.eval_fraction=0.1"]
     sets += [f"task.tokenizer={tmp_path / 'tokenizer'}", "task.vocab_size=null"]
     train("crammed-bert", tmp_path, monkeypatch, sets)
-    data = write_distribution(tmp_path / "glue", "mrpc")
+    data = write_hub(tmp_path / "glue", "mrpc")
     sets = [f"task.data={data}", "task.task=mrpc", "task.seq_len=32", "train.duration=2st", "train.precision=fp32"]
     recipe = reading.load_training("crammed-bert-glue", [*sets, "measure.kappa.samples=2"])
     summary = train_one(recipe, tmp_path / "runs/crammed-bert/lean-s0/model", tmp_path / "tuned", say=lambda line: None)
@@ -210,9 +210,9 @@ def test_tinystories_train(tmp_path, monkeypatch):
 
 LRA = {
     "listops-nystromformer": lambda root: "",
-    "lra-text": lambda root: write_reviews(root, "folder"),
+    "lra-text": write_reviews,
     "lra-retrieval": lambda root: write_pairs(root)[0],
-    "lra-image": lambda root: write_cifar(root, "archive"),
+    "lra-image": write_cifar,
     "lra-pathfinder": lambda root: "",
 }
 

@@ -81,9 +81,8 @@ def test_a_run_says_how_it_began_where_its_surgery_cannot_be_read_as_a_whole(dam
         ('{"schema_version": 7}', "has schema 7"),
         ('{"schema_version": 1}', "lacks model, task"),
         ('{"schema_version": 1, "model": {}, "task": {}}', "lacks task.metric"),
-        ("[" * 100_000, "64 levels"),
+        ("[" * 100_000, "recursion"),
         ("\xff\xfe\x00", "not UTF-8"),
-        ('{"name": "\\ud800"}', r"\bsurrogate\b"),  # no page could be written with it
     ],
 )
 def test_foreign_summaries_get_one_sentence(tmp_path: Path, content: str, sentence: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import closing, nullcontext
 
 import numpy as np
@@ -146,17 +145,3 @@ def test_spans_follow_from_the_model_and_not_from_the_machine(saved, monkeypatch
         monkeypatch.setattr(CalibrationContext, "longest_span", blocks)
         with closing(calibrate(with_method(steps, "local", (0, 1, 3)), few_samples("gpt2"))) as outcome:
             assert [len(cut.spans) for cut in outcome.record.healing.local.cuts] == [spans]
-
-
-def test_free_memory_is_that_of_the_container(tmp_path, monkeypatch):
-    monkeypatch.setattr(device, "MEMINFO", tmp_path / "meminfo")
-    monkeypatch.setattr(device, "CGROUP", tmp_path)
-    assert device.free_memory() == os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    (tmp_path / "meminfo").write_text("MemTotal: 9000 kB\nMemAvailable:   5000 kB\n")
-    assert device.free_memory() == 5000 * 1024
-    (tmp_path / "memory.max").write_text("3000000\n")
-    (tmp_path / "memory.current").write_text("2500000\n")
-    (tmp_path / "memory.stat").write_text("anon 1000000\ninactive_file 400000\n")
-    assert device.free_memory() == 3_000_000 - 2_100_000
-    (tmp_path / "memory.max").write_text("max\n")
-    assert device.free_memory() == 5000 * 1024

@@ -69,7 +69,7 @@ def test_images_of_forms_that_are_not_read_are_counted(damaged, tmp_path):
     assert done.returncode == 0 and "1 .avif, 3 .heic" in done.stderr
 
 
-def test_a_resumed_run_says_what_of_its_data_changed_and_what_can_be_done(tmp_path):
+def test_a_resumed_run_says_that_its_data_changed_and_what_can_be_done(tmp_path):
     pictures = strangers.pictures(tmp_path / "pictures", each=40)
 
     def prepared(**options):
@@ -82,10 +82,6 @@ def test_a_resumed_run_says_what_of_its_data_changed_and_what_can_be_done(tmp_pa
     for number in range(10, 30):
         (pictures / "bee" / f"{number}.png").unlink()
     after = prepared()
-    changes = after.changes_since(saved["entry"])
-    some = ", ".join(f"{pictures}/bee/{number}.png" for number in (10, 11, 12))
-    assert changes == f"20 images gone or damaged: {some} ..."
     with pytest.raises(UsageError, match=r"\b\d+ samples, and had \d+ when this run was interrupted") as caught:
         resume.check_data(saved, after)
-    assert changes in caught.value.message and "RUN/model" in caught.value.hint
-    assert after.changes_since("images-0") == ""
+    assert "RUN/model" in caught.value.hint

@@ -15,10 +15,10 @@ IMAGES = {"image_size": 16, "hold_out": False, "auto_augment": "rand-m9-mstd0.5"
 CASES = {
     "digits": ("digits", {}, None),
     "fashion": ("fashion-mnist", {}, test_images.write_set),
-    "cifar": ("cifar10", {}, lambda folder: test_lra.write_cifar(folder, "python")),
-    "lra-text": ("lra-text", {"max_length": 200}, lambda folder: test_lra.write_reviews(folder, "folder")),
+    "cifar": ("cifar10", {}, test_lra.write_cifar),
+    "lra-text": ("lra-text", {"max_length": 200}, test_lra.write_reviews),
     "lra-retrieval": ("lra-retrieval", {}, lambda folder: test_lra.write_pairs(folder)[0]),
-    "lra-image": ("lra-image", {}, lambda folder: test_lra.write_cifar(folder, "binary")),
+    "lra-image": ("lra-image", {}, test_lra.write_cifar),
     "listops": ("listops", {"train": 8, "eval": 4, "test": 4, "min_length": 20, "max_length": 60}, None),
     "pathfinder": ("pathfinder", {"samples": 20, "difficulty": "easy"}, None),
     "imagenet": ("imagenet", IMAGES, lambda folder: test_image_folder.write(folder, "folder")),
@@ -28,7 +28,7 @@ CASES = {
         f"glue-{name}": (
             "glue",
             {"task": name, "tokenizer": "byte"},
-            lambda folder, name=name: test_glue.write_distribution(folder, name),
+            lambda folder, name=name: test_glue.write_hub(folder, name),
         )
         for name in test_glue.glue.KINDS
     },

@@ -1,7 +1,8 @@
-"""GLUE: its files in both published forms, and metrics equal to scikit-learn's and scipy's however batches are cut."""
+"""GLUE: the files of the hub, and metrics equal to scikit-learn's and scipy's however batches are cut."""
 
 from __future__ import annotations
 
+import json
 import pickle
 
 import datasets
@@ -42,55 +43,8 @@ def rows(task: str, part: str) -> list[tuple]:
     return made
 
 
-HEADS = {
-    "sst2": ["sentence", "label"],
-    "mrpc": ["Quality", "#1 ID", "#2 ID", "#1 String", "#2 String"],
-    "stsb": [
-        "index",
-        "genre",
-        "filename",
-        "year",
-        "old_index",
-        "source1",
-        "source2",
-        "sentence1",
-        "sentence2",
-        "score",
-    ],
-    "qqp": ["id", "qid1", "qid2", "question1", "question2", "is_duplicate"],
-    "mnli": ["index", "promptID", "sentence1_parse", "sentence1", "sentence2", "label1", "gold_label"],
-    "qnli": ["index", "question", "sentence", "label"],
-    "rte": ["index", "sentence1", "sentence2", "label"],
-}
-
-
 def parts_of(task: str) -> dict[str, str]:
     return {"train": "train", **({"matched": "", "mismatched": ""} if task == "mnli" else {"eval": ""})}
-
-
-def write_distribution(root, task: str) -> str:
-    """Tab-separated files as the GLUE script unpacks them."""
-    kind = glue.KINDS[task]
-    folder = root / kind.folder
-    folder.mkdir(parents=True)
-    for part in parts_of(task):
-        lines = []
-        for i, (*texts, label) in enumerate(rows(task, part)):
-            said = kind.labels[label] if kind.labels else str(label)
-            if task == "cola":
-                lines.append("\t".join(["gj04", said, "*" if label == 0 else "", texts[0]]))
-                continue
-            by_name = dict(zip(kind.tsv[:-1] or kind.texts, texts, strict=True)) | {
-                kind.tsv[-1] if kind.tsv else "label": said
-            }
-            lines.append("\t".join(by_name.get(name, f"{name}{i}") for name in HEADS[task]))
-        if task != "cola":
-            lines.insert(0, "\t".join(HEADS[task]))
-        if task == "qqp" and part == "train":
-            lines.insert(3, "99\tcut off here")  # the distribution has such lines
-        name = {"train": "train", "eval": "dev", "matched": "dev_matched", "mismatched": "dev_mismatched"}[part]
-        (folder / f"{name}.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return str(root)
 
 
 def hub_set(task: str, part: str) -> datasets.Dataset:
@@ -126,7 +80,6 @@ def test_all_forms_hold_the_same_rows(tmp_path, task):
         for ids, (*texts, _) in zip(first["input_ids"], expected, strict=True):
             assert made[0].tokenizer().decode(ids, skip_special_tokens=True) == "".join(texts)
     assert made[0].model_overrides()["num_labels"] == max(1, len(kind.labels))
-    assert made[0].describe().get("lines_left_out") == (1 if task == "qqp" else None)
 
 
 def write_converted(root, task: str) -> str:
@@ -139,24 +92,7 @@ def write_converted(root, task: str) -> str:
     return str(root)
 
 
-WRITERS = (write_distribution, write_hub, write_converted)
-
-
-def test_the_paraphrase_corpus_is_divided_by_the_ids_of_glue(tmp_path):
-    """mrpc_dev_ids.tsv, as the script that downloads GLUE takes it: these rows evaluate, all others train."""
-    made = rows("mrpc", "train")
-    lines = ["\t".join(HEADS["mrpc"])] + [f"{c}\t{i}\t{i + 90}\t{a}\t{b}" for i, (a, b, c) in enumerate(made)]
-    (tmp_path / "msr_paraphrase_train.txt").write_text("\ufeff" + "\n".join(lines), encoding="utf-8")
-    (tmp_path / "msr_paraphrase_test.txt").write_text("\n".join(lines[:3]), encoding="utf-8")
-    chosen = [3, 7, 20]
-    (tmp_path / "mrpc_dev_ids.tsv").write_text("".join(f"{i}\t{i + 90}\n" for i in chosen))
-    task = prepared(tmp_path / "cache", task="mrpc", data=str(tmp_path))
-    assert (task.size("train"), task.size("eval")) == (21, 3)
-    for split, numbers in (("eval", chosen), ("train", [i for i in range(24) if i not in chosen])):
-        batch = task.batch(split, np.arange(len(numbers)), seed=0, epoch=0)
-        found = [task.tokenizer().decode(ids, skip_special_tokens=True) for ids in batch["input_ids"]]
-        assert found == [made[i][0] + made[i][1] for i in numbers]
-        assert batch["labels"].tolist() == [made[i][2] for i in numbers]
+WRITERS = (write_hub, write_converted)
 
 
 def summed(task, logits: torch.Tensor, parts: int) -> dict[str, float]:
@@ -214,23 +150,21 @@ def test_regression_is_the_mean_squared_error(tmp_path):
 def test_missing_and_bad_files_are_one_sentence(tmp_path):
     with pytest.raises(LeanSurgeonError, match=r"nyu-mll/glue"):
         prepared(tmp_path / "cache", task="rte")
-    with pytest.raises(UsageError, match=r"GLUE.*CoLA/train\.tsv.*cola/train"):
+    with pytest.raises(UsageError, match=r"GLUE.*cola/train"):
         prepared(tmp_path / "cache", task="cola", data=str(tmp_path))
     with pytest.raises(UsageError, match=r"option 'task'.*'cola'"):
         tasks.make("glue", {"task": "wnli"})
-    pairs = "index\tsentence1\tsentence2\t"
-    for task, content, message in (
-        ("rte", f"{pairs}label\n0\ta\tb\tmaybe\n", r"train\.tsv, line 2: .*'maybe'"),
-        ("rte", "index\tsentence1\tlabel\n0\ta\tentailment\n", r"train\.tsv\b.*'sentence2'"),
-        ("rte", f"{pairs}label\n", "no rows"),
-        ("stsb", f"{pairs}score\n0\ta\tb\t5.1\n", r"train\.tsv, line 2: .*0 to 5"),
-        ("stsb", f"{pairs}score\n0\ta\tb\tnan\n", "0 to 5"),
-        ("sst2", "sentence\tlabel\na\t1e999\n", r"train\.tsv, line 2: .*0, 1"),
+    pair = {"sentence1": "a", "sentence2": "b"}
+    for task, row, message in (
+        ("rte", pair | {"label": "maybe"}, r"train\.jsonl, row 1: .*'maybe'"),
+        ("rte", {"sentence1": "a", "label": "entailment"}, r"train\.jsonl\b.*'sentence2'"),
+        ("rte", None, "no rows"),
+        ("stsb", pair | {"label": 5.1}, r"train\.jsonl, row 1: .*0 to 5"),
+        ("stsb", pair | {"label": "nan"}, "0 to 5"),
+        ("sst2", {"sentence": "a", "label": "1e999"}, r"train\.jsonl, row 1: .*0, 1"),
     ):
-        folder = tmp_path / glue.KINDS[task].folder
-        folder.mkdir(exist_ok=True)
-        for name in ("train", "dev"):
-            (folder / f"{name}.tsv").write_text(content)
+        for name in ("train", "validation"):
+            (tmp_path / f"{name}.jsonl").write_text(json.dumps(row) if row else "")
         with pytest.raises(UsageError, match=message):
             prepared(tmp_path / "cache", task=task, data=str(tmp_path))
 
@@ -247,13 +181,3 @@ def test_a_text_alone_is_paired_with_an_empty_one_where_the_tokenizer_marks_pair
     real = zip(batch["input_ids"], batch["attention_mask"], strict=True)
     assert [ids[mask.bool()].tolist() for ids, mask in real] == tokenizer(texts)["input_ids"]
     assert (batch["input_ids"][:, 0] == tokenizer.cls_token_id).all()
-
-
-def test_an_encoder_whose_tokenizer_marks_no_text_is_refused(tmp_path):
-    crammed_words(tmp_path / "model", pair=False)
-    (tmp_path / "model" / "config.json").write_text('{"model_type": "bert"}')
-    task = tasks.make("glue", {"task": "sst2", "data": write_hub(tmp_path / "data", "sst2")})
-    with pytest.raises(UsageError, match=r"reads the token <cls>.*before no text"):
-        task.prepare(tmp_path / "cache", tmp_path / "model", workers=1, say=quiet)
-    (tmp_path / "model" / "config.json").write_text('{"model_type": "gpt2"}')  # reads the last token
-    task.prepare(tmp_path / "cache", tmp_path / "model", workers=1, say=quiet)

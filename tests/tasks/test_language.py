@@ -247,7 +247,7 @@ def test_rows_of_tables_are_documents(tmp_path, suffix):
 
 
 def write_tiny_stories(root, kinds) -> str:
-    """The files of hub:roneneldan/TinyStories: parquet by part, or the text files beside them, or both."""
+    """The files of hub:roneneldan/TinyStories: parquet by part, and the text files beside them."""
     (root / "data").mkdir(parents=True)
     (root / "README.md").write_text("# A card\n\nof the data set.\n")
     for part, long, rows in (("train", "train", STORIES[:40]), ("validation", "valid", STORIES[40:])):
@@ -258,7 +258,7 @@ def write_tiny_stories(root, kinds) -> str:
     return str(root)
 
 
-@pytest.mark.parametrize("kinds", [("parquet",), ("txt",), ("parquet", "txt")])
+@pytest.mark.parametrize("kinds", [("parquet",), ("parquet", "txt")])
 def test_the_files_of_tiny_stories_are_used_each_for_its_part(tmp_path, kinds):
     """Under --debug, which asks for no number of stories, as with one."""
     data = write_tiny_stories(tmp_path / "TinyStories", kinds)
@@ -283,11 +283,10 @@ def test_a_tokenizer_that_names_no_mask_token_is_told_before_the_work(tmp_path):
         (tmp_path / "tokenizer" / name).unlink(missing_ok=True)
     told = []
     task = tasks.make("masked-lm", {"tokenizer": f"{tmp_path}/tokenizer", "seq_len": 16})
-    with pytest.raises(UsageError, match="mask token") as refused:
+    with pytest.raises(UsageError, match="mask token"):
         task.prepare(tmp_path / "cache", None, workers=1, say=told.append)
-    assert "copy them" in refused.value.hint and "tokenizer_config.json" in refused.value.hint
     assert not [*(tmp_path / "cache").glob("text-*")]
-    crammed_words(tmp_path / "tokenizer")  # as advised
+    crammed_words(tmp_path / "tokenizer")
     task.prepare(tmp_path / "cache", None, workers=1, say=told.append)
     assert task.tokenizer().mask_token == "<mask>"
 
@@ -319,12 +318,10 @@ def test_token_ids_are_those_of_a_tokenizer_that_has_them(tmp_path):
 
 def test_tables_that_do_not_fit_are_one_sentence(tmp_path):
     data = write_stories(tmp_path / "a.jsonl", column="story")
-    (tmp_path / "a.txt").write_text("no marks\n" * 50)
     cases = [
         ({"data": data}, r"'text'.*'story'"),
         ({"data": write_stories(tmp_path / "b.jsonl", [1, 2])}, r"b\.jsonl, row 1: 1 is not a text"),
         ({"data": "austen", "documents": 5}, r"`documents`"),
-        ({"data": str(tmp_path / "a.txt"), "documents": 5}, r"`documents`.*<\|endoftext\|>.*a\.txt has no"),
         ({"data": ["hub:a/b", "austen"]}, "cannot be mixed"),
         ({"data": "hub:a"}, None),
         ({"data": data, "text": "story", "tokenizer": "hub:openai-community/gpt2"}, r"tokenizer openai-community/gpt2"),

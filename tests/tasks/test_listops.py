@@ -178,30 +178,6 @@ def test_a_batch_holds_padded_tokens_and_the_value(tmp_path):
             task.batch("train", np.array([beyond]), seed=0, epoch=0)
 
 
-def test_the_published_files_are_read(tmp_path):
-    """As lra_release/listops-1000 has them: a header, round brackets without a meaning, and the value behind a tab."""
-    folder = tmp_path / "lra_release" / "listops-1000"
-    folder.mkdir(parents=True)
-    shown = prepared(tmp_path / "cache")
-    made = {split: shown.batch(split, np.arange(40), seed=0, epoch=0) for split in shown.splits}
-    for split, name in (("train", "train"), ("eval", "val"), ("test", "test")):
-        lines = ["Source\tTarget"]
-        for tokens, label in zip(made[split]["input_ids"].tolist(), made[split]["labels"].tolist(), strict=True):
-            words = [SYMBOLS[token - 1] for token in tokens if token]
-            lines.append(f"( ( {' ) ( '.join(words)} ) )\t{label}")
-        (folder / f"basic_{name}.tsv").write_text("\n".join(lines) + "\n")
-    task = prepared(tmp_path / "cache", data=str(tmp_path / "lra_release"))
-    for split, expected in made.items():
-        batch = task.batch(split, np.arange(task.size(split)), seed=0, epoch=0)
-        assert all(torch.equal(batch[name], expected[name]) for name in expected)
-    (folder / "basic_val.tsv").write_text("Source\tTarget\n( [MAX 1 2 ] )\t2\n( [MUL 1 2 ] )\t2\n")
-    with pytest.raises(UsageError, match=r"basic_val\.tsv, line 3: '\[MUL' is not a symbol"):
-        prepared(tmp_path / "cache", data=str(folder))
-    (folder / "basic_test.tsv").unlink()
-    with pytest.raises(UsageError, match=r"basic_test\.tsv is missing"):
-        prepared(tmp_path / "cache", data=str(folder))
-
-
 def test_small_spaces_are_exhausted_and_then_refused(tmp_path):
     # Depth 2 with 2 or 3 digits: 4 operators x (10^2 + 10^3) = 4,400 expressions, and not one more.
     small = {"max_depth": 2, "max_args": 3, "min_length": 1, "max_length": 6, "eval": 300, "test": 100}

@@ -1,4 +1,4 @@
-"""Pathfinder: what is drawn follows the published parameters, and the published files are read."""
+"""Pathfinder: what is drawn follows the published parameters."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from scipy import ndimage, stats
 
 from leansurgeon import tasks
-from leansurgeon.errors import UsageError
 from leansurgeon.tasks.long_range import pathfinder_draw
 from leansurgeon.tasks.long_range.pathfinder_draw import CONTOUR_LENGTH, LENGTH, MARGIN, PAD, SEED_DISTANCE, ends
 
@@ -97,51 +95,6 @@ def test_the_images_do_not_depend_on_the_processes(tmp_path):
         assert alone.size(split) == size
         one, other = (task.batch(split, np.arange(size), seed=0, epoch=0) for task in (alone, several))
         assert torch.equal(one["input_ids"], other["input_ids"]) and torch.equal(one["labels"], other["labels"])
-
-
-def published(root, count=20):
-    """A folder as `lra_release` has it: lines of text in files called .npy, PNG images, one of them empty."""
-    rng, kept = np.random.default_rng(0), {}
-    level = root / "pathfinder32" / "curv_contour_length_14"
-    (level / "metadata").mkdir(parents=True)
-    for batch in range(2):
-        (level / "imgs" / str(batch)).mkdir(parents=True)
-        lines = []
-        for i in range(count // 2):
-            name = f"sample_{i}.png"
-            pixels, label = rng.integers(0, 256, (32, 32), dtype=np.uint8), int(rng.integers(0, 2))
-            Image.fromarray(pixels).save(level / "imgs" / str(batch) / name)
-            lines.append(f"imgs/{batch} {name} {i} {label} 1.0 14 4 2 0.5 1 1\n")
-            kept[pixels.tobytes()] = label
-        (level / "metadata" / f"{batch}.npy").write_text("".join(lines))
-    (level / "imgs" / "0" / "sample_0.png").write_bytes(b"")
-    return kept
-
-
-def test_the_published_files_are_read(tmp_path):
-    kept = published(tmp_path / "lra_release")
-    task = prepared(tmp_path / "cache", data=str(tmp_path))
-    assert [task.size(split) for split in ("train", "eval", "test")] == [15, 2, 2]  # 19: one file is empty
-    for split in ("train", "eval", "test"):
-        batch = task.batch(split, np.arange(task.size(split)), seed=0, epoch=0)
-        for ids, label in zip(batch["input_ids"], batch["labels"].tolist(), strict=True):
-            assert kept.pop(ids.byte().numpy().tobytes()) == label
-    assert len(kept) == 1 and task.model_overrides() == {"num_labels": 2, "vocab_size": 256}
-
-
-def test_bad_files_are_one_sentence(tmp_path):
-    with pytest.raises(UsageError, match=r"\b32\b.*curv_contour_length_14.*lra_release\.gz"):
-        prepared(tmp_path / "cache", data=str(tmp_path / "nowhere"))
-    published(tmp_path)
-    level = tmp_path / "pathfinder32" / "curv_contour_length_14"
-    with pytest.raises(UsageError, match=r"curv_contour_length_14\b.*'easy'"):
-        prepared(tmp_path / "cache", data=str(level), difficulty="easy")
-    (level / "imgs" / "1" / "sample_3.png").write_bytes(b"no image")
-    with pytest.raises(UsageError, match=r"imgs/1/sample_3\.png"):
-        prepared(tmp_path / "cache", data=str(level))
-    (level / "metadata" / "0.npy").write_text("imgs/0 sample_1.png 1\n")
-    with pytest.raises(UsageError, match=r"\b0\b.*\b1\b"):
-        prepared(tmp_path / "cache", data=str(level))
 
 
 def test_black_pixels_are_hidden_as_in_the_authors_code_and_seeds_differ(tmp_path):

@@ -11,7 +11,6 @@ import torch
 
 from leansurgeon import tasks
 from leansurgeon.errors import UsageError
-from leansurgeon.tasks import hub
 from leansurgeon.tasks.base import TARGET, Sums
 from tests.support.content import side_of
 
@@ -140,20 +139,3 @@ def test_what_a_task_says_of_its_data(name, options, between, expected, tmp_path
     assert (told["train_samples"], told["eval_samples"]) == (train, evaluation)
     assert told["source"].startswith(source) and told["licence"].startswith(licence)
     assert pickle.loads(pickle.dumps(task)).describe() == told
-
-
-def test_a_hub_that_is_not_reached_once_is_asked_again(monkeypatch):
-    """The cache alone is read while it lasts, and the process is not offline for good."""
-    import datasets
-    import huggingface_hub
-
-    for key in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):
-        monkeypatch.delenv(key, raising=False)
-    answers, places = iter([False, True]), (huggingface_hub.constants, datasets.config)
-    for place in places:
-        monkeypatch.setattr(place, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(hub, "reachable", lambda: next(answers))
-    monkeypatch.setattr(hub, "is_cached", lambda name: True)
-    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: [place.HF_HUB_OFFLINE for place in places])
-    assert hub.load("o/name", None, "train", by_hand="Bring it.") == [True, True]
-    assert hub.load("o/name", None, "train", by_hand="Bring it.") == [False, False]

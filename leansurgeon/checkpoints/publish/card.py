@@ -24,7 +24,7 @@ from leansurgeon.checkpoints.proof.report_numbers import SEEN, sentence
 from leansurgeon.checkpoints.publish.durable import write_durably
 from leansurgeon.checkpoints.record import FRESH, Comparison, Origin, SurgeryRecord
 from leansurgeon.errors import LeanSurgeonError
-from leansurgeon.reading import jsonfile, modelcard
+from leansurgeon.reading import modelcard
 from leansurgeon.reading.files import writable
 from leansurgeon.reading.jsonfile import Json, JsonObject, value_at
 from leansurgeon.reading.values import text
@@ -123,20 +123,13 @@ def front(
 def base_of(origin: Origin | None, folder: Path | None, kept: JsonObject) -> str | None:
     """Return the source's name on the hub: as it was given, from the hub's cache, or from its own card.
 
-    Failing that, return the name of the model that the source was made from, which its config may hold, unless its
-    front matter (`kept`) names a base model. None if no name is known; never a path on this machine.
+    None if no name is known; never a path on this machine.
     """
     if origin is not None and origin.kind in ("hub", "timm"):
         return origin.name
     if folder is None or (cached := modelcard.hub_name_of_cache(folder)):
         return cached if folder else None
-    ours = TAG in tags_of(kept)  # a result of ours is not on the hub yet
-    if not ours and (own := modelcard.own_name(folder)):
-        return own
-    if kept.get("base_model"):
-        return None
-    config = jsonfile.read_object_if_whole(folder / "config.json") or {}  # a deleted folder has none
-    return modelcard.on_the_hub(config.get("_name_or_path"))
+    return None if TAG in tags_of(kept) else modelcard.own_name(folder)  # a result of ours is not on the hub yet
 
 
 def tags_of(front: JsonObject) -> list[Json]:

@@ -4,16 +4,16 @@ models are timed alternately in one run, so that other load on the machine affec
 
 from __future__ import annotations
 
-import time
 import uuid
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.measure.costs.memory import Setting
-from leansurgeon.measure.costs.speed import WARM_UP, TimedModel, Timing, time_work
+from leansurgeon.measure.costs.speed import TimedModel, time_in_turns
 from leansurgeon.measure.costs.storages import Storages
 from leansurgeon.measure.data import inputs
 from leansurgeon.progress import Say
@@ -30,7 +30,7 @@ def measure(folders: Sequence[Path], say: Say, seconds: float | None = None) -> 
     Weights do not affect time, so random ones of the same shape are used, in fp32.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    began, models = time.perf_counter(), {}
+    models = {}
     for folder in folders:
         source = open_source(str(folder), weights=False)
         tokens = inputs.sample_tokens(None, source.config, source.architecture)
@@ -38,16 +38,11 @@ def measure(folders: Sequence[Path], say: Say, seconds: float | None = None) -> 
             source.config, source.architecture, Setting(BATCH, min(TOKENS, tokens), "fp32"), "auto", device
         )
     say(f"Timing {len(models)} models in turns: one sample, and batches of {BATCH}.")
-    taken: dict[Path, tuple[list[float], list[float]]] = {folder: ([], []) for folder in folders}
-    for turn in range(-WARM_UP, ROUNDS):
-        if seconds is not None and turn >= 2 and time.perf_counter() - began > seconds:
-            break
-        order = list(models.items())
-        for folder, model in order if turn % 2 else reversed(order):
-            for kept, batch in zip(taken[folder], (model.single, model.large), strict=True):
-                spent = time_work(lambda model=model, batch=batch: model.forward(batch), device)
-                if turn >= 0:
-                    kept.append(spent)
+    works = [
+        {"one": partial(model.forward, model.single), "batch": partial(model.forward, model.large)}
+        for model in models.values()
+    ]
+    times = dict(zip(models, time_in_turns(works, device, ROUNDS, seconds), strict=True))
     for model in models.values() if device.type == "cuda" else ():
         model.to("cpu")  # a peak is measured with one model alone on the device
     together = uuid.uuid4().hex[:12]
@@ -60,9 +55,8 @@ def measure(folders: Sequence[Path], say: Say, seconds: float | None = None) -> 
             "load": {"batch": BATCH, "tokens": model.load.tokens, "precision": "fp32"},
             "size": sum(file.stat().st_size for file in folder.glob("*.safetensors")),
             "memory": peak(model),
-            "one": Timing.of(taken[folder][0]).as_dict(),
-            "batch": Timing.of(taken[folder][1]).as_dict(),
         }
+        | {name: timing.as_dict() for name, timing in times[folder].items()}
         for folder, model in models.items()
     }
 

@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from statistics import median, quantiles
 from typing import Any
 
@@ -176,22 +177,33 @@ def runs(bench: TimedModel) -> str | None:
 
 
 def time_benches(benches: list[TimedModel], rounds: int) -> list[dict[str, Timing]]:
-    """Return seconds of "step", "forward_1" and "forward" for every bench, from interleaved rounds after a warm-up."""
+    """Return seconds of "step", "forward_1" and "forward" for every bench (`time_in_turns`)."""
     if rounds < 1:
         raise UsageError(f"--rounds must be at least 1, and {rounds} was asked for.")
-    seconds = [{"step": [], "forward_1": [], "forward": []} for _ in benches]
+    works = [
+        {"step": b.step, "forward_1": partial(b.forward, b.single), "forward": partial(b.forward, b.large)}
+        for b in benches
+    ]
+    return time_in_turns(works, benches[0].device, rounds)
+
+
+def time_in_turns(
+    works: list[dict[str, Callable[[], None]]], device: torch.device, rounds: int, seconds: float | None = None
+) -> list[dict[str, Timing]]:
+    """Return seconds of every work by name, from interleaved rounds after a warm-up. Stops after two rounds once
+    `seconds` are over.
+    """
+    began, taken = time.perf_counter(), [{name: [] for name in work} for work in works]
     for number in track(range(-WARM_UP, rounds), "rounds", "rounds/s"):
-        order = list(zip(benches, seconds, strict=True))
-        for bench, kept in order if number % 2 else reversed(order):
-            for name, work in (
-                ("step", bench.step),
-                ("forward_1", lambda b=bench: b.forward(b.single)),
-                ("forward", lambda b=bench: b.forward(b.large)),
-            ):
-                taken = time_work(work, bench.device)
+        if seconds is not None and number >= 2 and time.perf_counter() - began > seconds:
+            break
+        order = list(zip(works, taken, strict=True))
+        for work, kept in order if number % 2 else reversed(order):
+            for name, one in work.items():
+                spent = time_work(one, device)
                 if number >= 0:
-                    kept[name].append(taken)
-    return [{name: Timing.of(values) for name, values in kept.items()} for kept in seconds]
+                    kept[name].append(spent)
+    return [{name: Timing.of(values) for name, values in kept.items()} for kept in taken]
 
 
 def time_work(work: Callable[[], None], device: torch.device) -> float:

@@ -7,48 +7,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from leansurgeon.checkpoints.config import SWITCH, TEXT, ValueKind, is_number, whole
 from leansurgeon.checkpoints.source import Source
-from leansurgeon.errors import UnsupportedModel, UsageError, quote, raised_as
+from leansurgeon.errors import UnsupportedModel, UsageError, raised_as
 from leansurgeon.reading import jsonfile
-from leansurgeon.reading.jsonfile import Json, JsonObject
 
 TaskOptions = dict[str, Any]  # what a recipe has under `task`
 RESAMPLE = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}  # Pillow's numbers, as transformers writes them
-SMALLEST = 1e-6  # minimum standard deviation or factor: pixels are divided by it
-
-
-def is_scale(value: Json) -> bool:
-    """Return whether the value is a number to divide by."""
-    return is_number(value) and value >= SMALLEST
-
-
-def is_size(value: Json) -> bool:
-    """Return whether the value is a side of an image, or an object of sides by name."""
-    sides = [side for side in value.values() if side is not None] if isinstance(value, dict) else [value]
-    return bool(sides) and all(map(whole(1), sides))
-
-
-MEAN = ValueKind("a finite number, or a list of them", is_number, several=True)
-SCALE = ValueKind(f"a number of at least {SMALLEST:g}, or a list of them", is_scale, several=True)
-SIZE = ValueKind("a whole number above 0, or several", is_size, several=True)
-KINDS = {  # settings used here of transformers processors and timm configs
-    **dict.fromkeys(("image_mean", "mean"), MEAN),
-    **dict.fromkeys(("image_std", "std", "rescale_factor", "crop_pct"), SCALE),
-    **dict.fromkeys(("size", "crop_size", "input_size"), SIZE),
-    **dict.fromkeys(("do_normalize", "do_rescale", "do_center_crop"), SWITCH),
-    "resample": ValueKind("the number of a filter", whole(0)),
-    "interpolation": TEXT,
-}
-
-
-def check_settings(said: JsonObject, file: str) -> JsonObject:
-    """Return the settings unchanged. Raises `UnsupportedModel` naming the first key whose value is of another kind."""
-    for key, value in said.items():
-        kind = KINDS.get(key)
-        if kind and not kind.fits(value):
-            raise UnsupportedModel(f"{file} says {key} = {quote(value)}, which is not {kind.words}.")
-    return said
 
 
 def folder_options(source: Source) -> TaskOptions:
@@ -56,9 +20,12 @@ def folder_options(source: Source) -> TaskOptions:
     evaluation preprocessing, without augmentation.
 
     What the model does not specify, such as mean and standard deviation, is left to the task (ImageNet's). Raises
-    `UsageError` for a model whose images are not square.
+    `UsageError` for a model whose images are not square, and `UnsupportedModel` for damaged settings.
     """
-    options = of_timm(source) if source.architecture.library == "timm" else of_transformers(source)
+    try:
+        options = of_timm(source) if source.architecture.library == "timm" else of_transformers(source)
+    except (TypeError, AttributeError, ArithmeticError) as error:
+        raise UnsupportedModel(f"What {source.name} says of its images cannot be read: {error}.") from None
     flat = source.flat_config
     options = {"augment": False} | options | {"channels": flat.get("num_channels", flat.get("in_chans")) or 3}
     size = options["image_size"]  # one side of a square, or height and width
@@ -74,7 +41,7 @@ def folder_options(source: Source) -> TaskOptions:
 
 def of_timm(source: Source) -> TaskOptions:
     """Return size, crop, mean and standard deviation of a timm model's `pretrained_cfg`; None where unspecified."""
-    cfg = check_settings(source.config.get("pretrained_cfg") or source.config, "config.json")
+    cfg = source.config.get("pretrained_cfg") or source.config
     sides = cfg.get("input_size")
     size = source.flat_config.get("img_size") or (sides[1:] if isinstance(sides, list) else sides)
     said = {key: cfg.get(key) for key in ("crop_pct", "interpolation", "mean", "std")}
@@ -82,9 +49,7 @@ def of_timm(source: Source) -> TaskOptions:
 
 
 def of_transformers(source: Source) -> TaskOptions:
-    """Return the same from an image processor: images are scaled until the shortest edge (or both) fit, then cropped.
-    Raises `UnsupportedModel` for damaged settings, which would silently show the model other pixels.
-    """
+    """Return the same from an image processor: images are scaled until the shortest edge fits, then cropped."""
     said = {}
     for name in ("preprocessor_config.json", "processor_config.json"):
         file = source.folder / name if source.folder else None
@@ -92,7 +57,7 @@ def of_transformers(source: Source) -> TaskOptions:
             with raised_as(UnsupportedModel):
                 read = jsonfile.read_object(file)
             part = read.get("image_processor", {}) if name == "processor_config.json" else read
-            said = check_settings(part, name) if isinstance(part, dict) else {}
+            said = part if isinstance(part, dict) else {}
     resized, cropped = (sides(said.get(key)) for key in ("size", "crop_size"))
     cropped = cropped if said.get("do_center_crop") else None
     flat = source.flat_config

@@ -35,7 +35,7 @@ class HeadsDocument(TypedDict):
     kinds: dict[str, dict[str, float]]  # heads of each kind of attention, and their share of all importance
     text: bool
     ablation: NotRequired[JsonObject]  # one head off at a time, summary over all heads; `spearman` with the importance
-    curve: NotRequired[JsonObject]  # scores by the fraction pruned: in both orders, and by kind of attention
+    curve: NotRequired[JsonObject]  # scores by the fraction pruned, in both orders
     whole: NotRequired[JsonObject]
     schema_version: NotRequired[int]
     kind: NotRequired[str]
@@ -111,20 +111,16 @@ def study(loaded: Loaded, calibration: Calibration, options: HeadOptions | None 
 
 
 def curves(bench: HeadScorer, values: ndarray, options: HeadOptions) -> JsonObject:
-    """Return the score by the fraction pruned, in both orders, and for each kind of attention alone."""
+    """Return the score by the fraction pruned, in both orders."""
     asked = pruning.fractions(options.steps)
     order = np.argsort(values, kind="stable")
-    kind = np.concatenate([[site.kind] * site.heads for site in bench.sites])
-    apart = list(dict.fromkeys(kind)) if len(set(kind)) > 1 else []
-    with phase("pruning", len(asked) * (2 + len(apart)), "points/s") as step:
+    with phase("pruning", 2 * len(asked), "points/s") as step:
         orders = {
-            "importance": pruning.curve(bench, order, asked, step=step),
-            "reverse": pruning.curve(bench, order[::-1], asked, step=step),
+            "importance": pruning.curve(bench, order, asked, step),
+            "reverse": pruning.curve(bench, order[::-1], asked, step),
         }
-        document = {"tolerance": pruning.TOLERANCE, "orders": orders}
-        document["by_kind"] = {k: pruning.curve(bench, order, asked, of=kind == k, step=step) for k in apart}
-    document["prunable"] = {name: pruning.prunable(rows, bench) for name, rows in orders.items()}
-    return document
+    able = {name: pruning.prunable(rows, bench) for name, rows in orders.items()}
+    return {"tolerance": pruning.TOLERANCE, "orders": orders, "prunable": able}
 
 
 def kinds(places: Sequence[Site], values: ndarray) -> dict[str, dict[str, float]]:

@@ -89,21 +89,15 @@ def fractions(steps: int) -> list[float]:
 
 
 def curve(
-    bench: HeadScorer,
-    order: ndarray,
-    asked: Sequence[float],
-    of: ndarray | None = None,
-    step: Callable[[], None] = lambda: None,
+    bench: HeadScorer, order: ndarray, asked: Sequence[float], step: Callable[[], None] = lambda: None
 ) -> list[Point]:
-    """Return the scores with growing parts of an order switched off. `of` selects the heads that may go (None: all)."""
-    order = order if of is None else order[of[order]]
+    """Return the scores with growing parts of an order switched off."""
     rows = []
     for fraction in asked:
         keep = np.ones(count(bench.sites), bool)
         keep[order[: round(fraction * len(order))]] = False
         gone = int((~keep).sum())
-        share = gone / len(keep) if of is None else fraction
-        rows.append({"fraction": share, "pruned": gone} | bench.scores(keep).as_dict())
+        rows.append({"fraction": gone / len(keep), "pruned": gone} | bench.scores(keep).as_dict())
         step()
     return rows
 

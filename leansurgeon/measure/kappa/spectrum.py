@@ -33,9 +33,9 @@ def spectrum(block: Tensor) -> Tensor:
     >>> spectrum(torch.diag(torch.tensor([4.0, 2.0, 1.0]))[None])
     tensor([[4., 2., 1.]], dtype=torch.float64)
     """
-    block, mask = _to_working_device(block, None)
-    raw_BR, _ = _eigenvalues(_gram(block, mask), block, mask, centred=False)
-    return _values(block, raw_BR, raw_BR[:, 0], mask, False, block.shape[2])
+    block = block.detach()
+    raw_BR, _ = _eigenvalues(_gram(block, None), block, None, centred=False)
+    return _values(block, raw_BR, raw_BR[:, 0], None, False, block.shape[2])
 
 
 def conditioning(
@@ -48,12 +48,13 @@ def conditioning(
     (`noise_floor`). `most` is the largest possible rank of the block if that is below min(N, M); `centred` False skips
     the second spectrum and leaves its figures NaN.
     """
-    b, n, m = block.shape
+    block, (b, n, m) = block.detach(), block.shape
+    mask = None if mask is None else mask.to(block.device).bool()
     step = max(1, CHUNK // max(1, n * m))
     statistics = []
     for start in range(0, b, step):
         part = None if mask is None else mask[start : start + step]
-        statistics += _conditioning(*_to_working_device(block[start : start + step], part), min(m, most or m), centred)
+        statistics += _conditioning(block[start : start + step], part, min(m, most or m), centred)
     return statistics
 
 
@@ -124,13 +125,6 @@ def kappa_above(sigma: Tensor | ndarray, k: int, floor: float) -> tuple[float, f
 
 
 # -- the Gram matrix ------------------------------------------------------------------------------
-
-
-def _to_working_device(block: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """Move both to a device with fp64, which Apple's GPUs lack."""
-    block = block.detach()
-    block = block.cpu() if block.device.type == "mps" else block
-    return block, None if mask is None else mask.to(block.device).bool()
 
 
 def _real(block: Tensor, mask: Tensor | None) -> Tensor:

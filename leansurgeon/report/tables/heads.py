@@ -123,7 +123,7 @@ def curve(document: HeadsDocument) -> list[str]:
     able = ", ".join(
         f"{LABELS[key]} {100 * curves['prunable'][key]:.0f} %" for key in LABELS if key in curves["orders"]
     )
-    lines = [
+    return [
         *tabulate_curves(orders, document),
         *wrap(
             f"{unit(document)} on {document['samples']['curve']:,} held-out samples. least: the least important heads "
@@ -131,10 +131,6 @@ def curve(document: HeadsDocument) -> list[str]:
         ),
         *wrap(f"Can go for {allowed}: {able}."),
     ]
-    if curves["by_kind"]:
-        said = "Each kind of attention alone, its least important heads first."
-        lines += ["", *tabulate_curves(curves["by_kind"], document), *wrap(said)]
-    return lines
 
 
 def tabulate_curves(curves: Mapping[str, Sequence[Point]], document: HeadsDocument) -> list[str]:

@@ -10,19 +10,18 @@ Shape letters: N samples of a split, F files.
 from __future__ import annotations
 
 import os
-import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from itertools import groupby, pairwise
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from leansurgeon.errors import LeanSurgeonError, UsageError, plural, quote
-from leansurgeon.progress import Say, size_text, track
+from leansurgeon.errors import UsageError, plural, quote
+from leansurgeon.progress import Say, track
 from leansurgeon.reading import archives, files, images, jsonfile, tables
 from leansurgeon.reading.tables import class_names, parquet_parts, parquet_schema
 from leansurgeon.tasks import base, disk_cache, splits, user_data
@@ -47,7 +46,6 @@ def build(place: ImagePlaces, folder: Path, label: str | None, classes: int | No
         elif place.kind in ("parquet", "hub"):
             own, rows = rows_of(place.kind, places, label)
             names = names or own
-            _check_room(folder, sum(p.stat().st_size for p in places if isinstance(p, Path)), say)
             paths, samples = [target.name], []
             with target.open("wb") as file:  # images without a class are not copied
                 for content, name in rows:
@@ -87,14 +85,12 @@ def build(place: ImagePlaces, folder: Path, label: str | None, classes: int | No
                 raise UsageError(f"{where} has the class '{strange[0]}', which the training images do not have.")
             order = {name: number for number, name in enumerate(names)}
             labels = [order[name] for name in labels]
-        encoded = [os.fsencode(path) for path in paths]
         arrays = {
             "file": np.array(numbers, dtype=np.int32),
             "start": np.array(starts, dtype=np.int64),
             "size": np.array(lengths, dtype=np.int64),
             "labels": np.array(labels, dtype=np.int32),
-            "files": np.frombuffer(b"".join(encoded), dtype=np.uint8),
-            "file-starts": disk_cache.starts_of(np.array([len(name) for name in encoded], dtype=np.int64)),
+            "files": np.array([os.fsencode(path) for path in paths]),
         }
         for name, array in arrays.items():
             np.save(folder / f"{split}-{name}.npy", array)
@@ -159,23 +155,12 @@ def _content_of(reader: Reader, row: int) -> int | UsageError:
         return error
 
 
-def readable_names(folder: Path, info: disk_cache.Info) -> set[str]:
-    """Return the files of an entry's index without those that were skipped."""
-    names = set()
-    for path in folder.glob("*-files.npy"):
-        starts = np.load(path.with_name(path.name.replace("-files", "-file-starts")))
-        flat = np.load(path).tobytes()
-        names |= {os.fsdecode(flat[a:b]) for a, b in pairwise(starts)}
-    said = " ".join(info.get("damaged", ()))
-    return {name for name in names if name not in said}
-
-
 class Reader:
     """Reads samples through the arrays that `build` wrote."""
 
     def __init__(self, folder: Path, split: str, array: Callable[[str], np.ndarray]) -> None:
         self._folder = folder
-        self._parts = [array(f"{split}-{name}") for name in ("file", "start", "size", "files", "file-starts")]
+        self._parts = [array(f"{split}-{name}") for name in ("file", "start", "size", "files")]
 
     def name(self, index: int) -> str:
         """Return the file of a sample, with its offset if the file holds several."""
@@ -205,8 +190,7 @@ class Reader:
         return images.decode(content, mode, where)
 
     def _path(self, index: int) -> str:
-        file, *_, flat, starts = self._parts
-        path = os.fsdecode(flat[starts[file[index]] : starts[file[index] + 1]].tobytes())
+        path = os.fsdecode(self._parts[3][self._parts[0][index]])
         return path if os.path.isabs(path) else str(self._folder / path)
 
 
@@ -272,18 +256,6 @@ def _class(content: bytes, suffix: str, where: str) -> int | str:
     if (isinstance(value, int) and UNLABELLED <= value < CLASSES) or (isinstance(value, str) and value.strip()):
         return value
     raise UsageError(f"{where} holds no class.")
-
-
-def _check_room(folder: Path, size: int, say: Say) -> None:
-    free = shutil.disk_usage(folder).free
-    if size > free:
-        raise LeanSurgeonError(
-            f"The images of the parquet files take {size_text(size)} in the data cache, and {size_text(free)} are "
-            "free there.",
-            "Free some, put the cache elsewhere, or give the images as webdataset shards, which stay where they are.",
-        )
-    if size > 1e9:
-        say(f"images: copying {size_text(size)} out of parquet files into the cache, once")
 
 
 # -- rows of tables, of parquet files and of the hub -----------------------------------------------

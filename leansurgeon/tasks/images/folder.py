@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet-1k, with pixels in 0..1
-_VERSION = 3
+_VERSION = 4
 Interpolation = Literal["random", "bilinear", "bicubic", "nearest", "lanczos"]
 
 
@@ -66,7 +66,7 @@ class Options(base.Options):
 
     @model_validator(mode="after")
     def _of_pixels(self) -> Options:
-        """Check that mean and std fit pixels in 0..1 and the channels, and that crops have an area."""
+        """Check that mean and std fit pixels in 0..1 and the channels."""
         for name in ("mean", "std"):
             values = getattr(self, name)
             if values is not None and len(values) != self.channels:
@@ -75,12 +75,6 @@ class Options(base.Options):
             raise ValueError(f"mean {self.mean} is not within 0..1, as pixels are (not 0..255)")
         if self.std is not None and not all(0 < value <= 1 for value in self.std):
             raise ValueError(f"std {self.std} is not above 0 and at most 1 (pixels are in 0..1, not 0..255)")
-        low, high = self.crop_scale
-        if not 0 < low <= high <= 1:
-            raise ValueError(f"crop_scale [{low:g}, {high:g}] is not two shares of the image, 0 < least <= most <= 1")
-        low, high = self.crop_ratio
-        if not 0 < low <= high < float("inf"):
-            raise ValueError(f"crop_ratio [{low:g}, {high:g}] is not two ratios, 0 < least <= most")
         return self
 
 
@@ -125,22 +119,6 @@ class ImageFolder(base.Task):
         where = ["class folders" if source.kind == "folder" else "as the data says"] if shares else []
         total = {"images": int(counts.sum()), "of them damaged": len(self._info.get("damaged") or ())}
         self.was_read = user_data.tell([Path(o.data).name], total, [("label", where)], where, shares)
-
-    def changes_since(self, before: str) -> str:
-        """Describe which images were added, removed or damaged since the data was prepared as `before`.
-
-        Empty if that entry no longer exists.
-        """
-        folders = {name: self._folder.parent / name for name in (before, self._folder.name)}
-        if not all(folder.is_dir() for folder in folders.values()):
-            return ""
-        old, new = (image_files.readable_names(folder, disk_cache.read_info(folder)) for folder in folders.values())
-        told = []
-        for what, some in (("gone or damaged", old - new), ("new", new - old)):
-            if some:
-                more = " ..." if len(some) > 3 else "."
-                told.append(f"{plural(len(some), 'image')} {what}: {', '.join(sorted(some)[:3])}{more}")
-        return " ".join(told)
 
     def _choose_samples(self) -> dict[str, np.ndarray]:
         """Return the rows of each split: all on its side, or as few as the options allow."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import struct
 from pathlib import Path
 from typing import ClassVar
@@ -121,7 +122,7 @@ class FashionOptions(base.Options):
     augment: bool = True
 
 
-class FashionMnist(SmallImages):
+class FashionMnist(SmallImages, base.Shortened):
     """Ten-way classification of standardised (1, 28, 28) images.
 
     Training images are shifted by up to 2 pixels each way and flipped.
@@ -139,29 +140,24 @@ class FashionMnist(SmallImages):
         paths = {(split, kind): _find(Path(o.data), split, kind) for split in FILES for kind in ("images", "labels")}
         # Size and time identify the content: hashing 30 MB at every start would cost too much.
         stamps = {str(path): [path.stat().st_size, path.stat().st_mtime_ns] for path in paths.values()}
-        key = {"version": 1, "files": stamps, "train": o.train_samples, "eval": o.eval_samples}
 
         def build(folder: Path) -> disk_cache.Info:
             say(f"fashion-mnist: reading {o.data}")
             sizes = {}
-            for split, limit in (("train", o.train_samples), ("eval", o.eval_samples)):
+            for split in FILES:
                 image_path, label_path = paths[split, "images"], paths[split, "labels"]
-                images, labels = read_idx(image_path, 3), read_idx(label_path, 1)
-                there, (height, width) = len(images), images.shape[1:]
-                if there != len(labels):
-                    raise UsageError(f"{image_path} holds {there:,} images and {label_path} {len(labels):,} labels.")
-                if (height, width) != (28, 28):
-                    raise UsageError(f"{image_path} holds images of {height} x {width} pixels, not 28 x 28.")
-                if there and labels.max() > 9:
-                    raise UsageError(f"{label_path} holds the label {labels.max()}; Fashion-MNIST has 0 to 9.")
-                if limit is not None and limit > there:
-                    raise UsageError(f"{image_path} holds {there:,} images where {split}_samples asks for {limit:,}.")
-                np.save(folder / f"{split}-images.npy", images[:limit])
-                np.save(folder / f"{split}-labels.npy", labels[:limit])
-                sizes[split] = len(labels[:limit])
+                images, labels = read_idx(image_path, (28, 28)), read_idx(label_path, ())
+                if len(images) != len(labels):
+                    raise UsageError(
+                        f"{image_path} holds {len(images):,} images and {label_path} {len(labels):,} labels."
+                    )
+                np.save(folder / f"{split}-images.npy", images)
+                np.save(folder / f"{split}-labels.npy", labels)
+                sizes[split] = len(labels)
             return {"sizes": sizes}
 
-        self._open(cache, "fashion-mnist", key, build)
+        self._open(cache, "fashion-mnist", {"version": 1, "files": stamps}, build)
+        self._check_limits("Fashion-MNIST", "images")
 
 
 def _find(folder: Path, split: str, kind: str) -> Path:
@@ -176,23 +172,16 @@ def _find(folder: Path, split: str, kind: str) -> Path:
     raise UsageError(f"Fashion-MNIST is not in {folder}: {name}.gz is missing.", hint)
 
 
-def read_idx(path: Path, dimensions: int) -> ndarray:
-    """Return the uint8 array of an idx file, plain or compressed (name ending in .gz).
+def read_idx(path: Path, shape: tuple[int, ...]) -> ndarray:
+    """Return the uint8 array (N, *shape) of an idx file, plain or compressed (name ending in .gz).
 
-    Raises UsageError for a file that is no idx file, has another number of dimensions, or does not have the size that
-    its header says.
+    Raises UsageError for a file that holds anything else.
     """
     data = archives.read_gzip(path, LARGEST) if path.suffix == ".gz" else files.read_bytes(path, LARGEST)
-    if len(data) < 4 or data[:3] != bytes((0, 0, _UNSIGNED_BYTE)):
-        raise UsageError(f"{path} is not an idx file of bytes: it begins with {data[:4].hex(' ') or 'nothing'}.")
-    if data[3] != dimensions:
-        raise UsageError(f"{path} has {data[3]} dimensions where {dimensions} are expected.")
-    header = 4 + 4 * dimensions
-    if len(data) < header:
-        raise UsageError(f"{path} is truncated: {len(data)} bytes are less than its header.")
-    shape = struct.unpack(f">{dimensions}I", data[4:header])
-    wanted = header + int(np.prod(shape, dtype=object))
-    if len(data) != wanted:
-        what = "truncated" if len(data) < wanted else "longer than its header says"
-        raise UsageError(f"{path} is {what}: {len(data):,} bytes where {wanted:,} are expected.")
-    return np.frombuffer(data, np.uint8, offset=header).reshape(shape)
+    start = bytes((0, 0, _UNSIGNED_BYTE, 1 + len(shape)))
+    header = struct.calcsize(f">{1 + len(shape)}I")
+    count, left = divmod(max(0, len(data) - 4 - header), math.prod(shape))
+    if left or data[: 4 + header] != start + struct.pack(f">{1 + len(shape)}I", count, *shape):
+        what = " x ".join(map(str, ("N", *shape)))
+        raise UsageError(f"{path} is truncated, or is no idx file of {what} bytes.")
+    return np.frombuffer(data, np.uint8, offset=4 + header).reshape(count, *shape)

@@ -1,10 +1,9 @@
 """ListOps of the Long Range Arena: the value, 0 to 9, of a nested expression such as `[MAX 2 9 [MIN 4 7 ] 0 ]`.
 
 The expressions are generated here, because the distribution is published and the files are part of an archive of 7.7
-GB, or read from those files (`lra_release/listops-1000/basic_train.tsv` and so on). Depth and number of arguments are
-at most 10, 500 < length < 2000, 96,000 / 2,000 / 2,000 distinct expressions (Tay et al., "Long Range Arena", ICLR
-2021). The published split takes a Python set in hash order, which differs between runs; ours keeps the order of
-drawing, which is as random and reproducible.
+GB. Depth and number of arguments are at most 10, 500 < length < 2000, 96,000 / 2,000 / 2,000 distinct expressions (Tay
+et al., "Long Range Arena", ICLR 2021). The published split takes a Python set in hash order, which differs between
+runs; ours keeps the order of drawing, which is as random and reproducible.
 """
 
 from __future__ import annotations
@@ -12,25 +11,21 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from functools import partial
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
 from pydantic import Field, model_validator
 
-from leansurgeon.errors import UsageError, quote
+from leansurgeon.errors import UsageError
 from leansurgeon.progress import Say, phase
-from leansurgeon.reading import tables
-from leansurgeon.reading.files import in_home
 from leansurgeon.tasks import base, disk_cache
 from leansurgeon.tasks.long_range import makers
-from leansurgeon.tasks.long_range.listops_trees import SYMBOLS, TREES_PER_CHUNK, Grammar, Trees, chunk
+from leansurgeon.tasks.long_range.listops_trees import TREES_PER_CHUNK, Grammar, Trees, chunk
 from leansurgeon.tasks.text import vocab
 
 PAD = 0  # symbol i of SYMBOLS is token i + 1; 15 symbols and the padding, in the published vocabulary of 32
-GENERATED = "generated"
-FILES = {"train": "basic_train.tsv", "eval": "basic_val.tsv", "test": "basic_test.tsv"}
 _VERSION = 1  # of the generator; increased when the data changes
 _PATIENCE = 50  # chunks in a row without a new expression
 
@@ -39,10 +34,8 @@ class Options(base.Options):
     """Options of `listops`.
 
     Defaults are the published data set; smaller numbers give a mini variant. Both length bounds are exclusive.
-    `data`: `generated`, or the folder of the published files, of which all samples are used.
     """
 
-    data: str = GENERATED
     train: int = Field(96_000, ge=1)
     eval: int = Field(2_000, ge=1)
     test: int = Field(2_000, ge=0)
@@ -73,23 +66,9 @@ class ListOps(base.Task):
     licence = "made by leansurgeon: no rights attached"
 
     def prepare(self, cache: Path, model_dir: Path | None, *, workers: int, say: Say) -> None:
-        """Generate the trees once in `workers` processes, depending on the seed only, or read the published files."""
+        """Generate the trees once in `workers` processes, depending on the seed only."""
         o = self.options
         vocab.check_length(self.seq_len, model_dir)
-        if o.data != GENERATED:
-            folder = in_home(o.data).absolute()
-            found = {split: sorted(folder.rglob(name)) for split, name in FILES.items()}
-            if missing := [FILES[split] for split, paths in found.items() if not paths]:
-                raise UsageError(
-                    f"ListOps is not in {folder}: {missing[0]} is missing.",
-                    "It is listops-1000 in lra_release.gz (7.7 GB) from storage.googleapis.com/long-range-arena; or "
-                    "leave `data` out, and the expressions are made here.",
-                )
-            files = {split: paths[0] for split, paths in found.items()}
-            self.source, self.licence = f"ListOps of the Long Range Arena, {o.data}", "as its authors say"
-            key = {"version": _VERSION, "files": {split: disk_cache.file_key(path) for split, path in files.items()}}
-            self._open(cache, "listops", key, partial(_read, files, self.seq_len, say))
-            return
         self.source = (
             f"ListOps of the Long Range Arena, generated: depth {o.max_depth}, {o.max_args} arguments, "
             f"{o.min_length} < length < {o.max_length}, seed {o.seed}"
@@ -115,38 +94,6 @@ class ListOps(base.Task):
         return {"seq_len": self.seq_len}
 
 
-def _read(files: dict[str, Path], most: int, say: Say, folder: Path) -> disk_cache.Info:
-    """Write tokens, starts and labels of the published files.
-
-    Each file has a header, then lines of an expression (round brackets have no meaning), a tab and the value.
-    """
-    numbers = {symbol: number for number, symbol in enumerate(SYMBOLS, start=PAD + 1)}
-    tokens, lengths, labels, sizes = disk_cache.ArrayWriter(folder / "tokens.npy", np.uint8), [], [], {}
-    for split, path in files.items():
-        say(f"listops: reading {path}")
-        for number, line in enumerate(islice(tables.lines(path), 1, None), start=2):
-            expression, _, value = line.rstrip("\n").rpartition("\t")
-            symbols = expression.replace("(", " ").replace(")", " ").split()
-            strange = [symbol for symbol in symbols if symbol not in numbers]
-            if strange or value not in SYMBOLS[:10] or not 0 < len(symbols) <= most:
-                told = f"{quote(strange[0])} is not a symbol of ListOps" if strange else f"the value is {quote(value)}"
-                if not strange and value in SYMBOLS[:10]:
-                    told = f"{len(symbols):,} symbols, where seq_len leaves room for 1 to {most:,}"
-                raise UsageError(f"{path}, line {number:,}: {told}.")
-            tokens.append([numbers[symbol] for symbol in symbols])
-            lengths.append(len(symbols))
-            labels.append(int(value))
-        sizes[split] = len(labels) - sum(sizes.values())
-    tokens.close()
-    return _finish(folder, sizes, np.array(lengths), np.array(labels))
-
-
-def _finish(folder: Path, sizes: dict[str, int], lengths: np.ndarray, labels: np.ndarray) -> disk_cache.Info:
-    np.save(folder / "starts.npy", disk_cache.starts_of(lengths))
-    np.save(folder / "labels.npy", labels.astype(np.uint8))
-    return disk_cache.name_stretches(sizes)
-
-
 def _generate(
     grammar: Grammar, seed: int, sizes: dict[str, int], workers: int, say: Say, folder: Path
 ) -> disk_cache.Info:
@@ -158,15 +105,17 @@ def _generate(
     lengths, labels = [], []
     begun = time.monotonic()
     made = makers.chunks(chunk, (grammar, seed), workers)
-    with made as chunks, phase("listops", total, "expressions/s") as advance:
-        for trees in _distinct(chunks, total, grammar):
+    with closing(made), phase("listops", total, "expressions/s") as advance:
+        for trees in _distinct(made, total, grammar):
             tokens.append(trees.symbols + np.uint8(1))
             lengths.append(trees.lengths)
             labels.append(trees.values)
             advance(len(trees.lengths))
     tokens.close()
     say(f"listops: {total:,} expressions, {tokens.length:,} symbols, in {time.monotonic() - begun:.1f} s")
-    return _finish(folder, sizes, np.concatenate(lengths), np.concatenate(labels))
+    np.save(folder / "starts.npy", disk_cache.starts_of(np.concatenate(lengths)))
+    np.save(folder / "labels.npy", np.concatenate(labels).astype(np.uint8))
+    return disk_cache.name_stretches(sizes)
 
 
 def _distinct(chunks: Iterator[Trees | None], total: int, grammar: Grammar) -> Iterator[Trees]:

@@ -17,7 +17,7 @@ from pydantic import Field, model_validator
 
 from leansurgeon.errors import UsageError, quote
 from leansurgeon.progress import Say
-from leansurgeon.reading import archives, files, tables
+from leansurgeon.reading import files, tables
 from leansurgeon.reading.files import in_home
 from leansurgeon.tasks import base, disk_cache, hub
 from leansurgeon.tasks.images import cifar10
@@ -29,16 +29,12 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 IMDB = "hub:stanfordnlp/imdb"
-IMDB_BY_HAND = (
-    "Download aclImdb_v1.tar.gz from ai.stanford.edu/~amaas/data/sentiment on another machine and name it, or the "
-    "folder that it unpacks to, with the task's option `data`."
-)
+IMDB_BY_HAND = "Download its parquet files on another machine and name their folder with the task's option `data`."
 AAN_BY_HAND = (
     "Download lra_release.gz (7.7 GB) from storage.googleapis.com/long-range-arena, unpack it with tar, and name its "
     "folder tsv_data, or the whole, with the task's option `data`."
 )
 LABELS = {"0": 0, "1": 1, "0.0": 0, "1.0": 1}  # float columns of tables with gaps write 0.0 and 1.0
-REVIEW = 64_000_000  # bytes of one file in the archive; its word list has a few million
 GREY = np.float32([0.2989, 0.5870, 0.1140])  # weights of red, green and blue in TensorFlow's rgb_to_grayscale
 
 
@@ -66,8 +62,7 @@ class BytesOptions(base.Options):
 class TextOptions(BytesOptions):
     """Options of `lra-text`.
 
-    `data`: aclImdb_v1.tar.gz, its folder, a folder of train and test tables (csv, tsv, jsonl, parquet) with the columns
-    text and label, or the hub.
+    `data`: the hub, or a folder of train and test tables (parquet, csv, tsv, jsonl) with the columns text and label.
     """
 
     data: str = IMDB
@@ -135,7 +130,7 @@ class LraText(_Bytes):
             say(f"lra-text: reading {data}")
             sizes = {}
             for split, place in splits.items():
-                rows = list(_reviews(place, "test" if split == "eval" else "train"))
+                rows = list(_reviews(place))
                 if not rows:
                     where = place if isinstance(place, Path) else "The data set"
                     raise UsageError(f"{where} holds no reviews for '{split}'.", IMDB_BY_HAND)
@@ -238,62 +233,31 @@ def _store(folder: Path, split: str, rows: Iterator[tuple[int, list[bytes]]], te
 
 
 def _imdb(data: str) -> dict[str, Any]:
-    """Return where each split's reviews are: the archive, a folder with pos/ and neg/, a table, or a hub data set."""
+    """Return where each split's reviews are: a table, or a hub data set."""
     words = {"train": "train", "eval": "test"}
     if named := hub.parse(data):
         return {split: hub.load(*named, word, by_hand=IMDB_BY_HAND) for split, word in words.items()}
-    path = in_home(data).absolute()
-    if path.is_file() and tables.is_table(path):
-        raise UsageError(
-            f"{path} is one table, so nothing would be left to evaluate on.",
-            "Name the folder that holds train and test tables (train.parquet, test.parquet) with `data`.",
-        )
-    for root in (path, path / "aclImdb"):
-        if (root / "train" / "pos").is_dir() and (root / "test" / "pos").is_dir():
-            return {"train": root / "train", "eval": root / "test"}
-    archive = path if path.is_file() else path / "aclImdb_v1.tar.gz"
-    if archive.is_file():
-        return {"train": archive, "eval": archive}
-    splits = {}
-    for split, word in words.items():
-        tables_here = sorted(p for p in path.rglob(f"{word}*") if tables.is_table(p)) if path.is_dir() else []
-        if tables_here:
-            splits[split] = tables_here[0]
-    if len(splits) < 2:
-        raise UsageError(f"The IMDb reviews are not in {data}.", IMDB_BY_HAND)
-    return splits
+    folder = in_home(data).absolute()
+    parts = image_places.parts_by_name(list(filter(tables.is_table, files.files_below(folder))), folder, mixed=True)
+    if not {"train", "test"} <= parts.keys():
+        raise UsageError(f"The IMDb reviews are not in {data}: no train and test tables there.", IMDB_BY_HAND)
+    return {split: parts[word][0] for split, word in words.items()}
 
 
-def _reviews(place: Path | Dataset, word: str) -> Iterator[tuple[int, bytes]]:
+def _reviews(place: Path | Dataset) -> Iterator[tuple[int, bytes]]:
     """Yield (label, bytes) of each review; 1 is positive."""
-    if isinstance(place, Path) and place.is_dir():
-        for label, kind in enumerate(("neg", "pos")):
-            texts = sorted((place / kind).glob("*.txt"))
-            if not texts:
-                raise UsageError(f"{place / kind} holds no reviews (*.txt).", IMDB_BY_HAND)
-            for path in texts:
-                yield label, files.read_bytes(path, REVIEW)
-    elif not isinstance(place, Path) or tables.is_table(place):
-        columns = ["text", "label"]
-        if isinstance(place, Path):
-            where, rows = place, tables.read(place, columns)
-        else:
-            where, rows = "The data set", hub.rows(place, columns, "stanfordnlp/imdb")
-        for number, (text, said) in rows:  # csv files hold the label as text, others as a number
-            if not isinstance(text, str):
-                raise UsageError(f"{where}, row {number}: a text is {quote(text)}.")
-            label = LABELS.get(str(said).strip())
-            if label is None:
-                raise UsageError(f"{where}, row {number}: the label {quote(said)} is not 0 or 1.")
-            yield label, text.encode()
+    columns = ["text", "label"]
+    if isinstance(place, Path):
+        where, rows = place, tables.read(place, columns)
     else:
-        kinds = {f"{word}/neg": 0, f"{word}/pos": 1}
-
-        def kind_of(name: str) -> str:
-            return "/".join(Path(name).parts[-3:-1])
-
-        for name, content in archives.members(place, lambda n: kind_of(n) in kinds and n.endswith(".txt"), REVIEW):
-            yield kinds[kind_of(name)], content
+        where, rows = "The data set", hub.rows(place, columns, "stanfordnlp/imdb")
+    for number, (text, said) in rows:  # csv files hold the label as text, others as a number
+        if not isinstance(text, str):
+            raise UsageError(f"{where}, row {number}: a text is {quote(text)}.")
+        label = LABELS.get(str(said).strip())
+        if label is None:
+            raise UsageError(f"{where}, row {number}: the label {quote(said)} is not 0 or 1.")
+        yield label, text.encode()
 
 
 # -- AAN pairs -------------------------------------------------------------------------------------

@@ -65,7 +65,7 @@ class Corpus:
     def __iter__(self) -> Iterator[Document]:
         """Iterate over all documents, as often as requested."""
         for path in self.files:
-            if not self.has_rows(path):
+            if not tables.is_table(path):
                 yield text_files.read(path)
         yield from self._row_documents()
 
@@ -74,7 +74,7 @@ class Corpus:
 
         def read(last: bool) -> Iterator[Document]:
             for path in self.files:
-                part = "" if self.has_rows(path) else text_files.cut_end(text_files.read(path), held)[last]
+                part = "" if tables.is_table(path) else text_files.cut_end(text_files.read(path), held)[last]
                 if part:
                     yield part
             count = sum(1 for _ in self._row_documents())
@@ -103,7 +103,7 @@ class Corpus:
         """Return the distinct sentences of text files, and all texts in the cells of tables, unsplit."""
         unique = {}
         for path in self.files:
-            if not self.has_rows(path):
+            if not tables.is_table(path):
                 unique.update(dict.fromkeys(sentences(text_files.read(path))))
         for cells, where in islice(self._cells(), self.first):
             unique.update(dict.fromkeys(text.strip() for text in user_data.texts_in(cells, where)))
@@ -116,10 +116,6 @@ class Corpus:
             before = "\n\n".join(filter(None, asked))
             if before and answer:
                 yield before, answer
-
-    def has_rows(self, path: Path) -> bool:
-        """Return whether a file is read by rows: a table, or a text of which only the first documents are wanted."""
-        return self.first is not None or tables.is_table(path)
 
     def _holds_ids(self) -> bool:
         """Return whether the column holds lists of integers, by the schema of the hub data set or the parquet files."""
@@ -165,11 +161,7 @@ class Corpus:
         if self.rows is not None:
             read = [(self.names[0], hub.rows(self.rows, columns, self.names[0]))]
         else:
-            paths = [path for path in self.files if self.has_rows(path)]
-            read = (
-                (path, tables.read(path, columns) if tables.is_table(path) else text_files.documents(path))
-                for path in paths
-            )
+            read = ((path, tables.read(path, columns)) for path in self.files if tables.is_table(path))
         for place, rows in read:
             for number, cells in rows:
                 empty = all(map(user_data.is_empty, cells))
@@ -242,7 +234,10 @@ def find(
         if len(listed) > 1:
             raise UsageError(f"A data set of the hub cannot be mixed with others, and {len(listed)} names are given.")
         return Corpus((), hub.load(*hub.parse(listed[0]), split, by_hand=BY_HAND), read, first, chat, render)
-    return Corpus(tuple(text_files.find(listed)), None, read, first, chat, render)
+    files = tuple(text_files.find(listed))
+    if first is not None and not all(map(tables.is_table, files)):
+        raise UsageError("The option `documents` counts rows of tables, and not all of the data is tables.")
+    return Corpus(files, None, read, first, chat, render)
 
 
 def find_named(options: Any, **how: Any) -> dict[str, Corpus]:

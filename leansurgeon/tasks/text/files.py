@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import glob
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from leansurgeon.errors import UsageError
@@ -12,7 +12,6 @@ from leansurgeon.reading.files import in_home
 
 LARGEST = 4_000_000_000  # bytes; a file is read at once
 SUFFIXES = (".txt", ".text", ".md", ".rst")  # text files in a folder; a file that is named may have any suffix
-END = "<|endoftext|>"  # a line between two documents
 PACKAGED = {"austen": Path(__file__).parent.parent / "data" / "persuasion.txt"}
 PROSE = ("austen", str(PACKAGED["austen"].with_name("countries.txt")))  # a novel, and reports on countries
 
@@ -58,28 +57,6 @@ def read(path: Path) -> str:
     if not text.strip():
         raise UsageError(f"{path} holds no text.")
     return text
-
-
-def documents(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """Yield the documents of a text file in which a line `END` follows each, as in those of TinyStories.
-
-    They are numbered from 1 like rows of one column, and read lazily. Raises UsageError for a file without such a line.
-    """
-    part, number = [], 0
-    for line in tables.lines(path):
-        if line.strip() != END:
-            part.append(line)
-            continue
-        number += 1
-        yield number, ["".join(part).strip()]
-        part = []
-    if not number:
-        raise UsageError(
-            f"The option `documents` counts rows of tables and documents that a line {END} ends, and {path} has no "
-            "such line."
-        )
-    if rest := "".join(part).strip():
-        yield number + 1, [rest]
 
 
 def cut_end(text: str, last: float) -> tuple[str, str]:

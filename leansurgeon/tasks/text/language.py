@@ -22,7 +22,6 @@ from pydantic import Field
 
 from leansurgeon.errors import UsageError
 from leansurgeon.progress import PLAIN_EVERY, Say
-from leansurgeon.reading.files import in_home
 from leansurgeon.tasks import base, chance, disk_cache, splits, user_data
 from leansurgeon.tasks.text import corpus, vocab
 from leansurgeon.tasks.text import files as text_files
@@ -43,11 +42,10 @@ class Options(base.Options):
     `text`, or a data set of the hub (`hub:roneneldan/TinyStories`; `eval_data` then takes its split "validation",
     `test_data` its "test"). Splits that are not named are cut from `data` by content; with `eval_fraction` the last
     part of each text file, and of the rows of tables, is for evaluation instead, and there is no test. `documents`: use
-    only this many rows of `data`, the first; for text files this many of the documents that end with a line
-    `<|endoftext|>`. If the files of a folder or glob are named after splits (train, validation, test), each is used for
-    its split. Several text columns are joined by line breaks or, with `chat`, read as what a user says and an assistant
-    answers. A column of lists is read as token ids of the chosen tokenizer, or as a chat; chats are written by the
-    tokenizer's template, if it has one.
+    only this many rows of `data`, the first. If the files of a folder or glob are named after splits (train,
+    validation, test), each is used for its split. Several text columns are joined by line breaks or, with `chat`, read
+    as what a user says and an assistant answers. A column of lists is read as token ids of the chosen tokenizer, or as
+    a chat; chats are written by the tokenizer's template, if it has one.
 
     `vocab_size`: for bpe and wordpiece the size to train (4096), for char and byte the rows of the embedding, if more
     than tokens.
@@ -199,14 +197,11 @@ class MaskedLM(CausalLM):
     def _with_mask(self, tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
         if tokenizer.mask_token_id is not None:
             return tokenizer
-        kind, hint = self.options.tokenizer, "Choose a tokenizer of the task's own: char, byte, bpe or wordpiece."
-        if "/" in kind and not (in_home(kind) / "tokenizer_config.json").exists():
-            hint = (
-                "tokenizer_config.json and special_tokens_map.json say which token that is, and are missing: copy them "
-                "from where tokenizer.json came from."
-            )
-        whose = f"that in {kind}" if "/" in kind else "the model's"
-        raise UsageError(f"Task 'masked-lm' needs a tokenizer with a mask token, and {whose} names none.", hint)
+        whose = f"that in {self.options.tokenizer}" if "/" in self.options.tokenizer else "the model's"
+        raise UsageError(
+            f"Task 'masked-lm' needs a tokenizer with a mask token, and {whose} names none.",
+            "Choose a tokenizer of the task's own: char, byte, bpe or wordpiece.",
+        )
 
     def batch(self, split: str, indices: ndarray, *, seed: int, epoch: int) -> base.Batch:
         """Return `input_ids` and `labels` (B, T), -100 where nothing is predicted, and `_places`."""

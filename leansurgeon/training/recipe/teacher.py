@@ -20,7 +20,7 @@ from leansurgeon.measure.data.calibration import check_kind
 from leansurgeon.measure.data.choose_task import brings_tokenizer, class_names
 from leansurgeon.reading.files import in_home
 from leansurgeon.reading.jsonfile import JsonObject
-from leansurgeon.tasks import Task, hub
+from leansurgeon.tasks import Task
 from leansurgeon.tasks.classes import match
 from leansurgeon.tasks.text import vocab
 
@@ -162,13 +162,11 @@ def check_tokens(teacher: Source, tokenizer: PreTrainedTokenizerBase, *, own: bo
 
 def at_hand(origin: Origin, model_dir: Path) -> str | None:
     """Return the source's present name or path, or None: its own name if its digests match there, else relative to the
-    folders above the model.
-
-    A hub model is available if it is cached or the hub can be reached.
+    folders above the model. A hub model is on this machine if it is cached.
     """
     name = origin.name
     if origin.kind in ("hub", "timm"):
-        return name if is_cached(name) or hub.reachable() else None
+        return name if is_cached(name) else None
     if whereabouts.find(origin):
         return name
     path = in_home(name)

@@ -77,23 +77,19 @@ def check_data(state: JsonObject, task: Task, *, anyway: bool = False) -> None:
     """Raise `UsageError` if the size of the task's data has changed, since its order would change too; and, unless
     `anyway`, if its cache entry has: as many samples, but others.
     """
-    before, entry = state.get("entry"), task.prepared_as
-    differs = None not in (before, entry) and before != entry
-    changes = differs and hasattr(task, "changes_since") and task.changes_since(before)
-    changes = f" {changes}" if changes else ""
     for split in ("train", "eval"):
         size = task.size(split)
         if state["data"][split] != size:
             raise UsageError(
                 f"The {split} data has {size:,} samples, and had {state['data'][split]:,} when this run was "
-                f"interrupted.{changes}",
+                "interrupted.",
                 "Restore the old data, or train again on the new data: -o with another folder, on the model here or "
                 "on RUN/model, the best of this run so far.",
             )
-    if differs and not anyway:
+    before, entry = state.get("entry"), task.prepared_as
+    if None not in (before, entry) and before != entry and not anyway:
         raise UsageError(
-            "The data has changed since this run was interrupted."
-            f"{changes or f' It was prepared as {before}, and is {entry} now.'}",
+            f"The data has changed since this run was interrupted. It was prepared as {before}, and is {entry} now.",
             "Restore the old data, start a new run, or resume with the new one: --resume-anyway.",
         )
 
