@@ -159,6 +159,16 @@ def test_an_experiment_writes_them_too(tmp_path, monkeypatch):
         unchanged(source, tmp_path / f"runs/own/{arm}-s0/last")
 
 
+def test_a_probe_leaves_a_tokenizer_as_it_was_read(tmp_path):
+    from leansurgeon.tasks.text import vocab
+
+    folder = as_published(decoder(tmp_path / "source"))
+    plain = transformers.AutoTokenizer.from_pretrained(folder)
+    plain.save_pretrained(tmp_path / "plain")
+    vocab.load(folder).save_pretrained(tmp_path / "ours")
+    assert (tmp_path / "ours/tokenizer.json").read_bytes() == (tmp_path / "plain/tokenizer.json").read_bytes()
+
+
 def test_a_new_tokenizer_cuts_no_texts_and_leaves_nothing_of_the_old(tmp_path):
     """Read as every other reader of tokenizer.json does."""
     from tokenizers import Tokenizer

@@ -181,3 +181,13 @@ def test_a_text_alone_is_paired_with_an_empty_one_where_the_tokenizer_marks_pair
     real = zip(batch["input_ids"], batch["attention_mask"], strict=True)
     assert [ids[mask.bool()].tolist() for ids, mask in real] == tokenizer(texts)["input_ids"]
     assert (batch["input_ids"][:, 0] == tokenizer.cls_token_id).all()
+
+
+def test_an_encoder_whose_tokenizer_marks_no_text_is_refused(tmp_path):
+    crammed_words(tmp_path / "model", pair=False)
+    (tmp_path / "model" / "config.json").write_text('{"model_type": "bert"}')
+    task = tasks.make("glue", {"task": "sst2", "data": write_hub(tmp_path / "data", "sst2")})
+    with pytest.raises(UsageError, match=r"reads the token <cls>.*before no text"):
+        task.prepare(tmp_path / "cache", tmp_path / "model", workers=1, say=quiet)
+    (tmp_path / "model" / "config.json").write_text('{"model_type": "gpt2"}')  # reads the last token
+    task.prepare(tmp_path / "cache", tmp_path / "model", workers=1, say=quiet)

@@ -283,10 +283,11 @@ def test_a_tokenizer_that_names_no_mask_token_is_told_before_the_work(tmp_path):
         (tmp_path / "tokenizer" / name).unlink(missing_ok=True)
     told = []
     task = tasks.make("masked-lm", {"tokenizer": f"{tmp_path}/tokenizer", "seq_len": 16})
-    with pytest.raises(UsageError, match="mask token"):
+    with pytest.raises(UsageError, match="mask token") as refused:
         task.prepare(tmp_path / "cache", None, workers=1, say=told.append)
+    assert "copy them" in refused.value.hint and "tokenizer_config.json" in refused.value.hint
     assert not [*(tmp_path / "cache").glob("text-*")]
-    crammed_words(tmp_path / "tokenizer")
+    crammed_words(tmp_path / "tokenizer")  # as advised
     task.prepare(tmp_path / "cache", None, workers=1, say=told.append)
     assert task.tokenizer().mask_token == "<mask>"
 

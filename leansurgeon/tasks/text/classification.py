@@ -163,7 +163,8 @@ class TextClassification(vocab.Tokenized):
         tokenizer = self._make_tokenizer(folder, rows["train"].texts + (rows["train"].pairs or []), model_dir)
         own = model_dir if self.options.tokenizer == "model" else None
         most = vocab.read_setting(own, "config.json", "vocab_size")
-        second = None if self._paired else vocab.second_text(tokenizer)
+        reads = own if self.head == "sequence-classification" else None
+        second = None if self._paired else vocab.second_text(tokenizer, reads)
         dtype, length, cut, marked = vocab.dtype_for(vocab.count_ids(tokenizer)), self.options.seq_len, 0, False
         for split, (texts, pairs, labels) in rows.items():
             pairs = pairs if second is None else [second] * len(texts)

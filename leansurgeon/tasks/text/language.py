@@ -22,6 +22,7 @@ from pydantic import Field
 
 from leansurgeon.errors import UsageError
 from leansurgeon.progress import PLAIN_EVERY, Say
+from leansurgeon.reading.files import in_home
 from leansurgeon.tasks import base, chance, disk_cache, splits, user_data
 from leansurgeon.tasks.text import corpus, vocab
 from leansurgeon.tasks.text import files as text_files
@@ -197,11 +198,14 @@ class MaskedLM(CausalLM):
     def _with_mask(self, tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
         if tokenizer.mask_token_id is not None:
             return tokenizer
-        whose = f"that in {self.options.tokenizer}" if "/" in self.options.tokenizer else "the model's"
-        raise UsageError(
-            f"Task 'masked-lm' needs a tokenizer with a mask token, and {whose} names none.",
-            "Choose a tokenizer of the task's own: char, byte, bpe or wordpiece.",
-        )
+        kind, hint = self.options.tokenizer, "Choose a tokenizer of the task's own: char, byte, bpe or wordpiece."
+        if "/" in kind and not (in_home(kind) / "tokenizer_config.json").exists():
+            hint = (
+                "tokenizer_config.json and special_tokens_map.json say which token that is, and are missing: copy them "
+                "from where tokenizer.json came from."
+            )
+        whose = f"that in {kind}" if "/" in kind else "the model's"
+        raise UsageError(f"Task 'masked-lm' needs a tokenizer with a mask token, and {whose} names none.", hint)
 
     def batch(self, split: str, indices: ndarray, *, seed: int, epoch: int) -> base.Batch:
         """Return `input_ids` and `labels` (B, T), -100 where nothing is predicted, and `_places`."""

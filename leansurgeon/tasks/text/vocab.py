@@ -179,11 +179,15 @@ def make(
 
 
 def load(folder: Path) -> PreTrainedTokenizerBase:
-    """Load the tokenizer in a folder. Raises UsageError if its files are damaged."""
+    """Load the tokenizer in a folder. Raises UsageError if its files are damaged, even if that shows only in use."""
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        probe = copy.deepcopy(tokenizer)  # a call changes the truncation and padding that are saved
+        probe(["a b", "c"], verbose=False)
+        probe(["a b", "c"], padding=probe.pad_token_id is not None, truncation=True, max_length=8)
+        return tokenizer
     except Exception as error:
         # Damaged tokenizer files raise many kinds of errors; the first line says what is wrong.
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
@@ -220,16 +224,33 @@ def beginning(tokenizer: PreTrainedTokenizerBase) -> list[int]:
     return [begin] if begin is not None and tokenizer("a", verbose=False)["input_ids"][:1] == [begin] else []
 
 
-def second_text(tokenizer: PreTrainedTokenizerBase) -> str | None:
+def second_text(tokenizer: PreTrainedTokenizerBase, model_dir: Path | None = None) -> str | None:
     """Return the second text to pair single texts with; None if they need none.
 
-    It is empty if the tokenizer adds its [CLS] only to pairs (Crammed BERT's, whose authors do the same).
+    It is empty if the tokenizer adds its [CLS] only to pairs (Crammed BERT's, whose authors do the same). Raises
+    UsageError if no text gets a [CLS] although the model in `model_dir` is an encoder whose head reads it.
     """
     if tokenizer.cls_token_id is None:
         return None
     # In lists, because the library treats an empty text outside a list as missing.
     alone, paired = (tokenizer(["a"], second, verbose=False)["input_ids"][0] for second in (None, [""]))
-    return "" if tokenizer.cls_token_id in paired and tokenizer.cls_token_id not in alone else None
+    if tokenizer.cls_token_id in alone:
+        return None
+    if tokenizer.cls_token_id in paired:
+        return ""
+    if model_dir is not None:
+        from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES as ENCODERS
+
+        config = jsonfile.read_object_if_whole(model_dir / "config.json") or {}
+        averaged = config.get("is_encoder_decoder") or config.get("classifier_pooling") == "mean"
+        encoder = config.get("model_type") in ENCODERS or "AutoModelForMaskedLM" in (config.get("auto_map") or {})
+        if encoder and not averaged:
+            raise UsageError(
+                f"The model's head reads the token {tokenizer.cls_token}, and the tokenizer puts it before no text.",
+                "Give tokenizer.json a post_processor (TemplateProcessing) that does, or choose a tokenizer of the "
+                "task's own: --set task.tokenizer=wordpiece --set train.new_tokenizer=true.",
+            )
+    return None
 
 
 def pad_id(tokenizer: PreTrainedTokenizerBase, of_model: int | None, rows: int | None) -> int:
