@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import os
 import shlex
 from pathlib import Path
@@ -69,7 +70,16 @@ def read_text(path: Path, limit: int, *, encoding: str = "utf-8") -> str:
     try:
         return read_bytes(path, limit).decode(encoding)
     except UnicodeDecodeError as error:
-        raise UsageError(f"{path} is not UTF-8 text: byte {error.start:,} cannot be read.") from None
+        raise UsageError(f"{path} is not UTF-8 text: byte {error.start:,} cannot be read.", as_utf8(path)) from None
+
+
+def as_utf8(path: Path) -> str | None:
+    """Return the command that converts a UTF-16 file, such as a table from Excel, to UTF-8; None for others."""
+    with path.open("rb") as file:
+        if file.read(2) not in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+            return None
+    new = path.with_name(f"{path.stem}-utf8{path.suffix}")
+    return f"It is UTF-16: iconv -f UTF-16 -t UTF-8 {shlex.quote(str(path))} > {shlex.quote(str(new))}"
 
 
 def why(error: Exception) -> str:

@@ -71,7 +71,7 @@ def _readable(path: Path) -> Iterator[None]:
     try:
         yield
     except UnicodeDecodeError as error:
-        raise UsageError(f"{path} is not UTF-8 text: {error.reason}.") from None
+        raise UsageError(f"{path} is not UTF-8 text: {error.reason}.", files.as_utf8(path)) from None
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {files.why(error)}.") from None
 

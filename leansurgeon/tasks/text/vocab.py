@@ -246,7 +246,7 @@ def second_text(tokenizer: PreTrainedTokenizerBase, model_dir: Path | None = Non
         encoder = config.get("model_type") in ENCODERS or "AutoModelForMaskedLM" in (config.get("auto_map") or {})
         if encoder and not averaged:
             raise UsageError(
-                f"The model's head reads the token {tokenizer.cls_token}, and the tokenizer puts it before no text.",
+                f"The model's head reads the token {tokenizer.cls_token}, and the tokenizer does not add it to texts.",
                 "Give tokenizer.json a post_processor (TemplateProcessing) that does, or choose a tokenizer of the "
                 "task's own: --set task.tokenizer=wordpiece --set train.new_tokenizer=true.",
             )
