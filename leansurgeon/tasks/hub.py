@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from leansurgeon.errors import UsageError, did_you_mean
+from leansurgeon.reading import tables
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -64,3 +66,13 @@ def rows(dataset: Dataset, columns: list[str], name: str) -> Iterator[tuple[int,
         for row in zip(*(part[column] for column in columns), strict=True):
             number += 1
             yield number, list(row)
+
+
+def read(place: Path | Dataset, columns: list[str]) -> Iterator[tuple[str, list[Any]]]:
+    """Yield (where it stands, values of `columns`) of every row of a table or of a data set of the hub."""
+    if isinstance(place, Path):
+        name, numbered = str(place), tables.read(place, columns)
+    else:
+        name, numbered = "The data set", rows(place, columns, str(place.info.dataset_name))
+    for number, row in numbered:
+        yield f"{name}, row {number}", row

@@ -208,6 +208,14 @@ def test_bad_reviews_are_one_sentence(tmp_path, suffix, bad, words):
         prepared(tmp_path / "cache", "lra-text", data=str(tmp_path))
 
 
+def test_all_files_of_a_part_are_read(tmp_path):
+    for split, number in (("train", 0), ("train", 1), ("test", 0)):
+        rows = [{"text": f"{split} {number} {i}", "label": i % 2} for i in range(4)]
+        datasets.Dataset.from_list(rows).to_parquet(tmp_path / f"{split}-0000{number}-of-00002.parquet")
+    task = prepared(tmp_path / "cache", "lra-text", data=str(tmp_path))
+    assert (task.size("train"), task.size("eval")) == (8, 4)
+
+
 def test_no_reviews_are_one_sentence(tmp_path):
     for split in ("train", "test"):
         (tmp_path / f"{split}.jsonl").write_text("")

@@ -123,17 +123,16 @@ class LraText(_Bytes):
         vocab.check_length(self.options.seq_len, model_dir)
         data = self.options.data
         splits = _imdb(data)
-        stamps = {s: [image_places.stamp(p) if isinstance(p, Path) else hub.digest(p)] for s, p in splits.items()}
+        stamps = {split: list(map(image_places.stamp, places)) for split, places in splits.items()}
         key = {"version": 2, "files": stamps}  # version 1 accepted any integer as a label
 
         def build(folder: Path) -> disk_cache.Info:
             say(f"lra-text: reading {data}")
             sizes = {}
-            for split, place in splits.items():
-                rows = list(_reviews(place))
+            for split, places in splits.items():
+                rows = [row for place in places for row in _reviews(place)]
                 if not rows:
-                    where = place if isinstance(place, Path) else "The data set"
-                    raise UsageError(f"{where} holds no reviews for '{split}'.", IMDB_BY_HAND)
+                    raise UsageError(f"{data} holds no reviews for '{split}'.", IMDB_BY_HAND)
                 # Files are ordered by class, but a part of them must contain both.
                 order = np.random.default_rng(0).permutation(len(rows))
                 sizes[split] = _store(folder, split, ((rows[i][0], [rows[i][1]]) for i in order), self.texts)
@@ -232,31 +231,26 @@ def _store(folder: Path, split: str, rows: Iterator[tuple[int, list[bytes]]], te
 # -- IMDb ------------------------------------------------------------------------------------------
 
 
-def _imdb(data: str) -> dict[str, Any]:
-    """Return where each split's reviews are: a table, or a hub data set."""
+def _imdb(data: str) -> dict[str, list[Any]]:
+    """Return where each split's reviews are: tables, or a hub data set."""
     words = {"train": "train", "eval": "test"}
     if named := hub.parse(data):
-        return {split: hub.load(*named, word, by_hand=IMDB_BY_HAND) for split, word in words.items()}
+        return {split: [hub.load(*named, word, by_hand=IMDB_BY_HAND)] for split, word in words.items()}
     folder = in_home(data).absolute()
     parts = image_places.parts_by_name(list(filter(tables.is_table, files.files_below(folder))), folder, mixed=True)
     if not {"train", "test"} <= parts.keys():
         raise UsageError(f"The IMDb reviews are not in {data}: no train and test tables there.", IMDB_BY_HAND)
-    return {split: parts[word][0] for split, word in words.items()}
+    return {split: parts[word] for split, word in words.items()}
 
 
 def _reviews(place: Path | Dataset) -> Iterator[tuple[int, bytes]]:
     """Yield (label, bytes) of each review; 1 is positive."""
-    columns = ["text", "label"]
-    if isinstance(place, Path):
-        where, rows = place, tables.read(place, columns)
-    else:
-        where, rows = "The data set", hub.rows(place, columns, "stanfordnlp/imdb")
-    for number, (text, said) in rows:  # csv files hold the label as text, others as a number
+    for where, (text, said) in hub.read(place, ["text", "label"]):
         if not isinstance(text, str):
-            raise UsageError(f"{where}, row {number}: a text is {quote(text)}.")
-        label = LABELS.get(str(said).strip())
+            raise UsageError(f"{where}: a text is {quote(text)}.")
+        label = LABELS.get(str(said).strip())  # csv files hold it as text, others as a number
         if label is None:
-            raise UsageError(f"{where}, row {number}: the label {quote(said)} is not 0 or 1.")
+            raise UsageError(f"{where}: the label {quote(said)} is not 0 or 1.")
         yield label, text.encode()
 
 

@@ -202,19 +202,16 @@ def _places(data: str, task: str) -> dict[str, list[Any]]:
 
 def _read(places: list[Any], kind: GlueTask) -> Rows:
     """Return texts and labels of all rows. Raises UsageError for a text that is none, or a label of another task."""
-    columns, texts, labels = [*kind.texts, "label"], [[] for _ in kind.texts], []
+    texts, labels = [[] for _ in kind.texts], []
     for place in places:
-        name = place if isinstance(place, Path) else "The data set"
-        rows = tables.read(place, columns) if isinstance(place, Path) else hub.rows(place, columns, "GLUE")
-        for number, row in rows:
-            where = f"{name}, row {number}"
+        for where, row in hub.read(place, [*kind.texts, "label"]):
             for column, text in zip(texts, row, strict=False):
                 if not isinstance(text, str):
                     raise UsageError(f"{where}: a text is {quote(text)}.")
                 column.append(text)
             labels.append(_label(row[-1], kind, where))
     if not labels:
-        raise UsageError(f"{name}: no rows.")
+        raise UsageError(f"{places[0] if isinstance(places[0], Path) else 'The data set'}: no rows.")
     kept = np.array(labels, dtype=np.int32 if kind.labels else np.float32)
     return Rows(texts[0], texts[1] if len(texts) > 1 else None, kept)
 
