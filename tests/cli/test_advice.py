@@ -136,15 +136,6 @@ def test_times_that_are_none(place, typed):
     assert done.returncode == 2 and typed in done.stderr
 
 
-def test_a_key_of_several_is_told_which(place):
-    typed = ["retrain", "my-model", "--recipe", "digits-vit", "--dry-run", "--set"]
-    done = leansurgeon(*typed, "train.ema=0.9", cwd=place)
-    assert done.returncode == 2
-    advice = re.search(r"did you mean '([\w.]+)", done.stderr)[1]
-    assert advice == "train.ema.decay"
-    assert "train.ema" not in leansurgeon(*typed, f"{advice}=0.9", cwd=place).stderr
-
-
 def test_a_name_of_the_hub_is_not_asked_for_offline(place, monkeypatch):
     from huggingface_hub import constants
 

@@ -55,11 +55,6 @@ def load(name_or_path: str, sets: Sequence[str] = (), *, debug: bool = False) ->
     """
     path = find(name_or_path)
     raw, places = _read(path)
-    if path in bases().values():
-        using = [
-            name for name, file in list_shipped().items() if (yamlfile.read(file)[0] or {}).get("base") == path.stem
-        ]
-        raise UsageError(f"{path.stem} is a base and no recipe; recipes that use it: {', '.join(using)}.")
     whole, block = _check(raw, _Source(str(path), places)), raw.get("debug")
     if isinstance(whole, ExperimentRecipe) and block:
         small = {key: value for key, value in merge(raw, block).items() if key != "debug"}
@@ -134,32 +129,6 @@ def plain(recipe: Recipe) -> JsonObject:
     return values
 
 
-# Keys that users know from other tools -> the setting here, with their value.
-USUAL = {
-    **dict.fromkeys(("lr", "learning_rate", "learning-rate"), "train.optim.lr={}"),
-    **dict.fromkeys(("epochs", "num_epochs", "num_train_epochs"), "train.duration={}ep"),
-    **dict.fromkeys(("steps", "max_steps", "num_steps"), "train.duration={}st"),
-    **dict.fromkeys(("batch_size", "train_batch_size"), "train.batch={}"),
-    "per_device_train_batch_size": "train.micro_batch={}",
-    "weight_decay": "train.optim.weight_decay={}",
-    **dict.fromkeys(("warmup", "warmup_ratio"), "train.schedule.warmup={}"),
-    "warmup_steps": "train.schedule.warmup={}st",
-    "max_grad_norm": "train.clip_grad={}",
-    **dict.fromkeys(("max_length", "max_seq_length", "seq_len", "seq_length"), "task.seq_len={}"),
-    "optimizer": "train.optim.name={}",
-    "scheduler": "train.schedule.name={}",
-    "fp16": "train.precision=fp16",
-    "bf16": "train.precision=bf16",
-}
-
-
-def meant(path: Sequence[str]) -> str | None:
-    """Return the `--set` for a key of another tool, with `{}` for the value; None if the key is unknown."""
-    if len(path) > 2 or (len(path) == 2 and path[0] not in ("train", "retrain")) or ".".join(path) == "train.warmup_lr":
-        return None
-    return USUAL.get(path[-1])
-
-
 Places = dict[tuple[str, ...], str]  # key path -> "FILE, line N"
 
 
@@ -172,20 +141,17 @@ class _Source:
     sets: Sequence[str] = ()
     over: tuple[str, ...] = ()
 
-    def of(self, path: tuple[str, ...], said: str = "") -> str:
-        """Return where `path` was written; of several `--set` below it, those that share most words with the message
-        `said`.
-        """
-        words, below = set(re.findall(r"\w+", said)), {}
+    def of(self, path: tuple[str, ...]) -> str:
+        """Return where `path` was written; if `--set` changed keys below it, all of those."""
+        below = []
         for text in reversed(self.sets):
-            key, _, value = text.partition("=")
-            keys = tuple(key.strip().split("."))
+            keys = tuple(text.partition("=")[0].strip().split("."))
             if keys == path[: len(keys)]:
                 return f"--set {text}"
             if path == keys[: len(path)]:
-                below[text] = 2 * (keys[-1] in words) + len(words & set(re.findall(r"\w+", value)))
+                below.insert(0, f"--set {text}")
         if below:
-            return " ".join(f"--set {text}" for text in reversed(below) if below[text] == max(below.values()))
+            return " ".join(below)
         around = [(*self.over, *path), *(path[:length] for length in range(len(path), 0, -1))]
         return next((self.places[key] for key in around if key in self.places), self.file)
 
@@ -196,9 +162,6 @@ def with_sets(raw: JsonObject, sets: Sequence[str]) -> JsonObject:
         parts = key.strip().split(".")
         if not equals or not all(parts):
             raise UsageError(f"--set {text}: write it as key.key=value, for example --set train.optim.lr=1e-3.")
-        usual = meant(parts)
-        if usual:
-            raise UsageError(f"--set {text}: unknown key `{key.strip()}` (did you mean '{usual.format(value)}'?).")
         if parts[0] in Train.model_fields and parts[0] not in TrainingRecipe.model_fields:
             raise UsageError(f"--set {text}: unknown key `{key}` (did you mean 'train.{key}'?).")
         nested: Any = yamlfile.value(value, f"--set {text}")
@@ -213,8 +176,7 @@ def _check(raw: JsonObject, source: _Source) -> Recipe:
     kind = raw.get("kind", "training")
     models = {"training": TrainingRecipe, "experiment": ExperimentRecipe}
     if not isinstance(kind, str) or kind not in models:
-        near = did_you_mean(str(kind), models)
-        raise UsageError(f"{source.of(('kind',))}: kind is `training` or `experiment`, and {kind!r} is neither{near}.")
+        raise UsageError(f"{source.of(('kind',))}: kind is `training` or `experiment`, and {kind!r} is neither.")
     recipe = _validate(models[kind], raw, (), source)
     chosen = {("task",): recipe.task}
     if isinstance(recipe, ExperimentRecipe):
@@ -226,7 +188,7 @@ def _check(raw: JsonObject, source: _Source) -> Recipe:
         try:
             tasks.make(task.name, task.options)
         except UsageError as error:
-            raise UsageError(f"{source.of(path, error.message)}: {error.message}", error.hint) from None
+            raise UsageError(f"{source.of(path)}: {error.message}", error.hint) from None
     return recipe
 
 
@@ -246,32 +208,20 @@ def _sentence(error: ValidationError, model: type[BaseModel], prefix: tuple[str,
         return _unknown(path, _model_at(model, mistake["loc"][:-1]), source)
     if kind == "missing":
         return UsageError(f"{source.of(path)}: `{name}` is missing.")
-    given = mistake.get("input")
-    shown = f", and {given!r} was given" if not isinstance(given, dict) else ""
-    if kind == "literal_error":
-        near = did_you_mean(
-            str(given), [word.strip(" '") for word in mistake["ctx"]["expected"].replace(" or ", ",").split(",")]
-        )
-        text = f"must be {mistake['ctx']['expected'].replace(chr(39), '')}{shown}{near}"
-        if path[-1:] == ("precision",) and str(given).lower() in ("no", "off", "none", "false"):
-            text += "; full precision is called fp32"
-    elif kind == "value_error":
+    if kind == "value_error":
         text = str(mistake["ctx"]["error"])
-        shown = ""
     elif kind == "model_type":
-        keys = [*_model_at(model, mistake["loc"]).model_fields]
-        text = f"holds keys ({', '.join(keys)}), and is no value itself{shown} (did you mean '{name}.{keys[0]}'?)"
+        keys = ", ".join(_model_at(model, mistake["loc"]).model_fields)
+        text = f"has keys ({keys}), and {mistake['input']!r} is none"
     else:
+        given = mistake["input"]
         text = mistake["msg"].replace("Input should be", "must be")
-        text = text[0].lower() + text[1:] + shown
-    return UsageError(f"{source.of(path, text)}: {f'`{name}`: ' if name else ''}{text}.")
+        text = text[0].lower() + text[1:] + ("" if isinstance(given, dict) else f", and {given!r} was given")
+    return UsageError(f"{source.of(path)}: {f'`{name}`: ' if name else ''}{text}.")
 
 
 def _unknown(path: tuple[str, ...], model: type[BaseModel] | None, source: _Source) -> UsageError:
     known = list(model.model_fields) if model else []
-    usual = meant(path)
-    if usual:
-        return UsageError(f"{source.of(path)}: unknown key `{'.'.join(path)}` (did you mean '{usual.split('=')[0]}'?).")
     near = did_you_mean(path[-1], known) or (f" (known: {', '.join(known)})" if known else "")
     return UsageError(f"{source.of(path)}: unknown key `{'.'.join(path)}`{near}.")
 
