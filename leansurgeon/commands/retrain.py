@@ -50,7 +50,7 @@ class RetrainRequest(DataRequest, RecipeRequest, LaunchRequest, PushRequest):
         Data | None, Opt("Heal on your own data, without a recipe: texts, a table, class folders.", "Data", cli=str)
     ] = None
     time: Annotated[
-        str | None, BeforeValidator(spell_time), Opt("Length of the whole command: 20m, 90s, 1h30.", "Data", cli=str)
+        str | None, BeforeValidator(spell_time), Opt("Length of the whole command: 20m, 90s, 1.5h.", "Data", cli=str)
     ] = None
     new_tokenizer: Annotated[bool, Opt("Reinitialise the embeddings, for another tokenizer.", "Method")] = False
     lora: Annotated[
