@@ -3,13 +3,11 @@ underline mistakes. No torch here.
 
 A recipe may name another file as its `base` and is merged over it mapping by mapping; the shipped recipes share common
 settings in this way (`recipes/bases`). A mistake is reported in one sentence with file, line, key and the nearest known
-key. In the schema, nothing is required of a file that names a `base`, nor of `retrain` and `debug`, which are merged
-over other blocks.
+key.
 """
 
 from __future__ import annotations
 
-import copy
 import re
 import typing
 from collections.abc import Sequence
@@ -252,29 +250,26 @@ def _keys(loc: tuple[int | str, ...]) -> tuple[str, ...]:
 
 
 REF = "#/$defs/"
-PARTIAL = "Partial"
 LINE = "# yaml-language-server: $schema="
 
 
 def json_schema() -> JsonObject:
-    """Return the schema of a recipe file as written: a training, an experiment, or a file with a `base`."""
+    """Return the schema of a recipe file as written: a training, an experiment, or a file with a `base`. It requires
+    no key: a base may hold it.
+    """
     _, made = models_json_schema([(TrainingRecipe, "validation"), (ExperimentRecipe, "validation")])
-    whole = made["$defs"]
-    whole["TaskChoice"]["properties"]["name"]["enum"] = list(tasks.TASKS)
-    arms = whole["ExperimentRecipe"]["properties"]["arms"]
+    parts = without_required(made["$defs"])
+    parts["TaskChoice"]["properties"]["name"]["enum"] = list(tasks.TASKS)
+    training, experiment = (parts[name]["properties"] for name in ("TrainingRecipe", "ExperimentRecipe"))
+    arms = experiment["arms"]
     arms["additionalProperties"] = {"anyOf": [arms["additionalProperties"], {"type": "null"}]}  # `original:`
-    parts = {PARTIAL + name: partial(part) for name, part in whole.items()}
-    based = copy.deepcopy(parts[PARTIAL + "ExperimentRecipe"])
-    based["properties"] = parts[PARTIAL + "TrainingRecipe"]["properties"] | based["properties"]
-    based["properties"]["kind"] = {"enum": ["training", "experiment"]}
-    based["properties"]["base"] = {"type": "string", "description": "A shipped base or recipe, or a file beside this."}
-    experiment = whole["ExperimentRecipe"]["properties"]
-    experiment["retrain"] = {"$ref": f"{REF}{PARTIAL}Train"}
+    experiment["retrain"] = {"$ref": f"{REF}Train"}
     experiment["debug"] = {"$ref": f"{REF}Based"}
-    based["properties"] |= {key: experiment[key] for key in ("retrain", "debug")}
+    base = {"type": "string", "description": "A shipped base or recipe, or a file beside this."}
+    kinds = {"kind": {"enum": ["training", "experiment"]}}
+    parts["Based"] = parts["ExperimentRecipe"] | {"properties": training | experiment | kinds | {"base": base}}
     kind = {"if": {"properties": {"kind": {"const": "experiment"}}, "required": ["kind"]}}
     kind |= {"then": {"$ref": f"{REF}ExperimentRecipe"}, "else": {"$ref": f"{REF}TrainingRecipe"}}
-    used = whole | parts | {"Based": based}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "leansurgeon recipe",
@@ -282,33 +277,17 @@ def json_schema() -> JsonObject:
         "if": {"required": ["base"]},
         "then": {"$ref": f"{REF}Based"},
         "else": kind,
-        "$defs": {
-            name: used[name] for name in sorted(find_reached(used, ["Based", "ExperimentRecipe", "TrainingRecipe"]))
-        },
+        "$defs": parts,
     }
 
 
-def partial(part: Json) -> Json:
-    """Return the same part of a schema with nothing required, here and in the parts that it refers to."""
+def without_required(part: Json) -> Json:
+    """Return the same part of a schema with nothing required."""
     if isinstance(part, list):
-        return [partial(item) for item in part]
+        return [without_required(item) for item in part]
     if not isinstance(part, dict):
         return part
-    kept = {key: partial(value) for key, value in part.items() if key != "required"}
-    if "$ref" in kept:
-        kept["$ref"] = kept["$ref"].replace(REF, REF + PARTIAL)
-    return kept
-
-
-def find_reached(parts: dict[str, Json], names: list[str]) -> set[str]:
-    """Return `names` and the parts that they refer to, directly or through others."""
-    seen: set[str] = set()
-    left = list(names)
-    while left:
-        if (name := left.pop()) not in seen:
-            seen.add(name)
-            left += re.findall(r"'#/\$defs/(\w+)'", str(parts[name]))
-    return seen
+    return {key: without_required(value) for key, value in part.items() if key != "required"}
 
 
 def copy_text(text: str, target: Path) -> str:
