@@ -9,8 +9,6 @@ for the GPU (except for tasks that seed the global generators), or `train.worker
 from __future__ import annotations
 
 import signal
-import sys
-import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -110,8 +108,8 @@ def _mixed(mixed: int, *numbers: int) -> int:
 
 _AHEAD = 2  # batches that each worker process prefetches
 # Explicit, since Python 3.14 defaults to a fork server, whose children would not inherit the blocked signals
-# (`_hold_signals_back`) and would receive the task as a pickle. Elsewhere a fork is not safe.
-_START = "fork" if sys.platform == "linux" else None
+# (`_hold_signals_back`) and would receive the task as a pickle.
+_START = "fork"
 
 
 def train_batches(task: Task, plan: Plan, *, rank: int, device: torch.device, start: int = 0) -> Iterator[list[Batch]]:
@@ -165,8 +163,7 @@ def make_batches(
     """
     if workers == 0:
         return (task.batch(split, indices, seed=seed, epoch=epoch) for epoch, indices in rows)
-    with warnings.catch_warnings(), _hold_signals_back():  # a signal before `_begin` would kill a worker
-        warnings.filterwarnings("ignore", message="This DataLoader will create")  # `setup` reports it once
+    with _hold_signals_back():  # a signal before `_begin` would kill a worker
         loader = DataLoader(
             _Batches(task, split, seed),
             sampler=rows,
