@@ -17,7 +17,7 @@ from leansurgeon.measure.costs.memory import checkpoint_activations
 from leansurgeon.measure.data.check_classes import check_classes
 from leansurgeon.measure.data.choose_task import check_objective, choose_classes, name_classes
 from leansurgeon.progress import Say
-from leansurgeon.rank import HERE, cores, number
+from leansurgeon.rank import cores
 from leansurgeon.reading.cache_folder import cache_folder
 from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.training import (
@@ -167,11 +167,6 @@ def ready(
         guards.fit_memory(run)
     _occupy(run, start, saved, replace)
     progress.say(_sentence(run, start))
-    here = number(HERE) or group.processes
-    crowd = recipe.train.workers * here
-    if crowd > cores():
-        shared, fewer = plural(cores(), "core"), cores() // here
-        run.say(f"{crowd} data workers share {shared} here; fewer may be faster: --set train.workers={fewer}")
     return run
 
 
@@ -268,29 +263,9 @@ def _compile(module: torch.nn.Module) -> torch.nn.Module:
     return module
 
 
-def _most_at_once(run: Run) -> int:
-    """Return the most bytes of weights that the run folder holds at once.
-
-    That is either two models (the last or a better one is written beside the best) and the checkpoints that are kept,
-    or one model and one checkpoint more, since a new one is written before the oldest is deleted. Checkpoints by the
-    clock do not count, since the first may never come; each checks for room itself.
-    """
-    train, parameters = run.train, list(run.loaded.model.parameters())
-    model = sum(parameter.nbytes for parameter in parameters)
-    moments = optimizer.numbers_per_weight(train) * sum(p.nbytes for p in parameters if p.requires_grad)
-    whole = model + moments + (model if train.ema else 0)
-    keep, keeps_best = train.checkpoint.keep_last, train.checkpoint.keep_best
-    # the rollback checkpoint is written before the first step
-    saves = run.plan.times(train.checkpoint.every) + (train.nan == "rollback")
-    return max(2 * model + min(saves, keep) * whole, keeps_best * model + min(saves, keep + 1) * whole)
-
-
 def _take(run: Run, start: Path | None, saved: JsonObject | None, replace: bool) -> None:
     """Lock the run folder: create a new one, or update the recipe of one that is resumed."""
     if start is None:
-        # Check the space now rather than after the last step. Files already in the folder will be deleted by then.
-        freed = sum(file.stat().st_size for file in run.folder.rglob("*") if file.is_file())
-        checkpoint.check_room(run.folder, _most_at_once(run) - freed, what="Keeping the models of this run", spare=0)
         if run.folder.exists():
             runfolder.release(runfolder.hold(run.folder))
         # An unfinished run without a checkpoint has nothing to lose.

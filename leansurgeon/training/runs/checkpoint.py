@@ -153,15 +153,12 @@ def write(
     return path
 
 
-def check_room(folder: Path, needed: int, *, what: str = "A checkpoint", spare: int = _SPARE) -> None:
-    """Raise `LeanSurgeonError` with both numbers if the disk of `folder`, which need not exist yet, cannot take
-    `needed` bytes and keep `spare` free.
-    """
-    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    free = shutil.disk_usage(there).free
-    if free < needed + spare:
+def check_room(folder: Path, needed: int) -> None:
+    """Raise `LeanSurgeonError` with both numbers if the disk of `folder` cannot take a checkpoint of `needed` bytes."""
+    free = shutil.disk_usage(folder).free
+    if free < needed + _SPARE:
         raise LeanSurgeonError(
-            f"{what} needs {size_text(needed + spare)}, and {folder} has {size_text(free)} free.",
+            f"A checkpoint needs {size_text(needed + _SPARE)}, and {folder} has {size_text(free)} free.",
             "Free some space, or choose another folder with -o.",
         )
 
