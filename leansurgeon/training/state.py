@@ -9,11 +9,9 @@ from __future__ import annotations
 import random
 import statistics
 import time
-from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -337,10 +335,8 @@ def get_rate(run: Run, steps: int, seconds: float) -> tuple[float, str]:
 
 def median_step(windows: Sequence[tuple[float, float]]) -> float:
     """Return the median seconds per step over all steps, given windows of (steps, seconds)."""
-    ordered = sorted((spent / steps, int(steps)) for steps, spent in windows)
-    ends = list(accumulate(steps for _, steps in ordered))
-    middle = ((ends[-1] - 1) // 2, ends[-1] // 2)
-    return statistics.fmean(ordered[bisect_right(ends, step)][0] for step in middle)
+    steps, spent = np.array(windows).T
+    return float(np.median(np.repeat(spent / steps, steps.astype(int))))
 
 
 def get_eta(run: Run) -> float:
