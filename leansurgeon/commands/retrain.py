@@ -135,8 +135,9 @@ def retrain(request: RetrainRequest, say: Say) -> Trained | Answer:
     if request.dry_run or request.eval_only:
         from leansurgeon.training import preview
 
-        look = preview.dry_run if request.dry_run else preview.evaluation
-        return Answer(*look(recipe, folder, request.processes, **options, say=say))
+        if request.eval_only:
+            return Answer(*preview.evaluation(recipe, folder, **options, say=say))
+        return Answer(*preview.dry_run(recipe, folder, request.processes, **options, say=say))
     from leansurgeon.training.together import train_on
 
     run_dir = choose_run_folder(request, recipe, folder, say)

@@ -21,7 +21,8 @@ from leansurgeon.progress import Say
 from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.tasks import Task
 from leansurgeon.tasks.base import Batch, Overrides
-from leansurgeon.training import data_loader, distributed, flops, guards, schedule, setup, starting, together
+from leansurgeon.training import data_loader, distributed, flops, guards, schedule, setup, starting
+from leansurgeon.training.evaluator import evaluate_model
 from leansurgeon.training.recipe import reading
 from leansurgeon.training.recipe.schema import TrainingRecipe
 
@@ -203,18 +204,11 @@ def _task_or_shapes(recipe: TrainingRecipe, model_dir: Path, say: Say) -> tuple[
         return Synthetic(task), error.message
 
 
-def evaluation(
-    recipe: TrainingRecipe,
-    model_dir: Path,
-    processes: int,
-    *,
-    say: Say,
-    **options: Any,
-) -> tuple[JsonObject, str]:
+def evaluation(recipe: TrainingRecipe, model_dir: Path, **options: Any) -> tuple[JsonObject, str]:
     """Return the scores of the model in `model_dir` on the evaluation data, as a document and as text. `options` are
     those of `evaluate_model`.
     """
-    told = together.evaluate_on(processes, recipe, model_dir, say=say, **options)
+    told = evaluate_model(recipe, model_dir, **options)
     metric = tasks.make(recipe.task.name, recipe.task.options).metric
     document = {"schema_version": 1, "model": str(model_dir), "task": recipe.task.name}
     document |= {"loss": told.loss, "samples": told.samples, "metrics": told.metrics}
