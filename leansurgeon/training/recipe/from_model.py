@@ -198,7 +198,7 @@ def make_recipe(model_dir: Path, data: UserData, asked: RecipeInputs, cache: Pat
         what = ", ".join(classes.names[:6]) or "scores"
         say(f"{classes.says}: it gets a new head for {what}." if new_head else classes.says)
         options |= {"class_names": list(classes.names)} if classes.names else {}
-    taught_by = find_teacher(source, model_dir, task, asked, classes)
+    taught_by = find_teacher(source, task, asked, classes)
     if kind == "features" and taught_by.name is None:
         raise UsageError(
             f"{source.slug} has no head, and a model that it could learn from is not at hand: {taught_by.why}.",
@@ -224,9 +224,7 @@ def make_recipe(model_dir: Path, data: UserData, asked: RecipeInputs, cache: Pat
     return reading.check_recipe(raw, sets, f"--data {data.spec}")
 
 
-def find_teacher(
-    source: Source, model_dir: Path, task: Task, asked: RecipeInputs, classes: ClassMap | None
-) -> teacher.Teacher:
+def find_teacher(source: Source, task: Task, asked: RecipeInputs, classes: ClassMap | None) -> teacher.Teacher:
     """Choose the teacher, if any: the one that --set names, else the model that this one was cut from."""
     said = value_at(reading.with_sets({}, asked.sets), "train")
     said = said if isinstance(said, dict) else {}
@@ -243,7 +241,7 @@ def find_teacher(
         return teacher.Teacher(None, "its head is new")
     logits = task.head != "features" and distill.get("logits", 1) != 0
     names = classes.names if classes else ()
-    return teacher.find(source, model_dir, task, names, named, logits=logits, new_tokenizer=asked.new_tokenizer)
+    return teacher.find(source, task, names, named, logits=logits, new_tokenizer=asked.new_tokenizer)
 
 
 def settings(
