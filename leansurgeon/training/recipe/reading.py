@@ -53,13 +53,10 @@ def load(name_or_path: str, sets: Sequence[str] = (), *, debug: bool = False) ->
     """
     path = find(name_or_path)
     raw, places = _read(path)
-    whole, block = _check(raw, _Source(str(path), places)), raw.get("debug")
-    if isinstance(whole, ExperimentRecipe) and block:
-        small = {key: value for key, value in merge(raw, block).items() if key != "debug"}
-        _check(small, _Source(str(path), places, over=("debug",)))
-        raw = small if debug else raw
-    elif debug:
+    if debug and not raw.get("debug"):
         raise UsageError(f"{path} has no `debug` block, so there is no --debug variant of it.")
+    if debug:
+        raw = {key: value for key, value in merge(raw, raw["debug"]).items() if key != "debug"}
     return _check(with_sets(raw, sets), _Source(str(path), places, sets=sets, over=("debug",) if debug else ()))
 
 

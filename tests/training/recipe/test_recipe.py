@@ -107,8 +107,6 @@ def test_a_mistake_is_one_sentence_with_file_line_and_key(tmp_path, old, new, li
         ("control_of: lean", "control_of: lean, heads: 4", 7, r"\bcontrol\b.*'lean'"),
         ("retrain: {optim: {lr", "retrain: {optim: {rl", 6, r"`retrain\.optim\.rl`"),
         ("retrain: {optim: {lr: 1e-3", "retrain: {optim: {lr: -1", 6, r"`retrain\.optim\.lr`"),
-        ("duration: 2st", "duration: 2", 12, r"`train\.duration`"),
-        ("  train: {duration: 2st}", "  train: {durration: 2st}", 12, r"\bdurration\b.*'duration'"),
         ("source: digits-vit", "sauce: digits-vit", 3, r"`sauce`.*'source'"),
     ],
 )
