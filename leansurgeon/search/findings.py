@@ -15,9 +15,8 @@ from leansurgeon.search.cheap import CheapScores
 from leansurgeon.search.halving import Result
 from leansurgeon.search.outcome import SearchOutcome
 from leansurgeon.search.space import Candidate, Shapes
-from leansurgeon.words import WIDTH, in_columns
+from leansurgeon.words import in_columns
 
-LEFT_OUT = ("kept", "kappa", "cheap", "memory")  # columns dropped in this order if the table is too wide
 TOLD = 3  # maximum number of moves to name
 
 
@@ -171,7 +170,7 @@ def make_document(outcome: SearchOutcome, command: str, extra: dict[str, Any]) -
 
 
 def make_table(outcome: SearchOutcome) -> str:
-    """Return an 80-column table of candidates and controls, sorted by longest rung and score; the source last."""
+    """Return the table of candidates and controls, sorted by longest rung and score; the source last."""
 
     shares = [str(rung.share) for rung in outcome.schedule]
     called = {outcome.winner.name: "winner"} | ({outcome.control.name: "control"} if outcome.control else {})
@@ -193,13 +192,7 @@ def make_table(outcome: SearchOutcome) -> str:
             result = one.results.get(share)
             cells[share] = NONE if result is None else result.score.text if result.score else "failed"
         rows.append(cells)
-    for name in (None, *LEFT_OUT):
-        for cells in rows:
-            cells.pop(name, None)
-        text = draw_cells(rows)
-        if len(text.splitlines()[0]) <= WIDTH:
-            break
-    return text
+    return draw_cells(rows)
 
 
 def draw_cells(rows: Sequence[dict[str, str]]) -> str:
@@ -218,8 +211,6 @@ def shape_cells(candidate: Candidate, numbers: CheapScores) -> dict[str, str]:
         "params": count(numbers.parameters, short=True),
         "memory": memory(numbers.memory),
         "ms": plain(numbers.latency),
-        "kept": NONE if numbers.influence is None else f"{100 * numbers.influence:.0f} %",
-        "kappa": plain(numbers.kappa),
     }
 
 
