@@ -17,8 +17,6 @@ from leansurgeon.search.outcome import SearchOutcome
 from leansurgeon.search.space import Candidate, Shapes
 from leansurgeon.words import in_columns
 
-TOLD = 3  # maximum number of moves to name
-
 
 @dataclass(frozen=True)
 class Finding:
@@ -252,19 +250,11 @@ def describe(outcome: SearchOutcome) -> list[str]:
             "The winner was chosen on the evaluation data, so its score is optimistic: train it, its control and the "
             "source on other seeds before you believe the difference."
         )
-    if others := list_as_good(outcome):
-        small = min((winner, *others), key=lambda c: c.parameters)
-        ending = f"; the smallest is {name_shape(small)} with {small.parameters:,} parameters"
-        less = "" if small is winner else ending
-        lines.append(f"As good within one standard error: {join_words(map(name_shape, others))}{less}.")
     for step in list_changes(outcome):
         if step.tau is None:
             continue
-        far = sorted(step.moves.items(), key=lambda item: (-abs(item[1]), item[0]))[:TOLD]
-        told = [f"{name} {'up' if by > 0 else 'down'} {abs(by)}" for name, by in far if by]
-        moved = f" ({', '.join(told)})" if told else ""
         lines.append(
-            f"Order {step.before} to {step.after}, {plural(step.count, 'shape')}: Kendall's tau {step.tau:+.2f}{moved}."
+            f"Order {step.before} to {step.after}, {plural(step.count, 'shape')}: Kendall's tau {step.tau:+.2f}."
         )
     return [*lines, outcome.says] if outcome.says else lines
 
