@@ -228,9 +228,8 @@ def explain_dead_worker(error: RuntimeError) -> LeanSurgeonError | None:
     """
     if "DataLoader worker" not in str(error):
         return None
-    short = "shared memory" in str(error) or "Bus error" in str(error)
     return LeanSurgeonError(
-        "A data worker process was killed" + (": /dev/shm is full." if short else "; memory may have run short."),
+        "A data worker process was killed; memory or /dev/shm may have run short.",
         "Fewer train.workers or a smaller train.micro_batch need less; --resume auto continues from the last save.",
     )
 

@@ -69,11 +69,6 @@ def train(
                 budget.show(run, run.train.eval.samples)
             _train(run)
             return finish(run, experiment)
-    except KeyboardInterrupt:
-        best = run.history.best
-        kept = best and f"the best model so far (step {best.step}) is in {run.folder / runfolder.BEST}"
-        progress.say(f"Interrupted; {kept or 'no model was saved yet'}.")
-        raise
     except RuntimeError as error:
         told = data_loader.explain_dead_worker(error) or explain_lost_processes(error)
         if told is None:

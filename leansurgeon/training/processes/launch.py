@@ -102,10 +102,7 @@ def run_workers(processes: int, command: list[str]) -> bool:
 
     # Give a worker on a CPU its share of the cores; torchrun would give it one.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
-    names = [name for name in logging.root.manager.loggerDict if name.startswith("torch.distributed")]
-    levels = {logger: logger.level for logger in map(logging.getLogger, names)}
-    for logger in levels:
-        logger.setLevel(logging.CRITICAL)
+    logging.disable(logging.ERROR)  # of torch's launcher
     try:
         run(parse_args(["--standalone", f"--nproc_per_node={processes}", _SIGNALS, *command]))
     except ChildFailedError:
@@ -113,8 +110,7 @@ def run_workers(processes: int, command: list[str]) -> bool:
     except SignalException:
         raise Terminated from None
     finally:
-        for logger, level in levels.items():
-            logger.setLevel(level)
+        logging.disable(logging.NOTSET)
     return True
 
 

@@ -62,11 +62,9 @@ def _duration_text(given: Any) -> str:
 
 
 def _fraction_or_length(given: Any) -> float | str:
-    if isinstance(given, str) and re.fullmatch(r"[\d.eE+-]+", given):
-        given = float(given)
     if isinstance(given, str):
         return _duration_text(given)
-    if isinstance(given, bool) or not isinstance(given, (int, float)) or not 0 <= given < 1:
+    if not isinstance(given, (int, float)) or not 0 <= given < 1:
         raise ValueError(f"warmup is a fraction below 1 (0.1) or has a unit (5ep, 500st), and {given!r} is neither")
     return float(given)
 
