@@ -64,8 +64,6 @@ def _by_workers(
     """Prepare the data, run the job on worker processes (`worker`) and return the first one's answer. Raises the error
     of the first worker that failed.
     """
-    if not options.get("cpu"):
-        launch.check_gpus(processes)
     prepare_task(recipe, model_dir, say)
     job = {"recipe": recipe.model_dump(mode="json"), "options": options}
     job |= {"model_dir": str(model_dir.resolve()), "run_dir": str(run_dir.resolve())}
