@@ -174,16 +174,15 @@ def make_recipe(model_dir: Path, data: UserData, asked: RecipeInputs, cache: Pat
             f"{source.slug} has an encoder and a decoder, and no training task feeds both.",
             "`leansurgeon shrink --calibrate` refits it on pairs; train it further with transformers.",
         )
-    kind = source.head
-    said = value_at(reading.with_sets({}, asked.sets), "train", "distill")
-    how = {"new_tokenizer": asked.new_tokenizer, "taught": isinstance(said, dict), "labels": asked.compares}
+    kind, said = source.head, reading.with_sets({}, asked.sets)
+    taught = isinstance(value_at(said, "train", "distill"), dict)
+    how = {"new_tokenizer": asked.new_tokenizer, "taught": taught, "labels": asked.compares}
     chosen = choose_task(source, data, asked.columns, tokens=WINDOW, **how)
     options = dict(chosen.options) | (AUGMENTED if chosen.name == "folder" else {})
     if chosen.name == "sentences" and not asked.compares and "tokenizer" not in options:
         from leansurgeon.measure.data import own
 
-        said = value_at(reading.with_sets({}, asked.sets), "task", "prose")
-        options |= {"prose": True} if said is not False and own.prose(source) else {}
+        options |= {"prose": True} if value_at(said, "task", "prose") is not False and own.prose(source) else {}
     notes = (*source.pad_note, *(source.head_note if kind == "features" else ()))  # others get a new head
     for sentence in (*chosen.says, *(f"{source.slug}: {note}." for note in notes)):
         say(sentence)
