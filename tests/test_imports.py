@@ -195,7 +195,7 @@ def test_every_import_is_declared_and_every_declared_package_is_imported():
     core = {re.match(r"[\w.-]+", line)[0].lower() for line in project["dependencies"]}
     asked = {re.match(r"[\w.-]+", line)[0].lower() for extra in ("lora", "lm-eval") for line in optional[extra]}
     imported = {name.split(".")[0] for path in FILES for name in imports(path)}
-    own = {"leansurgeon", "trackio"}  # a tracker that the user names in the recipe is the user's to install
+    own = {"leansurgeon"}
     foreign = {name for name in imported if name not in sys.stdlib_module_names} - own
     packages = {CALLED.get(name, name).lower() for name in foreign}
     assert sorted(packages - core - asked) == []

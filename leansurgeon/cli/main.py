@@ -153,7 +153,7 @@ def sigterm_as_exception() -> Iterator[None]:
     """Raise `Terminated` at SIGTERM, so that a training reports what was kept. Processes forked from this one die of
     SIGTERM as usual.
     """
-    from leansurgeon.training.processes.signals import handle_signals, insisting
+    from leansurgeon.training.processes.signals import handle_signals
 
     owner = os.getpid()
 
@@ -163,7 +163,7 @@ def sigterm_as_exception() -> Iterator[None]:
             os._exit(Terminated.exit_code)
         raise Terminated
 
-    with handle_signals([signal.SIGTERM], stop), insisting():
+    with handle_signals([signal.SIGTERM], stop):
         yield
 
 

@@ -7,7 +7,6 @@ from typing import Annotated
 
 from pydantic import Field
 
-from leansurgeon.checkpoints import whereabouts
 from leansurgeon.checkpoints.foreign import companions
 from leansurgeon.checkpoints.record import Comparison
 from leansurgeon.checkpoints.source import Source, open_source
@@ -95,11 +94,11 @@ def source_of(opened: Source, against: str | None, keep: ExitStack, *, allow_pic
         from leansurgeon.training.recipe.teacher import at_hand
 
         origin = opened.record.source
-        place = None if origin.kind == "preset" else whereabouts.find(origin) or at_hand(origin, opened.folder)
+        place = None if origin.kind == "preset" else at_hand(origin)
         if place is None:
             what = "a preset, which is untrained" if origin.kind == "preset" else "not on this machine"
             raise UsageError(f"{origin.name}, from which it was cut, is {what}.", hint)
-        against = str(place)
+        against = place
     other = open_source(against, allow_pickle=allow_pickle, keep=keep)
     if other.folder is None:
         raise UsageError(f"'{against}' is a preset and has no weights to compare with.", hint)

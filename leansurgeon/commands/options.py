@@ -37,7 +37,7 @@ def spell_share(params: float | str | None) -> str | None:
 
 
 def parse_seconds(value: float | str | None, field: ValidationInfo) -> float | None:
-    """Return `90s`, `5m`, `1h30` or a number as seconds. Raises `UsageError`."""
+    """Return `90s`, `5m`, `1.5h` or a number as seconds. Raises `UsageError`."""
     from leansurgeon.training.recipe.durations import clock_seconds
 
     if value is None or isinstance(value, int | float):
@@ -55,7 +55,7 @@ def spell_time(value: float | str | None) -> str | None:
 
     value = f"{value:g}s" if isinstance(value, int | float) else value
     if value is not None and clock_seconds(value) is None:
-        raise UsageError(f"--time {value}: a time is needed, such as 90s, 20m or 1h30.")
+        raise UsageError(f"--time {value}: a time is needed, such as 90s, 20m or 1.5h.")
     return value
 
 

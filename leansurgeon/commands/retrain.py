@@ -50,7 +50,7 @@ class RetrainRequest(DataRequest, RecipeRequest, LaunchRequest, PushRequest):
         Data | None, Opt("Heal on your own data, without a recipe: texts, a table, class folders.", "Data", cli=str)
     ] = None
     time: Annotated[
-        str | None, BeforeValidator(spell_time), Opt("Length of the whole command: 20m, 90s, 1h30.", "Data", cli=str)
+        str | None, BeforeValidator(spell_time), Opt("Length of the whole command: 20m, 90s, 1.5h.", "Data", cli=str)
     ] = None
     new_tokenizer: Annotated[bool, Opt("Reinitialise the embeddings, for another tokenizer.", "Method")] = False
     lora: Annotated[
@@ -64,7 +64,7 @@ class RetrainRequest(DataRequest, RecipeRequest, LaunchRequest, PushRequest):
         str,
         BeforeValidator(spell_path),
         Opt(
-            "auto: continue the interrupted run of this recipe, or start; PATH: a run folder or checkpoint.",
+            "auto: continue the interrupted run of this recipe, or start; PATH: a run folder.",
             cli=str,
             metavar="auto|never|PATH",
         ),
@@ -94,9 +94,7 @@ class RetrainRequest(DataRequest, RecipeRequest, LaunchRequest, PushRequest):
     @model_validator(mode="after")
     def _go_together(self) -> Self:
         if not self.resume.strip():
-            raise UsageError(
-                "--resume is empty.", "Use --resume auto, never, or the path of a run folder or checkpoint."
-            )
+            raise UsageError("--resume is empty.", "Use --resume auto, never, or the path of a run folder.")
         trial = "--dry-run" if self.dry_run else "--eval-only" if self.eval_only else None
         other = "--eval-only" if self.dry_run and self.eval_only else "--resume-anyway" if self.resume_anyway else None
         other = other or (None if self.resume == "never" else f"--resume {self.resume}")
@@ -139,8 +137,9 @@ def retrain(request: RetrainRequest, say: Say) -> Trained | Answer:
     if request.dry_run or request.eval_only:
         from leansurgeon.training import preview
 
-        look = preview.dry_run if request.dry_run else preview.evaluation
-        return Answer(*look(recipe, folder, request.processes, **options, say=say))
+        if request.eval_only:
+            return Answer(*preview.evaluation(recipe, folder, **options, say=say))
+        return Answer(*preview.dry_run(recipe, folder, request.processes, **options, say=say))
     from leansurgeon.training.together import train_on
 
     run_dir = choose_run_folder(request, recipe, folder, say)
@@ -161,7 +160,8 @@ def choose_run_folder(request: RetrainRequest, recipe: TrainingRecipe, start: Pa
     """Return the run folder: `-o`, the run that is resumed, or a new folder in the workspace."""
     out, workspace, resume = request.out, request.workspace, request.resume
     if resume not in ("auto", "never"):
-        run_dir = checkpoint.locate_checkpoint(Path(resume), hashes=False)[0]
+        run_dir = Path(resume)
+        checkpoint.newest_of(run_dir, hashes=False)
         if out is not None and out.resolve() != run_dir.resolve():
             raise UsageError(f"--resume {resume} resumes in {run_dir}, but -o says {out}.", "Leave -o out.")
         return run_dir

@@ -26,7 +26,6 @@ from leansurgeon.measure.costs.memory import OPTIMIZERS, Setting
 from leansurgeon.measure.data.calibration import Calibration
 from leansurgeon.measure.data.choose_task import spell_task
 from leansurgeon.progress import Say
-from leansurgeon.reading.cache_folder import cache_folder
 from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.request import Access, Names, Number, Opt, SourceName, command_line
 from leansurgeon.search import cheap, findings
@@ -146,7 +145,7 @@ def search(request: SearchRequest, say: Say) -> SearchResult | Answer:
                 check_apart(request.out, opened.folder)
             from leansurgeon.search.evidence import gather
 
-            evidence = gather(opened, sample, cache_folder(), request.seed, say)
+            evidence = gather(opened, sample, request.seed, say)
             if evidence.says:
                 say(evidence.says)
             if training:
@@ -170,8 +169,7 @@ def search(request: SearchRequest, say: Say) -> SearchResult | Answer:
     document, shown = findings.make_document(outcome, command, extra), findings.make_table(outcome)
     write_json(folder / DOCUMENT, document)
     unit = "a quarter of the recipe's length" if training else "the sample data"
-    kept = " kept: influence kept at best." if " kept " in shown else ""
-    lines = [shown, "", *wrap(f"* Pareto front. Columns 1 and below: shares of {unit}.{kept}")]
+    lines = [shown, "", *wrap(f"* Pareto front. Columns 1 and below: shares of {unit}.")]
     for sentence in findings.describe(outcome):
         lines += wrap(sentence, "  ")
     lines += ["", "Carry it out:", f"  {command}"]

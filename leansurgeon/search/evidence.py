@@ -1,14 +1,10 @@
-"""Measure kappa and influence of every layer of the source in one pass over sample data. Imports torch.
-
-The result is cached; the file's name is a digest of the source's weights and of every sample.
-"""
+"""Measure kappa and influence of every layer of the source in one pass over sample data. Imports torch."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 
 import torch
 
@@ -18,21 +14,19 @@ from leansurgeon.checkpoints.blockwise.skeleton import Skeleton
 from leansurgeon.checkpoints.model import load
 from leansurgeon.checkpoints.publish.durable import scratch
 from leansurgeon.checkpoints.source import Source
-from leansurgeon.errors import LeanSurgeonError, UsageError
+from leansurgeon.errors import LeanSurgeonError
 from leansurgeon.measure.data.batches import thin
 from leansurgeon.measure.data.calibration import Calibration
 from leansurgeon.measure.kappa import blocks as kappa
 from leansurgeon.progress import Say, silent
-from leansurgeon.reading import jsonfile
 from leansurgeon.shape import groups_of
 from leansurgeon.surgery import choose_layers
 from leansurgeon.surgery.planning import plan
 from leansurgeon.surgery.requested_shape import RequestedShape
 from leansurgeon.surgery.shrink import DecidedCut, carry_out
-from leansurgeon.training.runs.folder import write_json
 
 SAMPLES = 64  # for kappa, as in a recipe
-VERSION = 2  # of the choice of samples; a new number invalidates older measurements, also in searches' folders
+VERSION = 2  # of the choice of samples; a new number invalidates the folders of older searches
 
 
 @dataclass(frozen=True)
@@ -48,32 +42,18 @@ class Evidence:
     says: str
 
 
-def gather(source: Source, data: Calibration, cache: Path, seed: int = 0, say: Say = silent) -> Evidence:
-    """Return the evidence on the guard samples of `data`, from `cache` if measured before. For a preset, kappa is that
-    of a model freshly initialized with `seed`.
+def gather(source: Source, data: Calibration, seed: int = 0, say: Say = silent) -> Evidence:
+    """Return the evidence on the guard samples of `data`. For a preset, kappa is that of a model freshly initialized
+    with `seed`.
     """
-    follows_from = f"{VERSION} {identity(source)} {data.digest} {seed} {SAMPLES}"
-    file = cache / "search" / f"{hashlib.sha256(follows_from.encode()).hexdigest()[:24]}.json"
-    try:
-        known = Evidence(**jsonfile.read_object(file))
-        say(f"Kappa and influence of {source.name} are known from an earlier search.")
-        return known
-    except (UsageError, TypeError):
-        pass
     say(f"Measuring kappa and influence of every layer of {source.name} on {data.says} ...")
     kappa, tokens = kappas(source, data, seed)
-    influence, says = None, ""
-    if source.learned:
-        try:
-            influence = influences(source, data)
-        except LeanSurgeonError as error:
-            says = f"No influence of layers: {error.message}"
-    else:
-        says = f"No influence of layers: nothing of {source.name} is learned yet."
-    evidence = Evidence(tokens, kappa, influence, says)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    write_json(file, asdict(evidence))
-    return evidence
+    if not source.learned:
+        return Evidence(tokens, kappa, None, f"No influence of layers: nothing of {source.name} is learned yet.")
+    try:
+        return Evidence(tokens, kappa, influences(source, data), "")
+    except LeanSurgeonError as error:
+        return Evidence(tokens, kappa, None, f"No influence of layers: {error.message}")
 
 
 def identity(source: Source) -> str:

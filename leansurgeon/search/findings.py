@@ -15,10 +15,7 @@ from leansurgeon.search.cheap import CheapScores
 from leansurgeon.search.halving import Result
 from leansurgeon.search.outcome import SearchOutcome
 from leansurgeon.search.space import Candidate, Shapes
-from leansurgeon.words import WIDTH, in_columns
-
-LEFT_OUT = ("kept", "kappa", "cheap", "memory")  # columns dropped in this order if the table is too wide
-TOLD = 3  # maximum number of moves to name
+from leansurgeon.words import in_columns
 
 
 @dataclass(frozen=True)
@@ -171,7 +168,7 @@ def make_document(outcome: SearchOutcome, command: str, extra: dict[str, Any]) -
 
 
 def make_table(outcome: SearchOutcome) -> str:
-    """Return an 80-column table of candidates and controls, sorted by longest rung and score; the source last."""
+    """Return the table of candidates and controls, sorted by longest rung and score; the source last."""
 
     shares = [str(rung.share) for rung in outcome.schedule]
     called = {outcome.winner.name: "winner"} | ({outcome.control.name: "control"} if outcome.control else {})
@@ -193,13 +190,7 @@ def make_table(outcome: SearchOutcome) -> str:
             result = one.results.get(share)
             cells[share] = NONE if result is None else result.score.text if result.score else "failed"
         rows.append(cells)
-    for name in (None, *LEFT_OUT):
-        for cells in rows:
-            cells.pop(name, None)
-        text = draw_cells(rows)
-        if len(text.splitlines()[0]) <= WIDTH:
-            break
-    return text
+    return draw_cells(rows)
 
 
 def draw_cells(rows: Sequence[dict[str, str]]) -> str:
@@ -218,8 +209,6 @@ def shape_cells(candidate: Candidate, numbers: CheapScores) -> dict[str, str]:
         "params": count(numbers.parameters, short=True),
         "memory": memory(numbers.memory),
         "ms": plain(numbers.latency),
-        "kept": NONE if numbers.influence is None else f"{100 * numbers.influence:.0f} %",
-        "kappa": plain(numbers.kappa),
     }
 
 
@@ -261,19 +250,11 @@ def describe(outcome: SearchOutcome) -> list[str]:
             "The winner was chosen on the evaluation data, so its score is optimistic: train it, its control and the "
             "source on other seeds before you believe the difference."
         )
-    if others := list_as_good(outcome):
-        small = min((winner, *others), key=lambda c: c.parameters)
-        ending = f"; the smallest is {name_shape(small)} with {small.parameters:,} parameters"
-        less = "" if small is winner else ending
-        lines.append(f"As good within one standard error: {join_words(map(name_shape, others))}{less}.")
     for step in list_changes(outcome):
         if step.tau is None:
             continue
-        far = sorted(step.moves.items(), key=lambda item: (-abs(item[1]), item[0]))[:TOLD]
-        told = [f"{name} {'up' if by > 0 else 'down'} {abs(by)}" for name, by in far if by]
-        moved = f" ({', '.join(told)})" if told else ""
         lines.append(
-            f"Order {step.before} to {step.after}, {plural(step.count, 'shape')}: Kendall's tau {step.tau:+.2f}{moved}."
+            f"Order {step.before} to {step.after}, {plural(step.count, 'shape')}: Kendall's tau {step.tau:+.2f}."
         )
     return [*lines, outcome.says] if outcome.says else lines
 

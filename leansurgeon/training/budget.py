@@ -1,7 +1,7 @@
 """Timed training: estimate the cost of a step, how many samples to evaluate, and when the last step must end.
 
 `train.duration: 20m` is the length of the whole command, with preparation, evaluation, saving and measurements. Two
-steps are timed before the first one counts. They change no weight, no random generator and no order.
+steps are timed before the first one counts. They change no weight and no order.
 """
 
 from __future__ import annotations
@@ -118,20 +118,17 @@ def measures_seconds(run: Run) -> float | None:
 
 def time_a_step(run: Run) -> list[float]:
     """Return the seconds of an optimizer step and of one sample in evaluation, on this process."""
-    micro, kind, clocks = run.plan.micro, run.device.type, []
-    # A quarter of a micro batch is representative on a CPU, which has less parallelism to fill.
-    parts = 4 if kind == "cpu" and micro >= 8 and micro % 8 == 0 else 1
+    clocks = []
 
     def step() -> None:
-        with torch.random.fork_rng(devices=[run.device] if kind == "cuda" else []):
-            score = run.trainer.scored(first_batch(run, len(clocks), parts))
-            (score.loss_sum / score.loss_count.clamp(min=1)).backward()
+        score = run.trainer.scored(first_batch(run, len(clocks)))
+        (score.loss_sum / score.loss_count.clamp(min=1)).backward()
 
     with guards.undone(run.trainer):
         # The first is mostly warm-up. Processes that share weights must take equally many.
         while len(clocks) < 2 and (run.plan.processes > 1 or sum(clocks) < ENOUGH):
             clocks.append(time_work(step, run.device))
-        return [parts * min(clocks) * run.plan.accumulation, of_evaluation(run)]
+        return [min(clocks) * run.plan.accumulation, of_evaluation(run)]
 
 
 def of_evaluation(run: Run) -> float:

@@ -57,6 +57,12 @@ def find_changes(choice: TaskChoice, models: Mapping[str, Path]) -> JsonObject:
         return compare_answers(task, batches, loaded, folder)
 
 
+def find_differing(answers: Mapping[str, Tensor]) -> Tensor:
+    """Return where any of the answers is not the first one's."""
+    first, *others = answers.values()
+    return torch.stack([other != first for other in others or [first]]).any(0)
+
+
 def compare_answers(task: Task, batches: list[Any], loaded: Mapping[str, Loaded], folder: Path) -> JsonObject:
     """Return samples on which classifiers differ, those that the original got right first, and, if there are not too
     many classes, the confusion matrices.
@@ -65,8 +71,7 @@ def compare_answers(task: Task, batches: list[Any], loaded: Mapping[str, Loaded]
     if truth.is_floating_point() or truth.ndim > 1:
         return {}
     answers = {name: torch.cat([one.forward(batch).argmax(-1) for batch in batches]) for name, one in loaded.items()}
-    first, *others = answers.values()
-    differ = torch.stack([other != first for other in others or [first]]).any(0)
+    first, differ = next(iter(answers.values())), find_differing(answers)
     order = sorted(differ.nonzero()[:, 0].tolist(), key=lambda i: (bool(first[i] != truth[i]), i))
     config = next(iter(loaded.values())).config
     size = 1 + max(int(found.max()) for found in (truth, *answers.values()))
@@ -92,15 +97,14 @@ def compare_neighbours(task: Task, batches: list[Any], loaded: Mapping[str, Load
         cosines = (cosines @ cosines.T).fill_diagonal_(-2)
         nearest[name] = cosines.argmax(-1)
         near = cosines.max(-1).values if near is None else near
-    first, *others = nearest.values()
-    differ = torch.stack([other != first for other in others or [first]]).any(0)
+    differ = find_differing(nearest)
     order = sorted(differ.nonzero()[:, 0].tolist(), key=lambda i: -float(near[i]))
     show = Samples(batches, folder)
     shown = [
         show(i) | {"answers": {name: show(int(found[i])).get("text", "") for name, found in nearest.items()}}
         for i in order[:SHOWN]
     ]
-    return {"kind": "neighbours", "samples": len(first), "differ": len(order), "shown": shown}
+    return {"kind": "neighbours", "samples": len(differ), "differ": len(order), "shown": shown}
 
 
 def continue_texts(task: Task, split: str, rows: np.ndarray, loaded: Mapping[str, Loaded], folder: Path) -> JsonObject:
@@ -131,8 +135,7 @@ def fill_masks(task: Task, split: str, rows: np.ndarray, loaded: Mapping[str, Lo
     ids = torch.where((labels != IGNORED) & ~hidden, labels, ids)
     filled = {name: torch.cat([one.forward({"input_ids": part}).argmax(-1) for part in ids.split(BATCH)])
               for name, one in loaded.items()}  # fmt: skip
-    first, *others = filled.values()
-    differ = torch.stack([((other != first) & hidden).any(1) for other in others or [first]]).any(0)
+    differ = (find_differing(filled) & hidden).any(1)
 
     def words(tokens: Tensor, row: int) -> str:
         return " | ".join(tokenizer.decode(token).strip() for token in tokens[row][hidden[row]])

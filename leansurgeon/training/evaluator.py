@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from leansurgeon.errors import Diverged, LeanSurgeonError, RunFolderReplaced
+from leansurgeon.errors import Diverged, LeanSurgeonError
 from leansurgeon.intervals import paired_interval
 from leansurgeon.progress import Say, phase, silent
 from leansurgeon.tasks.base import Metric, Sums
@@ -131,15 +131,12 @@ def evaluate(
 
 def _evaluation(task: Task, sums: Sums, samples: int, parts: Sequence[tuple[float, float]]) -> Evaluation:
     """Divide the sums by their counts. Raises `Diverged` for a non-finite loss or metric."""
-    loss_sum, loss_count = sums.loss_sum, sums.loss_count
-    if not math.isfinite(loss_sum):
-        raise Diverged(f"The evaluation loss is {loss_sum}.", "A lower learning rate or a longer warm-up may help.")
-    metrics = task.metric_value(sums)
-    # a perplexity overflows at a loss of 1,000 nats
-    if beyond := {name: value for name, value in metrics.items() if not math.isfinite(value)}:
-        told = ", ".join(f"{name} {value}" for name, value in beyond.items())
-        raise Diverged(f"The evaluation loss is {loss_sum / loss_count:.4g} ({told}).", "Lower train.optim.lr.")
-    return Evaluation(loss_sum / loss_count, metrics[task.metric.key], samples, metrics, parts)
+    loss = sums.loss_sum / sums.loss_count
+    if math.isfinite(loss):
+        metrics = task.metric_value(sums)
+        if all(map(math.isfinite, metrics.values())):  # a perplexity overflows at a loss of 1,000 nats
+            return Evaluation(loss, metrics[task.metric.key], samples, metrics, parts)
+    raise Diverged(f"The evaluation loss is {loss:.4g}.", "A lower learning rate or a longer warm-up may help.")
 
 
 def _check_count(task: Task, size: int, samples: int, metric_count: float, loss_count: float) -> None:
@@ -164,7 +161,7 @@ def evaluate_model(
     """Return loss, samples and metrics of the model. All processes of the group must call this. Raises what `evaluate`
     does.
     """
-    accelerator = distributed.start_accelerator(cpu=cpu, train=recipe.train, say=say)
+    accelerator = distributed.start_accelerator(cpu=cpu, say=say)
     with accelerator.local_main_process_first():
         task = setup.prepare_task(recipe, model_dir, say)
     task = data_loader.first_batches(task, recipe.train, limit_batches)
@@ -195,7 +192,7 @@ def evaluate_and_keep(run: Run) -> None:
     """Evaluate at the current step, log the result, and save the model if it is the best so far. The evaluation before
     the first step counts only where the recipe says so.
     """
-    clock, history = time.perf_counter(), run.history
+    history = run.history
     if run.group.processes > 1:  # batch norm statistics differ between processes
         from timm.utils import distribute_bn
 
@@ -212,8 +209,6 @@ def evaluate_and_keep(run: Run) -> None:
         if run.train.checkpoint.keep_best:
             export_model(run, runfolder.BEST)
         history.best, history.stale = replace(scores, step=done), False
-    if done:
-        history.eval_seconds.append(time.perf_counter() - clock)
     patience = run.train.early_stopping
     if patience and history.worse >= patience.patience:
         history.early = True
@@ -279,7 +274,6 @@ def export_model(run: Run, name: str) -> None:
         starting.replace_tokenizer(folder, export, run.task, anew=run.train.new_tokenizer)
 
     def write() -> None:
-        run.check_folder()
         if name == runfolder.BEST:
             checkpoint.note_best(run.folder, None)  # until the second note, the contents of model/ are unknown
         runfolder.write_folder(run.folder / name, fill)
@@ -293,8 +287,6 @@ def save_checkpoint(run: Run) -> None:
     """Write a checkpoint during training. A full disk is reported, but does not end a training that goes well."""
     try:
         state.save(run)
-    except RunFolderReplaced:
-        raise
     except LeanSurgeonError as error:
         run.saved_at = time.perf_counter()
         run.say(f"No checkpoint at step {run.history.done}: {error}")

@@ -69,11 +69,6 @@ def train(
                 budget.show(run, run.train.eval.samples)
             _train(run)
             return finish(run, experiment)
-    except KeyboardInterrupt:
-        best = run.history.best
-        kept = best and f"the best model so far (step {best.step}) is in {run.folder / runfolder.BEST}"
-        progress.say(f"Interrupted; {kept or 'no model was saved yet'}.")
-        raise
     except RuntimeError as error:
         told = data_loader.explain_dead_worker(error) or explain_lost_processes(error)
         if told is None:
@@ -88,11 +83,8 @@ def train(
 def _smaller(run: Run) -> tuple[str, str]:
     """Return what a step was too large for, and a hint on what to do."""
     micro = run.plan.micro
-    if micro == 1:
-        return "for a micro batch of 1", guards.LESS
-    less = max((size for size in range(1, micro // 2 + 1) if micro % size == 0), default=1)
-    hint = f"Try --set train.micro_batch={less}: the global batch of {run.plan.batch} stays the same."
-    return f"for a micro batch of {micro}", hint
+    hint = f"Try --set train.micro_batch={micro // 2}: the global batch of {run.plan.batch} stays the same."
+    return f"for a micro batch of {micro}", hint if micro > 1 else guards.LESS
 
 
 def _train(run: Run) -> None:

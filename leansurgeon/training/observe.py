@@ -1,5 +1,5 @@
 """Monitoring of a training: losses, peak memory, the progress line on stderr, and trackers besides `metrics.jsonl`
-(tensorboard, trackio or wandb, through Accelerate, where installed).
+(tensorboard or wandb, through Accelerate, where installed).
 
 Reading a loss makes the host wait for the device, so losses are read in windows. Memory is that of training alone: the
 allocator's peak on CUDA, the process's peak resident set on a CPU.
@@ -7,11 +7,9 @@ allocator's peak on CUDA, the process's peak resident set on a CPU.
 
 from __future__ import annotations
 
-import resource
-import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -99,7 +97,7 @@ class PeakMemory:
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
         else:
-            with suppress(OSError):  # no such file on some systems
+            with suppress(OSError):  # no such file in some containers
                 Path("/proc/self/clear_refs").write_text("5")  # resets the kernel's peak (proc(5))
 
     @contextmanager
@@ -117,12 +115,8 @@ class PeakMemory:
 
 
 def peak_rss() -> int:
-    """Return the peak resident set of this process in bytes, since the last reset if the system supports resets."""
-    try:
-        status = Path("/proc/self/status").read_text()
-    except OSError:
-        # ru_maxrss is in kilobytes on Linux and in bytes on macOS, and counts from the start of the process.
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    """Return the peak resident set of this process in bytes, since the last reset."""
+    status = Path("/proc/self/status").read_text()
     return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM"))
 
 
@@ -157,7 +151,7 @@ class Progress(Screen):
         self.show("  ".join(parts), fraction, always=done == self.steps)
 
 
-_PACKAGES = {"tensorboard": ("tensorboard", "tensorboardX"), "trackio": ("trackio",), "wandb": ("wandb",)}
+_PACKAGES = {"tensorboard": ("tensorboard", "tensorboardX"), "wandb": ("wandb",)}
 
 
 def check_trackers(names: tuple[str, ...]) -> None:
@@ -183,11 +177,10 @@ class Trackers:
         for name in recipe.train.trackers if main else ():
             kind = LOGGER_TYPE_TO_CLASS[name]
             folder = {"logging_dir": str(run_dir / "trackers")} if kind.requires_logging_directory else {}
-            with redirect_stdout(sys.stderr):  # trackio prints, and stdout is for data
-                tracker = kind(recipe.name, **folder)
-                if hasattr(tracker, "start"):  # newer versions of Accelerate open a tracker in two steps
-                    tracker.start()
-                tracker.store_init_configuration(plain)
+            tracker = kind(recipe.name, **folder)
+            if hasattr(tracker, "start"):  # newer versions of Accelerate open a tracker in two steps
+                tracker.start()
+            tracker.store_init_configuration(plain)
             self._trackers.append(tracker)
 
     def log(self, values: dict[str, float | None], step: int) -> None:
@@ -197,10 +190,4 @@ class Trackers:
 
     def close(self) -> None:
         for tracker in self._trackers:
-            with redirect_stdout(sys.stderr):
-                if tracker.name == "trackio":  # through Accelerate, it would finish, and print, again at exit
-                    import trackio
-
-                    trackio.finish()
-                else:
-                    tracker.finish()
+            tracker.finish()

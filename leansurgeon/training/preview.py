@@ -6,7 +6,6 @@ those in the recipe, and batches of the right shapes.
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +20,8 @@ from leansurgeon.progress import Say
 from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.tasks import Task
 from leansurgeon.tasks.base import Batch, Overrides
-from leansurgeon.training import data_loader, distributed, flops, guards, schedule, setup, starting, together
+from leansurgeon.training import data_loader, distributed, flops, guards, schedule, setup, starting
+from leansurgeon.training.evaluator import evaluate_model
 from leansurgeon.training.recipe import reading
 from leansurgeon.training.recipe.schema import TrainingRecipe
 
@@ -83,9 +83,6 @@ class Synthetic(data_loader.TaskProxy):
         return batch | masks | {"labels": torch.zeros(count) if classes == 1 else torch.arange(count) % classes}
 
 
-LONG = 10.0  # seconds
-
-
 def dry_run(
     recipe: TrainingRecipe,
     model_dir: Path,
@@ -102,7 +99,7 @@ def dry_run(
     this may take minutes, so the plan is shown first.
     """
     task, missing = _task_or_shapes(recipe, model_dir, say)
-    accelerator = distributed.start_accelerator(cpu=cpu, train=recipe.train, say=say)
+    accelerator = distributed.start_accelerator(cpu=cpu, say=say)
     task = data_loader.first_batches(task, recipe.train, limit_batches)
     loaded = starting.load_start(recipe, model_dir, task)
     if missing:
@@ -121,7 +118,7 @@ def dry_run(
     say(f"Trying one micro batch of {len(first['labels'])} ...")
     less = f"Try --set train.micro_batch={scheme.micro // 2}." if scheme.micro > 1 else guards.LESS
     with guards.memory_explained(accelerator.device, f"for a micro batch of {scheme.micro}", less):
-        tried = _try_steps(model_dir, task, loaded, accelerator, scheme, first)
+        tried = _try_step(model_dir, task, loaded, accelerator, scheme, first)
     _show(tried, say)
     plan_of = {"data": f"synthetic: {missing}" if missing else "prepared"} | numbers | tried
     document = {"schema_version": 1, "dry_run": True, "model": str(model_dir), "plan": plan_of}
@@ -160,7 +157,7 @@ def _numbers(scheme: schedule.Plan, task: Task, loaded: Loaded, per_sample: floa
     }
 
 
-def _try_steps(
+def _try_step(
     model_dir: Path,
     task: Task,
     loaded: Loaded,
@@ -168,19 +165,14 @@ def _try_steps(
     scheme: schedule.Plan,
     first: data_loader.Batch,
 ) -> Numbers:
-    """Return the loss of the first step and the time of the second, each of one micro batch on one process."""
+    """Return the loss of a step of one micro batch on one process."""
     train = scheme.train
-    alone = {"duration": "2st", "batch": scheme.micro, "micro_batch": None, "batch_ramp": None, "parallel": "ddp"}
+    alone = {"duration": "1st", "batch": scheme.micro, "micro_batch": None, "batch_ramp": None, "parallel": "ddp"}
     alone["schedule"] = train.schedule.model_copy(update={"warmup": 0.0})
     micro = schedule.make_plan(train.model_copy(update=alone), len(first["labels"]), 1)
     trainer, _ = setup.make_trainer(loaded, task, accelerator, micro, model_dir)
-    batch, losses, seconds = data_loader.to_device(first, accelerator.device), [], []
-    while len(seconds) < 2 and sum(seconds) < LONG:  # a short first step was mostly warm-up
-        clock = time.perf_counter()
-        loss_sum, count, _ = trainer.step(len(seconds), [batch]).tolist()
-        seconds.append(time.perf_counter() - clock)
-        losses.append(loss_sum / max(1.0, count))
-    return {"first_loss": losses[0], "micro_step_ms": 1000 * seconds[-1]}
+    loss_sum, count, _ = trainer.step(0, [data_loader.to_device(first, accelerator.device)]).tolist()
+    return {"first_loss": loss_sum / max(1.0, count)}
 
 
 def _show(numbers: Numbers, say: Say) -> None:
@@ -203,18 +195,11 @@ def _task_or_shapes(recipe: TrainingRecipe, model_dir: Path, say: Say) -> tuple[
         return Synthetic(task), error.message
 
 
-def evaluation(
-    recipe: TrainingRecipe,
-    model_dir: Path,
-    processes: int,
-    *,
-    say: Say,
-    **options: Any,
-) -> tuple[JsonObject, str]:
+def evaluation(recipe: TrainingRecipe, model_dir: Path, **options: Any) -> tuple[JsonObject, str]:
     """Return the scores of the model in `model_dir` on the evaluation data, as a document and as text. `options` are
     those of `evaluate_model`.
     """
-    told = together.evaluate_on(processes, recipe, model_dir, say=say, **options)
+    told = evaluate_model(recipe, model_dir, **options)
     metric = tasks.make(recipe.task.name, recipe.task.options).metric
     document = {"schema_version": 1, "model": str(model_dir), "task": recipe.task.name}
     document |= {"loss": told.loss, "samples": told.samples, "metrics": told.metrics}

@@ -142,17 +142,6 @@ class Plan:
         """
         return self._times_by(every, done) > self._times_by(every, done - 1)
 
-    def times(self, every: str) -> int:
-        """Return how often something with the interval `every` is due before the last step."""
-        return self._times_by(every, self.steps - 1)
-
-    def evaluations_left(self, done: int) -> int:
-        """Return how many evaluations come after step `done`, the one at the end included; intervals in time do not
-        count.
-        """
-        every = self.train.eval.every
-        return self.times(every) - min(self._times_by(every, done), self.times(every)) + (done < self.steps)
-
     def _times_by(self, every: str, done: int) -> int:
         length = parse_duration(every)
         if length.seconds:
@@ -160,18 +149,6 @@ class Plan:
         if length.unit == "ep" and self.ramp_steps:
             return int(self.position(done) // (length.value * self.epoch_samples))
         return done // length.steps(self.steps_per_epoch)
-
-
-def _smaller_batch(train: Train, samples: int, processes: int) -> str:
-    """Return the setting to suggest for a training set smaller than a batch: the largest batch that fits the ramp, the
-    processes and the micro batch or, if there is none, one without the first and the last.
-    """
-    start = train.batch_ramp.start if train.batch_ramp else processes
-    unit = math.lcm(start, processes * (train.micro_batch or 1), 2 * processes if train.mixes else 1)
-    if unit <= samples:
-        return f"Try --set train.batch={samples // unit * unit}."
-    more = [f"--set train.{key}=null" for key in ("batch_ramp", "micro_batch") if getattr(train, key)]
-    return " ".join([f"Try --set train.batch={samples // processes * processes or samples}", *more]) + "."
 
 
 def ramp(start: int, batch: int, steps: int) -> np.ndarray:
@@ -194,7 +171,7 @@ def make_plan(
     if train_samples < train.batch:
         raise UsageError(
             f"The training set has {train_samples} samples, fewer than one batch of {train.batch}.",
-            _smaller_batch(train, train_samples, processes),
+            "Choose a smaller train.batch.",
         )
     group = train.batch_ramp.start if train.batch_ramp else train.batch
     micro = _micro(train, group, processes, micro_limit)
@@ -261,20 +238,15 @@ def _check_lengths(train: Train, duration: Duration, steps: int, per_epoch: int,
 def _micro(train: Train, group: int, processes: int, limit: int | None) -> int:
     share, rest = divmod(group, processes)
     if rest or share == 0:
-        whole, key = ("global batch", "batch") if group == train.batch else 2 * ("batch_ramp.start",)
-        near = max(1, share) * processes
-        batch = -(-train.batch // near) * near  # a ramp ends at a multiple of its start
-        also = "" if batch == train.batch or key == "batch" else f" --set train.batch={batch}"
         raise UsageError(
-            f"A {whole} of {group} cannot be shared evenly by {processes} processes.",
-            f"Use a batch that {processes} divides, for example --set train.{key}={near}{also}.",
+            f"A batch of {group} cannot be shared evenly by {processes} processes.",
+            f"Choose train.batch and train.batch_ramp.start as multiples of {processes}.",
         )
     micro = min(train.micro_batch or share, share)
     if share % micro:
-        near = max(size for size in range(1, micro + 1) if share % size == 0)
         raise UsageError(
             f"micro_batch {micro} does not divide {share}, the samples of a batch on each of {processes} process(es).",
-            f"Nearest below: --set train.micro_batch={near}.",
+            f"Choose a train.micro_batch that divides {share}.",
         )
     if limit is not None and limit < micro:
         sizes = range(2, limit + 1, 2) if train.mixes else range(1, limit + 1)

@@ -17,7 +17,7 @@ from leansurgeon.measure.costs.memory import checkpoint_activations
 from leansurgeon.measure.data.check_classes import check_classes
 from leansurgeon.measure.data.choose_task import check_objective, choose_classes, name_classes
 from leansurgeon.progress import Say
-from leansurgeon.rank import HERE, cores, number
+from leansurgeon.rank import cores
 from leansurgeon.reading.cache_folder import cache_folder
 from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.training import (
@@ -119,11 +119,11 @@ def ready(
     """Return a training at its first step, or resumed from its checkpoint. A training that is refused leaves no folder.
 
     `loaded` and `task` (prepared) may be given instead of being opened. `cpu` ignores a GPU. `replace` discards an
-    existing run in `run_dir`. `resume` ("never", "auto" or the path of a checkpoint) and `resume_anyway` are those of
+    existing run in `run_dir`. `resume` ("never", "auto" or the path of a run) and `resume_anyway` are those of
     `runs.resume.point`. `limit_batches` shortens every epoch and evaluation.
     """
     observe.check_trackers(recipe.train.trackers)
-    accelerator = distributed.start_accelerator(cpu=cpu, train=recipe.train, say=progress.say)
+    accelerator = distributed.start_accelerator(cpu=cpu, say=progress.say)
     group = ProcessGroup(accelerator.num_processes, accelerator.process_index)
     run_dir = group.share(lambda: run_dir)  # its name may contain the time
     origin = group.share(lambda: origin_of(model_dir))
@@ -167,11 +167,6 @@ def ready(
         guards.fit_memory(run)
     _occupy(run, start, saved, replace)
     progress.say(_sentence(run, start))
-    here = number(HERE) or group.processes
-    crowd = recipe.train.workers * here
-    if crowd > cores():
-        shared, fewer = plural(cores(), "core"), cores() // here
-        run.say(f"{crowd} data workers share {shared} here; fewer may be faster: --set train.workers={fewer}")
     return run
 
 
@@ -183,7 +178,6 @@ def _occupy(run: Run, start: Path | None, saved: JsonObject | None, replace: boo
     """
     try:
         run.group.on_main(lambda: _take(run, start, saved, replace))
-        run.place = runfolder.place_of(run.folder)
         if start:
             with guards.memory_explained(run.device):
                 state.restore(run, start)
@@ -268,29 +262,9 @@ def _compile(module: torch.nn.Module) -> torch.nn.Module:
     return module
 
 
-def _most_at_once(run: Run) -> int:
-    """Return the most bytes of weights that the run folder holds at once.
-
-    That is either two models (the last or a better one is written beside the best) and the checkpoints that are kept,
-    or one model and one checkpoint more, since a new one is written before the oldest is deleted. Checkpoints by the
-    clock do not count, since the first may never come; each checks for room itself.
-    """
-    train, parameters = run.train, list(run.loaded.model.parameters())
-    model = sum(parameter.nbytes for parameter in parameters)
-    moments = optimizer.numbers_per_weight(train) * sum(p.nbytes for p in parameters if p.requires_grad)
-    whole = model + moments + (model if train.ema else 0)
-    keep, keeps_best = train.checkpoint.keep_last, train.checkpoint.keep_best
-    # the rollback checkpoint is written before the first step
-    saves = run.plan.times(train.checkpoint.every) + (train.nan == "rollback")
-    return max(2 * model + min(saves, keep) * whole, keeps_best * model + min(saves, keep + 1) * whole)
-
-
 def _take(run: Run, start: Path | None, saved: JsonObject | None, replace: bool) -> None:
     """Lock the run folder: create a new one, or update the recipe of one that is resumed."""
     if start is None:
-        # Check the space now rather than after the last step. Files already in the folder will be deleted by then.
-        freed = sum(file.stat().st_size for file in run.folder.rglob("*") if file.is_file())
-        checkpoint.check_room(run.folder, _most_at_once(run) - freed, what="Keeping the models of this run", spare=0)
         if run.folder.exists():
             runfolder.release(runfolder.hold(run.folder))
         # An unfinished run without a checkpoint has nothing to lose.
@@ -302,13 +276,9 @@ def _take(run: Run, start: Path | None, saved: JsonObject | None, replace: bool)
         file = run.folder / runfolder.RECIPE
         call = ["leansurgeon", "retrain", str(run.loaded.folder), "--recipe", str(file)]
         runfolder.write_text(file, runfolder.with_call(shlex.join(call), dump(run.recipe)))
-    # Incomplete, or newer than the one that was asked for: they will be written again.
-    later = [path for path in checkpoint.all_of(run.folder) if start and path.name > start.name]
-    if later:
-        names = ", ".join(path.name for path in later)
-        run.say(f"{names} in {later[0].parent} will be deleted: the training goes on from {start.name}.")
-    for path in later:
-        shutil.rmtree(path, ignore_errors=True)
+    for path in checkpoint.all_of(run.folder):
+        if start and path.name > start.name:  # incomplete: it will be written again
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def _sentence(run: Run, checkpoint_dir: Path | None) -> str:

@@ -6,14 +6,9 @@ What is not here follows from (recipe, seed, step): data order, augmentation, ma
 
 from __future__ import annotations
 
-import random
-import statistics
 import time
-from bisect import bisect_right
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +16,7 @@ import numpy as np
 import torch
 
 from leansurgeon.checkpoints.kind import LANGUAGE
-from leansurgeon.errors import RunFolderReplaced, UsageError
+from leansurgeon.errors import UsageError
 from leansurgeon.progress import Say
 from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.tasks import Task
@@ -50,7 +45,6 @@ class History:
     stale: bool = False  # model/ does not hold `best`: it was saved after the checkpoint that was restored
     last: Scores | None = None
     eval_losses: list[float] = field(default_factory=list)
-    eval_seconds: list[float] = field(default_factory=list)
     windows: list[list[float]] = field(default_factory=list)  # steps and seconds between two log points
     pending: list[list[float]] = field(default_factory=list)  # steps since the last log point: loss sum, count, norm
     waited: float = 0.0  # seconds spent waiting for data
@@ -103,7 +97,6 @@ class Run:
     whole_model: Any = None
     lock: Any = None
     window: Window = field(default_factory=Window)
-    place: tuple[int, int] | None = None  # device and inode of the folder
 
     @property
     def say(self) -> Say:
@@ -125,19 +118,9 @@ class Run:
     def main(self) -> bool:
         return self.group.rank == 0
 
-    def check_folder(self) -> None:
-        """Raise `RunFolderReplaced` if the run folder is not the one from the start. For the main process."""
-        if runfolder.place_of(self.folder) != self.place:
-            raise RunFolderReplaced(
-                f"The run folder {self.folder} was deleted or replaced while it was being trained, by step "
-                f"{self.history.done}.",
-                "Nothing more is written there. Start the training again, in a folder of its own.",
-            )
-
     def note(self, **row: Any) -> None:
         """Append a row to metrics.jsonl, on the main process only."""
         if self.main:
-            self.check_folder()
             self.log.write(**row)
 
     def seconds_spent(self) -> float:
@@ -145,8 +128,8 @@ class Run:
         return self.history.seconds + time.perf_counter() - self.clock
 
 
-def first_batch(run: Run, number: int = 0, parts: int = 1, *, longest: bool = False) -> data_loader.Batch:
-    """Return micro batch `number` of the first step as it is trained on, or the first of `parts` equal parts of it.
+def first_batch(run: Run, number: int = 0, *, longest: bool = False) -> data_loader.Batch:
+    """Return micro batch `number` of the first step as it is trained on.
 
     With texts batched by length, it is one of typical length, or with `longest` the one with the longest texts.
     """
@@ -158,19 +141,18 @@ def first_batch(run: Run, number: int = 0, parts: int = 1, *, longest: bool = Fa
         start = 0 if longest else min(max(0, usual), len(lengths) - plan.group)
         indices = np.argsort(lengths, kind="stable")[::-1][start : start + plan.group]
     rows = data_loader.split_micro_batches(indices, plan.processes, run.group.rank, plan.micro)
-    row = rows[number % len(rows)][: plan.micro // parts]
+    row = rows[number % len(rows)]
     batch = data_loader.to_device(run.task.batch("train", row, seed=train.seed, epoch=0), run.device)
     return run.trainer.mixing(batch, 0, 0) if run.trainer.mixing else batch
 
 
 def save(run: Run) -> None:
     """Write a checkpoint. All processes must call this."""
-    run.group.on_main(run.check_folder)
     run.log.sync()
     history = run.history.as_dict() | {"pending": run.window.values(), "seconds": run.seconds_spent()}
     history["peak"] = max(run.history.peak, run.memory.bytes)
     optimizer, groups = _optimizer_out(run.trainer.optimizer)
-    shared, (own, generators) = {}, _generators_out(run.device)
+    shared, own = {}, {}
     for prefix, of_buffers, model in _models(run):
         shared |= {f"{prefix}{name}": tensor for name, tensor in distributed.list_tensors(model).items()}
         own |= {f"{of_buffers}{name}": buffer for name, buffer in model.named_buffers()}
@@ -179,7 +161,6 @@ def save(run: Run) -> None:
     state = {
         "history": history,
         "groups": groups,
-        "generators": generators,
         "scaler": scaler and scaler.state_dict(),
         "pace": run.trainer.pace.state(),
         "metrics_bytes": run.log.bytes,
@@ -199,16 +180,10 @@ def restore(run: Run, path: Path) -> None:
     """Restore the training from the checkpoint at `path`. All processes must call this.
 
     If model/ no longer holds the best model that the checkpoint knows, the next evaluation saves its own. Raises
-    `UsageError` for a checkpoint of another model, or one that is damaged although it agrees with its manifest.
+    `UsageError` for a checkpoint of another model.
     """
 
-    def put_back() -> None:
-        try:
-            _restore(run, path)
-        except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
-            raise checkpoint.damaged_checkpoint(path, f"{type(error).__name__}: {error}") from error
-
-    run.group.everywhere(put_back)
+    run.group.everywhere(lambda: _restore(run, path))
     best, keeps = run.history.best, run.train.checkpoint.keep_best
     kept = run.group.share(lambda: checkpoint.best_kept(run.folder))
     run.history.stale = keeps and best is not None and kept != best.step
@@ -235,8 +210,6 @@ def _restore(run: Run, path: Path) -> None:
     if run.trainer.scaler and state["scaler"]:
         run.trainer.scaler.load_state_dict(state["scaler"])
     run.trainer.pace.restore(state["pace"])
-    if own:
-        _generators_in(own, state["generators"], run.device)
     run.history = History.from_dict(state["history"])
     run.window = Window([torch.tensor(row, device=run.device) for row in run.history.pending])
     run.history.pending = []
@@ -299,40 +272,6 @@ def _optimizer_in(optimizer: torch.optim.Optimizer, tensors: Tensors, groups: li
     optimizer.load_state_dict({"state": state, "param_groups": whole["param_groups"]})
 
 
-@contextmanager
-def generators_kept(device: torch.device) -> Iterator[None]:
-    """Restore all random generators of this process on exit, whatever a library draws in between."""
-    kept = _generators_out(device)
-    try:
-        yield
-    finally:
-        _generators_in(*kept, device)
-
-
-def _generators_out(device: torch.device) -> tuple[Tensors, JsonObject]:
-    """Return the state of this process's random generators: torch's on the CPU and the device, numpy's and Python's."""
-    version, internal, gauss = random.getstate()
-    kind, keys, position, has_gauss, cached = np.random.get_state()
-    tensors = {
-        "generator.torch": torch.get_rng_state(),
-        "generator.python": torch.tensor(internal, dtype=torch.int64),
-        "generator.numpy": torch.from_numpy(keys.astype(np.int64)),
-    }
-    if device.type == "cuda":
-        tensors["generator.cuda"] = torch.cuda.get_rng_state(device)
-    return tensors, {"python": [version, gauss], "numpy": [str(kind), int(position), int(has_gauss), float(cached)]}
-
-
-def _generators_in(tensors: Tensors, rest: JsonObject, device: torch.device) -> None:
-    torch.set_rng_state(tensors["generator.torch"])
-    if device.type == "cuda" and "generator.cuda" in tensors:
-        torch.cuda.set_rng_state(tensors["generator.cuda"], device)
-    version, gauss = rest["python"]
-    random.setstate((version, tuple(tensors["generator.python"].tolist()), gauss))
-    kind, position, has_gauss, cached = rest["numpy"]
-    np.random.set_state((kind, tensors["generator.numpy"].numpy().astype(np.uint32), position, has_gauss, cached))
-
-
 def get_rate(run: Run, steps: int, seconds: float) -> tuple[float, str]:
     """Return samples or tokens per second over the last `steps` steps, which took `seconds`, and the unit."""
     unit = "tokens/s" if run.task.head in LANGUAGE else "samples/s"
@@ -343,19 +282,13 @@ def get_rate(run: Run, steps: int, seconds: float) -> tuple[float, str]:
 
 def median_step(windows: Sequence[tuple[float, float]]) -> float:
     """Return the median seconds per step over all steps, given windows of (steps, seconds)."""
-    ordered = sorted((spent / steps, int(steps)) for steps, spent in windows)
-    ends = list(accumulate(steps for _, steps in ordered))
-    middle = ((ends[-1] - 1) // 2, ends[-1] // 2)
-    return statistics.fmean(ordered[bisect_right(ends, step)][0] for step in middle)
+    steps, spent = np.array(windows).T
+    return float(np.median(np.repeat(spent / steps, steps.astype(int))))
 
 
 def get_eta(run: Run) -> float:
-    """Estimate the seconds left, evaluations included, from the steps and evaluations so far."""
-    done = run.history.done
+    """Estimate the seconds left from the time that was spent so far, evaluations included."""
+    fraction = run.trainer.pace.fraction(run.history.done)
     if run.plan.timed:
-        return (1 - run.trainer.pace.fraction(done)) * run.plan.seconds
-    steps, spent = (sum(column) for column in zip(*run.history.windows, strict=True))
-    left = (run.plan.steps - done) * spent / steps
-    if run.history.eval_seconds:
-        left += run.plan.evaluations_left(done) * statistics.fmean(run.history.eval_seconds)
-    return left
+        return (1 - fraction) * run.plan.seconds
+    return (1 - fraction) * run.seconds_spent() / max(fraction, 1e-9)

@@ -1,10 +1,9 @@
-"""Run one training or evaluation on several processes: this one, or worker processes that it starts."""
+"""Run one training on several processes: this one, or worker processes that it starts."""
 
 from __future__ import annotations
 
 import json
 import signal
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from leansurgeon.progress import say as to_stderr
 from leansurgeon.rank import is_worker
 from leansurgeon.reading import jsonfile
 from leansurgeon.reading.jsonfile import JsonObject
-from leansurgeon.training.evaluator import Evaluation, evaluate_model
 from leansurgeon.training.loop import train
 from leansurgeon.training.processes import launch
 from leansurgeon.training.recipe.schema import TrainingRecipe
@@ -44,57 +42,38 @@ def train_on(
         return train(recipe, model_dir, run_dir, experiment=experiment, say=say, **options)
     if options.get("resume", "never") == "never":
         runfolder.check_free(run_dir, replace=options.get("replace", False))  # before anything is started
-    options |= {"run_dir": str(run_dir.resolve()), "experiment": experiment and experiment.as_dict()}
-    return Summary.from_dict(_by_workers("train", processes, recipe, model_dir, options, run_dir, say or to_stderr))
-
-
-def evaluate_on(
-    processes: int,
-    recipe: TrainingRecipe,
-    model_dir: Path,
-    *,
-    say: Say,
-    **options: Any,
-) -> Evaluation:
-    """Run `evaluator.evaluate_model` on `processes` processes, as in `train_on`."""
-    if processes == 1 or is_worker():
-        return evaluate_model(recipe, model_dir, say=say, **options)
-    trace = Path(tempfile.gettempdir()) / "leansurgeon-evaluation"
-    return Evaluation(**_by_workers("evaluate", processes, recipe, model_dir, options, trace, say))
+    options |= {"experiment": experiment and experiment.as_dict()}
+    return Summary.from_dict(_by_workers(processes, recipe, model_dir, run_dir, options, say or to_stderr))
 
 
 def carry_out(job: JsonObject) -> JsonObject:
     """Do the job of `_by_workers` in a worker, all workers together, and return its answer."""
     recipe, model_dir, options = TrainingRecipe.model_validate(job["recipe"]), Path(job["model_dir"]), job["options"]
-    if job["work"] == "train":
-        options["experiment"] = options["experiment"] and Part.from_dict(options["experiment"])
-        return train(recipe, model_dir, Path(options.pop("run_dir")), **options).as_dict()
-    return evaluate_model(recipe, model_dir, **options)._asdict()
+    options["experiment"] = options["experiment"] and Part.from_dict(options["experiment"])
+    return train(recipe, model_dir, Path(job["run_dir"]), **options).as_dict()
 
 
 def _by_workers(
-    work: str,
     processes: int,
     recipe: TrainingRecipe,
     model_dir: Path,
+    run_dir: Path,
     options: JsonObject,
-    trace: Path,
     say: Say,
 ) -> JsonObject:
     """Prepare the data, run the job on worker processes (`worker`) and return the first one's answer. Raises the error
     of the first worker that failed.
     """
-    if not options.get("cpu"):
-        launch.check_gpus(processes)
     prepare_task(recipe, model_dir, say)
-    job = {"work": work, "recipe": recipe.model_dump(mode="json"), "options": options}
+    job = {"recipe": recipe.model_dump(mode="json"), "options": options}
+    job |= {"model_dir": str(model_dir.resolve()), "run_dir": str(run_dir.resolve())}
     with scratch() as folder:
-        (folder / launch.JOB).write_text(json.dumps(job | {"model_dir": str(model_dir.resolve())}))
+        (folder / launch.JOB).write_text(json.dumps(job))
         with launch.passing_on(folder) as received:
             well = launch.run_workers(processes, ["-m", "leansurgeon.training.processes.worker", str(folder)])
         if well:
             return jsonfile.read_object(folder / launch.ANSWER)
-        error = launch.read_verdict(folder, trace)
+        error = launch.read_verdict(folder, run_dir)
     if received and isinstance(error, launch.SilentExit):  # the signal came before there was anything to save
         raise Terminated if received[0] != signal.SIGINT else KeyboardInterrupt
     raise error

@@ -118,31 +118,10 @@ def test_data_is_what_a_model_without_a_recipe_is_healed_on(place):
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize(
-    ("typed", "seconds"), [("1h30", 5400), ("5 minutes", 300), ("1.5h", 5400), ("1h 5m 10s", 3910)]
-)
-def test_times_as_people_write_them(place, typed, seconds):
-    done = leansurgeon("retrain", "my-model", "--data", "texts", "--time", typed, "--dry-run", cwd=place)
-    assert done.returncode == 0, done.stderr
-    duration = re.search(r"duration: (.*)", done.stdout)[1].strip("'\" ")
-    from leansurgeon.training.recipe.durations import parse_duration
-
-    assert parse_duration(duration).seconds == seconds
-
-
 @pytest.mark.parametrize("typed", ["1h30h", "30", "30m1h", "5ep3", "1h30ep", "0s", "soon"])
 def test_times_that_are_none(place, typed):
     done = leansurgeon("retrain", "my-model", "--data", "texts", "--time", typed, cwd=place)
     assert done.returncode == 2 and typed in done.stderr
-
-
-def test_a_key_of_several_is_told_which(place):
-    typed = ["retrain", "my-model", "--recipe", "digits-vit", "--dry-run", "--set"]
-    done = leansurgeon(*typed, "train.ema=0.9", cwd=place)
-    assert done.returncode == 2
-    advice = re.search(r"did you mean '([\w.]+)", done.stderr)[1]
-    assert advice == "train.ema.decay"
-    assert "train.ema" not in leansurgeon(*typed, f"{advice}=0.9", cwd=place).stderr
 
 
 def test_a_name_of_the_hub_is_not_asked_for_offline(place, monkeypatch):

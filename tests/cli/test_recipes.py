@@ -67,15 +67,6 @@ def test_a_copy_goes_to_a_folder_that_is_made(tmp_path):
         _ok("recipes", "copy", "digits-vit", f"{printed}/below/")
 
 
-@pytest.mark.parametrize(
-    "call", [["recipes", "show", "imagenet-common", "--resolved"], ["retrain"]], ids=["show", "use"]
-)
-def test_a_base_says_which_recipes_use_it(shrunk, call):
-    call = [*call, str(shrunk / "lean"), "-r", "imagenet-common"] if call == ["retrain"] else call
-    with pytest.raises(UsageError, match=r"imagenet-common is a base\b.*imagenet-vit-b.*imagenet-volo-d4"):
-        _ok(*call)
-
-
 @pytest.fixture(scope="module")
 def shrunk(tmp_path_factory):
     workspace = tmp_path_factory.mktemp("runs")

@@ -19,7 +19,7 @@ def test_the_samples_of_kappa_are_as_long_as_all(saved, tmp_path):
     data = sample_data(source, str(text), None, None, 0, print)
     lengths = [int(n) for batch in data.guard for n in batch["attention_mask"].sum(1)]
     assert len(lengths) > 2 * evidence.SAMPLES
-    found = evidence.gather(source, data, tmp_path / "cache")
+    found = evidence.gather(source, data)
     assert found.tokens == pytest.approx(np.mean(lengths), rel=0.1)
     assert abs(np.mean(lengths[: evidence.SAMPLES]) - found.tokens) > 0.2 * found.tokens
 

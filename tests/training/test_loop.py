@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 
 import numpy as np
 import pytest
@@ -105,23 +104,6 @@ def test_an_exploding_run_is_stopped(tmp_path):
     with pytest.raises(Diverged, match="loss") as error:
         run_training(tmp_path, optim={"lr": 1e30}, clip_grad=0.0, duration="40st")
     assert error.value.hint.startswith("Lower train.optim.lr (it is 1e+30)")  # a third of it would be no advice
-
-
-def test_ctrl_c_says_what_was_kept(tmp_path):
-    class Impatient(Words):
-        calls = 0
-
-        def batch(self, split, indices, **kwargs):
-            self.calls += split == "train"
-            if self.calls == 6:
-                raise KeyboardInterrupt
-            return super().batch(split, indices, **kwargs)
-
-    said = []
-    with pytest.raises(KeyboardInterrupt):
-        run_training(tmp_path, task=Impatient(), say=said.append)
-    assert re.search(r"\bInterrupted\b.*\bbest model\b.*\(step 4\)", said[-1], re.S)
-    assert (tmp_path / "run" / "model" / "weights.pt").is_file()
 
 
 def test_a_folder_with_something_in_it_is_refused(tmp_path):

@@ -4,7 +4,6 @@ against torch, transformers, timm and a published formula. 1437 samples are 22 b
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 
 import pytest
@@ -14,8 +13,7 @@ from transformers import get_scheduler
 
 from leansurgeon.errors import UsageError
 from leansurgeon.training import schedule
-from leansurgeon.training.recipe import reading
-from leansurgeon.training.recipe.schema import Train, TrainingRecipe
+from leansurgeon.training.recipe.schema import Train
 
 
 def train_of(**changes) -> Train:
@@ -151,8 +149,6 @@ def test_between_two_looks_the_clock_is_taken_to_go_on():
 def test_evaluations_come_every_so_often_and_at_the_end(every, after):
     found = made(eval={"every": every})
     assert [done for done in range(1, 67) if found.evaluate_after(done)] == after
-    for done in range(67):
-        assert found.evaluations_left(done) == sum(step > done for step in after)
 
 
 def test_the_first_steps_of_a_ramp():
@@ -213,36 +209,22 @@ def test_a_training_set_of_one_batch_is_enough():
         made(63)
 
 
-RAMP = {"batch_ramp": {"start": 64, "until": 0.5}}
 LONG = {"duration": "9st", "batch": 1024}
 
 
 @pytest.mark.parametrize(
-    ("samples", "processes", "changes", "says", "advised"),
+    ("samples", "processes", "changes", "says"),
     [
-        (737, 1, {"batch": 1024}, r"737 samples\b.*\b1024", ["batch=737"]),
-        (737, 2, {"batch": 1024}, r"737 samples\b.*\b1024", ["batch=736"]),
-        (738, 4, {"batch": 1024, "mixup": 0.5}, r"738 samples", ["batch=736"]),
-        (64, 1, {"batch": 1024} | RAMP, r"64 samples", ["batch=64"]),
-        (600, 2, {"batch": 1024, "micro_batch": 128}, r"600 samples", ["batch=512"]),
-        (100, 1, {"batch": 1024, "micro_batch": 128}, r"100 samples", ["batch=100", "micro_batch=null"]),
-        (50, 1, {"batch": 1024} | RAMP, r"50 samples", ["batch=50", "batch_ramp=null"]),
-        (1437, 1, {"micro_batch": 24}, r"24\b.*\b64", ["micro_batch=16"]),
-        (1437, 48, {}, r"64\b.*\b48", ["batch=48"]),
-        (1437, 100, {}, r"64\b.*\b100", ["batch=100"]),
-        (1437, 3, {"batch": 48, "batch_ramp": {"start": 8, "until": "9st"}}, r"8 .*\b3", ["batch_ramp.start=6"]),
-        (1437, 3, {"batch_ramp": {"start": 8, "until": "9st"}}, r"8 .*\b3", ["batch_ramp.start=6", "batch=66"]),
-        (1437, 2, {"batch": 30, "mixup": 0.1}, r"pairs\b.*\bmicro batch of 15", []),
-        (9000, 1, LONG | {"schedule": {"warmup": "5ep"}}, r"5ep\b.*\b9st", ["schedule.warmup=0.1"]),
-        (9000, 1, LONG | {"batch_ramp": {"start": 64, "until": "300st"}}, r"300st", ["batch_ramp.until=0.1"]),
+        (737, 1, {"batch": 1024}, r"737 samples\b.*\b1024"),
+        (1437, 1, {"micro_batch": 24}, r"24\b.*\b64"),
+        (1437, 48, {}, r"64\b.*\b48"),
+        (1437, 100, {}, r"64\b.*\b100"),
+        (1437, 3, {"batch_ramp": {"start": 8, "until": "9st"}}, r"8 .*\b3"),
+        (1437, 2, {"batch": 30, "mixup": 0.1}, r"pairs\b.*\bmicro batch of 15"),
+        (9000, 1, LONG | {"schedule": {"warmup": "5ep"}}, r"5ep\b.*\b9st"),
+        (9000, 1, LONG | {"batch_ramp": {"start": 64, "until": "300st"}}, r"300st"),
     ],
 )
-def test_batches_that_do_not_fit_are_one_sentence_and_what_it_advises_works(samples, processes, changes, says, advised):
-    recipe = TrainingRecipe(name="own", task={"name": "digits"}, train=train_of(**changes))
-    with pytest.raises(UsageError, match=rf"\b{says}\b") as caught:
-        schedule.make_plan(recipe.train, samples, processes)
-    sets = [text.rstrip(".") for text in re.findall(r"--set (\S+)", caught.value.hint)]
-    assert sets == [f"train.{text}" for text in advised]
-    if sets:
-        mended = reading.check_recipe(reading.plain(recipe), sets, "own")
-        schedule.make_plan(mended.train, samples, processes)
+def test_batches_that_do_not_fit_are_one_sentence(samples, processes, changes, says):
+    with pytest.raises(UsageError, match=rf"\b{says}\b"):
+        schedule.make_plan(train_of(**changes), samples, processes)

@@ -102,11 +102,7 @@ def test_each_sample_counts_once_on_any_number_of_processes(models, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_command_evaluates_and_runs_experiments_on_two_processes(models, tmp_path):
-    words = ["retrain", models / "digits", "-r", "digits-vit", "--eval-only", "--json"]
-    one, two = (json.loads(run_command(*words, "--cpu-processes", count).stdout) for count in (1, 2))
-    assert two["samples"] == one["samples"] == 360 and two["metrics"] == one["metrics"]
-    assert two["loss"] == pytest.approx(one["loss"], abs=1e-6)
+def test_the_command_runs_experiments_on_two_processes(tmp_path):
     recipe = load("digits-vit", ["measure=null"], debug=True)
     recipe = recipe.model_copy(update={"name": "one", "arms": {"original": recipe.arms["original"]}})
     (tmp_path / "one.yaml").write_text(dump(recipe))

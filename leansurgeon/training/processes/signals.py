@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -108,43 +107,9 @@ def raising(sentence: str) -> Iterator[None]:
 
     with handle_signals((signal.SIGTERM, signal.SIGUSR1), heard):
         try:
-            with insisting():
-                yield
+            yield
         except Terminated:
             raise Stopped(sentence) from None
-
-
-@contextmanager
-def insisting() -> Iterator[None]:
-    """Raise again what a signal handler raised where Python discards it: in a finalizer or a weak reference callback.
-    The test of a step on meta tensors spends a twentieth of its time in those.
-    """
-    if threading.current_thread() is not threading.main_thread():  # where no signal arrives
-        yield
-        return
-    lost: list[type[BaseException]] = []
-
-    def lose(what: sys.UnraisableHookArgs) -> None:
-        if not issubclass(what.exc_type, KeyboardInterrupt):
-            hook(what)
-            return
-        lost.append(what.exc_type)  # raised here it would be lost too
-        signal.setitimer(signal.ITIMER_REAL, _MOMENT)
-
-    def again(number: int, frame: FrameType | None) -> None:
-        if lost:
-            raise lost.pop()
-
-    hook, sys.unraisablehook = sys.unraisablehook, lose
-    alarm = signal.signal(signal.SIGALRM, again)
-    try:
-        yield
-        again(signal.SIGALRM, None)
-    finally:
-        lost.clear()  # an alarm now would interrupt the cleanup
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        sys.unraisablehook = hook
-        signal.signal(signal.SIGALRM, alarm or signal.SIG_DFL)
 
 
 class TimeUp(KeyboardInterrupt):

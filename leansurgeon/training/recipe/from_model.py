@@ -174,16 +174,15 @@ def make_recipe(model_dir: Path, data: UserData, asked: RecipeInputs, cache: Pat
             f"{source.slug} has an encoder and a decoder, and no training task feeds both.",
             "`leansurgeon shrink --calibrate` refits it on pairs; train it further with transformers.",
         )
-    kind = source.head
-    said = value_at(reading.with_sets({}, asked.sets), "train", "distill")
-    how = {"new_tokenizer": asked.new_tokenizer, "taught": isinstance(said, dict), "labels": asked.compares}
+    kind, said = source.head, reading.with_sets({}, asked.sets)
+    taught = isinstance(value_at(said, "train", "distill"), dict)
+    how = {"new_tokenizer": asked.new_tokenizer, "taught": taught, "labels": asked.compares}
     chosen = choose_task(source, data, asked.columns, tokens=WINDOW, **how)
     options = dict(chosen.options) | (AUGMENTED if chosen.name == "folder" else {})
     if chosen.name == "sentences" and not asked.compares and "tokenizer" not in options:
         from leansurgeon.measure.data import own
 
-        said = value_at(reading.with_sets({}, asked.sets), "task", "prose")
-        options |= {"prose": True} if said is not False and own.prose(source) else {}
+        options |= {"prose": True} if value_at(said, "task", "prose") is not False and own.prose(source) else {}
     notes = (*source.pad_note, *(source.head_note if kind == "features" else ()))  # others get a new head
     for sentence in (*chosen.says, *(f"{source.slug}: {note}." for note in notes)):
         say(sentence)
@@ -198,7 +197,7 @@ def make_recipe(model_dir: Path, data: UserData, asked: RecipeInputs, cache: Pat
         what = ", ".join(classes.names[:6]) or "scores"
         say(f"{classes.says}: it gets a new head for {what}." if new_head else classes.says)
         options |= {"class_names": list(classes.names)} if classes.names else {}
-    taught_by = find_teacher(source, model_dir, task, asked, classes)
+    taught_by = find_teacher(source, task, asked, classes)
     if kind == "features" and taught_by.name is None:
         raise UsageError(
             f"{source.slug} has no head, and a model that it could learn from is not at hand: {taught_by.why}.",
@@ -224,9 +223,7 @@ def make_recipe(model_dir: Path, data: UserData, asked: RecipeInputs, cache: Pat
     return reading.check_recipe(raw, sets, f"--data {data.spec}")
 
 
-def find_teacher(
-    source: Source, model_dir: Path, task: Task, asked: RecipeInputs, classes: ClassMap | None
-) -> teacher.Teacher:
+def find_teacher(source: Source, task: Task, asked: RecipeInputs, classes: ClassMap | None) -> teacher.Teacher:
     """Choose the teacher, if any: the one that --set names, else the model that this one was cut from."""
     said = value_at(reading.with_sets({}, asked.sets), "train")
     said = said if isinstance(said, dict) else {}
@@ -243,7 +240,7 @@ def find_teacher(
         return teacher.Teacher(None, "its head is new")
     logits = task.head != "features" and distill.get("logits", 1) != 0
     names = classes.names if classes else ()
-    return teacher.find(source, model_dir, task, names, named, logits=logits, new_tokenizer=asked.new_tokenizer)
+    return teacher.find(source, task, names, named, logits=logits, new_tokenizer=asked.new_tokenizer)
 
 
 def settings(

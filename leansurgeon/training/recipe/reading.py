@@ -3,13 +3,11 @@ underline mistakes. No torch here.
 
 A recipe may name another file as its `base` and is merged over it mapping by mapping; the shipped recipes share common
 settings in this way (`recipes/bases`). A mistake is reported in one sentence with file, line, key and the nearest known
-key. In the schema, nothing is required of a file that names a `base`, nor of `retrain` and `debug`, which are merged
-over other blocks.
+key.
 """
 
 from __future__ import annotations
 
-import copy
 import re
 import typing
 from collections.abc import Sequence
@@ -55,18 +53,10 @@ def load(name_or_path: str, sets: Sequence[str] = (), *, debug: bool = False) ->
     """
     path = find(name_or_path)
     raw, places = _read(path)
-    if path in bases().values():
-        using = [
-            name for name, file in list_shipped().items() if (yamlfile.read(file)[0] or {}).get("base") == path.stem
-        ]
-        raise UsageError(f"{path.stem} is a base and no recipe; recipes that use it: {', '.join(using)}.")
-    whole, block = _check(raw, _Source(str(path), places)), raw.get("debug")
-    if isinstance(whole, ExperimentRecipe) and block:
-        small = {key: value for key, value in merge(raw, block).items() if key != "debug"}
-        _check(small, _Source(str(path), places, over=("debug",)))
-        raw = small if debug else raw
-    elif debug:
+    if debug and not raw.get("debug"):
         raise UsageError(f"{path} has no `debug` block, so there is no --debug variant of it.")
+    if debug:
+        raw = {key: value for key, value in merge(raw, raw["debug"]).items() if key != "debug"}
     return _check(with_sets(raw, sets), _Source(str(path), places, sets=sets, over=("debug",) if debug else ()))
 
 
@@ -134,32 +124,6 @@ def plain(recipe: Recipe) -> JsonObject:
     return values
 
 
-# Keys that users know from other tools -> the setting here, with their value.
-USUAL = {
-    **dict.fromkeys(("lr", "learning_rate", "learning-rate"), "train.optim.lr={}"),
-    **dict.fromkeys(("epochs", "num_epochs", "num_train_epochs"), "train.duration={}ep"),
-    **dict.fromkeys(("steps", "max_steps", "num_steps"), "train.duration={}st"),
-    **dict.fromkeys(("batch_size", "train_batch_size"), "train.batch={}"),
-    "per_device_train_batch_size": "train.micro_batch={}",
-    "weight_decay": "train.optim.weight_decay={}",
-    **dict.fromkeys(("warmup", "warmup_ratio"), "train.schedule.warmup={}"),
-    "warmup_steps": "train.schedule.warmup={}st",
-    "max_grad_norm": "train.clip_grad={}",
-    **dict.fromkeys(("max_length", "max_seq_length", "seq_len", "seq_length"), "task.seq_len={}"),
-    "optimizer": "train.optim.name={}",
-    "scheduler": "train.schedule.name={}",
-    "fp16": "train.precision=fp16",
-    "bf16": "train.precision=bf16",
-}
-
-
-def meant(path: Sequence[str]) -> str | None:
-    """Return the `--set` for a key of another tool, with `{}` for the value; None if the key is unknown."""
-    if len(path) > 2 or (len(path) == 2 and path[0] not in ("train", "retrain")) or ".".join(path) == "train.warmup_lr":
-        return None
-    return USUAL.get(path[-1])
-
-
 Places = dict[tuple[str, ...], str]  # key path -> "FILE, line N"
 
 
@@ -172,20 +136,17 @@ class _Source:
     sets: Sequence[str] = ()
     over: tuple[str, ...] = ()
 
-    def of(self, path: tuple[str, ...], said: str = "") -> str:
-        """Return where `path` was written; of several `--set` below it, those that share most words with the message
-        `said`.
-        """
-        words, below = set(re.findall(r"\w+", said)), {}
+    def of(self, path: tuple[str, ...]) -> str:
+        """Return where `path` was written; if `--set` changed keys below it, all of those."""
+        below = []
         for text in reversed(self.sets):
-            key, _, value = text.partition("=")
-            keys = tuple(key.strip().split("."))
+            keys = tuple(text.partition("=")[0].strip().split("."))
             if keys == path[: len(keys)]:
                 return f"--set {text}"
             if path == keys[: len(path)]:
-                below[text] = 2 * (keys[-1] in words) + len(words & set(re.findall(r"\w+", value)))
+                below.insert(0, f"--set {text}")
         if below:
-            return " ".join(f"--set {text}" for text in reversed(below) if below[text] == max(below.values()))
+            return " ".join(below)
         around = [(*self.over, *path), *(path[:length] for length in range(len(path), 0, -1))]
         return next((self.places[key] for key in around if key in self.places), self.file)
 
@@ -196,9 +157,6 @@ def with_sets(raw: JsonObject, sets: Sequence[str]) -> JsonObject:
         parts = key.strip().split(".")
         if not equals or not all(parts):
             raise UsageError(f"--set {text}: write it as key.key=value, for example --set train.optim.lr=1e-3.")
-        usual = meant(parts)
-        if usual:
-            raise UsageError(f"--set {text}: unknown key `{key.strip()}` (did you mean '{usual.format(value)}'?).")
         if parts[0] in Train.model_fields and parts[0] not in TrainingRecipe.model_fields:
             raise UsageError(f"--set {text}: unknown key `{key}` (did you mean 'train.{key}'?).")
         nested: Any = yamlfile.value(value, f"--set {text}")
@@ -213,8 +171,7 @@ def _check(raw: JsonObject, source: _Source) -> Recipe:
     kind = raw.get("kind", "training")
     models = {"training": TrainingRecipe, "experiment": ExperimentRecipe}
     if not isinstance(kind, str) or kind not in models:
-        near = did_you_mean(str(kind), models)
-        raise UsageError(f"{source.of(('kind',))}: kind is `training` or `experiment`, and {kind!r} is neither{near}.")
+        raise UsageError(f"{source.of(('kind',))}: kind is `training` or `experiment`, and {kind!r} is neither.")
     recipe = _validate(models[kind], raw, (), source)
     chosen = {("task",): recipe.task}
     if isinstance(recipe, ExperimentRecipe):
@@ -226,7 +183,7 @@ def _check(raw: JsonObject, source: _Source) -> Recipe:
         try:
             tasks.make(task.name, task.options)
         except UsageError as error:
-            raise UsageError(f"{source.of(path, error.message)}: {error.message}", error.hint) from None
+            raise UsageError(f"{source.of(path)}: {error.message}", error.hint) from None
     return recipe
 
 
@@ -246,32 +203,20 @@ def _sentence(error: ValidationError, model: type[BaseModel], prefix: tuple[str,
         return _unknown(path, _model_at(model, mistake["loc"][:-1]), source)
     if kind == "missing":
         return UsageError(f"{source.of(path)}: `{name}` is missing.")
-    given = mistake.get("input")
-    shown = f", and {given!r} was given" if not isinstance(given, dict) else ""
-    if kind == "literal_error":
-        near = did_you_mean(
-            str(given), [word.strip(" '") for word in mistake["ctx"]["expected"].replace(" or ", ",").split(",")]
-        )
-        text = f"must be {mistake['ctx']['expected'].replace(chr(39), '')}{shown}{near}"
-        if path[-1:] == ("precision",) and str(given).lower() in ("no", "off", "none", "false"):
-            text += "; full precision is called fp32"
-    elif kind == "value_error":
+    if kind == "value_error":
         text = str(mistake["ctx"]["error"])
-        shown = ""
     elif kind == "model_type":
-        keys = [*_model_at(model, mistake["loc"]).model_fields]
-        text = f"holds keys ({', '.join(keys)}), and is not a value itself{shown} (did you mean '{name}.{keys[0]}'?)"
+        keys = ", ".join(_model_at(model, mistake["loc"]).model_fields)
+        text = f"has keys ({keys}), and {mistake['input']!r} is not one of them"
     else:
+        given = mistake["input"]
         text = mistake["msg"].replace("Input should be", "must be")
-        text = text[0].lower() + text[1:] + shown
-    return UsageError(f"{source.of(path, text)}: {f'`{name}`: ' if name else ''}{text}.")
+        text = text[0].lower() + text[1:] + ("" if isinstance(given, dict) else f", and {given!r} was given")
+    return UsageError(f"{source.of(path)}: {f'`{name}`: ' if name else ''}{text}.")
 
 
 def _unknown(path: tuple[str, ...], model: type[BaseModel] | None, source: _Source) -> UsageError:
     known = list(model.model_fields) if model else []
-    usual = meant(path)
-    if usual:
-        return UsageError(f"{source.of(path)}: unknown key `{'.'.join(path)}` (did you mean '{usual.split('=')[0]}'?).")
     near = did_you_mean(path[-1], known) or (f" (known: {', '.join(known)})" if known else "")
     return UsageError(f"{source.of(path)}: unknown key `{'.'.join(path)}`{near}.")
 
@@ -302,29 +247,26 @@ def _keys(loc: tuple[int | str, ...]) -> tuple[str, ...]:
 
 
 REF = "#/$defs/"
-PARTIAL = "Partial"
 LINE = "# yaml-language-server: $schema="
 
 
 def json_schema() -> JsonObject:
-    """Return the schema of a recipe file as written: a training, an experiment, or a file with a `base`."""
+    """Return the schema of a recipe file as written: a training, an experiment, or a file with a `base`. It requires
+    no key: a base may hold it.
+    """
     _, made = models_json_schema([(TrainingRecipe, "validation"), (ExperimentRecipe, "validation")])
-    whole = made["$defs"]
-    whole["TaskChoice"]["properties"]["name"]["enum"] = list(tasks.TASKS)
-    arms = whole["ExperimentRecipe"]["properties"]["arms"]
+    parts = without_required(made["$defs"])
+    parts["TaskChoice"]["properties"]["name"]["enum"] = list(tasks.TASKS)
+    training, experiment = (parts[name]["properties"] for name in ("TrainingRecipe", "ExperimentRecipe"))
+    arms = experiment["arms"]
     arms["additionalProperties"] = {"anyOf": [arms["additionalProperties"], {"type": "null"}]}  # `original:`
-    parts = {PARTIAL + name: partial(part) for name, part in whole.items()}
-    based = copy.deepcopy(parts[PARTIAL + "ExperimentRecipe"])
-    based["properties"] = parts[PARTIAL + "TrainingRecipe"]["properties"] | based["properties"]
-    based["properties"]["kind"] = {"enum": ["training", "experiment"]}
-    based["properties"]["base"] = {"type": "string", "description": "A shipped base or recipe, or a file beside this."}
-    experiment = whole["ExperimentRecipe"]["properties"]
-    experiment["retrain"] = {"$ref": f"{REF}{PARTIAL}Train"}
+    experiment["retrain"] = {"$ref": f"{REF}Train"}
     experiment["debug"] = {"$ref": f"{REF}Based"}
-    based["properties"] |= {key: experiment[key] for key in ("retrain", "debug")}
+    base = {"type": "string", "description": "A shipped base or recipe, or a file beside this."}
+    kinds = {"kind": {"enum": ["training", "experiment"]}}
+    parts["Based"] = parts["ExperimentRecipe"] | {"properties": training | experiment | kinds | {"base": base}}
     kind = {"if": {"properties": {"kind": {"const": "experiment"}}, "required": ["kind"]}}
     kind |= {"then": {"$ref": f"{REF}ExperimentRecipe"}, "else": {"$ref": f"{REF}TrainingRecipe"}}
-    used = whole | parts | {"Based": based}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "leansurgeon recipe",
@@ -332,33 +274,17 @@ def json_schema() -> JsonObject:
         "if": {"required": ["base"]},
         "then": {"$ref": f"{REF}Based"},
         "else": kind,
-        "$defs": {
-            name: used[name] for name in sorted(find_reached(used, ["Based", "ExperimentRecipe", "TrainingRecipe"]))
-        },
+        "$defs": parts,
     }
 
 
-def partial(part: Json) -> Json:
-    """Return the same part of a schema with nothing required, here and in the parts that it refers to."""
+def without_required(part: Json) -> Json:
+    """Return the same part of a schema with nothing required."""
     if isinstance(part, list):
-        return [partial(item) for item in part]
+        return [without_required(item) for item in part]
     if not isinstance(part, dict):
         return part
-    kept = {key: partial(value) for key, value in part.items() if key != "required"}
-    if "$ref" in kept:
-        kept["$ref"] = kept["$ref"].replace(REF, REF + PARTIAL)
-    return kept
-
-
-def find_reached(parts: dict[str, Json], names: list[str]) -> set[str]:
-    """Return `names` and the parts that they refer to, directly or through others."""
-    seen: set[str] = set()
-    left = list(names)
-    while left:
-        if (name := left.pop()) not in seen:
-            seen.add(name)
-            left += re.findall(r"'#/\$defs/(\w+)'", str(parts[name]))
-    return seen
+    return {key: without_required(value) for key, value in part.items() if key != "required"}
 
 
 def copy_text(text: str, target: Path) -> str:

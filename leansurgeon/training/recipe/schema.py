@@ -168,7 +168,7 @@ class Train(Strict):
     eval: Eval = Eval()
     # optimizer steps between two readings of the loss (each synchronizes with the device)
     log_every: int = Field(default=10, ge=1)
-    trackers: tuple[Literal["tensorboard", "trackio", "wandb"], ...] = ()  # besides metrics.jsonl
+    trackers: tuple[Literal["tensorboard", "wandb"], ...] = ()  # besides metrics.jsonl
     seed: Seed = 0
     # Training data: shuffled in every epoch; shuffled in batches of similar length; or as stored.
     order: Literal["shuffled", "by-length", "as-stored"] = "shuffled"

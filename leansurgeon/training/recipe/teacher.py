@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from leansurgeon.architectures.base import Config
@@ -18,7 +17,6 @@ from leansurgeon.checkpoints.source import Source, open_source
 from leansurgeon.errors import LeanSurgeonError, UsageError
 from leansurgeon.measure.data.calibration import check_kind
 from leansurgeon.measure.data.choose_task import brings_tokenizer, class_names
-from leansurgeon.reading.files import in_home
 from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.tasks import Task
 from leansurgeon.tasks.classes import match
@@ -59,7 +57,6 @@ class Teacher:
 
 def find(
     source: Source,
-    model_dir: Path,
     task: Task,
     classes: Sequence[str],
     named: str | None,
@@ -67,7 +64,7 @@ def find(
     logits: bool,
     new_tokenizer: bool,
 ) -> Teacher:
-    """Find the teacher of the model in `model_dir` for this task: the `named` one, else the model that it was cut from.
+    """Find the teacher of a model for this task: the `named` one, else the model that it was cut from.
 
     Raises `UsageError` if the named one cannot teach it.
     """
@@ -84,10 +81,9 @@ def find(
         return Teacher(None, f"{name} has another tokenizer")
     with ExitStack() as keep:
         try:
-            place = at_hand(origin, model_dir)
-            if place is None:
+            found = at_hand(origin)
+            if found is None:
                 return Teacher(None, f"{name}, from which it was cut, is not on this machine")
-            found = str(whereabouts.find(origin) or place)
             opened = open_source(found, keep=keep)
         except LeanSurgeonError as error:
             return Teacher(None, f"{name}, from which it was cut, cannot be opened ({error.message.rstrip('.')})")
@@ -97,7 +93,7 @@ def find(
             check_teacher(opened, task, classes, source.config, logits=logits, own=True)
         except UsageError as error:
             return Teacher(None, error.message.rstrip("."))
-    return Teacher("source" if place == name else place, f"{name}, from which it was cut", own=True, place=found)
+    return Teacher("source", f"{name}, from which it was cut", own=True, place=found)
 
 
 def open_teacher(name: str) -> Source:
@@ -160,22 +156,13 @@ def check_tokens(teacher: Source, tokenizer: PreTrainedTokenizerBase, *, own: bo
         )
 
 
-def at_hand(origin: Origin, model_dir: Path) -> str | None:
-    """Return the source's present name or path, or None: its own name if its digests match there, else relative to the
-    folders above the model. A hub model is on this machine if it is cached.
+def at_hand(origin: Origin) -> str | None:
+    """Return a path or name that opens the source, or None: the folder with its digests, or a hub model if it is
+    cached.
     """
-    name = origin.name
-    if origin.kind in ("hub", "timm"):
-        return name if is_cached(name) else None
-    if whereabouts.find(origin):
-        return name
-    path = in_home(name)
-    if path.is_absolute():
-        return name if path.is_dir() else None
-    above = [folder / path for folder in model_dir.resolve().parents if (folder / path).is_dir()]
-    if origin.sha256:
-        above = [called for folder in above if (called := whereabouts.holding(folder, origin))]
-    return str(above[0]) if above else None
+    if folder := whereabouts.find(origin):
+        return str(folder)
+    return origin.name if origin.kind in ("hub", "timm") and is_cached(origin.name) else None
 
 
 def is_cached(name: str) -> bool:

@@ -30,17 +30,6 @@ EXPERIMENT = "experiment.yaml"  # the resolved recipe of an experiment, beside t
 STARTS = "starts"  # where an experiment keeps the untrained models of its arms
 
 
-def place_of(folder: Path) -> tuple[int, int] | None:
-    """Return the device and inode of a folder, which tell it from another of the same name; None if it does
-    not exist.
-    """
-    try:
-        status = folder.stat()
-    except OSError:
-        return None
-    return status.st_dev, status.st_ino
-
-
 _CALL = "# leansurgeon "
 
 
@@ -220,14 +209,8 @@ class MetricsLog:
         return self.path.stat().st_size if self.path.exists() else 0
 
     def truncate(self, size: int) -> None:
-        """Remove lines beyond `size` bytes, from a process that continued after its last checkpoint.
-
-        If the file is shorter than that, remove its incomplete last line.
-        """
-        with explain_errors(self.path), open(self.path, "a+b", opener=_no_link) as file:
-            if self.bytes < size:
-                file.seek(0)
-                size = file.read().rfind(b"\n") + 1
+        """Remove lines beyond `size` bytes, from a process that continued after its last checkpoint."""
+        with explain_errors(self.path), open(self.path, "a+b") as file:
             file.truncate(size)
 
     def sync(self) -> None:
@@ -237,13 +220,8 @@ class MetricsLog:
                 sync(self.path)
 
     def write(self, **record: Any) -> None:
-        with explain_errors(self.path), open(self.path, "a", encoding="utf-8", opener=_no_link) as file:
+        with explain_errors(self.path), open(self.path, "a", encoding="utf-8") as file:
             file.write(json.dumps(record, allow_nan=False) + "\n")
-
-
-def _no_link(path: str, flags: int) -> int:
-    """Open a file that grows in place, but not through a link: in another user's run, it may point anywhere."""
-    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
 
 
 _NO_PLACE = (  # ENOENT: a folder such as /proc, in which nothing can be created

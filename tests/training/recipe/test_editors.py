@@ -59,7 +59,6 @@ MISTAKES = {
     "an unknown key": (TRAINING, "batch: 8", "batchh: 8", "train"),
     "a word for a number": (TRAINING, "batch: 8", "batch: many", "train.batch"),
     "a number out of range": (TRAINING, "batch: 8", "batch: 0", "train.batch"),
-    "no name": (TRAINING, "name: mine", "version: 1", ""),
     "no such task": (TRAINING, "name: digits", "name: digitz", "task.name"),
     "no such kind": (TRAINING, "name: mine", "name: mine\nkind: trainings", "kind"),
     "an experiment's key in a training": (TRAINING, "name: mine", "name: mine\nsource: digits-vit", ""),
@@ -83,7 +82,6 @@ def test_mistakes_are_found_where_they_stand_and_the_reader_refuses_them_too(nam
 def test_what_a_base_says_may_be_left_out_and_unknown_keys_may_not():
     assert not wrong("{base: digits-vit, name: mine, train: {batch: 16}}")
     assert wrong("{base: digits-vit, name: mine, train: {batchh: 16}}") == ["train"]
-    assert wrong("{name: mine, train: {batch: 16}}")
 
 
 def test_a_copy_elsewhere_names_the_schema_of_this_installation(tmp_path):

@@ -78,8 +78,6 @@ def test_set_changes_one_key(tmp_path):
     ("old", "new", "line", "words"),
     [
         ("    weight_decay", "    weight_dacay", 10, r"`train\.optim\.weight_dacay`.*'weight_decay'"),
-        ("fp32", "no", 7, r"`train\.precision`: .*\bfp32, bf16 or fp16\b.*'no'.*\bfp32\.$"),
-        ("fp32", "fp23", 7, r"'fp23'.*'fp32'"),
         ("batch: 64", "batch: 0", 6, r"`train\.batch`: .*\b1\b.*\b0\b"),
         ("batch: 64", "batch: many", 6, r"`train\.batch`: .*'many'"),
         ("2ep", "2 fortnights", 5, r"`train\.duration`: .*\b30ep\b.*\b5000st\b"),
@@ -109,8 +107,6 @@ def test_a_mistake_is_one_sentence_with_file_line_and_key(tmp_path, old, new, li
         ("control_of: lean", "control_of: lean, heads: 4", 7, r"\bcontrol\b.*'lean'"),
         ("retrain: {optim: {lr", "retrain: {optim: {rl", 6, r"`retrain\.optim\.rl`"),
         ("retrain: {optim: {lr: 1e-3", "retrain: {optim: {lr: -1", 6, r"`retrain\.optim\.lr`"),
-        ("duration: 2st", "duration: 2", 12, r"`train\.duration`"),
-        ("  train: {duration: 2st}", "  train: {durration: 2st}", 12, r"\bdurration\b.*'duration'"),
         ("source: digits-vit", "sauce: digits-vit", 3, r"`sauce`.*'source'"),
     ],
 )

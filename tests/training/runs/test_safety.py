@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
-import shutil
 
 import pytest
 import torch
@@ -19,7 +17,7 @@ from leansurgeon.training.runs import checkpoint
 from leansurgeon.training.runs import folder as runfolder
 from tests.support import training_interrupted as cut
 from tests.support.command_line import leansurgeon
-from tests.support.training_standin import StandIn, recipe, run_training, trained
+from tests.support.training_standin import recipe, run_training, trained
 
 ROLLBACK = {"nan": "rollback", "duration": "16st", "checkpoint": {"every": "3st"}}
 
@@ -140,83 +138,9 @@ def test_after_a_rollback_the_best_model_is_the_one_that_is_told(spoil, judge_as
 # -- the disk --------------------------------------------------------------------------------------
 
 
-def test_a_log_that_was_shortened_is_not_filled_up(tmp_path):
-    log = runfolder.MetricsLog(tmp_path / "metrics.jsonl")
-    log.write(step=1)
-    log.write(step=2)
-    size = log.bytes
-    log.sync()
-    os.truncate(log.path, size - 3)
-    log.truncate(size)
-    assert [json.loads(line) for line in log.path.read_text().splitlines()] == [{"step": 1}]
-    log.path.unlink()
-    log.truncate(size)
-    assert log.bytes == 0
-
-
 def test_folders_that_cannot_be_made_are_one_sentence(tmp_path):
     with pytest.raises(UsageError, match="cannot be written"):
         runfolder.create(tmp_path / ("x" * 300))
-
-
-@pytest.fixture
-def full(tmp_path, monkeypatch):
-    """A disk with four kilobytes left."""
-    usage = shutil.disk_usage(tmp_path)._replace(free=4 * 1000)
-    monkeypatch.setattr(checkpoint.shutil, "disk_usage", lambda path: usage)
-
-
-def test_a_disk_that_cannot_hold_the_models_is_said_before_the_first_step(full, tmp_path):
-    with pytest.raises(LeanSurgeonError, match=r"needs .* kB, .* has 4 kB free"):
-        cut.run(tmp_path / "not" / "there")
-    assert not (tmp_path / "not").exists()
-
-
-def test_a_run_that_is_given_up_makes_room_for_the_next(full, tmp_path):
-    weights = tmp_path / "run" / "last" / "weights.pt"
-    weights.parent.mkdir(parents=True)
-    (tmp_path / "run" / "recipe.yaml").write_text("")
-    weights.write_bytes(bytes(100))
-    with pytest.raises(LeanSurgeonError, match=r"\bmodels\b.*\d [kMGT]?B\b"):
-        run_training(tmp_path, replace=True)
-    assert weights.stat().st_size == 100  # it is given up when the next one begins
-    weights.write_bytes(bytes(100_000))
-    assert run_training(tmp_path, replace=True).steps == 8
-
-
-SGD = {"name": "sgd", "lr": 1e-2, "momentum": 0}
-ROOM = {
-    "by-the-clock": {"nan": "stop"},
-    "last-alone": {"checkpoint": {"keep_best": False}},
-    "two-checkpoints": {"checkpoint": {"every": "2st"}},
-    "without-momentum": {"checkpoint": {"every": "3st"}, "optim": SGD},
-    "moved-momentum": {"checkpoint": {"every": "3st"}, "optim": SGD, "schedule": {"name": "one-cycle"}},
-    "averaged": {"checkpoint": {"every": "1st", "keep_last": 3, "keep_best": False}, "ema": {"decay": 0.5}},
-    "fewer-than-kept": {"checkpoint": {"every": "4st", "keep_last": 5}, "optim": {"name": "lamb", "lr": 1e-3}},
-    "rolled-back": {"checkpoint": {"every": "5st"}, "nan": "rollback"},
-}
-
-
-@pytest.mark.parametrize("case", ROOM)
-def test_the_room_that_is_asked_for_is_what_the_run_takes_at_its_fullest(case, judge_as, tmp_path, monkeypatch):
-    asked, seen, place, look = [], [], runfolder.move_in_place, checkpoint.check_room
-
-    def watched(aside, path):
-        files = (file for file in (tmp_path / "run").rglob("*") if file.suffix in (".pt", ".safetensors"))
-        seen.append(sum(file.stat().st_size for file in files))
-        place(aside, path)
-
-    def room(folder, needed, **rest):
-        asked.append(needed)
-        look(folder, needed, **rest)
-
-    monkeypatch.setattr(runfolder, "move_in_place", watched)
-    monkeypatch.setattr(checkpoint, "check_room", room)
-    judge_as(*range(9, 0, -1))  # every evaluation brings a better model
-    wide = StandIn(torch.nn.Sequential(torch.nn.Embedding(11, 20_000), torch.nn.Linear(20_000, 11)))
-    run_training(tmp_path, loaded=wide, **{"eval": {"every": "2st", "batch": 13}} | ROOM[case])
-    no_moments_yet = 2 * 4 * 22 * 20_000 if case == "rolled-back" else 0  # in its checkpoint before the first step
-    assert asked[0] - no_moments_yet == pytest.approx(max(seen), rel=0.01)  # generators and names take a little, too
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT], ids=["disk", "quota"])
