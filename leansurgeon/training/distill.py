@@ -16,6 +16,7 @@ Shape letters: B samples, T tokens, C classes or vocabulary, D width.
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
@@ -64,6 +65,8 @@ def of_recipe(
     made = Distillation(train.distill, loaded, task, model_dir, device)
     if train.dropout == 0 and not (sharing or train.compile or train.drop_path):
         made.common = CommonBlocks(loaded, made.teacher)
+    if train.precision != "fp32":
+        halve_matrices(made.teacher.model, torch.bfloat16 if train.precision == "bf16" else torch.float16)
     return made
 
 
@@ -223,6 +226,17 @@ def count_common(student: Loaded, teacher: Loaded) -> int:
 def state_of(block: nn.Module) -> list[Tensor]:
     """Return parameters and buffers."""
     return [*block.parameters(), *block.buffers()]
+
+
+@torch.no_grad()
+def halve_matrices(model: nn.Module, dtype: torch.dtype) -> None:
+    """Cast the linear layers of a frozen model to the dtype that autocast would cast them to in every pass. Tied ones
+    stay as they are.
+    """
+    holders = Counter(id(parameter) for module in model.modules() for parameter in module.parameters(recurse=False))
+    for module in model.modules():
+        if type(module) is nn.Linear and holders[id(module.weight)] == 1:
+            module.to(dtype)
 
 
 def divergence(logits: Tensor, taught: Tensor, counted: Tensor, temperature: float = 1.0) -> Tensor:
