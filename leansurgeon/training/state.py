@@ -128,8 +128,8 @@ class Run:
         return self.history.seconds + time.perf_counter() - self.clock
 
 
-def first_batch(run: Run, number: int = 0, *, longest: bool = False) -> data_loader.Batch:
-    """Return micro batch `number` of the first step as it is trained on.
+def first_batch(run: Run, number: int = 0, parts: int = 1, *, longest: bool = False) -> data_loader.Batch:
+    """Return micro batch `number` of the first step as it is trained on, or the first of `parts` equal parts of it.
 
     With texts batched by length, it is one of typical length, or with `longest` the one with the longest texts.
     """
@@ -141,7 +141,7 @@ def first_batch(run: Run, number: int = 0, *, longest: bool = False) -> data_loa
         start = 0 if longest else min(max(0, usual), len(lengths) - plan.group)
         indices = np.argsort(lengths, kind="stable")[::-1][start : start + plan.group]
     rows = data_loader.split_micro_batches(indices, plan.processes, run.group.rank, plan.micro)
-    row = rows[number % len(rows)]
+    row = rows[number % len(rows)][: plan.micro // parts]
     batch = data_loader.to_device(run.task.batch("train", row, seed=train.seed, epoch=0), run.device)
     return run.trainer.mixing(batch, 0, 0) if run.trainer.mixing else batch
 
