@@ -78,6 +78,10 @@ class NotPushed(LeanSurgeonError):
     """The hub did not accept a result, which stays complete where it is."""
 
 
+class RunFolderReplaced(LeanSurgeonError):
+    """The folder of a training was deleted or replaced while it ran."""
+
+
 class Terminated(KeyboardInterrupt):
     """SIGTERM as an exception, so that code that cleans up after Ctrl-C does so here too."""
 

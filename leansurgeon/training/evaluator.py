@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from leansurgeon.errors import Diverged, LeanSurgeonError
+from leansurgeon.errors import Diverged, LeanSurgeonError, RunFolderReplaced
 from leansurgeon.intervals import paired_interval
 from leansurgeon.progress import Say, phase, silent
 from leansurgeon.tasks.base import Metric, Sums
@@ -274,6 +274,7 @@ def export_model(run: Run, name: str) -> None:
         starting.replace_tokenizer(folder, export, run.task, anew=run.train.new_tokenizer)
 
     def write() -> None:
+        run.check_folder()
         if name == runfolder.BEST:
             checkpoint.note_best(run.folder, None)  # until the second note, the contents of model/ are unknown
         runfolder.write_folder(run.folder / name, fill)
@@ -287,6 +288,8 @@ def save_checkpoint(run: Run) -> None:
     """Write a checkpoint during training. A full disk is reported, but does not end a training that goes well."""
     try:
         state.save(run)
+    except RunFolderReplaced:
+        raise
     except LeanSurgeonError as error:
         run.saved_at = time.perf_counter()
         run.say(f"No checkpoint at step {run.history.done}: {error}")

@@ -151,6 +151,7 @@ def _publish(run: Run, made: Summary) -> None:
     """Write the summary to the run folder. All processes must call this."""
 
     def write() -> None:
+        run.check_folder()
         summary.write(run.folder, made)
         shutil.rmtree(run.folder / checkpoint.FOLDER, ignore_errors=True)  # its weights are in model/ and last/
 

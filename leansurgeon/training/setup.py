@@ -178,6 +178,7 @@ def _occupy(run: Run, start: Path | None, saved: JsonObject | None, replace: boo
     """
     try:
         run.group.on_main(lambda: _take(run, start, saved, replace))
+        run.place = runfolder.place_of(run.folder)
         if start:
             with guards.memory_explained(run.device):
                 state.restore(run, start)

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from leansurgeon.checkpoints.kind import LANGUAGE
-from leansurgeon.errors import UsageError
+from leansurgeon.errors import RunFolderReplaced, UsageError
 from leansurgeon.progress import Say
 from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.tasks import Task
@@ -97,6 +97,7 @@ class Run:
     whole_model: Any = None
     lock: Any = None
     window: Window = field(default_factory=Window)
+    place: tuple[int, int] | None = None  # device and inode of the folder
 
     @property
     def say(self) -> Say:
@@ -118,9 +119,19 @@ class Run:
     def main(self) -> bool:
         return self.group.rank == 0
 
+    def check_folder(self) -> None:
+        """Raise `RunFolderReplaced` if the run folder is not the one from the start. For the main process."""
+        if runfolder.place_of(self.folder) != self.place:
+            raise RunFolderReplaced(
+                f"The run folder {self.folder} was deleted or replaced while it was being trained, by step "
+                f"{self.history.done}.",
+                "Nothing more is written there. Start the training again, in a folder of its own.",
+            )
+
     def note(self, **row: Any) -> None:
         """Append a row to metrics.jsonl, on the main process only."""
         if self.main:
+            self.check_folder()
             self.log.write(**row)
 
     def seconds_spent(self) -> float:
@@ -148,6 +159,7 @@ def first_batch(run: Run, number: int = 0, parts: int = 1, *, longest: bool = Fa
 
 def save(run: Run) -> None:
     """Write a checkpoint. All processes must call this."""
+    run.group.on_main(run.check_folder)
     run.log.sync()
     history = run.history.as_dict() | {"pending": run.window.values(), "seconds": run.seconds_spent()}
     history["peak"] = max(run.history.peak, run.memory.bytes)

@@ -30,6 +30,17 @@ EXPERIMENT = "experiment.yaml"  # the resolved recipe of an experiment, beside t
 STARTS = "starts"  # where an experiment keeps the untrained models of its arms
 
 
+def place_of(folder: Path) -> tuple[int, int] | None:
+    """Return the device and inode of a folder, which tell it from another of the same name; None if it does
+    not exist.
+    """
+    try:
+        status = folder.stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
 _CALL = "# leansurgeon "
 
 

@@ -71,6 +71,7 @@ def test_a_failed_worker_is_one_sentence_with_its_exit_code(tmp_path):
 
 
 ERRORS = {
+    "a deleted run folder": errors.RunFolderReplaced("The run folder was deleted.", "Start again."),
     "a refused request": errors.UsageError("No.", "Yes."),
     "a class of a room": DamagedRecord("It is damaged."),
     "a full disk": OSError(errno.ENOSPC, "No space left on device"),
@@ -95,6 +96,7 @@ def test_every_process_ends_as_one_does(name, tmp_path, monkeypatch):
         assert isinstance(alone, type(one))
     assert elsewhere.agreed
     assert code == alone.exit_code and not list(tmp_path.glob("*.log"))
+    assert isinstance(elsewhere, errors.RunFolderReplaced) == (name == "a deleted run folder")
 
 
 def test_more_gpus_than_there_are(monkeypatch):

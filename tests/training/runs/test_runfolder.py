@@ -6,6 +6,7 @@ import errno
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,10 +14,11 @@ from pathlib import Path
 import pytest
 
 from leansurgeon.checkpoints.recorded.part import DamagedRecord
-from leansurgeon.errors import LeanSurgeonError, UnsupportedModel, UsageError
+from leansurgeon.errors import LeanSurgeonError, RunFolderReplaced, UnsupportedModel, UsageError
 from leansurgeon.progress import duration_text, rate_text
 from leansurgeon.training.observe import Progress
 from leansurgeon.training.runs import folder as runfolder
+from tests.support.training_standin import Words, run_training
 
 
 def test_a_folder_that_could_not_be_written_leaves_the_old_one(tmp_path):
@@ -48,6 +50,29 @@ def test_a_file_is_replaced_at_once(tmp_path, monkeypatch):
     with pytest.raises(LeanSurgeonError, match="disk is full"):
         runfolder.write_json(path, {"x": 2})
     assert json.loads(path.read_text()) == {"x": 1} and os.listdir(tmp_path) == ["summary.json"]
+
+
+@pytest.mark.parametrize("split", ["train", "eval"])
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_training_whose_folder_goes_ends_in_an_error_and_writes_nothing_there(split, replaced, tmp_path):
+    folder = tmp_path / "run"
+
+    class Deleting(Words):
+        seen = 0
+
+        def batch(self, of, indices, **rest):
+            self.seen += of == split and folder.exists()
+            if self.seen == 6:
+                self.seen += 1
+                shutil.rmtree(folder)
+                if replaced:
+                    folder.mkdir()
+            return super().batch(of, indices, **rest)
+
+    with pytest.raises(RunFolderReplaced) as error:
+        run_training(tmp_path, task=Deleting(), log_every=100, checkpoint={"every": "2st"})
+    assert str(folder) in error.value.message and error.value.exit_code == 1
+    assert (list(folder.iterdir()) == []) if replaced else not folder.exists()
 
 
 def test_newest_shrunk_model(tmp_path):
