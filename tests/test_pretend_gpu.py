@@ -6,8 +6,12 @@ The same numbers as on the CPU must come out, since a pretended GPU computes the
 from __future__ import annotations
 
 import json
+import threading
+import time
+from collections import Counter
 from contextlib import nullcontext
 from types import SimpleNamespace
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -21,8 +25,10 @@ from leansurgeon.measure.costs import precision, speed
 from leansurgeon.measure.costs.memory import Setting
 from leansurgeon.measure.heads import importance, judge, sites
 from leansurgeon.measure.kappa import study
-from leansurgeon.training import distributed
+from leansurgeon.tasks import chance
+from leansurgeon.training import data_loader, distributed, schedule
 from leansurgeon.training import loop as loop
+from leansurgeon.training.recipe.schema import Train
 from tests.conftest import architecture, build, example
 from tests.support.pretend_gpu import CUDA, Mixed, plugged_in
 from tests.support.training_standin import Dots, Words, dot_model, recipe, word_model
@@ -234,6 +240,39 @@ def test_mixing_has_the_places_of_the_images(gpu, tmp_path):
     wanted = {"mixup": 0.8, "cutmix": 1.0, "label_smoothing": 0.1, "micro_batch": 8}
     told = loop.train(recipe(**wanted), tmp_path, tmp_path / "run", loaded=model, task=Pictures(), say=print).as_dict()
     assert told["device"] == "NVIDIA H200"
+
+
+class Augmented(Words):
+    """Draws from the generators of the whole process, as augmentation of images does, and takes its time."""
+
+    draws_globally = True
+    threads: ClassVar[Counter] = Counter()
+
+    def batch(self, split, indices, *, seed, epoch):
+        self.threads[threading.current_thread().name] += 1
+        rows = []
+        for _ in chance.seed_each(seed, epoch, indices):
+            time.sleep(0.0005)
+            rows.append([*np.random.rand(4), *torch.rand(4).tolist()])
+        return {"input_ids": torch.tensor(rows)}
+
+
+@pytest.mark.parametrize("apart", [False, True], ids=["global", "of-its-own"])
+def test_samples_do_not_follow_from_who_draws_first(apart, gpu):
+    """Steps seed the generators of the process. A thread ahead of the GPU may only make what does not need them."""
+    settings = Train.model_validate({"duration": "6st", "batch": 16, "optim": {"lr": 1e-3}})
+    task, scheme, device = Augmented(), schedule.make_plan(settings, 64, 1), torch.device("cuda")
+    task.draws_globally, task.threads = not apart, Counter()
+    found = []
+    for number, (batch,) in enumerate(data_loader.train_batches(task, scheme, rank=0, device=device)):
+        found.append(batch["input_ids"].cpu())
+        for _ in range(20):  # a step, with dropout and mixup
+            distributed.seed_generators(device, number)
+            np.random.seed(number)
+            time.sleep(0.0005)
+    wanted = [b["input_ids"] for (b,) in data_loader.train_batches(task, scheme, rank=0, device=torch.device("cpu"))]
+    assert ("leansurgeon-data_0" in task.threads) == apart
+    assert apart or all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
 
 
 def test_what_is_not_fitting_at_evaluation_is_said_so(tmp_path):

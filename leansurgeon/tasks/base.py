@@ -101,6 +101,7 @@ class Task(ABC):
     licence = "as the files' owner says"
     was_read: str | None = None  # what the user is told about the data that was read; None for the task's own data
     held_out: str | None = None  # the same for the split; None if the task brings its own
+    draws_globally = False  # whether `batch` seeds global generators (`chance.seed_each`)
 
     def __init__(self, options: Options) -> None:
         self.options: Any = options

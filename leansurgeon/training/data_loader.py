@@ -2,15 +2,17 @@
 
 The order is a pure function of (seed, epoch, step), the same for every number of processes. Nothing here has a state,
 so nothing has to be saved (Accelerate's own loaders do not restore their order after a resume). A batch is a pure
-function of (seed, epoch, indices), so it does not matter who makes it and when: this process, or `train.workers`
-processes.
+function of (seed, epoch, indices), so it does not matter who makes it and when: this process, a thread that prefetches
+for the GPU (except for tasks that seed the global generators), or `train.workers` processes.
 """
 
 from __future__ import annotations
 
 import signal
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing, contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
@@ -131,12 +133,24 @@ def train_batches(task: Task, plan: Plan, *, rank: int, device: torch.device, st
     batches = make_batches(task, "train", rows(), seed=train.seed, workers=train.workers)
 
     def by_step() -> Iterator[list[Batch]]:
-        with closing(batches):
-            for step in range(start, plan.steps):
-                count = plan.batch_at(step) // (plan.processes * plan.micro)
-                yield [to_device(next(batches), device) for _ in range(count)]
+        for step in range(start, plan.steps):
+            yield [next(batches) for _ in range(plan.batch_at(step) // (plan.processes * plan.micro))]
 
-    return by_step()
+    # On a GPU the host is idle while kernels run, so a thread prepares the next two steps. On a CPU it would take cores
+    # from the model. It must not run where the task draws from the global generators: the steps seed these meanwhile
+    # (dropout, mixup), and samples would depend on timing.
+    here = device.type != "cuda" or (train.workers == 0 and task.draws_globally)
+    source = by_step() if here else prefetch(by_step(), depth=2)
+
+    def on_device() -> Iterator[list[Batch]]:
+        try:
+            for micro_batches in source:
+                yield [to_device(batch, device) for batch in micro_batches]
+        finally:
+            source.close()
+            batches.close()
+
+    return on_device()
 
 
 def make_batches(
@@ -239,6 +253,19 @@ def to_device(batch: Batch, device: torch.device) -> Batch:
     if device.type == "cuda":
         return {key: value.pin_memory().to(device, non_blocking=True) for key, value in batch.items()}
     return {key: value.to(device) for key, value in batch.items()}
+
+
+def prefetch(source: Iterator[Any], depth: int) -> Iterator[Any]:
+    """Yield the items of `source`, made up to `depth` ahead in a thread; an exception there is raised here in order."""
+    end = object()
+    thread = ThreadPoolExecutor(1, thread_name_prefix="leansurgeon-data")
+    try:
+        waiting = deque(thread.submit(next, source, end) for _ in range(depth))
+        while (item := waiting.popleft().result()) is not end:
+            waiting.append(thread.submit(next, source, end))
+            yield item
+    finally:
+        thread.shutdown(cancel_futures=True)
 
 
 class TaskProxy:

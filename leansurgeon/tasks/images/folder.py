@@ -85,6 +85,7 @@ class ImageFolder(base.Task):
     head = "image-classification"
     metric = base.TOP_1
     Options = Options
+    draws_globally = True  # transforms of timm and torchvision
 
     def prepare(self, cache: Path, model_dir: Path | None, *, workers: int, say: Say) -> None:
         """List the images and their classes in the cache once; the images stay where they are."""

@@ -79,3 +79,19 @@ def test_each_process_and_step_drops_by_a_seed_of_its_own(tmp_path):
     for rank in (0, 1):
         found = json.loads((tmp_path / f"seeds-{rank}").read_text())
         assert found == [data_loader.dropout_seed(0, step, rank) for step in range(4)]
+
+
+def test_batches_made_ahead_are_the_same_and_errors_come_through():
+    assert list(data_loader.prefetch(iter(range(50)), depth=2)) == list(range(50))
+
+    def broken():
+        yield 1
+        raise ValueError("no more")
+
+    items = data_loader.prefetch(broken(), depth=2)
+    assert next(items) == 1
+    with pytest.raises(ValueError, match="no more"):
+        next(items)
+    early = data_loader.prefetch(iter(range(10**9)), depth=2)
+    assert next(early) == 0
+    early.close()  # ends its thread
