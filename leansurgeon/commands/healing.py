@@ -35,8 +35,7 @@ def recipe_of(folder: Path, asked: RecipeInputs, say: Callable[[str], None]) -> 
         )
     data = user_data.recognise(asked.data)
     if asked.resume not in ("auto", "never") and not asked.sets:  # resuming uses the recipe made for that run
-        checkpoint.newest_of(Path(asked.resume), hashes=False)
-        recipe = Path(asked.resume) / runfolder.RECIPE
+        recipe = checkpoint.locate_checkpoint(Path(asked.resume), hashes=False)[0] / runfolder.RECIPE
         if recipe.is_file():
             return reading.load_training(str(recipe))
     made = from_model.make_recipe(folder, data, asked, cache_folder(), say)

@@ -64,7 +64,7 @@ class RetrainRequest(DataRequest, RecipeRequest, LaunchRequest, PushRequest):
         str,
         BeforeValidator(spell_path),
         Opt(
-            "auto: continue the interrupted run of this recipe, or start; PATH: a run folder.",
+            "auto: continue the interrupted run of this recipe, or start; PATH: a run folder or checkpoint.",
             cli=str,
             metavar="auto|never|PATH",
         ),
@@ -94,7 +94,9 @@ class RetrainRequest(DataRequest, RecipeRequest, LaunchRequest, PushRequest):
     @model_validator(mode="after")
     def _go_together(self) -> Self:
         if not self.resume.strip():
-            raise UsageError("--resume is empty.", "Use --resume auto, never, or the path of a run folder.")
+            raise UsageError(
+                "--resume is empty.", "Use --resume auto, never, or the path of a run folder or checkpoint."
+            )
         trial = "--dry-run" if self.dry_run else "--eval-only" if self.eval_only else None
         other = "--eval-only" if self.dry_run and self.eval_only else "--resume-anyway" if self.resume_anyway else None
         other = other or (None if self.resume == "never" else f"--resume {self.resume}")
@@ -160,8 +162,7 @@ def choose_run_folder(request: RetrainRequest, recipe: TrainingRecipe, start: Pa
     """Return the run folder: `-o`, the run that is resumed, or a new folder in the workspace."""
     out, workspace, resume = request.out, request.workspace, request.resume
     if resume not in ("auto", "never"):
-        run_dir = Path(resume)
-        checkpoint.newest_of(run_dir, hashes=False)
+        run_dir = checkpoint.locate_checkpoint(Path(resume), hashes=False)[0]
         if out is not None and out.resolve() != run_dir.resolve():
             raise UsageError(f"--resume {resume} resumes in {run_dir}, but -o says {out}.", "Leave -o out.")
         return run_dir

@@ -119,7 +119,7 @@ def ready(
     """Return a training at its first step, or resumed from its checkpoint. A training that is refused leaves no folder.
 
     `loaded` and `task` (prepared) may be given instead of being opened. `cpu` ignores a GPU. `replace` discards an
-    existing run in `run_dir`. `resume` ("never", "auto" or the path of a run) and `resume_anyway` are those of
+    existing run in `run_dir`. `resume` ("never", "auto" or the path of a checkpoint) and `resume_anyway` are those of
     `runs.resume.point`. `limit_batches` shortens every epoch and evaluation.
     """
     observe.check_trackers(recipe.train.trackers)
@@ -277,9 +277,13 @@ def _take(run: Run, start: Path | None, saved: JsonObject | None, replace: bool)
         file = run.folder / runfolder.RECIPE
         call = ["leansurgeon", "retrain", str(run.loaded.folder), "--recipe", str(file)]
         runfolder.write_text(file, runfolder.with_call(shlex.join(call), dump(run.recipe)))
-    for path in checkpoint.all_of(run.folder):
-        if start and path.name > start.name:  # incomplete: it will be written again
-            shutil.rmtree(path, ignore_errors=True)
+    # Incomplete, or newer than the one that was asked for: they will be written again.
+    later = [path for path in checkpoint.all_of(run.folder) if start and path.name > start.name]
+    if later:
+        names = ", ".join(path.name for path in later)
+        run.say(f"{names} in {later[0].parent} will be deleted: the training goes on from {start.name}.")
+    for path in later:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def _sentence(run: Run, checkpoint_dir: Path | None) -> str:

@@ -192,10 +192,16 @@ def restore(run: Run, path: Path) -> None:
     """Restore the training from the checkpoint at `path`. All processes must call this.
 
     If model/ no longer holds the best model that the checkpoint knows, the next evaluation saves its own. Raises
-    `UsageError` for a checkpoint of another model.
+    `UsageError` for a checkpoint of another model, or one that is damaged although it agrees with its manifest.
     """
 
-    run.group.everywhere(lambda: _restore(run, path))
+    def put_back() -> None:
+        try:
+            _restore(run, path)
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
+            raise checkpoint.damaged_checkpoint(path, f"{type(error).__name__}: {error}") from error
+
+    run.group.everywhere(put_back)
     best, keeps = run.history.best, run.train.checkpoint.keep_best
     kept = run.group.share(lambda: checkpoint.best_kept(run.folder))
     run.history.stale = keeps and best is not None and kept != best.step

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from contextlib import suppress
 from pathlib import Path
@@ -36,6 +37,10 @@ FOLDER, MANIFEST, STATE, SHARED = "checkpoints", "MANIFEST.json", "state.json", 
 BEST = "best.json"
 FORMAT = 2
 _SPARE = 64 * 2**20  # bytes that must remain besides the checkpoint: logs, the best model's config
+
+
+_STATE = {"recipe": dict, "origin": dict, "data": dict, "history": dict, "groups": list, "metrics_bytes": int}
+_NAME = re.compile(r"step-\d{8}")
 
 
 def name_of(step: int) -> str:
@@ -164,8 +169,19 @@ def check_room(folder: Path, needed: int) -> None:
 
 
 def read_state(path: Path) -> JsonObject:
-    """Return the state of a checkpoint, without its tensors."""
-    return jsonfile.read_object(path / STATE)
+    """Return the state of a checkpoint, without its tensors. Raises `UsageError` if required values are missing."""
+    state = jsonfile.read_object(path / STATE)
+    for key, kind in _STATE.items():
+        if not isinstance(state.get(key), kind):
+            raise damaged_checkpoint(path, f"'{key}' in {STATE} is {jsonfile.a_kind_of(state.get(key))}")
+    if not all(isinstance(state["data"].get(split), int) for split in ("train", "eval")):
+        raise damaged_checkpoint(path, f"'data' in {STATE} does not count the samples")
+    return state
+
+
+def damaged_checkpoint(path: Path, what: str) -> UsageError:
+    """Return the error for a checkpoint that agrees with its manifest but cannot be resumed."""
+    return UsageError(f"The checkpoint {path} is damaged: {what}.", "Resume from an older one with --resume PATH.")
 
 
 def note_best(run_dir: Path, step: int | None) -> None:
@@ -195,16 +211,32 @@ def read_tensors(path: Path, rank: int) -> tuple[Tensors, Tensors]:
     return load_file(path / SHARED), load_file(own) if own.is_file() else {}
 
 
-def newest_of(run_dir: Path, *, hashes: bool = True) -> Path:
-    """Return the newest complete checkpoint of the run that `--resume RUN` names. Raises `UsageError` if there is
-    none. To find only the run, leave `hashes` off.
+def locate_checkpoint(given: Path, *, hashes: bool = True) -> tuple[Path, Path]:
+    """Return the run folder and the complete checkpoint that `--resume PATH` means: PATH is a run folder, or a
+    checkpoint in one.
+
+    To find only the run, leave `hashes` off. Raises `UsageError` for anything else.
     """
-    if not run_dir.is_dir():
-        raise UsageError(f"There is no run folder {run_dir}.")
-    last = newest(run_dir, hashes=hashes)
+    if not given.is_dir():
+        raise UsageError(f"There is no run folder or checkpoint {given}.")
+    whole = given.absolute()
+    placed = _NAME.fullmatch(whole.name) and whole.parent.name == FOLDER
+    if placed or (given / MANIFEST).is_file():
+        run_dir = given.parent.parent if len(given.parts) > 2 else whole.parent.parent
+        if not (placed and (run_dir / runfolder.RECIPE).is_file()):
+            raise UsageError(
+                f"{given} is a checkpoint that does not lie in its run, as RUN/{FOLDER}/{name_of(500)} does.",
+                "Copy it back there under its old name, or name a run folder.",
+            )
+        if fault := torn(given, hashes=hashes):
+            raise UsageError(
+                f"{given} is not a complete checkpoint: {fault}.", "Name the run folder to take an older one."
+            )
+        return run_dir, given
+    last = newest(given, hashes=hashes)
     if last is None:
-        raise UsageError(f"{run_dir} holds no complete checkpoint.", "It cannot be resumed; train it again.")
-    return last
+        raise UsageError(f"{given} holds no complete checkpoint.", "It cannot be resumed; train it again.")
+    return given, last
 
 
 def _save(tensors: Tensors, file: Path) -> None:

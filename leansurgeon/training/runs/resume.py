@@ -29,13 +29,13 @@ def point(
 ) -> Path | None:
     """Return the checkpoint from which to resume the training in `run_dir`; None to start at step 0 in a free folder.
 
-    `resume` is "never", "auto" (resume if there is something to resume) or the path of a run folder.
+    `resume` is "never", "auto" (resume if there is something to resume) or the path of a checkpoint or run folder.
     `replace` discards a run that cannot be resumed instead of refusing. Raises `UsageError` if the folder is not an
     unfinished run, or the recipe or the starting model has changed.
     """
-    given = None if resume in ("never", "auto") else checkpoint.newest_of(Path(resume))
-    if given and Path(resume).resolve() != run_dir.resolve():
-        raise UsageError(f"The run in {resume} can only be resumed there, not in {run_dir}.")
+    given = None if resume in ("never", "auto") else checkpoint.locate_checkpoint(Path(resume))
+    if given and given[0].resolve() != run_dir.resolve():
+        raise UsageError(f"The run in {given[0]} can only be resumed there, not in {run_dir}.")
     with runfolder.explain_errors(run_dir):
         free = not run_dir.is_dir() or not any(run_dir.iterdir())
     if resume == "never" or free:
@@ -47,7 +47,7 @@ def point(
         if replace:
             return None
         raise UsageError(f"The run in {run_dir} is finished.", "Choose another folder with -o to train it again.")
-    checkpoint_dir = given or checkpoint.newest(run_dir, say)
+    checkpoint_dir = given[1] if given else checkpoint.newest(run_dir, say)
     if checkpoint_dir is None:
         say(f"{run_dir} was interrupted before its first checkpoint; it starts again.")
         return None

@@ -201,6 +201,8 @@ def test_a_torn_checkpoint_is_never_picked(harm, killed):
     said = []
     assert checkpoint.newest(killed, said.append) == older
     assert newest.name in said[0]
+    with pytest.raises(UsageError, match=r"step-\d+ is not\b.*\bcheckpoint\b"):
+        checkpoint.locate_checkpoint(newest)
 
 
 def test_a_training_goes_on_from_the_checkpoint_before_a_torn_one(killed, whole, tmp_path):
@@ -284,7 +286,7 @@ def test_a_hint_reads_no_tensors_and_touches_no_running_run(killed, tmp_path, mo
         patch.setattr(checkpoint, "digest", lambda file: pytest.fail("it reads tensors"))
         assert resume.find_interrupted(tmp_path, same, model) == killed
         assert resume.find_interrupted(tmp_path, recipe(), model) is None
-        assert checkpoint.newest_of(killed, hashes=False) == newest
+        assert checkpoint.locate_checkpoint(newest, hashes=False) == (killed, newest)
     aside = newest.with_name(f".{newest.name}.old")
     newest.rename(aside)
     lock = runfolder.hold(killed)
@@ -294,14 +296,21 @@ def test_a_hint_reads_no_tensors_and_touches_no_running_run(killed, tmp_path, mo
     assert checkpoint.newest(killed) == newest
 
 
-def test_what_is_no_run_to_go_on_with_is_one_sentence(killed, tmp_path):
+def test_what_is_no_checkpoint_of_a_run_is_one_sentence(killed, tmp_path):
+    newest, older = checkpoint.all_of(killed)
+    for place in (tmp_path / "step-copy", newest.parent / "step-copy", tmp_path / newest.name):
+        shutil.copytree(newest, place)
+        with pytest.raises(UsageError, match=r"\bRUN/checkpoints/step-0*500\b"):
+            checkpoint.locate_checkpoint(place)
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="is a file"):
         resume.point(tmp_path / "file", recipe(), {}, resume="auto")
     with pytest.raises(UsageError, match="only be resumed there"):
-        resume.point(tmp_path / "new", recipe(), {}, resume=str(killed))
-    with pytest.raises(UsageError, match="no complete checkpoint"):
-        checkpoint.newest_of(checkpoint.all_of(killed)[0])
+        resume.point(tmp_path / "new", recipe(), {}, resume=str(newest))
+    said = []
+    go_on(tmp_path, said, resume=str(older))
+    (line,) = [line for line in said if "will be deleted" in line]
+    assert newest.name in line and f"goes on from {older.name}" in line
 
 
 def test_old_checkpoints_are_pruned_and_a_full_disk_is_said(tmp_path, whole, monkeypatch):
