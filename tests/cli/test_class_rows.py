@@ -12,13 +12,13 @@ import tarfile
 import datasets
 import numpy as np
 import pytest
-import timm
 import torch
 import transformers
 from PIL import Image
 
 from tests.cli.test_classes import NAMES, digits, folders, named, trained  # noqa: F401, fixtures
 from tests.support.command_line import leansurgeon
+from tests.support.content import side_of
 from tests.support.models import strangers
 from tests.support.models.word_models import WORDS, words
 
@@ -32,86 +32,23 @@ def cache(tmp_path_factory):
         yield
 
 
-def fit(model, answer, inputs, labels, steps, batch=128):
-    """Train a tiny model until it knows its data; the share that it is right on."""
-    updates = torch.optim.AdamW(model.parameters(), 3e-3)
-    model.train()
-    for _ in range(steps):
-        chosen = torch.randint(len(labels), (batch,))
-        loss = torch.nn.functional.cross_entropy(answer(inputs[chosen]), labels[chosen])
-        updates.zero_grad()
-        loss.backward()
-        updates.step()
-    model.eval()
-    with torch.no_grad():
-        right = (answer(inputs).argmax(-1) == labels).float().mean()
-    assert right > 0.9
-    return float(right)
-
-
-def greys(number):
-    """60 pictures of a class of its own, a bright bar of 8 x 8 pixels in noise."""
-    made = np.random.default_rng(number).integers(0, 90, (60, 8, 8), dtype=np.uint8)
-    bar = slice(4 * (number % 2), 4 * (number % 2) + 4)
-    if number < 6:
-        made[:, number, bar] = 250
-    else:
-        made[:, bar, number - 6] = 250
-    return made
-
-
-@pytest.fixture(scope="session")
-def bars(tmp_path_factory):
-    """A timm model without names that knows twelve classes, and the share that it is right on."""
-    torch.manual_seed(0)
-    folder = tmp_path_factory.mktemp("bars") / "timm"
-    args = {"img_size": 8, "patch_size": 2, "embed_dim": 32, "depth": 3, "num_heads": 2}
-    model = timm.create_model("vit_tiny_patch16_224", num_classes=CLASSES, **args)
-    pixels = torch.tensor(np.concatenate([greys(n) for n in range(CLASSES)]) / 255, dtype=torch.float32)
-    pixels = (pixels[:, None].expand(-1, 3, -1, -1) - 0.5) / 0.5
-    right = fit(model, model, pixels, torch.arange(CLASSES).repeat_interleave(60), 120)
-    how = {"input_size": [3, 8, 8], "mean": [0.5] * 3, "std": [0.5] * 3, "crop_pct": 1.0, "interpolation": "bicubic"}
-    timm.models.save_for_hf(
-        model, str(folder), model_config={"num_classes": CLASSES, "model_args": args, "pretrained_cfg": how},
-        safe_serialization=True,
-    )  # fmt: skip
-    return folder, right
-
-
-@pytest.fixture
-def numbered(tmp_path):
-    """Class folders called by numbers from `first` on."""
-
-    def made(first):
-        for number in range(CLASSES):
-            folder = tmp_path / "images" / str(number + first)
-            folder.mkdir(parents=True)
-            for i, picture in enumerate(greys(number)):
-                Image.fromarray(picture).convert("RGB").save(folder / f"{i}.png")
-        return tmp_path / "images"
-
-    return made
-
-
-@pytest.mark.parametrize("first", [0, 1])
-def test_folders_by_number_are_in_natural_order_for_every_command(bars, numbered, tmp_path, first):
-    """0..11 and 1..12 on a timm model: 10 does not stand behind 1."""
-    (model, right), data = bars, numbered(first)
-    cut = leansurgeon("shrink", model, "--layers", 2, "--calibrate", data, "--heal", "none", "-o", tmp_path / "cut")
-    assert cut.returncode == 0 and f"{first} is output 0" in " ".join(cut.stderr.split()), cut.stderr
+def test_folders_by_number_are_in_natural_order_for_every_command(trained, folders, tmp_path):  # noqa: F811
+    """1..10 on a model without names: 10 does not stand behind 1. And a folder that a notebook leaves is no class."""
+    data = folders([str(i + 1) for i in range(10)])
+    (data / ".ipynb_checkpoints").mkdir()
+    (data / ".ipynb_checkpoints" / "a.png").write_bytes((data / "1" / "0.png").read_bytes())
+    how = ("--layers", 2, "--calibrate", data, "--heal", "none", "-o", tmp_path / "cut")
+    judge = ("judge", tmp_path / "cut", "--data", data, "--json")
+    heads = ("heads", trained, "--data", data, "--steps", 2, "--samples", 64, "--json")
+    kappa = ("kappa", trained, "--data", data, "--samples", 8, "--probes", 0)
+    done = [leansurgeon(*command) for command in (("shrink", trained, *how), judge, heads, kappa)]
+    for one in done:
+        assert one.returncode == 0 and "1 is output 0" in " ".join(one.stderr.split()), one.stderr
     record = json.loads((tmp_path / "cut" / "surgery.json").read_text())
     said = [record["proof"]["compared"]["accuracy"]["source"]]
-    if first:
-        judged = leansurgeon("judge", tmp_path / "cut", "--data", data, "--json")
-        said.append(json.loads(judged.stdout)["judged"][str(data)]["accuracy"]["source"])
-        ranked = leansurgeon("heads", model, "--data", data, "--steps", 2, "--samples", 64, "--json")
-        said.append(json.loads(ranked.stdout)["whole"]["accuracy"])
-        search = ("--params", "34k", "--tries", 2, "--samples", 32, "--workspace", tmp_path / "runs")
-        tried = leansurgeon("search", model, "--data", data, *search)
-        kappa = leansurgeon("kappa", model, "--data", data)
-        for done in (tried, kappa):
-            assert done.returncode == 0 and "1 is output 0" in " ".join(done.stderr.split()), done.stderr
-    assert said == pytest.approx([right] * len(said), abs=0.06)
+    said.append(json.loads(done[1].stdout)["judged"][str(data)]["accuracy"]["source"])
+    said.append(json.loads(done[2].stdout)["whole"]["accuracy"])
+    assert min(said) > 0.75, said
 
 
 def before(done, run, model):
@@ -130,9 +67,9 @@ def truth(model, images, labels):
         return float((plain(pixels).logits.argmax(-1) == torch.tensor(labels)).float().mean())
 
 
-@pytest.mark.parametrize("form", ["parquet", "webdataset", "unlabelled", "hidden"])
-def test_forms_of_labelled_images(trained, digits, folders, tmp_path, form):  # noqa: F811
-    """Parquet whose ClassLabel has another order; shards of five of the ten classes; what a notebook leaves behind."""
+@pytest.mark.parametrize("form", ["parquet", "webdataset"])
+def test_forms_of_labelled_images(trained, digits, tmp_path, form):  # noqa: F811
+    """Parquet whose ClassLabel has another order; shards of five of the ten classes, some rows without a label."""
     model, (images, labels) = named(trained, tmp_path / "model", NAMES), digits
     chosen = np.flatnonzero(labels < (5 if form == "webdataset" else 10))[:600]
     pictures = []
@@ -141,31 +78,26 @@ def test_forms_of_labelled_images(trained, digits, folders, tmp_path, form):  # 
         Image.fromarray(image).convert("RGB").save(buffer, "png")
         pictures.append(buffer.getvalue())
     if form == "parquet":
-        order = sorted(NAMES)
+        order, data = sorted(NAMES), tmp_path / "train.parquet"
         features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=order)})
         columns = {"image": [{"bytes": content, "path": None} for content in pictures]}
         columns["label"] = [order.index(NAMES[label]) for label in labels[chosen]]
-        data = tmp_path / "train.parquet"
         datasets.Dataset.from_dict(columns, features=features).to_parquet(data)
-    elif form in ("webdataset", "unlabelled"):
+    else:
         data = tmp_path / "shard-0.tar"
         with tarfile.open(data, "w") as tar:
             for i, (content, label) in enumerate(zip(pictures, labels[chosen], strict=True)):
-                label = ("-1", "")[i % 2] if form == "unlabelled" and i < 30 else label
-                for suffix, part in (("png", content), ("cls", str(label).encode())):
+                told = ("-1", "")[i % 2] if i < 30 else str(label)
+                for suffix, part in (("png", content), ("cls", told.encode())):
                     member = tarfile.TarInfo(f"{i:04d}.{suffix}")
                     member.size = len(part)
                     tar.addfile(member, io.BytesIO(part))
-    else:
-        data = folders(NAMES)
-        (data / ".ipynb_checkpoints").mkdir()
-        (data / ".ipynb_checkpoints" / "a.png").write_bytes(pictures[0])
-    run = tmp_path / "run"
-    done = strangers.healed(model, data, run, "--set", "train.optim.lr=1e-12")
-    said, names = before(done, run, model)
+    done = strangers.healed(model, data, tmp_path / "run", "--set", "train.optim.lr=1e-12")
+    said, names = before(done, tmp_path / "run", model)
     assert said == pytest.approx(truth(model, images[chosen], labels[chosen]), abs=0.08)
     assert [*names.values()] == NAMES
-    assert ("30 of 600 rows have no label and are left out" in " ".join(done.stderr.split())) == (form == "unlabelled")
+    left_out = "30 of 600 rows have no label and are left out"
+    assert (left_out in " ".join(done.stderr.split())) == (form == "webdataset")
 
 
 def test_nine_of_ten_names_stop_every_command(trained, folders, tmp_path):  # noqa: F811
@@ -175,66 +107,66 @@ def test_nine_of_ten_names_stop_every_command(trained, folders, tmp_path):  # no
         ("shrink", model, "--layers", 2, "--calibrate", data),
         ("heads", model, "--data", data),
         ("kappa", model, "--data", data),
+        ("search", model, "--data", data, "--params", "10k"),
     ):
         done = leansurgeon(*command, cwd=tmp_path)
         assert done.returncode == 2 and "neun" in done.stderr and "--classes" in done.stderr, done.stderr
 
 
-def test_topics_as_floats_and_rows_without_a_label(tmp_path):
-    """0.0 ... 11.0, as pandas writes a column with gaps, and SNLI's -1."""
-    torch.manual_seed(0)
+def bert(folder, seed=0, **options):
+    """A small classifier of texts with a tokenizer of single words."""
+    torch.manual_seed(seed)
     config = transformers.BertConfig(
         hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=48, vocab_size=61,
-        max_position_embeddings=40, initializer_range=0.1, num_labels=CLASSES, hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
+        hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, **options,
     )  # fmt: skip
-    model, rng = transformers.BertForSequenceClassification(config), np.random.default_rng(0)
-    words(tmp_path)
-    texts = [f"{WORDS[i % CLASSES]} {' '.join(rng.choice(WORDS[CLASSES:], 5))}" for i in range(480)]
-    ids = transformers.AutoTokenizer.from_pretrained(tmp_path)(texts, return_tensors="pt")["input_ids"]
-    fit(model, lambda rows: model(rows).logits, ids, torch.arange(480) % CLASSES, 100)
+    words(folder)
+    return transformers.BertForSequenceClassification(config), transformers.AutoTokenizer.from_pretrained(folder)
+
+
+def write(file, texts, labels):
+    with file.open("w", newline="") as opened:
+        csv.writer(opened).writerows([("text", "label"), *zip(texts, labels, strict=True)])
+    return file
+
+
+def test_topics_as_floats_and_rows_without_a_label(tmp_path):
+    """0.0 ... 11.0, as pandas writes a column with gaps, and SNLI's -1. The model knows its topics."""
+    model, tokenizer = bert(tmp_path, max_position_embeddings=40, initializer_range=0.1, num_labels=CLASSES)
+    rng, topics = np.random.default_rng(0), torch.arange(480) % CLASSES
+    texts = [f"{WORDS[topic]} {' '.join(rng.choice(WORDS[CLASSES:], 5))}" for topic in topics]
+    ids = tokenizer(texts, return_tensors="pt")["input_ids"]
+    updates = torch.optim.AdamW(model.parameters(), 3e-3)
+    for _ in range(100):
+        chosen = torch.randint(480, (64,))
+        model(ids[chosen], labels=topics[chosen]).loss.backward()
+        updates.step()
+        updates.zero_grad()
     model.save_pretrained(tmp_path)
-    data = tmp_path / "topics.csv"
-    with data.open("w", newline="") as file:
-        rows = [(text, f"{i % CLASSES}.0") for i, text in enumerate(texts)]
-        csv.writer(file).writerows([("text", "label"), *rows, *[(f"{text} w40", "-1.0") for text in texts[:30]]])
+    gaps = [f"{text} w40" for text in texts[:30]]
+    data = write(tmp_path / "topics.csv", [*texts, *gaps], [*(f"{topic}.0" for topic in topics), *["-1.0"] * 30])
     done = strangers.healed(tmp_path, data, tmp_path / "run", "--set", "train.optim.lr=1e-12")
     said, _ = before(done, tmp_path / "run", tmp_path)
     assert said > 0.9 and "30 without label left out" in " ".join(done.stderr.split())
 
 
 def test_texts_are_cut_at_the_models_own_length(tmp_path):
-    """The words that tell stand behind 140 others, and the model reads 192: 128 would be chance."""
-    torch.manual_seed(0)
-    config = transformers.BertConfig(
-        hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=48, vocab_size=61,
-        max_position_embeddings=192, initializer_range=0.1, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
-        id2label={0: "bad", 1: "good"},
-    )  # fmt: skip
-    model, rng = transformers.BertForSequenceClassification(config), np.random.default_rng(0)
-    words(tmp_path)
-    texts = [f"{' '.join(rng.choice(WORDS[2:12], 140))} {' '.join([WORDS[i % 2]] * 10)}" for i in range(240)]
-    texts += [f"{' '.join(rng.choice(WORDS[2:12], 200))}" for _ in range(20)]
-    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
-    ids = tokenizer(texts, return_tensors="pt", padding=True, truncation=True, max_length=192)["input_ids"]
-    labels = torch.arange(240) % 2
-    fit(model, lambda rows: model(rows, attention_mask=rows != 0).logits, ids[:240], labels, 60, batch=32)
+    """A random model that reads 192 tokens, and what plain transformers makes of texts of 150 and 200."""
+    model, tokenizer = bert(
+        tmp_path, max_position_embeddings=192, initializer_range=0.3, id2label={0: "bad", 1: "good"}
+    )
     model.save_pretrained(tmp_path)
-    data = tmp_path / "long.csv"
-    with data.open("w", newline="") as file:
-        labels = [("bad", "good")[i % 2] for i in range(260)]
-        csv.writer(file).writerows([("text", "label"), *zip(texts, labels, strict=True)])
-    ranked = leansurgeon("heads", tmp_path, "--data", data, "--steps", 2, "--samples", 32, "--json")
+    model.eval()
+    rng = np.random.default_rng(0)
+    texts = [" ".join(rng.choice(WORDS[2:12], 200 if i < 20 else 150)) for i in range(160)]
+    data = write(tmp_path / "long.csv", texts, [("bad", "good")[i % 2] for i in range(160)])
+    how = ("--steps", 2, "--samples", 16, "--no-curve", "--classes", "bad,good", "--ablate", "--json")
+    ranked = leansurgeon("heads", tmp_path, "--data", data, *how)
     assert ranked.returncode == 0, ranked.stderr
     assert "20 texts longer than 192 tokens are cut" in " ".join(ranked.stderr.split())
-    from leansurgeon.checkpoints.source import open_source
-    from leansurgeon.measure.data.calibration import open_calibration
-
-    found = open_calibration(str(data), open_source(str(tmp_path)), cache=tmp_path / "cache")
-    held = {tokenizer.decode(ids, skip_special_tokens=True) for b in found.heldout for ids in b["input_ids"]}
-    whole = [(text, i % 2) for i, text in enumerate(texts) if " ".join(text.split()[:192]) in held]
-    right = []
-    for text, label in whole:
-        given = tokenizer(text, return_tensors="pt", truncation=True, max_length=192)
-        right.append(int(model(**given).logits.argmax(-1)) == label)
-    assert json.loads(ranked.stdout)["whole"]["accuracy"] == pytest.approx(np.mean(right)) and np.mean(right) > 0.8
+    losses = []
+    for i, text in enumerate(texts):
+        if side_of(text) == "test":
+            given = tokenizer(text, return_tensors="pt", truncation=True, max_length=192)
+            losses.append(model(**given, labels=torch.tensor([i % 2])).loss.item())
+    assert json.loads(ranked.stdout)["whole"]["loss"] == pytest.approx(np.mean(losses), rel=1e-4)

@@ -11,12 +11,8 @@ from tests.support.command_line import leansurgeon
 from tests.support.models import strangers
 
 RECORDS = {
-    "empty": "",
-    "a list": "[]",
     "half": "{",
     "a number for the plan": json.dumps({"source": {"name": "x", "kind": "folder"}, "plan": 5}),
-    "a number for the name": json.dumps({"source": {"name": 5}}),
-    "twice the same": '{"plan": 1, "plan": 2}',
 }
 FEW = "--data TEXTS --samples 2"
 COMMANDS = {  # and whether the model is used without the record
@@ -57,17 +53,13 @@ LONG = "x" * 5000
 @pytest.mark.parametrize(
     "words",
     [
-        "heads MODEL --data LONG",
         "kappa MODEL --data LONG",
         "kappa MODEL --data task:LONG",
         "judge MODEL --against source --data LONG",
-        "retrain source --data LONG",
         "retrain source --recipe LONG",
-        "shrink source --layers 2 --calibrate LONG -o OUT",
         "shrink source --layers 2 --uncalibrated -o LONG",
         "shrink source --method LONG",
         "search source --params 1M --data LONG",
-        "report LONG",
         "inspect LONG",
         "plan source --layers 2 LONG",
         "plan source --LONG",
@@ -84,7 +76,5 @@ def test_a_word_of_5_000_columns_is_cut(words, place):
 
 @pytest.mark.parametrize("call", [("inspect", "~nosuchuser"), ("plan", "~nosuchuser/x", "--layers", "2")])
 def test_a_home_that_is_not_there_is_one_sentence(call):
-    from tests.support.command_line import leansurgeon
-
     done = leansurgeon(*call)
     assert done.returncode in (2, 3) and "~nosuchuser" in done.stderr and "Traceback" not in done.stderr
