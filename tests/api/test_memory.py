@@ -16,7 +16,7 @@ import leansurgeon
 from leansurgeon.commands import in_memory
 from leansurgeon.errors import UnsupportedModel, UsageError
 from tests.conftest import build
-from tests.support.models.word_models import WORDS, sentence_encoder
+from tests.support.models.word_models import WORDS, sentence_encoder, words
 
 
 @pytest.fixture
@@ -36,10 +36,11 @@ def same(a, b) -> bool:
 def test_a_model_gives_the_model_that_its_folder_gives(encoder, tmp_path, capsys):
     model, folder, texts = encoder
     before = copy.deepcopy(model.state_dict())
-    lean = leansurgeon.shrink(model, layers=2, data=texts, progress=False)
+    how = {"layers": 2, "data": texts, "heal": "none", "progress": False}
+    lean = leansurgeon.shrink(model, **how)
     assert type(lean) is type(model) and lean.config.num_hidden_layers == 2 and lean.training == model.training
     assert all(torch.equal(value, model.state_dict()[key]) for key, value in before.items())
-    cut = leansurgeon.shrink(folder, layers=2, data=texts, out=tmp_path / "cut", progress=False)
+    cut = leansurgeon.shrink(folder, out=tmp_path / "cut", **how)
     assert same(lean, cut.model) and cut.model.leansurgeon is cut
     assert lean.leansurgeon.proof.compared == cut.proof.compared and cut.proof.compared.embeddings.cosine < 1
     assert (cut.before.depth, cut.after.depth) == (4, 2)
@@ -80,8 +81,6 @@ def test_a_decoder_with_its_tokenizer_and_a_timm_model(tmp_path, saved):
     import timm
 
     folder, _ = saved("llama")
-    from tests.support.models.word_models import words
-
     words(folder)
     model = AutoModelForCausalLM.from_pretrained(folder)
     texts = [" ".join(WORDS[i : i + 30]) for i in range(20)] * 10
@@ -91,7 +90,8 @@ def test_a_decoder_with_its_tokenizer_and_a_timm_model(tmp_path, saved):
     lean = leansurgeon.shrink(small, layers=1, uncalibrated=True, proof=False, progress=False)
     assert len(lean.blocks) == 1 and lean(torch.zeros(1, 3, 224, 224)).shape == (1, 3)
     assert same(lean.blocks[0], small.blocks[0]) or same(lean.blocks[0], small.blocks[-1])
-    more = {"heads": 4, "head_dim": "keep", "out": tmp_path / "wide"}  # by an entry point of ours
+    # By an entry point of ours.
+    more = {"heads": 4, "head_dim": "keep", "out": tmp_path / "wide"}
     wide = leansurgeon.shrink(small, layers=1, uncalibrated=True, proof=False, progress=False, **more)
     assert same(leansurgeon.load(tmp_path / "wide"), wide)
 

@@ -11,10 +11,15 @@ import shlex
 import pytest
 import torch
 import transformers
+from huggingface_hub import constants
+from typer.main import get_command
 
+from leansurgeon.cli.main import app
 from leansurgeon.commands import in_memory
 from leansurgeon.errors import UnsupportedModel
+from leansurgeon.training.recipe.durations import parse_duration
 from leansurgeon.version import PACKAGE
+from tests.cli.answers import works
 from tests.support.command_line import leansurgeon
 from tests.support.models import strangers
 
@@ -45,9 +50,6 @@ def texts(tree: ast.Module) -> list[str]:
 @pytest.fixture(scope="module")
 def options():
     """The options of every command."""
-    from typer.main import get_command
-
-    from leansurgeon.cli.main import app
 
     def of(command, name):
         """The options of a command, and of those below it."""
@@ -100,8 +102,7 @@ def test_layers_that_are_named_are_kept_by_another_option(place):
     done = leansurgeon("shrink", "my-model", "--layers", "1-3", cwd=place)
     assert done.returncode == 2
     advice = re.search(r"--keep 1-3", done.stderr)[0]
-    done = leansurgeon("shrink", "my-model", *advice.split(), "--uncalibrated", "-o", "out", cwd=place)
-    assert done.returncode == 0, done.stderr
+    done = works("shrink", "my-model", *advice.split(), "--uncalibrated", "-o", "out", cwd=place)
     model = transformers.AutoModelForCausalLM.from_pretrained(place / "my-model")
     kept = transformers.AutoModelForCausalLM.from_pretrained(place / "out")
     assert len(kept.model.layers) == 3
@@ -110,27 +111,18 @@ def test_layers_that_are_named_are_kept_by_another_option(place):
 
 def test_data_is_what_a_model_without_a_recipe_is_healed_on(place):
     done = leansurgeon("retrain", "my-model", cwd=place)
-    assert done.returncode == 2
-    hint = done.stderr.splitlines()[1].split()
-    assert hint[0] == "--data"
-    more = ("--set", "train.duration=1st", "--dry-run")
-    done = leansurgeon("retrain", "my-model", hint[0], "texts", *more, cwd=place)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 2 and done.stderr.splitlines()[1].split()[0] == "--data"
+    done = works("retrain", "my-model", "--data", "texts", "--dry-run", cwd=place)
 
 
-@pytest.mark.parametrize(
-    ("typed", "seconds"), [("1h30", 5400), ("5 minutes", 300), ("1.5h", 5400), ("1h 5m 10s", 3910)]
-)
+@pytest.mark.parametrize(("typed", "seconds"), [("1h30", 5400), ("5 minutes", 300), ("1h 5m 10s", 3910)])
 def test_times_as_people_write_them(place, typed, seconds):
-    done = leansurgeon("retrain", "my-model", "--data", "texts", "--time", typed, "--dry-run", cwd=place)
-    assert done.returncode == 0, done.stderr
+    done = works("retrain", "my-model", "--data", "texts", "--time", typed, "--dry-run", cwd=place)
     duration = re.search(r"duration: (.*)", done.stdout)[1].strip("'\" ")
-    from leansurgeon.training.recipe.durations import parse_duration
-
     assert parse_duration(duration).seconds == seconds
 
 
-@pytest.mark.parametrize("typed", ["1h30h", "30", "30m1h", "5ep3", "1h30ep", "0s", "soon"])
+@pytest.mark.parametrize("typed", ["1h30h", "30", "1h30ep", "0s"])
 def test_times_that_are_none(place, typed):
     done = leansurgeon("retrain", "my-model", "--data", "texts", "--time", typed, cwd=place)
     assert done.returncode == 2 and typed in done.stderr
@@ -146,24 +138,22 @@ def test_a_key_of_several_is_told_which(place):
 
 
 def test_a_name_of_the_hub_is_not_asked_for_offline(place, monkeypatch):
-    from huggingface_hub import constants
-
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     done = leansurgeon("shrink", "nobody/has-this", "--layers", 2, cwd=place)
     assert done.returncode == 3 and "not asked" in done.stderr and "HF_HUB_OFFLINE" in done.stderr
 
 
-@pytest.mark.parametrize("command", [("shrink", "--layers", "2"), ("retrain", "--data", "texts"), ("inspect",)])
-def test_the_lines_for_an_adapter_make_a_model(place, monkeypatch, command):
+def test_the_lines_for_an_adapter_make_a_model(place, monkeypatch):
     peft = pytest.importorskip("peft")
     base = transformers.AutoModelForCausalLM.from_pretrained(place / "my-model")
-    model = peft.get_peft_model(
-        base, peft.LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM", init_lora_weights=False)
-    )
+    config = peft.LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM", init_lora_weights=False)
+    model = peft.get_peft_model(base, config)
     model.peft_config["default"].base_model_name_or_path = str(place / "my-model")
     model.save_pretrained(place / "adapter")
-    done = leansurgeon(command[0], "adapter", *command[1:], cwd=place)
-    assert done.returncode == 3
+    commands = ("shrink adapter --layers 2", "inspect adapter", "retrain adapter --data texts")
+    for command in commands:
+        done = leansurgeon(*command.split(), cwd=place)
+        assert done.returncode == 3 and "AutoPeftModel" in done.stderr, done.stderr
     lines = [line.strip() for line in done.stderr.splitlines() if re.search(r"import |AutoPeftModel\w+\.", line)]
     monkeypatch.chdir(place)
     exec("\n".join(lines), {})

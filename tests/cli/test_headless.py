@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.measure.data.calibration import open_calibration
+from tests.cli.answers import heals, stderr_of, works
 from tests.support.command_line import leansurgeon
 from tests.support.models import strangers
 from tests.support.models.word_models import words
@@ -75,18 +76,17 @@ def embeddings(folder: Path, batches: list) -> torch.Tensor:
 def test_an_embedder_is_judged_and_healed_by_its_embeddings(make, texts, own_cache, tmp_path):
     source = make(tmp_path / "source")
     cut = strangers.halved(tmp_path / "cut", source)
-    done = leansurgeon("judge", cut, "--data", texts, "--json")
-    assert done.returncode == 0, done.stderr
+    done = works("judge", cut, "--data", texts, "--json")
     (found,) = json.loads(done.stdout)["judged"].values()
     assert "loss" not in found and -1 <= found["embeddings"]["cosine"] < 0.999
     if make is mlm:
         data = open_calibration(str(texts), open_source(str(source)), cache=tmp_path / "cache")
         own = torch.nn.functional.cosine_similarity(*(embeddings(f, data.heldout) for f in (source, cut)))
         assert found["embeddings"]["cosine"] == pytest.approx(float(own.mean()), abs=1e-4)
-    done = strangers.healed(cut, texts, tmp_path / "run")
-    assert done.returncode == 0 and "perplexity" not in done.stdout + done.stderr
+    done = heals(cut, texts, tmp_path / "run")
+    assert "perplexity" not in done.stdout + done.stderr
     assert "It learns the hidden states and embeddings" in done.stderr
-    assert "it is used and measured as" in " ".join(done.stderr.split())
+    assert "it is used and measured as" in stderr_of(done)
     healed = tmp_path / "run" / "model"
     with safe_open(cut / "model.safetensors", "pt") as a, safe_open(healed / "model.safetensors", "pt") as b:
         assert set(a.keys()) == set(b.keys())  # no head was drawn and written
@@ -101,8 +101,7 @@ def test_an_embedder_is_judged_and_healed_by_its_embeddings(make, texts, own_cac
 def test_a_cut_follows_embeddings_and_no_random_head(texts, own_cache, tmp_path):
     source = causal(tmp_path / "source")
     how = ("--layers", "2", "--calibrate", texts, "--heal", "closed", "--samples", 32, "-o", tmp_path / "out")
-    done = leansurgeon("shrink", source, *how)
-    assert done.returncode == 0, done.stderr
+    done = works("shrink", source, *how)
     record = json.loads((tmp_path / "out/surgery.json").read_text())
     assert "cosine of embeddings" in done.stdout and "perplexity" not in done.stdout
     assert "embeddings" in record["proof"]["compared"] and "loss" not in record["proof"]["compared"]
@@ -114,8 +113,7 @@ def test_a_search_ranks_embedders_by_their_embeddings(texts, own_cache, tmp_path
     source, out = mlm(tmp_path / "source"), tmp_path / "winner"
     most = int(0.8 * open_source(str(source)).parameters.total)
     asked = ("--params", most, "--tries", 2, "--samples", 32, "--workspace", tmp_path / "runs", "-o", out)
-    done = leansurgeon("search", source, "--data", texts, *asked, "--json")
-    assert done.returncode == 0, done.stderr
+    done = works("search", source, "--data", texts, *asked, "--json")
     found = json.loads(done.stdout)
     scores = [one for row in found["candidates"] for one in row["scores"].values()]
     assert {one["label"] for one in scores} == {"cosine"} and "perplexity" not in done.stdout + done.stderr
@@ -134,12 +132,10 @@ def test_a_classifier_without_its_head_has_no_accuracy_and_gets_a_new_one(own_ca
     )
     table = strangers.reviews(tmp_path / "reviews.csv")
     cut = strangers.halved(tmp_path / "cut", source)
-    done = leansurgeon("judge", cut, "--data", table, "--json")
-    assert done.returncode == 0, done.stderr
+    done = works("judge", cut, "--data", table, "--json")
     (found,) = json.loads(done.stdout)["judged"].values()
     assert "accuracy" not in found and found["embeddings"]["cosine"] < 0.999
-    done = strangers.healed(cut, table, tmp_path / "run")
-    assert done.returncode == 0, done.stderr
+    done = heals(cut, table, tmp_path / "run")
     assert "new" in done.stderr and "It learns from the data alone: its head is new" in done.stderr
     healed = open_source(str(tmp_path / "run/model"))
     assert healed.head == "sequence-classification" and healed.outputs == 2
@@ -158,8 +154,8 @@ def test_a_body_gets_heads_of_their_own_and_keeps_the_name_of_its_class(texts, o
     assert "its head is not in the files: it is used and measured as ElectraModel" in said
     how = ("--heads", "6", "--keep", "0,2", "--head-dim", "keep", "--uncalibrated", "--no-proof")
     assert leansurgeon("shrink", source, *how, "-o", cut).returncode == 0
-    done = strangers.healed(cut, texts, run)
-    assert done.returncode == 0 and "perplexity" not in done.stderr, done.stderr
+    done = heals(cut, texts, run)
+    assert "perplexity" not in done.stderr, done.stderr
     assert json.loads((run / "model/config.json").read_text())["architectures"] == ["LeanForMaskedLM"]
 
 
@@ -180,6 +176,6 @@ def test_an_image_tower_called_a_classifier_is_refused_by_the_name_of_what_it_la
     data = strangers.pictures(tmp_path / "images", side=16)
     for command in (("shrink", source, "--layers", 1, "--calibrate", data), ("retrain", source, "--data", data)):
         done = leansurgeon(*command, cwd=tmp_path)
-        said = " ".join(done.stderr.split())
+        said = stderr_of(done)
         assert done.returncode == 3 and "lack 'classifier." in said and "architectures" in said, said
         assert not (tmp_path / "runs").exists()

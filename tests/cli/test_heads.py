@@ -80,17 +80,6 @@ def test_two_stacks_are_scored_apart(data, kind, leansurgeon, t5, tmp_path):
     assert list(found["curve"]["by_kind"]) == ["encoder", "decoder", "cross"]
 
 
-@pytest.mark.slow
-def test_two_stacks_are_pruned_and_proved_on_their_pairs(leansurgeon, t5, tmp_path):
-    data = ("--data", tmp_path / "pairs.tsv", "--no-curve")
-    code, text, err = leansurgeon("heads", t5, *data, *FEW, "--prune", "50%", "-o", tmp_path / "out")
-    assert code == 0, err
-    found = json.loads(text)["prune"]
-    assert [stage["heads"] for stage in found["after"]["stages"]] == [2, 2] and not found["healed"]
-    assert found["proof"]["finite"] and found["proof"]["compared"]["loss"]["source"] > 0
-    assert json.loads((tmp_path / "out" / "config.json").read_text())["num_heads"] == 2
-
-
 def test_hidden_spans_are_those_of_t5(tmp_path):
     """The pair of the T5 paper's figure 2: sentinels for spans in the input, spans behind sentinels in the answer."""
     from leansurgeon.measure.data.pairs import name_spans, replace_spans

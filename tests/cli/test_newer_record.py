@@ -8,6 +8,7 @@ import pytest
 
 import leansurgeon as python
 from leansurgeon.errors import LeanSurgeonError
+from tests.cli.answers import stderr_of
 from tests.support.command_line import leansurgeon
 from tests.support.models import strangers
 
@@ -49,7 +50,7 @@ def typed(words: str, place):
 def test_what_builds_on_it_is_refused(command, place):
     before = {file: file.read_bytes() for file in (place / "MODEL").iterdir()}
     done = typed(BUILD[command], place)
-    said = " ".join(done.stderr.split())
+    said = stderr_of(done)
     assert done.returncode == 3, said
     assert "surgery.json was written by a newer leansurgeon (form 2" in said and "Update leansurgeon" in said
     assert not (place / "OUT").exists() and {f: f.read_bytes() for f in (place / "MODEL").iterdir()} == before
@@ -58,7 +59,7 @@ def test_what_builds_on_it_is_refused(command, place):
 @pytest.mark.parametrize("command", SHOW)
 def test_what_only_shows_warns(command, place):
     done = typed(SHOW[command], place)
-    said = " ".join(done.stderr.split())
+    said = stderr_of(done)
     assert done.returncode == 0, said
     assert said.count("written by a newer leansurgeon (form 2") == 1
     assert command == "plan" or "SOURCE" in done.stdout or "MODEL" in done.stdout

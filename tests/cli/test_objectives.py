@@ -13,6 +13,7 @@ from sklearn.metrics import f1_score
 
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.measure.data import calibration
+from tests.cli.answers import heals, stderr_of, stdout_of, works
 from tests.support.command_line import leansurgeon
 from tests.support.models import strangers
 from tests.support.models.word_models import WORDS, words
@@ -44,8 +45,7 @@ def rows(file, labels, key="label", text=TEXTS):
 
 
 def trained(model, data, run, *more):
-    done = strangers.healed(model, data, run, "--set", "train.optim.lr=1e-12", *more)
-    assert done.returncode == 0, done.stderr
+    done = heals(model, data, run, "--set", "train.optim.lr=1e-12", *more)
     return done, json.loads((run / "summary.json").read_text())
 
 
@@ -77,8 +77,8 @@ def test_one_output_is_a_score(tmp_path, binary):
     said, wanted = logits(model, "eval", tmp_path / "run")
     loss = torch.nn.functional.binary_cross_entropy_with_logits if binary else torch.nn.functional.mse_loss
     assert summary["task"]["metric"] == "spearman" and "new head" not in done.stderr
-    assert " of loss, 95 %)" in " ".join(done.stderr.split())
-    assert f"label = label ({min(scores):g} to {max(scores):g})" in " ".join(done.stderr.split())
+    assert " of loss, 95 %)" in stderr_of(done)
+    assert f"label = label ({min(scores):g} to {max(scores):g})" in stderr_of(done)
     assert summary["before"]["loss"] == pytest.approx(loss(said[:, 0], wanted).item(), rel=1e-4)
     assert summary["before"]["metric"] == pytest.approx(spearmanr(said[:, 0], wanted)[0], abs=1e-4)
     assert transformers.AutoConfig.from_pretrained(tmp_path / "run" / "model").num_labels == 1
@@ -98,10 +98,10 @@ def test_several_classes_are_binary_cross_entropy_of_each(tmp_path, form):
     else:
         data = rows(tmp_path / "a.jsonl", [[m[2], m[0], m[1]] for m in MARKS], "labels")
     done, summary = trained(model, data, tmp_path / "run")
-    assert " of loss, 95 %)" in " ".join(done.stderr.split())  # F1 is no mean of what samples give
+    assert " of loss, 95 %)" in stderr_of(done)  # F1 is no mean of what samples give
     alone = sum(tuple(marks) == (1, 0, 0) for marks in MARKS)
     if form != "marks":
-        assert f"{NAMES[0]} {100 * alone / len(MARKS):.0f} %" in " ".join(done.stderr.split())
+        assert f"{NAMES[0]} {100 * alone / len(MARKS):.0f} %" in stderr_of(done)
     said, wanted = logits(model, "eval", tmp_path / "run")
     truth = wanted.int().numpy()
     micro, macro = (f1_score(truth, (said > 0).numpy(), average=kind) for kind in ("micro", "macro"))
@@ -118,7 +118,7 @@ def test_scores_do_not_become_classes(tmp_path):
     model = bert(tmp_path / "own", id2label={0: "no", 1: "yes"})
     data = rows(tmp_path / "a.jsonl", [0.1 + i / 200 for i in range(160)])
     done = strangers.healed(model, data, tmp_path / "run")
-    assert done.returncode == 2 and "decimals" in done.stderr and "--classes new" in " ".join(done.stderr.split())
+    assert done.returncode == 2 and "decimals" in done.stderr and "--classes new" in stderr_of(done)
 
 
 @pytest.mark.parametrize(("labels", "outputs"), [(["a", "b", "c"], 3), (None, 1)])
@@ -146,11 +146,9 @@ def test_cut_and_judged_the_head_is_measured_by_its_own_metric(tmp_path, kind):
     )
     data = rows(tmp_path / "a.jsonl", made, "label" if kind == "score" else "labels")
     how = ("--layers", 1, "--calibrate", data, "--heal", "none", "-o", tmp_path / "cut")
-    done = leansurgeon("shrink", model, *how)
-    assert done.returncode == 0, done.stderr
+    done = works("shrink", model, *how)
     by_shrink = json.loads((tmp_path / "cut" / "surgery.json").read_text())
-    judged = leansurgeon("judge", tmp_path / "cut", "--data", data, "--json")
-    assert judged.returncode == 0, judged.stderr
+    judged = works("judge", tmp_path / "cut", "--data", data, "--json")
     held = calibration.open_calibration(str(data), open_source(str(model)), cache=tmp_path / "cache").heldout
     wanted = torch.cat([batch["labels"] for batch in held])
     compared = json.loads(judged.stdout)["judged"][str(data)]["scores"]
@@ -167,7 +165,7 @@ def test_cut_and_judged_the_head_is_measured_by_its_own_metric(tmp_path, kind):
         else:
             expected = {f"{how} F1": f1_score(wanted, said > 0, average=how) for how in ("micro", "macro")}
         assert {name: both[of] for name, both in compared.items()} == pytest.approx(expected, abs=1e-4)
-        assert all(f"{name} " in " ".join(done.stdout.split()) for name in expected)
+        assert all(f"{name} " in stdout_of(done) for name in expected)
 
 
 def test_a_recipe_makes_no_classifier_of_a_reranker(tmp_path):
@@ -179,10 +177,10 @@ def test_a_recipe_makes_no_classifier_of_a_reranker(tmp_path):
     (tmp_path / "r.yaml").write_text(json.dumps(recipe))
     asked = ("retrain", model, "--recipe", tmp_path / "r.yaml", "-o", tmp_path / "run", "--cpu-processes", "1")
     done = leansurgeon(*asked)
-    said = " ".join(done.stderr.split())
+    said = stderr_of(done)
     assert done.returncode == 2 and "predicts a score for each sample" in said and "--classes new" in said, said
     assert not (tmp_path / "run").exists()
-    done = leansurgeon(*asked, "--classes", "new")
-    assert done.returncode == 0 and "new head for no, yes" in " ".join(done.stderr.split()), done.stderr
+    done = works(*asked, "--classes", "new")
+    assert "new head for no, yes" in stderr_of(done), done.stderr
     made = transformers.AutoConfig.from_pretrained(tmp_path / "run" / "model")
     assert made.id2label == {0: "no", 1: "yes"} and made.problem_type != "regression"

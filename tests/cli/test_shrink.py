@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors import SafetensorError
 
+from tests.cli.answers import works
 from tests.conftest import build
 from tests.support.command_line import leansurgeon
 
@@ -36,8 +37,7 @@ def test_dry_run_prints_exact_integers_and_writes_nothing(arguments, before, aft
 
 def test_a_preset_is_cut_written_and_proved(tmp_path):
     wanted = ("--heads", "8", "--layers", "3", "--mlp-dim", "128")
-    done = leansurgeon("shrink", "digits-vit", *wanted, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = works("shrink", "digits-vit", *wanted, cwd=tmp_path)
     folder = tmp_path / "runs/digits-vit-h8-l3"
     record = json.loads((folder / "surgery.json").read_text())
     assert record["proof"]["parameters"] == 152_394
@@ -50,8 +50,7 @@ def test_a_preset_is_cut_written_and_proved(tmp_path):
 def test_a_checkpoint_is_cut_and_its_json_is_one_document(saved, tmp_path):
     folder, _ = saved("bert")
     (folder / "tokenizer.json").write_text("{}")
-    done = leansurgeon("shrink", folder, "--heads", "8", "--head-dim", "keep", "-o", "out", "--json", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = works("shrink", folder, "--heads", "8", "--head-dim", "keep", "-o", "out", "--json", cwd=tmp_path)
     document = json.loads(done.stdout)
     assert document["proof"]["missing"] == [] and "trust_remote_code" in document["proof"]["loaded_with"]
     assert (tmp_path / "out/decoupled_bert.py").exists() and (tmp_path / "out/tokenizer.json").exists()
@@ -146,8 +145,7 @@ def test_bad_arguments_are_one_sentence_with_the_numbers(arguments, says, tmp_pa
 
 def test_a_pickle_is_read_on_request_and_an_evil_one_never(tmp_path):
     pickled(tmp_path / "source")
-    done = leansurgeon("shrink", "source", "--layers", "2", "-o", "out", "--allow-pickle", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = works("shrink", "source", "--layers", "2", "-o", "out", "--allow-pickle", cwd=tmp_path)
 
     class Evil:
         def __reduce__(self):

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from leansurgeon.cli.main import app
 from leansurgeon.errors import UnsupportedModel
+from tests.cli.answers import stdout_of
 from tests.support.models.small_models import cut
 
 
@@ -104,7 +105,7 @@ def test_heads_edited_after_surgery_are_found_through_surgery_json(saved, tmp_pa
     edit(out, num_attention_heads=2)
     done = invoke(out)
     assert done.exit_code == 3
-    text = " ".join(done.stdout.split())
+    text = stdout_of(done)
     assert "heads 8 in surgery.json and 2 in config.json, head_dim 4 in surgery.json and 16 in config.json" in text
     assert "tensor keeps" in text and "fresh-attention (fresh)" in text
 
@@ -129,7 +130,7 @@ def test_a_head_dim_that_the_library_ignores_is_named(family, also, saved):
     edit(folder, head_dim=16)
     done = invoke(folder)
     assert done.exit_code == 3
-    text = " ".join(done.stdout.split())
+    text = stdout_of(done)
     assert re.search(rf"config\.json\b.*\bhead_dim = 16\b.*\btransformers\b.*\b{family}\b", text)
     assert re.search(also, text)
 

@@ -103,12 +103,6 @@ def test_remarks_name_cuts_that_are_not_faster():
         assert said.startswith(f"This cut {words} ")
 
 
-def test_the_same_width_is_the_inner_one():
-    shape = open_source("digits-vit").shape.with_(head_dim=32)  # 4 heads: 128 in all, and the model is 64 wide
-    assert bench.same_width(shape, 8).stages[0].head_dim == 16
-    assert bench.same_head_dim(shape, 8).stages[0].head_dim == 32
-
-
 def test_heads_that_do_not_divide_are_named_and_left_out(saved):
     shared = open_source(str(saved("llama")[0]))  # 4 heads share 2 keys
     assert "3 heads cannot share 2" in bench.contenders(shared, [3])[1][0]

@@ -15,6 +15,7 @@ from leansurgeon.checkpoints.record import PairedFigure
 from leansurgeon.errors import UsageError
 from leansurgeon.intervals import paired_interval
 from leansurgeon.measure import harness
+from tests.cli.answers import works
 from tests.support.command_line import leansurgeon
 from tests.support.models import strangers
 
@@ -48,15 +49,13 @@ def cut(tmp_path_factory):
     place = tmp_path_factory.mktemp("cut")
     source = strangers.model(place / "source", "llama", seed=77)  # weights of no other test, to be found by them
     other = strangers.texts(place / "other", lines=60)
-    done = leansurgeon("shrink", source, "--layers", 3, "--uncalibrated", "-o", place / "lean")
-    assert done.returncode == 0, done.stderr
+    works("shrink", source, "--layers", 3, "--uncalibrated", "-o", place / "lean")
     return place, source, other
 
 
 def test_a_language_model_is_judged_as_by_hand_and_it_shows_in_report_page_and_card(cut):
     place, source, other = cut
-    done = leansurgeon("judge", place / "lean", "--data", other, "--json")
-    assert done.returncode == 0, done.stderr
+    done = works("judge", place / "lean", "--data", other, "--json")
     (found,) = json.loads(done.stdout)["judged"].values()
     losses = [by_hand(folder, source, other) for folder in (source, place / "lean")]
     means = [sum(sums) / sum(counts) for sums, counts in losses]
@@ -70,8 +69,7 @@ def test_a_language_model_is_judged_as_by_hand_and_it_shows_in_report_page_and_c
     said = sentence(made.judged[other.name], True)
     card = (place / "lean" / "README.md").read_text()
     assert said in card and card.count("## On other data") == 1
-    report = leansurgeon("report", place / "lean", "--html", place / "page.html")
-    assert report.returncode == 0, report.stderr
+    report = works("report", place / "lean", "--html", place / "page.html")
     assert "perplexity" in report.stdout and other.name in report.stdout
     assert other.name in (place / "page.html").read_text()
 
@@ -85,8 +83,7 @@ def test_a_copy_of_the_source_that_has_no_tokenizer_judges_with_that_of_the_resu
         shutil.copy(source / name, bare)
     with monkeypatch.context() as patch:
         patch.setattr("leansurgeon.checkpoints.whereabouts.find", lambda origin: bare)
-        done = leansurgeon("judge", lean, "--data", other, "--json")
-    assert done.returncode == 0, done.stderr
+        done = works("judge", lean, "--data", other, "--json")
     whole = leansurgeon("judge", lean, "--data", other, "--json")
     found, wanted = (json.loads(one.stdout)["judged"][str(other)]["loss"] for one in (done, whole))
     assert found == pytest.approx(wanted)
