@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
-import json
 import pickle
-from pathlib import Path
 
 import pytest
 import torch
@@ -112,17 +110,6 @@ def test_what_is_no_model_is_refused():
         leansurgeon.shrink(torch.nn.Linear(2, 2), layers=1)
     with pytest.raises(UsageError, match="tokenizer"):
         leansurgeon.shrink(build("bert").bert, layers=2, data=["a text of some words"] * 20, progress=False)
-
-
-def test_texts_are_one_file_of_the_cache_by_their_content(tmp_path, monkeypatch):
-    monkeypatch.setenv("LEANSURGEON_CACHE", str(tmp_path))
-    a, b = in_memory.data(["one", "two\nlines"]), in_memory.data(("one", "two\nlines"))
-    assert a == b != in_memory.data(["one", "two"])
-    assert [json.loads(line) for line in Path(a).read_text().splitlines()] == [{"text": "one"}, {"text": "two\nlines"}]
-    labelled = in_memory.data([("good", "yes"), ("bad", "no")])
-    assert [json.loads(line)["label"] for line in Path(labelled).read_text().splitlines()] == ["yes", "no"]
-    assert in_memory.data(tmp_path) == str(tmp_path) and in_memory.data("task:digits") == "task:digits"
-    assert in_memory.data([tmp_path / "a", tmp_path / "b"]) == f"{tmp_path / 'a'},{tmp_path / 'b'}"
 
 
 def test_folders_of_models_in_memory_go_with_them(capfd, monkeypatch):

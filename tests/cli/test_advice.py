@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import ast
 import re
-import shlex
 
 import pytest
 import torch
@@ -19,8 +18,7 @@ from leansurgeon.commands import in_memory
 from leansurgeon.errors import UnsupportedModel
 from leansurgeon.training.recipe.durations import parse_duration
 from leansurgeon.version import PACKAGE
-from tests.cli.answers import works
-from tests.support.command_line import leansurgeon
+from tests.cli.answers import typed, works
 from tests.support.models import strangers
 
 SPEECH = {path: ast.parse(path.read_text()) for path in sorted(PACKAGE.rglob("*.py"))}
@@ -99,10 +97,10 @@ def place(tmp_path, monkeypatch):
 
 
 def test_layers_that_are_named_are_kept_by_another_option(place):
-    done = leansurgeon("shrink", "my-model", "--layers", "1-3", cwd=place)
+    done = typed("shrink my-model --layers 1-3", cwd=place)
     assert done.returncode == 2
     advice = re.search(r"--keep 1-3", done.stderr)[0]
-    done = works("shrink", "my-model", *advice.split(), "--uncalibrated", "-o", "out", cwd=place)
+    done = works(f"shrink my-model --uncalibrated -o out {advice}", cwd=place)
     model = transformers.AutoModelForCausalLM.from_pretrained(place / "my-model")
     kept = transformers.AutoModelForCausalLM.from_pretrained(place / "out")
     assert len(kept.model.layers) == 3
@@ -110,36 +108,36 @@ def test_layers_that_are_named_are_kept_by_another_option(place):
 
 
 def test_data_is_what_a_model_without_a_recipe_is_healed_on(place):
-    done = leansurgeon("retrain", "my-model", cwd=place)
+    done = typed("retrain my-model", cwd=place)
     assert done.returncode == 2 and done.stderr.splitlines()[1].split()[0] == "--data"
-    done = works("retrain", "my-model", "--data", "texts", "--dry-run", cwd=place)
+    done = works("retrain my-model --data texts --dry-run", cwd=place)
 
 
-@pytest.mark.parametrize(("typed", "seconds"), [("1h30", 5400), ("5 minutes", 300), ("1h 5m 10s", 3910)])
-def test_times_as_people_write_them(place, typed, seconds):
-    done = works("retrain", "my-model", "--data", "texts", "--time", typed, "--dry-run", cwd=place)
+@pytest.mark.parametrize(("time", "seconds"), [("1h30", 5400), ("5 minutes", 300), ("1h 5m 10s", 3910)])
+def test_times_as_people_write_them(place, time, seconds):
+    done = works(f"retrain my-model --data texts --time '{time}' --dry-run", cwd=place)
     duration = re.search(r"duration: (.*)", done.stdout)[1].strip("'\" ")
     assert parse_duration(duration).seconds == seconds
 
 
-@pytest.mark.parametrize("typed", ["1h30h", "30", "1h30ep", "0s"])
-def test_times_that_are_none(place, typed):
-    done = leansurgeon("retrain", "my-model", "--data", "texts", "--time", typed, cwd=place)
-    assert done.returncode == 2 and typed in done.stderr
+@pytest.mark.parametrize("time", ["1h30h", "30", "1h30ep", "0s"])
+def test_times_that_are_none(place, time):
+    done = typed(f"retrain my-model --data texts --time {time}", cwd=place)
+    assert done.returncode == 2 and time in done.stderr
 
 
 def test_a_key_of_several_is_told_which(place):
-    typed = ["retrain", "my-model", "--recipe", "digits-vit", "--dry-run", "--set"]
-    done = leansurgeon(*typed, "train.ema=0.9", cwd=place)
+    line = "retrain my-model --recipe digits-vit --dry-run --set"
+    done = typed(f"{line} train.ema=0.9", cwd=place)
     assert done.returncode == 2
     advice = re.search(r"did you mean '([\w.]+)", done.stderr)[1]
     assert advice == "train.ema.decay"
-    assert "train.ema" not in leansurgeon(*typed, f"{advice}=0.9", cwd=place).stderr
+    assert "train.ema" not in typed(f"{line} {advice}=0.9", cwd=place).stderr
 
 
 def test_a_name_of_the_hub_is_not_asked_for_offline(place, monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    done = leansurgeon("shrink", "nobody/has-this", "--layers", 2, cwd=place)
+    done = typed("shrink nobody/has-this --layers 2", cwd=place)
     assert done.returncode == 3 and "not asked" in done.stderr and "HF_HUB_OFFLINE" in done.stderr
 
 
@@ -152,7 +150,7 @@ def test_the_lines_for_an_adapter_make_a_model(place, monkeypatch):
     model.save_pretrained(place / "adapter")
     commands = ("shrink adapter --layers 2", "inspect adapter", "retrain adapter --data texts")
     for command in commands:
-        done = leansurgeon(*command.split(), cwd=place)
+        done = typed(command, cwd=place)
         assert done.returncode == 3 and "AutoPeftModel" in done.stderr, done.stderr
     lines = [line.strip() for line in done.stderr.splitlines() if re.search(r"import |AutoPeftModel\w+\.", line)]
     monkeypatch.chdir(place)
@@ -166,14 +164,14 @@ def test_the_lines_for_a_pickle_make_a_model_that_can_be_healed(place, monkeypat
     model = transformers.AutoModelForCausalLM.from_pretrained(place / "my-model")
     (place / "my-model" / "model.safetensors").unlink()
     torch.save(model.state_dict(), place / "my-model" / "pytorch_model.bin")
-    done = leansurgeon("retrain", "my-model", "--data", "texts", cwd=place)
+    done = typed("retrain my-model --data texts", cwd=place)
     assert done.returncode == 3
     lines = [line.strip() for line in done.stderr.splitlines()]
     monkeypatch.chdir(place)
     exec("\n".join(line for line in lines if "import " in line or "save_pretrained" in line), {})
     made = transformers.AutoModelForCausalLM.from_pretrained(place / "FOLDER")
     assert all(torch.equal(value, model.state_dict()[name]) for name, value in made.state_dict().items())
-    assert leansurgeon("inspect", "my-model", "--allow-pickle", cwd=place).returncode == 0
+    assert typed("inspect my-model --allow-pickle", cwd=place).returncode == 0
 
 
 def test_a_model_in_a_wrapper_is_told_what_to_give(place):
@@ -184,17 +182,17 @@ def test_a_model_in_a_wrapper_is_told_what_to_give(place):
 
 
 def test_a_cut_that_changes_nothing_is_refused_and_its_advice_works(place):
-    done = leansurgeon("shrink", "my-model", cwd=place)
+    done = typed("shrink my-model", cwd=place)
     assert done.returncode == 2 and not (place / "runs").exists()
     advice = re.findall(r"--[a-z-]+ (?:-?\d+%|\d+x|\d+)", done.stderr)
     assert advice
     for words in advice:
         words = words.replace("--layers 6", "--layers 2").replace("--mlp-dim 512", "--mlp-dim 16")
-        done = leansurgeon("shrink", "my-model", *shlex.split(words), "--dry-run", cwd=place)
+        done = typed(f"shrink my-model {words} --dry-run", cwd=place)
         assert done.returncode == 0, (words, done.stderr)
 
 
 def test_two_forms_of_one_output_are_refused(tmp_path):
-    done = leansurgeon("report", "runs", "--format", "csv", "--json", cwd=tmp_path)
+    done = typed("report runs --format csv --json", cwd=tmp_path)
     assert done.returncode == 2 and not done.stdout
     assert re.search(r"--json and --format csv", done.stderr)

@@ -15,8 +15,7 @@ from PIL import Image
 
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.measure.data import calibration
-from tests.cli.answers import stderr_of, works
-from tests.support.command_line import leansurgeon
+from tests.cli.answers import document, heal, read, stderr_of, typed, works
 from tests.support.models import strangers
 
 NAMES = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
@@ -76,7 +75,7 @@ def folders(tmp_path, digits):
 def named(trained, folder, names):
     """The same model with names for its outputs."""
     shutil.copytree(trained, folder)
-    config = json.loads((folder / "config.json").read_text())
+    config = read(folder / "config.json")
     config |= {"id2label": dict(enumerate(names)), "label2id": {name: i for i, name in enumerate(names)}}
     (folder / "config.json").write_text(json.dumps(config))
     return folder
@@ -109,13 +108,14 @@ def test_what_is_in_another_order_is_neither_cut_nor_healed(trained, folders, tm
     swapped = [f"c{i}" for i in (0, 1, 2, 3, 9, 5, 6, 7, 8, 4)]
     model = named(trained, tmp_path / "model", sorted(NAMES))
     shuffled, data = folders(NAMES, root="shuffled"), folders(swapped, root="swapped")
-    cut = ("shrink", trained, "--layers", "2", "--calibrate", data, "--heal", "none")
-    for command in (cut, ("retrain", model, "--data", shuffled), ("retrain", trained, "--data", data)):
-        done = leansurgeon(*command, "-o", tmp_path / "out")
+    cut = f"shrink {trained} --layers 2 --calibrate {data} --heal none"
+    given = f"--classes {','.join(swapped)}"
+    for command in (cut, f"retrain {model} --data {shuffled}", f"retrain {trained} --data {data}"):
+        done = typed(f"{command} -o {tmp_path}/out")
         assert done.returncode == 2 and "--classes" in done.stderr and not (tmp_path / "out").exists()
         assert "another order of the classes" in stderr_of(done)
     # What the message says helps.
-    done = works(*cut, "--classes", ",".join(swapped), "-o", tmp_path / "out")
+    done = works(f"{cut} {given} -o {tmp_path}/out")
     assert "c9 is output 4" in stderr_of(done), done.stderr
 
 
@@ -123,31 +123,31 @@ def test_names_on_a_model_that_names_none_are_asked_for(trained, folders, tmp_pa
     """By every command, and what the message says helps: the figure is that of plain transformers."""
     data = folders(NAMES)
     for command in (
-        ("retrain", trained, "--data", data),
-        ("shrink", trained, "--layers", 2, "--calibrate", data),
-        ("heads", trained, "--data", data),
-        ("kappa", trained, "--data", data),
+        f"retrain {trained} --data {data}",
+        f"shrink {trained} --layers 2 --calibrate {data}",
+        f"heads {trained} --data {data}",
+        f"kappa {trained} --data {data}",
     ):
-        done = leansurgeon(*command, cwd=tmp_path)
+        done = typed(command, cwd=tmp_path)
         said = stderr_of(done)
         assert done.returncode == 2 and f"--classes {','.join(sorted(NAMES))}" in said, said
         assert "does not say what its 10 outputs are called" in said and not (tmp_path / "runs").exists()
-    how = ("--classes", ",".join(NAMES), "--steps", 2, "--samples", 64)
-    done = leansurgeon("heads", trained, "--data", data, *how, "--json")
+    how = f"--classes {','.join(NAMES)} --steps 2 --samples 64"
     numbered = str(folders([f"LABEL_{i}" for i in range(10)], root="numbered"))
     heldout = calibration.open_calibration(numbered, open_source(str(trained)), cache=tmp_path).heldout
-    assert json.loads(done.stdout)["whole"]["accuracy"] == pytest.approx(accuracy_of(heldout, trained))
+    found = document(f"heads {trained} --data {data} {how}")["whole"]
+    assert found["accuracy"] == pytest.approx(accuracy_of(heldout, trained))
 
 
 def test_nine_of_ten_names_stop_every_command(trained, folders, tmp_path):
     model, data = named(trained, tmp_path / "model", NAMES), folders([*NAMES[:9], "neun"], each=12)
     for command in (
-        ("retrain", model, "--data", data),
-        ("shrink", model, "--layers", 2, "--calibrate", data),
-        ("heads", model, "--data", data),
-        ("search", model, "--data", data, "--params", "10k"),
+        f"retrain {model} --data {data}",
+        f"shrink {model} --layers 2 --calibrate {data}",
+        f"heads {model} --data {data}",
+        f"search {model} --data {data} --params 10k",
     ):
-        done = leansurgeon(*command, cwd=tmp_path)
+        done = typed(command, cwd=tmp_path)
         assert done.returncode == 2 and "neun" in done.stderr and "--classes" in done.stderr, done.stderr
 
 
@@ -157,12 +157,12 @@ def test_names_that_were_given_are_those_of_the_result(library, trained, folders
     data, source = folders(NAMES, each=30), trained
     if library == "timm":
         source = strangers.timm_vit(tmp_path / "timm", classes=10, names=())
-    how = ("--classes", ",".join(NAMES), "--set", "train.duration=2st")
-    works("retrain", source, "--data", data, *how, "-o", tmp_path / "run")
-    config = json.loads((tmp_path / "run" / "model" / "config.json").read_text())
+    how = f"--classes {','.join(NAMES)} --set train.duration=2st"
+    works(f"retrain {source} --data {data} {how} -o {tmp_path}/run")
+    config = read(tmp_path / "run" / "model" / "config.json")
     given = config["label_names"] if library == "timm" else [*config["id2label"].values()]
     assert given == NAMES
-    asked = leansurgeon("heads", tmp_path / "run", "--data", data, "--steps", 2, "--samples", 32)
+    asked = typed(f"heads {tmp_path}/run --data {data} --steps 2 --samples 32")
     assert "zero is output 0" in stderr_of(asked) and "(by name)" in asked.stderr
 
 
@@ -176,21 +176,21 @@ def test_an_experiment_from_a_trained_model_keeps_to_the_same_rules(trained, fol
         document = {"version": 1, "name": "own", "kind": "experiment", "source": str(source), "task": task}
         document |= {"train": train, "measure": None, "arms": {"original": {}, "lean": {"layers": 2}}}
         (tmp_path / "own.yaml").write_text(json.dumps(document))
-        done = leansurgeon("run", tmp_path / "own.yaml", "--workspace", tmp_path / "runs", cwd=tmp_path)
+        done = typed(f"run {tmp_path}/own.yaml --workspace {tmp_path}/runs", cwd=tmp_path)
         assert done.returncode == 2 and says in stderr_of(done) and "task.class_names" in done.stderr, done.stderr
         assert not (tmp_path / "runs").exists()
 
 
 def test_a_head_of_another_objective_is_refused_and_calibrates(trained, folders, tmp_path):
     model, data = named(trained, tmp_path / "model", NAMES), folders(NAMES)
-    config = json.loads((model / "config.json").read_text()) | {"problem_type": "multi_label_classification"}
+    config = read(model / "config.json") | {"problem_type": "multi_label_classification"}
     (model / "config.json").write_text(json.dumps(config))
-    done = strangers.healed(model, data, tmp_path / "run")
+    done = heal(model, data, tmp_path / "run")
     said = stderr_of(done)
     assert done.returncode == 2 and "several classes" in said and "--calibrate" in said and "--classes new" in said
     assert not (tmp_path / "run").exists()
-    how = ("--layers", "2", "--calibrate", data, "--heal", "none", "-o", tmp_path / "cut")
-    cut = works("shrink", model, *how)
+    how = f"--layers 2 --calibrate {data} --heal none -o {tmp_path}/cut"
+    cut = works(f"shrink {model} {how}")
     assert "accuracy" not in cut.stdout + cut.stderr, cut.stderr
 
 
@@ -211,7 +211,7 @@ def test_a_recipe_on_ones_own_folders_keeps_to_the_same_rules(trained, folders, 
         data = folders(names, root=f"images-{number}")
         file = recipe(tmp_path / f"{number}.yaml", {"name": "folder", "data": str(data)} | images)
         run = tmp_path / f"run-{number}"
-        done = works("retrain", model, "--recipe", file, "-o", run, "--cpu-processes", "1")
+        done = works(f"retrain {model} --recipe {file} -o {run} --cpu-processes 1")
         assert says in stderr_of(done) and "It healed" not in done.stderr
     before, new, own = (
         transformers.AutoModelForImageClassification.from_pretrained(place)
@@ -237,9 +237,9 @@ def test_glue_is_read_by_the_names_of_the_models_classes(tmp_path):
     words(tmp_path / "model")
     data = test_glue.write_distribution(tmp_path / "data", "mnli")
     file = recipe(tmp_path / "r.yaml", {"name": "glue", "task": "mnli", "data": data, "seq_len": 40})
-    done = works("retrain", tmp_path / "model", "--recipe", file, "--eval-only", "--json", "--cpu-processes", "1")
     tokenizer, right = transformers.AutoTokenizer.from_pretrained(tmp_path / "model"), []
     for *texts, label in test_glue.rows("mnli", "matched"):
         said = model(**tokenizer(*texts, truncation=True, max_length=40, return_tensors="pt")).logits.argmax(-1)
         right.append(own[int(said)].lower() == theirs[label])
-    assert json.loads(done.stdout)["metrics"]["accuracy"] == pytest.approx(np.mean(right))
+    found = document(f"retrain {tmp_path}/model --recipe {file} --eval-only --cpu-processes 1")
+    assert found["metrics"]["accuracy"] == pytest.approx(np.mean(right))

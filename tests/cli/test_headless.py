@@ -15,8 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.measure.data.calibration import open_calibration
-from tests.cli.answers import heals, stderr_of, works
-from tests.support.command_line import leansurgeon
+from tests.cli.answers import document, heals, read, stderr_of, stdout_of, typed, works
 from tests.support.models import strangers
 from tests.support.models.word_models import words
 
@@ -25,7 +24,7 @@ SIZES = {"hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4, "i
 
 def named(folder: Path, cls: str, **more) -> Path:
     """The model in a folder under the name of another class."""
-    config = json.loads((folder / "config.json").read_text())
+    config = read(folder / "config.json")
     (folder / "config.json").write_text(json.dumps(config | {"architectures": [cls]} | more))
     return folder
 
@@ -76,8 +75,7 @@ def embeddings(folder: Path, batches: list) -> torch.Tensor:
 def test_an_embedder_is_judged_and_healed_by_its_embeddings(make, texts, own_cache, tmp_path):
     source = make(tmp_path / "source")
     cut = strangers.halved(tmp_path / "cut", source)
-    done = works("judge", cut, "--data", texts, "--json")
-    (found,) = json.loads(done.stdout)["judged"].values()
+    (found,) = document(f"judge {cut} --data {texts}")["judged"].values()
     assert "loss" not in found and -1 <= found["embeddings"]["cosine"] < 0.999
     if make is mlm:
         data = open_calibration(str(texts), open_source(str(source)), cache=tmp_path / "cache")
@@ -90,7 +88,8 @@ def test_an_embedder_is_judged_and_healed_by_its_embeddings(make, texts, own_cac
     healed = tmp_path / "run" / "model"
     with safe_open(cut / "model.safetensors", "pt") as a, safe_open(healed / "model.safetensors", "pt") as b:
         assert set(a.keys()) == set(b.keys())  # no head was drawn and written
-    configs = [json.loads((folder / "config.json").read_text()) for folder in (source, healed)]
+    assert make is causal or "pooler.dense.weight" in load_file(cut / "model.safetensors")
+    configs = [read(folder / "config.json") for folder in (source, healed)]
     assert configs[0]["architectures"] == configs[1]["architectures"]
     for folder in (cut, healed):
         card = (folder / "README.md").read_text()
@@ -100,9 +99,9 @@ def test_an_embedder_is_judged_and_healed_by_its_embeddings(make, texts, own_cac
 
 def test_a_cut_follows_embeddings_and_no_random_head(texts, own_cache, tmp_path):
     source = causal(tmp_path / "source")
-    how = ("--layers", "2", "--calibrate", texts, "--heal", "closed", "--samples", 32, "-o", tmp_path / "out")
-    done = works("shrink", source, *how)
-    record = json.loads((tmp_path / "out/surgery.json").read_text())
+    how = f"--layers 2 --calibrate {texts} --heal closed --samples 32 -o {tmp_path}/out"
+    done = works(f"shrink {source} {how}")
+    record = read(tmp_path / "out/surgery.json")
     assert "cosine of embeddings" in done.stdout and "perplexity" not in done.stdout
     assert "embeddings" in record["proof"]["compared"] and "loss" not in record["proof"]["compared"]
     assert not any(c.get("guard_loss") or c.get("guard_divergence") for c in record["decided"]["candidates"])
@@ -112,8 +111,8 @@ def test_a_search_ranks_embedders_by_their_embeddings(texts, own_cache, tmp_path
     """The winner as it was written has the figures that it was chosen by, by the library alone."""
     source, out = mlm(tmp_path / "source"), tmp_path / "winner"
     most = int(0.8 * open_source(str(source)).parameters.total)
-    asked = ("--params", most, "--tries", 2, "--samples", 32, "--workspace", tmp_path / "runs", "-o", out)
-    done = works("search", source, "--data", texts, *asked, "--json")
+    asked = f"--params {most} --tries 2 --samples 32 --workspace {tmp_path}/runs -o {out}"
+    done = works(f"search {source} --data {texts} {asked} --json")
     found = json.loads(done.stdout)
     scores = [one for row in found["candidates"] for one in row["scores"].values()]
     assert {one["label"] for one in scores} == {"cosine"} and "perplexity" not in done.stdout + done.stderr
@@ -132,8 +131,7 @@ def test_a_classifier_without_its_head_has_no_accuracy_and_gets_a_new_one(own_ca
     )
     table = strangers.reviews(tmp_path / "reviews.csv")
     cut = strangers.halved(tmp_path / "cut", source)
-    done = works("judge", cut, "--data", table, "--json")
-    (found,) = json.loads(done.stdout)["judged"].values()
+    (found,) = document(f"judge {cut} --data {table}")["judged"].values()
     assert "accuracy" not in found and found["embeddings"]["cosine"] < 0.999
     done = heals(cut, table, tmp_path / "run")
     assert "new" in done.stderr and "It learns from the data alone: its head is new" in done.stderr
@@ -150,13 +148,13 @@ def test_a_body_gets_heads_of_their_own_and_keeps_the_name_of_its_class(texts, o
     transformers.ElectraModel(transformers.ElectraConfig(**sizes)).save_pretrained(source)
     words(source, mask="<extra_id_0>")
     named(source, "ElectraForMaskedLM")
-    said = " ".join(leansurgeon("inspect", source).stdout.split())
+    said = stdout_of(typed(f"inspect {source}"))
     assert "its head is not in the files: it is used and measured as ElectraModel" in said
-    how = ("--heads", "6", "--keep", "0,2", "--head-dim", "keep", "--uncalibrated", "--no-proof")
-    assert leansurgeon("shrink", source, *how, "-o", cut).returncode == 0
+    how = "--heads 6 --keep 0,2 --head-dim keep --uncalibrated --no-proof"
+    assert typed(f"shrink {source} {how} -o {cut}").returncode == 0
     done = heals(cut, texts, run)
     assert "perplexity" not in done.stderr, done.stderr
-    assert json.loads((run / "model/config.json").read_text())["architectures"] == ["LeanForMaskedLM"]
+    assert read(run / "model/config.json")["architectures"] == ["LeanForMaskedLM"]
 
 
 def test_an_image_tower_called_a_classifier_is_refused_by_the_name_of_what_it_lacks(own_cache, tmp_path):
@@ -174,8 +172,8 @@ def test_an_image_tower_called_a_classifier_is_refused_by_the_name_of_what_it_la
     assert weights.pop("classifier.weight").shape == (10, 24) and weights.pop("classifier.bias").shape == (10,)
     save_file(weights, source / "model.safetensors", metadata={"format": "pt"})
     data = strangers.pictures(tmp_path / "images", side=16)
-    for command in (("shrink", source, "--layers", 1, "--calibrate", data), ("retrain", source, "--data", data)):
-        done = leansurgeon(*command, cwd=tmp_path)
+    for command in (f"shrink {source} --layers 1 --calibrate {data}", f"retrain {source} --data {data}"):
+        done = typed(command, cwd=tmp_path)
         said = stderr_of(done)
         assert done.returncode == 3 and "lack 'classifier." in said and "architectures" in said, said
         assert not (tmp_path / "runs").exists()

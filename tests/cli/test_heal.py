@@ -21,7 +21,7 @@ from leansurgeon.report.collect import resume_line
 from leansurgeon.training import data_loader
 from leansurgeon.training.optimizer import Trainer
 from leansurgeon.training.recipe.from_model import RecipeInputs
-from tests.cli.answers import heals, works
+from tests.cli.answers import heal, heals, read, works
 from tests.support.models import strangers
 
 
@@ -37,7 +37,7 @@ def recipe(run: Path) -> dict:
 
 
 def summary(run: Path) -> dict:
-    return json.loads((run / "summary.json").read_text())
+    return read(run / "summary.json")
 
 
 def rows(run: Path, kind: str) -> list[dict]:
@@ -65,7 +65,7 @@ def prepared(run: Path, cache: Path, model: Path):
 def test_a_decoder_learns_the_logits_of_the_model_it_was_cut_from(tmp_path):
     """The loss of the first step by hand, from transformers' own outputs of both models."""
     lean, data = language(tmp_path)
-    heals(lean, data, tmp_path / "run", "--set", "train.log_every=1")
+    heals(lean, data, tmp_path / "run", "--set train.log_every=1")
     made = recipe(tmp_path / "run")
     assert made["name"] == "lean-texts" and made["measure"] is None
     assert (made["task"]["name"], made["task"]["seq_len"]) == ("causal-lm", 64)  # the positions that it has
@@ -84,17 +84,15 @@ def test_a_decoder_learns_the_logits_of_the_model_it_was_cut_from(tmp_path):
     taught = (teacher.exp() * (teacher - student)).sum(-1).mean()
     assert rows(tmp_path / "run", "train")[0]["loss"] == pytest.approx((answers + taught).item(), rel=1e-4)
     # Every token of the tokenizer stays where it was.
-    own, kept = (
-        json.loads((p / "tokenizer.json").read_text())["model"]["vocab"] for p in (lean, tmp_path / "run/model")
-    )
+    own, kept = (read(p / "tokenizer.json")["model"]["vocab"] for p in (lean, tmp_path / "run/model"))
     assert own == kept
 
 
 def test_an_encoder_without_a_head_learns_embeddings(tmp_path):
     data = strangers.texts(tmp_path / "texts")
     lean = strangers.halved(tmp_path / "lean", strangers.encoder(tmp_path / "source"))
-    longer = ("--set", "train.duration=30st", "--set", "train.optim.lr=2e-3")
-    done = heals(lean, data, tmp_path / "run", *longer)
+    longer = "--set train.duration=30st --set train.optim.lr=2e-3"
+    done = heals(lean, data, tmp_path / "run", longer)
     assert recipe(tmp_path / "run")["task"]["name"] == "sentences"
     assert recipe(tmp_path / "run")["train"]["dropout"] == 0.0  # the model's config says 0.1
     assert "It healed" in done.stderr
@@ -133,7 +131,7 @@ def test_prose_of_the_package_is_healed_on_where_the_tokenizer_reads_it(tmp_path
 
 
 def test_an_encoder_without_a_source_has_nothing_to_learn_from(tmp_path):
-    done = strangers.healed(strangers.encoder(tmp_path / "own"), strangers.texts(tmp_path / "texts"), tmp_path / "run")
+    done = heal(strangers.encoder(tmp_path / "own"), strangers.texts(tmp_path / "texts"), tmp_path / "run")
     assert done.returncode == 2 and "train.distill.teacher=" in done.stderr
     assert not (tmp_path / "run").exists()
 
@@ -182,17 +180,17 @@ def test_columns_of_a_table_are_found(tmp_path):
     task = recipe(tmp_path / "run")["task"]
     assert (task["text"], task["label"], task["class_names"]) == ("review", "stars", ["good", "BAD"])
     assert recipe(tmp_path / "run")["train"]["distill"]["teacher"] == "source"
-    config = json.loads((tmp_path / "run" / "model" / "config.json").read_text())
+    config = read(tmp_path / "run" / "model" / "config.json")
     assert config["id2label"] == {"0": "good", "1": "bad"}
 
 
 def test_other_classes_get_a_new_head_and_no_teacher(tmp_path):
     table = strangers.reviews(tmp_path / "reviews.csv", names=("one", "two", "three"))
     lean = strangers.halved(tmp_path / "lean", strangers.classifier(tmp_path / "source", ("good", "bad")))
-    heals(lean, table, tmp_path / "run", "--columns", "text=review,label=stars")
+    heals(lean, table, tmp_path / "run", "--columns text=review,label=stars")
     assert "distill" not in recipe(tmp_path / "run")["train"]
     assert AutoConfig.from_pretrained(tmp_path / "run" / "model").num_labels == 3
-    wrong = strangers.healed(lean, table, tmp_path / "other", "--columns", "text=words")
+    wrong = heal(lean, table, tmp_path / "other", "--columns text=words")
     assert wrong.returncode == 2 and "review" in wrong.stderr and not (tmp_path / "other").exists()
 
 
@@ -206,8 +204,8 @@ def test_a_source_that_is_gone_is_said(tmp_path, own_cache):
 
 def test_the_recipe_that_is_kept_trains_the_same(tmp_path):
     lean, data = language(tmp_path, "gpt2")
-    assert strangers.healed(lean, data, tmp_path / "run").returncode == 0
-    works("retrain", lean, "-r", tmp_path / "run" / "recipe.yaml", "-o", tmp_path / "again")
+    assert heal(lean, data, tmp_path / "run").returncode == 0
+    works(f"retrain {lean} -r {tmp_path}/run/recipe.yaml -o {tmp_path}/again")
     losses = [[row["loss"] for row in rows(tmp_path / name, "train")] for name in ("run", "again")]
     assert losses[0] == losses[1]
 
@@ -218,16 +216,15 @@ def test_the_recipe_that_is_kept_trains_the_same(tmp_path):
 def test_what_does_not_go_together_is_refused(tmp_path, family, data):
     strangers.texts(tmp_path / "texts")
     strangers.pictures(tmp_path / "images")
-    done = strangers.healed(strangers.model(tmp_path / "own", family), tmp_path / data, tmp_path / "run")
+    done = heal(strangers.model(tmp_path / "own", family), tmp_path / data, tmp_path / "run")
     assert done.returncode == 2 and not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(("sets", "kept"), [((), True), (("train.checkpoint.keep_start=false",), False)])
+@pytest.mark.parametrize(("sets", "kept"), [("", True), ("--set train.checkpoint.keep_start=false", False)])
 def test_a_healing_that_hurts_keeps_the_model_as_it_was(tmp_path, sets, kept):
     """A rate at which everything gets worse: model/ is the start, weight for weight, and last/ is not."""
     lean, data = language(tmp_path)
-    wild = [word for one in ("train.optim.lr=5", *sets) for word in ("--set", one)]
-    done = heals(lean, data, tmp_path / "run", *wild)
+    done = heals(lean, data, tmp_path / "run", f"--set train.optim.lr=5 {sets}")
     assert "did not help" in done.stderr and "It healed" not in done.stderr
     before, after, last = map(weights, (lean, tmp_path / "run" / "model", tmp_path / "run" / "last"))
     assert all(torch.equal(before[name], after[name]) for name in before) == kept
@@ -237,7 +234,7 @@ def test_a_healing_that_hurts_keeps_the_model_as_it_was(tmp_path, sets, kept):
 
 def test_a_perplexity_beyond_all_numbers_is_a_divergence(tmp_path):
     lean, data = language(tmp_path)
-    done = strangers.healed(lean, data, tmp_path / "run", "--set", "train.optim.lr=50")
+    done = heal(lean, data, tmp_path / "run", "--set train.optim.lr=50")
     assert done.returncode == 5 and "Traceback" not in done.stderr
     assert not (tmp_path / "run/summary.json").exists()
 
@@ -254,14 +251,14 @@ def test_a_recipe_takes_a_time_whatever_its_warm_up(tmp_path):
 def test_a_single_class_is_refused_before_a_head_is_spoken_of(tmp_path):
     data = strangers.pictures(tmp_path / "images", ("ant",))
     model = strangers.processor(strangers.model(tmp_path / "own", "vit", num_channels=3, image_size=8), 8, 3)
-    done = strangers.healed(model, data, tmp_path / "run")
+    done = heal(model, data, tmp_path / "run")
     assert done.returncode == 2 and "ant" in done.stderr and "new head" not in done.stderr
 
 
 def test_a_dry_run_says_that_a_tokenizer_is_refused_and_nothing_of_data(tmp_path):
     data = strangers.texts(tmp_path / "texts")
     own = strangers.model(tmp_path / "own", "llama")
-    done = strangers.healed(own, data, tmp_path / "run", "--set", "task.tokenizer=char", "--dry-run")
+    done = heal(own, data, tmp_path / "run", "--set task.tokenizer=char --dry-run")
     assert done.returncode == 2 and "--new-tokenizer" in done.stderr and "not there" not in done.stderr
 
 
@@ -277,10 +274,10 @@ def test_a_healing_that_is_resumed_says_whether_it_helped(tmp_path, monkeypatch)
 
     with monkeypatch.context() as changed:
         changed.setattr(Trainer, "step", interrupted)
-        stopped = strangers.healed(lean, data, tmp_path / "run", "--set", "train.duration=6st")
+        stopped = heal(lean, data, tmp_path / "run", "--set train.duration=6st")
     assert stopped.returncode == 130, stopped.stderr
-    words = resume_line(tmp_path / "run").split()
-    assert "--data" not in words and words[:2] == ["leansurgeon", "retrain"]
-    done = works(*words[1:])
+    line = resume_line(tmp_path / "run")
+    assert "--data" not in line and line.startswith("leansurgeon retrain ")
+    done = works(line.removeprefix("leansurgeon "))
     assert summary(tmp_path / "run")["resumed_after"] == [3]
     assert any(word in done.stderr for word in ("It healed", "did not help", "Not shown to help"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import pytest
@@ -11,8 +10,7 @@ import torch
 from leansurgeon.architectures.presets import PRESETS
 from leansurgeon.experiment.arms import explain_sets
 from leansurgeon.training.recipe import reading
-from tests.cli.answers import works
-from tests.support.command_line import leansurgeon
+from tests.cli.answers import read, typed, works
 from tests.support.models import strangers
 
 
@@ -28,20 +26,20 @@ def test_bare_weights_come_with_lines_that_make_a_folder_of_them(tmp_path, kind)
     else:
         weights = bare / "weights.safetensors"
         weights.write_bytes((source / "model.safetensors").read_bytes())
-    done = leansurgeon("shrink", bare if kind == "folder" else weights, "--layers", 2)
+    done = typed(f"shrink {bare if kind == 'folder' else weights} --layers 2")
     assert done.returncode == 3
     lines = [line.strip() for line in done.stderr.splitlines() if line.startswith(" " * 4) and "These" not in line]
     code = "\n".join(lines[lines.index(next(line for line in lines if "import" in line)) :])
     made = tmp_path / "made"
     exec(code.replace("NAME", str(source)).replace("FOLDER", str(made)), {})
-    wish = ("--keep", "0,2", "--uncalibrated", "--no-proof", "-o", tmp_path / "lean")
-    assert leansurgeon("shrink", made, *wish).returncode == 0
+    wish = f"--keep 0,2 --uncalibrated --no-proof -o {tmp_path}/lean"
+    assert typed(f"shrink {made} {wish}").returncode == 0
 
 
 def test_data_that_is_not_there_is_said(tmp_path):
     source = strangers.model(tmp_path / "own", "llama")
     for data in ("someone/stories", tmp_path / "nowhere"):
-        done = leansurgeon("retrain", source, "--data", data, "-o", tmp_path / "run")
+        done = typed(f"retrain {source} --data {data} -o {tmp_path}/run")
         assert done.returncode == 2 and "--data austen" in done.stderr
     assert not (tmp_path / "run").exists()
 
@@ -64,9 +62,9 @@ def test_the_three_headline_commands_run_as_they_are_typed(tmp_path, monkeypatch
     config = whole.config | {key: value for key, value in small.items() if key in whole.config}
     assert config != whole.config
     monkeypatch.setitem(PRESETS, "bert-crammed", replace(whole, config=config))
-    works("shrink", "bert-crammed", "--heads", 24, "--layers", 10, cwd=tmp_path)
-    healed = works("retrain", "--data", "austen", "--time", "3s", cwd=tmp_path)
-    summary = json.loads((tmp_path / healed.stdout.strip() / "summary.json").read_text())
+    works("shrink bert-crammed --heads 24 --layers 10", cwd=tmp_path)
+    healed = works("retrain --data austen --time 3s", cwd=tmp_path)
+    summary = read(tmp_path / healed.stdout.strip() / "summary.json")
     assert summary["final"]["loss"] < summary["before"]["loss"] and "austen" in summary["name"]
     shown = works("report", cwd=tmp_path)
     assert "perplexity" in shown.stdout

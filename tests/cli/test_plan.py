@@ -2,37 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import re
 
 import pytest
-from typer.testing import CliRunner
 
 from leansurgeon.checkpoints.source import open_source
-from leansurgeon.cli.main import app
-from leansurgeon.errors import UsageError
 from leansurgeon.measure.costs.gpus import GPUS
 from leansurgeon.measure.costs.memory import Rehearsal, Setting
 from leansurgeon.surgery.costs import costs
 from leansurgeon.surgery.requested_shape import RequestedShape
-from tests.cli.answers import stdout_of
-
-
-def run(*arguments: str):
-    found = CliRunner().invoke(app, ["plan", *arguments])
-    if found.exception and not isinstance(found.exception, SystemExit):
-        raise found.exception
-    return found
+from tests.cli.answers import document, stderr_of, stdout_of, typed, works
 
 
 def test_counts_are_those_of_shrink():
-    document = json.loads(run("vit-b", "--heads", "16", "--layers", "7", "--json").stdout)
-    dry = CliRunner().invoke(app, ["shrink", "vit-b", "--heads", "16", "--layers", "7", "--dry-run", "--json"])
-    steps = json.loads(dry.stdout)["plan"]
-    assert document["after"]["parameters"] == steps["parameters_after"]
-    assert document["before"]["flops"] == steps["flops_before"]
-    assert document["saved_by"]["flops"] == steps["flops_saved_by"]
-    assert document["before"]["memory"] is None and document["gpu"] is None
+    found = document("plan vit-b --heads 16 --layers 7")
+    steps = document("shrink vit-b --heads 16 --layers 7 --dry-run")["plan"]
+    assert found["after"]["parameters"] == steps["parameters_after"]
+    assert found["before"]["flops"] == steps["flops_before"]
+    assert found["saved_by"]["flops"] == steps["flops_saved_by"]
+    assert found["before"]["memory"] is None and found["gpu"] is None
 
 
 def test_the_saving_is_divided_in_the_order_that_is_told():
@@ -51,7 +39,7 @@ def test_the_saving_is_divided_in_the_order_that_is_told():
 
 
 def test_table_fits_80_columns_and_says_what_fits():
-    found = run("digits-vit", "--layers", "3", "--batch", "16", "--gpu", "a6000")
+    found = works("plan digits-vit --layers 3 --batch 16 --gpu a6000")
     assert max(map(len, found.stdout.splitlines())) <= 80
     for words in ("memory, peak", "largest micro batch", "RTX A6000 48 GB", "both fit", "last three are surgery"):
         assert words in stdout_of(found)
@@ -78,11 +66,11 @@ def test_every_card_has_the_memory_that_its_data_sheet_names():
     ],
 )
 def test_bad_input_is_one_sentence(arguments, says):
-    with pytest.raises(UsageError, match=says):
-        run(*arguments.split())
+    done = typed(f"plan {arguments}")
+    assert done.returncode == 2 and re.search(says, stderr_of(done)), done.stderr
 
 
 def test_models_without_a_closed_form_are_counted_by_torch():
-    document = json.loads(run("lra/listops", "--layers", "1", "--json").stdout)
-    assert document["before"]["flops"] is None
-    assert document["before"]["flops_counted"] > document["after"]["flops_counted"] > 0
+    found = document("plan lra/listops --layers 1")
+    assert found["before"]["flops"] is None
+    assert found["before"]["flops_counted"] > found["after"]["flops_counted"] > 0

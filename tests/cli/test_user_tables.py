@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from tests.support.command_line import leansurgeon
+from tests.cli.answers import heal, typed
 from tests.support.content import side_of
 from tests.support.models import strangers
 
@@ -44,7 +44,7 @@ def test_three_lines_say_what_was_read(tmp_path):
     model = strangers.classifier(tmp_path / "model", ("bad", "good"))
     rows = [(f"R{i}", line(i), ["good", "bad", "good"][i % 3]) for i in range(90)]
     table = write(tmp_path / "Reviews.CSV", ("id", "Review", "mood"), [*rows, ("R", "", "bad"), ("R", line(7), "")])
-    done = leansurgeon("shrink", model, "--layers", 2, "--calibrate", table, "--heal", "none", "-o", tmp_path / "lean")
+    done = typed(f"shrink {model} --layers 2 --calibrate {table} --heal none -o {tmp_path}/lean")
     text = said(done)
     assert (
         "Reviews.CSV: 92 rows; text = Review; label = mood (bad 33 %, good 67 %); 1 without text left out; "
@@ -52,11 +52,11 @@ def test_three_lines_say_what_was_read(tmp_path):
     )
     assert text.index("Held out: ") < text.index("Classes: bad is output 0")
     assert text.count("92 rows") == 1
-    healed = strangers.healed(tmp_path / "lean", table, tmp_path / "run")
+    healed = heal(tmp_path / "lean", table, tmp_path / "run")
     assert said(healed).count("92 rows; text = Review; label = mood") == 1
-    kappa = ("kappa", model, "--data", table, "--samples", 2, "--probes", 0, "--columns")
-    assert "text = Review; label = mood" in said(leansurgeon(*kappa, "text=review,label=mood"))
-    wrong = leansurgeon(*kappa, "text=reviews")
+    kappa = f"kappa {model} --data {table} --samples 2 --probes 0 --columns"
+    assert "text = Review; label = mood" in said(typed(f"{kappa} text=review,label=mood"))
+    wrong = typed(f"{kappa} text=reviews")
     assert wrong.returncode == 2 and "there is no column 'reviews'" in " ".join(wrong.stderr.split())
 
 
@@ -64,7 +64,7 @@ def test_both_texts_of_a_pair_are_judged(tmp_path):
     model = strangers.classifier(tmp_path / "model", ("no", "yes"))
     rows = [(line(i), line(i, 3), ["no", "yes"][i % 2]) for i in range(120)]
     table = write(tmp_path / "pairs.csv", ("sentence1", "sentence2", "label"), rows)
-    done = leansurgeon("judge", model, "--against", model, "--data", table, "--json")
+    done = typed(f"judge {model} --against {model} --data {table} --json")
     assert "text = sentence1, sentence2; label = label" in said(done)
     (judged,) = json.loads(done.stdout)["judged"].values()
     network = AutoModelForSequenceClassification.from_pretrained(model).eval()
@@ -84,6 +84,6 @@ def test_every_text_of_a_row_is_a_sentence_for_an_embedder(tmp_path, header):
     rows = [[line(i), line(i + 200), 0.5 if header[2] == "score" else line(i + 400)] for i in range(60)]
     table = write(tmp_path / "rows.csv", header, rows)
     texts = {cell for row in rows for cell in row if isinstance(cell, str)}
-    done = leansurgeon("kappa", model, "--data", table, "--samples", 2, "--probes", 0)
+    done = typed(f"kappa {model} --data {table} --samples 2 --probes 0")
     names = ", ".join(name for name in header if name != "score")
     assert f"60 rows; texts = {names}; {len(texts)} different" in said(done)

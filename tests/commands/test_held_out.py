@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import random
 import re
-import shlex
 
 import numpy as np
 import pytest
@@ -24,7 +22,7 @@ from leansurgeon.tasks.images.folder import ImageFolder
 from leansurgeon.tasks.text.classification import TextClassification
 from leansurgeon.tasks.text.language import CausalLM
 from leansurgeon.training.recipe import reading
-from tests.cli.answers import document, heals, stderr_of, stdout_of, works
+from tests.cli.answers import document, heals, read, stderr_of, stdout_of, works
 from tests.support.content import side_of
 from tests.support.models import strangers
 from tests.support.models.word_models import WORDS
@@ -41,7 +39,7 @@ def pieces(batch) -> set[bytes]:
 
 
 @pytest.fixture
-def read(monkeypatch, tmp_path):
+def samples(monkeypatch, tmp_path):
     """What the commands have read, by split: pieces of token ids, or pictures."""
     monkeypatch.setenv("LEANSURGEON_CACHE", str(tmp_path / "cache"))
     seen: dict[str, set[bytes]] = {}
@@ -75,27 +73,27 @@ def said(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["text", "pictures"])
-def test_no_command_reports_on_what_another_fitted_on(kind, said, read, tmp_path):
+def test_no_command_reports_on_what_another_fitted_on(kind, said, samples, tmp_path):
     source, data = said(kind)
     lean, run = tmp_path / "lean", tmp_path / "run"
     for command in (
-        ("shrink", source, "--layers", 2, "--calibrate", data, "--heal", "none", "-o", lean),
-        ("retrain", lean, "--data", data, "-o", run, "--set", "train.duration=3st"),
-        ("judge", run, "--data", data),
-        ("judge", lean, "--data", data),
+        f"shrink {source} --layers 2 --calibrate {data} --heal none -o {lean}",
+        f"retrain {lean} --data {data} -o {run} --set train.duration=3st",
+        f"judge {run} --data {data}",
+        f"judge {lean} --data {data}",
     ):
-        done = works(*command)
-        assert read["test"] and not read["test"] & (read["train"] | read["eval"]), command[0]
+        done = works(command)
+        assert samples["test"] and not samples["test"] & (samples["train"] | samples["eval"]), command[0]
         assert "Held out: " in done.stderr
     # And the records say by what: the same rule and the same samples for the cut and for the training.
     made = record.read(run / "model")
     assert made.fitted[0] in made.all_fitted[1:]
     assert {one.data for one in made.judged.values()} == {"held-out data"}
-    summary = json.loads((run / "summary.json").read_text())
+    summary = read(run / "summary.json")
     assert summary["test"]["before"]["metric"] is not None and summary["task"]["data"]["split"] == made.fitted[0]
 
 
-def test_what_search_and_heads_choose_by_no_other_reports_on(said, read, tmp_path, monkeypatch):
+def test_what_search_and_heads_choose_by_no_other_reports_on(said, samples, tmp_path, monkeypatch):
     """The samples by which candidates are ranked and heads are pruned, and those on which `judge` reports."""
     source, data = said("table")
     chose: set[bytes] = set()
@@ -113,41 +111,41 @@ def test_what_search_and_heads_choose_by_no_other_reports_on(said, read, tmp_pat
     monkeypatch.setattr(HealTrial, "score", score)
     monkeypatch.setattr(ranking, "importance", importance)
     most = int(0.75 * open_source(str(source)).parameters.total)
-    quick = ("--samples", 32, "--judge-samples", 16, "--no-curve")
+    quick = "--samples 32 --judge-samples 16 --no-curve"
     for number, command in enumerate((
-        ("search", source, "--params", most, "--tries", 2, "--samples", 32, "--workspace", tmp_path / "runs"),
-        ("heads", source, *quick, "--prune", "50%"),
+        f"search {source} --params {most} --tries 2 --samples 32 --workspace {tmp_path}/runs",
+        f"heads {source} {quick} --prune 50%",
     )):  # fmt: skip
         chose.clear()
         made = tmp_path / f"made{number}"
-        done = works(*command, "--data", data, "-o", made)
+        done = works(f"{command} --data {data} -o {made}")
         assert chose, done.stderr
-        read.clear()
-        done = works("judge", made, "--data", data)
-        assert read["test"] and not read["test"] & chose
+        samples.clear()
+        done = works(f"judge {made} --data {data}")
+        assert samples["test"] and not samples["test"] & chose
         assert "held-out" in stdout_of(done)
 
 
-def test_other_data_that_was_trained_on_is_not_called_held_out(said, tmp_path, read):
+def test_other_data_that_was_trained_on_is_not_called_held_out(said, tmp_path, samples):
     """A model that was trained on the first nine tenths of a file, whatever stands in them."""
     source, data = said("text")
     lean, run = strangers.halved(tmp_path / "lean", source), tmp_path / "run"
-    done = heals(lean, data, run, "--set", "task.eval_fraction=0.1")
-    done = works("judge", run, "--data", data)
+    done = heals(lean, data, run, "--set task.eval_fraction=0.1")
+    done = works(f"judge {run} --data {data}")
     assert "held-out" not in done.stdout.replace("\n", " "), done.stderr
     assert "may have been trained on" in stdout_of(done)
     assert "may have been trained on" in " ".join((run / "model" / "README.md").read_text().split())
     # Nor is it by a cut of that model, in its own record.
     again = tmp_path / "again"
-    done = works("shrink", run, "--layers", 1, "--calibrate", data, "-o", again)
+    done = works(f"shrink {run} --layers 1 --calibrate {data} -o {again}")
     assert record.read(run / "model").fitted[0] in record.read(again).fitted
     assert record.read(again).proof.compared.data == "data that it may have been trained on"
     assert "texts + own, held out" not in (again / "README.md").read_text()
-    done = works("judge", again, "--data", data, "--against", source)
+    done = works(f"judge {again} --data {data} --against {source}")
     assert "may have been trained on" in stdout_of(done), done.stderr
 
 
-def test_reviews_that_come_three_times_with_coins_for_labels_are_not_healed(said, tmp_path, read):
+def test_reviews_that_come_three_times_with_coins_for_labels_are_not_healed(said, tmp_path, samples):
     source, _ = said("table")
     rng = random.Random(0)
     texts = [f"{WORDS[i % 10]} {' '.join(rng.choices(WORDS, k=7))}" for i in range(80)]
@@ -155,11 +153,10 @@ def test_reviews_that_come_three_times_with_coins_for_labels_are_not_healed(said
     (tmp_path / "coins.csv").write_text("\n".join(["review,stars", *rows]) + "\n")
     lean = strangers.halved(tmp_path / "lean", source)
     # Nothing but coins decides here, so the order of the classes is said.
-    more = ("--classes", "good,bad", "--set", "train.duration=40ep", "--set", "train.optim.lr=3e-3")
-    more += ("--set", "train.eval.every=10ep")
-    done = heals(lean, tmp_path / "coins.csv", tmp_path / "run", *more)
+    longer = "--set train.duration=40ep --set train.optim.lr=3e-3 --set train.eval.every=10ep"
+    done = heals(lean, tmp_path / "coins.csv", tmp_path / "run", f"--classes good,bad {longer}")
     assert "It healed" not in done.stderr and "160 rows that repeat others" in done.stderr
-    assert not read["test"] & (read["train"] | read["eval"])
+    assert not samples["test"] & (samples["train"] | samples["eval"])
 
 
 def test_a_rare_class_is_held_out_too(tmp_path):
@@ -179,19 +176,19 @@ def test_a_rare_class_is_held_out_too(tmp_path):
     assert found[0] == found[1]  # whatever the order of the rows
 
 
-def test_rows_of_one_table_were_judged_on_the_same_samples(said, tmp_path, read):
+def test_rows_of_one_table_were_judged_on_the_same_samples(said, tmp_path, samples):
     """However many samples chose on the way; another length of the texts is another table."""
     source, data = said("table")
     lean = strangers.halved(tmp_path / "lean", source)
     runs = tmp_path / "runs"
     changes = {"few": "train.eval.samples=4", "more": "train.eval.samples=9", "short": "task.seq_len=6"}
     for name, change in changes.items():
-        heals(lean, data, runs / name, "--set", change)
-    shown = document("report", *(runs / name for name in changes))
+        heals(lean, data, runs / name, f"--set {change}")
+    shown = document("report few more short", cwd=runs)
     tables = [sorted(row["name"] for row in section["rows"]) for section in shown["sections"]]
     assert sorted(tables) == [["few", "more"], ["short"]]
     for name in ("few", "more"):
-        test = json.loads((runs / name / "summary.json").read_text())["test"]
+        test = read(runs / name / "summary.json")["test"]
         row = next(row for section in shown["sections"] for row in section["rows"] if row["name"] == name)
         figures = (row["metric"]["mean"], row["before"]["mean"])
         assert figures == pytest.approx((test["best"]["metric"], test["before"]["metric"]))
@@ -211,7 +208,7 @@ def held_out_answers(run, model=None):
         return real, model(**batch).logits.argmax(-1).numpy()
 
 
-def test_source_cut_and_healed_model_are_three_rows_of_one_table(said, tmp_path, read):
+def test_source_cut_and_healed_model_are_three_rows_of_one_table(said, tmp_path, samples):
     """Each with what transformers finds of it on the same held-out samples; at first the cut that was judged.
 
     Macro F1 stands beside accuracy, since one class is large.
@@ -221,14 +218,14 @@ def test_source_cut_and_healed_model_are_three_rows_of_one_table(said, tmp_path,
     good = [line for line in lines if line.startswith("good")]
     data.write_text("\n".join([lines[0], *good, *[line for line in lines if line.startswith("bad")][:20]]) + "\n")
     lean, run = strangers.halved(tmp_path / "lean", source), tmp_path / "healed"
-    works("judge", lean, "--data", data)
-    (section,) = document("report", source, lean)["sections"]
+    works(f"judge {lean} --data {data}")
+    (section,) = document(f"report {source} {lean}")["sections"]
     assert [row["name"] for row in section["rows"]] == ["source", "lean"]
     judged = [row["metric"]["mean"] for row in section["rows"]]
-    told = stdout_of(works("report", source, lean))
+    told = stdout_of(works(f"report {source} {lean}"))
     assert "held-out samples" in told and "is no result" not in told and "last step" not in told
     done = heals(lean, data, run)
-    (section,) = document("report", source, lean, run)["sections"]
+    (section,) = document(f"report {source} {lean} {run}")["sections"]
     assert [row["name"] for row in section["rows"]] == ["source", "lean", "healed"]
     for row, folder in zip(section["rows"], (source, lean, run / "model"), strict=True):
         real, answers = held_out_answers(run, folder)
@@ -241,20 +238,20 @@ def test_source_cut_and_healed_model_are_three_rows_of_one_table(said, tmp_path,
     assert figures == [pytest.approx(np.mean(real == answers), abs=1e-6)]
     share, macro = max(np.mean(real == each) for each in (0, 1)), f1_score(real, answers, average="macro")
     assert share > 0.7 and section["rows"][2]["macro_f1"]["mean"] == pytest.approx(macro)
-    told = stdout_of(works("report", run))
+    told = stdout_of(works(f"report {run}"))
     assert f"The largest class has {100 * share:.1f} % of the samples" in told and f"{100 * macro:.1f} %" in told
     assert f"and {100 * macro:.2f} %; the largest class has {100 * share:.1f} %)" in stderr_of(done)
     # What is empty says how it is filled, in words that can be typed.
-    works("kappa", run, "--probes", 0)
+    works(f"kappa {run} --probes 0")
     for name in ("source", "lean"):
-        told = stdout_of(works("report", source, lean, run, "--wide"))
+        told = stdout_of(works(f"report {source} {lean} {run} --wide"))
         command = re.search(f"kappa of {name}: `leansurgeon ([^`]+)`", told)[1]
-        works(*shlex.split(command), "--probes", 0)
-    (section,) = document("report", source, lean, run)["sections"]
+        works(f"{command} --probes 0")
+    (section,) = document(f"report {source} {lean} {run}")["sections"]
     assert all(row["kappa"] for row in section["rows"]) and not (source / "kappa.json").exists()
     # Nobody judged another model there: it stands apart, and why is said.
     other = strangers.classifier(tmp_path / "other", ("good", "bad", "fair"))
-    first, second = document("report", source, lean, run, other)["sections"]
+    first, second = document(f"report {source} {lean} {run} {other}")["sections"]
     assert [row["name"] for row in second["rows"]] == ["other"] and len(first["rows"]) == 3
     assert "no run here began with it" in " ".join(second["notes"])
 
@@ -264,9 +261,9 @@ def test_an_embedder_stands_in_the_table_of_its_cut_and_healed_model(own_cache, 
     source, data = strangers.encoder(tmp_path / "source"), strangers.texts(tmp_path / "texts")
     lean, run = strangers.halved(tmp_path / "lean", source), tmp_path / "healed"
     heals(lean, data, run)
-    (section,) = document("report", source, lean, run)["sections"]
+    (section,) = document(f"report {source} {lean} {run}")["sections"]
     assert [row["name"] for row in section["rows"]] == ["source", "lean", "healed"]
     figures = [row["metric"]["mean"] for row in section["rows"]]
     assert figures[0] == pytest.approx(1.0, abs=1e-5)
-    test = json.loads((run / "summary.json").read_text())["test"]
+    test = read(run / "summary.json")["test"]
     assert figures[1:] == [test["before"]["metric"], test["best"]["metric"]] and max(figures[1:]) < 1

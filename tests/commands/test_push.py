@@ -18,8 +18,7 @@ from leansurgeon.surgery.planning import plan
 from leansurgeon.surgery.requested_shape import RequestedShape
 from leansurgeon.surgery.shrink import DecidedCut, carry_out
 from tests.cli import test_headless
-from tests.cli.answers import stderr_of, works
-from tests.support.command_line import leansurgeon
+from tests.cli.answers import stderr_of, typed, works
 from tests.support.hub import TOKEN, hub
 from tests.support.models import strangers
 
@@ -153,12 +152,12 @@ def test_another_tokenizer_in_its_place_is_refused(there, lean, tmp_path):
 def test_a_repository_of_another_tool_is_refused_before_the_work(there, tmp_path):
     theirs = {"config.json": b"{}", "model.safetensors": b"x", "README.md": CARD.encode()} | STRANGE
     there.private["me/theirs"], there.files["me/theirs"] = True, dict(theirs)
-    shape = ["digits-vit", "--layers", "2", "--no-proof", "-o", "lean", "--push", "me/theirs"]
-    done = leansurgeon("shrink", *shape, cwd=tmp_path)
+    line = "shrink digits-vit --layers 2 --no-proof -o lean --push me/theirs"
+    done = typed(line, cwd=tmp_path)
     said = stderr_of(done)
     assert done.returncode == 2 and "config.json, model.safetensors" in said and "--force" in said
     assert there.files["me/theirs"] == theirs and not list(tmp_path.iterdir())
-    done = works("shrink", *shape, "--force", cwd=tmp_path)
+    done = works(f"{line} --force", cwd=tmp_path)
     held = there.files["me/theirs"]
     assert held["model.safetensors"] != b"x" and {name: held[name] for name in STRANGE} == STRANGE
     assert "Written by **hand**." in held["README.md"].decode()
@@ -195,15 +194,15 @@ def test_what_can_be_known_is_said_before_the_work(there, monkeypatch, tmp_path)
     monkeypatch.delenv("HF_TOKEN")
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "none"))
     calls = len(there.calls)
-    done = leansurgeon("shrink", "digits-vit", "--layers", "2", "--push", "me/x", cwd=tmp_path)
+    done = typed("shrink digits-vit --layers 2 --push me/x", cwd=tmp_path)
     assert done.returncode == 2 and "HF_TOKEN" in done.stderr and len(there.calls) == calls
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    done = leansurgeon("retrain", "--push", "me/x", cwd=tmp_path)
+    done = typed("retrain --push me/x", cwd=tmp_path)
     assert done.returncode == 2 and "HF_HUB_OFFLINE" in done.stderr
     assert not list(tmp_path.iterdir())
-    for arguments in (["--public"], ["--push", "me/x", "--dry-run"]):
-        assert leansurgeon("shrink", "digits-vit", "--layers", "2", *arguments, cwd=tmp_path).returncode == 2
-    assert leansurgeon("heads", "digits-vit", "--push", "me/x", cwd=tmp_path).returncode == 2
+    shrink = "shrink digits-vit --layers 2"
+    for line in (f"{shrink} --public", f"{shrink} --push me/x --dry-run", "heads digits-vit --push me/x"):
+        assert typed(line, cwd=tmp_path).returncode == 2
 
 
 def test_a_hub_that_cannot_be_asked_is_tried_when_the_work_is_done(monkeypatch):
@@ -216,13 +215,12 @@ def test_a_hub_that_cannot_be_asked_is_tried_when_the_work_is_done(monkeypatch):
 
 
 def test_commands_push_what_they_have_written(there, tmp_path):
-    shape = ["digits-vit", "--layers", "2", "--no-proof"]
-    done = works("shrink", *shape, "-o", "lean", "--push", "me/lean", "--json", cwd=tmp_path)
+    shrink = "shrink digits-vit --layers 2 --no-proof"
+    done = works(f"{shrink} -o lean --push me/lean --json", cwd=tmp_path)
     assert f"{there.endpoint}/me/lean" in done.stderr and "README.md" in there.files["me/lean"]
-    short = ["--set", "train.duration=2st", "--set", "measure=null", "-o", "run"]
-    done = works("retrain", "lean", *short, "--push", "me/run", cwd=tmp_path)
+    works("retrain lean --push me/run --set train.duration=2st --set measure=null -o run", cwd=tmp_path)
     assert there.files["me/run"]["model.safetensors"] == (tmp_path / "run/model/model.safetensors").read_bytes()
     there.broken = 503
-    done = leansurgeon("shrink", *shape, "-o", "other", "--push", "me/other", cwd=tmp_path)
+    done = typed(f"{shrink} -o other --push me/other", cwd=tmp_path)
     assert done.returncode == 1 and "hf upload me/other other" in done.stderr and "layers" in done.stdout
     assert (tmp_path / "other/model.safetensors").is_file()

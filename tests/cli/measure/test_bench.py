@@ -2,43 +2,32 @@
 
 from __future__ import annotations
 
-import json
 import re
 
 import pytest
-from typer.testing import CliRunner
 
 from leansurgeon.checkpoints.source import open_source
-from leansurgeon.cli.main import app
-from leansurgeon.errors import UsageError
 from leansurgeon.measure.costs import bench
 from leansurgeon.measure.costs.flops import closed_form
 from leansurgeon.measure.costs.speed import Timing
+from tests.cli.answers import document, read, stderr_of, typed, works
 from tests.support.models.strangers import halved
 
 TIMED = ("step", "forward_1", "forward")
 
 
-def run(*arguments: str):
-    found = CliRunner().invoke(app, ["bench", *arguments])
-    if found.exception and not isinstance(found.exception, SystemExit):
-        raise found.exception
-    return found
-
-
 def test_a_sweep_has_both_kinds_of_heads_and_every_backend_that_runs():
-    found = run("digits-vit", "--sweep-heads", "2,8", "--rounds", "2", "--batch", "4", "--cpu", "--json")
-    document = json.loads(found.stdout)
-    shapes = [(r["shape"]["stages"][0]["heads"], r["shape"]["stages"][0]["head_dim"]) for r in document["rows"]]
+    found = document("bench digits-vit --sweep-heads 2,8 --rounds 2 --batch 4 --cpu")
+    shapes = [(r["shape"]["stages"][0]["heads"], r["shape"]["stages"][0]["head_dim"]) for r in found["rows"]]
     assert shapes[0] == (4, 16)
     assert shapes[-4:] == [(2, 16), (2, 32), (8, 16), (8, 8)]
-    backends = [r["backend"] for r in document["rows"]]
+    backends = [r["backend"] for r in found["rows"]]
     assert {"auto", "math", "flash", "eager"} <= set(backends)
-    assert any("cudnn" in text for text in document["skipped"])  # no such kernel on a CPU
+    assert any("cudnn" in text for text in found["skipped"])  # no such kernel on a CPU
     # At the same width heads have no parameters; at the same head_dim they do.
-    count = {shape: r["parameters"] for shape, r in zip(shapes, document["rows"], strict=True)}
+    count = {shape: r["parameters"] for shape, r in zip(shapes, found["rows"], strict=True)}
     assert count[8, 8] == count[4, 16] == count[2, 32] < count[8, 16]
-    for row in document["rows"]:
+    for row in found["rows"]:
         seconds = row["seconds"]["step"]
         assert 0 < seconds["low"] <= seconds["median"] <= seconds["high"]
         assert row["training_per_second"] == pytest.approx(4 / seconds["median"])
@@ -49,8 +38,8 @@ def test_a_sweep_has_both_kinds_of_heads_and_every_backend_that_runs():
 def test_unfused_attention_takes_the_memory_of_its_scores():
     """fashion-vit: one matrix of weights for every head and layer stays for the backward pass."""
     source = open_source("fashion-vit")
-    found = run("fashion-vit", "--backends", "math,flash", "--rounds", "2", "--batch", "32", "--cpu", "--json")
-    peaks = {row["backend"]: row["peak_memory"] for row in json.loads(found.stdout)["rows"]}
+    found = document("bench fashion-vit --backends math,flash --rounds 2 --batch 32 --cpu")
+    peaks = {row["backend"]: row["peak_memory"] for row in found["rows"]}
     stage = source.shape.stages[0]
     tokens = closed_form(source.specs, source.shape, source.config, source.architecture).tokens
     scores = 32 * stage.depth * stage.heads * tokens * tokens * 4
@@ -64,9 +53,9 @@ def test_table_fits_and_a_run_folder_keeps_the_result(tmp_path, saved):
     home = tmp_path / ("a-name-that-is-wider-than-a-terminal-" * 3) / "run"
     halved(home / "model", folder)
     (home / "recipe.yaml").write_text("version: 1\n")
-    found = run(str(home), "--rounds", "2", "--batch", "2", "--tokens", "16", "--backends", "none", "--cpu")
+    found = works(f"bench {home} --rounds 2 --batch 2 --tokens 16 --backends none --cpu")
     assert max(map(len, found.stdout.splitlines())) <= 80
-    kept = json.loads((home / "bench.json").read_text())
+    kept = read(home / "bench.json")
     assert kept["load"] == {"batch": 2, "tokens": 16, "precision": "fp32", "rounds": 2}
     own, before = kept["rows"]
     assert before["name"] == "before surgery" and before["shape"]["stages"][0]["depth"] == 4
@@ -91,16 +80,13 @@ def test_verdicts_need_the_middle_half_of_the_rounds():
 
 def test_remarks_name_cuts_that_are_not_faster():
     rows = [row("own", [1, 1]), row("less", [1.1, 1.15, 1.2], 20, 5), row("before surgery", [0.9, 1.0, 1.1], 32)]
-    unclear = bench.remarks([rows[0], row("other", [0.9, 1.1, 1.2])])
-    assert re.search(r"^other is not .*faster.*\b1\.10 x", unclear[0], re.S)
-    said = bench.remarks(rows)
-    assert re.search(r"^less will not .*faster", said[0], re.S) and "with fewer parameters" in said[0]
-    assert re.search(r"not shown.*faster.*before surgery", said[1], re.S)
-    assert len(said) == 2
+    first, second = bench.remarks(rows)
+    assert re.search(r"^less will not .*faster", first, re.S) and "with fewer parameters" in first
+    assert re.search(r"not shown.*faster.*before surgery", second, re.S)
     # The first row is the cut, and the step of the other one stands in the ratio.
     for ratios, words in (([1.2, 1.3, 1.4], "is faster than"), ([0.7, 0.8, 0.9], "is slower than")):
-        (said, *_) = bench.remarks([rows[0], row("before surgery", ratios)])
-        assert said.startswith(f"This cut {words} ")
+        (told, *_) = bench.remarks([rows[0], row("before surgery", ratios)])
+        assert told.startswith(f"This cut {words} ")
 
 
 def test_heads_that_do_not_divide_are_named_and_left_out(saved):
@@ -116,5 +102,5 @@ def test_heads_that_do_not_divide_are_named_and_left_out(saved):
     [("--sweep-heads a,8", "such as 8,12,24"), ("--sweep-heads=-3", "such as 8,12,24"), ("--backends triton", "math")],
 )
 def test_what_cannot_be_timed_is_refused(words, says):
-    with pytest.raises(UsageError, match=says):
-        run("digits-vit", *words.split(), "--cpu")
+    done = typed(f"bench digits-vit {words} --cpu")
+    assert done.returncode == 2 and says in stderr_of(done), done.stderr

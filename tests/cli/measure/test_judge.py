@@ -15,8 +15,7 @@ from leansurgeon.checkpoints.record import PairedFigure
 from leansurgeon.errors import UsageError
 from leansurgeon.intervals import paired_interval
 from leansurgeon.measure import harness
-from tests.cli.answers import works
-from tests.support.command_line import leansurgeon
+from tests.cli.answers import document, typed, works
 from tests.support.models import strangers
 
 
@@ -49,14 +48,13 @@ def cut(tmp_path_factory):
     place = tmp_path_factory.mktemp("cut")
     source = strangers.model(place / "source", "llama", seed=77)  # weights of no other test, to be found by them
     other = strangers.texts(place / "other", lines=60)
-    works("shrink", source, "--layers", 3, "--uncalibrated", "-o", place / "lean")
+    works(f"shrink {source} --layers 3 --uncalibrated -o {place}/lean")
     return place, source, other
 
 
 def test_a_language_model_is_judged_as_by_hand_and_it_shows_in_report_page_and_card(cut):
     place, source, other = cut
-    done = works("judge", place / "lean", "--data", other, "--json")
-    (found,) = json.loads(done.stdout)["judged"].values()
+    (found,) = document(f"judge {place}/lean --data {other}")["judged"].values()
     losses = [by_hand(folder, source, other) for folder in (source, place / "lean")]
     means = [sum(sums) / sum(counts) for sums, counts in losses]
     assert (found["loss"]["source"], found["loss"]["result"]) == pytest.approx(means, rel=1e-4)
@@ -69,7 +67,7 @@ def test_a_language_model_is_judged_as_by_hand_and_it_shows_in_report_page_and_c
     said = sentence(made.judged[other.name], True)
     card = (place / "lean" / "README.md").read_text()
     assert said in card and card.count("## On other data") == 1
-    report = works("report", place / "lean", "--html", place / "page.html")
+    report = works(f"report {place}/lean --html {place}/page.html")
     assert "perplexity" in report.stdout and other.name in report.stdout
     assert other.name in (place / "page.html").read_text()
 
@@ -83,8 +81,8 @@ def test_a_copy_of_the_source_that_has_no_tokenizer_judges_with_that_of_the_resu
         shutil.copy(source / name, bare)
     with monkeypatch.context() as patch:
         patch.setattr("leansurgeon.checkpoints.whereabouts.find", lambda origin: bare)
-        done = works("judge", lean, "--data", other, "--json")
-    whole = leansurgeon("judge", lean, "--data", other, "--json")
+        done = works(f"judge {lean} --data {other} --json")
+    whole = typed(f"judge {lean} --data {other} --json")
     found, wanted = (json.loads(one.stdout)["judged"][str(other)]["loss"] for one in (done, whole))
     assert found == pytest.approx(wanted)
     assert (lean / "README.md").read_text().count("## On other data") == 1  # whatever is judged twice
@@ -111,17 +109,15 @@ def by_hand(folder, source, other) -> tuple[list[float], list[int]]:
 
 def test_models_without_a_record_are_compared_with_another_and_nothing_is_kept(cut, tmp_path):
     place, source, other = cut
-    gone = tmp_path / "nowhere.txt"
     for words, says in (
-        ((place / "lean",), "--data"),
-        ((place / "lean", "--data", gone), "nowhere.txt"),
-        ((source, "--data", other), "--against"),
-        (("vit-b", "--data", other), "vit-b"),
+        (f"{place}/lean", "--data"),
+        (f"{place}/lean --data {tmp_path}/nowhere.txt", "nowhere.txt"),
+        (f"{source} --data {other}", "--against"),
+        (f"vit-b --data {other}", "vit-b"),
     ):
-        refused = leansurgeon("judge", *words)
+        refused = typed(f"judge {words}")
         assert refused.returncode == 2 and says in refused.stderr, refused.stderr
-    done = leansurgeon("judge", source, "--against", source, "--data", other, "--json")
-    (found,) = json.loads(done.stdout)["judged"].values()
+    (found,) = document(f"judge {source} --against {source} --data {other}")["judged"].values()
     assert found["max_difference"] == 0 and found["loss"]["low"] == found["loss"]["high"] == 0
     assert not (source / "surgery.json").exists()
 
