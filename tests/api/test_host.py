@@ -19,11 +19,12 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState, PartialState
 
 import leansurgeon
+from leansurgeon.checkpoints.blockwise.skeleton import build_on_meta
+from leansurgeon.checkpoints.source import open_source
 from leansurgeon.commands import host
 from tests.support.models import strangers
 
 SHORT = {"train.duration": "2st", "train.batch": 4}
-QUIET = {"proof": False, "progress": False}
 
 
 @pytest.fixture
@@ -56,8 +57,9 @@ def test_generators_environment_precision_and_accelerate_are_as_they_were(decode
         seed()
         before = dict(os.environ), *(dict(kind._shared_state) for kind in (AcceleratorState, PartialState))
         precision = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-        lean = leansurgeon.shrink(source, layers=2, data=data, out=tmp_path / "lean", **QUIET)
-        leansurgeon.heal(lean, data, set=SHORT, out=tmp_path / "run", progress=False)
+        how = {"uncalibrated": True, "proof": False, "out": tmp_path / "lean"}
+        lean = leansurgeon.shrink(source, layers=2, progress=lambda _: draws(), **how)
+        leansurgeon.heal(lean, data, set=SHORT, out=tmp_path / "run", progress=lambda _: draws())
         assert lean.model is lean.model
         assert draws() == expected
         assert before == (dict(os.environ), *(dict(kind._shared_state) for kind in (AcceleratorState, PartialState)))
@@ -71,57 +73,35 @@ def test_generators_environment_precision_and_accelerate_are_as_they_were(decode
         GradientState._reset_state()
 
 
-def test_calls_in_threads_all_work_and_layers_of_the_host_keep_their_memory(decoder):
+def test_calls_in_threads_all_work(decoder):
     source, _ = decoder
     own = torch.nn.Module.register_parameter
-    transformers.logging.set_verbosity_warning()
-    left = threading.Event()
-    made: list[str] = []
-
-    def build() -> None:
-        """What the host does meanwhile."""
-        while not left.is_set():
-            made.append(torch.nn.Linear(2, 2).weight.device.type)
-
-    watch = threading.Thread(target=build)
-    watch.start()
-    try:
-        with concurrent.futures.ThreadPoolExecutor(3) as pool:
-            plans = list(pool.map(lambda n: leansurgeon.plan(source, layers=n, memory=True), (1, 2, 3, 2, 1, 3)))
-    finally:
-        left.set()
-        watch.join()
-    assert [found.after.shape.depth for found in plans] == [1, 2, 3, 2, 1, 3]
-    assert set(made) == {"cpu"} and torch.nn.Module.register_parameter is own
-    assert transformers.logging.get_verbosity() == logging.WARNING
-    transformers.logging.set_verbosity_error()
+    level = transformers.logging.get_verbosity()
+    with concurrent.futures.ThreadPoolExecutor(3) as pool:
+        plans = list(pool.map(lambda n: leansurgeon.plan(source, layers=n, memory=True), (1, 2, 3)))
+    assert [found.after.shape.depth for found in plans] == [1, 2, 3]
+    assert torch.nn.Module.register_parameter is own and transformers.logging.get_verbosity() == level
 
 
-def test_skeletons_are_built_in_one_thread_alone(decoder):
-    from leansurgeon.checkpoints.blockwise.skeleton import build_on_meta
-    from leansurgeon.checkpoints.source import open_source
-
+def test_skeletons_are_built_in_one_thread_alone(decoder, monkeypatch):
+    """A layer that the host makes meanwhile is a real one."""
     opened = open_source(str(decoder[0]))
     devices = []
 
-    def hooked(module, args, kwargs):
+    def make_layer():
         devices.append(torch.nn.Linear(2, 2).weight.device.type)
 
     real = transformers.LlamaForCausalLM.__init__
 
     def slow(self, *args, **kwargs):
-        other = threading.Thread(target=hooked, args=(None, None, None))
-        other.start(), other.join()
+        other = threading.Thread(target=make_layer)
+        other.start()
+        other.join()
         real(self, *args, **kwargs)
 
-    transformers.LlamaForCausalLM.__init__ = slow
-    try:
-        model = build_on_meta(opened.config, opened.architecture)
-    finally:
-        transformers.LlamaForCausalLM.__init__ = real
+    monkeypatch.setattr(transformers.LlamaForCausalLM, "__init__", slow)
+    model = build_on_meta(opened.config, opened.architecture)
     assert devices == ["cpu"] and all(p.is_meta for p in model.parameters())
-    tied = build_on_meta(opened.config | {"tie_word_embeddings": True}, opened.architecture)
-    assert tied.lm_head.weight is tied.model.embed_tokens.weight
 
 
 def test_a_call_says_that_it_waits_for_another(decoder, tmp_path):
@@ -154,7 +134,7 @@ def test_a_fork_does_not_wait_for_threads_that_it_has_not_got(decoder):
     assert run.stdout.strip() == "7", run.stderr
 
 
-def test_twenty_cuts_leave_memory_where_it_was(decoder, tmp_path):
+def test_many_cuts_leave_memory_where_it_was(decoder, tmp_path):
     """In a process of its own; what the libraries load at first comes before."""
     script = (
         "import gc, os, sys, leansurgeon\n"
@@ -162,11 +142,11 @@ def test_twenty_cuts_leave_memory_where_it_was(decoder, tmp_path):
         "    gc.collect()\n"
         "    return int(open('/proc/self/statm').read().split()[1]) * os.sysconf('SC_PAGE_SIZE')\n"
         "how = dict(layers=2, uncalibrated=True, proof=False, progress=False, force=True, out=sys.argv[2])\n"
-        "for call in range(20):\n"
+        "for call in range(12):\n"
         "    leansurgeon.shrink(sys.argv[1], **how)\n"
         "    first = held() if call == 4 else first if call > 4 else 0\n"
         "print(held() - first)\n"
     )
     run = [sys.executable, "-c", script, str(decoder[0]), str(tmp_path / "lean")]
     done = subprocess.run(run, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0 and int(done.stdout) < 4e6, (done.stdout, done.stderr)
+    assert done.returncode == 0 and int(done.stdout) < 2e6, (done.stdout, done.stderr)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
-import json
 import pickle
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,7 +14,7 @@ import leansurgeon
 from leansurgeon.commands import in_memory
 from leansurgeon.errors import UnsupportedModel, UsageError
 from tests.conftest import build
-from tests.support.models.word_models import WORDS, sentence_encoder
+from tests.support.models.word_models import WORDS, sentence_encoder, words
 
 
 @pytest.fixture
@@ -36,10 +34,11 @@ def same(a, b) -> bool:
 def test_a_model_gives_the_model_that_its_folder_gives(encoder, tmp_path, capsys):
     model, folder, texts = encoder
     before = copy.deepcopy(model.state_dict())
-    lean = leansurgeon.shrink(model, layers=2, data=texts, progress=False)
+    how = {"layers": 2, "data": texts, "heal": "none", "progress": False}
+    lean = leansurgeon.shrink(model, **how)
     assert type(lean) is type(model) and lean.config.num_hidden_layers == 2 and lean.training == model.training
     assert all(torch.equal(value, model.state_dict()[key]) for key, value in before.items())
-    cut = leansurgeon.shrink(folder, layers=2, data=texts, out=tmp_path / "cut", progress=False)
+    cut = leansurgeon.shrink(folder, out=tmp_path / "cut", **how)
     assert same(lean, cut.model) and cut.model.leansurgeon is cut
     assert lean.leansurgeon.proof.compared == cut.proof.compared and cut.proof.compared.embeddings.cosine < 1
     assert (cut.before.depth, cut.after.depth) == (4, 2)
@@ -80,8 +79,6 @@ def test_a_decoder_with_its_tokenizer_and_a_timm_model(tmp_path, saved):
     import timm
 
     folder, _ = saved("llama")
-    from tests.support.models.word_models import words
-
     words(folder)
     model = AutoModelForCausalLM.from_pretrained(folder)
     texts = [" ".join(WORDS[i : i + 30]) for i in range(20)] * 10
@@ -91,7 +88,8 @@ def test_a_decoder_with_its_tokenizer_and_a_timm_model(tmp_path, saved):
     lean = leansurgeon.shrink(small, layers=1, uncalibrated=True, proof=False, progress=False)
     assert len(lean.blocks) == 1 and lean(torch.zeros(1, 3, 224, 224)).shape == (1, 3)
     assert same(lean.blocks[0], small.blocks[0]) or same(lean.blocks[0], small.blocks[-1])
-    more = {"heads": 4, "head_dim": "keep", "out": tmp_path / "wide"}  # by an entry point of ours
+    # By an entry point of ours.
+    more = {"heads": 4, "head_dim": "keep", "out": tmp_path / "wide"}
     wide = leansurgeon.shrink(small, layers=1, uncalibrated=True, proof=False, progress=False, **more)
     assert same(leansurgeon.load(tmp_path / "wide"), wide)
 
@@ -112,17 +110,6 @@ def test_what_is_no_model_is_refused():
         leansurgeon.shrink(torch.nn.Linear(2, 2), layers=1)
     with pytest.raises(UsageError, match="tokenizer"):
         leansurgeon.shrink(build("bert").bert, layers=2, data=["a text of some words"] * 20, progress=False)
-
-
-def test_texts_are_one_file_of_the_cache_by_their_content(tmp_path, monkeypatch):
-    monkeypatch.setenv("LEANSURGEON_CACHE", str(tmp_path))
-    a, b = in_memory.data(["one", "two\nlines"]), in_memory.data(("one", "two\nlines"))
-    assert a == b != in_memory.data(["one", "two"])
-    assert [json.loads(line) for line in Path(a).read_text().splitlines()] == [{"text": "one"}, {"text": "two\nlines"}]
-    labelled = in_memory.data([("good", "yes"), ("bad", "no")])
-    assert [json.loads(line)["label"] for line in Path(labelled).read_text().splitlines()] == ["yes", "no"]
-    assert in_memory.data(tmp_path) == str(tmp_path) and in_memory.data("task:digits") == "task:digits"
-    assert in_memory.data([tmp_path / "a", tmp_path / "b"]) == f"{tmp_path / 'a'},{tmp_path / 'b'}"
 
 
 def test_folders_of_models_in_memory_go_with_them(capfd, monkeypatch):

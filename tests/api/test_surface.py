@@ -12,7 +12,6 @@ import pytest
 import leansurgeon
 from leansurgeon.commands.command import speaking
 from leansurgeon.errors import LeanSurgeonError, UsageError
-from leansurgeon.request import spell_number
 from tests.support.command_line import leansurgeon as run
 
 SHAPE = "heads layers head_dim mlp_dim class_attention"
@@ -75,11 +74,10 @@ def test_terminal_and_python_give_the_same(words, call):
 
 def test_importing_it_is_light_and_the_rooms_leave_its_names_alone():
     code = (
-        "import sys, time; before = set(sys.modules); began = time.process_time()\n"
-        "import leansurgeon; spent = time.process_time() - began\n"
+        "import sys; before = set(sys.modules)\n"
+        "import leansurgeon\n"
         "heavy = {'torch', 'transformers', 'timm', 'numpy', 'typer'} & (set(sys.modules) - before)\n"
         "assert not heavy, heavy\n"
-        "assert spent < 0.5, spent\n"
         "import leansurgeon.search.space, leansurgeon.report.rows\n"
         "from leansurgeon.search import space\n"
         "assert callable(leansurgeon.search) and callable(leansurgeon.report)\n"
@@ -109,18 +107,13 @@ def test_errors_speak_of_arguments_and_end_nothing(tmp_path, capsys):
 WRONG = [
     lambda: leansurgeon.shrink(7, layers=2),
     lambda: leansurgeon.shrink("digits-vit", heads=True),
-    lambda: leansurgeon.shrink("digits-vit", heads=[]),
     lambda: leansurgeon.shrink("digits-vit", layers=2, progress="loud"),
     lambda: leansurgeon.shrink("digits-vit", layers=2, data=[]),
-    lambda: leansurgeon.shrink("digits-vit", layers=2, data={"text": "a"}),
     lambda: leansurgeon.shrink("digits-vit", layers=2, data=[("a", object())]),
     lambda: leansurgeon.kappa("digits-vit", "task:digits"),
     lambda: leansurgeon.heads("digits-vit", prune=0.5),
     lambda: leansurgeon.load("digits-vit"),
     lambda: leansurgeon.report("nowhere"),
-    lambda: leansurgeon.plan("vit-b", gpu="h1000"),
-    lambda: leansurgeon.diff("vit-b", "a/folder/that/is/not"),
-    lambda: leansurgeon.retrain("nowhere"),
     lambda: leansurgeon.search("digits-vit", params="1k"),
     lambda: leansurgeon.shrink("a" * 5000, layers=2),
 ]
@@ -144,7 +137,3 @@ def test_progress_goes_where_it_is_wanted(capsys):
     with speaking(True) as say:
         say("a line")
     assert capsys.readouterr() == ("", "a line\n")
-
-
-def test_numbers_words_and_stages():
-    assert [spell_number(v) for v in (24, "2x", [16, 32], 2.5, None)] == ["24", "2x", "16,32", "2.5", None]

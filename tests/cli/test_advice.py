@@ -6,16 +6,18 @@ from __future__ import annotations
 
 import ast
 import re
-import shlex
 
 import pytest
 import torch
 import transformers
+from huggingface_hub import constants
+from typer.main import get_command
 
+from leansurgeon.cli.main import app
 from leansurgeon.commands import in_memory
 from leansurgeon.errors import UnsupportedModel
 from leansurgeon.version import PACKAGE
-from tests.support.command_line import leansurgeon
+from tests.cli.answers import typed, works
 from tests.support.models import strangers
 
 SPEECH = {path: ast.parse(path.read_text()) for path in sorted(PACKAGE.rglob("*.py"))}
@@ -45,9 +47,6 @@ def texts(tree: ast.Module) -> list[str]:
 @pytest.fixture(scope="module")
 def options():
     """The options of every command."""
-    from typer.main import get_command
-
-    from leansurgeon.cli.main import app
 
     def of(command, name):
         """The options of a command, and of those below it."""
@@ -97,11 +96,10 @@ def place(tmp_path, monkeypatch):
 
 
 def test_layers_that_are_named_are_kept_by_another_option(place):
-    done = leansurgeon("shrink", "my-model", "--layers", "1-3", cwd=place)
+    done = typed("shrink my-model --layers 1-3", cwd=place)
     assert done.returncode == 2
     advice = re.search(r"--keep 1-3", done.stderr)[0]
-    done = leansurgeon("shrink", "my-model", *advice.split(), "--uncalibrated", "-o", "out", cwd=place)
-    assert done.returncode == 0, done.stderr
+    done = works(f"shrink my-model --uncalibrated -o out {advice}", cwd=place)
     model = transformers.AutoModelForCausalLM.from_pretrained(place / "my-model")
     kept = transformers.AutoModelForCausalLM.from_pretrained(place / "out")
     assert len(kept.model.layers) == 3
@@ -109,40 +107,34 @@ def test_layers_that_are_named_are_kept_by_another_option(place):
 
 
 def test_data_is_what_a_model_without_a_recipe_is_healed_on(place):
-    done = leansurgeon("retrain", "my-model", cwd=place)
-    assert done.returncode == 2
-    hint = done.stderr.splitlines()[1].split()
-    assert hint[0] == "--data"
-    more = ("--set", "train.duration=1st", "--dry-run")
-    done = leansurgeon("retrain", "my-model", hint[0], "texts", *more, cwd=place)
-    assert done.returncode == 0, done.stderr
+    done = typed("retrain my-model", cwd=place)
+    assert done.returncode == 2 and done.stderr.splitlines()[1].split()[0] == "--data"
+    done = works("retrain my-model --data texts --dry-run", cwd=place)
 
 
-@pytest.mark.parametrize("typed", ["1h30h", "30", "30m1h", "5ep3", "1h30ep", "0s", "soon"])
-def test_times_that_are_none(place, typed):
-    done = leansurgeon("retrain", "my-model", "--data", "texts", "--time", typed, cwd=place)
-    assert done.returncode == 2 and typed in done.stderr
+@pytest.mark.parametrize("time", ["1h30h", "30", "30m1h", "0s"])
+def test_times_that_are_none(place, time):
+    done = typed(f"retrain my-model --data texts --time {time}", cwd=place)
+    assert done.returncode == 2 and time in done.stderr
 
 
 def test_a_name_of_the_hub_is_not_asked_for_offline(place, monkeypatch):
-    from huggingface_hub import constants
-
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    done = leansurgeon("shrink", "nobody/has-this", "--layers", 2, cwd=place)
+    done = typed("shrink nobody/has-this --layers 2", cwd=place)
     assert done.returncode == 3 and "not asked" in done.stderr and "HF_HUB_OFFLINE" in done.stderr
 
 
-@pytest.mark.parametrize("command", [("shrink", "--layers", "2"), ("retrain", "--data", "texts"), ("inspect",)])
-def test_the_lines_for_an_adapter_make_a_model(place, monkeypatch, command):
+def test_the_lines_for_an_adapter_make_a_model(place, monkeypatch):
     peft = pytest.importorskip("peft")
     base = transformers.AutoModelForCausalLM.from_pretrained(place / "my-model")
-    model = peft.get_peft_model(
-        base, peft.LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM", init_lora_weights=False)
-    )
+    config = peft.LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM", init_lora_weights=False)
+    model = peft.get_peft_model(base, config)
     model.peft_config["default"].base_model_name_or_path = str(place / "my-model")
     model.save_pretrained(place / "adapter")
-    done = leansurgeon(command[0], "adapter", *command[1:], cwd=place)
-    assert done.returncode == 3
+    commands = ("shrink adapter --layers 2", "inspect adapter", "retrain adapter --data texts")
+    for command in commands:
+        done = typed(command, cwd=place)
+        assert done.returncode == 3 and "AutoPeftModel" in done.stderr, done.stderr
     lines = [line.strip() for line in done.stderr.splitlines() if re.search(r"import |AutoPeftModel\w+\.", line)]
     monkeypatch.chdir(place)
     exec("\n".join(lines), {})
@@ -155,14 +147,14 @@ def test_the_lines_for_a_pickle_make_a_model_that_can_be_healed(place, monkeypat
     model = transformers.AutoModelForCausalLM.from_pretrained(place / "my-model")
     (place / "my-model" / "model.safetensors").unlink()
     torch.save(model.state_dict(), place / "my-model" / "pytorch_model.bin")
-    done = leansurgeon("retrain", "my-model", "--data", "texts", cwd=place)
+    done = typed("retrain my-model --data texts", cwd=place)
     assert done.returncode == 3
     lines = [line.strip() for line in done.stderr.splitlines()]
     monkeypatch.chdir(place)
     exec("\n".join(line for line in lines if "import " in line or "save_pretrained" in line), {})
     made = transformers.AutoModelForCausalLM.from_pretrained(place / "FOLDER")
     assert all(torch.equal(value, model.state_dict()[name]) for name, value in made.state_dict().items())
-    assert leansurgeon("inspect", "my-model", "--allow-pickle", cwd=place).returncode == 0
+    assert typed("inspect my-model --allow-pickle", cwd=place).returncode == 0
 
 
 def test_a_model_in_a_wrapper_is_told_what_to_give(place):
@@ -173,17 +165,17 @@ def test_a_model_in_a_wrapper_is_told_what_to_give(place):
 
 
 def test_a_cut_that_changes_nothing_is_refused_and_its_advice_works(place):
-    done = leansurgeon("shrink", "my-model", cwd=place)
+    done = typed("shrink my-model", cwd=place)
     assert done.returncode == 2 and not (place / "runs").exists()
     advice = re.findall(r"--[a-z-]+ (?:-?\d+%|\d+x|\d+)", done.stderr)
     assert advice
     for words in advice:
         words = words.replace("--layers 6", "--layers 2").replace("--mlp-dim 512", "--mlp-dim 16")
-        done = leansurgeon("shrink", "my-model", *shlex.split(words), "--dry-run", cwd=place)
+        done = typed(f"shrink my-model {words} --dry-run", cwd=place)
         assert done.returncode == 0, (words, done.stderr)
 
 
 def test_two_forms_of_one_output_are_refused(tmp_path):
-    done = leansurgeon("report", "runs", "--format", "csv", "--json", cwd=tmp_path)
+    done = typed("report runs --format csv --json", cwd=tmp_path)
     assert done.returncode == 2 and not done.stdout
     assert re.search(r"--json and --format csv", done.stderr)

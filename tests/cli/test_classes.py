@@ -14,9 +14,8 @@ import transformers
 from PIL import Image
 
 from leansurgeon.checkpoints.source import open_source
-from leansurgeon.errors import UsageError
 from leansurgeon.measure.data import calibration
-from tests.support.command_line import leansurgeon
+from tests.cli.answers import document, heal, read, stderr_of, typed, works
 from tests.support.models import strangers
 
 NAMES = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
@@ -76,27 +75,23 @@ def folders(tmp_path, digits):
 def named(trained, folder, names):
     """The same model with names for its outputs."""
     shutil.copytree(trained, folder)
-    config = json.loads((folder / "config.json").read_text())
+    config = read(folder / "config.json")
     config |= {"id2label": dict(enumerate(names)), "label2id": {name: i for i, name in enumerate(names)}}
     (folder / "config.json").write_text(json.dumps(config))
     return folder
 
 
-def accuracy_of(found, folder):
+def accuracy_of(batches, folder):
     """Of the samples as the calibration has them, by plain transformers."""
     model = transformers.AutoModelForImageClassification.from_pretrained(folder).eval()
-    right = [
-        model(batch["pixel_values"]).logits.argmax(-1) == batch["labels"] for batch in [*found.fit, *found.heldout]
-    ]
-    return torch.cat(right).float().mean()
+    right = [model(batch["pixel_values"]).logits.argmax(-1) == batch["labels"] for batch in batches]
+    return float(torch.cat(right).float().mean())
 
 
 @pytest.mark.parametrize(
     ("own", "data"),
     [
-        (NAMES, NAMES),
         (NAMES, [name.upper() for name in NAMES]),
-        (None, [str(i) for i in range(10)]),
         (None, [str(i + 1) for i in range(10)]),  # 1, 10, 2 as text
         (NAMES, [f"LABEL_{i}" for i in range(10)]),
         (NAMES, NAMES[:5]),
@@ -105,53 +100,55 @@ def accuracy_of(found, folder):
 def test_labels_are_those_of_the_model(trained, folders, tmp_path, own, data):
     model = named(trained, tmp_path / "model", own) if own else trained
     found = calibration.open_calibration(str(folders(data)), open_source(str(model)), cache=tmp_path / "cache")
-    assert accuracy_of(found, model) > 0.8 and found.classes in str(found.as_record().as_dict())
+    assert accuracy_of([*found.fit, *found.heldout], model) > 0.8 and found.classes in str(found.as_record().as_dict())
 
 
 def test_what_is_in_another_order_is_neither_cut_nor_healed(trained, folders, tmp_path):
     """The model's names are those of other outputs, by a shuffle of all; and the numbers of two classes are swapped."""
     swapped = [f"c{i}" for i in (0, 1, 2, 3, 9, 5, 6, 7, 8, 4)]
     model = named(trained, tmp_path / "model", sorted(NAMES))
-    cases = ((model, NAMES, r"chance|another order"), (trained, swapped, "another order"))
-    for number, (start, names, says) in enumerate(cases):
-        data = folders(names, root=f"images-{number}")
-        for command in (
-            ("shrink", start, "--layers", "2", "--calibrate", data, "-o", tmp_path / "out"),
-            ("retrain", start, "--data", data, "-o", tmp_path / "out"),
-        ):
-            done = leansurgeon(*command)
-            assert done.returncode == 2 and "--classes" in done.stderr and not (tmp_path / "out").exists()
-            assert any(word in " ".join(done.stderr.split()) for word in says.split("|"))
+    shuffled, data = folders(NAMES, root="shuffled"), folders(swapped, root="swapped")
+    cut = f"shrink {trained} --layers 2 --calibrate {data} --heal none"
+    given = f"--classes {','.join(swapped)}"
+    for command in (cut, f"retrain {model} --data {shuffled}", f"retrain {trained} --data {data}"):
+        done = typed(f"{command} -o {tmp_path}/out")
+        assert done.returncode == 2 and "--classes" in done.stderr and not (tmp_path / "out").exists()
+        assert "another order of the classes" in stderr_of(done)
     # What the message says helps.
-    classes = ",".join(f"c{i}" for i in (0, 1, 2, 3, 9, 5, 6, 7, 8, 4))
-    done = leansurgeon(
-        "shrink", trained, "--layers", "2", "--calibrate", data, "--classes", classes, "-o", tmp_path / "out"
-    )
-    assert done.returncode == 0 and "c9 is output 4" in " ".join(done.stderr.split()), done.stderr
+    done = works(f"{cut} {given} -o {tmp_path}/out")
+    assert "c9 is output 4" in stderr_of(done), done.stderr
 
 
 def test_names_on_a_model_that_names_none_are_asked_for(trained, folders, tmp_path):
     """By every command, and what the message says helps: the figure is that of plain transformers."""
     data = folders(NAMES)
     for command in (
-        ("retrain", trained, "--data", data),
-        ("shrink", trained, "--layers", 2, "--calibrate", data),
-        ("heads", trained, "--data", data),
-        ("kappa", trained, "--data", data),
+        f"retrain {trained} --data {data}",
+        f"shrink {trained} --layers 2 --calibrate {data}",
+        f"heads {trained} --data {data}",
+        f"kappa {trained} --data {data}",
     ):
-        done = leansurgeon(*command, cwd=tmp_path)
-        said = " ".join(done.stderr.split())
+        done = typed(command, cwd=tmp_path)
+        said = stderr_of(done)
         assert done.returncode == 2 and f"--classes {','.join(sorted(NAMES))}" in said, said
         assert "does not say what its 10 outputs are called" in said and not (tmp_path / "runs").exists()
-    how = ("--classes", ",".join(NAMES), "--steps", 2, "--samples", 64)
-    done = leansurgeon("heads", trained, "--data", data, *how, "--json")
-    found = calibration.open_calibration(
-        str(folders([f"LABEL_{i}" for i in range(10)], root="numbered")), open_source(str(trained)), cache=tmp_path
-    )
-    model, right = transformers.AutoModelForImageClassification.from_pretrained(trained).eval(), []
-    with torch.no_grad():
-        right = [model(b["pixel_values"]).logits.argmax(-1) == b["labels"] for b in found.heldout]
-    assert json.loads(done.stdout)["whole"]["accuracy"] == pytest.approx(float(torch.cat(right).float().mean()))
+    how = f"--classes {','.join(NAMES)} --steps 2 --samples 64"
+    numbered = str(folders([f"LABEL_{i}" for i in range(10)], root="numbered"))
+    heldout = calibration.open_calibration(numbered, open_source(str(trained)), cache=tmp_path).heldout
+    found = document(f"heads {trained} --data {data} {how}")["whole"]
+    assert found["accuracy"] == pytest.approx(accuracy_of(heldout, trained))
+
+
+def test_nine_of_ten_names_stop_every_command(trained, folders, tmp_path):
+    model, data = named(trained, tmp_path / "model", NAMES), folders([*NAMES[:9], "neun"], each=12)
+    for command in (
+        f"retrain {model} --data {data}",
+        f"shrink {model} --layers 2 --calibrate {data}",
+        f"heads {model} --data {data}",
+        f"search {model} --data {data} --params 10k",
+    ):
+        done = typed(command, cwd=tmp_path)
+        assert done.returncode == 2 and "neun" in done.stderr and "--classes" in done.stderr, done.stderr
 
 
 @pytest.mark.parametrize("library", ["transformers", "timm"])
@@ -160,62 +157,41 @@ def test_names_that_were_given_are_those_of_the_result(library, trained, folders
     data, source = folders(NAMES, each=30), trained
     if library == "timm":
         source = strangers.timm_vit(tmp_path / "timm", classes=10, names=())
-    how = ("--classes", ",".join(NAMES), "--set", "train.duration=2st")
-    done = leansurgeon("retrain", source, "--data", data, *how, "-o", tmp_path / "run")
-    assert done.returncode == 0, done.stderr
-    config = json.loads((tmp_path / "run" / "model" / "config.json").read_text())
+    how = f"--classes {','.join(NAMES)} --set train.duration=2st"
+    works(f"retrain {source} --data {data} {how} -o {tmp_path}/run")
+    config = read(tmp_path / "run" / "model" / "config.json")
     given = config["label_names"] if library == "timm" else [*config["id2label"].values()]
     assert given == NAMES
-    asked = leansurgeon("heads", tmp_path / "run", "--data", data, "--steps", 2, "--samples", 32)
-    assert "zero is output 0" in " ".join(asked.stderr.split()) and "(by name)" in asked.stderr
+    asked = typed(f"heads {tmp_path}/run --data {data} --steps 2 --samples 32")
+    assert "zero is output 0" in stderr_of(asked) and "(by name)" in asked.stderr
 
 
 def test_an_experiment_from_a_trained_model_keeps_to_the_same_rules(trained, folders, tmp_path):
     """`run`: names that the model does not know, and names of other outputs, stop it before anything is cut."""
-    wrong = named(trained, tmp_path / "model", sorted(NAMES))
     images = {"image_size": 8, "mean": [0.3] * 3, "std": [0.2] * 3, "crop_pct": 1.0, "augment": False}
     task = {"name": "folder", "data": str(folders(NAMES))} | images
-    for number, (source, says) in enumerate(((trained, "does not say what its 10"), (wrong, "another order"))):
-        train = {"duration": "1st", "batch": 16, "precision": "fp32", "optim": {"name": "adamw", "lr": 1e-12}}
-        document = {"version": 1, "name": f"own{number}", "kind": "experiment", "source": str(source), "task": task}
+    train = {"duration": "1st", "batch": 16, "precision": "fp32", "optim": {"name": "adamw", "lr": 1e-12}}
+    wrong = named(trained, tmp_path / "model", sorted(NAMES))
+    for source, says in ((trained, "does not say what its 10"), (wrong, "another order")):
+        document = {"version": 1, "name": "own", "kind": "experiment", "source": str(source), "task": task}
         document |= {"train": train, "measure": None, "arms": {"original": {}, "lean": {"layers": 2}}}
-        (tmp_path / f"{number}.yaml").write_text(json.dumps(document))
-        done = leansurgeon("run", tmp_path / f"{number}.yaml", "--workspace", tmp_path / "runs", cwd=tmp_path)
-        said = " ".join(done.stderr.split())
-        assert done.returncode == 2 and says in said and "task.class_names" in said, said
+        (tmp_path / "own.yaml").write_text(json.dumps(document))
+        done = typed(f"run {tmp_path}/own.yaml --workspace {tmp_path}/runs", cwd=tmp_path)
+        assert done.returncode == 2 and says in stderr_of(done) and "task.class_names" in done.stderr, done.stderr
         assert not (tmp_path / "runs").exists()
 
 
-def test_names_of_which_one_is_unknown_are_refused(trained, folders, tmp_path):
-    model, data = named(trained, tmp_path / "model", NAMES), folders([*NAMES[:9], "neun"])
-    with pytest.raises(UsageError, match=r"\b9\b.*\bneun\b"):
-        calibration.open_calibration(str(data), open_source(str(model)), cache=tmp_path / "cache")
-
-
-def test_a_new_head_for_as_many_other_classes_is_trained_from_nothing(trained, folders, tmp_path):
-    model, data = named(trained, tmp_path / "model", NAMES), folders([f"animal{chr(97 + i)}" for i in range(10)])
-    done = strangers.healed(model, data, tmp_path / "run", "--set", "train.optim.lr=1e-12")
-    assert done.returncode == 0 and "new head" in done.stderr and "It healed" not in done.stderr, done.stderr
-    made = transformers.AutoModelForImageClassification.from_pretrained(tmp_path / "run" / "model")
-    before = transformers.AutoModelForImageClassification.from_pretrained(model)
-    assert made.config.id2label[3] == "animald"
-    assert not torch.allclose(made.classifier.weight, before.classifier.weight, atol=1e-3)
-    assert torch.allclose(made.vit.layernorm.weight, before.vit.layernorm.weight, atol=1e-3)
-
-
-@pytest.mark.parametrize(("changes", "gives"), [
-    ({"problem_type": "multi_label_classification"}, "several classes"), ({"problem_type": "regression"}, "a score"),
-])  # fmt: skip
-def test_a_head_of_another_objective_is_refused_and_calibrates(trained, folders, tmp_path, changes, gives):
+def test_a_head_of_another_objective_is_refused_and_calibrates(trained, folders, tmp_path):
     model, data = named(trained, tmp_path / "model", NAMES), folders(NAMES)
-    config = json.loads((model / "config.json").read_text()) | changes
+    config = read(model / "config.json") | {"problem_type": "multi_label_classification"}
     (model / "config.json").write_text(json.dumps(config))
-    done = strangers.healed(model, data, tmp_path / "run")
-    said = " ".join(done.stderr.split())
-    assert done.returncode == 2 and gives in said and "--calibrate" in said and "--classes new" in said, said
+    done = heal(model, data, tmp_path / "run")
+    said = stderr_of(done)
+    assert done.returncode == 2 and "several classes" in said and "--calibrate" in said and "--classes new" in said
     assert not (tmp_path / "run").exists()
-    cut = leansurgeon("shrink", model, "--layers", "2", "--calibrate", data, "-o", tmp_path / "cut")
-    assert cut.returncode == 0 and "accuracy" not in cut.stdout + cut.stderr, cut.stderr
+    how = f"--layers 2 --calibrate {data} --heal none -o {tmp_path}/cut"
+    cut = works(f"shrink {model} {how}")
+    assert "accuracy" not in cut.stdout + cut.stderr, cut.stderr
 
 
 def recipe(file, task, **train):
@@ -226,22 +202,20 @@ def recipe(file, task, **train):
 
 
 def test_a_recipe_on_ones_own_folders_keeps_to_the_same_rules(trained, folders, tmp_path):
-    """Another order of the classes stops it, other classes get a new head, and the model's own keep theirs."""
+    """Other classes get a new head, and the model's own keep theirs."""
     model = named(trained, tmp_path / "model", NAMES)
     images = {"image_size": 8, "mean": [0.3] * 3, "std": [0.2] * 3, "crop_pct": 1.0, "augment": False}
-    for number, (start, names, says) in enumerate((
-        (trained, NAMES, "--classes"),
-        (model, [f"animal{chr(97 + i)}" for i in range(10)], "new head for animala"),
-        (model, [name.upper() for name in NAMES], "by name"),
-    )):  # fmt: skip
-        data, run = folders(names, root=f"images-{number}"), tmp_path / f"run-{number}"
+    animals = [f"animal{chr(97 + i)}" for i in range(10)]
+    cases = ((animals, "new head for animala"), ([name.upper() for name in NAMES], "by name"))
+    for number, (names, says) in enumerate(cases):
+        data = folders(names, root=f"images-{number}")
         file = recipe(tmp_path / f"{number}.yaml", {"name": "folder", "data": str(data)} | images)
-        done = leansurgeon("retrain", start, "--recipe", file, "-o", run, "--cpu-processes", "1")
-        assert done.returncode == (2 if number == 0 else 0) and says in " ".join(done.stderr.split()), done.stderr
-        assert run.exists() == (number > 0) and "It healed" not in done.stderr
+        run = tmp_path / f"run-{number}"
+        done = works(f"retrain {model} --recipe {file} -o {run} --cpu-processes 1")
+        assert says in stderr_of(done) and "It healed" not in done.stderr
     before, new, own = (
         transformers.AutoModelForImageClassification.from_pretrained(place)
-        for place in (model, tmp_path / "run-1" / "model", tmp_path / "run-2" / "model")
+        for place in (model, tmp_path / "run-0" / "model", tmp_path / "run-1" / "model")
     )
     assert new.config.id2label[3] == "animald" and not torch.allclose(new.classifier.weight, before.classifier.weight)
     assert torch.allclose(own.classifier.weight, before.classifier.weight, atol=1e-6)
@@ -263,10 +237,9 @@ def test_glue_is_read_by_the_names_of_the_models_classes(tmp_path):
     words(tmp_path / "model")
     data = test_glue.write_hub(tmp_path / "data", "mnli")
     file = recipe(tmp_path / "r.yaml", {"name": "glue", "task": "mnli", "data": data, "seq_len": 40})
-    done = leansurgeon("retrain", tmp_path / "model", "--recipe", file, "--eval-only", "--json", "--cpu-processes", "1")
-    assert done.returncode == 0, done.stderr
     tokenizer, right = transformers.AutoTokenizer.from_pretrained(tmp_path / "model"), []
     for *texts, label in test_glue.rows("mnli", "matched"):
         said = model(**tokenizer(*texts, truncation=True, max_length=40, return_tensors="pt")).logits.argmax(-1)
         right.append(own[int(said)].lower() == theirs[label])
-    assert json.loads(done.stdout)["metrics"]["accuracy"] == pytest.approx(np.mean(right))
+    found = document(f"retrain {tmp_path}/model --recipe {file} --eval-only --cpu-processes 1")
+    assert found["metrics"]["accuracy"] == pytest.approx(np.mean(right))

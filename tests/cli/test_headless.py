@@ -11,10 +11,11 @@ import pytest
 import torch
 import transformers
 from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.measure.data.calibration import open_calibration
-from tests.support.command_line import leansurgeon
+from tests.cli.answers import document, heals, read, stderr_of, stdout_of, typed, works
 from tests.support.models import strangers
 from tests.support.models.word_models import words
 
@@ -23,40 +24,34 @@ SIZES = {"hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4, "i
 
 def named(folder: Path, cls: str, **more) -> Path:
     """The model in a folder under the name of another class."""
-    config = json.loads((folder / "config.json").read_text())
+    config = read(folder / "config.json")
     (folder / "config.json").write_text(json.dumps(config | {"architectures": [cls]} | more))
     return folder
 
 
-def pooled(folder: Path, mode: str) -> Path:
-    """The same as sentence-transformers has it."""
+def mlm(folder: Path) -> Path:
+    """As all-mpnet-base-v2 lies on the hub: a body with its pooler, called ...ForMaskedLM, and modules.json."""
+    named(strangers.encoder(folder), "BertForMaskedLM")
     parts = ("Transformer", ""), ("Pooling", "1_Pooling")
     modules = [
         {"idx": i, "path": path, "type": f"sentence_transformers.models.{kind}"} for i, (kind, path) in enumerate(parts)
     ]
     (folder / "modules.json").write_text(json.dumps(modules))
     (folder / "1_Pooling").mkdir()
-    (folder / "1_Pooling/config.json").write_text(
-        json.dumps({"word_embedding_dimension": 32, f"pooling_mode_{mode}": True})
-    )
+    pooling = {"word_embedding_dimension": 32, "pooling_mode_mean_tokens": True}
+    (folder / "1_Pooling/config.json").write_text(json.dumps(pooling))
     return folder
 
 
-def mlm(folder: Path) -> Path:
-    """As all-mpnet-base-v2 lies on the hub: a body with its pooler, called ...ForMaskedLM."""
-    return pooled(named(strangers.encoder(folder), "BertForMaskedLM"), "mean_tokens")
-
-
-def causal(folder: Path, tied: bool) -> Path:
-    """As Qwen3-Embedding (tied) or gte-Qwen2 (not) lie on the hub: a body called ...ForCausalLM."""
+def causal(folder: Path) -> Path:
+    """As gte-Qwen2 lies on the hub: a body called ...ForCausalLM."""
     torch.manual_seed(2)
     config = transformers.Qwen3Config(
-        **SIZES, num_key_value_heads=2, head_dim=8, tie_word_embeddings=tied, initializer_range=0.3, pad_token_id=0
+        **SIZES, num_key_value_heads=2, head_dim=8, tie_word_embeddings=False, initializer_range=0.3, pad_token_id=0
     )
     transformers.Qwen3Model(config).save_pretrained(folder)
     words(folder)
-    named(folder, "Qwen3ForCausalLM")
-    return pooled(folder, "lasttoken") if tied else folder
+    return named(folder, "Qwen3ForCausalLM")
 
 
 @pytest.fixture(scope="module")
@@ -76,28 +71,25 @@ def embeddings(folder: Path, batches: list) -> torch.Tensor:
     return torch.cat(found)
 
 
-@pytest.mark.parametrize(
-    "make", [mlm, lambda f: causal(f, True), lambda f: causal(f, False)], ids=["mlm", "tied", "gte"]
-)
+@pytest.mark.parametrize("make", [mlm, causal])
 def test_an_embedder_is_judged_and_healed_by_its_embeddings(make, texts, own_cache, tmp_path):
     source = make(tmp_path / "source")
     cut = strangers.halved(tmp_path / "cut", source)
-    done = leansurgeon("judge", cut, "--data", texts, "--json")
-    assert done.returncode == 0, done.stderr
-    (found,) = json.loads(done.stdout)["judged"].values()
+    (found,) = document(f"judge {cut} --data {texts}")["judged"].values()
     assert "loss" not in found and -1 <= found["embeddings"]["cosine"] < 0.999
     if make is mlm:
         data = open_calibration(str(texts), open_source(str(source)), cache=tmp_path / "cache")
         own = torch.nn.functional.cosine_similarity(*(embeddings(f, data.heldout) for f in (source, cut)))
         assert found["embeddings"]["cosine"] == pytest.approx(float(own.mean()), abs=1e-4)
-    done = strangers.healed(cut, texts, tmp_path / "run")
-    assert done.returncode == 0 and "perplexity" not in done.stdout + done.stderr
+    done = heals(cut, texts, tmp_path / "run")
+    assert "perplexity" not in done.stdout + done.stderr
     assert "It learns the hidden states and embeddings" in done.stderr
-    assert "it is used and measured as" in " ".join(done.stderr.split())
+    assert "it is used and measured as" in stderr_of(done)
     healed = tmp_path / "run" / "model"
     with safe_open(cut / "model.safetensors", "pt") as a, safe_open(healed / "model.safetensors", "pt") as b:
         assert set(a.keys()) == set(b.keys())  # no head was drawn and written
-    configs = [json.loads((folder / "config.json").read_text()) for folder in (source, healed)]
+    assert make is causal or "pooler.dense.weight" in load_file(cut / "model.safetensors")
+    configs = [read(folder / "config.json") for folder in (source, healed)]
     assert configs[0]["architectures"] == configs[1]["architectures"]
     for folder in (cut, healed):
         card = (folder / "README.md").read_text()
@@ -106,34 +98,31 @@ def test_an_embedder_is_judged_and_healed_by_its_embeddings(make, texts, own_cac
 
 
 def test_a_cut_follows_embeddings_and_no_random_head(texts, own_cache, tmp_path):
-    source = causal(tmp_path / "source", False)
-    done = leansurgeon(
-        "shrink", source, "--layers", "2", "--calibrate", texts, "--heal", "closed", "-o", tmp_path / "out"
-    )
-    assert done.returncode == 0, done.stderr
-    record = json.loads((tmp_path / "out/surgery.json").read_text())
+    source = causal(tmp_path / "source")
+    how = f"--layers 2 --calibrate {texts} --heal closed --samples 32 -o {tmp_path}/out"
+    done = works(f"shrink {source} {how}")
+    record = read(tmp_path / "out/surgery.json")
     assert "cosine of embeddings" in done.stdout and "perplexity" not in done.stdout
     assert "embeddings" in record["proof"]["compared"] and "loss" not in record["proof"]["compared"]
     assert not any(c.get("guard_loss") or c.get("guard_divergence") for c in record["decided"]["candidates"])
 
 
-@pytest.mark.parametrize("make", [mlm, lambda f: causal(f, True)], ids=["mlm", "tied"])
-def test_a_search_ranks_embedders_by_their_embeddings(make, texts, own_cache, tmp_path):
-    source, out = make(tmp_path / "source"), tmp_path / "winner"
+def test_a_search_ranks_embedders_by_their_embeddings(texts, own_cache, tmp_path):
+    """The winner as it was written has the figures that it was chosen by, by the library alone."""
+    source, out = mlm(tmp_path / "source"), tmp_path / "winner"
     most = int(0.8 * open_source(str(source)).parameters.total)
-    asked = ("--params", most, "--tries", 2, "--samples", 32, "--workspace", tmp_path / "runs", "-o", out)
-    done = leansurgeon("search", source, "--data", texts, *asked, "--json")
-    assert done.returncode == 0, done.stderr
+    asked = f"--params {most} --tries 2 --samples 32 --workspace {tmp_path}/runs -o {out}"
+    done = works(f"search {source} --data {texts} {asked} --json")
     found = json.loads(done.stdout)
     scores = [one for row in found["candidates"] for one in row["scores"].values()]
     assert {one["label"] for one in scores} == {"cosine"} and "perplexity" not in done.stdout + done.stderr
-    if make is mlm:  # the winner as it was written, by the library alone
-        data = open_calibration(str(texts), open_source(str(source)), cache=tmp_path / "cache", samples=32)
-        for part, value in (("guard", None), ("heldout", found["untouched"][found["winner"]]["value"])):
-            both = [embeddings(folder, getattr(data, part)) for folder in (source, out)]
-            own = float(torch.nn.functional.cosine_similarity(*both).mean())
-            row = next(row for row in found["candidates"] if row["name"] == found["winner"])
-            assert own == pytest.approx(row["scores"]["1"]["value"] if value is None else value, abs=0.02), part
+    winner = found["winner"]
+    row = next(row for row in found["candidates"] if row["name"] == winner)
+    data = open_calibration(str(texts), open_source(str(source)), cache=tmp_path / "cache", samples=32)
+    for batches, told in ((data.guard, row["scores"]["1"]), (data.heldout, found["untouched"][winner])):
+        both = [embeddings(folder, batches) for folder in (source, out)]
+        own = float(torch.nn.functional.cosine_similarity(*both).mean())
+        assert own == pytest.approx(told["value"], abs=0.02)
 
 
 def test_a_classifier_without_its_head_has_no_accuracy_and_gets_a_new_one(own_cache, tmp_path):
@@ -142,12 +131,9 @@ def test_a_classifier_without_its_head_has_no_accuracy_and_gets_a_new_one(own_ca
     )
     table = strangers.reviews(tmp_path / "reviews.csv")
     cut = strangers.halved(tmp_path / "cut", source)
-    done = leansurgeon("judge", cut, "--data", table, "--json")
-    assert done.returncode == 0, done.stderr
-    (found,) = json.loads(done.stdout)["judged"].values()
+    (found,) = document(f"judge {cut} --data {table}")["judged"].values()
     assert "accuracy" not in found and found["embeddings"]["cosine"] < 0.999
-    done = strangers.healed(cut, table, tmp_path / "run")
-    assert done.returncode == 0, done.stderr
+    done = heals(cut, table, tmp_path / "run")
     assert "new" in done.stderr and "It learns from the data alone: its head is new" in done.stderr
     healed = open_source(str(tmp_path / "run/model"))
     assert healed.head == "sequence-classification" and healed.outputs == 2
@@ -155,50 +141,39 @@ def test_a_classifier_without_its_head_has_no_accuracy_and_gets_a_new_one(own_ca
 
 
 def test_a_body_gets_heads_of_their_own_and_keeps_the_name_of_its_class(texts, own_cache, tmp_path):
-    """A family that nobody declared, whose result is of a class of ours; with its head it keeps that one, too."""
+    """A family that nobody declared, whose result is of a class of ours."""
     sizes = {"embedding_size": 32, "max_position_embeddings": 64, "initializer_range": 0.3, **SIZES}
-    for number, cls in enumerate((transformers.ElectraModel, transformers.ElectraForMaskedLM)):
-        torch.manual_seed(5)
-        source = tmp_path / f"source{number}"
-        cls(transformers.ElectraConfig(**sizes)).save_pretrained(source)
-        words(source, mask="<extra_id_0>")
-        named(source, "ElectraForMaskedLM")
-        said = " ".join(leansurgeon("inspect", source).stdout.split())
-        assert ("its head is not in the files: it is used and measured as ElectraModel" in said) == (not number)
-        cut, run = tmp_path / f"cut{number}", tmp_path / f"run{number}"
-        how = ("--heads", "6", "--keep", "0,2", "--head-dim", "keep", "--uncalibrated", "--no-proof")
-        assert leansurgeon("shrink", source, *how, "-o", cut).returncode == 0
-        done = strangers.healed(cut, texts, run)
-        assert done.returncode == 0, done.stderr
-        assert ("perplexity" in done.stderr) == bool(number)
-        assert json.loads((run / "model/config.json").read_text())["architectures"] == ["LeanForMaskedLM"]
+    torch.manual_seed(5)
+    source, cut, run = (tmp_path / name for name in ("source", "cut", "run"))
+    transformers.ElectraModel(transformers.ElectraConfig(**sizes)).save_pretrained(source)
+    words(source, mask="<extra_id_0>")
+    named(source, "ElectraForMaskedLM")
+    said = stdout_of(typed(f"inspect {source}"))
+    assert "its head is not in the files: it is used and measured as ElectraModel" in said
+    how = "--heads 6 --keep 0,2 --head-dim keep --uncalibrated --no-proof"
+    assert typed(f"shrink {source} {how} -o {cut}").returncode == 0
+    done = heals(cut, texts, run)
+    assert "perplexity" not in done.stderr, done.stderr
+    assert read(run / "model/config.json")["architectures"] == ["LeanForMaskedLM"]
 
 
-@pytest.mark.parametrize("family", ["Siglip", "CLIP"])
-def test_an_image_tower_called_a_classifier_is_refused_by_the_name_of_what_it_lacks(family, own_cache, tmp_path):
+def test_an_image_tower_called_a_classifier_is_refused_by_the_name_of_what_it_lacks(own_cache, tmp_path):
     """Its class has no body to fall back on, and nothing that the library would draw is measured."""
-    from safetensors.torch import load_file, save_file
-
     torch.manual_seed(0)
     vision = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
     text = vision | {"vocab_size": 99, "num_hidden_layers": 1}
-    config = getattr(transformers, f"{family}Config")(
+    config = transformers.SiglipConfig(
         vision_config=vision | {"image_size": 16, "patch_size": 8}, text_config=text, num_labels=10
     )
-    model = getattr(transformers, f"{family}ForImageClassification")(config)
     source = tmp_path / "source"
-    model.save_pretrained(source)
+    transformers.SiglipForImageClassification(config).save_pretrained(source)
     strangers.processor(source, 16, 3)
     weights = load_file(source / "model.safetensors")
     assert weights.pop("classifier.weight").shape == (10, 24) and weights.pop("classifier.bias").shape == (10,)
     save_file(weights, source / "model.safetensors", metadata={"format": "pt"})
     data = strangers.pictures(tmp_path / "images", side=16)
-    for command in (
-        ("shrink", source, "--layers", 1, "--calibrate", data),
-        ("retrain", source, "--data", data),
-        ("heads", source, "--data", data),
-    ):
-        done = leansurgeon(*command, cwd=tmp_path)
-        said = " ".join(done.stderr.split())
+    for command in (f"shrink {source} --layers 1 --calibrate {data}", f"retrain {source} --data {data}"):
+        done = typed(command, cwd=tmp_path)
+        said = stderr_of(done)
         assert done.returncode == 3 and "lack 'classifier." in said and "architectures" in said, said
         assert not (tmp_path / "runs").exists()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,7 +10,7 @@ import pytest
 from leansurgeon.checkpoints import record
 from leansurgeon.checkpoints.proof.report_numbers import sentence
 from leansurgeon.reading import modelcard
-from tests.support.command_line import leansurgeon
+from tests.cli.answers import document, heals, read, stdout_of, works
 from tests.support.models import strangers
 
 
@@ -32,10 +31,9 @@ def healed(tmp_path_factory) -> Healed:
         other = strangers.texts(place / "elsewhere", lines=60)
         before = strangers.texts(place / "earlier", lines=60)
         lean = strangers.halved(place / "lean", strangers.model(place / "source", "llama", seed=78))
-        judged = leansurgeon("judge", lean, "--data", before)
-        assert judged.returncode == 0 and before.name in (lean / "README.md").read_text(), judged.stderr
-        done = strangers.healed(lean, data, place / "runs" / "own", "--set", "train.duration=3st")
-        assert done.returncode == 0, done.stderr
+        judged = works(f"judge {lean} --data {before}")
+        assert before.name in (lean / "README.md").read_text(), judged.stderr
+        heals(lean, data, place / "runs" / "own", "--set train.duration=3st")
         yield Healed(place, place / "runs" / "own", other, before)
 
 
@@ -49,10 +47,8 @@ def test_a_run_is_judged_and_it_shows_in_card_report_and_page(healed):
     model = healed.run / "model"
     assert record.read(model).judged == {}  # what was judged before the training was another model
     assert healed.before.name not in (model / "README.md").read_text()
-    summary = json.loads((healed.run / "summary.json").read_text())
-    done = leansurgeon("judge", healed.run, "--data", healed.other, "--json")
-    assert done.returncode == 0, done.stderr
-    (found,) = json.loads(done.stdout)["judged"].values()
+    summary = read(healed.run / "summary.json")
+    (found,) = document(f"judge {healed.run} --data {healed.other}")["judged"].values()
 
     made = record.read(model)
     said = sentence(made.judged[healed.other.name], True)
@@ -66,9 +62,8 @@ def test_a_run_is_judged_and_it_shows_in_card_report_and_page(healed):
     )  # the training's own stay
 
     page = healed.place / "page.html"
-    report = leansurgeon("report", healed.run, "--html", page)
-    assert report.returncode == 0, report.stderr
-    assert " ".join(said.split()) in " ".join(report.stdout.split())
+    report = works(f"report {healed.run} --html {page}")
+    assert " ".join(said.split()) in stdout_of(report)
     assert said in page.read_text().replace("&#39;", "'")
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 
 import pytest
 
+from tests.cli.answers import read, typed, works
 from tests.cli.test_help import EXAMPLES
-from tests.support.command_line import leansurgeon
 from tests.support.models import strangers
 from tests.test_documents import GUIDE, commands
 
@@ -38,20 +37,17 @@ def place(tmp_path_factory):
         patch.setenv("LEANSURGEON_CACHE", str(place / "cache"))
         strangers.model(place / "my-model", "llama", num_hidden_layers=5)
         strangers.texts(place / "texts")
-        wide = leansurgeon(
-            "shrink", "my-model", "--heads", "8", "--uncalibrated", "--no-proof", "-o", "runs/wide", cwd=place
-        )
-        assert wide.returncode == 0, wide.stderr
+        works("shrink my-model --heads 8 --uncalibrated --no-proof -o runs/wide", cwd=place)
         yield place
 
 
-def shortened(line: str) -> list[str]:
-    """The words of an example as they are typed here."""
+def shortened(line: str) -> str:
+    """An example as it is typed here."""
     words = line.removeprefix("leansurgeon ")
     more = next((more for start, more in BEHIND.items() if words.startswith(start)), "")
     for long, short in SHORTER.items():
         words = words.replace(long, short)
-    return shlex.split(f"{words} {more}")
+    return f"{words} {more}"
 
 
 def test_examples_run_as_they_are_typed(place):
@@ -60,27 +56,27 @@ def test_examples_run_as_they_are_typed(place):
     lines = [line for path in ordered for line in EXAMPLES[path] if not re.search("|".join(ELSEWHERE), line)]
     assert len(lines) >= 18
     for line in lines:
-        done = leansurgeon(*shortened(line), cwd=place)
+        done = typed(shortened(line), cwd=place)
         assert done.returncode == 0, (line, done.stderr)
         assert done.stdout.strip(), line
     assert (place / "report.html").is_file() and (place / "back" / "config.json").is_file()
-    assert json.loads((place / "runs/lean/config.json").read_text())["num_hidden_layers"] == 3
+    assert read(place / "runs/lean/config.json")["num_hidden_layers"] == 3
     assert (place / "my-recipe.yaml").is_file() and (place / "runs/pruned/surgery.json").is_file()
 
 
 # Lines of the pages that cost little here; what they cut is there by then.
 CHEAP = ("plan ", "paper", "recipes list", "shrink digits-vit", "shrink my-model --layers 3", "diff", "undo", "kappa")
-CUTS = ("--heads 8 --layers 4", "--heads 16")
+CUTS = ("--heads 8 --layers 4 -o runs/my-model-h8-l4", "--heads 16 -o runs/my-model-h24")
 
 
 def test_lines_of_the_pages_run_as_they_are_typed(place):
     lines = {shlex.join(words): words for page in GUIDE for words in commands(page)}
     lines = {line: words for line, words in lines.items() if line.startswith(CHEAP) and "my-clip" not in line}
     assert {words[0] for words in lines.values()} >= {"plan", "paper", "recipes", "shrink", "diff", "undo", "kappa"}
-    for number, asked in enumerate(CUTS):
-        made = ("--uncalibrated", "--no-proof", "-o", ("runs/my-model-h8-l4", "runs/my-model-h24")[number], "--force")
-        assert leansurgeon("shrink", "my-model", *asked.split(), *made, cwd=place).returncode == 0
+    for cut in CUTS:
+        works(f"shrink my-model {cut} --uncalibrated --no-proof --force", cwd=place)
     for line in lines:
-        done = leansurgeon(*shortened(line), *(("--force",) if line.startswith(("shrink", "undo")) else ()), cwd=place)
+        again = "--force" if line.startswith(("shrink", "undo")) else ""
+        done = typed(f"{shortened(line)} {again}", cwd=place)
         assert done.returncode == 0, (line, done.stderr)
         assert done.stdout.strip(), line

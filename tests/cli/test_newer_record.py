@@ -8,7 +8,7 @@ import pytest
 
 import leansurgeon as python
 from leansurgeon.errors import LeanSurgeonError
-from tests.support.command_line import leansurgeon
+from tests.cli.answers import read, stderr_of, typed
 from tests.support.models import strangers
 
 BUILD = {
@@ -35,21 +35,16 @@ def place(tmp_path_factory):
     strangers.texts(place / "TEXTS")
     strangers.halved(place / "MODEL", strangers.model(place / "SOURCE", "llama"))
     file = place / "MODEL" / "surgery.json"
-    made = json.loads(file.read_text()) | {"schema_version": 2, "of_later": {"a": [1]}}
+    made = read(file) | {"schema_version": 2, "of_later": {"a": [1]}}
     file.write_text(json.dumps(made))
     return place
-
-
-def typed(words: str, place):
-    names = {name: place / name for name in ("MODEL", "SOURCE", "TEXTS", "OUT", "PAGE")}
-    return leansurgeon(*(names.get(word, word) for word in words.split()), cwd=place)
 
 
 @pytest.mark.parametrize("command", BUILD)
 def test_what_builds_on_it_is_refused(command, place):
     before = {file: file.read_bytes() for file in (place / "MODEL").iterdir()}
-    done = typed(BUILD[command], place)
-    said = " ".join(done.stderr.split())
+    done = typed(BUILD[command], cwd=place)
+    said = stderr_of(done)
     assert done.returncode == 3, said
     assert "surgery.json was written by a newer leansurgeon (form 2" in said and "Update leansurgeon" in said
     assert not (place / "OUT").exists() and {f: f.read_bytes() for f in (place / "MODEL").iterdir()} == before
@@ -57,8 +52,8 @@ def test_what_builds_on_it_is_refused(command, place):
 
 @pytest.mark.parametrize("command", SHOW)
 def test_what_only_shows_warns(command, place):
-    done = typed(SHOW[command], place)
-    said = " ".join(done.stderr.split())
+    done = typed(SHOW[command], cwd=place)
+    said = stderr_of(done)
     assert done.returncode == 0, said
     assert said.count("written by a newer leansurgeon (form 2") == 1
     assert command == "plan" or "SOURCE" in done.stdout or "MODEL" in done.stdout

@@ -2,37 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import re
-from dataclasses import replace
 
 import pytest
-from typer.testing import CliRunner
 
 from leansurgeon.checkpoints.source import open_source
-from leansurgeon.cli.main import app
-from leansurgeon.errors import UsageError
 from leansurgeon.measure.costs.gpus import GPUS
 from leansurgeon.measure.costs.memory import Rehearsal, Setting
 from leansurgeon.surgery.costs import costs
 from leansurgeon.surgery.requested_shape import RequestedShape
-
-
-def run(*arguments: str):
-    found = CliRunner().invoke(app, ["plan", *arguments])
-    if found.exception and not isinstance(found.exception, SystemExit):
-        raise found.exception
-    return found
+from tests.cli.answers import document, stderr_of, stdout_of, typed, works
 
 
 def test_counts_are_those_of_shrink():
-    document = json.loads(run("vit-b", "--heads", "16", "--layers", "7", "--json").stdout)
-    dry = CliRunner().invoke(app, ["shrink", "vit-b", "--heads", "16", "--layers", "7", "--dry-run", "--json"])
-    steps = json.loads(dry.stdout)["plan"]
-    assert document["after"]["parameters"] == steps["parameters_after"]
-    assert document["before"]["flops"] == steps["flops_before"]
-    assert document["saved_by"]["flops"] == steps["flops_saved_by"]
-    assert document["before"]["memory"] is None and document["gpu"] is None
+    found = document("plan vit-b --heads 16 --layers 7")
+    steps = document("shrink vit-b --heads 16 --layers 7 --dry-run")["plan"]
+    assert found["after"]["parameters"] == steps["parameters_after"]
+    assert found["before"]["flops"] == steps["flops_before"]
+    assert found["saved_by"]["flops"] == steps["flops_saved_by"]
+    assert found["before"]["memory"] is None and found["gpu"] is None
 
 
 def test_the_saving_is_divided_in_the_order_that_is_told():
@@ -51,41 +39,10 @@ def test_the_saving_is_divided_in_the_order_that_is_told():
 
 
 def test_table_fits_80_columns_and_says_what_fits():
-    found = run("digits-vit", "--layers", "3", "--batch", "16", "--gpu", "a6000")
+    found = works("plan digits-vit --layers 3 --batch 16 --gpu a6000")
     assert max(map(len, found.stdout.splitlines())) <= 80
-    for words in (
-        "memory, peak",
-        "largest micro batch",
-        "RTX A6000 48 GB",
-        "both fit",
-        "last three are surgery",
-    ):
-        assert words in " ".join(found.stdout.split())
-
-
-def test_a_gpu_that_is_too_small_is_told_and_the_largest_batch_fits():
-    card = next(iter(GPUS.values()))
-    small = type(card)("tiny", "Tiny", 300 * 10**6, "older", "made up")
-    found = costs(open_source("digits-vit"), RequestedShape(layers="3"), Setting(batch=4096), small)
-    assert not found.before.fits
-    assert 0 < found.before.largest_batch < found.after.largest_batch
-    source = open_source("digits-vit")
-    rehearsal = Rehearsal(source.config, source.architecture, Setting())
-    most = found.before.largest_batch
-    assert rehearsal.peak(most, gpu="older").total <= small.memory < rehearsal.peak(most + 1, gpu="older").total
-
-
-def test_fitting_is_to_the_byte_and_operations_are_of_the_tokens_asked_for(saved, monkeypatch):
-    folder, _ = saved("bert")
-    source = open_source(str(folder))
-    unchanged = RequestedShape(layers=str(source.shape.depth))
-    setting = Setting(batch=2, tokens=8)
-    peak = Rehearsal(source.config, source.architecture, setting).peak(gpu="older").total
-    monkeypatch.setattr(Rehearsal, "largest_batch", lambda *_, **__: 1)
-    card = next(iter(GPUS.values()))
-    for memory, fits in ((peak, True), (peak - 1, False)):
-        found = costs(source, unchanged, setting, replace(card, memory=memory, blas="older"))
-        assert found.before.fits is fits and found.before.flops.tokens == 8
+    for words in ("memory, peak", "largest micro batch", "RTX A6000 48 GB", "both fit", "last three are surgery"):
+        assert words in stdout_of(found)
 
 
 def test_every_card_has_the_memory_that_its_data_sheet_names():
@@ -96,31 +53,24 @@ def test_every_card_has_the_memory_that_its_data_sheet_names():
 
 
 @pytest.mark.parametrize(
-    "arguments, says",
+    ("arguments", "says"),
     [
-        (["--gpu", "h1000"], "did you mean 'h100'"),
-        (["--gpu", "a100"], r"\ba100-40 or a100-80\b"),
-        (["--precision", "bf8"], r"bf8.*bf16, fp16, fp32"),
-        (["--batch", "0"], r"--batch 0.*\b1\b"),
-        (["--world-size", "0"], r"--world-size 0.*\b1\b"),
-        (["--attention", "flash"], "flash.*sdpa, eager"),
-        (["--optimizer", "lion"], "lion.*adamw, adamw-foreach, adam, sgd"),
-        (["--heads", "0"], "at least 1"),
-        (["--layers", "99"], "99 is more than"),
+        ("digits-vit --gpu h1000", "did you mean 'h100'"),
+        ("digits-vit --gpu a100", r"\ba100-40 or a100-80\b"),
+        ("digits-vit --precision bf8", r"bf8.*bf16, fp16, fp32"),
+        ("digits-vit --batch 0", r"--batch 0.*\b1\b"),
+        ("digits-vit --attention flash", "flash.*sdpa, eager"),
+        ("digits-vit --optimizer lion", "lion.*adamw, adamw-foreach, adam, sgd"),
+        ("digits-vit --layers 99", "99 is more than"),
+        ("bert-crammed --tokens 4096", "at most 128"),
     ],
-    ids=["gpu", "gpus", "precision", "batch", "world", "attention", "optimizer", "heads", "layers"],
 )
 def test_bad_input_is_one_sentence(arguments, says):
-    with pytest.raises(UsageError, match=says):
-        run("digits-vit", *arguments)
+    done = typed(f"plan {arguments}")
+    assert done.returncode == 2 and re.search(says, stderr_of(done)), done.stderr
 
 
-def test_too_many_tokens_are_refused():
-    with pytest.raises(UsageError, match="at most 128"):
-        run("bert-crammed", "--tokens", "4096")
-
-
-def test_models_without_a_closed_form_are_counted_by_torch(tmp_path):
-    document = json.loads(run("lra/listops", "--layers", "1", "--json").stdout)
-    assert document["before"]["flops"] is None
-    assert document["before"]["flops_counted"] > document["after"]["flops_counted"] > 0
+def test_models_without_a_closed_form_are_counted_by_torch():
+    found = document("plan lra/listops --layers 1")
+    assert found["before"]["flops"] is None
+    assert found["before"]["flops_counted"] > found["after"]["flops_counted"] > 0

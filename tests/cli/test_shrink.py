@@ -10,8 +10,8 @@ import pytest
 import torch
 from safetensors import SafetensorError
 
+from tests.cli.answers import document, read, typed, works
 from tests.conftest import build
-from tests.support.command_line import leansurgeon
 
 # The integers of the paper's rows (parameter_counts.md), original and lean.
 ROWS = [
@@ -28,32 +28,28 @@ ROWS = [
 
 @pytest.mark.parametrize(("arguments", "before", "after"), ROWS, ids=lambda v: str(v).split(" ")[0])
 def test_dry_run_prints_exact_integers_and_writes_nothing(arguments, before, after, tmp_path):
-    done = leansurgeon("shrink", *arguments.split(), "--dry-run", "--json", cwd=tmp_path)
-    plan = json.loads(done.stdout)["plan"]
+    plan = document(f"shrink --dry-run {arguments}", cwd=tmp_path)["plan"]
     assert (plan["parameters_before"]["total"], plan["parameters_after"]["total"]) == (before, after)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_preset_is_cut_written_and_proved(tmp_path):
-    wanted = ("--heads", "8", "--layers", "3", "--mlp-dim", "128")
-    done = leansurgeon("shrink", "digits-vit", *wanted, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    wanted = "--heads 8 --layers 3 --mlp-dim 128"
+    done = works(f"shrink digits-vit {wanted}", cwd=tmp_path)
     folder = tmp_path / "runs/digits-vit-h8-l3"
-    record = json.loads((folder / "surgery.json").read_text())
+    record = read(folder / "surgery.json")
     assert record["proof"]["parameters"] == 152_394
     assert record["proof"]["loaded_with"] == "transformers.ViTForImageClassification.from_pretrained"
     assert all(len(line) <= 80 for line in done.stdout.splitlines())
-    again = leansurgeon("shrink", "digits-vit", "--heads", "8", "--layers", "3", cwd=tmp_path)
+    again = typed("shrink digits-vit --heads 8 --layers 3", cwd=tmp_path)
     assert again.returncode == 2 and "exists already" in again.stderr
 
 
 def test_a_checkpoint_is_cut_and_its_json_is_one_document(saved, tmp_path):
     folder, _ = saved("bert")
     (folder / "tokenizer.json").write_text("{}")
-    done = leansurgeon("shrink", folder, "--heads", "8", "--head-dim", "keep", "-o", "out", "--json", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    document = json.loads(done.stdout)
-    assert document["proof"]["missing"] == [] and "trust_remote_code" in document["proof"]["loaded_with"]
+    found = document(f"shrink {folder} --heads 8 --head-dim keep -o out", cwd=tmp_path)
+    assert found["proof"]["missing"] == [] and "trust_remote_code" in found["proof"]["loaded_with"]
     assert (tmp_path / "out/decoupled_bert.py").exists() and (tmp_path / "out/tokenizer.json").exists()
 
 
@@ -83,17 +79,17 @@ def pickled(folder):
 
 
 def misfit(folder):
-    config = json.loads((checkpoint(folder) / "config.json").read_text())
+    config = read(checkpoint(folder) / "config.json")
     (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 7}))
 
 
 def unknown_family(folder):
-    config = json.loads((checkpoint(folder) / "config.json").read_text())
+    config = read(checkpoint(folder) / "config.json")
     (folder / "config.json").write_text(json.dumps(config | {"model_type": "berta"}))
 
 
 def quantised(folder):
-    config = json.loads((checkpoint(folder) / "config.json").read_text())
+    config = read(checkpoint(folder) / "config.json")
     (folder / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "gptq"}}))
 
 
@@ -111,7 +107,7 @@ BAD_FOLDERS = [
 @pytest.mark.parametrize(("damage", "code", "says"), BAD_FOLDERS, ids=lambda v: getattr(v, "__name__", None))
 def test_bad_sources_are_one_sentence_and_leave_nothing(damage, code, says, tmp_path):
     damage(tmp_path / "source")
-    done = leansurgeon("shrink", "source", "--layers", "2", "-o", "out", cwd=tmp_path)
+    done = typed("shrink source --layers 2 -o out", cwd=tmp_path)
     assert done.returncode == code
     assert (
         re.search(says, done.stderr)
@@ -138,7 +134,7 @@ BAD_NUMBERS = [
 
 @pytest.mark.parametrize(("arguments", "says"), BAD_NUMBERS, ids=lambda v: v.replace("/", "_"))
 def test_bad_arguments_are_one_sentence_with_the_numbers(arguments, says, tmp_path):
-    done = leansurgeon("shrink", *arguments.split(), cwd=tmp_path)
+    done = typed(f"shrink {arguments}", cwd=tmp_path)
     assert done.returncode == 2, done.stderr
     assert re.search(says, done.stderr) and "Traceback" not in done.stderr
     assert list(tmp_path.iterdir()) == []
@@ -146,21 +142,20 @@ def test_bad_arguments_are_one_sentence_with_the_numbers(arguments, says, tmp_pa
 
 def test_a_pickle_is_read_on_request_and_an_evil_one_never(tmp_path):
     pickled(tmp_path / "source")
-    done = leansurgeon("shrink", "source", "--layers", "2", "-o", "out", "--allow-pickle", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = works("shrink source --layers 2 -o out --allow-pickle", cwd=tmp_path)
 
     class Evil:
         def __reduce__(self):
             return (open, (str(tmp_path / "owned"), "w"))
 
     torch.save({"weight": Evil()}, tmp_path / "source/pytorch_model.bin")
-    done = leansurgeon("shrink", "source", "--layers", "2", "-o", "out2", "--allow-pickle", cwd=tmp_path)
+    done = typed("shrink source --layers 2 -o out2 --allow-pickle", cwd=tmp_path)
     assert done.returncode == 3 and "weights_only=True" in done.stderr
     assert not (tmp_path / "owned").exists() and not (tmp_path / "out2").exists()
 
 
 def test_a_hub_id_without_network_is_one_sentence(tmp_path):
-    done = leansurgeon("shrink", "nobody/no-such-model", "--layers", "2", cwd=tmp_path)
+    done = typed("shrink nobody/no-such-model --layers 2", cwd=tmp_path)
     assert done.returncode == 3 and re.search(r"nobody/no-such-model\b.*\bhub\b", done.stderr, re.S)
 
 
@@ -172,7 +167,7 @@ def test_a_full_disk_leaves_nothing(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("leansurgeon.checkpoints.weights.copy_range", full)
-    done = leansurgeon("shrink", "source", "--layers", "2", "--uncalibrated", "-o", "out", cwd=tmp_path)
+    done = typed("shrink source --layers 2 --uncalibrated -o out", cwd=tmp_path)
     assert done.returncode == 1 and "disk is full" in done.stderr and "Traceback" not in done.stderr
     assert [p.name for p in tmp_path.iterdir()] == ["source"]
 
@@ -184,6 +179,6 @@ def test_a_preset_on_a_full_disk_leaves_nothing(tmp_path, monkeypatch):
         raise SafetensorError("Error while serializing: No space left (os error 28)")
 
     monkeypatch.setattr("transformers.modeling_utils.safe_save_file", full)
-    done = leansurgeon("shrink", "digits-vit", "--layers", "2", "-o", "out", cwd=tmp_path)
+    done = typed("shrink digits-vit --layers 2 -o out", cwd=tmp_path)
     assert done.returncode == 1 and "disk is full" in done.stderr and "Traceback" not in done.stderr
     assert list(tmp_path.iterdir()) == []

@@ -9,39 +9,34 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.command_line import leansurgeon
+from tests.cli.answers import document, read, typed, works
 from tests.support.models import strangers
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory) -> Path:
-    """A digits ViT after 5 epochs (about 80 %), as `retrain` leaves it."""
+    """A digits ViT after 4 epochs, as `retrain` leaves it."""
     place = tmp_path_factory.mktemp("trained")
-    run = ("retrain", "runs/digits-vit-h4-l6", "-o", "run", "--set", "train.duration=5ep")
-    for command in (("shrink", "digits-vit", "--no-proof"), run):
-        done = leansurgeon(*command, cwd=place)
-        assert done.returncode == 0, done.stderr
+    run = "retrain runs/digits-vit-h4-l6 -o run --set train.duration=4ep --set measure=null"
+    for command in ("shrink digits-vit --no-proof", run):
+        works(command, cwd=place)
     return place
 
 
 @pytest.fixture(scope="module")
 def cut(trained) -> dict:
-    wanted = ("--heads", "8", "--layers", "3", "--mlp-dim", "128", "--samples", "512")
-    done = leansurgeon("shrink", "run", *wanted, "--json", "-o", "lean", cwd=trained)
-    assert done.returncode == 0, done.stderr
+    wanted = "--heads 8 --layers 3 --mlp-dim 128 --samples 512"
+    done = works(f"shrink run {wanted} --json -o lean", cwd=trained)
     assert re.search(r"\btask digits\b.*\brecipe\b", done.stderr, re.S)
     return json.loads(done.stdout)
 
 
-def test_the_result_is_scored_on_held_out_data(cut):
+def test_the_record_says_what_chose_and_how_the_result_scores(cut, trained):
     compared = cut["proof"]["compared"]
     assert compared["scored"] == 360
     # The prototype keeps all but a few points of the source's accuracy without training.
     assert compared["accuracy"]["result"] > compared["accuracy"]["source"] - 0.15
-
-
-def test_the_record_says_what_chose_and_what_was_used(cut, trained):
-    record = json.loads((trained / "lean" / "surgery.json").read_text())
+    record = read(trained / "lean" / "surgery.json")
     assert record["plan"] == cut["plan"] and record["plan"]["calibrated"]
     assert record["decided"]["calibration"]["samples"] == {"fit": 512, "guard": 128, "heldout": 360}
     assert len(record["decided"]["calibration"]["sha256"]) == 64
@@ -55,24 +50,24 @@ def test_the_record_says_what_chose_and_what_was_used(cut, trained):
 def test_a_cut_ends_with_the_table_that_report_shows(tmp_path):
     """Of a model that no run trained: original and cut on the same held-out samples, from the same figures."""
     source, data = strangers.model(tmp_path / "mine", "llama"), strangers.texts(tmp_path / "texts")
-    done = leansurgeon("shrink", source, "--layers", "2", "--calibrate", data, "-o", tmp_path / "lean")
+    how = f"--layers 2 --calibrate {data} --heal none -o {tmp_path}/lean"
+    done = typed(f"shrink {source} {how}")
     table = done.stdout[done.stdout.rindex("\ntexts\n") :].split("\n\n")[1]
-    proof = json.loads((tmp_path / "lean" / "surgery.json").read_text())["judged"]["texts"]
+    proof = read(tmp_path / "lean" / "surgery.json")["judged"]["texts"]
     for name, key in (("mine", "source"), ("lean", "result")):
         (row,) = (line for line in table.splitlines() if line.startswith(name))
         assert f"{math.exp(proof['loss'][key]):.2f}" in row
-    again = leansurgeon("report", tmp_path / "lean", source)
+    again = typed(f"report {tmp_path}/lean {source}")
     assert table in again.stdout and max(map(len, table.splitlines())) <= 80
 
 
 def test_without_data_it_says_that_nothing_was_compared(trained):
-    done = leansurgeon("shrink", "run", "--layers", "3", "--uncalibrated", "-o", "plain", cwd=trained)
-    assert done.returncode == 0 and re.search(r"\bNot compared\b", done.stdout, re.S)
+    done = works("shrink run --layers 3 --uncalibrated -o plain", cwd=trained)
+    assert re.search(r"\bNot compared\b", done.stdout, re.S)
 
 
 def test_an_exact_cut_is_proved_on_the_same_data(trained):
-    done = leansurgeon("shrink", "run", "--heads", "2x", "--json", "-o", "wide", cwd=trained)
-    compared = json.loads(done.stdout)["proof"]["compared"]
+    compared = document("shrink run --heads 2x -o wide", cwd=trained)["proof"]["compared"]
     assert compared["max_difference"] <= 1e-4 * compared["spread"] and compared["data"] == "held-out data"
     assert compared["accuracy"]["source"] == compared["accuracy"]["result"]
 
@@ -89,6 +84,6 @@ def test_an_exact_cut_is_proved_on_the_same_data(trained):
     ids=lambda v: v.replace("/", "_"),
 )
 def test_what_cannot_be_is_one_sentence(arguments, says, trained):
-    done = leansurgeon("shrink", *arguments.split(), "-o", "none", cwd=trained)
+    done = typed(f"shrink -o none {arguments}", cwd=trained)
     assert done.returncode == 2 and re.search(says, done.stderr), done.stderr
     assert "Traceback" not in done.stderr and not (trained / "none").exists()

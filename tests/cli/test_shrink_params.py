@@ -13,7 +13,7 @@ from scipy import stats
 from leansurgeon.checkpoints.proof import reload_check
 from leansurgeon.errors import UsageError
 from leansurgeon.search.choose import budget_of
-from tests.support.command_line import leansurgeon
+from tests.cli.answers import document, read, stderr_of, typed, works
 from tests.support.models import strangers
 
 
@@ -37,34 +37,28 @@ def test_the_shape_is_chosen_by_what_its_refit_leaves(tmp_path):
     """Shapes of one size compete; the one that is taken is the best of those that were tried, and that is said."""
     source = strangers.encoder(tmp_path / "source")
     data = strangers.texts(tmp_path / "texts", lines=30)
-    done = leansurgeon(
-        "shrink", source, "--params", "-30%", "--calibrate", data, "--heal", "none", "--json", "-o", tmp_path / "lean"
-    )
-    assert done.returncode == 0, done.stderr
+    done = works(f"shrink {source} --params -30% --calibrate {data} --heal none --json -o {tmp_path}/lean")
     plan = json.loads(done.stdout)["plan"]
     before, after = (plan[f"parameters_{when}"]["total"] for when in ("before", "after"))
     assert 0.4 * before < after <= 0.7 * before
-    taken, others = " ".join(done.stderr.split()).split("The others: ")
+    taken, others = stderr_of(done).split("The others: ")
     best = re.search(r"cosine (0\.\d+) after a short refit", taken)
     scores = [float(score) for score in re.findall(r"%\) (0\.\d+)", others)]
     assert scores and float(best[1]) >= max(scores) and f"{after:,}" in taken
 
 
 def test_another_domain_judges(tmp_path):
-    source, data = strangers.encoder(tmp_path / "source"), strangers.texts(tmp_path / "texts", lines=30)
+    source, data = strangers.encoder(tmp_path / "source"), strangers.texts(tmp_path / "texts", lines=20)
     other = strangers.texts(tmp_path / "other", lines=20) / "a.txt"
-    wanted = ("--keep", "0,1,3", "--heal", "none", "--calibrate", data, "-o", tmp_path / "lean")
-    done = leansurgeon("shrink", source, *wanted)
-    assert done.returncode == 0, done.stderr
-    done = leansurgeon("judge", tmp_path / "lean", "--data", other)
-    assert done.returncode == 0, done.stderr
-    record = json.loads((tmp_path / "lean" / "surgery.json").read_text())
+    works(f"shrink {source} --keep 0,1,3 --heal none --calibrate {data} -o {tmp_path}/lean")
+    done = works(f"judge {tmp_path}/lean --data {other}")
+    record = read(tmp_path / "lean" / "surgery.json")
     assert record["call"] == f"leansurgeon shrink source --calibrate {data.name} --keep 0,1,3 --heal none --out lean"
     assert list(record["judged"]) == [data.name, "own", other.name]  # the record does not say where they lie
     own, foreign = record["proof"]["compared"], record["judged"][other.name]
     assert own["embeddings"].keys() == foreign["embeddings"].keys() >= {"rank_correlation", "nearest_kept"}
     assert own["embeddings"]["cosine"] != foreign["embeddings"]["cosine"] and other.name in done.stdout
-    refused = leansurgeon("judge", tmp_path / "lean", "--data", tmp_path / "nowhere.txt")
+    refused = typed(f"judge {tmp_path}/lean --data {tmp_path}/nowhere.txt")
     assert refused.returncode == 2 and "nowhere.txt" in refused.stderr
 
 
@@ -86,11 +80,8 @@ def test_neighbours_are_those_of_scipy_and_of_a_loop():
         near = [set(sorted((j for j in range(40) if j != i), key=lambda j: -s[i, j])[:10]) for s in similar]
         kept.append(len(near[0] & near[1]) / 10)
     assert found["nearest_kept"] == pytest.approx(np.mean(kept), abs=2.5e-3)
-    assert reload_check.neighbours(a, a) == {
-        "rank_correlation": pytest.approx(1),
-        "nearest_kept": 1,
-        "nearest": 10,
-    }
+    same = {"rank_correlation": pytest.approx(1), "nearest_kept": 1, "nearest": 10}
+    assert reload_check.neighbours(a, a) == same
 
 
 def test_a_model_for_multiple_choice_is_proved(tmp_path):
@@ -103,10 +94,8 @@ def test_a_model_for_multiple_choice_is_proved(tmp_path):
     )  # fmt: skip
     transformers.BertForMultipleChoice(config).save_pretrained(tmp_path / "source")
     strangers.words(tmp_path / "source")
-    wish = ("--heads", 8, "--head-dim", "split", "--uncalibrated")
-    done = leansurgeon("shrink", tmp_path / "source", *wish, "--json", "-o", tmp_path / "more")
-    assert done.returncode == 0, done.stderr
-    proof = json.loads(done.stdout)["proof"]
+    wish = "--heads 8 --head-dim split --uncalibrated"
+    proof = document(f"shrink {tmp_path}/source {wish} -o {tmp_path}/more")["proof"]
     assert proof["output"] == [1, 2] and proof["finite"]
 
 
@@ -118,13 +107,6 @@ def test_ctrl_c_during_the_proof_keeps_the_result_unproved(tmp_path, monkeypatch
 
     source = strangers.model(tmp_path / "source", "llama")
     monkeypatch.setattr(shrink, "prove", interrupted)
-    done = leansurgeon("shrink", source, "--keep", "0,2", "--uncalibrated", "-o", tmp_path / "lean")
+    done = typed(f"shrink {source} --keep 0,2 --uncalibrated -o {tmp_path}/lean")
     assert done.returncode == 130 and str(tmp_path / "lean") in done.stderr
-    assert json.loads((tmp_path / "lean" / "surgery.json").read_text())["proof"] is None
-
-
-def test_nothing_to_do_is_a_usage_error_and_writes_nothing(tmp_path):
-    source = strangers.model(tmp_path / "source", "llama")
-    done = leansurgeon("shrink", source, "--no-proof", "-o", tmp_path / "copy")
-    assert done.returncode == 2 and re.search(r"No change\b.*\bcopy\b", done.stderr, re.S)
-    assert not (tmp_path / "copy").exists()
+    assert read(tmp_path / "lean" / "surgery.json")["proof"] is None

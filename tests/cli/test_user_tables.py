@@ -9,7 +9,8 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from tests.support.command_line import leansurgeon
+from tests.cli.answers import heal, typed
+from tests.support.content import side_of
 from tests.support.models import strangers
 
 
@@ -43,7 +44,7 @@ def test_three_lines_say_what_was_read(tmp_path):
     model = strangers.classifier(tmp_path / "model", ("bad", "good"))
     rows = [(f"R{i}", line(i), ["good", "bad", "good"][i % 3]) for i in range(90)]
     table = write(tmp_path / "Reviews.CSV", ("id", "Review", "mood"), [*rows, ("R", "", "bad"), ("R", line(7), "")])
-    done = leansurgeon("shrink", model, "--layers", 2, "--calibrate", table, "--heal", "none", "-o", tmp_path / "lean")
+    done = typed(f"shrink {model} --layers 2 --calibrate {table} --heal none -o {tmp_path}/lean")
     text = said(done)
     assert (
         "Reviews.CSV: 92 rows; text = Review; label = mood (bad 33 %, good 67 %); 1 without text left out; "
@@ -51,13 +52,11 @@ def test_three_lines_say_what_was_read(tmp_path):
     )
     assert text.index("Held out: ") < text.index("Classes: bad is output 0")
     assert text.count("92 rows") == 1
-    healed = strangers.healed(tmp_path / "lean", table, tmp_path / "run")
+    healed = heal(tmp_path / "lean", table, tmp_path / "run")
     assert said(healed).count("92 rows; text = Review; label = mood") == 1
-    with_columns = leansurgeon(
-        "shrink", model, "--layers", 2, "--calibrate", table, "--columns", "text=review,label=mood", "--dry-run"
-    )
-    assert "text = Review; label = mood" in said(with_columns)
-    wrong = leansurgeon("kappa", model, "--data", table, "--columns", "text=reviews")
+    kappa = f"kappa {model} --data {table} --samples 2 --probes 0 --columns"
+    assert "text = Review; label = mood" in said(typed(f"{kappa} text=review,label=mood"))
+    wrong = typed(f"{kappa} text=reviews")
     assert wrong.returncode == 2 and "there is no column 'reviews'" in " ".join(wrong.stderr.split())
 
 
@@ -65,20 +64,18 @@ def test_both_texts_of_a_pair_are_judged(tmp_path):
     model = strangers.classifier(tmp_path / "model", ("no", "yes"))
     rows = [(line(i), line(i, 3), ["no", "yes"][i % 2]) for i in range(120)]
     table = write(tmp_path / "pairs.csv", ("sentence1", "sentence2", "label"), rows)
-    done = leansurgeon("shrink", model, "--layers", 2, "--calibrate", table, "--heal", "none", "-o", tmp_path / "lean")
+    done = typed(f"judge {model} --against {model} --data {table} --json")
     assert "text = sentence1, sentence2; label = label" in said(done)
-    judged = json.loads((tmp_path / "lean" / "surgery.json").read_text())["judged"]["pairs.csv"]
+    (judged,) = json.loads(done.stdout)["judged"].values()
     network = AutoModelForSequenceClassification.from_pretrained(model).eval()
     tokenizer = AutoTokenizer.from_pretrained(model)
-    with torch.no_grad():
-        logits = network(
-            **tokenizer([a for a, _, _ in rows], [b for _, b, _ in rows], padding=True, return_tensors="pt")
-        )
-    right = [int(p) == i % 2 for i, p in enumerate(logits.logits.argmax(1))]
-    # The held-out rows are some of these: the share of right ones is a whole number of them.
-    count = int(said(done).split("Held out: ")[1].split(" ")[0])
-    assert judged["accuracy"]["source"] * count == pytest.approx(round(judged["accuracy"]["source"] * count))
-    assert sum(right) >= round(judged["accuracy"]["source"] * count)
+    losses = []
+    for i, (first, second, _) in enumerate(rows):
+        if side_of(first, second) == "test":
+            with torch.no_grad():
+                given = tokenizer(first, second, return_tensors="pt")
+                losses.append(network(**given, labels=torch.tensor([i % 2])).loss.item())
+    assert judged["loss"]["source"] == pytest.approx(sum(losses) / len(losses), rel=1e-4)
 
 
 @pytest.mark.parametrize("header", [("anchor", "positive", "negative"), ("sentence1", "sentence2", "score")])
@@ -87,37 +84,6 @@ def test_every_text_of_a_row_is_a_sentence_for_an_embedder(tmp_path, header):
     rows = [[line(i), line(i + 200), 0.5 if header[2] == "score" else line(i + 400)] for i in range(60)]
     table = write(tmp_path / "rows.csv", header, rows)
     texts = {cell for row in rows for cell in row if isinstance(cell, str)}
-    done = leansurgeon("shrink", model, "--layers", 2, "--calibrate", table, "--heal", "none", "-o", tmp_path / "lean")
-    assert f"60 rows; texts = {', '.join(name for name in header if name != 'score')}; {len(texts)} different" in said(
-        done
-    )
-
-
-def test_a_chat_is_read_by_the_models_template(tmp_path):
-    from leansurgeon import tasks
-
-    model = strangers.model(tmp_path / "model", "llama")
-    template = "{% for m in messages %}{{ m['role'] }} {{ m['content'] }} {% endfor %}"
-    rows = [{"prompt": line(i), "completion": line(i, 2), "id": f"x{i}"} for i in range(300)]
-    table = tmp_path / "chat.jsonl"
-    table.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    found = {}
-    for written in (False, True):
-        if written:
-            (model / "chat_template.jinja").write_text(template)
-        task = tasks.make(
-            "causal-lm", {"data": str(table), "text": ["prompt", "completion"], "chat": True, "seq_len": 8}
-        )
-        task.prepare(tmp_path / "cache", model, workers=1, say=print)
-        found[written] = task
-    assert "chat (joined, as the tokenizer has no template) = " in found[False].was_read
-    assert "chat (by the model's template) = prompt, completion" in found[True].was_read
-    assert "id left out" in found[True].was_read
-    tokenizer = AutoTokenizer.from_pretrained(model)
-    chats = [
-        [{"role": "user", "content": r["prompt"]}, {"role": "assistant", "content": r["completion"]}] for r in rows
-    ]
-    texts = [tokenizer.apply_chat_template(chat, tokenize=False) for chat in chats]
-    ended = tokenizer.eos_token_id is not None or tokenizer.sep_token_id is not None
-    tokens = sum(len(ids) + ended for ids in tokenizer(texts, add_special_tokens=False)["input_ids"])
-    assert sum(found[True].describe()[f"{split}_tokens"] for split in found[True].splits) == tokens
+    done = typed(f"kappa {model} --data {table} --samples 2 --probes 0")
+    names = ", ".join(name for name in header if name != "score")
+    assert f"60 rows; texts = {names}; {len(texts)} different" in said(done)

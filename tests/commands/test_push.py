@@ -18,7 +18,7 @@ from leansurgeon.surgery.planning import plan
 from leansurgeon.surgery.requested_shape import RequestedShape
 from leansurgeon.surgery.shrink import DecidedCut, carry_out
 from tests.cli import test_headless
-from tests.support.command_line import leansurgeon
+from tests.cli.answers import stderr_of, typed, works
 from tests.support.hub import TOKEN, hub
 from tests.support.models import strangers
 
@@ -53,12 +53,6 @@ def test_a_result_arrives_whole_and_private_under_its_name(there, lean):
     card = ModelCard(sent["README.md"].decode())
     assert card.text.lstrip().startswith("# small-digits\n") and card.data.tags == ["leansurgeon"]
 
-    # Another model in its place leaves nothing of the first that would be loaded with it.
-    there.files["me/small-digits"]["model-00001-of-00002.safetensors"] = b"old"
-    there.files["me/small-digits"]["notes.txt"] = b"mine"
-    push(lean, "me/small-digits")
-    assert "notes.txt" in sent and "model-00001-of-00002.safetensors" not in sent
-
 
 STRANGE = {"tables/index.bin": b"1", "lora-v2/adapter_model.safetensors": b"2", "training_args.bin": b"3"}
 CARD = """---
@@ -74,6 +68,7 @@ Written by **hand**.
 
 
 def pushed_before(there, lean, repo):
+    """A repository that holds the result; its files by name."""
     push(lean, repo)
     return there.files[repo]
 
@@ -124,8 +119,6 @@ def test_a_head_that_is_not_in_the_files_is_not_published(there, tmp_path):
     "files",
     [
         {"adapter_config.json": b"{}"},
-        {"added_tokens.json": b"{}", "special_tokens_map.json": b"{}"},
-        {"chat_template.jinja": b"x"},
         {"tokenizer.json": b"{}"},
         {"1_Pooling/config.json": b"{}", "modules.json": b"[]"},
     ],
@@ -159,13 +152,12 @@ def test_another_tokenizer_in_its_place_is_refused(there, lean, tmp_path):
 def test_a_repository_of_another_tool_is_refused_before_the_work(there, tmp_path):
     theirs = {"config.json": b"{}", "model.safetensors": b"x", "README.md": CARD.encode()} | STRANGE
     there.private["me/theirs"], there.files["me/theirs"] = True, dict(theirs)
-    shape = ["digits-vit", "--layers", "2", "--no-proof", "-o", "lean", "--push", "me/theirs"]
-    done = leansurgeon("shrink", *shape, cwd=tmp_path)
-    said = " ".join(done.stderr.split())
+    line = "shrink digits-vit --layers 2 --no-proof -o lean --push me/theirs"
+    done = typed(line, cwd=tmp_path)
+    said = stderr_of(done)
     assert done.returncode == 2 and "config.json, model.safetensors" in said and "--force" in said
     assert there.files["me/theirs"] == theirs and not list(tmp_path.iterdir())
-    done = leansurgeon("shrink", *shape, "--force", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = works(f"{line} --force", cwd=tmp_path)
     held = there.files["me/theirs"]
     assert held["model.safetensors"] != b"x" and {name: held[name] for name in STRANGE} == STRANGE
     assert "Written by **hand**." in held["README.md"].decode()
@@ -202,15 +194,15 @@ def test_what_can_be_known_is_said_before_the_work(there, monkeypatch, tmp_path)
     monkeypatch.delenv("HF_TOKEN")
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "none"))
     calls = len(there.calls)
-    done = leansurgeon("shrink", "digits-vit", "--layers", "2", "--push", "me/x", cwd=tmp_path)
+    done = typed("shrink digits-vit --layers 2 --push me/x", cwd=tmp_path)
     assert done.returncode == 2 and "HF_TOKEN" in done.stderr and len(there.calls) == calls
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    done = leansurgeon("retrain", "--push", "me/x", cwd=tmp_path)
+    done = typed("retrain --push me/x", cwd=tmp_path)
     assert done.returncode == 2 and "HF_HUB_OFFLINE" in done.stderr
     assert not list(tmp_path.iterdir())
-    for arguments in (["--public"], ["--push", "me/x", "--dry-run"]):
-        assert leansurgeon("shrink", "digits-vit", "--layers", "2", *arguments, cwd=tmp_path).returncode == 2
-    assert leansurgeon("heads", "digits-vit", "--push", "me/x", cwd=tmp_path).returncode == 2
+    shrink = "shrink digits-vit --layers 2"
+    for line in (f"{shrink} --public", f"{shrink} --push me/x --dry-run", "heads digits-vit --push me/x"):
+        assert typed(line, cwd=tmp_path).returncode == 2
 
 
 def test_a_hub_that_cannot_be_asked_is_tried_when_the_work_is_done(monkeypatch):
@@ -223,15 +215,12 @@ def test_a_hub_that_cannot_be_asked_is_tried_when_the_work_is_done(monkeypatch):
 
 
 def test_commands_push_what_they_have_written(there, tmp_path):
-    shape = ["digits-vit", "--layers", "2", "--no-proof"]
-    done = leansurgeon("shrink", *shape, "-o", "lean", "--push", "me/lean", "--json", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    shrink = "shrink digits-vit --layers 2 --no-proof"
+    done = works(f"{shrink} -o lean --push me/lean --json", cwd=tmp_path)
     assert f"{there.endpoint}/me/lean" in done.stderr and "README.md" in there.files["me/lean"]
-    short = ["--set", "train.duration=2st", "--set", "measure=null", "-o", "run"]
-    done = leansurgeon("retrain", "lean", *short, "--push", "me/run", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    works("retrain lean --push me/run --set train.duration=2st --set measure=null -o run", cwd=tmp_path)
     assert there.files["me/run"]["model.safetensors"] == (tmp_path / "run/model/model.safetensors").read_bytes()
     there.broken = 503
-    done = leansurgeon("shrink", *shape, "-o", "other", "--push", "me/other", cwd=tmp_path)
+    done = typed(f"{shrink} -o other --push me/other", cwd=tmp_path)
     assert done.returncode == 1 and "hf upload me/other other" in done.stderr and "layers" in done.stdout
     assert (tmp_path / "other/model.safetensors").is_file()

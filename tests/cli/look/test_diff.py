@@ -15,17 +15,11 @@ from leansurgeon.surgery.method import Method
 from leansurgeon.surgery.planning import plan
 from leansurgeon.surgery.requested_shape import RequestedShape
 from leansurgeon.surgery.shrink import DecidedCut, carry_out
-from tests.support.command_line import leansurgeon
+from tests.cli.answers import document, typed
 
 
-@pytest.fixture
-def as_dict():
-    def run(*arguments):
-        code, out, err = leansurgeon("diff", *arguments, "--json")
-        assert code == 0, err
-        return json.loads(out)
-
-    return run
+def as_dict(a, b):
+    return document(f"diff {a} {b}")
 
 
 def cut(source, out, method=None, **wanted):
@@ -37,7 +31,7 @@ def by_name(found, side="b"):
     return {t[f"name_{side}"]: t for t in found["tensors"] if f"name_{side}" in t}
 
 
-def test_every_kind_of_difference(saved, as_dict, tmp_path):
+def test_every_kind_of_difference(saved, tmp_path):
     folder, _ = saved("llama")
     other = tmp_path / "other"
     shutil.copytree(folder, other)
@@ -67,20 +61,20 @@ def test_every_kind_of_difference(saved, as_dict, tmp_path):
     assert keys["rms_norm_eps"][1] == 1e-3 and keys["hidden_act"] == ("silu", None)
     assert keys["extra"] == (None, {"deep": [1, 2]})
 
-    code, out, _ = leansurgeon("diff", folder, other)
+    code, out, _ = typed(f"diff {folder} {other}")
     assert code == 0 and all(len(line) <= 80 for line in out.splitlines() if str(tmp_path) not in line)
     assert "not finite" in out and re.search(r"matched by number\b", out, re.S)
 
 
-def test_a_model_and_itself(saved, as_dict):
+def test_a_model_and_itself(saved):
     folder, _ = saved("gpt2")
     found = as_dict(folder, folder)
     assert set(found["counts"]) == {"same"} and found["config"] == []
-    _, out, _ = leansurgeon("diff", folder, folder)
+    _, out, _ = typed(f"diff {folder} {folder}")
     assert "0-3      0-3     same     same  same       same    same" in out
 
 
-def test_layers_are_matched_by_surgery_json(saved, as_dict, tmp_path):
+def test_layers_are_matched_by_surgery_json(saved, tmp_path):
     """Dropped layers: what stands at place 1 comes from layer 3, and every byte of it is the same."""
     folder, _ = saved("llama")
     cut(folder, tmp_path / "short", layers="2")
@@ -90,7 +84,7 @@ def test_layers_are_matched_by_surgery_json(saved, as_dict, tmp_path):
     assert {t["layer_a"] for t in found["tensors"] if t["state"] == "only in A"} == {1, 2}
     back = as_dict(tmp_path / "short", folder)
     assert back["layers"] == [[0, 0], [1, 3]] and set(back["counts"]) == {"same", "only in B"}
-    _, out, _ = leansurgeon("diff", folder, tmp_path / "short")
+    _, out, _ = typed(f"diff {folder} {tmp_path}/short")
     assert re.search(r"\bonly in a: layers 1\W+2\b", out, re.I)
 
     cut(folder, tmp_path / "late", Method(keep="2,3"))  # two results of one source
@@ -103,15 +97,15 @@ def test_layers_are_matched_by_surgery_json(saved, as_dict, tmp_path):
     assert as_dict(folder, tmp_path / "short")["layers_matched"] == "by number"
 
 
-def test_other_shapes_and_families(saved, as_dict, tmp_path):
+def test_other_shapes_and_families(saved, tmp_path):
     folder, _ = saved("bert")
     cut(folder, tmp_path / "wide", heads="8", head_dim="keep", mlp_dim="64")
     found = as_dict(folder, tmp_path / "wide")
     assert (found["a"]["family"], found["b"]["family"]) == ("bert", "leansurgeon_bert")
     assert {t["role"] for t in found["tensors"] if t["state"] == "other shape"} == {"q", "k", "v", "o", "up", "down"}
-    _, out, _ = leansurgeon("diff", folder, tmp_path / "wide")
+    _, out, _ = typed(f"diff {folder} {tmp_path}/wide")
     assert "shape    shape" in out and "+" in out
     presets = as_dict("vit-b", "deit-b")
     assert presets["tensors"] == [] and any(c["key"] == "architecture" for c in presets["config"])
-    code, _, err = leansurgeon("diff", folder, "no-such-folder/at/all")
+    code, _, err = typed(f"diff {folder} no-such-folder/at/all")
     assert code == 2 and re.search(r"no-such-folder/at/all", err, re.S)

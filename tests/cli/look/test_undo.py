@@ -5,22 +5,19 @@ from __future__ import annotations
 import json
 import shutil
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from leansurgeon.checkpoints.model import load
-from leansurgeon.checkpoints.record import Proof
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import UnsupportedModel, UsageError
 from leansurgeon.surgery import undo
 from leansurgeon.surgery.method import Method
-from leansurgeon.surgery.transfer import FRESH
 from tests import conftest
 from tests.checkpoints.test_skeleton import TIMM, make
+from tests.cli.answers import document, read, stdout_of, typed, works
 from tests.cli.look.test_diff import cut
-from tests.support.command_line import leansurgeon
 
 ADD, SPLIT = Method(), Method(more="split")
 
@@ -44,7 +41,7 @@ def test_added_heads_and_units_go_again(family, saved, tmp_path):
     record = undone(tmp_path / "wide", tmp_path / "back")
     assert record.decided.verified.by == "sha256" and record.proof is None
     assert equal(folder, tmp_path / "back")
-    first, again = (json.loads((f / "config.json").read_text()) for f in (folder, tmp_path / "back"))
+    first, again = (read(f / "config.json") for f in (folder, tmp_path / "back"))
     assert first == again  # the library's own family again, too
     assert {o.name for o in record.plan.operators} <= {"undo-add-heads", "undo-widen-mlp"}
 
@@ -54,20 +51,12 @@ def test_the_config_in_a_record_is_as_foreign_as_any(saved, tmp_path):
     folder, _ = saved("llama")
     cut(folder, tmp_path / "wide", ADD, heads="8")
     file = tmp_path / "wide" / "surgery.json"
-    record = json.loads(file.read_text())
+    record = read(file)
     for change in ({"attn_implementation": "somebody/kernel"}, {"transformers_weights": "x.safetensors"}):
         file.write_text(json.dumps(record | {"source_config": record["source_config"] | change}))
         with pytest.raises(UnsupportedModel, match=next(iter(change))):
             undone(tmp_path / "wide", tmp_path / "back")
     assert not (tmp_path / "back").exists()
-
-
-@pytest.mark.parametrize("family", ["llama", "bert", "gpt2", "qwen3"])
-def test_children_are_joined_again(family, saved, tmp_path):
-    folder, _ = saved(family)
-    cut(folder, tmp_path / "split", SPLIT, heads="2x", head_dim="keep")
-    undone(tmp_path / "split", tmp_path / "back")
-    assert equal(folder, tmp_path / "back")
 
 
 @pytest.mark.parametrize("key", TIMM)
@@ -93,7 +82,7 @@ def test_a_chain_is_undone_step_by_step(saved, tmp_path):
         undone(tmp_path / "two", tmp_path / "three")
 
 
-def test_held_against_the_source_or_reloaded(saved, tmp_path, monkeypatch):
+def test_held_against_the_source_or_reloaded(saved, tmp_path):
     """A file that another program wrote cannot be had byte for byte; its tensors can."""
     folder, model = saved("vit")
     tensors = load_file(folder / "model.safetensors")
@@ -103,53 +92,53 @@ def test_held_against_the_source_or_reloaded(saved, tmp_path, monkeypatch):
     kept = shutil.copytree(folder, tmp_path / "kept")  # then the source changes
     tensors["vit.layernorm.weight"] += 1
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    asked = {}
-
-    def prove(result, parameters, *, source, exact, families):
-        asked.update(parameters=parameters, source=source, exact=exact)
-        return Proof("a stand-in", parameters)
-
-    monkeypatch.setattr(undo, "prove", prove)
     record = undone(tmp_path / "wide", tmp_path / "back")
     assert record.decided.verified.by == "reload" and equal(kept, tmp_path / "back")
-    count = sum(p.numel() for p in model.parameters())
-    assert asked == {"parameters": count, "source": tmp_path / "wide", "exact": True}
+    assert record.proof.parameters == sum(p.numel() for p in model.parameters())
+    assert record.proof.compared.max_difference <= 1e-4 * record.proof.compared.spread
 
 
 def test_the_command_and_its_sentences(saved, tmp_path):
     folder, model = saved("bert")
     cut(folder, tmp_path / "wide", ADD, heads="8", head_dim="keep")
-    code, out, err = leansurgeon("undo", tmp_path / "wide", "-o", tmp_path / "back", "--json")
-    assert code == 0, err
-    document = json.loads(out)
-    assert document["plan"]["exactness"] == "exact" and document["verified"]["by"] == "sha256"
+    found = document(f"undo {tmp_path}/wide -o {tmp_path}/back")
+    assert found["plan"]["exactness"] == "exact" and found["verified"]["by"] == "sha256"
     inputs = conftest.example(model)
     with torch.no_grad():
         assert torch.equal(*(conftest.output(m, inputs) for m in (model, load(tmp_path / "back").model.eval())))
-    code, out, _ = leansurgeon("undo", tmp_path / "wide", "-o", tmp_path / "again")
-    assert code == 0 and "bit for bit" in " ".join(out.split())
+    assert "bit for bit" in stdout_of(works(f"undo {tmp_path}/wide -o {tmp_path}/again"))
 
-    def refused(model, words):
-        code, out, err = leansurgeon("undo", model, "-o", tmp_path / "never")
-        assert code == 2 and words in err and not out and not (tmp_path / "never").exists()
 
-    refused(folder, "no surgery.json")
-    cut(folder, tmp_path / "short", ADD, heads="8", head_dim="keep", layers="2", mlp_dim="24")
-    refused(tmp_path / "short", "drop-layers cannot be undone, because it discards weights: keep 2 of 4 layers")
-    cut(folder, tmp_path / "narrow", ADD, mlp_dim="24")
-    refused(tmp_path / "narrow", "trim-mlp cannot be undone")
-    cut(folder, tmp_path / "fresh", ADD, heads="8", init="fresh-attention", head_dim="split")
-    refused(tmp_path / "fresh", "fresh-attention cannot be undone")
-    cut(folder, tmp_path / "even", Method(balance=True))
-    refused(tmp_path / "even", "balance cannot be undone to the bit")
+@pytest.mark.parametrize(
+    ("shape", "method", "says"),
+    [
+        ({}, None, "no surgery.json"),
+        ({"heads": "8", "head_dim": "keep", "layers": "2"}, ADD, "drop-layers cannot be undone, because it discards"),
+        ({"mlp_dim": "24"}, ADD, "trim-mlp cannot be undone"),
+        ({"heads": "8", "head_dim": "split", "init": "fresh-attention"}, ADD, "fresh-attention cannot be undone"),
+        ({}, Method(balance=True), "balance cannot be undone to the bit"),
+    ],
+)
+def test_what_cannot_be_undone_is_one_sentence(shape, method, says, saved, tmp_path):
+    folder, _ = saved("bert")
+    if method:
+        cut(folder, tmp_path / "made", method, **shape)
+    done = typed(f"undo {tmp_path / 'made' if method else folder} -o {tmp_path}/never")
+    assert done.returncode == 2 and says in done.stderr and not done.stdout and not (tmp_path / "never").exists()
+
+
+def test_what_was_trained_cannot_be_undone(saved, tmp_path):
+    folder, _ = saved("bert")
+    cut(folder, tmp_path / "wide", ADD, heads="8", head_dim="keep")
     (tmp_path / "trained").mkdir()
     load(tmp_path / "wide").save(tmp_path / "trained")
-    refused(tmp_path / "trained", "was trained after add-heads")
+    done = typed(f"undo {tmp_path}/trained -o {tmp_path}/never")
+    assert done.returncode == 2 and "was trained after add-heads" in done.stderr
 
 
 def test_a_model_that_has_moved_on_is_refused_whatever_its_record_says(saved, tmp_path):
     folder, _ = saved("llama")
-    for name, what, method in (("o_proj", "silent", ADD), ("q_proj", "a copy", SPLIT)):
+    for name, method in (("o_proj", ADD), ("q_proj", SPLIT)):
         out = tmp_path / name
         cut(folder, out, method, heads="8")
         tensors = load_file(out / "model.safetensors")
@@ -157,14 +146,4 @@ def test_a_model_that_has_moved_on_is_refused_whatever_its_record_says(saved, tm
         save_file(tensors, out / "model.safetensors", metadata={"format": "pt"})
         with pytest.raises(UsageError, match=rf"layers\.2\.self_attn\.{name}\.weight'"):
             undone(out, tmp_path / "never")
-        assert what and not (tmp_path / "never").exists()
-
-
-def test_a_head_that_has_begun_to_hear_a_new_one_cannot_be_undone():
-    """CaiT mixes the scores of its heads: new rows may say anything, the new columns of old rows stay zero."""
-    old, picks = np.eye(2, dtype=np.float32), [np.array([0, 1, FRESH])] * 2
-    new = np.ones((3, 3), np.float32)
-    new[:2] = np.eye(2, 3)
-    assert undo.is_untouched(new, old, picks, "head_mix")
-    new[0, 2] = 0.1
-    assert not undo.is_untouched(new, old, picks, "head_mix")
+        assert not (tmp_path / "never").exists()

@@ -11,11 +11,11 @@ from scipy import stats
 
 from leansurgeon.checkpoints import record
 from leansurgeon.checkpoints.proof.report_numbers import sentence
-from leansurgeon.checkpoints.record import Comparison, PairedFigure
+from leansurgeon.checkpoints.record import PairedFigure
 from leansurgeon.errors import UsageError
 from leansurgeon.intervals import paired_interval
 from leansurgeon.measure import harness
-from tests.support.command_line import leansurgeon
+from tests.cli.answers import document, typed, works
 from tests.support.models import strangers
 
 
@@ -31,15 +31,15 @@ def test_the_interval_is_that_of_the_paired_t_test():
 
 
 def test_samples_of_other_sizes_are_weighed_and_the_interval_covers_what_it_says():
-    """4,000 draws of 30 samples of 1 to 60 labels: the true mean over labels lies inside in 95 of 100."""
+    """1,000 draws of 30 samples of 1 to 60 labels: the true mean over labels lies inside in 95 of 100."""
     rng = np.random.default_rng(1)
     inside = 0
-    for _ in range(4000):
+    for _ in range(1000):
         counts = rng.integers(1, 60, 30)
         sums = np.array([rng.normal(0.2, 1.0 / np.sqrt(c)) * c for c in counts])
         low, high = paired_interval(sums.tolist(), counts.tolist())
         inside += low <= 0.2 <= high
-    assert 0.935 < inside / 4000 < 0.965
+    assert 0.935 < inside / 1000 < 0.965
 
 
 @pytest.fixture(scope="module")
@@ -48,16 +48,13 @@ def cut(tmp_path_factory):
     place = tmp_path_factory.mktemp("cut")
     source = strangers.model(place / "source", "llama", seed=77)  # weights of no other test, to be found by them
     other = strangers.texts(place / "other", lines=60)
-    done = leansurgeon("shrink", source, "--layers", 3, "--uncalibrated", "-o", place / "lean")
-    assert done.returncode == 0, done.stderr
+    works(f"shrink {source} --layers 3 --uncalibrated -o {place}/lean")
     return place, source, other
 
 
 def test_a_language_model_is_judged_as_by_hand_and_it_shows_in_report_page_and_card(cut):
     place, source, other = cut
-    done = leansurgeon("judge", place / "lean", "--data", other, "--json")
-    assert done.returncode == 0, done.stderr
-    (found,) = json.loads(done.stdout)["judged"].values()
+    (found,) = document(f"judge {place}/lean --data {other}")["judged"].values()
     losses = [by_hand(folder, source, other) for folder in (source, place / "lean")]
     means = [sum(sums) / sum(counts) for sums, counts in losses]
     assert (found["loss"]["source"], found["loss"]["result"]) == pytest.approx(means, rel=1e-4)
@@ -70,11 +67,7 @@ def test_a_language_model_is_judged_as_by_hand_and_it_shows_in_report_page_and_c
     said = sentence(made.judged[other.name], True)
     card = (place / "lean" / "README.md").read_text()
     assert said in card and card.count("## On other data") == 1
-    assert leansurgeon("judge", place / "lean", "--data", other).returncode == 0
-    again = (place / "lean" / "README.md").read_text()
-    assert again == card  # one section, whatever is judged twice
-    report = leansurgeon("report", place / "lean", "--html", place / "page.html")
-    assert report.returncode == 0, report.stderr
+    report = works(f"report {place}/lean --html {place}/page.html")
     assert "perplexity" in report.stdout and other.name in report.stdout
     assert other.name in (place / "page.html").read_text()
 
@@ -88,11 +81,11 @@ def test_a_copy_of_the_source_that_has_no_tokenizer_judges_with_that_of_the_resu
         shutil.copy(source / name, bare)
     with monkeypatch.context() as patch:
         patch.setattr("leansurgeon.checkpoints.whereabouts.find", lambda origin: bare)
-        done = leansurgeon("judge", lean, "--data", other, "--json")
-    assert done.returncode == 0, done.stderr
-    whole = leansurgeon("judge", lean, "--data", other, "--json")
+        done = works(f"judge {lean} --data {other} --json")
+    whole = typed(f"judge {lean} --data {other} --json")
     found, wanted = (json.loads(one.stdout)["judged"][str(other)]["loss"] for one in (done, whole))
     assert found == pytest.approx(wanted)
+    assert (lean / "README.md").read_text().count("## On other data") == 1  # whatever is judged twice
 
 
 def by_hand(folder, source, other) -> tuple[list[float], list[int]]:
@@ -114,28 +107,17 @@ def by_hand(folder, source, other) -> tuple[list[float], list[int]]:
     return sums, counts
 
 
-def test_a_record_without_intervals_reads_as_before():
-    old = {"done": True, "loss": {"source": 1.0, "result": 2.0}, "rows": 3}
-    assert Comparison.from_dict(old).as_dict() == old
-    new = Comparison(scores={"acc": PairedFigure(0.5, 0.25, -0.4, -0.1)}, scored=8, data="lm-eval")
-    assert Comparison.from_dict(new.as_dict()) == new
-    assert "acc 0.2500 (source 0.5000; difference -0.4 to -0.1, 95 %)" in sentence(new, False)
-
-
-def test_nothing_to_judge_on_or_against(cut, tmp_path):
+def test_models_without_a_record_are_compared_with_another_and_nothing_is_kept(cut, tmp_path):
     place, source, other = cut
-    assert leansurgeon("judge", place / "lean").returncode == 2
-    stranger = leansurgeon("judge", source, "--data", other)
-    assert stranger.returncode == 2 and "--against" in stranger.stderr
-    assert leansurgeon("judge", "vit-b", "--data", other).returncode == 2
-    gone = leansurgeon("judge", place / "lean", "--data", tmp_path / "nowhere.txt")
-    assert gone.returncode == 2 and "nowhere.txt" in gone.stderr
-
-
-def test_two_models_without_a_record_are_compared_and_nothing_is_kept(cut):
-    _, source, other = cut
-    done = leansurgeon("judge", source, "--against", source, "--data", other, "--json")
-    (found,) = json.loads(done.stdout)["judged"].values()
+    for words, says in (
+        (f"{place}/lean", "--data"),
+        (f"{place}/lean --data {tmp_path}/nowhere.txt", "nowhere.txt"),
+        (f"{source} --data {other}", "--against"),
+        (f"vit-b --data {other}", "vit-b"),
+    ):
+        refused = typed(f"judge {words}")
+        assert refused.returncode == 2 and says in refused.stderr, refused.stderr
+    (found,) = document(f"judge {source} --against {source} --data {other}")["judged"].values()
     assert found["max_difference"] == 0 and found["loss"]["low"] == found["loss"]["high"] == 0
     assert not (source / "surgery.json").exists()
 
