@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 
 import numpy as np
 import pytest
@@ -93,16 +92,12 @@ def test_a_chain_is_undone_step_by_step(saved, tmp_path):
         undone(tmp_path / "two", tmp_path / "three")
 
 
-def test_held_against_the_source_or_reloaded(saved, tmp_path, monkeypatch):
+def test_reloaded_if_the_bytes_are_others(saved, tmp_path, monkeypatch):
     """A file that another program wrote cannot be had byte for byte; its tensors can."""
     folder, model = saved("vit")
     tensors = load_file(folder / "model.safetensors")
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt", "by": "somebody"})
     cut(folder, tmp_path / "wide", ADD, heads="8")
-    assert undone(tmp_path / "wide", tmp_path / "first").decided.verified.by == "source"
-    kept = shutil.copytree(folder, tmp_path / "kept")  # then the source changes
-    tensors["vit.layernorm.weight"] += 1
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     asked = {}
 
     def prove(result, parameters, *, source, exact, families):
@@ -111,7 +106,7 @@ def test_held_against_the_source_or_reloaded(saved, tmp_path, monkeypatch):
 
     monkeypatch.setattr(undo, "prove", prove)
     record = undone(tmp_path / "wide", tmp_path / "back")
-    assert record.decided.verified.by == "reload" and equal(kept, tmp_path / "back")
+    assert record.decided.verified.by == "reload" and equal(folder, tmp_path / "back")
     count = sum(p.numel() for p in model.parameters())
     assert asked == {"parameters": count, "source": tmp_path / "wide", "exact": True}
 
