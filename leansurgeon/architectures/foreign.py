@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import re
-import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from leansurgeon.errors import LeanSurgeonError, UnsupportedModel, disk_is_full, memory_is_short, quote
+from leansurgeon.errors import LeanSurgeonError, UnsupportedModel, disk_is_full, memory_is_short
 
 # What a rule such as `c["hidden_size"] // c["patch_size"]` raises for a missing value or one of another kind.
 UNFIT = (KeyError, TypeError, ValueError, AttributeError, ZeroDivisionError, IndexError, OverflowError)
@@ -38,18 +36,7 @@ def library_builds(what: str) -> Iterator[None]:
     except Exception as error:
         if memory_is_short(error) or disk_is_full(error):
             raise
+        said = " ".join(str(error).split())[:300].rstrip(".")
         raise UnsupportedModel(
-            f"{what} cannot be built from its config and weights{in_words(error)}.", "Do they belong together?"
+            f"{what} cannot be built from its config and weights ({said}).", "Do they belong together?"
         ) from error
-
-
-def in_words(error: Exception) -> str:
-    """Return the library's own message about a config, if it is a sentence and not an error of Python or torch."""
-    if isinstance(error, KeyError) and error.args:
-        return f": it knows no {quote(error.args[0])}"
-    if isinstance(error, TypeError) and (extra := re.search(r"unexpected keyword argument '(.+)'", str(error))):
-        return f": it takes no {quote(extra[1])}"
-    last = traceback.extract_tb(error.__traceback__)[-1].line or ""
-    said = " ".join(str(error).split()).rstrip(".")
-    of_library = isinstance(error, ValueError) and last.startswith("raise ") and " " in said and "Error" not in said
-    return f": {said[:300]}" if of_library else ""

@@ -1,19 +1,11 @@
-"""Rules that declarations refer to (`@patches`): values derived from several config keys, or from a built timm model.
-
-Imports no torch or timm at module level.
-"""
+"""Rules that declarations refer to (`@patches`): values derived from several config keys."""
 
 from __future__ import annotations
 
 from math import ceil, sqrt
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any
 
 from leansurgeon.architectures.tensors import Config
-
-if TYPE_CHECKING:
-    from torch import nn
-
-Built: TypeAlias = "nn.Module"  # a model built by timm
 
 # -- what models accept -------------------------------------------------------------------------------
 
@@ -328,51 +320,3 @@ def adopt_xcit(config: Config) -> Config:
 def adopt_volo(config: Config) -> Config:
     args = config["model_args"]
     return keep_class_attention(config, cls_num_heads=args["num_heads"][-1], cls_mlp_ratio=last_ratio(args))
-
-
-def is_norm(module: Built) -> bool:
-    """Return whether a module is a norm; timm puts an identity where there is none."""
-    return bool(list(module.parameters()))
-
-
-def unlike_vit(model: Built) -> str | None:
-    """Describe the parts of a timm model that our declaration does not cover; None for a plain ViT."""
-    from timm.layers import Mlp, PatchEmbed
-    from timm.models.vision_transformer import Block, VisionTransformer
-    from torch import nn
-
-    kind = type(model).__name__
-    if kind == "VisionTransformerDistilled":
-        return "a distillation token (a distilled DeiT)"
-    if type(model) is not VisionTransformer:
-        return None
-    block = model.blocks[0]
-    attention = block.attn
-    identity = nn.Identity()
-    tests = {
-        f"blocks of the kind {type(block).__name__}": type(block) is not Block,
-        f"an MLP of the kind {type(block.mlp).__name__}": type(block.mlp) is not Mlp,
-        f"a patch embedding of the kind {type(model.patch_embed).__name__}": type(model.patch_embed) is not PatchEmbed,
-        "LayerScale": bool(list(getattr(block, "ls1", identity).parameters())),
-        "query/key norms (qk_norm)": is_norm(getattr(attention, "q_norm", identity)),
-        "a norm inside the attention (scale_attn_norm)": is_norm(getattr(attention, "norm", identity)),
-        "a norm inside the MLP (scale_mlp_norm)": is_norm(getattr(block.mlp, "norm", identity)),
-        "gated attention": getattr(attention, "gate", None) is not None,
-        "register tokens": bool(getattr(model, "num_reg_tokens", 0)),
-        "a position table without the class token (no_embed_class)": bool(model.no_embed_class),
-        "no learned positions": model.pos_embed is None,
-        "a norm before the first block (pre_norm)": is_norm(model.norm_pre),
-        "no norm behind the last block": not (is_norm(model.norm) or is_norm(model.fc_norm)),
-        f"'{model.global_pool}' pooling": model.global_pool not in ("token", "avg"),
-        "flexible image sizes (dynamic_img_size)": bool(model.dynamic_img_size),
-        "projections without bias": getattr(attention, "proj", None) is None or attention.proj.bias is None,
-        f"norms of the kind {type(block.norm1).__name__}": not isinstance(block.norm1, nn.LayerNorm),
-        "an activation other than GELU": not isinstance(getattr(block.mlp, "act", None), nn.GELU),
-    }
-    return ", ".join(words for words, is_so in tests.items() if is_so) or None
-
-
-def unlike_eva(model: Built) -> str | None:
-    """Describe the parts of an Eva that the declaration does not cover."""
-    kinds = {type(block).__name__ for block in model.blocks} - {"EvaBlock"} if type(model).__name__ == "Eva" else ()
-    return f"blocks of the kind {', '.join(sorted(kinds))}" if kinds else None

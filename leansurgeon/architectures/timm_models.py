@@ -5,18 +5,19 @@ Imports no timm at module level.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from leansurgeon.architectures.base import Architecture, Config
 from leansurgeon.architectures.foreign import library_builds
-from leansurgeon.architectures.rules import Built, pair
+from leansurgeon.architectures.rules import pair
 from leansurgeon.errors import UnsupportedModel, did_you_mean
 
-IMAGENET = {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
+if TYPE_CHECKING:
+    from torch import nn
 
-VARIANTS = "Variants need a declaration of their own; see leansurgeon/architectures/families/__init__.py."
+IMAGENET = {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
 
 
 @dataclass(frozen=True)
@@ -39,8 +40,7 @@ class TimmModels:
     """How a family appears in timm.
 
     `kind` is the class in timm, and `args` the constructor arguments that a config holds. `first_conv` and `classifier`
-    are the names for timm's `pretrained_cfg`, `pixels` the usual mean and deviation of images. `unlike` names the parts
-    of a built model that the declaration does not cover.
+    are the names for timm's `pretrained_cfg`, `pixels` the usual mean and deviation of images.
     """
 
     kind: str
@@ -49,7 +49,6 @@ class TimmModels:
     classifier: str = "head"
     fixed_input_size: bool = True
     pixels: Mapping[str, Sequence[float]] = field(default_factory=lambda: IMAGENET)
-    unlike: Callable[[Any], str | None] = lambda model: None
     drop_path: DropPath = DropPath()
 
 
@@ -79,44 +78,31 @@ def folder_config(family: Architecture, name: str, args: Config, pretrained_cfg:
     }
 
 
-def source_config(family: Architecture, name: str, model: Built, given: Config | None = None) -> Config:
+def source_config(family: Architecture, name: str, model: nn.Module, given: Config | None = None) -> Config | None:
     """Return the complete config of a timm model that was built with the arguments `given`.
 
-    Raises `UnsupportedModel` for parts that the declaration does not cover.
+    Returns None if the family's declaration does not cover the model: another class, an argument that the declaration
+    does not know, or other tensors.
     """
-    kind = type(model).__name__
-    try:
-        strange = family.timm.unlike(model)
-    except AttributeError as error:  # other blocks lack attributes of a plain one (parallel ones have no `attn`)
-        strange = f"blocks of the kind {type(model.blocks[0]).__name__} ({error})"
-    if kind != family.timm.kind and not strange:
-        raise UnsupportedModel(f"timm/{name} is of the class {kind}, and {family.name} declares {family.timm.kind}.")
-    if strange:
-        raise UnsupportedModel(
-            f"timm/{name} has {strange}, which leansurgeon's declaration of {family.name} does not know.", VARIANTS
-        )
-    args = list_arguments(family, name, model, given or {})
-    config = folder_config(family, name.split(".")[0], args, model.pretrained_cfg)
+    from leansurgeon.architectures.infer.timm_models import arguments
+
+    if type(model).__name__ != family.timm.kind:
+        return None
+    taken, usual = arguments.constructor_arguments(type(model), name, given or {}), arguments.defaults(type(model))
+    if any(value != usual.get(key, value) for key, value in taken.items() if key not in family.timm.args):
+        return None
+    config = folder_config(family, name.split(".")[0], list_arguments(family, taken), model.pretrained_cfg)
     declared = {spec.name: spec.shape for spec in family.tensors(config)}
-    built = {key: tuple(value.shape) for key, value in model.state_dict().items()}
-    for key in [*built, *declared]:
-        if built.get(key) != declared.get(key):
-            raise UnsupportedModel(
-                f"timm/{name} differs from leansurgeon's declaration of {family.name} in '{key}': "
-                f"{built.get(key, 'missing')} where {declared.get(key, 'nothing')} is declared.",
-                VARIANTS,
-            )
-    return config
+    return config if declared == arguments.sizes(model) else None
 
 
-def list_arguments(family: Architecture, name: str, model: Built, given: Config) -> Config:
-    """Return the constructor arguments of a built timm model, as users write them.
+def list_arguments(family: Architecture, taken: Config) -> Config:
+    """Return the constructor arguments `taken` by a built timm model, as users write them.
 
     That is one number for equal sides, an integer for a whole ratio, lists where stages may differ.
     """
     from leansurgeon.architectures.infer.timm_models import arguments
 
-    taken = arguments.constructor_arguments(type(model), name, given)
     args = {key: arguments.as_lists(taken[key]) for key in family.timm.args}
     for key, value in args.items():
         if key in ("img_size", "patch_size") and isinstance(value, list) and value[0] == value[1]:

@@ -373,16 +373,11 @@ def load_transformers(
 
 @dataclass(frozen=True)
 class Placement:
-    """How the tensors of a file fit the library's class: tensors that are missing, unexpected, or of another size.
+    """How the tensors of a file fit the library's class: tensors that are missing, unexpected, or of another size."""
 
-    `missing` maps names to sizes; `parameters` counts all parameters of the model, including the missing ones, which
-    the library would initialise.
-    """
-
-    missing: Mapping[str, int]  # name -> number of parameters
+    missing: tuple[str, ...]
     unexpected: tuple[str, ...]
     mismatched: tuple[str, ...]
-    parameters: int
     runs: bool = True
 
 
@@ -400,7 +395,7 @@ def place(
                 with torch.device("meta"):
                     model = create_timm(config["architecture"], **architecture.flat(config))
                 there = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-                missing, unexpected = set(there) - set(sizes), tuple(sorted(set(sizes) - set(there)))
+                missing, unexpected = tuple(sorted(set(there) - set(sizes))), tuple(sorted(set(sizes) - set(there)))
                 mismatched = tuple(sorted(n for n in sizes if n in there and there[n] != tuple(sizes[n])))
             else:
                 cls = transformers_class(architecture, class_name(config) or "AutoModel")
@@ -419,11 +414,7 @@ def place(
                 )
     except Exception:  # libraries raise errors of any type; reloading the result gives the reason
         return None
-    unsaved = getattr(model, "_keys_to_ignore_on_save", None) or ()
-    parameters = {name: p for name, p in model.named_parameters() if name not in unsaved}
-    lacking = {name: parameters[name].numel() if name in parameters else 0 for name in missing}
-    total = sum(p.numel() for p in parameters.values())
-    return Placement(lacking, unexpected, mismatched, total, not run or is_callable(model))
+    return Placement(missing, unexpected, mismatched, not run or is_callable(model))
 
 
 @torch.no_grad()

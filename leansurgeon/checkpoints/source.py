@@ -419,18 +419,14 @@ def with_pad_token(config: Config, folder: Path, name: str | None = None) -> Con
 def timm_config(name: str, args: Config | None = None) -> Config:
     """Return the complete config of a timm model by its name, with `args` passed to its constructor.
 
-    Raises `UnsupportedModel` for an unknown name or variant.
+    Raises `UnsupportedModel` for an unknown name.
     """
     from leansurgeon.architectures import timm_models
 
     model = timm_models.skeleton(name, args)
     family = architectures.find_declared({"architecture": name.split(".")[0]})
-    try:
-        if family:
-            return timm_models.source_config(family, name, model, args)
-    except UnsupportedModel:
-        pass  # a variant that the declaration does not cover
-    return infer.timm_config(name, args)
+    covered = family and timm_models.source_config(family, name, model, args)
+    return covered or infer.timm_config(name, args)
 
 
 def from_timm(name: str, weights: bool, keep: ExitStack) -> Source:

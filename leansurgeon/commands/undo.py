@@ -55,13 +55,10 @@ def undo(request: UndoRequest, say: Say) -> Answer:
         compared = made.proof.compared
         differ = f"outputs differ from the undone model's by at most {compared.max_difference:.2g}"
         differ += f" where their spread is {compared.spread:.2g}"
-        end = f"Written to {out}; {verified.source} is not at hand or has changed, so the result was reloaded with "
+        end = f"Written to {out}; its bytes are not those of {verified.source}'s files, so it was reloaded with "
         end += f"{made.proof.loaded_with}: {differ if compared.done else compared.why}."
     elif made:
-        how = "the file has the recorded SHA-256" if verified.by == "sha256" else "compared tensor by tensor"
-        end = f"Written to {out}: bit for bit the tensors of {verified.source} ({how})."
-        if verified.left_out:
-            end += f" {len(verified.left_out)} tensors that the model does not read were left out by shrink."
+        end = f"Written to {out}: bit for bit the tensors of {verified.source} (the file has the recorded SHA-256)."
     return Answer(document, f"{plan_table(steps.plan)}\n\n" + "\n".join(wrap(end)))
 
 

@@ -29,16 +29,13 @@ from leansurgeon.errors import LeanSurgeonError
 from leansurgeon.shape import Stage
 from leansurgeon.surgery import canonical, roles
 from leansurgeon.surgery.method import Method
-from leansurgeon.surgery.operators import is_coarse, keeps_size
+from leansurgeon.surgery.operators import keeps_size
 from leansurgeon.surgery.planning import plan
 from leansurgeon.surgery.requested_shape import RequestedShape
 from leansurgeon.surgery.roles import EXACT, Change, ModelUnderTest, RoleFault, Untestable, distance, open_as, zeros_in
 from leansurgeon.surgery.shrink import DecidedCut, carry_out
 
 LAYERS = 4  # per stage, in the small version of a large model
-
-
-SPLIT = 1e-3  # tolerance: a split without data goes through a singular value decomposition in fp32
 
 
 # -- before any -------------------------------------------------------------------------------------
@@ -112,32 +109,6 @@ def check_split_heads(model: ModelUnderTest) -> str:
         _, output = model.cut_first_possible(folder / "cut", [wanted], Method(more="split"))
     expect(output, model.own, "With every head split in two")
     return "every head split in two of its size gives the same output"
-
-
-def smaller_heads(model: ModelUnderTest) -> str:
-    """Check that heads whose scores need a quarter of their entries split into two of half the size without loss (a
-    split without data gives each child the largest half of the entries).
-    """
-    if reason := canonical.splittable(model.source):
-        raise Untestable(reason)
-    if canonical.rotary(model.source):
-        raise Untestable(
-            "Rotary positions belong to pairs of a head's entries, so a head cannot become two smaller ones."
-        )
-    if is_coarse(model.source):
-        raise Untestable("The weights have fewer bits than fp32, and the two halves would be rounded.")
-
-    def few(old: np.ndarray) -> np.ndarray:
-        """Zero all but the first quarter of every head's entries."""
-        old[:, old.shape[1] // 4 :] = 0
-        return old
-
-    wanted = RequestedShape(heads=text(2 * s.heads for s in model.source.shape.stages), head_dim="split")
-    with model.folder() as folder:
-        poor = model.copy(folder / "poorer", model.change_part("q", few))
-        _, output = poor.cut_first_possible(folder / "cut", [wanted], Method(uncalibrated=True))
-        expect(output, poor.own, "With every head split in two smaller ones", SPLIT)
-    return "every head split in two of half its size gives the same output, where its scores need few entries"
 
 
 def wider_mlp(model: ModelUnderTest) -> str:
@@ -261,10 +232,10 @@ def fewer_say(model: ModelUnderTest, change: Change, wanted: RequestedShape) -> 
 # -- in common ----------------------------------------------------------------------------------------
 
 
-def expect(output: torch.Tensor, expected: torch.Tensor, where: str, within: float = EXACT) -> None:
+def expect(output: torch.Tensor, expected: torch.Tensor, where: str) -> None:
     """Raise `RoleFault` unless the output is the expected one."""
     gap = distance(output, expected) if output.shape == expected.shape else float("inf")
-    if not gap <= within:
+    if not gap <= EXACT:
         raise RoleFault(f"{where} the output moves by {gap:.2g} of its spread.")
 
 
@@ -302,7 +273,6 @@ OPERATORS: dict[str, Test] = {
     "another order": another_order,
     "added heads": check_added_heads,
     "split heads": check_split_heads,
-    "smaller heads": smaller_heads,
     "wider MLP": wider_mlp,
     "dropped layers": check_dropped_layers,
     "trimmed heads and MLP": check_trimming,

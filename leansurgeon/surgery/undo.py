@@ -16,7 +16,6 @@ import numpy as np
 
 from leansurgeon import architectures
 from leansurgeon.architectures.base import Config, TensorSpec
-from leansurgeon.checkpoints import whereabouts
 from leansurgeon.checkpoints.config import check
 from leansurgeon.checkpoints.digests import sha256
 from leansurgeon.checkpoints.family import write_config
@@ -25,12 +24,12 @@ from leansurgeon.checkpoints.proof.prove import prove
 from leansurgeon.checkpoints.provenance import write_surgery
 from leansurgeon.checkpoints.publish.card import write_card
 from leansurgeon.checkpoints.publish.output import check_apart, output_folder
-from leansurgeon.checkpoints.record import TRAINED, Origin, Step, SurgeryRecord
+from leansurgeon.checkpoints.record import TRAINED, Step, SurgeryRecord
 from leansurgeon.checkpoints.recorded.decided import Decisions, Verified
 from leansurgeon.checkpoints.reshaped import Reshaped
 from leansurgeon.checkpoints.source import Source, tower_of, watch_for_changes
-from leansurgeon.checkpoints.weights import RAW, TensorOut, Weights, same_bytes, write
-from leansurgeon.errors import LeanSurgeonError, UnsupportedModel, UsageError
+from leansurgeon.checkpoints.weights import RAW, TensorOut, write
+from leansurgeon.errors import UsageError
 from leansurgeon.progress import Say, silent
 from leansurgeon.surgery.class_attention import follow
 from leansurgeon.surgery.method import Method
@@ -189,9 +188,8 @@ def undoable(source: Source) -> SurgeryRecord:
 def carry_out(steps: Undo, folder: Path, *, force: bool = False, say: Say = silent) -> SurgeryRecord:
     """Write the source's shape back to `folder`, verify it, and return the record of its surgery.json.
 
-    The result is compared bit by bit with the source if that is available and unchanged (`verified.by` is `source`, or
-    `sha256` if the written file itself has the recorded digest); otherwise it is reloaded and compared with the model
-    that was undone.
+    If the written file has the recorded digest, it is the source's own (`verified.by` is `sha256`); otherwise it is
+    reloaded and compared with the model that was undone.
     """
     source, total = steps.plan.source, steps.plan.parameters_after.total
     check_apart(folder, source.folder)
@@ -199,16 +197,11 @@ def carry_out(steps: Undo, folder: Path, *, force: bool = False, say: Say = sile
         paths = write(aside, steps.tensors())
         write_config(aside, steps.config, steps.plan.architecture)
         companions.copy(source.folder, aside)
-        verified, proof = verify(steps, aside, paths), None
+        verified, proof = verify(steps, paths), None
         if verified.by == "reload":
             say("Written; now reloading it in a fresh process ...")
             families = (steps.plan.architecture, source.architecture)
             proof = prove(aside, total, source=source.folder, exact=True, families=families)
-        elif verified.differing:
-            raise LeanSurgeonError(
-                f"'{verified.differing[0]}' is not bit for bit that of {verified.source}.",
-                "Nothing was kept. Please report this.",
-            )
         restored = steps.record.source_surgery
         decided = Decisions(verified=verified)
         record = write_surgery(aside, source, steps.plan.as_record(), decided, proof, restored=restored)
@@ -216,38 +209,9 @@ def carry_out(steps: Undo, folder: Path, *, force: bool = False, say: Say = sile
     return record
 
 
-def verify(steps: Undo, written: Path, paths: list[Path]) -> Verified:
-    """Determine how the result can be compared with the source, and what differs."""
+def verify(steps: Undo, paths: list[Path]) -> Verified:
+    """Return whether the written files have the digests that the record gives for the source's."""
     origin = steps.record.source
     recorded = set(origin.sha256.values())
-    if recorded and {sha256(path) for path in paths} == recorded:
-        return Verified("sha256", origin.name, ())
-    files = at_hand(origin, recorded)
-    if not files:
-        return Verified("reload", origin.name, ())
-    old = Weights.open(files[0].parent).rename_endings(steps.plan.architecture.renames)
-    new = Weights.open(written)
-    left = tuple(sorted(set(old.entries) - set(new.entries)))
-    pairs = {name: (entry, old.entries.get(name)) for name, entry in new.entries.items()}
-    equal = {name for name, (a, b) in pairs.items() if b is not None and a.shape == b.shape and same_bytes(a, b)}
-    return Verified("source", origin.name, tuple(sorted(set(pairs) - equal)), left)
-
-
-def at_hand(origin: Origin, recorded: set[str]) -> list[Path]:
-    """Return the source's weight files, if they are on this machine and unchanged since the record."""
-    folder = find_cached(origin.name) if origin.kind == "hub" else whereabouts.find(origin)
-    try:
-        files = Weights.open(folder).files if folder else []
-    except UnsupportedModel:
-        return []
-    return files if recorded and {sha256(file) for file in files} == recorded else []
-
-
-def find_cached(name: str) -> Path | None:
-    """Return a hub model's folder in the cache, without downloading."""
-    from huggingface_hub import snapshot_download
-
-    try:
-        return Path(snapshot_download(name, local_files_only=True))
-    except Exception:  # not there, or no valid name: the library raises many kinds
-        return None
+    same = recorded and {sha256(path) for path in paths} == recorded
+    return Verified("sha256" if same else "reload", origin.name, ())

@@ -116,23 +116,22 @@ def test_model_args_that_timm_does_not_take_are_one_sentence():
 
 
 @pytest.mark.parametrize(
-    ("name", "words"),
+    "name",
     [
-        ("deit_base_distilled_patch16_224", "distillation token"),
-        ("deit3_base_patch16_224", "LayerScale"),
-        ("vit_base_patch14_dinov2", "LayerScale"),
-        ("vit_base_patch14_reg4_dinov2", "LayerScale"),
-        ("vit_base_patch16_clip_224", "pre_norm"),
-        ("vit_base_patch16_siglip_224", "'map' pooling"),
-        ("vit_base_patch16_rpn_224", "the kind"),
-        ("vit_base_r50_s16_224", "patch embedding"),
-        ("vit_medium_patch16_reg4_gap_256", "register tokens"),
-        ("resnet18", "the class ResNet"),
+        "deit_base_distilled_patch16_224",
+        "deit3_base_patch16_224",
+        "vit_base_patch14_dinov2",
+        "vit_base_patch14_reg4_dinov2",
+        "vit_base_patch16_clip_224",
+        "vit_base_patch16_siglip_224",
+        "vit_base_patch16_rpn_224",
+        "vit_base_r50_s16_224",
+        "vit_medium_patch16_reg4_gap_256",
+        "resnet18",
     ],
 )
-def test_variants_that_are_not_a_plain_vit_are_named(name, words):
-    with pytest.raises(UnsupportedModel, match=words):
-        source_config(architectures.load_families()["timm_vit"], name, skeleton(name))
+def test_variants_that_are_not_a_plain_vit_are_left_to_inference(name):
+    assert source_config(architectures.load_families()["timm_vit"], name, skeleton(name)) is None
 
 
 def test_an_unknown_name_gets_a_suggestion():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 
 import pytest
 import torch
@@ -82,18 +81,14 @@ def test_a_chain_is_undone_step_by_step(saved, tmp_path):
         undone(tmp_path / "two", tmp_path / "three")
 
 
-def test_held_against_the_source_or_reloaded(saved, tmp_path):
+def test_reloaded_if_the_bytes_are_others(saved, tmp_path):
     """A file that another program wrote cannot be had byte for byte; its tensors can."""
     folder, model = saved("vit")
     tensors = load_file(folder / "model.safetensors")
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt", "by": "somebody"})
     cut(folder, tmp_path / "wide", ADD, heads="8")
-    assert undone(tmp_path / "wide", tmp_path / "first").decided.verified.by == "source"
-    kept = shutil.copytree(folder, tmp_path / "kept")  # then the source changes
-    tensors["vit.layernorm.weight"] += 1
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     record = undone(tmp_path / "wide", tmp_path / "back")
-    assert record.decided.verified.by == "reload" and equal(kept, tmp_path / "back")
+    assert record.decided.verified.by == "reload" and equal(folder, tmp_path / "back")
     assert record.proof.parameters == sum(p.numel() for p in model.parameters())
     assert record.proof.compared.max_difference <= 1e-4 * record.proof.compared.spread
 

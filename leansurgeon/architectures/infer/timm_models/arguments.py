@@ -83,12 +83,19 @@ def constructor_arguments(cls: type[nn.Module], model_name: str, given: Config) 
             del cls.__init__
         else:
             cls.__init__ = init
-    for base_class in cls.__mro__:  # a class may pass on keyword arguments to its base
-        for name, parameter in inspect.signature(base_class.__init__).parameters.items():
-            noted.setdefault(name, parameter.default)
+    noted = defaults(cls) | noted
     # Some classes take dataclasses instead of plain arguments.
     records = [value for value in noted.values() if is_dataclass(value) and not isinstance(value, type)]
     return {field.name: getattr(record, field.name) for record in records for field in fields(record)} | noted
+
+
+def defaults(cls: type[nn.Module]) -> Config:
+    """Return the default of every argument that has one; a class may pass on keyword arguments to its base."""
+    found: Config = {}
+    for base_class in reversed(cls.__mro__):
+        parameters = inspect.signature(base_class.__init__).parameters.values()
+        found |= {each.name: each.default for each in parameters if each.default is not each.empty}
+    return found
 
 
 def is_number(value: Any) -> bool:
