@@ -97,6 +97,11 @@ class Weights:
         """Return a floating-point tensor as float32."""
         return to_float32(self.raw(name), self.entries[name].dtype)
 
+    def finite(self, name: str) -> bool:
+        """Return whether a tensor is free of NaN and infinity; True for integers."""
+        dtype = self.entries[name].dtype
+        return dtype not in FLOATS or bool(np.isfinite(to_float32(self.raw(name), dtype)).all())
+
 
 def bits(entry: Entry) -> np.ndarray:
     """Return the bits of a tensor in a file, in the numpy type of `RAW`."""

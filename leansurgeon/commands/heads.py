@@ -25,7 +25,7 @@ from leansurgeon.progress import Say
 from leansurgeon.report.runs import HEADS
 from leansurgeon.report.tables.cut import closing
 from leansurgeon.request import Access, ModelName, Opt, command_line
-from leansurgeon.surgery.shrink import DecidedCut, carry_out
+from leansurgeon.surgery.shrink import DecidedCut, blaming_weights, carry_out
 from leansurgeon.training.runs.folder import find_run, keep_beside
 from leansurgeon.words import wrap
 
@@ -206,9 +206,10 @@ def measure_heads(opened: Source, sample: Calibration, options: HeadOptions, say
     from leansurgeon.measure.heads.document import study
 
     say(f"Measuring on {sample.says} ...")
-    loaded = load(opened.folder, tower=opened.tower).alone()
-    loaded.model.to("cuda" if torch.cuda.is_available() else "cpu").requires_grad_(False)
-    return study(loaded, sample, options)
+    with blaming_weights(opened):
+        loaded = load(opened.folder, tower=opened.tower).alone()
+        loaded.model.to("cuda" if torch.cuda.is_available() else "cpu").requires_grad_(False)
+        return study(loaded, sample, options)
 
 
 COMMAND = Command(

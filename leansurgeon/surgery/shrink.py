@@ -20,7 +20,7 @@ from leansurgeon.checkpoints.publish.card import write_card
 from leansurgeon.checkpoints.publish.output import check_apart, output_folder
 from leansurgeon.checkpoints.record import Proof, SurgeryRecord
 from leansurgeon.checkpoints.recorded.decided import Decisions
-from leansurgeon.checkpoints.source import watch_for_changes
+from leansurgeon.checkpoints.source import Source, watch_for_changes
 from leansurgeon.errors import (
     Diverged,
     Interrupted,
@@ -68,7 +68,7 @@ def decide(
     only serves the proof. Finished steps are kept next to the `output` folder until it is written; `resume` takes those
     of an interrupted cut. Raises what `calibrate` raises.
     """
-    method = steps.method
+    source, method = steps.source, steps.method
     if steps.exactness != "near" or calibration is None:
         if calibration and LAYERS[method.layers]:
             say("The plan keeps the function as it is, so the sample data only serves the proof.")
@@ -85,7 +85,8 @@ def decide(
     place = "" if device == "cpu" else f", on {device}"
     say(f"Calibrating on {calibration.says}{place} ...")
     try:
-        outcome = calibrate(steps, calibration, say, device, kept)
+        with blaming_weights(source):
+            outcome = calibrate(steps, calibration, say, device, kept)
     except (Diverged, UnsupportedModel, UsageError):
         kept.remove()  # it would fail again
         raise
@@ -208,7 +209,8 @@ def carry_out(
         if check:
             say("Written; now reloading it in a fresh process ...")
             try:
-                proof = prove_result(decided, aside)
+                with blaming_weights(source):
+                    proof = prove_result(decided, aside)
             except KeyboardInterrupt as stop:
                 if not keep_unproved:
                     raise
@@ -229,6 +231,22 @@ def carry_out(
         said.exit_code = getattr(stopped, "exit_code", said.exit_code)
         raise said from stopped
     return record
+
+
+@contextmanager
+def blaming_weights(source: Source) -> Iterator[None]:
+    """If activations are not finite, check whether the source's weights hold NaN or infinity, and name the tensor."""
+    try:
+        yield
+    except Diverged:
+        names = [spec.name for spec in source.specs] if source.weights else []
+        name = next((name for name in names if not source.weights.finite(name)), None)
+        if name is None:
+            raise
+        raise Diverged(
+            f"'{name}' of {source.name} holds NaN or infinity, so the model computes nothing that could be kept.",
+            "Start from a sound checkpoint.",
+        ) from None
 
 
 def head_of(data: Calibration | None) -> str | None:

@@ -16,11 +16,12 @@ from leansurgeon.checkpoints import weights
 from leansurgeon.checkpoints.model import load
 from leansurgeon.checkpoints.publish import durable, output
 from leansurgeon.checkpoints.source import open_source
-from leansurgeon.errors import LeanSurgeonError, UnsupportedModel
+from leansurgeon.errors import Diverged, LeanSurgeonError, UnsupportedModel
+from leansurgeon.surgery import shrink
 from leansurgeon.surgery.method import Method
 from leansurgeon.surgery.planning import plan
 from leansurgeon.surgery.requested_shape import RequestedShape
-from leansurgeon.surgery.shrink import DecidedCut, carry_out
+from leansurgeon.surgery.shrink import DecidedCut, carry_out, decide
 from tests import conftest
 from tests.support.processes.forks import forked
 from tests.surgery.cuts import cut
@@ -36,6 +37,29 @@ def spoil(folder, change):
 # -- weights ---------------------------------------------------------------------------------------
 
 GATE = "model.layers.2.mlp.gate_proj.weight"
+
+
+def stumble(*_, **__):
+    raise Diverged("The activations behind layer 2 hold NaN or infinity.")
+
+
+def test_nan_weights_are_named(saved, tmp_path, monkeypatch):
+    """Whether calibration or the proof meets them first; and a sound source is not blamed."""
+    folder, _ = saved("llama")
+    monkeypatch.setattr(shrink, "prove", stumble)
+    with pytest.raises(Diverged, match="behind layer 2"):
+        cut(folder, tmp_path / "out", check=True, layers="2")
+    spoil(folder, lambda tensors: tensors[GATE][3].fill_(float("nan")))
+    with pytest.raises(Diverged, match=rf"'{GATE}'.*\bNaN\b"):
+        cut(folder, tmp_path / "out", check=True, layers="2")
+    monkeypatch.setattr("leansurgeon.surgery.calibrate.calibrate", stumble)
+    steps = plan(open_source(str(folder)), RequestedShape(layers="2"), calibrated=True)
+    with pytest.raises(Diverged, match=rf"'{GATE}'.*\bNaN\b"):
+        decide(steps, type("Data", (), {"says": "text", "beside": None}))
+    spoil(folder, lambda tensors: tensors["model.layers.1.self_attn.v_proj.weight"].fill_(float("inf")))
+    with pytest.raises(Diverged, match=r"layers\.1\.self_attn\.v_proj\.weight"):
+        cut(folder, tmp_path / "out", Method(balance=True))
+    assert not (tmp_path / "out").exists()
 
 
 def test_uneven_layers_are_refused_with_both_sizes(saved, tmp_path):
