@@ -99,19 +99,6 @@ def test_a_curve_is_accuracy_in_percent(document):
     assert "least 50 %, most 0 %" in " ".join(lines)
 
 
-def test_kinds_of_attention_stand_under_their_names(document):
-    by_kind = {kind: [{"fraction": i / 2, "accuracy": x + i / 10} for i in range(3)] for kind, x in
-               (("encoder", 0.1), ("cross", 0.5))}  # fmt: skip
-    document["curve"]["by_kind"] = by_kind
-    lines = curve(document)
-    lines = lines[lines.index("") :]
-    assert lines[1].split() == ["off", "encoder", "cross"]
-    assert cells(lines) == [[off, "%", a, b] for off, a, b in
-                            (("0", "10.0", "50.0"), ("50", "20.0", "60.0"), ("100", "30.0", "70.0"))]  # fmt: skip
-    document["kinds"] = {"encoder": {"heads": 8, "share": 0.25}, "cross": {"heads": 2, "share": 0.75}}
-    assert re.search(r"\bencoder 25 %.*\b8\b.*\bcross 75 %.*\b2\b", " ".join(importance_map(document)), re.S)
-
-
 def test_a_curve_of_text_is_a_perplexity(document):
     del document["whole"]["accuracy"]
     for points in document["curve"]["orders"].values():
