@@ -235,21 +235,6 @@ def test_names_with_markup_are_harmless(tmp_path):
     assert not any(key.startswith("on") for _, given in page.elements for key in given)
 
 
-def test_odd_files_beside_a_summary_are_no_reason_to_fail(tmp_path):
-    whole = workspace(tmp_path / "runs") / "digits-vit"
-    (whole / "lean-s0" / "metrics.jsonl").write_text('{"type": "train", "step": 1, "loss": 1.0}\n{"type": "tr')
-    (whole / "lean-s0" / "heads.json").write_text('{"attentions": [{"importance": ["a", null, -1]}, 7], "curve": []}')
-    write(whole / "lean-s0", {"rows": [{"seconds": 3, "name": None}, 4], "load": [], "remarks": 7}, "bench.json")
-    (whole / "lean-s1" / "metrics.jsonl").write_bytes(b"\xff\xfe")
-    (whole / "lean-s1" / "recipe.yaml").unlink()
-    odd = {"plan": {"operators": 3, "after": []}, "decided": [], "proof": 7}
-    broken = summary("control")
-    broken["model"]["surgery"] = odd
-    write(whole / "control-s0", broken)
-    page, _ = page_of(tmp_path / "runs")
-    assert page.table("Results").row("control")["seeds"].value == 3
-
-
 def test_without_more_than_a_summary(tmp_path):
     """A single run, a language model, models that nobody trained: each has its page, and says what it lacks."""
     single = page_of(write(tmp_path / "one", summary(experiment=None)))[0]
