@@ -68,27 +68,12 @@ def workspace(folder: Path, gains: dict[str, float]) -> tuple[Path, dict]:
     return folder, said
 
 
-def test_secondary_arms_alone_are_compared_and_those_with_qk_norm_have_a_name(tmp_path, capsys, monkeypatch):
-    for seed in range(3):
-        level = 0.8 + seed / 100
-        write(tmp_path, "claim-fashion-2", 2, "base", seed, level)
-        write(tmp_path, "claim-fashion-2", 2, "hold-low", seed, level + 0.03)
-        write(tmp_path, "claim-fashion-2-qk", 2, "base", seed, level - 0.02)
-    monkeypatch.setattr(sys, "argv", ["compare.py", str(tmp_path)])
-    assert compare.main() == 0
-    out = capsys.readouterr().out
-    assert "| kappa held low through training | fashion | 3 | +3.00 points | ± 0.00 |" in out
-    assert "| QK norm | fashion | 3 | -2.00 points | ± 0.00 |" in out
-    assert "| fashion | 2 | base-qk | 3 |" in out
-
-
 def test_differences_are_paired_by_seed_and_corrected(tmp_path, capsys, monkeypatch):
     runs, said = workspace(tmp_path / "runs", {"keep-4": 2.0, "sharp": 0.01, "even": 2.0})
     found = compare.collected(runs)["claim-fashion"]
     assert {key: run.score for key, run in found.items()} == said
     one = found["base", 4, 0]
     assert (one.parameters, one.kappa) == (1000, (10.0, 70.0)) and one.falling == pytest.approx(0.05)
-    assert one.beside == ((10.0, 20.0, 5.0),) * 2
     made = [compare.compared("claim-fashion", said, question) for question in compare.QUESTIONS]
     for one, (name, first, second) in zip(made, compare.QUESTIONS, strict=True):
         depths = [(2, 4)] if name in compare.DEPTHS else [(2, 2), (4, 4)]
@@ -102,11 +87,9 @@ def test_differences_are_paired_by_seed_and_corrected(tmp_path, capsys, monkeypa
         assert (one.mean - one.half, one.mean + one.half) == pytest.approx((100 * low, 100 * high))
         assert one.mixed[0] == pytest.approx(one.mean, abs=0.02) and 0 < one.mixed[1] < 2 * one.half
     p = [one.p for one in made]
-    assert compare.holm(p, len(p)) == pytest.approx(multipletests(p, method="holm")[1])
-    whole = multipletests([*p, *[1.0] * (15 - len(p))], method="holm")[1][
-        : len(p)
-    ]  # what is not run yet is no evidence
-    assert compare.holm(p, 15) == pytest.approx(whole)
+    # What is not run yet is no evidence.
+    whole = multipletests([*p, *[1.0] * (15 - len(p))], method="holm")[1]
+    assert compare.holm(p, 15) == pytest.approx(whole[: len(p)])
     says = [one.holds(corrected) for one, corrected in zip(made, compare.holm(p, 15), strict=True)]
     assert says[0] == "yes" and set(says[1:4]) == {"no"}
     monkeypatch.setattr(sys, "argv", ["compare.py", str(runs)])
@@ -116,6 +99,12 @@ def test_differences_are_paired_by_seed_and_corrected(tmp_path, capsys, monkeypa
     assert out.count("| fashion | 8 |") == 5 + 4 * 2 + 2 and f"{made[0].mean:+.2f} points" in out
     assert out.count("| 10, 10 | 20, 20 | 5, 5 |") == 2 * len(ARMS)
     assert out.count("| 1,000 | 10, 70 | -5.00 (-5.00) % |") == 2 * len(ARMS)
+    # Arms with QK norm, of an experiment of their own, have a name.
+    for seed in range(8):
+        write(runs, "claim-fashion-2-qk", 2, "base", seed, said["base", 2, seed] - 0.02)
+    assert compare.main() == 0
+    out = capsys.readouterr().out
+    assert "| QK norm | fashion | 8 | -2.00 points | ± 0.00 |" in out and "| fashion | 2 | base-qk | 8 |" in out
     monkeypatch.setattr(sys, "argv", ["compare.py", str(tmp_path)])
     assert compare.main() == 2
 
@@ -129,25 +118,8 @@ def test_a_loss_is_better_when_it_is_lower():
     points = compare.compared("claim-retrieval", scores, compare.QUESTIONS[2])
     missed = [100 * (1 + s / 90 - 0.9 - s / 100) for s in range(4)]
     assert (points.unit, points.mean) == ("points", pytest.approx(np.mean(missed)))
-    assert points.mixed[0] == pytest.approx(points.mean, abs=0.02)
-
-
-def test_a_pooled_question_is_asked_at_each_depth_alone():
-    at = {2: 0.03, 4: -0.01}
-    scores = {
-        (arm, depth, seed): 0.5 + seed / 100 + (arm == "keep-4") * (gain + seed / 1000)
-        for arm in ("keep-4", "params-4", "base", "split-4")
-        for depth, gain in at.items()
-        for seed in range(4)
-        if (arm, depth) != ("split-4", 2)  # asked at one depth, it is not asked once more
-    }
-    found = compare.by_depth(
-        {"claim-fashion": scores, "claim-retrieval": {k: v for k, v in scores.items() if k[1] == 4}}
-    )
-    assert {(one.question, one.task): round(one.mean, 6) for one in found} == {
-        (f"heads at equal parameters, {depth} layers", "claim-fashion"): round(100 * gain + 0.15, 6)
-        for depth, gain in at.items()
-    }
+    answers = {"yes": ["yes", "yes", "no"], "no": ["no", "undecided", "no"], "undecided": ["yes", "no"]}
+    assert {word: compare.answer(given) for word, given in answers.items()} == {word: word for word in answers}
 
 
 def test_a_halved_kappa_is_compared_within_arms():
@@ -165,12 +137,6 @@ def test_a_halved_kappa_is_compared_within_arms():
     assert (
         compare.halved("claim-fashion", {key: compare.Run(run.score, 1, (), 0.0) for key, run in runs.items()}) is None
     )
-
-
-def test_two_of_three_tasks_answer():
-    assert [compare.answer(v) for v in (["yes", "yes", "no"], ["no", "undecided", "no"], ["yes", "no"], [])] == [
-        "yes", "no", "undecided", "undecided"
-    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ["claim-fashion", "claim-text", "claim-retrieval", "claim-fashion-2", "claim-text-6"])

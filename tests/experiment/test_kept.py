@@ -6,16 +6,14 @@ import json
 from dataclasses import replace
 
 import pytest
-from pydantic import ValidationError
 
 from leansurgeon import experiment
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import UsageError
 from leansurgeon.experiment import jobs
-from leansurgeon.experiment.arms import list_wanted_shapes, wanted_by_arm
+from leansurgeon.experiment.arms import list_wanted_shapes
 from leansurgeon.experiment.jobs import make_jobs
-from leansurgeon.surgery.requested_shape import RequestedShape
-from leansurgeon.training.recipe.schema import Arm, ExperimentRecipe, merge
+from leansurgeon.training.recipe.schema import ExperimentRecipe, merge
 from leansurgeon.training.runs import checkpoint, summary
 
 WHOLE = {
@@ -56,16 +54,24 @@ def trained(job, **changes) -> summary.Summary:
 CHANGES = {
     "nothing": ({}, None, None),
     "more seeds": ({"seeds": [0, 1, 2]}, None, None),
-    "checkpoints": ({"train": {"checkpoint": {"every": "10m", "keep_last": 9, "keep_best": False}}}, None, None),
-    "trackers": ({"train": {"trackers": ["tensorboard"], "workers": 3, "log_every": 7}}, None, None),
-    "evaluation batch": ({"train": {"eval": {"batch": 9}}}, None, None),
-    "expected": ({"expected": {"lean": {"accuracy": 0.9}}}, None, None),
     "another arm": ({"arms": {"small": {"heads": 4, "layers": 2}}}, None, None),
+    "what changes no result": (
+        {
+            "expected": {"lean": {"accuracy": 0.9}},
+            "train": {
+                "checkpoint": {"every": "10m", "keep_last": 9, "keep_best": False},
+                "eval": {"batch": 9},
+                "trackers": ["tensorboard"],
+                "workers": 3,
+                "log_every": 7,
+            },
+        },
+        None,
+        None,
+    ),
     "a default, said": ({"train": {"micro_batch": None, "precision": "fp32"}, "source_config": {}}, None, None),
     "learning rate": ({"train": {"optim": {"lr": 2e-3}}}, "train.optim.lr", "train.optim.lr of the original"),
     "of the lean": ({"retrain": {"optim": {"lr": 2e-4}}}, None, "train.optim.lr"),
-    "batch": ({"train": {"batch": 16}}, "train.batch", "train.batch"),
-    "averaging": ({"train": {"ema": {"decay": 0.9}}}, "train.ema", "train.ema"),
     "task": ({"task": {"size": 1}}, "task.size", "task.size"),
     "measure": ({"measure": {"kappa": {"samples": 7}}}, "measure.kappa.samples", "measure.kappa.samples"),
     "shape": ({"arms": {"lean": {"mlp_dim": 64}}}, None, "arm.mlp_dim"),
@@ -92,31 +98,16 @@ def test_an_arm_is_taken_over_while_what_decides_it_is_the_same(change, tmp_path
     assert jobs.find_finished(now["control", 0]) is None  # nobody has trained it
 
 
-def test_an_arm_says_how_it_heals(tmp_path):
-    by_heal = {
-        heal: list_jobs(tmp_path, arms={"lean": {"heal": heal}})["lean", 0] for heal in ("closed", "none", "local")
-    }
-    unsaid = list_jobs(tmp_path)["lean", 0]
-    digests = {heal: jobs.describe_part(job).digest for heal, job in by_heal.items()}
-    assert digests["closed"] == jobs.describe_part(unsaid).digest and len(set(digests.values())) == 3
-    assert [job.method.heal for job in by_heal.values()] == list(by_heal)
-    control = list_jobs(tmp_path, arms={"lean": {"heal": "local"}})["control", 0]
-    assert control.method.heal == "local"  # cut as its arm is
-    with pytest.raises(ValidationError):
-        list_jobs(tmp_path, arms={"lean": {"heal": "locally"}})
-
-
 def test_a_default_that_came_later_does_not_count(tmp_path):
     (job, lean, _) = list_jobs(tmp_path).values()
     for one in (job, lean):
         trained(one)
         file = one.run / "summary.json"
         written = json.loads(file.read_text())
-        recipes = [written["recipe"], written["experiment"]["settings"].get("original", written["recipe"])]
-        for recipe in recipes:
+        settings = written["experiment"]["settings"]
+        for recipe in (written["recipe"], settings.get("original", {"train": {"eval": {}}})):
             recipe["train"].pop("sparse_prediction", None)
             recipe["train"]["eval"].pop("at_start", None)
-        settings = written["experiment"]["settings"]
         del settings["method"]["balance"], settings["arm"]["whole_groups"]
         file.write_text(json.dumps(written))
         assert jobs.find_finished(one) is not None
@@ -142,9 +133,3 @@ def test_an_interrupted_arm_of_other_settings_is_not_given_up_unasked(tmp_path, 
     jobs.check_interrupted(before)
     with pytest.raises(UsageError, match=r"train\.optim\.lr.*0\.001.*0\.002"):
         jobs.check_interrupted(now)
-
-
-def test_an_arm_wants_what_it_says_as_it_would_be_typed():
-    assert wanted_by_arm(Arm()) == RequestedShape()
-    said = wanted_by_arm(Arm(heads=8, layers="2,3", head_dim=16, mlp_dim=96, mlp_ratio=2, init="fresh"))
-    assert said == RequestedShape("8", "2,3", "16", "96", 2, "fresh")

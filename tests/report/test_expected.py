@@ -27,7 +27,6 @@ def expecting(made: list[dict], expected: object = EXPECTED) -> list[dict]:
 def test_parameters_agree_exactly_and_a_metric_within_what_the_seeds_allow():
     (section,) = experiment_section(expecting(digits()))
     found = {(one.name, one.figure): one for one in expectations(section)}
-    assert set(found) == {(name, figure) for name in ("original", "lean") for figure in ("parameters", "accuracy")}
     assert {key: one.agrees for key, one in found.items()} == {
         ("original", "parameters"): True,
         ("original", "accuracy"): True,
@@ -42,13 +41,9 @@ def test_parameters_agree_exactly_and_a_metric_within_what_the_seeds_allow():
     assert [(one["name"], one["figure"], one["expected"]) for one in document] == [
         (name, figure, EXPECTED[name][figure]) for name in ("original", "lean") for figure in ("parameters", "accuracy")
     ]
-
-
-def test_the_margin_is_that_of_seeds_and_test_set():
-    """Three seeds of 97.5, 97.8 and 97.5 %: sd / sqrt(3) = 0.093 points, of 360 images 0.81 points; 0.81 together."""
+    # Three seeds of 97.5, 97.8 and 97.5 %: sd / sqrt(3) = 0.093 points, of 360 images 0.81 points; 0.81 together.
     for expected, agrees in ((0.976 + 0.015, True), (0.976 + 0.018, False)):
-        made = expecting(digits(), {"original": {"accuracy": expected}})
-        (section,) = experiment_section(made)
+        (section,) = experiment_section(expecting(digits(), {"original": {"accuracy": expected}}))
         assert [one.agrees for one in expectations(section)] == [agrees], expected
 
 

@@ -44,15 +44,15 @@ def test_the_mean_is_that_of_the_paper(tmp_path):
         for task, value in scores.items():
             write(tmp_path, model, task, value)
     found = glue_of(tmp_path)
-    lines = {line.split()[0]: line.split() for line in render([found]).splitlines() if line}
+    text = render([found])
+    lines = {line.split()[0]: line.split() for line in text.splitlines() if line}
     for model, (scores, mean) in TABLE_1.items():
         assert lines[model][1:] == [f"{value:.1f}" for value in scores.values()] + [f"{mean:.1f}"]
-    assert max(map(len, render([found]).splitlines())) <= 80
+    assert max(map(len, text.splitlines())) <= 80
     document = json.loads(render([found], "json"))["sections"][0]["rows"]
     assert [row["mean_of_scores"] for row in document] == pytest.approx([0.786, 0.786], abs=5e-4)
     assert document[1]["scores"]["stsb"]["mean"] == 0.863
-    for format in ("markdown", "csv", "latex"):
-        assert "78.6" in render([found], format) or "0.786" in render([found], format)
+    assert "78.6" in render([found], "markdown") and "78.6" in render([found], "latex")
 
 
 def test_without_all_eight_there_is_no_mean(tmp_path):

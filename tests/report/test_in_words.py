@@ -9,8 +9,7 @@ import pytest
 
 from leansurgeon.checkpoints.record import Comparison, Embeddings, PairedFigure
 from leansurgeon.report.tables import cut
-from leansurgeon.report.tables.cut import parameters, shapes
-from leansurgeon.shape import ParameterCount, Shape, Stage
+from leansurgeon.shape import Shape, Stage
 from leansurgeon.words import WIDTH, wrap
 
 
@@ -61,39 +60,9 @@ def test_the_verdict_says_what_went_what_it_costs_and_what_it_saves(case):
     assert all(len(line) <= WIDTH for line in wrap(told))
 
 
-@pytest.mark.parametrize(
-    ("after", "compared"),
-    [
-        (shape(), Comparison(relative_error=0.1)),
-        (shape(depth=3), None),
-        (shape(depth=3), Comparison(done=False, why="x")),
-    ],
-)
-def test_where_nothing_is_known_nothing_is_said(after, compared):
-    assert cut.state_verdict(shape(), after, compared, False, 0.5) is None
-
-
 def test_the_words_of_the_tables_are_explained_where_they_stand():
     names = ["angular", "angular, second", "angular, two blocks", "block 3-8", "influence"]
     told = cut.explain(names, cut.CRITERIA)
     assert [told.count(f"{word}:") for word in ("angular", "block", "influence")] == [1, 1, 1]
     assert cut.explain(["as listed"], cut.CRITERIA) == "" == cut.explain([], cut.EXACTNESS)
     assert cut.explain(["near", "near", "exact"], cut.EXACTNESS).count(":") == 2
-
-
-def test_every_part_with_its_change():
-    rows = parameters(ParameterCount(1000, 2000, 0, 5).as_dict(), ParameterCount(1000, 1500, 30, 5).as_dict())
-    assert rows == [
-        ["parameters, embeddings", "1,000", "1,000", ""],
-        ["parameters, attention", "2,000", "1,500", "-25.0 %"],
-        ["parameters, MLP", "0", "30", "new"],
-        ["parameters, rest", "5", "5", ""],
-        ["parameters, all", "3,005", "2,535", "-15.6 %"],
-    ]
-
-
-def test_the_numbers_of_a_shape_that_are_asked_for():
-    before = shape(depth=4, heads=4, head_dim=8, kv_heads=2)
-    after = before.with_(depth=3, heads=8)
-    assert shapes(before, after, ("depth", "inner")) == [["layers", "4", "3", ""], ["inner width", "32", "64", ""]]
-    assert [label for label, *_ in shapes(before, after)][3:5] == ["key/value heads", "inner width"]

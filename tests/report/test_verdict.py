@@ -9,7 +9,7 @@ import pytest
 
 from leansurgeon.intervals import errors_needed
 from leansurgeon.report.rows import Section
-from leansurgeon.report.verdict import ONE_SEED, Verdict, sentences, variance_of_test, verdicts, warnings
+from leansurgeon.report.verdict import Verdict, sentences, verdicts, warnings
 from tests.support.report.report_fixtures import digits, experiment_section, experiment_table, perplexities, summary
 
 
@@ -50,26 +50,14 @@ def test_standard_error_by_hand() -> None:
     assert lean.difference == pytest.approx(0.05)
     assert lean.standard_error == pytest.approx(math.sqrt(seeds + test), rel=5e-3)
     assert (lean.verdict, lean.sentence.split(": ")[-1]) == ("better", "better.")
-
-
-def test_a_large_test_set_alone_turns_the_same_difference_into_a_result() -> None:
-    values = {"original": (0.970, 0.971, 0.972), "lean": (0.980, 0.981, 0.982)}
-    small, large = [found(with_accuracy(values, n))["lean", "original"] for n in (360, 100_000)]
-    assert (small.verdict, large.verdict) == ("not shown", "better")
-    assert small.difference == large.difference
-    assert "+1.00 points" in large.sentence  # a digit more where the test set carries it
-
-
-@pytest.mark.parametrize(
-    ("lean", "word"), [(0.951, "not shown"), (0.989, "better"), (0.80, "worse"), (0.949, "not shown")]
-)
-def test_words(lean: float, word: str) -> None:
-    values = {"original": (0.94, 0.95, 0.96), "lean": (lean - 0.01, lean, lean + 0.01)}
-    verdict = found(with_accuracy(values, 5000))["lean", "original"]
-    assert verdict.verdict == word
-    assert ("better." in verdict.sentence) == (lean in (0.951, 0.989))
-    if lean == 0.949:
-        assert re.search(r"\bbehind\b.*\bnot shown\b.*\bworse\.$", verdict.sentence)
+    # A smaller test set leaves the same difference open, and so does one that both arms answer without a mistake.
+    small = found(with_accuracy(values, samples=20))["lean", "original"]
+    assert (small.verdict, small.difference) == ("not shown", lean.difference)
+    perfect = found(with_accuracy({"original": (1.0, 1.0), "lean": (1.0, 1.0)}, samples=10))["lean", "original"]
+    assert 0.05 < perfect.standard_error / math.sqrt(2) < 0.15
+    behind = found(with_accuracy({"original": (0.94, 0.95, 0.96), "lean": (0.939, 0.949, 0.959)}, 50_000))
+    said = r"-0\.10 points, \d\.\d standard errors: behind\b.*\bnot shown\b.*\bworse\.$"
+    assert re.search(said, behind["lean", "original"].sentence)
 
 
 def test_ratio_is_never_rounded_up_to_two() -> None:
@@ -85,22 +73,21 @@ def test_few_seeds_need_more_than_two_standard_errors() -> None:
     from scipy import stats
 
     for freedom in (*range(1, 31), 35, 59.9):
-        assert errors_needed(freedom) == pytest.approx(
-            max(2, stats.t.ppf(0.975, freedom)), abs=0.05 if freedom > 30 else 5e-4
-        )
+        expected = max(2, stats.t.ppf(0.975, freedom))
+        assert errors_needed(freedom) == pytest.approx(expected, abs=0.05 if freedom > 30 else 5e-4)
     assert errors_needed(60) == errors_needed(math.inf) == 2.0
+    original = (23.4, 23.6, 23.8)
     for lean, word in (
         ((22.9, 23.1, 23.3), "better"),
         ((23.1, 23.3, 23.5), "not shown"),
-        ((23.9, 24.0, 24.1), "worse"),
+        ((24.2, 24.4, 24.6), "worse"),
     ):
-        original = (23.4, 23.6, 23.8) if word != "worse" else (23.4, 23.5, 23.6)
         verdict = found(perplexities({"original": original, "lean": lean}))["lean", "original"]
         test = stats.ttest_ind(lean, original, equal_var=False)
         assert verdict.verdict == word and (test.pvalue < 0.05) == (word != "not shown")
         assert verdict.standard_errors == pytest.approx(abs(test.statistic))
         assert verdict.needed == pytest.approx(stats.t.ppf(0.975, int(test.df + 1e-9)), abs=5e-4)
-    close = found(perplexities({"original": (23.4, 23.6, 23.8), "lean": (22.98, 23.18, 23.38)}))["lean", "original"]
+    close = found(perplexities({"original": original, "lean": (22.98, 23.18, 23.38)}))["lean", "original"]
     said = r"^lean vs original: perplexity -0\.42, 2\.5 standard errors: 2\.8 \w+ needed\b.*\bseeds\b.*\bnot shown\b"
     assert re.search(said, close.sentence)
 
@@ -120,26 +107,25 @@ def test_a_win_by_longer_training_is_not_comparable_and_the_table_says_how_long(
     assert got["lean", "original"].verdict == "not comparable"
     assert got["lean", "original"].sentence.endswith(" not comparable.")
     assert got["lean", "control"].verdict == "better"  # the same training on both sides
-    for format in ("table", "markdown", "latex", "json"):
-        text = " ".join(experiment_table(continued(values), format).split())
-        assert re.search(r"\blean and control\b.*\boriginal: 30 \+ 30 epochs\b.*\b30\b", text, re.S)
+    text = " ".join(experiment_table(continued(values)).split())
+    assert re.search(r"\blean and control\b.*\boriginal: 30 \+ 30 epochs\b.*\b30\b", text, re.S)
     worse = found(continued(values | {"lean": (0.80, 0.81, 0.82)}))["lean", "original"]
     assert worse.verdict == "worse"  # the longer training did not help it
     fresh = with_accuracy(values, 5000)
-    assert found(fresh)["lean", "original"].verdict == "better"
-    assert "continue" not in experiment_table(fresh)
+    assert found(fresh)["lean", "original"].verdict == "better" and "continue" not in experiment_table(fresh)
 
 
 def test_one_seed_is_not_a_result() -> None:
-    for verdict in found(digits(seeds=(0,))).values():
+    few = list(found(digits(seeds=(0,))).values())
+    for verdict in few:
         assert verdict.verdict == "one seed" and verdict.standard_errors is None
         assert "one seed" in verdict.sentence
-    alone = digits(seeds=(0,))
-    few, many = list(found(alone).values()), list(found(alone).values()) * 4
     assert sentences(few) == [verdict.sentence for verdict in few]
-    (said,) = sentences(many)
-    assert said.startswith("One seed") and said.count(" vs ") == len(many)
-    assert said.count("not a result") == 1 and said.endswith(" points.")
+    # From four on, one sentence names them all.
+    sure = found(with_accuracy({"original": (0.8, 0.81), "lean": (0.98, 0.99)}, 5000))["lean", "original"]
+    first, together = sentences([*few, sure, *few])
+    assert first == sure.sentence and together.startswith("One seed")
+    assert together.count(" vs ") == 4 and together.count("not a result") == 1 and together.endswith(" points.")
 
 
 def test_perplexity_counts_seeds_only_and_lower_wins() -> None:
@@ -162,11 +148,6 @@ def test_a_win_over_an_unfinished_original_is_not_credible() -> None:
     assert "in 1 of 3 seeds" in warning and "not fully trained" in warning
 
 
-def test_perfect_score_on_a_small_test_set_is_not_certain() -> None:
-    made = section(with_accuracy({"original": (1.0, 1.0), "lean": (1.0, 1.0)}, samples=10))
-    assert 0.003 < variance_of_test(made.rows[0], made.task) < 0.02
-
-
 def test_every_lean_arm_meets_its_own_control() -> None:
     made = []
     for seed in (0, 1):
@@ -182,48 +163,24 @@ def test_missing_control_and_small_initialisation_are_said() -> None:
     for s in made:
         s["model"]["init_std"] = 0.02
     control, init = sorted(warnings(section(made)), key=lambda w: "std" in w)
-    assert "no control" in control
-    assert "0.125" in init  # 1 / sqrt(64)
-    for width, many in ((256, 2), (257, 1)):
+    assert "no control" in control and "0.125" in init  # 1 / sqrt(64)
+    for width, std, many in ((256, 0.02, 2), (257, 0.02, 1), (64, 0.125, 1)):
         for s in made:
             s["model"]["shape"]["stages"][0]["width"] = width
+            s["model"]["init_std"] = std
         assert len(warnings(section(made))) == many
-    for s in made:
-        s["model"]["init_std"] = 0.125
-    assert len(warnings(section(made))) == 1
-
-
-def test_one_seed_each_is_said_once_from_four_on() -> None:
-    def one(arm: str, sentence: str) -> Verdict:
-        return Verdict(arm, "control", 0.1, None, None, "one seed", sentence)
-
-    single = [one(arm, f"{arm} is ahead{ONE_SEED}") for arm in "abcd"]
-    sure = one("e", "e is better.")
-    assert sentences([*single[:3], sure]) == [v.sentence for v in (*single[:3], sure)]
-    together = sentences([*single, sure])
-    assert together[0] == "e is better." and len(together) == 2
-    assert together[1].endswith("a is ahead; b is ahead; c is ahead; d is ahead.")
 
 
 def test_comparisons_of_one_table_are_corrected_together() -> None:
-    """Against Holm's adjusted p-values of Welch's tests; alone each of the arms would have been better."""
+    """Holm: the p-values of a, b and c below 0.05 are times 3, 2 and 1 behind that of d, and none is below it then."""
     from scipy import stats
 
     original = (23.4, 23.6, 23.8)
     arms = {name: tuple(x - gap for x in original) for name, gap in (("a", 0.5), ("b", 0.52), ("c", 0.54), ("d", 2.0))}
-    made = perplexities({"original": original, **arms})
-    for one in made:
-        if one["experiment"]["arm"] in arms:
-            one["experiment"]["control_of"] = None
-    got = {name: verdict for (name, against), verdict in found(made).items() if against == "original"}
+    got = found(perplexities({"original": original, **arms}))
+    got = {name: got[name, "original"] for name in arms}
     p = {name: stats.ttest_ind(values, original, equal_var=False).pvalue for name, values in arms.items()}
-    ordered = sorted(p, key=p.get)
-    adjusted, worst = {}, 0.0
-    for rank, name in enumerate(ordered):
-        adjusted[name] = worst = max(worst, min(1.0, p[name] * (len(p) - rank)))
     assert {name: verdict.p for name, verdict in got.items()} == pytest.approx(p, rel=1e-6)
-    assert all(value < 0.05 for value in p.values()) and {name for name in p if adjusted[name] < 0.05} == {"d"}
-    assert {name: v.verdict for name, v in got.items()} == {
-        name: "better" if adjusted[name] < 0.05 else "not shown" for name in arms
-    }
+    assert all(value < 0.05 for value in p.values()) and 3 * p["c"] > 0.05 > 4 * p["d"]
+    assert [got[name].verdict for name in "abcd"] == ["not shown"] * 3 + ["better"]
     assert "Holm" in " ".join(sentences([*got.values()])) and "Holm" not in " ".join(sentences([got["a"]]))

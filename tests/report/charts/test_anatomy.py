@@ -45,6 +45,7 @@ def test_every_head_is_drawn_once_and_lines_lead_where_the_record_says():
     assert len({(r["x"], r["y"]) for r in rects}) == len(rects)
     assert "layer 2, head 1: is cut out" in " ".join(r["says"] for r in rects)
     (chart,) = anatomy.of_cuts(models(cut))
+    assert chart.key == "lean-cut" and "1,000" in chart.says
     assert chart.title == "lean: 4 to 3 layers, 3 to 5 heads"
 
 
@@ -65,9 +66,3 @@ def test_what_cannot_be_drawn_is_left_out():
     beyond = read_cut(record(shape((4, 3)), shape((3, 3)), [0, 2, 9]))
     assert anatomy.of_cuts(models(same, unknown, beyond)) == []
     assert anatomy.of_cuts(Section("experiment", "e", None, ())) == []
-
-
-def test_a_section_of_models_has_the_chart():
-    cut = read_cut(record(shape((4, 3)), shape((3, 3)), [0, 2, 3]))
-    (chart,) = anatomy.of_cuts(models(cut))
-    assert chart.key == "lean-cut" and chart.title == "lean: 4 to 3 layers" and "1,000" in chart.says
