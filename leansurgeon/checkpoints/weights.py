@@ -236,7 +236,7 @@ def copy_range(entry: Entry, out) -> None:
     out.flush()  # the kernel writes after what is in the file
     with entry.file.open("rb", buffering=0) as source:
         try:
-            while left and hasattr(os, "copy_file_range"):
+            while left:
                 done = os.copy_file_range(source.fileno(), out.fileno(), left, start)
                 if not done:
                     break

@@ -11,12 +11,12 @@ from __future__ import annotations
 import atexit
 import ctypes
 import errno
+import fcntl
 import json
 import os
 import re
 import shutil
 import socket
-import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -41,11 +41,7 @@ _LACKING = (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP)
 def _system() -> Callable[[bytes, bytes, int], int] | None:
     """Return the system's own call as a function of two names and a flag; None if there is none."""
     try:
-        library = ctypes.CDLL(None, use_errno=True)
-        if sys.platform == "darwin":
-            call, flags = library.renamex_np, {NEW: 4, SWAP: 2}
-            return lambda old, new, flag: call(old, new, ctypes.c_uint(flags[flag]))
-        call = library.renameat2
+        call = ctypes.CDLL(None, use_errno=True).renameat2
         return lambda old, new, flag: call(_CURRENT, old, _CURRENT, new, ctypes.c_uint(flag))
     except (OSError, AttributeError, TypeError):
         return None
@@ -67,9 +63,6 @@ def _ask_system(old: Path, new: Path, flag: int) -> bool:
 def rename_new(old: Path, new: Path) -> None:
     """Rename a folder to a free name. Raises `FileExistsError` if it is taken, even at the last moment."""
     if _ask_system(old, new, NEW):
-        return
-    if os.name == "nt":
-        os.rename(old, new)  # refuses an existing name
         return
     os.mkdir(new)  # fails if the name is taken; a folder may be renamed to an empty one
     try:
@@ -161,7 +154,6 @@ def start_of_process(pid: int) -> int:
 
 # -- a writer holds its name while it writes -----------------------------------------------------------------------
 
-NO_LINK = getattr(os, "O_NOFOLLOW", 0)  # Windows has none
 _held: set[tuple[Path, int, int]] = set()  # names with the process and thread that hold each
 
 
@@ -205,7 +197,7 @@ def take_claim(file: Path, path: Path) -> int:
     """
     while True:
         # Links are not followed: their target would be truncated.
-        handle = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | NO_LINK, 0o666)
+        handle = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
         try:
             locked, said = lock(handle), jsonfile.read_object_if_whole(file) or {}
             owner = None  # stays None for a broken or empty claim
@@ -233,12 +225,10 @@ def take_claim(file: Path, path: Path) -> int:
 def lock(handle: int) -> bool | None:
     """Lock an open file or folder until it is closed; return False if another process holds it, None without locks."""
     try:
-        import fcntl
-
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
-    except (ImportError, OSError):
+    except OSError:
         return None
     return True
 
@@ -379,8 +369,6 @@ def sync(path: Path) -> None:
     """Flush a file or a folder's entries to disk, except in a scratch folder."""
     if passing(path):
         return
-    if os.name != "posix" and path.is_dir():
-        return  # Windows cannot open folders
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -404,11 +392,6 @@ def give_mode(folder: Path) -> None:
 
 
 def umask() -> int:
-    """Return this process's umask. On Linux it is read without changing it, which other threads would notice."""
-    try:
-        status = Path("/proc/self/status").read_text()
-        return int(next(line.split()[1] for line in status.splitlines() if line.startswith("Umask:")), 8)
-    except (OSError, StopIteration):
-        mask = os.umask(0)
-        os.umask(mask)
-        return mask
+    """Return this process's umask, read without changing it, which other threads would notice."""
+    status = Path("/proc/self/status").read_text()
+    return int(next(line.split()[1] for line in status.splitlines() if line.startswith("Umask:")), 8)
