@@ -13,7 +13,6 @@ and the width of the terminal) and is imported only to draw one.
 
 from __future__ import annotations
 
-import io
 import sys
 import threading
 import time
@@ -29,7 +28,6 @@ from leansurgeon.words import wrap
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
-    from tqdm import tqdm
 
 PLAIN_EVERY = 10.0  # seconds between two lines that cannot be rewritten
 REDRAW = 0.1  # seconds between two updates of a bar
@@ -280,40 +278,6 @@ def show_bars(shown: bool) -> None:
     from transformers.utils import logging
 
     (logging.enable_progress_bar if shown else logging.disable_progress_bar)()
-
-
-def downloads() -> type[tqdm[Any]] | None:
-    """Return the class that huggingface_hub draws its bars with: they appear where phases do. None, its default, if
-    nothing is shown.
-    """
-    screen = _SCREEN.get()
-    if screen.quiet:
-        return None
-    from tqdm import tqdm
-
-    bars: list[Download] = []
-    began = screen.clock()
-
-    class Download(tqdm):  # type: ignore[type-arg]
-        """Bytes of all files together; the hub counts downloaded and written bytes separately."""
-
-        def __init__(self, *args: Any, **options: Any) -> None:
-            options.pop("name", None)
-            super().__init__(*args, **options | {"file": io.StringIO(), "disable": False})
-            bars.append(self)
-
-        def display(self, msg: str | None = None, pos: int | None = None) -> None:
-            most = max((bar.n for bar in bars if bar.unit == "B"), default=0)
-            if self.unit == "B" and self.total and self.n >= most:
-                piece = Piece("downloading, MB", int(self.total / 1e6), "MB/s", began, done=int(self.n / 1e6))
-                screen.show(*line([piece], screen.clock()))
-
-        def close(self) -> None:
-            super().close()
-            screen.clear()
-
-    screen.begin()
-    return Download
 
 
 def size_text(size: float) -> str:

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from leansurgeon.progress import Piece, Screen, downloads, line, phase, quiet_transformers, show_on, track
+from leansurgeon.progress import Piece, Screen, line, phase, quiet_transformers, show_on, track
 
 
 def screen() -> tuple[Screen, SimpleNamespace, io.StringIO]:
@@ -79,26 +79,6 @@ def test_libraries_and_threads_are_silent(capsys):
         thread.start()
         thread.join()
     assert file.getvalue() == "" and capsys.readouterr().err == ""
-
-
-def test_bytes_of_the_hub_are_shown_where_phases_are():
-    """As `huggingface_hub.snapshot_download` uses its bars: one of the network, one of the disk, one of the files."""
-    assert downloads() is None  # a library's user keeps the hub's own
-    place, clock, file = screen()
-    with show_on(place):
-        bar = downloads()
-        options = {"total": 0, "initial": 0, "unit": "B", "unit_scale": True, "bar_format": "{l_bar}"}
-        network, disk = (bar(desc=text, **options) for text in ("Downloading", "Reconstructing"))
-        with bar(desc="Fetching 3 files", total=3) as files:
-            for one in (network, disk):
-                one.total += 40_000_000
-                one.refresh()
-            clock.now = 20.0
-            for one, count in ((disk, 10_000_000), (network, 5_000_000), (files, 1)):
-                one.update(count)
-                one.refresh()
-        disk.set_description("Reconstruction complete")
-    assert file.getvalue() == "downloading, MB: 10/40  0.5 MB/s  eta 1m00s\n"
 
 
 @pytest.mark.filterwarnings("ignore:Cannot enable progress bars")

@@ -34,7 +34,7 @@ from leansurgeon.checkpoints.record import DamagedRecord, SurgeryRecord
 from leansurgeon.checkpoints.record import read as read_record
 from leansurgeon.checkpoints.weights import Weights, same_bytes
 from leansurgeon.errors import LeanSurgeonError, UnsupportedModel, UsageError, did_you_mean, plural
-from leansurgeon.progress import downloads
+from leansurgeon.reading import modelcard
 from leansurgeon.reading.files import in_home
 from leansurgeon.shape import ParameterCount, Shape
 
@@ -340,7 +340,7 @@ def refuse_whole_numbers(specs: Sequence[TensorSpec], weights: Weights) -> None:
         raise UnsupportedModel(
             f"'{name}' is stored in {weights.entries[name].dtype}: the model is quantised, and surgery needs plain "
             "weights.",
-            "Take the model that it was made from; its model card should name it.",
+            modelcard.where_to_get(weights.files[0].parent),
         )
 
 
@@ -419,14 +419,18 @@ def with_pad_token(config: Config, folder: Path, name: str | None = None) -> Con
 def timm_config(name: str, args: Config | None = None) -> Config:
     """Return the complete config of a timm model by its name, with `args` passed to its constructor.
 
-    Raises `UnsupportedModel` for an unknown name.
+    Raises `UnsupportedModel` for an unknown name or variant.
     """
     from leansurgeon.architectures import timm_models
 
     model = timm_models.skeleton(name, args)
     family = architectures.find_declared({"architecture": name.split(".")[0]})
-    covered = family and timm_models.source_config(family, name, model, args)
-    return covered or infer.timm_config(name, args)
+    try:
+        if family:
+            return timm_models.source_config(family, name, model, args)
+    except UnsupportedModel:
+        pass  # a variant that the declaration does not cover
+    return infer.timm_config(name, args)
 
 
 def from_timm(name: str, weights: bool, keep: ExitStack) -> Source:
@@ -460,7 +464,7 @@ def from_hub(name: str, allow_pickle: bool, keep: ExitStack, tower: str | None =
     patterns = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja", "README.md", "LICENSE*", "NOTICE"]
     patterns += ["*.bin"] if allow_pickle else []
     try:
-        folder = Path(snapshot_download(name, allow_patterns=patterns, tqdm_class=downloads()))
+        folder = Path(snapshot_download(name, allow_patterns=patterns))
     except Exception as error:
         why, what = f"the hub does not give it ({type(error).__name__})", "Check the name and the network"
         if isinstance(error, LocalEntryNotFoundError):

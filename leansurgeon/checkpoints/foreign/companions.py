@@ -22,7 +22,6 @@ NAMES = (*names.TOKENIZER, *names.TEMPLATES, *names.PROCESSOR, names.GENERATION,
 # Files that determine how data becomes model input.
 READING = (*names.TOKENIZER, *names.PROCESSOR)
 MODULES, MODULE = "modules.json", ("config.json", "model.safetensors")  # sentence-transformers: one folder per module
-LARGEST = 512_000_000  # bytes of one file; the largest tokenizers have some 40 million
 
 
 def find_companions(source: Path, also: tuple[str, ...] = ()) -> list[str]:
@@ -33,11 +32,6 @@ def find_companions(source: Path, also: tuple[str, ...] = ()) -> list[str]:
     files = files_of(source, (*NAMES, *also, *(f"{path}/{name}" for path in paths for name in MODULE)))
     for name in files:
         refuse_elsewhere(source, name)
-        if (size := (source / name).stat().st_size) > LARGEST:
-            raise UnsupportedModel(
-                f"{source / name} has {size:,} bytes, more than the {LARGEST:,} that such a file may have.",
-                "Replace it with the right file, or remove it.",
-            )
     return files
 
 
@@ -90,6 +84,6 @@ def refuse_elsewhere(source: Path, name: str) -> None:
         places.append(home.parent.parent / "blobs")
     if not any(real.is_relative_to(place) for place in places):
         raise UnsupportedModel(
-            f"{source / name} is a link to {real}, outside this model, and would be copied into the result.",
+            f"{source / name} is a link to {real}, which does not belong to this model and would be copied into the result.",
             "Replace the link with a copy of the file, or remove it.",
         )
