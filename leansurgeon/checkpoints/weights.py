@@ -49,24 +49,15 @@ class Weights:
                 header = read_header(shard)
                 if twice := next((name for name in header if name in entries), None):
                     raise UnsupportedModel(
-                        f"{quote(twice)} lies in {entries[twice].file.name} and in {shard.name}, so it is "
-                        "unclear which one counts.",
+                        f"{quote(twice)} lies in {entries[twice].file.name} and in {shard.name}, so which is meant "
+                        "is anybody's guess.",
                         "Download the model again, or save it again.",
                     )
                 entries |= header
             return cls(entries)
-        there = sorted(file.name for file in folder.glob("*.safetensors") if "adapter" not in file.name)
-        if len(there) == 1:
-            said = f"The weights in {folder} are named {quote(there[0])}, a name that no library looks for."
-            raise UnsupportedModel(said, "Rename the file to model.safetensors.")
-        if there:
-            raise UnsupportedModel(
-                f"{folder} has {len(there)} files of weights ({quote(there[0])} and others) and no {INDEX} to "
-                "say which file holds what.",
-                f"Fetch {INDEX} as well.",
-            )
         raise UnsupportedModel(
-            f"There is no model.safetensors in {folder}.", "A folder needs config.json and safetensors weights."
+            f"There is neither model.safetensors nor {INDEX} in {folder}.",
+            "A folder needs config.json and safetensors weights, by these names.",
         )
 
     def rename_endings(self, endings: Mapping[str, str]) -> Weights:
@@ -134,8 +125,7 @@ def to_float32(raw: np.ndarray, dtype: str) -> np.ndarray:
     """
     if dtype.startswith("F8"):
         raise UnsupportedModel(
-            f"Weights in {dtype} can be copied, but nothing can be computed with them.",
-            "Save a copy in bf16 or fp32 first.",
+            f"Weights in {dtype} can be copied, but nothing can be computed with them.", "Save a copy in bf16 or fp32 first."
         )
     if dtype == "BF16":
         return (raw.astype(np.uint32) << 16).view(np.float32)
