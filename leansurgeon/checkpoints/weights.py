@@ -49,8 +49,8 @@ class Weights:
                 header = read_header(shard)
                 if twice := next((name for name in header if name in entries), None):
                     raise UnsupportedModel(
-                        f"{quote(twice)} lies in {entries[twice].file.name} and in {shard.name}, so which is meant "
-                        "is anybody's guess.",
+                        f"{quote(twice)} lies in {entries[twice].file.name} and in {shard.name}, so it is "
+                        "unclear which one counts.",
                         "Download the model again, or save it again.",
                     )
                 entries |= header
@@ -125,7 +125,8 @@ def to_float32(raw: np.ndarray, dtype: str) -> np.ndarray:
     """
     if dtype.startswith("F8"):
         raise UnsupportedModel(
-            f"Weights in {dtype} can be copied, but nothing can be computed with them.", "Save a copy in bf16 or fp32 first."
+            f"Weights in {dtype} can be copied, but nothing can be computed with them.",
+            "Save a copy in bf16 or fp32 first.",
         )
     if dtype == "BF16":
         return (raw.astype(np.uint32) << 16).view(np.float32)

@@ -84,6 +84,6 @@ def refuse_elsewhere(source: Path, name: str) -> None:
         places.append(home.parent.parent / "blobs")
     if not any(real.is_relative_to(place) for place in places):
         raise UnsupportedModel(
-            f"{source / name} is a link to {real}, which does not belong to this model and would be copied into the result.",
+            f"{source / name} is a link to {real}, outside this model, and would be copied into the result.",
             "Replace the link with a copy of the file, or remove it.",
         )
