@@ -220,8 +220,14 @@ class MetricsLog:
         return self.path.stat().st_size if self.path.exists() else 0
 
     def truncate(self, size: int) -> None:
-        """Remove lines beyond `size` bytes, from a process that continued after its last checkpoint."""
-        with explain_errors(self.path), open(self.path, "a+b") as file:
+        """Remove lines beyond `size` bytes, from a process that continued after its last checkpoint.
+
+        If the file is shorter than that, remove its incomplete last line.
+        """
+        with explain_errors(self.path), open(self.path, "a+b", opener=_no_link) as file:
+            if self.bytes < size:
+                file.seek(0)
+                size = file.read().rfind(b"\n") + 1
             file.truncate(size)
 
     def sync(self) -> None:
@@ -231,8 +237,13 @@ class MetricsLog:
                 sync(self.path)
 
     def write(self, **record: Any) -> None:
-        with explain_errors(self.path), open(self.path, "a", encoding="utf-8") as file:
+        with explain_errors(self.path), open(self.path, "a", encoding="utf-8", opener=_no_link) as file:
             file.write(json.dumps(record, allow_nan=False) + "\n")
+
+
+def _no_link(path: str, flags: int) -> int:
+    """Open a file that grows in place, but not through a link: in another user's run, it may point anywhere."""
+    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
 
 
 _NO_PLACE = (  # ENOENT: a folder such as /proc, in which nothing can be created

@@ -52,6 +52,17 @@ def test_a_file_is_replaced_at_once(tmp_path, monkeypatch):
     assert json.loads(path.read_text()) == {"x": 1} and os.listdir(tmp_path) == ["summary.json"]
 
 
+def test_a_log_is_no_link(tmp_path):
+    """In somebody else's run it may lead to a file that would be cut, or grow."""
+    (tmp_path / "mine").write_text("thesis\n")
+    (tmp_path / "metrics.jsonl").symlink_to("mine")
+    log = runfolder.MetricsLog(tmp_path / "metrics.jsonl")
+    for change in (lambda: log.write(step=1), lambda: log.truncate(0)):
+        with pytest.raises(UsageError, match=r"metrics\.jsonl"):
+            change()
+    assert (tmp_path / "mine").read_text() == "thesis\n"
+
+
 @pytest.mark.parametrize("split", ["train", "eval"])
 @pytest.mark.parametrize("replaced", [False, True])
 def test_a_training_whose_folder_goes_ends_in_an_error_and_writes_nothing_there(split, replaced, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 
 import pytest
@@ -136,6 +137,20 @@ def test_after_a_rollback_the_best_model_is_the_one_that_is_told(spoil, judge_as
 
 
 # -- the disk --------------------------------------------------------------------------------------
+
+
+def test_a_log_that_was_shortened_is_not_filled_up(tmp_path):
+    log = runfolder.MetricsLog(tmp_path / "metrics.jsonl")
+    log.write(step=1)
+    log.write(step=2)
+    size = log.bytes
+    log.sync()
+    os.truncate(log.path, size - 3)
+    log.truncate(size)
+    assert [json.loads(line) for line in log.path.read_text().splitlines()] == [{"step": 1}]
+    log.path.unlink()
+    log.truncate(size)
+    assert log.bytes == 0
 
 
 def test_folders_that_cannot_be_made_are_one_sentence(tmp_path):
