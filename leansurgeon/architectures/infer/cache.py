@@ -9,6 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import tempfile
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
@@ -26,6 +28,8 @@ from leansurgeon.reading import jsonfile
 from leansurgeon.reading.cache_folder import cache_folder
 
 Kept = TypeVar("Kept", Architecture, Finding)
+STALE_SECONDS = 3600  # an older unfinished file belongs to a killed process: writing takes a moment
+PART = ".part"
 UNSAID = ("_name_or_path", "transformers_version", "torch_dtype", "dtype", "id2label", "label2id")
 
 
@@ -86,11 +90,22 @@ def read(key: str, kind: type[Kept]) -> Kept | None:
 
 def write(key: str, made: Architecture | Finding) -> None:
     """Store the fields that differ from their defaults; if the folder cannot be written, inference just runs again."""
-    part = folder() / f"{key}.{os.getpid()}.part"
+    document = TypeAdapter(type(made)).dump_json(made, exclude_defaults=True)
     with suppress(OSError):
         folder().mkdir(parents=True, exist_ok=True)
+        sweep()
+        handle, name = tempfile.mkstemp(dir=folder(), suffix=PART)
         try:
-            part.write_bytes(TypeAdapter(type(made)).dump_json(made, exclude_defaults=True))
-            os.replace(part, folder() / f"{key}.json")
+            with os.fdopen(handle, "wb") as file:
+                file.write(document)
+            os.replace(name, folder() / f"{key}.json")
         finally:  # leaves nothing behind on a full disk
-            part.unlink(missing_ok=True)
+            Path(name).unlink(missing_ok=True)
+
+
+def sweep() -> None:
+    """Delete what killed processes left."""
+    for part in folder().glob(f"*{PART}"):
+        with suppress(OSError):
+            if time.time() - part.stat().st_mtime > STALE_SECONDS:
+                part.unlink()

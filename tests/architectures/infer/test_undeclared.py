@@ -2,6 +2,8 @@
 
 import errno
 import json
+import os
+import time
 from dataclasses import replace
 
 import pytest
@@ -189,17 +191,20 @@ def test_what_happens_while_a_family_is_looked_at_is_a_reason(said, tmp_path, mo
         architectures.of({"model_type": "granite", "hidden_size": 96})
 
 
-def test_a_full_disk_leaves_nothing_in_the_cache(tmp_path, monkeypatch):
+def test_a_full_disk_and_the_dead_leave_nothing_in_the_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("LEANSURGEON_CACHE", str(tmp_path))
     made = architectures.of({"model_type": "bert"})
     cache.write("one", made)
+    dead, young = (cache.folder() / f"{name}{cache.PART}" for name in ("dead", "young"))
+    dead.touch(), young.touch()
+    os.utime(dead, (time.time() - 2 * cache.STALE_SECONDS,) * 2)
 
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(cache.os, "replace", full)
     cache.write("other", made)
-    assert sorted(cache.folder().iterdir()) == [cache.folder() / "one.json"]
+    assert sorted(cache.folder().iterdir()) == [cache.folder() / "one.json", young]
 
 
 @pytest.mark.parametrize("model_type", ["starcoder2", "qwen3_vl", "gptj"])
