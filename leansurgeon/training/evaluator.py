@@ -192,7 +192,7 @@ def evaluate_and_keep(run: Run) -> None:
     """Evaluate at the current step, log the result, and save the model if it is the best so far. The evaluation before
     the first step counts only where the recipe says so.
     """
-    history = run.history
+    clock, history = time.perf_counter(), run.history
     if run.group.processes > 1:  # batch norm statistics differ between processes
         from timm.utils import distribute_bn
 
@@ -209,6 +209,8 @@ def evaluate_and_keep(run: Run) -> None:
         if run.train.checkpoint.keep_best:
             export_model(run, runfolder.BEST)
         history.best, history.stale = replace(scores, step=done), False
+    if done:
+        history.eval_seconds.append(time.perf_counter() - clock)
     patience = run.train.early_stopping
     if patience and history.worse >= patience.patience:
         history.early = True

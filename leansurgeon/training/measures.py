@@ -42,15 +42,16 @@ def measure(run: Run, wanted: list[Kappa | Heads], found: JsonObject, *, end: bo
     export = state.export_model(run)
     if not run.main:
         return
-    for one in wanted:
-        found[one.kind] = _kappa(run, export, one) if one.kind == "kappa" else _heads(run, export, one)
-        done = run.history.done
-        # An early stop comes after its step's rows were written.
-        written = end and run.history.early and one in list_due(run, done)
-        if one.every and not written:
-            epoch = round(run.plan.position(done) / run.plan.epoch_samples, 4)
-            run.note(type=one.kind, step=done, epoch=epoch, **found[one.kind])
-            run.say(_sentence(one.kind, found[one.kind], done))
+    with state.generators_kept(run.device):
+        for one in wanted:
+            found[one.kind] = _kappa(run, export, one) if one.kind == "kappa" else _heads(run, export, one)
+            done = run.history.done
+            # An early stop comes after its step's rows were written.
+            written = end and run.history.early and one in list_due(run, done)
+            if one.every and not written:
+                epoch = round(run.plan.position(done) / run.plan.epoch_samples, 4)
+                run.note(type=one.kind, step=done, epoch=epoch, **found[one.kind])
+                run.say(_sentence(one.kind, found[one.kind], done))
 
 
 def _kappa(run: Run, export: Loaded, wanted: Kappa) -> JsonObject:

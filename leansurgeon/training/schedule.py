@@ -142,6 +142,17 @@ class Plan:
         """
         return self._times_by(every, done) > self._times_by(every, done - 1)
 
+    def times(self, every: str) -> int:
+        """Return how often something with the interval `every` is due before the last step."""
+        return self._times_by(every, self.steps - 1)
+
+    def evaluations_left(self, done: int) -> int:
+        """Return how many evaluations come after step `done`, the one at the end included; intervals in time do not
+        count.
+        """
+        every = self.train.eval.every
+        return self.times(every) - min(self._times_by(every, done), self.times(every)) + (done < self.steps)
+
     def _times_by(self, every: str, done: int) -> int:
         length = parse_duration(every)
         if length.seconds:

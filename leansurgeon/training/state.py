@@ -6,8 +6,11 @@ What is not here follows from (recipe, seed, step): data order, augmentation, ma
 
 from __future__ import annotations
 
+import random
+import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -45,6 +48,7 @@ class History:
     stale: bool = False  # model/ does not hold `best`: it was saved after the checkpoint that was restored
     last: Scores | None = None
     eval_losses: list[float] = field(default_factory=list)
+    eval_seconds: list[float] = field(default_factory=list)
     windows: list[list[float]] = field(default_factory=list)  # steps and seconds between two log points
     pending: list[list[float]] = field(default_factory=list)  # steps since the last log point: loss sum, count, norm
     waited: float = 0.0  # seconds spent waiting for data
@@ -164,7 +168,7 @@ def save(run: Run) -> None:
     history = run.history.as_dict() | {"pending": run.window.values(), "seconds": run.seconds_spent()}
     history["peak"] = max(run.history.peak, run.memory.bytes)
     optimizer, groups = _optimizer_out(run.trainer.optimizer)
-    shared, own = {}, {}
+    shared, (own, generators) = {}, _generators_out(run.device)
     for prefix, of_buffers, model in _models(run):
         shared |= {f"{prefix}{name}": tensor for name, tensor in distributed.list_tensors(model).items()}
         own |= {f"{of_buffers}{name}": buffer for name, buffer in model.named_buffers()}
@@ -173,6 +177,7 @@ def save(run: Run) -> None:
     state = {
         "history": history,
         "groups": groups,
+        "generators": generators,
         "scaler": scaler and scaler.state_dict(),
         "pace": run.trainer.pace.state(),
         "metrics_bytes": run.log.bytes,
@@ -228,6 +233,8 @@ def _restore(run: Run, path: Path) -> None:
     if run.trainer.scaler and state["scaler"]:
         run.trainer.scaler.load_state_dict(state["scaler"])
     run.trainer.pace.restore(state["pace"])
+    if own:
+        _generators_in(own, state["generators"], run.device)
     run.history = History.from_dict(state["history"])
     run.window = Window([torch.tensor(row, device=run.device) for row in run.history.pending])
     run.history.pending = []
@@ -290,6 +297,40 @@ def _optimizer_in(optimizer: torch.optim.Optimizer, tensors: Tensors, groups: li
     optimizer.load_state_dict({"state": state, "param_groups": whole["param_groups"]})
 
 
+@contextmanager
+def generators_kept(device: torch.device) -> Iterator[None]:
+    """Restore all random generators of this process on exit, whatever a library draws in between."""
+    kept = _generators_out(device)
+    try:
+        yield
+    finally:
+        _generators_in(*kept, device)
+
+
+def _generators_out(device: torch.device) -> tuple[Tensors, JsonObject]:
+    """Return the state of this process's random generators: torch's on the CPU and the device, numpy's and Python's."""
+    version, internal, gauss = random.getstate()
+    kind, keys, position, has_gauss, cached = np.random.get_state()
+    tensors = {
+        "generator.torch": torch.get_rng_state(),
+        "generator.python": torch.tensor(internal, dtype=torch.int64),
+        "generator.numpy": torch.from_numpy(keys.astype(np.int64)),
+    }
+    if device.type == "cuda":
+        tensors["generator.cuda"] = torch.cuda.get_rng_state(device)
+    return tensors, {"python": [version, gauss], "numpy": [str(kind), int(position), int(has_gauss), float(cached)]}
+
+
+def _generators_in(tensors: Tensors, rest: JsonObject, device: torch.device) -> None:
+    torch.set_rng_state(tensors["generator.torch"])
+    if device.type == "cuda" and "generator.cuda" in tensors:
+        torch.cuda.set_rng_state(tensors["generator.cuda"], device)
+    version, gauss = rest["python"]
+    random.setstate((version, tuple(tensors["generator.python"].tolist()), gauss))
+    kind, position, has_gauss, cached = rest["numpy"]
+    np.random.set_state((kind, tensors["generator.numpy"].numpy().astype(np.uint32), position, has_gauss, cached))
+
+
 def get_rate(run: Run, steps: int, seconds: float) -> tuple[float, str]:
     """Return samples or tokens per second over the last `steps` steps, which took `seconds`, and the unit."""
     unit = "tokens/s" if run.task.head in LANGUAGE else "samples/s"
@@ -305,8 +346,12 @@ def median_step(windows: Sequence[tuple[float, float]]) -> float:
 
 
 def get_eta(run: Run) -> float:
-    """Estimate the seconds left from the time that was spent so far, evaluations included."""
-    fraction = run.trainer.pace.fraction(run.history.done)
+    """Estimate the seconds left, evaluations included, from the steps and evaluations so far."""
+    done = run.history.done
     if run.plan.timed:
-        return (1 - fraction) * run.plan.seconds
-    return (1 - fraction) * run.seconds_spent() / max(fraction, 1e-9)
+        return (1 - run.trainer.pace.fraction(done)) * run.plan.seconds
+    steps, spent = (sum(column) for column in zip(*run.history.windows, strict=True))
+    left = (run.plan.steps - done) * spent / steps
+    if run.history.eval_seconds:
+        left += run.plan.evaluations_left(done) * statistics.fmean(run.history.eval_seconds)
+    return left

@@ -149,6 +149,8 @@ def test_between_two_looks_the_clock_is_taken_to_go_on():
 def test_evaluations_come_every_so_often_and_at_the_end(every, after):
     found = made(eval={"every": every})
     assert [done for done in range(1, 67) if found.evaluate_after(done)] == after
+    for done in range(67):
+        assert found.evaluations_left(done) == sum(step > done for step in after)
 
 
 def test_the_first_steps_of_a_ramp():

@@ -3,7 +3,7 @@
     RUN/checkpoints/step-00000500/
         state.json            counters, the recipe, what was measured so far
         shared.safetensors    weights, optimizer, moving average
-        rank-0000.safetensors buffers of one process
+        rank-0000.safetensors state of one process: generators, buffers
         MANIFEST.json         size and SHA-256 of the files above, written last
     RUN/checkpoints/best.json the step whose model is in RUN/model
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 FOLDER, MANIFEST, STATE, SHARED = "checkpoints", "MANIFEST.json", "state.json", "shared.safetensors"
 BEST = "best.json"
-FORMAT = 2
+FORMAT = 1
 _SPARE = 64 * 2**20  # bytes that must remain besides the checkpoint: logs, the best model's config
 
 

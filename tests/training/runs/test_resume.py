@@ -182,10 +182,10 @@ HARM = {
     "missing": (checkpoint.SHARED, lambda data: None),
     "no-manifest": (checkpoint.MANIFEST, lambda data: None),
     "a-list": (checkpoint.MANIFEST, lambda data: b"[]"),
-    "no-files": (checkpoint.MANIFEST, lambda data: b'{"format": 2}'),
+    "no-files": (checkpoint.MANIFEST, lambda data: b'{"format": 1}'),
     "odd-files": (
         checkpoint.MANIFEST,
-        lambda data: b'{"format": 2, "files": {"state.json": 3, "shared.safetensors": 3}}',
+        lambda data: b'{"format": 1, "files": {"state.json": 3, "shared.safetensors": 3}}',
     ),
 }
 
