@@ -42,11 +42,11 @@ if TYPE_CHECKING:
 Tensors = dict[str, Tensor]  # by name
 
 
-def start_accelerator(*, cpu: bool = False, say: Say = silent) -> Accelerator:
+def start_accelerator(*, cpu: bool = False, train: Train | None = None, say: Say = silent) -> Accelerator:
     """Return an `Accelerator` on the GPU if there is one, in the process group if there is one.
 
     Precision comes from `autocast` and `make_scaler` below, the same on a CPU and on a GPU. Environment variables that
-    Accelerate would obey are removed, and `say` gets their names.
+    would change the computation are removed; those that cannot be removed and override `train` are reported to `say`.
     """
     from accelerate import Accelerator, DistributedDataParallelKwargs, InitProcessGroupKwargs
     from accelerate.state import AcceleratorState, GradientState
@@ -79,8 +79,11 @@ def start_accelerator(*, cpu: bool = False, say: Say = silent) -> Accelerator:
     del store
     if accelerator.num_processes != wanted:
         raise UsageError(f"{wanted} processes were started, and {accelerator.num_processes} of them connected.")
-    if aside:
-        say(f"Ignored: {', '.join(aside)} in the environment; the recipe decides.")
+    told = [f"Ignored: {', '.join(aside)} in the environment; the recipe decides."] if aside else []
+    if train and (forced := ", ".join(launch.list_overrides(train, accelerator.device.type))):
+        told += [f"The environment overrides the recipe: {forced}; unset it if that is unwanted."]
+    if told:
+        say(" ".join(told))
     return accelerator
 
 

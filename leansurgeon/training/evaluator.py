@@ -161,7 +161,7 @@ def evaluate_model(
     """Return loss, samples and metrics of the model. All processes of the group must call this. Raises what `evaluate`
     does.
     """
-    accelerator = distributed.start_accelerator(cpu=cpu, say=say)
+    accelerator = distributed.start_accelerator(cpu=cpu, train=recipe.train, say=say)
     with accelerator.local_main_process_first():
         task = setup.prepare_task(recipe, model_dir, say)
     task = data_loader.first_batches(task, recipe.train, limit_batches)

@@ -99,7 +99,7 @@ def dry_run(
     this may take minutes, so the plan is shown first.
     """
     task, missing = _task_or_shapes(recipe, model_dir, say)
-    accelerator = distributed.start_accelerator(cpu=cpu, say=say)
+    accelerator = distributed.start_accelerator(cpu=cpu, train=recipe.train, say=say)
     task = data_loader.first_batches(task, recipe.train, limit_batches)
     loaded = starting.load_start(recipe, model_dir, task)
     if missing:

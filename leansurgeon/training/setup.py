@@ -123,7 +123,7 @@ def ready(
     `runs.resume.point`. `limit_batches` shortens every epoch and evaluation.
     """
     observe.check_trackers(recipe.train.trackers)
-    accelerator = distributed.start_accelerator(cpu=cpu, say=progress.say)
+    accelerator = distributed.start_accelerator(cpu=cpu, train=recipe.train, say=progress.say)
     group = ProcessGroup(accelerator.num_processes, accelerator.process_index)
     run_dir = group.share(lambda: run_dir)  # its name may contain the time
     origin = group.share(lambda: origin_of(model_dir))

@@ -1,12 +1,18 @@
-"""Run one job on several processes (`worker`), and report a failure as one sentence; also, remove environment variables
+"""Run one job on several processes (`worker`), and report a failure as one sentence; also, handle environment variables
 that would override the recipe.
 
 torch's own launcher (`torch.distributed.run --standalone`) runs inside this process, so that Ctrl-C and SIGTERM reach
 the workers and its 60-line report on a failed worker can be replaced by what the worker reported. A process that is
 itself a worker (`RANK` is set: torchrun, `accelerate launch`) never starts others.
 
-`accelerate launch` and shell profiles set variables that Accelerate, and for some of them transformers, read while a
-training is set up. They are removed from this process's environment, so that the recipe alone decides.
+`accelerate launch`, schedulers and shell profiles set variables of two kinds:
+
+    removed       Accelerate, and for some of them transformers, read them while a training is set up. They are removed
+                  from this process's environment, so they have no effect.
+    reported      torch and the libraries below it read them when they are loaded, so they cannot be undone.
+
+Variables that only choose a device or change the speed (`CUDA_VISIBLE_DEVICES`, `OMP_NUM_THREADS`, the allocator's
+settings) are left alone.
 """
 
 from __future__ import annotations
@@ -23,11 +29,31 @@ from leansurgeon import errors, rank
 from leansurgeon.errors import LeanSurgeonError, Terminated, UsageError
 from leansurgeon.training.processes.agree import LostProcesses
 from leansurgeon.training.processes.signals import HEARD, handle_signals
+from leansurgeon.training.recipe.schema import Train
 from leansurgeon.training.runs import folder as runfolder
 
 _ASIDE = ("ACCELERATE_", "FSDP_", "MEGATRON_LM_", "PARALLELISM_CONFIG_")
 # Set by `accelerate launch --cpu` or to choose one device: they change where, not what is computed.
 _HARMLESS = ("ACCELERATE_USE_CPU", "ACCELERATE_TORCH_DEVICE", "ACCELERATE_CPU_AFFINITY", "ACCELERATE_LOG_LEVEL")
+_OFF = ("", "no", "false", "0", "none", "strict")  # the last is oneDNN's word for full precision
+# Values that `accelerate launch` always sets, though nobody asked for them.
+_DEFAULTS = {"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "1", "ACCELERATE_DYNAMO_MODE": "default"}
+
+# Variables that reduce the precision of fp32 products, by kind of device: "cuda" is NVIDIA's and AMD's, and oneDNN
+# works on CPUs and on Intel's GPUs.
+_ONEDNN = ("ONEDNN_DEFAULT_FPMATH_MODE", "DNNL_DEFAULT_FPMATH_MODE")
+_FEWER_DIGITS = {
+    "cuda": ("NVIDIA_TF32_OVERRIDE", "HIPBLASLT_ALLOW_TF32"),
+    "cpu": _ONEDNN,
+    "xpu": _ONEDNN,
+}
+_ANY_WORD = "TORCHDYNAMO_SUPPRESS_ERRORS"  # even 0: torch/_dynamo/config.py takes any text for true
+_OTHER_COMPILE = (
+    "TORCHDYNAMO_DISABLE",
+    "TORCH_COMPILE_DISABLE",
+    _ANY_WORD,
+    "TORCH_COMPILE_OVERRIDE_BACKENDS",
+)
 
 
 def group_size() -> int:
@@ -42,16 +68,27 @@ def group_size() -> int:
 
 
 def set_aside() -> list[str]:
-    """Remove the variables that Accelerate would obey from this process's environment; return their names.
+    """Remove the variables that Accelerate would obey from this process's environment; return the names of those that
+    had an effect.
 
     They are not restored once Accelerate has started: `ACCELERATE_USE_FSDP` with `FSDP_CPU_RAM_EFFICIENT_LOADING`,
     which `accelerate launch --use_fsdp` sets, lets transformers leave a fresh head without memory on all processes but
     one.
     """
-    names = sorted(key for key in os.environ if key.startswith(_ASIDE) and key not in _HARMLESS)
-    for name in names:
-        del os.environ[name]
-    return names
+    taken = {key: os.environ.pop(key) for key in list(os.environ) if key.startswith(_ASIDE) and key not in _HARMLESS}
+    return sorted(key for key, value in taken.items() if value.lower() not in _OFF and _DEFAULTS.get(key) != value)
+
+
+def list_overrides(train: Train, device: str) -> list[str]:
+    """Return `NAME=value (train.key)` for each variable that still overrides this recipe on this kind of device
+    ("cuda", "cpu").
+    """
+    digits = _FEWER_DIGITS.get(device, ()) if train.precision == "fp32" else ()
+    watched = dict.fromkeys(digits, "train.precision")
+    watched |= {name: "train.compile" for name in _OTHER_COMPILE} if train.compile else {}
+    values = ((name, key, os.environ.get(name, "")) for name, key in watched.items())
+    said = ((name, key, value) for name, key, value in values if name == _ANY_WORD or value.lower() not in _OFF)
+    return [f"{name}={value} ({key})" for name, key, value in said if value]
 
 
 JOB, ANSWER = "job.json", "answer.json"

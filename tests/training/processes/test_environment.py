@@ -1,9 +1,11 @@
-"""The environment against the recipe: what is set aside does nothing, and is said once."""
+"""The environment against the recipe: what is set aside does nothing, what is in force is said, once."""
 
 from __future__ import annotations
 
 import os
 import re
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -13,7 +15,7 @@ from leansurgeon.training import distributed
 from leansurgeon.training.processes import launch
 from tests import conftest
 from tests.support import training_interrupted as cut
-from tests.support.training_standin import run_training
+from tests.support.training_standin import recipe, run_training
 
 LAUNCHED = {  # what `accelerate launch --use_fsdp --mixed_precision fp16` leaves, in part
     "ACCELERATE_USE_FSDP": "true",
@@ -24,28 +26,65 @@ LAUNCHED = {  # what `accelerate launch --use_fsdp --mixed_precision fp16` leave
     "ACCELERATE_DYNAMO_MODE": "default",
     "ACCELERATE_TORCH_DEVICE": "cpu",
 }
+FORCING = ("TF32", "FPMATH", "COMPILE", "DYNAMO")
 
 
 @pytest.fixture
 def clean(monkeypatch):
     """No wish of the machine that the tests run on; what a test sets or loses is as before afterwards."""
     monkeypatch.setattr(os, "environ", os.environ.copy())
-    for name in [n for n in os.environ if n.startswith(launch._ASIDE)]:
+    for name in [n for n in os.environ if n.startswith(launch._ASIDE) or any(word in n for word in FORCING)]:
         del os.environ[name]
 
 
 def test_what_accelerate_would_obey_is_taken_away_and_named_once(clean):
     os.environ |= LAUNCHED
-    assert launch.set_aside() == sorted(LAUNCHED.keys() - {"ACCELERATE_TORCH_DEVICE"})
+    told = ["ACCELERATE_MIXED_PRECISION", "ACCELERATE_USE_FSDP", "FSDP_CPU_RAM_EFFICIENT_LOADING"]
+    assert launch.set_aside() == told
     assert launch.set_aside() == [] and os.environ["ACCELERATE_TORCH_DEVICE"] == "cpu"
+    os.environ["ACCELERATE_GRADIENT_ACCUMULATION_STEPS"] = "4"  # more than none
+    assert launch.set_aside() == ["ACCELERATE_GRADIENT_ACCUMULATION_STEPS"]
 
 
-def test_a_training_says_in_one_line_what_is_ignored(clean, tmp_path):
-    os.environ["ACCELERATE_MIXED_PRECISION"] = "fp16"
+COMPILED = {"compile": True}
+FORCED = {
+    "tf32": ("cuda", {}, "NVIDIA_TF32_OVERRIDE=1", True),
+    "tf32-forbidden": ("cuda", {}, "NVIDIA_TF32_OVERRIDE=0", False),
+    "tf32-beside-bf16": ("cuda", {"precision": "bf16"}, "NVIDIA_TF32_OVERRIDE=1", False),
+    "tf32-on-a-cpu": ("cpu", {}, "NVIDIA_TF32_OVERRIDE=1", False),
+    "bf16-products": ("cpu", {}, "ONEDNN_DEFAULT_FPMATH_MODE=BF16", True),
+    "all-digits": ("cpu", {}, "ONEDNN_DEFAULT_FPMATH_MODE=STRICT", False),
+    "no-compile": ("cuda", COMPILED, "TORCHDYNAMO_DISABLE=1", True),
+    "suppressing": ("cuda", COMPILED, "TORCHDYNAMO_SUPPRESS_ERRORS=0", True),  # torch takes any text for yes
+    "no-suppressing": ("cuda", COMPILED, "TORCHDYNAMO_SUPPRESS_ERRORS=", False),
+    "no-compile-wanted": ("cuda", {}, "TORCHDYNAMO_DISABLE=1", False),
+}
+
+
+@pytest.mark.parametrize("case", FORCED)
+def test_only_what_overrides_this_recipe_is_named(case, clean):
+    device, settings, said, told = FORCED[case]
+    name, _, os.environ[name] = said.partition("=")
+    found = launch.list_overrides(recipe(**settings).train, device)
+    assert (len(found) == 1 and found[0].startswith(f"{said} (train.")) if told else found == []
+
+
+@pytest.mark.slow
+def test_a_zero_suppresses_the_compilers_errors_as_torch_reads_it(clean):
+    os.environ["TORCHDYNAMO_SUPPRESS_ERRORS"] = "0"
+    code = "import torch._dynamo.config as config; print(config.suppress_errors)"
+    torchs = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ)
+    found = launch.list_overrides(recipe(compile=True).train, "cuda")
+    assert (found == ["TORCHDYNAMO_SUPPRESS_ERRORS=0 (train.compile)"]) is (torchs.stdout.strip() == "True")
+
+
+def test_a_training_says_in_one_line_what_is_ignored_and_what_is_in_force(clean, tmp_path):
+    os.environ |= {"ACCELERATE_MIXED_PRECISION": "fp16", "ONEDNN_DEFAULT_FPMATH_MODE": "BF16"}
     said = []
     run_training(tmp_path, say=said.append, duration="1st")
     (line,) = [text for text in said if "environment" in text]
     assert re.search(r"^Ignored: ACCELERATE_MIXED_PRECISION\b.*\brecipe\b", line)
+    assert "ONEDNN_DEFAULT_FPMATH_MODE=BF16 (train.precision)" in line
 
 
 def _load_on(folder) -> None:

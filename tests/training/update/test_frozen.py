@@ -64,7 +64,7 @@ def test_what_both_have_in_common_runs_once_and_moves_no_bit(tmp_path, lean, kin
     def step():
         """Loss, loss in evaluation and gradients of a step; and how often the common blocks ran."""
         task = setup.prepare_task(recipe, lean, print)
-        accelerator = distributed.start_accelerator(cpu=True, say=print)
+        accelerator = distributed.start_accelerator(cpu=True, train=recipe.train, say=print)
         loaded = starting.load_start(recipe, lean, task)
         scheme = schedule.make_plan(recipe.train, task.size("train"), 1)
         trainer, judged = setup.make_trainer(loaded, task, accelerator, scheme, lean)
