@@ -225,11 +225,6 @@ def show_on(screen: Screen) -> Iterator[None]:
         _SCREEN.reset(before)
 
 
-def is_shown() -> bool:
-    """Return whether progress is shown."""
-    return not _SCREEN.get().quiet
-
-
 def on_a_terminal() -> bool:
     """Return whether phases are drawn as a bar that rewrites itself, so that frequent updates are useful."""
     screen = _SCREEN.get()

@@ -34,7 +34,6 @@ from leansurgeon.checkpoints.record import DamagedRecord, SurgeryRecord
 from leansurgeon.checkpoints.record import read as read_record
 from leansurgeon.checkpoints.weights import Weights, same_bytes
 from leansurgeon.errors import LeanSurgeonError, UnsupportedModel, UsageError, did_you_mean, plural
-from leansurgeon.reading import modelcard
 from leansurgeon.reading.files import in_home
 from leansurgeon.shape import ParameterCount, Shape
 
@@ -340,7 +339,7 @@ def refuse_whole_numbers(specs: Sequence[TensorSpec], weights: Weights) -> None:
         raise UnsupportedModel(
             f"'{name}' is stored in {weights.entries[name].dtype}: the model is quantised, and surgery needs plain "
             "weights.",
-            modelcard.where_to_get(weights.files[0].parent),
+            "Take the model that it was made from; its model card should name it.",
         )
 
 
@@ -419,18 +418,14 @@ def with_pad_token(config: Config, folder: Path, name: str | None = None) -> Con
 def timm_config(name: str, args: Config | None = None) -> Config:
     """Return the complete config of a timm model by its name, with `args` passed to its constructor.
 
-    Raises `UnsupportedModel` for an unknown name or variant.
+    Raises `UnsupportedModel` for an unknown name.
     """
     from leansurgeon.architectures import timm_models
 
     model = timm_models.skeleton(name, args)
     family = architectures.find_declared({"architecture": name.split(".")[0]})
-    try:
-        if family:
-            return timm_models.source_config(family, name, model, args)
-    except UnsupportedModel:
-        pass  # a variant that the declaration does not cover
-    return infer.timm_config(name, args)
+    covered = family and timm_models.source_config(family, name, model, args)
+    return covered or infer.timm_config(name, args)
 
 
 def from_timm(name: str, weights: bool, keep: ExitStack) -> Source:

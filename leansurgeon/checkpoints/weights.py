@@ -55,9 +55,18 @@ class Weights:
                     )
                 entries |= header
             return cls(entries)
+        there = sorted(file.name for file in folder.glob("*.safetensors") if "adapter" not in file.name)
+        if len(there) == 1:
+            said = f"The weights in {folder} are named {quote(there[0])}, a name that no library looks for."
+            raise UnsupportedModel(said, "Rename the file to model.safetensors.")
+        if there:
+            raise UnsupportedModel(
+                f"{folder} has {len(there)} files of weights ({quote(there[0])} and others) and no {INDEX} to "
+                "say which file holds what.",
+                f"Fetch {INDEX} as well.",
+            )
         raise UnsupportedModel(
-            f"There is neither model.safetensors nor {INDEX} in {folder}.",
-            "A folder needs config.json and safetensors weights, by these names.",
+            f"There is no model.safetensors in {folder}.", "A folder needs config.json and safetensors weights."
         )
 
     def rename_endings(self, endings: Mapping[str, str]) -> Weights:

@@ -39,7 +39,9 @@ def recipe_of(folder: Path, asked: RecipeInputs, say: Callable[[str], None]) -> 
         if recipe.is_file():
             return reading.load_training(str(recipe))
     made = from_model.make_recipe(folder, data, asked, cache_folder(), say)
-    say(f"The recipe, made for {folder} and {asked.data}; the run folder keeps it; edit it and pass it with --recipe:")
+    say(
+        f"This recipe was made for {folder} and {asked.data}. The run folder keeps it, to be edited and used with --recipe."
+    )
     say("".join(f"    {line}\n" for line in reading.brief(made).splitlines()).rstrip("\n"))
     return made
 

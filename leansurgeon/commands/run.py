@@ -187,7 +187,7 @@ def make_recipe(request: RunRequest, parallel: int, how: Mapping[str, Any], say:
         opened, request.data, variants or {"lean": shape}, request.seeds or (0, 1, 2), request.time, parallel,
         request.columns, request.set, say,
     )  # fmt: skip
-    seconds = {"seconds": request.time, "began": began}
+    seconds = {"seconds": request.time, "began": began, "force": request.force}
     made = plan_steps(made, request.workspace, opened, parallel, say, **seconds, **how)
     say(f"The recipe, made for {request.source} and {request.data}; {kept} keeps it, to be edited and run:")
     say("".join(f"    {line}\n" for line in brief(made).splitlines()).rstrip("\n"))

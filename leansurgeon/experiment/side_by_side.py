@@ -113,9 +113,11 @@ def make_start(job: Job, say: Say, limit: CutLimit | None = None) -> None:
         open_data = partial(from_task, task.name, task.options, source, cache=cache_folder(), seed=job.seed)
         data = open_data()
         if limit and limit.seconds is not None:
-            fewer = max(LEAST_SAMPLES, int(CLOSED * limit.seconds / (CLOSED_PASSES * limit.forward)))
-            if fewer < data.as_record().samples["fit"]:
-                data = open_data(samples=fewer)
+            fewer = int(CLOSED * limit.seconds / (CLOSED_PASSES * limit.forward))
+            usual = data.as_record().samples
+            if fewer < usual["fit"] + usual["guard"]:
+                # A quarter as many guard the fit.
+                data = replace(open_data(samples=max(LEAST_SAMPLES, int(fewer / 1.25))), asked=None)
     if data is None and calibrate:
         steps = without_data(steps)
     carry_out(decide(steps, data, say), job.start, force=True, check=job.prove)

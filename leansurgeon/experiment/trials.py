@@ -45,9 +45,11 @@ KEPT = "cut.json"  # beside a start: a hash of what it was made from, and the ti
 CUTTING = 0.4  # share of the time for all cuts
 
 
-def make_starts(jobs: Mapping[Key, Job], source: Source, say: Say, limit: CutLimit | None = None) -> None:
+def make_starts(
+    jobs: Mapping[Key, Job], source: Source, say: Say, limit: CutLimit | None = None, *, anew: bool = False
+) -> None:
     """Cut every arm once, each within `limit`; reuse what an earlier call cut from the same weights with the same
-    settings, in no less time. Without a limit, any such cut is reused.
+    settings. `anew` makes those again that had less time.
     """
     files = resume.origin_of(source.folder) if source.folder else {}
     for job in {job.start: job for job in jobs.values()}.values():
@@ -57,7 +59,10 @@ def make_starts(jobs: Mapping[Key, Job], source: Source, say: Say, limit: CutLim
         earlier = jsonfile.read_object_if_whole(kept) or {}
         if (job.start / "config.json").is_file() and earlier.get("made_by") == made_by:
             had = earlier.get("seconds")
-            if limit is None or had is None or (limit.seconds is not None and had >= limit.seconds):
+            hasty = limit is not None and had is not None and (limit.seconds is None or had < limit.seconds)
+            if hasty and not anew:
+                say(f"{job.arm}: an earlier call cut it within {duration_text(had)}; --force cuts it again.")
+            if not (hasty and anew):
                 continue
         say(f"{job.arm}: cutting {source.name}")
         make_start(job, say, limit)
@@ -154,10 +159,12 @@ def plan_steps(
     *,
     seconds: float | None,
     began: float,
+    force: bool = False,
     **how: Any,
 ) -> ExperimentRecipe:
     """Return the recipe with as many steps, seeds and trials of learning rates as fit into `seconds` since `began` (by
-    `time.perf_counter`; None: unchanged), make the cuts, and report the total cost.
+    `time.perf_counter`; None: unchanged), make the cuts, and report the total cost. `force` repeats cuts that had less
+    time.
 
     Raises `UsageError` before the cuts if not even one seed fits.
     """
@@ -188,11 +195,11 @@ def plan_steps(
     if seconds is not None and (least := work(FEW, 1, 0)) > (1 - CUTTING) * seconds:
         raise UsageError(
             f"{duration_text(seconds)} is too short: {plural(len(arms), 'training')} of {FEW} steps each take about "
-            f"{duration_text(least)} here, and the cuts some time, too.",
-            f"Give --time {math.ceil(least / (1 - CUTTING) / 60)}m, or fewer variants.",
+            f"{duration_text(least)} here, and the cuts need time as well.",
+            f"Give --time {math.ceil(1.1 * least / (1 - CUTTING) / 60)}m, or fewer variants.",
         )
     share = None if seconds is None else CUTTING * seconds / (len(arms) - 1)
-    make_starts(jobs, source, say, CutLimit(share, judging))
+    make_starts(jobs, source, say, CutLimit(share, judging), anew=force)
     steps = make_plan(recipe.train, samples, 1).steps if seconds is None else 0
     while seconds is not None:
         spent = time.perf_counter() - began
@@ -205,8 +212,9 @@ def plan_steps(
         elif rates:
             rates = 0
         else:
-            steps, longer = FEW, duration_text(spent + work(FEW, 1, 0))
-            say(f"Cutting took longer than expected: the fewest steps of use make it about {longer} in all.")
+            steps = FEW
+            if (longer := spent + work(FEW, 1, 0)) > seconds:
+                say(f"All of it will take about {duration_text(longer)}: {FEW} steps of each training are the fewest.")
             break
     if seeds < len(recipe.seeds):
         say(f"{duration_text(seconds)} has room for {plural(seeds, 'seed')}, not for {len(recipe.seeds)}.")

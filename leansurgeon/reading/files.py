@@ -23,8 +23,8 @@ def open_regular(path: Path) -> BinaryIO:
     """Open a regular file. Raises `UsageError` for anything else, or if it cannot be opened."""
     try:
         if path.exists() and not path.is_file():
-            raise UsageError(f"{path} is {'a folder' if path.is_dir() else 'no regular file'}, and a file is expected.")
-        file = path.open("rb", buffering=0)  # Python would read ahead
+            raise UsageError(f"{path} is {'a folder' if path.is_dir() else 'not a regular file'}; a file is expected.")
+        file = path.open("rb")
         is_pointer = os.fstat(file.fileno()).st_size < 1024 and os.pread(file.fileno(), len(LFS), 0) == LFS
     except FileNotFoundError:
         raise UsageError(f"{path} does not exist.") from None

@@ -49,7 +49,13 @@ def read_object_if_whole(path: Path) -> JsonObject | None:
 def parse(text: str | bytes, where: str) -> Any:
     """Parse a JSON document. Raises `UsageError`; `where` begins its sentence."""
     try:
-        return json.loads(text.decode() if isinstance(text, bytes) else text)
+        text = text.decode() if isinstance(text, bytes) else text
+        value = json.loads(text)
+        if "\\ud" in text.lower():
+            json.dumps(value, ensure_ascii=False).encode()
+        return value
+    except UnicodeEncodeError:
+        raise UsageError(f"{where} holds half of a surrogate pair, which is not text.") from None
     except UnicodeDecodeError as error:
         raise UsageError(f"{where} is not UTF-8 text: byte {error.start:,} cannot be read.") from None
     except json.JSONDecodeError as error:

@@ -6,7 +6,7 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from leansurgeon.errors import UnsupportedModel, quote, raised_as
+from leansurgeon.errors import UnsupportedModel, memory_is_short, quote, raised_as
 from leansurgeon.reading import files
 
 if TYPE_CHECKING:
@@ -27,7 +27,9 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         warnings.simplefilter("ignore")
         try:
             loaded = torch.load(file, map_location="cpu", weights_only=True)
-        except Exception:
+        except Exception as error:
+            if memory_is_short(error):
+                raise
             # Damaged pickles fail in all kinds of ways. torch's own text advises weights_only=False; we do not.
             raise UnsupportedModel(
                 f"{path.name} is damaged or holds more than tensors, so weights_only=True refuses it.",

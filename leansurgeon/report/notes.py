@@ -71,7 +71,7 @@ def of_quality(section: Section) -> list[Note]:
             said.append(f"{begin} {section.task.label} is {of_best}{better}.")
         else:
             said.append(f"{begin} {section.task.label} is that of the last step, not of the best{better}.")
-            said += [f"Of {' and '.join(row.name for row in chosen)} it is {of_best}."] if chosen else []
+            said += [f"For {join_words(row.name for row in chosen)} it is {of_best}."] if chosen else []
         unchanged = [row.name for row in chosen if any(is_start_kept(run.summary) for run in row.runs)]
         if unchanged:
             where = "" if gone else ", which is in model/"

@@ -83,8 +83,11 @@ def train(
 def _smaller(run: Run) -> tuple[str, str]:
     """Return what a step was too large for, and a hint on what to do."""
     micro = run.plan.micro
-    hint = f"Try --set train.micro_batch={micro // 2}: the global batch of {run.plan.batch} stays the same."
-    return f"for a micro batch of {micro}", hint if micro > 1 else guards.LESS
+    if micro == 1:
+        return "for a micro batch of 1", guards.LESS
+    less = max((size for size in range(1, micro // 2 + 1) if micro % size == 0), default=1)
+    hint = f"Try --set train.micro_batch={less}: the global batch of {run.plan.batch} stays the same."
+    return f"for a micro batch of {micro}", hint
 
 
 def _train(run: Run) -> None:

@@ -61,7 +61,6 @@ LONG = "x" * 5000
         "shrink source --layers 2 --uncalibrated -o LONG",
         "shrink source --method LONG",
         "search source --params 1M --data LONG",
-        "inspect LONG",
         "plan source --layers 2 LONG",
         "plan source --LONG",
         "plan source --batch LONG",

@@ -95,7 +95,7 @@ def quantised(folder):
 
 BAD_FOLDERS = [
     (truncated, 3, "truncated"),
-    (foreign, 3, "git-lfs pointer"),
+    (foreign, 3, "Git LFS pointer"),
     (missing, 3, r"\bmodel\.safetensors\b"),
     (pickled, 3, "--allow-pickle"),
     (misfit, 3, r"\bweights\b"),

@@ -187,7 +187,7 @@ def test_an_encoder_whose_tokenizer_marks_no_text_is_refused(tmp_path):
     crammed_words(tmp_path / "model", pair=False)
     (tmp_path / "model" / "config.json").write_text('{"model_type": "bert"}')
     task = tasks.make("glue", {"task": "sst2", "data": write_hub(tmp_path / "data", "sst2")})
-    with pytest.raises(UsageError, match=r"reads the token <cls>.*before no text"):
+    with pytest.raises(UsageError, match=r"reads the token <cls>.*does not add it to texts"):
         task.prepare(tmp_path / "cache", tmp_path / "model", workers=1, say=quiet)
     (tmp_path / "model" / "config.json").write_text('{"model_type": "gpt2"}')  # reads the last token
     task.prepare(tmp_path / "cache", tmp_path / "model", workers=1, say=quiet)

@@ -22,6 +22,7 @@ NAMES = (*names.TOKENIZER, *names.TEMPLATES, *names.PROCESSOR, names.GENERATION,
 # Files that determine how data becomes model input.
 READING = (*names.TOKENIZER, *names.PROCESSOR)
 MODULES, MODULE = "modules.json", ("config.json", "model.safetensors")  # sentence-transformers: one folder per module
+LARGEST = 512_000_000  # bytes of one file; the largest tokenizers have some 40 million
 
 
 def find_companions(source: Path, also: tuple[str, ...] = ()) -> list[str]:
@@ -32,6 +33,11 @@ def find_companions(source: Path, also: tuple[str, ...] = ()) -> list[str]:
     files = files_of(source, (*NAMES, *also, *(f"{path}/{name}" for path in paths for name in MODULE)))
     for name in files:
         refuse_elsewhere(source, name)
+        if (size := (source / name).stat().st_size) > LARGEST:
+            raise UnsupportedModel(
+                f"{source / name} has {size:,} bytes, more than the {LARGEST:,} that such a file may have.",
+                "Replace it with the right file, or remove it.",
+            )
     return files
 
 

@@ -228,8 +228,7 @@ class Importance(Recorded):
 class Verified(Recorded):
     """What an undone model was checked against.
 
-    `by` is "sha256" (the written file has the recorded digest), "source" (tensor by tensor; `differing` are unequal,
-    `left_out` exist only in the source) or "reload".
+    `by` is "sha256" (the written file has the recorded digest) or "reload"; `left_out` exist only in the source.
     """
 
     by: str

@@ -4,6 +4,7 @@ models are timed alternately in one run, so that other load on the machine affec
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -30,7 +31,7 @@ def measure(folders: Sequence[Path], say: Say, seconds: float | None = None) -> 
     Weights do not affect time, so random ones of the same shape are used, in fp32.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    models = {}
+    began, models = time.perf_counter(), {}
     for folder in folders:
         source = open_source(str(folder), weights=False)
         tokens = inputs.sample_tokens(None, source.config, source.architecture)
@@ -42,7 +43,8 @@ def measure(folders: Sequence[Path], say: Say, seconds: float | None = None) -> 
         {"one": partial(model.forward, model.single), "batch": partial(model.forward, model.large)}
         for model in models.values()
     ]
-    times = dict(zip(models, time_in_turns(works, device, ROUNDS, seconds), strict=True))
+    left = None if seconds is None else seconds - (time.perf_counter() - began)
+    times = dict(zip(models, time_in_turns(works, device, ROUNDS, left), strict=True))
     for model in models.values() if device.type == "cuda" else ():
         model.to("cpu")  # a peak is measured with one model alone on the device
     together = uuid.uuid4().hex[:12]

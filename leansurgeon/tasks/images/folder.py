@@ -66,7 +66,10 @@ class Options(base.Options):
 
     @model_validator(mode="after")
     def _of_pixels(self) -> Options:
-        """Check that mean and std fit pixels in 0..1 and the channels."""
+        """Check that mean and std fit pixels in 0..1 and the channels, and that crops have an area."""
+        for key, (low, high) in (("crop_scale", self.crop_scale), ("crop_ratio", self.crop_ratio)):
+            if not 0 < low <= high:
+                raise ValueError(f"{key} [{low:g}, {high:g}] must rise, from above 0")
         for name in ("mean", "std"):
             values = getattr(self, name)
             if values is not None and len(values) != self.channels:

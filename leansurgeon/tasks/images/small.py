@@ -183,5 +183,5 @@ def read_idx(path: Path, shape: tuple[int, ...]) -> ndarray:
     count, left = divmod(max(0, len(data) - 4 - header), math.prod(shape))
     if left or data[: 4 + header] != start + struct.pack(f">{1 + len(shape)}I", count, *shape):
         what = " x ".join(map(str, ("N", *shape)))
-        raise UsageError(f"{path} is truncated, or is no idx file of {what} bytes.")
+        raise UsageError(f"{path} is truncated, or not an idx file of {what} bytes.")
     return np.frombuffer(data, np.uint8, offset=4 + header).reshape(count, *shape)

@@ -236,7 +236,7 @@ def find(
         return Corpus((), hub.load(*hub.parse(listed[0]), split, by_hand=BY_HAND), read, first, chat, render)
     files = tuple(text_files.find(listed))
     if first is not None and not all(map(tables.is_table, files)):
-        raise UsageError("The option `documents` counts rows of tables, and not all of the data is tables.")
+        raise UsageError("The option `documents` counts rows of tables, but some of the data is plain text.")
     return Corpus(files, None, read, first, chat, render)
 
 

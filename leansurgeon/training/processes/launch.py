@@ -139,7 +139,8 @@ def run_workers(processes: int, command: list[str]) -> bool:
 
     # Give a worker on a CPU its share of the cores; torchrun would give it one.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
-    logging.disable(logging.ERROR)  # of torch's launcher
+    disabled = logging.root.manager.disable
+    logging.disable(logging.ERROR)  # torch's launcher logs what is said here in one sentence
     try:
         run(parse_args(["--standalone", f"--nproc_per_node={processes}", _SIGNALS, *command]))
     except ChildFailedError:
@@ -147,7 +148,7 @@ def run_workers(processes: int, command: list[str]) -> bool:
     except SignalException:
         raise Terminated from None
     finally:
-        logging.disable(logging.NOTSET)
+        logging.disable(disabled)
     return True
 
 

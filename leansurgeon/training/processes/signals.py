@@ -22,7 +22,6 @@ HEARD = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 STOP, INTERRUPT = 1, 2  # SIGTERM and SIGUSR1 (a scheduler may restart the command); Ctrl-C
 _AGAIN = 1.0  # seconds after which a second Ctrl-C counts: a launcher may repeat what the terminal has already sent
 _SECONDS_BETWEEN_QUESTIONS = 1.0
-_MOMENT = 0.01  # seconds until a lost exception is raised again
 
 
 class StopRequested(Exception):

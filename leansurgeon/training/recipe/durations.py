@@ -40,11 +40,11 @@ def parse_duration(text: str) -> Duration:
     if match is None or float(match[1]) <= 0:
         raise ValueError(
             "a duration has a unit, as in 30ep (epochs) or 5000st (steps) or 24h, 1.5h, 30m, 90s (time), "
-            f"and {text!r} is none"
+            f"and {text!r} has none of these forms"
         )
     value, unit = float(match[1]), match[2]
     if unit == "st" and not value.is_integer():
-        raise ValueError(f"steps are whole numbers, and {text!r} is none")
+        raise ValueError(f"steps are whole numbers, and {text!r} is not one")
     return Duration(value, unit)
 
 

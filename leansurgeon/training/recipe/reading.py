@@ -207,7 +207,7 @@ def _sentence(error: ValidationError, model: type[BaseModel], prefix: tuple[str,
         text = str(mistake["ctx"]["error"])
     elif kind == "model_type":
         keys = ", ".join(_model_at(model, mistake["loc"]).model_fields)
-        text = f"has keys ({keys}), and {mistake['input']!r} is not one of them"
+        text = f"takes keys ({keys}), and {mistake['input']!r} was given"
     else:
         given = mistake["input"]
         text = mistake["msg"].replace("Input should be", "must be")

@@ -170,6 +170,10 @@ def is_cached(name: str) -> bool:
     from huggingface_hub import snapshot_download
 
     try:
+        if name.startswith("timm/") and name.count("/") == 1:
+            from timm.models import get_pretrained_cfg
+
+            name = get_pretrained_cfg(name.removeprefix("timm/")).hf_hub_id  # with its tag
         snapshot_download(name.removeprefix("timm/") if name.count("/") > 1 else name, local_files_only=True)
         return True
     except Exception:  # it has an exception class for every reason

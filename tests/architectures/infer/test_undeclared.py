@@ -187,7 +187,7 @@ def test_what_happens_while_a_family_is_looked_at_is_a_reason(said, tmp_path, mo
     monkeypatch.setenv("LEANSURGEON_CACHE", str(tmp_path))
     monkeypatch.setattr("leansurgeon.architectures.infer.explore.explore", fails)
     memory = "memory" in said
-    with pytest.raises(RuntimeError if memory else UnsupportedModel, match=said if memory else "not understood"):
+    with pytest.raises(RuntimeError if memory else UnsupportedModel, match=said if memory else "does not understand"):
         architectures.of({"model_type": "granite", "hidden_size": 96})
 
 
