@@ -39,9 +39,7 @@ def recipe_of(folder: Path, asked: RecipeInputs, say: Callable[[str], None]) -> 
         if recipe.is_file():
             return reading.load_training(str(recipe))
     made = from_model.make_recipe(folder, data, asked, cache_folder(), say)
-    say(
-        f"This recipe was made for {folder} and {asked.data}. The run folder keeps it, to be edited and used with --recipe."
-    )
+    say(f"The recipe for {folder} and {asked.data} is kept in the run folder, to be edited and used with --recipe:")
     say("".join(f"    {line}\n" for line in reading.brief(made).splitlines()).rstrip("\n"))
     return made
 

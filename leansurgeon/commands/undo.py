@@ -24,8 +24,8 @@ class UndoRequest(Trust):
 def undo(request: UndoRequest, say: Say) -> Answer:
     """Take back what exact operators did to MODEL (add-heads, split-heads, widen-mlp), bit for bit.
 
-    The recorded SHA-256 of the source's file is the proof. A file with other bytes is reloaded and compared instead. A cut that removed something
-    cannot be undone, nor can a model that was trained after surgery.
+    The recorded SHA-256 of the source's file is the proof. A file with other bytes is reloaded and compared instead.
+    A cut that removed something cannot be undone, nor can a model that was trained after surgery.
 
     Raises `UsageError` for what cannot be undone, and what opening and writing raise.
     """

@@ -290,7 +290,7 @@ def test_slow_cuts_cost_trials_and_then_steps(monkeypatch, tmp_path, spent, rate
     shape = {"lean": {"layers": "2", "heads": "8"}}
     recipe = make_experiment(opened, str(tmp_path / "reviews.csv"), shape, (0, 1), 400.0, 1, None, (), print)
     monkeypatch.setattr(trials, "time_steps", lambda *given: trials.StepCost(step=1.0, rest=1.0, memory=10**9))
-    monkeypatch.setattr(trials, "make_starts", lambda *given: None)
+    monkeypatch.setattr(trials, "make_starts", lambda *given, **how: None)
     lines = []
     began = time.perf_counter() - spent
     made = trials.plan_steps(recipe, tmp_path / "runs", opened, 1, lines.append, seconds=400.0, began=began)

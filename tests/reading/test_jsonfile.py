@@ -61,7 +61,7 @@ def test_what_is_no_regular_file_is_told_and_never_waited_for(tmp_path):
     (tmp_path / "folder").mkdir()
     (tmp_path / "loop").symlink_to("loop")
     said = {
-        "pipe": "no regular file",
+        "pipe": "not a regular file",
         "folder": "a folder",
         "loop": "symbolic links",
         "none": "does not exist",
@@ -72,7 +72,7 @@ def test_what_is_no_regular_file_is_told_and_never_waited_for(tmp_path):
     for name, words in said.items():
         with pytest.raises(UsageError, match=words):
             files.read_bytes(tmp_path / name, 100)
-    with pytest.raises(UsageError, match="no regular file"):
+    with pytest.raises(UsageError, match="not a regular file"):
         files.read_bytes(tmp_path / os.devnull, 100)
 
 
