@@ -280,7 +280,7 @@ def test_steps_and_seeds_fit_into_the_time(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize(
     ("spent", "rates", "steps", "said"),
-    [(280, 3, range(17, 30), "1 seed"), (310, 0, range(17, 30), "no room to try"), (390, 0, [16], "take about 7m")],
+    [(265, 3, range(16, 31), "1 seed"), (310, 0, range(16, 31), "no room to try"), (390, 0, [16], "take about 7m")],
 )
 def test_slow_cuts_cost_trials_and_then_steps(monkeypatch, tmp_path, spent, rates, steps, said):
     """A step of a second, 400 s for all of it, of which the cuts take so many."""
