@@ -357,16 +357,17 @@ def of_confusion(cells: ndarray) -> Metrics:
 
 def token_score(logits_BTV: Tensor, labels_BT: Tensor, label_smoothing: float = 0.0) -> Score:
     """Sum the cross-entropy of tokens whose label is not -100: as loss (smoothed), and unsmoothed for perplexity."""
-    import torch
     from torch.nn import functional as F
 
-    count = (labels_BT != IGNORED).sum().float()
-    logits_NV, labels_N = logits_BTV.float().flatten(0, 1), labels_BT.flatten()
-    loss_sum = F.cross_entropy(
-        logits_NV, labels_N, reduction="sum", ignore_index=IGNORED, label_smoothing=label_smoothing
-    )
-    plain = loss_sum.detach()
-    if label_smoothing:
-        with torch.no_grad():
-            plain = F.cross_entropy(logits_NV, labels_N, reduction="sum", ignore_index=IGNORED)
+    from leansurgeon.tasks.wide_loss import sum_over_rows
+
+    logits_NV, labels_N = logits_BTV.flatten(0, 1), labels_BT.flatten()
+    count = (labels_N != IGNORED).sum().float()
+
+    def entropy(smoothing: float) -> Callable[[Tensor, slice], Tensor]:
+        how = {"reduction": "sum", "ignore_index": IGNORED, "label_smoothing": smoothing}
+        return lambda rows, part: F.cross_entropy(rows, labels_N[part], **how)
+
+    loss_sum = sum_over_rows(entropy(label_smoothing), logits_NV)
+    plain = sum_over_rows(entropy(0.0), logits_NV.detach()) if label_smoothing else loss_sum.detach()
     return Score(loss_sum, count, plain, count)

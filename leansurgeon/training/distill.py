@@ -16,7 +16,6 @@ Shape letters: B samples, T tokens, C classes or vocabulary, D width.
 from __future__ import annotations
 
 import copy
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
@@ -38,6 +37,7 @@ from leansurgeon.errors import UsageError
 from leansurgeon.measure.data import images
 from leansurgeon.tasks import Score, Task
 from leansurgeon.tasks.base import TARGET
+from leansurgeon.tasks.wide_loss import sum_over_rows
 from leansurgeon.training import objective
 from leansurgeon.training.data_loader import Batch
 from leansurgeon.training.recipe import teacher as teaching
@@ -45,7 +45,6 @@ from leansurgeon.training.recipe.schema import Distill, Train
 from leansurgeon.training.regularize import leading_parameters
 
 _IGNORED = -100
-_AT_ONCE = (2**26, 2**19)  # most logits converted to fp32 at once: on a GPU, and on a CPU, where they fit its cache
 
 
 def of_recipe(
@@ -148,8 +147,8 @@ class Distillation:
     def _of_logits(self, logits: Tensor, taught: Tensor, labels: Tensor) -> Tensor:
         if getattr(self.task, "objective", "class") != "class":  # independent outputs: squared error of each
             return (logits.float() - taught.float()).pow(2).mean(-1).sum()
-        if self.task.head == "causal-lm":  # position t predicts token t + 1
-            logits, taught, labels = logits[:, :-1], taught[:, :-1], labels[:, 1:]
+        if self.task.head == "causal-lm":  # position t predicts token t + 1; shifted logits would be copies
+            labels = F.pad(labels[:, 1:], (0, 1), value=_IGNORED)
         if self.task.head in LANGUAGE:  # vocabularies may be padded to different sizes; drop the padding
             size = min(logits.shape[-1], taught.shape[-1])
             logits, taught = logits[..., :size], taught[..., :size]
@@ -230,50 +229,30 @@ def state_of(block: nn.Module) -> list[Tensor]:
 
 @torch.no_grad()
 def halve_matrices(model: nn.Module, dtype: torch.dtype) -> None:
-    """Cast the linear layers of a frozen model to the dtype that autocast would cast them to in every pass. Tied ones
-    stay as they are.
+    """Cast the linear layers of a frozen model to the dtype that autocast would cast them to in every pass. What shares
+    a weight with one keeps its own dtype.
     """
-    holders = Counter(id(parameter) for module in model.modules() for parameter in module.parameters(recurse=False))
     for module in model.modules():
-        if type(module) is nn.Linear and holders[id(module.weight)] == 1:
-            module.to(dtype)
+        if type(module) is nn.Linear:
+            module.weight = nn.Parameter(module.weight.to(dtype), requires_grad=False)
+            if module.bias is not None:
+                module.bias = nn.Parameter(module.bias.to(dtype), requires_grad=False)
 
 
 def divergence(logits: Tensor, taught: Tensor, counted: Tensor, temperature: float = 1.0) -> Tensor:
     """Return T^2 times the sum of KL(teacher || student) in nats over the positions `counted` (...); logits are (...,
     C). Only the student's logits get a gradient.
     """
-    classes = logits.shape[-1]
-    rows = logits.reshape(-1, classes), taught.reshape(-1, classes), counted.reshape(-1)
-    return temperature**2 * _Divergence.apply(*rows, temperature)
+    taught_NC, counted_N = taught.flatten(0, -2), counted.flatten()
 
+    def part_divergence(rows: Tensor, part: slice) -> Tensor:
+        student = F.log_softmax(rows / temperature, dim=-1)
+        teacher = F.log_softmax(taught_NC[part].float() / temperature, dim=-1)
+        each = (teacher.exp() * (teacher - student)).sum(-1)
+        # Selecting rows by the mask would synchronize with the GPU. `where` also drops NaN where nothing counts.
+        return torch.where(counted_N[part], each, 0).sum()
 
-class _Divergence(torch.autograd.Function):
-    """The sum over rows (N, C), a few rows at a time, with its gradient.
-
-    fp32 copies of all logits, as wide as the vocabulary, would cost more time on a CPU than a layer does.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, logits_NC: Tensor, taught_NC: Tensor, counted_N: Tensor, temperature: float) -> Tensor:
-        total, gradient_NC = logits_NC.new_zeros((), dtype=torch.float32), torch.empty_like(logits_NC)
-        step = max(1, _AT_ONCE[logits_NC.device.type == "cpu"] // logits_NC.shape[-1])
-        for start in range(0, len(logits_NC), step):
-            part = slice(start, start + step)
-            weight = counted_N[part].float()[:, None]
-            student = F.log_softmax(logits_NC[part].float() / temperature, dim=-1)
-            teacher = F.log_softmax(taught_NC[part].float() / temperature, dim=-1)
-            wanted = teacher.exp()
-            # Selecting rows by the mask would synchronize with the GPU. `where` also drops NaN where nothing counts.
-            each = torch.where(counted_N[part], (wanted * (teacher - student)).sum(-1), 0)
-            total += each.sum()
-            gradient_NC[part] = (student.exp_() - wanted) * (weight / temperature)
-        ctx.save_for_backward(gradient_NC)
-        return total
-
-    @staticmethod
-    def backward(ctx: Any, above: Tensor) -> tuple[Tensor, None, None, None]:
-        return ctx.saved_tensors[0] * above, None, None, None
+    return temperature**2 * sum_over_rows(part_divergence, logits.flatten(0, -2))
 
 
 def scored_places(labels: Tensor, dimensions: int) -> Tensor:

@@ -13,7 +13,8 @@ from leansurgeon.checkpoints import record
 from leansurgeon.checkpoints.digests import sha256
 from leansurgeon.checkpoints.record import Origin, SurgeryRecord
 from leansurgeon.errors import UsageError
-from leansurgeon.tasks.base import Score, cosine_score
+from leansurgeon.tasks import wide_loss
+from leansurgeon.tasks.base import Score, cosine_score, token_score
 from leansurgeon.training import distill
 from leansurgeon.training.recipe.schema import Distill, Train
 from tests.conftest import build
@@ -26,7 +27,7 @@ CPU = torch.device("cpu")
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
 def test_divergence_and_its_gradient_are_torchs_own(at_once, kind, monkeypatch):
     """A few rows at a time or all of them; 2 x 5 places of 11 classes, of which some do not count."""
-    monkeypatch.setattr(distill, "_AT_ONCE", (at_once, at_once))
+    monkeypatch.setattr(wide_loss, "_AT_ONCE", (at_once, at_once))
     draw = torch.Generator().manual_seed(0)
     student, teacher = (4 * torch.randn(2, 5, 11, generator=draw) for _ in range(2))
     student, teacher = student.to(kind).requires_grad_(), teacher.to(kind)
@@ -38,6 +39,24 @@ def test_divergence_and_its_gradient_are_torchs_own(at_once, kind, monkeypatch):
     (theirs,) = torch.autograd.grad(3 * wanted, student)
     assert made.item() == pytest.approx(wanted.item(), rel=1e-5)
     torch.testing.assert_close(gradient, theirs, rtol=1e-2 if kind == torch.bfloat16 else 1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("at_once", [7, 2**19])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_the_loss_of_tokens_and_its_gradient_are_torchs_own(at_once, smoothing, monkeypatch):
+    monkeypatch.setattr(wide_loss, "_AT_ONCE", (at_once, at_once))
+    draw = torch.Generator().manual_seed(0)
+    logits = (4 * torch.randn(2, 5, 11, generator=draw)).bfloat16().requires_grad_()
+    labels = torch.tensor([[3, -100, 0, 10, 1], [7, 7, -100, -100, 2]])
+    made = token_score(logits, labels, smoothing)
+    (gradient,) = torch.autograd.grad(3 * made.loss_sum, logits)
+    rows = logits.double().flatten(0, 1)
+    wanted = F.cross_entropy(rows, labels.flatten(), reduction="sum", label_smoothing=smoothing)
+    (theirs,) = torch.autograd.grad(3 * wanted, logits)
+    assert made.loss_sum.item() == pytest.approx(wanted.item(), rel=1e-6)
+    plain = F.cross_entropy(rows, labels.flatten(), reduction="sum")
+    assert made.metric_sum.item() == pytest.approx(plain.item(), rel=1e-6) and made.loss_count == 7
+    torch.testing.assert_close(gradient, theirs, rtol=1e-2, atol=1e-5)
 
 
 class Asks(Words):
