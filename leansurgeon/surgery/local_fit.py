@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -21,7 +22,7 @@ import torch
 from torch import Tensor
 
 from leansurgeon.checkpoints.recorded.decided import Fit
-from leansurgeon.measure.costs.precision import NARROW, has_bf16
+from leansurgeon.measure.costs.precision import NARROW, autocast, has_bf16
 from leansurgeon.progress import track
 
 BETAS = (0.9, 0.98)
@@ -223,4 +224,4 @@ def products(width: int, device: str) -> Callable[[], AbstractContextManager]:
     """
     if width < NARROW or not has_bf16(device):
         return nullcontext
-    return lambda: torch.autocast(device, torch.bfloat16)
+    return partial(autocast, "bf16", device)

@@ -19,7 +19,6 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -158,13 +157,6 @@ def wrap_ddp(accelerator: Accelerator, module: nn.Module) -> nn.Module:
         # The new name of this option does not exist in every torch version that we support.
         warnings.filterwarnings("ignore", message=".*broadcast_buffers.*", category=FutureWarning)
         return accelerator.prepare(module)
-
-
-def autocast(precision: str, device: torch.device) -> AbstractContextManager:
-    """Return the context of the forward pass: autocast to bf16 or fp16 if `precision` says so."""
-    if precision == "fp32":
-        return nullcontext()
-    return torch.autocast(device.type, dtype=torch.bfloat16 if precision == "bf16" else torch.float16)
 
 
 def make_scaler(precision: str, device: torch.device) -> torch.amp.GradScaler | None:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from leansurgeon import architectures
 from leansurgeon.checkpoints.model import Loaded
-from leansurgeon.training import distributed
+from leansurgeon.measure.costs.precision import autocast
 from leansurgeon.training.data_loader import Batch
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class Objective(nn.Module):
 
     def forward(self, batch: Batch) -> Score:
         batch = self.as_model_takes(batch)
-        with distributed.autocast(self.precision, batch["labels"].device):
+        with autocast(self.precision, batch["labels"].device.type):
             if self._features:
                 return self.teacher.of_features(self.loaded, batch, self.training)
             if not self.training:
@@ -84,7 +84,7 @@ class TeacherObjective(nn.Module):
     def forward(self, batch: Batch) -> Score:
         student = self._student[0]
         batch = student.as_model_takes(batch)
-        with distributed.autocast(student.precision, batch["labels"].device):
+        with autocast(student.precision, batch["labels"].device.type):
             if student._features:
                 return student.teacher.of_itself(batch)
             return student.score(student.teacher.answers(batch), labels_of_places(batch))

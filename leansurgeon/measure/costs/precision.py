@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from typing import Any
 
 import torch
 from torch import nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
 NARROW = 256  # narrower products gain nothing from bf16 on a CPU
 
@@ -60,3 +63,37 @@ def has_bf16(device: str) -> bool:
         return torch.cuda.is_bf16_supported(including_emulation=False)
     known = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
     return device == "cpu" and any(getattr(torch.cpu, name, bool)() for name in known)
+
+
+@contextmanager
+def autocast(precision: str, device: str) -> Iterator[None]:
+    """Round the inputs of products to "bf16" or "fp16", as `torch.autocast` does; "fp32" changes nothing. On a CPU,
+    attention that learns stays in fp32.
+    """
+    if precision == "fp32":
+        yield
+        return
+    learns = device == "cpu" and torch.is_grad_enabled() and not torch.compiler.is_compiling()
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float16
+    with torch.autocast(device, dtype), _AttentionInFp32() if learns else nullcontext():
+        yield
+
+
+class _AttentionInFp32(TorchFunctionMode):
+    """Computes fused attention in fp32 where gradients are needed.
+
+    torch's backward pass of it in bf16 is slow on a CPU: 83 ms for 64 x 12 heads of 24 tokens x 32, where fp32 takes
+    13 ms (one core with AMX, torch 2.15).
+    """
+
+    def __torch_function__(self, called: Any, types: Any, given: tuple = (), named: dict | None = None) -> Any:
+        named = named or {}
+        learns = called is F.scaled_dot_product_attention and (given[0] if given else named["query"]).requires_grad
+        if not learns:
+            return called(*given, **named)
+        with torch.autocast("cpu", enabled=False):
+            return called(*map(_as_fp32, given), **{key: _as_fp32(value) for key, value in named.items()})
+
+
+def _as_fp32(value: Any) -> Any:
+    return value.float() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
