@@ -24,7 +24,7 @@ __all__ = ["TASKS", "Metric", "Options", "Score", "Sums", "Task", "make", "optio
 TASKS: dict[str, str] = {
     "digits": "leansurgeon.tasks.images.small:Digits",
     "fashion-mnist": "leansurgeon.tasks.images.small:FashionMnist",
-    "cifar10": "leansurgeon.tasks.images.cifar10:Cifar10",
+    "cifar10": "leansurgeon.tasks.images.small:Cifar10",
     "imagenet": "leansurgeon.tasks.images.folder:ImageNet",
     "folder": "leansurgeon.tasks.images.folder:ImageFolder",
     "images": "leansurgeon.tasks.images.folder:Images",
